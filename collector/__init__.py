@@ -1,0 +1,1 @@
+"""Receives, decodes, joins; owns the process, the threads and the clock."""

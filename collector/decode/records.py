@@ -1,0 +1,176 @@
+"""What decoding yields: step columns, snapshot columns and request records; past this, nobody touches protobuf.
+
+Times are int64 nanoseconds (CLOCK_MONOTONIC of the serving host unless a name says unix). An optional integer that was
+not sent is MISSING; an optional double, NaN.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+MISSING = -1
+"""Value of an optional integer that was not sent; every valid value is >= 0."""
+
+STEP_DTYPE = np.dtype(
+    [
+        ("step_id", "i8"),
+        ("ts_start_ns", "i8"),
+        ("ts_end_ns", "i8"),
+        ("duration_us", "i8"),
+        ("running", "i8"),
+        ("waiting", "i8"),
+        ("prefill_requests", "i8"),
+        ("decode_requests", "i8"),
+        ("scheduled_tokens", "i8"),
+        ("prefill_tokens", "i8"),
+        ("decode_tokens", "i8"),
+        ("finished", "i8"),
+        ("preempted", "i8"),
+        ("kv_usage_ratio", "f8"),
+        ("kv_blocks_total", "i8"),
+        ("kv_blocks_free", "i8"),
+        ("ts_output_ns", "i8"),
+        ("ts_done_ns", "i8"),
+        ("context_tokens", "i8"),
+        ("context_tokens_single", "i8"),
+        ("context_tokens_multi", "i8"),
+        ("multi_requests", "i8"),
+        ("multi_tokens", "i8"),
+        ("attention_pairs", "i8"),
+        ("unix_ns", "i8"),
+    ]
+)
+"""One ``step.BATCH_SUMMARY`` each; unix_ns is the event's wall clock. The last eight before it are optional."""
+
+SNAPSHOT_DTYPE = np.dtype(
+    [("step_id", "i8"), ("computed_tokens", "i8"), ("scheduled_tokens", "i8"), ("output_tokens", "i8")]
+)
+"""One ``step.REQUEST_SNAPSHOT`` each: what a running request stood at. Request ids are not kept."""
+
+StepColumns = NDArray[np.void]
+SnapshotColumns = NDArray[np.void]
+
+
+class MarkKind(enum.IntEnum):
+    """Kinds of ``journey.*`` events of an engine-core request."""
+
+    QUEUED = 0
+    SCHEDULED = 1
+    FIRST_TOKEN = 2
+    PREEMPTED = 3
+    FINISHED = 4
+
+
+class Finish(enum.StrEnum):
+    """``finish.status`` of FINISHED; the first two are natural ends."""
+
+    STOPPED = "stopped"
+    LENGTH = "length"
+    ABORTED = "aborted"
+    IGNORED = "ignored"
+    ERROR = "error"
+
+
+class Mark(msgspec.Struct, frozen=True, gc=False):
+    """One journey event: the step it names, its time, and the output tokens made so far."""
+
+    kind: MarkKind
+    step_id: int
+    ts_ns: int
+    output_tokens: int
+
+
+class CoreSpan(msgspec.Struct, frozen=True, gc=False):
+    """One finished engine-core request (``llm_core``), marks in emission order."""
+
+    span_id: bytes
+    parent_span_id: bytes
+    trace_id: bytes
+    request_id: str
+    prompt_tokens: int
+    marks: tuple[Mark, ...]
+    finish: Finish | None
+    unix_minus_mono_ns: int
+
+
+class ApiSpan(msgspec.Struct, frozen=True, gc=False):
+    """One API request of the instrumented fork (``llm_request`` of scope vllm.api); times MISSING when absent."""
+
+    span_id: bytes
+    trace_id: bytes
+    arrived_ns: int
+    handoff_ns: int
+    first_response_ns: int
+    departed_ns: int
+    aborted: bool
+    prompt_tokens: int
+    samples: int
+    model: str
+
+
+class RequestSpan(msgspec.Struct, frozen=True, gc=False):
+    """One finished request of an un-forked vLLM (``llm_request`` with gen_ai.latency.*); seconds, NaN when absent."""
+
+    span_id: bytes
+    trace_id: bytes
+    parent_span_id: bytes
+    arrival_unix_ns: int
+    end_unix_ns: int
+    prompt_tokens: int
+    output_tokens: int
+    first_token_s: float
+    e2e_s: float
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    model: str
+
+
+class Skip(enum.StrEnum):
+    """Why a span or an event was left out; each is a counter row."""
+
+    FOREIGN_SCOPE = "foreign_scope"
+    FOREIGN_SPAN = "foreign_span"
+    FOREIGN_EVENT = "foreign_event"
+    DUPLICATE = "duplicate"
+    LATE = "late"
+    MISSING_ATTRIBUTE = "missing_attribute"
+    WRONG_TYPE = "wrong_type"
+    NOT_FINITE = "not_finite"
+    OUT_OF_RANGE = "out_of_range"
+    TIME_ORDER = "time_order"
+    TOO_MANY_ATTRIBUTES = "too_many_attributes"
+    INCONSISTENT = "inconsistent"
+
+
+@dataclass(slots=True)
+class Tally:
+    """received = accepted + Σ skipped, for spans and for events, always."""
+
+    spans_received: int = 0
+    spans_accepted: int = 0
+    spans_skipped: Counter[Skip] = field(default_factory=Counter)
+    events_received: int = 0
+    events_accepted: int = 0
+    events_skipped: Counter[Skip] = field(default_factory=Counter)
+    events_dropped_by_sdk: int = 0
+    attributes_ignored: int = 0
+
+
+@dataclass(slots=True)
+class Telemetry:
+    """What one resource of one export said. ``instance`` is the emitting process."""
+
+    instance: str
+    facts: dict[str, str]
+    steps: StepColumns
+    snapshots: SnapshotColumns
+    core: list[CoreSpan]
+    api: list[ApiSpan]
+    requests: list[RequestSpan]

@@ -1,0 +1,1 @@
+"""Step sequences, request journeys and KV events become interval rows."""

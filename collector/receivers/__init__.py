@@ -1,0 +1,1 @@
+"""Bytes in: OTLP over gRPC and HTTP, KV events over ZMQ, recorded files."""

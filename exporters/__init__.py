@@ -1,0 +1,1 @@
+"""Publishes immutable snapshots: Prometheus, files, HTTP."""

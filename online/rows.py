@@ -1,0 +1,199 @@
+"""The interval equation: the one type that every quality of telemetry becomes.
+
+A row says: *these steps, with this much work in total, took this long.*
+
+    x @ beta = y        x = sum of features over the steps of the row      y = elapsed_us
+
+Feature functions such as a hinge or P**2 are not additive, so a block does not carry x: it carries the
+raw features of every step each row covers, and a feature set is evaluated per step and then summed per row.
+
+    raw      (m, r)   one line per covered step, columns = the target's vocabulary; NaN = not known
+    offsets  (n + 1,) row i covers raw[offsets[i]:offsets[i + 1]]
+    phase    (n, k)   +1 where the row ends on a stamp of that kind, -1 where it starts on one
+
+Request-level targets (alpha) use the same type with one line per row.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+STEP_FEATURES: tuple[str, ...] = (
+    "prefill_tokens",
+    "prefill_requests",
+    "decode_requests",
+    "decode_tokens",
+    "decode_context_tokens",
+    "prefill_attention",
+    "requests",
+    "running",
+    "waiting",
+    "preempted",
+    "finished",
+    "kv_usage_ratio",
+    "kv_blocks_used",
+    "offload_blocks",
+    "restore_blocks",
+    "evicted_blocks",
+)
+"""Raw vocabulary of a scheduler step; every feature set of step_time and schedule_time is built from it."""
+
+REQUEST_FEATURES: tuple[str, ...] = (
+    "prompt_tokens",
+    "output_tokens",
+    "waiting",
+    "running",
+    "kv_usage_ratio",
+    "queued_tokens",
+)
+"""Raw vocabulary of a request, as it stood when the request was queued."""
+
+PHASES: tuple[str, ...] = ("scheduled", "completed")
+"""Stamp kinds other than the reference; each is a phase column, free of sign and never published."""
+
+
+class Quality(enum.IntEnum):
+    """Where a row's equation comes from, richest first; also the telemetry quality of a configuration."""
+
+    STEPS_PLUS = 0
+    STEPS = 1
+    SAMPLED = 2
+    JOURNEYS = 3
+    REQUESTS = 4
+
+    @property
+    def label(self) -> str:
+        """Name used in metrics and snapshots, e.g. ``steps+``."""
+        return _QUALITY_LABELS[self]
+
+
+_QUALITY_LABELS = {
+    Quality.STEPS_PLUS: "steps+",
+    Quality.STEPS: "steps",
+    Quality.SAMPLED: "sampled",
+    Quality.JOURNEYS: "journeys",
+    Quality.REQUESTS: "requests",
+}
+
+
+class Target(enum.StrEnum):
+    """What is predicted, in microseconds (design: one row of the targets' table each)."""
+
+    STEP_TIME = "step_time"
+    SCHEDULE_TIME = "schedule_time"
+    API_QUEUEING = "api_queueing"
+    QUEUE_WAIT = "queue_wait"
+    POST_DECODE = "post_decode"
+    FIRST_RESPONSE = "first_response"
+    PREEMPTION_GAP = "preemption_gap"
+
+    @property
+    def vector(self) -> str:
+        """``beta`` for what a step costs, ``alpha`` for what a request costs outside the steps."""
+        return "beta" if self in _STEP_TARGETS else "alpha"
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        """Names of the raw columns that rows of this target carry."""
+        return STEP_FEATURES if self in _STEP_TARGETS else REQUEST_FEATURES
+
+
+_STEP_TARGETS = frozenset({Target.STEP_TIME, Target.SCHEDULE_TIME})
+
+
+class Lane(enum.StrEnum):
+    """Published: event-time order behind the watermark. Quick: as it comes, for live prediction and drift."""
+
+    PUBLISHED = "published"
+    QUICK = "quick"
+
+
+@dataclass(frozen=True, slots=True)
+class RowBlock:
+    """n interval equations of one target.
+
+    Shapes: raw (m, r) float64; offsets (n + 1,) int64, strictly increasing from 0 to m; elapsed_us (n,) float64;
+    phase (n, len(PHASES)) float64; weight (n,) float64 > 0; end_ns (n,) int64 wall clock; engine (n,) int64,
+    index of the emitting engine; quality (n,) int64, a :class:`Quality`.
+    """
+
+    raw: Floats
+    offsets: Ints
+    elapsed_us: Floats
+    phase: Floats
+    weight: Floats
+    end_ns: Ints
+    engine: Ints
+    quality: Ints
+
+    def __len__(self) -> int:
+        """Number of rows n."""
+        return len(self.elapsed_us)
+
+    @property
+    def steps(self) -> Ints:
+        """Steps covered by each row, shape (n,)."""
+        return np.diff(self.offsets)
+
+    def take(self, rows: NDArray[np.intp] | NDArray[np.bool_]) -> RowBlock:
+        """The chosen rows, in the order given (indices or a mask of shape (n,))."""
+        index = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        steps = self.steps[index]
+        offsets = np.concatenate(([0], np.cumsum(steps)))
+        lines = np.repeat(self.offsets[:-1][index] - offsets[:-1], steps) + np.arange(offsets[-1])
+        rest = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name not in ("raw", "offsets")}
+        return RowBlock(raw=self.raw[lines], offsets=offsets, **rest)
+
+    def slice(self, start: int, stop: int) -> RowBlock:
+        """Rows start..stop-1, as views."""
+        lines = slice(int(self.offsets[start]), int(self.offsets[stop]))
+        rest = {f.name: getattr(self, f.name)[start:stop] for f in fields(self) if f.name not in ("raw", "offsets")}
+        return RowBlock(raw=self.raw[lines], offsets=self.offsets[start : stop + 1] - lines.start, **rest)
+
+    @staticmethod
+    def empty(vocabulary: Sequence[str]) -> RowBlock:
+        """A block of no rows."""
+        return RowBlock.of_lines(np.empty((0, len(vocabulary))), np.empty(0))
+
+    @staticmethod
+    def of_lines(
+        raw: Floats,
+        elapsed_us: Floats,
+        *,
+        end_ns: Ints | None = None,
+        engine: int = 0,
+        quality: Quality = Quality.STEPS,
+    ) -> RowBlock:
+        """One row per line of raw (ℓ = 1, weight 1, no phase): pairs of summaries, request targets, tests."""
+        n = len(elapsed_us)
+        return RowBlock(
+            raw=raw,
+            offsets=np.arange(n + 1),
+            elapsed_us=elapsed_us,
+            phase=np.zeros((n, len(PHASES))),
+            weight=np.ones(n),
+            end_ns=np.zeros(n, np.int64) if end_ns is None else end_ns,
+            engine=np.full(n, engine, np.int64),
+            quality=np.full(n, int(quality), np.int64),
+        )
+
+    @staticmethod
+    def concatenate(blocks: Sequence[RowBlock]) -> RowBlock:
+        """All rows of blocks of one vocabulary, in order; needs at least one block."""
+        if len(blocks) == 1:
+            return blocks[0]
+        lengths = np.concatenate([block.steps for block in blocks])
+        rest = {
+            f.name: np.concatenate([getattr(block, f.name) for block in blocks])
+            for f in fields(RowBlock)
+            if f.name != "offsets"
+        }
+        return RowBlock(offsets=np.concatenate(([0], np.cumsum(lengths))), **rest)

@@ -1,0 +1,111 @@
+"""The snapshot: what readers see, schema ``tracefit.snapshot/1``.
+
+Immutable, JSON, deterministic bytes (so that an ETag over them is strong). More keys may be added within /1, none
+removed. A coefficient without data and without a prior is absent: its feature is not in the list. Never NaN, never a
+placeholder.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+SCHEMA = "tracefit.snapshot/1"
+
+
+class FeatureSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One coefficient of one model; ``unit`` is the coefficient's, e.g. us/token."""
+
+    name: str
+    unit: str
+    coefficient: float
+    status: str
+    stderr: float | None = None
+    live_coefficient: float | None = None
+
+
+class ErrorSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Prequential (predict, then learn) relative error, exponentially forgotten; ratios, not per cent."""
+
+    mape: float
+    median_ape: float
+    p90_ape: float
+
+
+class ModelSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One learner on one feature set."""
+
+    features: list[FeatureSnapshot]
+    rows: int
+    effective_rows: float
+    condition_number: float | None = None
+    error: ErrorSnapshot | None = None
+
+
+class IntervalSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Quantiles of observed / predicted; ``strata`` per operating point, named like ``decode:8-15``."""
+
+    p10: float
+    p50: float
+    p90: float
+    strata: dict[str, tuple[float, float, float]] = {}
+
+
+class DriftSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Confirmed changes of speed: how many, when the last one was, and new ÷ old time."""
+
+    last_unix_nano: int | None
+    gain: float | None
+    count: int
+
+
+class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything known about one target of one configuration."""
+
+    vector: str
+    unit: str
+    champion: str
+    models: dict[str, ModelSnapshot]
+    interval: IntervalSnapshot | None = None
+    drift: DriftSnapshot | None = None
+    mean_us: float | None = None
+    mean_factor: float | None = None
+
+
+class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """One emitting engine process: its scheduling mode (sync, async, unknown) and newest step id."""
+
+    instance: str
+    scheduling: str
+    last_step: int
+
+
+class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """One configuration: engines with equal identity share its coefficients."""
+
+    config_id: str
+    config: dict[str, str | int | float | bool]
+    engines: list[EngineSnapshot]
+    telemetry: str
+    targets: dict[str, TargetSnapshot]
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """One generation; swapped by reference, never edited."""
+
+    generation: int
+    created_unix_nano: int
+    tracefit_version: str
+    configs: list[ConfigSnapshot]
+    schema: str = SCHEMA
+
+    def to_json(self) -> bytes:
+        """Deterministic bytes: equal snapshots give equal bytes."""
+        return msgspec.json.encode(self, order="sorted")
+
+    @staticmethod
+    def from_json(data: bytes) -> Snapshot:
+        """Read a snapshot; unknown keys are ignored, another schema raises ValueError."""
+        snapshot = msgspec.json.decode(data, type=Snapshot)
+        if snapshot.schema != SCHEMA:
+            raise ValueError(f"schema {snapshot.schema!r} is not {SCHEMA!r}")
+        return snapshot

@@ -97,6 +97,7 @@ class CoreSpan(msgspec.Struct, frozen=True, gc=False):
     marks: tuple[Mark, ...]
     finish: Finish | None
     unix_minus_mono_ns: int
+    end_unix_ns: int
 
 
 class ApiSpan(msgspec.Struct, frozen=True, gc=False):
@@ -112,6 +113,7 @@ class ApiSpan(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: int
     samples: int
     model: str
+    end_unix_ns: int
 
 
 class RequestSpan(msgspec.Struct, frozen=True, gc=False):
@@ -138,6 +140,7 @@ class Skip(enum.StrEnum):
     FOREIGN_SCOPE = "foreign_scope"
     FOREIGN_SPAN = "foreign_span"
     FOREIGN_EVENT = "foreign_event"
+    NOT_A_REQUEST = "not_a_request"
     DUPLICATE = "duplicate"
     LATE = "late"
     MISSING_ATTRIBUTE = "missing_attribute"
@@ -169,8 +172,8 @@ class Telemetry:
 
     instance: str
     facts: dict[str, str]
-    steps: StepColumns
-    snapshots: SnapshotColumns
-    core: list[CoreSpan]
-    api: list[ApiSpan]
-    requests: list[RequestSpan]
+    steps: StepColumns = field(default_factory=lambda: np.empty(0, STEP_DTYPE))
+    snapshots: SnapshotColumns = field(default_factory=lambda: np.empty(0, SNAPSHOT_DTYPE))
+    core: list[CoreSpan] = field(default_factory=list)
+    api: list[ApiSpan] = field(default_factory=list)
+    requests: list[RequestSpan] = field(default_factory=list)

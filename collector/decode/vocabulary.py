@@ -1,0 +1,122 @@
+"""The wire vocabulary: which scopes, events and attributes are read, into which field, with which bounds.
+
+Names as seen on the wire (they differ from the fork's prose docs); every attribute of a table is an int unless its kind
+says double. A value outside [0, limit] is out of range, whatever its type could hold.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from .records import STEP_DTYPE, MarkKind
+
+STEP_SCOPE: Final = "vllm.scheduler.step"
+CORE_SCOPE: Final = "vllm.scheduler"
+API_SCOPE: Final = "vllm.api"
+REQUEST_SCOPES: Final = frozenset({"vllm.llm_engine", "vllm.tracing.otel"})
+"""Scopes of an un-forked vLLM's request spans: 0.15 and 0.32."""
+KNOWN_SCOPES: Final = frozenset({STEP_SCOPE, CORE_SCOPE, API_SCOPE}) | REQUEST_SCOPES
+
+STEP_SPAN_PREFIX: Final = "scheduler_steps_"
+CORE_SPAN: Final = "llm_core"
+REQUEST_SPAN: Final = "llm_request"
+
+SUMMARY_EVENT: Final = "step.BATCH_SUMMARY"
+SNAPSHOT_EVENT: Final = "step.REQUEST_SNAPSHOT"
+JOURNEY_PREFIX: Final = "journey."
+API_PREFIX: Final = "api."
+
+ATTRIBUTES_MAX: Final = 128
+"""Attributes read per resource, span or event; vLLM sends at most 24."""
+
+ID_MAX: Final = 1 << 53
+TIME_MAX: Final = 1 << 62
+COUNT_MAX: Final = 1 << 31
+UNIX_MIN: Final = 946_684_800 * 10**9  # 2000-01-01: a wall clock before it was never set
+UNIX_MAX: Final = 4_102_444_800 * 10**9  # 2100-01-01
+
+
+class Field(NamedTuple):
+    """One attribute: where it goes, what it may hold, whether an event without it is refused."""
+
+    name: str
+    limit: int
+    required: bool = True
+    double: bool = False
+
+
+SUMMARY_FIELDS: Final[dict[str, Field]] = {
+    "step.id": Field("step_id", ID_MAX),
+    "step.ts_start_ns": Field("ts_start_ns", TIME_MAX),
+    "step.ts_end_ns": Field("ts_end_ns", TIME_MAX),
+    "step.duration_us": Field("duration_us", ID_MAX),
+    "queue.running_depth": Field("running", COUNT_MAX),
+    "queue.waiting_depth": Field("waiting", COUNT_MAX),
+    "batch.num_prefill_reqs": Field("prefill_requests", COUNT_MAX),
+    "batch.num_decode_reqs": Field("decode_requests", COUNT_MAX),
+    "batch.scheduled_tokens": Field("scheduled_tokens", COUNT_MAX),
+    "batch.prefill_tokens": Field("prefill_tokens", COUNT_MAX),
+    "batch.decode_tokens": Field("decode_tokens", COUNT_MAX),
+    "batch.num_finished": Field("finished", COUNT_MAX),
+    "batch.num_preempted": Field("preempted", COUNT_MAX),
+    "kv.usage_gpu_ratio": Field("kv_usage_ratio", 1, double=True),
+    "kv.blocks_total_gpu": Field("kv_blocks_total", COUNT_MAX),
+    "kv.blocks_free_gpu": Field("kv_blocks_free", COUNT_MAX),
+    "step.ts_output_ns": Field("ts_output_ns", TIME_MAX, required=False),
+    "step.ts_done_ns": Field("ts_done_ns", TIME_MAX, required=False),
+    "batch.context_tokens": Field("context_tokens", ID_MAX, required=False),
+    "batch.context_tokens_single": Field("context_tokens_single", ID_MAX, required=False),
+    "batch.context_tokens_multi": Field("context_tokens_multi", ID_MAX, required=False),
+    "batch.num_multi_reqs": Field("multi_requests", COUNT_MAX, required=False),
+    "batch.multi_tokens": Field("multi_tokens", COUNT_MAX, required=False),
+    "batch.attn_pairs": Field("attention_pairs", ID_MAX, required=False),
+}
+
+SNAPSHOT_FIELDS: Final[dict[str, Field]] = {
+    "step.id": Field("step_id", ID_MAX),
+    "request.num_computed_tokens": Field("computed_tokens", COUNT_MAX),
+    "request.scheduled_tokens_this_step": Field("scheduled_tokens", COUNT_MAX),
+    "request.num_output_tokens": Field("output_tokens", COUNT_MAX),
+}
+
+JOURNEY_FIELDS: Final[dict[str, Field]] = {
+    "ts.monotonic_ns": Field("ts_ns", TIME_MAX),
+    "scheduler.step": Field("step_id", ID_MAX),
+    "decode.done_tokens": Field("output_tokens", COUNT_MAX),
+    "prefill.total_tokens": Field("prompt_tokens", COUNT_MAX),
+}
+
+MARK_KINDS: Final = {f"{JOURNEY_PREFIX}{kind.name}": kind for kind in MarkKind}
+
+API_MOMENTS: Final = {
+    "api.ARRIVED": "arrived_ns",
+    "api.HANDOFF_TO_CORE": "handoff_ns",
+    "api.FIRST_RESPONSE_FROM_CORE": "first_response_ns",
+    "api.DEPARTED": "departed_ns",
+    "api.ABORTED": "aborted_ns",
+}
+API_TIME: Final = "event.ts.monotonic"
+"""Double, seconds of CLOCK_MONOTONIC."""
+
+LATENCY_FIELDS: Final = {
+    "gen_ai.latency.time_to_first_token": "first_token_s",
+    "gen_ai.latency.e2e": "e2e_s",
+    "gen_ai.latency.time_in_queue": "queue_s",
+    "gen_ai.latency.time_in_model_prefill": "prefill_s",
+    "gen_ai.latency.time_in_model_decode": "decode_s",
+}
+"""Doubles, seconds, on the request spans of an un-forked vLLM."""
+
+PROMPT_TOKENS: Final = "gen_ai.usage.prompt_tokens"
+OUTPUT_TOKENS: Final = "gen_ai.usage.completion_tokens"
+REQUEST_ID: Final = "gen_ai.request.id"
+SAMPLES: Final = "gen_ai.request.n"
+MODEL: Final = "gen_ai.response.model"
+FINISH: Final = "finish.status"
+
+INSTANCE: Final = "service.instance.id"
+FACT_PREFIX: Final = "vllm."
+FACT_KEYS: Final = frozenset({"hw.gpu.name"})
+FACT_LENGTH_MAX: Final = 256
+
+assert {f.name for f in SUMMARY_FIELDS.values()} | {"unix_ns"} == set(STEP_DTYPE.names or ())  # noqa: S101 a table slip

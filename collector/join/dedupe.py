@@ -1,0 +1,58 @@
+"""Which span has been seen: a retried or duplicated export changes nothing.
+
+Guarantee: within the window (ids newer than ``window_ns`` of event time, at most ``ids_max`` of them per emitter) a span id
+is admitted once. A span older than everything remembered cannot be told from a repeat and is refused as late. OTLP asks
+for this: a client that saw no answer sends again (opentelemetry-proto, specification, "Duplicate Data").
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+from collector.decode.records import Skip
+
+
+@dataclass(slots=True)
+class _Emitter:
+    ids: set[bytes] = field(default_factory=set)
+    by_age: list[tuple[int, bytes]] = field(default_factory=list)
+    newest_ns: int = 0
+    horizon_ns: int = 0
+
+
+class SpanWindow:
+    """Span ids seen lately, per emitting instance; bounded by age, by ids and by emitters."""
+
+    def __init__(self, window_ns: int, ids_max: int, emitters_max: int) -> None:
+        self._window_ns = window_ns
+        self._ids_max = ids_max
+        self._emitters_max = emitters_max
+        self._emitters: dict[str, _Emitter] = {}
+
+    def __len__(self) -> int:
+        """Ids remembered, all emitters together."""
+        return sum(len(emitter.ids) for emitter in self._emitters.values())
+
+    def admit(self, instance: str, span_id: bytes, end_unix_ns: int) -> Skip | None:
+        """None the first time a span id is seen; else why it is left out."""
+        emitter = self._emitters.get(instance)
+        if emitter is None:
+            if len(self._emitters) >= self._emitters_max:
+                self._forget_oldest_emitter()
+            emitter = self._emitters[instance] = _Emitter()
+        if span_id in emitter.ids:
+            return Skip.DUPLICATE
+        if end_unix_ns <= emitter.horizon_ns:
+            return Skip.LATE
+        emitter.ids.add(span_id)
+        heapq.heappush(emitter.by_age, (end_unix_ns, span_id))
+        emitter.newest_ns = max(emitter.newest_ns, end_unix_ns)
+        while len(emitter.ids) > self._ids_max or emitter.by_age[0][0] < emitter.newest_ns - self._window_ns:
+            emitter.horizon_ns, forgotten = heapq.heappop(emitter.by_age)
+            emitter.ids.discard(forgotten)
+        return None
+
+    def _forget_oldest_emitter(self) -> None:
+        oldest = min(self._emitters, key=lambda instance: self._emitters[instance].newest_ns)
+        del self._emitters[oldest]

@@ -1,0 +1,174 @@
+"""A finished request's journey, laid over the steps it ran in.
+
+``scheduler.step`` of SCHEDULED, FIRST_TOKEN, PREEMPTED and FINISHED says which steps a request was part of. Between
+SCHEDULED and FIRST_TOKEN it prefills; from the step after FIRST_TOKEN on it decodes one token a step, its context growing
+by one; after a preemption it recomputes prompt and outputs first. Prefill in several steps is split later, when the token
+budget of those steps is known (:func:`split_chunks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from collector.decode.records import CoreSpan, Finish, Mark, MarkKind
+
+from .window import StepWindow
+
+NATURAL = frozenset({Finish.STOPPED, Finish.LENGTH})
+"""Ends that are stamped at a step boundary; aborts are handled between steps."""
+
+
+@dataclass(slots=True)
+class Chunks:
+    """One prefill spread over steps first..last; ``left`` tokens are not yet given to a step."""
+
+    first_step: int
+    last_step: int
+    scheduled_ns: int
+    left: float
+    done: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The request ran in every step first..last, starting with ``outputs`` output tokens, ending with ``outputs_end``."""
+
+    first_step: int
+    last_step: int
+    scheduled_ns: int
+    outputs: int
+    outputs_end: int
+    first_token_step: int | None
+
+
+def steps_of(span: CoreSpan) -> tuple[int, int] | None:
+    """First and last step the request was part of; None when it was never scheduled."""
+    runs = list(_runs(span.marks))
+    return (runs[0].first_step, runs[-1].last_step) if runs else None
+
+
+def lay(span: CoreSpan, window: StepWindow) -> list[Chunks]:
+    """Add the request to the columns of its steps (which must be reachable); returns its multi-step prefills."""
+    chunks = []
+    for run in _runs(span.marks):
+        if run.outputs == 0:
+            chunks += _lay_prefill(run, span.prompt_tokens, window)
+        else:
+            _lay_resumed(run, span.prompt_tokens, window)
+    _lay_stamps(span, window)
+    return chunks
+
+
+def _runs(marks: tuple[Mark, ...]) -> Iterator[_Run]:
+    scheduled: Mark | None = None
+    first_token_step: int | None = None
+    for mark in marks:
+        if mark.kind is MarkKind.SCHEDULED:
+            scheduled, first_token_step = mark, None
+        elif mark.kind is MarkKind.FIRST_TOKEN:
+            first_token_step = mark.step_id
+        elif scheduled is not None and mark.kind in (MarkKind.PREEMPTED, MarkKind.FINISHED):
+            last = mark.step_id - (mark.kind is MarkKind.PREEMPTED)
+            if last >= scheduled.step_id:
+                yield _Run(
+                    scheduled.step_id,
+                    last,
+                    scheduled.ts_ns,
+                    scheduled.output_tokens,
+                    mark.output_tokens,
+                    first_token_step,
+                )
+            scheduled = None
+
+
+def _lay_prefill(run: _Run, prompt_tokens: int, window: StepWindow) -> list[Chunks]:
+    cells, first = window.rebuilt, run.first_step - window.base
+    last = (run.last_step if run.first_token_step is None else run.first_token_step) - window.base
+    cells["prefill_requests"][first : last + 1] += 1
+    chunks = []
+    if first == last:
+        cells["prefill_tokens"][first] += prompt_tokens
+        cells["prefill_attention"][first] += prompt_tokens**2 / 2
+    else:
+        chunks.append(Chunks(run.first_step, last + window.base, run.scheduled_ns, prompt_tokens))
+    decoding = slice(last + 1, run.last_step - window.base + 1)
+    count = decoding.stop - decoding.start
+    if run.first_token_step is not None and count > 0:
+        cells["decode_requests"][decoding] += 1
+        cells["decode_tokens"][decoding] += 1
+        cells["context_tokens"][decoding] += prompt_tokens + np.arange(1, count + 1)
+        cells["first_requests"][decoding.start] += 1
+        cells["first_context_tokens"][decoding.start] += prompt_tokens + 1
+    return chunks
+
+
+def _lay_resumed(run: _Run, prompt_tokens: int, window: StepWindow) -> None:
+    """Recomputation: prompt and outputs so far, in one step, or evenly over the steps that made no token."""
+    cells, first = window.rebuilt, run.first_step - window.base
+    steps = run.last_step - run.first_step + 1
+    known_tokens = prompt_tokens + run.outputs
+    silent = min(max(0, steps - (run.outputs_end - run.outputs)), steps - 1)
+    here = slice(first, first + steps)
+    context = known_tokens + np.maximum(np.arange(steps) - silent, 0.0)
+    context[:silent] = known_tokens * np.arange(1, silent + 1) / (silent + 1)
+    cells["decode_requests"][here] += 1
+    cells["decode_tokens"][here] += 1
+    cells["context_tokens"][here] += context
+    recomputing = slice(first, first + silent + 1)
+    cells["recomputed_tokens"][recomputing] += known_tokens / (silent + 1) - 1
+    cells["approximate"][recomputing] |= silent > 0
+
+
+def _lay_stamps(span: CoreSpan, window: StepWindow) -> None:
+    """Keep the newest end stamp and the oldest SCHEDULED stamp of each step: the ones nearest to its boundaries."""
+    cells = window.rebuilt
+    for mark in span.marks:
+        ended = mark.kind is MarkKind.FIRST_TOKEN or (mark.kind is MarkKind.FINISHED and span.finish in NATURAL)
+        index = mark.step_id - window.base
+        if ended and mark.ts_ns > cells["completed_ns"][index]:
+            cells["completed_ns"][index] = mark.ts_ns
+            cells["completed_unix_ns"][index] = mark.ts_ns + span.unix_minus_mono_ns
+        if mark.kind is MarkKind.SCHEDULED and not 0 < cells["scheduled_ns"][index] <= mark.ts_ns:
+            cells["scheduled_ns"][index] = mark.ts_ns
+            cells["scheduled_unix_ns"][index] = mark.ts_ns + span.unix_minus_mono_ns
+
+
+def split_chunks(
+    chunks: list[Chunks], window: StepWindow, stop_step: int, budget_tokens: float | None, *, asynchronous: bool
+) -> list[Chunks]:
+    """Give the tokens of multi-step prefills to their steps below ``stop_step``; returns what is not finished.
+
+    vLLM schedules decodes first, then running prefills in order, so a prefill takes what the others leave of the step's
+    prefill tokens (known from its summary) or of the token budget. Without either: an even split, marked approximate.
+    """
+    rest = []
+    for chunk in sorted(chunks, key=lambda c: (c.scheduled_ns, c.first_step, c.last_step)):
+        for step in range(chunk.first_step, min(chunk.last_step + 1, stop_step)):
+            index = step - window.base
+            steps_after = chunk.last_step - step
+            share = chunk.left if steps_after == 0 else _share(window, index, chunk, budget_tokens, asynchronous)
+            tokens = chunk.left if steps_after == 0 else max(1.0, min(chunk.left - steps_after, share))
+            cell = window.rebuilt[index]
+            cell["prefill_tokens"] += tokens
+            cell["prefill_attention"] += tokens * (chunk.done + tokens / 2)
+            chunk.done += tokens
+            chunk.left -= tokens
+        chunk.first_step = max(chunk.first_step, stop_step)
+        if chunk.first_step <= chunk.last_step:
+            rest.append(chunk)
+    return rest
+
+
+def _share(window: StepWindow, index: int, chunk: Chunks, budget_tokens: float | None, asynchronous: bool) -> float:
+    cell, step = window.rebuilt[index], window.steps[index]
+    first = cell["first_requests"] if asynchronous else 0.0
+    if cell["seen"]:
+        return float(step["prefill_tokens"] - cell["prefill_tokens"] - first)
+    if budget_tokens is not None:
+        spent = cell["decode_tokens"] + cell["recomputed_tokens"] + cell["prefill_tokens"]
+        return float(budget_tokens - spent)
+    cell["approximate"] = True
+    return chunk.left / (chunk.last_step - (index + window.base) + 1)

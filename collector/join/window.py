@@ -1,0 +1,117 @@
+"""One engine process's steps by step id: what summaries said and what journeys rebuild, as dense columns.
+
+Step ids are 1, 2, 3 ... per process, one per ``schedule()`` call, so the index of a step is its id minus a base. Requests
+add themselves to slices of the columns as their journeys arrive (addition commutes: order of arrival does not matter).
+Bounded by ``steps_max``; steps far older than the newest are forgotten.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.decode.records import STEP_DTYPE, SnapshotColumns, StepColumns
+
+REBUILT_DTYPE = np.dtype(
+    [
+        ("seen", "?"),
+        ("prefill_requests", "f8"),
+        ("prefill_tokens", "f8"),
+        ("prefill_attention", "f8"),
+        ("decode_requests", "f8"),
+        ("decode_tokens", "f8"),
+        ("context_tokens", "f8"),
+        ("recomputed_tokens", "f8"),
+        ("first_requests", "f8"),
+        ("first_context_tokens", "f8"),
+        ("completed_ns", "i8"),
+        ("completed_unix_ns", "i8"),
+        ("scheduled_ns", "i8"),
+        ("scheduled_unix_ns", "i8"),
+        ("snapshot_requests", "f8"),
+        ("snapshot_tokens", "f8"),
+        ("snapshot_context_tokens", "f8"),
+        ("offload_blocks", "f8"),
+        ("restore_blocks", "f8"),
+        ("evicted_blocks", "f8"),
+        ("approximate", "?"),
+    ]
+)
+"""Per step, from journeys: what ran; ``first_*`` is the part of decode that is a request's first decode step (counted as
+prefill by asynchronous summaries); the newest FIRST_TOKEN/FINISHED stamp and the oldest SCHEDULED stamp, 0 = none."""
+
+_GROWTH_STEPS = 1024
+
+
+class StepWindow:
+    """Dense columns over step ids [base, base + size)."""
+
+    def __init__(self, first_step: int) -> None:
+        self.base = first_step
+        self.size = 0
+        self.steps: StepColumns = np.zeros(_GROWTH_STEPS, STEP_DTYPE)
+        self.rebuilt: NDArray[np.void] = np.zeros(_GROWTH_STEPS, REBUILT_DTYPE)
+
+    @property
+    def newest_step(self) -> int:
+        """Largest step id held."""
+        return self.base + self.size - 1
+
+    def reach(self, first_step: int, last_step: int) -> None:
+        """Make ids first_step..last_step addressable."""
+        if self.size == 0:
+            self.base = first_step
+        if first_step < self.base:
+            self._shift(first_step - self.base)
+        needed = last_step - self.base + 1
+        if needed > len(self.steps):
+            capacity = max(needed, 2 * len(self.steps))
+            self.steps = _grown(self.steps, capacity)
+            self.rebuilt = _grown(self.rebuilt, capacity)
+        self.size = max(self.size, needed)
+
+    def forget_before(self, step: int) -> None:
+        """Drop ids below ``step``; done lazily, when half of the columns would go."""
+        gone = step - self.base
+        if gone >= max(_GROWTH_STEPS, self.size // 2):
+            self._shift(gone)
+
+    def add_summaries(self, steps: StepColumns) -> int:
+        """Place summaries by id; returns how many were new. Ids must be reachable and unique."""
+        index = steps["step_id"] - self.base
+        new = ~self.rebuilt["seen"][index]
+        index, steps = index[new], steps[new]
+        self.steps[index] = steps
+        self.rebuilt["seen"][index] = True
+        return len(index)
+
+    def add_snapshots(self, snapshots: SnapshotColumns) -> None:
+        """Sum request snapshots per step: requests with output, tokens scheduled, context of those with output."""
+        index = snapshots["step_id"] - self.base
+        inside = (index >= 0) & (index < self.size)
+        index, snapshots = index[inside], snapshots[inside]
+        decoding = (snapshots["output_tokens"] > 0) & (snapshots["scheduled_tokens"] > 0)
+        context = np.where(decoding, snapshots["computed_tokens"] + snapshots["scheduled_tokens"], 0)
+        np.add.at(self.rebuilt["snapshot_requests"], index, decoding)
+        np.add.at(self.rebuilt["snapshot_tokens"], index, snapshots["scheduled_tokens"])
+        np.add.at(self.rebuilt["snapshot_context_tokens"], index, context)
+
+    def _shift(self, by: int) -> None:
+        """Move the base by ``by`` ids (negative: make room in front)."""
+        if by >= 0:
+            kept = max(0, self.size - by)
+            self.steps[:kept] = self.steps[by : by + kept]
+            self.rebuilt[:kept] = self.rebuilt[by : by + kept]
+            self.steps[kept : self.size] = np.zeros((), STEP_DTYPE)
+            self.rebuilt[kept : self.size] = np.zeros((), REBUILT_DTYPE)
+            self.base, self.size = self.base + by, kept
+            return
+        self.steps = np.concatenate((np.zeros(-by, STEP_DTYPE), self.steps))
+        self.rebuilt = np.concatenate((np.zeros(-by, REBUILT_DTYPE), self.rebuilt))
+        self.base, self.size = self.base + by, self.size - by
+
+
+def _grown(array: NDArray[np.void], capacity: int) -> NDArray[np.void]:
+    out = np.zeros(capacity, array.dtype)
+    out[: len(array)] = array
+    return out

@@ -53,7 +53,7 @@ class BlockRatio:
             tokens = (used - (steps["decode_requests"] + steps["prefill_requests"]) / 2) * self.fact_tokens
         else:
             return np.full(len(steps), np.nan)
-        return np.maximum(tokens - steps["prefill_tokens"], steps["decode_requests"])
+        return np.asarray(np.maximum(tokens - steps["prefill_tokens"], steps["decode_requests"]), float)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,126 @@
+"""Who is this: facts about an engine, strongest source first, and the identity they make.
+
+Engines of equal identity share coefficients. ``config_id`` is the first 12 hex digits of the SHA-256 of the identity's
+canonical JSON. Unknown facts stay unknown; without a model the emitting instance is part of the identity, so that two
+unknown servers are never mixed.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Mapping
+
+import msgspec
+
+Fact = str | int | float | bool
+
+IDENTITY: tuple[str, ...] = (
+    "model",
+    "gpu",
+    "tensor_parallel_size",
+    "expert_parallel",
+    "data_parallel_size",
+    "dtype",
+    "quantization",
+    "vllm_version",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "block_size",
+    "enable_chunked_prefill",
+    "enable_prefix_caching",
+    "cpu_offload",
+    "async_scheduling",
+)
+"""Facts that make two engines different configurations."""
+
+BESIDE: tuple[str, ...] = ("num_gpu_blocks",)
+"""Facts worth knowing that do not make a configuration."""
+
+_RESOURCE_NAMES = {"hw.gpu.name": "gpu", "vllm.version": "vllm_version"}
+
+
+class FactSource(enum.IntEnum):
+    """Where a fact comes from; the smaller number wins."""
+
+    RESOURCE = 0
+    RULES = 1
+    DISCOVERY = 2
+    TELEMETRY = 3
+
+
+class Facts:
+    """Facts about one engine with their sources."""
+
+    def __init__(self) -> None:
+        self._facts: dict[str, tuple[FactSource, Fact]] = {}
+        self.conflicts = 0
+
+    def learn(self, facts: Mapping[str, Fact], source: FactSource) -> bool:
+        """Take what is new or from a stronger source; returns whether anything changed."""
+        changed = False
+        for name, value in facts.items():
+            known = self._facts.get(name)
+            if known is not None and known[1] != value:
+                self.conflicts += 1
+            if known is None or source < known[0] or (source == known[0] and known[1] != value):
+                self._facts[name] = (source, value)
+                changed = changed or known is None or known[1] != value
+        return changed
+
+    def get(self, name: str) -> Fact | None:
+        """The fact's value; None while it is unknown."""
+        known = self._facts.get(name)
+        return None if known is None else known[1]
+
+    def number(self, name: str) -> float | None:
+        """A numeric fact; None while it is unknown or not a positive number."""
+        value = self.get(name)
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else None
+
+    def source(self, name: str) -> FactSource | None:
+        """Where the fact comes from."""
+        known = self._facts.get(name)
+        return None if known is None else known[0]
+
+    def known(self) -> dict[str, Fact]:
+        """All facts by name."""
+        return {name: value for name, (_, value) in sorted(self._facts.items())}
+
+    def identity(self, instance: str, recording: str) -> dict[str, Fact]:
+        """What makes this engine's configuration.
+
+        ``recording`` names the file of a replayed engine: a source of its own unless its resource names a model.
+        """
+        out = {name: value for name in IDENTITY if (value := self.get(name)) is not None}
+        if "model" not in out:
+            out["instance"] = instance
+        if recording and self.source("model") is not FactSource.RESOURCE:
+            out["recording"] = recording
+        return out
+
+
+def config_id(identity: Mapping[str, Fact]) -> str:
+    """Stable name of a configuration: 12 hex digits."""
+    return hashlib.sha256(msgspec.json.encode(dict(identity), order="sorted")).hexdigest()[:12]
+
+
+def resource_facts(attributes: Mapping[str, str]) -> dict[str, Fact]:
+    """Facts in resource attributes: ``vllm.<knob>`` and ``hw.gpu.name``; what is not a known knob is left out."""
+    out: dict[str, Fact] = {}
+    for key, text in attributes.items():
+        name = _RESOURCE_NAMES.get(key, key.removeprefix("vllm."))
+        if (name in IDENTITY or name in BESIDE) and text:
+            out[name] = parse_fact(text)
+    return out
+
+
+def parse_fact(text: str) -> Fact:
+    """Resource attributes are strings: read integers and booleans back, keep the rest."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        return int(text)
+    except ValueError:
+        return text

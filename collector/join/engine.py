@@ -1,0 +1,245 @@
+"""One engine: the process sequences it has been, its requests, and the rows they give.
+
+A restart starts a new sequence (step ids or the clock go back); the old one stays until event time has passed it, so that
+its late spans still find it. Rows of an older sequence leave before those of a newer one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from collector.configs import Facts
+from collector.decode.records import ApiSpan, CoreSpan, MarkKind, StepColumns, Telemetry
+from online.rows import Quality, RowBlock, Target
+
+from .features import BlockRatio
+from .journeys import steps_of
+from .reasons import JoinEvent, RowDrop
+from .requests import RequestRow, request_block, rows_of
+from .scheduling import Scheduling
+from .sequence import Advance, Sequence
+from .settings import JoinSettings
+from .warm_up import WarmUp
+
+_CONFLICTS_MAX = 3
+"""Restarts within the grace time from which on two engines must share one instance id."""
+
+
+class EngineRows(NamedTuple):
+    """Rows of one target, in event-time order."""
+
+    target: Target
+    rows: RowBlock
+
+
+@dataclass(slots=True)
+class PendingRequest:
+    """A finished request waiting for its API span and for the frontier to pass it."""
+
+    span: CoreSpan
+    last_step: int
+    start_unix_ns: int
+    end_unix_ns: int
+    api: ApiSpan | None = None
+
+
+@dataclass(slots=True)
+class _Process:
+    """One sequence with what belongs to it."""
+
+    sequence: Sequence
+    warm_up: WarmUp
+    requests: list[PendingRequest] = field(default_factory=list)
+
+
+class Engine:
+    """Everything known about one emitting engine."""
+
+    def __init__(self, instance: str, recording: str, number: int, settings: JoinSettings) -> None:
+        self.instance = instance
+        self.recording = recording
+        self.number = number
+        self.facts = Facts()
+        self.ratio = BlockRatio()
+        self.events: Counter[JoinEvent] = Counter()
+        self.drops: Counter[RowDrop] = Counter()
+        self._settings = settings
+        self._processes: list[_Process] = []
+
+    # --- what it is -------------------------------------------------------------------------------------------------
+
+    @property
+    def event_unix_ns(self) -> int:
+        """Newest event heard of."""
+        return max((p.sequence.event_unix_ns for p in self._processes), default=0)
+
+    @property
+    def safe_unix_ns(self) -> int:
+        """No row that will come ends before this wall clock time."""
+        return min((p.sequence.safe_unix_ns for p in self._processes), default=0)
+
+    @property
+    def scheduling(self) -> Scheduling:
+        """Synchronous, asynchronous, or not known yet."""
+        return self._processes[-1].sequence.votes.decided if self._processes else Scheduling.UNKNOWN
+
+    @property
+    def last_step(self) -> int:
+        """Newest step id heard of."""
+        return self._processes[-1].sequence.last_step if self._processes else 0
+
+    @property
+    def quality(self) -> Quality:
+        """Telemetry quality of the newest process."""
+        return self._processes[-1].sequence.quality if self._processes else Quality.JOURNEYS
+
+    @property
+    def open_steps(self) -> int:
+        """Steps held."""
+        return sum(p.sequence.window.size for p in self._processes if p.sequence.window is not None)
+
+    @property
+    def open_requests(self) -> int:
+        """Finished requests that still wait."""
+        return sum(len(p.requests) for p in self._processes)
+
+    # --- in ---------------------------------------------------------------------------------------------------------
+
+    def add(self, telemetry: Telemetry) -> list[PendingRequest]:
+        """Add what one export says of this engine; returns its requests, to be given their API spans."""
+        for steps in self._split_restarts(telemetry.steps):
+            process = self._process_of(int(steps["unix_ns"][-1]), int(steps["step_id"][-1]))
+            snapshots = telemetry.snapshots
+            low, high = int(steps["step_id"].min()), int(steps["step_id"].max())
+            inside = (snapshots["step_id"] >= low) & (snapshots["step_id"] <= high)
+            self.events += process.sequence.add_summaries(steps, snapshots[inside])
+        return [request for span in telemetry.core if (request := self._add_request(span)) is not None]
+
+    def _add_request(self, span: CoreSpan) -> PendingRequest | None:
+        last = span.marks[-1]
+        process = self._process_of(last.ts_ns + span.unix_minus_mono_ns, last.step_id)
+        self.events += process.sequence.add_request(span)
+        extent = steps_of(span)
+        if extent is None:
+            return None
+        start = next(mark for mark in span.marks if mark.kind is MarkKind.SCHEDULED)
+        request = PendingRequest(
+            span, extent[1], start.ts_ns + span.unix_minus_mono_ns, last.ts_ns + span.unix_minus_mono_ns
+        )
+        process.requests.append(request)
+        if len(process.requests) > self._settings.requests_max:
+            process.requests.sort(key=_order)
+            del process.requests[0]
+            self.events[JoinEvent.OPEN_REQUESTS_EVICTED] += 1
+        return request
+
+    def _split_restarts(self, steps: StepColumns) -> list[StepColumns]:
+        """Runs of growing step ids in wall clock order: one, but for restarts and colliding engines."""
+        if len(steps) == 0:
+            return []
+        if len(steps) > 1 and not (np.diff(steps["unix_ns"]) >= 0).all():
+            steps = steps[np.argsort(steps["unix_ns"], kind="stable")]
+        falls = np.flatnonzero(np.diff(steps["step_id"]) < 0) + 1
+        if len(falls) > _CONFLICTS_MAX:
+            self.events[JoinEvent.ENGINE_CONFLICT] += len(steps)
+            return []
+        return np.split(steps, falls) if len(falls) else [steps]
+
+    def _process_of(self, unix_ns: int, step: int) -> _Process:
+        """The process in which step ids and wall clock grow together; a new one after a restart."""
+        for process in reversed(self._processes):
+            sequence = process.sequence
+            newer_in_time = unix_ns >= sequence.event_unix_ns
+            newer_in_steps = step >= sequence.last_step
+            if newer_in_steps and not newer_in_time and process is not self._processes[0]:
+                continue
+            if newer_in_time and not newer_in_steps and self._restarted(sequence, unix_ns, step):
+                break
+            return process
+        if self._processes:
+            self.events[JoinEvent.ENGINE_RESTART] += 1
+        sequence = Sequence(self._settings, self.number, self.ratio)
+        self.configure(sequence)
+        process = _Process(sequence, WarmUp(self._settings.warm_up_rows))
+        self._processes.append(process)
+        return process
+
+    def _restarted(self, sequence: Sequence, unix_ns: int, step: int) -> bool:
+        """A smaller step id at a later time. Two stamps of one step may swap; a whole process does not."""
+        return sequence.last_step - step > 1 or unix_ns - sequence.event_unix_ns > int(self._settings.grace_s * 1e9)
+
+    def configure(self, sequence: Sequence | None = None) -> None:
+        """Hand known facts to the sequences."""
+        for one in [sequence] if sequence is not None else [p.sequence for p in self._processes]:
+            one.budget_fact_tokens = self.facts.number("max_num_batched_tokens")
+            mode = self.facts.get("async_scheduling")
+            if isinstance(mode, bool):
+                one.scheduling_fact = Scheduling.ASYNC if mode else Scheduling.SYNC
+        self.ratio.fact_tokens = self.facts.number("block_size")
+
+    # --- out --------------------------------------------------------------------------------------------------------
+
+    def advance(self, *, flush: bool = False) -> list[EngineRows]:
+        """Rows that are final now, published lane."""
+        out: list[EngineRows] = []
+        newest_unix_ns = self.event_unix_ns
+        while self._processes:
+            process = self._processes[0]
+            older = len(self._processes) > 1
+            age_ns = newest_unix_ns - process.sequence.event_unix_ns
+            close = flush or (older and age_ns > self._settings.grace_s * 1e9)
+            out += self._advance(process, flush=close)
+            if not close or not older:
+                break
+            del self._processes[0]
+        return out
+
+    def _advance(self, process: _Process, *, flush: bool) -> list[EngineRows]:
+        step: Advance = process.sequence.advance(flush=flush)
+        self.events += step.events
+        self.drops += step.drops
+        out = []
+        rows = process.warm_up.pass_through(step.rows, flush=flush)
+        if rows is not None and len(rows):
+            out.append(EngineRows(Target.STEP_TIME, rows))
+        if len(step.schedule_rows):
+            out.append(EngineRows(Target.SCHEDULE_TIME, step.schedule_rows))
+        if process.warm_up.over:
+            self.drops[RowDrop.WARM_UP] += process.warm_up.dropped
+            process.warm_up.dropped = 0
+            out += self._request_rows(process, flush=flush)
+        return out
+
+    def _request_rows(self, process: _Process, *, flush: bool) -> list[EngineRows]:
+        """Requests in order of their end; the first one that must wait holds the others back."""
+        window = process.sequence.window
+        if window is None:
+            return []
+        process.requests.sort(key=_order)
+        grace_unix_ns = process.sequence.event_unix_ns - int(self._settings.grace_s * 1e9)
+        found: dict[Target, list[RequestRow]] = {}
+        done = 0
+        for request in process.requests:
+            passed = process.sequence.frontier > request.last_step
+            if not flush and not (passed and (request.api is not None or request.end_unix_ns <= grace_unix_ns)):
+                break
+            done += 1
+            if process.warm_up.spanned(request.start_unix_ns, request.end_unix_ns):
+                self.drops[RowDrop.WARM_UP] += 1
+                continue
+            if request.api is None:
+                self.events[JoinEvent.API_UNMATCHED] += 1
+            for row in rows_of(request.span, request.api, window):
+                found.setdefault(row.target, []).append(row)
+        del process.requests[:done]
+        return [
+            EngineRows(target, request_block(rows, self.number, self.quality)) for target, rows in sorted(found.items())
+        ]
+
+
+def _order(request: PendingRequest) -> tuple[int, bytes]:
+    return request.end_unix_ns, request.span.span_id

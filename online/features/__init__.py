@@ -1,1 +1,22 @@
 """Feature sets: tables of (name, unit, formula), evaluated per step and summed per row."""
+
+from online.features.columns import INTERCEPT, UNITS, Column, FeatureSet, Raw, raw_column, sum_steps
+from online.features.registry import Factory, Facts, build, custom, portable, register, registered, shape
+
+__all__ = [
+    "INTERCEPT",
+    "UNITS",
+    "Column",
+    "Factory",
+    "Facts",
+    "FeatureSet",
+    "Raw",
+    "build",
+    "custom",
+    "portable",
+    "raw_column",
+    "register",
+    "registered",
+    "shape",
+    "sum_steps",
+]

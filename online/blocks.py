@@ -1,0 +1,207 @@
+"""Blocks: which rows are learned together, decided by the rows themselves.
+
+A block ends when it has ``block_rows`` rows, or before a row whose end lies ``block_ns`` or more after the end of the
+block's first row. Neither depends on how many rows a call brings or on when it is made, so a live run, a replay at any
+speed and a replay in one piece cut the same blocks and learn the same coefficients
+(tests/property/test_bank.py::test_call_sizes_do_not_matter).
+
+A :class:`Design` is a row block after evaluation: the columns of all feature sets side by side and what the learners
+need to know of a row beside them.
+
+    x (n, P)   phase (n, k)   elapsed_us (n,)   steps (n,)   weight (n,)   stratum (n,)   cell (n,)   end_ns (n,)
+
+Stratum (statistics, intervals): has_prefill x floor(log2 mean requests), 2 x 16. Cell (drift): the batch shape at a
+finer grain, so that a change of speed is told from a change of mix by comparing like with like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from online.rows import Floats, Ints, RowBlock, Target
+
+STRATA = 32
+CELLS = 512
+_OCTAVES = 16
+_EXACT = 16.0
+
+
+@dataclass(slots=True)
+class Groups:
+    """Rows of a block put in order of an integer key: ``order`` (n,), ``starts`` and ``ids`` (g,), ``sizes`` (g,)."""
+
+    order: Ints
+    starts: Ints
+    ids: Ints
+    sizes: Ints
+
+    @staticmethod
+    def of(key: Ints) -> Groups:
+        """Stable, so that rows of a group keep their order in time."""
+        n = len(key)
+        order = key.argsort(kind="stable")
+        ordered = key[order]
+        edge = np.empty(n, np.bool_)
+        edge[:1] = True
+        np.not_equal(ordered[1:], ordered[:-1], out=edge[1:])
+        starts = np.flatnonzero(edge)
+        sizes = np.empty_like(starts)
+        sizes[:-1] = starts[1:] - starts[:-1]
+        sizes[-1:] = n - starts[-1:]
+        return Groups(order, starts, ordered[starts], sizes)
+
+
+@dataclass(slots=True)
+class Design:
+    """Evaluated rows; see the module's docstring for shapes."""
+
+    x: Floats
+    phase: Floats
+    elapsed_us: Floats
+    steps: Floats
+    weight: Floats
+    stratum: Ints
+    cell: Ints
+    end_ns: Ints
+    groups: Groups | None = field(default=None, compare=False)
+
+    def __len__(self) -> int:
+        """Number of rows n."""
+        return len(self.elapsed_us)
+
+    def grouped(self) -> Groups:
+        """Rows grouped by stratum; made once per block."""
+        if self.groups is None:
+            self.groups = Groups.of(self.stratum)
+        return self.groups
+
+    def slice(self, start: int, stop: int) -> Design:
+        """Rows start..stop-1, as views."""
+        s = slice(start, stop)
+        return Design(
+            self.x[s],
+            self.phase[s],
+            self.elapsed_us[s],
+            self.steps[s],
+            self.weight[s],
+            self.stratum[s],
+            self.cell[s],
+            self.end_ns[s],
+        )
+
+    def take(self, mask: NDArray[np.bool_]) -> Design:
+        """The chosen rows."""
+        return Design(**{name: getattr(self, name)[mask] for name in DESIGN_FIELDS})
+
+    @staticmethod
+    def concatenate(parts: list[Design]) -> Design:
+        """All rows of designs of one width, in order; needs at least one."""
+        if len(parts) == 1:
+            return parts[0]
+        joined: dict[str, Any] = {
+            name: np.concatenate([getattr(part, name) for part in parts]) for name in DESIGN_FIELDS
+        }
+        return Design(**joined)
+
+
+DESIGN_FIELDS = tuple(f.name for f in fields(Design) if f.name != "groups")
+
+
+class Cutter:
+    """Holds the partial block and cuts what is pushed into it."""
+
+    __slots__ = ("_first_ns", "_parts", "_rows", "block_ns", "block_rows")
+
+    def __init__(self, block_rows: int, block_ns: int) -> None:
+        self.block_rows = block_rows
+        self.block_ns = block_ns
+        self._parts: list[Design] = []
+        self._rows = 0
+        self._first_ns = 0
+
+    def __len__(self) -> int:
+        """Rows waiting in the partial block."""
+        return self._rows
+
+    def push(self, design: Design) -> Iterator[Design]:
+        """Add rows; yields every block that is complete."""
+        start, n = 0, len(design)
+        while start < n:
+            if self._rows == 0:
+                self._first_ns = int(design.end_ns[start])
+            stop = min(n, start + self.block_rows - self._rows)
+            late = np.flatnonzero(design.end_ns[start:stop] - self._first_ns >= self.block_ns)
+            by_time = len(late) > 0
+            if by_time:
+                stop = start + int(late[0])
+            if stop > start:
+                self._parts.append(design.slice(start, stop))
+                self._rows += stop - start
+                start = stop
+            if by_time or self._rows >= self.block_rows:
+                yield self.flush()
+
+    def flush(self) -> Design:
+        """The partial block as it stands, which becomes empty; needs at least one row in it."""
+        block = Design.concatenate(self._parts)
+        self._parts, self._rows = [], 0
+        return block
+
+    def pending(self) -> Design | None:
+        """The partial block, left as it is; None when there is none."""
+        if not self._parts:
+            return None
+        self._parts = [Design.concatenate(self._parts)]
+        return self._parts[0]
+
+    def widen(self, columns: int) -> None:
+        """Give the waiting rows more columns, which they do not know: NaN."""
+        waiting = self.pending()
+        if waiting is not None:
+            unknown = np.full((len(waiting), columns - waiting.x.shape[1]), np.nan)
+            waiting.x = np.concatenate([waiting.x, unknown], axis=1)
+
+
+def strata_of(target: Target, rows: RowBlock) -> tuple[Ints, Ints]:
+    """Stratum and cell of each row, shapes (n,); what is not known counts as the smallest."""
+    n = len(rows)
+    if target.vector == "alpha":
+        stratum = np.zeros(n, np.int64)
+        if target is Target.QUEUE_WAIT:
+            # A wait behind others is another law than a wait for the running step (Little's law in saturation).
+            stratum = _octave(1.0 + rows.raw[rows.offsets[:-1], target.vocabulary.index("waiting")])
+        return stratum, stratum
+    first = rows.offsets[:-1]
+    steps = rows.steps
+    single = len(rows.raw) == n
+
+    def mean(name: str) -> Floats:
+        values = np.nan_to_num(rows.raw[:, target.vocabulary.index(name)], nan=0.0, posinf=0.0, neginf=0.0)
+        return values if single else np.add.reduceat(values, first) / steps
+
+    requests, prefill = mean("requests"), mean("prefill_tokens")
+    has_prefill = (prefill > 0.0).astype(np.int64)
+    stratum = has_prefill * _OCTAVES + _octave(requests)
+    return stratum, np.where(prefill > 0.0, _prefill_cell(requests, prefill), _decode_cell(requests))
+
+
+def _octave(value: Floats) -> Ints:
+    exponent: Ints = np.frexp(np.nan_to_num(value, nan=0.0))[1].astype(np.int64)
+    return np.clip(exponent - 1, 0, _OCTAVES - 1)
+
+
+def _decode_cell(requests: Floats) -> Ints:
+    # Exact up to 16 requests, then eight cells per octave: vLLM pads decode batches to multiples of 8.
+    small = np.rint(requests)
+    large = _EXACT + 8.0 * np.log2(np.maximum(requests, _EXACT) / _EXACT)
+    return np.clip(np.where(requests <= _EXACT, small, large), 0, 127).astype(np.int64)
+
+
+def _prefill_cell(requests: Floats, prefill: Floats) -> Ints:
+    tokens = np.clip(2.0 * np.log2(np.maximum(prefill, 1.0)), 0, 31).astype(np.int64)
+    return 128 + _octave(requests).clip(0, 11) * 32 + tokens

@@ -1,0 +1,59 @@
+"""Prequential relative error: predict, then learn; exponentially forgotten.
+
+    ape = |yhat - y| / y, clipped to [1e-4, 10]       half-life 1000 rows
+
+The mean is a decayed mean; median and 90th percentile come from a decayed histogram of log ape (192 bins over five
+decades, 6 % wide, interpolated). Memory is constant, and adding two histograms merges them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from online.rows import Floats
+from online.snapshot import ErrorSnapshot
+
+_LOW, _HIGH, _BINS = 1e-4, 10.0, 192
+_PER_LOG = _BINS / np.log(_HIGH / _LOW)
+
+
+class PrequentialError:
+    """Decayed error of one prediction stream.
+
+    Args:
+        half_life_rows: rows after which an error counts half.
+    """
+
+    __slots__ = ("half_life_rows", "histogram", "sum_ape", "total")
+
+    def __init__(self, half_life_rows: float = 1000.0) -> None:
+        self.half_life_rows = half_life_rows
+        self.histogram = np.zeros(_BINS)
+        self.sum_ape = 0.0
+        self.total = 0.0
+
+    def learn(self, ape: Floats) -> None:
+        """Errors (n,) of one block; they must be finite."""
+        n = len(ape)
+        kept = 2.0 ** (-n / self.half_life_rows)
+        clipped = np.minimum(np.maximum(ape, _LOW), _HIGH)
+        bins = np.minimum(np.log(clipped / _LOW) * _PER_LOG, _BINS - 1.0).astype(np.int64)
+        self.histogram *= kept
+        self.histogram += np.bincount(bins, minlength=_BINS)
+        self.sum_ape = self.sum_ape * kept + float(clipped.sum())
+        self.total = self.total * kept + n
+
+    def quantile(self, share: float) -> float:
+        """Interpolated quantile; needs at least one error."""
+        cumulative = np.cumsum(self.histogram)
+        wanted = share * cumulative[-1]
+        index = min(int(np.searchsorted(cumulative, wanted)), _BINS - 1)
+        below = float(cumulative[index - 1]) if index else 0.0
+        inside = (wanted - below) / max(float(self.histogram[index]), 1e-300)
+        return float(_LOW * np.exp((index + min(max(inside, 0.0), 1.0)) / _PER_LOG))
+
+    def snapshot(self) -> ErrorSnapshot | None:
+        """As ratios; None before the first prediction."""
+        if self.total <= 0.0:
+            return None
+        return ErrorSnapshot(mape=self.sum_ape / self.total, median_ape=self.quantile(0.5), p90_ape=self.quantile(0.9))

@@ -1,0 +1,58 @@
+"""Relative weights with Huber's loss, and the scale they need; the defence against stalls, GC and compile steps.
+
+    f = max(clip(yhat, y / 2, 2 y), 0.2 m l)       m: running median of y / l
+    u = (y - x beta) sqrt(l) / f                   relative residual of one step's worth
+    h = min(1, 2.5 / (|u| / s))                    Huber's share, 1 for a normal row
+    w = weight l / f^2 h
+
+f is clipped because plain 1 / yhat^2 runs away: a huge yhat makes its own misfit look small. The floor keeps a tiny y
+from owning the fit. The scale s moves toward 1.4826 median |u| of each block by a bounded factor.
+
+For a mean fit (post_decode: a robust fit is far off in the mean of a skewed time) w = weight / m0^2, h = 1, with m0 the
+median of the start-up rows: least squares, whose residuals sum to zero.
+
+Guarantee: for finite y > 0 and finite x beta, w is finite and 0 <= w <= weight l / (0.2 m l)^2.
+Reference: Huber, Robust Statistics (1981), 7.8.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from online.rows import Floats
+
+HUBER = 2.5
+FLOOR = 0.2
+SCALE_MIN = 0.005
+_MAD_TO_SD = 1.4826
+_SCALE_RATE = 0.15
+
+
+def weights(
+    y: Floats, root_steps: Floats, prediction: Floats, floor: Floats, scale: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """u, h and l / f^2 h of rows (n, 1) against one prediction per member (n, k); scale (k,), the rest (n, 1)."""
+    f = np.maximum(np.minimum(np.maximum(prediction, 0.5 * y), 2.0 * y), floor)
+    root = root_steps / f
+    u = (y - prediction) * root
+    h = HUBER / np.maximum(np.abs(u) / scale, HUBER)
+    return u, h, h * root * root
+
+
+def middle(values: Floats) -> Floats:
+    """Upper median along the first axis: one sort, no averaging."""
+    middle_row: Floats = np.sort(values, axis=0)[len(values) // 2]
+    return middle_row
+
+
+def step_scale(scale: Floats, u: Floats) -> Floats:
+    """The scale after a block of relative residuals u (n, k)."""
+    seen = np.maximum(_MAD_TO_SD * middle(np.abs(u)), SCALE_MIN)
+    rate = _SCALE_RATE * min(1.0, len(u) / 32.0)
+    moved: Floats = scale * np.clip(seen / scale, 0.5, 2.0) ** rate
+    return moved
+
+
+def irls_scale(u: Floats) -> float:
+    """Scale of a whole sample of relative residuals (n,)."""
+    return max(SCALE_MIN, _MAD_TO_SD * float(np.median(np.abs(u))))

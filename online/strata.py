@@ -1,0 +1,108 @@
+"""Decayed sufficient statistics, one set per stratum, each on a sample clock of its own.
+
+A row of a block, z = [x, phase, y, l] of shape (q,), weight w, covers l steps and takes y microseconds. Per stratum s
+
+    G_s <- 2^(-sum e_i) G_s + sum_i 2^(-age_i) w_i z_i z_i'        G: (32, q (q + 1) / 2), upper triangles
+    e_i = min(l_i / half_life_steps, y_i / half_life_us)           age_i = sum of e over the later rows of s
+
+so a stratum forgets by what happens in it: what is not visited is not forgotten (Kulhavy's directional forgetting,
+with accuracy equal to it and with merging still exact). The two half-lives make it max(4000 steps, 10 minutes of busy
+time). The blocks of sum_s G_s are A (p, p), b (p,), y'Wy, the sums over l (for excitation), and
+
+    n1_s = sum 2^(-age) h    n2_s = sum 2^(-2 age) h^2    h: Huber's share; n1^2 / n2 = effective rows
+
+Guarantees: adding statistics equals learning the rows together, to rounding (tests/property/test_strata.py); nothing
+here divides, so nothing here can become non-finite from finite rows.
+Reference: Kulhavy, Restricted exponential forgetting in real-time identification (Automatica 1987).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from online.blocks import STRATA, Design
+from online.rows import Floats
+
+_MAX_AGE = 1000.0  # 2^-1000 is still a normal number; older is 0 for every purpose
+
+
+class Strata:
+    """Statistics of q augmented columns in 32 strata.
+
+    Args:
+        q: p features and phases, the target, the steps.
+        half_life_steps: steps after which a row counts half, where the busy time below is not longer.
+        half_life_us: busy time after which a row counts half, where the steps above are not more.
+    """
+
+    __slots__ = ("_expand", "_left", "_right", "clock", "g", "half_life_steps", "half_life_us", "n1", "n2", "q")
+
+    def __init__(self, q: int, half_life_steps: float, half_life_us: float) -> None:
+        self.q = q
+        self.half_life_steps = half_life_steps
+        self.half_life_us = half_life_us
+        self._left, self._right = np.triu_indices(q)
+        expand = np.zeros((q, q), np.int64)
+        expand[self._left, self._right] = np.arange(len(self._left))
+        self._expand = np.maximum(expand, expand.T)
+        self.g = np.zeros((STRATA, len(self._left)))
+        self.n1 = np.zeros(STRATA)
+        self.n2 = np.zeros(STRATA)
+        self.clock = np.zeros(STRATA)
+
+    def learn(self, block: Design, z: Floats, weight: Floats, share: Floats) -> None:
+        """Add rows: z (n, q), weight (n,), share of Huber (n,)."""
+        groups = block.grouped()
+        order, starts, ids = groups.order, groups.starts, groups.ids
+        e = np.minimum(block.steps / self.half_life_steps, block.elapsed_us / self.half_life_us)[order]
+        running = np.cumsum(e)
+        last = starts + groups.sizes - 1
+        ends = running[last]
+        spent = np.empty_like(ends)
+        spent[0] = ends[0]
+        np.subtract(ends[1:], ends[:-1], out=spent[1:])
+        decay = np.exp2(running - np.repeat(ends, groups.sizes))
+        zo = z[order]
+        left = zo * (weight[order] * decay)[:, None]
+        new = np.add.reduceat(left[:, self._left] * zo[:, self._right], starts, axis=0)
+        kept = np.exp2(-np.minimum(spent, _MAX_AGE))
+        self.g[ids] = self.g[ids] * kept[:, None] + new
+        h = share[order] * decay
+        self.n1[ids] = self.n1[ids] * kept + np.add.reduceat(h, starts)
+        self.n2[ids] = self.n2[ids] * (kept * kept) + np.add.reduceat(h * h, starts)
+        self.clock[ids] += spent
+
+    def total(self) -> Floats:
+        """Sum over the strata as a full symmetric matrix (q, q)."""
+        matrix: Floats = self.g.sum(axis=0)[self._expand]
+        return matrix
+
+    def effective_rows(self) -> float:
+        """(sum w)^2 / sum w^2 in Huber shares, over all strata."""
+        squares = float(self.n2.sum())
+        return float(self.n1.sum()) ** 2 / squares if squares > 0.0 else 0.0
+
+    def discount(self, keep: float, gain: float) -> None:
+        """Keep this share of all evidence and say that the same work now takes ``gain`` times as long.
+
+        y becomes gain y and the weight l / yhat^2 becomes w / gain^2, as if the rows had been seen after the change.
+        """
+        target = self.q - 2
+        power = (self._left == target).astype(np.float64) + (self._right == target)
+        self.g *= keep * gain ** (power - 2.0)
+        self.n1 *= keep
+        self.n2 *= keep
+
+    def decay(self, spent: Floats) -> None:
+        """Forget as if rows worth ``spent`` (32,) half-lives had been learned in each stratum."""
+        kept = np.exp2(-np.minimum(spent, _MAX_AGE))
+        self.g *= kept[:, None]
+        self.n1 *= kept
+        self.n2 *= kept * kept
+
+    def add(self, other: Strata) -> None:
+        """Statistics of both; the caller has brought them to the same clock."""
+        self.g += other.g
+        self.n1 += other.n1
+        self.n2 += other.n2
+        self.clock += other.clock

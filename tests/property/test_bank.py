@@ -1,0 +1,163 @@
+"""What the bank promises whatever comes in."""
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from online.bank import Bank, BankSettings, RowOutcome
+from online.rows import STEP_FEATURES, RowBlock, Target
+from tests.streams import BETA, steps
+
+RLS = BankSettings(learners=("rls",))
+
+
+def _coefficients(bank, model="portable", target="step_time"):
+    return {f.name: f.coefficient for f in bank.targets("c")[target].models[model].features}
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10_000), cuts=st.lists(st.integers(1, 300), min_size=1, max_size=12))
+def test_call_sizes_do_not_matter(seed, cuts):
+    rows = steps(700, seed, stalls=0.01).rows
+    whole, parts = Bank(RLS), Bank(RLS)
+    whole.learn("c", Target.STEP_TIME, rows)
+    start = 0
+    while start < len(rows):
+        for size in cuts:
+            stop = min(start + size, len(rows))
+            if stop > start:
+                parts.learn("c", Target.STEP_TIME, rows.slice(start, stop))
+            start = stop
+    assert msgspec.json.encode(whole.targets("c")) == msgspec.json.encode(parts.targets("c"))
+
+
+def test_reading_changes_nothing():
+    rows = steps(700, 3).rows
+    read, left = Bank(RLS), Bank(RLS)
+    for start in range(0, 700, 50):
+        part = rows.slice(start, start + 50)
+        read.learn("c", Target.STEP_TIME, part)
+        left.learn("c", Target.STEP_TIME, part)
+        read.targets("c")
+    assert msgspec.json.encode(read.targets("c")) == msgspec.json.encode(left.targets("c"))
+
+
+_ODD = st.sampled_from([0.0, -1.0, np.nan, np.inf, -np.inf, 1e300, 1e-300, -1e300, 1.0, 1e6])
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_every_row_received_has_one_outcome_and_nothing_non_finite_comes_out(data):
+    n = data.draw(st.integers(1, 80))
+    sane = steps(n, data.draw(st.integers(0, 999))).rows
+    raw, y, weight = sane.raw.copy(), sane.elapsed_us.copy(), sane.weight.copy()
+    for _ in range(data.draw(st.integers(0, 20))):
+        i = data.draw(st.integers(0, n - 1))
+        where = data.draw(st.sampled_from(["raw", "y", "weight"]))
+        value = data.draw(_ODD)
+        if where == "raw":
+            raw[i, data.draw(st.integers(0, len(STEP_FEATURES) - 1))] = value
+        else:
+            (y if where == "y" else weight)[i] = value
+    bad = RowBlock(
+        raw=raw,
+        offsets=sane.offsets,
+        elapsed_us=y,
+        phase=sane.phase,
+        weight=weight,
+        end_ns=sane.end_ns,
+        engine=sane.engine,
+        quality=sane.quality,
+    )
+    bank = Bank(RLS)
+    bank.learn("c", Target.STEP_TIME, steps(300, 1).rows)
+    outcome = bank.learn("c", Target.STEP_TIME, bad)
+    assert sum(outcome.values()) == n
+    assert set(outcome) <= set(RowOutcome)
+    published = msgspec.json.encode(bank.targets("c"))
+    assert b"null" not in published.replace(b'"last_unix_nano":null', b"").replace(b'"gain":null', b"")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_known_coefficients_are_found(seed):
+    bank = Bank(RLS)
+    bank.learn("c", Target.STEP_TIME, steps(4000, seed, stalls=0.01, warm_up=True).rows)
+    found = np.array(list(_coefficients(bank).values()))
+    assert np.allclose(found, BETA, rtol=0.03)
+
+
+def test_a_feature_nobody_has_seen_is_absent():
+    rows = steps(400, 5, prefill_share=0.0).rows
+    bank = Bank(RLS)
+    bank.learn("c", Target.STEP_TIME, rows)
+    assert "prefill_tokens" not in _coefficients(bank)
+
+
+def test_a_compile_step_moves_no_coefficient_by_more_than_one_per_cent():
+    with_it, without = Bank(RLS), Bank(RLS)
+    with_it.learn("c", Target.STEP_TIME, steps(1000, 8, warm_up=True).rows)
+    without.learn("c", Target.STEP_TIME, steps(1000, 8).rows)
+    a, b = _coefficients(with_it), _coefficients(without)
+    for name, value in b.items():
+        assert abs(a[name] / value - 1) < 0.01
+
+
+def test_configurations_are_capped_and_the_least_recent_goes():
+    bank = Bank(BankSettings(learners=("rls",), configs_max=2))
+    for name in ("a", "b", "a", "c"):
+        bank.learn(name, Target.STEP_TIME, steps(40, 1).rows)
+    assert bank.configs() == ["a", "c"]
+    assert bank.evictions == 1
+
+
+def test_rename_keeps_what_was_learned():
+    bank = Bank(RLS)
+    bank.learn("old", Target.STEP_TIME, steps(300, 1).rows)
+    before = msgspec.json.encode(bank.targets("old"))
+    bank.rename("old", "new")
+    assert bank.configs() == ["new"]
+    assert msgspec.json.encode(bank.targets("new")) == before
+
+
+@pytest.mark.parametrize(
+    ("settings_", "key"),
+    [
+        (BankSettings(learners=("lasso",)), "learners"),
+        (BankSettings(learners=("river:no.Such",)), "river:no.Such"),
+        (BankSettings(learners=("river:drift.ADWIN",)), "not a regressor"),
+        (BankSettings(feature_sets=("phisics",)), "feature_sets"),
+        (BankSettings(custom={"step_time": ("tokens",)}), "tokens"),
+        (BankSettings(block_rows=0), "block_rows"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(settings_, key):
+    with pytest.raises(ValueError, match=key):
+        Bank(settings_)
+
+
+@pytest.mark.parametrize("target", list(Target))
+def test_every_target_learns(target):
+    rng = np.random.default_rng(4)
+    raw = rng.uniform(1, 50, size=(300, len(target.vocabulary)))
+    rows = RowBlock.of_lines(raw, 1000 + raw[:, 0] * 10 + rng.normal(0, 5, 300), end_ns=np.arange(300) * 10**7)
+    bank = Bank(BankSettings())
+    assert bank.learn("c", target, rows) == {RowOutcome.LEARNED: 300} | dict.fromkeys(
+        set(RowOutcome) - {RowOutcome.LEARNED}, 0
+    )
+    snapshot = bank.targets("c")[target.value]
+    assert snapshot.vector == target.vector
+    assert snapshot.models["portable"].features
+    assert "river:linear/portable" in snapshot.models
+
+
+def test_post_decode_is_fitted_to_the_mean():
+    rng = np.random.default_rng(4)
+    raw = rng.uniform(1, 50, size=(2000, 6))
+    y = 500 + raw[:, 1] * 20 + rng.exponential(400, 2000)
+    bank = Bank(RLS)
+    bank.learn("c", Target.POST_DECODE, RowBlock.of_lines(raw, y))
+    model = bank.targets("c")["post_decode"]
+    found = {f.name: f.coefficient for f in model.models["portable"].features}
+    assert abs(found["intercept"] + found["output_tokens"] * raw[:, 1].mean() - y.mean()) < 0.01 * y.mean()

@@ -1,0 +1,84 @@
+"""The solver finds the minimum, from any start."""
+
+import itertools
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from online.solve import solve
+
+
+def _by_enumeration(a, b, free):
+    """Every active set, the best feasible one."""
+    p = len(b)
+    best, value = np.zeros(p), 0.0
+    for on in itertools.product([False, True], repeat=p):
+        mask = np.array(on) | free
+        if not mask.any():
+            continue
+        z = np.zeros(p)
+        z[mask] = np.linalg.solve(a[np.ix_(mask, mask)], b[mask])
+        if (z[~free] < 0).any():
+            continue
+        objective = z @ a @ z - 2 * b @ z
+        if objective < value - 1e-15:
+            best, value = z, objective
+    return best
+
+
+@settings(max_examples=80, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), p=st.integers(1, 6), free=st.integers(0, 2), correlation=st.floats(0, 0.99))
+def test_equals_the_best_of_all_active_sets(seed, p, free, correlation):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(40, p)) * np.sqrt(1 - correlation) + rng.normal(size=(40, 1)) * np.sqrt(correlation)
+    x *= 10.0 ** rng.uniform(-4, 4, p)
+    y = x @ (rng.normal(size=p) / np.abs(x).mean(axis=0))
+    a, b = x.T @ x, x.T @ y
+    mask = np.arange(p) >= p - free
+    warm = rng.random(p) < 0.5
+    ridged = a + 1e-6 * np.diag(a.diagonal())
+    found = solve(a, b, mask, warm)
+    scale = np.sqrt(a.diagonal())
+    expected = _by_enumeration(ridged / np.outer(scale, scale), b / scale, mask) / scale
+    assert np.allclose(found.beta * scale, expected * scale, rtol=1e-7, atol=1e-7 * np.abs(expected * scale).max())
+    assert (found.beta[~mask] >= 0).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_the_warm_start_does_not_change_the_answer(seed):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(30, 5))
+    a, b = x.T @ x, x.T @ rng.normal(size=30)
+    free = np.zeros(5, bool)
+    answers = [solve(a, b, free, rng.random(5) < 0.5).beta for _ in range(4)]
+    for other in answers[1:]:
+        assert np.allclose(answers[0], other, rtol=1e-12, atol=1e-12)
+
+
+def test_a_column_without_data_and_prior_takes_no_part():
+    a = np.diag([4.0, 0.0])
+    found = solve(a, np.array([8.0, 0.0]), np.zeros(2, bool), np.ones(2, bool))
+    assert found.live.tolist() == [True, False]
+    assert found.beta[1] == 0.0
+    assert abs(found.beta[0] - 2.0) < 1e-5
+
+
+def test_a_prior_alone_gives_its_mean():
+    found = solve(
+        np.zeros((2, 2)),
+        np.zeros(2),
+        np.zeros(2, bool),
+        np.ones(2, bool),
+        prior_precision=np.array([4.0, 1e-8]),
+        prior_mean=np.array([3.0, 700.0]),
+    )
+    assert np.allclose(found.beta, [3.0, 700.0], rtol=1e-5)
+
+
+def test_a_copied_column_shares_the_coefficient():
+    x = np.random.default_rng(0).uniform(1, 2, size=(50, 1)).repeat(2, axis=1)
+    y = x[:, 0] * 6.0
+    found = solve(x.T @ x, x.T @ y, np.zeros(2, bool), np.ones(2, bool))
+    assert np.allclose(found.beta, [3.0, 3.0], rtol=1e-5)

@@ -1,0 +1,113 @@
+"""The table of what a snapshot looks like in Prometheus: names, types, labels, help.
+
+Code renders from it, documents are compared with it. Every label value comes from a closed set, except ``config``,
+whose number is capped by the learner, and those of ``tracefit_config_info``, which has one series per configuration.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+DEFAULT_MAX_SERIES = 7500
+"""50 configurations with the default sets need 50 x 149 series; own metrics take up to 500 more: 8,000 a scrape."""
+
+IDENTITY_LABELS: tuple[tuple[str, str], ...] = (
+    ("model", "model_name"),  # `model` is the learner's feature set in every other family
+    ("gpu", "gpu"),
+    ("tensor_parallel_size", "tensor_parallel_size"),
+    ("expert_parallel", "expert_parallel"),
+    ("data_parallel_size", "data_parallel_size"),
+    ("dtype", "dtype"),
+    ("quantization", "quantization"),
+    ("vllm_version", "vllm_version"),
+    ("max_num_seqs", "max_num_seqs"),
+    ("max_num_batched_tokens", "max_num_batched_tokens"),
+    ("max_model_len", "max_model_len"),
+    ("block_size", "block_size"),
+    ("enable_chunked_prefill", "enable_chunked_prefill"),
+    ("enable_prefix_caching", "enable_prefix_caching"),
+    ("cpu_offload", "cpu_offload"),
+    ("async_scheduling", "async_scheduling"),
+)
+"""Identity key of a configuration -> label of ``tracefit_config_info``; an unknown fact is the empty string."""
+
+
+class Family(NamedTuple):
+    """One row of the table of families; the order of the table is the order of importance."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    help: str
+
+
+_TARGET = ("config", "vector", "target")
+_MODEL = (*_TARGET, "model")
+_FEATURE = (*_MODEL, "feature", "unit")
+
+FAMILIES: tuple[Family, ...] = (
+    Family(
+        "tracefit_config_info",
+        "gauge",
+        ("config", *(label for _, label in IDENTITY_LABELS)),
+        "What a configuration is; always 1. An unknown fact is an empty label.",
+    ),
+    Family("tracefit_coefficient", "gauge", _FEATURE, "Learned coefficient, in the unit of its label."),
+    Family("tracefit_coefficient_stderr", "gauge", _FEATURE, "Standard error of a coefficient, in its unit."),
+    Family(
+        "tracefit_telemetry_quality",
+        "gauge",
+        ("config", "quality"),
+        "1 for the telemetry a configuration is learned from: steps+, steps, sampled, journeys, requests.",
+    ),
+    Family(
+        "tracefit_error_ratio",
+        "gauge",
+        (*_MODEL, "statistic"),
+        "Relative error of predictions made before learning, over the forgetting window: median and p90.",
+    ),
+    Family("tracefit_model_rows_total", "counter", _MODEL, "Rows learned from."),
+    Family("tracefit_model_effective_rows", "gauge", _MODEL, "Rows that still count, after forgetting and weighting."),
+    Family(
+        "tracefit_coefficient_status",
+        "gauge",
+        (*_FEATURE, "status"),
+        "1 for the status of a coefficient: identified, weak, at_bound, prior_only, constant.",
+    ),
+    Family("tracefit_drift_detections_total", "counter", _TARGET, "Confirmed changes of speed."),
+    Family("tracefit_engines", "gauge", ("config", "scheduling"), "Engines seen, by scheduling mode."),
+    Family("tracefit_champion", "gauge", _MODEL, "1 for the model that predicts best, where there are several."),
+    Family(
+        "tracefit_interval_ratio",
+        "gauge",
+        (*_TARGET, "bound"),
+        "Observed time divided by predicted time: 10th (lower) and 90th (upper) percentile.",
+    ),
+    Family("tracefit_target_mean_seconds", "gauge", _TARGET, "Plain mean of what was observed."),
+    Family(
+        "tracefit_coefficient_live",
+        "gauge",
+        _FEATURE,
+        "Coefficient of the quick lane's fast member, champion only: it follows a change at once, and is noisier.",
+    ),
+    Family(
+        "tracefit_model_condition_number",
+        "gauge",
+        _MODEL,
+        "Condition number of the scaled normal equations; large means that features move together.",
+    ),
+    Family("tracefit_drift_last_timestamp_seconds", "gauge", _TARGET, "When speed last changed; absent if never."),
+    Family("tracefit_drift_gain_ratio", "gauge", _TARGET, "New time divided by old time at the last change of speed."),
+)
+"""Every per-configuration family, most important first."""
+
+PAGE_FAMILIES: tuple[Family, ...] = (
+    Family("tracefit_snapshot_generation", "gauge", (), "Generation of the snapshot this page shows."),
+    Family("tracefit_snapshot_created_timestamp_seconds", "gauge", (), "When that snapshot was made."),
+    Family("tracefit_snapshot_configs", "gauge", (), "Configurations in the snapshot."),
+    Family("tracefit_exposition_series", "gauge", (), "Series of the snapshot on this page."),
+    Family("tracefit_exposition_series_capacity", "gauge", (), "Most series of the snapshot that a page may show."),
+    Family("tracefit_exposition_series_withheld", "gauge", (), "Series withheld because the page is full."),
+    Family("tracefit_exposition_values_withheld", "gauge", (), "Values withheld because they are not finite."),
+)
+"""Families about the page itself; always shown once there is a snapshot."""

@@ -1,0 +1,65 @@
+"""Label values and units, as Prometheus wants them: closed, short, valid UTF-8; base units.
+
+A coefficient in ``us/token`` leaves as ``seconds_per_token``, its value divided by 1e6. Division, not multiplication
+by 1e-6: 1e-6 is not a binary fraction, so the product would carry two roundings and print noise digits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from functools import lru_cache
+
+MAX_LABEL_CHARS = 120
+"""Longer values are cut; Prometheus' usual ``label_value_length_limit`` is 200 bytes and up."""
+
+US_PER_S = 1e6
+
+_NOT_WORD = re.compile(r"[^a-z0-9]+")
+
+
+@lru_cache(maxsize=4096)
+def label_value(text: str) -> str:
+    """Make any text a harmless label value.
+
+    Control characters, newlines and lone surrogates become U+FFFD; what is too long is cut and keeps eight hex digits
+    of its hash, so that two long names that differ only at the end stay two series.
+
+    Args:
+        text: whatever telemetry or configuration said.
+
+    Returns:
+        At most ``MAX_LABEL_CHARS`` characters of encodable, printable text.
+    """
+    clean = "".join("\ufffd" if unicodedata.category(char) in {"Cc", "Cs"} else char for char in text[:4096])
+    if len(text) <= MAX_LABEL_CHARS:
+        return clean
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{clean[: MAX_LABEL_CHARS - 9]}~{digest}"
+
+
+@lru_cache(maxsize=1024)
+def base_unit(unit: str) -> tuple[str, float]:
+    """Translate a coefficient's unit to base units.
+
+    Args:
+        unit: numerator, optionally ``/`` denominators joined by ``*``: ``us``, ``us/token``, ``us/token*request``.
+
+    Returns:
+        The label value and the divisor that brings the coefficient to it. ``us/us`` is a ``ratio``. A unit without
+        microseconds keeps its value and its (tidied) name.
+    """
+    numerator, _, denominator = unit.partition("/")
+    if unit in {"", "1", "ratio", "us/us"}:
+        return "ratio", 1.0
+    divisor = US_PER_S if numerator == "us" else 1.0
+    words = "seconds" if numerator == "us" else _tidy(numerator)
+    if denominator:
+        words += "".join(f"_per_{_tidy(part)}" for part in denominator.split("*"))
+    return words, divisor
+
+
+def _tidy(text: str) -> str:
+    spelled = text.lower().replace("²", "_squared").replace("^2", "_squared")
+    return _NOT_WORD.sub("_", spelled).strip("_") or "unknown"

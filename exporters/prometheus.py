@@ -1,0 +1,207 @@
+"""Snapshot -> Prometheus metric families.
+
+State is mirrored, not instrumented: every family is made anew from one immutable snapshot, so a configuration that left
+the snapshot leaves the page, and Prometheus marks its series stale (Prometheus docs, "Writing exporters": never update
+metrics on each scrape). What is not known is absent, never zero, never NaN. Values are in base units (seconds) at full
+precision; the ``unit`` label says which.
+
+The number of series is bounded by ``max_series``: families are listed in order of importance and the least important
+are withheld, whole, until the page fits; then configurations, last first. What was withheld is counted on the page.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
+
+from online.snapshot import ConfigSnapshot, ModelSnapshot, Snapshot, TargetSnapshot
+
+from .families import DEFAULT_MAX_SERIES, FAMILIES, IDENTITY_LABELS, PAGE_FAMILIES, Family
+from .labels import US_PER_S, base_unit, label_value
+
+NS_PER_S = 1e9
+
+
+class Sample(NamedTuple):
+    """A value of a family before rendering."""
+
+    labels: tuple[str, ...]
+    value: float
+    exemplar: Exemplar | None = None
+
+
+Samples = dict[str, list[Sample]]
+
+
+class SnapshotCollector(Collector):
+    """Prometheus collector over a snapshot source; register it, or hand it to ``exposition.MetricsPage``.
+
+    Args:
+        source: returns the newest snapshot, or None before the first.
+        max_series: capacity of the page for series of the snapshot.
+    """
+
+    def __init__(self, source: Callable[[], Snapshot | None], *, max_series: int = DEFAULT_MAX_SERIES) -> None:
+        if max_series < 1:
+            raise ValueError(f"max_series: expected >= 1, got {max_series!r}")
+        self._source = source
+        self._max_series = max_series
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: names are fixed by the table, and registration must not render a page."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Families of the newest snapshot; none before the first."""
+        snapshot = self._source()
+        if snapshot is not None:
+            yield from snapshot_families(snapshot, self._max_series)
+
+
+def snapshot_families(snapshot: Snapshot, max_series: int = DEFAULT_MAX_SERIES) -> Iterator[Metric]:
+    """Turn one snapshot into metric families.
+
+    Args:
+        snapshot: what to show.
+        max_series: bound on the series of the families in ``FAMILIES``.
+
+    Yields:
+        Families in the order of the tables; empty ones are left out.
+    """
+    per_config = [_config_samples(config) for config in snapshot.configs]
+    non_finite = sum(_drop_non_finite(samples) for samples in per_config)
+    merged: Samples = {family.name: [] for family in FAMILIES}
+    for samples in per_config:
+        for name, rows in samples.items():
+            merged[name].extend(rows)
+    total = sum(map(len, merged.values()))
+    shown = _fit(merged, max_series)
+    page = {
+        "tracefit_snapshot_generation": snapshot.generation,
+        "tracefit_snapshot_created_timestamp_seconds": snapshot.created_unix_nano / NS_PER_S,
+        "tracefit_snapshot_configs": len(snapshot.configs),
+        "tracefit_exposition_series": shown,
+        "tracefit_exposition_series_capacity": max_series,
+        "tracefit_exposition_series_withheld": total - shown,
+        "tracefit_exposition_values_withheld": non_finite,
+    }
+    for family in PAGE_FAMILIES:
+        yield _metric(family, [Sample((), page[family.name])])
+    for family in FAMILIES:
+        if merged[family.name]:
+            yield _metric(family, merged[family.name])
+
+
+def _fit(merged: Samples, max_series: int) -> int:
+    """Empty the least important families, then shorten the rest, until they fit; returns what is left."""
+    shown = sum(map(len, merged.values()))
+    for family in reversed(FAMILIES[2:]):
+        if shown <= max_series:
+            return shown
+        shown -= len(merged[family.name])
+        merged[family.name] = []
+    if shown > max_series:  # even what and how much does not fit: as many configurations as do, in snapshot order
+        info, coefficients = (merged[family.name] for family in FAMILIES[:2])
+        room = max_series
+        kept: set[str] = set()
+        counts: dict[str, int] = {}
+        for sample in coefficients:
+            counts[sample.labels[0]] = counts.get(sample.labels[0], 0) + 1
+        for sample in info:
+            need = 1 + counts.get(sample.labels[0], 0)
+            if need > room:
+                break
+            room -= need
+            kept.add(sample.labels[0])
+        info[:] = [sample for sample in info if sample.labels[0] in kept]
+        coefficients[:] = [sample for sample in coefficients if sample.labels[0] in kept]
+        shown = len(info) + len(coefficients)
+    return shown
+
+
+def _metric(family: Family, samples: list[Sample]) -> Metric:
+    if family.kind == "counter":
+        counter = CounterMetricFamily(family.name, family.help, labels=family.labels)
+        for sample in samples:
+            counter.add_metric(sample.labels, sample.value, exemplar=sample.exemplar)
+        return counter
+    gauge = GaugeMetricFamily(family.name, family.help, labels=family.labels)
+    for sample in samples:
+        gauge.add_metric(sample.labels, sample.value)
+    return gauge
+
+
+def _drop_non_finite(samples: Samples) -> int:
+    """Absent beats wrong: a value that is not finite never leaves; returns how many there were."""
+    dropped = 0
+    for name, rows in samples.items():
+        finite = [sample for sample in rows if math.isfinite(sample.value)]
+        dropped += len(rows) - len(finite)
+        samples[name] = finite
+    return dropped
+
+
+def _config_samples(config: ConfigSnapshot) -> Samples:
+    config_id = label_value(config.config_id)
+    samples: Samples = {family.name: [] for family in FAMILIES}
+    identity = (label_value(_plain(config.config.get(key, ""))) for key, _ in IDENTITY_LABELS)
+    samples["tracefit_config_info"].append(Sample((config_id, *identity), 1))
+    samples["tracefit_telemetry_quality"].append(Sample((config_id, label_value(config.telemetry)), 1))
+    modes = [engine.scheduling for engine in config.engines]
+    for mode in dict.fromkeys(modes):
+        samples["tracefit_engines"].append(Sample((config_id, label_value(mode)), modes.count(mode)))
+    for name, target in config.targets.items():
+        _target_samples(samples, (config_id, label_value(target.vector), label_value(name)), target)
+    return samples
+
+
+def _plain(value: str | float) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _target_samples(samples: Samples, labels: tuple[str, ...], target: TargetSnapshot) -> None:
+    scale = base_unit(target.unit)[1]
+    if target.mean_us is not None:
+        samples["tracefit_target_mean_seconds"].append(Sample(labels, target.mean_us / US_PER_S))
+    if target.interval is not None:
+        for bound, ratio in (("lower", target.interval.p10), ("upper", target.interval.p90)):
+            samples["tracefit_interval_ratio"].append(Sample((*labels, bound), ratio))
+    drift = target.drift
+    if drift is not None:
+        samples["tracefit_drift_detections_total"].append(Sample(labels, drift.count))
+        if drift.last_unix_nano is not None:
+            last_s = drift.last_unix_nano / NS_PER_S
+            samples["tracefit_drift_last_timestamp_seconds"].append(Sample(labels, last_s))
+        if drift.gain is not None:
+            samples["tracefit_drift_gain_ratio"].append(Sample(labels, drift.gain))
+    if len(target.models) > 1 and target.champion in target.models:
+        samples["tracefit_champion"].append(Sample((*labels, label_value(target.champion)), 1))
+    for name, model in target.models.items():
+        _model_samples(samples, (*labels, label_value(name)), model, scale, champion=name == target.champion)
+
+
+def _model_samples(
+    samples: Samples, labels: tuple[str, ...], model: ModelSnapshot, scale: float, *, champion: bool
+) -> None:
+    samples["tracefit_model_rows_total"].append(Sample(labels, model.rows))
+    samples["tracefit_model_effective_rows"].append(Sample(labels, model.effective_rows))
+    if model.condition_number is not None and len(model.features) > 1:
+        samples["tracefit_model_condition_number"].append(Sample(labels, model.condition_number))
+    if model.error is not None:
+        for statistic, ratio in (("median", model.error.median_ape), ("p90", model.error.p90_ape)):
+            samples["tracefit_error_ratio"].append(Sample((*labels, statistic), ratio))
+    for feature in model.features:
+        unit, divisor = base_unit(feature.unit or ("us" if scale != 1 else ""))
+        full = (*labels, label_value(feature.name), unit)
+        samples["tracefit_coefficient"].append(Sample(full, feature.coefficient / divisor))
+        if feature.stderr is not None:
+            samples["tracefit_coefficient_stderr"].append(Sample(full, feature.stderr / divisor))
+        if feature.live_coefficient is not None and champion:
+            samples["tracefit_coefficient_live"].append(Sample(full, feature.live_coefficient / divisor))
+        samples["tracefit_coefficient_status"].append(Sample((*full, label_value(feature.status)), 1))

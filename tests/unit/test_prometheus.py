@@ -1,0 +1,201 @@
+"""A snapshot as Prometheus families: what is shown, in which unit, and what is not."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from exporters.exposition import MetricsPage
+from exporters.families import DEFAULT_MAX_SERIES, FAMILIES, PAGE_FAMILIES
+from exporters.labels import MAX_LABEL_CHARS, base_unit, label_value
+from exporters.prometheus import SnapshotCollector, snapshot_families
+from online.snapshot import FeatureSnapshot, ModelSnapshot, TargetSnapshot
+from tests import exporter_cases as cases
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+def page_of(snapshot, accept=""):
+    return MetricsPage(CollectorRegistry(), lambda: snapshot).render(accept).body
+
+
+def series(snapshot, **kwargs):
+    """{(sample name, frozenset of labels): value} of everything a snapshot shows."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in snapshot_families(snapshot, **kwargs)
+        for sample in family.samples
+    }
+
+
+def named(shown, name):
+    return {labels: value for (family, labels), value in shown.items() if family == name}
+
+
+def one_feature_target(**feature):
+    features = [FeatureSnapshot(**{"name": "intercept", "unit": "us", "status": "identified", **feature})]
+    model = ModelSnapshot(features=features, rows=1, effective_rows=1.0)
+    return TargetSnapshot(vector="beta", unit="us", champion="portable", models={"portable": model})
+
+
+@pytest.mark.parametrize(("accept", "golden"), [("", "golden_metrics.txt"), (OPENMETRICS, "golden_metrics.om.txt")])
+def test_the_page_is_the_golden_page(accept, golden):
+    cases.assert_golden(golden, page_of(cases.snapshot(), accept))
+
+
+@pytest.mark.parametrize(("accept", "parse"), [("", parse_text), (OPENMETRICS, parse_openmetrics)])
+def test_the_page_parses_to_the_values_of_the_snapshot(accept, parse):
+    families = parse(page_of(cases.snapshot(), accept).decode())
+    found = {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
+    assert found == series(cases.snapshot())
+
+
+def test_promtool_finds_nothing_to_say_about_the_page():
+    promtool = cases.tool("promtool", "prometheus")
+    page = page_of(cases.snapshot())
+    done = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, check=False)
+    assert (done.returncode, done.stderr.decode()) == (0, "")
+
+
+def test_coefficients_leave_in_base_units_at_full_precision():
+    coefficients = named(series(cases.snapshot()), "tracefit_coefficient")
+    context = [v for labels, v in coefficients.items() if ("feature", "decode_context_tokens") in labels]
+    assert context == [7e-08]
+    assert b',unit="seconds_per_token",vector="beta"} 7e-08\n' in page_of(cases.snapshot())
+
+
+def test_a_coefficient_that_is_not_known_is_absent():
+    assert named(series(cases.snapshot(cases.config(targets={}))), "tracefit_coefficient") == {}
+
+
+def test_a_missing_standard_error_has_no_series():
+    shown = series(cases.snapshot(cases.config(targets={"step_time": one_feature_target(coefficient=1.0)})))
+    assert named(shown, "tracefit_coefficient_stderr") == {}
+    assert named(shown, "tracefit_coefficient_live") == {}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_not_finite_is_withheld_and_counted(value):
+    shown = series(cases.snapshot(cases.config(targets={"step_time": one_feature_target(coefficient=value)})))
+    assert named(shown, "tracefit_coefficient") == {}
+    assert named(shown, "tracefit_exposition_values_withheld") == {frozenset(): 1}
+
+
+def test_a_configuration_that_vanishes_takes_its_series_along():
+    current = [cases.snapshot(cases.config("aaaaaaaaaaaa"), cases.config("bbbbbbbbbbbb"))]
+    page = MetricsPage(CollectorRegistry(), lambda: current[0])
+    assert b'config="bbbbbbbbbbbb"' in page.render().body
+    current[0] = cases.snapshot(cases.config("aaaaaaaaaaaa"), generation=43)
+    body = page.render().body
+    assert b'config="aaaaaaaaaaaa"' in body
+    assert b'config="bbbbbbbbbbbb"' not in body
+
+
+def test_before_the_first_snapshot_there_are_only_our_own_metrics():
+    registry = CollectorRegistry()
+    Counter("tracefit_spans", "Spans.", registry=registry)
+    body = MetricsPage(registry, lambda: None).render().body
+    assert b"tracefit_spans_total 0.0" in body
+    assert b"tracefit_coefficient" not in body
+
+
+def test_registering_the_collector_renders_nothing():
+    def explode():
+        raise AssertionError("asked for a snapshot")
+
+    CollectorRegistry(auto_describe=True).register(SnapshotCollector(explode))
+
+
+def test_the_collector_can_live_in_an_ordinary_registry():
+    registry = CollectorRegistry()
+    registry.register(SnapshotCollector(cases.snapshot))
+    assert registry.get_sample_value("tracefit_snapshot_generation") == 42
+
+
+def test_every_family_appears_for_a_configuration_that_has_everything():
+    shown = {name for name, _ in series(cases.snapshot())}
+    assert shown == {family.name for family in (*PAGE_FAMILIES, *FAMILIES)}
+
+
+def test_labels_are_those_of_the_table():
+    labels = {family.name: set(family.labels) for family in (*PAGE_FAMILIES, *FAMILIES)}
+    for name, found in series(cases.snapshot()):
+        assert {key for key, _ in found} == labels[name]
+
+
+NASTY = ['qu"ote', "back\\slash", "line\nfeed", "tab\tNUL\0", "emoji 🚀 Ω", "x" * 10_000, "\ud800 lone surrogate", ""]
+
+
+@pytest.mark.parametrize("name", NASTY)
+@pytest.mark.parametrize(("accept", "parse"), [("", parse_text), (OPENMETRICS, parse_openmetrics)])
+def test_any_model_name_gives_a_page_that_parses(name, accept, parse):
+    text = page_of(cases.snapshot(cases.config(name=name)), accept).decode()
+    info = next(f for f in parse(text) if f.name == "tracefit_config_info")
+    shown = info.samples[0].labels["model_name"]
+    assert len(shown) <= MAX_LABEL_CHARS
+    assert shown == label_value(name)
+
+
+@given(st.text(st.characters(), min_size=1, max_size=300))
+def test_a_label_value_is_short_printable_and_encodable(text):
+    value = label_value(text)
+    assert 0 < len(value) <= MAX_LABEL_CHARS
+    assert value.encode()
+    assert all(ord(char) >= 32 for char in value)
+
+
+def test_long_names_that_differ_at_the_end_stay_apart():
+    assert label_value("x" * 500 + "a") != label_value("x" * 500 + "b")
+
+
+@pytest.mark.parametrize(
+    ("unit", "expected"),
+    [
+        ("us", ("seconds", 1e6)),
+        ("us/token", ("seconds_per_token", 1e6)),
+        ("us/request", ("seconds_per_request", 1e6)),
+        ("us/token²", ("seconds_per_token_squared", 1e6)),
+        ("us/token*request", ("seconds_per_token_per_request", 1e6)),
+        ("us/us", ("ratio", 1.0)),
+        ("1", ("ratio", 1.0)),
+        ("blocks", ("blocks", 1.0)),
+    ],
+)
+def test_units_become_base_units(unit, expected):
+    assert base_unit(unit) == expected
+
+
+def test_fifty_configurations_with_the_default_sets_fit_with_nothing_withheld():
+    shown = series(cases.full_snapshot(50))
+    assert named(shown, "tracefit_exposition_series_withheld") == {frozenset(): 0}
+    assert len(shown) <= DEFAULT_MAX_SERIES + len(PAGE_FAMILIES)
+
+
+@pytest.mark.parametrize("max_series", [1, 7, 100, 1000, 5000])
+def test_the_page_never_shows_more_than_its_capacity_and_says_what_it_withheld(max_series):
+    everything = len(series(cases.full_snapshot(20), max_series=10**6)) - len(PAGE_FAMILIES)
+    shown = series(cases.full_snapshot(20), max_series=max_series)
+    listed = len(shown) - len(PAGE_FAMILIES)
+    assert listed <= max_series
+    assert shown["tracefit_exposition_series", frozenset()] == listed
+    assert shown["tracefit_exposition_series_withheld", frozenset()] == everything - listed
+
+
+def test_a_full_page_gives_up_whole_families_least_important_first():
+    names = [family.name for family in FAMILIES]
+    shown = {name for name, _ in series(cases.full_snapshot(20), max_series=1000)} & set(names)
+    assert shown == set(names[: len(shown)])
+    assert "tracefit_coefficient" in shown
+
+
+def test_ten_thousand_configurations_cost_a_page_of_bounded_size():
+    small = cases.config(targets={"step_time": one_feature_target(coefficient=1.0)})
+    shown = series(cases.snapshot(*[small] * 10_000))
+    assert len(shown) <= DEFAULT_MAX_SERIES + len(PAGE_FAMILIES)

@@ -1,0 +1,141 @@
+"""Decode, join, learn: what the worker does with what was admitted. Single-threaded; never raises on bad input."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+from google.protobuf.message import DecodeError
+
+from collector.decode.plain import decode
+from collector.decode.records import Skip, Tally
+from collector.join.dedupe import SpanWindow
+from collector.join.joiner import Joined, Joiner
+from collector.join.reasons import JoinEvent, RowDrop
+from collector.join.settings import JoinSettings
+from online.bank import Bank, BankSettings, RowOutcome
+from online.rows import Quality, Target
+from online.snapshot import ConfigSnapshot, EngineSnapshot, Snapshot
+
+
+class Export(NamedTuple):
+    """One admitted ExportTraceServiceRequest; ``recording`` names the file in a replay."""
+
+    payload: bytes
+    peer: str
+    transport: str
+    spans: int
+    recording: str = ""
+
+
+class DedupeSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How long span ids are remembered."""
+
+    window_s: float = 600.0
+    ids_max: int = 100_000
+    emitters_max: int = 256
+
+
+class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of everything between the queue and the models."""
+
+    join: JoinSettings = JoinSettings()
+    dedupe: DedupeSettings = DedupeSettings()
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened since the counts were last taken."""
+
+    tally: Tally = field(default_factory=Tally)
+    rows: Counter[tuple[Target, RowOutcome]] = field(default_factory=Counter)
+    drops: Counter[RowDrop] = field(default_factory=Counter)
+    events: Counter[JoinEvent] = field(default_factory=Counter)
+
+
+class Pipeline:
+    """Exports in, coefficients out."""
+
+    def __init__(self, settings: PipelineSettings, bank_settings: BankSettings, version: str) -> None:
+        dedupe = settings.dedupe
+        self._spans = SpanWindow(int(dedupe.window_s * 1e9), dedupe.ids_max, dedupe.emitters_max)
+        self._joiner = Joiner(settings.join)
+        self._bank = Bank(bank_settings)
+        self._version = version
+        self._counts = Counts()
+
+    @property
+    def learned_rows(self) -> int:
+        """Rows learned so far; more of them make a new generation due."""
+        return self._bank.learned_rows
+
+    @property
+    def joiner(self) -> Joiner:
+        """What is held between decoding and learning, for gauges."""
+        return self._joiner
+
+    def process(self, exports: Sequence[Export]) -> None:
+        """Decode, join and learn; what cannot be used is counted."""
+        for export in exports:
+            try:
+                decoded = decode(export.payload, export.peer, self._spans.admit, self._counts.tally)
+            except DecodeError:  # admission has parsed the envelope; a fuzzer may still get here
+                self._counts.tally.spans_received += export.spans
+                self._counts.tally.spans_skipped[Skip.INCONSISTENT] += export.spans
+                continue
+            for telemetry in decoded:
+                self._joiner.add(telemetry, export.recording)
+        self._learn(self._joiner.drain())
+
+    def flush(self) -> None:
+        """End of a replay: everything held becomes rows, or is dropped for a reason."""
+        self._learn(self._joiner.drain(flush=True))
+
+    def flushed(self) -> Pipeline:
+        """A copy in which everything held has become rows; this one stays as it is."""
+        out = copy.deepcopy(self)
+        out.flush()
+        return out
+
+    def take_counts(self) -> Counts:
+        """Counts since the last call."""
+        counts, self._counts = self._counts, Counts()
+        counts.events, counts.drops = self._joiner.take_events()
+        return counts
+
+    def _learn(self, joined: Sequence[Joined]) -> None:
+        for old, new in self._joiner.renamed:
+            self._bank.rename(old, new)
+        self._joiner.renamed.clear()
+        for config_id, target, rows in joined:
+            for outcome, count in self._bank.learn(config_id, target, rows).items():
+                self._counts.rows[target, outcome] += count
+
+    def snapshot(self, now_unix_nano: int, generation: int) -> Snapshot:
+        """What is known now; the state stays as it is."""
+        return Snapshot(
+            generation=generation,
+            created_unix_nano=now_unix_nano,
+            tracefit_version=self._version,
+            configs=[self._config(config_id) for config_id in self._joiner.config_ids()],
+        )
+
+    def _config(self, config_id: str) -> ConfigSnapshot:
+        engines = self._joiner.engines_of(config_id)
+        facts: dict[str, str | int | float | bool] = {}
+        for engine in engines:
+            facts |= engine.facts.known() | engine.facts.identity(engine.instance, engine.recording)
+        return ConfigSnapshot(
+            config_id=config_id,
+            config=facts,
+            engines=[
+                EngineSnapshot(instance=e.instance, scheduling=e.scheduling.value, last_step=e.last_step)
+                for e in engines
+            ],
+            telemetry=min((e.quality for e in engines), default=Quality.REQUESTS).label,
+            targets=self._bank.targets(config_id),
+        )

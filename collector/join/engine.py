@@ -204,10 +204,9 @@ class Engine:
         self.drops += step.drops
         out = []
         rows = process.warm_up.pass_through(step.rows, flush=flush)
-        if rows is not None and len(rows):
+        if len(rows):
             out.append(EngineRows(Target.STEP_TIME, rows))
-        if len(step.schedule_rows):
-            out.append(EngineRows(Target.SCHEDULE_TIME, step.schedule_rows))
+        out += [EngineRows(Target.SCHEDULE_TIME, block) for block in step.schedule_rows if len(block)]
         if process.warm_up.over:
             self.drops[RowDrop.WARM_UP] += process.warm_up.dropped
             process.warm_up.dropped = 0

@@ -30,16 +30,14 @@ class ContextSource(enum.StrEnum):
 
 @dataclass(slots=True)
 class BlockRatio:
-    """Context tokens per KV block in use: a fact (block size), else the running ratio where the context is exact."""
+    """Context tokens per KV block in use: the running ratio where the context is exact, else a fact (block size).
+
+    ``context_tokens`` and ``blocks`` are sums over the same steps.
+    """
 
     fact_tokens: float | None = None
     context_tokens: float = 0.0
     blocks: float = 0.0
-
-    def learn(self, context_tokens: float, blocks: float, decay: float) -> None:
-        """Add exact pairs summed over steps without prefill; older ones count ``decay``."""
-        self.context_tokens = decay * self.context_tokens + context_tokens
-        self.blocks = decay * self.blocks + blocks
 
     def estimate(self, steps: Cells) -> Floats:
         """Decode context from blocks in use, shape (m,); NaN while nothing is known.
@@ -65,6 +63,16 @@ class Rebuilt:
     decode_requests: Floats
     decode_tokens: Floats
     context_tokens: Floats
+
+    def cut(self, here: slice) -> Rebuilt:
+        """A run of these steps, as views."""
+        return Rebuilt(
+            self.prefill_requests[here],
+            self.prefill_tokens[here],
+            self.decode_requests[here],
+            self.decode_tokens[here],
+            self.context_tokens[here],
+        )
 
 
 def rebuilt_counts(cells: Cells, *, asynchronous: bool) -> Rebuilt:

@@ -104,11 +104,7 @@ class Joiner:
         out = []
         for config_id in sorted(self._releases):
             engines = self.engines_of(config_id)
-            until = horizon(
-                {e.instance: e.safe_unix_ns for e in engines},
-                {e.instance: e.event_unix_ns for e in engines},
-                int(self._settings.window_s * 1e9),
-            )
+            until = horizon(engines, self._settings)
             taken = self._releases[config_id].take(None if flush else until)
             out += [Joined(config_id, target, rows) for target, rows in taken]
         return out

@@ -6,13 +6,14 @@ engine is silent for longer than the window; a silent engine holds nobody up aft
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import numpy as np
 
 from online.rows import RowBlock, Target
 
-from .engine import EngineRows
+from .engine import Engine, EngineRows
+from .settings import JoinSettings
 
 
 class Release:
@@ -50,10 +51,13 @@ class Release:
         return out
 
 
-def horizon(safe_unix_ns: Mapping[str, int], event_unix_ns: Mapping[str, int], window_ns: int) -> int | None:
-    """Until when the rows of these engines are all here; None when only one engine speaks."""
-    if len(safe_unix_ns) < 2:  # noqa: PLR2004 one engine needs no order
-        return None
-    newest = max(event_unix_ns.values())
-    speaking = [safe for instance, safe in safe_unix_ns.items() if event_unix_ns[instance] >= newest - window_ns]
-    return min(speaking) if len(speaking) > 1 else None
+def horizon(engines: Sequence[Engine], settings: JoinSettings) -> int:
+    """Until when (wall clock ns) the rows of a configuration's engines are all here.
+
+    Always ``grace_s`` behind the newest event: by then an engine not heard of before would have spoken. An engine silent
+    for ``window_s`` is not waited for.
+    """
+    newest = max(engine.event_unix_ns for engine in engines)
+    speaking = [e.safe_unix_ns for e in engines if e.event_unix_ns >= newest - int(settings.window_s * 1e9)]
+    grace = newest - int(settings.grace_s * 1e9)
+    return min(grace, *speaking) if len(engines) > 1 else grace

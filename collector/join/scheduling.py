@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 _VOTES_MIN = 8
 _SWITCH_SHARE = 0.9
 _DECAY = 0.5
-_VOTES_KEPT = 256.0
 
 
 class Scheduling(enum.StrEnum):
@@ -36,12 +35,16 @@ class SchedulingVotes:
 
     def add(self, steps: NDArray[np.void], cells: NDArray[np.void]) -> None:
         """Count the votes of consecutive steps; each step must be given once."""
-        if self.sync + self.asynchronous > _VOTES_KEPT:
-            self.sync, self.asynchronous = _DECAY * self.sync, _DECAY * self.asynchronous
         sync, asynchronous = votes(steps, cells)
         self.sync += sync
         self.asynchronous += asynchronous
-        self._decide(_VOTES_MIN)
+        if self.decided is Scheduling.UNKNOWN:
+            self._decide()
+
+    def settle_block(self) -> None:
+        """End of a block of steps: re-check, then count what has been less."""
+        self._decide()
+        self.sync, self.asynchronous = _DECAY * self.sync, _DECAY * self.asynchronous
 
     def provisional(self, steps: NDArray[np.void], cells: NDArray[np.void]) -> Scheduling:
         """The mode as these steps show it, without counting their votes; UNKNOWN while they show too little."""
@@ -50,15 +53,16 @@ class SchedulingVotes:
             return Scheduling.UNKNOWN
         return Scheduling.SYNC if sync >= asynchronous else Scheduling.ASYNC
 
-    def settle(self, steps: NDArray[np.void], cells: NDArray[np.void]) -> None:
+    def settle(self, steps: NDArray[np.void], cells: NDArray[np.void]) -> Scheduling:
         """End of the stream: decide with whatever there is, else synchronous."""
         sync, asynchronous = votes(steps, cells)
         more_async = asynchronous + self.asynchronous > sync + self.sync
         self.decided = Scheduling.ASYNC if more_async else Scheduling.SYNC
+        return self.decided
 
-    def _decide(self, votes_min: int) -> None:
+    def _decide(self) -> None:
         total = self.sync + self.asynchronous
-        if total < votes_min:
+        if total < _VOTES_MIN:
             return
         if self.decided is Scheduling.UNKNOWN:
             self.decided = Scheduling.SYNC if self.sync >= self.asynchronous else Scheduling.ASYNC

@@ -15,38 +15,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.decode.records import MISSING, CoreSpan, MarkKind, SnapshotColumns, StepColumns
-from online.rows import STEP_FEATURES, Ints, Quality, RowBlock
+from online.rows import Quality, RowBlock
 
 from . import boundaries, journeys
-from .features import (
-    BlockRatio,
-    ContextSource,
-    Rebuilt,
-    complete,
-    rebuilt_counts,
-    snapshot_complete,
-    step_features,
-)
+from .features import BlockRatio, ContextSource, complete, rebuilt_counts, step_features
+from .habits import BLOCK_STEPS, Habits
+from .intervals import Columns, Trust, drops, neighbours, pack
 from .reasons import JoinEvent, RowDrop
 from .scheduling import Scheduling, SchedulingVotes
 from .settings import JoinSettings
 from .window import StepWindow
 
-Bools = NDArray[np.bool_]
-
-_PARTIAL_SHARE = 0.97
-"""Below this share of rebuilt requests in summaries, journeys are sampled: rebuilt counts are scaled up."""
-_RATIO_DECAY = 0.98
-_PARTIAL_DECAY = 0.98
-_PARTIAL_REQUESTS_MIN = 32.0
+_FORGET_FROM_STEPS = 4096
 
 
 @dataclass(slots=True)
 class Advance:
-    """What one step of the frontier gave."""
+    """What moving the frontier gave: rows by target, in order."""
 
-    rows: RowBlock
-    schedule_rows: RowBlock
+    rows: list[RowBlock] = field(default_factory=list)
+    schedule_rows: list[RowBlock] = field(default_factory=list)
     drops: Counter[RowDrop] = field(default_factory=Counter)
     events: Counter[JoinEvent] = field(default_factory=Counter)
 
@@ -57,9 +45,10 @@ class Sequence:
     def __init__(self, settings: JoinSettings, engine: int, ratio: BlockRatio) -> None:
         self._settings = settings
         self._engine = engine
-        self.ratio = ratio
+        self._habits = Habits(ratio)
         self.window: StepWindow | None = None
         self.frontier = 0
+        self._learned_to = 0
         self.event_unix_ns = 0
         self.first_unix_ns = 0
         self.votes = SchedulingVotes()
@@ -74,10 +63,6 @@ class Sequence:
         self._scheduled_tokens_max = 0
         self._first_finish_unix_ns = 0
         self._longest_run_ns = 0
-        self._rebuilt_requests = 0.0
-        self._summary_requests = 0.0
-        self._holes = 0.0
-        self._steps = 0.0
 
     # --- in ---------------------------------------------------------------------------------------------------------
 
@@ -164,7 +149,7 @@ class Sequence:
             return Quality.JOURNEYS
         if self.has_exact_context:
             return Quality.STEPS_PLUS
-        return Quality.SAMPLED if self._holes > (1 - _STEPS_SHARE) * self._steps else Quality.STEPS
+        return Quality.SAMPLED if self._habits.sampled else Quality.STEPS
 
     @property
     def context_source(self) -> ContextSource | None:
@@ -178,14 +163,6 @@ class Sequence:
         if finished or self.event_unix_ns >= self.first_unix_ns + window_ns:
             return ContextSource.BLOCKS
         return None
-
-    @property
-    def hole_scale(self) -> float:
-        """1 ÷ the share of requests whose journeys are sent; 1 while it looks complete."""
-        if self._summary_requests < _PARTIAL_REQUESTS_MIN or self._rebuilt_requests <= 0:
-            return 1.0
-        share = self._rebuilt_requests / self._summary_requests
-        return 1.0 / share if share < _PARTIAL_SHARE else 1.0
 
     @property
     def safe_unix_ns(self) -> int:
@@ -203,8 +180,7 @@ class Sequence:
 
     def advance(self, *, flush: bool = False) -> Advance:
         """Move the frontier over every final step and return the rows passed; ``flush``: nothing more will come."""
-        nothing = RowBlock.empty(STEP_FEATURES)
-        out = Advance(nothing, nothing)
+        out = Advance()
         source = self.context_source or (ContextSource.BLOCKS if flush else None)
         window = self.window
         if window is None or window.size == 0 or source is None:
@@ -215,29 +191,41 @@ class Sequence:
             return out
         asynchronous = mode is Scheduling.ASYNC
         stop = window.newest_step + 2 if flush else self._final_stop(first, source, asynchronous=asynchronous)
-        if stop <= first:
-            return out
         budget = self.budget_fact_tokens or (self._scheduled_tokens_max or None)
-        self._chunks = journeys.split_chunks(self._chunks, window, stop, budget, asynchronous=asynchronous)
-        settled = stop if flush or not asynchronous else stop - 1
-        self._emit(first, settled, source, out, asynchronous=asynchronous, flush=flush)
+        passed = max(first, self._learned_to)
+        while passed < stop:
+            end = min(stop, (passed // BLOCK_STEPS + 1) * BLOCK_STEPS)
+            opening = not self._habits.settled
+            if opening and end % BLOCK_STEPS and not flush:
+                break  # what the first block teaches holds for its own rows
+            self._chunks = journeys.split_chunks(self._chunks, window, end, budget, asynchronous=asynchronous)
+            if opening:
+                self._learn_habits(end, out, asynchronous=asynchronous)
+            last = flush and end == stop
+            settled = end if last or not asynchronous else end - 1
+            self._pass(self.frontier or first, settled, source, out, asynchronous=asynchronous, last=last)
+            if not opening:
+                self._learn_habits(end, out, asynchronous=asynchronous)
+            passed = end
         self._forget()
         return out
 
     def _mode(self, first: int, *, flush: bool) -> Scheduling:
+        """The scheduling mode; UNKNOWN while end stamps may still tell it."""
         if self.votes.decided is not Scheduling.UNKNOWN:
             return self.votes.decided
         steps, cells = self._columns(first, self.last_step + 1)
         mode = self.votes.provisional(steps, cells)
-        if mode is Scheduling.UNKNOWN and (flush or not self.has_journeys):
-            mode = self.scheduling_fact
-            if mode is Scheduling.UNKNOWN:
-                self.votes.settle(steps, cells) if flush else None
-                mode = self.votes.decided if flush else Scheduling.SYNC
-        return mode
+        if mode is not Scheduling.UNKNOWN:
+            return mode
+        if self.has_journeys and not flush:
+            return Scheduling.UNKNOWN
+        if self.scheduling_fact is not Scheduling.UNKNOWN:
+            return self.scheduling_fact
+        return self.votes.settle(steps, cells) if flush else Scheduling.SYNC
 
     def _columns(self, first: int, stop: int) -> tuple[NDArray[np.void], NDArray[np.void]]:
-        """Copies-on-need of the columns of steps first..stop-1; ids outside the window read as never seen."""
+        """Columns of steps first..stop-1; ids outside the window read as never seen."""
         window = self.window
         assert window is not None  # noqa: S101 callers hold it
         low, high = first - window.base, stop - window.base
@@ -245,13 +233,11 @@ class Sequence:
             return window.steps[low:high], window.rebuilt[low:high]
         front, back = max(0, -low), max(0, high - len(window.steps))
         inner = slice(max(0, low), min(high, len(window.steps)))
-        pad = [(front, back)]
-        zero_steps = np.zeros(front + back, window.steps.dtype)
-        zero_cells = np.zeros(front + back, window.rebuilt.dtype)
-        del pad
+        no_steps = np.zeros(front + back, window.steps.dtype)
+        no_cells = np.zeros(front + back, window.rebuilt.dtype)
         return (
-            np.concatenate((zero_steps[:front], window.steps[inner], zero_steps[front:])),
-            np.concatenate((zero_cells[:front], window.rebuilt[inner], zero_cells[front:])),
+            np.concatenate((no_steps[:front], window.steps[inner], no_steps[front:])),
+            np.concatenate((no_cells[:front], window.rebuilt[inner], no_cells[front:])),
         )
 
     def _final_stop(self, first: int, source: ContextSource, *, asynchronous: bool) -> int:
@@ -261,7 +247,7 @@ class Sequence:
         whole = seen.copy()
         if source is ContextSource.JOURNEYS:
             whole &= complete(steps, cells, rebuilt_counts(cells, asynchronous=asynchronous))
-        before, after = _neighbours(seen)
+        before, after = neighbours(seen)
         settled_unix = self.event_unix_ns - int(self._settings.grace_s * 1e9)
         around = np.where(before >= 0, whole[before], True) & np.where(
             after >= 0, whole[after] & (steps["unix_ns"][after] <= settled_unix), False
@@ -272,151 +258,82 @@ class Sequence:
         if len(passed):
             final[: passed[-1] + 1] = True
         open_steps = np.flatnonzero(~final)
-        return first + int(open_steps[0]) if len(open_steps) else first + len(final)
+        return first + (int(open_steps[0]) if len(open_steps) else len(final))
 
-    def _emit(
-        self, first: int, stop: int, source: ContextSource, out: Advance, *, asynchronous: bool, flush: bool
+    def _pass(
+        self, first: int, stop: int, source: ContextSource, out: Advance, *, asynchronous: bool, last: bool
     ) -> None:
-        """Rows between the stamped boundaries first..stop-1."""
+        """Rows between the stamped boundaries first..stop-1, all in one block; the frontier moves to the last of them."""
         steps, cells = self._columns(first - 1, stop + 1)
         counts = rebuilt_counts(cells, asynchronous=asynchronous)
         empty = boundaries.empty_steps(steps, cells, counts.prefill_requests + counts.decode_requests)
+        around = Columns(steps, cells, counts, empty)
         if self.has_done_stamps:
             found = boundaries.done_stamps(steps, cells, empty)
         else:
             found = boundaries.stamps(steps, cells, empty, asynchronous=asynchronous)
         if len(found.step) == 0:
             return
-        self._learn_from(steps, cells, counts, found, out)
         self.frontier = first - 1 + int(found.step[-1])
-        low, high = int(found.step[0]), int(found.step[-1])
-        if high == low:
+        if len(found.step) == 1:
             return
-        here = slice(low, high)
+        here = slice(int(found.step[0]), int(found.step[-1]))
+        covered = around.cut(here)
+        hole_scale = self._habits.hole_scale
         raw = step_features(
-            steps[here],
-            cells[here],
-            _cut(counts, here),
+            covered.steps,
+            covered.cells,
+            covered.counts,
             source=source,
-            ratio=self.ratio,
-            hole_scale=self.hole_scale,
+            ratio=self._habits.ratio,
+            hole_scale=hole_scale,
             kv_events=self.has_kv_events,
         )
-        offsets = found.step - low
-        bad = self._drops(steps, cells, counts, empty, found, offsets, here, flush=flush)
-        self._pack(raw, offsets, found, cells[here]["seen"], bad, out)
-        timed = cells["seen"][here] & ~empty[here]
-        lines = np.flatnonzero(timed)
-        out.schedule_rows = RowBlock.of_lines(
-            raw[lines],
-            steps["duration_us"][here][lines].astype(float),
-            end_ns=steps["unix_ns"][here][lines].copy(),
+        trust = Trust(
+            has_journeys=self.has_journeys,
+            journeys_sampled=hole_scale != 1.0,
+            open_after_unix_ns=self.event_unix_ns - self._longest_run_ns if last else None,
+            row_steps_max=self._settings.row_steps_max,
+        )
+        rows, dropped = pack(
+            raw,
+            covered.cells["seen"],
+            found,
+            drops(around, found, trust),
             engine=self._engine,
             quality=self.quality,
         )
-
-    def _pack(
-        self,
-        raw: NDArray[np.float64],
-        offsets: Ints,
-        found: boundaries.Stamps,
-        seen: Bools,
-        bad: list[tuple[RowDrop, Bools]],
-        out: Advance,
-    ) -> None:
-        n = len(offsets) - 1
-        keep = np.ones(n, bool)
-        for reason, mask in bad:
-            out.drops[reason] += int(np.count_nonzero(mask & keep))
-            keep &= ~mask
-        seen_in_row = np.add.reduceat(seen.astype(np.int64), offsets[:-1])
-        whole = seen_in_row == np.diff(offsets)
-        quality = np.where(whole, int(min(self.quality, Quality.STEPS)), int(Quality.SAMPLED))
-        if not self.has_summaries:
-            quality[:] = int(Quality.JOURNEYS)
-        block = RowBlock(
-            raw=raw,
-            offsets=offsets.astype(np.int64),
-            elapsed_us=np.diff(found.ns) / 1e3,
-            phase=boundaries.phase_columns(found.kind, has_start=self.has_summaries),
-            weight=np.ones(n),
-            end_ns=found.unix_ns[1:].astype(np.int64),
-            engine=np.full(n, self._engine, np.int64),
-            quality=quality.astype(np.int64),
+        out.rows.append(rows)
+        out.drops += dropped
+        timed = np.flatnonzero(covered.cells["seen"] & ~covered.empty)
+        out.schedule_rows.append(
+            RowBlock.of_lines(
+                raw[timed],
+                covered.steps["duration_us"][timed].astype(float),
+                end_ns=covered.steps["unix_ns"][timed],
+                engine=self._engine,
+                quality=self.quality,
+            )
         )
-        out.rows = block if keep.all() else block.take(keep)
 
-    def _drops(
-        self,
-        steps: NDArray[np.void],
-        cells: NDArray[np.void],
-        counts: Rebuilt,
-        empty: Bools,
-        found: boundaries.Stamps,
-        offsets: Ints,
-        here: slice,
-        *,
-        flush: bool,
-    ) -> list[tuple[RowDrop, Bools]]:
-        """Which rows give no equation, by reason, first reason first."""
-        starts = offsets[:-1]
-        idle = np.logical_or.reduceat(empty[here], starts)
-        holes = ~cells["seen"][here]
-        doubtful = holes & ~self._credible(steps, cells, counts)[here]
-        incomplete = np.logical_or.reduceat(doubtful, starts)
-        if flush:
-            _, after = _neighbours(cells["seen"])
-            beyond = np.logical_or.reduceat(holes & (after[here] < 0), starts)
-            incomplete |= beyond & (found.unix_ns[1:] > self.event_unix_ns - self._longest_run_ns)
-        elapsed = np.diff(found.ns)
-        return [
-            (RowDrop.IDLE, idle & ~incomplete),
-            (RowDrop.INCOMPLETE, incomplete),
-            (RowDrop.TIME_ORDER, elapsed <= 0),
-            (RowDrop.TOO_LONG, np.diff(offsets) > self._settings.row_steps_max),
-        ]
-
-    def _credible(self, steps: NDArray[np.void], cells: NDArray[np.void], counts: Rebuilt) -> Bools:
-        """Holes whose rebuilt batch can be trusted: the summaries around them agree with their journeys."""
-        seen = cells["seen"]
-        if not self.has_journeys:
-            return np.zeros(len(seen), bool)
-        if self.hole_scale != 1.0:
-            return np.ones(len(seen), bool)
-        matched = complete(steps, cells, counts)
-        before, after = _neighbours(seen)
-        return np.where(before >= 0, matched[before], True) & np.where(after >= 0, matched[after], True)
-
-    def _learn_from(
-        self,
-        steps: NDArray[np.void],
-        cells: NDArray[np.void],
-        counts: Rebuilt,
-        found: boundaries.Stamps,
-        out: Advance,
-    ) -> None:
-        """What passed steps teach about the engine itself: its mode, its block ratio, how many journeys are sent."""
-        passed = slice(1, max(1, int(found.step[-1])))
-        self.votes.add(steps[: passed.stop + 1], cells[: passed.stop + 1])
-        steps, cells, counts = steps[passed], cells[passed], _cut(counts, passed)
-        seen = cells["seen"] & (steps["scheduled_tokens"] > 0)
-        self._steps = _PARTIAL_DECAY * self._steps + len(steps)
-        self._holes = _PARTIAL_DECAY * self._holes + int(np.count_nonzero(~cells["seen"]))
-        if not self.has_journeys or not seen.any():
+    def _learn_habits(self, stop: int, out: Advance, *, asynchronous: bool) -> None:
+        """Steps below ``stop`` have passed: what those of this block teach, each once."""
+        first, self._learned_to = max(self._learned_to, stop - BLOCK_STEPS), stop
+        if first >= stop:
             return
-        matched = complete(steps, cells, counts)
-        out.events[JoinEvent.STEP_MATCHED] += int(np.count_nonzero(seen & matched))
-        out.events[JoinEvent.STEP_MISMATCHED] += int(np.count_nonzero(seen & ~matched))
-        rebuilt = counts.prefill_requests + counts.decode_requests
-        summary = steps["prefill_requests"] + steps["decode_requests"]
-        self._rebuilt_requests = _PARTIAL_DECAY * self._rebuilt_requests + float(rebuilt[seen].sum())
-        self._summary_requests = _PARTIAL_DECAY * self._summary_requests + float(summary[seen].sum())
-        snapped = snapshot_complete(steps, cells)
-        exact = seen & (steps["prefill_requests"] == 0) & (matched | snapped)
-        if exact.any():
-            context = np.where(snapped, cells["snapshot_context_tokens"], counts.context_tokens)
-            used = steps["kv_blocks_total"] - steps["kv_blocks_free"]
-            self.ratio.learn(float(context[exact].sum()), float(used[exact].sum()), _RATIO_DECAY)
+        steps, cells = self._columns(first, stop + 1)
+        self.votes.add(steps, cells)
+        steps, cells = steps[:-1], cells[:-1]
+        counts = rebuilt_counts(cells, asynchronous=asynchronous)
+        self._habits.learn(steps, cells, counts)
+        if self.has_journeys:
+            busy = cells["seen"] & (steps["scheduled_tokens"] > 0)
+            matched = int(np.count_nonzero(busy & complete(steps, cells, counts)))
+            out.events[JoinEvent.STEP_MATCHED] += matched
+            out.events[JoinEvent.STEP_MISMATCHED] += int(np.count_nonzero(busy)) - matched
+        if stop % BLOCK_STEPS == 0 or not self._habits.settled:
+            self._habits.settle()
+            self.votes.settle_block()
 
     def _forget(self) -> None:
         """Steps behind the frontier stay for ``window_s``: requests look back at the queue they met."""
@@ -428,26 +345,3 @@ class Sequence:
         recent = np.flatnonzero(seen & (window.steps["unix_ns"][: window.size] > horizon_ns))
         oldest = window.base + int(recent[0]) if len(recent) else self.frontier
         window.forget_before(min(oldest, self.frontier - 2))
-
-
-_FORGET_FROM_STEPS = 4096
-_STEPS_SHARE = 0.7
-"""Share of steps with a summary from which on the telemetry counts as ``steps`` rather than ``sampled``."""
-
-
-def _cut(counts: Rebuilt, here: slice) -> Rebuilt:
-    return Rebuilt(
-        counts.prefill_requests[here],
-        counts.prefill_tokens[here],
-        counts.decode_requests[here],
-        counts.decode_tokens[here],
-        counts.context_tokens[here],
-    )
-
-
-def _neighbours(seen: Bools) -> tuple[Ints, Ints]:
-    """Index of the nearest seen step at or before, and at or after, each step; -1 where there is none."""
-    index = np.arange(len(seen))
-    before = np.maximum.accumulate(np.where(seen, index, -1))
-    after = np.minimum.accumulate(np.where(seen, index, len(seen))[::-1])[::-1]
-    return before, np.where(after == len(seen), -1, after)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from online.rows import RowBlock
+from online.rows import STEP_FEATURES, RowBlock
 
 _FIRST_ROWS = 3
 _LONG_US = 2e6
@@ -28,15 +28,18 @@ class WarmUp:
     spans_unix_ns: list[tuple[int, int]] = field(default_factory=list)
     _held: list[RowBlock] = field(default_factory=list)
 
-    def pass_through(self, rows: RowBlock, *, flush: bool) -> RowBlock | None:
-        """Rows free to be learned now; None while they are held."""
-        if self.over:
-            return rows
-        self._held.append(rows)
-        if sum(len(block) for block in self._held) < self.rows_min and not flush:
-            return None
-        block = RowBlock.concatenate(self._held)
-        self._held.clear()
+    def pass_through(self, rows: list[RowBlock], *, flush: bool) -> RowBlock:
+        """Rows free to be learned now; none while they are held."""
+        if not self.over:
+            self._held += rows
+            if sum(len(block) for block in self._held) < self.rows_min and not flush:
+                rows = []
+            else:
+                rows, self._held = self._held, []
+        block = RowBlock.concatenate(rows) if rows else RowBlock.empty(STEP_FEATURES)
+        return block if self.over or not rows else self._judge(block)
+
+    def _judge(self, block: RowBlock) -> RowBlock:
         self.over = True
         if len(block) == 0:
             return block

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collector.configs import Facts
+from collector.configs import Facts, FactSource
 from collector.decode.records import ApiSpan, CoreSpan, MarkKind, StepColumns, Telemetry
 from online.rows import Quality, RowBlock, Target
 
@@ -24,6 +24,7 @@ from .scheduling import Scheduling
 from .sequence import Advance, Sequence
 from .settings import JoinSettings
 from .warm_up import WarmUp
+from .window import StepWindow
 
 _CONFLICTS_MAX = 3
 """Restarts within the grace time from which on two engines must share one instance id."""
@@ -107,6 +108,16 @@ class Engine:
         """Finished requests that still wait."""
         return sum(len(p.requests) for p in self._processes)
 
+    @property
+    def newest_window(self) -> StepWindow | None:
+        """Steps of the newest process."""
+        return self._processes[-1].sequence.window if self._processes else None
+
+    @property
+    def released(self) -> bool:
+        """Whether rows have left already: too late to find out that somebody else tells the same."""
+        return bool(self._processes) and self._processes[0].warm_up.over
+
     # --- in ---------------------------------------------------------------------------------------------------------
 
     def add(self, telemetry: Telemetry) -> list[PendingRequest]:
@@ -118,6 +129,15 @@ class Engine:
             inside = (snapshots["step_id"] >= low) & (snapshots["step_id"] <= high)
             self.events += process.sequence.add_summaries(steps, snapshots[inside])
         return [request for span in telemetry.core if (request := self._add_request(span)) is not None]
+
+    def take_over(self, other: Engine) -> None:
+        """Another emitter of this same engine falls silent: its facts and requests go on here, its steps do not."""
+        self.facts.learn(other.facts.known(), FactSource.RESOURCE)
+        for process in other._processes:  # noqa: SLF001 its own kind
+            for request in process.requests:
+                own = self._add_request(request.span)
+                if own is not None:
+                    own.api = request.api
 
     def _add_request(self, span: CoreSpan) -> PendingRequest | None:
         last = span.marks[-1]

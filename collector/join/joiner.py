@@ -10,7 +10,9 @@ from collector.configs import FactSource
 from collector.decode.records import ApiSpan, Telemetry
 from online.rows import RowBlock, Target
 
-from .engine import Engine, PendingRequest
+from .api_process import ApiProcess
+from .emitters import same_engine
+from .engine import Engine, EngineRows, PendingRequest
 from .reasons import JoinEvent, RowDrop
 from .release import Release, horizon
 from .settings import JoinSettings
@@ -30,6 +32,8 @@ class Joiner:
     def __init__(self, settings: JoinSettings) -> None:
         self._settings = settings
         self._engines: OrderedDict[tuple[str, str], Engine] = OrderedDict()
+        self._processes: OrderedDict[tuple[str, str], ApiProcess] = OrderedDict()
+        self._aliases: dict[tuple[str, str], Engine] = {}
         self._engine_count = 0
         self._apis: OrderedDict[bytes, ApiSpan] = OrderedDict()
         self._waiting: OrderedDict[bytes, list[tuple[Engine, PendingRequest]]] = OrderedDict()
@@ -44,26 +48,68 @@ class Joiner:
         """Add what one resource of one export said; ``recording`` names the file in a replay."""
         for api in telemetry.api:
             self._add_api(api)
+        key = (recording, telemetry.instance)
+        facts = configs.resource_facts(telemetry.facts)
+        if telemetry.requests:
+            process = self._processes.get(key) or self._new_process(key)
+            process.facts.learn(facts, FactSource.RESOURCE)
+            for span in telemetry.requests:
+                process.requests.add(span)
         if len(telemetry.steps) == 0 and not telemetry.core:
             return
-        engine = self._engine(telemetry.instance, recording)
-        if engine.facts.learn(configs.resource_facts(telemetry.facts), FactSource.RESOURCE):
+        engine = self._aliases.get(key)
+        if engine is not None:
+            telemetry.steps = telemetry.steps[:0]
+            telemetry.snapshots = telemetry.snapshots[:0]
+        else:
+            engine = self._engines.get(key) or self._new_engine(key)
+        if engine.facts.learn(facts, FactSource.RESOURCE):
             engine.configure()
         for request in engine.add(telemetry):
             self._match(engine, request)
+        if not engine.released:
+            self._find_double(key, engine)
 
-    def _engine(self, instance: str, recording: str) -> Engine:
-        key = (recording, instance)
-        engine = self._engines.get(key)
-        if engine is None:
-            if len(self._engines) >= self._settings.engines_max:
-                oldest = min(self._engines, key=lambda k: self._engines[k].event_unix_ns)
-                del self._engines[oldest]
-                self._config_ids.pop(oldest, None)
-                self.events[JoinEvent.ENGINE_EVICTED] += 1
-            engine = self._engines[key] = Engine(instance, recording, self._engine_count, self._settings)
-            self._engine_count += 1
+    def _new_engine(self, key: tuple[str, str]) -> Engine:
+        if len(self._engines) >= self._settings.engines_max:
+            oldest = min(self._engines, key=lambda k: self._engines[k].event_unix_ns)
+            del self._engines[oldest]
+            self._config_ids.pop(oldest, None)
+            self.events[JoinEvent.ENGINE_EVICTED] += 1
+        engine = self._engines[key] = Engine(key[1], key[0], self._engine_count, self._settings)
+        self._engine_count += 1
         return engine
+
+    def _new_process(self, key: tuple[str, str]) -> ApiProcess:
+        if len(self._processes) >= self._settings.engines_max:
+            oldest = min(self._processes, key=lambda k: self._processes[k].event_unix_ns)
+            del self._processes[oldest]
+            self._config_ids.pop(oldest, None)
+            self.events[JoinEvent.ENGINE_EVICTED] += 1
+        process = self._processes[key] = ApiProcess(key[1], key[0], self._engine_count, self._settings)
+        self._engine_count += 1
+        return process
+
+    def _find_double(self, key: tuple[str, str], engine: Engine) -> None:
+        """Two emitters on one engine: the richer one goes on, the other one's requests are added to it."""
+        for other_key, other in self._engines.items():
+            if other is engine or other_key[0] != key[0] or not same_engine(engine, other):
+                continue
+            keep, drop = (other, engine) if other.quality <= engine.quality else (engine, other)
+            dropped = next(k for k, e in self._engines.items() if e is drop)
+            keep.take_over(drop)
+            keep.configure()
+            del self._engines[dropped]
+            self._config_ids.pop(dropped, None)
+            self._aliases[dropped] = keep
+            self._aliases.update({k: keep for k, e in self._aliases.items() if e is drop})
+            self._waiting_moved(drop, keep)
+            self.events[JoinEvent.DOUBLE_EMITTER] += 1
+            return
+
+    def _waiting_moved(self, drop: Engine, keep: Engine) -> None:
+        for waiting in self._waiting.values():
+            waiting[:] = [(keep if engine is drop else engine, request) for engine, request in waiting]
 
     def _add_api(self, api: ApiSpan) -> None:
         waiting = self._waiting.pop(api.span_id, ())
@@ -98,18 +144,35 @@ class Joiner:
         """Rows that are final; ``flush``: nothing more will come, everything held becomes rows or drops."""
         for key, engine in self._engines.items():
             rows = engine.advance(flush=flush)
-            config_id = self._config_of(key, engine)
-            if rows:
-                self._releases.setdefault(config_id, Release()).add(engine.instance, rows)
+            self._hold(self._config_of(key, engine), engine.instance, rows)
+        for key, process in self._processes.items():
+            self._hold(*self._attribute(key, process, process.advance(flush=flush)))
         out = []
         for config_id in sorted(self._releases):
-            engines = self.engines_of(config_id)
-            until = horizon(engines, self._settings)
+            until = horizon(self.engines_of(config_id), self._settings)
             taken = self._releases[config_id].take(None if flush else until)
             out += [Joined(config_id, target, rows) for target, rows in taken]
         return out
 
-    def _config_of(self, key: tuple[str, str], engine: Engine) -> str:
+    def _hold(self, config_id: str, instance: str, rows: list[EngineRows]) -> None:
+        if rows:
+            self._releases.setdefault(config_id, Release()).add(instance, rows)
+
+    def _attribute(
+        self, key: tuple[str, str], process: ApiProcess, rows: list[EngineRows]
+    ) -> tuple[str, str, list[EngineRows]]:
+        """Request spans belong to the only configuration of engines known beside them, else to their own process.
+
+        Where engines send steps, request spans teach nothing about steps.
+        """
+        beside = {self._config_ids[k] for k in self._engines if k[0] == key[0]}
+        if not beside:
+            return self._config_of(key, process), process.instance, rows
+        self._config_ids.pop(key, None)
+        rest = [r for r in rows if r.target is not Target.STEP_TIME] if len(beside) == 1 else []
+        return min(beside), process.instance, rest
+
+    def _config_of(self, key: tuple[str, str], engine: Engine | ApiProcess) -> str:
         """The engine's configuration; a fact learned later renames it and keeps its state."""
         config_id = configs.config_id(engine.facts.identity(engine.instance, engine.recording))
         before = self._config_ids.get(key)
@@ -124,13 +187,10 @@ class Joiner:
 
     # --- what it holds ----------------------------------------------------------------------------------------------
 
-    def engines(self) -> list[Engine]:
-        """All engines, in order of appearance."""
-        return list(self._engines.values())
-
-    def engines_of(self, config_id: str) -> list[Engine]:
-        """Engines of one configuration, in order of appearance."""
-        return [self._engines[key] for key, name in self._config_ids.items() if name == config_id]
+    def engines_of(self, config_id: str) -> list[Engine | ApiProcess]:
+        """Emitters of one configuration, in order of appearance."""
+        emitters: dict[tuple[str, str], Engine | ApiProcess] = {**self._engines, **self._processes}
+        return [emitters[key] for key, name in self._config_ids.items() if name == config_id and key in emitters]
 
     def config_ids(self) -> list[str]:
         """Configurations of the engines held."""
@@ -139,7 +199,8 @@ class Joiner:
     @property
     def open_requests(self) -> int:
         """Requests waiting for their other half or for the frontier."""
-        return sum(engine.open_requests for engine in self._engines.values())
+        emitters: list[Engine | ApiProcess] = [*self._engines.values(), *self._processes.values()]
+        return sum(emitter.open_requests for emitter in emitters)
 
     def take_events(self) -> tuple[Counter[JoinEvent], Counter[RowDrop]]:
         """Counts since the last call."""
@@ -149,4 +210,7 @@ class Joiner:
             events += engine.events
             drops += engine.drops
             engine.events, engine.drops = Counter(), Counter()
+        for process in self._processes.values():
+            drops += process.requests.drops
+            process.requests.drops = Counter()
         return events, drops

@@ -12,6 +12,7 @@ import numpy as np
 
 from online.rows import RowBlock, Target
 
+from .api_process import ApiProcess
 from .engine import Engine, EngineRows
 from .settings import JoinSettings
 
@@ -51,13 +52,13 @@ class Release:
         return out
 
 
-def horizon(engines: Sequence[Engine], settings: JoinSettings) -> int:
+def horizon(engines: Sequence[Engine | ApiProcess], settings: JoinSettings) -> int:
     """Until when (wall clock ns) the rows of a configuration's engines are all here.
 
     Always ``grace_s`` behind the newest event: by then an engine not heard of before would have spoken. An engine silent
     for ``window_s`` is not waited for.
     """
-    newest = max(engine.event_unix_ns for engine in engines)
+    newest = max((engine.event_unix_ns for engine in engines), default=0)
     speaking = [e.safe_unix_ns for e in engines if e.event_unix_ns >= newest - int(settings.window_s * 1e9)]
     grace = newest - int(settings.grace_s * 1e9)
     return min(grace, *speaking) if len(engines) > 1 else grace

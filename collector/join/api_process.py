@@ -1,0 +1,44 @@
+"""An API process that sends request spans of its own (un-forked vLLM), seen as an emitter beside engines."""
+
+from __future__ import annotations
+
+from collector.configs import Facts
+from online.rows import Quality
+
+from .engine import EngineRows
+from .occupancy import RequestSequence
+from .scheduling import Scheduling
+from .settings import JoinSettings
+
+
+class ApiProcess:
+    """What an :class:`~collector.join.engine.Engine` is for steps, for requests only."""
+
+    scheduling = Scheduling.UNKNOWN
+    quality = Quality.REQUESTS
+    last_step = 0
+
+    def __init__(self, instance: str, recording: str, number: int, settings: JoinSettings) -> None:
+        self.instance = instance
+        self.recording = recording
+        self.facts = Facts()
+        self.requests = RequestSequence(settings, number)
+
+    @property
+    def event_unix_ns(self) -> int:
+        """Newest event heard of."""
+        return self.requests.event_unix_ns
+
+    @property
+    def safe_unix_ns(self) -> int:
+        """No row that will come ends before this wall clock time."""
+        return self.requests.safe_unix_ns
+
+    @property
+    def open_requests(self) -> int:
+        """Requests held."""
+        return self.requests.open_requests
+
+    def advance(self, *, flush: bool = False) -> list[EngineRows]:
+        """Rows that are final now."""
+        return [EngineRows(target, rows) for target, rows in self.requests.advance(flush=flush)]

@@ -1,0 +1,228 @@
+"""Rows from request spans alone: what an un-forked vLLM says about its steps.
+
+A request with N output tokens took part in N - 1 decode steps between its first and its last token. At any time, the
+requests between their first and last token are the decode batch; each is assumed to make its tokens evenly:
+
+    n(t) = #{j : F_j < t <= E_j}            C(t) = Σ_j prompt_j + 1 + r_j (t - F_j)      r_j = (N_j - 1) / (E_j - F_j)
+    row i: ℓ = N_i - 1, y = E_i - F_i, features of step k at the middle of its k-th token, prompts of requests whose first
+    token falls into it as its prefill; weight 1 / mean n, since the windows of n requests tell the same story
+
+Aborted requests send no span: their share of the batch is missing. A row is final when every request that overlaps it has
+been heard of: ``window_s`` later, or at the end of the stream, when no known request lasts long enough to still run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from collector.decode.records import RequestSpan
+from online.rows import PHASES, REQUEST_FEATURES, STEP_FEATURES, Floats, Quality, RowBlock, Target
+
+from .reasons import RowDrop
+from .requests import RequestRow, request_block
+from .settings import JoinSettings
+
+_LINES_MAX = 32_768
+"""Steps evaluated at once: bounds memory, a request can have thousands of tokens."""
+_COLUMN = {name: index for index, name in enumerate(STEP_FEATURES)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """Times in seconds since the sequence's epoch."""
+
+    first_s: float
+    last_s: float
+    prompt_tokens: float
+    output_tokens: int
+    end_unix_ns: int
+    span: RequestSpan
+
+
+class _Batch:
+    """n(t), C(t) and cumulative prefill as sums over requests sorted by first and by last token."""
+
+    def __init__(self, requests: list[_Request]) -> None:
+        first = np.array([r.first_s for r in requests])
+        last = np.array([r.last_s for r in requests])
+        prompt = np.array([r.prompt_tokens for r in requests])
+        tokens = np.array([r.output_tokens for r in requests], float)
+        rate = np.where(last > first, (tokens - 1) / np.maximum(last - first, 1e-9), 0.0)
+        decoding = tokens > 1
+        starts = np.argsort(first, kind="stable")
+        self._prefill_at = first[starts]
+        self._prefill_tokens = np.concatenate(([0.0], np.cumsum(prompt[starts])))
+        entering = starts[decoding[starts]]
+        leaving = np.argsort(last, kind="stable")
+        leaving = leaving[decoding[leaving]]
+        self._enter = _Side(first[entering], (prompt + 1 - rate * first)[entering], rate[entering])
+        self._leave = _Side(last[leaving], (prompt + 1 - rate * first)[leaving], rate[leaving])
+
+    def decoding(self, at_s: Floats) -> tuple[Floats, Floats]:
+        """(requests, context tokens) of the decode batch at these times."""
+        entered, left = self._enter.until(at_s), self._leave.until(at_s)
+        context = (entered.constant - left.constant) + at_s * (entered.rate - left.rate)
+        return entered.count - left.count, context
+
+    def prefill(self, edges_s: Floats) -> tuple[Floats, Floats]:
+        """(requests, tokens) whose first token falls between consecutive edges."""
+        index = np.searchsorted(self._prefill_at, edges_s, side="right")
+        return np.diff(index).astype(float), np.diff(self._prefill_tokens[index])
+
+
+@dataclass(frozen=True, slots=True)
+class _Totals:
+    count: Floats
+    constant: Floats
+    rate: Floats
+
+
+class _Side:
+    def __init__(self, at_s: Floats, constant: Floats, rate: Floats) -> None:
+        self._at_s = at_s
+        self._constant = np.concatenate(([0.0], np.cumsum(constant)))
+        self._rate = np.concatenate(([0.0], np.cumsum(rate)))
+
+    def until(self, at_s: Floats) -> _Totals:
+        index = np.searchsorted(self._at_s, at_s, side="left")
+        return _Totals(index.astype(float), self._constant[index], self._rate[index])
+
+
+class RequestSequence:
+    """Request spans of one API process."""
+
+    def __init__(self, settings: JoinSettings, engine: int) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._epoch_unix_ns = 0
+        self._requests: list[_Request] = []
+        self._emitted_until_unix_ns = 0
+        self.event_unix_ns = 0
+        self.drops: Counter[RowDrop] = Counter()
+
+    @property
+    def open_requests(self) -> int:
+        """Requests held: those not yet emitted, and those that overlap them."""
+        return len(self._requests)
+
+    @property
+    def safe_unix_ns(self) -> int:
+        """No row that will come ends before this wall clock time."""
+        return self._emitted_until_unix_ns or self._epoch_unix_ns
+
+    def add(self, span: RequestSpan) -> None:
+        """Add one finished request."""
+        if math.isnan(span.first_token_s) or span.output_tokens < 1:
+            self.drops[RowDrop.INCOMPLETE] += 1
+            return
+        decode_s = span.decode_s if not math.isnan(span.decode_s) else span.e2e_s - span.first_token_s
+        if not decode_s >= 0:
+            self.drops[RowDrop.TIME_ORDER] += 1
+            return
+        self._epoch_unix_ns = self._epoch_unix_ns or span.arrival_unix_ns
+        first_s = (span.arrival_unix_ns - self._epoch_unix_ns) / 1e9 + span.first_token_s
+        end_unix_ns = span.arrival_unix_ns + int((span.first_token_s + decode_s) * 1e9)
+        self.event_unix_ns = max(self.event_unix_ns, span.end_unix_ns)
+        self._requests.append(
+            _Request(first_s, first_s + decode_s, float(span.prompt_tokens), span.output_tokens, end_unix_ns, span)
+        )
+        if len(self._requests) > self._settings.requests_max:
+            self._requests.remove(min(self._requests, key=_order))
+
+    def advance(self, *, flush: bool = False) -> list[tuple[Target, RowBlock]]:
+        """Rows of requests that are final, in order of their end."""
+        horizon_unix_ns = self.event_unix_ns - int(self._settings.window_s * 1e9)
+        pending = [r for r in self._requests if _order(r)[0] > self._emitted_until_unix_ns]
+        ready = sorted((r for r in pending if flush or r.end_unix_ns <= horizon_unix_ns), key=_order)
+        if not ready:
+            return []
+        if flush:
+            longest_s = max(r.last_s - r.first_s for r in self._requests)
+            open_after_s = max(r.last_s for r in self._requests) - longest_s
+            usable = [r for r in ready if r.last_s <= open_after_s]
+            self.drops[RowDrop.INCOMPLETE] += sum(r.output_tokens > 1 for r in ready) - sum(
+                r.output_tokens > 1 for r in usable
+            )
+        else:
+            usable = ready
+        batch = _Batch(self._requests)
+        out = [(Target.STEP_TIME, rows) for rows in self._step_rows(usable, batch)]
+        out += self._request_rows(ready)
+        self._emitted_until_unix_ns = ready[-1].end_unix_ns
+        oldest_s = min((r.first_s for r in self._requests if r.end_unix_ns > self._emitted_until_unix_ns), default=None)
+        kept_s = (self._emitted_until_unix_ns - self._epoch_unix_ns) / 1e9 if oldest_s is None else oldest_s
+        self._requests = [r for r in self._requests if r.last_s >= kept_s]
+        return out
+
+    def _step_rows(self, requests: list[_Request], batch: _Batch) -> list[RowBlock]:
+        out: list[RowBlock] = []
+        group: list[_Request] = []
+        lines = 0
+        for request in requests:
+            steps = request.output_tokens - 1
+            if steps < 1 or request.last_s <= request.first_s:
+                continue
+            if group and lines + steps > _LINES_MAX:
+                out.append(self._block(group, batch))
+                group, lines = [], 0
+            group.append(request)
+            lines += steps
+        if group:
+            out.append(self._block(group, batch))
+        return out
+
+    def _block(self, requests: list[_Request], batch: _Batch) -> RowBlock:
+        steps = np.array([r.output_tokens - 1 for r in requests])
+        offsets = np.concatenate(([0], np.cumsum(steps)))
+        first = np.array([r.first_s for r in requests])
+        pace_s = np.array([(r.last_s - r.first_s) for r in requests]) / steps
+        position = np.arange(offsets[-1]) - np.repeat(offsets[:-1], steps)
+        begin_s = np.repeat(first, steps) + position * np.repeat(pace_s, steps)
+        end_s = begin_s + np.repeat(pace_s, steps)
+        decoding, context = batch.decoding((begin_s + end_s) / 2)
+        prefilling, prompt = batch.prefill(np.stack((begin_s, end_s), axis=1).ravel())
+        raw = np.full((len(begin_s), len(STEP_FEATURES)), np.nan)
+        raw[:, _COLUMN["prefill_tokens"]] = prompt[::2]
+        raw[:, _COLUMN["prefill_requests"]] = prefilling[::2]
+        raw[:, _COLUMN["prefill_attention"]] = np.nan
+        raw[:, _COLUMN["decode_requests"]] = decoding
+        raw[:, _COLUMN["decode_tokens"]] = decoding
+        raw[:, _COLUMN["decode_context_tokens"]] = context
+        raw[:, _COLUMN["requests"]] = decoding + prefilling[::2]
+        n = len(requests)
+        return RowBlock(
+            raw=raw,
+            offsets=offsets.astype(np.int64),
+            elapsed_us=pace_s * steps * 1e6,
+            phase=np.zeros((n, len(PHASES))),
+            weight=steps / np.maximum(np.add.reduceat(decoding, offsets[:-1]), steps),
+            end_ns=np.array([r.end_unix_ns for r in requests], np.int64),
+            engine=np.full(n, self._engine, np.int64),
+            quality=np.full(n, int(Quality.REQUESTS), np.int64),
+        )
+
+    def _request_rows(self, requests: list[_Request]) -> list[tuple[Target, RowBlock]]:
+        """queue_wait of all; api_queueing of those that arrived while no other request was there."""
+        arrivals = np.sort([r.span.arrival_unix_ns for r in self._requests])
+        ends = np.sort([r.end_unix_ns for r in self._requests])
+        found: dict[Target, list[RequestRow]] = {}
+        for request in requests:
+            span = request.span
+            unknown = (math.nan,) * (len(REQUEST_FEATURES) - 2)
+            raw = (float(span.prompt_tokens), float(span.output_tokens), *unknown)
+            waits_s = {Target.QUEUE_WAIT: span.queue_s}
+            arrived = np.searchsorted(arrivals, span.arrival_unix_ns, side="left")
+            if arrived == np.searchsorted(ends, span.arrival_unix_ns, side="right"):
+                waits_s[Target.API_QUEUEING] = span.first_token_s - span.queue_s - span.prefill_s
+            for target, wait_s in waits_s.items():
+                if not math.isnan(wait_s):
+                    found.setdefault(target, []).append(RequestRow(target, raw, wait_s * 1e6, request.end_unix_ns))
+        return [(target, request_block(rows, self._engine, Quality.REQUESTS)) for target, rows in sorted(found.items())]
+
+
+def _order(request: _Request) -> tuple[int, bytes]:
+    return request.end_unix_ns, request.span.span_id

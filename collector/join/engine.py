@@ -133,7 +133,7 @@ class Engine:
     def take_over(self, other: Engine) -> None:
         """Another emitter of this same engine falls silent: its facts and requests go on here, its steps do not."""
         self.facts.learn(other.facts.known(), FactSource.RESOURCE)
-        for process in other._processes:  # noqa: SLF001 its own kind
+        for process in other._processes:
             for request in process.requests:
                 own = self._add_request(request.span)
                 if own is not None:

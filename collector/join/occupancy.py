@@ -3,7 +3,7 @@
 A request with N output tokens took part in N - 1 decode steps between its first and its last token. At any time, the
 requests between their first and last token are the decode batch; each is assumed to make its tokens evenly:
 
-    n(t) = #{j : F_j < t <= E_j}            C(t) = Σ_j prompt_j + 1 + r_j (t - F_j)      r_j = (N_j - 1) / (E_j - F_j)
+    n(t) = #{j : F_j < t <= E_j}            C(t) = Σ_j prompt_j + ½ + r_j (t - F_j)      r_j = (N_j - 1) / (E_j - F_j)
     row i: ℓ = N_i - 1, y = E_i - F_i, features of step k at the middle of its k-th token, prompts of requests whose first
     token falls into it as its prefill; weight 1 / mean n, since the windows of n requests tell the same story
 
@@ -13,6 +13,7 @@ been heard of: ``window_s`` later, or at the end of the stream, when no known re
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import Counter
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from .settings import JoinSettings
 
 _LINES_MAX = 32_768
 """Steps evaluated at once: bounds memory, a request can have thousands of tokens."""
+_BATCH_NS = 5 * 10**9
+"""Requests become final in batches of this much event time: each batch sorts all that are held."""
 _COLUMN = {name: index for index, name in enumerate(STEP_FEATURES)}
 
 
@@ -59,8 +62,8 @@ class _Batch:
         entering = starts[decoding[starts]]
         leaving = np.argsort(last, kind="stable")
         leaving = leaving[decoding[leaving]]
-        self._enter = _Side(first[entering], (prompt + 1 - rate * first)[entering], rate[entering])
-        self._leave = _Side(last[leaving], (prompt + 1 - rate * first)[leaving], rate[leaving])
+        self._enter = _Side(first[entering], (prompt + 0.5 - rate * first)[entering], rate[entering])
+        self._leave = _Side(last[leaving], (prompt + 0.5 - rate * first)[leaving], rate[leaving])
 
     def decoding(self, at_s: Floats) -> tuple[Floats, Floats]:
         """(requests, context tokens) of the decode batch at these times."""
@@ -99,7 +102,8 @@ class RequestSequence:
         self._settings = settings
         self._engine = engine
         self._epoch_unix_ns = 0
-        self._requests: list[_Request] = []
+        self._held: list[_Request] = []
+        self._pending: list[tuple[int, bytes, _Request]] = []
         self._emitted_until_unix_ns = 0
         self.event_unix_ns = 0
         self.drops: Counter[RowDrop] = Counter()
@@ -107,7 +111,7 @@ class RequestSequence:
     @property
     def open_requests(self) -> int:
         """Requests held: those not yet emitted, and those that overlap them."""
-        return len(self._requests)
+        return len(self._held)
 
     @property
     def safe_unix_ns(self) -> int:
@@ -127,36 +131,39 @@ class RequestSequence:
         first_s = (span.arrival_unix_ns - self._epoch_unix_ns) / 1e9 + span.first_token_s
         end_unix_ns = span.arrival_unix_ns + int((span.first_token_s + decode_s) * 1e9)
         self.event_unix_ns = max(self.event_unix_ns, span.end_unix_ns)
-        self._requests.append(
-            _Request(first_s, first_s + decode_s, float(span.prompt_tokens), span.output_tokens, end_unix_ns, span)
+        request = _Request(
+            first_s, first_s + decode_s, float(span.prompt_tokens), span.output_tokens, end_unix_ns, span
         )
-        if len(self._requests) > self._settings.requests_max:
-            self._requests.remove(min(self._requests, key=_order))
+        self._held.append(request)
+        heapq.heappush(self._pending, (end_unix_ns, span.span_id, request))
+        if len(self._pending) > self._settings.requests_max:
+            heapq.heappop(self._pending)
+            self.drops[RowDrop.INCOMPLETE] += 1
 
     def advance(self, *, flush: bool = False) -> list[tuple[Target, RowBlock]]:
         """Rows of requests that are final, in order of their end."""
         horizon_unix_ns = self.event_unix_ns - int(self._settings.window_s * 1e9)
-        pending = [r for r in self._requests if _order(r)[0] > self._emitted_until_unix_ns]
-        ready = sorted((r for r in pending if flush or r.end_unix_ns <= horizon_unix_ns), key=_order)
-        if not ready:
+        if not self._pending or not (flush or self._pending[0][0] <= horizon_unix_ns - _BATCH_NS):
             return []
-        if flush:
-            longest_s = max(r.last_s - r.first_s for r in self._requests)
-            open_after_s = max(r.last_s for r in self._requests) - longest_s
-            usable = [r for r in ready if r.last_s <= open_after_s]
-            self.drops[RowDrop.INCOMPLETE] += sum(r.output_tokens > 1 for r in ready) - sum(
-                r.output_tokens > 1 for r in usable
-            )
-        else:
-            usable = ready
-        batch = _Batch(self._requests)
+        ready = []
+        while self._pending and (flush or self._pending[0][0] <= horizon_unix_ns):
+            ready.append(heapq.heappop(self._pending)[2])
+        usable = self._finished(ready) if flush else ready
+        batch = _Batch(self._held)
         out = [(Target.STEP_TIME, rows) for rows in self._step_rows(usable, batch)]
         out += self._request_rows(ready)
         self._emitted_until_unix_ns = ready[-1].end_unix_ns
-        oldest_s = min((r.first_s for r in self._requests if r.end_unix_ns > self._emitted_until_unix_ns), default=None)
-        kept_s = (self._emitted_until_unix_ns - self._epoch_unix_ns) / 1e9 if oldest_s is None else oldest_s
-        self._requests = [r for r in self._requests if r.last_s >= kept_s]
+        kept_s = min((r.first_s for _, _, r in self._pending), default=ready[-1].last_s)
+        self._held = [r for r in self._held if r.last_s >= kept_s]
         return out
+
+    def _finished(self, ready: list[_Request]) -> list[_Request]:
+        """At the end of the stream: those that no request still running can overlap."""
+        longest_s = max(r.last_s - r.first_s for r in self._held)
+        open_after_s = max(r.last_s for r in self._held) - longest_s
+        usable = [r for r in ready if r.last_s <= open_after_s]
+        self.drops[RowDrop.INCOMPLETE] += sum(r.output_tokens > 1 for r in ready if r.last_s > open_after_s)
+        return usable
 
     def _step_rows(self, requests: list[_Request], batch: _Batch) -> list[RowBlock]:
         out: list[RowBlock] = []
@@ -207,8 +214,8 @@ class RequestSequence:
 
     def _request_rows(self, requests: list[_Request]) -> list[tuple[Target, RowBlock]]:
         """queue_wait of all; api_queueing of those that arrived while no other request was there."""
-        arrivals = np.sort([r.span.arrival_unix_ns for r in self._requests])
-        ends = np.sort([r.end_unix_ns for r in self._requests])
+        arrivals = np.sort([r.span.arrival_unix_ns for r in self._held])
+        ends = np.sort([r.end_unix_ns for r in self._held])
         found: dict[Target, list[RequestRow]] = {}
         for request in requests:
             span = request.span
@@ -222,7 +229,3 @@ class RequestSequence:
                 if not math.isnan(wait_s):
                     found.setdefault(target, []).append(RequestRow(target, raw, wait_s * 1e6, request.end_unix_ns))
         return [(target, request_block(rows, self._engine, Quality.REQUESTS)) for target, rows in sorted(found.items())]
-
-
-def _order(request: _Request) -> tuple[int, bytes]:
-    return request.end_unix_ns, request.span.span_id

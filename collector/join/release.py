@@ -6,6 +6,7 @@ engine is silent for longer than the window; a silent engine holds nobody up aft
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,38 +19,47 @@ from .settings import JoinSettings
 
 
 class Release:
-    """Rows of one configuration on their way to its models."""
+    """Rows of one configuration on their way to its models; each engine's come in the order of their end."""
 
     def __init__(self) -> None:
-        self._held: dict[Target, list[tuple[str, RowBlock]]] = {}
+        self._held: dict[Target, dict[str, deque[RowBlock]]] = {}
 
     def add(self, instance: str, rows: list[EngineRows]) -> None:
         """Take rows of one engine."""
         for target, block in rows:
-            self._held.setdefault(target, []).append((instance, block))
+            self._held.setdefault(target, {}).setdefault(instance, deque()).append(block)
 
     def take(self, until_unix_ns: int | None) -> list[EngineRows]:
-        """Rows that end before ``until_unix_ns`` (None: all), in order."""
+        """Rows that end until ``until_unix_ns`` (None: all), in order."""
         out = []
-        for target, held in sorted(self._held.items()):
-            block = RowBlock.concatenate([block for _, block in held])
-            instances = np.concatenate([np.full(len(block), instance, object) for instance, block in held])
-            several = len({instance for instance, _ in held}) > 1
-            if several:
-                order = np.lexsort((instances.astype(str), block.end_ns))
-                block, instances = block.take(order), instances[order]
-            stop = len(block)
-            if until_unix_ns is not None:
-                late = np.flatnonzero(block.end_ns > until_unix_ns)
-                stop = int(late[0]) if len(late) else stop
-            if stop:
-                out.append(EngineRows(target, block.slice(0, stop)))
-            rest = block.slice(stop, len(block))
-            self._held[target] = [
-                (instance, rest.take(instances[stop:] == instance)) for instance in sorted(set(instances[stop:]))
-            ]
-        self._held = {target: held for target, held in self._held.items() if held}
+        for target, by_instance in sorted(self._held.items()):
+            taken: list[RowBlock] = []
+            for _, blocks in sorted(by_instance.items()):
+                taken += _until(blocks, until_unix_ns)
+            if taken:
+                block = RowBlock.concatenate(taken)
+                if len(by_instance) > 1:
+                    # stable: equal ends stay in the order of the instances
+                    block = block.take(np.argsort(block.end_ns, kind="stable"))
+                out.append(EngineRows(target, block))
         return out
+
+
+def _until(blocks: deque[RowBlock], until_unix_ns: int | None) -> list[RowBlock]:
+    """Take the rows that end in time from the front."""
+    out = []
+    while blocks:
+        block = blocks[0]
+        stop = len(block)
+        if until_unix_ns is not None:
+            stop = int(np.searchsorted(block.end_ns, until_unix_ns, side="right"))
+        if stop < len(block):
+            if stop:
+                out.append(block.slice(0, stop))
+                blocks[0] = block.slice(stop, len(block))
+            break
+        out.append(blocks.popleft())
+    return out
 
 
 def horizon(engines: Sequence[Engine | ApiProcess], settings: JoinSettings) -> int:

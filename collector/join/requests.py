@@ -56,16 +56,21 @@ def rows_of(span: CoreSpan, api: ApiSpan | None, window: StepWindow) -> Iterator
     for before, after in itertools.pairwise(span.marks):
         if before.kind is MarkKind.PREEMPTED and after.kind is MarkKind.SCHEDULED:
             yield row(Target.PREEMPTION_GAP, before.ts_ns, after.ts_ns)
-    if api is None or api.samples != 1:
-        return
+    if api is not None and api.samples == 1:
+        yield from (row(*moments) for moments in _api_moments(span, api, window, queued, first, finished))
+
+
+def _api_moments(
+    span: CoreSpan, api: ApiSpan, window: StepWindow, queued: Mark | None, first: Mark | None, finished: Mark | None
+) -> Iterator[tuple[Target, int, int]]:
     if queued is not None and api.arrived_ns != MISSING and idle_at(window, api.arrived_ns, queued.step_id):
-        yield row(Target.API_QUEUEING, api.arrived_ns, queued.ts_ns)
+        yield Target.API_QUEUEING, api.arrived_ns, queued.ts_ns
     if finished is None or span.finish not in NATURAL or api.aborted:
         return
     if first is not None and api.first_response_ns != MISSING and api.first_response_ns < finished.ts_ns:
-        yield row(Target.FIRST_RESPONSE, first.ts_ns, api.first_response_ns)
+        yield Target.FIRST_RESPONSE, first.ts_ns, api.first_response_ns
     if api.departed_ns != MISSING:
-        yield row(Target.POST_DECODE, finished.ts_ns, api.departed_ns)
+        yield Target.POST_DECODE, finished.ts_ns, api.departed_ns
 
 
 def queue_state(window: StepWindow, at_ns: int) -> tuple[float, float, float]:

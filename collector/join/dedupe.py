@@ -1,6 +1,7 @@
 """Which span has been seen: a retried or duplicated export changes nothing.
 
-Guarantee: within the window (ids newer than ``window_ns`` of event time, at most ``ids_max`` of them per emitter) a span id
+Guarantee: within the window (ids newer than ``window_ns`` of event time, at most ``ids_max`` of them per emitter) a
+span id
 is admitted once. A span older than everything remembered cannot be told from a repeat and is refused as late. OTLP asks
 for this: a client that saw no answer sends again (opentelemetry-proto, specification, "Duplicate Data").
 """

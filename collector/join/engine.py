@@ -1,6 +1,7 @@
 """One engine: the process sequences it has been, its requests, and the rows they give.
 
-A restart starts a new sequence (step ids or the clock go back); the old one stays until event time has passed it, so that
+A restart starts a new sequence (step ids or the clock go back); the old one stays until event time has passed it, so
+that
 its late spans still find it. Rows of an older sequence leave before those of a newer one.
 """
 

@@ -35,7 +35,8 @@ class Columns:
 class Trust:
     """What decides whether a rebuilt step may be used.
 
-    ``journeys_sampled``: not all requests send journeys, counts are scaled, none can be checked. ``open_after_unix_ns``:
+    ``journeys_sampled``: not all requests send journeys, counts are scaled, none can be checked.
+    ``open_after_unix_ns``:
     at the end of a stream, requests that began after it may still run and have not been heard of.
     """
 

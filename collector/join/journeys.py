@@ -1,8 +1,10 @@
 """A finished request's journey, laid over the steps it ran in.
 
 ``scheduler.step`` of SCHEDULED, FIRST_TOKEN, PREEMPTED and FINISHED says which steps a request was part of. Between
-SCHEDULED and FIRST_TOKEN it prefills; from the step after FIRST_TOKEN on it decodes one token a step, its context growing
-by one; after a preemption it recomputes prompt and outputs first. Prefill in several steps is split later, when the token
+SCHEDULED and FIRST_TOKEN it prefills; from the step after FIRST_TOKEN on it decodes one token a step, its context
+growing
+by one; after a preemption it recomputes prompt and outputs first. Prefill in several steps is split later, when the
+token
 budget of those steps is known (:func:`split_chunks`).
 """
 
@@ -34,7 +36,8 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """The request ran in every step first..last, starting with ``outputs`` output tokens, ending with ``outputs_end``."""
+    """The request ran in every step first..last, starting with ``outputs`` output tokens, ending with
+    ``outputs_end``."""
 
     first_step: int
     last_step: int

@@ -4,10 +4,12 @@ A request with N output tokens took part in N - 1 decode steps between its first
 requests between their first and last token are the decode batch; each is assumed to make its tokens evenly:
 
     n(t) = #{j : F_j < t <= E_j}            C(t) = Σ_j prompt_j + ½ + r_j (t - F_j)      r_j = (N_j - 1) / (E_j - F_j)
-    row i: ℓ = N_i - 1, y = E_i - F_i, features of step k at the middle of its k-th token, prompts of requests whose first
+    row i: ℓ = N_i - 1, y = E_i - F_i, features of step k at the middle of its k-th token, prompts of requests whose
+    first
     token falls into it as its prefill; weight 1 / mean n, since the windows of n requests tell the same story
 
-Aborted requests send no span: their share of the batch is missing. A row is final when every request that overlaps it has
+Aborted requests send no span: their share of the batch is missing. A row is final when every request that overlaps
+it has
 been heard of: ``window_s`` later, or at the end of the stream, when no known request lasts long enough to still run.
 """
 

@@ -1,6 +1,7 @@
 """One order for the rows of several engines of a configuration: wall clock, then instance.
 
-Guarantee: rows leave in the order of (end_ns, instance) whatever the order in which the engines' rows came, as long as no
+Guarantee: rows leave in the order of (end_ns, instance) whatever the order in which the engines' rows came, as long
+as no
 engine is silent for longer than the window; a silent engine holds nobody up after it.
 """
 
@@ -65,7 +66,8 @@ def _until(blocks: deque[RowBlock], until_unix_ns: int | None) -> list[RowBlock]
 def horizon(engines: Sequence[Engine | ApiProcess], settings: JoinSettings) -> int:
     """Until when (wall clock ns) the rows of a configuration's engines are all here.
 
-    Always ``grace_s`` behind the newest event: by then an engine not heard of before would have spoken. An engine silent
+    Always ``grace_s`` behind the newest event: by then an engine not heard of before would have spoken. An engine
+    silent
     for ``window_s`` is not waited for.
     """
     newest = max((engine.event_unix_ns for engine in engines), default=0)

@@ -88,7 +88,8 @@ def queue_state(window: StepWindow, at_ns: int) -> tuple[float, float, float]:
 def idle_at(window: StepWindow, arrived_ns: int, last_step: int) -> bool:
     """Whether no step ran at ``arrived_ns``, given the last step scheduled before the request was queued.
 
-    When the last request finishes, the engine schedules one empty step and blocks: idle means that this step is the last
+    When the last request finishes, the engine schedules one empty step and blocks: idle means that this step is the
+    last
     one, and began before the arrival.
     """
     if last_step == 0:

@@ -2,7 +2,8 @@
 
 Rows leave strictly in step order, behind a frontier. A step is final when nothing that could still arrive would change
 its row: its summary and its journeys agree (or its context needs no journeys); a hole, when the summaries around it are
-complete and ``grace_s`` has passed; any step, when event time has passed it by ``window_s``. So the rows are a function of
+complete and ``grace_s`` has passed; any step, when event time has passed it by ``window_s``. So the rows are a
+function of
 the telemetry alone, not of the order or the pieces in which it came.
 """
 
@@ -263,7 +264,8 @@ class Sequence:
     def _pass(
         self, first: int, stop: int, source: ContextSource, out: Advance, *, asynchronous: bool, last: bool
     ) -> None:
-        """Rows between the stamped boundaries first..stop-1, all in one block; the frontier moves to the last of them."""
+        """Rows between the stamped boundaries first..stop-1, all in one block; the frontier moves to the last of
+        them."""
         steps, cells = self._columns(first - 1, stop + 1)
         counts = rebuilt_counts(cells, asynchronous=asynchronous)
         empty = boundaries.empty_steps(steps, cells, counts.prefill_requests + counts.decode_requests)

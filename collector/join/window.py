@@ -1,6 +1,7 @@
 """One engine process's steps by step id: what summaries said and what journeys rebuild, as dense columns.
 
-Step ids are 1, 2, 3 ... per process, one per ``schedule()`` call, so the index of a step is its id minus a base. Requests
+Step ids are 1, 2, 3 ... per process, one per ``schedule()`` call, so the index of a step is its id minus a base.
+Requests
 add themselves to slices of the columns as their journeys arrive (addition commutes: order of arrival does not matter).
 Bounded by ``steps_max``; steps far older than the newest are forgotten.
 """
@@ -37,7 +38,8 @@ REBUILT_DTYPE = np.dtype(
         ("approximate", "?"),
     ]
 )
-"""Per step, from journeys: what ran; ``first_*`` is the part of decode that is a request's first decode step (counted as
+"""Per step, from journeys: what ran; ``first_*`` is the part of decode that is a request's first decode step
+(counted as
 prefill by asynchronous summaries); the newest FIRST_TOKEN/FINISHED stamp and the oldest SCHEDULED stamp, 0 = none."""
 
 _GROWTH_STEPS = 1024

@@ -111,7 +111,7 @@ def _check_config(arguments: argparse.Namespace) -> int:
     config = _load(arguments)
     from .learning import make_pipeline  # noqa: PLC0415
 
-    make_pipeline(config, None)
+    make_pipeline(config)
     print(to_yaml(config), end="")
     return EXIT_OK
 

@@ -21,7 +21,7 @@ ENV_PREFIX = "TRACEFIT_"
 ENV_FILE = "TRACEFIT_CONFIG"
 """The one variable that is no key: the path of the configuration file."""
 
-Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+Bound = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
 Mebibytes = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 
 
@@ -99,16 +99,30 @@ class SnapshotConfig(_Section, frozen=True, kw_only=True):
 
 
 class JoinConfig(_Section, frozen=True, kw_only=True):
-    """How long a row waits for the journeys that complete it (event time)."""
+    """How long a row waits for the journeys that complete it (event time), and what may be held meanwhile."""
 
     window_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 180.0
+    grace_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 20.0
+    steps_max: Bound = 65_536
+    requests_max: Bound = 20_000
+    engines_max: Bound = 64
+    row_steps_max: Bound = 512
+    warm_up_rows: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 64
 
 
 class DedupeConfig(_Section, frozen=True, kw_only=True):
     """How long and how many span ids are remembered (event time)."""
 
     window_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 600.0
-    capacity: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 100_000
+    ids_max: Bound = 100_000
+    emitters_max: Bound = 256
+
+
+class BankConfig(_Section, frozen=True, kw_only=True):
+    """Bounds of the learners."""
+
+    block_rows: Bound = 32
+    configs_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 64
 
 
 class ShutdownConfig(_Section, frozen=True, kw_only=True):
@@ -127,9 +141,11 @@ class Config(_Section, frozen=True, kw_only=True):
     snapshot: SnapshotConfig = SnapshotConfig()
     join: JoinConfig = JoinConfig()
     dedupe: DedupeConfig = DedupeConfig()
+    bank: BankConfig = BankConfig()
     shutdown: ShutdownConfig = ShutdownConfig()
     learners: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=16)] = ("rls", "river:linear")
     feature_sets: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=32)] = ("portable",)
+    custom: dict[str, tuple[str, ...]] = {}
 
 
 def load(path: Path | None, environ: Mapping[str, str]) -> Config:

@@ -39,7 +39,7 @@ def replay(paths: Sequence[Path], out: Path, config: Config, clock: Clock, *, sa
     if not out.absolute().parent.is_dir():
         raise StartError(f"cannot write {out}: there is no such directory")
     recordings = [Recording(path, note) for path in paths]
-    pipeline = make_pipeline(config, None)
+    pipeline = make_pipeline(config)
     newest_unix_nano = spans = 0
     for batch in _batches(_with_progress(recordings, clock, note), config.queue.batch_bytes):
         pipeline.process([timed.export for timed in batch])

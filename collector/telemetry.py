@@ -11,16 +11,24 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
+from online.bank import RowOutcome
+from online.rows import Target
+
 from .admission import Refusal
 from .decode.records import Skip, Tally
+from .join.reasons import JoinEvent, RowDrop
+from .pipeline import Counts
 
 PREFIX = "tracefit_"
+
+R = TypeVar("R", bound=str)
 
 
 class Transport(enum.StrEnum):
@@ -114,6 +122,20 @@ SDK_DROPPED_EVENTS = Metric(
     "Events the sender's SDK dropped (raise OTEL_SPAN_EVENT_COUNT_LIMIT there).",
 )
 IGNORED_ATTRIBUTES = Metric("decode_ignored_attributes", _C, "attributes", "Attributes of no known name.")
+ROWS = Metric(
+    "rows",
+    _C,
+    "rows",
+    "Interval equations offered to the learners, by target and what became of them.",
+    (("target", tuple(Target)), ("outcome", tuple(RowOutcome))),
+)
+DROPPED_ROWS = Metric(
+    "join_dropped_rows", _C, "rows", "Intervals that gave no equation, by reason.", (("reason", tuple(RowDrop)),)
+)
+JOIN_EVENTS = Metric(
+    "join_events", _C, "events", "What the join met besides rows, by kind.", (("event", tuple(JoinEvent)),)
+)
+OPEN_REQUESTS = Metric("join_open_requests", _G, "requests", "Requests that wait for their other half.")
 GENERATION = Metric("snapshot_generation", _G, "", "Generation of the published snapshot.")
 SNAPSHOT_WRITTEN = Metric(
     "snapshot_last_write_timestamp_seconds", _G, "seconds", "When the snapshot file was last written; 0 = not yet."
@@ -144,6 +166,10 @@ TABLE: tuple[Metric, ...] = (
     SKIPPED_EVENTS,
     SDK_DROPPED_EVENTS,
     IGNORED_ATTRIBUTES,
+    ROWS,
+    DROPPED_ROWS,
+    JOIN_EVENTS,
+    OPEN_REQUESTS,
     GENERATION,
     SNAPSHOT_WRITTEN,
     SNAPSHOT_WRITES,
@@ -200,8 +226,15 @@ class Metrics:
         values = dict(zip((name for name, _ in metric.labels), labels, strict=True))
         return self.registry.get_sample_value(metric.exposed_name, values) or 0.0
 
-    def merge(self, tally: Tally) -> None:
-        """Add what the decoder counted."""
+    def merge(self, counts: Counts) -> None:
+        """Add what the pipeline counted."""
+        self._merge_tally(counts.tally)
+        for (target, outcome), rows in counts.rows.items():
+            self.add(ROWS, rows, target, outcome)
+        self._merge_reasons(DROPPED_ROWS, counts.drops)
+        self._merge_reasons(JOIN_EVENTS, counts.events)
+
+    def _merge_tally(self, tally: Tally) -> None:
         self.add(DECODED_SPANS, tally.spans_received)
         self.add(DECODED_SPANS_OK, tally.spans_accepted)
         self.add(DECODED_EVENTS, tally.events_received)
@@ -211,7 +244,7 @@ class Metrics:
         self._merge_reasons(SKIPPED_SPANS, tally.spans_skipped)
         self._merge_reasons(SKIPPED_EVENTS, tally.events_skipped)
 
-    def _merge_reasons(self, metric: Metric, counts: Mapping[Skip, int]) -> None:
+    def _merge_reasons(self, metric: Metric, counts: Mapping[R, int]) -> None:
         for reason, count in counts.items():
             self.add(metric, count, reason)
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from .admission import AdmissionQueue, Batch
 from .clock import Clock
 from .health import Health
-from .pipeline import Export
+from .pipeline import Counts, Export
 from .publish import Publisher
 from .telemetry import WORKER_BATCH, WORKER_FAILED_SPANS, WORKER_LAG, Metrics
 
@@ -31,6 +31,10 @@ class Processor(Protocol):
 
     def process(self, exports: Sequence[Export]) -> None:
         """Decode, join, learn."""
+        ...
+
+    def take_counts(self) -> Counts:
+        """What was counted since the last call."""
         ...
 
 
@@ -104,5 +108,6 @@ class Worker:
             # process() counts bad input and does not raise; this is a fault of ours, and no reason to stop receiving
             self._metrics.add(WORKER_FAILED_SPANS, sum(export.spans for export in batch.items))
             _log.exception("batch failed")
+        self._metrics.merge(self._processor.take_counts())
         self._metrics.set(WORKER_LAG, batch.waited_ns / 1e9)
         self._metrics.observe(WORKER_BATCH, (self._clock.monotonic_ns() - start_ns) / 1e9)

@@ -67,7 +67,7 @@ class Recording:
                 continue
             found += 1
             newest_unix_nano = max(newest_unix_nano, newest_end_unix_nano(payload))
-            yield TimedExport(newest_unix_nano, Export(payload, f"file:{self.label}", TRANSPORT, spans))
+            yield TimedExport(newest_unix_nano, Export(payload, self.label, TRANSPORT, spans, self.label))
         if not found:
             self._warn(f"{self.label}: neither length-delimited OTLP traces nor OTLP/JSON lines")
         elif self.undecodable:

@@ -18,7 +18,6 @@ from exporters.http import HttpServer
 from exporters.routes import SnapshotDocuments, make_routes
 from online.snapshot import Snapshot
 
-from . import __version__
 from .admission import AdmissionQueue
 from .clock import Clock
 from .config import Config, parse_endpoint
@@ -36,7 +35,8 @@ from .worker import Worker
 HANDLERS_FREE = 2
 """Of the receiver's threads, how many never wait for room: health checks and exports that fit get through."""
 
-LAST_BATCH_S = 1.0
+LAST_BATCH_S = 2.0
+"""For the batch under way and the last generation, when the drain budget is used up."""
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Sidecar:
         self.config = config
         self.grpc_port = 0
         self.http_port = 0
-        self.metrics = Metrics(CollectorRegistry(), __version__)
+        self.metrics = Metrics(CollectorRegistry())
         self.health = Health(clock)
         self.queue = AdmissionQueue[Export](
             clock,
@@ -90,12 +90,12 @@ class Sidecar:
 
     def start(self) -> None:
         """Take the ports and the directory, or raise StartError; then serve."""
-        self._pages = self._make_pages()
-        self.http_port = self._pages.port
-        self._writer.start()
-        self._worker.start()
-        self._pages.start()
         try:
+            self._pages = self._make_pages()
+            self.http_port = self._pages.port
+            self._writer.start()
+            self._worker.start()
+            self._pages.start()
             self.grpc_port = self._receiver.start()
         except StartError:
             self.stop()

@@ -66,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="watch a real sidecar learn from a recording, 20 times faster")
     demo.add_argument("--speed", type=float, default=20.0, help="how much faster than recorded (default 20)")
     demo.add_argument("--recording", type=Path, help="a recording other than the bundled one")
+    demo.add_argument("--directory", type=Path, help="where its snapshot and log go (default snapshots/demo)")
     demo.set_defaults(command=_demo)
 
     check = commands.add_parser("check-config", help="check the configuration and print what holds")
@@ -101,7 +102,7 @@ def _replay(arguments: argparse.Namespace) -> int:
 def _demo(arguments: argparse.Namespace) -> int:
     from .demo import demo  # noqa: PLC0415
 
-    return demo(arguments.recording, arguments.speed, _say)
+    return demo(arguments.recording, arguments.speed, _say, arguments.directory)
 
 
 def _check_config(arguments: argparse.Namespace) -> int:

@@ -225,19 +225,20 @@ def _override(tree: dict[str, Any], variable: str, text: str, origin: dict[str, 
 
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`")
-_AT = re.compile(r"^(?P<problem>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
+_AT = re.compile(r"^(?P<problem>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>.*)`)?$", re.DOTALL)
 
 
 def _explain(text: str) -> tuple[str, str]:
     """The dotted key and the problem out of msgspec's sentence (``Expected `int` >= 1 - at `$.queue.wait_s```)."""
     match = _AT.match(text)
-    problem = match["problem"] if match else text
-    path = ((match["path"] if match else None) or "").lstrip(".")
+    if match is None:
+        return "(top level)", text
+    problem, path = match["problem"], (match["path"] or "").lstrip(".")
+    if match["key"]:
+        problem = "keys are words"
     unknown = _UNKNOWN.match(problem)
     if unknown:
         return ".".join(part for part in (path, unknown["field"]) if part), "unknown key"
     if "matching regex" in problem:
         problem = "expected host:port, the port 0 to 65535"
-    if "key in" in path:
-        path, problem = "", "keys are words"
     return path or "(top level)", problem[:1].lower() + problem[1:].replace("`", "")

@@ -17,7 +17,6 @@ from online.snapshot import Snapshot
 from .clock import Clock
 from .errors import StartError
 from .telemetry import (
-    GENERATION,
     PUBLISH_ERRORS,
     SNAPSHOT_WRITE_ERRORS,
     SNAPSHOT_WRITES,
@@ -39,7 +38,11 @@ class SnapshotSource(Protocol):
         ...
 
     def snapshot(self, now_unix_nano: int, generation: int) -> Snapshot:
-        """A flushed view."""
+        """What is known now."""
+        ...
+
+    def flushed(self) -> SnapshotSource:
+        """A copy in which everything held has become rows."""
         ...
 
 
@@ -62,23 +65,23 @@ class Publisher:
 
     def tick(self, *, final: bool = False) -> None:
         """Publish a new generation if something was learned and the last one is old enough."""
-        rows = self._source.learned_rows
-        if rows == self._published_rows:
-            return
         now_ns = self._clock.monotonic_ns()
         if not final and self._published_ns is not None and now_ns - self._published_ns < self._interval_ns:
             return
-        self._published_ns = now_ns
-        generation = self._generation + 1
         try:
-            self._current = self._source.snapshot(self._clock.unix_nano(), generation)
+            # the last generation also tells what still waited for its other half; the state itself stays as it is
+            source = self._source.flushed() if final else self._source
+            rows = source.learned_rows
+            if rows == self._published_rows:
+                return
+            self._published_ns = now_ns
+            self._current = source.snapshot(self._clock.unix_nano(), self._generation + 1)
         except Exception:  # noqa: BLE001 -- a fault of the learner must not end the receiving
             self._metrics.add(PUBLISH_ERRORS)
             _log.exception("snapshot could not be made")
             return
-        self._generation = generation
+        self._generation += 1
         self._published_rows = rows
-        self._metrics.set(GENERATION, generation)
 
 
 class SnapshotWriter:

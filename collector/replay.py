@@ -38,8 +38,8 @@ def replay(paths: Sequence[Path], out: Path, config: Config, clock: Clock, *, sa
     """
     if not out.absolute().parent.is_dir():
         raise StartError(f"cannot write {out}: there is no such directory")
-    recordings = [Recording(path, note) for path in paths]
     pipeline = make_pipeline(config)
+    recordings = [Recording(path, note) for path in paths]
     newest_unix_nano = spans = 0
     for batch in _batches(_with_progress(recordings, clock, note), config.queue.batch_bytes):
         pipeline.process([timed.export for timed in batch])

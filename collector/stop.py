@@ -15,7 +15,7 @@ class Stop:
         self._signalled = False
 
     def ask(self) -> None:
-        """From any thread, or a handler."""
+        """From any thread."""
         os.write(self._write_end, b".")
 
     def wait(self) -> None:
@@ -23,7 +23,10 @@ class Stop:
         os.read(self._read_end, 1)
 
     def listen(self) -> None:
-        """SIGTERM and SIGINT ask."""
+        """SIGTERM and SIGINT ask; from the main thread."""
+        os.set_blocking(self._write_end, False)
+        # the C handler writes, whichever thread it runs in: one that runs elsewhere does not interrupt our read
+        signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
@@ -31,4 +34,3 @@ class Stop:
         if self._signalled:
             os._exit(128 + number)
         self._signalled = True
-        self.ask()

@@ -21,6 +21,7 @@ from prometheus_client.process_collector import ProcessCollector
 from online.bank import RowOutcome
 from online.rows import Target
 
+from . import __version__
 from .admission import Refusal
 from .decode.records import Skip, Tally
 from .join.reasons import JoinEvent, RowDrop
@@ -136,14 +137,13 @@ JOIN_EVENTS = Metric(
     "join_events", _C, "events", "What the join met besides rows, by kind.", (("event", tuple(JoinEvent)),)
 )
 OPEN_REQUESTS = Metric("join_open_requests", _G, "requests", "Requests that wait for their other half.")
-GENERATION = Metric("snapshot_generation", _G, "", "Generation of the published snapshot.")
 SNAPSHOT_WRITTEN = Metric(
     "snapshot_last_write_timestamp_seconds", _G, "seconds", "When the snapshot file was last written; 0 = not yet."
 )
 SNAPSHOT_WRITES = Metric("snapshot_writes", _C, "writes", "Snapshot files written.")
 SNAPSHOT_WRITE_ERRORS = Metric("snapshot_write_errors", _C, "writes", "Snapshot files that could not be written.")
 PUBLISH_ERRORS = Metric("snapshot_publish_errors", _C, "snapshots", "Snapshots that could not be made.")
-BUILD_INFO = Metric("build_info", _G, "", "The running version; always 1.", (("version", ()),))
+BUILD_INFO = Metric("build_info", _G, "", "The running version; always 1.", (("version", (__version__,)),))
 
 TABLE: tuple[Metric, ...] = (
     RECEIVED_SPANS,
@@ -170,7 +170,6 @@ TABLE: tuple[Metric, ...] = (
     DROPPED_ROWS,
     JOIN_EVENTS,
     OPEN_REQUESTS,
-    GENERATION,
     SNAPSHOT_WRITTEN,
     SNAPSHOT_WRITES,
     SNAPSHOT_WRITE_ERRORS,
@@ -182,12 +181,12 @@ TABLE: tuple[Metric, ...] = (
 class Metrics:
     """The table as live objects of one registry; safe from any thread."""
 
-    def __init__(self, registry: CollectorRegistry, version: str, table: tuple[Metric, ...] = TABLE) -> None:
+    def __init__(self, registry: CollectorRegistry, table: tuple[Metric, ...] = TABLE) -> None:
         self.registry = registry
         self._children: dict[tuple[str, tuple[str, ...]], Counter | Gauge | Histogram] = {}
         for metric in table:
             self._register(metric)
-        self.set(BUILD_INFO, 1, version)
+        self.set(BUILD_INFO, 1, __version__)
         # They sit on the global registry only; one of our own gets them by hand.
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
@@ -265,7 +264,4 @@ class Metrics:
                 self._children[metric.name, values] = made.labels(*values)
 
     def _child(self, metric: Metric, labels: tuple[str, ...]) -> Counter | Gauge | Histogram:
-        child = self._children.get((metric.name, labels))
-        if child is None:  # the build's version: the only label without a closed set
-            child = self._children[metric.name, labels] = self._children[metric.name, ()].labels(*labels)
-        return child
+        return self._children[metric.name, labels]

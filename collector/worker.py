@@ -72,6 +72,8 @@ class Worker:
 
     def finish(self, drain_s: float, last_batch_s: float) -> bool:
         """Wait until the closed queue is drained; after ``drain_s`` leave the rest. True if nothing was left."""
+        if self._thread.ident is None:
+            return True  # never started
         self._thread.join(drain_s)
         if self._thread.is_alive():
             self._abandon.set()

@@ -57,7 +57,7 @@ def test_either_kind_gives_the_same_exports_whatever_its_name(tmp_path, content,
     assert read(file) == EXPORTS
 
 
-def test_every_kind_of_value_survives_the_json(tmp_path):
+def test_every_kind_of_value_survives_the_json():
     request = make_export(steps_per_span=1)
     span = request.resource_spans[0].scope_spans[0].spans[0]
     span.parent_span_id, span.kind, span.dropped_events_count, span.flags = b"12345678", 2, 7, 0x300

@@ -189,5 +189,5 @@ def test_a_write_that_fails_is_counted_and_tried_again(tmp_path):
 
 def test_a_directory_that_cannot_be_made_is_one_clear_sentence(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StartError, match="snapshot.directory"):
+    with pytest.raises(StartError, match=r"snapshot\.directory"):
         House(tmp_path / "file" / "below").writer.start()

@@ -229,7 +229,7 @@ def test_health_serves_until_the_stop_begins(receiver):
         assert caught.value.code() is CODE.NOT_FOUND
         watch = health.Watch(health_pb2.HealthCheckRequest(service=""), timeout=20)
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
-        receiver.server.stop(5)
+        receiver.server.stop(0.5)
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 

@@ -32,7 +32,7 @@ run: $(STAMP)
 	@$(BIN)/tracefit run $(if $(CONFIG),--config $(CONFIG))
 
 bench: $(STAMP)
-	$(BIN)/python -m pytest tests/bench
+	$(BIN)/python -m pytest tests/bench -s
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

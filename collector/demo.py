@@ -53,19 +53,29 @@ def demo(recording: Path | None, speed: float, say: Say, directory: Path | None 
     directory.mkdir(parents=True, exist_ok=True)
     (directory / FILE_NAME).unlink(missing_ok=True)
     ports = Ports(_free_port(PORT_GRPC), _free_port(PORT_PAGES))
-    with contextlib.suppress(KeyboardInterrupt), _sidecar(ports, directory) as process:
-        _await_ready(process, ports.pages, directory)
-        _announce(source, speed, ports, say)
-        feeder = Feeder(f"127.0.0.1:{ports.grpc}", schedule(source, speed, SystemClock(), say), SystemClock())
-        feeder.start()
+    interrupted = False
+    with _sidecar(ports, directory) as process:
         try:
-            _watch(feeder, ports.pages, say)
+            _await_ready(process, ports.pages, directory)
+            _announce(source, speed, ports, say)
+            _feed(source, speed, ports, say)
         except KeyboardInterrupt:
+            interrupted = True
             say("stopping")
+    learned = _conclude(directory / FILE_NAME, say)
+    return EXIT_OK if learned or interrupted else EXIT_FAILED
+
+
+def _feed(source: Path, speed: float, ports: Ports, say: Say) -> None:
+    clock = SystemClock()
+    feeder = Feeder(f"127.0.0.1:{ports.grpc}", schedule(source, speed, clock, say), clock)
+    feeder.start()
+    try:
+        _watch(feeder, ports.pages, say)
+    finally:
         feeder.stop()
-        if feeder.problem:
-            say(feeder.problem)
-    return _conclude(directory / FILE_NAME, say)
+    if feeder.problem:
+        say(feeder.problem)
 
 
 def _free_port(wanted: int) -> int:
@@ -101,7 +111,7 @@ def _sidecar(ports: Ports, directory: Path) -> Iterator[subprocess.Popen[bytes]]
         process.send_signal(signal.SIGTERM)
         try:
             process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
             process.kill()
             process.wait()
 
@@ -173,12 +183,12 @@ def _get(port: int, path: str) -> bytes | None:
         return None
 
 
-def _conclude(path: Path, say: Say) -> int:
+def _conclude(path: Path, say: Say) -> bool:
     if not path.is_file():
         say("nothing was learned")
-        return EXIT_FAILED
+        return False
     say("")
     for line in lines(Snapshot.from_json(path.read_bytes())):
         say(line)
     say(f"snapshot: {path}")
-    return EXIT_OK
+    return True

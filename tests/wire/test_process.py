@@ -215,3 +215,29 @@ def test_the_demo_runs_from_start_to_final_table(tmp_path, data_dir):
     path = Path(re.search(r"snapshot: (\S+)", ended.stdout)[1])
     assert path == tmp_path / "snapshot.json"
     assert as_json(path)["configs"][0]["engines"][0]["last_step"] == 1526
+
+
+def test_an_interrupted_demo_drains_its_sidecar_and_ends_cleanly(tmp_path):
+    process = subprocess.Popen(
+        [*TRACEFIT, "demo", "--speed", "20", "--directory", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        start_new_session=True,
+    )
+    with process:
+        said = iter(process.stdout)
+        assert any("rows" in line for line in said), "the table has begun"
+        os.killpg(process.pid, signal.SIGINT)
+        rest = "".join(said)
+        assert process.wait(15) == 0
+    assert "snapshot: " in rest
+    assert "Traceback" not in rest
+    assert (tmp_path / "snapshot.json").is_file()
+
+
+def test_a_demo_without_its_recording_is_one_clear_sentence(tmp_path):
+    ended = tracefit("demo", "--recording", tmp_path / "absent")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: there is no recording")
+    assert tracefit("demo", "--speed", "nan").returncode == 1

@@ -1,0 +1,44 @@
+# Needs python3 (3.11 or newer) with venv and pip; everything else is pinned by hash in requirements.lock.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+CONFIG ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test run bench lint clean
+
+help:
+	@echo "make demo   watch coefficients being learned from a recording of a real server"
+	@echo "make test   the test suite"
+	@echo "make run    the sidecar itself (CONFIG=file.yaml)"
+	@echo "make bench  measure what the documents state"
+	@echo "make lint   ruff, mypy --strict, import contracts"
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tracefit needs Python 3.11 or newer, this is " + sys.version.split()[0])'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: $(STAMP)
+	@$(BIN)/tracefit demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+run: $(STAMP)
+	@$(BIN)/tracefit run $(if $(CONFIG),--config $(CONFIG))
+
+bench: $(STAMP)
+	$(BIN)/python -m pytest tests/bench -s
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,147 @@
+"""The composition root: builds the sidecar, starts it, stops it in order. The only module that knows everybody.
+
+Stop, within ``shutdown.grace_s + shutdown.drain_s`` and a second or two: readiness flips, calls in flight finish, the
+queue drains, the last generation is published and written, the pages close last so that a scrape still sees it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import prometheus_client
+from prometheus_client import CollectorRegistry
+
+from exporters.exposition import MetricsPage
+from exporters.http import HttpServer
+from exporters.routes import SnapshotDocuments, make_routes
+from online.snapshot import Snapshot
+
+from .admission import AdmissionQueue
+from .clock import Clock
+from .config import Config, parse_endpoint
+from .errors import StartError
+from .health import Health
+from .intake import Intake
+from .learning import make_pipeline
+from .pipeline import Export, Pipeline
+from .publish import Publisher, SnapshotWriter
+from .receivers.otlp_grpc import OtlpGrpcReceiver
+from .stop import Stop
+from .telemetry import IN_FLIGHT_BYTES, OPEN_REQUESTS, QUEUE_BYTES, QUEUE_CAPACITY, Metrics
+from .worker import Worker
+
+HANDLERS_FREE = 2
+"""Of the receiver's threads, how many never wait for room: health checks and exports that fit get through."""
+
+LAST_BATCH_S = 2.0
+"""For the batch under way and the last generation, when the drain budget is used up."""
+
+_log = logging.getLogger(__name__)
+
+
+class Sidecar:
+    """One running instance; ``start`` once, ``stop`` once. Ports are known after ``start``."""
+
+    def __init__(self, config: Config, clock: Clock, on_death: Callable[[], None] = lambda: None) -> None:
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the counter series
+        self.config = config
+        self.grpc_port = 0
+        self.http_port = 0
+        self.metrics = Metrics(CollectorRegistry())
+        self.health = Health(clock)
+        self.queue = AdmissionQueue[Export](
+            clock,
+            capacity_bytes=config.queue.capacity_bytes,
+            wait_s=config.queue.wait_s,
+            waiters_max=config.receivers.grpc.threads - HANDLERS_FREE,
+        )
+        self.metrics.set(QUEUE_CAPACITY, config.queue.capacity_bytes)
+        self.metrics.follow(QUEUE_BYTES, lambda: self.queue.queued_bytes)
+        self.metrics.follow(IN_FLIGHT_BYTES, lambda: self.queue.in_flight_bytes)
+        self.pipeline: Pipeline = make_pipeline(config)
+        self.metrics.follow(OPEN_REQUESTS, lambda: self.pipeline.joiner.open_requests)
+        self._publisher = Publisher(self.pipeline, self.metrics, clock, config.snapshot.publish_interval_s)
+        self._worker = Worker(
+            self.queue,
+            self.pipeline,
+            self._publisher,
+            health=self.health,
+            metrics=self.metrics,
+            clock=clock,
+            batch_bytes=config.queue.batch_bytes,
+            on_death=on_death,
+        )
+        self._writer = SnapshotWriter(
+            Path(config.snapshot.directory), self._publisher, self.metrics, clock, config.snapshot.interval_s
+        )
+        self._receiver = OtlpGrpcReceiver(config.receivers.grpc, Intake(self.queue, self.metrics).offer)
+        self._pages: HttpServer | None = None
+
+    @property
+    def snapshot_path(self) -> Path:
+        """Where the coefficients are written."""
+        return self._writer.path
+
+    def snapshot(self) -> Snapshot | None:
+        """The newest generation."""
+        return self._publisher.current()
+
+    def start(self) -> None:
+        """Take the ports and the directory, or raise StartError; then serve."""
+        try:
+            self._pages = self._make_pages()
+            self.http_port = self._pages.port
+            self._writer.start()
+            self._worker.start()
+            self._pages.start()
+            self.grpc_port = self._receiver.start()
+        except StartError:
+            self.stop()
+            raise
+        self.health.set_serving(True)
+        _log.info("receiving OTLP/gRPC on port %d, pages on port %d", self.grpc_port, self.http_port)
+
+    def stop(self) -> bool:
+        """Drain and end; False if acknowledged telemetry or the last snapshot was lost."""
+        shutdown = self.config.shutdown
+        self.health.set_serving(False)
+        self._receiver.stop(shutdown.grace_s)
+        self.queue.close()
+        drained = self._worker.finish(shutdown.drain_s, LAST_BATCH_S)
+        written = self._writer.stop()
+        if self._pages is not None:
+            self._pages.stop()
+        if not drained:
+            _log.error("stopped before the queue was drained: %d bytes not learned from", self.queue.in_flight_bytes)
+        return drained and written
+
+    def _make_pages(self) -> HttpServer:
+        address, port = parse_endpoint(self.config.exporters.http.endpoint)
+        routes = make_routes(
+            MetricsPage(self.metrics.registry, self._publisher.current),
+            SnapshotDocuments(self._publisher.current),
+            alive=self._probe_alive,
+            ready=self._probe_ready,
+        )
+        try:
+            return HttpServer(address, port, routes)
+        except OSError as error:
+            endpoint = self.config.exporters.http.endpoint
+            raise StartError(f"cannot listen on {endpoint} for the pages: {error.strerror}") from None
+
+    def _probe_alive(self) -> tuple[bool, Mapping[str, object]]:
+        late = self.health.late()
+        return not late, {"late": list(late)}
+
+    def _probe_ready(self) -> tuple[bool, Mapping[str, object]]:
+        return self.health.ready(), {"late": list(self.health.late())}
+
+
+def run(config: Config, clock: Clock, stop: Stop) -> bool:
+    """Serve until asked to stop, or until the worker dies; True if nothing was lost."""
+    sidecar = Sidecar(config, clock, on_death=stop.ask)
+    sidecar.start()
+    stop.wait()
+    return sidecar.stop()

@@ -1,0 +1,125 @@
+"""``tracefit``: argv in, exit code out (0 done, 1 failed, 2 usage, 78 bad configuration).
+
+The commands are imported when they run: the environment below has to be set before numpy and grpc are, and ``--help``
+should not cost a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import __version__
+from .clock import SystemClock
+from .config import ENV_FILE, Config, json_schema, load, to_yaml
+from .errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, ConfigError, StartError
+from .guard import check_packages, package_files
+from .stop import Stop
+
+_ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",  # small solves only; more threads cost memory and reproducibility
+    "GRPC_VERBOSITY": "NONE",  # the core prints its own view of a failed bind beside our sentence
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse, run, translate errors; never a traceback for what the user can mend."""
+    arguments = _parser().parse_args(argv)
+    for variable, value in _ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    try:
+        check_packages(package_files())
+        code: int = arguments.command(arguments)
+    except ConfigError as error:
+        _note(str(error))
+        return EXIT_CONFIG
+    except StartError as error:
+        _note(f"error: {error}")
+        return EXIT_FAILED
+    except BrokenPipeError:  # `tracefit replay … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tracefit", description="Learns latency coefficients of vLLM from its telemetry, online."
+    )
+    parser.add_argument("--version", action="version", version=f"tracefit {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="receive telemetry, learn, publish")
+    run.set_defaults(command=_run)
+
+    replay = commands.add_parser("replay", help="learn from recordings")
+    replay.add_argument("files", nargs="+", type=Path, metavar="FILE", help="OTLP .pb.gz or OTLP JSON lines")
+    replay.add_argument("--snapshot", required=True, type=Path, metavar="OUT", help="where the coefficients go")
+    replay.set_defaults(command=_replay)
+
+    demo = commands.add_parser("demo", help="watch a real sidecar learn from a recording, 20 times faster")
+    demo.add_argument("--speed", type=float, default=20.0, help="how much faster than recorded (default 20)")
+    demo.add_argument("--recording", type=Path, help="a recording other than the bundled one")
+    demo.add_argument("--directory", type=Path, help="where its snapshot and log go (default snapshots/demo)")
+    demo.set_defaults(command=_demo)
+
+    check = commands.add_parser("check-config", help="check the configuration and print what holds")
+    check.add_argument("--schema", action="store_true", help="print the JSON Schema of the configuration instead")
+    check.set_defaults(command=_check_config)
+
+    for command in (run, replay, check):
+        command.add_argument("--config", type=Path, metavar="FILE", help=f"YAML (default: ${ENV_FILE})")
+    return parser
+
+
+def _load(arguments: argparse.Namespace) -> Config:
+    named = os.environ.get(ENV_FILE)
+    return load(arguments.config or (Path(named) if named else None), os.environ)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    config = _load(arguments)
+    from .app import run  # noqa: PLC0415
+
+    stop = Stop()
+    stop.listen()
+    return EXIT_OK if run(config, SystemClock(), stop) else EXIT_FAILED
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    config = _load(arguments)
+    from .replay import replay  # noqa: PLC0415
+
+    return replay(arguments.files, arguments.snapshot, config, SystemClock(), say=_say, note=_note)
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from .demo import demo  # noqa: PLC0415
+
+    return demo(arguments.recording, arguments.speed, _say, arguments.directory)
+
+
+def _check_config(arguments: argparse.Namespace) -> int:
+    if arguments.schema:
+        print(json.dumps(json_schema(), indent=2))
+        return EXIT_OK
+    config = _load(arguments)
+    from .learning import make_pipeline  # noqa: PLC0415
+
+    make_pipeline(config)
+    print(to_yaml(config), end="")
+    return EXIT_OK
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)

@@ -1,0 +1,27 @@
+"""Errors that end the process before or at its start; input never raises.
+
+Exception
+├── ConfigError       exit 78: a key that does not exist or a value it cannot take
+└── StartError        exit 1:  the machine refuses (a port in use, a directory that cannot be written)
+"""
+
+from __future__ import annotations
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_CONFIG = 78
+"""EX_CONFIG of sysexits.h."""
+
+
+class ConfigError(Exception):
+    """Bad configuration: ``key`` is the dotted path or the environment variable at fault."""
+
+    def __init__(self, key: str, problem: str) -> None:
+        super().__init__(f"config error: {key}: {problem}")
+        self.key = key
+        self.problem = problem
+
+
+class StartError(Exception):
+    """The configuration is fine, the environment is not; the text is one clear sentence."""

@@ -1,0 +1,55 @@
+"""The way in that every transport shares: envelope, admission, accounting.
+
+The bracket: received = accepted + refused + failed, per transport, whatever happens in between. An empty export is a
+success and enters nothing.
+"""
+
+from __future__ import annotations
+
+from .admission import AdmissionQueue, Refusal, Refused
+from .envelope import Malformed, count_spans
+from .pipeline import Export
+from .telemetry import (
+    ACCEPTED_SPANS,
+    FAILED_SPANS,
+    RECEIVED_BYTES,
+    RECEIVED_SPANS,
+    REFUSED_SPANS,
+    REQUESTS,
+    Metrics,
+    Outcome,
+    Transport,
+)
+
+
+class Intake:
+    """Called by the receivers' threads."""
+
+    def __init__(self, queue: AdmissionQueue[Export], metrics: Metrics) -> None:
+        self._queue = queue
+        self._metrics = metrics
+
+    def offer(self, payload: bytes, peer: str, transport: Transport, wait_s: float | None = None) -> Refused | None:
+        """Take an export in (None), or say why not."""
+        metrics = self._metrics
+        metrics.add(RECEIVED_BYTES, len(payload), transport)
+        spans = 0
+        try:
+            counted = count_spans(payload)
+            if isinstance(counted, Malformed):
+                metrics.add(REQUESTS, 1, transport, Outcome(counted))
+                return Refused(Refusal(counted))
+            spans = counted
+            metrics.add(RECEIVED_SPANS, spans, transport)
+            refused = self._queue.put(Export(payload, peer, transport, spans), len(payload), wait_s) if spans else None
+        except BaseException:
+            metrics.add(FAILED_SPANS, spans, transport)
+            metrics.add(REQUESTS, 1, transport, Outcome.FAILURE)
+            raise
+        if refused is not None:
+            metrics.add(REFUSED_SPANS, spans, transport, refused.reason)
+            metrics.add(REQUESTS, 1, transport, Outcome(refused.reason))
+            return refused
+        metrics.add(ACCEPTED_SPANS, spans, transport)
+        metrics.add(REQUESTS, 1, transport, Outcome.SUCCESS if spans else Outcome.EMPTY)
+        return None

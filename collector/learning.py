@@ -1,0 +1,34 @@
+"""From configuration to pipeline: what is joined and learned, the same for live and replay."""
+
+from __future__ import annotations
+
+import msgspec
+
+from online.bank import BankSettings
+
+from . import __version__
+from .config import Config
+from .errors import ConfigError
+from .join.settings import JoinSettings
+from .pipeline import DedupeSettings, Pipeline, PipelineSettings
+
+
+def make_pipeline(config: Config) -> Pipeline:
+    """The pipeline that the configuration asks for; a learner or feature set nobody knows is a ConfigError."""
+    bank = BankSettings(
+        learners=config.learners,
+        feature_sets=config.feature_sets,
+        custom=config.custom,
+        block_rows=config.bank.block_rows,
+        configs_max=config.bank.configs_max,
+    )
+    try:
+        bank.check()
+    except ValueError as error:
+        key, _, problem = str(error).partition(": ")
+        raise ConfigError(key, problem) if problem else ConfigError("custom", key) from None
+    settings = PipelineSettings(
+        join=msgspec.convert(msgspec.to_builtins(config.join), JoinSettings),
+        dedupe=msgspec.convert(msgspec.to_builtins(config.dedupe), DedupeSettings),
+    )
+    return Pipeline(settings, bank, __version__)

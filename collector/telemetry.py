@@ -1,0 +1,267 @@
+"""Our own metrics as one table: what exists, its type, unit, closed label values and meaning.
+
+received = accepted + refused + failed, per transport, for spans, always; what the decoder leaves out afterwards has its
+own equation (``decode_*``). Every known label set starts at 0, so that an alert on a rate never misses its first
+increase. Coefficients are not here: they are drawn from the snapshot by the exporter.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+
+from online.bank import RowOutcome
+from online.rows import Target
+
+from . import __version__
+from .admission import Refusal
+from .decode.records import Skip, Tally
+from .join.reasons import JoinEvent, RowDrop
+from .pipeline import Counts
+
+PREFIX = "tracefit_"
+
+R = TypeVar("R", bound=str)
+
+
+class Transport(enum.StrEnum):
+    """How telemetry came in."""
+
+    GRPC = "grpc"
+
+
+class Outcome(enum.StrEnum):
+    """How an export call ended; the refusals carry their reason."""
+
+    SUCCESS = "success"
+    EMPTY = "empty"
+    QUEUE_FULL = "queue_full"
+    SHUTTING_DOWN = "shutting_down"
+    UNDECODABLE = "undecodable"
+    TOO_MANY_SPANS = "too_many_spans"
+    FAILURE = "failure"
+
+
+class Kind(enum.Enum):
+    """Prometheus metric types in use."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One line of the table; ``name`` is without the prefix, a counter's without ``_total``."""
+
+    name: str
+    kind: Kind
+    unit: str
+    help: str
+    labels: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    buckets: tuple[float, ...] = ()
+
+    @property
+    def exposed_name(self) -> str:
+        """The name on the page."""
+        return f"{PREFIX}{self.name}{'_total' if self.kind is Kind.COUNTER else ''}"
+
+
+_TRANSPORTS = tuple(Transport)
+_C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
+_BY_TRANSPORT = (("transport", _TRANSPORTS),)
+_BY_SKIP = (("reason", tuple(Skip)),)
+
+RECEIVED_SPANS = Metric("receiver_received_spans", _C, "spans", "Spans in exports that decoded.", _BY_TRANSPORT)
+ACCEPTED_SPANS = Metric("receiver_accepted_spans", _C, "spans", "Spans acknowledged.", _BY_TRANSPORT)
+REFUSED_SPANS = Metric(
+    "receiver_refused_spans",
+    _C,
+    "spans",
+    "Spans refused, by reason; the sender was told.",
+    (("transport", _TRANSPORTS), ("reason", tuple(Refusal))),
+)
+FAILED_SPANS = Metric("receiver_failed_spans", _C, "spans", "Spans lost to an error of ours.", _BY_TRANSPORT)
+REQUESTS = Metric(
+    "receiver_requests",
+    _C,
+    "requests",
+    "Export calls, by how they ended.",
+    (("transport", _TRANSPORTS), ("outcome", tuple(Outcome))),
+)
+RECEIVED_BYTES = Metric("receiver_received_bytes", _C, "bytes", "Payload received, uncompressed.", _BY_TRANSPORT)
+QUEUE_BYTES = Metric("queue_size_bytes", _G, "bytes", "Payload waiting for the worker.")
+QUEUE_CAPACITY = Metric("queue_capacity_bytes", _G, "bytes", "Most payload that may be in flight.")
+IN_FLIGHT_BYTES = Metric("queue_in_flight_bytes", _G, "bytes", "Payload admitted and not yet learned from.")
+WORKER_LAG = Metric("worker_lag_seconds", _G, "seconds", "How long the oldest export of the last batch waited.")
+WORKER_BATCH = Metric(
+    "worker_batch_seconds",
+    _H,
+    "seconds",
+    "Time to decode, join and learn one batch of exports.",
+    buckets=(0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0),
+)
+WORKER_FAILED_SPANS = Metric("worker_failed_spans", _C, "spans", "Acknowledged spans lost to an error of the worker.")
+DECODED_SPANS = Metric("decode_received_spans", _C, "spans", "Spans the worker looked at.")
+DECODED_SPANS_OK = Metric("decode_accepted_spans", _C, "spans", "Spans understood.")
+SKIPPED_SPANS = Metric("decode_skipped_spans", _C, "spans", "Spans left out, by reason.", _BY_SKIP)
+DECODED_EVENTS = Metric("decode_received_events", _C, "events", "Events the worker looked at.")
+DECODED_EVENTS_OK = Metric("decode_accepted_events", _C, "events", "Events understood.")
+SKIPPED_EVENTS = Metric("decode_skipped_events", _C, "events", "Events left out, by reason.", _BY_SKIP)
+SDK_DROPPED_EVENTS = Metric(
+    "decode_sdk_dropped_events",
+    _C,
+    "events",
+    "Events the sender's SDK dropped (raise OTEL_SPAN_EVENT_COUNT_LIMIT there).",
+)
+IGNORED_ATTRIBUTES = Metric("decode_ignored_attributes", _C, "attributes", "Attributes of no known name.")
+ROWS = Metric(
+    "rows",
+    _C,
+    "rows",
+    "Interval equations offered to the learners, by target and what became of them.",
+    (("target", tuple(Target)), ("outcome", tuple(RowOutcome))),
+)
+DROPPED_ROWS = Metric(
+    "join_dropped_rows", _C, "rows", "Intervals that gave no equation, by reason.", (("reason", tuple(RowDrop)),)
+)
+JOIN_EVENTS = Metric(
+    "join_events", _C, "events", "What the join met besides rows, by kind.", (("event", tuple(JoinEvent)),)
+)
+OPEN_REQUESTS = Metric("join_open_requests", _G, "requests", "Requests that wait for their other half.")
+SNAPSHOT_WRITTEN = Metric(
+    "snapshot_last_write_timestamp_seconds", _G, "seconds", "When the snapshot file was last written; 0 = not yet."
+)
+SNAPSHOT_WRITES = Metric("snapshot_writes", _C, "writes", "Snapshot files written.")
+SNAPSHOT_WRITE_ERRORS = Metric("snapshot_write_errors", _C, "writes", "Snapshot files that could not be written.")
+PUBLISH_ERRORS = Metric("snapshot_publish_errors", _C, "snapshots", "Snapshots that could not be made.")
+BUILD_INFO = Metric("build_info", _G, "", "The running version; always 1.", (("version", (__version__,)),))
+
+TABLE: tuple[Metric, ...] = (
+    RECEIVED_SPANS,
+    ACCEPTED_SPANS,
+    REFUSED_SPANS,
+    FAILED_SPANS,
+    REQUESTS,
+    RECEIVED_BYTES,
+    QUEUE_BYTES,
+    QUEUE_CAPACITY,
+    IN_FLIGHT_BYTES,
+    WORKER_LAG,
+    WORKER_BATCH,
+    WORKER_FAILED_SPANS,
+    DECODED_SPANS,
+    DECODED_SPANS_OK,
+    SKIPPED_SPANS,
+    DECODED_EVENTS,
+    DECODED_EVENTS_OK,
+    SKIPPED_EVENTS,
+    SDK_DROPPED_EVENTS,
+    IGNORED_ATTRIBUTES,
+    ROWS,
+    DROPPED_ROWS,
+    JOIN_EVENTS,
+    OPEN_REQUESTS,
+    SNAPSHOT_WRITTEN,
+    SNAPSHOT_WRITES,
+    SNAPSHOT_WRITE_ERRORS,
+    PUBLISH_ERRORS,
+    BUILD_INFO,
+)
+
+
+class Metrics:
+    """The table as live objects of one registry; safe from any thread."""
+
+    def __init__(self, registry: CollectorRegistry, table: tuple[Metric, ...] = TABLE) -> None:
+        self.registry = registry
+        self._children: dict[tuple[str, tuple[str, ...]], Counter | Gauge | Histogram] = {}
+        for metric in table:
+            self._register(metric)
+        self.set(BUILD_INFO, 1, __version__)
+        # They sit on the global registry only; one of our own gets them by hand.
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        GCCollector(registry=registry)
+
+    def add(self, metric: Metric, amount: float = 1, *labels: str) -> None:
+        """Raise a counter; label values in the table's order."""
+        child = self._child(metric, labels)
+        if not isinstance(child, Counter):
+            raise TypeError(f"{metric.name} is no counter")
+        child.inc(amount)
+
+    def set(self, metric: Metric, value: float, *labels: str) -> None:
+        """Set a gauge."""
+        child = self._child(metric, labels)
+        if not isinstance(child, Gauge):
+            raise TypeError(f"{metric.name} is no gauge")
+        child.set(value)
+
+    def follow(self, metric: Metric, read: Callable[[], float]) -> None:
+        """Let a gauge without labels read its value at every scrape."""
+        child = self._child(metric, ())
+        if not isinstance(child, Gauge):
+            raise TypeError(f"{metric.name} is no gauge")
+        child.set_function(read)
+
+    def observe(self, metric: Metric, value: float, *labels: str) -> None:
+        """Put a value into a histogram."""
+        child = self._child(metric, labels)
+        if not isinstance(child, Histogram):
+            raise TypeError(f"{metric.name} is no histogram")
+        child.observe(value)
+
+    def value(self, metric: Metric, *labels: str) -> float:
+        """What a counter or gauge stands at."""
+        values = dict(zip((name for name, _ in metric.labels), labels, strict=True))
+        return self.registry.get_sample_value(metric.exposed_name, values) or 0.0
+
+    def merge(self, counts: Counts) -> None:
+        """Add what the pipeline counted."""
+        self._merge_tally(counts.tally)
+        for (target, outcome), rows in counts.rows.items():
+            self.add(ROWS, rows, target, outcome)
+        self._merge_reasons(DROPPED_ROWS, counts.drops)
+        self._merge_reasons(JOIN_EVENTS, counts.events)
+
+    def _merge_tally(self, tally: Tally) -> None:
+        self.add(DECODED_SPANS, tally.spans_received)
+        self.add(DECODED_SPANS_OK, tally.spans_accepted)
+        self.add(DECODED_EVENTS, tally.events_received)
+        self.add(DECODED_EVENTS_OK, tally.events_accepted)
+        self.add(SDK_DROPPED_EVENTS, tally.events_dropped_by_sdk)
+        self.add(IGNORED_ATTRIBUTES, tally.attributes_ignored)
+        self._merge_reasons(SKIPPED_SPANS, tally.spans_skipped)
+        self._merge_reasons(SKIPPED_EVENTS, tally.events_skipped)
+
+    def _merge_reasons(self, metric: Metric, counts: Mapping[R, int]) -> None:
+        for reason, count in counts.items():
+            self.add(metric, count, reason)
+
+    def _register(self, metric: Metric) -> None:
+        name = PREFIX + metric.name
+        names = [label for label, _ in metric.labels]
+        made: Counter | Gauge | Histogram
+        match metric.kind:
+            case Kind.COUNTER:
+                made = Counter(name, metric.help, names, registry=self.registry)
+            case Kind.GAUGE:
+                made = Gauge(name, metric.help, names, registry=self.registry)
+            case Kind.HISTOGRAM:
+                made = Histogram(name, metric.help, names, registry=self.registry, buckets=metric.buckets)
+        self._children[metric.name, ()] = made
+        for values in product(*(closed for _, closed in metric.labels)):
+            if values:
+                self._children[metric.name, values] = made.labels(*values)
+
+    def _child(self, metric: Metric, labels: tuple[str, ...]) -> Counter | Gauge | Histogram:
+        return self._children[metric.name, labels]

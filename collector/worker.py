@@ -1,0 +1,115 @@
+"""The one thread that decodes, joins and learns: no locks in the pipeline, because nobody else touches it.
+
+Several queued exports go into one call, since small ones are much cheaper together; a batch is bounded in bytes, so
+that the check-ins and new generations keep coming under load.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from .admission import AdmissionQueue, Batch
+from .clock import Clock
+from .health import Health
+from .pipeline import Counts, Export
+from .publish import Publisher
+from .telemetry import WORKER_BATCH, WORKER_FAILED_SPANS, WORKER_LAG, Metrics
+
+NAME = "worker"
+IDLE_WAIT_S = 0.25
+CHECK_IN_TIMEOUT_S = 60.0
+"""Longer than the slowest batch (one 32 MiB export); past it the thread hangs and a restart is the cure."""
+
+_log = logging.getLogger(__name__)
+
+
+class Processor(Protocol):
+    """What the worker needs of the pipeline."""
+
+    def process(self, exports: Sequence[Export]) -> None:
+        """Decode, join, learn."""
+        ...
+
+    def take_counts(self) -> Counts:
+        """What was counted since the last call."""
+        ...
+
+
+class Worker:
+    """Runs until the queue is closed and empty, or until it is told to leave the rest."""
+
+    def __init__(
+        self,
+        queue: AdmissionQueue[Export],
+        processor: Processor,
+        publisher: Publisher,
+        *,
+        health: Health,
+        metrics: Metrics,
+        clock: Clock,
+        batch_bytes: int,
+        on_death: Callable[[], None],
+    ) -> None:
+        self._queue = queue
+        self._processor = processor
+        self._publisher = publisher
+        self._health = health
+        self._metrics = metrics
+        self._clock = clock
+        self._batch_bytes = batch_bytes
+        self._on_death = on_death
+        self._abandon = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
+        self.died = False
+
+    def start(self) -> None:
+        """Begin."""
+        self._health.register(NAME, CHECK_IN_TIMEOUT_S)
+        self._thread.start()
+
+    def finish(self, drain_s: float, last_batch_s: float) -> bool:
+        """Wait until the closed queue is drained; after ``drain_s`` leave the rest. True if nothing was left."""
+        if self._thread.ident is None:
+            return True  # never started
+        self._thread.join(drain_s)
+        if self._thread.is_alive():
+            self._abandon.set()
+            self._thread.join(last_batch_s)
+        return not self._thread.is_alive() and not self._abandon.is_set() and not self.died
+
+    def _run(self) -> None:
+        try:
+            while not self._queue.exhausted and not self._abandon.is_set():
+                self.step(IDLE_WAIT_S)
+            self._publisher.tick(final=True)
+            self._health.unregister(NAME)
+        except BaseException:  # noqa: BLE001 -- whatever it was, main must hear of it
+            self.died = True
+            _log.exception("worker died")
+            self._on_death()
+
+    def step(self, wait_s: float) -> None:
+        """One turn: a batch if there is one, then a generation if one is due."""
+        self._health.check_in(NAME)
+        batch = self._queue.take(self._batch_bytes, wait_s)
+        if batch is not None:
+            try:
+                self._learn(batch)
+            finally:
+                self._queue.done(batch.size_bytes)
+        self._publisher.tick()
+
+    def _learn(self, batch: Batch[Export]) -> None:
+        start_ns = self._clock.monotonic_ns()
+        try:
+            self._processor.process(batch.items)
+        except Exception:  # noqa: BLE001
+            # process() counts bad input and does not raise; this is a fault of ours, and no reason to stop receiving
+            self._metrics.add(WORKER_FAILED_SPANS, sum(export.spans for export in batch.items))
+            _log.exception("batch failed")
+        self._metrics.merge(self._processor.take_counts())
+        self._metrics.set(WORKER_LAG, batch.waited_ns / 1e9)
+        self._metrics.observe(WORKER_BATCH, (self._clock.monotonic_ns() - start_ns) / 1e9)

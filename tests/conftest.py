@@ -1,0 +1,33 @@
+"""Shared fixtures; a skip for a tool that CI installs is a failure there (TOOLS_REQUIRED=1)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+DATA = Path(__file__).parent / "data"
+
+
+@pytest.fixture
+def data_dir() -> Path:
+    """The bundled recordings."""
+    return DATA
+
+
+def find_tool(name: str) -> str:
+    """The path of an external tool; without it the test is skipped, or fails where tools are required."""
+    path = shutil.which(name)
+    if path is None:
+        if os.environ.get("TOOLS_REQUIRED") == "1":
+            pytest.fail(f"{name} is required here and is not installed")
+        pytest.skip(f"{name} is not installed")
+    return path
+
+
+@pytest.fixture
+def promtool() -> str:
+    """Prometheus' own checker."""
+    return find_tool("promtool")

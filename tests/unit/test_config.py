@@ -1,0 +1,145 @@
+"""Configuration: what holds, and the sentence for what does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from collector.config import Config, Endpoint, json_schema, load, parse_endpoint, to_yaml
+from collector.errors import ConfigError
+from collector.join.settings import JoinSettings
+from collector.learning import make_pipeline
+from collector.pipeline import DedupeSettings
+from online.bank import BankSettings
+
+
+def from_text(tmp_path: Path, text: str, **environ: str) -> Config:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    return load(path, {f"TRACEFIT_{name}": value for name, value in environ.items()})
+
+
+def test_nothing_configured_is_the_defaults():
+    assert load(None, {"HOME": "/", "TRACEFIT_CONFIG": "x"}) == Config()
+
+
+def test_an_empty_file_is_the_defaults(tmp_path):
+    assert from_text(tmp_path, "# nothing\n") == Config()
+
+
+def test_the_environment_is_stronger_than_the_file(tmp_path):
+    config = from_text(tmp_path, "queue: {wait_s: 1, batch_bytes: 5}", QUEUE__WAIT_S="0.5", LEARNERS="[rls]")
+    assert (config.queue.wait_s, config.queue.batch_bytes, config.learners) == (0.5, 5, ("rls",))
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "problem"),
+    [
+        ("foo: 1", "foo", "unknown key"),
+        ("queue: {foo: 1}", "queue.foo", "unknown key"),
+        ("receivers: {grpc: {endpoint: nowhere}}", "receivers.grpc.endpoint", "expected host:port"),
+        ("receivers: {grpc: {endpoint: 'a:65536'}}", "receivers.grpc.endpoint", "expected host:port"),
+        ("receivers: {grpc: {endpoint: '::1:4317'}}", "receivers.grpc.endpoint", "expected host:port"),
+        ("receivers: {grpc: {max_recv_msg_size_mib: 1.5}}", "receivers.grpc.max_recv_msg_size_mib", "expected int"),
+        ("queue: {wait_s: .nan}", "queue.wait_s", "expected float"),
+        ("join: {window_s: .inf}", "join.window_s", "expected float"),
+        ("snapshot: {interval_s: 0}", "snapshot.interval_s", "expected float >= 0.1"),
+        ("queue: 3", "queue", "expected object"),
+        ("queue:", "queue", "expected object"),
+        ("learners: []", "learners", "length >= 1"),
+        ("1: 2", "(top level)", "keys are words"),
+    ],
+)
+def test_a_bad_value_is_named_by_its_path(tmp_path, text, key, problem):
+    with pytest.raises(ConfigError) as caught:
+        from_text(tmp_path, text)
+    assert caught.value.key == key
+    assert problem in caught.value.problem
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a: 1\na: 2", "key 'a' given twice in line 2"),
+        ("queue: {wait_s: 1, wait_s: 2}", "given twice"),
+        ("a: [", "in line"),
+        ("- 1", "expected a mapping"),
+        ("? {a: 1}\n: 2", "a key is not a word"),
+        ("a: \x00", "not YAML"),
+        ("a: !!python/object/apply:os.getpid []", "could not determine a constructor"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_named_by_its_path(tmp_path, text, problem):
+    with pytest.raises(ConfigError) as caught:
+        from_text(tmp_path, text)
+    assert caught.value.key == str(tmp_path / "config.yaml")
+    assert problem in caught.value.problem
+
+
+def test_a_file_that_cannot_be_read_is_a_configuration_error(tmp_path):
+    with pytest.raises(ConfigError, match="No such file"):
+        load(tmp_path / "absent.yaml", {})
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load(tmp_path / "binary", {})
+
+
+@pytest.mark.parametrize("variable", ["FOO", "QUEUE__FOO", "QUEUE__WAIT_S", "QUEUE__WAIT_S__X"])
+def test_a_bad_variable_is_named_itself(tmp_path, variable):
+    with pytest.raises(ConfigError) as caught:
+        from_text(tmp_path, "queue: {wait_s: 1}", **{variable: "-1"})
+    assert caught.value.key == f"TRACEFIT_{variable}"
+
+
+@pytest.mark.parametrize(
+    ("text", "endpoint"),
+    [("127.0.0.1:4317", Endpoint("127.0.0.1", 4317)), ("[::1]:0", Endpoint("::1", 0))],
+)
+def test_an_endpoint_is_an_address_and_a_port_and_prints_as_it_was_written(text, endpoint):
+    assert parse_endpoint(text) == endpoint
+    assert str(endpoint) == text
+
+
+def test_the_effective_configuration_is_a_configuration(tmp_path):
+    config = from_text(tmp_path, "join: {window_s: 60}\nfeature_sets: [portable]")
+    assert from_text(tmp_path, to_yaml(config)) == config
+
+
+def test_the_schema_knows_every_section_and_forbids_other_keys():
+    schema = json_schema()["$defs"]
+    for field in msgspec.structs.fields(Config):
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            assert schema[field.type.__name__]["additionalProperties"] is False
+
+
+@pytest.mark.parametrize(
+    ("section", "settings"),
+    [(Config().join, JoinSettings()), (Config().dedupe, DedupeSettings())],
+    ids=["join", "dedupe"],
+)
+def test_every_bound_behind_a_section_is_configurable_and_has_its_default(section, settings):
+    assert msgspec.to_builtins(section) == msgspec.to_builtins(settings)
+
+
+def test_the_defaults_of_the_learners_are_those_of_the_bank():
+    bank = BankSettings()
+    config = Config()
+    assert (config.learners, config.feature_sets) == (bank.learners, bank.feature_sets)
+    assert (config.bank.block_rows, config.bank.configs_max) == (bank.block_rows, bank.configs_max)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("learners: [magic]", "learners"),
+        ("feature_sets: [magic]", "feature_sets"),
+        ("custom: {step_time: [magic]}", "custom"),
+        ("custom: {nothing: [running]}", "custom"),
+    ],
+)
+def test_a_learner_or_feature_that_nobody_knows_is_a_configuration_error(tmp_path, text, key):
+    with pytest.raises(ConfigError) as caught:
+        make_pipeline(from_text(tmp_path, text))
+    assert caught.value.key == key

@@ -1,0 +1,256 @@
+"""What a client sees: the status table of OTLP/gRPC, against a real server on a real port."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+
+import grpc
+import pytest
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
+from prometheus_client import CollectorRegistry
+
+from collector.admission import AdmissionQueue
+from collector.clock import SystemClock
+from collector.config import GrpcConfig
+from collector.errors import StartError
+from collector.intake import Intake
+from collector.receivers.otlp_grpc import SERVICE, OtlpGrpcReceiver
+from collector.telemetry import (
+    ACCEPTED_SPANS,
+    FAILED_SPANS,
+    RECEIVED_SPANS,
+    REFUSED_SPANS,
+    REQUESTS,
+    Metrics,
+    Outcome,
+)
+from tests.builders import call_export, eventually, make_export
+
+CODE = grpc.StatusCode
+MIB = 1 << 20
+
+
+class Receiver:
+    """A receiver without a worker, so that a test decides when there is room."""
+
+    def __init__(self, offer=None, *, wait_s=0.1, capacity_bytes=MIB, config=None):
+        self.metrics = Metrics(CollectorRegistry())
+        self.queue = AdmissionQueue(SystemClock(), capacity_bytes=capacity_bytes, wait_s=wait_s, waiters_max=6)
+        self.intake = Intake(self.queue, self.metrics)
+        self.server = OtlpGrpcReceiver(config or GrpcConfig(endpoint="127.0.0.1:0"), offer or self.intake.offer)
+        self.port = self.server.start()
+
+    def fill(self):
+        self.queue.put(None, self.queue.capacity_bytes)
+
+    def count(self, metric, *labels):
+        return self.metrics.value(metric, "grpc", *labels)
+
+
+@pytest.fixture
+def receiver():
+    made = Receiver()
+    yield made
+    made.server.stop(0)
+
+
+def status_of(port, payload, **kwargs):
+    try:
+        return CODE.OK, call_export(port, payload, **kwargs)
+    except grpc.RpcError as error:
+        return error.code(), error
+
+
+ONE = make_export().SerializeToString()
+EMPTY_ENVELOPES = ExportTraceServiceRequest()
+EMPTY_ENVELOPES.resource_spans.add().scope_spans.add()
+NEWER_PROTOCOL = ONE + b"\xba\x3e\x03abc"  # field 999 at the top
+
+
+@pytest.mark.parametrize(
+    ("payload", "code", "outcome"),
+    [
+        pytest.param(ONE, CODE.OK, Outcome.SUCCESS, id="spans"),
+        pytest.param(b"", CODE.OK, Outcome.EMPTY, id="empty request"),
+        pytest.param(EMPTY_ENVELOPES.SerializeToString(), CODE.OK, Outcome.EMPTY, id="empty envelopes"),
+        pytest.param(NEWER_PROTOCOL, CODE.OK, Outcome.SUCCESS, id="unknown field of a newer protocol"),
+        pytest.param(b"\xff\xff\xff\xff", CODE.INVALID_ARGUMENT, Outcome.UNDECODABLE, id="random bytes"),
+        pytest.param(ONE[:-1], CODE.INVALID_ARGUMENT, Outcome.UNDECODABLE, id="cut short"),
+        pytest.param(b"GET / HTTP/1.1\r\n\r\n", CODE.INVALID_ARGUMENT, Outcome.UNDECODABLE, id="another protocol"),
+        pytest.param(
+            ExportTraceServiceRequest(
+                resource_spans=[{"scope_spans": [ScopeSpans(spans=[{}] * 70_000)]}]
+            ).SerializeToString(),
+            CODE.INVALID_ARGUMENT,
+            Outcome.TOO_MANY_SPANS,
+            id="more spans than anybody sends",
+        ),
+    ],
+)
+def test_every_outcome_has_the_status_that_the_specification_gives_it(receiver, payload, code, outcome):
+    got, reply = status_of(receiver.port, payload)
+    assert got is code
+    if code is CODE.OK:
+        assert not ExportTraceServiceResponse.FromString(reply).HasField("partial_success")
+    assert receiver.count(REQUESTS, outcome) == 1
+    received = receiver.count(RECEIVED_SPANS)
+    refused = sum(receiver.count(REFUSED_SPANS, reason) for reason in dict(REFUSED_SPANS.labels)["reason"])
+    assert received == receiver.count(ACCEPTED_SPANS) + refused + receiver.count(FAILED_SPANS)
+
+
+def test_a_full_queue_is_resource_exhausted_with_the_retry_hint_in_both_encodings(receiver):
+    receiver.fill()
+    code, error = status_of(receiver.port, ONE)
+    assert code is CODE.RESOURCE_EXHAUSTED
+    trailers = dict(error.trailing_metadata())
+    python_hint = error_details_pb2.RetryInfo.FromString(trailers["google.rpc.retryinfo-bin"])
+    status = status_pb2.Status.FromString(trailers["grpc-status-details-bin"])
+    standard_hint = error_details_pb2.RetryInfo()
+    assert status.code == CODE.RESOURCE_EXHAUSTED.value[0]
+    assert isinstance(status.details[0], any_pb2.Any)
+    assert status.details[0].Unpack(standard_hint)
+    assert python_hint == standard_hint
+    assert 0.5 <= python_hint.retry_delay.ToTimedelta().total_seconds() <= 1.9
+    assert receiver.count(REFUSED_SPANS, "queue_full") == 1
+
+
+def test_a_waiting_export_enters_as_soon_as_there_is_room():
+    receiver = Receiver(wait_s=20)
+    try:
+        receiver.fill()
+        answers = []
+        caller = threading.Thread(target=lambda: answers.append(status_of(receiver.port, ONE)[0]))
+        caller.start()
+        eventually(lambda: receiver.count(RECEIVED_SPANS) == 1)
+        assert not answers
+        receiver.queue.done(receiver.queue.take(MIB, 0).size_bytes)
+        caller.join(10)
+        assert answers == [CODE.OK]
+    finally:
+        receiver.server.stop(0)
+
+
+def test_a_waiting_export_hears_the_reason_before_its_own_deadline():
+    receiver = Receiver(wait_s=8)
+    try:
+        receiver.fill()
+        assert status_of(receiver.port, ONE, timeout_s=1.5)[0] is CODE.RESOURCE_EXHAUSTED
+    finally:
+        receiver.server.stop(0)
+
+
+def test_with_six_of_eight_handlers_waiting_health_and_empty_calls_still_get_through():
+    receiver = Receiver(wait_s=8)
+    try:
+        receiver.fill()
+        callers = [threading.Thread(target=status_of, args=(receiver.port, ONE)) for _ in range(6)]
+        for caller in callers:
+            caller.start()
+        eventually(lambda: receiver.count(RECEIVED_SPANS) == 6)
+        assert status_of(receiver.port, b"")[0] is CODE.OK
+        assert status_of(receiver.port, ONE)[0] is CODE.RESOURCE_EXHAUSTED, "a seventh does not wait"
+        receiver.queue.close()
+        for caller in callers:
+            caller.join(10)
+        assert receiver.count(REFUSED_SPANS, "shutting_down") == 6
+    finally:
+        receiver.server.stop(0)
+
+
+def test_shutting_down_is_unavailable(receiver):
+    receiver.queue.close()
+    assert status_of(receiver.port, ONE)[0] is CODE.UNAVAILABLE
+
+
+def test_our_own_fault_is_internal_and_tells_nothing_of_its_inside():
+    def offer(*_):
+        raise RuntimeError("secret detail")
+
+    receiver = Receiver(offer)
+    try:
+        code, error = status_of(receiver.port, ONE)
+        assert (code, error.details()) == (CODE.INTERNAL, "internal error")
+    finally:
+        receiver.server.stop(0)
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
+def test_the_size_limit_holds_after_decompression(compression):
+    receiver = Receiver(config=GrpcConfig(endpoint="127.0.0.1:0", max_recv_msg_size_mib=1), capacity_bytes=4 * MIB)
+    try:
+        bomb = bytes(2 * MIB)
+        assert len(gzip.compress(bomb)) < 10_000
+        assert status_of(receiver.port, bomb, compression=compression)[0] is CODE.RESOURCE_EXHAUSTED
+        assert status_of(receiver.port, ONE, compression=compression)[0] is CODE.OK
+    finally:
+        receiver.server.stop(0)
+
+
+def test_an_export_beyond_the_old_four_mebibytes_is_accepted():
+    receiver = Receiver(capacity_bytes=MIB)
+    try:
+        big = make_export(spans=120, steps_per_span=100).SerializeToString()
+        assert len(big) > 4 * MIB
+        assert status_of(receiver.port, big)[0] is CODE.OK
+    finally:
+        receiver.server.stop(0)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
+        "/opentelemetry.proto.collector.logs.v1.LogsService/Export",
+        f"/{SERVICE}/Import",
+    ],
+)
+def test_other_signals_are_unimplemented(receiver, method):
+    with grpc.insecure_channel(f"127.0.0.1:{receiver.port}") as channel, pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary(method)(b"", timeout=10)
+    assert caught.value.code() is CODE.UNIMPLEMENTED
+
+
+def test_health_serves_until_the_stop_begins(receiver):
+    with grpc.insecure_channel(f"127.0.0.1:{receiver.port}") as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for service in ("", SERVICE):
+            reply = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.RpcError) as caught:
+            health.Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=10)
+        assert caught.value.code() is CODE.NOT_FOUND
+        watch = health.Watch(health_pb2.HealthCheckRequest(service=""), timeout=20)
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        receiver.server.stop(0.5)
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def test_a_second_server_on_the_same_port_is_one_clear_sentence(receiver):
+    second = OtlpGrpcReceiver(GrpcConfig(endpoint=f"127.0.0.1:{receiver.port}"), receiver.intake.offer)
+    with pytest.raises(StartError, match=f"cannot listen on 127.0.0.1:{receiver.port}.*in use"):
+        second.start()
+
+
+def test_calls_at_once_from_many_connections_are_all_counted(receiver):
+    callers = [
+        threading.Thread(
+            target=lambda first=first: call_export(receiver.port, make_export(first_step=first).SerializeToString())
+        )
+        for first in range(1, 161, 10)
+    ]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(20)
+    assert receiver.count(ACCEPTED_SPANS) == receiver.count(RECEIVED_SPANS) == len(callers)
+    batch = receiver.queue.take(64 * MIB, 0)
+    assert len(batch.items) == len(callers)
+    assert all(export.peer.startswith("ipv4:127.0.0.1:") for export in batch.items)

@@ -1,0 +1,243 @@
+"""The command as a process: exit codes, sentences, signals."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.builders import as_json, call_export, eventually, make_export, metric, running_sidecar, write_recording
+
+HOME = Path(__file__).resolve().parents[2]
+TRACEFIT = [sys.executable, "-m", "collector"]
+
+
+def environment(**variables):
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TRACEFIT_")}
+    return {**clean, "PYTHONPATH": str(HOME), **variables}
+
+
+def tracefit(*arguments, **variables):
+    return subprocess.run(
+        [*TRACEFIT, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=environment(**variables),
+    )
+
+
+@contextmanager
+def running_process(directory, **variables):
+    """`tracefit run` on free ports, which it tells on stderr."""
+    settings = environment(
+        TRACEFIT_RECEIVERS__GRPC__ENDPOINT="127.0.0.1:0",
+        TRACEFIT_EXPORTERS__HTTP__ENDPOINT="127.0.0.1:0",
+        TRACEFIT_SNAPSHOT__DIRECTORY=str(directory),
+        TRACEFIT_LEARNERS="[rls]",
+        **variables,
+    )
+    process = subprocess.Popen([*TRACEFIT, "run"], stderr=subprocess.PIPE, text=True, env=settings)
+    try:
+        said = re.search(r"port (\d+), pages on port (\d+)", process.stderr.readline())
+        yield process, int(said[1]), int(said[2])
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_terminated_under_load_no_acknowledged_export_is_lost(tmp_path):
+    acknowledged = []
+
+    def load(worker):
+        with_steps = range(worker * 1_000_000 + 1, (worker + 1) * 1_000_000, 20)
+        for first in with_steps:
+            payload = make_export(first_step=first, steps_per_span=20, instance=f"engine-{worker}").SerializeToString()
+            try:
+                call_export(grpc_port, payload, timeout_s=10, wait=False)
+            except (grpc.RpcError, ValueError):
+                return
+            acknowledged.append((worker, first))
+
+    with running_process(tmp_path) as (process, grpc_port, http_port):
+        callers = [threading.Thread(target=load, args=(worker,), daemon=True) for worker in range(3)]
+        for caller in callers:
+            caller.start()
+        eventually(lambda: metric(http_port, 'tracefit_receiver_accepted_spans_total{transport="grpc"}') > 30)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        for caller in callers:
+            caller.join(15)
+    learned = {
+        engine["instance"]: engine["last_step"]
+        for config in as_json(tmp_path / "snapshot.json")["configs"]
+        for engine in config["engines"]
+    }
+    assert len(acknowledged) > 30
+    for worker in range(3):
+        last_step = max(first for owner, first in acknowledged if owner == worker) + 19
+        assert learned[f"engine-{worker}"] >= last_step
+    rows = sum(
+        config["targets"]["step_time"]["models"]["portable"]["rows"]
+        for config in as_json(tmp_path / "snapshot.json")["configs"]
+    )
+    assert rows >= 20 * len(acknowledged) - 3, "n consecutive steps of an engine are n - 1 rows"
+
+
+def test_a_second_signal_ends_at_once(tmp_path):
+    with (
+        running_process(tmp_path, TRACEFIT_SHUTDOWN__GRACE_S="60") as (process, grpc_port, _),
+        grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel,
+    ):
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=30)
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        process.send_signal(signal.SIGTERM)
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING, "and the open call holds it up"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(5) == 128 + signal.SIGINT
+
+
+def test_an_interrupt_is_as_orderly_as_a_termination(tmp_path):
+    with running_process(tmp_path) as (process, _, _):
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
+
+
+def test_a_port_in_use_is_exit_1_and_one_sentence(tmp_path):
+    with running_sidecar(tmp_path / "a") as sidecar:
+        taken = f"127.0.0.1:{sidecar.grpc_port}"
+        ended = tracefit(
+            "run",
+            TRACEFIT_RECEIVERS__GRPC__ENDPOINT=taken,
+            TRACEFIT_EXPORTERS__HTTP__ENDPOINT="127.0.0.1:0",
+            TRACEFIT_SNAPSHOT__DIRECTORY=str(tmp_path / "b"),
+        )
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith(f"error: cannot listen on {taken} for OTLP/gRPC")
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("recievers: {}", "config error: recievers: unknown key"),
+        ("queue: {capacity: 1}", "config error: queue.capacity: unknown key"),
+        ("receivers: {grpc: {max_recv_msg_size_mib: 0}}", "receivers.grpc.max_recv_msg_size_mib: expected int >= 1"),
+        ("learners: [magic]", "config error: learners: 'magic' is not"),
+        ("feature_sets: [magic]", "config error: feature_sets: 'magic' is not"),
+    ],
+)
+def test_bad_configuration_is_exit_78_and_one_sentence_naming_the_key(tmp_path, text, sentence):
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    for command in (("run",), ("check-config",), ("replay", "x", "--snapshot", "y")):
+        ended = tracefit(*command, "--config", file)
+        assert ended.returncode == 78
+        assert sentence in ended.stderr
+        assert len(ended.stderr.splitlines()) == 1
+
+
+def test_usage_errors_are_exit_2():
+    assert tracefit("replay").returncode == 2
+    assert tracefit().returncode == 2
+
+
+def test_check_config_prints_what_holds_and_its_output_is_a_configuration(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("queue: {wait_s: 1.5}\n")
+    first = tracefit("check-config", "--config", file, TRACEFIT_JOIN__WINDOW_S="60")
+    assert first.returncode == 0
+    assert "wait_s: 1.5" in first.stdout
+    assert "window_s: 60" in first.stdout
+    file.write_text(first.stdout)
+    assert tracefit("check-config", "--config", file).stdout == first.stdout
+    assert json.loads(tracefit("check-config", "--schema").stdout)["$defs"]["QueueConfig"]
+
+
+def test_replay_learns_from_the_bundled_recording_and_shows_progress(tmp_path, data_dir):
+    out = tmp_path / "s.json"
+    ended = tracefit("replay", data_dir / "c1_mixed" / "otlp.pb.gz", "--snapshot", out)
+    assert ended.returncode == 0, ended.stderr
+    model = as_json(out)["configs"][0]["targets"]["step_time"]["models"]["portable"]
+    coefficients = {feature["name"]: feature["coefficient"] for feature in model["features"]}
+    assert 500 <= coefficients["prefill_tokens"] <= 650, "0.5 to 0.65 ms a token"
+    assert "29 exports, 328 spans" in ended.stderr
+    assert "step_time" in ended.stdout
+
+
+def test_replay_of_nothing_learnable_is_exit_1_and_leaves_no_snapshot(tmp_path):
+    recording = write_recording(tmp_path / "one.pb.gz", make_export(steps_per_span=1))
+    ended = tracefit("replay", recording, "--snapshot", tmp_path / "s.json")
+    assert ended.returncode == 1
+    assert "nothing was learned from 1 spans" in ended.stderr
+    assert not (tmp_path / "s.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "error: cannot read"),
+        (b"", "neither length-delimited OTLP traces nor OTLP/JSON lines"),
+        (b"hello, I am a text\n", "neither length-delimited OTLP traces nor OTLP/JSON lines"),
+        (gzip.compress(os.urandom(5000)), "neither length-delimited OTLP traces nor OTLP/JSON lines"),
+        (b'{"resourceSpans": 3}\n', "neither length-delimited OTLP traces nor OTLP/JSON lines"),
+    ],
+)
+def test_a_file_that_is_no_recording_is_exit_1_and_says_so(tmp_path, content, sentence):
+    file = tmp_path / "file"
+    if content is not None:
+        file.write_bytes(content)
+    ended = tracefit("replay", file, "--snapshot", tmp_path / "s.json")
+    assert ended.returncode == 1
+    assert sentence in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_the_demo_runs_from_start_to_final_table(tmp_path, data_dir):
+    ended = tracefit(
+        "demo", "--recording", data_dir / "c1_mixed" / "otlp.pb.gz", "--speed", "60", "--directory", tmp_path
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert re.search(r"http://127.0.0.1:\d+/metrics", ended.stdout)
+    assert re.search(r"prefill_tokens\s+5\d\d\.\d+ ± ", ended.stdout)
+    path = Path(re.search(r"snapshot: (\S+)", ended.stdout)[1])
+    assert path == tmp_path / "snapshot.json"
+    assert as_json(path)["configs"][0]["engines"][0]["last_step"] == 1526
+
+
+def test_an_interrupted_demo_drains_its_sidecar_and_ends_cleanly(tmp_path):
+    process = subprocess.Popen(
+        [*TRACEFIT, "demo", "--speed", "20", "--directory", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        start_new_session=True,
+    )
+    with process:
+        said = iter(process.stdout)
+        assert any("rows" in line for line in said), "the table has begun"
+        os.killpg(process.pid, signal.SIGINT)
+        rest = "".join(said)
+        assert process.wait(15) == 0
+    assert "snapshot: " in rest
+    assert "Traceback" not in rest
+    assert (tmp_path / "snapshot.json").is_file()
+
+
+def test_a_demo_without_its_recording_is_one_clear_sentence(tmp_path):
+    ended = tracefit("demo", "--recording", tmp_path / "absent")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: there is no recording")
+    assert tracefit("demo", "--speed", "nan").returncode == 1

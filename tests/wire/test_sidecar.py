@@ -1,0 +1,137 @@
+"""The whole sidecar, in this process, on real ports."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import urllib.error
+
+import pytest
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+from collector.errors import StartError
+from tests.builders import (
+    STEP_US,
+    T0_NS,
+    as_json,
+    call_export,
+    eventually,
+    get,
+    make_export,
+    metric,
+    running_sidecar,
+    step_attributes,
+)
+
+STEPS = 400
+PREFILL = {
+    "batch.num_prefill_reqs": 1,
+    "batch.num_decode_reqs": 1,
+    "batch.scheduled_tokens": 51,
+    "batch.prefill_tokens": 50,
+    "batch.decode_tokens": 1,
+}
+
+
+def test_a_real_sdk_exporter_moves_the_metrics_and_the_coefficients(tmp_path):
+    provider = TracerProvider(
+        resource=Resource.create({"service.instance.id": "engine-0", "vllm.model": "tiny"}),
+        span_limits=SpanLimits(max_events=20_000),
+    )
+    with running_sidecar(tmp_path) as sidecar:
+        exporter = OTLPSpanExporter(endpoint=f"http://127.0.0.1:{sidecar.grpc_port}", insecure=True)
+        provider.add_span_processor(BatchSpanProcessor(exporter))
+        tracer = provider.get_tracer("vllm.scheduler.step")
+        for first in range(1, STEPS, 100):
+            span = tracer.start_span(f"scheduler_steps_{first}", start_time=T0_NS + first * STEP_US * 1000)
+            for step in range(first, first + 100):
+                # every tenth step is 10 ms longer and prefills 50 tokens for one of its two requests: 200 us each
+                late_us = 10_000 * ((step - 1) // 10)
+                attributes = step_attributes(step, **(PREFILL if step % 10 == 0 else {}))
+                attributes["step.ts_start_ns"] += late_us * 1000
+                attributes["step.ts_end_ns"] += late_us * 1000
+                span.add_event("step.BATCH_SUMMARY", attributes, T0_NS + (step * STEP_US + late_us) * 1000)
+            span.end(end_time=T0_NS + (first + 100) * (STEP_US + 1000) * 1000)
+        assert provider.force_flush(10_000)
+        provider.shutdown()
+        assert metric(sidecar.http_port, 'tracefit_receiver_accepted_spans_total{transport="grpc"}') == STEPS / 100
+        eventually(lambda: metric(sidecar.http_port, "tracefit_decode_accepted_events_total") == STEPS)
+        assert metric(sidecar.http_port, "tracefit_queue_in_flight_bytes") == 0
+    snapshot = as_json(tmp_path / "snapshot.json")
+    (config,) = snapshot["configs"]
+    model = config["targets"]["step_time"]["models"]["portable"]
+    coefficients = {feature["name"]: feature["coefficient"] for feature in model["features"]}
+    assert model["rows"] >= STEPS - 2
+    assert coefficients["prefill_tokens"] == pytest.approx(200, rel=0.02)
+
+
+def test_promtool_accepts_the_live_page(tmp_path, promtool):
+    with running_sidecar(tmp_path, JOIN__WINDOW_S="1", JOIN__GRACE_S="0") as sidecar:
+        for first in range(1, 400, 100):
+            call_export(sidecar.grpc_port, make_export(steps_per_span=100, first_step=first).SerializeToString())
+        eventually(lambda: sidecar.snapshot() is not None)
+        page = get(sidecar.http_port, "/metrics")
+    assert b"tracefit_receiver_accepted_spans_total" in page
+    assert b"tracefit_build_info" in page
+    assert b"process_resident_memory_bytes" in page
+    assert not re.search(rb"_created[ {]", page)
+    assert b"tracefit_coefficient" in page
+    checked = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_health_and_readiness_follow_the_life_of_the_process(tmp_path):
+    with running_sidecar(tmp_path) as sidecar:
+        assert get(sidecar.http_port, "/healthz")
+        assert get(sidecar.http_port, "/readyz")
+        sidecar.health.set_serving(False)
+        assert get(sidecar.http_port, "/healthz"), "a draining process is alive"
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            get(sidecar.http_port, "/readyz")
+
+
+def test_a_fault_in_the_learner_loses_one_batch_and_not_the_process(tmp_path, monkeypatch):
+    with running_sidecar(tmp_path) as sidecar:
+        learn = sidecar.pipeline.process
+
+        def fail_once(_):
+            monkeypatch.setattr(sidecar.pipeline, "process", learn)
+            raise RuntimeError("boom")
+
+        monkeypatch.setattr(sidecar.pipeline, "process", fail_once)
+        call_export(sidecar.grpc_port, make_export(first_step=1).SerializeToString())
+        eventually(lambda: metric(sidecar.http_port, "tracefit_worker_failed_spans_total") == 1)
+        call_export(sidecar.grpc_port, make_export(first_step=11).SerializeToString())
+        eventually(lambda: metric(sidecar.http_port, "tracefit_decode_accepted_events_total") == 10)
+        assert sidecar.health.ready()
+
+
+def test_what_was_acknowledged_before_the_stop_is_in_the_last_snapshot(tmp_path):
+    with running_sidecar(tmp_path) as sidecar:
+        for first in range(1, 300, 10):
+            call_export(sidecar.grpc_port, make_export(first_step=first).SerializeToString())
+        assert sidecar.stop()
+        model = as_json(tmp_path / "snapshot.json")["configs"][0]["targets"]["step_time"]["models"]["portable"]
+        assert model["rows"] == 299, "300 steps are 299 intervals, those still held back included"
+
+
+def test_a_directory_that_takes_no_files_is_one_clear_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(StartError, match=r"cannot write to snapshot.directory"),
+        running_sidecar(tmp_path / "file" / "x"),
+    ):
+        pass
+
+
+def test_a_taken_page_port_is_one_clear_sentence_and_leaves_no_server_behind(tmp_path):
+    with running_sidecar(tmp_path) as sidecar:
+        taken = f"127.0.0.1:{sidecar.http_port}"
+        with (
+            pytest.raises(StartError, match=f"cannot listen on {taken} for the pages"),
+            running_sidecar(tmp_path, EXPORTERS__HTTP__ENDPOINT=taken),
+        ):
+            pass

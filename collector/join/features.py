@@ -88,8 +88,7 @@ def rebuilt_counts(cells: Cells, *, asynchronous: bool) -> Rebuilt:
 
 
 def complete(steps: Cells, cells: Cells, counts: Rebuilt) -> Bools:
-    """Steps whose journeys are all here: rebuilt request counts equal the summary's. No false positive was ever
-    seen."""
+    """Steps whose journeys are all here: rebuilt request counts equal the summary's (no false positive was seen)."""
     return np.asarray(
         cells["seen"]
         & (counts.prefill_requests == steps["prefill_requests"])

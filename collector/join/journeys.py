@@ -36,8 +36,7 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """The request ran in every step first..last, starting with ``outputs`` output tokens, ending with
-    ``outputs_end``."""
+    """The request ran in every step first..last, having ``outputs`` output tokens before and ``outputs_end`` after."""
 
     first_step: int
     last_step: int

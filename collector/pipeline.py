@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
 from google.protobuf.message import DecodeError
 
+from collector.configs import Fact
 from collector.decode.plain import decode
 from collector.decode.records import Skip, Tally
+from collector.join.api_process import ApiProcess
+from collector.join.api_queueing import with_handoffs
 from collector.join.dedupe import SpanWindow
+from collector.join.engine import Engine
 from collector.join.joiner import Joined, Joiner
 from collector.join.reasons import JoinEvent, RowDrop
 from collector.join.settings import JoinSettings
 from online.bank import Bank, BankSettings, RowOutcome
-from online.rows import Quality, Target
-from online.snapshot import ConfigSnapshot, EngineSnapshot, Snapshot
+from online.rows import Lane, Quality, Target
+from online.snapshot import ConfigSnapshot, EngineSnapshot, Snapshot, TargetSnapshot
 
 
 class Export(NamedTuple):
@@ -111,9 +115,11 @@ class Pipeline:
         for old, new in self._joiner.renamed:
             self._bank.rename(old, new)
         self._joiner.renamed.clear()
-        for config_id, target, rows in joined:
-            for outcome, count in self._bank.learn(config_id, target, rows).items():
-                self._counts.rows[target, outcome] += count
+        for config_id, target, rows, lane in joined:
+            outcomes = self._bank.learn(config_id, target, rows, lane)
+            if lane is Lane.PUBLISHED:
+                for outcome, count in outcomes.items():
+                    self._counts.rows[target, outcome] += count
 
     def snapshot(self, now_unix_nano: int, generation: int) -> Snapshot:
         """What is known now; the state stays as it is."""
@@ -129,6 +135,7 @@ class Pipeline:
         facts: dict[str, str | int | float | bool] = {}
         for engine in engines:
             facts |= engine.facts.known() | engine.facts.identity(engine.instance, engine.recording)
+        quality = min((engine.quality for engine in engines), default=Quality.REQUESTS)
         return ConfigSnapshot(
             config_id=config_id,
             config=facts,
@@ -136,6 +143,32 @@ class Pipeline:
                 EngineSnapshot(instance=e.instance, scheduling=e.scheduling.value, last_step=e.last_step)
                 for e in engines
             ],
-            telemetry=min((e.quality for e in engines), default=Quality.REQUESTS).label,
-            targets=self._bank.targets(config_id),
+            telemetry=quality.label,
+            targets=self._targets(config_id, engines, quality, facts),
         )
+
+    def _targets(
+        self, config_id: str, engines: Sequence[Engine | ApiProcess], quality: Quality, facts: Mapping[str, Fact]
+    ) -> dict[str, TargetSnapshot]:
+        targets = self._bank.targets(config_id)
+        api = with_handoffs(targets.pop(Target.API_QUEUEING.value, None), (e.api_queueing for e in engines))
+        if api is not None:
+            targets[Target.API_QUEUEING.value] = api
+        step = targets.get(Target.STEP_TIME.value)
+        if step is not None and quality is Quality.REQUESTS and facts.get("enable_prefix_caching") is not False:
+            targets[Target.STEP_TIME.value] = with_unseen_prefix_hits(step)
+        return dict(sorted(targets.items()))
+
+
+def with_unseen_prefix_hits(target: TargetSnapshot) -> TargetSnapshot:
+    """Request spans do not tell prefix-cache hits: what is learned of prefill tokens is weak at best."""
+    models = {}
+    for name, model in target.models.items():
+        features = [
+            msgspec.structs.replace(feature, status="weak")
+            if feature.name == "prefill_tokens" and feature.status == "identified"
+            else feature
+            for feature in model.features
+        ]
+        models[name] = msgspec.structs.replace(model, features=features)
+    return msgspec.structs.replace(target, models=models)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collector.configs import Facts
 from online.rows import Quality
 
+from .api_queueing import ApiQueueing
 from .engine import EngineRows
 from .occupancy import RequestSequence
 from .scheduling import Scheduling
@@ -23,6 +24,7 @@ class ApiProcess:
         self.recording = recording
         self.facts = Facts()
         self.requests = RequestSequence(settings, number)
+        self.api_queueing = ApiQueueing()
 
     @property
     def event_unix_ns(self) -> int:

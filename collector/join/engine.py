@@ -17,6 +17,7 @@ from collector.configs import Facts, FactSource
 from collector.decode.records import ApiSpan, CoreSpan, MarkKind, StepColumns, Telemetry
 from online.rows import Quality, RowBlock, Target
 
+from .api_queueing import ApiQueueing
 from .features import BlockRatio
 from .journeys import steps_of
 from .reasons import JoinEvent, RowDrop
@@ -67,6 +68,7 @@ class Engine:
         self.number = number
         self.facts = Facts()
         self.ratio = BlockRatio()
+        self.api_queueing = ApiQueueing()
         self.events: Counter[JoinEvent] = Counter()
         self.drops: Counter[RowDrop] = Counter()
         self._settings = settings
@@ -204,6 +206,11 @@ class Engine:
 
     # --- out --------------------------------------------------------------------------------------------------------
 
+    def quick(self) -> list[RowBlock]:
+        """Step rows for the quick lane, once the pace of the process is known."""
+        found = [p.sequence.quick() for p in self._processes if p.warm_up.over]
+        return [rows for rows in found if rows is not None]
+
     def advance(self, *, flush: bool = False) -> list[EngineRows]:
         """Rows that are final now, published lane."""
         out: list[EngineRows] = []
@@ -253,6 +260,8 @@ class Engine:
                 continue
             if request.api is None:
                 self.events[JoinEvent.API_UNMATCHED] += 1
+            else:
+                self.api_queueing.add(request.span, request.api)
             for row in rows_of(request.span, request.api, window):
                 found.setdefault(row.target, []).append(row)
         del process.requests[:done]

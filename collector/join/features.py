@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.decode.records import MISSING
-from online.rows import STEP_FEATURES, Floats
+from online.rows import STEP_FEATURES, Floats, Ints
 
 Bools = NDArray[np.bool_]
 Cells = NDArray[np.void]
@@ -63,6 +63,16 @@ class Rebuilt:
     decode_requests: Floats
     decode_tokens: Floats
     context_tokens: Floats
+
+    def take(self, index: Ints) -> Rebuilt:
+        """The chosen steps."""
+        return Rebuilt(
+            self.prefill_requests[index],
+            self.prefill_tokens[index],
+            self.decode_requests[index],
+            self.decode_tokens[index],
+            self.context_tokens[index],
+        )
 
     def cut(self, here: slice) -> Rebuilt:
         """A run of these steps, as views."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from collector import configs
 from collector.configs import FactSource
 from collector.decode.records import ApiSpan, Telemetry
-from online.rows import RowBlock, Target
+from online.rows import Lane, RowBlock, Target
 
 from .api_process import ApiProcess
 from .emitters import same_engine
@@ -24,6 +24,7 @@ class Joined(NamedTuple):
     config_id: str
     target: Target
     rows: RowBlock
+    lane: Lane = Lane.PUBLISHED
 
 
 class Joiner:
@@ -142,12 +143,15 @@ class Joiner:
 
     def drain(self, *, flush: bool = False) -> list[Joined]:
         """Rows that are final; ``flush``: nothing more will come, everything held becomes rows or drops."""
+        out = []
         for key, engine in self._engines.items():
             rows = engine.advance(flush=flush)
-            self._hold(self._config_of(key, engine), engine.instance, rows)
+            config_id = self._config_of(key, engine)
+            self._hold(config_id, engine.instance, rows)
+            if self._settings.quick_lane and not flush:
+                out += [Joined(config_id, Target.STEP_TIME, block, Lane.QUICK) for block in engine.quick()]
         for key, process in self._processes.items():
             self._hold(*self._attribute(key, process, process.advance(flush=flush)))
-        out = []
         for config_id in sorted(self._releases):
             until = horizon(self.engines_of(config_id), self._settings)
             taken = self._releases[config_id].take(None if flush else until)

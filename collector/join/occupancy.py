@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from collector.decode.records import RequestSpan
-from online.rows import PHASES, REQUEST_FEATURES, STEP_FEATURES, Floats, Quality, RowBlock, Target
+from online.rows import PHASES, STEP_FEATURES, Floats, Ints, Quality, RowBlock, Target
 
 from .reasons import RowDrop
 from .requests import RequestRow, request_block
@@ -216,18 +216,61 @@ class RequestSequence:
 
     def _request_rows(self, requests: list[_Request]) -> list[tuple[Target, RowBlock]]:
         """queue_wait of all; api_queueing of those that arrived while no other request was there."""
-        arrivals = np.sort([r.span.arrival_unix_ns for r in self._held])
-        ends = np.sort([r.end_unix_ns for r in self._held])
+        queue = _Queue(self._held)
         found: dict[Target, list[RequestRow]] = {}
         for request in requests:
             span = request.span
-            unknown = (math.nan,) * (len(REQUEST_FEATURES) - 2)
-            raw = (float(span.prompt_tokens), float(span.output_tokens), *unknown)
             waits_s = {Target.QUEUE_WAIT: span.queue_s}
-            arrived = np.searchsorted(arrivals, span.arrival_unix_ns, side="left")
-            if arrived == np.searchsorted(ends, span.arrival_unix_ns, side="right"):
+            if queue.idle_at(span.arrival_unix_ns):
                 waits_s[Target.API_QUEUEING] = span.first_token_s - span.queue_s - span.prefill_s
+            raw = (float(span.prompt_tokens), float(span.output_tokens), *queue.met_by(span))
             for target, wait_s in waits_s.items():
                 if not math.isnan(wait_s):
                     found.setdefault(target, []).append(RequestRow(target, raw, wait_s * 1e6, request.end_unix_ns))
         return [(target, request_block(rows, self._engine, Quality.REQUESTS)) for target, rows in sorted(found.items())]
+
+
+class _Queue:
+    """The queue that a request met, from all spans: SCHEDULED = first token - prefill, QUEUED = that - queue."""
+
+    def __init__(self, requests: list[_Request]) -> None:
+        spans = [request.span for request in requests]
+        self._arrived = np.sort([span.arrival_unix_ns for span in spans])
+        self._ended = np.sort([request.end_unix_ns for request in requests])
+        known = [span for span in spans if not math.isnan(span.queue_s) and not math.isnan(span.prefill_s)]
+        queued = np.array([_queued_unix_ns(span) for span in known], np.int64)
+        scheduled = queued + np.array([int(span.queue_s * 1e9) for span in known], np.int64)
+        tokens = np.array([span.prompt_tokens for span in known], float)
+        self._queued, self._queued_tokens = _cumulative(queued, tokens)
+        self._scheduled, self._scheduled_tokens = _cumulative(scheduled, tokens)
+
+    def idle_at(self, unix_ns: int) -> bool:
+        """Whether no other request was in the engine or on its way."""
+        return bool(
+            np.searchsorted(self._arrived, unix_ns, side="left") == np.searchsorted(self._ended, unix_ns, side="right")
+        )
+
+    def met_by(self, span: RequestSpan) -> tuple[float, float, float, float]:
+        """(waiting, running, kv_usage_ratio, queued_tokens) at QUEUED; NaN where the span does not tell it."""
+        if math.isnan(span.queue_s) or math.isnan(span.prefill_s):
+            return (math.nan,) * 4
+        at_unix_ns = _queued_unix_ns(span)
+        queued = int(np.searchsorted(self._queued, at_unix_ns, side="left"))
+        scheduled = int(np.searchsorted(self._scheduled, at_unix_ns, side="right"))
+        ended = int(np.searchsorted(self._ended, at_unix_ns, side="right"))
+        waiting_tokens = self._queued_tokens[queued] - self._scheduled_tokens[scheduled]
+        return (
+            float(max(0, queued - scheduled)),
+            float(max(0, scheduled - ended)),
+            math.nan,
+            float(max(0.0, waiting_tokens)),
+        )
+
+
+def _queued_unix_ns(span: RequestSpan) -> int:
+    return span.arrival_unix_ns + int((span.first_token_s - span.prefill_s - span.queue_s) * 1e9)
+
+
+def _cumulative(at: Ints, tokens: Floats) -> tuple[Ints, Floats]:
+    order = np.argsort(at, kind="stable")
+    return at[order], np.concatenate(([0.0], np.cumsum(tokens[order])))

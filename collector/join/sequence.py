@@ -50,6 +50,7 @@ class Sequence:
         self.window: StepWindow | None = None
         self.frontier = 0
         self._learned_to = 0
+        self._fresh: tuple[int, int] | None = None
         self.event_unix_ns = 0
         self.first_unix_ns = 0
         self.votes = SchedulingVotes()
@@ -79,6 +80,8 @@ class Sequence:
             events[JoinEvent.STEP_DUPLICATE] += len(fresh) - new
             self._note_times(int(steps["unix_ns"].min()), int(steps["unix_ns"].max()))
             self._note_summaries(steps)
+            low, high = int(steps["step_id"].min()), int(steps["step_id"].max())
+            self._fresh = (low, high) if self._fresh is None else (min(low, self._fresh[0]), max(high, self._fresh[1]))
         if len(snapshots) and self.window is not None:
             self.window.add_snapshots(snapshots)
         return events
@@ -100,7 +103,7 @@ class Sequence:
         if extent[0] < window.base:
             events[JoinEvent.JOURNEY_LATE] += 1
             return events
-        if self.frontier and extent[0] < self.frontier:
+        if self.frontier and extent[0] < self.frontier and not self.has_exact_context:
             events[JoinEvent.JOURNEY_LATE] += 1
         self._chunks += journeys.lay(span, window)
         first = next(mark for mark in span.marks if mark.kind is MarkKind.SCHEDULED)
@@ -211,6 +214,38 @@ class Sequence:
         self._forget()
         return out
 
+    def quick(self) -> RowBlock | None:
+        """Rows of steps timed by summaries that came since the last call, with what is known now: the quick lane.
+
+        Outside invariant 4: what is known of a step's context depends on what has come.
+        """
+        fresh, self._fresh = self._fresh, None
+        window, mode = self.window, self.votes.decided
+        if fresh is None or window is None or (mode is Scheduling.UNKNOWN and not self.has_done_stamps):
+            return None
+        first = max(fresh[0] - 2, window.base)
+        steps, cells = self._columns(first - 1, fresh[1] + 2)
+        asynchronous = mode is Scheduling.ASYNC
+        counts = rebuilt_counts(cells, asynchronous=asynchronous)
+        empty = boundaries.empty_steps(steps, cells, counts.prefill_requests + counts.decode_requests)
+        index, elapsed_us = boundaries.pairs(steps, cells, empty, asynchronous=asynchronous, done=self.has_done_stamps)
+        new = ~cells["quick"][index]
+        index, elapsed_us = index[new], elapsed_us[new]
+        if len(index) == 0:
+            return None
+        window.rebuilt["quick"][index + (first - 1 - window.base)] = True
+        raw = step_features(
+            steps[index],
+            cells[index],
+            counts.take(index),
+            source=self.context_source or ContextSource.BLOCKS,
+            ratio=self._habits.ratio,
+            hole_scale=1.0,
+            kv_events=self.has_kv_events,
+        )
+        end_ns = steps["unix_ns"][index] + (elapsed_us * 1e3).astype(np.int64)
+        return RowBlock.of_lines(raw, elapsed_us, end_ns=end_ns, engine=self._engine, quality=self.quality)
+
     def _mode(self, first: int, *, flush: bool) -> Scheduling:
         """The scheduling mode; UNKNOWN while end stamps may still tell it."""
         if self.votes.decided is not Scheduling.UNKNOWN:
@@ -264,8 +299,7 @@ class Sequence:
     def _pass(
         self, first: int, stop: int, source: ContextSource, out: Advance, *, asynchronous: bool, last: bool
     ) -> None:
-        """Rows between the stamped boundaries first..stop-1, all in one block; the frontier moves to the last of
-        them."""
+        """Rows between the stamped boundaries first..stop-1, all in one block; the frontier moves to the last."""
         steps, cells = self._columns(first - 1, stop + 1)
         counts = rebuilt_counts(cells, asynchronous=asynchronous)
         empty = boundaries.empty_steps(steps, cells, counts.prefill_requests + counts.decode_requests)
@@ -328,7 +362,7 @@ class Sequence:
         steps, cells = steps[:-1], cells[:-1]
         counts = rebuilt_counts(cells, asynchronous=asynchronous)
         self._habits.learn(steps, cells, counts)
-        if self.has_journeys:
+        if self.has_journeys and not self.has_exact_context:
             busy = cells["seen"] & (steps["scheduled_tokens"] > 0)
             matched = int(np.count_nonzero(busy & complete(steps, cells, counts)))
             out.events[JoinEvent.STEP_MATCHED] += matched

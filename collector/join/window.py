@@ -16,6 +16,7 @@ from collector.decode.records import STEP_DTYPE, SnapshotColumns, StepColumns
 REBUILT_DTYPE = np.dtype(
     [
         ("seen", "?"),
+        ("quick", "?"),
         ("prefill_requests", "f8"),
         ("prefill_tokens", "f8"),
         ("prefill_attention", "f8"),
@@ -38,7 +39,8 @@ REBUILT_DTYPE = np.dtype(
         ("approximate", "?"),
     ]
 )
-"""Per step, from journeys: what ran; ``first_*`` is the part of decode that is a request's first decode step
+"""Per step, from journeys: what ran; ``quick``: its row has gone down the quick lane; ``first_*`` is the part of
+decode that is a request's first decode step
 (counted as
 prefill by asynchronous summaries); the newest FIRST_TOKEN/FINISHED stamp and the oldest SCHEDULED stamp, 0 = none."""
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import __version__
+from . import __version__, logs
 from .clock import SystemClock
 from .config import ENV_FILE, Config, json_schema, load, to_yaml
 from .errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, ConfigError, StartError
@@ -32,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    logs.configure(SystemClock())
     try:
         check_packages(package_files())
         code: int = arguments.command(arguments)

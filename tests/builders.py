@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import gzip
 import json
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import grpc
 from google.protobuf.internal.encoder import _VarintBytes
+from google.protobuf.json_format import MessageToDict
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
@@ -108,6 +110,27 @@ def make_export(
 def delimited(*requests: ExportTraceServiceRequest) -> bytes:
     payloads = [request.SerializeToString() for request in requests]
     return b"".join(_VarintBytes(len(payload)) + payload for payload in payloads)
+
+
+def otlp_json(request, *, ints=str):
+    """As the Collector's file exporter writes it: hex ids, 64-bit integers as strings."""
+
+    def convert(node):
+        if isinstance(node, list):
+            return [convert(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        out = {}
+        for key, value in node.items():
+            if key in {"traceId", "spanId", "parentSpanId"}:
+                out[key] = base64.b64decode(value).hex()
+            elif key in {"intValue", "timeUnixNano", "startTimeUnixNano", "endTimeUnixNano"}:
+                out[key] = ints(value)
+            else:
+                out[key] = convert(value)
+        return out
+
+    return json.dumps(convert(MessageToDict(request, use_integers_for_enums=True))).encode() + b"\n"
 
 
 def write_recording(path: Path, *requests: ExportTraceServiceRequest) -> Path:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 import gzip
-import json
 import random
 
 import pytest
-from google.protobuf.json_format import MessageToDict
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from collector.errors import StartError
 from collector.receivers.files import Recording, merged
 from collector.receivers.otlp_json import to_protobuf
-from tests.builders import attribute, delimited, make_export, write_recording
+from tests.builders import attribute, delimited, make_export, otlp_json, write_recording
 
 EXPORTS = [make_export(first_step=first) for first in (1, 11, 21)]
 
@@ -22,27 +19,6 @@ EXPORTS = [make_export(first_step=first) for first in (1, 11, 21)]
 def read(path, warnings=None):
     said = [] if warnings is None else warnings
     return [ExportTraceServiceRequest.FromString(timed.export.payload) for timed in Recording(path, said.append)]
-
-
-def otlp_json(request, *, ints=str):
-    """As the Collector's file exporter writes it: hex ids, 64-bit integers as strings."""
-
-    def convert(node):
-        if isinstance(node, list):
-            return [convert(item) for item in node]
-        if not isinstance(node, dict):
-            return node
-        out = {}
-        for key, value in node.items():
-            if key in {"traceId", "spanId", "parentSpanId"}:
-                out[key] = base64.b64decode(value).hex()
-            elif key in {"intValue", "timeUnixNano", "startTimeUnixNano", "endTimeUnixNano"}:
-                out[key] = ints(value)
-            else:
-                out[key] = convert(value)
-        return out
-
-    return json.dumps(convert(MessageToDict(request, use_integers_for_enums=True))).encode() + b"\n"
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])

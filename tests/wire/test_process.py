@@ -16,8 +16,19 @@ from pathlib import Path
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tests.builders import as_json, call_export, eventually, make_export, metric, running_sidecar, write_recording
+from collector.receivers.files import Recording
+from tests.builders import (
+    as_json,
+    call_export,
+    eventually,
+    make_export,
+    metric,
+    otlp_json,
+    running_sidecar,
+    write_recording,
+)
 
 HOME = Path(__file__).resolve().parents[2]
 TRACEFIT = [sys.executable, "-m", "collector"]
@@ -175,6 +186,19 @@ def test_replay_learns_from_the_bundled_recording_and_shows_progress(tmp_path, d
     assert 500 <= coefficients["prefill_tokens"] <= 650, "0.5 to 0.65 ms a token"
     assert "29 exports, 328 spans" in ended.stderr
     assert "step_time" in ended.stdout
+
+
+def test_a_recording_as_json_lines_teaches_the_same_as_its_protobuf(tmp_path, data_dir):
+    recording = data_dir / "c1_mixed" / "otlp.pb.gz"
+    lines = tmp_path / "traces.json"
+    requests = [ExportTraceServiceRequest.FromString(timed.export.payload) for timed in Recording(recording, print)]
+    lines.write_bytes(b"".join(otlp_json(request) for request in requests))
+    targets = []
+    for source in (recording, lines):
+        assert tracefit("replay", source, "--snapshot", tmp_path / "s.json").returncode == 0
+        (config,) = as_json(tmp_path / "s.json")["configs"]
+        targets.append(config["targets"])
+    assert targets[0] == targets[1]
 
 
 def test_replay_of_nothing_learnable_is_exit_1_and_leaves_no_snapshot(tmp_path):

@@ -1,0 +1,46 @@
+"""Logs for people: a line per change of state, and the same complaint at most every ten seconds.
+
+Whatever happens per item is a counter; a log line about it would fill the disk when it is needed least.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from .clock import Clock
+
+INTERVAL_S = 10.0
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class OncePerInterval(logging.Filter):
+    """Lets a message text of a logger through once per interval, with the number of those held back.
+
+    The texts are constants of the code, so the table of them is bounded.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+        self._seen: dict[tuple[str, str], tuple[int, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """True if the line may be written."""
+        key = (record.name, str(record.msg))
+        now_ns = self._clock.monotonic_ns()
+        last_ns, held_back = self._seen.get(key, (0, 0))
+        if key in self._seen and now_ns - last_ns < INTERVAL_S * 1e9:
+            self._seen[key] = (last_ns, held_back + 1)
+            return False
+        self._seen[key] = (now_ns, 0)
+        if held_back:
+            record.msg = f"{record.msg} ({held_back} more like this held back)"
+        return True
+
+
+def configure(clock: Clock) -> None:
+    """Log to standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(FORMAT))
+    handler.addFilter(OncePerInterval(clock))
+    logging.basicConfig(handlers=[handler], level=logging.INFO)

@@ -29,7 +29,7 @@ from .pipeline import Export, Pipeline
 from .publish import Publisher, SnapshotWriter
 from .receivers.otlp_grpc import OtlpGrpcReceiver
 from .stop import Stop
-from .telemetry import IN_FLIGHT_BYTES, OPEN_REQUESTS, QUEUE_BYTES, QUEUE_CAPACITY, Metrics
+from .telemetry import IN_FLIGHT_BYTES, OPEN_REQUESTS, QUEUE_BYTES, QUEUE_CAPACITY, WATERMARK_AGE, Metrics
 from .worker import Worker
 
 HANDLERS_FREE = 2
@@ -62,6 +62,7 @@ class Sidecar:
         self.metrics.follow(IN_FLIGHT_BYTES, lambda: self.queue.in_flight_bytes)
         self.pipeline: Pipeline = make_pipeline(config)
         self.metrics.follow(OPEN_REQUESTS, lambda: self.pipeline.joiner.open_requests)
+        self.metrics.follow(WATERMARK_AGE, lambda: self.pipeline.joiner.watermark_age_s)
         self._publisher = Publisher(self.pipeline, self.metrics, clock, config.snapshot.publish_interval_s)
         self._worker = Worker(
             self.queue,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from collector.join.settings import JoinSettings
 from online.bank import Bank, BankSettings, RowOutcome
 from online.rows import Lane, Quality, Target
 from online.snapshot import ConfigSnapshot, EngineSnapshot, Snapshot, TargetSnapshot
+
+_log = logging.getLogger(__name__)
 
 
 class Export(NamedTuple):
@@ -71,6 +74,7 @@ class Pipeline:
         self._bank = Bank(bank_settings)
         self._version = version
         self._counts = Counts()
+        self._announced: dict[str, Quality] = {}
 
     @property
     def learned_rows(self) -> int:
@@ -136,6 +140,9 @@ class Pipeline:
         for engine in engines:
             facts |= engine.facts.known() | engine.facts.identity(engine.instance, engine.recording)
         quality = min((engine.quality for engine in engines), default=Quality.REQUESTS)
+        if self._announced.get(config_id) is not quality:
+            self._announced[config_id] = quality
+            _log.info("telemetry quality of %s: %s", config_id, quality.label)
         return ConfigSnapshot(
             config_id=config_id,
             config=facts,

@@ -137,6 +137,9 @@ JOIN_EVENTS = Metric(
     "join_events", _C, "events", "What the join met besides rows, by kind.", (("event", tuple(JoinEvent)),)
 )
 OPEN_REQUESTS = Metric("join_open_requests", _G, "requests", "Requests that wait for their other half.")
+WATERMARK_AGE = Metric(
+    "join_watermark_age_seconds", _G, "seconds", "How far published rows trail the newest event; the worst engine."
+)
 SNAPSHOT_WRITTEN = Metric(
     "snapshot_last_write_timestamp_seconds", _G, "seconds", "When the snapshot file was last written; 0 = not yet."
 )
@@ -170,6 +173,7 @@ TABLE: tuple[Metric, ...] = (
     DROPPED_ROWS,
     JOIN_EVENTS,
     OPEN_REQUESTS,
+    WATERMARK_AGE,
     SNAPSHOT_WRITTEN,
     SNAPSHOT_WRITES,
     SNAPSHOT_WRITE_ERRORS,

@@ -206,6 +206,12 @@ class Joiner:
         emitters: list[Engine | ApiProcess] = [*self._engines.values(), *self._processes.values()]
         return sum(emitter.open_requests for emitter in emitters)
 
+    @property
+    def watermark_age_s(self) -> float:
+        """How far published rows trail the newest event, in seconds of event time; the worst engine."""
+        emitters: list[Engine | ApiProcess] = [*self._engines.values(), *self._processes.values()]
+        return max((max(0, e.event_unix_ns - e.safe_unix_ns) / 1e9 for e in emitters), default=0.0)
+
     def take_events(self) -> tuple[Counter[JoinEvent], Counter[RowDrop]]:
         """Counts since the last call."""
         events, drops = self.events, Counter[RowDrop]()

@@ -36,6 +36,10 @@ class Stamps:
     unix_ns: Ints
     kind: Ints
 
+    def take(self, chosen: Bools) -> Stamps:
+        """Some of them."""
+        return Stamps(self.step[chosen], self.ns[chosen], self.unix_ns[chosen], self.kind[chosen])
+
 
 def empty_steps(steps: Cells, cells: Cells, requests: Floats) -> Bools:
     """Steps that ran nothing: a summary without tokens, or no request in a rebuilt step."""

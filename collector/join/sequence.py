@@ -211,6 +211,8 @@ class Sequence:
             if not opening:
                 self._learn_habits(end, out, asynchronous=asynchronous)
             passed = end
+        if flush:
+            self.votes.decided = mode
         self._forget()
         return out
 
@@ -308,6 +310,9 @@ class Sequence:
             found = boundaries.done_stamps(steps, cells, empty)
         else:
             found = boundaries.stamps(steps, cells, empty, asynchronous=asynchronous)
+        if self.has_summaries and self._habits.hole_scale != 1.0:
+            # Journey stamps pick intervals around the requests that are traced: scaled up, those would count too much.
+            found = found.take(found.kind == boundaries.START)
         if len(found.step) == 0:
             return
         self.frontier = first - 1 + int(found.step[-1])

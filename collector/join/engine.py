@@ -21,7 +21,7 @@ from .api_queueing import ApiQueueing
 from .features import BlockRatio
 from .journeys import steps_of
 from .reasons import JoinEvent, RowDrop
-from .requests import RequestRow, request_block, rows_of
+from .requests import QUEUE_STATE_AGE_NS, RequestRow, request_block, rows_of
 from .scheduling import Scheduling
 from .sequence import Advance, Sequence
 from .settings import JoinSettings
@@ -45,6 +45,7 @@ class PendingRequest:
 
     span: CoreSpan
     last_step: int
+    queued_unix_ns: int
     start_unix_ns: int
     end_unix_ns: int
     api: ApiSpan | None = None
@@ -72,6 +73,7 @@ class Engine:
         self.events: Counter[JoinEvent] = Counter()
         self.drops: Counter[RowDrop] = Counter()
         self._settings = settings
+        self._remembered_ns = int((settings.window_s - settings.grace_s) * 1e9)
         self._processes: list[_Process] = []
 
     # --- what it is -------------------------------------------------------------------------------------------------
@@ -150,8 +152,9 @@ class Engine:
         if extent is None:
             return None
         start = next(mark for mark in span.marks if mark.kind is MarkKind.SCHEDULED)
+        offset_ns = span.unix_minus_mono_ns
         request = PendingRequest(
-            span, extent[1], start.ts_ns + span.unix_minus_mono_ns, last.ts_ns + span.unix_minus_mono_ns
+            span, extent[1], span.marks[0].ts_ns + offset_ns, start.ts_ns + offset_ns, last.ts_ns + offset_ns
         )
         process.requests.append(request)
         if len(process.requests) > self._settings.requests_max:
@@ -239,6 +242,8 @@ class Engine:
             self.drops[RowDrop.WARM_UP] += process.warm_up.dropped
             process.warm_up.dropped = 0
             out += self._request_rows(process, flush=flush)
+        oldest = min((r.queued_unix_ns for r in process.requests), default=process.sequence.event_unix_ns)
+        process.sequence.forget(oldest - QUEUE_STATE_AGE_NS)
         return out
 
     def _request_rows(self, process: _Process, *, flush: bool) -> list[EngineRows]:
@@ -262,7 +267,8 @@ class Engine:
                 self.events[JoinEvent.API_UNMATCHED] += 1
             else:
                 self.api_queueing.add(request.span, request.api)
-            for row in rows_of(request.span, request.api, window):
+            remembered = request.end_unix_ns - request.queued_unix_ns < self._remembered_ns
+            for row in rows_of(request.span, request.api, window if remembered else None):
                 found.setdefault(row.target, []).append(row)
         del process.requests[:done]
         return [

@@ -23,7 +23,7 @@ from online.rows import REQUEST_FEATURES, Floats, Quality, RowBlock, Target
 from .journeys import NATURAL
 from .window import StepWindow
 
-_QUEUE_STATE_AGE_NS = 10**9
+QUEUE_STATE_AGE_NS = 10**9
 """A summary older than this at QUEUED says nothing about the queue."""
 
 
@@ -36,8 +36,8 @@ class RequestRow(NamedTuple):
     end_unix_ns: int
 
 
-def rows_of(span: CoreSpan, api: ApiSpan | None, window: StepWindow) -> Iterator[RequestRow]:
-    """Every target this request gives a row for."""
+def rows_of(span: CoreSpan, api: ApiSpan | None, window: StepWindow | None) -> Iterator[RequestRow]:
+    """Every target this request gives a row for; without ``window``, the queue it met is not remembered."""
     marks: dict[MarkKind, Mark] = {}
     for mark in span.marks:
         marks.setdefault(mark.kind, mark)
@@ -45,7 +45,7 @@ def rows_of(span: CoreSpan, api: ApiSpan | None, window: StepWindow) -> Iterator
     first, finished = marks.get(MarkKind.FIRST_TOKEN), marks.get(MarkKind.FINISHED)
     end_unix_ns = span.marks[-1].ts_ns + span.unix_minus_mono_ns
     output_tokens = span.marks[-1].output_tokens
-    state = queue_state(window, queued.ts_ns) if queued is not None else (math.nan,) * 3
+    state = (math.nan,) * 3 if queued is None or window is None else queue_state(window, queued.ts_ns)
     raw = (float(span.prompt_tokens), float(output_tokens), *state, math.nan)
 
     def row(target: Target, start_ns: int, stop_ns: int) -> RequestRow:
@@ -61,9 +61,14 @@ def rows_of(span: CoreSpan, api: ApiSpan | None, window: StepWindow) -> Iterator
 
 
 def _api_moments(
-    span: CoreSpan, api: ApiSpan, window: StepWindow, queued: Mark | None, first: Mark | None, finished: Mark | None
+    span: CoreSpan,
+    api: ApiSpan,
+    window: StepWindow | None,
+    queued: Mark | None,
+    first: Mark | None,
+    finished: Mark | None,
 ) -> Iterator[tuple[Target, int, int]]:
-    if queued is not None and api.arrived_ns != MISSING and idle_at(window, api.arrived_ns, queued.step_id):
+    if queued and window and api.arrived_ns != MISSING and idle_at(window, api.arrived_ns, queued.step_id):
         yield Target.API_QUEUEING, api.arrived_ns, queued.ts_ns
     if finished is None or span.finish not in NATURAL or api.aborted:
         return
@@ -80,7 +85,7 @@ def queue_state(window: StepWindow, at_ns: int) -> tuple[float, float, float]:
     if position < 0:
         return (math.nan,) * 3
     step = window.steps[seen[position]]
-    if at_ns - step["ts_start_ns"] > _QUEUE_STATE_AGE_NS:
+    if at_ns - step["ts_start_ns"] > QUEUE_STATE_AGE_NS:
         return (math.nan,) * 3
     return float(step["waiting"]), float(step["running"]), float(step["kv_usage_ratio"])
 

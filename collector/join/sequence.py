@@ -213,7 +213,6 @@ class Sequence:
             passed = end
         if flush:
             self.votes.decided = mode
-        self._forget()
         return out
 
     def quick(self) -> RowBlock | None:
@@ -376,12 +375,17 @@ class Sequence:
             self._habits.settle()
             self.votes.settle_block()
 
-    def _forget(self) -> None:
-        """Steps behind the frontier stay for ``window_s``: requests look back at the queue they met."""
+    def forget(self, keep_unix_ns: int) -> None:
+        """Drop steps behind the frontier; with journeys, only those older than ``keep_unix_ns`` and ``window_s``.
+
+        Requests that still wait look back at the queue they met, so their engine says what to keep.
+        """
         window = self.window
         if window is None or not self.frontier or window.size < _FORGET_FROM_STEPS:
             return
-        horizon_ns = self.event_unix_ns - int(self._settings.window_s * 1e9)
+        horizon_ns = self.event_unix_ns
+        if self.has_journeys:
+            horizon_ns = min(keep_unix_ns, horizon_ns - int(self._settings.window_s * 1e9))
         seen = window.rebuilt["seen"][: window.size]
         recent = np.flatnonzero(seen & (window.steps["unix_ns"][: window.size] > horizon_ns))
         oldest = window.base + int(recent[0]) if len(recent) else self.frontier

@@ -55,6 +55,12 @@ class Groups:
         sizes[-1:] = n - starts[-1:]
         return Groups(order, starts, ordered[starts], sizes)
 
+    def of_row(self) -> Ints:
+        """Index of the group of each row, in the rows' own order, (n,)."""
+        index = np.empty_like(self.order)
+        index[self.order] = np.repeat(np.arange(len(self.ids)), self.sizes)
+        return index
+
 
 @dataclass(slots=True)
 class Design:

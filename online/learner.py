@@ -22,14 +22,14 @@ from online.blocks import Design
 from online.errors import PrequentialError
 from online.features import FeatureSet
 from online.identify import Diagnosis, Evidence, diagnose
-from online.robust import FLOOR, irls_scale, middle, step_scale, weights
+from online.robust import FLOOR, bisquare, irls_scale, middle, step_scale, weights
 from online.rows import PHASES, Floats, Target
 from online.snapshot import FeatureSnapshot, ModelSnapshot
 from online.solve import Mask, solve
 from online.strata import Strata
 
 SLOW, FAST = 0, 1
-_IRLS_PASSES = 4
+_HUBER_PASSES, _IRLS_PASSES = 6, 9
 _MIN_START_ROWS = 3
 
 
@@ -151,17 +151,16 @@ class RlsLearner:
         prediction, scale = y, np.array([1.0])
         share = np.ones(len(held))
         weight = self.mean_weight * held.weight
-        for _ in range(_IRLS_PASSES if self.robust else 1):
+        for i in range(_IRLS_PASSES if self.robust else 1):
             if self.robust:
-                weight = weights(y, root, prediction, floor, scale)[2][:, 0] * held.weight
+                u, h, w = weights(y, root, prediction, floor, scale)
+                cut = bisquare(u[:, 0] / scale[0]) if i >= _HUBER_PASSES else 1.0
+                weight, share = w[:, 0] * held.weight * cut, h[:, 0] * cut
             left = z * weight[:, None]
             self._solve_slow(left.T @ z)
             prediction = z[:, : self.p] @ self.beta[:, :1]
-            u, h, w = weights(y, root, prediction, floor, scale)
+            u, _, _ = weights(y, root, prediction, floor, scale)
             scale = np.array([irls_scale(u[:, 0])])
-        if self.robust:
-            u, h, w = weights(y, root, prediction, floor, scale)
-            weight, share = w[:, 0] * held.weight, h[:, 0]
         self.scale[:] = scale
         self.beta[:, FAST] = self.beta[:, SLOW]
         self.passive[:, FAST] = self.passive[:, SLOW]

@@ -22,6 +22,7 @@ import numpy as np
 from online.rows import Floats
 
 HUBER = 2.5
+BISQUARE = 4.685
 FLOOR = 0.2
 SCALE_MIN = 0.005
 _MAD_TO_SD = 1.4826
@@ -56,3 +57,10 @@ def step_scale(scale: Floats, u: Floats) -> Floats:
 def irls_scale(u: Floats) -> float:
     """Scale of a whole sample of relative residuals (n,)."""
     return max(SCALE_MIN, _MAD_TO_SD * float(np.median(np.abs(u))))
+
+
+def bisquare(z: Floats) -> Floats:
+    """Tukey's share for normalised residuals z: 0 beyond 4.685, where Huber still listens."""
+    inside = np.maximum(0.0, 1.0 - (z / BISQUARE) ** 2)
+    share: Floats = inside * inside
+    return share

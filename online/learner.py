@@ -19,9 +19,12 @@ import msgspec
 import numpy as np
 
 from online.blocks import Design
+from online.drift import DriftMonitor, DriftSettings, Verdict
 from online.errors import PrequentialError
 from online.features import FeatureSet
+from online.hac import Meat
 from online.identify import Diagnosis, Evidence, diagnose
+from online.intervals import Intervals
 from online.robust import FLOOR, bisquare, irls_scale, middle, step_scale, weights
 from online.rows import PHASES, Floats, Target
 from online.snapshot import FeatureSnapshot, ModelSnapshot
@@ -31,6 +34,7 @@ from online.strata import Strata
 SLOW, FAST = 0, 1
 _HUBER_PASSES, _IRLS_PASSES = 6, 9
 _MIN_START_ROWS = 3
+_TINY_US = 1e-9
 
 
 class LearnerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +46,8 @@ class LearnerSettings(msgspec.Struct, frozen=True, kw_only=True):
     start_rows: int = 256
     fast_prior_share: float = 0.25
     fast_prior_floor: float = 0.01
+    alarm_keep: float = 0.02
+    drift: DriftSettings = DriftSettings()
     champion_rate: float = 0.08
     champion_advantage: float = 0.9
 
@@ -84,6 +90,10 @@ class RlsLearner:
         self.recent = np.zeros(2)
         self.champion = SLOW
         self.sums = np.zeros(self.p + 2)
+        self.meat = Meat(self.p)
+        self.intervals = Intervals()
+        self.drift = DriftMonitor(self.p, settings.drift)
+        self.trial: Strata | None = None
 
     # ---------------------------------------------------------------- learning
 
@@ -93,6 +103,8 @@ class RlsLearner:
         if self.started:
             prediction = z[:, : self.p] @ self.beta
             self._score(block, prediction)
+            if self.start is None and self.robust:
+                prediction = self._watch(block, z, prediction)
         self.rows += len(block)
         self._sum_plainly(block, z)
         if self.start is not None:
@@ -113,14 +125,56 @@ class RlsLearner:
     def _score(self, block: Design, prediction: Floats) -> None:
         y = block.elapsed_us[:, None]
         ape = np.abs(prediction - y) / y
+        log_ratio = np.log(block.elapsed_us / np.maximum(prediction[:, self.champion], _TINY_US))
+        self.intervals.learn(block, log_ratio)
         self.error.learn(ape[:, SLOW])
         self.live_error.learn(ape[:, self.champion])
         rate = self.settings.champion_rate * min(1.0, len(block) / 32.0)
         seen = np.minimum(middle(ape), 1.0)
         self.recent = seen if not self.recent.any() else self.recent + rate * (seen - self.recent)
         other = 1 - self.champion
-        if self.recent[other] < self.settings.champion_advantage * self.recent[self.champion]:
+        if self.trial is None and self.recent[other] < self.settings.champion_advantage * self.recent[self.champion]:
             self.champion = other
+
+    def _watch(self, block: Design, z: Floats, prediction: Floats) -> Floats:
+        """Look for a change of speed and act on it; the prediction to learn with."""
+        beta, x = self.beta[:, SLOW], z[:, : self.p]
+        log_ratio = np.log(block.elapsed_us / np.maximum(prediction[:, SLOW], _TINY_US))
+        verdict = self.drift.learn(block.cell, x, log_ratio, beta, int(block.end_ns[-1]))
+        if verdict is Verdict.NOTHING:
+            return prediction
+        if verdict is Verdict.ALARM:
+            self._suspect()
+        else:
+            self._settle(self.drift.gain if verdict is Verdict.CONFIRMED else 1.0)
+        return x @ self.beta
+
+    def _suspect(self) -> None:
+        """The same work seems to take ``gain`` times as long: predict so, and learn on the side until it is sure."""
+        if self.trial is not None:
+            self._settle(1.0)
+        self.trial = Strata(self.p + 2, self.settings.half_life_steps, self.settings.half_life_us)
+        self.fast[:] = 0.0
+        self.beta[:, FAST] = self.drift.gain * self.beta[:, SLOW]
+        self.champion = FAST
+        self.scale *= 2.0
+        self.intervals.widen()
+
+    def _settle(self, gain: float) -> None:
+        """Join what was learned on the side; a confirmed gain first leaves little of what was known before."""
+        assert self.trial is not None  # noqa: S101  only after a suspicion
+        if gain != 1.0:
+            keep = self.settings.alarm_keep
+            self.slow.discount(keep, gain)
+            self.meat.discount(keep)
+            self.sums *= keep
+            self.sums[-2] *= gain
+        self.slow.decay(self.trial.clock)
+        self.slow.add(self.trial)
+        self.trial = None
+        self.recent[:] = self.recent.min()
+        self._solve_slow(self.slow.total())
+        self._solve_fast()
 
     def _sum_plainly(self, block: Design, z: Floats) -> None:
         """Unweighted decayed sums of z: what the mean is, stalls and all."""
@@ -179,7 +233,16 @@ class RlsLearner:
         else:
             w = np.repeat(self.mean_weight * block.weight[:, None], 2, axis=1)
             share = np.ones(len(block))
-        self.slow.learn(block, z, w[:, SLOW], share)
+        if self.trial is not None:
+            # What the side learner sees, it judges by the suspected speed.
+            self.trial.learn(block, z, w[:, FAST], h[:, FAST])
+            self._learn_fast(block, z, w[:, FAST])
+            self._solve_fast()
+            return
+        kept = self.slow.learn(block, z, w[:, SLOW], share)
+        scores = z[:, : self.p] * (w[:, SLOW] * (block.elapsed_us - prediction[:, SLOW]))[:, None]
+        groups = block.grouped()
+        self.meat.learn(groups, kept, scores[groups.order])
         self._learn_fast(block, z, w[:, FAST])
         self._solve_slow(self.slow.total())
         self._solve_fast()
@@ -217,7 +280,7 @@ class RlsLearner:
     def _solve_fast(self) -> None:
         p = self.p
         g = self.fast[self.slow._expand]  # noqa: SLF001  one layout, two statistics
-        slow = self.beta[:, SLOW]
+        slow = self.beta[:, SLOW] * (self.drift.gain if self.trial is not None else 1.0)
         rms = np.sqrt(self.slow.total().diagonal()[:p] / max(float(self.slow.n1.sum()), 1.0))
         tau = self.settings.fast_prior_share * np.abs(slow) + self.settings.fast_prior_floor / np.maximum(rms, 1e-150)
         precision = (self.scale[SLOW] / tau) ** 2

@@ -50,8 +50,8 @@ class Strata:
         self.n2 = np.zeros(STRATA)
         self.clock = np.zeros(STRATA)
 
-    def learn(self, block: Design, z: Floats, weight: Floats, share: Floats) -> None:
-        """Add rows: z (n, q), weight (n,), share of Huber (n,)."""
+    def learn(self, block: Design, z: Floats, weight: Floats, share: Floats) -> Floats:
+        """Add rows: z (n, q), weight (n,), share of Huber (n,). Returns what each group kept of its past, (g,)."""
         groups = block.grouped()
         order, starts, ids = groups.order, groups.starts, groups.ids
         e = np.minimum(block.steps / self.half_life_steps, block.elapsed_us / self.half_life_us)[order]
@@ -71,6 +71,7 @@ class Strata:
         self.n1[ids] = self.n1[ids] * kept + np.add.reduceat(h, starts)
         self.n2[ids] = self.n2[ids] * (kept * kept) + np.add.reduceat(h * h, starts)
         self.clock[ids] += spent
+        return kept
 
     def total(self) -> Floats:
         """Sum over the strata as a full symmetric matrix (q, q)."""

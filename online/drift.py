@@ -38,6 +38,7 @@ from online.solve import Mask
 
 _MEAN_ABS_TO_SD = 1.2533
 _CLIP = 8.0
+_NOISE_RATE, _NOISE_CLIP = 0.01, 3.0
 _LEARN_CLIP = 4.0
 _TINY = 1e-12
 _STALL = 0.9  # |log(y / yhat)|, a factor of 2.5
@@ -52,9 +53,12 @@ class DriftSettings(msgspec.Struct, frozen=True, kw_only=True):
     spread_min: float = 0.005
     group: int = 16
     slack: float = 1.5
+    noise_share: float = 2.0
     limit: float = 12.0
     gate: float = 0.06
     gain_rows: int = 32
+    onset_rows: int = 128
+    stranger_spread: float = 2.0
     confirm_groups: int = 4
     confirm_rows: int = 32
     confirm_off: float = 0.03
@@ -79,13 +83,17 @@ class Cusum:
     def __init__(self, settings: DriftSettings) -> None:
         self.group = settings.group
         self.slack, self.limit = settings.slack, settings.limit
+        self.noise_share = settings.noise_share
+        self.noise = 0.0
         self.up = self.down = 0.0
 
     def update(self, value: float) -> bool:
         """See the module's equations."""
-        self.up = max(0.0, self.up + value - self.slack)
-        self.down = max(0.0, self.down - value - self.slack)
-        return self.up > self.limit or self.down > self.limit
+        calm = max(1.0, self.noise_share * self.noise)
+        self.up = max(0.0, self.up + value - calm * self.slack)
+        self.down = max(0.0, self.down - value - calm * self.slack)
+        self.noise += _NOISE_RATE * (min(abs(value), _NOISE_CLIP) - self.noise)
+        return max(self.up, self.down) > calm * self.limit
 
     def reset(self) -> None:
         """Both sums to zero."""
@@ -191,6 +199,14 @@ class Cells:
 
 
 @dataclass(slots=True)
+class Fit:
+    """beta (p,) and the robust scale of its relative residuals."""
+
+    beta: Floats
+    scale: float
+
+
+@dataclass(slots=True)
 class Rows:
     """What a block says to the cells: x (n, p), e (n,) against their references, and the beta that predicted."""
 
@@ -225,46 +241,56 @@ class DriftMonitor:
         self.recent = np.zeros(0)
         self.since: list[float] | None = None
         self.groups = 0
+        self.row = 0
+        self.opened = np.zeros(CELLS, np.int64)
+        self.shifted: Mask = np.zeros(CELLS, np.bool_)
         self.gain = 1.0
         self.alarm_ns = 0
         self.alarms = self.confirmed = self.refuted = 0
         self.last_ns: int | None = None
         self.last_gain: float | None = None
 
-    def learn(self, cell: Ints, x: Floats, log_ratio: Floats, beta: Floats, end_ns: int) -> Verdict:
-        """One block: x (n, p), log_ratio = log(y / x beta) (n,), beta (p,); at most one verdict per block."""
+    def learn(self, cell: Ints, x: Floats, log_ratio: Floats, fit: Fit, end_ns: int) -> Verdict:
+        """One block: x (n, p), log_ratio = log(y / x beta) (n,), and the fit that predicted."""
         cells, settings = self.cells, self.settings
         groups = Groups.of(cell)
+        order, sizes = groups.order, groups.sizes
         known = cells.rows[groups.ids] >= settings.cell_rows_min
         all_known = bool(known.all())
-        if not all_known:
-            # A stall must not become the reference of a cell that has seen little else.
-            stall = ~known[groups.of_row()] & (np.abs(log_ratio) > _STALL)
-            if stall.any():
-                cell, x, log_ratio = cell[~stall], x[~stall], log_ratio[~stall]
-                if not len(cell):
-                    return Verdict.NOTHING
-                groups = Groups.of(cell)
-                known = cells.rows[groups.ids] >= settings.cell_rows_min
-        order = groups.order
         x, log_ratio = x[order], log_ratio[order]
-        fresh = cells.rows[groups.ids] == 0.0
-        if fresh.any():
-            cells.open(groups, fresh, x, log_ratio, beta)
-        usual = cells.usual(groups.ids, beta)
-        e = log_ratio - np.repeat(usual, groups.sizes)
+        usual = cells.usual(groups.ids, fit.beta)
         spread = np.maximum(cells.spread[groups.ids], settings.spread_min)
-        u = np.minimum(np.maximum(e / np.repeat(spread, groups.sizes), -_CLIP), _CLIP)
-        cells.learn(groups, usual, Rows(x, e, beta), settings)
+        if all_known:
+            reference = usual
+        else:
+            # A shape never seen can only be compared with the fit, and counts as little as the fit is sure.
+            reference = np.where(known, usual, math.log(self.gain) if self.since is not None else 0.0)
+            spread = np.where(known, spread, settings.stranger_spread * fit.scale)
+        e = log_ratio - np.repeat(reference, sizes)
+        u = np.minimum(np.maximum(e / np.repeat(spread, sizes), -_CLIP), _CLIP)
+        if all_known:
+            cells.learn(groups, usual, Rows(x, e, fit.beta), settings)
+        else:
+            self._meet(cell, groups, known, x, log_ratio, fit)
+        self.row += len(cell)
         # Back in the order of time.
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
-        if all_known:
-            compared, u = e[back], u[back]
-        else:
-            mask = np.repeat(known, groups.sizes)[back]
-            compared, u = e[back][mask], u[back][mask]
-        return self._judge(compared, u, end_ns) if len(compared) else Verdict.NOTHING
+        return self._judge(e[back], u[back], end_ns)
+
+    def _meet(self, cell: Ints, groups: Groups, known: Mask, x: Floats, log_ratio: Floats, fit: Fit) -> None:
+        """Learn references where some are new; a stall must not become the reference of a new cell."""
+        cells, beta = self.cells, fit.beta
+        keep = np.repeat(known, groups.sizes) | (np.abs(log_ratio) < _STALL)
+        if not keep.any():
+            return
+        x, log_ratio, groups = x[keep], log_ratio[keep], Groups.of(cell[groups.order][keep])
+        fresh = cells.rows[groups.ids] == 0.0
+        if fresh.any():
+            cells.open(groups, fresh, x, log_ratio, beta)
+            self.opened[groups.ids[fresh]] = self.row
+        usual = cells.usual(groups.ids, beta)
+        cells.learn(groups, usual, Rows(x, log_ratio - np.repeat(usual, groups.sizes), beta), self.settings)
 
     def _judge(self, compared: Floats, u: Floats, end_ns: int) -> Verdict:
         self.recent = np.concatenate([self.recent, compared])[-self.settings.gain_rows :]
@@ -296,7 +322,9 @@ class DriftMonitor:
         self.recent = self.recent[:0]
         # An alarm while one is open is about the same change: its gain is relative to the first references.
         self.gain = math.exp(gain)
-        self.cells.log_y += gain * (self.cells.rows > 0)
+        # Cells opened since the change began know no other speed.
+        self.shifted = (self.cells.rows > 0) & (self.opened < self.row - self.settings.onset_rows)
+        self.cells.log_y += gain * self.shifted
         self.since, self.groups = [], 0
         self.alarm_ns = end_ns
         self.alarms += 1
@@ -314,7 +342,7 @@ class DriftMonitor:
             if sign * float(np.median(group)) <= least:
                 self.since = None
                 self.refuted += 1
-                self.cells.log_y -= math.log(self.gain) * (self.cells.rows > 0)
+                self.cells.log_y -= math.log(self.gain) * self.shifted
                 self.detector.reset()
                 return Verdict.REFUTED
             self.groups += 1

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from online.blocks import Design
-from online.drift import DriftMonitor, DriftSettings, Verdict
+from online.drift import DriftMonitor, DriftSettings, Fit, Verdict
 from online.errors import PrequentialError
 from online.features import FeatureSet
 from online.hac import Meat
@@ -140,7 +140,8 @@ class RlsLearner:
         """Look for a change of speed and act on it; the prediction to learn with."""
         beta, x = self.beta[:, SLOW], z[:, : self.p]
         log_ratio = np.log(block.elapsed_us / np.maximum(prediction[:, SLOW], _TINY_US))
-        verdict = self.drift.learn(block.cell, x, log_ratio, beta, int(block.end_ns[-1]))
+        fit = Fit(beta, float(self.scale[SLOW]))
+        verdict = self.drift.learn(block.cell, x, log_ratio, fit, int(block.end_ns[-1]))
         if verdict is Verdict.NOTHING:
             return prediction
         if verdict is Verdict.ALARM:

@@ -172,16 +172,25 @@ class _TargetState:
         if champion is None or champion not in models:
             return None
         learner = self.models[champion][1]
-        mean_us = learner.mean_us() if isinstance(learner, RlsLearner) else None
-        mean_factor = learner.mean_factor() if isinstance(learner, RlsLearner) else None
+        rls = learner if isinstance(learner, RlsLearner) else None
         return TargetSnapshot(
             vector=self.target.vector,
             unit="us",
             champion=champion,
             models=models,
-            mean_us=mean_us,
-            mean_factor=mean_factor,
+            interval=None if rls is None else rls.intervals.snapshot(self.target.vector == "beta"),
+            drift=None if rls is None else rls.drift.snapshot(),
+            mean_us=None if rls is None else rls.mean_us(),
+            mean_factor=None if rls is None else rls.mean_factor(),
+            live_champion=self._live_champion(models),
         )
+
+    @staticmethod
+    def _live_champion(models: dict[str, ModelSnapshot]) -> str | None:
+        """The model whose live prediction has the lowest error lately."""
+        errors = {name: m.live_error or m.error for name, m in models.items()}
+        seen = {name: error.mape for name, error in errors.items() if error is not None}
+        return min(seen, key=seen.__getitem__, default=None)
 
     def _champion(self) -> str | None:
         """The published model with the lowest prequential error; the first configured one before there is any."""

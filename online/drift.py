@@ -34,6 +34,7 @@ import numpy as np
 
 from online.blocks import CELLS, Groups
 from online.rows import Floats, Ints
+from online.snapshot import DriftSnapshot
 from online.solve import Mask
 
 _MEAN_ABS_TO_SD = 1.2533
@@ -352,3 +353,7 @@ class DriftMonitor:
                 self.last_ns, self.last_gain = self.alarm_ns, self.gain
                 return Verdict.CONFIRMED
         return Verdict.NOTHING
+
+    def snapshot(self) -> DriftSnapshot:
+        """Confirmed changes only."""
+        return DriftSnapshot(last_unix_nano=self.last_ns, gain=self.last_gain, count=self.confirmed)

@@ -99,7 +99,7 @@ class Intervals:
             half = max(_WIDTH_MIN, 0.5 * float(quantiles[0, 2] - quantiles[0, 0]))
             self.offset += np.array([-half, half])
 
-    def snapshot(self) -> IntervalSnapshot | None:
+    def snapshot(self, by_stratum: bool = True) -> IntervalSnapshot | None:
         """Pooled ratios, and those of every stratum with 30 rows or more."""
         pool = self.histogram.sum(axis=0)
         if pool.sum() <= 0.0:
@@ -107,7 +107,7 @@ class Intervals:
         rows = self.histogram.sum(axis=1)
         seen = np.flatnonzero(rows >= _PUBLISHED_ROWS)
         strata = {}
-        if len(seen):
+        if by_stratum and len(seen):
             for s, (low, mid, high) in zip(seen, self.ratios(seen).tolist(), strict=True):
                 strata[stratum_name(int(s))] = (low, mid, high)
         overall = Intervals(self.half_life_rows, self.rate, self.borrowed_rows)

@@ -23,7 +23,7 @@ from online.drift import DriftMonitor, DriftSettings, Fit, Verdict
 from online.errors import PrequentialError
 from online.features import FeatureSet
 from online.hac import Meat
-from online.identify import Diagnosis, Evidence, diagnose
+from online.identify import Diagnosis, Evidence, Solved, diagnose
 from online.intervals import Intervals
 from online.robust import FLOOR, bisquare, irls_scale, middle, step_scale, weights
 from online.rows import PHASES, Floats, Target
@@ -303,9 +303,17 @@ class RlsLearner:
         g = self._statistics()
         precision, _ = self._precision()
         known = np.zeros(p) if precision is None else precision
-        evidence = Evidence(g[:p, :p], known, g[:p, p + 1], float(g[p + 1, p + 1]), float(self.scale[SLOW]) ** 2)
-        has_prior: Mask = known > 0.0
-        return diagnose(evidence, self.beta[:, SLOW], self.passive[:, SLOW], self.live, has_prior)
+        meat, windows = self.meat.total()
+        evidence = Evidence(
+            a=g[:p, :p],
+            precision=known,
+            with_steps=g[:p, p + 1],
+            steps=max(float(g[p + 1, p + 1]), 1e-300),
+            variance=float(self.scale[SLOW]) ** 2,
+            meat=meat,
+            windows=windows,
+        )
+        return diagnose(evidence, Solved(self.beta[:, SLOW], self.passive[:, SLOW], self.live, known > 0.0))
 
     def _statistics(self) -> Floats:
         if self.start is None:
@@ -337,7 +345,6 @@ class RlsLearner:
         for j, column in enumerate(self.features.columns):
             if not self.live[j] or self.signed:
                 continue
-            live_beta = float(self.beta[j, self.champion])
             features.append(
                 FeatureSnapshot(
                     name=column.name,
@@ -345,7 +352,10 @@ class RlsLearner:
                     coefficient=float(self.beta[j, SLOW]),
                     status=diagnosis.status[j],
                     stderr=float(diagnosis.stderr[j]),
-                    live_coefficient=live_beta,
+                    live_coefficient=float(self.beta[j, self.champion]),
+                    learned_share=float(diagnosis.share[j]),
+                    excitation=_finite(diagnosis.excitation[j]),
+                    vif=_finite(diagnosis.vif[j]),
                 )
             )
         return ModelSnapshot(
@@ -354,4 +364,10 @@ class RlsLearner:
             effective_rows=self.effective_rows(),
             condition_number=diagnosis.condition,
             error=self.error.snapshot(),
+            live_error=self.live_error.snapshot(),
+            scale=float(self.scale[SLOW]),
         )
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None

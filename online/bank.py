@@ -178,7 +178,7 @@ class _TargetState:
             unit="us",
             champion=champion,
             models=models,
-            interval=None if rls is None else rls.intervals.snapshot(self.target.vector == "beta"),
+            interval=None if rls is None else rls.intervals.snapshot(by_stratum=self.target.vector == "beta"),
             drift=None if rls is None else rls.drift.snapshot(),
             mean_us=None if rls is None else rls.mean_us(),
             mean_factor=None if rls is None else rls.mean_factor(),

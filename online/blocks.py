@@ -49,7 +49,7 @@ class Groups:
         edge = np.empty(n, np.bool_)
         edge[:1] = True
         np.not_equal(ordered[1:], ordered[:-1], out=edge[1:])
-        starts = np.flatnonzero(edge)
+        starts = edge.nonzero()[0]
         sizes = np.empty_like(starts)
         sizes[:-1] = starts[1:] - starts[:-1]
         sizes[-1:] = n - starts[-1:]
@@ -141,10 +141,10 @@ class Cutter:
             if self._rows == 0:
                 self._first_ns = int(design.end_ns[start])
             stop = min(n, start + self.block_rows - self._rows)
-            late = np.flatnonzero(design.end_ns[start:stop] - self._first_ns >= self.block_ns)
-            by_time = len(late) > 0
+            late = design.end_ns[start:stop] >= self._first_ns + self.block_ns
+            by_time = bool(late.any())
             if by_time:
-                stop = start + int(late[0])
+                stop = start + int(late.argmax())
             if stop > start:
                 self._parts.append(design.slice(start, stop))
                 self._rows += stop - start

@@ -17,14 +17,16 @@ import numpy as np
 
 from online.blocks import STRATA, Groups
 from online.rows import Floats
+from online.state import State, pack, unpack
 
 WINDOW_ROWS = 128
+_STATE = ("m", "windows", "window", "rows")
 
 
 class Meat:
     """M of p columns in 32 strata, and the window that is being filled."""
 
-    __slots__ = ("_left", "_right", "m", "p", "rows", "windows", "window")
+    __slots__ = ("_left", "_right", "m", "p", "rows", "window", "windows")
 
     def __init__(self, p: int) -> None:
         self.p = p
@@ -50,7 +52,7 @@ class Meat:
         self.m += 0.5 * (mine[:, left] * whole[right] + whole[left] * mine[:, right])
         # Windows are shared out as the rows are: by nothing better than which strata took part.
         part = mine.any(axis=1)
-        self.windows += part * (self.rows / WINDOW_ROWS / max(1, np.count_nonzero(part)))
+        self.windows += part * (self.rows / WINDOW_ROWS / max(1, int(part.sum())))
         self.window[:] = 0.0
         self.rows = 0
 
@@ -77,3 +79,11 @@ class Meat:
         """Evidence of both; open windows are not joined."""
         self.m += other.m
         self.windows += other.windows
+
+    def state(self) -> State:
+        """For the state file."""
+        return pack(self, _STATE)
+
+    def restore(self, state: State) -> None:
+        """From the state file."""
+        unpack(self, _STATE, state)

@@ -5,7 +5,7 @@
     se_j    = sqrt(V_jj)
     share_j = 1 - H_jj C_jj                         learned share: 1 = all from data, 0 = all from prior or ridge
     cv_j^2  = A_jj A_ll / A_jl^2 - 1                excitation beyond "so much per step" (l = steps of the row)
-    vif_j   = (A_jj - A_jl^2 / A_ll) C_jj           1 = independent of the other columns, > 10 = nearly a mixture of them
+    vif_j   = (A_jj - A_jl^2 / A_ll) C_jj           1 = independent of the others, > 10 = nearly a mixture of them
     kappa   = cond(D^-1/2 (A + H) D^-1/2)           condition of the scaled system
 
 H holds the prior's precision and the relative ridge of the solver. Coefficients at the bound have no sampling

@@ -22,7 +22,9 @@ import numpy as np
 
 from online.blocks import STRATA, Design
 from online.rows import Floats
+from online.state import State, pack, unpack
 
+_STATE = ("g", "n1", "n2", "clock")
 _MAX_AGE = 1000.0  # 2^-1000 is still a normal number; older is 0 for every purpose
 
 
@@ -107,3 +109,11 @@ class Strata:
         self.n1 += other.n1
         self.n2 += other.n2
         self.clock += other.clock
+
+    def state(self) -> State:
+        """For the state file."""
+        return pack(self, _STATE)
+
+    def restore(self, state: State) -> None:
+        """From the state file."""
+        unpack(self, _STATE, state)

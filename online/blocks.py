@@ -17,13 +17,14 @@ finer grain, so that a change of speed is told from a change of mix by comparing
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from online.rows import Floats, Ints, RowBlock, Target
+from online.rows import PHASES, Floats, Ints, RowBlock, Target
+from online.state import State, StateError
 
 STRATA = 32
 CELLS = 512
@@ -64,7 +65,7 @@ class Groups:
 
 @dataclass(slots=True)
 class Design:
-    """Evaluated rows; see the module's docstring for shapes."""
+    """Evaluated rows; see the module's docstring for shapes. ``complete``: no x is NaN, known without looking."""
 
     x: Floats
     phase: Floats
@@ -74,7 +75,8 @@ class Design:
     stratum: Ints
     cell: Ints
     end_ns: Ints
-    groups: Groups | None = field(default=None, compare=False)
+    complete: bool = False
+    groups: Groups | None = None
 
     def __len__(self) -> int:
         """Number of rows n."""
@@ -98,11 +100,33 @@ class Design:
             self.stratum[s],
             self.cell[s],
             self.end_ns[s],
+            self.complete,
         )
 
     def take(self, mask: NDArray[np.bool_]) -> Design:
         """The chosen rows."""
         return Design(**{name: getattr(self, name)[mask] for name in DESIGN_FIELDS})
+
+    def state(self) -> State:
+        """For the state file."""
+        return {name: np.ascontiguousarray(getattr(self, name)) for name in DESIGN_FIELDS}
+
+    @staticmethod
+    def restored(state: State, columns: int) -> Design:
+        """From the state file; x may hold NaN where a set does not know a row, nothing else may."""
+        values = {name: state[name] for name in DESIGN_FIELDS}
+        design = Design(**values)
+        n = len(design)
+        for name, value in values.items():
+            kind = "i" if name in ("stratum", "cell", "end_ns") else "f"
+            width = {"x": (n, columns), "phase": (n, len(PHASES))}.get(name, (n,))
+            if not isinstance(value, np.ndarray) or value.dtype.kind != kind or value.shape != width:
+                raise StateError(f"Design.{name}: expected {kind}8 of shape {width}")
+            if kind == "f" and name != "x" and not np.isfinite(value).all():
+                raise StateError(f"Design.{name}: not finite")
+        if ((design.stratum < 0) | (design.stratum >= STRATA) | (design.cell < 0) | (design.cell >= CELLS)).any():
+            raise StateError("Design: stratum or cell out of range")
+        return design
 
     @staticmethod
     def concatenate(parts: list[Design]) -> Design:
@@ -112,10 +136,10 @@ class Design:
         joined: dict[str, Any] = {
             name: np.concatenate([getattr(part, name) for part in parts]) for name in DESIGN_FIELDS
         }
-        return Design(**joined)
+        return Design(**joined, complete=all(part.complete for part in parts))
 
 
-DESIGN_FIELDS = tuple(f.name for f in fields(Design) if f.name != "groups")
+DESIGN_FIELDS = tuple(f.name for f in fields(Design) if f.name not in ("complete", "groups"))
 
 
 class Cutter:
@@ -165,12 +189,16 @@ class Cutter:
         self._parts = [Design.concatenate(self._parts)]
         return self._parts[0]
 
+    def restore(self, waiting: Design) -> None:
+        """Take a saved partial block."""
+        self._parts, self._rows, self._first_ns = [waiting], len(waiting), int(waiting.end_ns[0])
+
     def widen(self, columns: int) -> None:
         """Give the waiting rows more columns, which they do not know: NaN."""
         waiting = self.pending()
         if waiting is not None:
             unknown = np.full((len(waiting), columns - waiting.x.shape[1]), np.nan)
-            waiting.x = np.concatenate([waiting.x, unknown], axis=1)
+            waiting.x, waiting.complete = np.concatenate([waiting.x, unknown], axis=1), False
 
 
 def strata_of(target: Target, rows: RowBlock) -> tuple[Ints, Ints]:

@@ -124,7 +124,7 @@ class Intervals:
         table = self._corrected(self._quantiles()).tolist()
         pooled = Intervals(self.half_life_rows, self.rate, self.borrowed_rows)
         pooled.histogram[0], pooled.offset = self.histogram.sum(axis=0), self.offset
-        p10, p50, p90 = pooled._corrected(pooled._quantiles())[0].tolist()  # noqa: SLF001  of this class
+        p10, p50, p90 = pooled._corrected(pooled._quantiles())[0].tolist()
         strata = {}
         for s in np.flatnonzero(rows >= _PUBLISHED_ROWS).tolist() if by_stratum else ():
             low, mid, high = table[s]

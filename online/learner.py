@@ -99,7 +99,7 @@ class RlsLearner:
         self.start: Design | None = None
         self.holding = True
         self.trial: Strata | None = None
-        self.slow = self._strata()
+        self.slow = self.new_strata()
         self.fast = FastMember(
             self.p, settings.fast_half_life_steps, settings.fast_prior_share, settings.fast_prior_floor
         )
@@ -108,7 +108,8 @@ class RlsLearner:
         self.intervals = Intervals()
         self.drift = DriftMonitor(self.p, settings.drift)
 
-    def _strata(self) -> Strata:
+    def new_strata(self) -> Strata:
+        """Empty statistics of this learner's layout."""
         return Strata(self.p + 2, self.settings.half_life_steps, self.settings.half_life_us)
 
     # ---------------------------------------------------------------- learning
@@ -177,9 +178,9 @@ class RlsLearner:
     def _learn_start(self, block: Design) -> None:
         self.start = block if self.start is None else Design.concatenate([self.start, block])
         if len(self.start) >= MIN_START_ROWS:
-            self._refit(release=len(self.start) >= self.settings.start_rows)
+            self.refit(release=len(self.start) >= self.settings.start_rows)
 
-    def _refit(self, *, release: bool) -> None:
+    def refit(self, *, release: bool) -> None:
         """Fit all held rows; ``release`` turns them into statistics."""
         held = self.start
         assert held is not None  # noqa: S101  only called while rows are held
@@ -249,13 +250,32 @@ class RlsLearner:
         return True
 
     def _suspect(self) -> None:
-        if self.trial is not None:
-            self._settle(1.0)
-        self.trial = self._strata()
+        self.stop_trial()
+        self.trial = self.new_strata()
         self.fast.reset(self.drift.gain * self.beta)
         self.champion = FAST
         self.scale *= 2.0
         self.intervals.widen()
+
+    def release(self) -> None:
+        """Turn held rows into statistics, although there are few."""
+        if self.start is not None:
+            self.refit(release=True)
+
+    def stop_trial(self) -> None:
+        """Give up a running suspicion and join what was learned on the side."""
+        if self.trial is not None:
+            self._settle(1.0)
+
+    def restart_live(self) -> None:
+        """Fast member and detector start over from the published coefficients, as after a merge."""
+        if not self.holding:
+            self._solve_slow()
+        self.drift = DriftMonitor(self.p, self.settings.drift)
+        self.fast.reset(self.beta)
+        self.champion = SLOW
+        self.recent = np.zeros(2)
+        self.trial = None
 
     def _settle(self, gain: float) -> None:
         assert self.trial is not None  # noqa: S101  only after a suspicion

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from online.rows import Floats
+from online.state import State, StateError
 
 _SHARE, _FLOOR, _TINY = 0.15, 0.02, 1e-150
 
@@ -32,6 +33,20 @@ class Prior:
         known = per_row > 0.0
         sd = _SHARE * np.abs(beta) + _FLOOR / np.sqrt(np.maximum(per_row, _TINY))
         return Prior(gain * beta, np.where(known, gain * sd, np.inf))
+
+    def state(self) -> State:
+        """For the state file: precision per unit scale, because infinite deviations do not belong in one."""
+        return {"mean": self.mean, "inverse": 1.0 / self.sd}
+
+    @staticmethod
+    def restored(state: State, p: int) -> Prior:
+        """From the state file."""
+        mean, inverse = state["mean"], state["inverse"]
+        fits = all(isinstance(a, np.ndarray) and a.shape == (p,) and np.isfinite(a).all() for a in (mean, inverse))
+        if not fits or (inverse < 0.0).any():
+            raise StateError(f"Prior: expected {p} finite means and precisions")
+        with np.errstate(divide="ignore"):
+            return Prior(mean, 1.0 / inverse)
 
     def precision(self, scale: float) -> Floats:
         """H's diagonal for noise of this relative scale, (p,)."""

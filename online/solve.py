@@ -60,7 +60,7 @@ def solve(
         right = b if prior_mean is None else b + prior_precision * prior_mean
     live = diagonal > 0.0
     if not live.all():
-        return _solve_live(a, right, diagonal, live, free, warm)
+        return _solve_live(a + np.diag(diagonal - a.diagonal()), right, free, warm)
     scale = 1.0 / np.sqrt(diagonal)
     c = a * scale
     c *= scale[:, None]
@@ -71,14 +71,13 @@ def solve(
     return Solution(z * scale, passive, live)
 
 
-def _solve_live(a: Floats, right: Floats, diagonal: Floats, live: Mask, free: Mask, warm: Mask) -> Solution:
+def _solve_live(a: Floats, right: Floats, free: Mask, warm: Mask) -> Solution:
     """The same on the columns that have something to say; the others get 0."""
     beta, passive = np.zeros(len(right)), np.zeros(len(right), np.bool_)
+    live = a.diagonal() > 0.0
     on = live.nonzero()[0]
     if len(on):
-        part = a[on[:, None], on]
-        part.flat[:: len(on) + 1] = diagonal[on]
-        found = solve(part, right[on], free[on], warm[on])
+        found = solve(a[on[:, None], on], right[on], free[on], warm[on])
         beta[on], passive[on] = found.beta, found.passive
     return Solution(beta, passive, live)
 

@@ -67,7 +67,7 @@ class Strata:
         zo = z[order]
         left = zo * (weight[order] * decay)[:, None]
         new = np.add.reduceat(left[:, self._left] * zo[:, self._right], starts, axis=0)
-        kept = np.exp2(-np.minimum(spent, _MAX_AGE))
+        kept: Floats = np.exp2(-np.minimum(spent, _MAX_AGE))
         self.g[ids] = self.g[ids] * kept[:, None] + new
         h = share[order] * decay
         self.n1[ids] = self.n1[ids] * kept + np.add.reduceat(h, starts)

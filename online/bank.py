@@ -2,6 +2,8 @@
 
     learn(config, target, rows)  -> Counter of RowOutcome, whose values sum to the rows received
     targets(config)              -> what is published now, from a flushed copy: reading changes nothing
+    state() / restore(bytes)     -> stop and restart is no restart
+    merge(other)                 -> statistics added, stratum by stratum
 
 Rows come in event-time order. They are evaluated when they come and learned in blocks that the rows themselves cut
 (online/blocks.py). Names of models: a feature set's name for the default learner ``rls``, ``<learner>/<set>`` for the
@@ -11,204 +13,21 @@ others. Every container is bounded by a name in :class:`BankSettings`.
 from __future__ import annotations
 
 import copy
-import enum
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Sequence
 
-import msgspec
-import numpy as np
-
-from online.blocks import Cutter, Design, strata_of
-from online.covariance_learner import CovarianceLearner
-from online.features import Facts, FeatureSet, build, custom, registered
-from online.learner import LearnerSettings, RlsLearner
-from online.river_models import PREFIX, RiverLearner, make
+from online.features import Facts, FeatureSet, build, custom
+from online.prior import Prior
 from online.rows import Lane, RowBlock, Target
-from online.snapshot import ModelSnapshot, TargetSnapshot
+from online.settings import CUSTOM, BankSettings, RowOutcome
+from online.snapshot import TargetSnapshot
+from online.state import State, StateError, decode, encode
+from online.target import TargetState
 
-DEFAULT_LEARNER = "rls"
-COVARIANCE = "rls_covariance"
+__all__ = ["Bank", "BankSettings", "RowOutcome", "merge_states"]
 
-
-class RowOutcome(enum.StrEnum):
-    """What became of a row; received = the sum over all of them."""
-
-    LEARNED = "learned"
-    NOT_FINITE = "not_finite"
-    NOT_POSITIVE = "not_positive"
-    OUT_OF_RANGE = "out_of_range"
-    UNKNOWN_FEATURE = "unknown_feature"
-
-
-class BankSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What to learn with, and every bound.
-
-    Attributes:
-        learners: ``rls``, ``rls_covariance``, ``river:linear``, ``river:<dotted name>``.
-        feature_sets: registered names, or ``custom``.
-        live_sets: feature sets that only predict (free of sign, not published).
-        custom: raw names per target of the set ``custom``.
-        block_rows: rows of a block; detection and champion react once per block.
-        block_ns: event time after which a block ends.
-        configs_max: configurations kept; the one that learned least recently goes.
-        value_max: a feature or a time (us) beyond this is not a measurement.
-        elapsed_us_min: a time below this is not a measurement.
-    """
-
-    learners: tuple[str, ...] = (DEFAULT_LEARNER, "river:linear")
-    feature_sets: tuple[str, ...] = ("portable",)
-    live_sets: tuple[str, ...] = ("shape",)
-    custom: Mapping[str, tuple[str, ...]] = {}
-    block_rows: int = 32
-    block_ns: int = 1_000_000_000
-    configs_max: int = 64
-    value_max: float = 1e12
-    elapsed_us_min: float = 1e-3
-    rls: LearnerSettings = LearnerSettings()
-
-    def check(self) -> None:
-        """Raises ValueError naming the first key that cannot work."""
-        for name in self.learners:
-            if name.startswith(PREFIX):
-                make(name)
-            elif name not in (DEFAULT_LEARNER, COVARIANCE):
-                raise ValueError(f"learners: {name!r} is not {DEFAULT_LEARNER}, {COVARIANCE} or {PREFIX}<name>")
-        for name in (*self.feature_sets, *self.live_sets):
-            if name != "custom" and name not in registered():
-                raise ValueError(f"feature_sets: {name!r} is not one of {', '.join((*registered(), 'custom'))}")
-        for target, names in self.custom.items():
-            custom(Target(target), names)
-        for key in ("block_rows", "block_ns", "configs_max"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"{key}: expected an integer >= 1, got {getattr(self, key)}")
-
-
-Model = RlsLearner | RiverLearner | CovarianceLearner
-
-
-class _TargetState:
-    """One target of one configuration: the partial block, and the models with the columns each reads."""
-
-    def __init__(self, target: Target, settings: BankSettings) -> None:
-        self.target = target
-        self.settings = settings
-        self.cutter = Cutter(settings.block_rows, settings.block_ns)
-        self.sets: dict[str, tuple[FeatureSet, slice]] = {}
-        self.models: dict[str, tuple[str, Model]] = {}
-        self.columns = 0
-
-    def offer(self, features: FeatureSet, *, published: bool) -> None:
-        """Start models on a feature set that has become available."""
-        if features.name in self.sets:
-            return
-        self.sets[features.name] = (features, slice(self.columns, self.columns + len(features)))
-        self.columns += len(features)
-        self.cutter.widen(self.columns)
-        for learner in self.settings.learners if published else (DEFAULT_LEARNER,):
-            key = features.name if learner == DEFAULT_LEARNER else f"{learner}/{features.name}"
-            self.models[key] = (features.name, self._make(learner, features))
-
-    def _make(self, learner: str, features: FeatureSet) -> Model:
-        if learner == DEFAULT_LEARNER:
-            return RlsLearner(features, self.settings.rls)
-        if learner == COVARIANCE:
-            return CovarianceLearner(features)
-        return RiverLearner(learner, features)
-
-    def evaluate(self, rows: RowBlock) -> tuple[Design, Counter[RowOutcome]]:
-        """Columns of all sets side by side; rows that are no measurement are left out and counted."""
-        limit, least = self.settings.value_max, self.settings.elapsed_us_min
-        y, weight = rows.elapsed_us, rows.weight
-        finite = np.isfinite(y) & np.isfinite(weight) & np.isfinite(rows.phase).all(axis=1)
-        positive = (y > 0.0) & (weight > 0.0)
-        x = np.empty((len(rows), self.columns))
-        known = np.zeros(len(rows), np.bool_)
-        bounded = (y >= least) & (y <= limit) & (weight <= limit) & (weight >= 1.0 / limit)
-        with np.errstate(invalid="ignore", over="ignore"):
-            for features, where in self.sets.values():
-                part = features.evaluate(rows)
-                inside = np.abs(part) <= limit
-                known |= np.isfinite(part).all(axis=1)
-                bounded &= (inside | ~np.isfinite(part)).all(axis=1)
-                x[:, where] = np.where(inside, part, np.nan)
-        outcome = Counter(
-            {
-                RowOutcome.NOT_FINITE: int(np.count_nonzero(~finite)),
-                RowOutcome.NOT_POSITIVE: int(np.count_nonzero(finite & ~positive)),
-                RowOutcome.OUT_OF_RANGE: int(np.count_nonzero(finite & positive & ~bounded)),
-                RowOutcome.UNKNOWN_FEATURE: int(np.count_nonzero(finite & positive & bounded & ~known)),
-            }
-        )
-        good = finite & positive & bounded & known
-        outcome[RowOutcome.LEARNED] = int(np.count_nonzero(good))
-        stratum, cell = strata_of(self.target, rows)
-        design = Design(x, rows.phase, y, rows.steps.astype(np.float64), weight, stratum, cell, rows.end_ns)
-        return (design if good.all() else design.take(good)), outcome
-
-    def learn(self, design: Design) -> None:
-        for block in self.cutter.push(design):
-            self.learn_block(block)
-
-    def learn_block(self, block: Design) -> None:
-        views: dict[str, Design] = {}
-        for name, (_, where) in self.sets.items():
-            views[name] = _view(block, where)
-        for name, model in self.models.values():
-            if len(views[name]):
-                model.learn(views[name])
-
-    def flush(self) -> None:
-        if len(self.cutter):
-            self.learn_block(self.cutter.flush())
-
-    def snapshot(self) -> TargetSnapshot | None:
-        """None while there is nothing to say."""
-        models: dict[str, ModelSnapshot] = {}
-        for name, (_, model) in sorted(self.models.items()):
-            snapshot = model.snapshot()
-            if snapshot is not None:
-                models[name] = snapshot
-        champion = self._champion()
-        if champion is None or champion not in models:
-            return None
-        learner = self.models[champion][1]
-        mean_us = learner.mean_us() if isinstance(learner, RlsLearner) else None
-        mean_factor = learner.mean_factor() if isinstance(learner, RlsLearner) else None
-        return TargetSnapshot(
-            vector=self.target.vector,
-            unit="us",
-            champion=champion,
-            models=models,
-            mean_us=mean_us,
-            mean_factor=mean_factor,
-        )
-
-    def _champion(self) -> str | None:
-        """The published model with the lowest prequential error; the first configured one before there is any."""
-        published = [
-            name
-            for name, (features, model) in self.models.items()
-            if features in self.settings.feature_sets and not isinstance(model, RiverLearner) and model.started
-        ]
-
-        def error(name: str) -> float:
-            seen = self.models[name][1].error.snapshot()
-            return float("inf") if seen is None else seen.mape
-
-        return min(published, key=error, default=None)
-
-
-def _view(block: Design, where: slice) -> Design:
-    x = block.x[:, where]
-    known = np.atleast_1d(np.isfinite(x).all(axis=1))
-    if bool(known.all()):
-        view = block.slice(0, len(block))
-        view.groups = block.grouped()
-    else:
-        view = block.take(known)
-        x = x[known]
-    view.x = x
-    return view
+Known = dict[str, str | int | float | bool]
+Priors = dict[tuple[str, str, tuple[str, ...]], Prior]
 
 
 class Bank:
@@ -216,6 +35,10 @@ class Bank:
 
     Args:
         settings: checked here; ValueError names the key.
+
+    Attributes:
+        learned_rows: rows learned since the bank was made or restored; a new generation is worth making when it moves.
+        evictions: configurations forgotten to keep the bound.
     """
 
     def __init__(self, settings: BankSettings | None = None) -> None:
@@ -223,72 +46,129 @@ class Bank:
         self.settings.check()
         self.learned_rows = 0
         self.evictions = 0
-        self._configs: OrderedDict[str, dict[Target, _TargetState]] = OrderedDict()
-        self._facts: dict[str, dict[str, str | int | float | bool]] = {}
+        self._configs: OrderedDict[str, dict[Target, TargetState]] = OrderedDict()
+        self._facts: dict[str, Known] = {}
+        self._priors: dict[str, Priors] = {}
+        self._donors: list[tuple[Known, Priors]] = []
+
+    # ---------------------------------------------------------------- rows in
 
     def learn(self, config_id: str, target: Target, rows: RowBlock, lane: Lane = Lane.PUBLISHED) -> Counter[RowOutcome]:
         """Learn rows of one target; what became of them."""
-        if not len(rows) or lane is Lane.QUICK:
+        if not len(rows):
             return Counter()
         state = self._state(config_id, target)
         design, outcome = state.evaluate(rows)
         if len(design):
-            state.learn(design)
+            state.learn(design, quick=lane is Lane.QUICK)
             self.learned_rows += len(design)
         return outcome
 
-    def _state(self, config_id: str, target: Target) -> _TargetState:
-        targets = self._configs.get(config_id)
-        if targets is None:
+    def _state(self, config_id: str, target: Target) -> TargetState:
+        if config_id not in self._configs:
             while len(self._configs) >= self.settings.configs_max:
-                evicted, _ = self._configs.popitem(last=False)
-                self._facts.pop(evicted, None)
+                self.drop(next(iter(self._configs)))
                 self.evictions += 1
-            targets = self._configs[config_id] = {}
+            self._configs[config_id] = {}
         self._configs.move_to_end(config_id)
+        targets = self._configs[config_id]
         if target not in targets:
-            targets[target] = _TargetState(target, self.settings)
+            targets[target] = TargetState(target, self.settings)
             self._offer(config_id, targets[target])
         return targets[target]
 
-    def _offer(self, config_id: str, state: _TargetState) -> None:
+    def _offer(self, config_id: str, state: TargetState) -> None:
         facts = self._facts.get(config_id, {})
+        priors = self._priors.get(config_id, {})
+
+        def prior_for(name: str, columns: tuple[str, ...]) -> Prior | None:
+            return priors.get((state.target.value, name, columns))
+
         for names, published in ((self.settings.feature_sets, True), (self.settings.live_sets, False)):
             for name in names:
                 features = self._build(name, state.target, facts)
                 if features is not None:
-                    state.offer(features, published=published)
+                    state.offer(features, prior_for, published=published)
 
     def _build(self, name: str, target: Target, facts: Facts) -> FeatureSet | None:
-        if name == "custom":
+        if name == CUSTOM:
             names = self.settings.custom.get(target.value)
             return custom(target, names) if names else None
         return build(name, target, facts)
 
+    # ---------------------------------------------------------------- configurations
+
     def describe(self, config_id: str, facts: Facts) -> None:
-        """Facts of a configuration (model, gpu, ...): feature sets that need them start when they can."""
+        """Facts of a configuration (model, gpu, ...): feature sets and donors that need them start when they can."""
         known = self._facts.setdefault(config_id, {})
         known.update(facts)
+        if config_id not in self._priors:
+            donor = self._donor(known)
+            if donor is not None:
+                self._take_priors(config_id, donor)
         for state in self._configs.get(config_id, {}).values():
             self._offer(config_id, state)
 
     def rename(self, old: str, new: str) -> None:
-        """A configuration's identity became better known: its state goes under the new id, if that is free."""
+        """A configuration's identity became better known: its state goes under the new id, or joins what is there."""
         if old == new or old not in self._configs:
             return
-        state, facts = self._configs.pop(old), self._facts.pop(old, {})
+        targets, facts = self._configs.pop(old), self._facts.pop(old, {})
+        priors = self._priors.pop(old, {})
+        self._facts[new] = {**facts, **self._facts.get(new, {})}
         if new not in self._configs:
-            self._configs[new] = state
-            self._facts[new] = {**facts, **self._facts.get(new, {})}
+            self._configs[new] = targets
+            self._priors.setdefault(new, priors)
+        else:
+            self._join(new, targets)
+
+    def inherit(self, config_id: str, donor_id: str) -> None:
+        """A configuration changed: start the new one's models with the old one's coefficients as the prior."""
+        if donor_id in self._configs and donor_id != config_id:
+            self._take_priors(config_id, self._donated(donor_id))
+
+    def _take_priors(self, config_id: str, priors: Priors) -> None:
+        self._priors[config_id] = priors
+        for target, state in self._configs.get(config_id, {}).items():
+            for name, model in state.rls_models():
+                if not model.started and model.prior is None:
+                    model.prior = priors.get((target.value, name, model.features.names))
+
+    def _donated(self, config_id: str) -> Priors:
+        found: Priors = {}
+        for target, state in self._configs[config_id].items():
+            for name, model in copy.deepcopy(state).rls_models():
+                prior = model.donate()
+                if prior is not None:
+                    found[target.value, name, model.features.names] = prior
+        return found
+
+    def _donor(self, facts: Known) -> Priors | None:
+        """The donor of the same model that shares most other facts; coefficients do not travel between models."""
+        same = [(d, p) for d, p in self._donors if "model" in facts and d.get("model") == facts["model"]]
+        if not same:
+            return None
+        return max(same, key=lambda donor: sum(donor[0].get(k) == v for k, v in facts.items()))[1]
+
+    def add_donors(self, data: bytes) -> int:
+        """Learn what other configurations may start from out of a state file; how many donors it held."""
+        donors = Bank(self.settings)
+        donors.restore(data)
+        for config_id in donors.configs():
+            self._donors.append((donors._facts.get(config_id, {}), donors._donated(config_id)))
+        del self._donors[: -self.settings.donors_max]
+        return len(donors.configs())
 
     def drop(self, config_id: str) -> None:
         """Forget a configuration."""
-        self._configs.pop(config_id, None)
-        self._facts.pop(config_id, None)
+        for container in (self._configs, self._facts, self._priors):
+            container.pop(config_id, None)
 
     def configs(self) -> list[str]:
         """Known configurations, the one that learned least recently first."""
         return list(self._configs)
+
+    # ---------------------------------------------------------------- reading
 
     def targets(self, config_id: str) -> dict[str, TargetSnapshot]:
         """What is published of a configuration now, partial blocks included."""
@@ -300,3 +180,95 @@ class Bank:
             if snapshot is not None:
                 found[target.value] = snapshot
         return dict(sorted(found.items()))
+
+    # ---------------------------------------------------------------- state
+
+    def state(self) -> bytes:
+        """Everything, as it stands: partial blocks are saved, not flushed."""
+        configs = [
+            {
+                "id": config_id,
+                "facts": self._facts.get(config_id, {}),
+                "priors": [[*key[:2], list(key[2]), p.state()] for key, p in self._priors.get(config_id, {}).items()],
+                "targets": {target.value: state.state() for target, state in targets.items()},
+            }
+            for config_id, targets in self._configs.items()
+        ]
+        return encode({"configs": configs, "learned_rows": self.learned_rows})
+
+    def restore(self, data: bytes) -> list[str]:
+        """Continue from a state; the names of models in it that are not configured, which are left out.
+
+        Raises:
+            StateError: the state is corrupt or does not fit; the bank is as it was before.
+        """
+        fresh = Bank(self.settings)
+        skipped: list[str] = []
+        try:
+            payload = decode(data)
+            for saved in payload["configs"]:
+                skipped += fresh._restore_config(saved)
+            fresh.learned_rows = int(payload["learned_rows"])
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise error if isinstance(error, StateError) else StateError(f"state does not fit: {error!r}") from error
+        self._configs, self._facts, self._priors = fresh._configs, fresh._facts, fresh._priors
+        self.learned_rows = fresh.learned_rows
+        return skipped
+
+    def _restore_config(self, saved: State) -> list[str]:
+        config_id, skipped = str(saved["id"]), []
+        self._facts[config_id] = dict(saved["facts"])
+        priors: Priors = {}
+        for target, name, columns, state in saved["priors"]:
+            # Phases, which only step_time has, are columns of the prior too.
+            priors[target, name, tuple(columns)] = Prior.restored(state, len(state["mean"]))
+        if priors:
+            self._priors[config_id] = priors
+        for target, state in saved["targets"].items():
+            left_out = self._state(config_id, Target(target)).restore(state)
+            skipped += [f"{config_id}/{target}/{name}" for name in left_out]
+        return skipped
+
+    def merge(self, other: Bank) -> None:
+        """Add what another bank knows; the other is used up."""
+        for config_id, targets in other._configs.items():
+            self._facts[config_id] = {**other._facts.get(config_id, {}), **self._facts.get(config_id, {})}
+            if config_id not in self._configs:
+                self._configs[config_id] = targets
+            else:
+                self._join(config_id, targets)
+        self.learned_rows += other.learned_rows
+
+    def _join(self, config_id: str, targets: dict[Target, TargetState]) -> None:
+        mine = self._configs[config_id]
+        for target, state in targets.items():
+            if target in mine:
+                mine[target].merge(state)
+            else:
+                mine[target] = state
+
+
+def merge_states(parts: Sequence[bytes], settings: BankSettings | None = None) -> bytes:
+    """One state out of several, in order of event time.
+
+    Raises:
+        StateError: one of them is corrupt or does not fit; the message says which, counted from 1.
+    """
+    banks = []
+    for number, data in enumerate(parts, 1):
+        bank = Bank(settings)
+        try:
+            bank.restore(data)
+        except StateError as error:
+            raise StateError(f"state {number}: {error}") from error
+        banks.append(bank)
+    banks.sort(key=_begin)
+    merged = Bank(settings)
+    for bank in banks:
+        merged.merge(bank)
+    return merged.state()
+
+
+def _begin(bank: Bank) -> int:
+    starts = [s.first_ns for targets in bank._configs.values() for s in targets.values()]  # noqa: SLF001  same module
+    return min(starts, default=0)

@@ -16,6 +16,7 @@ from online.features import FeatureSet
 from online.rls import CovarianceRLS
 from online.rows import Floats
 from online.snapshot import FeatureSnapshot, ModelSnapshot
+from online.state import State, pack, unpack
 
 _FORGETTING = 0.9998
 _RIDGE = 1e-6
@@ -77,3 +78,15 @@ class CovarianceLearner:
         return ModelSnapshot(
             features=features, rows=self.rows, effective_rows=float(self.rows), error=self.error.snapshot()
         )
+
+    def state(self) -> State:
+        """For the state file."""
+        recursion = pack(self.rls, ("theta", "covariance", "rows"))
+        plain = pack(self, ("unit", "unit_us", "rows", "refused"))
+        return {"rls": recursion, "plain": plain, "error": self.error.state()}
+
+    def restore(self, state: State) -> None:
+        """From the state file."""
+        unpack(self.rls, ("theta", "covariance", "rows"), state["rls"])
+        unpack(self, ("unit", "unit_us", "rows", "refused"), state["plain"])
+        self.error.restore(state["error"])

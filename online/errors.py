@@ -12,8 +12,10 @@ import numpy as np
 
 from online.rows import Floats
 from online.snapshot import ErrorSnapshot
+from online.state import State, pack, unpack
 
 _LOW, _HIGH, _BINS = 1e-4, 10.0, 192
+_STATE = ("histogram", "sum_ape", "total")
 _PER_LOG = _BINS / np.log(_HIGH / _LOW)
 
 
@@ -57,3 +59,17 @@ class PrequentialError:
         if self.total <= 0.0:
             return None
         return ErrorSnapshot(mape=self.sum_ape / self.total, median_ape=self.quantile(0.5), p90_ape=self.quantile(0.9))
+
+    def add(self, other: PrequentialError) -> None:
+        """Errors of both."""
+        self.histogram += other.histogram
+        self.sum_ape += other.sum_ape
+        self.total += other.total
+
+    def state(self) -> State:
+        """For the state file."""
+        return pack(self, _STATE)
+
+    def restore(self, state: State) -> None:
+        """From the state file."""
+        unpack(self, _STATE, state)

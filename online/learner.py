@@ -1,36 +1,48 @@
 """The ``rls`` learner: decayed statistics, robust relative weights, ridge and NNLS; a slow and a fast member.
 
-    slow  what is published: stratified statistics, half-life max(4000 steps, 10 min) per stratum
-    fast  for live prediction: one statistic, half-life 300 steps, prior = the slow member's beta, tau = 25 % of it
+    slow  what is published: stratified statistics, half-life max(4000 steps, 10 min) per stratum (online/strata.py)
+    fast  for live prediction: half-life 300 steps around the slow member (online/fast.py)
 
-Both see every block once: predict (that is the prequential error), then weigh by their own prediction, then learn,
-then solve. The first rows (256) are held and fitted together by four rounds of reweighting, because a robust weight
-needs a prediction and the first prediction needs a robust fit; until then every block refits all of them.
+Both see every block once: predict (that is the prequential error), weigh by their own prediction, learn, solve. The
+first 256 rows are held and fitted together (online/startup.py); until then every block refits all of them.
 
 The champion predicts live: the member with the lower decayed median error, replaced only by one 10 % better.
-Guarantee: published coefficients do not depend on the fast member or on anything that follows it.
+
+A suspected change of speed (online/drift.py) is predicted at once, by the fast member, and believed later: until it is
+confirmed the slow member's rows go to statistics on the side. Confirmed, what was known before is kept at 2 % and
+multiplied by the gain, and the rows on the side join it; refuted, they join it as if nothing had happened.
+
+Guarantee: published coefficients are a function of the published lane's rows alone, not of the fast member, the quick
+lane or the intervals.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
 from online.blocks import Design
+from online.cells import Fit
+from online.detectors import DriftSettings
+from online.drift import DriftMonitor, Verdict
 from online.errors import PrequentialError
+from online.fast import FastMember
 from online.features import FeatureSet
-from online.identify import Diagnosis, Evidence, diagnose
-from online.robust import FLOOR, irls_scale, middle, step_scale, weights
+from online.hac import Meat
+from online.identify import Diagnosis, Evidence, Solved, diagnose
+from online.intervals import Intervals
+from online.prior import Prior
+from online.robust import FLOOR, middle, step_scale, weights
 from online.rows import PHASES, Floats, Target
 from online.snapshot import FeatureSnapshot, ModelSnapshot
 from online.solve import Mask, solve
+from online.startup import fit_start
 from online.strata import Strata
 
 SLOW, FAST = 0, 1
-_IRLS_PASSES = 4
-_MIN_START_ROWS = 3
+MIN_START_ROWS = 3
+_TINY_US = 1e-9
+_BLOCK = 32.0
 
 
 class LearnerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,61 +56,93 @@ class LearnerSettings(msgspec.Struct, frozen=True, kw_only=True):
     fast_prior_floor: float = 0.01
     champion_rate: float = 0.08
     champion_advantage: float = 0.9
-
-
-@dataclass(frozen=True, slots=True)
-class Prior:
-    """Mean and standard deviation of each coefficient, (p,), before any row; infinite = nothing known."""
-
-    mean: Floats
-    sd: Floats
+    alarm_keep: float = 0.02
+    drift: DriftSettings = DriftSettings()
 
 
 class RlsLearner:
-    """One feature set on one target of one configuration."""
+    """One feature set on one target of one configuration.
+
+    Attributes:
+        beta: published coefficients and phases, (p,).
+        live: columns with evidence or a prior, (p,).
+        scale: robust relative scale of the slow and the fast member, (2,).
+        start: held rows, until there are enough; then None.
+        trial: statistics on the side while a change of speed is suspected.
+    """
 
     def __init__(self, features: FeatureSet, settings: LearnerSettings, prior: Prior | None = None) -> None:
+        columns = features.columns
         self.features = features
         self.settings = settings
+        # A robust fit of a skewed time is far off in the mean, and the mean of post_decode is what adds up to E2E.
         self.robust = features.target is not Target.POST_DECODE
         self.phases = len(PHASES) if features.target is Target.STEP_TIME else 0
         self.p = len(features) + self.phases
-        columns = features.columns
-        self._free: Mask = np.array([c.signed for c in columns] + [True] * self.phases)
         self.signed = any(c.signed for c in columns)
-        self._shrink = np.array([c.shrink for c in columns] + [0.0] * self.phases)
+        self.free: Mask = np.array([c.signed for c in columns] + [True] * self.phases)
+        self.shrink = np.array([c.shrink for c in columns] + [0.0] * self.phases)
+        self.shrunk = bool(self.shrink.any())
         self.prior = prior
-        self.slow = Strata(self.p + 2, settings.half_life_steps, settings.half_life_us)
-        self.fast = np.zeros_like(self.slow.g[0])
-        self.beta = np.zeros((self.p, 2))
+        self.beta = np.zeros(self.p)
         self.live: Mask = np.zeros(self.p, np.bool_)
-        self.passive: Mask = np.zeros((self.p, 2), np.bool_)
+        self.passive: Mask = np.zeros(self.p, np.bool_)
+        self.per_row = np.zeros(self.p)
         self.scale = np.full(2, 0.05)
-        self.median_us = 0.0
-        self.mean_weight = 0.0
+        self.median_us = self.start_median_us = 0.0
         self.rows = 0
-        self.start: list[Design] | None = []
-        self.started = False
-        self.error = PrequentialError()
-        self.live_error = PrequentialError()
-        self.recent = np.zeros(2)
         self.champion = SLOW
+        self.quick = False
+        self.recent = np.zeros(2)
         self.sums = np.zeros(self.p + 2)
+        self.started = False
+        self.start: Design | None = None
+        self.holding = True
+        self.trial: Strata | None = None
+        self.slow = self.new_strata()
+        self.fast = FastMember(
+            self.p, settings.fast_half_life_steps, settings.fast_prior_share, settings.fast_prior_floor
+        )
+        self.meat = Meat(self.p)
+        self.error, self.live_error = PrequentialError(), PrequentialError()
+        self.intervals = Intervals()
+        self.drift = DriftMonitor(self.p, settings.drift)
+
+    def new_strata(self) -> Strata:
+        """Empty statistics of this learner's layout."""
+        return Strata(self.p + 2, self.settings.half_life_steps, self.settings.half_life_us)
 
     # ---------------------------------------------------------------- learning
 
     def learn(self, block: Design) -> None:
         """Predict, score, learn, solve; block.x has this set's columns only and is finite."""
         z = self._augment(block)
-        if self.started:
-            prediction = z[:, : self.p] @ self.beta
-            self._score(block, prediction)
         self.rows += len(block)
-        self._sum_plainly(block, z)
-        if self.start is not None:
+        spent = float(block.steps.sum()) / self.settings.half_life_steps
+        self.sums = self.sums * 2.0**-spent + z.sum(axis=0)
+        if self.holding:
+            if self.started:
+                self._score(block, z[:, : self.p] @ self._both())
             self._learn_start(block)
-        else:
-            self._learn_block(block, z, prediction)
+            return
+        x = z[:, : self.p]
+        prediction = x @ self._both()
+        self._score(block, prediction)
+        if self.robust and self._watch(block, x, prediction[:, SLOW]):
+            prediction = x @ self._both()
+        self._learn_block(block, z, prediction)
+
+    def learn_quick(self, block: Design) -> None:
+        """Rows of the quick lane: they move the fast member and its scores, never what is published."""
+        if self.holding:
+            return
+        self.quick = True
+        z = self._augment(block)
+        prediction = z[:, : self.p] @ self._both()
+        self._score_live(block, prediction)
+        _, w = self._weigh(block, prediction, self.scale[FAST:])
+        self.fast.learn(block.steps, z, w[:, FAST])
+        self._solve_fast()
 
     def _augment(self, block: Design) -> Floats:
         n, p = len(block), len(self.features)
@@ -110,185 +154,255 @@ class RlsLearner:
         z[:, -1] = block.steps
         return z
 
+    def _both(self) -> Floats:
+        return np.stack((self.beta, self.fast.beta), axis=1)
+
     def _score(self, block: Design, prediction: Floats) -> None:
+        self.error.learn(np.abs(prediction[:, SLOW] - block.elapsed_us) / block.elapsed_us)
+        if not self.quick:
+            self._score_live(block, prediction)
+
+    def _score_live(self, block: Design, prediction: Floats) -> None:
         y = block.elapsed_us[:, None]
         ape = np.abs(prediction - y) / y
-        self.error.learn(ape[:, SLOW])
         self.live_error.learn(ape[:, self.champion])
-        rate = self.settings.champion_rate * min(1.0, len(block) / 32.0)
+        log_ratio = np.log(block.elapsed_us / np.maximum(prediction[:, self.champion], _TINY_US))
+        self.intervals.learn(block, log_ratio)
+        rate = self.settings.champion_rate * min(1.0, len(block) / _BLOCK)
         seen = np.minimum(middle(ape), 1.0)
-        self.recent = seen if not self.recent.any() else self.recent + rate * (seen - self.recent)
+        self.recent = self.recent + rate * (seen - self.recent) if self.recent.any() else seen
         other = 1 - self.champion
-        if self.recent[other] < self.settings.champion_advantage * self.recent[self.champion]:
+        if self.trial is None and self.recent[other] < self.settings.champion_advantage * self.recent[self.champion]:
             self.champion = other
 
-    def _sum_plainly(self, block: Design, z: Floats) -> None:
-        """Unweighted decayed sums of z: what the mean is, stalls and all."""
-        spent = float(block.steps.sum()) / self.settings.half_life_steps
-        self.sums = self.sums * 2.0**-spent + z.sum(axis=0)
-
     def _learn_start(self, block: Design) -> None:
-        assert self.start is not None  # noqa: S101  the caller looked
-        self.start.append(block)
-        held = Design.concatenate(self.start)
-        self.start = [held]
-        if len(held) < _MIN_START_ROWS:
-            return
-        z = self._augment(held)
-        weight, share = self._fit_start(held, z)
-        if len(held) >= self.settings.start_rows:
-            self.slow.learn(held, z, weight, share)
-            self._learn_fast(held, z, weight)
-            self._solve_fast()
-            self.start = None
+        self.start = block if self.start is None else Design.concatenate([self.start, block])
+        if len(self.start) >= MIN_START_ROWS:
+            self.refit(release=len(self.start) >= self.settings.start_rows)
 
-    def _fit_start(self, held: Design, z: Floats) -> tuple[Floats, Floats]:
-        """Reweighted fits of all held rows; sets beta, scale and medians, returns the last weights."""
-        y, root = held.elapsed_us[:, None], np.sqrt(held.steps)[:, None]
+    def refit(self, *, release: bool) -> None:
+        """Fit all held rows; ``release`` turns them into statistics."""
+        held = self.start
+        assert held is not None  # noqa: S101  only called while rows are held
         self.median_us = float(np.median(held.elapsed_us / held.steps))
-        self.mean_weight = 1.0 / self.median_us**2
-        floor = FLOOR * self.median_us * held.steps[:, None]
-        prediction, scale = y, np.array([1.0])
-        share = np.ones(len(held))
-        weight = self.mean_weight * held.weight
-        for _ in range(_IRLS_PASSES if self.robust else 1):
-            if self.robust:
-                weight = weights(y, root, prediction, floor, scale)[2][:, 0] * held.weight
-            left = z * weight[:, None]
-            self._solve_slow(left.T @ z)
-            prediction = z[:, : self.p] @ self.beta[:, :1]
-            u, h, w = weights(y, root, prediction, floor, scale)
-            scale = np.array([irls_scale(u[:, 0])])
-        if self.robust:
-            u, h, w = weights(y, root, prediction, floor, scale)
-            weight, share = w[:, 0] * held.weight, h[:, 0]
-        self.scale[:] = scale
-        self.beta[:, FAST] = self.beta[:, SLOW]
-        self.passive[:, FAST] = self.passive[:, SLOW]
+        z = self._augment(held)
+        start = fit_start(z, held.weight, self._solve_for, robust=self.robust)
+        self.scale[:] = start.scale
+        self.start_median_us = self.median_us
+        self.fast.reset(self.beta)
+        self.fast.passive = self.passive.copy()
         self.started = True
-        return weight, share
+        if release:
+            self.slow.learn(held, z, start.weight, start.share)
+            self.fast.learn(held.steps, z, start.weight)
+            self._solve_slow()
+            self._solve_fast()
+            self.start, self.holding = None, False
+
+    def _solve_for(self, g: Floats, scale: float) -> Floats:
+        self.scale[SLOW] = scale
+        self._solve(g)
+        return self.beta
+
+    def _weigh(self, block: Design, prediction: Floats, scale: Floats) -> tuple[Floats, Floats]:
+        """Relative residuals of one step's worth and weights, (n, 2); they also move the scales given."""
+        y, steps = block.elapsed_us[:, None], block.steps[:, None]
+        if not self.robust:
+            flat = np.repeat(block.weight[:, None] / self.start_median_us**2, 2, axis=1)
+            return np.zeros_like(flat), flat
+        u, _, w = weights(y, np.sqrt(steps), prediction, FLOOR * self.median_us * steps, self.scale)
+        w *= block.weight[:, None]
+        scale[:] = step_scale(self.scale, u)[-len(scale) :]
+        return u, w
 
     def _learn_block(self, block: Design, z: Floats, prediction: Floats) -> None:
-        y = block.elapsed_us[:, None]
-        steps = block.steps[:, None]
-        root = np.sqrt(steps)
-        if self.robust:
-            u, h, w = weights(y, root, prediction, FLOOR * self.median_us * steps, self.scale)
-            w *= block.weight[:, None]
-            share = h[:, SLOW]
-            self.scale = step_scale(self.scale, u)
-        else:
-            w = np.repeat(self.mean_weight * block.weight[:, None], 2, axis=1)
-            share = np.ones(len(block))
-        self.slow.learn(block, z, w[:, SLOW], share)
-        self._learn_fast(block, z, w[:, FAST])
-        self._solve_slow(self.slow.total())
-        self._solve_fast()
+        if self.trial is not None:
+            # What is learned on the side is judged by the suspected speed.
+            prediction[:, SLOW] *= self.drift.gain
+        u, w = self._weigh(block, prediction, self.scale)
+        share = 2.5 / np.maximum(np.abs(u[:, SLOW]) / self.scale[SLOW], 2.5)
+        slow = self.slow if self.trial is None else self.trial
+        kept = slow.learn(block, z, w[:, SLOW], share)
+        if self.trial is None:
+            groups = block.grouped()
+            scores = z[:, : self.p] * (w[:, SLOW] * (block.elapsed_us - prediction[:, SLOW]))[:, None]
+            self.meat.learn(groups, kept, scores[groups.order])
+            self._solve_slow()
+        if not self.quick:
+            self.fast.learn(block.steps, z, w[:, FAST])
+            self._solve_fast()
         rate = min(1.0, len(block) / 512.0)
         self.median_us += rate * (float(middle(block.elapsed_us / block.steps)) - self.median_us)
 
-    def _learn_fast(self, block: Design, z: Floats, weight: Floats) -> None:
-        age = np.cumsum(block.steps) / self.settings.fast_half_life_steps
-        left = z * (weight * np.exp2(age - age[-1]))[:, None]
-        new = left.T @ z
-        self.fast = self.fast * 2.0 ** -min(float(age[-1]), 1000.0) + new[np.triu_indices(self.p + 2)]
+    # ---------------------------------------------------------------- change of speed
+
+    def _watch(self, block: Design, x: Floats, predicted: Floats) -> bool:
+        """Look for a change of speed and act on it; True if predictions are no longer what they were."""
+        log_ratio = np.log(block.elapsed_us / np.maximum(predicted, _TINY_US))
+        fit = Fit(self.beta, float(self.scale[SLOW]))
+        verdict = self.drift.learn(block.cell, x, log_ratio, fit, int(block.end_ns[-1]))
+        if verdict is Verdict.NOTHING:
+            return False
+        if verdict is Verdict.ALARM:
+            self._suspect()
+        else:
+            self._settle(self.drift.gain if verdict is Verdict.CONFIRMED else 1.0)
+        return True
+
+    def _suspect(self) -> None:
+        self.stop_trial()
+        self.trial = self.new_strata()
+        self.fast.reset(self.drift.gain * self.beta)
+        self.champion = FAST
+        self.scale *= 2.0
+        self.intervals.widen()
+
+    def release(self) -> None:
+        """Turn held rows into statistics, although there are few."""
+        if self.start is not None:
+            self.refit(release=True)
+
+    def stop_trial(self) -> None:
+        """Give up a running suspicion and join what was learned on the side."""
+        if self.trial is not None:
+            self._settle(1.0)
+
+    def restart_live(self) -> None:
+        """Fast member and detector start over from the published coefficients, as after a merge."""
+        if not self.holding:
+            self._solve_slow()
+        self.drift = DriftMonitor(self.p, self.settings.drift)
+        self.fast.reset(self.beta)
+        self.champion = SLOW
+        self.recent = np.zeros(2)
+        self.trial = None
+
+    def _settle(self, gain: float) -> None:
+        assert self.trial is not None  # noqa: S101  only after a suspicion
+        if gain != 1.0:
+            keep = self.settings.alarm_keep
+            self.slow.discount(keep, gain)
+            self.meat.discount(keep)
+            self.sums *= keep
+            self.sums[-2] *= gain
+        self.slow.decay(self.trial.clock)
+        self.slow.add(self.trial)
+        self.trial = None
+        self.recent[:] = self.recent.min()
+        self._solve_slow()
+        self._solve_fast()
 
     # ---------------------------------------------------------------- solving
 
-    def _precision(self) -> tuple[Floats | None, Floats | None]:
-        shrunk = self._shrink / max(self.median_us, 1e-9) ** 2 if self._shrink.any() else None
+    def precision(self) -> Floats | None:
+        """H's diagonal without the solver's relative ridge, (p,); None = no prior of any kind."""
+        shrunk = self.shrink / max(self.median_us, _TINY_US) ** 2 if self.shrunk else None
         if self.prior is None:
-            return shrunk, None
-        known = (self.scale[SLOW] / self.prior.sd) ** 2
-        return known if shrunk is None else known + shrunk, self.prior.mean
+            return shrunk
+        known = self.prior.precision(float(self.scale[SLOW]))
+        return known if shrunk is None else known + shrunk
 
-    def _solve_slow(self, g: Floats) -> None:
+    def _solve(self, g: Floats) -> None:
         p = self.p
-        precision, mean = self._precision()
-        solution = solve(
-            g[:p, :p],
-            g[:p, p],
-            self._free,
-            self.passive[:, SLOW] | ~self.live,
-            prior_precision=precision,
-            prior_mean=mean,
-        )
-        self.beta[:, SLOW], self.passive[:, SLOW], self.live = solution.beta, solution.passive, solution.live
+        mean = None if self.prior is None else self.prior.mean
+        warm = self.passive | ~self.live
+        found = solve(g[:p, :p], g[:p, p], self.free, warm, prior_precision=self.precision(), prior_mean=mean)
+        self.beta, self.passive, self.live = found.beta, found.passive, found.live
+
+    def _solve_slow(self) -> None:
+        g = self.slow.total()
+        self.per_row = g.diagonal()[: self.p] / max(float(self.slow.n1.sum()), 1.0)
+        self._solve(g)
 
     def _solve_fast(self) -> None:
-        p = self.p
-        g = self.fast[self.slow._expand]  # noqa: SLF001  one layout, two statistics
-        slow = self.beta[:, SLOW]
-        rms = np.sqrt(self.slow.total().diagonal()[:p] / max(float(self.slow.n1.sum()), 1.0))
-        tau = self.settings.fast_prior_share * np.abs(slow) + self.settings.fast_prior_floor / np.maximum(rms, 1e-150)
-        precision = (self.scale[SLOW] / tau) ** 2
-        solution = solve(
-            g[:p, :p], g[:p, p], self._free, self.passive[:, FAST], prior_precision=precision, prior_mean=slow
-        )
-        self.beta[:, FAST], self.passive[:, FAST] = solution.beta, solution.passive
+        mean = self.beta if self.trial is None else self.drift.gain * self.beta
+        self.fast.solve(mean, self.per_row, float(self.scale[SLOW]), self.free)
 
     # ---------------------------------------------------------------- reading
 
     def predict(self, x: Floats, *, live: bool = True) -> Floats:
         """Microseconds for rows x (n, p) without phases: by the champion, or by what is published."""
-        member = self.champion if live else SLOW
-        return x @ self.beta[: len(self.features), member]
+        beta = self.fast.beta if live and self.champion == FAST else self.beta
+        return x @ beta[: len(self.features)]
 
     def diagnose(self) -> Diagnosis:
-        """Error bars and status of the slow member's coefficients."""
-        p = self.p
-        g = self._statistics()
-        precision, _ = self._precision()
+        """Error bars and status of the published coefficients."""
+        p, g = self.p, self._statistics()
+        precision = self.precision()
         known = np.zeros(p) if precision is None else precision
-        evidence = Evidence(g[:p, :p], known, g[:p, p + 1], float(g[p + 1, p + 1]), float(self.scale[SLOW]) ** 2)
-        has_prior: Mask = known > 0.0
-        return diagnose(evidence, self.beta[:, SLOW], self.passive[:, SLOW], self.live, has_prior)
+        meat, windows = self.meat.total()
+        evidence = Evidence(
+            a=g[:p, :p],
+            precision=known,
+            with_steps=g[:p, p + 1],
+            steps=max(float(g[p + 1, p + 1]), 1e-300),
+            variance=float(self.scale[SLOW]) ** 2,
+            meat=meat,
+            windows=windows,
+        )
+        return diagnose(evidence, Solved(self.beta, self.passive, self.live, known > 0.0))
 
     def _statistics(self) -> Floats:
         if self.start is None:
             return self.slow.total()
-        held = Design.concatenate(self.start)
-        z = self._augment(held)
-        weight, _ = self._fit_start(held, z)
-        return (z * weight[:, None]).T @ z
+        z = self._augment(self.start)
+        start = fit_start(z, self.start.weight, self._solve_for, robust=self.robust)
+        self.scale[SLOW] = start.scale
+        return (z * start.weight[:, None]).T @ z
 
     def effective_rows(self) -> float:
         """Rows that the published coefficients rest on, after forgetting and down-weighting."""
-        return self.slow.effective_rows() if self.start is None else float(self.rows)
+        return float(len(self.start)) if self.start is not None else self.slow.effective_rows()
 
     def mean_factor(self) -> float | None:
         """Mean time per robustly predicted time over the remembered rows; None before the first fit."""
-        predicted = float(self.sums[: self.p] @ self.beta[:, SLOW])
+        predicted = float(self.sums[: self.p] @ self.beta)
         return float(self.sums[-2]) / predicted if self.started and predicted > 0.0 else None
 
     def mean_us(self) -> float | None:
         """Mean time per step (per request) over the remembered rows."""
         return float(self.sums[-2] / self.sums[-1]) if self.sums[-1] > 0.0 else None
 
+    def donate(self) -> Prior | None:
+        """What another configuration may start from; None before the first fit."""
+        if not self.started:
+            return None
+        if self.holding:
+            g = self._statistics()
+            return Prior.of_donor(self.beta, g.diagonal()[: self.p] / max(1.0, self.effective_rows()))
+        return Prior.of_donor(self.beta, self.per_row)
+
     def snapshot(self) -> ModelSnapshot | None:
         """What is published; None before the first fit."""
         if not self.started:
             return None
         diagnosis = self.diagnose()
-        features: list[FeatureSnapshot] = []
-        for j, column in enumerate(self.features.columns):
-            if not self.live[j] or self.signed:
-                continue
-            live_beta = float(self.beta[j, self.champion])
-            features.append(
-                FeatureSnapshot(
-                    name=column.name,
-                    unit=column.unit,
-                    coefficient=float(self.beta[j, SLOW]),
-                    status=diagnosis.status[j],
-                    stderr=float(diagnosis.stderr[j]),
-                    live_coefficient=live_beta,
-                )
+        live = self.fast.beta if self.champion == FAST else self.beta
+        features = [
+            FeatureSnapshot(
+                name=column.name,
+                unit=column.unit,
+                coefficient=float(self.beta[j]),
+                status=diagnosis.status[j],
+                stderr=float(diagnosis.stderr[j]),
+                live_coefficient=float(live[j]),
+                learned_share=float(diagnosis.share[j]),
+                excitation=_finite(diagnosis.excitation[j]),
+                vif=_finite(diagnosis.vif[j]),
             )
+            for j, column in enumerate(self.features.columns)
+            if self.live[j] and not self.signed
+        ]
         return ModelSnapshot(
             features=features,
             rows=self.rows,
             effective_rows=self.effective_rows(),
             condition_number=diagnosis.condition,
             error=self.error.snapshot(),
+            live_error=self.live_error.snapshot(),
+            scale=float(self.scale[SLOW]),
         )
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None

@@ -22,6 +22,7 @@ import numpy as np
 from online.rows import Floats
 
 HUBER = 2.5
+BISQUARE = 4.685
 FLOOR = 0.2
 SCALE_MIN = 0.005
 _MAD_TO_SD = 1.4826
@@ -49,10 +50,17 @@ def step_scale(scale: Floats, u: Floats) -> Floats:
     """The scale after a block of relative residuals u (n, k)."""
     seen = np.maximum(_MAD_TO_SD * middle(np.abs(u)), SCALE_MIN)
     rate = _SCALE_RATE * min(1.0, len(u) / 32.0)
-    moved: Floats = scale * np.clip(seen / scale, 0.5, 2.0) ** rate
+    moved: Floats = scale * np.minimum(np.maximum(seen / scale, 0.5), 2.0) ** rate
     return moved
 
 
 def irls_scale(u: Floats) -> float:
     """Scale of a whole sample of relative residuals (n,)."""
     return max(SCALE_MIN, _MAD_TO_SD * float(np.median(np.abs(u))))
+
+
+def bisquare(z: Floats) -> Floats:
+    """Tukey's share for normalised residuals z: 0 beyond 4.685, where Huber still listens."""
+    inside = np.maximum(0.0, 1.0 - (z / BISQUARE) ** 2)
+    share: Floats = inside * inside
+    return share

@@ -13,7 +13,11 @@ SCHEMA = "tracefit.snapshot/1"
 
 
 class FeatureSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One coefficient of one model; ``unit`` is the coefficient's, e.g. us/token."""
+    """One coefficient of one model; ``unit`` is the coefficient's, e.g. us/token.
+
+    ``learned_share``: 1 = all from data, 0 = all from a prior. ``excitation``: relative spread of the feature beyond
+    so much per step. ``vif``: variance inflation by the other columns. See docs/learning.md.
+    """
 
     name: str
     unit: str
@@ -21,6 +25,9 @@ class FeatureSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     status: str
     stderr: float | None = None
     live_coefficient: float | None = None
+    learned_share: float | None = None
+    excitation: float | None = None
+    vif: float | None = None
 
 
 class ErrorSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,13 +39,19 @@ class ErrorSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One learner on one feature set."""
+    """One learner on one feature set.
+
+    ``error`` is of the published coefficients, ``live_error`` of the live prediction; ``scale`` is the robust spread
+    of their relative residuals. A model that only predicts lists no features.
+    """
 
     features: list[FeatureSnapshot]
     rows: int
     effective_rows: float
     condition_number: float | None = None
     error: ErrorSnapshot | None = None
+    live_error: ErrorSnapshot | None = None
+    scale: float | None = None
 
 
 class IntervalSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -59,7 +72,12 @@ class DriftSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything known about one target of one configuration."""
+    """Everything known about one target of one configuration.
+
+    ``champion`` is the published model with the lowest prequential error; ``live_champion`` may be one that only
+    predicts. ``mean_factor`` (mean time per robustly predicted time: stalls) stands beside the coefficients and is
+    never folded into them.
+    """
 
     vector: str
     unit: str
@@ -69,6 +87,7 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     drift: DriftSnapshot | None = None
     mean_us: float | None = None
     mean_factor: float | None = None
+    live_champion: str | None = None
 
 
 class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -59,36 +59,44 @@ def solve(
         diagonal = a.diagonal() + prior_precision
         right = b if prior_mean is None else b + prior_precision * prior_mean
     live = diagonal > 0.0
-    all_live = bool(live.all())
-    scale = 1.0 / np.sqrt(diagonal if all_live else np.where(live, diagonal, 1.0))
+    if not live.all():
+        return _solve_live(a + np.diag(diagonal - a.diagonal()), right, free, warm)
+    scale = 1.0 / np.sqrt(diagonal)
     c = a * scale
     c *= scale[:, None]
     # The prior adds to the diagonal only, and that is 1 after scaling by construction.
-    c.flat[:: len(b) + 1] = np.where(live, 1.0 + RELATIVE_RIDGE, 1.0)
-    rhs = right * scale
-    passive = (warm | free) if all_live else (warm | free) & live
-    if not passive.any():
-        passive = live.copy()
-    z, passive = _pivot(c, rhs, free, passive, live)
+    c.flat[:: len(b) + 1] = 1.0 + RELATIVE_RIDGE
+    passive = warm | free
+    z, passive = _pivot(c, right * scale, free, passive if passive.any() else live)
     return Solution(z * scale, passive, live)
 
 
-def _pivot(c: Floats, rhs: Floats, free: Mask, passive: Mask, live: Mask) -> tuple[Floats, Mask]:
+def _solve_live(a: Floats, right: Floats, free: Mask, warm: Mask) -> Solution:
+    """The same on the columns that have something to say; the others get 0."""
+    beta, passive = np.zeros(len(right)), np.zeros(len(right), np.bool_)
+    live = a.diagonal() > 0.0
+    on = live.nonzero()[0]
+    if len(on):
+        found = solve(a[on[:, None], on], right[on], free[on], warm[on])
+        beta[on], passive[on] = found.beta, found.passive
+    return Solution(beta, passive, live)
+
+
+def _pivot(c: Floats, rhs: Floats, free: Mask, passive: Mask) -> tuple[Floats, Mask]:
     p = len(rhs)
-    best, backup = p + 1, _FULL_EXCHANGES
     z: Floats = np.zeros(p)
+    if passive.all():
+        z = np.asarray(np.linalg.solve(c, rhs), np.float64)
+        if ((z >= 0.0) | free).all():
+            return z, passive
+    best, backup = p + 1, _FULL_EXCHANGES
     tolerance = -_TOLERANCE * float(np.abs(rhs).max(initial=0.0))
     for _ in range(8 * p + 8):
-        if passive.all():
-            z = np.asarray(np.linalg.solve(c, rhs), np.float64)
-            wrong = (z < 0.0) & ~free
-        else:
-            on = np.flatnonzero(passive)
-            z = np.zeros(p)
-            if len(on):
-                z[on] = np.linalg.solve(c[on[:, None], on], rhs[on])
-            gradient = c @ z - rhs
-            wrong = np.where(passive, (z < 0.0) & ~free, gradient < tolerance) & live
+        on = passive.nonzero()[0]
+        z = np.zeros(p)
+        if len(on):
+            z[on] = np.linalg.solve(c[on[:, None], on], rhs[on])
+        wrong = np.where(passive, (z < 0.0) & ~free, c @ z - rhs < tolerance)
         count = int(np.count_nonzero(wrong))
         if count == 0:
             return z, passive
@@ -100,6 +108,6 @@ def _pivot(c: Floats, rhs: Floats, free: Mask, passive: Mask, live: Mask) -> tup
             passive = passive ^ wrong
         else:
             passive = passive.copy()
-            last = int(np.flatnonzero(wrong)[-1])
+            last = int(wrong.nonzero()[0][-1])
             passive[last] = not passive[last]
     return np.where(free, z, np.maximum(z, 0.0)), passive

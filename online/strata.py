@@ -22,7 +22,9 @@ import numpy as np
 
 from online.blocks import STRATA, Design
 from online.rows import Floats
+from online.state import State, pack, unpack
 
+_STATE = ("g", "n1", "n2", "clock")
 _MAX_AGE = 1000.0  # 2^-1000 is still a normal number; older is 0 for every purpose
 
 
@@ -50,8 +52,8 @@ class Strata:
         self.n2 = np.zeros(STRATA)
         self.clock = np.zeros(STRATA)
 
-    def learn(self, block: Design, z: Floats, weight: Floats, share: Floats) -> None:
-        """Add rows: z (n, q), weight (n,), share of Huber (n,)."""
+    def learn(self, block: Design, z: Floats, weight: Floats, share: Floats) -> Floats:
+        """Add rows: z (n, q), weight (n,), share of Huber (n,). Returns what each group kept of its past, (g,)."""
         groups = block.grouped()
         order, starts, ids = groups.order, groups.starts, groups.ids
         e = np.minimum(block.steps / self.half_life_steps, block.elapsed_us / self.half_life_us)[order]
@@ -65,12 +67,13 @@ class Strata:
         zo = z[order]
         left = zo * (weight[order] * decay)[:, None]
         new = np.add.reduceat(left[:, self._left] * zo[:, self._right], starts, axis=0)
-        kept = np.exp2(-np.minimum(spent, _MAX_AGE))
+        kept: Floats = np.exp2(-np.minimum(spent, _MAX_AGE))
         self.g[ids] = self.g[ids] * kept[:, None] + new
         h = share[order] * decay
         self.n1[ids] = self.n1[ids] * kept + np.add.reduceat(h, starts)
         self.n2[ids] = self.n2[ids] * (kept * kept) + np.add.reduceat(h * h, starts)
         self.clock[ids] += spent
+        return kept
 
     def total(self) -> Floats:
         """Sum over the strata as a full symmetric matrix (q, q)."""
@@ -106,3 +109,11 @@ class Strata:
         self.n1 += other.n1
         self.n2 += other.n2
         self.clock += other.clock
+
+    def state(self) -> State:
+        """For the state file."""
+        return pack(self, _STATE)
+
+    def restore(self, state: State) -> None:
+        """From the state file."""
+        unpack(self, _STATE, state)

@@ -44,8 +44,8 @@ def steps(
 ):
     """n steps; ``lag`` shifts times against work as asynchronous scheduling does, ``keep`` drops rows (sampling)."""
     rng = np.random.default_rng(seed)
-    walk = np.clip(np.cumsum(rng.normal(0, 2, n)) % (2 * (batch[1] - batch[0])), 0, None)
     width = batch[1] - batch[0]
+    walk = np.cumsum(rng.normal(0, 2, n)) % max(2 * width, 1)
     requests = batch[0] + np.floor(np.minimum(walk, 2 * width - walk)) if width else np.full(n, float(batch[0]))
     prefill_requests = np.where(rng.random(n) < prefill_share, 1.0, 0.0)
     prefill_tokens = prefill_requests * np.floor(np.exp(rng.normal(5.5, 0.7, n)).clip(4, 2048))

@@ -1,0 +1,154 @@
+"""Prediction intervals: P10, P50 and P90 of observed / predicted, per stratum.
+
+    r   = log(y / yhat)                                 bins: k = floor(8 asinh(r / 0.02)) + 44, 88 of them
+    h_s <- 2^(-n_s / 2000) h_s + counts                 one decayed histogram per stratum (32, 88), own sample clock
+    q_s = quantiles of h_s + 32 rows' worth of all      a stratum with few rows borrows from the whole
+
+The bins are 0.25 % wide near 0 and 12 % wide far out; quantiles are interpolated and looked up anew
+every 512 rows, early on more often. Adding histograms merges them.
+Histograms forget slowly, so two offsets correct them at once (adaptive conformal inference): after each block
+
+    low  <- low  - rate s (misses below - 0.1 n)        high <- high + rate s (misses above - 0.1 n)
+
+with s half the width of the interval. An alarm widens both by s.
+Reference: Gibbs and Candes, Adaptive conformal inference under distribution shift (NeurIPS 2021).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from online.blocks import STRATA, Design
+from online.rows import Floats, Ints
+from online.snapshot import IntervalSnapshot
+from online.state import State, pack, unpack
+
+_SCALE, _PER_UNIT, _BINS = 0.02, 8.0, 88
+_SHARES = np.array([0.1, 0.5, 0.9])
+_EDGES = _SCALE * np.sinh((np.arange(_BINS + 1) - _BINS / 2) / _PER_UNIT)
+_MISS = 0.1
+_WIDTH_MIN, _OFFSET_MAX = 0.002, 1.0
+_PUBLISHED_ROWS = 30
+_TABLE_ROWS = 512
+_STATE = ("histogram", "offset", "table", "stale_rows", "rows")
+
+
+class Intervals:
+    """Of one model's live prediction.
+
+    Args:
+        half_life_rows: of each stratum's histogram, on its own clock.
+        rate: step of the conformal offsets per row.
+        borrowed_rows: weight of the pooled histogram in each stratum.
+    """
+
+    __slots__ = ("borrowed_rows", "half_life_rows", "histogram", "offset", "rate", "rows", "stale_rows", "table")
+
+    def __init__(self, half_life_rows: float = 2000.0, rate: float = 0.02, borrowed_rows: float = 32.0) -> None:
+        self.half_life_rows = half_life_rows
+        self.rate = rate
+        self.borrowed_rows = borrowed_rows
+        self.histogram = np.zeros((STRATA, _BINS))
+        self.offset = np.zeros(2)
+        self.table = np.zeros((STRATA, 3))
+        self.stale_rows = -1
+        self.rows = 0
+
+    def learn(self, block: Design, log_ratio: Floats) -> None:
+        """Judge the interval by the rows, then learn them; log_ratio (n,) finite."""
+        n, stratum = len(log_ratio), block.stratum
+        if self.stale_rows >= 0:
+            low, high = self.table[:, 0] + self.offset[0], self.table[:, 2] + self.offset[1]
+            below = int(np.count_nonzero(log_ratio < low[stratum]))
+            above = int(np.count_nonzero(log_ratio > high[stratum]))
+            half = max(_WIDTH_MIN, 0.5 * float(self.table[stratum[0], 2] - self.table[stratum[0], 0]))
+            step = self.rate * half
+            self.offset[0] = max(self.offset[0] - step * (below - _MISS * n), -_OFFSET_MAX)
+            self.offset[1] = min(self.offset[1] + step * (above - _MISS * n), _OFFSET_MAX)
+        bins = np.floor(_PER_UNIT * np.arcsinh(log_ratio / _SCALE)).astype(np.int64) + _BINS // 2
+        flat = stratum * _BINS + np.minimum(np.maximum(bins, 0), _BINS - 1)
+        groups = block.grouped()
+        self.histogram[groups.ids] *= np.exp2(-groups.sizes / self.half_life_rows)[:, None]
+        self.histogram += np.bincount(flat, minlength=STRATA * _BINS).reshape(STRATA, _BINS)
+        self.rows += n
+        self.stale_rows += n
+        if self.stale_rows < n or self.stale_rows >= min(_TABLE_ROWS, self.rows // 8):
+            self.table = self._quantiles()
+            self.stale_rows = 0
+
+    def _quantiles(self) -> Floats:
+        """P10, P50 and P90 of log(y / yhat) of every stratum, (32, 3); needs a row."""
+        pool = self.histogram.sum(axis=0)
+        used = self.histogram.any(axis=1)
+        table = np.empty((STRATA, 3))
+        table[~used] = self._interpolate(pool[None, :])
+        table[used] = self._interpolate(self.histogram[used] + pool * (self.borrowed_rows / pool.sum()))
+        return table
+
+    @staticmethod
+    def _interpolate(mixed: Floats) -> Floats:
+        cumulative = np.cumsum(mixed, axis=1)
+        wanted = cumulative[:, -1:] * _SHARES
+        index = np.minimum((cumulative[:, None, :] < wanted[:, :, None]).sum(axis=2), _BINS - 1)
+        rows = np.arange(len(mixed))[:, None]
+        inside = mixed[rows, index]
+        part = (wanted - (cumulative[rows, index] - inside)) / np.maximum(inside, 1e-300)
+        edge = _EDGES[index]
+        result: Floats = edge + np.minimum(np.maximum(part, 0.0), 1.0) * (_EDGES[index + 1] - edge)
+        return result
+
+    def ratios(self, strata: Ints) -> Floats:
+        """P10, P50 and P90 of y / yhat for rows of these strata, (n, 3); ones before any row."""
+        if self.stale_rows < 0:
+            return np.ones((len(strata), 3))
+        return self._corrected(self.table)[strata]
+
+    def _corrected(self, table: Floats) -> Floats:
+        low = np.minimum(table[:, 0] + self.offset[0], table[:, 1])
+        high = np.maximum(table[:, 2] + self.offset[1], table[:, 1])
+        ratio: Floats = np.exp(np.stack((low, table[:, 1], high), axis=1))
+        return ratio
+
+    def widen(self) -> None:
+        """After a change of speed nobody knows the spread: both sides by half a width."""
+        if self.stale_rows >= 0:
+            weight = self.histogram.sum(axis=1)
+            half = 0.5 * float(weight @ (self.table[:, 2] - self.table[:, 0]) / weight.sum())
+            self.offset += max(_WIDTH_MIN, half) * np.array([-1.0, 1.0])
+
+    def snapshot(self, *, by_stratum: bool = True) -> IntervalSnapshot | None:
+        """Pooled ratios, and those of every stratum with 30 rows or more."""
+        if self.stale_rows < 0:
+            return None
+        rows = self.histogram.sum(axis=1)
+        table = self._corrected(self._quantiles()).tolist()
+        pooled = Intervals(self.half_life_rows, self.rate, self.borrowed_rows)
+        pooled.histogram[0], pooled.offset = self.histogram.sum(axis=0), self.offset
+        p10, p50, p90 = pooled._corrected(pooled._quantiles())[0].tolist()
+        strata = {}
+        for s in np.flatnonzero(rows >= _PUBLISHED_ROWS).tolist() if by_stratum else ():
+            low, mid, high = table[s]
+            strata[stratum_name(s)] = (low, mid, high)
+        return IntervalSnapshot(p10=p10, p50=p50, p90=p90, strata=strata)
+
+    def add(self, other: Intervals) -> None:
+        """Rows of both; the conformal offsets start over."""
+        self.histogram += other.histogram
+        self.offset[:] = 0.0
+        if self.histogram.any():
+            self.table, self.stale_rows = self._quantiles(), 0
+
+    def state(self) -> State:
+        """For the state file."""
+        return pack(self, _STATE)
+
+    def restore(self, state: State) -> None:
+        """From the state file."""
+        unpack(self, _STATE, state)
+
+
+def stratum_name(stratum: int) -> str:
+    """``decode:8-15`` for has_prefill = 0 and 8 to 15 requests, ``prefill:1`` for one request with prefill."""
+    kind, octave = divmod(stratum, STRATA // 2)
+    low, high = 2**octave, 2 ** (octave + 1) - 1
+    return f"{'prefill' if kind else 'decode'}:{low if low == high else f'{low}-{high}'}"

@@ -1,0 +1,154 @@
+"""The learning core on real captures, through the collector's own decoding and join."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from collector.clock import SystemClock
+from collector.config import Config
+from collector.replay import replay
+from online.bank import Bank
+from online.features import portable, shape
+from online.river_models import ResidualLearner
+from online.rows import Lane, RowBlock, Target
+from tests.bench.simulated import prequential
+
+SHARED = Path(__file__).resolve().parents[2].parent / "shared"
+SCORER, CAPTURES = SHARED / "tools" / "score", SHARED / "captures"
+NAMES = {"c1": "c1_mixed", "c4": "c4_abort_errors", "c5": "c5_offload", "c6": "c6_saturated", "c7": "c7_async_sim"}
+NAMES["c10"] = "c10_long"
+LIVE_LIMITS = {"c1": 6.0, "c5": 10.0}
+TAIL = 0.6
+
+
+def lines(line, pool):
+    """Gates, live error, drift and the compile step of each capture."""
+    if not SCORER.exists() or not CAPTURES.exists():
+        yield line("real captures", "SKIPPED", f"needs {SHARED}", None)
+        return
+    for found in pool.map(_measure, NAMES.items()):
+        yield from (line(*each) for each in found)
+
+
+def _measure(item):
+    short, name = item
+    found = []
+    for gate in ("holdout_100", "fit_100"):
+        found.append(_gate(short, name, gate))
+    rows = _rows(_bytes_until(name, 1.0))
+    best, drift = _live(rows)
+    if short in LIVE_LIMITS:
+        limit = LIVE_LIMITS[short]
+        value = ", ".join(f"{k} {v:.1f}" for k, v in best.items())
+        found.append(
+            (
+                f"live MAPE %, last 40 %, {short} ({value})",
+                f"{min(best.values()):.1f}",
+                f"<= {limit}",
+                min(best.values()) <= limit,
+            )
+        )
+    else:
+        value = ", ".join(f"{k} {v:.1f}" for k, v in best.items())
+        found.append((f"live MAPE %, last 40 %, {short} ({value})", f"{min(best.values()):.1f}", "", None))
+    if short == "c10":
+        alarms, refuted, confirmed = drift
+        found.append(("c10: drift reported or acted on", str(confirmed), "0", confirmed == 0))
+        found.append(("c10: suspicions raised, all refuted", f"{alarms}, {refuted}", "", None))
+    return found
+
+
+def _gate(short, name, gate):
+    scorer, thresholds = _scorer()
+    limit = thresholds[name][gate]
+    fraction = 1.0 if gate.startswith("fit") else scorer.K.cut_of(short)
+    with tempfile.TemporaryDirectory() as directory:
+        part, out = Path(directory) / f"{name}.pb.gz", Path(directory) / "snapshot.json"
+        with gzip.open(part, "wb", compresslevel=1) as file:
+            file.write(_bytes_until(name, fraction))
+        replay([part], out, Config(learners=("rls",)), SystemClock(), say=_quiet, note=_quiet)
+        snapshot = json.loads(out.read_text())
+    result = scorer.score(snapshot, str(CAPTURES / name), 0.0 if gate.startswith("fit") else None)
+    mape, e2e = result["step"]["mape"], result["request"]["e2e_gate"]
+    good = mape <= limit["mape"] and e2e <= limit["e2e"] and not result["negative_or_nonfinite"]
+    return f"{short} {gate}: MAPE / E2E %", f"{mape:.1f} / {e2e:.1f}", f"<= {limit['mape']} / {limit['e2e']}", good
+
+
+def _quiet(_text):
+    pass
+
+
+def _scorer():
+    sys.path.insert(0, str(SCORER))
+    spec = importlib.util.spec_from_file_location("score", SCORER / "score.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module, json.loads((SCORER / "thresholds.json").read_text())
+
+
+def _bytes_until(name, fraction):
+    """Length-delimited exports received in the first part of the capture, by receive time."""
+    with gzip.open(CAPTURES / name / "otlp.pb.gz", "rb") as file:
+        data = file.read()
+    with gzip.open(CAPTURES / name / "otlp.idx.jsonl.gz", "rt") as file:
+        received = [json.loads(one)["recv_unix_ns"] for one in file]
+    cut = min(received) + int(fraction * (max(received) - min(received)))
+    kept, at = [], 0
+    for stamp in received:
+        start = at
+        size = shift = 0
+        while True:
+            byte = data[at]
+            at += 1
+            size |= (byte & 0x7F) << shift
+            shift += 7
+            if not byte & 0x80:
+                break
+        at += size
+        if stamp <= cut:
+            kept.append(data[start:at])
+    return b"".join(kept)
+
+
+def _rows(data):
+    """The published lane's step_time rows, as the collector hands them to the bank."""
+    kept = []
+
+    def learn(self, config_id, target, rows, lane=Lane.PUBLISHED):
+        if target is Target.STEP_TIME and lane is Lane.PUBLISHED and len(rows):
+            kept.append(rows)
+        return original(self, config_id, target, rows, lane)
+
+    original, Bank.learn = Bank.learn, learn
+    try:
+        with tempfile.TemporaryDirectory() as directory:
+            part = Path(directory) / "all.pb.gz"
+            with gzip.open(part, "wb", compresslevel=1) as file:
+                file.write(data)
+            out = Path(directory) / "snapshot.json"
+            replay([part], out, Config(learners=("rls",)), SystemClock(), say=_quiet, note=_quiet)
+    finally:
+        Bank.learn = original
+    return RowBlock.concatenate(kept)
+
+
+def _live(rows):
+    best = {}
+    for name, features, residual in (
+        ("portable", portable(Target.STEP_TIME), None),
+        ("shape", shape(Target.STEP_TIME), None),
+        ("residual", portable(Target.STEP_TIME), ResidualLearner(portable(Target.STEP_TIME))),
+    ):
+        run = prequential(rows, features, residual=residual)
+        tail = (np.arange(len(run.y)) >= TAIL * len(run.y)) & np.isfinite(run.live)
+        best[name] = 100 * run.ape("live")[tail].mean()
+        if name == "portable":
+            drift = (run.model.drift.alarms, run.model.drift.refuted, run.model.drift.confirmed)
+    return best, drift

@@ -1,0 +1,267 @@
+"""Stop and restart is no restart; a damaged state is never half believed; merging adds."""
+
+import itertools
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from online import state as codec
+from online.bank import Bank, BankSettings, merge_states
+from online.rows import RowBlock, Target
+from online.state import StateError
+from online.strata import Strata
+from tests.streams import steps
+
+RLS = BankSettings(learners=("rls",))
+ALL = BankSettings(learners=("rls", "rls_covariance", "river:linear", "river:residual"))
+
+
+def _published(bank, config="c"):
+    return msgspec.json.encode(bank.targets(config))
+
+
+def _learn(bank, rows, config="c"):
+    bank.learn(config, Target.STEP_TIME, rows)
+
+
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 1000), cut=st.integers(1, 1199), drift=st.sampled_from([None, 700]))
+def test_stop_and_restart_is_no_restart_bitwise(seed, cut, drift):
+    rows = steps(1200, seed, stalls=0.01, drift_at=drift, gain=1.5).rows
+    through, stopped = Bank(ALL), Bank(ALL)
+    _learn(through, rows)
+    _learn(stopped, rows.slice(0, cut))
+    again = Bank(ALL)
+    assert again.restore(stopped.state()) == []
+    assert _published(again) == _published(stopped)
+    _learn(again, rows.slice(cut, 1200))
+    assert _published(again) == _published(through)
+    assert again.state() == through.state()
+
+
+def test_taking_the_state_changes_nothing():
+    rows = steps(900, 4).rows
+    looked, left = Bank(RLS), Bank(RLS)
+    for start in range(0, 900, 70):
+        part = rows.slice(start, min(900, start + 70))
+        _learn(looked, part)
+        _learn(left, part)
+        looked.state()
+    assert looked.state() == left.state()
+
+
+@pytest.fixture(scope="module")
+def saved():
+    bank = Bank(RLS)
+    _learn(bank, steps(700, 1).rows)
+    return bank.state()
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_a_state_cut_at_any_byte_is_refused(saved, data):
+    cut = data.draw(st.integers(0, len(saved) - 1))
+    with pytest.raises(StateError):
+        Bank(RLS).restore(saved[:cut])
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_a_state_with_one_bit_flipped_is_refused_and_the_old_one_kept(saved, data):
+    where, bit = data.draw(st.integers(0, len(saved) - 1)), data.draw(st.integers(0, 7))
+    damaged = bytearray(saved)
+    damaged[where] ^= 1 << bit
+    bank = Bank(RLS)
+    bank.restore(saved)
+    before = _published(bank)
+    with pytest.raises(StateError):
+        bank.restore(bytes(damaged))
+    assert _published(bank) == before
+
+
+def test_a_newer_version_is_refused_by_number(monkeypatch):
+    monkeypatch.setattr(codec, "VERSION", 2)
+    newer = codec.encode({"configs": [], "learned_rows": 0})
+    monkeypatch.setattr(codec, "VERSION", 1)
+    with pytest.raises(StateError, match="version 2 is newer than 1"):
+        codec.decode(newer)
+
+
+def test_an_older_version_is_migrated_step_by_step(saved, monkeypatch):
+    monkeypatch.setattr(codec, "VERSION", 3)
+    with pytest.raises(StateError, match="no migration to 2"):
+        codec.decode(saved)
+    monkeypatch.setitem(codec.MIGRATIONS, 1, lambda s: {**s, "one": 1})
+    monkeypatch.setitem(codec.MIGRATIONS, 2, lambda s: {**s, "two": s["one"] + 1})
+    assert codec.decode(saved)["two"] == 2
+
+
+def test_a_state_whose_values_do_not_fit_is_refused(saved):
+    payload = codec.decode(saved)
+    plain = payload["configs"][0]["targets"]["step_time"]["models"]["portable"]["plain"]
+    for key, value in (("scale", np.zeros(3)), ("beta", np.full(6, np.nan)), ("rows", "many"), ("median_us", np.inf)):
+        kept = plain[key]
+        plain[key] = value
+        with pytest.raises(StateError, match=key):
+            Bank(RLS).restore(codec.encode(payload))
+        plain[key] = kept
+
+
+def test_models_no_longer_configured_are_named_and_left_out():
+    bank = Bank(ALL)
+    _learn(bank, steps(300, 1).rows)
+    fewer = Bank(RLS)
+    left_out = fewer.restore(bank.state())
+    assert left_out == [
+        "c/step_time/rls_covariance/portable",
+        "c/step_time/river:linear/portable",
+        "c/step_time/river:residual/portable",
+    ]
+    assert fewer.targets("c")["step_time"].models["portable"] == bank.targets("c")["step_time"].models["portable"]
+
+
+def test_state_of_one_target_is_at_most_64_kilobytes():
+    bank = Bank(BankSettings(learners=("rls",), live_sets=()))
+    _learn(bank, steps(30_000, 1, batch=(1, 512)).rows)
+    bank.learn("c", Target.STEP_TIME, steps(7, 2).rows)
+    assert len(bank.state()) <= 64 * 1024
+
+
+# -------------------------------------------------------------------- merging
+
+
+def _statistics(rows, half_life=np.inf):
+    strata = Strata(3, half_life, np.inf)
+    z = np.stack([np.ones(len(rows)), rows.elapsed_us, np.ones(len(rows))], axis=1)
+    weight = 1.0 / rows.elapsed_us**2
+    from online.blocks import Design, strata_of
+
+    stratum, cell = strata_of(Target.STEP_TIME, rows)
+    design = Design(z[:, :1], rows.phase, rows.elapsed_us, np.ones(len(rows)), rows.weight, stratum, cell, rows.end_ns)
+    strata.learn(design, z, weight, np.ones(len(rows)))
+    return strata
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 1000), cuts=st.lists(st.integers(1, 499), min_size=1, max_size=4, unique=True))
+def test_merge_equals_one_learner_fed_the_same_rows_when_nothing_is_forgotten(seed, cuts):
+    rows = steps(500, seed).rows
+    edges = [0, *sorted(cuts), 500]
+    whole = _statistics(rows)
+    parts = [_statistics(rows.slice(a, b)) for a, b in itertools.pairwise(edges)]
+    order = np.random.default_rng(seed).permutation(len(parts))
+    merged = parts[order[0]]
+    for i in order[1:]:
+        merged.add(parts[i])
+    assert np.allclose(merged.g, whole.g, rtol=1e-9, atol=0)
+    assert np.allclose(merged.n1, whole.n1, rtol=1e-9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 1000), cut=st.integers(1, 499), half_life=st.floats(20, 2000))
+def test_merge_equals_one_learner_when_one_stream_follows_the_other(seed, cut, half_life):
+    rows = steps(500, seed).rows
+    whole = _statistics(rows, half_life)
+    earlier, later = _statistics(rows.slice(0, cut), half_life), _statistics(rows.slice(cut, 500), half_life)
+    earlier.decay(later.clock)
+    earlier.add(later)
+    assert np.allclose(earlier.g, whole.g, rtol=1e-9, atol=1e-300)
+    assert np.allclose(earlier.clock, whole.clock, rtol=1e-9)
+
+
+def _coefficients(state):
+    bank = Bank(RLS)
+    bank.restore(state)
+    return np.array([f.coefficient for f in bank.targets("c")["step_time"].models["portable"].features])
+
+
+def _replica(seed, n=3000, **kind):
+    bank = Bank(RLS)
+    _learn(bank, steps(n, seed, **kind).rows)
+    return bank.state()
+
+
+def test_merge_is_commutative_and_associative_side_by_side():
+    a, b, c = (_replica(seed) for seed in (1, 2, 3))
+    orders = ([a, b, c], [c, b, a], [b, merge_states([a, c])], [merge_states([a, b]), c])
+    results = [_coefficients(merge_states(order)) for order in orders]
+    for other in results[1:]:
+        assert np.allclose(results[0], other, rtol=1e-9)
+
+
+def test_replicas_side_by_side_are_within_two_per_cent_of_the_joined_stream():
+    streams = [steps(3000, seed).rows for seed in (1, 2)]
+    joined = RowBlock.concatenate(streams)
+    order = np.argsort(joined.end_ns, kind="stable")
+    bank = Bank(RLS)
+    _learn(bank, joined.take(order))
+    merged = _coefficients(merge_states([_replica(1), _replica(2)]))
+    assert np.allclose(merged, _coefficients(bank.state()), rtol=0.02)
+
+
+@pytest.mark.parametrize("few", [2, 40, 200])
+def test_a_replica_with_few_rows_joins_without_harm(few):
+    merged = _coefficients(merge_states([_replica(1), _replica(2, n=few)]))
+    assert np.allclose(merged, _coefficients(_replica(1)), rtol=0.05)
+
+
+def test_merge_says_which_state_is_corrupt(saved):
+    with pytest.raises(StateError, match="state 2"):
+        merge_states([saved, saved[:-1]])
+
+
+# -------------------------------------------------------------------- priors
+
+
+def test_a_change_of_configuration_starts_from_the_old_coefficients():
+    bank = Bank(RLS)
+    _learn(bank, steps(3000, 1).rows, "old")
+    bank.inherit("new", "old")
+    truth = steps(8, 9, batch=(4, 6), prefill_share=0.0)
+    _learn(bank, truth.rows, "new")
+    cold = Bank(RLS)
+    _learn(cold, truth.rows, "new")
+
+    def error(which):
+        test = steps(500, 77)
+        found = {f.name: f.coefficient for f in which.targets("new")["step_time"].models["portable"].features}
+        from online.features import portable
+
+        x = portable(Target.STEP_TIME).evaluate(test.rows)
+        beta = np.array([found.get(name, 0.0) for name in portable(Target.STEP_TIME).names])
+        return np.mean(np.abs(x @ beta / test.truth_us - 1))
+
+    assert error(bank) < 0.03
+    assert error(cold) > 0.1
+
+
+def test_a_donor_of_the_same_model_warms_a_new_configuration():
+    donor = Bank(RLS)
+    donor.describe("d", {"model": "m", "gpu": "H100"})
+    _learn(donor, steps(3000, 1).rows, "d")
+    bank = Bank(RLS)
+    assert bank.add_donors(donor.state()) == 1
+    bank.describe("same", {"model": "m", "gpu": "H100"})
+    bank.describe("other", {"model": "x", "gpu": "H100"})
+    for name in ("same", "other"):
+        _learn(bank, steps(3, 5, batch=(4, 4), prefill_share=0.0).rows, name)
+    warm = {f.name: f.status for f in bank.targets("same")["step_time"].models["portable"].features}
+    assert warm["prefill_tokens"] == "prior_only"
+    cold = {f.name for f in bank.targets("other")["step_time"].models["portable"].features}
+    assert "prefill_tokens" not in cold
+
+
+def test_a_prior_survives_the_restart():
+    bank = Bank(RLS)
+    _learn(bank, steps(2000, 1).rows, "old")
+    bank.inherit("c", "old")
+    _learn(bank, steps(100, 2).rows)
+    again = Bank(RLS)
+    again.restore(bank.state())
+    rest = steps(400, 3).rows
+    _learn(bank, rest)
+    _learn(again, rest)
+    assert _published(again) == _published(bank)

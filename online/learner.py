@@ -118,7 +118,7 @@ class RlsLearner:
         """Predict, score, learn, solve; block.x has this set's columns only and is finite."""
         z = self._augment(block)
         self.rows += len(block)
-        spent = float(block.steps.sum()) / self.settings.half_life_steps
+        spent = float(block.steps @ block.weight) / self.settings.half_life_steps
         self.sums = self.sums * 2.0**-spent + z.sum(axis=0)
         if self.holding:
             if self.started:
@@ -210,8 +210,9 @@ class RlsLearner:
         if not self.robust:
             flat = np.repeat(block.weight[:, None] / self.start_median_us**2, 2, axis=1)
             return np.zeros_like(flat), flat
-        u, _, w = weights(y, np.sqrt(steps), prediction, FLOOR * self.median_us * steps, self.scale)
-        w *= block.weight[:, None]
+        # Rows that overlap (weight < 1) tell of the same steps; this one alone tells of weight * steps.
+        root = np.sqrt(steps * block.weight[:, None])
+        u, _, w = weights(y, root, prediction, FLOOR * self.median_us * steps, self.scale)
         scale[:] = step_scale(self.scale, u)[-len(scale) :]
         return u, w
 

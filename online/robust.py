@@ -1,7 +1,8 @@
 """Relative weights with Huber's loss, and the scale they need; the defence against stalls, GC and compile steps.
 
     f = max(clip(yhat, y / 2, 2 y), 0.2 m l)       m: running median of y / l
-    u = (y - x beta) sqrt(l) / f                   relative residual of one step's worth
+    u = (y - x beta) sqrt(weight l) / f            relative residual of one step's worth
+                                                   (rows that overlap, weight < 1, tell of weight l steps alone)
     h = min(1, 2.5 / (|u| / s))                    Huber's share, 1 for a normal row
     w = weight l / f^2 h
 

@@ -38,7 +38,7 @@ def fit_start(z: Floats, row_weight: Floats, solve_for: Callable[[Floats, float]
         robust: False = least squares with constant weights (a mean fit).
     """
     y, steps = z[:, -2:-1], z[:, -1:]
-    x, root = z[:, :-2], np.sqrt(z[:, -1:])
+    x, root = z[:, :-2], np.sqrt(steps * row_weight[:, None])
     median_us = float(np.median(y / steps))
     floor = FLOOR * median_us * steps
     scale = np.array([0.05])
@@ -51,7 +51,7 @@ def fit_start(z: Floats, row_weight: Floats, solve_for: Callable[[Floats, float]
     for i in range(_PASSES):
         u, h, w = weights(y, root, prediction, floor, scale)
         cut = bisquare(u[:, 0] / scale[0]) if i >= _HUBER_PASSES else 1.0
-        weight, share = w[:, 0] * row_weight * cut, h[:, 0] * cut
+        weight, share = w[:, 0] * cut, h[:, 0] * cut
         beta = solve_for((z * weight[:, None]).T @ z, float(scale[0]))
         prediction = (x @ beta)[:, None]
         u, _, _ = weights(y, root, prediction, floor, scale)

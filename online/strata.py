@@ -3,7 +3,7 @@
 A row of a block, z = [x, phase, y, l] of shape (q,), weight w, covers l steps and takes y microseconds. Per stratum s
 
     G_s <- 2^(-sum e_i) G_s + sum_i 2^(-age_i) w_i z_i z_i'        G: (32, q (q + 1) / 2), upper triangles
-    e_i = min(l_i / half_life_steps, y_i / half_life_us)           age_i = sum of e over the later rows of s
+    e_i = min(l_i / half_life_steps, y_i / half_life_us) * weight_i           age_i = sum of e over the later rows of s
 
 so a stratum forgets by what happens in it: what is not visited is not forgotten (Kulhavy's directional forgetting,
 with accuracy equal to it and with merging still exact). The two half-lives make it max(4000 steps, 10 minutes of busy
@@ -56,7 +56,8 @@ class Strata:
         """Add rows: z (n, q), weight (n,), share of Huber (n,). Returns what each group kept of its past, (g,)."""
         groups = block.grouped()
         order, starts, ids = groups.order, groups.starts, groups.ids
-        e = np.minimum(block.steps / self.half_life_steps, block.elapsed_us / self.half_life_us)[order]
+        e = np.minimum(block.steps / self.half_life_steps, block.elapsed_us / self.half_life_us)
+        e = (e * block.weight)[order]
         running = np.cumsum(e)
         last = starts + groups.sizes - 1
         ends = running[last]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import gzip
 import json
 from base64 import b64decode
@@ -125,23 +127,29 @@ def exports(name):
         position += length
 
 
+@functools.cache
+def _decoded(name):
+    return [one for export in exports(name) for one in decode(export, "peer", lambda *_: None, Tally())]
+
+
 def telemetry(name, keep=lambda _step: True):
     """Decoded exports; summaries of steps that ``keep`` refuses are left out, as sampling would."""
     out = []
-    for export in exports(name):
-        for one in decode(export, "peer", lambda *_: None, Tally()):
-            chosen = np.array([keep(int(step)) for step in one.steps["step_id"]], bool)
-            if not chosen.all():
-                one.steps = one.steps[chosen]
-                one.snapshots = one.snapshots[:0]
-            out.append(one)
+    for one in map(copy.copy, _decoded(name)):
+        chosen = np.array([keep(int(step)) for step in one.steps["step_id"]], bool)
+        if not chosen.all():
+            one.steps = one.steps[chosen]
+            one.snapshots = one.snapshots[:0]
+        out.append(one)
     return out
 
 
 def prefill_tokens(name):
     """What the summaries say, by (instance, step)."""
     return {
-        (one.instance, int(row["step_id"])): float(row["prefill_tokens"]) for one in telemetry(name) for row in one.steps
+        (one.instance, int(row["step_id"])): float(row["prefill_tokens"])
+        for one in telemetry(name)
+        for row in one.steps
     }
 
 

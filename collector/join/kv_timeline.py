@@ -110,22 +110,21 @@ class KvTimeline:
             entries = np.concatenate((self._entries, np.array(self._new_entries, ENTRY_DTYPE)))
             self._entries = entries[np.argsort(entries, order=ENTRY_DTYPE.names)]
             self._new_entries.clear()
-        if len(self._batches) > self._batches_max:
-            self.forget_before(int(self._batches["ts_ns"][-self._batches_max]))
+        self._drop(len(self._batches) - self._batches_max)
 
     def forget_before(self, unix_ns: int) -> None:
         """Drop what is older; it counts as late from now on."""
-        if unix_ns <= self._horizon_ns:
-            return
         self._settle()
-        cut = int(np.searchsorted(self._batches["ts_ns"], unix_ns))
-        if cut == 0:
+        self._drop(int(np.searchsorted(self._batches["ts_ns"], unix_ns)))
+
+    def _drop(self, batches: int) -> None:
+        if batches <= 0:
             return
-        self._horizon_ns = int(self._batches["ts_ns"][cut - 1])
-        self._seqs.difference_update(self._batches["seq"][:cut].tolist())
-        self._batches = self._batches[cut:].copy()
-        self._entries = self._entries[np.searchsorted(self._entries["ts_ns"], unix_ns) :].copy()
-        self._loads = {request: load for request, load in self._loads.items() if load[0] >= unix_ns}
+        self._horizon_ns = int(self._batches["ts_ns"][batches - 1])
+        self._seqs.difference_update(self._batches["seq"][:batches].tolist())
+        self._batches = self._batches[batches:].copy()
+        self._entries = self._entries[np.searchsorted(self._entries["ts_ns"], self._horizon_ns, "right") :].copy()
+        self._loads = {request: load for request, load in self._loads.items() if load[0] > self._horizon_ns}
 
     def bind(self, since_unix_ns: int | None, grace_ns: int) -> None:
         """It was recognised at this moment of event time; None: it was never in doubt."""

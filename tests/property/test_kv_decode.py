@@ -10,15 +10,17 @@ from collector.decode.kv import read_frames, read_line, read_payload
 from collector.decode.kv_records import KvBatch, KvSkip
 from tests.kv_cases import FIELDS, payload, stored
 
-scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary(max_size=40)
+scalars = (
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary(max_size=40)
+)
 values = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
 )
 tags = st.sampled_from([*FIELDS, "Unheard"])
 by_position = st.tuples(tags, st.lists(values, max_size=9)).map(lambda pair: [pair[0], *pair[1]])
-by_name = st.tuples(tags, st.dictionaries(st.sampled_from(sorted({f for fs in FIELDS.values() for f in fs})), values)).map(
-    lambda pair: {"type": pair[0]} | pair[1]
-)
+by_name = st.tuples(
+    tags, st.dictionaries(st.sampled_from(sorted({f for fs in FIELDS.values() for f in fs})), values)
+).map(lambda pair: {"type": pair[0]} | pair[1])
 events = st.lists(by_position | by_name | values, max_size=5)
 
 

@@ -147,7 +147,12 @@ def test_neither_tokens_nor_hashes_survive_the_reading():
 
 
 def test_a_recorded_line_gives_what_its_message_gave_and_a_decoded_copy_is_not_read():
-    line = {"topic": "", "seq": 5, "payload_b64": b64encode(payload(stored(2))).decode(), "decoded": ["not even looked at"]}
+    line = {
+        "topic": "",
+        "seq": 5,
+        "payload_b64": b64encode(payload(stored(2))).decode(),
+        "decoded": ["not even looked at"],
+    }
     assert read_line(json.dumps(line).encode(), "kv") == batch(stored(2), seq=5)
     for bad in (b"", b"{}", b"[1]", b'{"seq": 1, "payload_b64": "%%%"}', b'{"seq": "x", "payload_b64": ""}'):
         assert read_line(bad, "kv") is KvSkip.UNDECODABLE
@@ -184,7 +189,9 @@ def test_the_same_events_as_otlp_span_events_give_the_same_batches():
     expected = kv_batches("c5_offload", "otlp")
     near = [abs(a.ts_unix_ns - b.ts_unix_ns) for a, b in zip(read.kv, expected, strict=True)]
     assert max(near) < 1000
-    same = [msgspec.structs.replace(one, ts_unix_ns=other.ts_unix_ns) for one, other in zip(read.kv, expected, strict=True)]
+    same = [
+        msgspec.structs.replace(one, ts_unix_ns=other.ts_unix_ns) for one, other in zip(read.kv, expected, strict=True)
+    ]
     assert same == [one.of("engine-1") for one in expected]
     assert tally.events_received == tally.events_accepted + tally.events_skipped.total() == 1673
 

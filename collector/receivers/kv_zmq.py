@@ -174,6 +174,7 @@ class KvSubscriber:
                 self._subscriptions.append(_Subscription(zmq, self._context, one, self._settings))
         except KvUnavailable:
             self._close()
+            self._context.term()
             raise
         control = self._context.socket(zmq.PAIR)
         control.bind(_CONTROL)

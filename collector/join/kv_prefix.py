@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from collector.decode.records import CoreSpan
+from online.rows import Ints
 
 from .journeys import Chunks, Run, runs
 from .kv_timeline import KvTimeline
@@ -89,16 +90,22 @@ class Prefills:
         self, window: StepWindow, stop_step: int, timeline: KvTimeline, from_unix_ns: int, *, asynchronous: bool
     ) -> None:
         """Take the hits off the rebuilt tokens of prefills that begin below ``stop_step``, from ``from_unix_ns`` on."""
-        if not timeline.block_size:
+        groups = self._groups(stop_step) if timeline.block_size else []
+        if not groups:
             return
-        for group in self._groups(stop_step):
+        beside = _Beside(
+            np.sort(np.array([p.first_step for p in self._pending])),
+            np.array(self._decodes, np.int64).reshape(-1, 3),
+            lag=1 if asynchronous else 0,
+        )
+        for group in groups:
             first, last = group[0].first_step, max(p.last_step for p in group)
             here = slice(first - window.base, last - window.base + 1)
             if here.start < 0 or window.rebuilt["seen"][here].all():
                 continue
             if window.rebuilt["scheduled_unix_ns"][here.start] < from_unix_ns:
                 continue
-            blocks = self._hit_blocks(group, window, timeline, asynchronous=asynchronous)
+            blocks = _hit_blocks(group, beside, window, timeline, asynchronous=asynchronous)
             if blocks > 0:
                 self._share(group, blocks * timeline.block_size, timeline.block_size, window)
 
@@ -116,25 +123,6 @@ class Prefills:
             last = max(last, prefill.last_step)
         return groups
 
-    def _hit_blocks(
-        self, group: list[Prefill], window: StepWindow, timeline: KvTimeline, *, asynchronous: bool
-    ) -> float:
-        """Hit blocks of the group; 0 where it cannot be told."""
-        size = timeline.block_size
-        first, prefilled = group[0].first_step, max(p.last_step for p in group)
-        last = _end_step(window, prefilled)
-        if not all(p.known for p in group) or any(prefilled < p.first_step <= last for p in self._pending):
-            return 0.0
-        stored = _stored(window, timeline, first, last, asynchronous=asynchronous)
-        if stored is None:
-            return 0.0
-        lag = 1 if asynchronous else 0
-        filled = sum(_filled((run[0] + lag, run[1], run[2]), first, last, size) for run in self._decodes)
-        loaded = sum(timeline.loaded_blocks(p.request_id) for p in group if not p.resumed)
-        expected = sum(p.tokens // size for p in group)
-        most = sum((p.tokens - 1) // size for p in group)
-        return min(max(0.0, expected - (stored - filled) + loaded), most)
-
     def _share(self, group: list[Prefill], hit_tokens: float, size: int, window: StepWindow) -> None:
         left = hit_tokens
         for resumed in (True, False):
@@ -146,6 +134,49 @@ class Prefills:
                 if given > 0:
                     _subtract(prefill, given * cap / most, window)
         self.subtracted_tokens += hit_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """What runs beside a group: steps in which prefills begin, shape (p,), in order; decoding, shape (d, 3).
+
+    A line of ``decodes`` is a request's (first step, last step, context after the first). ``lag``: steps between
+    filling a block and storing it.
+    """
+
+    begins: Ints
+    decodes: Ints
+    lag: int
+
+    def filled(self, first: int, last: int, size: int) -> int:
+        """Blocks that decoding stores in steps first..last: contexts that pass a multiple of the block size."""
+        begin, end, context = self.decodes[:, 0] + self.lag, self.decodes[:, 1], self.decodes[:, 2]
+        low, high = np.maximum(first, begin), np.minimum(last, end)
+        base = context - begin
+        return int(np.where(high >= low, (base + high) // size - (base + low - 1) // size, 0).sum())
+
+    def begin_within(self, after: int, last: int) -> bool:
+        """Whether a prefill begins in steps after+1..last."""
+        low, high = np.searchsorted(self.begins, (after, last), side="right")
+        return bool(high > low)
+
+
+def _hit_blocks(
+    group: list[Prefill], beside: _Beside, window: StepWindow, timeline: KvTimeline, *, asynchronous: bool
+) -> float:
+    """Hit blocks of the group; 0 where it cannot be told."""
+    size = timeline.block_size
+    first, prefilled = group[0].first_step, max(p.last_step for p in group)
+    last = _end_step(window, prefilled)
+    if not all(p.known for p in group) or beside.begin_within(prefilled, last):
+        return 0.0
+    stored = _stored(window, timeline, first, last, asynchronous=asynchronous)
+    if stored is None:
+        return 0.0
+    loaded = sum(timeline.loaded_blocks(p.request_id) for p in group if not p.resumed)
+    expected = sum(p.tokens // size for p in group)
+    most = sum((p.tokens - 1) // size for p in group)
+    return min(max(0.0, expected - (stored - beside.filled(first, last, size)) + loaded), most)
 
 
 def _subtract(prefill: Prefill, tokens: float, window: StepWindow) -> None:
@@ -198,12 +229,3 @@ def _stored(window: StepWindow, timeline: KvTimeline, first: int, last: int, *, 
     before = cells[last - 1 - base] if last > base else None
     busy = before is not None and before["prefill_requests"] + before["decode_requests"] > 0
     return timeline.stored(begin_ns, end_ns, own=not busy)
-
-
-def _filled(run: tuple[int, int, int], first: int, last: int, size: int) -> int:
-    """Blocks that a decoding request fills in steps first..last: its context passes a multiple of the block size."""
-    low, high = max(first, run[0]), min(last, run[1])
-    if high < low:
-        return 0
-    context = run[2] - run[0]
-    return (context + high) // size - (context + low - 1) // size

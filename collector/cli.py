@@ -58,7 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(command=_run)
 
     replay = commands.add_parser("replay", help="learn from recordings")
-    replay.add_argument("files", nargs="+", type=Path, metavar="FILE", help="OTLP .pb.gz or OTLP JSON lines")
+    replay.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="OTLP .pb.gz, OTLP JSON lines, KV JSON lines"
+    )
     replay.add_argument("--snapshot", required=True, type=Path, metavar="OUT", help="where the coefficients go")
     replay.set_defaults(command=_replay)
 

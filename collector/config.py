@@ -108,6 +108,7 @@ class JoinConfig(_Section, frozen=True, kw_only=True):
     engines_max: Bound = 64
     row_steps_max: Bound = 512
     warm_up_rows: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 64
+    kv_batches_max: Bound = 65_536
     quick_lane: bool = True
 
 

@@ -82,7 +82,7 @@ def schedule(recording: Path, speed: float, clock: Clock, note: Callable[[str], 
             MONOTONIC_FLOOR_NS - first.recv_mono_ns,
         ),
     )
-    for received, timed in zip(index, Recording(recording, note), strict=False):
+    for received, timed in zip(index, Recording(recording, note).exports(), strict=False):
         recorded_s = (received.recv_unix_ns - first.recv_unix_ns) / 1e9
         yield Sending(recorded_s / speed, recorded_s, shifted(timed.export.payload, shift))
 

@@ -13,6 +13,7 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from collector.configs import Fact
+from collector.decode.kv_records import KvBatch, KvTally
 from collector.decode.plain import decode
 from collector.decode.records import Skip, Tally
 from collector.join.api_process import ApiProcess
@@ -62,6 +63,7 @@ class Counts:
     rows: Counter[tuple[Target, RowOutcome]] = field(default_factory=Counter)
     drops: Counter[RowDrop] = field(default_factory=Counter)
     events: Counter[JoinEvent] = field(default_factory=Counter)
+    kv: KvTally = field(default_factory=KvTally)
 
 
 class Pipeline:
@@ -99,6 +101,11 @@ class Pipeline:
                 self._joiner.add(telemetry, export.recording)
         self._learn(self._joiner.drain())
 
+    def process_kv(self, batches: Sequence[KvBatch]) -> None:
+        """Take KV events; the steps they tell of learn from them at the next export or flush."""
+        for batch in batches:
+            self._joiner.kv.add(batch)
+
     def flush(self) -> None:
         """End of a replay: everything held becomes rows, or is dropped for a reason."""
         self._learn(self._joiner.drain(flush=True))
@@ -113,6 +120,7 @@ class Pipeline:
         """Counts since the last call."""
         counts, self._counts = self._counts, Counts()
         counts.events, counts.drops = self._joiner.take_events()
+        counts.kv = self._joiner.kv.take_tally()
         return counts
 
     def _learn(self, joined: Sequence[Joined]) -> None:

@@ -14,10 +14,12 @@ from .clock import Clock
 from .config import Config
 from .errors import EXIT_FAILED, EXIT_OK, StartError
 from .learning import make_pipeline
-from .receivers.files import Recording, TimedExport, merged
+from .receivers.files import Recording, Timed, TimedExport, TimedKv, merged
 from .report import lines
 
 PROGRESS_INTERVAL_NS = 1_000_000_000
+KV_BATCH_BYTES = 256
+"""What a batch of KV events counts for: it holds numbers only."""
 
 Say = Callable[[str], None]
 
@@ -42,9 +44,11 @@ def replay(paths: Sequence[Path], out: Path, config: Config, clock: Clock, *, sa
     recordings = [Recording(path, note) for path in paths]
     newest_unix_nano = spans = 0
     for batch in _batches(_with_progress(recordings, clock, note), config.queue.batch_bytes):
-        pipeline.process([timed.export for timed in batch])
+        exports = [timed.export for timed in batch if isinstance(timed, TimedExport)]
+        pipeline.process_kv([timed.batch for timed in batch if isinstance(timed, TimedKv)])
+        pipeline.process(exports)
         newest_unix_nano = max(newest_unix_nano, batch[-1].unix_nano)
-        spans += sum(timed.export.spans for timed in batch)
+        spans += sum(export.spans for export in exports)
     pipeline.flush()
     if not pipeline.learned_rows:
         note(f"nothing was learned from {spans} spans")
@@ -60,31 +64,36 @@ def replay(paths: Sequence[Path], out: Path, config: Config, clock: Clock, *, sa
     return EXIT_OK
 
 
-def _with_progress(recordings: Sequence[Recording], clock: Clock, note: Say) -> Iterator[TimedExport]:
+def _with_progress(recordings: Sequence[Recording], clock: Clock, note: Say) -> Iterator[Timed]:
     total_bytes = max(sum(recording.size_bytes for recording in recordings), 1)
     start_ns = said_ns = clock.monotonic_ns()
-    spans = exports = 0
+    spans = exports = kv_batches = 0
     for timed in merged(recordings):
         yield timed
-        exports += 1
-        spans += timed.export.spans
+        if isinstance(timed, TimedKv):
+            kv_batches += 1
+        else:
+            exports += 1
+            spans += timed.export.spans
         now_ns = clock.monotonic_ns()
         if now_ns - said_ns >= PROGRESS_INTERVAL_NS:
             said_ns = now_ns
             done = sum(recording.position_bytes for recording in recordings) / total_bytes
             note(f"{done:4.0%}  {exports} exports, {spans} spans")
     elapsed_s = (clock.monotonic_ns() - start_ns) / 1e9
-    note(f"read {exports} exports, {spans} spans in {elapsed_s:.1f} s")
+    beside = f" and {kv_batches} batches of KV events" if kv_batches else ""
+    note(f"read {exports} exports, {spans} spans{beside} in {elapsed_s:.1f} s")
 
 
-def _batches(timed: Iterator[TimedExport], bytes_max: int) -> Iterator[list[TimedExport]]:
-    batch: list[TimedExport] = []
+def _batches(timed: Iterator[Timed], bytes_max: int) -> Iterator[list[Timed]]:
+    batch: list[Timed] = []
     size_bytes = 0
     for item in timed:
-        if batch and size_bytes + len(item.export.payload) > bytes_max:
+        item_bytes = len(item.export.payload) if isinstance(item, TimedExport) else KV_BATCH_BYTES
+        if batch and size_bytes + item_bytes > bytes_max:
             yield batch
             batch, size_bytes = [], 0
         batch.append(item)
-        size_bytes += len(item.export.payload)
+        size_bytes += item_bytes
     if batch:
         yield batch

@@ -16,6 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span
 
+from . import kv_otlp
 from . import vocabulary as words
 from .records import (
     MISSING,
@@ -77,6 +78,8 @@ def _decode_resource(resource_spans: ResourceSpans, peer: str, admit_span: Admit
                     out.core.append(_core_span(span, tally))
                 elif scope == words.API_SCOPE:
                     out.api.append(_api_span(span, tally))
+                elif scope == words.KV_SCOPE:
+                    out.kv += kv_otlp.batches(span.events, out.instance, _event_values, tally)
                 else:
                     out.requests.append(_request_span(span))
                     tally.events_skipped[Skip.FOREIGN_EVENT] += len(span.events)
@@ -105,6 +108,7 @@ def _check_span(scope: str, span: Span, instance: str, admit_span: AdmitSpan) ->
     expected = {
         words.STEP_SCOPE: span.name.startswith(words.STEP_SPAN_PREFIX),
         words.CORE_SCOPE: span.name == words.CORE_SPAN,
+        words.KV_SCOPE: span.name.startswith(words.KV_SPAN_PREFIX),
     }
     if not expected.get(scope, span.name == words.REQUEST_SPAN):
         raise Rejected(Skip.FOREIGN_SPAN)
@@ -293,6 +297,10 @@ def _values(attributes: Iterable[KeyValue]) -> dict[str, Value]:
         if kind in ("string_value", "int_value", "double_value", "bool_value"):
             out[attribute.key] = getattr(attribute.value, kind)
     return out
+
+
+def _event_values(event: Span.Event) -> dict[str, Value]:
+    return _values(event.attributes[: words.ATTRIBUTES_MAX])
 
 
 def _count(attributes: Mapping[str, Value], key: str, default: int | None = None) -> int:

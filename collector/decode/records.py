@@ -14,6 +14,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from .kv_records import KvBatch
+
 MISSING = -1
 """Value of an optional integer that was not sent; every valid value is >= 0."""
 
@@ -177,3 +179,4 @@ class Telemetry:
     core: list[CoreSpan] = field(default_factory=list)
     api: list[ApiSpan] = field(default_factory=list)
     requests: list[RequestSpan] = field(default_factory=list)
+    kv: list[KvBatch] = field(default_factory=list)

@@ -15,10 +15,12 @@ CORE_SCOPE: Final = "vllm.scheduler"
 API_SCOPE: Final = "vllm.api"
 REQUEST_SCOPES: Final = frozenset({"vllm.llm_engine", "vllm.tracing.otel"})
 """Scopes of an un-forked vLLM's request spans: 0.15 and 0.32."""
-KNOWN_SCOPES: Final = frozenset({STEP_SCOPE, CORE_SCOPE, API_SCOPE}) | REQUEST_SCOPES
+KV_SCOPE: Final = "vllm.kv_events"
+KNOWN_SCOPES: Final = frozenset({STEP_SCOPE, CORE_SCOPE, API_SCOPE, KV_SCOPE}) | REQUEST_SCOPES
 
 STEP_SPAN_PREFIX: Final = "scheduler_steps_"
 CORE_SPAN: Final = "llm_core"
+KV_SPAN_PREFIX: Final = "kv_events_"
 REQUEST_SPAN: Final = "llm_request"
 
 SUMMARY_EVENT: Final = "step.BATCH_SUMMARY"

@@ -114,6 +114,11 @@ class Engine:
         return sum(len(p.requests) for p in self._processes)
 
     @property
+    def sequences(self) -> list[Sequence]:
+        """The processes it has been, oldest first."""
+        return [p.sequence for p in self._processes]
+
+    @property
     def newest_window(self) -> StepWindow | None:
         """Steps of the newest process."""
         return self._processes[-1].sequence.window if self._processes else None

@@ -36,6 +36,9 @@ class BlockRatio:
     """
 
     fact_tokens: float | None = None
+    event_tokens: float = 0.0
+    """``BlockStored.block_size``, for steps from ``event_from_unix_ns`` on; 0 while there is none."""
+    event_from_unix_ns: int = 0
     context_tokens: float = 0.0
     blocks: float = 0.0
 
@@ -47,8 +50,9 @@ class BlockRatio:
         used = (steps["kv_blocks_total"] - steps["kv_blocks_free"]).astype(float)
         if self.blocks > 0:
             tokens = used * (self.context_tokens / self.blocks)
-        elif self.fact_tokens is not None:
-            tokens = (used - (steps["decode_requests"] + steps["prefill_requests"]) / 2) * self.fact_tokens
+        elif self.fact_tokens is not None or self.event_tokens > 0:
+            size = self.fact_tokens or np.where(steps["unix_ns"] >= self.event_from_unix_ns, self.event_tokens, np.nan)
+            tokens = (used - (steps["decode_requests"] + steps["prefill_requests"]) / 2) * size
         else:
             return np.full(len(steps), np.nan)
         return np.asarray(np.maximum(tokens - steps["prefill_tokens"], steps["decode_requests"]), float)

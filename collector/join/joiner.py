@@ -13,6 +13,7 @@ from online.rows import Lane, RowBlock, Target
 from .api_process import ApiProcess
 from .emitters import same_engine
 from .engine import Engine, EngineRows, PendingRequest
+from .kv import KvSources
 from .reasons import JoinEvent, RowDrop
 from .release import Release, horizon
 from .settings import JoinSettings
@@ -42,6 +43,7 @@ class Joiner:
         self._config_ids: dict[tuple[str, str], str] = {}
         self.renamed: list[tuple[str, str]] = []
         self.events: Counter[JoinEvent] = Counter()
+        self.kv = KvSources(settings)
 
     # --- in ---------------------------------------------------------------------------------------------------------
 
@@ -49,6 +51,8 @@ class Joiner:
         """Add what one resource of one export said; ``recording`` names the file in a replay."""
         for api in telemetry.api:
             self._add_api(api)
+        for batch in telemetry.kv:
+            self.kv.add(batch)
         key = (recording, telemetry.instance)
         facts = configs.resource_facts(telemetry.facts)
         if telemetry.requests:
@@ -144,6 +148,8 @@ class Joiner:
     def drain(self, *, flush: bool = False) -> list[Joined]:
         """Rows that are final; ``flush``: nothing more will come, everything held becomes rows or drops."""
         out = []
+        emitters = [*self._engines.items(), *self._aliases.items()]
+        self.kv.bind([(key[1], one) for key, engine in emitters for one in engine.sequences], flush=flush)
         for key, engine in self._engines.items():
             rows = engine.advance(flush=flush)
             config_id = self._config_of(key, engine)

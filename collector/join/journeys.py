@@ -35,7 +35,7 @@ class Chunks:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class Run:
     """The request ran in every step first..last, having ``outputs`` output tokens before and ``outputs_end`` after."""
 
     first_step: int
@@ -44,18 +44,25 @@ class _Run:
     outputs: int
     outputs_end: int
     first_token_step: int | None
+    first_token_ns: int
+
+    @property
+    def silent_steps(self) -> int:
+        """Steps of a resumed run that made no token: its recomputation in pieces."""
+        steps = self.last_step - self.first_step + 1
+        return min(max(0, steps - (self.outputs_end - self.outputs)), steps - 1)
 
 
 def steps_of(span: CoreSpan) -> tuple[int, int] | None:
     """First and last step the request was part of; None when it was never scheduled."""
-    runs = list(_runs(span.marks))
-    return (runs[0].first_step, runs[-1].last_step) if runs else None
+    found = list(runs(span.marks))
+    return (found[0].first_step, found[-1].last_step) if found else None
 
 
 def lay(span: CoreSpan, window: StepWindow) -> list[Chunks]:
     """Add the request to the columns of its steps (which must be reachable); returns its multi-step prefills."""
     chunks = []
-    for run in _runs(span.marks):
+    for run in runs(span.marks):
         if run.outputs == 0:
             chunks += _lay_prefill(run, span.prompt_tokens, window)
         else:
@@ -64,29 +71,31 @@ def lay(span: CoreSpan, window: StepWindow) -> list[Chunks]:
     return chunks
 
 
-def _runs(marks: tuple[Mark, ...]) -> Iterator[_Run]:
+def runs(marks: tuple[Mark, ...]) -> Iterator[Run]:
+    """Spans of steps in which the request ran, from SCHEDULED to PREEMPTED or FINISHED."""
     scheduled: Mark | None = None
-    first_token_step: int | None = None
+    first_token: Mark | None = None
     for mark in marks:
         if mark.kind is MarkKind.SCHEDULED:
-            scheduled, first_token_step = mark, None
+            scheduled, first_token = mark, None
         elif mark.kind is MarkKind.FIRST_TOKEN:
-            first_token_step = mark.step_id
+            first_token = mark
         elif scheduled is not None and mark.kind in (MarkKind.PREEMPTED, MarkKind.FINISHED):
             last = mark.step_id - (mark.kind is MarkKind.PREEMPTED)
             if last >= scheduled.step_id:
-                yield _Run(
+                yield Run(
                     scheduled.step_id,
                     last,
                     scheduled.ts_ns,
                     scheduled.output_tokens,
                     mark.output_tokens,
-                    first_token_step,
+                    first_token.step_id if first_token is not None else None,
+                    first_token.ts_ns if first_token is not None else 0,
                 )
             scheduled = None
 
 
-def _lay_prefill(run: _Run, prompt_tokens: int, window: StepWindow) -> list[Chunks]:
+def _lay_prefill(run: Run, prompt_tokens: int, window: StepWindow) -> list[Chunks]:
     cells, first = window.rebuilt, run.first_step - window.base
     last = (run.last_step if run.first_token_step is None else run.first_token_step) - window.base
     cells["prefill_requests"][first : last + 1] += 1
@@ -107,12 +116,12 @@ def _lay_prefill(run: _Run, prompt_tokens: int, window: StepWindow) -> list[Chun
     return chunks
 
 
-def _lay_resumed(run: _Run, prompt_tokens: int, window: StepWindow) -> None:
+def _lay_resumed(run: Run, prompt_tokens: int, window: StepWindow) -> None:
     """Recomputation: prompt and outputs so far, in one step, or evenly over the steps that made no token."""
     cells, first = window.rebuilt, run.first_step - window.base
     steps = run.last_step - run.first_step + 1
     known_tokens = prompt_tokens + run.outputs
-    silent = min(max(0, steps - (run.outputs_end - run.outputs)), steps - 1)
+    silent = run.silent_steps
     here = slice(first, first + steps)
     context = known_tokens + np.maximum(np.arange(steps) - silent, 0.0)
     context[:silent] = known_tokens * np.arange(1, silent + 1) / (silent + 1)

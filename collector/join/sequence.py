@@ -22,6 +22,7 @@ from . import boundaries, journeys
 from .features import BlockRatio, ContextSource, complete, rebuilt_counts, step_features
 from .habits import BLOCK_STEPS, Habits
 from .intervals import Columns, Trust, drops, neighbours, pack
+from .kv_steps import KvSteps
 from .reasons import JoinEvent, RowDrop
 from .scheduling import Scheduling, SchedulingVotes
 from .settings import JoinSettings
@@ -60,7 +61,7 @@ class Sequence:
         self.has_journeys = False
         self.has_exact_context = False
         self.has_done_stamps = False
-        self.has_kv_events = False
+        self.kv = KvSteps()
         self._chunks: list[journeys.Chunks] = []
         self._scheduled_tokens_max = 0
         self._first_finish_unix_ns = 0
@@ -105,7 +106,7 @@ class Sequence:
             return events
         if self.frontier and extent[0] < self.frontier and not self.has_exact_context:
             events[JoinEvent.JOURNEY_LATE] += 1
-        self._chunks += journeys.lay(span, window)
+        self._chunks += self.kv.add(span, journeys.lay(span, window))
         first = next(mark for mark in span.marks if mark.kind is MarkKind.SCHEDULED)
         self._longest_run_ns = max(self._longest_run_ns, last.ts_ns - first.ts_ns)
         return events
@@ -195,6 +196,8 @@ class Sequence:
             return out
         asynchronous = mode is Scheduling.ASYNC
         stop = window.newest_step + 2 if flush else self._final_stop(first, source, asynchronous=asynchronous)
+        waited_s = 0 if self.has_summaries else self._settings.window_s - self._settings.grace_s
+        self.kv.take_hits(window, stop, int(waited_s * 1e9), asynchronous=asynchronous)
         budget = self.budget_fact_tokens or (self._scheduled_tokens_max or None)
         passed = max(first, self._learned_to)
         while passed < stop:
@@ -242,7 +245,7 @@ class Sequence:
             source=self.context_source or ContextSource.BLOCKS,
             ratio=self._habits.ratio,
             hole_scale=1.0,
-            kv_events=self.has_kv_events,
+            kv_events=False,
         )
         end_ns = steps["unix_ns"][index] + (elapsed_us * 1e3).astype(np.int64)
         return RowBlock.of_lines(raw, elapsed_us, end_ns=end_ns, engine=self._engine, quality=self.quality)
@@ -294,8 +297,9 @@ class Sequence:
         passed = np.flatnonzero((unix > 0) & (unix <= self.event_unix_ns - int(self._settings.window_s * 1e9)))
         if len(passed):
             final[: passed[-1] + 1] = True
-        open_steps = np.flatnonzero(~final)
-        return first + (int(open_steps[0]) if len(open_steps) else len(final))
+        open_steps = np.flatnonzero(~self.kv.settled(final, unix, self.event_unix_ns))
+        stop = first + (int(open_steps[0]) if len(open_steps) else len(final))
+        return self.kv.hold(self.window, stop, self.event_unix_ns)
 
     def _pass(
         self, first: int, stop: int, source: ContextSource, out: Advance, *, asynchronous: bool, last: bool
@@ -319,6 +323,7 @@ class Sequence:
             return
         here = slice(int(found.step[0]), int(found.step[-1]))
         covered = around.cut(here)
+        self.kv.fill(steps, cells, here, first - 1, self._habits.ratio, asynchronous=asynchronous)
         hole_scale = self._habits.hole_scale
         raw = step_features(
             covered.steps,
@@ -327,7 +332,7 @@ class Sequence:
             source=source,
             ratio=self._habits.ratio,
             hole_scale=hole_scale,
-            kv_events=self.has_kv_events,
+            kv_events=self.kv.known,
         )
         trust = Trust(
             has_journeys=self.has_journeys,

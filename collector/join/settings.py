@@ -22,5 +22,7 @@ class JoinSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Longest interval that still gives a row: long intervals sum their stalls."""
     warm_up_rows: int = 64
     """Rows of a new engine process held until its one-time compilation can be told from its pace."""
+    kv_batches_max: int = 65_536
+    """Batches of KV events held per publisher process."""
     quick_lane: bool = True
     """Send rows down the quick lane too: live prediction and drift do not wait for journeys."""

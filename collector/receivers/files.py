@@ -1,11 +1,12 @@
 """Recordings as a receiver: what a file holds is told by its content, and several files are merged by event time.
 
-Two kinds, both also gzipped: exports as protobuf, each preceded by its length as a varint; exports as JSON, one a line
-(the OpenTelemetry Collector's file exporter). A damaged file gives what precedes the damage. Every file is a source of
-its own, named by its path.
+Three kinds, each also gzipped: exports as protobuf, each preceded by its length as a varint; exports as JSON, one line
+each (the OpenTelemetry Collector's file exporter); messages of a KV publisher, one JSON line each. A damaged file gives
+what precedes the damage. Every file is a source of its own, named by its path.
 
-The merge key of an export is the newest span end seen so far in its file: never decreasing, so that the order within a
-file stays as recorded, and independent of the order of the files on the command line.
+The merge key of an export is the newest span end seen so far in its file, that of a KV batch the newest batch's time:
+never decreasing, so that the order within a file stays as recorded, and independent of the order of the files on the
+command line.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
+from collector.decode.kv import LINE_MARK, read_line
+from collector.decode.kv_records import KvBatch, KvSkip
 from collector.envelope import Malformed, count_spans, newest_end_unix_nano
 from collector.errors import StartError
 from collector.pipeline import Export
@@ -39,6 +42,26 @@ class TimedExport(NamedTuple):
     unix_nano: int
     export: Export
 
+    @property
+    def label(self) -> str:
+        """The file it comes from."""
+        return self.export.peer
+
+
+class TimedKv(NamedTuple):
+    """A batch of KV events and its place in event time."""
+
+    unix_nano: int
+    batch: KvBatch
+
+    @property
+    def label(self) -> str:
+        """The file it comes from."""
+        return self.batch.source
+
+
+Timed = TimedExport | TimedKv
+
 
 class Recording:
     """One file; iterate once. ``position_bytes`` of ``size_bytes`` have been read so far."""
@@ -58,9 +81,14 @@ class Recording:
         """How far the file has been read."""
         return self.size_bytes if self._raw.closed else min(self._raw.tell(), self.size_bytes)
 
-    def __iter__(self) -> Iterator[TimedExport]:
+    def __iter__(self) -> Iterator[Timed]:
         newest_unix_nano = found = 0
         for payload in self._payloads():
+            if isinstance(payload, KvBatch):
+                found += 1
+                newest_unix_nano = max(newest_unix_nano, payload.ts_unix_ns)
+                yield TimedKv(newest_unix_nano, payload)
+                continue
             spans = count_spans(payload)
             if isinstance(spans, Malformed):
                 self.undecodable += 1
@@ -69,11 +97,15 @@ class Recording:
             newest_unix_nano = max(newest_unix_nano, newest_end_unix_nano(payload))
             yield TimedExport(newest_unix_nano, Export(payload, self.label, TRANSPORT, spans, self.label))
         if not found:
-            self._warn(f"{self.label}: neither length-delimited OTLP traces nor OTLP/JSON lines")
+            self._warn(f"{self.label}: neither length-delimited OTLP traces nor lines of OTLP/JSON or KV events")
         elif self.undecodable:
             self._warn(f"{self.label}: {self.undecodable} entries are no OTLP traces")
 
-    def _payloads(self) -> Iterator[bytes]:
+    def exports(self) -> Iterator[TimedExport]:
+        """The exports alone."""
+        return (timed for timed in self if isinstance(timed, TimedExport))
+
+    def _payloads(self) -> Iterator[bytes | KvBatch]:
         try:
             with self._raw:
                 magic = self._raw.read(len(GZIP_MAGIC))
@@ -84,9 +116,16 @@ class Recording:
         except (EOFError, zlib.error, OSError) as error:
             self._warn(f"{self.label}: damaged after {self.position_bytes} bytes ({error})")
 
-    def _lines(self, stream: io.BufferedReader) -> Iterator[bytes]:
+    def _lines(self, stream: io.BufferedReader) -> Iterator[bytes | KvBatch]:
         for line in stream:
             if line.isspace():
+                continue
+            if LINE_MARK in line:
+                batch = read_line(line, self.label)
+                if isinstance(batch, KvSkip):
+                    self.undecodable += 1
+                else:
+                    yield batch
                 continue
             try:
                 yield to_protobuf(line)
@@ -104,10 +143,10 @@ class Recording:
             yield payload
 
 
-def merged(recordings: Iterable[Recording]) -> Iterator[TimedExport]:
-    """All exports in event-time order; ties go by label, so the order of the arguments never matters."""
+def merged(recordings: Iterable[Recording]) -> Iterator[Timed]:
+    """Everything in event-time order; ties go by label, so the order of the arguments never matters."""
     ordered = sorted(recordings, key=lambda recording: recording.label)
-    return heapq.merge(*ordered, key=lambda timed: (timed.unix_nano, timed.export.peer))
+    return heapq.merge(*ordered, key=lambda timed: (timed.unix_nano, timed.label))
 
 
 def _is_json(stream: io.BufferedReader) -> bool:

@@ -1,0 +1,332 @@
+"""KV events over real ZMQ sockets on loopback: subscription, gaps and replay, garbage, silence, restart."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import msgspec
+import pytest
+
+from collector.decode.kv_records import KvSkip
+from collector.receivers.kv_zmq import KvEndpoint, KvSettings, KvSubscriber, KvUnavailable
+from tests.kv_cases import payload, stored
+
+zmq = pytest.importorskip("zmq")
+
+DEADLINE_S = 20.0
+
+
+def until(condition):
+    """Wait for other threads, at most DEADLINE_S; a condition that never holds fails the test."""
+    end_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end_s, "never came true"
+        threading.Event().wait(0.005)
+
+
+def _bound(one, port):
+    try:
+        one.bind(f"tcp://127.0.0.1:{port}")
+    except zmq.ZMQError:
+        return False
+    return True
+
+
+class Publisher:
+    """vLLM's publisher: PUB with numbered messages, ROUTER that replays what it buffered."""
+
+    def __init__(self, context, form=3, port=0, replay_first=0):
+        self.form, self.seq, self.buffer, self.replay_first = form, 0, [], replay_first
+        self.context = context
+        self.pub = context.socket(zmq.XPUB)  # XPUB tells when somebody has subscribed; on the wire it is PUB
+        self.pub.setsockopt(zmq.LINGER, 0)
+        self.port = self._bind(self.pub, port)
+        self.router = context.socket(zmq.ROUTER)
+        self.router.setsockopt(zmq.LINGER, 0)
+        self.replay_port = self._bind(self.router, 0)
+
+    @staticmethod
+    def _bind(one, port):
+        if port:
+            until(lambda: _bound(one, port))  # libzmq gives a closed socket's port back in its own time
+            return port
+        return one.bind_to_random_port("tcp://127.0.0.1")
+
+    @property
+    def endpoint(self):
+        return f"tcp://127.0.0.1:{self.port}"
+
+    @property
+    def replay(self):
+        return f"tcp://127.0.0.1:{self.replay_port}"
+
+    def wait_for_subscriber(self):
+        assert self.pub.poll(DEADLINE_S * 1000), "nobody subscribed"
+        return self.pub.recv()[1:]
+
+    def publish(self, *events, lose=False, topic=b"", raw=None):
+        body = raw if raw is not None else payload(*events, ts_s=time.time())
+        self.buffer.append((self.seq, body))
+        if not lose:
+            self.pub.send_multipart([topic, self.seq.to_bytes(8, "big"), body])
+        self.seq += 1
+
+    def serve_replay(self):
+        """Answer one request, as vLLM does: message by message, then the end mark."""
+        assert self.router.poll(DEADLINE_S * 1000), "nobody asked"
+        identity, empty, start = self.router.recv_multipart()
+        assert empty == b""
+        head = [identity, b""] if self.form == 3 else [identity, b"", b"topic"]
+        for seq, body in self.buffer:
+            if seq >= max(int.from_bytes(start, "big"), self.replay_first):
+                self.router.send_multipart([*head, seq.to_bytes(8, "big"), body])
+        self.router.send_multipart([*([identity, b""] if self.form == 3 else [identity, b"", b""]), b"\xff" * 8, b""])
+        return int.from_bytes(start, "big")
+
+    def close(self):
+        self.pub.close()
+        self.router.close()
+
+
+@pytest.fixture
+def context():
+    with zmq.Context() as one:
+        yield one
+
+
+@pytest.fixture
+def publisher(context):
+    one = Publisher(context)
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def subscribe():
+    running = []
+
+    def start(*endpoints, **settings):
+        one = KvSubscriber(KvSettings(endpoints=endpoints, **settings), time.monotonic)
+        one.start()
+        running.append(one)
+        return one
+
+    yield start
+    for one in running:
+        one.stop()
+        assert not one.alive
+
+
+class Taken:
+    """Collects what the subscriber hands out."""
+
+    def __init__(self, subscriber):
+        self.subscriber, self.batches = subscriber, []
+
+    def seqs(self):
+        self.batches += self.subscriber.take()
+        return [one.seq for one in self.batches]
+
+
+def test_batches_arrive_as_records_with_the_endpoint_as_their_source(publisher, subscribe):
+    subscriber = subscribe(KvEndpoint(endpoint=publisher.endpoint))
+    publisher.wait_for_subscriber()
+    for blocks in (1, 2, 3):
+        publisher.publish(stored(blocks))
+    taken = Taken(subscriber)
+    until(lambda: len(taken.seqs()) == 3)
+    assert [one.stored_blocks for one in taken.batches] == [1, 2, 3]
+    assert {one.source for one in taken.batches} == {publisher.endpoint}
+    assert subscriber.counts.received == subscriber.counts.accepted == 3
+
+
+def test_only_the_topic_asked_for_is_subscribed(publisher, subscribe):
+    subscriber = subscribe(KvEndpoint(endpoint=publisher.endpoint, topic="kv-events"))
+    assert publisher.wait_for_subscriber() == b"kv-events"
+    publisher.publish(stored(1), topic=b"kv-events")
+    taken = Taken(subscriber)
+    until(lambda: taken.seqs() == [0])
+
+
+@pytest.mark.parametrize("form", [3, 4], ids=["the fork's replay", "0.32's replay"])
+def test_a_gap_is_replayed_and_nothing_comes_twice(context, subscribe, form):
+    publisher = Publisher(context, form=form)
+    subscriber = subscribe(KvEndpoint(endpoint=publisher.endpoint, replay=publisher.replay))
+    publisher.wait_for_subscriber()
+    for number in range(6):
+        publisher.publish(stored(1), lose=number in (2, 3))
+    assert publisher.serve_replay() == 2
+    taken = Taken(subscriber)
+    until(lambda: len(taken.seqs()) == 6)
+    until(lambda: subscriber.sequences()[publisher.endpoint].replays_finished == 1)
+    assert sorted(taken.seqs()) == [0, 1, 2, 3, 4, 5]
+    counts = subscriber.sequences()[publisher.endpoint]
+    assert (counts.gaps, counts.missing, counts.recovered, counts.unrecoverable) == (1, 2, 2, 0)
+    assert subscriber.counts.skipped == {KvSkip.DUPLICATE: 2}
+    publisher.close()
+
+
+def test_a_late_start_asks_for_what_came_before_and_what_is_gone_is_counted(context, subscribe):
+    publisher = Publisher(context, replay_first=3)
+    for _ in range(5):
+        publisher.publish(stored(1), lose=True)
+    subscriber = subscribe(KvEndpoint(endpoint=publisher.endpoint, replay=publisher.replay))
+    publisher.wait_for_subscriber()
+    publisher.publish(stored(1))
+    assert publisher.serve_replay() == 0
+    taken = Taken(subscriber)
+    until(lambda: sorted(taken.seqs()) == [3, 4, 5])
+    until(lambda: subscriber.sequences()[publisher.endpoint].unrecoverable == 3)
+    publisher.close()
+
+
+def test_a_replay_that_never_answers_costs_nothing_but_the_gap(publisher, subscribe):
+    subscriber = subscribe(KvEndpoint(endpoint=publisher.endpoint, replay=publisher.replay), replay_timeout_s=0.05)
+    publisher.wait_for_subscriber()
+    publisher.publish(lose=True)
+    publisher.publish(stored(1))
+    until(lambda: subscriber.sequences()[publisher.endpoint].replays_unanswered >= 1)
+    publisher.publish(stored(2))
+    taken = Taken(subscriber)
+    until(lambda: taken.seqs() == [1, 2])
+
+
+def test_an_endpoint_that_is_not_there_holds_nobody_up(publisher, subscribe):
+    began_s = time.monotonic()
+    nobody = KvEndpoint(endpoint="tcp://127.0.0.1:1", replay="tcp://127.0.0.1:1")
+    subscriber = subscribe(nobody, KvEndpoint(endpoint=publisher.endpoint))
+    assert time.monotonic() - began_s < 2.0
+    publisher.wait_for_subscriber()
+    publisher.publish(stored(1))
+    taken = Taken(subscriber)
+    until(lambda: taken.seqs() == [0])
+
+
+def test_garbage_is_counted_by_reason_and_the_next_message_is_read(publisher, subscribe):
+    subscriber = subscribe(KvEndpoint(endpoint=publisher.endpoint))
+    publisher.wait_for_subscriber()
+    for frames in (
+        [b"alone"],
+        [b"", b"short", payload(stored())],
+        [b"", (0).to_bytes(8, "big"), b"\xc1garbage"],
+        [b"", (1).to_bytes(8, "big"), msgspec.msgpack.encode({"ts": "soon"})],
+        [b"", (2).to_bytes(8, "big"), payload(stored(), ts_s=-5.0)],
+        [b"", b"\xff" * 8, b""],
+        [b"1", b"2", b"3", b"4", b"5", b"6"],
+    ):
+        publisher.pub.send_multipart(frames)
+    publisher.seq = 3
+    publisher.publish(stored(1))
+    taken = Taken(subscriber)
+    until(lambda: taken.seqs() == [3])
+    counts = subscriber.counts
+    assert counts.skipped == {KvSkip.FRAMES: 4, KvSkip.UNDECODABLE: 2, KvSkip.OUT_OF_RANGE: 1}
+    assert counts.received == counts.accepted + counts.skipped.total() == 8
+
+
+def test_a_publisher_that_comes_back_is_heard_again_and_counts_as_restarted(context, subscribe):
+    first = Publisher(context)
+    subscriber = subscribe(KvEndpoint(endpoint=first.endpoint))
+    first.wait_for_subscriber()
+    for _ in range(3):
+        first.publish(stored(1))
+    taken = Taken(subscriber)
+    until(lambda: len(taken.seqs()) == 3)
+    first.close()
+    second = Publisher(context, port=first.port)
+    second.wait_for_subscriber()
+    second.publish(stored(2))
+    until(lambda: taken.seqs() == [0, 1, 2, 0])
+    assert subscriber.sequences()[first.endpoint].restarts == 1
+    second.close()
+
+
+def test_several_endpoints_are_numbered_apart(context, subscribe):
+    publishers = [Publisher(context) for _ in range(3)]
+    subscriber = subscribe(*(KvEndpoint(endpoint=one.endpoint) for one in publishers))
+    for one in publishers:
+        one.wait_for_subscriber()
+    for _ in range(4):
+        for one in publishers:
+            one.publish(stored(1))
+    taken = Taken(subscriber)
+    until(lambda: len(taken.seqs()) == 12)
+    assert all(counts.gaps == 0 for counts in subscriber.sequences().values())
+    for one in publishers:
+        one.close()
+
+
+def test_a_full_queue_loses_the_oldest_and_says_so(publisher, subscribe):
+    subscriber = subscribe(KvEndpoint(endpoint=publisher.endpoint), queue_batches=10)
+    publisher.wait_for_subscriber()
+    for sent in range(1, 101):
+        publisher.publish(stored(1))
+        until(lambda sent=sent: subscriber.counts.accepted == sent)  # the socket's own queue is as short
+    assert (subscriber.queued, subscriber.counts.dropped) == (10, 90)
+    assert [one.seq for one in subscriber.take()] == list(range(90, 100))
+    assert subscriber.queued == 0
+
+
+def test_a_connecting_publisher_is_heard_by_binding(context, subscribe):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    subscriber = subscribe(KvEndpoint(endpoint=f"tcp://*:{port}"))
+    with context.socket(zmq.XPUB) as pub:
+        pub.setsockopt(zmq.LINGER, 0)
+        pub.connect(f"tcp://127.0.0.1:{port}")
+        assert pub.poll(DEADLINE_S * 1000)
+        pub.send_multipart([b"", bytes(8), payload(stored(1))])
+        taken = Taken(subscriber)
+        until(lambda: taken.seqs() == [0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        (KvSettings(endpoints=(KvEndpoint(endpoint="127.0.0.1:5557"),)), "endpoints[0].endpoint"),
+        (KvSettings(endpoints=(KvEndpoint(endpoint=""),)), "endpoints[0].endpoint"),
+        (KvSettings(endpoints=(KvEndpoint(endpoint="tcp://a:1", replay="b:1"),)), "endpoints[0].replay"),
+        (KvSettings(queue_batches=0), "queue_batches"),
+        (KvSettings(replay_timeout_s=float("nan")), "replay_timeout_s"),
+    ],
+)
+def test_a_bad_setting_is_named(settings, key):
+    with pytest.raises(ValueError, match="expected") as error:
+        KvSubscriber(settings, time.monotonic)
+    assert str(error.value).startswith(f"{key}:")
+
+
+def test_an_address_that_cannot_be_opened_is_said_at_the_start(publisher):
+    for endpoint in ("tcp://no-port", f"tcp://*:{publisher.port}"):
+        one = KvSubscriber(KvSettings(endpoints=(KvEndpoint(endpoint=endpoint),)), time.monotonic)
+        with pytest.raises(KvUnavailable, match="tcp://"):
+            one.start()
+
+
+def test_without_pyzmq_the_start_says_what_to_install():
+    code = (
+        "import sys, time; sys.modules['zmq'] = None\n"
+        "from collector.receivers.kv_zmq import *\n"
+        "try: KvSubscriber(KvSettings(endpoints=(KvEndpoint(endpoint='tcp://127.0.0.1:1'),)), time.monotonic).start()\n"
+        "except KvUnavailable as error: print(error)\n"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "tracefit[kv]" in said.stdout
+
+
+def test_pyzmq_is_not_imported_until_a_subscriber_starts():
+    code = "import sys, collector.receivers.kv_zmq, collector.pipeline; print('zmq' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_stopping_twice_or_unstarted_is_harmless():
+    one = KvSubscriber(KvSettings(endpoints=(KvEndpoint(endpoint="tcp://127.0.0.1:1"),)), time.monotonic)
+    one.stop()
+    one.start()
+    one.stop()
+    one.stop()
+    assert not one.alive

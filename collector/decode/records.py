@@ -164,6 +164,9 @@ class Tally:
     events_skipped: Counter[Skip] = field(default_factory=Counter)
     events_dropped_by_sdk: int = 0
     attributes_ignored: int = 0
+    summaries_columnar: int = 0
+    summaries_plain: int = 0
+    """Step summaries of accepted spans, by the decoder that read them: columns at once, or one by one."""
 
 
 @dataclass(slots=True)

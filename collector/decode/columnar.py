@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -23,8 +23,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from . import plain
 from . import vocabulary as words
 from .envelope import SlimExport
-from .records import STEP_DTYPE, Tally, Telemetry
-from .template import COLUMNS, EVENT_MAX, Events, Index, Matched, Shape, Template, shape
+from .records import STEP_FIELDS, Tally, Telemetry
+from .template import EVENT_MAX, Events, Matched, Shape, Template, learnable, shape
 
 CHUNK: Final = 512
 """Events compared at once: enough to spread numpy's cost per call, few enough to stay in a core's cache."""
@@ -62,36 +62,37 @@ class Decoder:
 
     def _take(self, spans: list[Any]) -> Iterator[plain.Taken]:
         """Take the events out of the spans that a template reads; one result per span."""
-        ends = np.cumsum([len(span.events) for span in spans], dtype=np.intp)
-        at, rows, left = self._match_all(_events(spans))
-        first = 0
-        cuts = np.searchsorted(at, ends)
-        rest = iter(left)
-        for span, end, cut, start in zip(spans, ends, cuts, (0, *cuts), strict=False):
-            span.events.extend(itertools.islice(rest, int(end) - first - int(cut - start)))
-            yield plain.Taken(at[start:cut] - first, rows[start:cut])
-            first = int(end)
-
-    def _match_all(self, events: Iterator[bytes]) -> tuple[Index, Any, list[bytes]]:
-        """Places and rows of all events that match, and the others."""
-        places: list[Index] = [np.empty(0, np.intp)]
-        rows = [np.empty((0, COLUMNS), np.int64)]
+        ends: list[int] = []
+        found: list[Matched] = []
         left: list[bytes] = []
+        chunk: list[bytes] = []
         first = 0
-        while chunk := list(itertools.islice(events, CHUNK)):
-            matched = self._match(chunk)
-            if len(matched.at) < len(chunk):
-                stays = np.ones(len(chunk), np.bool_)
-                stays[matched.at] = False
-                left.extend(itertools.compress(chunk, stays))
-            places.append(matched.at + first)
-            rows.append(matched.rows)
-            first += len(chunk)
-        return np.concatenate(places), np.concatenate(rows).view(STEP_DTYPE)[:, 0], left
+        for span in spans:
+            chunk += span.events
+            span.ClearField("events")  # no event is held twice
+            ends.append(first + len(chunk))
+            while len(chunk) >= CHUNK:
+                self._match(chunk[:CHUNK], first, found, left)
+                first += CHUNK
+                del chunk[:CHUNK]
+        self._match(chunk, first, found, left)
+        at = np.concatenate([matched.at for matched in found])
+        rows = np.concatenate([matched.rows for matched in found])
+        return _give_back(spans, ends, Matched(at, rows), iter(left))
 
-    def _match(self, chunk: list[bytes]) -> Matched:
-        """The events of one chunk that match, in order."""
-        events = Events([event if len(event) <= EVENT_MAX else b"" for event in chunk])
+    def _match(self, chunk: list[bytes], first: int, found: list[Matched], left: list[bytes]) -> None:
+        """The events of one chunk that match, and the others, in order; the first has place ``first``."""
+        matched = self._match_layouts(chunk) if chunk else _NONE
+        if len(matched.at) < len(chunk):
+            stays = np.ones(len(chunk), np.bool_)
+            stays[matched.at] = False
+            left.extend(itertools.compress(chunk, stays))
+        found.append(Matched(matched.at + first, matched.rows))
+
+    def _match_layouts(self, chunk: list[bytes]) -> Matched:
+        if max(map(len, chunk)) > EVENT_MAX:
+            chunk = [event if len(event) <= EVENT_MAX else b"" for event in chunk]
+        events = Events(chunk)
         todo = events.summaries()
         found: list[Matched] = []
         tried: set[Shape] = set()
@@ -99,11 +100,12 @@ class Decoder:
             if not len(todo):
                 break
             layout = shape(chunk[todo[0]])
-            if layout is None or layout in tried:  # the latter holds a bad value
+            template = None if layout is None or layout in tried else self._template(layout)
+            if template is None or layout is None:  # not to be learned, or tried already and the value is bad
                 todo = todo[1:]
                 continue
             tried.add(layout)
-            matched = self._template(layout).match(events, todo)
+            matched = template.match(events, todo)
             if len(matched.at) == len(todo) and not found:
                 return matched
             found.append(matched)
@@ -114,9 +116,11 @@ class Decoder:
         order = np.argsort(at)
         return Matched(at[order], np.concatenate([matched.rows for matched in found])[order])
 
-    def _template(self, layout: Shape) -> Template:
+    def _template(self, layout: Shape) -> Template | None:
         template = self._templates.get(layout)
         if template is None:
+            if not learnable(layout):
+                return None
             if len(self._templates) >= TEMPLATES_MAX:
                 self._templates.popitem(last=False)
             template = self._templates[layout] = Template(layout)
@@ -125,7 +129,7 @@ class Decoder:
         return template
 
 
-_NONE: Final = Matched(np.empty(0, np.intp), np.empty((0, COLUMNS), np.int64))
+_NONE: Final = Matched(np.empty(0, np.intp), np.empty((0, len(STEP_FIELDS)), np.int64))
 
 
 def _parse(payload: bytes) -> Any:
@@ -143,9 +147,11 @@ def _step_spans(export: Any) -> Iterator[Any]:
                     yield from scope_spans.items
 
 
-def _events(spans: Iterable[Any]) -> Iterator[bytes]:
-    """Their events; they are empty afterwards, so that no event is held twice."""
-    for span in spans:
-        events = span.events[:]
-        span.ClearField("events")
-        yield from events
+def _give_back(spans: list[Any], ends: list[int], matched: Matched, left: Iterator[bytes]) -> Iterator[plain.Taken]:
+    """Each span gets the events back that did not match; its item says what is missing."""
+    first = start = 0
+    for span, end, stop in zip(spans, ends, np.searchsorted(matched.at, ends).tolist(), strict=True):
+        if stop - start < end - first:
+            span.events.extend(itertools.islice(left, end - first - (stop - start)))
+        yield plain.Taken(matched.at[start:stop] - first, matched.rows[start:stop])
+        first, start = end, stop

@@ -23,6 +23,7 @@ from .records import (
     MISSING,
     SNAPSHOT_DTYPE,
     STEP_DTYPE,
+    STEP_FIELDS,
     ApiSpan,
     CoreSpan,
     Finish,
@@ -30,7 +31,6 @@ from .records import (
     MarkKind,
     RequestSpan,
     Skip,
-    StepColumns,
     Tally,
     Telemetry,
 )
@@ -39,17 +39,19 @@ Value = bool | int | float | str
 AdmitSpan = Callable[[str, bytes, int], Skip | None]
 """(instance, span id, end unix ns) -> a reason to leave the span out, or None; see collector.join.dedupe."""
 
-_STEP_FIELDS = tuple(STEP_DTYPE.names or ())
-
 
 class Taken(NamedTuple):
-    """Summaries of a step span that another decoder took out of it: their places among its events, and their rows."""
+    """Summaries of a step span that another decoder took out of it: their places among its events, and their rows.
+
+    A row is STEP_DTYPE as 8-byte words: numpy joins those ten times faster than records.
+    """
 
     at: NDArray[np.intp]
-    rows: StepColumns
+    rows: NDArray[np.int64]
 
 
-NOTHING_TAKEN = itertools.repeat(Taken(np.empty(0, np.intp), np.empty(0, STEP_DTYPE)))
+_WORDS = len(STEP_FIELDS)
+NOTHING_TAKEN = itertools.repeat(Taken(np.empty(0, np.intp), np.empty((0, _WORDS), np.int64)))
 
 
 class Rejected(Exception):
@@ -82,7 +84,7 @@ def _read_resource(
     attributes = _values(resource_spans.resource.attributes[: words.ATTRIBUTES_MAX])
     tally.attributes_ignored += max(0, len(resource_spans.resource.attributes) - words.ATTRIBUTES_MAX)
     out = Telemetry(instance=str(attributes.get(words.INSTANCE) or peer), facts=facts(attributes))
-    steps: list[StepColumns] = []
+    steps: list[NDArray[np.int64]] = []
     snapshots: list[tuple[int, ...]] = []
     for scope_spans in resource_spans.scope_spans:
         scope = scope_spans.scope.name
@@ -109,7 +111,7 @@ def _read_resource(
             else:
                 tally.spans_accepted += 1
     if steps:
-        out.steps = np.concatenate(steps)
+        out.steps = np.concatenate(steps).view(STEP_DTYPE)[:, 0]
     out.snapshots = np.array(snapshots, SNAPSHOT_DTYPE)
     return out
 
@@ -144,7 +146,7 @@ def _check_span(scope: str, span: Span, instance: str, admit_span: AdmitSpan) ->
 
 def _read_steps(
     events: Iterable[Span.Event], taken: Taken, snapshots: list[tuple[int, ...]], tally: Tally
-) -> StepColumns:
+) -> NDArray[np.int64]:
     summaries: list[tuple[float, ...]] = []
     at: list[int] = []
     for place, event in enumerate(events):
@@ -164,19 +166,19 @@ def _read_steps(
             tally.events_accepted += 1
     tally.events_accepted += len(taken.at)
     tally.summaries_columnar += len(taken.at)
-    return _in_order(np.array(summaries, STEP_DTYPE), at, taken)
+    return _in_order(summaries, at, taken)
 
 
-def _in_order(rows: StepColumns, at: list[int], taken: Taken) -> StepColumns:
+def _in_order(summaries: list[tuple[float, ...]], at: list[int], taken: Taken) -> NDArray[np.int64]:
     """Both kinds of rows as their events came; ``at`` counts the events that were left, ``taken.at`` all."""
-    if not len(rows):
+    if not summaries:
         return taken.rows
+    rows = np.array(summaries, STEP_DTYPE).view(np.int64).reshape(-1, _WORDS)
     if not len(taken.at):
         return rows
     left = np.setdiff1d(np.arange(len(taken.at) + at[-1] + 1), taken.at, assume_unique=True)[at]
     order = np.argsort(np.concatenate((taken.at, left)))
-    both: StepColumns = np.concatenate((taken.rows, rows))[order]
-    return both
+    return np.concatenate((taken.rows, rows))[order]
 
 
 def summary(event: Span.Event) -> tuple[float, ...]:
@@ -192,7 +194,7 @@ def summary(event: Span.Event) -> tuple[float, ...]:
         or fields["kv_blocks_free"] > fields["kv_blocks_total"]
     ):
         raise Rejected(Skip.INCONSISTENT)
-    return tuple(fields.get(name, MISSING) for name in _STEP_FIELDS)
+    return tuple(fields.get(name, MISSING) for name in STEP_FIELDS)
 
 
 def _core_span(span: Span, tally: Tally) -> CoreSpan:

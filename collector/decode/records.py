@@ -48,6 +48,8 @@ STEP_DTYPE = np.dtype(
 )
 """One ``step.BATCH_SUMMARY`` each; unix_ns is the event's wall clock. The last eight before it are optional."""
 
+STEP_FIELDS = tuple(STEP_DTYPE.names or ())
+
 SNAPSHOT_DTYPE = np.dtype(
     [("step_id", "i8"), ("computed_tokens", "i8"), ("scheduled_tokens", "i8"), ("output_tokens", "i8")]
 )

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import vocabulary as words
-from .records import MISSING, STEP_DTYPE
+from .records import MISSING, STEP_FIELDS
 
 U8 = NDArray[np.uint8]
 U64 = NDArray[np.uint64]
@@ -47,8 +47,7 @@ _NAME_AT: Final = 9
 _NAME_WORDS: Final = (0, 8, len(_NAME) - 8)
 _BODY_AT: Final = _NAME_AT + len(_NAME)
 
-COLUMNS: Final = len(STEP_DTYPE.names or ())
-_COLUMN: Final = {name: column for column, name in enumerate(STEP_DTYPE.names or ())}
+_COLUMN: Final = {name: column for column, name in enumerate(STEP_FIELDS)}
 _ZERO: Final[Index] = np.zeros(1, np.intp)
 _ANYTHING: Final = (1 << 64) - 1
 _NOT_THE_LENGTH: Final = np.uint64(_ANYTHING ^ 0xFF00)
@@ -89,14 +88,14 @@ def shape(event: bytes) -> Shape | None:
             at += 2 + event[at + 1]
     except IndexError:
         return None
-    return tuple(found) if at == end and _learnable(found) else None
+    return tuple(found) if at == end and len(found) <= ATTRIBUTES_MAX else None
 
 
-def _learnable(found: list[tuple[bytes, int]]) -> bool:
+def learnable(layout: Shape) -> bool:
     """The plain decoder would take such an event if its values are good: every field once, of its type."""
-    if len(found) > ATTRIBUTES_MAX or not all(key.isascii() for key, _ in found):
+    if not all(key.isascii() for key, _ in layout):
         return False
-    fields = [(words.SUMMARY_FIELDS.get(key.decode()), tag) for key, tag in found]
+    fields = [(words.SUMMARY_FIELDS.get(key.decode()), tag) for key, tag in layout]
     names = [field.name for field, _ in fields if field]
     return (
         len(set(names)) == len(names)
@@ -131,7 +130,7 @@ def _word(data: bytes, at: int) -> np.uint64:
 
 
 class Matched(NamedTuple):
-    """Which of the events passed, and their rows as STEP_DTYPE's 8-byte words."""
+    """Which of the events passed, and their rows, a column per field of STEP_FIELDS (doubles as their bits)."""
 
     at: Index
     rows: NDArray[np.int64]
@@ -221,7 +220,7 @@ class Template:
         ok &= values[row["prefill_tokens"]] + values[row["decode_tokens"]] == values[row["scheduled_tokens"]]
         ok &= values[row["kv_blocks_free"]] <= values[row["kv_blocks_total"]]
         good = np.flatnonzero(ok)
-        rows = np.full((len(good), COLUMNS), MISSING, np.int64)
+        rows = np.full((len(good), len(STEP_FIELDS)), MISSING, np.int64)
         rows[:, self._to] = values[self._from[:, None], good].T
         rows[:, _COLUMN["unix_ns"]] = unix_ns[good]
         return Matched(which[good], rows)

@@ -146,7 +146,9 @@ def step_span(events, span_id=b"12345678", end_ns=EPOCH_NS, tail=b""):
 def export(*scopes, instance="engine-1"):
     """An export of one resource; each scope is its name and the contents of its spans."""
     resource = field(1, attribute("service.instance.id", instance, number=1))
-    parts = [field(2, field(1, field(1, name.encode())) + b"".join(field(2, s) for s in spans)) for name, spans in scopes]
+    parts = [
+        field(2, field(1, field(1, name.encode())) + b"".join(field(2, s) for s in spans)) for name, spans in scopes
+    ]
     return field(1, resource + b"".join(parts))
 
 

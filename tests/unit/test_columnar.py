@@ -212,7 +212,9 @@ def test_a_sender_of_ever_new_layouts_gets_the_plain_decoder():
 
 
 def test_other_scopes_and_what_a_span_holds_beside_its_events_stay_as_they_are():
-    span = otlp.step_span([otlp.summary(1)], tail=b"\x50\x03\x60\x17\x7a\x02\x12\x00\x85\x01\x00\x01\x00\x00\x98\x06\x01")
+    span = otlp.step_span(
+        [otlp.summary(1)], tail=b"\x50\x03\x60\x17\x7a\x02\x12\x00\x85\x01\x00\x01\x00\x00\x98\x06\x01"
+    )
     foreign = otlp.export(("fastapi", [span]), ("vllm.scheduler.step", [span, span]), ("vllm.scheduler", [span]))
     tally = assert_same([(foreign, "peer")])
     assert (tally.summaries_columnar, tally.events_dropped_by_sdk) == (1, 4 * 0x17)

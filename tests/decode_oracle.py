@@ -39,7 +39,7 @@ def comparable(telemetry):
 
 
 def assert_same(payloads, decoder=None):
-    """Both decoders agree on the content, the order, the counts and the spans remembered; returns the columnar tally."""
+    """Both decoders agree on content, order, counts and the spans remembered; returns the columnar tally."""
     expected, plain_tally, plain_spans = decode_plainly(payloads)
     got, tally, spans = decode_in_columns(payloads, decoder)
     assert [one and [comparable(t) for t in one] for one in got] == [

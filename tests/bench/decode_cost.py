@@ -24,8 +24,12 @@ def dict_per_event(payload):
     for resource in ExportTraceServiceRequest.FromString(payload).resource_spans:
         for scope in resource.scope_spans:
             for span in scope.spans:
-                out += [{a.key: getattr(a.value, a.value.WhichOneof("value")) for a in e.attributes} for e in span.events]
+                out += map(_as_dict, span.events)
     return out
+
+
+def _as_dict(event):
+    return {a.key: getattr(a.value, a.value.WhichOneof("value")) for a in event.attributes}
 
 
 def payload(steps, seed=0):

@@ -98,7 +98,7 @@ def main():
     start_s = time.process_time()
     done, taken = mutate(args.seed, args.executions, args.seconds)
     cpu_s = time.process_time() - start_s
-    print(f"{done} executions, seed {args.seed}, {taken} read as columns, no difference, {cpu_s:.0f} s CPU")
+    sys.stdout.write(f"{done} executions, seed {args.seed}, {taken} read as columns, all alike, {cpu_s:.0f} s CPU\n")
 
 
 if __name__ == "__main__":

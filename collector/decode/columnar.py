@@ -25,6 +25,7 @@ from . import vocabulary as words
 from .envelope import SlimExport
 from .records import STEP_FIELDS, Tally, Telemetry
 from .template import EVENT_MAX, Events, Matched, Shape, Template, learnable, shape
+from .weight import is_too_dense
 
 CHUNK: Final = 512
 """Events compared at once: enough to spread numpy's cost per call, few enough to stay in a core's cache."""
@@ -42,22 +43,18 @@ class Decoder:
     def decode(
         self, payloads: Sequence[tuple[bytes, str]], admit_span: plain.AdmitSpan, tally: Tally
     ) -> list[list[Telemetry] | None]:
-        """Each export and its peer as ``plain.decode`` has it, in order; None where that raises DecodeError."""
+        """Each export and its peer as ``plain.decode`` has it, in order.
+
+        None where that raises DecodeError, and where the rest of an export would take too much memory to parse.
+        """
         exports = [_parse(payload) for payload, _ in payloads]
         spans = [list(_step_spans(export)) for export in exports]
         taken = self._take(list(itertools.chain.from_iterable(spans)))
         out: list[list[Telemetry] | None] = []
         for export, (_, peer), own in zip(exports, payloads, spans, strict=True):
             mine = list(itertools.islice(taken, len(own)))
-            try:
-                if export is None:
-                    out.append(None)
-                    continue
-                rest = ExportTraceServiceRequest.FromString(export.SerializeToString())
-            except DecodeError:
-                out.append(None)
-            else:
-                out.append(plain.read(rest, peer, admit_span, tally, iter(mine)))
+            rest = _parse_rest(export)
+            out.append(plain.read(rest, peer, admit_span, tally, iter(mine)) if rest is not None else None)
         return out
 
     def _take(self, spans: list[Any]) -> Iterator[plain.Taken]:
@@ -135,6 +132,18 @@ _NONE: Final = Matched(np.empty(0, np.intp), np.empty((0, len(STEP_FIELDS)), np.
 def _parse(payload: bytes) -> Any:
     try:
         return SlimExport.FromString(payload)
+    except DecodeError:
+        return None
+
+
+def _parse_rest(export: Any) -> ExportTraceServiceRequest | None:
+    if export is None:
+        return None
+    data = export.SerializeToString()
+    if is_too_dense(data):
+        return None
+    try:
+        return ExportTraceServiceRequest.FromString(data)
     except DecodeError:
         return None
 

@@ -33,6 +33,8 @@ class Refusal(enum.StrEnum):
     SHUTTING_DOWN = "shutting_down"
     UNDECODABLE = "undecodable"
     TOO_MANY_SPANS = "too_many_spans"
+    TOO_MANY_FIELDS = "too_many_fields"
+    MEMORY = "memory"
 
 
 @dataclass(frozen=True, slots=True)

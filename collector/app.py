@@ -13,23 +13,28 @@ from pathlib import Path
 import prometheus_client
 from prometheus_client import CollectorRegistry
 
+from exporters.access import protect
 from exporters.exposition import MetricsPage
 from exporters.http import HttpServer
 from exporters.routes import SnapshotDocuments, make_routes
 from online.snapshot import Snapshot
 
 from .admission import AdmissionQueue
+from .auth import TokenFile
 from .clock import Clock
 from .config import Config, parse_endpoint
 from .errors import StartError
 from .health import Health
 from .intake import Intake
 from .learning import make_pipeline
+from .memory import MemoryGuard, cgroup_limit_bytes, limit_bytes, resident_bytes
 from .pipeline import Export, Pipeline
 from .publish import Publisher, SnapshotWriter
 from .receivers.otlp_grpc import OtlpGrpcReceiver
+from .receivers.otlp_http import OtlpHttpReceiver
 from .stop import Stop
-from .telemetry import IN_FLIGHT_BYTES, OPEN_REQUESTS, QUEUE_BYTES, QUEUE_CAPACITY, WATERMARK_AGE, Metrics
+from .telemetry import IN_FLIGHT_BYTES, MEMORY_LIMIT, OPEN_REQUESTS, QUEUE_BYTES, QUEUE_CAPACITY, WATERMARK_AGE, Metrics
+from .tls import TlsFiles
 from .worker import Worker
 
 HANDLERS_FREE = 2
@@ -49,6 +54,7 @@ class Sidecar:
         self.config = config
         self.grpc_port = 0
         self.http_port = 0
+        self.otlp_http_port = 0
         self.metrics = Metrics(CollectorRegistry())
         self.health = Health(clock)
         self.queue = AdmissionQueue[Export](
@@ -77,7 +83,11 @@ class Sidecar:
         self._writer = SnapshotWriter(
             Path(config.snapshot.directory), self._publisher, self.metrics, clock, config.snapshot.interval_s
         )
-        self._receiver = OtlpGrpcReceiver(config.receivers.grpc, Intake(self.queue, self.metrics).offer)
+        self._make_receivers(clock)
+        pages = config.exporters.http
+        self._read_tokens = (
+            TokenFile(pages.token_file, "exporters.http.token_file", clock) if pages.token_file else None
+        )
         self._pages: HttpServer | None = None
 
     @property
@@ -97,18 +107,26 @@ class Sidecar:
             self._writer.start()
             self._worker.start()
             self._pages.start()
-            self.grpc_port = self._receiver.start()
+            self.grpc_port = self._grpc.start()
+            if self._http is not None:
+                self.otlp_http_port = self._http.start()
         except StartError:
             self.stop()
             raise
         self.health.set_serving(True)
         _log.info("receiving OTLP/gRPC on port %d, pages on port %d", self.grpc_port, self.http_port)
+        if self._http is not None:
+            _log.info("receiving OTLP/HTTP on port %d", self.otlp_http_port)
 
     def stop(self) -> bool:
         """Drain and end; False if acknowledged telemetry or the last snapshot was lost."""
         shutdown = self.config.shutdown
         self.health.set_serving(False)
-        self._receiver.stop(shutdown.grace_s)
+        if self._http is not None:
+            self._http.stop(shutdown.grace_s / 2)
+            self._grpc.stop(shutdown.grace_s / 2)
+        else:
+            self._grpc.stop(shutdown.grace_s)
         self.queue.close()
         drained = self._worker.finish(shutdown.drain_s, LAST_BATCH_S)
         written = self._writer.stop()
@@ -118,6 +136,29 @@ class Sidecar:
             _log.error("stopped before the queue was drained: %d bytes not learned from", self.queue.in_flight_bytes)
         return drained and written
 
+    def _make_receivers(self, clock: Clock) -> None:
+        receivers = self.config.receivers
+        limit = limit_bytes(self.config.memory.limit_mib, cgroup_limit_bytes())
+        self.metrics.set(MEMORY_LIMIT, limit or 0)
+        intake = Intake(self.queue, self.metrics, MemoryGuard(limit, resident_bytes, clock))
+        tls = TlsFiles(receivers.tls, clock) if receivers.tls.cert_file else None
+        tokens = TokenFile(receivers.token_file, "receivers.token_file", clock) if receivers.token_file else None
+        accepts = tokens.accepts if tokens is not None else None
+        self._grpc = OtlpGrpcReceiver(
+            receivers.grpc,
+            intake.offer,
+            credentials=tls.grpc_credentials() if tls is not None else None,
+            accepts=accepts,
+            turn_away=intake.turn_away,
+            clock=clock,
+        )
+        self._http: OtlpHttpReceiver | None = None
+        if receivers.http.enabled:
+            context = tls.context if tls is not None else None
+            self._http = OtlpHttpReceiver(
+                receivers.http, intake.offer, context=context, accepts=accepts, turn_away=intake.turn_away
+            )
+
     def _make_pages(self) -> HttpServer:
         address, port = parse_endpoint(self.config.exporters.http.endpoint)
         routes = make_routes(
@@ -126,6 +167,8 @@ class Sidecar:
             alive=self._probe_alive,
             ready=self._probe_ready,
         )
+        if self._read_tokens is not None:
+            routes = protect(routes, self._read_tokens.accepts)
         try:
             return HttpServer(address, port, routes)
         except OSError as error:

@@ -60,14 +60,44 @@ class GrpcConfig(_Section, frozen=True, kw_only=True):
 
     endpoint: HostPort = "127.0.0.1:4317"
     max_recv_msg_size_mib: Mebibytes = 32
+    max_connections: Annotated[int, msgspec.Meta(ge=2, le=65_536)] = 256
     max_concurrent_streams: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 128
     threads: Annotated[int, msgspec.Meta(ge=3, le=256)] = 8
+    receive_timeout_s: Annotated[float, msgspec.Meta(ge=0.1, le=300)] = 10.0
+
+
+class HttpReceiverConfig(_Section, frozen=True, kw_only=True):
+    """OTLP/HTTP, protobuf only."""
+
+    enabled: bool = True
+    endpoint: HostPort = "127.0.0.1:4318"
+    max_request_body_size_mib: Mebibytes = 32
+    max_connections: Annotated[int, msgspec.Meta(ge=2, le=1024)] = 64
+    timeout_s: Annotated[float, msgspec.Meta(ge=0.1, le=300)] = 10.0
+
+
+class TlsConfig(_Section, frozen=True, kw_only=True):
+    """TLS of both OTLP receivers; a client CA makes it mutual. Files may be replaced while we run."""
+
+    cert_file: str = ""
+    key_file: str = ""
+    client_ca_file: str = ""
+    reload_interval_s: Annotated[float, msgspec.Meta(ge=0.1, le=86_400)] = 10.0
 
 
 class ReceiversConfig(_Section, frozen=True, kw_only=True):
-    """Ways in."""
+    """Ways in. With a token file both ask for ``Authorization: Bearer``."""
 
     grpc: GrpcConfig = GrpcConfig()
+    http: HttpReceiverConfig = HttpReceiverConfig()
+    tls: TlsConfig = TlsConfig()
+    token_file: str = ""
+
+
+class MemoryConfig(_Section, frozen=True, kw_only=True):
+    """Exports are refused while the process uses more; 0 means 80 % of the cgroup's limit, if it has one."""
+
+    limit_mib: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
 
 
 class QueueConfig(_Section, frozen=True, kw_only=True):
@@ -82,6 +112,8 @@ class HttpConfig(_Section, frozen=True, kw_only=True):
     """Metrics, health, snapshot."""
 
     endpoint: HostPort = "0.0.0.0:9464"  # read-only pages; Prometheus sits in another pod
+    token_file: str = ""
+    """With it, everything but metrics and health asks for a token of this file."""
 
 
 class ExportersConfig(_Section, frozen=True, kw_only=True):
@@ -139,6 +171,7 @@ class Config(_Section, frozen=True, kw_only=True):
 
     receivers: ReceiversConfig = ReceiversConfig()
     queue: QueueConfig = QueueConfig()
+    memory: MemoryConfig = MemoryConfig()
     exporters: ExportersConfig = ExportersConfig()
     snapshot: SnapshotConfig = SnapshotConfig()
     join: JoinConfig = JoinConfig()

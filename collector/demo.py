@@ -98,6 +98,7 @@ def _sidecar(ports: Ports, directory: Path) -> Iterator[subprocess.Popen[bytes]]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
     environment |= {
         "TRACEFIT_RECEIVERS__GRPC__ENDPOINT": f"127.0.0.1:{ports.grpc}",
+        "TRACEFIT_RECEIVERS__HTTP__ENABLED": "false",
         "TRACEFIT_EXPORTERS__HTTP__ENDPOINT": f"127.0.0.1:{ports.pages}",
         "TRACEFIT_SNAPSHOT__DIRECTORY": str(directory),
     }

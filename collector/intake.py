@@ -6,8 +6,9 @@ success and enters nothing.
 
 from __future__ import annotations
 
-from .admission import AdmissionQueue, Refusal, Refused
+from .admission import HINT_MAX_S, AdmissionQueue, Refusal, Refused
 from .envelope import Malformed, count_spans
+from .memory import MemoryGuard
 from .pipeline import Export
 from .telemetry import (
     ACCEPTED_SPANS,
@@ -25,9 +26,14 @@ from .telemetry import (
 class Intake:
     """Called by the receivers' threads."""
 
-    def __init__(self, queue: AdmissionQueue[Export], metrics: Metrics) -> None:
+    def __init__(self, queue: AdmissionQueue[Export], metrics: Metrics, memory: MemoryGuard | None = None) -> None:
         self._queue = queue
         self._metrics = metrics
+        self._memory = memory
+
+    def turn_away(self, transport: Transport, outcome: Outcome) -> None:
+        """A call that never got as far as an export."""
+        self._metrics.add(REQUESTS, 1, transport, outcome)
 
     def offer(self, payload: bytes, peer: str, transport: Transport, wait_s: float | None = None) -> Refused | None:
         """Take an export in (None), or say why not."""
@@ -41,7 +47,7 @@ class Intake:
                 return Refused(Refusal(counted))
             spans = counted
             metrics.add(RECEIVED_SPANS, spans, transport)
-            refused = self._queue.put(Export(payload, peer, transport, spans), len(payload), wait_s) if spans else None
+            refused = self._admit(Export(payload, peer, transport, spans), wait_s) if spans else None
         except BaseException:
             metrics.add(FAILED_SPANS, spans, transport)
             metrics.add(REQUESTS, 1, transport, Outcome.FAILURE)
@@ -53,3 +59,8 @@ class Intake:
         metrics.add(ACCEPTED_SPANS, spans, transport)
         metrics.add(REQUESTS, 1, transport, Outcome.SUCCESS if spans else Outcome.EMPTY)
         return None
+
+    def _admit(self, export: Export, wait_s: float | None) -> Refused | None:
+        if self._memory is not None and self._memory.is_short():
+            return Refused(Refusal.MEMORY, HINT_MAX_S)
+        return self._queue.put(export, len(export.payload), wait_s)

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
-from google.protobuf.message import DecodeError
 
 from collector.configs import Fact
+from collector.decode.columnar import Decoder
 from collector.decode.kv_records import KvBatch, KvTally
-from collector.decode.plain import decode
 from collector.decode.records import Skip, Tally
 from collector.join.api_process import ApiProcess
 from collector.join.api_queueing import with_handoffs
@@ -72,6 +71,7 @@ class Pipeline:
     def __init__(self, settings: PipelineSettings, bank_settings: BankSettings, version: str) -> None:
         dedupe = settings.dedupe
         self._spans = SpanWindow(int(dedupe.window_s * 1e9), dedupe.ids_max, dedupe.emitters_max)
+        self._decoder = Decoder()
         self._joiner = Joiner(settings.join)
         self._bank = Bank(bank_settings)
         self._version = version
@@ -90,14 +90,14 @@ class Pipeline:
 
     def process(self, exports: Sequence[Export]) -> None:
         """Decode, join and learn; what cannot be used is counted."""
-        for export in exports:
-            try:
-                decoded = decode(export.payload, export.peer, self._spans.admit, self._counts.tally)
-            except DecodeError:  # admission has parsed the envelope; a fuzzer may still get here
-                self._counts.tally.spans_received += export.spans
-                self._counts.tally.spans_skipped[Skip.INCONSISTENT] += export.spans
+        tally = self._counts.tally
+        decoded = self._decoder.decode([(e.payload, e.peer) for e in exports], self._spans.admit, tally)
+        for export, resources in zip(exports, decoded, strict=True):
+            if resources is None:  # admission has parsed the envelope only
+                tally.spans_received += export.spans
+                tally.spans_skipped[Skip.INCONSISTENT] += export.spans
                 continue
-            for telemetry in decoded:
+            for telemetry in resources:
                 self._joiner.add(telemetry, export.recording)
         self._learn(self._joiner.drain())
 

@@ -36,6 +36,7 @@ class Transport(enum.StrEnum):
     """How telemetry came in."""
 
     GRPC = "grpc"
+    HTTP = "http"
 
 
 class Outcome(enum.StrEnum):
@@ -47,6 +48,12 @@ class Outcome(enum.StrEnum):
     SHUTTING_DOWN = "shutting_down"
     UNDECODABLE = "undecodable"
     TOO_MANY_SPANS = "too_many_spans"
+    TOO_MANY_FIELDS = "too_many_fields"
+    MEMORY = "memory"
+    UNAUTHENTICATED = "unauthenticated"
+    TOO_LARGE = "too_large"
+    UNSUPPORTED = "unsupported"
+    INCOMPLETE = "incomplete"
     FAILURE = "failure"
 
 
@@ -101,6 +108,9 @@ RECEIVED_BYTES = Metric("receiver_received_bytes", _C, "bytes", "Payload receive
 QUEUE_BYTES = Metric("queue_size_bytes", _G, "bytes", "Payload waiting for the worker.")
 QUEUE_CAPACITY = Metric("queue_capacity_bytes", _G, "bytes", "Most payload that may be in flight.")
 IN_FLIGHT_BYTES = Metric("queue_in_flight_bytes", _G, "bytes", "Payload admitted and not yet learned from.")
+MEMORY_LIMIT = Metric(
+    "memory_limit_bytes", _G, "bytes", "Resident memory from which on exports are refused; 0 = no limit."
+)
 WORKER_LAG = Metric("worker_lag_seconds", _G, "seconds", "How long the oldest export of the last batch waited.")
 WORKER_BATCH = Metric(
     "worker_batch_seconds",
@@ -121,6 +131,13 @@ SDK_DROPPED_EVENTS = Metric(
     _C,
     "events",
     "Events the sender's SDK dropped (raise OTEL_SPAN_EVENT_COUNT_LIMIT there).",
+)
+DECODED_SUMMARIES = Metric(
+    "decode_step_summaries",
+    _C,
+    "summaries",
+    "Step summaries by the decoder that read them: in columns (fast), or one by one (plain).",
+    (("decoder", ("columnar", "plain")),),
 )
 IGNORED_ATTRIBUTES = Metric("decode_ignored_attributes", _C, "attributes", "Attributes of no known name.")
 ROWS = Metric(
@@ -158,6 +175,7 @@ TABLE: tuple[Metric, ...] = (
     QUEUE_BYTES,
     QUEUE_CAPACITY,
     IN_FLIGHT_BYTES,
+    MEMORY_LIMIT,
     WORKER_LAG,
     WORKER_BATCH,
     WORKER_FAILED_SPANS,
@@ -168,6 +186,7 @@ TABLE: tuple[Metric, ...] = (
     DECODED_EVENTS_OK,
     SKIPPED_EVENTS,
     SDK_DROPPED_EVENTS,
+    DECODED_SUMMARIES,
     IGNORED_ATTRIBUTES,
     ROWS,
     DROPPED_ROWS,
@@ -242,6 +261,8 @@ class Metrics:
         self.add(DECODED_SPANS_OK, tally.spans_accepted)
         self.add(DECODED_EVENTS, tally.events_received)
         self.add(DECODED_EVENTS_OK, tally.events_accepted)
+        self.add(DECODED_SUMMARIES, tally.summaries_columnar, "columnar")
+        self.add(DECODED_SUMMARIES, tally.summaries_plain, "plain")
         self.add(SDK_DROPPED_EVENTS, tally.events_dropped_by_sdk)
         self.add(IGNORED_ATTRIBUTES, tally.attributes_ignored)
         self._merge_reasons(SKIPPED_SPANS, tally.spans_skipped)

@@ -144,7 +144,7 @@ class HttpServer:
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         handler = type("_BoundHandler", (_Handler,), {"routes": routes, "timeout": timeout_s})
-        self._server = _Server((host, port), handler, max_connections)
+        self._server = LimitedServer((host, port), handler, max_connections)
         self._thread: threading.Thread | None = None
         self._stopped = False
 
@@ -176,7 +176,7 @@ class HttpServer:
         self._server.connections.close_all(grace_s)
 
 
-class _Connections:
+class Connections:
     """Open connections; each waits for a request (with the time since) or answers one."""
 
     def __init__(self, limit: int) -> None:
@@ -233,14 +233,16 @@ def _shut(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-class _Server(ThreadingHTTPServer):
+class LimitedServer(ThreadingHTTPServer):
+    """A thread per connection, and at most so many of them."""
+
     daemon_threads = True
     block_on_close = False
     request_queue_size = 64
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], limit: int) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self.connections = _Connections(limit)
+        self.connections = Connections(limit)
         super().__init__(address, handler)
 
     def server_bind(self) -> None:
@@ -251,9 +253,11 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002 - the base class's signature
+        """Whether there is a place."""
         return self.connections.enter(request)
 
     def shutdown_request(self, request: Any) -> None:
+        """The end of a connection, whatever became of it."""
         self.connections.leave(request)
         super().shutdown_request(request)
 
@@ -270,7 +274,7 @@ class _Handler(BaseHTTPRequestHandler):
     error_content_type = TEXT
     error_message_format = "%(code)d %(message)s\n"
     routes: ClassVar[Routes] = ()
-    server: _Server
+    server: LimitedServer
 
     def __getattr__(self, name: str) -> Any:
         # Every method goes through the table: the base class answers 501 to what it has no do_* for, but a known path

@@ -169,6 +169,7 @@ def make_config(directory: Path, **overrides: str) -> Config:
     """Port 0 everywhere, files under ``directory``; overrides by environment names without the prefix."""
     environ = {
         "TRACEFIT_RECEIVERS__GRPC__ENDPOINT": "127.0.0.1:0",
+        "TRACEFIT_RECEIVERS__HTTP__ENDPOINT": "127.0.0.1:0",
         "TRACEFIT_EXPORTERS__HTTP__ENDPOINT": "127.0.0.1:0",
         "TRACEFIT_SNAPSHOT__DIRECTORY": str(directory),
         "TRACEFIT_SNAPSHOT__PUBLISH_INTERVAL_S": "0.05",

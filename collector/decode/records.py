@@ -50,6 +50,8 @@ STEP_DTYPE = np.dtype(
 )
 """One ``step.BATCH_SUMMARY`` each; unix_ns is the event's wall clock. The last eight before it are optional."""
 
+STEP_FIELDS = tuple(STEP_DTYPE.names or ())
+
 SNAPSHOT_DTYPE = np.dtype(
     [("step_id", "i8"), ("computed_tokens", "i8"), ("scheduled_tokens", "i8"), ("output_tokens", "i8")]
 )
@@ -166,6 +168,9 @@ class Tally:
     events_skipped: Counter[Skip] = field(default_factory=Counter)
     events_dropped_by_sdk: int = 0
     attributes_ignored: int = 0
+    summaries_columnar: int = 0
+    summaries_plain: int = 0
+    """Step summaries of accepted spans, by the decoder that read them: columns at once, or one by one."""
 
 
 @dataclass(slots=True)

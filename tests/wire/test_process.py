@@ -55,6 +55,7 @@ def running_process(directory, **variables):
     """`tracefit run` on free ports, which it tells on stderr."""
     settings = environment(
         TRACEFIT_RECEIVERS__GRPC__ENDPOINT="127.0.0.1:0",
+        TRACEFIT_RECEIVERS__HTTP__ENDPOINT="127.0.0.1:0",
         TRACEFIT_EXPORTERS__HTTP__ENDPOINT="127.0.0.1:0",
         TRACEFIT_SNAPSHOT__DIRECTORY=str(directory),
         TRACEFIT_LEARNERS="[rls]",
@@ -132,6 +133,7 @@ def test_a_port_in_use_is_exit_1_and_one_sentence(tmp_path):
         ended = tracefit(
             "run",
             TRACEFIT_RECEIVERS__GRPC__ENDPOINT=taken,
+            TRACEFIT_RECEIVERS__HTTP__ENDPOINT="127.0.0.1:0",
             TRACEFIT_EXPORTERS__HTTP__ENDPOINT="127.0.0.1:0",
             TRACEFIT_SNAPSHOT__DIRECTORY=str(tmp_path / "b"),
         )

@@ -1,0 +1,166 @@
+"""Step summaries to columns, hundreds at a time; the same result as the plain decoder at a tenth of its cost.
+
+    bytes ─► slim parse ─► events of step spans ─► templates ─► rows
+                 │                                    │ no match              │
+                 └── all the rest ◄───────────────────┘ ─► full parse ─► plain decoder ─► Telemetry
+
+An event is taken out of its export only if its bytes are those of a known layout and its values pass every check, so
+that the plain decoder would have accepted it; whatever stays is the plain decoder's, including the verdict that the
+export does not decode at all. Layouts are read off the stream itself: any event is its own layout's definition.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from . import plain
+from . import vocabulary as words
+from .envelope import SlimExport
+from .records import STEP_FIELDS, Tally, Telemetry
+from .template import EVENT_MAX, Events, Matched, Shape, Template, learnable, shape
+from .weight import is_too_dense
+
+CHUNK: Final = 512
+"""Events compared at once: enough to spread numpy's cost per call, few enough to stay in a core's cache."""
+TEMPLATES_MAX: Final = 8
+ROUNDS_MAX: Final = 3
+"""Layouts tried per chunk: a sender of ever new layouts pays the price of the plain decoder, not more."""
+
+
+class Decoder:
+    """Remembers layouts; what it returns does not depend on them."""
+
+    def __init__(self) -> None:
+        self._templates: OrderedDict[Shape, Template] = OrderedDict()
+
+    def decode(
+        self, payloads: Sequence[tuple[bytes, str]], admit_span: plain.AdmitSpan, tally: Tally
+    ) -> list[list[Telemetry] | None]:
+        """Each export and its peer as ``plain.decode`` has it, in order.
+
+        None where that raises DecodeError, and where the rest of an export would take too much memory to parse.
+        """
+        exports = [_parse(payload) for payload, _ in payloads]
+        spans = [list(_step_spans(export)) for export in exports]
+        taken = self._take(list(itertools.chain.from_iterable(spans)))
+        out: list[list[Telemetry] | None] = []
+        for export, (_, peer), own in zip(exports, payloads, spans, strict=True):
+            mine = list(itertools.islice(taken, len(own)))
+            rest = _parse_rest(export)
+            out.append(plain.read(rest, peer, admit_span, tally, iter(mine)) if rest is not None else None)
+        return out
+
+    def _take(self, spans: list[Any]) -> Iterator[plain.Taken]:
+        """Take the events out of the spans that a template reads; one result per span."""
+        ends: list[int] = []
+        found: list[Matched] = []
+        left: list[bytes] = []
+        chunk: list[bytes] = []
+        first = 0
+        for span in spans:
+            chunk += span.events
+            span.ClearField("events")  # no event is held twice
+            ends.append(first + len(chunk))
+            while len(chunk) >= CHUNK:
+                self._match(chunk[:CHUNK], first, found, left)
+                first += CHUNK
+                del chunk[:CHUNK]
+        self._match(chunk, first, found, left)
+        at = np.concatenate([matched.at for matched in found])
+        rows = np.concatenate([matched.rows for matched in found])
+        return _give_back(spans, ends, Matched(at, rows), iter(left))
+
+    def _match(self, chunk: list[bytes], first: int, found: list[Matched], left: list[bytes]) -> None:
+        """The events of one chunk that match, and the others, in order; the first has place ``first``."""
+        matched = self._match_layouts(chunk) if chunk else _NONE
+        if len(matched.at) < len(chunk):
+            stays = np.ones(len(chunk), np.bool_)
+            stays[matched.at] = False
+            left.extend(itertools.compress(chunk, stays))
+        found.append(Matched(matched.at + first, matched.rows))
+
+    def _match_layouts(self, chunk: list[bytes]) -> Matched:
+        if max(map(len, chunk)) > EVENT_MAX:
+            chunk = [event if len(event) <= EVENT_MAX else b"" for event in chunk]
+        events = Events(chunk)
+        todo = events.summaries()
+        found: list[Matched] = []
+        tried: set[Shape] = set()
+        for _ in range(ROUNDS_MAX):
+            if not len(todo):
+                break
+            layout = shape(chunk[todo[0]])
+            template = None if layout is None or layout in tried else self._template(layout)
+            if template is None or layout is None:  # not to be learned, or tried already and the value is bad
+                todo = todo[1:]
+                continue
+            tried.add(layout)
+            matched = template.match(events, todo)
+            if len(matched.at) == len(todo) and not found:
+                return matched
+            found.append(matched)
+            todo = np.setdiff1d(todo[1:], matched.at, assume_unique=True)
+        if not found:
+            return _NONE
+        at = np.concatenate([matched.at for matched in found])
+        order = np.argsort(at)
+        return Matched(at[order], np.concatenate([matched.rows for matched in found])[order])
+
+    def _template(self, layout: Shape) -> Template | None:
+        template = self._templates.get(layout)
+        if template is None:
+            if not learnable(layout):
+                return None
+            if len(self._templates) >= TEMPLATES_MAX:
+                self._templates.popitem(last=False)
+            template = self._templates[layout] = Template(layout)
+        else:
+            self._templates.move_to_end(layout)
+        return template
+
+
+_NONE: Final = Matched(np.empty(0, np.intp), np.empty((0, len(STEP_FIELDS)), np.int64))
+
+
+def _parse(payload: bytes) -> Any:
+    try:
+        return SlimExport.FromString(payload)
+    except DecodeError:
+        return None
+
+
+def _parse_rest(export: Any) -> ExportTraceServiceRequest | None:
+    if export is None:
+        return None
+    data = export.SerializeToString()
+    if is_too_dense(data):
+        return None
+    try:
+        return ExportTraceServiceRequest.FromString(data)
+    except DecodeError:
+        return None
+
+
+def _step_spans(export: Any) -> Iterator[Any]:
+    if export is not None:
+        for resource in export.items:
+            for scope_spans in resource.items:
+                if scope_spans.scope.name == words.STEP_SCOPE:
+                    yield from scope_spans.items
+
+
+def _give_back(spans: list[Any], ends: list[int], matched: Matched, left: Iterator[bytes]) -> Iterator[plain.Taken]:
+    """Each span gets the events back that did not match; its item says what is missing."""
+    first = start = 0
+    for span, end, stop in zip(spans, ends, np.searchsorted(matched.at, ends).tolist(), strict=True):
+        if stop - start < end - first:
+            span.events.extend(itertools.islice(left, end - first - (stop - start)))
+        yield plain.Taken(matched.at[start:stop] - first, matched.rows[start:stop])
+        first, start = end, stop

@@ -47,6 +47,15 @@ PORTABLE = {
     Target.FIRST_RESPONSE: (("intercept", "us", 7400.0),),
     Target.PREEMPTION_GAP: (("intercept", "us", 250_000.0),),
 }
+MEANS_US = {
+    Target.STEP_TIME: 20_000.0,
+    Target.SCHEDULE_TIME: 68.0,
+    Target.API_QUEUEING: 14_100.0,
+    Target.QUEUE_WAIT: 52_000.0,
+    Target.POST_DECODE: 2_271.4413,  # 247 output tokens
+    Target.FIRST_RESPONSE: 7_400.0,
+    Target.PREEMPTION_GAP: 250_000.0,
+}
 PHYSICS = tuple(
     (name, unit, value)
     for name, unit, value in (
@@ -100,7 +109,7 @@ def target(name, *, physics=False, drifted=False):
             gain=1.2 if drifted else None,
             count=int(drifted),
         ),
-        mean_us=20_000.0,
+        mean_us=MEANS_US[name],
     )
 
 

@@ -21,6 +21,8 @@ from .exposition import MetricsPage
 from .http import Request, Response, Route, Routes
 from .snapshot_pages import JSON, SnapshotDocuments
 
+__all__ = ["Probe", "SnapshotDocuments", "answer_metrics", "answer_probe", "make_routes"]
+
 Probe = Callable[[], tuple[bool, Mapping[str, object]]]
 
 

@@ -2,6 +2,7 @@
 
 | path | answers |
 |---|---|
+| / | the status page; ?config=ID for one configuration |
 | /metrics | Prometheus text or OpenMetrics, gzip on request |
 | /healthz | 200 while the process is alive, 503 otherwise; JSON detail |
 | /readyz | 200 while it accepts telemetry, 503 otherwise; JSON detail |
@@ -20,6 +21,7 @@ import msgspec
 from .exposition import MetricsPage
 from .http import Request, Response, Route, Routes
 from .snapshot_pages import JSON, SnapshotDocuments
+from .status_page import StatusPage
 
 __all__ = ["Probe", "SnapshotDocuments", "answer_metrics", "answer_probe", "make_routes"]
 
@@ -43,7 +45,14 @@ def answer_metrics(page: MetricsPage, request: Request) -> Response:
     return Response(HTTPStatus.OK, rendered.content_type, rendered.body, headers)
 
 
-def make_routes(metrics: MetricsPage, documents: SnapshotDocuments, *, alive: Probe, ready: Probe) -> Routes:
+def make_routes(
+    metrics: MetricsPage,
+    documents: SnapshotDocuments,
+    *,
+    alive: Probe,
+    ready: Probe,
+    status_page: StatusPage | None = None,
+) -> Routes:
     """The table of routes.
 
     Args:
@@ -51,8 +60,11 @@ def make_routes(metrics: MetricsPage, documents: SnapshotDocuments, *, alive: Pr
         documents: what /snapshot shows.
         alive: (ok, detail) of the process; the detail must be JSON.
         ready: (ok, detail) of the receivers.
+        status_page: what / shows; without it / is 404.
     """
+    home = () if status_page is None else (Route("/", status_page.answer),)
     return (
+        *home,
         Route("/metrics", lambda request: answer_metrics(metrics, request)),
         Route("/healthz", lambda _: answer_probe(alive)),
         Route("/readyz", lambda _: answer_probe(ready)),

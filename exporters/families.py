@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-DEFAULT_MAX_SERIES = 7500
-"""50 configurations with the default sets need 50 x 149 series; own metrics take up to 500 more: 8,000 a scrape."""
+DEFAULT_MAX_SERIES = 7800
+"""50 configurations with everything the default sets can publish need 50 x 156 series; with 7 of the page and at most
+190 of the process, a scrape has no more than 8,000."""
 
 IDENTITY_LABELS: tuple[tuple[str, str], ...] = (
     ("model", "model_name"),  # `model` is the learner's feature set in every other family
@@ -61,13 +62,19 @@ FAMILIES: tuple[Family, ...] = (
         "1 for the telemetry a configuration is learned from: steps+, steps, sampled, journeys, requests.",
     ),
     Family(
-        "tracefit_error_ratio",
+        "tracefit_error_median_ratio",
         "gauge",
-        (*_MODEL, "statistic"),
-        "Relative error of predictions made before learning, over the forgetting window: median and p90.",
+        _MODEL,
+        "Median relative error of predictions made before learning, over the forgetting window.",
     ),
-    Family("tracefit_model_rows_total", "counter", _MODEL, "Rows learned from."),
-    Family("tracefit_model_effective_rows", "gauge", _MODEL, "Rows that still count, after forgetting and weighting."),
+    Family(
+        "tracefit_error_p90_ratio",
+        "gauge",
+        _TARGET,
+        "90th percentile of the relative error of the champion's predictions made before learning.",
+    ),
+    Family("tracefit_rows_total", "counter", _TARGET, "Rows learned from."),
+    Family("tracefit_model_effective_rows", "gauge", _MODEL, "Rows that still count, after forgetting."),
     Family(
         "tracefit_coefficient_status",
         "gauge",
@@ -76,7 +83,12 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family("tracefit_drift_detections_total", "counter", _TARGET, "Confirmed changes of speed."),
     Family("tracefit_engines", "gauge", ("config", "scheduling"), "Engines seen, by scheduling mode."),
-    Family("tracefit_champion", "gauge", _MODEL, "1 for the model that predicts best, where there are several."),
+    Family(
+        "tracefit_champion",
+        "gauge",
+        _MODEL,
+        "1 for the model with the least error; absent where that is portable.",
+    ),
     Family(
         "tracefit_interval_ratio",
         "gauge",
@@ -88,7 +100,7 @@ FAMILIES: tuple[Family, ...] = (
         "tracefit_coefficient_live",
         "gauge",
         _FEATURE,
-        "Coefficient of the quick lane's fast member, champion only: it follows a change at once, and is noisier.",
+        "Coefficient of the fast member, champion of step_time only: follows a change at once, and is noisier.",
     ),
     Family(
         "tracefit_model_condition_number",

@@ -87,7 +87,7 @@ def model(features, *, status="identified", live=True, error=True, stderr=True):
         ],
         rows=1154,
         effective_rows=1010.25,
-        condition_number=61.0 if len(features) > 1 else 1.0,
+        condition_number=61.0 if features else None,
         error=ErrorSnapshot(mape=0.021, median_ape=0.013, p90_ape=0.045) if error else None,
     )
 
@@ -95,9 +95,9 @@ def model(features, *, status="identified", live=True, error=True, stderr=True):
 def target(name, *, physics=False, drifted=False):
     """A target with its portable model, and the physics model on request."""
     name = Target(name)
-    models = {"portable": model(PORTABLE[name], live=name is Target.STEP_TIME)}
+    models = {"portable": model(PORTABLE[name]), "river:linear/portable": model(())}
     if physics:
-        models["physics"] = model(PHYSICS)
+        models |= {"physics": model(PHYSICS), "river:linear/physics": model(())}
     return TargetSnapshot(
         vector=name.vector,
         unit="us",

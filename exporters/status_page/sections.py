@@ -195,7 +195,9 @@ def _models(target: TargetSnapshot) -> str:
         error = "–" if model.error is None else percent(model.error.median_ape)
         p90 = "–" if model.error is None else percent(model.error.p90_ape)
         best = ' <span class="champion">champion</span>' if name == target.champion else ""
-        cells = f'<td class="num">{error}</td><td class="num">{p90}</td><td class="num">{len(model.features)}</td>'
+        cells = (
+            f'<td class="num">{error}</td><td class="num">{p90}</td><td class="num">{len(model.features) or "–"}</td>'
+        )
         rows += f'<tr><th scope="row">{escape(name)}{best}</th>{cells}</tr>'
     return (
         '<table class="models"><caption>Models in competition</caption><thead><tr><th scope="col">model</th>'

@@ -73,7 +73,7 @@ FAMILIES: tuple[Family, ...] = (
         _TARGET,
         "90th percentile of the relative error of the champion's predictions made before learning.",
     ),
-    Family("tracefit_rows_total", "counter", _TARGET, "Rows learned from."),
+    Family("tracefit_target_rows_total", "counter", _TARGET, "Rows learned from."),
     Family("tracefit_model_effective_rows", "gauge", _MODEL, "Rows that still count, after forgetting."),
     Family(
         "tracefit_coefficient_status",

@@ -194,7 +194,7 @@ def _target_samples(samples: Samples, labels: tuple[str, ...], target: TargetSna
             samples["tracefit_interval_ratio"].append(Sample((*labels, bound), ratio))
     if target.models:  # every model of a target sees the same rows, but a new one has not seen the old ones
         rows = max(model.rows for model in target.models.values())
-        samples["tracefit_rows_total"].append(Sample(labels, rows))
+        samples["tracefit_target_rows_total"].append(Sample(labels, rows))
     champion = target.models.get(target.champion)
     if champion is not None and champion.error is not None:
         samples["tracefit_error_p90_ratio"].append(Sample(labels, champion.error.p90_ape))

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
-
-import pytest
 
 from online.rows import Target
 from online.snapshot import (
@@ -160,12 +157,3 @@ def assert_golden(name, actual):
     if os.environ.get("UPDATE_GOLDEN") == "1":
         path.write_bytes(actual)
     assert path.read_bytes().decode() == actual.decode(), "UPDATE_GOLDEN=1 pytest rewrites the golden files"
-
-
-def tool(name, package):
-    """Path of a command; without it the test is skipped, or fails where CI has promised to install it."""
-    path = shutil.which(name)
-    if path is None:
-        complain = pytest.fail if os.environ.get("TRACEFIT_REQUIRE_TOOLS") == "1" else pytest.skip
-        complain(f"{name} is not installed (Debian package {package})")
-    return path

@@ -13,7 +13,7 @@ import yaml
 
 from exporters.families import FAMILIES, PAGE_FAMILIES
 from exporters.labels import base_unit
-from tests import exporter_cases as cases
+from tests.conftest import find_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"
@@ -60,7 +60,7 @@ def series_in(expression):
 
 
 def promtool(*arguments, directory=MONITORING):
-    command = [cases.tool("promtool", "prometheus"), *arguments]
+    command = [find_tool("promtool"), *arguments]
     return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
 
 

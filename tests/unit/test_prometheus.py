@@ -18,6 +18,7 @@ from exporters.labels import MAX_LABEL_CHARS, base_unit, label_value
 from exporters.prometheus import SnapshotCollector, snapshot_families
 from online.snapshot import FeatureSnapshot, ModelSnapshot, TargetSnapshot
 from tests import exporter_cases as cases
+from tests.conftest import find_tool
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -58,7 +59,7 @@ def test_the_page_parses_to_the_values_of_the_snapshot(accept, parse):
 
 
 def test_promtool_finds_nothing_to_say_about_the_page():
-    promtool = cases.tool("promtool", "prometheus")
+    promtool = find_tool("promtool")
     page = page_of(cases.snapshot())
     done = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, check=False)
     assert (done.returncode, done.stderr.decode()) == (0, "")

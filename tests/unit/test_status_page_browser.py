@@ -16,6 +16,7 @@ from exporters.routes import make_routes
 from exporters.snapshot_pages import SnapshotDocuments
 from exporters.status_page import StatusPage
 from tests import exporter_cases as cases
+from tests.conftest import find_tool
 
 
 class Source:
@@ -45,7 +46,7 @@ def serving(source, change=lambda route: route):
 
 
 def browse(tmp_path, url, *options):
-    chromium = cases.tool("chromium", "chromium")
+    chromium = find_tool("chromium")
     command = [
         chromium,
         "--headless",

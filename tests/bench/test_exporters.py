@@ -57,7 +57,7 @@ def cpu_ms(work, repeat):
 
 
 def report(name, measured, limit):
-    print(f"{name}: {measured:.2f} ms CPU (limit {limit})")  # noqa: T201 - a benchmark's output
+    print(f"{name}: {measured:.2f} ms CPU (limit {limit})")
     assert measured <= limit
 
 
@@ -80,7 +80,7 @@ def test_a_further_scrape_costs_at_most_2_ms(encoding):
     first = page.render(OPENMETRICS, encoding)
     report(f"further scrape {encoding or 'identity'}", cpu_ms(lambda: page.render(OPENMETRICS, encoding), 50), 2)
     size = len(gzip.decompress(first.body) if encoding else first.body)
-    print(f"page {size} bytes, sent {len(first.body)}")  # noqa: T201
+    print(f"page {size} bytes, sent {len(first.body)}")
 
 
 def test_an_unchanged_snapshot_costs_at_most_1_ms_on_the_wire():
@@ -130,7 +130,7 @@ def test_a_scraper_every_10_ms_leaves_memory_alone():
     grown_mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib) / 1024
     assert threading.active_count() <= threads_before + 1
     server.stop()
-    print(f"300 scrapes: peak memory +{grown_mib:.1f} MiB")  # noqa: T201
+    print(f"300 scrapes: peak memory +{grown_mib:.1f} MiB")
     assert grown_mib < 16
 
 

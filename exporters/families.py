@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-DEFAULT_MAX_SERIES = 7800
-"""50 configurations with everything the default sets can publish need 50 x 156 series; with 7 of the page and at most
-190 of the process, a scrape has no more than 8,000."""
+DEFAULT_MAX_SERIES = 7600
+"""50 configurations with everything the default sets can publish need 50 x 151 series; with 7 of the page and at most
+390 of the process, a scrape has no more than 8,000."""
 
 IDENTITY_LABELS: tuple[tuple[str, str], ...] = (
     ("model", "model_name"),  # `model` is the learner's feature set in every other family
@@ -100,13 +100,13 @@ FAMILIES: tuple[Family, ...] = (
         "tracefit_coefficient_live",
         "gauge",
         _FEATURE,
-        "Coefficient of the fast member, champion of step_time only: follows a change at once, and is noisier.",
+        "Coefficient of the fast member, portable step_time only: follows a change at once, and is noisier.",
     ),
     Family(
         "tracefit_model_condition_number",
         "gauge",
         _MODEL,
-        "Condition number of the scaled normal equations; large means that features move together.",
+        "Condition number of the scaled normal equations, from three features on; large: features move together.",
     ),
     Family("tracefit_drift_last_timestamp_seconds", "gauge", _TARGET, "When speed last changed; absent if never."),
     Family("tracefit_drift_gain_ratio", "gauge", _TARGET, "New time divided by old time at the last change of speed."),

@@ -37,6 +37,9 @@ class Sample(NamedTuple):
     exemplar: Exemplar | None = None
 
 
+MIN_CONDITION_FEATURES = 3
+"""With two, the standard errors and statuses already tell the story."""
+
 Samples = dict[str, list[Sample]]
 
 ExemplarOf = Callable[[str, str], str | None]
@@ -202,7 +205,7 @@ def _target_samples(samples: Samples, labels: tuple[str, ...], target: TargetSna
         samples["tracefit_champion"].append(Sample((*labels, label_value(target.champion)), 1))
     for name, model in target.models.items():
         _model_samples(samples, (*labels, label_value(name)), model)
-        if name == target.champion and labels[-1] == "step_time":
+        if (labels[-1], name) == ("step_time", "portable"):
             _live_samples(samples, (*labels, label_value(name)), model)
 
 
@@ -224,7 +227,7 @@ def _model_samples(samples: Samples, labels: tuple[str, ...], model: ModelSnapsh
     if not model.features:  # a challenger publishes its error only
         return
     samples["tracefit_model_effective_rows"].append(Sample(labels, model.effective_rows))
-    if model.condition_number is not None and len(model.features) > 1:
+    if model.condition_number is not None and len(model.features) >= MIN_CONDITION_FEATURES:
         samples["tracefit_model_condition_number"].append(Sample(labels, model.condition_number))
     for feature in model.features:
         unit, divisor = base_unit(feature.unit)

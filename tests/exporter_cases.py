@@ -93,6 +93,8 @@ def target(name, *, physics=False, drifted=False):
     """A target with its portable model, and the physics model on request."""
     name = Target(name)
     models = {"portable": model(PORTABLE[name]), "river:linear/portable": model(())}
+    if name is Target.STEP_TIME:
+        models["shape"] = model(())  # predicts live, free of sign, so it publishes no coefficients
     if physics:
         models |= {"physics": model(PHYSICS), "river:linear/physics": model(())}
     return TargetSnapshot(

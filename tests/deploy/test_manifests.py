@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -80,11 +81,12 @@ def containers_of(workload):
 @pytest.fixture(scope="module")
 def renderings(tmp_path_factory):
     """Everything that can be rendered, once."""
-    found = [kustomize(KUSTOMIZE / "overlays" / "example"), kustomize(DEPLOY / "otel-gateway")]
-    for kind in ("Deployment", "StatefulSet"):
-        for way in ("sidecar", "plain"):
-            found.append(overlay(tmp_path_factory.mktemp(kind), kind, way, "snapshot-pvc"))
-    return found
+    combined = [
+        overlay(tmp_path_factory.mktemp(kind), kind, way, "snapshot-pvc")
+        for kind in ("Deployment", "StatefulSet")
+        for way in ("sidecar", "plain")
+    ]
+    return [kustomize(KUSTOMIZE / "overlays" / "example"), kustomize(DEPLOY / "otel-gateway"), *combined]
 
 
 @pytest.fixture(scope="module")
@@ -364,3 +366,33 @@ def test_pruning_keeps_what_the_program_needs_and_only_that():
     assert {"river", "numpy", "scipy"} <= closure
     assert not closure & {"pytest", "ruff", "mypy"}
     assert prune.main("no-such-distribution") == 1
+
+
+def test_the_first_steps_of_the_deployment_guide_work_as_they_are_written(tmp_path):
+    find_tool("kubectl")
+    guide = (ROOT / "docs" / "deploy.md").read_text()
+    (commands,) = re.findall(r"<!-- try -->\n```sh\n(.*?)```", guide, re.DOTALL)
+    shutil.copytree(DEPLOY, tmp_path / "deploy")
+    done = subprocess.run(["bash", "-euc", commands], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "tracefit" in done.stdout
+    documents = list(yaml.safe_load_all((tmp_path / "mine.yaml").read_text()))
+    assert "tracefit" in containers_of(of_kind(documents, "Deployment")[0])
+
+
+def test_the_deployment_guide_lists_every_component_and_its_links_lead_somewhere():
+    guide = (ROOT / "docs" / "deploy.md").read_text()
+    assert set(re.findall(r"^\| `([\w-]+)` \|", guide, re.MULTILINE)) == COMPONENTS
+    for document in (ROOT / "docs").glob("*.md"):
+        for link in re.findall(r"\]\(([^)#]+)(?:#[\w-]*)?\)", document.read_text()):
+            assert (document.parent / link).exists(), (document.name, link)
+
+
+def test_the_numbers_of_the_guide_are_those_of_the_manifests(renderings):
+    guide = " ".join((ROOT / "docs" / "deploy.md").read_text().split())
+    container = next(tracefit_containers(renderings))
+    requests, limits = container["resources"]["requests"], container["resources"]["limits"]
+    assert f"asks for {requests['cpu']} CPU and {requests['memory']}" in guide
+    assert f"may use {limits['memory']}" in guide
+    shutdown = Config().shutdown
+    assert f"needs {shutdown.grace_s + shutdown.drain_s:.0f} s to drain" in guide

@@ -22,6 +22,9 @@ SNAPSHOT_NAME = "snapshot.json"
 BLIS_SUFFIX = ".blis.yaml"
 _CONFIG_ID = re.compile(r"[0-9a-f]{12}")  # as design has it; it becomes a file name
 
+MAX_BLIS_FILES = 256
+"""Each costs an fsync; a sidecar has a handful of configurations."""
+
 FILE_MODE = 0o644
 """Readable for a simulator or a router that runs under another user in the same pod."""
 
@@ -76,13 +79,13 @@ def write_snapshot(directory: Path, snapshot: Snapshot) -> WriteReport:
 
     Args:
         directory: where; it is not created, so that a vanished mount is an error and not a directory on the root disk.
-        snapshot: what.
+        snapshot: what; of its configurations the first ``MAX_BLIS_FILES``.
 
     Returns:
         What was written, what was removed, and what went wrong; never raises OSError.
     """
     files = {SNAPSHOT_NAME: snapshot.to_json()}
-    for config in snapshot.configs:
+    for config in snapshot.configs[:MAX_BLIS_FILES]:
         if _CONFIG_ID.fullmatch(config.config_id):
             with contextlib.suppress(BlisError):
                 rendered = render_yaml(snapshot, config, blis_coefficients(config))

@@ -95,7 +95,7 @@ def accounting_section(own: Collector) -> str:
         f'<p class="verdict {"some" if lost else "none"}">{verdict}</p>',
         _meter_table(found.meters),
         _flow_table("Left out", lost),
-        _flow_table("Flow", found.flows),
+        _flow_table("Flow", [flow for flow in found.flows if flow.total]),
     ]
     if quiet:
         names = "".join(f"<li><code>{escape(flow.name)}</code> {escape(flow.help)}</li>" for flow in quiet)

@@ -10,6 +10,8 @@ from .history import History
 from .text import FEATURE_NAMES, TARGET_NAMES, coefficient, count, duration, escape, percent
 
 MAX_STRATA = 12
+MAX_AXIS = 0.5
+"""Beyond half of the coefficient an error bar or a live value is drawn at the edge; the numbers stand beside."""
 _TITLE_FACTS = ("gpu", "tensor_parallel_size", "quantization", "vllm_version")
 _FACT_WORDS = {"tensor_parallel_size": "TP ", "vllm_version": "vLLM "}
 
@@ -42,11 +44,16 @@ def config_section(config: ConfigSnapshot, history: History) -> str:
     step = config.targets.get("step_time")
     if step is not None:
         parts.append(_target("step_time", step, config, history))
-    others = [(target, found) for target, found in config.targets.items() if target != "step_time"]
-    parts += [_target(target, found, config, history) for target, found in others]
+    order = list(TARGET_NAMES)
+    others = sorted(set(config.targets) - {"step_time"}, key=lambda name: _place(order, name))
+    parts += [_target(name, config.targets[name], config, history) for name in others]
     parts.append(_identity(config))
     parts.append("</section>")
     return "".join(parts)
+
+
+def _place(order: list[str], name: str) -> tuple[int, str]:
+    return (order.index(name) if name in order else len(order)), name
 
 
 def _links(name: str) -> str:
@@ -156,7 +163,7 @@ def _axis_limit(features: list[FeatureSnapshot]) -> float:
             largest = max(largest, Z_95 * abs((feature.stderr or 0.0) / feature.coefficient))
             if feature.live_coefficient is not None:
                 largest = max(largest, abs(feature.live_coefficient / feature.coefficient - 1))
-    return nice_limit(largest)
+    return min(nice_limit(largest), MAX_AXIS)
 
 
 def _coefficient_row(feature: FeatureSnapshot, limit: float) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from exporters.snapshot_file import write_atomically, write_snapshot
+from exporters.snapshot_file import MAX_BLIS_FILES, write_atomically, write_snapshot
 from online.snapshot import Snapshot
 from tests import exporter_cases as cases
 
@@ -152,3 +152,8 @@ def test_one_file_that_cannot_be_written_does_not_keep_the_others_from_it(tmp_pa
     report = write_snapshot(tmp_path, cases.snapshot(with_sheet("aaaaaaaaaaaa")))
     assert report.written == ("aaaaaaaaaaaa.blis.yaml",)
     assert [name for name, _ in report.errors] == ["snapshot.json"]
+
+
+def test_ten_thousand_configurations_do_not_become_ten_thousand_files(tmp_path):
+    configs = [with_sheet(f"{i:012x}") for i in range(MAX_BLIS_FILES + 50)]
+    assert len(write_snapshot(tmp_path, cases.snapshot(*configs)).written) == MAX_BLIS_FILES + 1

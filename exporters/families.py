@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 DEFAULT_MAX_SERIES = 7600
-"""50 configurations with everything the default sets can publish need 50 x 151 series; with 7 of the page and at most
+"""50 configurations with everything the default sets can publish need 50 x 152 series; with 7 of the page and at most
 390 of the process, a scrape has no more than 8,000."""
 
 IDENTITY_LABELS: tuple[tuple[str, str], ...] = (
@@ -72,6 +72,12 @@ FAMILIES: tuple[Family, ...] = (
         "gauge",
         _TARGET,
         "90th percentile of the relative error of the champion's predictions made before learning.",
+    ),
+    Family(
+        "tracefit_live_error_median_ratio",
+        "gauge",
+        _TARGET,
+        "Median relative error of the best live prediction, which follows changes at once; step_time only.",
     ),
     Family("tracefit_target_rows_total", "counter", _TARGET, "Rows learned from."),
     Family("tracefit_model_effective_rows", "gauge", _MODEL, "Rows that still count, after forgetting."),

@@ -203,6 +203,9 @@ def _target_samples(samples: Samples, labels: tuple[str, ...], target: TargetSna
         samples["tracefit_error_p90_ratio"].append(Sample(labels, champion.error.p90_ape))
     if champion is not None and target.champion != "portable":
         samples["tracefit_champion"].append(Sample((*labels, label_value(target.champion)), 1))
+    live = [model.live_error.median_ape for model in target.models.values() if model.live_error is not None]
+    if live and labels[-1] == "step_time":
+        samples["tracefit_live_error_median_ratio"].append(Sample(labels, min(live)))
     for name, model in target.models.items():
         _model_samples(samples, (*labels, label_value(name)), model)
         if (labels[-1], name) == ("step_time", "portable"):

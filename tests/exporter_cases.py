@@ -86,6 +86,7 @@ def model(features, *, status="identified", live=True, error=True, stderr=True):
         effective_rows=1010.25,
         condition_number=61.0 if features else None,
         error=ErrorSnapshot(mape=0.021, median_ape=0.013, p90_ape=0.045) if error else None,
+        live_error=ErrorSnapshot(mape=0.018, median_ape=0.011, p90_ape=0.041) if features else None,
     )
 
 

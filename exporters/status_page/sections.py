@@ -12,6 +12,11 @@ from .text import FEATURE_NAMES, TARGET_NAMES, coefficient, count, duration, esc
 MAX_STRATA = 12
 MAX_AXIS = 0.5
 """Beyond half of the coefficient an error bar or a live value is drawn at the edge; the numbers stand beside."""
+MIXTURE_VIF = 10.0
+"""Variance inflation beyond which a feature is nearly a mixture of the others (online/identify.py)."""
+
+MOSTLY_PRIOR = 0.5
+
 _TITLE_FACTS = ("gpu", "tensor_parallel_size", "quantization", "vllm_version")
 _FACT_WORDS = {"tensor_parallel_size": "TP ", "vllm_version": "vLLM "}
 
@@ -173,7 +178,7 @@ def _coefficient_row(feature: FeatureSnapshot, limit: float) -> str:
         relative_live = None if live is None else live / value - 1
         chart = whisker(None if stderr is None else stderr / value, relative_live, limit)
     status = escape(feature.status)
-    meaning = "" if feature.status == "identified" else escape(STATUS.get(feature.status, ""))
+    meaning = escape(_why(feature))
     return (
         f'<tr><th scope="row">{escape(feature.name)}</th>'
         f'<td class="num">{escape(coefficient(value, feature.unit))}</td>'
@@ -185,11 +190,32 @@ def _coefficient_row(feature: FeatureSnapshot, limit: float) -> str:
     )
 
 
+def _why(feature: FeatureSnapshot) -> str:
+    """What stands behind a status, where it is not plainly identified."""
+    if feature.status == "identified":
+        return ""
+    if feature.status == "weak" and feature.vif is not None and feature.vif > MIXTURE_VIF:
+        return f"moves together with the other features (VIF {feature.vif:.0f}); vary the load"
+    if feature.status == "weak" and feature.learned_share is not None and feature.learned_share < MOSTLY_PRIOR:
+        return f"still mostly a prior ({percent(feature.learned_share)} learned)"
+    return STATUS.get(feature.status, "")
+
+
+def _stratum_order(name: str) -> tuple[str, int]:
+    """``decode:2-3`` before ``decode:16-31``."""
+    kind, _, requests = name.partition(":")
+    first = requests.partition("-")[0]
+    return kind, int(first) if first.isdecimal() else 0
+
+
 def _calibration(target: TargetSnapshot) -> str:
     interval = target.interval
     if interval is None:
         return ""
-    rows = [("all", (interval.p10, interval.p50, interval.p90)), *sorted(interval.strata.items())[:MAX_STRATA]]
+    rows = [
+        ("all", (interval.p10, interval.p50, interval.p90)),
+        *((name, interval.strata[name]) for name in sorted(interval.strata, key=_stratum_order)[:MAX_STRATA]),
+    ]
     chart = calibration_chart(rows)
     return f"<figure><figcaption>Observed ÷ predicted, by operating point</figcaption>{chart}</figure>"
 
@@ -199,17 +225,19 @@ def _models(target: TargetSnapshot) -> str:
         return ""
     rows = ""
     for name, model in sorted(target.models.items()):
-        error = "–" if model.error is None else percent(model.error.median_ape)
-        p90 = "–" if model.error is None else percent(model.error.p90_ape)
         best = ' <span class="champion">champion</span>' if name == target.champion else ""
-        cells = (
-            f'<td class="num">{error}</td><td class="num">{p90}</td><td class="num">{len(model.features) or "–"}</td>'
+        errors = (
+            None if model.error is None else model.error.median_ape,
+            None if model.error is None else model.error.p90_ape,
+            None if model.live_error is None else model.live_error.median_ape,
         )
+        cells = "".join(f'<td class="num">{"–" if ratio is None else percent(ratio)}</td>' for ratio in errors)
+        cells += f'<td class="num">{len(model.features) or "–"}</td>'
         rows += f'<tr><th scope="row">{escape(name)}{best}</th>{cells}</tr>'
+    heads = "".join(f'<th scope="col" class="num">{h}</th>' for h in ("median error", "p90", "live median", "features"))
     return (
-        '<table class="models"><caption>Models in competition</caption><thead><tr><th scope="col">model</th>'
-        '<th scope="col" class="num">median error</th><th scope="col" class="num">p90 error</th>'
-        f'<th scope="col" class="num">features</th></tr></thead><tbody>{rows}</tbody></table>'
+        '<table class="models"><caption>Models in competition</caption>'
+        f'<thead><tr><th scope="col">model</th>{heads}</tr></thead><tbody>{rows}</tbody></table>'
     )
 
 

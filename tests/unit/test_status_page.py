@@ -115,6 +115,28 @@ def test_every_status_and_quality_has_its_words():
         assert status == "identified" or meaning in text
 
 
+def test_a_weak_coefficient_says_what_is_the_matter():
+    def page(**diagnosis):
+        portable = cases.model(cases.PORTABLE["step_time"], status="weak")
+        features = [msgspec.structs.replace(feature, **diagnosis) for feature in portable.features]
+        model = msgspec.structs.replace(portable, features=features)
+        target = msgspec.structs.replace(cases.target("step_time"), models={"portable": model})
+        return words(cases.snapshot(cases.config(targets={"step_time": target})))
+
+    assert "moves together with the other features (VIF 37)" in page(vif=37.2)
+    assert "still mostly a prior (21 % learned)" in page(vif=1.2, learned_share=0.21)
+    assert STATUS["weak"] in page(vif=1.2, learned_share=0.9)
+
+
+def test_operating_points_stand_in_the_order_of_their_size():
+    strata = dict.fromkeys(("decode:16-31", "decode:2-3", "prefill:1", "decode:1", "odd"), (0.9, 1.0, 1.1))
+    target = cases.target("step_time")
+    target = msgspec.structs.replace(target, interval=msgspec.structs.replace(target.interval, strata=strata))
+    text = answer(cases.snapshot(cases.config(targets={"step_time": target}))).body.decode()
+    shown = re.findall(r'class="row-label"[^>]*>([^<]*)<', text)
+    assert shown == ["all", "decode:1", "decode:2-3", "decode:16-31", "odd", "prefill:1"]
+
+
 def test_a_poor_quality_of_telemetry_comes_with_what_to_switch_on():
     text = words(cases.snapshot(cases.config(telemetry="sampled")))
     assert "--step-tracing-sample-rate 1.0" in text

@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 from online.snapshot import Snapshot
 
 from .families import DEFAULT_MAX_SERIES
-from .prometheus import snapshot_families
+from .prometheus import ExemplarOf, snapshot_families
 
 _OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 _PLAIN = "text/plain; version=0.0.4"
@@ -64,14 +64,21 @@ class MetricsPage:
         own: registry (or any collector) with the process's own metrics; asked at every scrape.
         source: returns the newest snapshot, or None before the first.
         max_series: capacity of the page for series of the snapshot.
+        exemplar_of: (config_id, target) -> trace id of the observation that confirmed the newest drift.
     """
 
     def __init__(
-        self, own: Collector, source: Callable[[], Snapshot | None], *, max_series: int = DEFAULT_MAX_SERIES
+        self,
+        own: Collector,
+        source: Callable[[], Snapshot | None],
+        *,
+        max_series: int = DEFAULT_MAX_SERIES,
+        exemplar_of: ExemplarOf | None = None,
     ) -> None:
         self._own = own
         self._source = source
         self._max_series = max_series
+        self._exemplar_of = exemplar_of
         self._lock = threading.Lock()
         self._shown: Snapshot | None = None
         self._kept: dict[str, _Kept] = {}
@@ -104,7 +111,9 @@ class MetricsPage:
                 self._shown = snapshot
             kept = self._kept.get(wanted)
             if kept is None:
-                families = () if snapshot is None else snapshot_families(snapshot, self._max_series)
+                families: Iterable[Metric] = ()
+                if snapshot is not None:
+                    families = snapshot_families(snapshot, self._max_series, self._exemplar_of)
                 plain = choose_encoder(wanted)[0](_Families(families)).removesuffix(_EOF)
                 deflate = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
                 deflated = deflate.compress(plain) + deflate.flush(zlib.Z_FULL_FLUSH)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-DEFAULT_MAX_SERIES = 7500
-"""50 configurations with the default sets need 50 x 149 series; own metrics take up to 500 more: 8,000 a scrape."""
+DEFAULT_MAX_SERIES = 7600
+"""50 configurations with everything the default sets can publish need 50 x 152 series; with 7 of the page and at most
+390 of the process, a scrape has no more than 8,000."""
 
 IDENTITY_LABELS: tuple[tuple[str, str], ...] = (
     ("model", "model_name"),  # `model` is the learner's feature set in every other family
@@ -61,13 +62,25 @@ FAMILIES: tuple[Family, ...] = (
         "1 for the telemetry a configuration is learned from: steps+, steps, sampled, journeys, requests.",
     ),
     Family(
-        "tracefit_error_ratio",
+        "tracefit_error_median_ratio",
         "gauge",
-        (*_MODEL, "statistic"),
-        "Relative error of predictions made before learning, over the forgetting window: median and p90.",
+        _MODEL,
+        "Median relative error of predictions made before learning, over the forgetting window.",
     ),
-    Family("tracefit_model_rows_total", "counter", _MODEL, "Rows learned from."),
-    Family("tracefit_model_effective_rows", "gauge", _MODEL, "Rows that still count, after forgetting and weighting."),
+    Family(
+        "tracefit_error_p90_ratio",
+        "gauge",
+        _TARGET,
+        "90th percentile of the relative error of the champion's predictions made before learning.",
+    ),
+    Family(
+        "tracefit_live_error_median_ratio",
+        "gauge",
+        _TARGET,
+        "Median relative error of the best live prediction, which follows changes at once; step_time only.",
+    ),
+    Family("tracefit_target_rows_total", "counter", _TARGET, "Rows learned from."),
+    Family("tracefit_model_effective_rows", "gauge", _MODEL, "Rows that still count, after forgetting."),
     Family(
         "tracefit_coefficient_status",
         "gauge",
@@ -76,7 +89,12 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family("tracefit_drift_detections_total", "counter", _TARGET, "Confirmed changes of speed."),
     Family("tracefit_engines", "gauge", ("config", "scheduling"), "Engines seen, by scheduling mode."),
-    Family("tracefit_champion", "gauge", _MODEL, "1 for the model that predicts best, where there are several."),
+    Family(
+        "tracefit_champion",
+        "gauge",
+        _MODEL,
+        "1 for the model with the least error; absent where that is portable.",
+    ),
     Family(
         "tracefit_interval_ratio",
         "gauge",
@@ -88,13 +106,13 @@ FAMILIES: tuple[Family, ...] = (
         "tracefit_coefficient_live",
         "gauge",
         _FEATURE,
-        "Coefficient of the quick lane's fast member, champion only: it follows a change at once, and is noisier.",
+        "Coefficient of the fast member, portable step_time only: follows a change at once, and is noisier.",
     ),
     Family(
         "tracefit_model_condition_number",
         "gauge",
         _MODEL,
-        "Condition number of the scaled normal equations; large means that features move together.",
+        "Condition number of the scaled normal equations, from three features on; large: features move together.",
     ),
     Family("tracefit_drift_last_timestamp_seconds", "gauge", _TARGET, "When speed last changed; absent if never."),
     Family("tracefit_drift_gain_ratio", "gauge", _TARGET, "New time divided by old time at the last change of speed."),

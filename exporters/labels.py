@@ -16,6 +16,7 @@ MAX_LABEL_CHARS = 120
 
 US_PER_S = 1e6
 
+_UNPRINTABLE = frozenset({"Cc", "Cs", "Zl", "Zp"})
 _NOT_WORD = re.compile(r"[^a-z0-9]+")
 
 
@@ -32,11 +33,17 @@ def label_value(text: str) -> str:
     Returns:
         At most ``MAX_LABEL_CHARS`` characters of encodable, printable text.
     """
-    clean = "".join("\ufffd" if unicodedata.category(char) in {"Cc", "Cs"} else char for char in text[:4096])
-    if len(text) <= MAX_LABEL_CHARS:
+    return printable(text, MAX_LABEL_CHARS)
+
+
+def printable(text: str, max_chars: int) -> str:
+    """The same for any length: one line of encodable text, cut with a mark that keeps different texts different."""
+    head = text[:max_chars]
+    clean = "".join("\ufffd" if unicodedata.category(char) in _UNPRINTABLE else char for char in head)
+    if len(text) <= max_chars:
         return clean
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return f"{clean[: MAX_LABEL_CHARS - 9]}~{digest}"
+    return f"{clean[: max_chars - 9]}~{digest}"
 
 
 @lru_cache(maxsize=1024)

@@ -12,6 +12,7 @@ are withheld, whole, until the page fits; then configurations, last first. What 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
-from online.snapshot import ConfigSnapshot, ModelSnapshot, Snapshot, TargetSnapshot
+from online.snapshot import ConfigSnapshot, DriftSnapshot, ModelSnapshot, Snapshot, TargetSnapshot
 
 from .families import DEFAULT_MAX_SERIES, FAMILIES, IDENTITY_LABELS, PAGE_FAMILIES, Family
 from .labels import US_PER_S, base_unit, label_value
@@ -36,7 +37,15 @@ class Sample(NamedTuple):
     exemplar: Exemplar | None = None
 
 
+MIN_CONDITION_FEATURES = 3
+"""With two, the standard errors and statuses already tell the story."""
+
 Samples = dict[str, list[Sample]]
+
+ExemplarOf = Callable[[str, str], str | None]
+"""(config_id, target) -> trace id of the observation that confirmed the newest drift, if it is known."""
+
+_TRACE_ID = re.compile(r"[0-9a-f]{32}")
 
 
 class SnapshotCollector(Collector):
@@ -45,13 +54,21 @@ class SnapshotCollector(Collector):
     Args:
         source: returns the newest snapshot, or None before the first.
         max_series: capacity of the page for series of the snapshot.
+        exemplar_of: finds the trace behind a drift.
     """
 
-    def __init__(self, source: Callable[[], Snapshot | None], *, max_series: int = DEFAULT_MAX_SERIES) -> None:
+    def __init__(
+        self,
+        source: Callable[[], Snapshot | None],
+        *,
+        max_series: int = DEFAULT_MAX_SERIES,
+        exemplar_of: ExemplarOf | None = None,
+    ) -> None:
         if max_series < 1:
             raise ValueError(f"max_series: expected >= 1, got {max_series!r}")
         self._source = source
         self._max_series = max_series
+        self._exemplar_of = exemplar_of
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: names are fixed by the table, and registration must not render a page."""
@@ -61,20 +78,23 @@ class SnapshotCollector(Collector):
         """Families of the newest snapshot; none before the first."""
         snapshot = self._source()
         if snapshot is not None:
-            yield from snapshot_families(snapshot, self._max_series)
+            yield from snapshot_families(snapshot, self._max_series, self._exemplar_of)
 
 
-def snapshot_families(snapshot: Snapshot, max_series: int = DEFAULT_MAX_SERIES) -> Iterator[Metric]:
+def snapshot_families(
+    snapshot: Snapshot, max_series: int = DEFAULT_MAX_SERIES, exemplar_of: ExemplarOf | None = None
+) -> Iterator[Metric]:
     """Turn one snapshot into metric families.
 
     Args:
         snapshot: what to show.
         max_series: bound on the series of the families in ``FAMILIES``.
+        exemplar_of: finds the trace behind a drift; OpenMetrics shows it as the counter's exemplar.
 
     Yields:
         Families in the order of the tables; empty ones are left out.
     """
-    per_config = [_config_samples(config) for config in snapshot.configs]
+    per_config = [_config_samples(config, exemplar_of) for config in snapshot.configs]
     non_finite = sum(_drop_non_finite(samples) for samples in per_config)
     merged: Samples = {family.name: [] for family in FAMILIES}
     for samples in per_config:
@@ -147,7 +167,7 @@ def _drop_non_finite(samples: Samples) -> int:
     return dropped
 
 
-def _config_samples(config: ConfigSnapshot) -> Samples:
+def _config_samples(config: ConfigSnapshot, exemplar_of: ExemplarOf | None) -> Samples:
     config_id = label_value(config.config_id)
     samples: Samples = {family.name: [] for family in FAMILIES}
     identity = (label_value(_plain(config.config.get(key, ""))) for key, _ in IDENTITY_LABELS)
@@ -157,7 +177,11 @@ def _config_samples(config: ConfigSnapshot) -> Samples:
     for mode in dict.fromkeys(modes):
         samples["tracefit_engines"].append(Sample((config_id, label_value(mode)), modes.count(mode)))
     for name, target in config.targets.items():
-        _target_samples(samples, (config_id, label_value(target.vector), label_value(name)), target)
+        labels = (config_id, label_value(target.vector), label_value(name))
+        _target_samples(samples, labels, target)
+        if target.drift is not None:
+            trace_id = exemplar_of(config.config_id, name) if exemplar_of is not None and target.drift.count else None
+            _drift_samples(samples, labels, target.drift, trace_id)
     return samples
 
 
@@ -166,42 +190,60 @@ def _plain(value: str | float) -> str:
 
 
 def _target_samples(samples: Samples, labels: tuple[str, ...], target: TargetSnapshot) -> None:
-    scale = base_unit(target.unit)[1]
     if target.mean_us is not None:
         samples["tracefit_target_mean_seconds"].append(Sample(labels, target.mean_us / US_PER_S))
     if target.interval is not None:
         for bound, ratio in (("lower", target.interval.p10), ("upper", target.interval.p90)):
             samples["tracefit_interval_ratio"].append(Sample((*labels, bound), ratio))
-    drift = target.drift
-    if drift is not None:
-        samples["tracefit_drift_detections_total"].append(Sample(labels, drift.count))
-        if drift.last_unix_nano is not None:
-            last_s = drift.last_unix_nano / NS_PER_S
-            samples["tracefit_drift_last_timestamp_seconds"].append(Sample(labels, last_s))
-        if drift.gain is not None:
-            samples["tracefit_drift_gain_ratio"].append(Sample(labels, drift.gain))
-    if len(target.models) > 1 and target.champion in target.models:
+    if target.models:  # every model of a target sees the same rows, but a new one has not seen the old ones
+        rows = max(model.rows for model in target.models.values())
+        samples["tracefit_target_rows_total"].append(Sample(labels, rows))
+    champion = target.models.get(target.champion)
+    if champion is not None and champion.error is not None:
+        samples["tracefit_error_p90_ratio"].append(Sample(labels, champion.error.p90_ape))
+    if champion is not None and target.champion != "portable":
         samples["tracefit_champion"].append(Sample((*labels, label_value(target.champion)), 1))
+    live = [model.live_error.median_ape for model in target.models.values() if model.live_error is not None]
+    if live and labels[-1] == "step_time":
+        samples["tracefit_live_error_median_ratio"].append(Sample(labels, min(live)))
     for name, model in target.models.items():
-        _model_samples(samples, (*labels, label_value(name)), model, scale, champion=name == target.champion)
+        _model_samples(samples, (*labels, label_value(name)), model)
+        if (labels[-1], name) == ("step_time", "portable"):
+            _live_samples(samples, (*labels, label_value(name)), model)
 
 
-def _model_samples(
-    samples: Samples, labels: tuple[str, ...], model: ModelSnapshot, scale: float, *, champion: bool
-) -> None:
-    samples["tracefit_model_rows_total"].append(Sample(labels, model.rows))
-    samples["tracefit_model_effective_rows"].append(Sample(labels, model.effective_rows))
-    if model.condition_number is not None and len(model.features) > 1:
-        samples["tracefit_model_condition_number"].append(Sample(labels, model.condition_number))
+def _drift_samples(samples: Samples, labels: tuple[str, ...], drift: DriftSnapshot, trace_id: str | None) -> None:
+    exemplar = None
+    if trace_id is not None and _TRACE_ID.fullmatch(trace_id):
+        seconds = None if drift.last_unix_nano is None else drift.last_unix_nano / NS_PER_S
+        exemplar = Exemplar({"trace_id": trace_id}, drift.gain or 1.0, seconds)
+    samples["tracefit_drift_detections_total"].append(Sample(labels, drift.count, exemplar))
+    if drift.last_unix_nano is not None:
+        samples["tracefit_drift_last_timestamp_seconds"].append(Sample(labels, drift.last_unix_nano / NS_PER_S))
+    if drift.gain is not None:
+        samples["tracefit_drift_gain_ratio"].append(Sample(labels, drift.gain))
+
+
+def _model_samples(samples: Samples, labels: tuple[str, ...], model: ModelSnapshot) -> None:
     if model.error is not None:
-        for statistic, ratio in (("median", model.error.median_ape), ("p90", model.error.p90_ape)):
-            samples["tracefit_error_ratio"].append(Sample((*labels, statistic), ratio))
+        samples["tracefit_error_median_ratio"].append(Sample(labels, model.error.median_ape))
+    if not model.features:  # a challenger publishes its error only
+        return
+    samples["tracefit_model_effective_rows"].append(Sample(labels, model.effective_rows))
+    if model.condition_number is not None and len(model.features) >= MIN_CONDITION_FEATURES:
+        samples["tracefit_model_condition_number"].append(Sample(labels, model.condition_number))
     for feature in model.features:
-        unit, divisor = base_unit(feature.unit or ("us" if scale != 1 else ""))
+        unit, divisor = base_unit(feature.unit)
         full = (*labels, label_value(feature.name), unit)
         samples["tracefit_coefficient"].append(Sample(full, feature.coefficient / divisor))
         if feature.stderr is not None:
             samples["tracefit_coefficient_stderr"].append(Sample(full, feature.stderr / divisor))
-        if feature.live_coefficient is not None and champion:
-            samples["tracefit_coefficient_live"].append(Sample(full, feature.live_coefficient / divisor))
         samples["tracefit_coefficient_status"].append(Sample((*full, label_value(feature.status)), 1))
+
+
+def _live_samples(samples: Samples, labels: tuple[str, ...], model: ModelSnapshot) -> None:
+    for feature in model.features:
+        unit, divisor = base_unit(feature.unit)
+        if feature.live_coefficient is not None:
+            sample = Sample((*labels, label_value(feature.name), unit), feature.live_coefficient / divisor)
+            samples["tracefit_coefficient_live"].append(sample)

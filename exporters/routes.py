@@ -2,97 +2,30 @@
 
 | path | answers |
 |---|---|
+| / | the status page; ?config=ID for one configuration |
 | /metrics | Prometheus text or OpenMetrics, gzip on request |
 | /healthz | 200 while the process is alive, 503 otherwise; JSON detail |
 | /readyz | 200 while it accepts telemetry, 503 otherwise; JSON detail |
 | /snapshot | the newest snapshot; strong ETag, 304, Last-Modified; 503 + Retry-After before the first |
+| /snapshot/{config_id} | the same with one configuration; 404 if it is not in the newest snapshot |
+| /snapshot/{config_id}/blis.yaml | for BLIS; ?format=flags, ?alpha=effective; 422 with the reason if it cannot be |
 """
 
 from __future__ import annotations
 
-import hashlib
-import threading
 from collections.abc import Callable, Mapping
-from email.utils import formatdate
 from http import HTTPStatus
-from typing import NamedTuple
 
 import msgspec
 
-from online.snapshot import Snapshot
-
 from .exposition import MetricsPage
-from .http import Request, Response, Route, Routes, plain
+from .http import Request, Response, Route, Routes
+from .snapshot_pages import JSON, SnapshotDocuments
+from .status_page import StatusPage
 
-JSON = "application/json"
-RETRY_AFTER_S = 5
-"""A first snapshot is due about this soon after the first telemetry (vLLM's exporter flushes every 5 s)."""
+__all__ = ["Probe", "SnapshotDocuments", "answer_metrics", "answer_probe", "make_routes"]
 
 Probe = Callable[[], tuple[bool, Mapping[str, object]]]
-
-
-class Document(NamedTuple):
-    """Bytes with their validators."""
-
-    body: bytes
-    content_type: str
-    etag: str
-    last_modified: str
-
-
-def make_document(body: bytes, content_type: str, modified_unix_nano: int) -> Document:
-    """Attach a strong entity tag (over the exact bytes) and a date."""
-    etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-    return Document(body, content_type, etag, formatdate(modified_unix_nano / 1e9, usegmt=True))
-
-
-class SnapshotDocuments:
-    """The newest snapshot as bytes, rendered once per generation.
-
-    Args:
-        source: returns the newest snapshot, or None before the first.
-    """
-
-    def __init__(self, source: Callable[[], Snapshot | None]) -> None:
-        self._source = source
-        self._lock = threading.Lock()
-        self._shown: Snapshot | None = None
-        self._document: Document | None = None
-
-    def current(self) -> Document | None:
-        """The newest snapshot's document; None before the first."""
-        with self._lock:
-            snapshot = self._source()
-            if snapshot is not self._shown:
-                self._shown = snapshot
-                self._document = None
-                if snapshot is not None:
-                    self._document = make_document(snapshot.to_json(), JSON, snapshot.created_unix_nano)
-            return self._document
-
-
-def answer_document(document: Document | None, request: Request) -> Response:
-    """Serve a document: 503 if there is none yet, 304 if the client has it.
-
-    ``If-Modified-Since`` is not looked at: two generations can share a second.
-    """
-    if document is None:
-        retry = (("Retry-After", str(RETRY_AFTER_S)), ("Cache-Control", "no-store"))
-        return plain(HTTPStatus.SERVICE_UNAVAILABLE, "nothing learned yet", retry)
-    validators = (
-        ("ETag", document.etag),
-        ("Last-Modified", document.last_modified),
-        ("Cache-Control", "no-cache"),  # store it, but ask before every use
-    )
-    if _has(request.header("If-None-Match"), document.etag):
-        return Response(HTTPStatus.NOT_MODIFIED, document.content_type, b"", validators)
-    return Response(HTTPStatus.OK, document.content_type, document.body, validators)
-
-
-def _has(if_none_match: str, etag: str) -> bool:
-    """Weak comparison, as RFC 9110 §13.1.2 demands for If-None-Match."""
-    tags = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]
-    return etag in tags or tags == ["*"]
 
 
 def answer_probe(probe: Probe) -> Response:
@@ -112,7 +45,14 @@ def answer_metrics(page: MetricsPage, request: Request) -> Response:
     return Response(HTTPStatus.OK, rendered.content_type, rendered.body, headers)
 
 
-def make_routes(metrics: MetricsPage, documents: SnapshotDocuments, *, alive: Probe, ready: Probe) -> Routes:
+def make_routes(
+    metrics: MetricsPage,
+    documents: SnapshotDocuments,
+    *,
+    alive: Probe,
+    ready: Probe,
+    status_page: StatusPage | None = None,
+) -> Routes:
     """The table of routes.
 
     Args:
@@ -120,10 +60,15 @@ def make_routes(metrics: MetricsPage, documents: SnapshotDocuments, *, alive: Pr
         documents: what /snapshot shows.
         alive: (ok, detail) of the process; the detail must be JSON.
         ready: (ok, detail) of the receivers.
+        status_page: what / shows; without it / is 404.
     """
+    home = () if status_page is None else (Route("/", status_page.answer),)
     return (
+        *home,
         Route("/metrics", lambda request: answer_metrics(metrics, request)),
         Route("/healthz", lambda _: answer_probe(alive)),
         Route("/readyz", lambda _: answer_probe(ready)),
-        Route("/snapshot", lambda request: answer_document(documents.current(), request)),
+        Route("/snapshot", documents.answer_snapshot),
+        Route("/snapshot/*", documents.answer_config),
+        Route("/snapshot/*/blis.yaml", documents.answer_blis),
     )

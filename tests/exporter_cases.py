@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
-
-import pytest
 
 from online.rows import Target
 from online.snapshot import (
@@ -47,6 +44,15 @@ PORTABLE = {
     Target.FIRST_RESPONSE: (("intercept", "us", 7400.0),),
     Target.PREEMPTION_GAP: (("intercept", "us", 250_000.0),),
 }
+MEANS_US = {
+    Target.STEP_TIME: 20_000.0,
+    Target.SCHEDULE_TIME: 68.0,
+    Target.API_QUEUEING: 14_100.0,
+    Target.QUEUE_WAIT: 52_000.0,
+    Target.POST_DECODE: 2_271.4413,  # 247 output tokens
+    Target.FIRST_RESPONSE: 7_400.0,
+    Target.PREEMPTION_GAP: 250_000.0,
+}
 PHYSICS = tuple(
     (name, unit, value)
     for name, unit, value in (
@@ -78,17 +84,20 @@ def model(features, *, status="identified", live=True, error=True, stderr=True):
         ],
         rows=1154,
         effective_rows=1010.25,
-        condition_number=61.0 if len(features) > 1 else 1.0,
+        condition_number=61.0 if features else None,
         error=ErrorSnapshot(mape=0.021, median_ape=0.013, p90_ape=0.045) if error else None,
+        live_error=ErrorSnapshot(mape=0.018, median_ape=0.011, p90_ape=0.041) if features else None,
     )
 
 
 def target(name, *, physics=False, drifted=False):
     """A target with its portable model, and the physics model on request."""
     name = Target(name)
-    models = {"portable": model(PORTABLE[name], live=name is Target.STEP_TIME)}
+    models = {"portable": model(PORTABLE[name]), "river:linear/portable": model(())}
+    if name is Target.STEP_TIME:
+        models["shape"] = model(())  # predicts live, free of sign, so it publishes no coefficients
     if physics:
-        models["physics"] = model(PHYSICS)
+        models |= {"physics": model(PHYSICS), "river:linear/physics": model(())}
     return TargetSnapshot(
         vector=name.vector,
         unit="us",
@@ -100,7 +109,7 @@ def target(name, *, physics=False, drifted=False):
             gain=1.2 if drifted else None,
             count=int(drifted),
         ),
-        mean_us=20_000.0,
+        mean_us=MEANS_US[name],
     )
 
 
@@ -151,12 +160,3 @@ def assert_golden(name, actual):
     if os.environ.get("UPDATE_GOLDEN") == "1":
         path.write_bytes(actual)
     assert path.read_bytes().decode() == actual.decode(), "UPDATE_GOLDEN=1 pytest rewrites the golden files"
-
-
-def tool(name, package):
-    """Path of a command; without it the test is skipped, or fails where CI has promised to install it."""
-    path = shutil.which(name)
-    if path is None:
-        complain = pytest.fail if os.environ.get("TRACEFIT_REQUIRE_TOOLS") == "1" else pytest.skip
-        complain(f"{name} is not installed (Debian package {package})")
-    return path

@@ -10,12 +10,15 @@ import time
 from contextlib import closing, contextmanager
 from http import HTTPStatus
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
+from exporters.blis import export
 from exporters.exposition import MetricsPage
 from exporters.http import HttpServer, Route, dispatch, plain
-from exporters.routes import SnapshotDocuments, make_routes
+from exporters.routes import make_routes
+from exporters.snapshot_pages import SnapshotDocuments
 from online.snapshot import Snapshot
 from tests import exporter_cases as cases
 
@@ -91,6 +94,40 @@ def test_a_new_generation_has_a_new_tag(client, sidecar):
     response, body = ask(client, "/snapshot", If_None_Match=old)
     assert response.status == 200
     assert json.loads(body)["generation"] == 43
+
+
+def blis_ready(config_id="0f3c52aa9b1e"):
+    config = cases.config(config_id)
+    sheet = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32}
+    return msgspec.structs.replace(config, config={**config.config, **sheet})
+
+
+def test_one_configuration_can_be_pulled_alone(client, sidecar):
+    sidecar.snapshot = cases.snapshot(cases.config("aaaaaaaaaaaa"), cases.config("bbbbbbbbbbbb"))
+    response, body = ask(client, "/snapshot/bbbbbbbbbbbb")
+    assert response.status == 200
+    assert [config.config_id for config in Snapshot.from_json(body).configs] == ["bbbbbbbbbbbb"]
+    assert ask(client, "/snapshot/bbbbbbbbbbbb", If_None_Match=response.getheader("ETag"))[0].status == 304
+    assert ask(client, "/snapshot/cccccccccccc")[0].status == 404
+    assert ask(client, "/snapshot/cccccccccccc/blis.yaml")[0].status == 404
+
+
+def test_blis_gets_the_bytes_that_the_command_line_gives(client, sidecar):
+    sidecar.snapshot = cases.snapshot(blis_ready())
+    path = "/snapshot/0f3c52aa9b1e/blis.yaml"
+    response, body = ask(client, path)
+    assert (response.status, response.getheader("Content-Type")) == (200, "application/yaml")
+    assert body == export(sidecar.snapshot)
+    assert ask(client, path, If_None_Match=response.getheader("ETag"))[0].status == 304
+    assert ask(client, f"{path}?format=flags")[1] == export(sidecar.snapshot, file_format="blis-flags")
+    assert ask(client, f"{path}?alpha=effective")[1] == export(sidecar.snapshot, alpha="effective")
+    assert ask(client, f"{path}?format=toml")[0].status == 400
+
+
+def test_what_blis_cannot_hold_is_422_and_says_why(client):
+    response, body = ask(client, "/snapshot/0f3c52aa9b1e/blis.yaml")
+    assert response.status == 422
+    assert b"--model-config" in body
 
 
 def test_equal_snapshots_have_equal_tags(client, sidecar):

@@ -18,6 +18,7 @@ from exporters.labels import MAX_LABEL_CHARS, base_unit, label_value
 from exporters.prometheus import SnapshotCollector, snapshot_families
 from online.snapshot import FeatureSnapshot, ModelSnapshot, TargetSnapshot
 from tests import exporter_cases as cases
+from tests.conftest import find_tool
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -58,7 +59,7 @@ def test_the_page_parses_to_the_values_of_the_snapshot(accept, parse):
 
 
 def test_promtool_finds_nothing_to_say_about_the_page():
-    promtool = cases.tool("promtool", "prometheus")
+    promtool = find_tool("promtool")
     page = page_of(cases.snapshot())
     done = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, check=False)
     assert (done.returncode, done.stderr.decode()) == (0, "")
@@ -128,6 +129,26 @@ def test_labels_are_those_of_the_table():
     labels = {family.name: set(family.labels) for family in (*PAGE_FAMILIES, *FAMILIES)}
     for name, found in series(cases.snapshot()):
         assert {key for key, _ in found} == labels[name]
+
+
+def drift_lines(exemplar_of, accept=OPENMETRICS):
+    page = MetricsPage(CollectorRegistry(), cases.snapshot, exemplar_of=exemplar_of).render(accept).body.decode()
+    return [line for line in page.splitlines() if line.startswith("tracefit_drift_detections_total")]
+
+
+def test_a_drift_points_to_the_trace_that_showed_it():
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    asked = []
+    lines = drift_lines(lambda *key: asked.append(key) or trace_id)
+    assert asked == [("0f3c52aa9b1e", "step_time")]
+    (marked,) = [line for line in lines if "#" in line]
+    assert marked.endswith(f'1.0 # {{trace_id="{trace_id}"}} 1.2 1763625540.1234567')
+    assert not any("#" in line for line in drift_lines(lambda *_: trace_id, accept=""))
+
+
+@pytest.mark.parametrize("trace_id", [None, "", "not hex", "0" * 200])
+def test_an_unknown_trace_is_no_exemplar(trace_id):
+    assert not any("#" in line for line in drift_lines(lambda *_: trace_id))
 
 
 NASTY = ['qu"ote', "back\\slash", "line\nfeed", "tab\tNUL\0", "emoji 🚀 Ω", "x" * 10_000, "\ud800 lone surrogate", ""]

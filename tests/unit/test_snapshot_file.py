@@ -7,9 +7,10 @@ import stat
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from exporters.snapshot_file import write_atomically
+from exporters.snapshot_file import MAX_BLIS_FILES, write_atomically, write_snapshot
 from online.snapshot import Snapshot
 from tests import exporter_cases as cases
 
@@ -100,3 +101,59 @@ def test_writing_goes_on_when_the_directory_comes_back(tmp_path):
     directory.mkdir()
     write_atomically(directory / "snapshot.json", b"{}")
     assert (directory / "snapshot.json").read_bytes() == b"{}"
+
+
+LLAMA = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32}
+
+
+def with_sheet(config_id):
+    config = cases.config(config_id)
+    return msgspec.structs.replace(config, config={**config.config, **LLAMA})
+
+
+def test_the_directory_holds_the_snapshot_and_a_blis_file_for_each_configuration_that_fits(tmp_path):
+    known, unknown = with_sheet("aaaaaaaaaaaa"), cases.config("bbbbbbbbbbbb")
+    report = write_snapshot(tmp_path, cases.snapshot(known, unknown))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["aaaaaaaaaaaa.blis.yaml", "snapshot.json"]
+    assert sorted(report.written) == ["aaaaaaaaaaaa.blis.yaml", "snapshot.json"]
+    assert (report.removed, report.errors) == ((), ())
+
+
+def test_the_blis_file_of_a_configuration_that_left_is_removed_and_no_other_file(tmp_path):
+    for name in ("aaaaaaaaaaaa.blis.yaml", "mine.blis.yaml", "notes.txt"):
+        (tmp_path / name).write_text("old")
+    report = write_snapshot(tmp_path, cases.snapshot(with_sheet("bbbbbbbbbbbb")))
+    assert report.removed == ("aaaaaaaaaaaa.blis.yaml",)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["bbbbbbbbbbbb.blis.yaml", "mine.blis.yaml", "notes.txt", "snapshot.json"]
+
+
+@pytest.mark.parametrize("config_id", ["../../etc/cron", "", "UPPER", "a/b", "x" * 300])
+def test_a_strange_config_id_never_becomes_a_file_name(tmp_path, config_id):
+    directory = tmp_path / "inner" / "shared"
+    directory.mkdir(parents=True)
+    report = write_snapshot(directory, cases.snapshot(with_sheet(config_id)))
+    assert (report.written, report.errors) == (("snapshot.json",), ())
+    assert [path.name for path in directory.iterdir()] == ["snapshot.json"]
+
+
+def test_a_vanished_directory_is_reported_not_raised_and_not_created(tmp_path):
+    report = write_snapshot(tmp_path / "gone", cases.snapshot(with_sheet("aaaaaaaaaaaa")))
+    assert report.written == ()
+    assert dict(report.errors) == {
+        "snapshot.json": "No such file or directory",
+        "aaaaaaaaaaaa.blis.yaml": "No such file or directory",
+    }
+    assert not (tmp_path / "gone").exists()
+
+
+def test_one_file_that_cannot_be_written_does_not_keep_the_others_from_it(tmp_path):
+    (tmp_path / "snapshot.json").mkdir()
+    report = write_snapshot(tmp_path, cases.snapshot(with_sheet("aaaaaaaaaaaa")))
+    assert report.written == ("aaaaaaaaaaaa.blis.yaml",)
+    assert [name for name, _ in report.errors] == ["snapshot.json"]
+
+
+def test_ten_thousand_configurations_do_not_become_ten_thousand_files(tmp_path):
+    configs = [with_sheet(f"{i:012x}") for i in range(MAX_BLIS_FILES + 50)]
+    assert len(write_snapshot(tmp_path, cases.snapshot(*configs)).written) == MAX_BLIS_FILES + 1

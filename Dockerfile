@@ -1,0 +1,46 @@
+# tracefit in two stages: what is built is copied, what builds stays behind.
+#
+#   docker build -t tracefit:0.1.0 .
+#
+# BASE: any Debian-like image whose python3 is 3.11 or newer and has venv. PIP_ARGS: for a build without an index, e.g.
+# "--no-index --find-links wheelhouse" with a directory of wheels in the context.
+ARG BASE=python:3.12-slim-bookworm
+
+FROM ${BASE} AS build
+ARG PIP_ARGS=""
+WORKDIR /src
+COPY . .
+# Everything is checked against the lock's hashes; then what only developers need goes, and compiled packages lose their
+# own tests (30 MB).
+RUN python3 -m venv /opt/tracefit \
+    && /opt/tracefit/bin/python -m pip install --no-cache-dir --disable-pip-version-check ${PIP_ARGS} \
+        --require-hashes -r requirements.lock \
+    && /opt/tracefit/bin/python -m pip install --no-cache-dir --disable-pip-version-check --no-deps \
+        --no-build-isolation . \
+    && /opt/tracefit/bin/python deploy/image/prune.py "tracefit[kv]" \
+    && find /opt/tracefit/lib -type d -name tests -prune -exec rm -rf {} + \
+    && /opt/tracefit/bin/tracefit --version \
+    && mkdir -p /out/var/lib/tracefit
+
+FROM ${BASE}
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="tracefit" \
+      org.opencontainers.image.description="Learns latency coefficients of vLLM from its traces, online" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+COPY --from=build /opt/tracefit /opt/tracefit
+COPY --from=build --chown=65532:65532 /out/var/lib/tracefit /var/lib/tracefit
+ENV PATH=/opt/tracefit/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    MALLOC_ARENA_MAX=2
+# Snapshots go below the working directory unless configured otherwise; everything else may be read-only.
+WORKDIR /var/lib/tracefit
+USER 65532:65532
+EXPOSE 4317 4318 9464
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 \
+    CMD ["python3", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9464/healthz', timeout=4)"]
+ENTRYPOINT ["tracefit"]
+CMD ["run"]

@@ -1,0 +1,51 @@
+"use strict";
+(() => {
+  const period_ms = 3000;
+  const status = document.getElementById("connection");
+  let failures = 0;
+
+  const keepOpen = (fresh) => {
+    for (const box of fresh.querySelectorAll("details[id]")) {
+      const old = document.getElementById(box.id);
+      if (old) box.open = old.open;
+    }
+  };
+
+  const swap = (page) => {
+    const live = [...page.querySelectorAll("[data-live]")];
+    const same = live.length === document.querySelectorAll("[data-live]").length &&
+      live.every((part) => document.getElementById(part.id));
+    const focused = document.activeElement && document.activeElement.closest("details[id]");
+    if (!same) {
+      keepOpen(page);
+      document.getElementById("main").replaceWith(document.adoptNode(page.getElementById("main")));
+    }
+    for (const part of [...page.querySelectorAll("[data-live]")]) {
+      const old = document.getElementById(part.id);
+      keepOpen(part);
+      if (old && old.outerHTML !== part.outerHTML) old.replaceWith(document.adoptNode(part));
+    }
+    if (focused) {
+      const again = document.getElementById(focused.id);
+      if (again && again !== focused) again.querySelector("summary").focus({ preventScroll: true });
+    }
+  };
+
+  const refresh = async () => {
+    if (document.hidden) return;
+    try {
+      const answer = await fetch(location.href, { cache: "no-store" });
+      if (!answer.ok) throw new Error(answer.status);
+      swap(new DOMParser().parseFromString(await answer.text(), "text/html"));
+      if (failures) status.textContent = "Connected again.";
+      failures = 0;
+    } catch {
+      failures += 1;
+      if (failures === 2) status.textContent = "The sidecar does not answer; the page shows its last state.";
+    }
+    document.documentElement.classList.toggle("stale", failures > 1);
+  };
+
+  setInterval(refresh, period_ms);
+  document.addEventListener("visibilitychange", refresh);
+})();

@@ -1,0 +1,147 @@
+"""CPU of the pages at full size: 50 configurations with the default sets. ``pytest tests/bench/bench_exporters.py -s``.
+
+Process CPU time, best of several runs, so that a busy machine changes little. The limits are the project's promises.
+"""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import resource
+import threading
+import time
+from contextlib import closing
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, disable_created_metrics, enable_created_metrics
+from prometheus_client.process_collector import ProcessCollector
+
+from exporters.exposition import MetricsPage
+from exporters.http import HttpServer, Request
+from exporters.routes import make_routes
+from exporters.snapshot_pages import SnapshotDocuments
+from exporters.status_page import StatusPage
+from tests import exporter_cases as cases
+
+OPENMETRICS = "application/openmetrics-text;version=1.0.0"
+OWN_SERIES = 150
+
+
+@pytest.fixture(autouse=True)
+def no_created_series():
+    """As the process itself does: they would double the counters."""
+    disable_created_metrics()
+    yield
+    enable_created_metrics()
+
+
+def own_registry():
+    """About as many series as the process has of its own."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    for name in range(10):
+        counter = Counter(f"tracefit_own_{name}", "Something counted.", ["reason"], registry=registry)
+        for reason in range(OWN_SERIES // 10):
+            counter.labels(f"reason_{reason}").inc(reason)
+    return registry
+
+
+def cpu_ms(work, repeat):
+    """Least CPU of one call over ``repeat`` calls, ms."""
+    best = float("inf")
+    for _ in range(repeat):
+        start = time.process_time()
+        work()
+        best = min(best, time.process_time() - start)
+    return best * 1e3
+
+
+def report(name, measured, limit):
+    print(f"{name}: {measured:.2f} ms CPU (limit {limit})")
+    assert measured <= limit
+
+
+def test_a_new_generation_costs_at_most_250_ms():
+    snapshots = [cases.full_snapshot(50, generation=g) for g in range(4)]
+    current = [snapshots[0]]
+    page = MetricsPage(own_registry(), lambda: current[0])
+
+    def render():
+        current[0] = snapshots.pop()
+        page.render(OPENMETRICS, "gzip")
+
+    report("first scrape of a generation", cpu_ms(render, 4), 250)
+
+
+@pytest.mark.parametrize("encoding", ["", "gzip"])
+def test_a_further_scrape_costs_at_most_2_ms(encoding):
+    shown = cases.full_snapshot(50)
+    page = MetricsPage(own_registry(), lambda: shown)
+    first = page.render(OPENMETRICS, encoding)
+    report(f"further scrape {encoding or 'identity'}", cpu_ms(lambda: page.render(OPENMETRICS, encoding), 50), 2)
+    size = len(gzip.decompress(first.body) if encoding else first.body)
+    print(f"page {size} bytes, sent {len(first.body)}")
+
+
+def test_an_unchanged_snapshot_costs_at_most_1_ms_on_the_wire():
+    shown = cases.full_snapshot(50)
+    page = MetricsPage(own_registry(), lambda: shown)
+    healthy = lambda: (True, {})  # noqa: E731 - a probe
+    server = HttpServer(
+        "127.0.0.1", 0, make_routes(page, SnapshotDocuments(lambda: shown), alive=healthy, ready=healthy)
+    )
+    server.start()
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, 10)) as client:
+        client.request("GET", "/snapshot")
+        response = client.getresponse()
+        response.read()
+        headers = {"If-None-Match": response.getheader("ETag")}
+        cpu_of_server = []
+        for _ in range(200):
+            mine = time.thread_time()
+            both = time.process_time()
+            client.request("GET", "/snapshot", headers=headers)
+            answer = client.getresponse()
+            assert (answer.status, answer.read()) == (304, b"")
+            cpu_of_server.append(time.process_time() - both - (time.thread_time() - mine))
+    server.stop()
+    report("/snapshot 304", sorted(cpu_of_server)[100] * 1e3, 1)
+
+
+def test_a_scraper_every_10_ms_leaves_memory_alone():
+    shown = cases.full_snapshot(50)
+    page = MetricsPage(own_registry(), lambda: shown)
+    healthy = lambda: (True, {})  # noqa: E731 - a probe
+    server = HttpServer(
+        "127.0.0.1", 0, make_routes(page, SnapshotDocuments(lambda: shown), alive=healthy, ready=healthy)
+    )
+    server.start()
+
+    def scrape(times):
+        with closing(http.client.HTTPConnection("127.0.0.1", server.port, 10)) as client:
+            for _ in range(times):
+                client.request("GET", "/metrics", headers={"Accept": OPENMETRICS, "Accept-Encoding": "gzip"})
+                assert client.getresponse().read()[:2] == b"\x1f\x8b"
+
+    scrape(50)
+    threads_before = threading.active_count()
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    scrape(300)
+    grown_mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib) / 1024
+    assert threading.active_count() <= threads_before + 1
+    server.stop()
+    print(f"300 scrapes: peak memory +{grown_mib:.1f} MiB")
+    assert grown_mib < 16
+
+
+def test_the_status_page_of_50_configurations_costs_at_most_50_ms():
+    shown = cases.full_snapshot(50)
+    page = StatusPage(lambda: shown, own_registry(), ready=lambda: (True, {}), unix_nano=lambda: 0)
+    route = make_routes(
+        MetricsPage(CollectorRegistry(), lambda: shown),
+        SnapshotDocuments(lambda: shown),
+        alive=lambda: (True, {}),
+        ready=lambda: (True, {}),
+        status_page=page,
+    )[0]
+    report("status page", cpu_ms(lambda: route.handler(Request("/", (), {}, {})), 5), 50)

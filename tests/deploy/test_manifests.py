@@ -1,0 +1,407 @@
+"""Manifests: they render, they are valid Kubernetes, and what they say agrees with the code."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from collector.config import Config, load
+from exporters.routes import make_routes
+from tests.conftest import find_tool
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+KUSTOMIZE = DEPLOY / "kustomize"
+COMPONENTS = {"sidecar", "plain", "monitoring", "network-policy", "snapshot-pvc", "label-engines"}
+OPERATOR_KINDS = {"PodMonitor", "PrometheusRule"}
+OLDEST, NEWEST = "1.29", "1.33"
+
+WORKLOAD = """
+apiVersion: apps/v1
+kind: {kind}
+metadata:
+  name: engine
+  labels: {{app: engine, tracefit: enabled}}
+spec:
+  {extra}
+  selector: {{matchLabels: {{app: engine}}}}
+  template:
+    metadata: {{labels: {{app: engine}}}}
+    spec:
+      initContainers: [{{name: download, image: model}}]
+      containers: [{{name: engine, image: vllm}}]
+      volumes: [{{name: model, emptyDir: {{}}}}]
+"""
+
+
+def kustomize(directory):
+    kubectl = find_tool("kubectl")
+    done = subprocess.run([kubectl, "kustomize", str(directory)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def overlay(tmp_path, kind, *components):
+    """Render an ordinary workload with some components."""
+    extra = "serviceName: engine" if kind == "StatefulSet" else "replicas: 1"
+    (tmp_path / "workload.yaml").write_text(WORKLOAD.format(kind=kind, extra=extra))
+    paths = [os.path.relpath(KUSTOMIZE / "components" / name, tmp_path.resolve()) for name in components]
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump({"resources": ["workload.yaml"], "components": paths}))
+    return kustomize(tmp_path)
+
+
+def find_validator():
+    """The Python package with the Kubernetes schemas; without it a skip, or a failure where tools are required."""
+    if importlib.util.find_spec("kubernetes_validate") is None:
+        complain = pytest.fail if os.environ.get("TOOLS_REQUIRED") == "1" else pytest.skip
+        complain("kubernetes-validate is not installed (pip install kubernetes-validate)")
+    return importlib.import_module("kubernetes_validate")
+
+
+def validate(documents, version):
+    """Validate against the schemas of one Kubernetes version; returns the kinds that were validated."""
+    validator = find_validator()
+    validated = set()
+    for document in documents:
+        if document["kind"] in OPERATOR_KINDS:
+            continue
+        validator.validate(document, version, strict=True)
+        validated.add(document["kind"])
+    return validated
+
+
+def of_kind(documents, kind):
+    return [document for document in documents if document["kind"] == kind]
+
+
+def containers_of(workload):
+    spec = workload["spec"]["template"]["spec"]
+    return {c["name"]: c for c in (*spec.get("initContainers", ()), *spec["containers"])}
+
+
+@pytest.fixture(scope="module")
+def renderings(tmp_path_factory):
+    """Everything that can be rendered, once."""
+    combined = [
+        overlay(tmp_path_factory.mktemp(kind), kind, way, "snapshot-pvc")
+        for kind in ("Deployment", "StatefulSet")
+        for way in ("sidecar", "plain")
+    ]
+    return [kustomize(KUSTOMIZE / "overlays" / "example"), kustomize(DEPLOY / "otel-gateway"), *combined]
+
+
+@pytest.fixture(scope="module")
+def example(renderings):
+    """The example overlay."""
+    return renderings[0]
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+def test_everything_that_renders_is_valid_kubernetes(renderings, version):
+    kinds = set()
+    for documents in renderings:
+        kinds |= validate(documents, version)
+    assert kinds == {
+        "ConfigMap",
+        "Deployment",
+        "NetworkPolicy",
+        "PersistentVolumeClaim",
+        "Service",
+        "StatefulSet",
+    }
+
+
+def test_the_validator_would_notice_a_misspelt_field(tmp_path):
+    validator = find_validator()
+    (workload,) = of_kind(overlay(tmp_path, "Deployment", "sidecar"), "Deployment")
+    container = containers_of(workload)["tracefit"]
+    container["securityContext"]["readOnlyRootFileSystem"] = container["securityContext"].pop("readOnlyRootFilesystem")
+    with pytest.raises(validator.ValidationError):
+        validator.validate(workload, NEWEST, strict=True)
+
+
+def test_there_are_no_components_without_a_test():
+    assert {path.name for path in (KUSTOMIZE / "components").iterdir()} == COMPONENTS
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])
+def test_the_sidecar_is_native_and_leaves_what_was_there(tmp_path, kind):
+    (workload,) = of_kind(overlay(tmp_path, kind, "sidecar"), kind)
+    spec = workload["spec"]["template"]["spec"]
+    assert {c["name"] for c in spec["initContainers"]} == {"download", "tracefit"}
+    assert [c["name"] for c in spec["containers"]] == ["engine"]
+    assert containers_of(workload)["tracefit"]["restartPolicy"] == "Always"
+    assert {"model", "tracefit-config", "tracefit-snapshot", "tracefit-tmp"} == {v["name"] for v in spec["volumes"]}
+    assert workload["spec"]["template"]["metadata"]["labels"]["tracefit"] == "enabled"
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])
+def test_the_plain_variant_is_an_ordinary_container_that_waits_for_the_last_spans(tmp_path, kind):
+    (workload,) = of_kind(overlay(tmp_path, kind, "plain"), kind)
+    spec = workload["spec"]["template"]["spec"]
+    assert {c["name"] for c in spec["containers"]} == {"engine", "tracefit"}
+    container = containers_of(workload)["tracefit"]
+    assert "restartPolicy" not in container
+    assert container["lifecycle"]["preStop"]["sleep"]["seconds"] >= 5
+
+
+def test_a_workload_without_the_label_is_left_alone(tmp_path):
+    documents = overlay(tmp_path, "Deployment", "sidecar")
+    (tmp_path / "workload.yaml").write_text(
+        (tmp_path / "workload.yaml").read_text().replace("tracefit: enabled", "x: y")
+    )
+    before, after = documents, kustomize(tmp_path)
+    assert "tracefit" in containers_of(of_kind(before, "Deployment")[0])
+    assert "tracefit" not in containers_of(of_kind(after, "Deployment")[0])
+
+
+def test_the_claim_takes_the_place_of_the_empty_directory(tmp_path):
+    documents = overlay(tmp_path, "StatefulSet", "sidecar", "snapshot-pvc")
+    (claim,) = of_kind(documents, "PersistentVolumeClaim")
+    spec = of_kind(documents, "StatefulSet")[0]["spec"]["template"]["spec"]
+    volume = next(v for v in spec["volumes"] if v["name"] == "tracefit-snapshot")
+    assert volume == {
+        "name": "tracefit-snapshot",
+        "persistentVolumeClaim": {"claimName": claim["metadata"]["name"]},
+    }
+    assert (
+        spec["securityContext"]["fsGroup"]
+        == containers_of({"spec": {"template": {"spec": spec}}})["tracefit"]["securityContext"]["runAsUser"]
+    )
+
+
+def tracefit_containers(renderings):
+    for documents in renderings:
+        for kind in ("Deployment", "StatefulSet"):
+            for workload in of_kind(documents, kind):
+                if "tracefit" in containers_of(workload):
+                    yield containers_of(workload)["tracefit"]
+    values = yaml.safe_load((DEPLOY / "helm-values" / "vllm-chart.yaml").read_text())
+    yield from values["extraInit"]["initContainers"]
+
+
+def test_every_tracefit_container_meets_the_restricted_profile_and_more(renderings):
+    found = list(tracefit_containers(renderings))
+    assert len(found) == 7
+    for container in found:
+        context = container["securityContext"]
+        assert context["runAsNonRoot"] is True
+        assert context["runAsUser"] == 65532
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["readOnlyRootFilesystem"] is True
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert "cpu" not in container["resources"]["limits"]
+        assert set(container["resources"]["requests"]) == {"cpu", "memory"}
+
+
+def test_probes_ask_pages_that_exist_and_readiness_never_waits_for_learning(renderings):
+    nothing = lambda: (True, {})  # noqa: E731 - a probe
+    routes = {route.pattern for route in make_routes(None, _Documents(), alive=nothing, ready=nothing)}
+    for container in tracefit_containers(renderings):
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        assert ports["http-metrics"] == int(Config().exporters.http.endpoint.rpartition(":")[2])
+        assert (
+            container["startupProbe"]["httpGet"]["path"] == container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+        )
+        assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert container[probe]["httpGet"]["path"] in routes
+            assert container[probe]["httpGet"]["port"] == "http-metrics"
+
+
+class _Documents:
+    answer_snapshot = answer_config = answer_blis = None
+
+
+def test_environment_and_configuration_of_the_manifests_are_accepted(renderings):
+    config = load(KUSTOMIZE / "base" / "tracefit.yaml", {})
+    assert config.snapshot.directory == "/var/lib/tracefit"
+    assert config.shutdown.grace_s + config.shutdown.drain_s < 20
+    seen = set()
+    for container in tracefit_containers(renderings):
+        environment = {e["name"]: e["value"] for e in container["env"] if e["name"].startswith("TRACEFIT_")}
+        seen |= set(environment)
+        named = environment.pop("TRACEFIT_CONFIG", None)
+        assert named in {None, "/etc/tracefit/tracefit.yaml"}
+        directory = load(None, environment).snapshot.directory if named is None else config.snapshot.directory
+        mounts = {m["mountPath"] for m in container.get("volumeMounts", ())} | {"/dev/shm"}
+        assert any(Path(directory).is_relative_to(mount) for mount in mounts)
+    assert seen == {"TRACEFIT_CONFIG", "TRACEFIT_SNAPSHOT__DIRECTORY", "TRACEFIT_RECEIVERS__GRPC__ENDPOINT"}
+
+
+def test_vllm_is_told_where_to_send_in_every_example(example):
+    (engine,) = [containers_of(w)["vllm"] for w in of_kind(example, "Deployment")]
+    chart = yaml.safe_load((DEPLOY / "helm-values" / "vllm-chart.yaml").read_text())["image"]
+    stack = yaml.safe_load((DEPLOY / "helm-values" / "production-stack.yaml").read_text())
+    (model,) = stack["servingEngineSpec"]["modelSpec"]
+    told = [
+        (engine["args"], engine["env"]),
+        (chart["command"], chart["env"]),
+        (model["vllmConfig"]["extraArgs"], model["env"]),
+    ]
+    port = Config().receivers.grpc.endpoint.rpartition(":")[2]
+    for arguments, environment in told:
+        values = {e["name"]: e.get("value") for e in environment}
+        assert f"--otlp-traces-endpoint=http://127.0.0.1:{port}" in arguments
+        assert values["OTEL_SPAN_EVENT_COUNT_LIMIT"] == "20000"
+        assert "vllm.model=" in values["OTEL_RESOURCE_ATTRIBUTES"]
+
+
+def test_monitoring_finds_the_pods_and_their_port(example):
+    documents = example
+    (monitor,) = of_kind(documents, "PodMonitor")
+    (workload,) = of_kind(documents, "Deployment")
+    labels = workload["spec"]["template"]["metadata"]["labels"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["port"] in {port["name"] for port in containers_of(workload)["tracefit"]["ports"]}
+    (policy,) = of_kind(documents, "NetworkPolicy")
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    dashboards = [c for c in of_kind(documents, "ConfigMap") if c["metadata"].get("labels")]
+    assert [c["metadata"]["labels"] for c in dashboards] == [{"grafana_dashboard": "1"}]
+    assert dashboards[0]["data"]["tracefit.json"] == (DEPLOY / "monitoring" / "dashboard.json").read_text()
+
+
+OPERATOR_FIELDS = {
+    "PodMonitor": ({"selector", "podMetricsEndpoints"}, {"port", "path", "interval", "scrapeTimeout"}),
+    "PrometheusRule": ({"groups"}, {"name", "rules"}),
+}
+
+
+def test_custom_resources_use_known_fields_only():
+    documents = kustomize(DEPLOY / "monitoring")
+    for kind, (top, inner) in OPERATOR_FIELDS.items():
+        (resource,) = of_kind(documents, kind)
+        assert resource["apiVersion"] == "monitoring.coreos.com/v1"
+        assert set(resource["spec"]) == top
+        for item in resource["spec"].get("podMetricsEndpoints", resource["spec"].get("groups")):
+            assert set(item) <= inner
+
+
+def test_the_network_policy_opens_the_pages_and_never_the_receiver(example):
+    (policy,) = of_kind(example, "NetworkPolicy")
+    ports = {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]}
+    assert ports == {9464, 8000}
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+
+
+RENDERED = """
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: "stack-llama-2-7b-deployment-vllm"
+  labels: {model: llama-2-7b}
+spec:
+  selector: {matchLabels: {model: llama-2-7b}}
+  template:
+    metadata: {labels: {model: llama-2-7b}}
+    spec: {containers: [{name: vllm, image: vllm}]}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: "stack-deployment-router"
+  labels: {app: router}
+spec:
+  selector: {matchLabels: {app: router}}
+  template:
+    metadata: {labels: {app: router}}
+    spec: {containers: [{name: router, image: router}]}
+"""
+
+
+def test_the_post_renderer_gives_the_sidecar_to_engines_and_to_nothing_else():
+    find_tool("kubectl")
+    script = DEPLOY / "helm-values" / "post-render" / "post-render.sh"
+    done = subprocess.run([str(script)], input=RENDERED, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    documents = list(yaml.safe_load_all(done.stdout))
+    have = {w["metadata"]["name"]: "tracefit" in containers_of(w) for w in of_kind(documents, "Deployment")}
+    assert have == {"stack-llama-2-7b-deployment-vllm": True, "stack-deployment-router": False}
+    assert not (script.parent / "rendered.yaml").exists()
+
+
+def test_the_gateway_keeps_one_pod_with_one_tracefit():
+    config = yaml.safe_load((DEPLOY / "otel-gateway" / "collector-config.yaml").read_text())
+    balancing = config["exporters"]["loadbalancing"]
+    assert balancing["routing_key"] == "service"
+    documents = kustomize(DEPLOY / "otel-gateway")
+    (headless,) = [s for s in of_kind(documents, "Service") if s["spec"].get("clusterIP") == "None"]
+    assert balancing["resolver"]["dns"]["hostname"] == headless["metadata"]["name"]
+    assert balancing["resolver"]["dns"]["port"] in {port["port"] for port in headless["spec"]["ports"]}
+    (tracefit,) = of_kind(documents, "StatefulSet")
+    assert headless["spec"]["selector"].items() <= tracefit["spec"]["template"]["metadata"]["labels"].items()
+    pipeline = config["service"]["pipelines"]["traces"]
+    assert "batch" not in pipeline.get("processors", [])
+    assert config["receivers"]["otlp"]["protocols"]["grpc"]["max_recv_msg_size_mib"] == (
+        Config().receivers.grpc.max_recv_msg_size_mib
+    )
+
+
+def test_no_yaml_1_1_word_slipped_in_as_a_boolean():
+    for path in DEPLOY.rglob("*.yaml"):
+        bare = re.search(r":\s+(yes|no|on|off|y|n)\s*$", path.read_text(), re.MULTILINE | re.IGNORECASE)
+        assert bare is None, path
+
+
+def test_the_image_runs_as_the_user_that_the_manifests_name():
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    assert "USER 65532:65532" in dockerfile
+    assert re.findall(r"^EXPOSE (.*)$", dockerfile, re.MULTILINE) == ["4317 4318 9464"]
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert ignored[0] == "*"
+    assert {"!collector", "!online", "!exporters", "!requirements.lock"} <= set(ignored)
+
+
+def test_pruning_keeps_what_the_program_needs_and_only_that():
+    sys.path.insert(0, str(DEPLOY / "image"))
+    try:
+        import prune
+    finally:
+        sys.path.pop(0)
+    assert prune.split("Foo.Bar[a, b]>=1; python_version > '3'") == ("foo-bar", ("a", "b"), "python_version > '3'")
+    assert prune.wanted("extra == 'kv'", ["kv"])
+    assert not prune.wanted("python_version > '3' and extra == 'dev'", ["kv"])
+    closure = prune.closure("river")
+    assert {"river", "numpy", "scipy"} <= closure
+    assert not closure & {"pytest", "ruff", "mypy"}
+    assert prune.main("no-such-distribution") == 1
+
+
+def test_the_first_steps_of_the_deployment_guide_work_as_they_are_written(tmp_path):
+    find_tool("kubectl")
+    guide = (ROOT / "docs" / "deploy.md").read_text()
+    (commands,) = re.findall(r"<!-- try -->\n```sh\n(.*?)```", guide, re.DOTALL)
+    shutil.copytree(DEPLOY, tmp_path / "deploy")
+    done = subprocess.run(["bash", "-euc", commands], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "tracefit" in done.stdout
+    documents = list(yaml.safe_load_all((tmp_path / "mine.yaml").read_text()))
+    assert "tracefit" in containers_of(of_kind(documents, "Deployment")[0])
+
+
+def test_the_deployment_guide_lists_every_component_and_its_links_lead_somewhere():
+    guide = (ROOT / "docs" / "deploy.md").read_text()
+    assert set(re.findall(r"^\| `([\w-]+)` \|", guide, re.MULTILINE)) == COMPONENTS
+    for document in (ROOT / "docs").glob("*.md"):
+        for link in re.findall(r"\]\(([^)#]+)(?:#[\w-]*)?\)", document.read_text()):
+            assert (document.parent / link).exists(), (document.name, link)
+
+
+def test_the_numbers_of_the_guide_are_those_of_the_manifests(renderings):
+    guide = " ".join((ROOT / "docs" / "deploy.md").read_text().split())
+    container = next(tracefit_containers(renderings))
+    requests, limits = container["resources"]["requests"], container["resources"]["limits"]
+    assert f"asks for {requests['cpu']} CPU and {requests['memory']}" in guide
+    assert f"may use {limits['memory']}" in guide
+    shutdown = Config().shutdown
+    assert f"needs {shutdown.grace_s + shutdown.drain_s:.0f} s to drain" in guide

@@ -1,0 +1,161 @@
+"""A real Prometheus scrapes a real sidecar under load: coefficients by query, an alert that fires, an exemplar."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+
+from exporters.exposition import MetricsPage
+from exporters.http import HttpServer
+from exporters.routes import make_routes
+from exporters.snapshot_pages import SnapshotDocuments
+from tests import exporter_cases as cases
+from tests.builders import call_export, make_export, running_sidecar
+from tests.conftest import find_tool
+
+RULES = Path(__file__).resolve().parents[2] / "deploy" / "monitoring" / "rules.yaml"
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+DEADLINE_S = 60
+
+
+def free_port():
+    server = HttpServer("127.0.0.1", 0, ())
+    port = server.port
+    server.stop()
+    return port
+
+
+@contextmanager
+def drifting_page():
+    """An exporter whose drift counter rises under the scraper's eyes, with the trace that showed it."""
+    asked = [0]
+
+    def source():
+        asked[0] += 1
+        drifted = asked[0] > 2
+        targets = {"step_time": cases.target("step_time", drifted=drifted)}
+        return cases.snapshot(cases.config(targets=targets), generation=asked[0])
+
+    page = MetricsPage(CollectorRegistry(), source, exemplar_of=lambda *_: TRACE_ID)
+    healthy = lambda: (True, {})  # noqa: E731 - a probe
+    server = HttpServer("127.0.0.1", 0, make_routes(page, SnapshotDocuments(source), alive=healthy, ready=healthy))
+    server.start()
+    try:
+        yield server.port
+    finally:
+        server.stop()
+
+
+def impatient_rules():
+    """The shipped rules with every waiting time taken out; expressions and texts as they are."""
+    rules = yaml.safe_load(RULES.read_text())
+    for group in rules["groups"]:
+        group["interval"] = "1s"
+        for rule in group["rules"]:
+            rule.pop("for", None)
+    return rules
+
+
+@contextmanager
+def prometheus(tmp_path, targets):
+    port = free_port()
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(impatient_rules()))
+    jobs = [
+        {"job_name": job, "static_configs": [{"targets": [f"127.0.0.1:{target}"]}]} for job, target in targets.items()
+    ]
+    config = {
+        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+        "rule_files": ["rules.yaml"],
+        "scrape_configs": jobs,
+    }
+    (tmp_path / "prometheus.yaml").write_text(yaml.safe_dump(config))
+    command = [
+        find_tool("prometheus"),
+        f"--config.file={tmp_path / 'prometheus.yaml'}",
+        f"--storage.tsdb.path={tmp_path / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--enable-feature=exemplar-storage",
+        "--log.level=error",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+
+
+def ask(base, path, **parameters):
+    with urllib.request.urlopen(f"{base}/api/v1/{path}?{urllib.parse.urlencode(parameters)}", timeout=5) as answer:
+        return json.load(answer)["data"]
+
+
+def wait_for(question):
+    """What a question answers once the answer is not empty."""
+    give_up_s = time.monotonic() + DEADLINE_S
+    while time.monotonic() < give_up_s:
+        try:
+            answer = question()
+        except OSError:
+            answer = None
+        if answer:
+            return answer
+        time.sleep(0.2)
+    pytest.fail("no answer in time")
+
+
+@pytest.mark.timeout(180)
+def test_prometheus_scrapes_queries_alerts_and_shows_an_exemplar(tmp_path):
+    find_tool("prometheus")
+    with (
+        running_sidecar(tmp_path / "sidecar", JOIN__WINDOW_S="1", JOIN__GRACE_S="0") as sidecar,
+        drifting_page() as drifting,
+        prometheus(tmp_path, {"tracefit": sidecar.http_port, "drifting": drifting}) as base,
+    ):
+        started_s = time.time()
+        for first in range(1, 2000, 100):
+            call_export(sidecar.grpc_port, make_export(steps_per_span=100, first_step=first).SerializeToString())
+        learned = wait_for(
+            lambda: ask(base, "query", query='tracefit_coefficient{job="tracefit",target="step_time"}')["result"]
+        )
+        published = {
+            feature.name: feature.coefficient / 1e6
+            for config in sidecar.snapshot().configs
+            for feature in config.targets["step_time"].models["portable"].features
+        }
+        scraped = {row["metric"]["feature"]: float(row["value"][1]) for row in learned}
+        assert set(scraped) == set(published)
+        up = ask(base, "query", query='min_over_time(up{job="tracefit"}[5m])')["result"]
+        assert [row["value"][1] for row in up] == ["1"]
+        alert = wait_for(
+            lambda: [
+                found
+                for found in ask(base, "alerts")["alerts"]
+                if found["labels"]["alertname"] == "TracefitSpeedChanged" and found["state"] == "firing"
+            ]
+        )[0]
+        assert alert["labels"]["job"] == "drifting"
+        assert alert["labels"]["severity"] == "warning"
+        assert alert["annotations"]["runbook_url"].endswith("#tracefitspeedchanged")
+        exemplars = wait_for(
+            lambda: ask(
+                base,
+                "query_exemplars",
+                query="tracefit_drift_detections_total",
+                start=cases.CREATED_UNIX_NANO / 1e9 - 3600,
+                end=started_s + DEADLINE_S * 3,
+            )
+        )
+        found = {exemplar["labels"]["trace_id"] for series in exemplars for exemplar in series["exemplars"]}
+        assert found == {TRACE_ID}
+        targets = ask(base, "targets")["activeTargets"]
+        assert {target["health"] for target in targets} == {"up"}
+        assert {target["lastError"] for target in targets} == {""}

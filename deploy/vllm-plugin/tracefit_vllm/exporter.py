@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import uuid
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -108,7 +109,7 @@ class Exporter:
         self._resource = {
             **self._resource,
             "process.pid": os.getpid(),
-            "service.instance.id": f"{self._resource.get('service.instance.id', '')}/fork{os.getpid()}",
+            "service.instance.id": str(uuid.uuid4()),
         }
 
     def _run(self) -> None:
@@ -121,7 +122,7 @@ class Exporter:
                 self._flush(encoder, sender, patient=True)
             self._flush(encoder, sender, patient=False)
             sender.close()
-        except Exception:  # the thread is ours alone; the queue fills up, is bounded, and serving goes on
+        except Exception:  # noqa: BLE001 the thread is ours alone; the queue fills up, is bounded, and serving goes on
             LOG.warning("tracefit: the exporter stopped", exc_info=True)
 
     def _flush(self, encoder: Encoder, sender: Sender, patient: bool) -> None:

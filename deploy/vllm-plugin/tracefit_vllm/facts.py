@@ -110,9 +110,9 @@ def _device_name() -> str:
 
 
 def _with_users(found: dict[str, Value], users: Mapping[str, str]) -> dict[str, Value]:
-    merged = {**found, **users}
+    merged: dict[str, Value] = {**found, **users}
     ranks = found.get("vllm.data_parallel_size", 1)
     if "service.instance.id" in users and isinstance(ranks, int) and ranks > 1:
         # One environment serves all ranks, and their step ids collide: the instance must tell them apart.
-        merged["service.instance.id"] = f"{users['service.instance.id']}/dp{found.get('vllm.data_parallel_rank', 0)}"
+        merged["service.instance.id"] = f"{users['service.instance.id']}/dp{found.get('vllm.data_parallel_rank', 0)!r}"
     return merged

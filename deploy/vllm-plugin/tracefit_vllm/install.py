@@ -35,7 +35,7 @@ def install() -> None:
             sys.meta_path.insert(0, SchedulerFinder(settings))
     except SettingError as error:
         LOG.warning("tracefit: off, %s", error)
-    except Exception:  # an exception here would keep vLLM from starting
+    except Exception:  # noqa: BLE001 an exception here would keep vLLM from starting
         LOG.warning("tracefit: off, could not be installed", exc_info=True)
 
 
@@ -63,7 +63,7 @@ def _attach(scheduler: Any, settings: Settings) -> None:
         from .tap import attach  # noqa: PLC0415 only a process with a scheduler pays for it
 
         attach(scheduler, settings)
-    except Exception:  # serving goes on without telemetry
+    except Exception:  # noqa: BLE001 serving goes on without telemetry
         LOG.warning("tracefit: off, could not be attached", exc_info=True)
 
 
@@ -100,7 +100,7 @@ class SchedulerFinder(importlib.abc.MetaPathFinder):
             execute(module)
             try:
                 patch(module, self._settings)
-            except Exception:  # the import itself must succeed
+            except Exception:  # noqa: BLE001 the import itself must succeed
                 LOG.warning("tracefit: off, %s could not be patched", MODULE, exc_info=True)
 
         # On the loader's instance: its type stays what inspect, linecache and torch expect.

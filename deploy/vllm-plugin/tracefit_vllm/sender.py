@@ -1,8 +1,8 @@
 """OTLP/gRPC export calls with retries, on the exporter's thread.
 
 Retried are the codes of the OTLP specification; the same bytes go again, so that a receiver knows a repetition by its
-span ids. The receiver's RetryInfo is honoured (trailer ``google.rpc.retryinfo-bin``), else the pause doubles from 0.25 s
-to 5 s. After ``GIVE_UP_S`` a chunk is given up: the queue behind it is bounded, newer events are worth more.
+span ids. The receiver's RetryInfo is honoured (trailer ``google.rpc.retryinfo-bin``), else the pause doubles from
+0.25 s to 5 s. After ``GIVE_UP_S`` a chunk is given up: the queue behind it is bounded, newer events are worth more.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Sender:
             self._channel = grpc.secure_channel(settings.target, credentials, options, gzip)
         else:
             self._channel = grpc.insecure_channel(settings.target, options, gzip)
-        self._export = self._channel.unary_unary(METHOD)  # bytes in, bytes out
+        self._export: Any = self._channel.unary_unary(METHOD)  # bytes in, bytes out
         self._pid = os.getpid()
         self._target = settings.target
         self._warned = False

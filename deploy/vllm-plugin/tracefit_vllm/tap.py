@@ -212,16 +212,35 @@ class Tap:
     # What the hooks do.
 
     def _on_schedule(self, output: Any, start_ns: int, end_ns: int) -> None:
-        if not self._shape_known:
-            missing = [path for path in REQUIRED_OUTPUT if dig(output, path) is None]
-            if missing:
-                LOG.warning("tracefit: off, this vLLM's SchedulerOutput has no %s", ", ".join(missing))
-                self.detach()
-                return
-            self._shape_known = True
+        if not self._shape_known and not self._learn_shape(output):
+            return
         unix_ns = time.time_ns()
         self._wall_minus_mono_ns = unix_ns - end_ns
         self.step += 1
+        self._note_prefills(output)
+        row = None
+        if self._sampler.keeps(self.step):
+            batch = summarise(output, self._scheduler, self._prefilling)
+            row = (self.step, start_ns, end_ns, (end_ns - start_ns) // 1000, *batch)
+            if self._settings.snapshot_sample and self._rng.random() < self._settings.snapshot_sample:
+                self._sink.offer(SnapshotRows(self.step, unix_ns, snapshots(output, self._scheduler)))
+        if self._journeys is not None:
+            self._journeys.scheduled(output, self.step, end_ns)
+        if len(self._pending) >= IN_FLIGHT_MAX:
+            self._leave(self._pending.popleft(), 0, 0)
+        self._pending.append(Pending(output, self.step, unix_ns, row, time.monotonic_ns() - end_ns))
+
+    def _learn_shape(self, output: Any) -> bool:
+        missing = [path for path in REQUIRED_OUTPUT if dig(output, path) is None]
+        if missing:
+            LOG.warning("tracefit: off, this vLLM's SchedulerOutput has no %s", ", ".join(missing))
+            self.detach()
+            return False
+        self._shape_known = True
+        return True
+
+    def _note_prefills(self, output: Any) -> None:
+        """Keep the set of requests that have been scheduled and have no output token yet."""
         prefilling = self._prefilling
         for request_id in output.finished_req_ids:
             prefilling.pop(request_id, None)
@@ -231,22 +250,6 @@ class Tap:
                 request = by_id[new.req_id]
                 if not request.num_output_tokens:
                     prefilling[new.req_id] = request
-        row = None
-        if self._sampler.keeps(self.step):
-            row = (
-                self.step,
-                start_ns,
-                end_ns,
-                (end_ns - start_ns) // 1000,
-                *summarise(output, self._scheduler, prefilling),
-            )
-            if self._settings.snapshot_sample and self._rng.random() < self._settings.snapshot_sample:
-                self._sink.offer(SnapshotRows(self.step, unix_ns, snapshots(output, self._scheduler)))
-        if self._journeys is not None:
-            self._journeys.scheduled(output, self.step, end_ns)
-        if len(self._pending) >= IN_FLIGHT_MAX:
-            self._leave(self._pending.popleft(), 0, 0)
-        self._pending.append(Pending(output, self.step, unix_ns, row, time.monotonic_ns() - end_ns))
 
     def _on_update(self, output: Any, output_ns: int, done_ns: int) -> None:
         pending = self._pending

@@ -1,6 +1,6 @@
 """Make a tiny random-weight Llama: configuration and tokenizer only, the weights come from ``--load-format dummy``.
 
-    python model.py DIRECTORY
+python model.py DIRECTORY
 """
 
 from __future__ import annotations

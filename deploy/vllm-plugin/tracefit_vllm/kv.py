@@ -21,7 +21,8 @@ def plain(event: Any) -> KvEvent:
     Events are msgspec structs with different fields per version; ``__struct_fields__`` names them.
     """
     fields: dict[str, Value] = {}
-    for name in getattr(event, "__struct_fields__", None) or vars(event):
+    names = getattr(event, "__struct_fields__", None)
+    for name in vars(event) if names is None else names:
         if name in PRIVATE:
             continue
         value = getattr(event, name)

@@ -114,7 +114,7 @@ def read_settings(env: Mapping[str, str]) -> Settings:
     insecure = flag((f"{otlp}TRACES_INSECURE", f"{otlp}INSECURE"), default=True)
     name, text = first("TRACEFIT_ENDPOINT", f"{otlp}TRACES_ENDPOINT", f"{otlp}ENDPOINT")
     protocol_name, protocol = first(f"{otlp}TRACES_PROTOCOL", f"{otlp}PROTOCOL")
-    if protocol not in ("", "grpc") and name != "TRACEFIT_ENDPOINT":
+    if text and protocol not in ("", "grpc") and name != "TRACEFIT_ENDPOINT":
         raise SettingError(f"{protocol_name}={protocol}: only grpc is spoken; set TRACEFIT_ENDPOINT to a gRPC receiver")
     target, secure = _target(name, text or DEFAULT_ENDPOINT, insecure)
     headers_name, headers = first(f"{otlp}TRACES_HEADERS", f"{otlp}HEADERS")

@@ -137,6 +137,22 @@ def vllm_config(**over: Any) -> SimpleNamespace:
     )
 
 
+class Plan:
+    """A batch being made."""
+
+    def __init__(self, budget):
+        self.budget = budget
+        self.scheduled = {}
+        self.before = {}
+        self.new, self.resumed, self.continued, self.preempted = [], [], [], []
+
+    def take(self, kind, request, tokens):
+        kind.append(request)
+        self.scheduled[request.request_id] = tokens
+        self.before[request.request_id] = request.num_computed_tokens
+        self.budget -= tokens
+
+
 class Scheduler:
     """The fake. Blocks are counted, not numbered; one block is vLLM's null block."""
 
@@ -182,49 +198,13 @@ class Scheduler:
     def shutdown(self):
         self.shut_down = True
 
-    def schedule(self, throttle_prefills=False):
-        pool = self.kv_cache_manager.block_pool
-        scheduled, budget = {}, self.budget
-        preempted: list[Request] = []
-        new, resumed, continued = [], [], []
-        before = {}
-        for request in list(self.running):
-            if request.status is not Status.RUNNING:
-                continue
-            tokens = min(request.num_tokens + request.num_output_placeholders - request.num_computed_tokens, budget)
-            if request.num_output_tokens + request.num_output_placeholders >= request.max_tokens or tokens <= 0:
-                continue
-            while not self._allocate(request, tokens) and request.status is Status.RUNNING:
-                victim = self.running.pop()
-                budget += scheduled.pop(victim.request_id, 0)
-                if victim in continued:
-                    continued.remove(victim)
-                self._preempt(victim)
-                preempted.append(victim)
-            if request.status is Status.RUNNING:
-                scheduled[request.request_id] = tokens
-                before[request.request_id] = request.num_computed_tokens
-                continued.append(request)
-                budget -= tokens
-        while self.waiting and budget and not preempted and len(self.running) < self.max_seqs:
-            request = self.waiting[0]
-            fresh = request.status is Status.WAITING
-            computed = request.cached // BLOCK * BLOCK
-            tokens = min(request.num_tokens - computed, budget)
-            request.num_computed_tokens = computed
-            if not self._allocate(request, tokens):
-                request.num_computed_tokens = 0
-                break
-            self.waiting.popleft()
-            (new if fresh else resumed).append(request)
-            request.status = Status.RUNNING
-            self.running.append(request)
-            scheduled[request.request_id] = tokens
-            before[request.request_id] = computed
-            budget -= tokens
-        output = self._output(scheduled, before, new, resumed, continued, preempted)
-        self._record_truth(output, before, pool)
-        for request_id, tokens in scheduled.items():
+    def schedule(self, throttle_prefills=False):  # noqa: ARG002 vLLM's signature since 0.25
+        plan = Plan(self.budget)
+        self._continue_running(plan)
+        self._admit_waiting(plan)
+        output = self._output(plan)
+        self._record_truth(output, plan.before, self.kv_cache_manager.block_pool)
+        for request_id, tokens in plan.scheduled.items():
             request = self.requests[request_id]
             request.num_computed_tokens += tokens
             if request.num_computed_tokens >= request.num_tokens + request.num_output_placeholders:
@@ -233,10 +213,43 @@ class Scheduler:
         self.finished_req_ids = set()
         return output
 
-    def _output(self, scheduled, before, new, resumed, continued, preempted):
+    def _continue_running(self, plan):
+        for request in list(self.running):
+            if request.status is not Status.RUNNING:
+                continue
+            wanted = request.num_tokens + request.num_output_placeholders - request.num_computed_tokens
+            tokens = min(wanted, plan.budget)
+            if request.num_output_tokens + request.num_output_placeholders >= request.max_tokens or tokens <= 0:
+                continue
+            while not self._allocate(request, tokens) and request.status is Status.RUNNING:
+                victim = self.running.pop()
+                plan.budget += plan.scheduled.pop(victim.request_id, 0)
+                if victim in plan.continued:
+                    plan.continued.remove(victim)
+                self._preempt(victim)
+                plan.preempted.append(victim)
+            if request.status is Status.RUNNING:
+                plan.take(plan.continued, request, tokens)
+
+    def _admit_waiting(self, plan):
+        while self.waiting and plan.budget and not plan.preempted and len(self.running) < self.max_seqs:
+            request = self.waiting[0]
+            fresh = request.status is Status.WAITING
+            request.num_computed_tokens = request.cached // BLOCK * BLOCK
+            tokens = min(request.num_tokens - request.num_computed_tokens, plan.budget)
+            if not self._allocate(request, tokens):
+                request.num_computed_tokens = 0
+                break
+            self.waiting.popleft()
+            request.status = Status.RUNNING
+            self.running.append(request)
+            plan.take(plan.new if fresh else plan.resumed, request, tokens)
+
+    def _output(self, plan):
+        new, resumed, before = plan.new, plan.resumed, plan.before
         if self.shape is Shape.V0_32_V2:
             new, resumed = new + resumed, []
-        cached = continued + resumed
+        cached = plan.continued + resumed
         return SchedulerOutput(
             scheduled_new_reqs=[NewRequestData(r.request_id, before[r.request_id]) for r in new],
             scheduled_cached_reqs=CachedRequestData(
@@ -245,10 +258,10 @@ class Scheduler:
                 [before[r.request_id] for r in cached],
                 [r.num_output_tokens + r.num_output_placeholders for r in cached],
             ),
-            num_scheduled_tokens=scheduled,
-            total_num_scheduled_tokens=sum(scheduled.values()),
+            num_scheduled_tokens=plan.scheduled,
+            total_num_scheduled_tokens=sum(plan.scheduled.values()),
             finished_req_ids=self.finished_req_ids,
-            preempted_req_ids={r.request_id for r in preempted},
+            preempted_req_ids={r.request_id for r in plan.preempted},
             samples=set(),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -85,7 +86,7 @@ def test_under_asynchronous_scheduling_each_step_gets_its_own_output_time(sink):
     drive(scheduler, 12)
     got = rows(sink)
     assert [row["step.id"] for row in got] == list(range(1, 13))
-    for row, following in zip(got[:-1], got[1:], strict=True):
+    for row, following in itertools.pairwise(got):
         assert following["step.ts_end_ns"] <= row["step.ts_output_ns"]  # the next batch was made before
 
 

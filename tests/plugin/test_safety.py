@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import logging
 import random
@@ -127,7 +128,7 @@ def test_a_hook_that_something_else_wrapped_since_stays_as_a_pass_through(sink):
     scheduler = Scheduler()
     tap = tapped(scheduler, sink)
     ours = scheduler.schedule
-    scheduler.schedule = lambda *args: ours(*args)
+    scheduler.schedule = functools.partial(ours)
     tap.detach()
     assert "schedule" in vars(scheduler)
     assert "update_from_output" not in vars(scheduler)
@@ -171,7 +172,8 @@ def clean_finders():
     sys.meta_path[:] = before
 
 
-def test_register_twice_leaves_one_finder_and_imports_nothing_heavy(clean_finders, monkeypatch):
+@pytest.mark.usefixtures("clean_finders")
+def test_register_twice_leaves_one_finder_and_imports_nothing_heavy(monkeypatch):
     monkeypatch.delitem(sys.modules, MODULE, raising=False)
     tracefit_vllm.register()
     tracefit_vllm.register()
@@ -179,7 +181,8 @@ def test_register_twice_leaves_one_finder_and_imports_nothing_heavy(clean_finder
     assert MODULE not in sys.modules
 
 
-def test_a_bad_setting_keeps_the_plugin_off_and_is_named(clean_finders, monkeypatch, caplog):
+@pytest.mark.usefixtures("clean_finders")
+def test_a_bad_setting_keeps_the_plugin_off_and_is_named(monkeypatch, caplog):
     monkeypatch.setenv("TRACEFIT_STEP_SAMPLE", "2")
     with caplog.at_level(logging.WARNING, "vllm.plugins.tracefit"):
         install()
@@ -187,13 +190,15 @@ def test_a_bad_setting_keeps_the_plugin_off_and_is_named(clean_finders, monkeypa
     assert not any(isinstance(finder, SchedulerFinder) for finder in sys.meta_path)
 
 
-def test_switched_off_it_does_nothing(clean_finders, monkeypatch):
+@pytest.mark.usefixtures("clean_finders")
+def test_switched_off_it_does_nothing(monkeypatch):
     monkeypatch.setenv("TRACEFIT_ENABLED", "0")
     install()
     assert not any(isinstance(finder, SchedulerFinder) for finder in sys.meta_path)
 
 
-def test_whatever_goes_wrong_register_does_not_raise(clean_finders, monkeypatch, caplog):
+@pytest.mark.usefixtures("clean_finders")
+def test_whatever_goes_wrong_register_does_not_raise(monkeypatch, caplog):
     monkeypatch.setattr(install_module, "read_settings", lambda _: 1 / 0)
     with caplog.at_level(logging.WARNING, "vllm.plugins.tracefit"):
         tracefit_vllm.register()

@@ -25,22 +25,26 @@ _fixed64 = struct.Struct("<Q").pack
 
 def varint(number: int) -> bytes:
     """Return the protobuf varint of a number; negative ones as two's complement in 64 bits."""
-    if 0 <= number < len(_SMALL):
-        return _SMALL[number]
-    return _varint(number)
-
-
-def _varint(number: int) -> bytes:
     number &= _U64
-    out = bytearray()
-    while number > 0x7F:  # noqa: PLR2004 seven bits at a time
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
+    head = b""
+    while number >= _PAIRS:
+        head += _CONTINUED[number & (_PAIRS - 1)]
+        number >>= 14
+    return head + _LAST[number]
 
 
-_SMALL: Final = [_varint(n) for n in range(4096)]
+def _seven_bits(number: int, continued: bool) -> bytes:
+    """Return the groups of a number below 2^14, lowest first; two of them, all marked, if more groups follow."""
+    low, high = number & 0x7F, number >> 7
+    if continued:
+        return bytes((low | 0x80, high | 0x80))
+    return bytes((low | 0x80, high)) if high else bytes((low,))
+
+
+_PAIRS: Final = 1 << 14
+_CONTINUED: Final = [_seven_bits(n, continued=True) for n in range(_PAIRS)]
+_LAST: Final = [_seven_bits(n, continued=False) for n in range(_PAIRS)]
+"""Tables of 14 bits, 1 MB in all: a time stamp takes four look-ups instead of eight turns of a loop."""
 
 
 def field(tag: int, payload: bytes) -> bytes:
@@ -64,10 +68,10 @@ class IntAttributes:
 
     def encode(self, values: Iterable[int]) -> bytes:
         """Return the attributes' bytes; values stand in the order of the keys."""
-        small, limit = _SMALL, len(_SMALL)
+        last = _LAST
         parts: list[bytes] = []
         for heads, value in zip(self._heads, values):  # noqa: B905 strict= costs, lengths are the caller's contract
-            body = small[value] if 0 <= value < limit else _varint(value)
+            body = last[value] if 0 <= value < _PAIRS else varint(value)
             parts.append(heads[len(body)])
             parts.append(body)
         return b"".join(parts)

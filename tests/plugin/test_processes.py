@@ -39,8 +39,8 @@ def unpacked(tmp_path):
 
 
 def run(unpacked, receiver, mode, **env):
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "TRACEFIT_"))}
-    environment |= {"PYTHONPATH": str(unpacked), "TRACEFIT_ENDPOINT": f"http://{receiver.target}", **env}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "TRACEFITVLLM_"))}
+    environment |= {"PYTHONPATH": str(unpacked), "TRACEFITVLLM_ENDPOINT": f"http://{receiver.target}", **env}
     done = subprocess.run(
         [sys.executable, str(HERE / "engine_process.py"), mode],
         env=environment,
@@ -72,7 +72,7 @@ def test_an_engine_core_is_watched_however_its_process_was_started(unpacked, rec
     (steps,) = steps_by_instance(receiver).values()
     assert steps == list(range(1, 11))  # the last ones too: a finalizer sends them, atexit does not run there
     assert len(receiver.spans("vllm.scheduler")) == 5
-    assert receiver.resources()[0]["vllm.vllm_version"] == "0.99.0"
+    assert receiver.resources()[0]["vllm.version"] == "0.99.0"
 
 
 def test_two_data_parallel_ranks_are_two_instances_with_steps_of_their_own(unpacked, receiver):

@@ -183,16 +183,16 @@ def test_register_twice_leaves_one_finder_and_imports_nothing_heavy(monkeypatch)
 
 @pytest.mark.usefixtures("clean_finders")
 def test_a_bad_setting_keeps_the_plugin_off_and_is_named(monkeypatch, caplog):
-    monkeypatch.setenv("TRACEFIT_STEP_SAMPLE", "2")
+    monkeypatch.setenv("TRACEFITVLLM_STEP_SAMPLE", "2")
     with caplog.at_level(logging.WARNING, "vllm.plugins.tracefit"):
         install()
-    assert "TRACEFIT_STEP_SAMPLE: expected 0 to 1, got '2'" in caplog.text
+    assert "TRACEFITVLLM_STEP_SAMPLE: expected 0 to 1, got '2'" in caplog.text
     assert not any(isinstance(finder, SchedulerFinder) for finder in sys.meta_path)
 
 
 @pytest.mark.usefixtures("clean_finders")
 def test_switched_off_it_does_nothing(monkeypatch):
-    monkeypatch.setenv("TRACEFIT_ENABLED", "0")
+    monkeypatch.setenv("TRACEFITVLLM_ENABLED", "0")
     install()
     assert not any(isinstance(finder, SchedulerFinder) for finder in sys.meta_path)
 

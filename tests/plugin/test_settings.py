@@ -19,17 +19,17 @@ def test_without_any_variable_it_sends_to_the_sidecar_beside_it():
 @pytest.mark.parametrize(
     ("env", "target", "secure"),
     [
-        ({"TRACEFIT_ENDPOINT": "http://a:1", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://b:2"}, "a:1", False),
+        ({"TRACEFITVLLM_ENDPOINT": "http://a:1", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://b:2"}, "a:1", False),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://b:2"}, "b:2", False),
         (
             {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "https://c", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://b:2"},
             "c:4317",
             True,
         ),
-        ({"TRACEFIT_ENDPOINT": "localhost:5"}, "localhost:5", False),
-        ({"TRACEFIT_ENDPOINT": "a:5", "OTEL_EXPORTER_OTLP_INSECURE": "false"}, "a:5", True),
-        ({"TRACEFIT_ENDPOINT": "http://[::1]:7"}, "[::1]:7", False),
-        ({"TRACEFIT_ENDPOINT": "http://a:1", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, "a:1", False),
+        ({"TRACEFITVLLM_ENDPOINT": "localhost:5"}, "localhost:5", False),
+        ({"TRACEFITVLLM_ENDPOINT": "a:5", "OTEL_EXPORTER_OTLP_INSECURE": "false"}, "a:5", True),
+        ({"TRACEFITVLLM_ENDPOINT": "http://[::1]:7"}, "[::1]:7", False),
+        ({"TRACEFITVLLM_ENDPOINT": "http://a:1", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, "a:1", False),
     ],
 )
 def test_the_endpoint_is_the_nearest_variable_and_its_scheme_decides_on_tls(env, target, secure):
@@ -40,16 +40,16 @@ def test_the_endpoint_is_the_nearest_variable_and_its_scheme_decides_on_tls(env,
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("TRACEFIT_STEP_SAMPLE", "nan"),
-        ("TRACEFIT_STEP_SAMPLE", "1.5"),
-        ("TRACEFIT_SNAPSHOT_SAMPLE", "some"),
-        ("TRACEFIT_QUEUE_ITEMS", "0"),
-        ("TRACEFIT_TIMEOUT_S", "0"),
-        ("TRACEFIT_JOURNEYS", "maybe"),
-        ("TRACEFIT_KV_EVENTS", "2"),
-        ("TRACEFIT_ENABLED", "perhaps"),
-        ("TRACEFIT_ENDPOINT", "ftp://a"),
-        ("TRACEFIT_ENDPOINT", "http://a:99999"),
+        ("TRACEFITVLLM_STEP_SAMPLE", "nan"),
+        ("TRACEFITVLLM_STEP_SAMPLE", "1.5"),
+        ("TRACEFITVLLM_SNAPSHOT_SAMPLE", "some"),
+        ("TRACEFITVLLM_QUEUE_ITEMS", "0"),
+        ("TRACEFITVLLM_TIMEOUT_S", "0"),
+        ("TRACEFITVLLM_JOURNEYS", "maybe"),
+        ("TRACEFITVLLM_KV_EVENTS", "2"),
+        ("TRACEFITVLLM_ENABLED", "perhaps"),
+        ("TRACEFITVLLM_ENDPOINT", "ftp://a"),
+        ("TRACEFITVLLM_ENDPOINT", "http://a:99999"),
         ("OTEL_EXPORTER_OTLP_HEADERS", "novalue"),
     ],
 )
@@ -79,5 +79,5 @@ def test_headers_and_resource_attributes_are_read_as_otel_writes_them():
 @pytest.mark.parametrize("document", [PLUGIN / "README.md", ROOT / "docs" / "plugin.md"])
 def test_every_variable_stands_in_the_documents_and_no_other(document):
     source = "".join(path.read_text() for path in Path(PLUGIN / "tracefit_vllm").glob("*.py"))
-    known = set(re.findall(r"TRACEFIT_[A-Z_]+[A-Z]", source))
-    assert set(re.findall(r"TRACEFIT_[A-Z_]+[A-Z]", document.read_text())) == known
+    known = set(re.findall(r"TRACEFITVLLM_[A-Z_]+[A-Z]", source))
+    assert set(re.findall(r"TRACEFITVLLM_[A-Z_]+[A-Z]", document.read_text())) == known

@@ -29,7 +29,7 @@ from tracefit_vllm.settings import Settings
 from tracefit_vllm.tap import Tap
 
 BLOCK = 16
-os.environ["TRACEFIT_ENABLED"] = "0"  # an installed plugin would tap the scheduler as well
+os.environ["TRACEFITVLLM_ENABLED"] = "0"  # an installed plugin would tap the scheduler as well
 
 
 class Keep:

@@ -56,7 +56,7 @@ def resource_attributes(scheduler: Any, settings: Settings) -> dict[str, Value]:
     }
     version = getattr(sys.modules.get("vllm"), "__version__", None)
     if isinstance(version, str):
-        found["vllm.vllm_version"] = version
+        found["vllm.version"] = version
     for key, paths in KNOBS:
         value = next((v for v in (dig(config, path) for path in paths) if isinstance(v, bool | int)), None)
         if value is not None:

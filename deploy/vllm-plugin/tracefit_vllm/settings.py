@@ -92,7 +92,7 @@ def _target(name: str, text: str, insecure: bool) -> tuple[str, bool]:
 
 
 def read_settings(env: Mapping[str, str]) -> Settings:
-    """Read ``TRACEFIT_*`` and the standard ``OTEL_*`` variables.
+    """Read ``TRACEFITVLLM_*`` and the standard ``OTEL_*`` variables.
 
     Raises:
         SettingError: a value cannot be used.
@@ -108,14 +108,14 @@ def read_settings(env: Mapping[str, str]) -> Settings:
         name, text = first(*names)
         return parse(name, text) if text else default
 
-    if not flag(("TRACEFIT_ENABLED",), default=True):
+    if not flag(("TRACEFITVLLM_ENABLED",), default=True):
         return Settings(enabled=False)
     otlp = "OTEL_EXPORTER_OTLP_"
     insecure = flag((f"{otlp}TRACES_INSECURE", f"{otlp}INSECURE"), default=True)
-    name, text = first("TRACEFIT_ENDPOINT", f"{otlp}TRACES_ENDPOINT", f"{otlp}ENDPOINT")
+    name, text = first("TRACEFITVLLM_ENDPOINT", f"{otlp}TRACES_ENDPOINT", f"{otlp}ENDPOINT")
     protocol_name, protocol = first(f"{otlp}TRACES_PROTOCOL", f"{otlp}PROTOCOL")
-    if text and protocol not in ("", "grpc") and name != "TRACEFIT_ENDPOINT":
-        raise SettingError(f"{protocol_name}={protocol}: only grpc is spoken; set TRACEFIT_ENDPOINT to a gRPC receiver")
+    if text and protocol not in ("", "grpc") and name != "TRACEFITVLLM_ENDPOINT":
+        raise SettingError(f"{protocol_name}={protocol}: only grpc is spoken; set TRACEFITVLLM_ENDPOINT to a gRPC receiver")
     target, secure = _target(name, text or DEFAULT_ENDPOINT, insecure)
     headers_name, headers = first(f"{otlp}TRACES_HEADERS", f"{otlp}HEADERS")
     resource = _pairs("OTEL_RESOURCE_ATTRIBUTES", env.get("OTEL_RESOURCE_ATTRIBUTES", ""))
@@ -124,13 +124,13 @@ def read_settings(env: Mapping[str, str]) -> Settings:
         secure=secure,
         certificate=first(f"{otlp}TRACES_CERTIFICATE", f"{otlp}CERTIFICATE")[1],
         gzip=first(f"{otlp}TRACES_COMPRESSION", f"{otlp}COMPRESSION")[1] == "gzip",
-        timeout_s=read("TRACEFIT_TIMEOUT_S", 5.0, 0.1, 60.0),
+        timeout_s=read("TRACEFITVLLM_TIMEOUT_S", 5.0, 0.1, 60.0),
         headers=tuple((k.lower(), v) for k, v in _pairs(headers_name, headers).items()),
         service_name=env.get("OTEL_SERVICE_NAME") or resource.pop("service.name", "") or "vllm",
         resource=resource,
-        step_sample=read("TRACEFIT_STEP_SAMPLE", 1.0, 0.0, 1.0),
-        snapshot_sample=read("TRACEFIT_SNAPSHOT_SAMPLE", 0.0, 0.0, 1.0),
-        journeys=flag(("TRACEFIT_JOURNEYS",), default=True),
-        kv_events=flag(("TRACEFIT_KV_EVENTS",), default=True),
-        queue_items=int(read("TRACEFIT_QUEUE_ITEMS", 20_000, 100, 1_000_000)),
+        step_sample=read("TRACEFITVLLM_STEP_SAMPLE", 1.0, 0.0, 1.0),
+        snapshot_sample=read("TRACEFITVLLM_SNAPSHOT_SAMPLE", 0.0, 0.0, 1.0),
+        journeys=flag(("TRACEFITVLLM_JOURNEYS",), default=True),
+        kv_events=flag(("TRACEFITVLLM_KV_EVENTS",), default=True),
+        queue_items=int(read("TRACEFITVLLM_QUEUE_ITEMS", 20_000, 100, 1_000_000)),
     )

@@ -1,6 +1,6 @@
 """Open-loop load on an OpenAI-compatible server: requests leave when they are due, whatever became of earlier ones.
 
-    python load.py --port 8000 --seconds 90 --rate 2
+    python load.py --port 8000 --seconds 90 --rate 3.5
 
 Batch size, context and prompt length vary independently, so that each coefficient can be told from the others: chats,
 long prompts, many short ones, few long outputs. Needs the standard library only.
@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from typing import Final, NamedTuple
 
-VOCABULARY: Final = 4000
+VOCABULARY: Final = 8000
 
 
 class Kind(NamedTuple):
@@ -94,7 +94,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--seconds", type=float, default=90.0)
-    parser.add_argument("--rate", type=float, default=2.0, help="mean requests per second")
+    parser.add_argument("--rate", type=float, default=3.5, help="mean requests per second")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args(arguments)
     load = Load(args.host, args.port, args.model, random.Random(args.seed))

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-VOCABULARY: Final = 4096
+VOCABULARY: Final = 8192
 CONFIG: Final[dict[str, Any]] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",

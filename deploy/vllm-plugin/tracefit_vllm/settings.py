@@ -115,7 +115,9 @@ def read_settings(env: Mapping[str, str]) -> Settings:
     name, text = first("TRACEFITVLLM_ENDPOINT", f"{otlp}TRACES_ENDPOINT", f"{otlp}ENDPOINT")
     protocol_name, protocol = first(f"{otlp}TRACES_PROTOCOL", f"{otlp}PROTOCOL")
     if text and protocol not in ("", "grpc") and name != "TRACEFITVLLM_ENDPOINT":
-        raise SettingError(f"{protocol_name}={protocol}: only grpc is spoken; set TRACEFITVLLM_ENDPOINT to a gRPC receiver")
+        raise SettingError(
+            f"{protocol_name}={protocol}: only grpc is spoken; set TRACEFITVLLM_ENDPOINT to a gRPC receiver"
+        )
     target, secure = _target(name, text or DEFAULT_ENDPOINT, insecure)
     headers_name, headers = first(f"{otlp}TRACES_HEADERS", f"{otlp}HEADERS")
     resource = _pairs("OTEL_RESOURCE_ATTRIBUTES", env.get("OTEL_RESOURCE_ATTRIBUTES", ""))

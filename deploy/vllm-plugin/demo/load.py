@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 VOCABULARY: Final = 8000
@@ -37,10 +38,15 @@ KINDS: Final = (
 )
 
 
+GROWING: Final = (Kind(1.0, (10, 40), (150, 250)),)
+"""Short prompts, long outputs: what is admitted together outgrows a small KV cache."""
+
+
 class Load:
     """Sends requests and counts what became of them."""
 
-    def __init__(self, host: str, port: int, model: str, rng: random.Random) -> None:
+    def __init__(self, host: str, port: int, model: str, rng: random.Random, kinds: Sequence[Kind] = KINDS) -> None:
+        self._kinds = kinds
         self._address = (host, port)
         self._model = model
         self._rng = rng
@@ -64,7 +70,7 @@ class Load:
             thread.join(120)
 
     def _body(self) -> bytes:
-        kind = self._rng.choices(KINDS, [k.weight for k in KINDS])[0]
+        kind = self._rng.choices(self._kinds, [k.weight for k in self._kinds])[0]
         size = self._rng.randint(*kind.prompt)
         shared = min(self._rng.choice((0, 0, 0, 64, 256)), size // 2)
         prompt = self._prefix[:shared] + [self._rng.randrange(300, VOCABULARY) for _ in range(size - shared)]

@@ -26,7 +26,7 @@ ROOT = HERE.parents[2]
 sys.path[:0] = [str(HERE.parent / "demo"), str(HERE.parent)]
 
 from environment import EnvironmentFailed, prepare  # noqa: E402
-from load import Load  # noqa: E402
+from load import GROWING, KINDS, Load  # noqa: E402
 from server import vllm  # noqa: E402
 
 from tracefit_vllm.wire import varint  # noqa: E402
@@ -99,12 +99,12 @@ def model(binaries, tmp_path_factory):
     return directory
 
 
-def serve(binaries, model, work, seconds, rate, *flags):
+def serve(binaries, model, work, seconds, rate, *flags, kinds=KINDS, **variables):
     """Run a load on a server with these flags; return what was recorded, the outcomes and the log."""
     recorder = Recorder()
     try:
-        with vllm(binaries, model, f"http://127.0.0.1:{recorder.port}", work, *flags) as server:
-            load = Load("127.0.0.1", server.port, "tiny", random.Random(1))
+        with vllm(binaries, model, f"http://127.0.0.1:{recorder.port}", work, *flags, **variables) as server:
+            load = Load("127.0.0.1", server.port, "tiny", random.Random(1), kinds)
             load.run(seconds, rate)
             time.sleep(1.0)
             log = server.log.read_text(errors="replace")
@@ -175,7 +175,7 @@ def test_a_plain_vllm_serve_is_seen_step_by_step_and_learned_from(binaries, mode
 def test_few_blocks_no_statistics_two_front_ends_and_kv_events(binaries, model, tmp_path):
     events = json.dumps({"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "inproc://kv"})
     flags = ("--disable-log-stats", "--api-server-count", "2", "--num-gpu-blocks-override", "66")
-    recorder, outcomes = serve(binaries, model, tmp_path, 20, 6.0, *flags, "--kv-events-config", events)
+    recorder, outcomes = serve(binaries, model, tmp_path, 12, 8.0, *flags, "--kv-events-config", events, kinds=GROWING)
     assert set(outcomes) == {"200"}
     (steps,) = recorder.steps().values()
     assert [step["step.id"] for step in steps] == list(range(1, len(steps) + 1))
@@ -193,7 +193,8 @@ def test_few_blocks_no_statistics_two_front_ends_and_kv_events(binaries, model, 
 
 
 def test_two_data_parallel_ranks_are_two_engines(binaries, model, tmp_path):
-    recorder, outcomes = serve(binaries, model, tmp_path, 15, 4.0, "--data-parallel-size", "2")
+    unbound = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # a list of cores would have to name some for each rank
+    recorder, outcomes = serve(binaries, model, tmp_path, 15, 4.0, "--data-parallel-size", "2", **unbound)
     assert set(outcomes) == {"200"}
     by_instance = recorder.steps()
     assert len(by_instance) == 2

@@ -7,6 +7,7 @@ The scheduler's module comes from a fake ``vllm`` package on the path; the plugi
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import sys
@@ -28,7 +29,16 @@ def engine(rank, ranks, load, requests):
     scheduler = Scheduler(config=vllm_config(rank=rank, ranks=ranks))
     for number in range(requests):
         scheduler.add_request(Request(f"rank{rank}-{number}", 20, 3))
-    drive(scheduler, 10)
+    drive(scheduler, 9)
+    wait_until_sent()  # grpc is imported and connected: what follows is a matter of milliseconds
+    drive(scheduler, 1)
+
+
+def wait_until_sent():
+    (exporter,) = (thing for thing in gc.get_objects() if type(thing).__name__ == "Exporter")
+    deadline = time.monotonic() + 30
+    while exporter._queue and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def fork_midway():
@@ -39,7 +49,7 @@ def fork_midway():
     scheduler = Scheduler(config=vllm_config())
     scheduler.add_request(Request("parent", 20, 3))
     drive(scheduler, 10)
-    time.sleep(0.6)  # the exporter has sent, its connection is up
+    wait_until_sent()
     drive(scheduler, 1)  # queued, not sent yet
     child = os.fork()
     scheduler.add_request(Request("child" if child == 0 else "parent-after", 20, 3))

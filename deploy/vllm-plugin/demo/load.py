@@ -42,6 +42,10 @@ GROWING: Final = (Kind(1.0, (10, 40), (150, 250)),)
 """Short prompts, long outputs: what is admitted together outgrows a small KV cache."""
 
 
+BRIEF: Final = (Kind(1.0, (4, 30), (2, 12)),)
+"""For machines that are busy already."""
+
+
 class Load:
     """Sends requests and counts what became of them."""
 

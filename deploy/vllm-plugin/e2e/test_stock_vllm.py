@@ -26,7 +26,7 @@ ROOT = HERE.parents[2]
 sys.path[:0] = [str(HERE.parent / "demo"), str(HERE.parent)]
 
 from environment import EnvironmentFailed, prepare  # noqa: E402
-from load import GROWING, KINDS, Load  # noqa: E402
+from load import BRIEF, GROWING, KINDS, Load  # noqa: E402
 from server import vllm  # noqa: E402
 
 from tracefit_vllm.wire import varint  # noqa: E402
@@ -194,7 +194,7 @@ def test_few_blocks_no_statistics_two_front_ends_and_kv_events(binaries, model, 
 
 def test_two_data_parallel_ranks_are_two_engines(binaries, model, tmp_path):
     unbound = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # a list of cores would have to name some for each rank
-    recorder, outcomes = serve(binaries, model, tmp_path, 15, 4.0, "--data-parallel-size", "2", **unbound)
+    recorder, outcomes = serve(binaries, model, tmp_path, 10, 1.5, "--data-parallel-size", "2", kinds=BRIEF, **unbound)
     assert set(outcomes) == {"200"}
     by_instance = recorder.steps()
     assert len(by_instance) == 2

@@ -1,0 +1,133 @@
+"""``make demo-vllm``: a real, un-forked vLLM with the plugin, the sidecar, and an open-loop load, end to end.
+
+    python demo.py [--seconds 90] [--rate 3.5] [--environment DIRECTORY] [--remove]
+
+vLLM runs on the CPU with a tiny random-weight model made here. Nothing is left behind but vLLM's environment, which the
+next run uses again (``--remove`` deletes it).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+from environment import EnvironmentFailed, prepare
+from load import Load
+from server import ServerFailed, free_port, get, process, vllm, wait_until_up
+
+HOME: Final = Path(__file__).resolve().parents[3]
+ENVIRONMENT: Final = Path(__file__).resolve().parents[1] / ".vllm"
+EVERY_S: Final = 10.0
+
+
+def say(text: str) -> None:
+    """Print at once, also into a pipe."""
+    print(text, flush=True)
+
+
+def run(seconds: float, rate: float, environment: Path, work: Path) -> dict[str, Any] | None:
+    """Run everything; return the last snapshot."""
+    binaries = prepare(environment, say)
+    model = work / "model"
+    from_vllm = [str(binaries / "python"), str(Path(__file__).with_name("model.py")), str(model)]
+    with process(from_vllm, dict(os.environ), work / "model.log", work) as child:
+        child.wait(120)
+    grpc, pages = free_port(4317), free_port(9464)
+    sidecar_environment = {
+        **{k: v for k, v in os.environ.items() if not k.startswith("TRACEFIT")},
+        "TRACEFIT_RECEIVERS__GRPC__ENDPOINT": f"127.0.0.1:{grpc}",
+        "TRACEFIT_EXPORTERS__HTTP__ENDPOINT": f"127.0.0.1:{pages}",
+        "TRACEFIT_SNAPSHOT__DIRECTORY": str(work),
+        "TRACEFIT_SNAPSHOT__INTERVAL_S": "2",
+    }
+    command = [sys.executable, "-m", "collector", "run"]
+    with process(command, sidecar_environment, work / "sidecar.log", HOME) as sidecar:
+        wait_until_up(sidecar, pages, "/readyz", work / "sidecar.log", timeout_s=60)
+        say("starting vLLM on the CPU; its first start takes about a minute")
+        with vllm(binaries, model, f"http://127.0.0.1:{grpc}", work) as server:
+            say(f"  vLLM      http://127.0.0.1:{server.port}/v1/completions")
+            say(f"  sidecar   http://127.0.0.1:{pages}/ (status), /metrics, /snapshot")
+            load = Load("127.0.0.1", server.port, "tiny", random.Random(1))
+            sender = threading.Thread(target=load.run, args=(seconds, rate), daemon=True)
+            sender.start()
+            say("what one scheduler step costs, in us, as the evidence comes in")
+            while sender.is_alive():
+                sender.join(EVERY_S)
+                show(get(pages, "/snapshot"))
+            say(f"requests: {dict(load.outcomes)}")
+            threading.Event().wait(3.0)  # one interval of the sidecar after the last events
+        body = get(pages, "/snapshot")
+    return json.loads(body) if body else None
+
+
+def show(body: bytes | None) -> None:
+    """Print one line on the step time."""
+    for config in json.loads(body)["configs"] if body else ():
+        target = config["targets"].get("step_time", {})
+        for name, model in sorted(target.get("models", {}).items()):
+            if model["features"] and name == target["champion"]:
+                cells = "  ".join(
+                    f"{f['name']} {f['coefficient']:.4g}±{f.get('stderr', 0):.2g}" for f in model["features"]
+                )
+                error = f"{model['error']['median_ape']:.1%}" if model.get("error") else "?"
+                say(f"{model['rows']:>6} steps  {name}: {cells}  median error {error}")
+
+
+def conclude(snapshot: dict[str, Any]) -> None:
+    """Print the final table."""
+    for config in snapshot["configs"]:
+        facts = config["config"]
+        say(f"\n{facts.get('model', '?')} on vLLM {facts.get('vllm_version', '?')}, telemetry {config['telemetry']}")
+        for name, target in sorted(config["targets"].items()):
+            for model_name, model in sorted(target["models"].items()):
+                error = model.get("error")
+                tail = f"mean error {error['mape']:.1%}, median {error['median_ape']:.1%}" if error else "no error yet"
+                mark = "*" if model_name == target["champion"] else " "
+                say(f"{mark} {target['vector']:>5} {name} / {model_name}: {model['rows']} rows, {tail}")
+                for f in model["features"]:
+                    spread = f" ± {f['stderr']:.3g}" if f.get("stderr") is not None else ""
+                    say(
+                        f"          {f['name']:<24} {f['coefficient']:>12.5g}{spread:<12} {f['unit']:<12} {f['status']}"
+                    )
+
+
+def main(arguments: list[str]) -> int:
+    """Run the demo; 0 if coefficients were learned."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=90.0, help="length of the load")
+    parser.add_argument("--rate", type=float, default=3.5, help="mean requests per second")
+    parser.add_argument("--environment", type=Path, default=ENVIRONMENT, help="where vLLM is installed")
+    parser.add_argument("--remove", action="store_true", help="delete vLLM's environment and do nothing else")
+    parser.add_argument("--keep", type=Path, help="keep logs and the snapshot in this directory")
+    args = parser.parse_args(arguments)
+    if args.remove:
+        shutil.rmtree(args.environment, ignore_errors=True)
+        return 0
+    with tempfile.TemporaryDirectory(prefix="tracefit-demo-") as scratch:
+        work = args.keep or Path(scratch)
+        work.mkdir(parents=True, exist_ok=True)
+        try:
+            snapshot = run(args.seconds, args.rate, args.environment, work)
+        except (EnvironmentFailed, ServerFailed) as error:
+            say(f"error: {error}")
+            return 1
+        except KeyboardInterrupt:
+            say("stopped")
+            return 1
+    if not snapshot or not snapshot["configs"]:
+        say("nothing was learned")
+        return 1
+    conclude(snapshot)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,359 @@
+"""A scheduler with the attribute shapes of vLLM 0.12 to 0.32, small enough to know the truth of each step.
+
+It keeps vLLM's order: running requests first, preemption from the tail when blocks run out, then the waiting ones;
+``num_computed_tokens`` advances inside ``schedule()``; ``finished_req_ids`` collects until the next ``schedule()``.
+What a step truly holds is summed up per request, naively, in ``truth``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+BLOCK = 16
+
+
+class Shape(enum.StrEnum):
+    """What differs between versions, as far as the plugin reads it."""
+
+    V0_12 = "0.12"  # one waiting queue
+    V0_20 = "0.20"  # waiting + skipped_waiting
+    V0_32 = "0.32"  # waiting + kv_holding_waiting
+    V0_32_V2 = "0.32 with the second model runner"  # resumed requests are listed among the new ones
+
+
+class Status(enum.IntEnum):
+    WAITING = 1
+    RUNNING = 5
+    PREEMPTED = 6
+    FINISHED_STOPPED = 7
+    FINISHED_LENGTH_CAPPED = 8
+    FINISHED_ABORTED = 9
+
+
+class Request:
+    def __init__(self, request_id, prompt, max_tokens, cached=0, trace_headers=None):
+        self.request_id = request_id
+        self.num_prompt_tokens = prompt
+        self.max_tokens = max_tokens
+        self.cached = min(cached, prompt - 1)
+        self.trace_headers = trace_headers
+        self.num_computed_tokens = 0
+        self.num_output_placeholders = 0
+        self.num_preemptions = 0
+        self.outputs = []
+        self.status = Status.WAITING
+        self.blocks = 0
+        self.lost_outputs = 0
+
+    @property
+    def num_output_tokens(self):
+        return len(self.outputs)
+
+    @property
+    def num_tokens(self):
+        return self.num_prompt_tokens + len(self.outputs)
+
+
+@dataclass
+class NewRequestData:
+    req_id: str
+    num_computed_tokens: int
+    prompt_token_ids: list[int] = field(default_factory=list)
+
+
+@dataclass
+class CachedRequestData:
+    req_ids: list[str] = field(default_factory=list)
+    resumed_req_ids: set[str] = field(default_factory=set)
+    num_computed_tokens: list[int] = field(default_factory=list)
+    num_output_tokens: list[int] = field(default_factory=list)
+
+
+@dataclass
+class SchedulerOutput:
+    scheduled_new_reqs: list[NewRequestData]
+    scheduled_cached_reqs: CachedRequestData
+    num_scheduled_tokens: dict[str, int]
+    total_num_scheduled_tokens: int
+    finished_req_ids: set[str]
+    preempted_req_ids: set[str] | None
+    samples: set[str]
+
+
+class Pool:
+    def __init__(self, blocks):
+        self.num_gpu_blocks = blocks
+        self.free = blocks - 1
+
+    def get_num_free_blocks(self):
+        return self.free
+
+
+class Publisher:
+    def __init__(self):
+        self.published = []
+
+    def publish(self, batch):
+        self.published.append(batch)
+
+
+class NullEventPublisher(Publisher):
+    pass
+
+
+def vllm_config(**over: Any) -> SimpleNamespace:
+    knobs = {"rank": 0, "ranks": 1, "model": "tiny", "asynchronous": False, **over}
+    return SimpleNamespace(
+        model_config=SimpleNamespace(
+            served_model_name=knobs["model"],
+            model="/models/x",
+            dtype="torch.float32",
+            quantization=None,
+            max_model_len=2048,
+        ),
+        parallel_config=SimpleNamespace(
+            tensor_parallel_size=2,
+            pipeline_parallel_size=1,
+            enable_expert_parallel=False,
+            data_parallel_size=knobs["ranks"],
+            data_parallel_rank=0,
+            data_parallel_index=knobs["rank"],
+        ),
+        scheduler_config=SimpleNamespace(
+            max_num_seqs=32,
+            max_num_batched_tokens=64,
+            enable_chunked_prefill=True,
+            async_scheduling=knobs["asynchronous"],
+        ),
+        cache_config=SimpleNamespace(
+            block_size=BLOCK, num_gpu_blocks=64, enable_prefix_caching=True, cpu_offload_gb=0.0
+        ),
+        kv_transfer_config=None,
+        observability_config=SimpleNamespace(),
+    )
+
+
+class Plan:
+    """A batch being made."""
+
+    def __init__(self, budget):
+        self.budget = budget
+        self.scheduled = {}
+        self.before = {}
+        self.new, self.resumed, self.continued, self.preempted = [], [], [], []
+
+    def take(self, kind, request, tokens):
+        kind.append(request)
+        self.scheduled[request.request_id] = tokens
+        self.before[request.request_id] = request.num_computed_tokens
+        self.budget -= tokens
+
+
+class Scheduler:
+    """The fake. Blocks are counted, not numbered; one block is vLLM's null block."""
+
+    def __init__(self, shape=Shape.V0_32, *, blocks=64, budget=64, max_seqs=8, asynchronous=False, config=None):
+        self.shape = shape
+        self.asynchronous = asynchronous
+        self.vllm_config = config or vllm_config(asynchronous=asynchronous)
+        self.requests: dict[str, Request] = {}
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        if shape is Shape.V0_20:
+            self.skipped_waiting: deque[Request] = deque()
+        if shape in (Shape.V0_32, Shape.V0_32_V2):
+            self.kv_holding_waiting: deque[Request] = deque()
+        self.finished_req_ids: set[str] = set()
+        self.kv_cache_manager = SimpleNamespace(block_pool=Pool(blocks))
+        self.kv_event_publisher = NullEventPublisher()
+        self.kv_batches: deque[Any] = deque()
+        self.budget = budget
+        self.max_seqs = max_seqs
+        self.truth: list[dict[str, float]] = []
+        self.finished: list[Request] = []
+        self.shut_down = False
+
+    def get_request_counts(self):
+        extra = len(getattr(self, "skipped_waiting", ())) + len(getattr(self, "kv_holding_waiting", ()))
+        return len(self.running), len(self.waiting) + extra
+
+    def add_request(self, request):
+        self.waiting.append(request)
+        self.requests[request.request_id] = request
+
+    def finish_requests(self, request_ids, status):
+        for request_id in [request_ids] if isinstance(request_ids, str) else list(request_ids):
+            request = self.requests.get(request_id)
+            if request is not None:
+                if request in self.running:
+                    self.running.remove(request)
+                else:
+                    self.waiting.remove(request)
+                self._free(request, status)
+
+    def shutdown(self):
+        self.shut_down = True
+
+    def schedule(self, throttle_prefills=False):  # noqa: ARG002 vLLM's signature since 0.25
+        plan = Plan(self.budget)
+        self._continue_running(plan)
+        self._admit_waiting(plan)
+        output = self._output(plan)
+        self._record_truth(output, plan.before, self.kv_cache_manager.block_pool)
+        for request_id, tokens in plan.scheduled.items():
+            request = self.requests[request_id]
+            request.num_computed_tokens += tokens
+            if request.num_computed_tokens >= request.num_tokens + request.num_output_placeholders:
+                output.samples.add(request_id)
+                request.num_output_placeholders += 1 if self.asynchronous else 0
+        self.finished_req_ids = set()
+        return output
+
+    def _continue_running(self, plan):
+        for request in list(self.running):
+            if request.status is not Status.RUNNING:
+                continue
+            wanted = request.num_tokens + request.num_output_placeholders - request.num_computed_tokens
+            tokens = min(wanted, plan.budget)
+            if request.num_output_tokens + request.num_output_placeholders >= request.max_tokens or tokens <= 0:
+                continue
+            while not self._allocate(request, tokens) and request.status is Status.RUNNING:
+                victim = self.running.pop()
+                plan.budget += plan.scheduled.pop(victim.request_id, 0)
+                if victim in plan.continued:
+                    plan.continued.remove(victim)
+                self._preempt(victim)
+                plan.preempted.append(victim)
+            if request.status is Status.RUNNING:
+                plan.take(plan.continued, request, tokens)
+
+    def _admit_waiting(self, plan):
+        while self.waiting and plan.budget and not plan.preempted and len(self.running) < self.max_seqs:
+            request = self.waiting[0]
+            fresh = request.status is Status.WAITING
+            request.num_computed_tokens = request.cached // BLOCK * BLOCK
+            tokens = min(request.num_tokens - request.num_computed_tokens, plan.budget)
+            if not self._allocate(request, tokens):
+                request.num_computed_tokens = 0
+                break
+            self.waiting.popleft()
+            request.status = Status.RUNNING
+            self.running.append(request)
+            plan.take(plan.new if fresh else plan.resumed, request, tokens)
+
+    def _output(self, plan):
+        new, resumed, before = plan.new, plan.resumed, plan.before
+        if self.shape is Shape.V0_32_V2:
+            new, resumed = new + resumed, []
+        cached = plan.continued + resumed
+        return SchedulerOutput(
+            scheduled_new_reqs=[NewRequestData(r.request_id, before[r.request_id]) for r in new],
+            scheduled_cached_reqs=CachedRequestData(
+                [r.request_id for r in cached],
+                {r.request_id for r in resumed},
+                [before[r.request_id] for r in cached],
+                [r.num_output_tokens + r.num_output_placeholders for r in cached],
+            ),
+            num_scheduled_tokens=plan.scheduled,
+            total_num_scheduled_tokens=sum(plan.scheduled.values()),
+            finished_req_ids=self.finished_req_ids,
+            preempted_req_ids={r.request_id for r in plan.preempted},
+            samples=set(),
+        )
+
+    def _record_truth(self, output, before, pool):
+        requests = [(self.requests[i], n, before[i]) for i, n in output.num_scheduled_tokens.items()]
+        prefills = [(r, n, c) for r, n, c in requests if r.num_output_tokens == 0]
+        single = [(r, n, c) for r, n, c in requests if n == 1]
+        multi = [(r, n, c) for r, n, c in requests if n != 1]
+        pairs = sum(sum(c + k for k in range(1, n + 1)) for _, n, c in requests)  # one query token at a time
+        running, waiting = self.get_request_counts()
+        self.truth.append(
+            {
+                "step.id": len(self.truth) + 1,
+                "queue.running_depth": running,
+                "queue.waiting_depth": waiting,
+                "batch.num_prefill_reqs": len(prefills),
+                "batch.num_decode_reqs": len(requests) - len(prefills),
+                "batch.scheduled_tokens": sum(n for _, n, _ in requests),
+                "batch.prefill_tokens": sum(n for _, n, _ in prefills),
+                "batch.decode_tokens": sum(n for r, n, _ in requests if r.num_output_tokens),
+                "batch.num_finished": len(output.finished_req_ids),
+                "batch.num_preempted": len(output.preempted_req_ids),
+                "batch.context_tokens": sum(c + n for _, n, c in requests),
+                "batch.context_tokens_single": sum(c + n for _, n, c in single),
+                "batch.context_tokens_multi": sum(c + n for _, n, c in multi),
+                "batch.num_multi_reqs": len(multi),
+                "batch.multi_tokens": sum(n for _, n, _ in multi),
+                "batch.attn_pairs": pairs,
+                "kv.blocks_total_gpu": pool.num_gpu_blocks - 1,
+                "kv.blocks_free_gpu": pool.free,
+                "kv.usage_gpu_ratio": 1.0 - pool.free / (pool.num_gpu_blocks - 1),
+            }
+        )
+
+    def update_from_output(self, scheduler_output, model_runner_output):
+        for request_id in scheduler_output.num_scheduled_tokens:
+            request = self.requests.get(request_id)
+            if request is None or request_id not in scheduler_output.samples:
+                continue
+            if request.lost_outputs:
+                request.lost_outputs -= 1
+                continue
+            request.num_output_placeholders -= 1 if self.asynchronous else 0
+            request.outputs.append(7)
+            if request.num_output_tokens >= request.max_tokens:
+                self.running.remove(request)
+                self._free(request, Status.FINISHED_LENGTH_CAPPED)
+        if self.kv_batches:
+            self.kv_event_publisher.publish(self.kv_batches.popleft())
+        return {0: model_runner_output}
+
+    def _allocate(self, request, tokens):
+        pool = self.kv_cache_manager.block_pool
+        need = -(-(request.num_computed_tokens + tokens) // BLOCK) - request.blocks
+        if need > pool.free:
+            return False
+        pool.free -= max(need, 0)
+        request.blocks += max(need, 0)
+        return True
+
+    def _preempt(self, request):
+        self._release(request)
+        request.status = Status.PREEMPTED
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        request.lost_outputs = request.num_output_placeholders
+        request.num_output_placeholders = 0
+        self.waiting.appendleft(request)
+
+    def _release(self, request):
+        self.kv_cache_manager.block_pool.free += request.blocks
+        request.blocks = 0
+
+    def _free(self, request, status):
+        request.status = status
+        self._release(request)
+        self.finished_req_ids.add(request.request_id)
+        self.finished.append(request)
+        del self.requests[request.request_id]
+
+
+class AsyncScheduler(Scheduler):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, asynchronous=True, **kwargs)
+
+
+def drive(scheduler, steps):
+    """Run the engine's loop: one batch at a time, or two in flight under asynchronous scheduling."""
+    in_flight = deque()
+    for _ in range(steps):
+        in_flight.append(scheduler.schedule())
+        if len(in_flight) > (1 if scheduler.asynchronous else 0):
+            scheduler.update_from_output(in_flight.popleft(), "outputs")
+    while in_flight:
+        scheduler.update_from_output(in_flight.popleft(), "outputs")

@@ -1,0 +1,105 @@
+"""The resource says who the engine is, in tracefit's names."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+from tracefit_vllm.facts import resource_attributes
+from tracefit_vllm.settings import Settings
+
+from tests.plugin.fakes import AsyncScheduler, Scheduler, vllm_config
+
+
+def test_every_knob_of_the_configuration_that_is_known_is_there():
+    found = resource_attributes(Scheduler(), Settings())
+    assert (
+        found.items()
+        >= {
+            "vllm.model": "tiny",
+            "vllm.dtype": "float32",
+            "vllm.quantization": "none",
+            "vllm.tensor_parallel_size": 2,
+            "vllm.pipeline_parallel_size": 1,
+            "vllm.expert_parallel": False,
+            "vllm.data_parallel_size": 1,
+            "vllm.data_parallel_rank": 0,
+            "vllm.max_num_seqs": 32,
+            "vllm.max_num_batched_tokens": 64,
+            "vllm.max_model_len": 2048,
+            "vllm.block_size": 16,
+            "vllm.num_gpu_blocks": 64,
+            "vllm.enable_prefix_caching": True,
+            "vllm.enable_chunked_prefill": True,
+            "vllm.async_scheduling": False,
+            "vllm.cpu_offload": False,
+            "service.name": "vllm",
+        }.items()
+    )
+
+
+def test_what_cannot_be_read_is_absent_not_made_up():
+    found = resource_attributes(types.SimpleNamespace(), Settings())
+    assert not [
+        key for key in found if key.startswith("vllm.") and key not in ("vllm.async_scheduling", "vllm.cpu_offload")
+    ]
+    assert (
+        found["service.instance.id"] != resource_attributes(types.SimpleNamespace(), Settings())["service.instance.id"]
+    )
+
+
+def test_the_users_own_attributes_win():
+    found = resource_attributes(Scheduler(), Settings(resource={"vllm.model": "llama", "team": "a"}))
+    assert (found["vllm.model"], found["team"]) == ("llama", "a")
+
+
+def test_one_users_instance_id_for_two_ranks_is_told_apart():
+    settings = Settings(resource={"service.instance.id": "pod"})
+    ids = {
+        resource_attributes(Scheduler(config=vllm_config(rank=rank, ranks=2)), settings)["service.instance.id"]
+        for rank in (0, 1)
+    }
+    assert ids == {"pod/dp0", "pod/dp1"}
+    assert resource_attributes(Scheduler(), settings)["service.instance.id"] == "pod"
+
+
+def test_an_async_scheduler_is_known_by_its_class_too():
+    scheduler = AsyncScheduler(config=vllm_config(asynchronous=None))
+    assert resource_attributes(scheduler, Settings())["vllm.async_scheduling"] is True
+
+
+def test_a_kv_offloading_connector_counts_as_cpu_offload():
+    scheduler = Scheduler()
+    scheduler.vllm_config.kv_transfer_config = types.SimpleNamespace(kv_connector="OffloadingConnector")
+    assert resource_attributes(scheduler, Settings())["vllm.cpu_offload"] is True
+
+
+class Cuda:
+    """A platform whose name could only be had by creating a CUDA context."""
+
+    def is_cuda(self):
+        return True
+
+    def get_device_name(self):
+        return "NVIDIA H100"
+
+
+class NvmlCuda(Cuda):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("platform", "initialized", "name"),
+    [(NvmlCuda, False, "NVIDIA H100"), (Cuda, False, None), (Cuda, True, "NVIDIA H100")],
+)
+def test_asking_for_the_devices_name_never_creates_a_cuda_context(monkeypatch, platform, initialized, name):
+    monkeypatch.setitem(sys.modules, "vllm.platforms", types.SimpleNamespace(current_platform=platform()))
+    cuda = types.SimpleNamespace(is_initialized=lambda: initialized)
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
+    assert resource_attributes(Scheduler(), Settings()).get("hw.gpu.name") == name
+
+
+def test_a_platform_that_fails_has_no_name(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm.platforms", types.SimpleNamespace(current_platform=types.SimpleNamespace()))
+    assert "hw.gpu.name" not in resource_attributes(Scheduler(), Settings())

@@ -1,0 +1,103 @@
+"""In vLLM's process layouts: spawned and forked engine cores, data parallel ranks, processes without an engine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+
+from tests.plugin.conftest import PLUGIN
+from tests.plugin.receiver import attributes
+
+HERE = Path(__file__).parent
+PROJECT = tomllib.loads((PLUGIN / "pyproject.toml").read_text())["project"]
+
+
+@pytest.fixture
+def unpacked(tmp_path):
+    """The plugin as an init container leaves it on a shared volume: a directory with package and metadata."""
+    shutil.copytree(PLUGIN / "tracefit_vllm", tmp_path / "tracefit_vllm")
+    metadata = tmp_path / f"tracefit_vllm-{PROJECT['version']}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: tracefit-vllm\nVersion: {PROJECT['version']}\n")
+    lines = []
+    for group, entries in PROJECT["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
+    (metadata / "entry_points.txt").write_text("\n".join(lines))
+    package = tmp_path / "vllm" / "v1" / "core" / "sched"
+    package.mkdir(parents=True)
+    (tmp_path / "vllm" / "__init__.py").write_text('__version__ = "0.99.0"\n')
+    (package / "scheduler.py").write_text("from fakes import Scheduler as Base\n\nclass Scheduler(Base):\n    pass\n")
+    shutil.copy(HERE / "fakes.py", tmp_path)
+    return tmp_path
+
+
+def run(unpacked, receiver, mode, **env):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "TRACEFITVLLM_"))}
+    environment |= {"PYTHONPATH": str(unpacked), "TRACEFITVLLM_ENDPOINT": f"http://{receiver.target}", **env}
+    done = subprocess.run(
+        [sys.executable, str(HERE / "engine_process.py"), mode],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def steps_by_instance(receiver):
+    found = defaultdict(list)
+    for request in receiver.requests:
+        for resource_spans in request.resource_spans:
+            instance = attributes(resource_spans.resource)["service.instance.id"]
+            for scope_spans in resource_spans.scope_spans:
+                for span in scope_spans.spans:
+                    for event in span.events:
+                        if event.name == "step.BATCH_SUMMARY":
+                            found[instance].append(attributes(event)["step.id"])
+    return dict(found)
+
+
+@pytest.mark.parametrize("mode", ["spawn", "fork"])
+def test_an_engine_core_is_watched_however_its_process_was_started(unpacked, receiver, mode):
+    run(unpacked, receiver, mode)
+    (steps,) = steps_by_instance(receiver).values()
+    assert steps == list(range(1, 11))  # the last ones too: a finalizer sends them, atexit does not run there
+    assert len(receiver.spans("vllm.scheduler")) == 5
+    assert receiver.resources()[0]["vllm.version"] == "0.99.0"
+
+
+def test_two_data_parallel_ranks_are_two_instances_with_steps_of_their_own(unpacked, receiver):
+    run(unpacked, receiver, "dp", OTEL_RESOURCE_ATTRIBUTES="service.instance.id=pod-1,hw.gpu.name=H100")
+    assert steps_by_instance(receiver) == {"pod-1/dp0": list(range(1, 11)), "pod-1/dp1": list(range(1, 11))}
+    resources = {r["service.instance.id"]: r for r in receiver.resources()}
+    assert [resources[f"pod-1/dp{rank}"]["vllm.data_parallel_rank"] for rank in (0, 1)] == [0, 1]
+    assert {r["hw.gpu.name"] for r in resources.values()} == {"H100"}
+
+
+def test_a_process_without_an_engine_pays_nothing_and_sends_nothing(unpacked, receiver):
+    run(unpacked, receiver, "api")
+    assert not receiver.requests
+
+
+def test_a_fork_in_mid_run_neither_repeats_the_parents_events_nor_shares_its_identity(unpacked, receiver):
+    run(unpacked, receiver, "midway")
+    requests = Counter(attributes(span)["gen_ai.request.id"] for span in receiver.spans("vllm.scheduler"))
+    assert requests == {"parent": 1, "parent-after": 1, "child": 1}
+    by_instance = steps_by_instance(receiver)
+    assert sorted(by_instance.values(), key=len) == [list(range(12, 22)), list(range(1, 22))]
+    assert len({r["process.pid"] for r in receiver.resources()}) == 2
+
+
+def test_the_distribution_has_one_entry_point_and_two_dependencies():
+    assert PROJECT["entry-points"] == {"vllm.general_plugins": {"tracefit": "tracefit_vllm:register"}}
+    names = {requirement.split(">")[0] for requirement in PROJECT["dependencies"]}
+    assert names == {"grpcio", "opentelemetry-proto"}

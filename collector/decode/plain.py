@@ -142,6 +142,8 @@ def _check_span(scope: str, span: Span, instance: str, admit_span: AdmitSpan) ->
         raise Rejected(Skip.TOO_MANY_ATTRIBUTES)
     if not words.UNIX_MIN <= span.end_time_unix_nano <= words.UNIX_MAX:
         raise Rejected(Skip.OUT_OF_RANGE)
+    if len(span.span_id) != words.SPAN_ID_BYTES or len(span.parent_span_id) not in (0, words.SPAN_ID_BYTES):
+        raise Rejected(Skip.OUT_OF_RANGE)  # ids are remembered: their length bounds the memory that takes
     if span.start_time_unix_nano > span.end_time_unix_nano:
         raise Rejected(Skip.TIME_ORDER)
     if reason := admit_span(instance, span.span_id, span.end_time_unix_nano):
@@ -214,6 +216,8 @@ def _core_span(span: Span, tally: Tally) -> CoreSpan:
             continue
         values = _fields(event, words.JOURNEY_FIELDS)
         ts_ns = int(values["ts_ns"])
+        if not words.UNIX_MIN <= event.time_unix_nano <= words.UNIX_MAX:
+            raise Rejected(Skip.OUT_OF_RANGE)
         marks.append(Mark(kind, int(values["step_id"]), ts_ns, int(values["output_tokens"])))
         offsets_ns.append(event.time_unix_nano - ts_ns)
         prompt_tokens = int(values["prompt_tokens"])
@@ -346,12 +350,14 @@ def _event_values(event: Span.Event) -> dict[str, Value]:
 
 
 def _count(attributes: Mapping[str, Value], key: str, default: int | None = None) -> int:
-    value = attributes.get(key, default)
+    value = attributes.get(key)
     if value is None:
-        raise Rejected(Skip.MISSING_ATTRIBUTE)
+        if default is None:
+            raise Rejected(Skip.MISSING_ATTRIBUTE)
+        return default
     if isinstance(value, bool) or not isinstance(value, int):
         raise Rejected(Skip.WRONG_TYPE)
-    if not MISSING <= value <= words.COUNT_MAX:
+    if not 0 <= value <= words.COUNT_MAX:
         raise Rejected(Skip.OUT_OF_RANGE)
     return value
 

@@ -31,6 +31,7 @@ API_PREFIX: Final = "api."
 ATTRIBUTES_MAX: Final = 128
 """Attributes read per resource, span or event; vLLM sends at most 24."""
 
+SPAN_ID_BYTES: Final = 8
 ID_MAX: Final = 1 << 53
 TIME_MAX: Final = 1 << 62
 COUNT_MAX: Final = 1 << 31

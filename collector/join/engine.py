@@ -145,11 +145,9 @@ class Engine:
         self.facts.learn(other.facts.known(), FactSource.RESOURCE)
         for process in other._processes:
             for request in process.requests:
-                own = self._add_request(request.span)
-                if own is not None:
-                    own.api = request.api
+                self._add_request(request.span, request)
 
-    def _add_request(self, span: CoreSpan) -> PendingRequest | None:
+    def _add_request(self, span: CoreSpan, known: PendingRequest | None = None) -> PendingRequest | None:
         last = span.marks[-1]
         process = self._process_of(last.ts_ns + span.unix_minus_mono_ns, last.step_id)
         self.events += process.sequence.add_request(span)
@@ -158,14 +156,16 @@ class Engine:
             return None
         start = next(mark for mark in span.marks if mark.kind is MarkKind.SCHEDULED)
         offset_ns = span.unix_minus_mono_ns
-        request = PendingRequest(
+        request = known or PendingRequest(
             span, extent[1], span.marks[0].ts_ns + offset_ns, start.ts_ns + offset_ns, last.ts_ns + offset_ns
         )
         process.requests.append(request)
         if len(process.requests) > self._settings.requests_max:
+            # a sixteenth at once: sorting for every request that comes would be quadratic
             process.requests.sort(key=_order)
-            del process.requests[0]
-            self.events[JoinEvent.OPEN_REQUESTS_EVICTED] += 1
+            evicted = len(process.requests) // 16 + 1
+            del process.requests[:evicted]
+            self.events[JoinEvent.OPEN_REQUESTS_EVICTED] += evicted
         return request
 
     def _split_restarts(self, steps: StepColumns) -> list[StepColumns]:
@@ -186,13 +186,17 @@ class Engine:
             sequence = process.sequence
             newer_in_time = unix_ns >= sequence.event_unix_ns
             newer_in_steps = step >= sequence.last_step
-            if newer_in_steps and not newer_in_time and process is not self._processes[0]:
+            before = unix_ns < sequence.first_unix_ns
+            if newer_in_steps and before and process is not self._processes[0]:
                 continue
             if newer_in_time and not newer_in_steps and self._restarted(sequence, unix_ns, step):
                 break
             return process
         if self._processes:
             self.events[JoinEvent.ENGINE_RESTART] += 1
+        if len(self._processes) > _CONFLICTS_MAX:
+            self.events[JoinEvent.ENGINE_CONFLICT] += 1
+            del self._processes[0]
         sequence = Sequence(self._settings, self.number, self.ratio)
         self.configure(sequence)
         process = _Process(sequence, WarmUp(self._settings.warm_up_rows))

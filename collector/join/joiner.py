@@ -39,6 +39,7 @@ class Joiner:
         self._engine_count = 0
         self._apis: OrderedDict[bytes, ApiSpan] = OrderedDict()
         self._waiting: OrderedDict[bytes, list[tuple[Engine, PendingRequest]]] = OrderedDict()
+        self._waiting_count = 0
         self._releases: dict[str, Release] = {}
         self._config_ids: dict[tuple[str, str], str] = {}
         self.renamed: list[tuple[str, str]] = []
@@ -118,6 +119,7 @@ class Joiner:
 
     def _add_api(self, api: ApiSpan) -> None:
         waiting = self._waiting.pop(api.span_id, ())
+        self._waiting_count -= len(waiting)
         for engine, request in waiting:
             self._pair(engine, request, api)
         self._apis[api.span_id] = api
@@ -134,9 +136,11 @@ class Joiner:
             self._pair(engine, request, api)
             return
         self._waiting.setdefault(parent, []).append((engine, request))
-        if len(self._waiting) > self._settings.requests_max:
-            self._waiting.popitem(last=False)
-            self.events[JoinEvent.OPEN_REQUESTS_EVICTED] += 1
+        self._waiting_count += 1
+        while self._waiting_count > self._settings.requests_max:
+            evicted = len(self._waiting.popitem(last=False)[1])
+            self._waiting_count -= evicted
+            self.events[JoinEvent.OPEN_REQUESTS_EVICTED] += evicted
 
     def _pair(self, engine: Engine, request: PendingRequest, api: ApiSpan) -> None:
         request.api = api
@@ -159,8 +163,12 @@ class Joiner:
         for key, process in self._processes.items():
             self._hold(*self._attribute(key, process, process.advance(flush=flush)))
         for config_id in sorted(self._releases):
-            until = horizon(self.engines_of(config_id), self._settings)
-            taken = self._releases[config_id].take(None if flush else until)
+            emitters = self.engines_of(config_id)
+            everything = flush or not emitters  # evicted or renamed: nobody is left to wait for
+            until = None if everything else horizon(emitters, self._settings)
+            taken = self._releases[config_id].take(until)
+            if not emitters:
+                del self._releases[config_id]
             out += [Joined(config_id, target, rows) for target, rows in taken]
         return out
 

@@ -97,7 +97,7 @@ def runs(marks: tuple[Mark, ...]) -> Iterator[Run]:
 
 def _lay_prefill(run: Run, prompt_tokens: int, window: StepWindow) -> list[Chunks]:
     cells, first = window.rebuilt, run.first_step - window.base
-    last = (run.last_step if run.first_token_step is None else run.first_token_step) - window.base
+    last = (run.last_step if run.first_token_step is None else min(run.first_token_step, run.last_step)) - window.base
     cells["prefill_requests"][first : last + 1] += 1
     chunks = []
     if first == last:
@@ -139,6 +139,8 @@ def _lay_stamps(span: CoreSpan, window: StepWindow) -> None:
     for mark in span.marks:
         ended = mark.kind is MarkKind.FIRST_TOKEN or (mark.kind is MarkKind.FINISHED and span.finish in NATURAL)
         index = mark.step_id - window.base
+        if not 0 <= index < window.size:
+            continue  # a stamp of a step the request was not part of: aborts while preempted, impossible journeys
         if ended and mark.ts_ns > cells["completed_ns"][index]:
             cells["completed_ns"][index] = mark.ts_ns
             cells["completed_unix_ns"][index] = mark.ts_ns + span.unix_minus_mono_ns
@@ -161,7 +163,7 @@ def split_chunks(
             index = step - window.base
             steps_after = chunk.last_step - step
             share = chunk.left if steps_after == 0 else _share(window, index, chunk, budget_tokens, asynchronous)
-            tokens = chunk.left if steps_after == 0 else max(1.0, min(chunk.left - steps_after, share))
+            tokens = chunk.left if steps_after == 0 else _at_most(chunk.left, steps_after, share)
             cell = window.rebuilt[index]
             cell["prefill_tokens"] += tokens
             cell["prefill_attention"] += tokens * (chunk.done + tokens / 2)
@@ -171,6 +173,11 @@ def split_chunks(
         if chunk.first_step <= chunk.last_step:
             rest.append(chunk)
     return rest
+
+
+def _at_most(left: float, steps_after: int, share: float) -> float:
+    """A chunk leaves a token for each step after it, while there are any."""
+    return min(left, max(1.0, min(left - steps_after, share)))
 
 
 def _share(window: StepWindow, index: int, chunk: Chunks, budget_tokens: float | None, asynchronous: bool) -> float:

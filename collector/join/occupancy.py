@@ -29,6 +29,10 @@ from .reasons import RowDrop
 from .requests import RequestRow, request_block
 from .settings import JoinSettings
 
+_OUTPUT_TOKENS_MAX = 131_072
+"""A request of more output tokens gives no row: it would have a line of features for each."""
+_SLACK_NS = 10**9
+"""The last token may not be later than the span's own end by more: the span ends when that token was handed out."""
 _LINES_MAX = 32_768
 """Steps evaluated at once: bounds memory, a request can have thousands of tokens."""
 _BATCH_NS = 5 * 10**9
@@ -129,9 +133,15 @@ class RequestSequence:
         if not decode_s >= 0:
             self.drops[RowDrop.TIME_ORDER] += 1
             return
+        end_unix_ns = span.arrival_unix_ns + int((span.first_token_s + decode_s) * 1e9)
+        if end_unix_ns > span.end_unix_ns + _SLACK_NS:
+            self.drops[RowDrop.TIME_ORDER] += 1
+            return
+        if span.output_tokens > _OUTPUT_TOKENS_MAX:
+            self.drops[RowDrop.TOO_LONG] += 1
+            return
         self._epoch_unix_ns = self._epoch_unix_ns or span.arrival_unix_ns
         first_s = (span.arrival_unix_ns - self._epoch_unix_ns) / 1e9 + span.first_token_s
-        end_unix_ns = span.arrival_unix_ns + int((span.first_token_s + decode_s) * 1e9)
         self.event_unix_ns = max(self.event_unix_ns, span.end_unix_ns)
         request = _Request(
             first_s, first_s + decode_s, float(span.prompt_tokens), span.output_tokens, end_unix_ns, span
@@ -141,6 +151,9 @@ class RequestSequence:
         if len(self._pending) > self._settings.requests_max:
             heapq.heappop(self._pending)
             self.drops[RowDrop.INCOMPLETE] += 1
+        if len(self._held) > 2 * self._settings.requests_max:
+            self._held.sort(key=lambda held: held.end_unix_ns)
+            del self._held[: -self._settings.requests_max]
 
     def advance(self, *, flush: bool = False) -> list[tuple[Target, RowBlock]]:
         """Rows of requests that are final, in order of their end."""

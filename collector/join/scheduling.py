@@ -45,6 +45,8 @@ class SchedulingVotes:
     def settle_block(self) -> None:
         """End of a block of steps: re-check, then count what has been less."""
         self._decide()
+        if self.decided is Scheduling.UNKNOWN:
+            return  # journeys alone cast a vote or two a block: forgetting them would never let them decide
         self.sync, self.asynchronous = _DECAY * self.sync, _DECAY * self.asynchronous
 
     def provisional(self, steps: NDArray[np.void], cells: NDArray[np.void]) -> Scheduling:

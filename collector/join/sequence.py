@@ -76,9 +76,11 @@ class Sequence:
             window = self._reach(int(steps["step_id"].min()), int(steps["step_id"].max()))
             fresh = steps[steps["step_id"] >= window.base]
             unique = np.unique(fresh["step_id"], return_index=True)[1]
+            other = window.contradicted(fresh[unique])
             new = window.add_summaries(fresh[unique])
             events[JoinEvent.STEP_LATE] += len(steps) - len(fresh)
-            events[JoinEvent.STEP_DUPLICATE] += len(fresh) - new
+            events[JoinEvent.ENGINE_CONFLICT] += other
+            events[JoinEvent.STEP_DUPLICATE] += len(fresh) - new - other
             self._note_times(int(steps["unix_ns"].min()), int(steps["unix_ns"].max()))
             self._note_summaries(steps)
             low, high = int(steps["step_id"].min()), int(steps["step_id"].max())
@@ -175,7 +177,7 @@ class Sequence:
         if self.window is None or not self.frontier:
             return self.first_unix_ns
         cells, steps = self.window.rebuilt, self.window.steps
-        index = self.frontier - self.window.base
+        index = min(self.frontier - self.window.base, len(cells) - 1)
         if cells["seen"][index]:
             return int(steps["unix_ns"][index])
         before = max(0, index - 1)
@@ -190,6 +192,7 @@ class Sequence:
         window = self.window
         if window is None or window.size == 0 or source is None:
             return out
+        self._give_up_before(window.base, out)
         first = self.frontier or window.base
         mode = self._mode(first, flush=flush)
         if mode is Scheduling.UNKNOWN:
@@ -250,6 +253,13 @@ class Sequence:
         end_ns = steps["unix_ns"][index] + (elapsed_us * 1e3).astype(np.int64)
         return RowBlock.of_lines(raw, elapsed_us, end_ns=end_ns, engine=self._engine, quality=self.quality)
 
+    def _give_up_before(self, base: int, out: Advance) -> None:
+        """Step ids have jumped: what lies before the window is lost, rows and unfinished prefills alike."""
+        self._chunks = [chunk for chunk in self._chunks if chunk.first_step >= base]
+        if self.frontier and self.frontier < base:
+            self.frontier = self._learned_to = 0
+            out.drops[RowDrop.RESTART] += 1
+
     def _mode(self, first: int, *, flush: bool) -> Scheduling:
         """The scheduling mode; UNKNOWN while end stamps may still tell it."""
         if self.votes.decided is not Scheduling.UNKNOWN:
@@ -305,6 +315,9 @@ class Sequence:
         self, first: int, stop: int, source: ContextSource, out: Advance, *, asynchronous: bool, last: bool
     ) -> None:
         """Rows between the stamped boundaries first..stop-1, all in one block; the frontier moves to the last."""
+        _, latest = self._columns(stop - BLOCK_STEPS - 1, stop + 1)
+        if not (latest["seen"] | (latest["completed_ns"] > 0) | (latest["scheduled_ns"] > 0)).any():
+            return  # a hole: no boundary since the last call
         steps, cells = self._columns(first - 1, stop + 1)
         counts = rebuilt_counts(cells, asynchronous=asynchronous)
         empty = boundaries.empty_steps(steps, cells, counts.prefill_requests + counts.decode_requests)

@@ -80,6 +80,12 @@ class StepWindow:
         if gone >= max(_GROWTH_STEPS, self.size // 2):
             self._shift(gone)
 
+    def contradicted(self, steps: StepColumns) -> int:
+        """How many summaries tell another start of a step that is known: another engine's, under one instance id."""
+        index = steps["step_id"] - self.base
+        known = self.rebuilt["seen"][index] & (self.steps["ts_start_ns"][index] != steps["ts_start_ns"])
+        return int(np.count_nonzero(known))
+
     def add_summaries(self, steps: StepColumns) -> int:
         """Place summaries by id; returns how many were new. Ids must be reachable and unique."""
         index = steps["step_id"] - self.base

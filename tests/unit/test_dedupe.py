@@ -1,0 +1,74 @@
+"""A span id is admitted once within the window; what is older than everything remembered is late."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collector.decode.records import Skip
+from collector.join.dedupe import SpanWindow
+
+S = 10**9
+
+
+def test_a_repeated_span_is_a_duplicate_whatever_came_between():
+    spans = SpanWindow(600 * S, 1000, 8)
+    assert spans.admit("a", b"1", 100 * S) is None
+    assert spans.admit("a", b"2", 300 * S) is None
+    assert spans.admit("a", b"1", 100 * S) is Skip.DUPLICATE
+
+
+def test_emitters_do_not_share_ids():
+    spans = SpanWindow(600 * S, 1000, 8)
+    assert spans.admit("a", b"1", 100 * S) is None
+    assert spans.admit("b", b"1", 100 * S) is None
+
+
+def test_a_span_older_than_the_window_is_late_once_something_was_forgotten():
+    spans = SpanWindow(600 * S, 1000, 8)
+    assert spans.admit("a", b"1", 1000 * S) is None
+    assert spans.admit("a", b"2", 1601 * S) is None
+    assert len(spans) == 1
+    assert spans.admit("a", b"1", 1000 * S) is Skip.LATE
+    assert spans.admit("a", b"3", 999 * S) is Skip.LATE
+    assert spans.admit("a", b"4", 1001 * S) is None
+
+
+def test_ids_are_bounded_and_the_oldest_go_first():
+    spans = SpanWindow(600 * S, 3, 8)
+    for number in range(5):
+        assert spans.admit("a", bytes([number]), (10 + number) * S) is None
+    assert len(spans) == 3
+    assert spans.admit("a", b"\x01", 11 * S) is Skip.LATE
+    assert spans.admit("a", b"\x04", 14 * S) is Skip.DUPLICATE
+
+
+def test_emitters_are_bounded_and_the_one_silent_longest_is_forgotten():
+    spans = SpanWindow(600 * S, 1000, 2)
+    spans.admit("old", b"1", 10 * S)
+    spans.admit("new", b"1", 20 * S)
+    spans.admit("third", b"1", 30 * S)
+    assert len(spans) == 2
+    assert spans.admit("new", b"1", 20 * S) is Skip.DUPLICATE
+    assert spans.admit("old", b"1", 10 * S) is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 50)), max_size=200))
+def test_within_the_window_every_id_is_admitted_exactly_once(arrivals):
+    # ids carry one end each, as spans do
+    ends = dict(arrivals)
+    spans = SpanWindow(100 * S, 1000, 8)
+    admitted = [id_ for id_, _ in arrivals if spans.admit("a", bytes([id_]), ends[id_] * S) is None]
+    assert sorted(admitted) == sorted(set(ends))
+
+
+@given(st.lists(st.tuples(st.integers(0, 255), st.integers(0, 10_000)), max_size=300))
+def test_memory_is_bounded_and_nothing_is_admitted_twice_whatever_comes(arrivals):
+    spans, admitted = SpanWindow(50 * S, 20, 2), set()
+    ends = dict(arrivals)
+    for id_, _ in arrivals:
+        end = ends[id_]
+        if spans.admit("a", bytes([id_]), end * S) is None:
+            assert id_ not in admitted
+            admitted.add(id_)
+        assert len(spans) <= 20

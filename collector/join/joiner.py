@@ -152,8 +152,8 @@ class Joiner:
     def drain(self, *, flush: bool = False) -> list[Joined]:
         """Rows that are final; ``flush``: nothing more will come, everything held becomes rows or drops."""
         out = []
-        emitters = [*self._engines.items(), *self._aliases.items()]
-        self.kv.bind([(key[1], one) for key, engine in emitters for one in engine.sequences], flush=flush)
+        known = [*self._engines.items(), *self._aliases.items()]
+        self.kv.bind([(key[1], one) for key, engine in known for one in engine.sequences], flush=flush)
         for key, engine in self._engines.items():
             rows = engine.advance(flush=flush)
             config_id = self._config_of(key, engine)

@@ -85,6 +85,10 @@ class Cells:
         self.spread[ids] += rate * (seen - self.spread[ids])
         self.rows[ids] = before + count
 
+    def widen(self, more: int) -> None:
+        """Columns never seen: their usual work is 0."""
+        self.x = np.concatenate([self.x, np.zeros((CELLS, more))], axis=1)
+
     def state(self) -> State:
         """For the state file."""
         return pack(self, _STATE)

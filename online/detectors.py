@@ -3,7 +3,7 @@
 ``cusum``, the default, is two-sided with slack k and limit h, both stretched where medians are noisy by nature:
 
     c   = max(1, 2 n)         n: decayed mean of |m|, m clipped at 3
-    S+  = max(0, S+ + m - 1.5 c),  S- = max(0, S- - m - 1.5 c)        alarm: max(S+, S-) > 12 c
+    S+  = max(0, S+ + m - 1.5 c),  S- = max(0, S- - m - 1.5 c)        alarm: max(S+, S-) > 9 c
 
 ``adwin`` (delta 1e-3) and ``page_hinkley`` are River's, on medians of 32, because per row they raise hundreds to
 thousands of false alarms per million; their state is not saved, they start over with the process. KSWIN is not
@@ -32,7 +32,7 @@ class DriftSettings(msgspec.Struct, frozen=True, kw_only=True):
     group: int = 16
     slack: float = 1.5
     noise_share: float = 2.0
-    limit: float = 12.0
+    limit: float = 9.0
     gate: float = 0.06
     gain_rows: int = 32
     onset_rows: int = 128
@@ -48,8 +48,8 @@ class Detector(Protocol):
 
     group: int
 
-    def update(self, value: float) -> bool:
-        """One median of ``group`` normalised residuals; True = alarm."""
+    def update(self, medians: list[float]) -> bool:
+        """Medians of ``group`` normalised residuals each, in order; True = alarm."""
 
     def reset(self) -> None:
         """Start over, after an alarm."""
@@ -71,13 +71,18 @@ class Cusum:
         self.noise = 0.0
         self.up = self.down = 0.0
 
-    def update(self, value: float) -> bool:
+    def update(self, medians: list[float]) -> bool:
         """See the module's equations."""
-        calm = max(1.0, self.noise_share * self.noise)
-        self.up = max(0.0, self.up + value - calm * self.slack)
-        self.down = max(0.0, self.down - value - calm * self.slack)
-        self.noise += _NOISE_RATE * (min(abs(value), _NOISE_CLIP) - self.noise)
-        return max(self.up, self.down) > calm * self.limit
+        up, down, noise, alarm = self.up, self.down, self.noise, False
+        for value in medians:
+            calm = max(1.0, self.noise_share * noise)
+            slack = calm * self.slack
+            up = max(0.0, up + value - slack)
+            down = max(0.0, down - value - slack)
+            noise += _NOISE_RATE * (min(abs(value), _NOISE_CLIP) - noise)
+            alarm = alarm or up > calm * self.limit or down > calm * self.limit
+        self.up, self.down, self.noise = up, down, noise
+        return alarm
 
     def reset(self) -> None:
         """Both sums to zero."""
@@ -119,10 +124,13 @@ class RiverDetector(_Stateless):
             return drift.ADWIN(delta=1e-3)
         return drift.PageHinkley(delta=0.5, threshold=20.0, mode="both")
 
-    def update(self, value: float) -> bool:
-        """One median."""
-        self.model.update(value)
-        return bool(self.model.drift_detected)
+    def update(self, medians: list[float]) -> bool:
+        """Alarm if any of them is one."""
+        alarm = False
+        for value in medians:
+            self.model.update(value)
+            alarm = alarm or bool(self.model.drift_detected)
+        return alarm
 
     def reset(self) -> None:
         """A fresh detector."""
@@ -134,9 +142,9 @@ class Never(_Stateless):
 
     group = 32
 
-    def update(self, value: float) -> bool:
+    def update(self, medians: list[float]) -> bool:
         """Never an alarm."""
-        del value
+        del medians
         return False
 
     def reset(self) -> None:

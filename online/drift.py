@@ -6,15 +6,17 @@ cell c (batch shape: online/blocks.py) therefore has a reference of its own, and
     e_i = (log y_i - Y_c) - (log x_i beta - log X_c beta)          Y_c: mean log y, X_c: mean x (p,) of the cell
 
 beta enters only through the difference between the row's work and the cell's usual work, so that neither misfit of
-the form nor learning of beta shows in e. Cells with fewer than 16 rows are not compared, only learned.
+the form nor learning of beta shows in e. A cell with fewer than 16 rows has no
+reference yet: there the row is compared with the fit alone, and counts less (u_i = e_i over twice the fit's scale).
 
     u_i = clip(e_i / max(s_c, 0.5 %), -8, 8)        s_c: mean |e| of the cell x 1.2533
     m   = median of 16 consecutive u                outliers end here
-    S+  = max(0, S+ + m - 1.5),  S- = max(0, S- - m - 1.5)         alarm when one exceeds 12
+    S+, S-  two-sided CUSUM of m                    alarm when one exceeds its limit (online/detectors.py)
     g   = exp(median of the last 32 e)              gate: no alarm while |log g| < 6 %
 
-An alarm is acted on at once by the learner (gain-corrected discount of its statistics) and reported only if confirmed:
-the next 4 groups of 32 compared rows all lie on the same side of the old references, by half the gain and 3 %.
+An alarm is a suspicion: the learner predicts by it at once, and learns on the side. It is confirmed, acted on and
+reported if the next 4 groups of 32 rows all lie on the same side of the old references, by half the gain and 3 %; the
+first group that does not refutes it, and the references go back.
 
 The detector on the medians is chosen by name: online/detectors.py. Reference: Page (Biometrika 1954).
 """
@@ -146,10 +148,7 @@ class DriftMonitor:
         full = len(values) // size
         medians = np.sort(values[: full * size].reshape(full, size), axis=1)[:, size // 2]
         self.waiting = values[full * size :].tolist()
-        alarm = False
-        for value in medians.tolist():
-            alarm = self.detector.update(value) or alarm
-        return alarm
+        return self.detector.update(medians.tolist())
 
     def _raise(self, end_ns: int) -> Verdict:
         gain = float(np.median(self.recent[-self.settings.gain_rows // 2 :]))

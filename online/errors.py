@@ -19,6 +19,14 @@ _STATE = ("histogram", "sum_ape", "total")
 _PER_LOG = _BINS / np.log(_HIGH / _LOW)
 
 
+def binned(ape: Floats) -> tuple[Floats, float, int]:
+    """Histogram, sum and number of errors (n,)."""
+    clipped = np.minimum(np.maximum(ape, _LOW), _HIGH)
+    bins = np.minimum(np.log(clipped * (1.0 / _LOW)) * _PER_LOG, _BINS - 1.0).astype(np.int64)
+    counts: Floats = np.bincount(bins, minlength=_BINS).astype(np.float64)
+    return counts, float(clipped.sum()), len(ape)
+
+
 class PrequentialError:
     """Decayed error of one prediction stream.
 
@@ -36,13 +44,14 @@ class PrequentialError:
 
     def learn(self, ape: Floats) -> None:
         """Errors (n,) of one block; they must be finite."""
-        n = len(ape)
+        self.add_counts(*binned(ape))
+
+    def add_counts(self, counts: Floats, sum_ape: float, n: int) -> None:
+        """Errors of one block after :func:`binned`."""
         kept = 2.0 ** (-n / self.half_life_rows)
-        clipped = np.minimum(np.maximum(ape, _LOW), _HIGH)
-        bins = np.minimum(np.log(clipped / _LOW) * _PER_LOG, _BINS - 1.0).astype(np.int64)
         self.histogram *= kept
-        self.histogram += np.bincount(bins, minlength=_BINS)
-        self.sum_ape = self.sum_ape * kept + float(clipped.sum())
+        self.histogram += counts
+        self.sum_ape = self.sum_ape * kept + sum_ape
         self.total = self.total * kept + n
 
     def quantile(self, share: float) -> float:

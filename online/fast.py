@@ -65,6 +65,15 @@ class FastMember:
         self.f[:] = 0.0
         self.beta = beta.copy()
 
+    def widened(self, more: int) -> FastMember:
+        """The same member with ``more`` columns, never seen, after its p."""
+        p = self.p
+        wide = FastMember(p + more, self.half_life_steps, self.prior_share, self.prior_floor)
+        old = np.r_[0:p, p + more, p + more + 1]
+        wide.f[old[:, None], old] = self.f
+        wide.beta[:p], wide.passive[:p] = self.beta, self.passive
+        return wide
+
     def state(self) -> State:
         """For the state file."""
         return pack(self, ("f", "beta", "passive"))

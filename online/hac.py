@@ -80,6 +80,15 @@ class Meat:
         self.m += other.m
         self.windows += other.windows
 
+    def widened(self, more: int) -> Meat:
+        """The same evidence with ``more`` columns, never seen, at the end."""
+        wide = Meat(self.p + more)
+        keep = wide._right < self.p
+        wide.m[:, keep] = self.m
+        wide.window[:, : self.p] = self.window
+        wide.windows, wide.rows = self.windows, self.rows
+        return wide
+
     def state(self) -> State:
         """For the state file."""
         return pack(self, _STATE)

@@ -25,7 +25,7 @@ from online.blocks import Design
 from online.cells import Fit
 from online.detectors import DriftSettings
 from online.drift import DriftMonitor, Verdict
-from online.errors import PrequentialError
+from online.errors import PrequentialError, binned
 from online.fast import FastMember
 from online.features import FeatureSet
 from online.hac import Meat
@@ -77,13 +77,14 @@ class RlsLearner:
         self.settings = settings
         # A robust fit of a skewed time is far off in the mean, and the mean of post_decode is what adds up to E2E.
         self.robust = features.target is not Target.POST_DECODE
-        self.phases = len(PHASES) if features.target is Target.STEP_TIME else 0
-        self.p = len(features) + self.phases
+        # Phase columns exist from the first row that starts or ends on another stamp than ts_start.
+        self.phases = 0
+        self.p = len(features)
         self.signed = any(c.signed for c in columns)
-        self.free: Mask = np.array([c.signed for c in columns] + [True] * self.phases)
-        self.shrink = np.array([c.shrink for c in columns] + [0.0] * self.phases)
+        self.free: Mask = np.array([c.signed for c in columns])
+        self.shrink = np.array([c.shrink for c in columns])
         self.shrunk = bool(self.shrink.any())
-        self.prior = prior
+        self.prior = None if prior is None else prior.sized(self.p)
         self.beta = np.zeros(self.p)
         self.live: Mask = np.zeros(self.p, np.bool_)
         self.passive: Mask = np.zeros(self.p, np.bool_)
@@ -112,10 +113,30 @@ class RlsLearner:
         """Empty statistics of this learner's layout."""
         return Strata(self.p + 2, self.settings.half_life_steps, self.settings.half_life_us)
 
+    def open_phases(self) -> None:
+        """Make room for the phase columns, which are free of sign and not published."""
+        if self.phases:
+            return
+        p, more = self.p, len(PHASES)
+        self.phases, self.p = more, p + more
+        self.slow = self.slow.widened(p, more)
+        self.trial = None if self.trial is None else self.trial.widened(p, more)
+        self.fast = self.fast.widened(more)
+        self.meat = self.meat.widened(more)
+        self.drift.cells.widen(more)
+        self.prior = None if self.prior is None else self.prior.sized(self.p)
+        self.free = np.concatenate([self.free, np.ones(more, np.bool_)])
+        for name in ("shrink", "beta", "live", "passive", "per_row"):
+            value = getattr(self, name)
+            setattr(self, name, np.concatenate([value, np.zeros(more, value.dtype)]))
+        self.sums = np.concatenate([self.sums[:p], np.zeros(more), self.sums[p:]])
+
     # ---------------------------------------------------------------- learning
 
     def learn(self, block: Design) -> None:
         """Predict, score, learn, solve; block.x has this set's columns only and is finite."""
+        if not self.phases and block.phase.any():
+            self.open_phases()
         z = self._augment(block)
         self.rows += len(block)
         spent = float(block.steps @ block.weight) / self.settings.half_life_steps
@@ -127,8 +148,8 @@ class RlsLearner:
             return
         x = z[:, : self.p]
         prediction = x @ self._both()
-        self._score(block, prediction)
-        if self.robust and self._watch(block, x, prediction[:, SLOW]):
+        log_ratio = self._score(block, prediction)
+        if self.robust and self._watch(block, x, log_ratio):
             prediction = x @ self._both()
         self._learn_block(block, z, prediction)
 
@@ -136,10 +157,14 @@ class RlsLearner:
         """Rows of the quick lane: they move the fast member and its scores, never what is published."""
         if self.holding:
             return
+        if not self.phases and block.phase.any():
+            self.open_phases()
         self.quick = True
         z = self._augment(block)
         prediction = z[:, : self.p] @ self._both()
-        self._score_live(block, prediction)
+        ratio = np.maximum(prediction.T, _TINY_US) / block.elapsed_us
+        ape = np.abs(ratio - 1.0)
+        self._score_live(block, ape, -np.log(ratio), binned(ape[self.champion]))
         _, w = self._weigh(block, prediction, self.scale[FAST:])
         self.fast.learn(block.steps, z, w[:, FAST])
         self._solve_fast()
@@ -157,17 +182,21 @@ class RlsLearner:
     def _both(self) -> Floats:
         return np.stack((self.beta, self.fast.beta), axis=1)
 
-    def _score(self, block: Design, prediction: Floats) -> None:
-        self.error.learn(np.abs(prediction[:, SLOW] - block.elapsed_us) / block.elapsed_us)
+    def _score(self, block: Design, prediction: Floats) -> Floats:
+        """Prequential errors of both members; log(y / prediction) of the slow one, (n,)."""
+        ratio = np.maximum(prediction.T, _TINY_US) / block.elapsed_us
+        ape = np.abs(ratio - 1.0)
+        log_ratio = -np.log(ratio)
+        counted = binned(ape[SLOW])
+        self.error.add_counts(*counted)
         if not self.quick:
-            self._score_live(block, prediction)
+            self._score_live(block, ape, log_ratio, counted if self.champion == SLOW else binned(ape[FAST]))
+        slow: Floats = log_ratio[SLOW]
+        return slow
 
-    def _score_live(self, block: Design, prediction: Floats) -> None:
-        y = block.elapsed_us[:, None]
-        ape = np.abs(prediction - y) / y
-        self.live_error.learn(ape[:, self.champion])
-        log_ratio = np.log(block.elapsed_us / np.maximum(prediction[:, self.champion], _TINY_US))
-        self.intervals.learn(block, log_ratio)
+    def _score_live(self, block: Design, ape: Floats, log_ratio: Floats, counted: tuple[Floats, float, int]) -> None:
+        self.live_error.add_counts(*counted)
+        self.intervals.learn(block, log_ratio[self.champion])
         rate = self.settings.champion_rate * min(1.0, len(block) / _BLOCK)
         seen = np.minimum(middle(ape), 1.0)
         self.recent = self.recent + rate * (seen - self.recent) if self.recent.any() else seen
@@ -237,9 +266,8 @@ class RlsLearner:
 
     # ---------------------------------------------------------------- change of speed
 
-    def _watch(self, block: Design, x: Floats, predicted: Floats) -> bool:
+    def _watch(self, block: Design, x: Floats, log_ratio: Floats) -> bool:
         """Look for a change of speed and act on it; True if predictions are no longer what they were."""
-        log_ratio = np.log(block.elapsed_us / np.maximum(predicted, _TINY_US))
         fit = Fit(self.beta, float(self.scale[SLOW]))
         verdict = self.drift.learn(block.cell, x, log_ratio, fit, int(block.end_ns[-1]))
         if verdict is Verdict.NOTHING:

@@ -34,6 +34,7 @@ _PARTS = ("slow", "fast", "meat", "error", "live_error", "intervals", "drift")
 def save(learner: RlsLearner) -> State:
     """Everything that its next block depends on; the prior goes with it."""
     state: State = {name: getattr(learner, name).state() for name in _PARTS}
+    state["phases"] = learner.phases > 0
     state["plain"] = pack(learner, _PLAIN)
     state["trial"] = None if learner.trial is None else learner.trial.state()
     state["start"] = None if learner.start is None else learner.start.state()
@@ -48,6 +49,8 @@ def restore(learner: RlsLearner, state: State) -> None:
         StateError: the state does not fit; the learner must then be thrown away.
     """
     try:
+        if state["phases"]:
+            learner.open_phases()
         for name in _PARTS:
             getattr(learner, name).restore(state[name])
         unpack(learner, _PLAIN, state["plain"])
@@ -66,6 +69,8 @@ def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_
     """Add what ``other`` knows; both have no partial block. ``other`` is used up."""
     for learner in (into, other):
         learner.stop_trial()
+        if into.phases or other.phases:
+            learner.open_phases()
     if into.holding and other.holding:
         _merge_held(into, other, other_is_later=other_is_later)
         return

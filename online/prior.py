@@ -34,6 +34,12 @@ class Prior:
         sd = _SHARE * np.abs(beta) + _FLOOR / np.sqrt(np.maximum(per_row, _TINY))
         return Prior(gain * beta, np.where(known, gain * sd, np.inf))
 
+    def sized(self, p: int) -> Prior:
+        """Of p columns: phases that are not learned are left out, phases that are new are not known."""
+        more = max(0, p - len(self.mean))
+        mean = np.concatenate([self.mean, np.zeros(more)])[:p]
+        return Prior(mean, np.concatenate([self.sd, np.full(more, np.inf)])[:p])
+
     def state(self) -> State:
         """For the state file: precision per unit scale, because infinite deviations do not belong in one."""
         return {"mean": self.mean, "inverse": 1.0 / self.sd}

@@ -111,6 +111,14 @@ class Strata:
         self.n2 += other.n2
         self.clock += other.clock
 
+    def widened(self, at: int, more: int) -> Strata:
+        """The same statistics with ``more`` columns, never seen, before column ``at``."""
+        wide = Strata(self.q + more, self.half_life_steps, self.half_life_us)
+        place = np.arange(self.q) + more * (np.arange(self.q) >= at)
+        wide.g[:, wide._expand[place[self._left], place[self._right]]] = self.g
+        wide.n1, wide.n2, wide.clock = self.n1, self.n2, self.clock
+        return wide
+
     def state(self) -> State:
         """For the state file."""
         return pack(self, _STATE)

@@ -39,25 +39,13 @@ def lines(line, pool):
 
 def _measure(item):
     short, name = item
-    found = []
-    for gate in ("holdout_100", "fit_100"):
-        found.append(_gate(short, name, gate))
+    found = [_gate(short, name, gate) for gate in ("holdout_100", "fit_100")]
     rows = _rows(_bytes_until(name, 1.0))
     best, drift = _live(rows)
-    if short in LIVE_LIMITS:
-        limit = LIVE_LIMITS[short]
-        value = ", ".join(f"{k} {v:.1f}" for k, v in best.items())
-        found.append(
-            (
-                f"live MAPE %, last 40 %, {short} ({value})",
-                f"{min(best.values()):.1f}",
-                f"<= {limit}",
-                min(best.values()) <= limit,
-            )
-        )
-    else:
-        value = ", ".join(f"{k} {v:.1f}" for k, v in best.items())
-        found.append((f"live MAPE %, last 40 %, {short} ({value})", f"{min(best.values()):.1f}", "", None))
+    limit, value = LIVE_LIMITS.get(short), min(best.values())
+    each = ", ".join(f"{k} {v:.1f}" for k, v in best.items())
+    target, good = ("", None) if limit is None else (f"<= {limit}", value <= limit)
+    found.append((f"live MAPE %, last 40 %, {short} ({each})", f"{value:.1f}", target, good))
     if short == "c10":
         alarms, refuted, confirmed = drift
         found.append(("c10: drift reported or acted on", str(confirmed), "0", confirmed == 0))

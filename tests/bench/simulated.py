@@ -19,12 +19,19 @@ from online.target import TargetState
 
 SIMULATOR = Path(__file__).resolve().parents[2].parent / "shared" / "tools" / "streams.py"
 
-SEGMENTS = (
-    ((0.12, "reasoning", 0.5), (0.1, "general", 0.9), (0.14, "decode_heavy", 0.6), (0.1, "prefill_heavy", 0.75))
-    + ((0.12, "roleplay", 0.7), (0.1, "codegen", 1.1), (0.12, "general", 0.35), (0.2, "decode_heavy", 0.95)),
-    ((0.15, "codegen", 0.6), (0.1, "prefill_heavy", 0.5), (0.1, "reasoning", 0.85), (0.1, "general", 1.0))
-    + ((0.15, "roleplay", 0.45), (0.1, "decode_heavy", 0.4), (0.15, "general", 0.75), (0.15, "prefill_heavy", 0.65)),
+ORDERS = (
+    """reasoning .12 .5, general .1 .9, decode_heavy .14 .6, prefill_heavy .1 .75, roleplay .12 .7, codegen .1 1.1,
+    general .12 .35, decode_heavy .2 .95""",
+    """codegen .15 .6, prefill_heavy .1 .5, reasoning .1 .85, general .1 1, roleplay .15 .45, decode_heavy .1 .4,
+    general .15 .75, prefill_heavy .15 .65""",
 )
+"""Workload, share of the steps, load."""
+
+
+def segments(order):
+    """Segments of one order, as the simulator takes them."""
+    each = [one.split() for one in ORDERS[order].split(",")]
+    return [[float(share), workload, float(load)] for workload, share, load in each]
 
 
 def load_simulator():

@@ -1,0 +1,123 @@
+"""One battery for every detector, and one for the intervals."""
+
+import numpy as np
+import pytest
+
+from online.detectors import DETECTORS, DriftSettings, make_detector
+from online.features import portable
+from online.intervals import Intervals
+from online.learner import LearnerSettings
+from online.rows import Target
+from online.settings import BankSettings
+from tests.bench.simulated import prequential
+from tests.streams import steps
+
+SEES = [name for name in DETECTORS if name != "none"]
+
+
+def _run(detector, **kind):
+    settings = BankSettings(
+        learners=("rls",), live_sets=(), rls=LearnerSettings(drift=DriftSettings(detector=detector))
+    )
+    stream = steps(6000, 31, noise=0.02, **kind)
+    return prequential(stream.rows, portable(Target.STEP_TIME), settings=settings).model.drift
+
+
+@pytest.mark.parametrize("detector", DETECTORS)
+def test_calm_streams_raise_no_confirmed_alarm(detector):
+    assert _run(detector).confirmed == 0
+
+
+@pytest.mark.parametrize("detector", SEES)
+@pytest.mark.parametrize("gain", [0.5, 1.5])
+def test_a_change_of_speed_is_confirmed_with_its_gain(detector, gain):
+    drift = _run(detector, drift_at=3000, gain=gain)
+    assert drift.confirmed >= 1
+    assert drift.last[1] == pytest.approx(gain, rel=0.05)
+
+
+@pytest.mark.parametrize("detector", DETECTORS)
+def test_stalls_are_not_a_change_of_speed(detector):
+    assert _run(detector, stalls=0.03).confirmed == 0
+
+
+@pytest.mark.parametrize("detector", DETECTORS)
+def test_detectors_are_deterministic_and_reset(detector):
+    medians = np.random.default_rng(1).normal(0, 1, 300).tolist() + [6.0] * 40
+    answers = []
+    for _ in range(2):
+        one = make_detector(DriftSettings(detector=detector))
+        answers.append([one.update([m]) for m in medians])
+        one.reset()
+        assert not one.update([0.0])
+    assert answers[0] == answers[1]
+    assert any(answers[0]) is (detector != "none")
+
+
+def test_an_unknown_detector_is_refused_by_name():
+    with pytest.raises(ValueError, match="kswin"):
+        make_detector(DriftSettings(detector="kswin"))
+
+
+# -------------------------------------------------------------------- intervals
+
+
+def _covered(noise, n=12_000, shift_at=None):
+    rng = np.random.default_rng(5)
+    design = prequential_design(n)
+    ratio = noise(rng, n)
+    if shift_at is not None:
+        ratio[shift_at:] *= 2.0
+    intervals, inside = Intervals(), np.zeros(n, bool)
+    for start in range(0, n, 32):
+        block = design.slice(start, min(start + 32, n))
+        r = ratio[start : start + 32]
+        bounds = np.log(intervals.ratios(block.stratum))
+        inside[start : start + 32] = (r >= bounds[:, 0]) & (r <= bounds[:, 2])
+        intervals.learn(block, r)
+    return inside, intervals
+
+
+def prequential_design(n):
+    from online.target import TargetState
+
+    state = TargetState(Target.STEP_TIME, BankSettings(learners=("rls",), live_sets=()))
+    state.offer(portable(Target.STEP_TIME), lambda _n, _c: None, published=True)
+    return state.evaluate(steps(n, 3).rows)[0]
+
+
+NOISES = {
+    "normal": lambda rng, n: 0.01 * rng.standard_normal(n),
+    "wide": lambda rng, n: 0.2 * rng.standard_normal(n),
+    "skewed": lambda rng, n: rng.exponential(0.05, n),
+    "heavy": lambda rng, n: 0.02 * rng.standard_t(2, n),
+}
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_eighty_per_cent_fall_between_p10_and_p90(noise):
+    inside, _ = _covered(NOISES[noise])
+    assert abs(inside[2000:].mean() - 0.8) < 0.02
+
+
+def test_coverage_comes_back_after_the_spread_doubles():
+    inside, _ = _covered(NOISES["normal"], shift_at=6000)
+    assert inside[6200:8000].mean() > 0.75
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_the_quantiles_are_those_of_the_ratios(noise):
+    rng = np.random.default_rng(6)
+    _, intervals = _covered(NOISES[noise])
+    snapshot = intervals.snapshot()
+    truth = np.exp(np.quantile(NOISES[noise](rng, 100_000), [0.1, 0.5, 0.9]))
+    for found, expected in zip((snapshot.p10, snapshot.p50, snapshot.p90), truth, strict=True):
+        assert abs(np.log(found / expected)) < 0.15 * np.log(truth[2] / truth[0])
+
+
+def test_histograms_merge_by_addition():
+    _, a = _covered(NOISES["normal"], n=3000)
+    _, b = _covered(NOISES["wide"], n=3000)
+    total = a.histogram + b.histogram
+    a.add(b)
+    assert np.array_equal(a.histogram, total)

@@ -1,0 +1,197 @@
+"""One battery for every learner; a new one is tested by being listed."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from online.bank import Bank, BankSettings, RowOutcome
+from online.rows import STEP_FEATURES, RowBlock, Target
+from tests.streams import BETA, NAMES, steps
+
+LEARNERS = (
+    "rls",
+    "rls_covariance",
+    "river:linear",
+    "river:residual",
+    "river:tree.HoeffdingTreeRegressor",
+    "river:linear_model.PARegressor",
+)
+SAVED = LEARNERS[:4]
+TARGET = Target.STEP_TIME
+
+
+def _bank(learner, **settings):
+    learners = ("rls", learner) if learner == "river:residual" else (learner,)
+    return Bank(BankSettings(learners=learners, **settings))
+
+
+def _model(bank, learner):
+    key = "portable" if learner == "rls" else f"{learner}/portable"
+    target = bank.targets("c").get("step_time")
+    return None if target is None else target.models.get(key)
+
+
+def _published(bank):
+    return msgspec.json.encode(bank.targets("c"))
+
+
+def _numbers(value):
+    if isinstance(value, dict):
+        for each in value.values():
+            yield from _numbers(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _numbers(each)
+    elif isinstance(value, float):
+        yield value
+
+
+def _all_finite(bank):
+    return all(np.isfinite(x) for x in _numbers(msgspec.to_builtins(bank.targets("c"))))
+
+
+def _changed(rows, **columns):
+    raw, y = rows.raw.copy(), rows.elapsed_us.copy()
+    for name, change in columns.items():
+        if name == "y":
+            y = change(y)
+        else:
+            raw[:, STEP_FEATURES.index(name)] = change(raw[:, STEP_FEATURES.index(name)])
+    return RowBlock(raw, rows.offsets, y, rows.phase, rows.weight, rows.end_ns, rows.engine, rows.quality)
+
+
+@pytest.fixture(params=LEARNERS)
+def learner(request):
+    return request.param
+
+
+def test_learns_to_predict(learner):
+    bank = _bank(learner)
+    bank.learn("c", TARGET, steps(3000, 1, prefill_share=0.1).rows)
+    assert _model(bank, learner).error.median_ape < (0.02 if learner.startswith("rls") else 0.2)
+
+
+def test_inputs_are_left_as_they_are(learner):
+    rows = steps(200, 2).rows
+    before = [getattr(rows, name).copy() for name in ("raw", "offsets", "elapsed_us", "phase", "weight", "end_ns")]
+    _bank(learner).learn("c", TARGET, rows)
+    for name, kept in zip(("raw", "offsets", "elapsed_us", "phase", "weight", "end_ns"), before, strict=True):
+        assert np.array_equal(getattr(rows, name), kept, equal_nan=True)
+
+
+def test_equal_rows_give_equal_bytes(learner):
+    found = []
+    for _ in range(2):
+        bank = _bank(learner)
+        bank.learn("c", TARGET, steps(600, 3, stalls=0.01).rows)
+        found.append(_published(bank))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 0.0, -5.0, 1e300, 1e-300])
+def test_learns_nothing_from_a_time_that_is_none(learner, bad):
+    rows = steps(400, 4).rows
+    clean, dirty = _bank(learner), _bank(learner)
+    clean.learn("c", TARGET, rows)
+    dirty.learn("c", TARGET, rows)
+    outcome = dirty.learn("c", TARGET, _changed(steps(50, 5).rows, y=lambda y: np.full_like(y, bad)))
+    assert outcome[RowOutcome.LEARNED] == 0
+    assert sum(outcome.values()) == 50
+    assert _published(dirty) == _published(clean)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e300, -1e300])
+def test_learns_nothing_from_a_feature_that_is_none(learner, bad):
+    rows = steps(400, 4).rows
+    clean, dirty = _bank(learner), _bank(learner)
+    clean.learn("c", TARGET, rows)
+    dirty.learn("c", TARGET, rows)
+    outcome = dirty.learn("c", TARGET, _changed(steps(50, 5).rows, requests=lambda x: np.full_like(x, bad)))
+    assert outcome[RowOutcome.LEARNED] == 0
+    assert _published(dirty) == _published(clean)
+
+
+ODD = {
+    "features of 0": dict.fromkeys(NAMES[1:], np.zeros_like),
+    "features of 1e-300": {name: lambda x: np.full_like(x, 1e-300) for name in NAMES[1:]},
+    "features of 1e-150": {"requests": lambda x: x * 1e-150},
+    "features of 1e11": {"requests": lambda x: x * 1e9},
+    "negative features": {"requests": np.negative},
+    "a constant feature": {"requests": lambda x: np.full_like(x, 7.0)},
+    "a feature that appears late": {"prefill_tokens": lambda x: np.where(np.arange(len(x)) < 600, 0.0, x)},
+    "a time that jumps by 10^6": {"y": lambda y: np.where(np.arange(len(y)) < 500, y, y * 1e6)},
+    "a time that falls by 10^6": {"y": lambda y: np.where(np.arange(len(y)) < 500, y, y * 1e-6)},
+    "a time that is constant": {"y": lambda y: np.full_like(y, 1e4)},
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_rows_leave_everything_finite(learner, odd):
+    bank = _bank(learner)
+    rows = _changed(steps(1000, 6).rows, **ODD[odd])
+    outcome = bank.learn("c", TARGET, rows)
+    assert sum(outcome.values()) == 1000
+    assert _all_finite(bank)
+
+
+def test_equal_rows_leave_everything_finite(learner):
+    bank = _bank(learner)
+    rows = steps(10, 7).rows.take(np.zeros(800, np.intp))
+    bank.learn("c", TARGET, rows)
+    assert _all_finite(bank)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_few_rows_leave_everything_finite(learner, n):
+    bank = _bank(learner)
+    bank.learn("c", TARGET, steps(n, 8).rows)
+    assert _all_finite(bank)
+
+
+def test_a_copied_feature_shares_the_coefficient_and_harms_no_prediction(learner):
+    settings = {"feature_sets": ("custom",), "live_sets": ()}
+    names = ("intercept", "prefill_tokens", "decode_context_tokens", "requests", "running")
+    rows = steps(2000, 9).rows
+    raw = rows.raw.copy()
+    raw[:, STEP_FEATURES.index("running")] = raw[:, STEP_FEATURES.index("requests")]
+    rows = RowBlock.of_lines(raw, rows.elapsed_us, end_ns=rows.end_ns)
+    bank = _bank(learner, custom={"step_time": names}, **settings)
+    bank.learn("c", TARGET, rows)
+    assert _all_finite(bank)
+    target = bank.targets("c").get("step_time")
+    if learner == "rls":
+        found = {f.name: f.coefficient for f in target.models["custom"].features}
+        assert abs(found["requests"] + found["running"] - BETA[3]) < 0.05 * BETA[3]
+        assert target.models["custom"].error.mape < 0.02
+
+
+def test_state_goes_through_bytes_and_back():
+    for learner in SAVED:
+        rows = steps(900, 10).rows
+        bank, again = _bank(learner), _bank(learner)
+        bank.learn("c", TARGET, rows.slice(0, 500))
+        again.restore(bank.state())
+        for each in (bank, again):
+            each.learn("c", TARGET, rows.slice(500, 900))
+        assert _published(again) == _published(bank)
+
+
+@pytest.mark.parametrize("learner", SAVED)
+def test_memory_reaches_a_plateau(learner):
+    bank, sizes = _bank(learner), []
+    for seed in range(6):
+        bank.learn("c", TARGET, steps(1500, 20 + seed).rows)
+        sizes.append(len(bank.state()))
+    assert sizes[-1] < 1.3 * sizes[1]
+
+
+def test_the_order_of_the_features_does_not_matter():
+    found = []
+    for names in (NAMES, NAMES[::-1]):
+        bank = Bank(
+            BankSettings(learners=("rls",), feature_sets=("custom",), custom={"step_time": names}, live_sets=())
+        )
+        bank.learn("c", TARGET, steps(1500, 11).rows)
+        found.append({f.name: f.coefficient for f in bank.targets("c")["step_time"].models["custom"].features})
+    for name, value in found[0].items():
+        assert found[1][name] == pytest.approx(value, rel=1e-6)

@@ -19,21 +19,40 @@ import numpy as np
 from online.blocks import CELLS, Groups
 from online.detectors import DriftSettings
 from online.rows import Floats, Ints
-from online.solve import Mask
+from online.solve import RELATIVE_RIDGE, Mask
 from online.state import State, pack, unpack
 
 TINY = 1e-12
 _MEAN_ABS_TO_SD = 1.2533
 _LEARN_CLIP = 4.0
+_UNSEEN = 1e-30
 _STATE = ("rows", "log_y", "spread", "x")
 
 
 @dataclass(slots=True)
 class Fit:
-    """beta (p,) and the robust scale of its relative residuals."""
+    """beta (p,), the robust scale of its relative residuals, and the evidence: A (p, p) and its effective rows."""
 
     beta: Floats
     scale: float
+    a: Floats
+    rows: float
+
+    def stretch(self, x: Floats) -> Floats:
+        """How far outside what the fit has seen rows x (n, p) are: 1 inside, more where it extrapolates, (n,).
+
+        sqrt of the leverage of x / x beta in units of the mean leverage p / rows.
+        """
+        diagonal = self.a.diagonal()
+        unseen = diagonal <= _UNSEEN
+        scale = 1.0 / np.sqrt(np.where(unseen, _UNSEEN, diagonal))
+        system = self.a * scale * scale[:, None]
+        system.flat[:: len(scale) + 1] = 1.0 + RELATIVE_RIDGE
+        relative = x * scale / np.maximum(x @ self.beta, TINY)[:, None]
+        leverage = np.einsum("ij,ji->i", relative, np.linalg.solve(system, relative.T))
+        mean = max(1.0, float((~unseen).sum())) / max(self.rows, 1.0)
+        stretched: Floats = np.sqrt(np.maximum(leverage / mean, 1.0))
+        return stretched
 
 
 @dataclass(slots=True)

@@ -7,7 +7,8 @@ cell c (batch shape: online/blocks.py) therefore has a reference of its own, and
 
 beta enters only through the difference between the row's work and the cell's usual work, so that neither misfit of
 the form nor learning of beta shows in e. A cell with fewer than 16 rows has no
-reference yet: there the row is compared with the fit alone, and counts less (u_i = e_i over twice the fit's scale).
+reference yet: there the row is compared with the fit, and counts less: u_i = e_i over twice the fit's scale, times
+how far outside of what it has seen the fit is asked (sqrt of the leverage in units of its mean).
 
     u_i = clip(e_i / max(s_c, 0.5 %), -8, 8)        s_c: mean |e| of the cell x 1.2533
     m   = median of 16 consecutive u                outliers end here
@@ -105,7 +106,8 @@ class DriftMonitor:
         else:
             # A shape never seen can only be compared with the fit, and counts as little as the fit is sure.
             reference = np.where(known, usual, math.log(self.gain) if self.suspicious else 0.0)
-            spread = np.where(known, spread, settings.stranger_spread * fit.scale)
+            strange = settings.stranger_spread * fit.scale * fit.stretch(x[groups.starts])
+            spread = np.where(known, spread, strange)
         e = log_ratio - np.repeat(reference, sizes)
         u = np.minimum(np.maximum(e / np.repeat(spread, sizes), -_CLIP), _CLIP)
         if all_known:

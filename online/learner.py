@@ -10,7 +10,7 @@ The champion predicts live: the member with the lower decayed median error, repl
 
 A suspected change of speed (online/drift.py) is predicted at once, by the fast member, and believed later: until it is
 confirmed the slow member's rows go to statistics on the side. Confirmed, what was known before is kept at 2 % and
-multiplied by the gain, and the rows on the side join it; refuted, they join it as if nothing had happened.
+multiplied by the gain, and the rows on the side join it; refuted, they are forgotten and nothing has happened.
 
 Guarantee: published coefficients are a function of the published lane's rows alone, not of the fast member, the quick
 lane or the intervals.
@@ -89,6 +89,7 @@ class RlsLearner:
         self.live: Mask = np.zeros(self.p, np.bool_)
         self.passive: Mask = np.zeros(self.p, np.bool_)
         self.per_row = np.zeros(self.p)
+        self.evidence, self.slow_rows = np.zeros((self.p, self.p)), 1.0
         self.scale = np.full(2, 0.05)
         self.median_us = self.start_median_us = 0.0
         self.rows = 0
@@ -130,6 +131,7 @@ class RlsLearner:
             value = getattr(self, name)
             setattr(self, name, np.concatenate([value, np.zeros(more, value.dtype)]))
         self.sums = np.concatenate([self.sums[:p], np.zeros(more), self.sums[p:]])
+        self.evidence = np.pad(self.evidence, (0, more))
 
     # ---------------------------------------------------------------- learning
 
@@ -268,14 +270,16 @@ class RlsLearner:
 
     def _watch(self, block: Design, x: Floats, log_ratio: Floats) -> bool:
         """Look for a change of speed and act on it; True if predictions are no longer what they were."""
-        fit = Fit(self.beta, float(self.scale[SLOW]))
+        fit = Fit(self.beta, float(self.scale[SLOW]), self.evidence, self.slow_rows)
         verdict = self.drift.learn(block.cell, x, log_ratio, fit, int(block.end_ns[-1]))
         if verdict is Verdict.NOTHING:
             return False
         if verdict is Verdict.ALARM:
             self._suspect()
+        elif verdict is Verdict.CONFIRMED:
+            self._believe(self.drift.gain)
         else:
-            self._settle(self.drift.gain if verdict is Verdict.CONFIRMED else 1.0)
+            self.stop_trial()
         return True
 
     def _suspect(self) -> None:
@@ -292,9 +296,11 @@ class RlsLearner:
             self.refit(release=True)
 
     def stop_trial(self) -> None:
-        """Give up a running suspicion and join what was learned on the side."""
+        """Give up a suspicion. Its rows were judged by a speed that was none, and are forgotten with it."""
         if self.trial is not None:
-            self._settle(1.0)
+            self.trial = None
+            self.recent[:] = self.recent.min()
+            self._solve_fast()
 
     def restart_live(self) -> None:
         """Fast member and detector start over from the published coefficients, as after a merge."""
@@ -306,14 +312,14 @@ class RlsLearner:
         self.recent = np.zeros(2)
         self.trial = None
 
-    def _settle(self, gain: float) -> None:
+    def _believe(self, gain: float) -> None:
+        """Keep little of what was known, at the new speed, and join what was learned on the side."""
         assert self.trial is not None  # noqa: S101  only after a suspicion
-        if gain != 1.0:
-            keep = self.settings.alarm_keep
-            self.slow.discount(keep, gain)
-            self.meat.discount(keep)
-            self.sums *= keep
-            self.sums[-2] *= gain
+        keep = self.settings.alarm_keep
+        self.slow.discount(keep, gain)
+        self.meat.discount(keep)
+        self.sums *= keep
+        self.sums[-2] *= gain
         self.slow.decay(self.trial.clock)
         self.slow.add(self.trial)
         self.trial = None
@@ -340,7 +346,8 @@ class RlsLearner:
 
     def _solve_slow(self) -> None:
         g = self.slow.total()
-        self.per_row = g.diagonal()[: self.p] / max(float(self.slow.n1.sum()), 1.0)
+        self.evidence, self.slow_rows = g[: self.p, : self.p], max(float(self.slow.n1.sum()), 1.0)
+        self.per_row = g.diagonal()[: self.p] / self.slow_rows
         self._solve(g)
 
     def _solve_fast(self) -> None:

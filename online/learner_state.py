@@ -17,6 +17,8 @@ _PLAIN = (
     "live",
     "passive",
     "per_row",
+    "evidence",
+    "slow_rows",
     "scale",
     "median_us",
     "start_median_us",

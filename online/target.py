@@ -171,7 +171,7 @@ class TargetState:
         )
 
     def _champion(self, models: dict[str, ModelSnapshot]) -> str | None:
-        """The published ``rls`` model with the lowest error; without ``rls``, whatever has coefficients, or is there."""
+        """The published ``rls`` model with the lowest error; without ``rls``, whatever has coefficients or is there."""
         listed = {n: m for n, m in models.items() if m.features} or models
         own = {n: m for n, m in listed.items() if isinstance(self.models[n][1], RlsLearner)} or listed
         return _lowest({n: m.error for n, m in own.items()})

@@ -56,7 +56,7 @@ class Prefills:
         self._decodes: list[tuple[int, int, int]] = []
         self.stamps: list[tuple[int, int]] = []
         """(when it was known, when a prefill ended), wall clock: what a publisher is recognised by."""
-        self.subtracted_tokens = 0.0
+        self.hit_tokens = 0.0
 
     def add(self, span: CoreSpan, chunks: Sequence[Chunks]) -> None:
         """Take a finished request and the multi-step prefills laid for it."""
@@ -72,6 +72,11 @@ class Prefills:
                 self.stamps.append((end_ns, run.first_token_ns + span.unix_minus_mono_ns))
         if len(self.stamps) > _STAMPS_MAX:
             del self.stamps[: -_STAMPS_MAX // 2]
+
+    def take_hit_tokens(self) -> float:
+        """Tokens subtracted since the last call."""
+        tokens, self.hit_tokens = self.hit_tokens, 0.0
+        return tokens
 
     def pass_over(self, stop_step: int) -> None:
         """Forget what lies below ``stop_step``."""
@@ -133,7 +138,7 @@ class Prefills:
             for prefill, cap in some:
                 if given > 0:
                     _subtract(prefill, given * cap / most, window)
-        self.subtracted_tokens += hit_tokens
+        self.hit_tokens += hit_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,8 @@ from .kv_timeline import KvTimeline
 from .window import StepWindow
 
 _STAMPS_MAX = 4096
+_PENDING_MAX = 65_536
+"""Prefills held: a process whose steps never pass must not grow memory."""
 _END_STEPS_MAX = 64
 
 
@@ -70,6 +72,8 @@ class Prefills:
             if run.first_token_ns:
                 end_ns = span.marks[-1].ts_ns + span.unix_minus_mono_ns
                 self.stamps.append((end_ns, run.first_token_ns + span.unix_minus_mono_ns))
+        if len(self._pending) > _PENDING_MAX:
+            self.pass_over(sorted(p.first_step for p in self._pending)[_PENDING_MAX // 2])
         if len(self.stamps) > _STAMPS_MAX:
             del self.stamps[: -_STAMPS_MAX // 2]
 

@@ -23,9 +23,10 @@ from .admission import AdmissionQueue
 from .auth import TokenFile
 from .clock import Clock
 from .config import Config, parse_endpoint
-from .errors import StartError
+from .errors import ConfigError, StartError
 from .health import Health
 from .intake import Intake
+from .kv_intake import KvIntake
 from .learning import make_pipeline
 from .memory import MemoryGuard, cgroup_limit_bytes, limit_bytes, resident_bytes
 from .pipeline import Export, Pipeline
@@ -70,6 +71,7 @@ class Sidecar:
         self.metrics.follow(OPEN_REQUESTS, lambda: self.pipeline.joiner.open_requests)
         self.metrics.follow(WATERMARK_AGE, lambda: self.pipeline.joiner.watermark_age_s)
         self._publisher = Publisher(self.pipeline, self.metrics, clock, config.snapshot.publish_interval_s)
+        self._kv = KvIntake(config.receivers.kv, self.metrics, clock)
         self._worker = Worker(
             self.queue,
             self.pipeline,
@@ -79,6 +81,7 @@ class Sidecar:
             clock=clock,
             batch_bytes=config.queue.batch_bytes,
             on_death=on_death,
+            take_kv=self._kv.take,
         )
         self._writer = SnapshotWriter(
             Path(config.snapshot.directory), self._publisher, self.metrics, clock, config.snapshot.interval_s
@@ -107,10 +110,11 @@ class Sidecar:
             self._writer.start()
             self._worker.start()
             self._pages.start()
+            self._kv.start()
             self.grpc_port = self._grpc.start()
             if self._http is not None:
                 self.otlp_http_port = self._http.start()
-        except StartError:
+        except (StartError, ConfigError):
             self.stop()
             raise
         self.health.set_serving(True)
@@ -127,6 +131,7 @@ class Sidecar:
             self._grpc.stop(shutdown.grace_s / 2)
         else:
             self._grpc.stop(shutdown.grace_s)
+        self._kv.stop()
         self.queue.close()
         drained = self._worker.finish(shutdown.drain_s, LAST_BATCH_S)
         written = self._writer.stop()

@@ -16,6 +16,7 @@ import msgspec
 import yaml
 
 from .errors import ConfigError
+from .receivers.kv_zmq import KvSettings
 
 ENV_PREFIX = "TRACEFIT_"
 ENV_FILE = "TRACEFIT_CONFIG"
@@ -90,6 +91,7 @@ class ReceiversConfig(_Section, frozen=True, kw_only=True):
 
     grpc: GrpcConfig = GrpcConfig()
     http: HttpReceiverConfig = HttpReceiverConfig()
+    kv: KvSettings = KvSettings()
     tls: TlsConfig = TlsConfig()
     token_file: str = ""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import product
 from typing import TypeVar
 
@@ -23,9 +23,11 @@ from online.rows import Target
 
 from . import __version__
 from .admission import Refusal
+from .decode.kv_records import Direction, KvSkip, KvTally, Phase
 from .decode.records import Skip, Tally
 from .join.reasons import JoinEvent, RowDrop
 from .pipeline import Counts
+from .receivers.kv_sequence import SequenceCounts
 
 PREFIX = "tracefit_"
 
@@ -86,6 +88,8 @@ _TRANSPORTS = tuple(Transport)
 _C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 _BY_TRANSPORT = (("transport", _TRANSPORTS),)
 _BY_SKIP = (("reason", tuple(Skip)),)
+_BY_KV_SKIP = (("reason", tuple(KvSkip)),)
+_BY_MOVE = (("direction", tuple(Direction)), ("phase", tuple(Phase)))
 
 RECEIVED_SPANS = Metric("receiver_received_spans", _C, "spans", "Spans in exports that decoded.", _BY_TRANSPORT)
 ACCEPTED_SPANS = Metric("receiver_accepted_spans", _C, "spans", "Spans acknowledged.", _BY_TRANSPORT)
@@ -157,6 +161,38 @@ OPEN_REQUESTS = Metric("join_open_requests", _G, "requests", "Requests that wait
 WATERMARK_AGE = Metric(
     "join_watermark_age_seconds", _G, "seconds", "How far published rows trail the newest event; the worst engine."
 )
+KV_RECEIVED_MESSAGES = Metric("kv_receiver_received_messages", _C, "messages", "ZMQ messages of KV events.")
+KV_RECEIVED_OK = Metric("kv_receiver_accepted_messages", _C, "messages", "ZMQ messages that held a batch.")
+KV_RECEIVED_SKIPPED = Metric(
+    "kv_receiver_skipped_messages", _C, "messages", "ZMQ messages left out, by reason.", _BY_KV_SKIP
+)
+KV_DROPPED_MESSAGES = Metric("kv_receiver_dropped_messages", _C, "messages", "Oldest batches dropped by a full queue.")
+KV_QUEUE = Metric("kv_receiver_queue_messages", _G, "messages", "Batches of KV events waiting for the worker.")
+KV_SEQUENCE = Metric(
+    "kv_sequence",
+    _C,
+    "events",
+    "What the publishers' numbers show: gaps, missing and recovered batches, restarts, replays.",
+    (("event", tuple(each.name for each in fields(SequenceCounts))),),
+)
+KV_MESSAGES = Metric("kv_join_received_messages", _C, "messages", "Batches of KV events that reached the join.")
+KV_MESSAGES_OK = Metric("kv_join_accepted_messages", _C, "messages", "Batches of KV events used.")
+KV_MESSAGES_SKIPPED = Metric(
+    "kv_join_skipped_messages", _C, "messages", "Batches of KV events left out, by reason.", _BY_KV_SKIP
+)
+KV_EVENTS = Metric("kv_join_received_events", _C, "events", "KV events in batches that reached the join.")
+KV_EVENTS_OK = Metric("kv_join_accepted_events", _C, "events", "KV events understood.")
+KV_EVENTS_SKIPPED = Metric("kv_join_skipped_events", _C, "events", "KV events left out, by reason.", _BY_KV_SKIP)
+KV_TRANSFERS = Metric("kv_transfers", _C, "transfers", "Transfers of KV blocks, by direction and phase.", _BY_MOVE)
+KV_BLOCKS = Metric(
+    "kv_transfer_blocks", _C, "blocks", "KV blocks in those transfers, in blocks of their source.", _BY_MOVE
+)
+KV_HIT_TOKENS = Metric(
+    "kv_prefix_hit_tokens", _C, "tokens", "Prompt tokens found in the cache, subtracted from rebuilt prefills."
+)
+KV_HELD = Metric("kv_join_held_batches", _G, "batches", "Batches of KV events held by the join.")
+KV_MISSING = Metric("kv_join_missing_batches", _G, "batches", "Numbers missing between the batches held.")
+KV_UNBOUND = Metric("kv_join_unbound_publishers", _G, "publishers", "Publishers that belong to no known engine.")
 SNAPSHOT_WRITTEN = Metric(
     "snapshot_last_write_timestamp_seconds", _G, "seconds", "When the snapshot file was last written; 0 = not yet."
 )
@@ -193,6 +229,24 @@ TABLE: tuple[Metric, ...] = (
     JOIN_EVENTS,
     OPEN_REQUESTS,
     WATERMARK_AGE,
+    KV_RECEIVED_MESSAGES,
+    KV_RECEIVED_OK,
+    KV_RECEIVED_SKIPPED,
+    KV_DROPPED_MESSAGES,
+    KV_QUEUE,
+    KV_SEQUENCE,
+    KV_MESSAGES,
+    KV_MESSAGES_OK,
+    KV_MESSAGES_SKIPPED,
+    KV_EVENTS,
+    KV_EVENTS_OK,
+    KV_EVENTS_SKIPPED,
+    KV_TRANSFERS,
+    KV_BLOCKS,
+    KV_HIT_TOKENS,
+    KV_HELD,
+    KV_MISSING,
+    KV_UNBOUND,
     SNAPSHOT_WRITTEN,
     SNAPSHOT_WRITES,
     SNAPSHOT_WRITE_ERRORS,
@@ -255,6 +309,7 @@ class Metrics:
             self.add(ROWS, rows, target, outcome)
         self._merge_reasons(DROPPED_ROWS, counts.drops)
         self._merge_reasons(JOIN_EVENTS, counts.events)
+        self._merge_kv(counts.kv)
 
     def _merge_tally(self, tally: Tally) -> None:
         self.add(DECODED_SPANS, tally.spans_received)
@@ -267,6 +322,21 @@ class Metrics:
         self.add(IGNORED_ATTRIBUTES, tally.attributes_ignored)
         self._merge_reasons(SKIPPED_SPANS, tally.spans_skipped)
         self._merge_reasons(SKIPPED_EVENTS, tally.events_skipped)
+
+    def _merge_kv(self, tally: KvTally) -> None:
+        self.add(KV_MESSAGES, tally.messages_received)
+        self.add(KV_MESSAGES_OK, tally.messages_accepted)
+        self._merge_reasons(KV_MESSAGES_SKIPPED, tally.messages_skipped)
+        self.add(KV_EVENTS, tally.events_received)
+        self.add(KV_EVENTS_OK, tally.events_accepted)
+        self._merge_reasons(KV_EVENTS_SKIPPED, tally.events_skipped)
+        for (direction, phase), transfers in tally.transfers.items():
+            self.add(KV_TRANSFERS, transfers, direction, phase)
+            self.add(KV_BLOCKS, tally.blocks[direction, phase], direction, phase)
+        self.add(KV_HIT_TOKENS, tally.hit_tokens)
+        self.set(KV_HELD, tally.held)
+        self.set(KV_MISSING, tally.missing)
+        self.set(KV_UNBOUND, tally.unbound)
 
     def _merge_reasons(self, metric: Metric, counts: Mapping[R, int]) -> None:
         for reason, count in counts.items():

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from .admission import AdmissionQueue, Batch
 from .clock import Clock
+from .decode.kv_records import KvBatch
 from .health import Health
 from .pipeline import Counts, Export
 from .publish import Publisher
@@ -31,6 +32,10 @@ class Processor(Protocol):
 
     def process(self, exports: Sequence[Export]) -> None:
         """Decode, join, learn."""
+        ...
+
+    def process_kv(self, batches: Sequence[KvBatch]) -> None:
+        """Take KV events."""
         ...
 
     def take_counts(self) -> Counts:
@@ -52,6 +57,7 @@ class Worker:
         clock: Clock,
         batch_bytes: int,
         on_death: Callable[[], None],
+        take_kv: Callable[[], Sequence[KvBatch]] = tuple,
     ) -> None:
         self._queue = queue
         self._processor = processor
@@ -61,6 +67,7 @@ class Worker:
         self._clock = clock
         self._batch_bytes = batch_bytes
         self._on_death = on_death
+        self._take_kv = take_kv
         self._abandon = threading.Event()
         self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
         self.died = False
@@ -95,12 +102,22 @@ class Worker:
         """One turn: a batch if there is one, then a generation if one is due."""
         self._health.check_in(NAME)
         batch = self._queue.take(self._batch_bytes, wait_s)
+        self._hear(self._take_kv())
         if batch is not None:
             try:
                 self._learn(batch)
             finally:
                 self._queue.done(batch.size_bytes)
         self._publisher.tick()
+
+    def _hear(self, batches: Sequence[KvBatch]) -> None:
+        if not batches:
+            return
+        try:
+            self._processor.process_kv(batches)
+        except Exception:  # noqa: BLE001 -- as in _learn
+            _log.exception("KV events failed")
+        self._metrics.merge(self._processor.take_counts())
 
     def _learn(self, batch: Batch[Export]) -> None:
         start_ns = self._clock.monotonic_ns()

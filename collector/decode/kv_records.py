@@ -100,6 +100,11 @@ class KvTally:
     events_skipped: Counter[KvSkip] = field(default_factory=Counter)
     transfers: Counter[tuple[Direction, Phase]] = field(default_factory=Counter)
     blocks: Counter[tuple[Direction, Phase]] = field(default_factory=Counter)
+    hit_tokens: float = 0.0
+    held: int = 0
+    missing: int = 0
+    unbound: int = 0
+    """Gauges: batches held by the join, numbers missing between them, publishers of no known engine."""
 
     def add(self, batch: KvBatch, skip: KvSkip | None) -> None:
         """Count a decoded batch and, unless it is skipped as a whole, what it holds."""

@@ -149,8 +149,11 @@ class KvSources:
         return (best[2], best[1]) if best is not None else None
 
     def take_tally(self) -> KvTally:
-        """Counts since the last call."""
+        """Counts since the last call, and how things stand."""
         tally, self.tally = self.tally, KvTally()
+        for _, owner in self._bound:
+            tally.hit_tokens += owner.kv.prefills.take_hit_tokens()
+        tally.held, tally.missing, tally.unbound = self.batches, self.missing, self.unbound
         return tally
 
 

@@ -31,6 +31,8 @@ from .kv_timeline import KvTimeline
 from .window import StepWindow
 
 _STAMPS_MAX = 4096
+_PENDING_MAX = 65_536
+"""Prefills held: a process whose steps never pass must not grow memory."""
 _END_STEPS_MAX = 64
 
 
@@ -56,7 +58,7 @@ class Prefills:
         self._decodes: list[tuple[int, int, int]] = []
         self.stamps: list[tuple[int, int]] = []
         """(when it was known, when a prefill ended), wall clock: what a publisher is recognised by."""
-        self.subtracted_tokens = 0.0
+        self.hit_tokens = 0.0
 
     def add(self, span: CoreSpan, chunks: Sequence[Chunks]) -> None:
         """Take a finished request and the multi-step prefills laid for it."""
@@ -70,8 +72,15 @@ class Prefills:
             if run.first_token_ns:
                 end_ns = span.marks[-1].ts_ns + span.unix_minus_mono_ns
                 self.stamps.append((end_ns, run.first_token_ns + span.unix_minus_mono_ns))
+        if len(self._pending) > _PENDING_MAX:
+            self.pass_over(sorted(p.first_step for p in self._pending)[_PENDING_MAX // 2])
         if len(self.stamps) > _STAMPS_MAX:
             del self.stamps[: -_STAMPS_MAX // 2]
+
+    def take_hit_tokens(self) -> float:
+        """Tokens subtracted since the last call."""
+        tokens, self.hit_tokens = self.hit_tokens, 0.0
+        return tokens
 
     def pass_over(self, stop_step: int) -> None:
         """Forget what lies below ``stop_step``."""
@@ -133,7 +142,7 @@ class Prefills:
             for prefill, cap in some:
                 if given > 0:
                     _subtract(prefill, given * cap / most, window)
-        self.subtracted_tokens += hit_tokens
+        self.hit_tokens += hit_tokens
 
 
 @dataclass(frozen=True, slots=True)

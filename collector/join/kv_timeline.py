@@ -153,9 +153,9 @@ class KvTimeline:
     @property
     def missing(self) -> int:
         """Sequence numbers never seen between the oldest and the newest held."""
-        if not self._seqs:
-            return 0
-        return max(self._seqs) - min(self._seqs) + 1 - len(self._seqs)
+        self._settle()
+        seq = self._batches["seq"]
+        return int(seq.max() - seq.min()) + 1 - len(seq) if self.numbered and len(seq) else 0
 
     def times(self) -> Ints:
         """Wall clock of the batches held, in order."""

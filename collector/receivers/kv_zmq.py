@@ -11,7 +11,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -23,9 +23,13 @@ from .kv_sequence import EndpointSequence, SequenceCounts
 _POLL_MS = 500
 _MESSAGES_PER_TURN = 1000
 _CONTROL = "inproc://tracefit-kv-stop"
-_SCHEMES = ("tcp://", "ipc://", "inproc://")
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 10_000, 30_000
 _RECONNECT_MS, _RECONNECT_MAX_MS = 200, 10_000
+
+
+Address = Annotated[
+    str, msgspec.Meta(pattern=r"^((tcp|ipc|inproc)://.+)?$", description="tcp://host:port or ipc://path")
+]
 
 
 class KvUnavailable(Exception):
@@ -35,32 +39,21 @@ class KvUnavailable(Exception):
 class KvEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One publisher (a data-parallel rank): where it publishes and, if it does, where it replays."""
 
-    endpoint: str
-    replay: str = ""
-    topic: str = ""
+    endpoint: Annotated[Address, msgspec.Meta(min_length=1)]
+    replay: Address = ""
+    topic: Annotated[str, msgspec.Meta(max_length=256)] = ""
 
 
 class KvSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """KV-cache events over ZMQ; nothing is opened without endpoints."""
 
-    endpoints: tuple[KvEndpoint, ...] = ()
-    queue_batches: int = 10_000
+    endpoints: Annotated[tuple[KvEndpoint, ...], msgspec.Meta(max_length=64)] = ()
+    queue_batches: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
     """Batches that wait for the worker; beyond it the oldest go, counted."""
-    message_bytes_max: int = 16 << 20
+    message_bytes_max: Annotated[int, msgspec.Meta(ge=1024, le=2**30)] = 16 * 2**20
     """A larger message closes the connection (libzmq), which comes back by itself."""
-    replay_timeout_s: float = 10.0
-    replay_pause_max_s: float = 300.0
-
-    def check(self) -> None:
-        """Raise ValueError that begins with the path of the first bad key."""
-        for index, one in enumerate(self.endpoints):
-            for key, value in (("endpoint", one.endpoint), ("replay", one.replay)):
-                good = value.startswith(_SCHEMES) and len(value) > len("tcp://")
-                if not good and (value or key == "endpoint"):
-                    raise ValueError(f"endpoints[{index}].{key}: expected tcp://host:port or ipc://path, got {value!r}")
-        for key in ("queue_batches", "message_bytes_max", "replay_timeout_s", "replay_pause_max_s"):
-            if not getattr(self, key) > 0:
-                raise ValueError(f"{key}: expected more than 0, got {getattr(self, key)}")
+    replay_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 10.0
+    replay_pause_max_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 300.0
 
 
 @dataclass(slots=True)
@@ -134,7 +127,6 @@ class KvSubscriber:
     def __init__(
         self, settings: KvSettings, monotonic_s: Callable[[], float], wake: Callable[[], None] = lambda: None
     ) -> None:
-        settings.check()
         self.counts = KvCounts()
         self._settings = settings
         self._monotonic_s = monotonic_s

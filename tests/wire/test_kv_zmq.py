@@ -11,7 +11,9 @@ import time
 import msgspec
 import pytest
 
+from collector.config import load
 from collector.decode.kv_records import KvSkip
+from collector.errors import ConfigError
 from collector.receivers.kv_zmq import KvEndpoint, KvSettings, KvSubscriber, KvUnavailable
 from tests.kv_cases import payload, stored
 
@@ -285,19 +287,32 @@ def test_a_connecting_publisher_is_heard_by_binding(context, subscribe):
 
 
 @pytest.mark.parametrize(
-    ("settings", "key"),
+    ("text", "key"),
     [
-        (KvSettings(endpoints=(KvEndpoint(endpoint="127.0.0.1:5557"),)), "endpoints[0].endpoint"),
-        (KvSettings(endpoints=(KvEndpoint(endpoint=""),)), "endpoints[0].endpoint"),
-        (KvSettings(endpoints=(KvEndpoint(endpoint="tcp://a:1", replay="b:1"),)), "endpoints[0].replay"),
-        (KvSettings(queue_batches=0), "queue_batches"),
-        (KvSettings(replay_timeout_s=float("nan")), "replay_timeout_s"),
+        ("{endpoints: [{endpoint: '127.0.0.1:5557'}]}", "endpoints[0].endpoint"),
+        ("{endpoints: [{endpoint: 'tcp://a:1'}, {endpoint: ''}]}", "endpoints[1].endpoint"),
+        ("{endpoints: [{}]}", "endpoints[0]"),
+        ("{endpoints: [{endpoint: 'tcp://a:1', replay: 'b:1'}]}", "endpoints[0].replay"),
+        ("{endpoints: [{endpoint: 'tcp://a:1', token: x}]}", "endpoints[0]"),
+        ("{queue_batches: 0}", "queue_batches"),
+        ("{replay_timeout_s: .nan}", "replay_timeout_s"),
     ],
 )
-def test_a_bad_setting_is_named(settings, key):
-    with pytest.raises(ValueError, match="expected") as error:
-        KvSubscriber(settings, time.monotonic)
-    assert str(error.value).startswith(f"{key}:")
+def test_a_bad_setting_is_named_and_exits_78(tmp_path, text, key):
+    (tmp_path / "x.yaml").write_text(f"receivers: {{kv: {text}}}")
+    with pytest.raises(ConfigError) as error:
+        load(tmp_path / "x.yaml", {})
+    assert error.value.key.startswith(f"receivers.kv.{key}")
+
+
+def test_good_settings_are_taken_from_the_file_or_the_environment(tmp_path):
+    text = (
+        "[{endpoint: 'tcp://127.0.0.1:5557', replay: 'tcp://127.0.0.1:5558', topic: kv}, {endpoint: 'ipc:///run/kv'}]"
+    )
+    (tmp_path / "x.yaml").write_text(f"receivers: {{kv: {{endpoints: {text}}}}}")
+    from_file = load(tmp_path / "x.yaml", {}).receivers.kv
+    assert from_file == load(None, {"TRACEFIT_RECEIVERS__KV__ENDPOINTS": text}).receivers.kv
+    assert [one.topic for one in from_file.endpoints] == ["kv", ""]
 
 
 def test_an_address_that_cannot_be_opened_is_said_at_the_start(publisher):

@@ -1,0 +1,78 @@
+"""The sidecar with KV endpoints: it starts and serves whatever they do, and what they say is on the page."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+
+import pytest
+
+from collector.errors import ConfigError
+from tests.builders import call_export, eventually, get, make_export, metric, running_sidecar
+from tests.kv_cases import exports, kv_lines, payload, stored
+
+zmq = pytest.importorskip("zmq")
+
+NOBODY = "{endpoint: 'tcp://127.0.0.1:1', replay: 'tcp://127.0.0.1:1'}"
+
+
+@pytest.fixture
+def publisher():
+    with zmq.Context() as context, context.socket(zmq.XPUB) as pub:
+        pub.setsockopt(zmq.LINGER, 0)
+        port = pub.bind_to_random_port("tcp://127.0.0.1")
+        yield pub, f"tcp://127.0.0.1:{port}"
+
+
+def test_an_endpoint_that_never_answers_is_no_reason_not_to_serve(tmp_path):
+    with running_sidecar(tmp_path, RECEIVERS__KV__ENDPOINTS=f"[{NOBODY}]") as sidecar:
+        assert get(sidecar.http_port, "/readyz")
+        call_export(sidecar.grpc_port, make_export().SerializeToString())
+        eventually(lambda: metric(sidecar.http_port, "tracefit_decode_accepted_spans_total") == 1)
+        assert metric(sidecar.http_port, "tracefit_kv_receiver_received_messages_total") == 0
+
+
+def test_what_publishers_say_garbage_included_is_on_the_page(tmp_path, publisher):
+    pub, endpoint = publisher
+    with running_sidecar(tmp_path, RECEIVERS__KV__ENDPOINTS=f"[{{endpoint: '{endpoint}'}}, {NOBODY}]") as sidecar:
+        assert pub.poll(10_000)
+        pub.send_multipart([b"garbage"])
+        transfer = ["TransferInitiated", 1, "r", "GPU", "CPU", 8, 7]
+        for seq in (0, 1, 4):
+            pub.send_multipart([b"", seq.to_bytes(8, "big"), payload(stored(2), transfer)])
+        page = sidecar.http_port
+        eventually(lambda: metric(page, "tracefit_kv_join_accepted_messages_total") == 3)
+        eventually(lambda: metric(page, "tracefit_kv_receiver_received_messages_total") == 4)
+        assert metric(page, "tracefit_kv_receiver_accepted_messages_total") == 3
+        assert metric(page, 'tracefit_kv_receiver_skipped_messages_total{reason="frames"}') == 1
+        assert metric(page, 'tracefit_kv_sequence_total{event="missing"}') == 2
+        assert metric(page, "tracefit_kv_join_missing_batches") == 2
+        assert metric(page, "tracefit_kv_join_unbound_publishers") == 1
+        assert metric(page, "tracefit_kv_join_accepted_events_total") == 6
+        assert metric(page, 'tracefit_kv_transfers_total{direction="offload",phase="initiated"}') == 3
+        assert metric(page, 'tracefit_kv_transfer_blocks_total{direction="offload",phase="initiated"}') == 24
+
+
+def test_steps_learned_beside_live_kv_events_carry_their_blocks(tmp_path, publisher):
+    """c5 again, live: its KV messages by ZMQ, its spans by gRPC; the publisher is recognised."""
+
+    pub, endpoint = publisher
+    with running_sidecar(tmp_path, RECEIVERS__KV__ENDPOINTS=f"[{{endpoint: '{endpoint}'}}]") as sidecar:
+        page = sidecar.http_port
+        assert pub.poll(10_000)
+        for line in map(json.loads, kv_lines("c5_offload")):
+            pub.send_multipart([b"", line["seq"].to_bytes(8, "big"), b64decode(line["payload_b64"])])
+        eventually(lambda: metric(page, "tracefit_kv_join_accepted_messages_total") == 520)
+        assert metric(page, "tracefit_kv_join_unbound_publishers") == 1
+        for export in exports("c5_offload"):
+            call_export(sidecar.grpc_port, export)
+        eventually(lambda: metric(page, "tracefit_kv_join_unbound_publishers") == 0)
+        assert metric(page, 'tracefit_kv_sequence_total{event="gaps"}') == 0
+
+
+def test_an_address_nobody_can_use_ends_the_start_with_the_key_named(tmp_path):
+    with (
+        pytest.raises(ConfigError, match=r"receivers\.kv\.endpoints: tcp://no-port"),
+        running_sidecar(tmp_path, RECEIVERS__KV__ENDPOINTS="[{endpoint: 'tcp://no-port'}]"),
+    ):
+        pass

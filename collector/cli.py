@@ -15,7 +15,7 @@ from pathlib import Path
 
 from . import __version__, logs
 from .clock import SystemClock
-from .config import ENV_FILE, Config, json_schema, load, to_yaml
+from .config import ENV_FILE, Config, fast, json_schema, load, to_yaml
 from .errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, ConfigError, StartError
 from .guard import check_packages, package_files
 from .stop import Stop
@@ -55,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="receive telemetry, learn, publish")
+    run.add_argument("--fast", action="store_true", help="bulk profile: rls alone, one feature set, blocks of 512")
     run.set_defaults(command=_run)
 
     replay = commands.add_parser("replay", help="learn from recordings")
@@ -85,7 +86,7 @@ def _load(arguments: argparse.Namespace) -> Config:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    config = _load(arguments)
+    config = fast(_load(arguments)) if arguments.fast else _load(arguments)
     from .app import run  # noqa: PLC0415
 
     stop = Stop()

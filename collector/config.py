@@ -158,6 +158,7 @@ class BankConfig(_Section, frozen=True, kw_only=True):
     """Bounds of the learners."""
 
     block_rows: Bound = 32
+    block_s: Annotated[float, msgspec.Meta(ge=0.001, le=3_600)] = 1.0
     configs_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 64
 
 
@@ -183,6 +184,17 @@ class Config(_Section, frozen=True, kw_only=True):
     learners: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=16)] = ("rls", "river:linear")
     feature_sets: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=32)] = ("portable",)
     custom: dict[str, tuple[str, ...]] = {}
+
+
+def fast(config: Config) -> Config:
+    """The bulk profile: the default learner alone, one feature set, large blocks, no quick lane (so no drift alarm)."""
+    return msgspec.structs.replace(
+        config,
+        learners=("rls",),
+        feature_sets=config.feature_sets[:1],
+        join=msgspec.structs.replace(config.join, quick_lane=False),
+        bank=msgspec.structs.replace(config.bank, block_rows=512, block_s=60.0),
+    )
 
 
 def load(path: Path | None, environ: Mapping[str, str]) -> Config:

@@ -20,6 +20,7 @@ def make_pipeline(config: Config) -> Pipeline:
         feature_sets=config.feature_sets,
         custom=config.custom,
         block_rows=config.bank.block_rows,
+        block_ns=int(config.bank.block_s * 1e9),
         configs_max=config.bank.configs_max,
     )
     try:

@@ -113,7 +113,7 @@ def _headline(target: TargetSnapshot) -> str:
     champion = target.models.get(target.champion)
     words = []
     if target.mean_us is not None:
-        words.append(f"mean {duration(target.mean_us)}")
+        words.append(f"mean over all {duration(target.mean_us)}")
     if champion is not None and champion.error is not None:
         words.append(f"error {percent(champion.error.median_ape)}")
     return f'<span class="headline">{" · ".join(words)}</span>'

@@ -56,6 +56,11 @@ class Recorder:
         with gzip.open(path, "wb") as file:
             for _, request in self.received:
                 file.write(varint(len(request)) + request)
+        wall_minus_mono_ns = time.time_ns() - time.monotonic_ns()
+        with gzip.open(path.with_name("otlp.idx.jsonl.gz"), "wt") as file:
+            for arrived_ns, request in self.received:
+                times = {"recv_unix_ns": arrived_ns + wall_minus_mono_ns, "recv_mono_ns": arrived_ns}
+                file.write(json.dumps({**times, "bytes": len(request)}) + "\n")
 
     def close(self):
         self._server.stop(1).wait()

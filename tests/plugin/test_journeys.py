@@ -121,6 +121,28 @@ def test_nothing_of_a_finished_request_is_kept(sink):
     assert not tap._pending
 
 
+def test_nothing_of_a_request_aborted_in_its_prefill_is_kept(sink):
+    scheduler = Scheduler()
+    tap = tapped(scheduler, sink)
+    scheduler.add_request(Request("a", 500, 3))
+    drive(scheduler, 2)
+    assert set(tap._prefilling) == {"a"}
+    scheduler.finish_requests("a", Status.FINISHED_ABORTED)
+    drive(scheduler, 1)
+    assert not tap._prefilling
+
+
+def test_prompt_tokens_done_are_a_high_water_mark_over_preemptions():
+    followed = Journeys()
+    request = Request("a", 100, 5)
+    followed.queued(request, 0, 0)
+    for computed in (64, 0, 30, 90, 120):
+        request.num_computed_tokens = computed
+        followed.computed("a")
+        followed.open["a"].add("PREEMPTED", 1, 1)
+    assert [event[DONE] for event in followed.open["a"].events] == [0, 64, 64, 64, 90, 100]
+
+
 def test_requests_beyond_the_bound_are_not_followed_but_counted(sink, monkeypatch):
     monkeypatch.setattr("tracefit_vllm.journeys.OPEN_MAX", 2)
     scheduler = Scheduler()

@@ -93,6 +93,16 @@ def test_events_of_a_step_arrive_with_their_step_and_without_token_ids(receiver)
     assert scheduler.kv_event_publisher.published == [batch]
 
 
+def test_batches_are_numbered_from_zero_as_the_engines_own_publisher_does(sink):
+    scheduler = Scheduler()
+    scheduler.kv_event_publisher = Publisher()
+    assert Tap(scheduler, Settings(), sink, random.Random(1)).attach()
+    for _ in range(3):
+        scheduler.kv_batches.append(types.SimpleNamespace(ts=1.0, events=[STORED], data_parallel_rank=None))
+    drive(scheduler, 4)
+    assert [item.sequence for item in sink.items if isinstance(item, KvBatch)] == [0, 1, 2]
+
+
 def test_kv_events_can_be_switched_off(sink):
     scheduler = Scheduler()
     scheduler.kv_event_publisher = Publisher()

@@ -53,17 +53,23 @@ def run(unpacked, receiver, mode, **env):
     return done
 
 
-def steps_by_instance(receiver):
-    found = defaultdict(list)
+def spans_once(receiver):
+    """Spans with their instance; an export in flight when a process forks may be repeated, with its span ids."""
+    found = {}
     for request in receiver.requests:
         for resource_spans in request.resource_spans:
             instance = attributes(resource_spans.resource)["service.instance.id"]
             for scope_spans in resource_spans.scope_spans:
                 for span in scope_spans.spans:
-                    for event in span.events:
-                        if event.name == "step.BATCH_SUMMARY":
-                            found[instance].append(attributes(event)["step.id"])
-    return dict(found)
+                    found.setdefault(span.span_id, (instance, scope_spans.scope.name, span))
+    return list(found.values())
+
+
+def steps_by_instance(receiver):
+    found = defaultdict(list)
+    for instance, _, span in spans_once(receiver):
+        found[instance] += [attributes(e)["step.id"] for e in span.events if e.name == "step.BATCH_SUMMARY"]
+    return {instance: steps for instance, steps in found.items() if steps}
 
 
 @pytest.mark.parametrize("mode", ["spawn", "fork"])
@@ -90,7 +96,8 @@ def test_a_process_without_an_engine_pays_nothing_and_sends_nothing(unpacked, re
 
 def test_a_fork_in_mid_run_neither_repeats_the_parents_events_nor_shares_its_identity(unpacked, receiver):
     run(unpacked, receiver, "midway")
-    requests = Counter(attributes(span)["gen_ai.request.id"] for span in receiver.spans("vllm.scheduler"))
+    spans = [span for _, scope, span in spans_once(receiver) if scope == "vllm.scheduler"]
+    requests = Counter(attributes(span)["gen_ai.request.id"] for span in spans)
     assert requests == {"parent": 1, "parent-after": 1, "child": 1}
     by_instance = steps_by_instance(receiver)
     assert sorted(by_instance.values(), key=len) == [list(range(12, 22)), list(range(1, 22))]

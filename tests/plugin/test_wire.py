@@ -52,7 +52,7 @@ def test_a_request_parses_as_otlp_with_its_scopes_and_resource():
     row = StepRow(5, 9, tuple(range(len(STEP_KEYS))))
     unanswered = StepRow(6, 0, tuple(range(len(STEP_KEYS))))
     snapshot = SnapshotRows(3, 5, [("id", "DECODE", 10, 11, 2, 0, 1)])
-    kv = KvBatch(8, 3, 1, [("BlockRemoved", {"block_count": 2, "medium": "GPU"})])
+    kv = KvBatch(8, 3, 1, 6, [("BlockRemoved", {"block_count": 2, "medium": "GPU"})])
     request = ExportTraceServiceRequest.FromString(encoder.request([row, unanswered, snapshot, kv], {"queue_full": 4}))
     (resource_spans,) = request.resource_spans
     assert attributes(resource_spans.resource) == {
@@ -74,7 +74,13 @@ def test_a_request_parses_as_otlp_with_its_scopes_and_resource():
     assert attributes(third)["request.scheduled_tokens_this_step"] == 1
     assert attributes(third)["step.id"] == 3
     (removed,) = events.spans[0].events
-    assert attributes(removed) == {"step.id": 3, "data_parallel_rank": 1, "block_count": 2, "medium": "GPU"}
+    assert attributes(removed) == {
+        "step.id": 3,
+        "data_parallel_rank": 1,
+        "batch_seq": 6,
+        "block_count": 2,
+        "medium": "GPU",
+    }
 
 
 def test_losses_are_reported_once_as_a_difference_and_always_as_a_total():

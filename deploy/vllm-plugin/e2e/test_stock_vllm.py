@@ -56,6 +56,11 @@ class Recorder:
         with gzip.open(path, "wb") as file:
             for _, request in self.received:
                 file.write(varint(len(request)) + request)
+        wall_minus_mono_ns = time.time_ns() - time.monotonic_ns()
+        with gzip.open(path.with_name("otlp.idx.jsonl.gz"), "wt") as file:
+            for arrived_ns, request in self.received:
+                times = {"recv_unix_ns": arrived_ns + wall_minus_mono_ns, "recv_mono_ns": arrived_ns}
+                file.write(json.dumps({**times, "bytes": len(request)}) + "\n")
 
     def close(self):
         self._server.stop(1).wait()
@@ -110,6 +115,7 @@ def serve(binaries, model, work, seconds, rate, *flags, kinds=KINDS, **variables
             log = server.log.read_text(errors="replace")
     finally:
         recorder.close()
+    recorder.write(work / "otlp.pb.gz")
     said = [line for line in log.splitlines() if "tracefit:" in line]
     assert said
     assert all("step telemetry to" in line for line in said), said
@@ -156,7 +162,6 @@ def test_a_plain_vllm_serve_is_seen_step_by_step_and_learned_from(binaries, mode
     assert all(values["decode.done_tokens"] == values["decode.max_tokens"] for values in finished)
 
     recording, snapshot = tmp_path / "otlp.pb.gz", tmp_path / "snapshot.json"
-    recorder.write(recording)
     done = subprocess.run(
         [sys.executable, "-m", "collector", "replay", str(recording), "--snapshot", str(snapshot)],
         cwd=ROOT,

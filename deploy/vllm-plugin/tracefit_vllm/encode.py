@@ -103,7 +103,8 @@ def journey_events(journey: Finished) -> list[bytes]:
 
 def kv_events(batch: KvBatch) -> Iterable[bytes]:
     """Encode a batch of KV-cache events; the step is the one whose output was processed."""
-    common = attribute("step.id", batch.step) + attribute("data_parallel_rank", batch.rank)
+    numbers = {"step.id": batch.step, "data_parallel_rank": batch.rank, "batch_seq": batch.sequence}
+    common = b"".join(attribute(key, value) for key, value in numbers.items())
     for name, fields in batch.events:
         attributes = b"".join(attribute(key, value) for key, value in fields.items())
         yield event(name, batch.unix_ns, common + attributes)

@@ -25,11 +25,12 @@ class SnapshotRows(NamedTuple):
 
 
 class KvBatch(NamedTuple):
-    """The KV-cache events published by one ``update_from_output()``."""
+    """The KV-cache events published by one ``update_from_output()``; numbered as vLLM's own publisher numbers them."""
 
     unix_ns: int
     step: int
     rank: int
+    sequence: int
     events: list[KvEvent]
 
 

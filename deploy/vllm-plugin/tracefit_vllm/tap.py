@@ -70,6 +70,7 @@ class Tap:
         self._pending: deque[Pending] = deque()
         self._originals: dict[str, tuple[Any, Any]] = {}
         self._wall_minus_mono_ns = time.time_ns() - time.monotonic_ns()
+        self._kv_sequence = 0
         self._shape_known = False
         self._active = False
         self.step = 0
@@ -192,10 +193,12 @@ class Tap:
         def publish(batch: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(batch, *args, **kwargs)
             if self._active:
+                sequence, self._kv_sequence = self._kv_sequence, self._kv_sequence + 1
                 try:
                     step = self._pending[0].step if self._pending else self.step
                     rank = getattr(batch, "data_parallel_rank", None) or 0
-                    self._sink.offer(KvBatch(int(batch.ts * 1e9), step, rank, [plain(e) for e in batch.events]))
+                    events = [plain(event) for event in batch.events]
+                    self._sink.offer(KvBatch(int(batch.ts * 1e9), step, rank, sequence, events))
                 except Exception:  # noqa: BLE001
                     self._failed("publish")
             return result

@@ -125,7 +125,8 @@ class Sequence:
         if last_step - window.base >= self._settings.steps_max and window.size:
             window.forget_before(last_step - self._settings.steps_max + 1)
             low = max(low, window.base)
-        window.reach(min(low, last_step), last_step)
+        if low <= last_step:  # else all of it is late: it must not stretch the window back to where it was
+            window.reach(low, last_step)
         return window
 
     def _note_times(self, oldest_unix_ns: int, newest_unix_ns: int) -> None:

@@ -66,7 +66,7 @@ class Report:
 
     def line(self, name: str, value: float, target: str, good: bool | None) -> None:
         verdict = {True: "PASS", False: "FAIL", None: "info"}[good]
-        print(f"{verdict}  {name:58s} {value:12.4f}   {target}", flush=True)
+        print(f"{verdict}  {name:58s} {value:12.6g}   {target}", flush=True)
         if good is False:
             self.misses.append(name)
 
@@ -129,7 +129,7 @@ class Rebuilt:
         self.core = [span for one in telemetry for span in one.core]
         self.summaries = np.concatenate([one.steps for one in telemetry])
         extents = [extent for span in self.core if (extent := journeys.steps_of(span)) is not None]
-        last = max(int(self.summaries["step_id"].max()), max(end for _, end in extents))
+        last = max(int(self.summaries["step_id"].max()), *(end for _, end in extents))
         self.window = StepWindow(1)
         self.window.reach(1, last)
         chunks = [chunk for span in self.core for chunk in journeys.lay(span, self.window)]

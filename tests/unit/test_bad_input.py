@@ -618,3 +618,24 @@ def test_every_row_outcome_is_counted(sound):
     rows = sum(count for (target, _), count in counts.rows.items() if target is Target.STEP_TIME)
     busy = np.count_nonzero(sound.truth("batch.scheduled_tokens"))
     assert rows + sum(counts.drops.values()) >= busy
+
+
+def test_a_step_or_journey_of_long_ago_does_not_stretch_the_window_back():
+    run = run_engine(many_jobs(60))
+    for summary in run.summaries:
+        summary["step.id"] += 10**9
+    for job in run.jobs:
+        job.marks = [(kind, step + 10**9, ns, done) for kind, step, ns, done in job.marks]
+    pipeline = new_pipeline()
+    for one in exports_of(pieces(run, instance="sound")):
+        pipeline.process([one])
+    old = changed(step_span(run, 1, 1), "step.id", 7)
+    old.span_id = b"old step"
+    pipeline.process([export(Piece("sound", STEP_SCOPE, old))])
+    past = journey(("SCHEDULED", 7, 1.0, 0), ("FINISHED", 9, 1.1, 3), name="past")
+    pipeline.process([export(past._replace(instance="sound"))])
+    pipeline.flush()
+    counts = pipeline.take_counts()
+    assert counts.events[JoinEvent.STEP_LATE] == 1
+    assert counts.events[JoinEvent.JOURNEY_LATE] == 1
+    assert pipeline.joiner._engines["", "sound"].open_steps < 2000

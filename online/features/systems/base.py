@@ -26,6 +26,9 @@ Table = Callable[[Sheet | None], tuple[Column, ...] | None]
 """Columns of one target; None where the sheet lacks what the formulas need."""
 
 
+Ties = Callable[[Floats, tuple[str, ...], tuple[str, ...], Mapping[str, float]], None]
+
+
 @dataclass(frozen=True, slots=True)
 class System:
     """One modelling system.
@@ -36,6 +39,8 @@ class System:
         reference: where it is from.
         tables: per target.
         absent: features of the source that our telemetry cannot give, with the reason.
+        ties: adjusts the map from full to live coefficients (:mod:`online.transfer`) in place: ``(m, live, full,
+            constants)``; for coefficients that scale with a constant, or that two columns share.
     """
 
     name: str
@@ -43,6 +48,7 @@ class System:
     reference: str
     tables: Mapping[Target, Table]
     absent: Mapping[str, str] = field(default_factory=dict)
+    ties: Ties | None = None
 
     def table(self, target: Target, facts: Facts) -> tuple[Column, ...] | None:
         """All columns for a configuration, constant ones included; None where the system does not apply."""

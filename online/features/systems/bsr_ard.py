@@ -23,8 +23,12 @@ def _step(sheet: Sheet | None) -> tuple[Column, ...] | None:
     base = step_columns(sheet, _BSR)
     if base is None:
         return None
+    experts = (
+        (column("t_experts_read", lambda raw: sheet.experts_us(tokens(raw)), _BSR, "us/us"),) if sheet.model.moe else ()
+    )
     return (
         *base,
+        *experts,
         column("has_prefill", has_prefill, _BSR),
         column("hinge", lambda raw: hinge(sheet, tokens(raw)), _BSR, "us/us"),
         column("t_kv", lambda raw: moved_us(sheet, raw), _BSR, "us/us"),

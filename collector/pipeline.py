@@ -29,8 +29,6 @@ from online.snapshot import ConfigSnapshot, EngineSnapshot, Snapshot, TargetSnap
 
 _log = logging.getLogger(__name__)
 
-Fact = str | int | float | bool
-
 
 class Export(NamedTuple):
     """One admitted ExportTraceServiceRequest; ``recording`` names the file in a replay."""
@@ -215,6 +213,7 @@ def with_unseen_prefix_hits(target: TargetSnapshot) -> TargetSnapshot:
         ]
         models[name] = msgspec.structs.replace(model, features=features)
     return msgspec.structs.replace(target, models=models)
+
 
 def _facts(engines: Sequence[Engine | ApiProcess]) -> dict[str, Fact]:
     """What the engines of one configuration know together."""

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from collector import configs
 from collector.configs import FactSource
 from collector.decode.records import ApiSpan, Telemetry
-from online.rows import Lane, RowBlock, Target
 from collector.knowledge import Knowledge
+from online.rows import Lane, RowBlock, Target
 
 from .api_process import ApiProcess
 from .emitters import same_engine

@@ -17,8 +17,7 @@ GOOD = {
     "/version": (200, b'{"version": "0.15.1"}'),
     "/metrics": (
         200,
-        b"# HELP x\nvllm:other 3\n"
-        + b'vllm:cache_config_info{block_size="32",enable_prefix_caching="True",num_gpu_blocks="2048",x="a\\"b"} 1.0\n',
+        b'vllm:cache_config_info{block_size="32",enable_prefix_caching="True",num_gpu_blocks="2048",x="a\\"b"} 1.0\n',
     ),
 }
 

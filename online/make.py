@@ -10,8 +10,7 @@ from online.ard import ArdLearner
 from online.covariance_learner import CovarianceLearner
 from online.features import FeatureSet
 from online.learner import LearnerSettings, Prior, RlsLearner
-from online.quantile import NAME as QUANTILE
-from online.quantile import QuantileLearner
+from online.quantile import QUANTILE, QuantileLearner
 from online.river_models import PREFIX, RiverLearner, make
 
 RLS = "rls"

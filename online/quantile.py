@@ -21,7 +21,7 @@ from online.features import FeatureSet
 from online.river_models import RiverLearner
 from online.rows import Floats
 
-NAME = "river:quantile"
+QUANTILE = "river:quantile"
 TAUS = (0.1, 0.5, 0.9)
 _LOW, _HIGH = -1.0, 10.0
 _RATE = 0.01
@@ -40,7 +40,7 @@ class QuantileLearner(RiverLearner):
 
     def __init__(self, features: FeatureSet) -> None:
         super().__init__("river:linear", features)
-        self.name = NAME
+        self.name = QUANTILE
         self.model = _pinball(0.5)
         self.outer = {tau: _pinball(tau) for tau in (TAUS[0], TAUS[-1])}
 

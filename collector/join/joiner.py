@@ -217,6 +217,10 @@ class Joiner:
         emitters: dict[tuple[str, str], Engine | ApiProcess] = {**self._engines, **self._processes}
         return [emitters[key] for key, name in self._config_ids.items() if name == config_id and key in emitters]
 
+    def engine_of(self, instance: str, recording: str = "") -> Engine | None:
+        """The engine that this emitter's steps and requests belong to."""
+        return self._aliases.get((recording, instance)) or self._engines.get((recording, instance))
+
     def config_ids(self) -> list[str]:
         """Configurations of the engines held."""
         return sorted(set(self._config_ids.values()))

@@ -11,6 +11,7 @@ from online.features.systems.incumbents import BLACKBOX, ROOFLINE
 from online.features.systems.mole_rd import MOLE_RD
 from online.features.systems.physics import PHYSICS
 from online.features.systems.picf import PICF
+from online.features.systems.portable import PORTABLE
 from online.features.systems.rece import RECE
 
 SYSTEMS: tuple[System, ...] = (PHYSICS, BLACKBOX, ROOFLINE, PICF, MOLE_RD, HFD_TL, BSR_ARD, RECE)
@@ -26,6 +27,7 @@ __all__ = [
     "MOLE_RD",
     "PHYSICS",
     "PICF",
+    "PORTABLE",
     "RECE",
     "ROOFLINE",
     "SYSTEMS",

@@ -53,7 +53,7 @@ _SHEETS = shipped_sheets()
 
 
 def _facts(config, gpu, tp):
-    return {**architecture(config), **_SHEETS[gpu].facts("bfloat16"), "tensor_parallel_size": tp, **_KNOBS}
+    return {**architecture(config), **_SHEETS[gpu].facts("bfloat16"), "gpu": gpu, "tensor_parallel_size": tp, **_KNOBS}
 
 
 CONFIGS = {

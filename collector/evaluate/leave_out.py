@@ -1,7 +1,7 @@
 """Leave one out: how well what others learned predicts a configuration that taught nothing, or next to nothing.
 
-For each capture, the donors are the captures of other configurations (``config``), models (``model``) or just the
-For each capture, the donors are those of other configurations (``config``), models (``model``) or just the
+For each capture, the donors are those of other configurations (``config``), models (``model``) or just the other
+recordings (``workload``). Each donor is one learner's statistics, pooled as ``tracefit donors`` does; the left-out
 capture's scored part is predicted with nothing of its own (zero-shot), and after its first 20 and 100 rows.
 
 Variants of the sources run beside: HFD-TL with its base frozen, RECE by its specialists, BSR-ARD by a bias and a scale.
@@ -47,10 +47,8 @@ def group(capture: Capture, key: str) -> str:
     """What is left out together with this capture."""
     if key == "workload":
         return capture.name
-    names = IDENTITY if key == "config" else _ARCHITECTURE
+    names = (*(IDENTITY if key == "config" else ("model",)), *_ARCHITECTURE)
     known = {name: capture.facts[name] for name in names if name in capture.facts}
-    if key == "model" and "model" in capture.facts:
-        return str(capture.facts["model"])
     return str(sorted(known.items())) if known else capture.name
 
 

@@ -20,9 +20,10 @@ from __future__ import annotations
 import numpy as np
 
 from online.features import INTERCEPT, FeatureSet
-from online.learner import SLOW, LearnerSettings, Prior, RlsLearner
+from online.learner import SLOW, LearnerSettings, RlsLearner
+from online.prior import Prior
 from online.rows import Floats
-from online.solve import RELATIVE_RIDGE
+from online.solve import RELATIVE_RIDGE, Mask
 
 PRUNED = 1e12
 """Precision of a pruned column, relative to its own diagonal of A: coefficient 0 for every purpose."""
@@ -32,40 +33,45 @@ _LEAST_GAIN = 1e-3
 
 
 class ArdLearner(RlsLearner):
-    """``rls`` whose prior precisions are found by evidence maximisation."""
+    """``rls`` whose prior precisions are found by evidence maximisation.
+
+    Attributes:
+        alpha: prior precision per column in 1 / us^2 of its coefficient, (p,); negative = pruned.
+    """
+
+    extra = ("alpha", "_weight")
 
     def __init__(self, features: FeatureSet, settings: LearnerSettings, prior: Prior | None = None) -> None:
         super().__init__(features, settings, prior)
         self._always = np.array([c.formula == INTERCEPT for c in features.columns] + [True] * self.phases)
-        self.alpha = np.where(self._always, 0.0, np.inf)
-        """Prior precision per column in 1 / us^2 of its coefficient; infinite = pruned."""
+        self._weight = np.zeros(self.p)
+        self.alpha = np.where(self._always, 0.0, -1.0)
 
     @property
     def used(self) -> tuple[str, ...]:
         """Names of the columns in use."""
-        return tuple(name for j, name in enumerate(self.features.names) if np.isfinite(self.alpha[j]))
+        return tuple(name for j, name in enumerate(self.features.names) if self.alpha[j] >= 0.0)
 
-    def _precision(self) -> tuple[Floats | None, Floats | None]:
-        known, mean = super()._precision()
+    def precision(self) -> Floats:
+        """The relevance of each column, on top of what a prior says of it."""
+        known = super().precision()
         variance = float(self.scale[SLOW]) ** 2
-        relevance = np.where(np.isfinite(self.alpha), variance * self.alpha, self._pruned)
-        return (relevance if known is None else known + relevance), mean
+        relevance = np.where(self.alpha >= 0.0, variance * self.alpha, PRUNED * self._weight)
+        return relevance if known is None else known + relevance
 
-    def _solve_slow(self, g: Floats) -> None:
+    def _solve(self, g: Floats) -> None:
         p = self.p
-        self._pruned = PRUNED * np.maximum(g.diagonal()[:p], 1e-300)
+        self._weight = np.maximum(g.diagonal()[:p], 1e-300)
         variance = float(self.scale[SLOW]) ** 2
         for _ in range(_CHANGES_MAX):
             if not self._improve(g[:p, :p], g[:p, p], variance):
                 break
-        super()._solve_slow(g)
-
-    _pruned: Floats | float = 0.0
+        super()._solve(g)
 
     def _improve(self, a: Floats, b: Floats, variance: float) -> bool:
         """The one change of alpha that raises the evidence most; False when none is worth it."""
         diagonal = a.diagonal()
-        on = np.isfinite(self.alpha) & (diagonal > 0.0)
+        on = (self.alpha >= 0.0) & (diagonal > 0.0)
         system = (a + np.diag(np.where(on, variance * self.alpha, 0.0) + RELATIVE_RIDGE * diagonal))[np.ix_(on, on)]
         scale = 1.0 / np.sqrt(np.maximum(system.diagonal(), 1e-300))
         inverse = np.linalg.inv(system * scale * scale[:, None] + 1e-12 * np.eye(len(system)))
@@ -78,11 +84,11 @@ class ArdLearner(RlsLearner):
         factor = np.where(inside, alpha / np.maximum(alpha - s_all, 1e-12 * alpha), 1.0)
         return self._step(factor * s_all, factor * q_all, inside)
 
-    def _step(self, s: Floats, q: Floats, on: np.typing.NDArray[np.bool_]) -> bool:
+    def _step(self, s: Floats, q: Floats, on: Mask) -> bool:
         relevance = q * q - s
         # A column that can only enter with the wrong sign is not relevant: coefficients are non-negative.
-        relevant = (relevance > 0.0) & (s > 0.0) & ((q > 0.0) | self._free)
-        alpha = np.full(len(s), np.inf)
+        relevant = (relevance > 0.0) & (s > 0.0) & ((q > 0.0) | self.free)
+        alpha = np.full(len(s), -1.0)
         alpha[relevant] = s[relevant] ** 2 / relevance[relevant]
         gain = np.zeros(len(s))
         gain[relevant] = _evidence(alpha[relevant], s[relevant], q[relevant])

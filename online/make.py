@@ -9,16 +9,17 @@ from __future__ import annotations
 from online.ard import ArdLearner
 from online.covariance_learner import CovarianceLearner
 from online.features import FeatureSet
-from online.learner import LearnerSettings, Prior, RlsLearner
-from online.quantile import QUANTILE, QuantileLearner
-from online.river_models import PREFIX, RiverLearner, make
+from online.learner import LearnerSettings, RlsLearner
+from online.prior import Prior
+from online.quantile import QuantileLearner
+from online.river_models import PREFIX, QUANTILE, RESIDUAL, ResidualLearner, RiverLearner, make
 
 RLS = "rls"
 COVARIANCE = "rls_covariance"
 RELEVANCE_SETS = frozenset({"bsr_ard"})
 """Sets on which ``rls`` prunes."""
 
-Model = RlsLearner | RiverLearner | CovarianceLearner
+Model = RlsLearner | RiverLearner | ResidualLearner | CovarianceLearner
 
 
 def make_learner(name: str, features: FeatureSet, settings: LearnerSettings, prior: Prior | None = None) -> Model:
@@ -34,14 +35,16 @@ def make_learner(name: str, features: FeatureSet, settings: LearnerSettings, pri
         return CovarianceLearner(features)
     if name == QUANTILE:
         return QuantileLearner(features)
+    if name == RESIDUAL:
+        return ResidualLearner(features)
     check_learner(name)
     return RiverLearner(name, features)
 
 
 def check_learner(name: str) -> None:
     """Raises ValueError for a name that makes no learner."""
-    if name in (RLS, COVARIANCE, QUANTILE):
+    if name in (RLS, COVARIANCE):
         return
     if not name.startswith(PREFIX):
-        raise ValueError(f"learners: {name!r} is not {RLS}, {COVARIANCE}, {QUANTILE} or {PREFIX}<name>")
+        raise ValueError(f"learners: {name!r} is not {RLS}, {COVARIANCE} or {PREFIX}<name>")
     make(name)

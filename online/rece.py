@@ -21,7 +21,7 @@ import numpy as np
 
 from online.features import Facts, System
 from online.features.sheets import sheet_of
-from online.learner import Prior
+from online.prior import Prior
 from online.rows import Floats, Target
 from online.transfer import Donor, Pooled, pool
 

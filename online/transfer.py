@@ -24,7 +24,8 @@ import numpy as np
 from online.features import INTERCEPT, Facts, FeatureSet, System
 from online.features.systems import full
 from online.features.systems.hfd_tl import RESIDUAL
-from online.learner import Prior, RlsLearner
+from online.learner import RlsLearner
+from online.prior import Prior
 from online.rows import PHASES, Floats, Target
 from online.solve import solve
 
@@ -59,8 +60,8 @@ def donor_of(config_id: str, facts: Facts, learner: RlsLearner) -> Donor | None:
         return None
     a, b = g[:p, :p], g[:p, q]
     if q > p:  # phases belong to the stamps of that server, not to its work: take their share out at their estimate
-        b = b - g[:p, p:q] @ learner.beta[p:q, 0]
-    return Donor(config_id, dict(facts), learner.features, a, b, learner.beta[:p, 0], mean_us, learner.effective_rows())
+        b = b - g[:p, p:q] @ learner.beta[p:q]
+    return Donor(config_id, dict(facts), learner.features, a, b, learner.beta[:p], mean_us, learner.effective_rows())
 
 
 def matrix(system: System, target: Target, facts: Facts, names: Sequence[str]) -> tuple[tuple[str, ...], Floats] | None:

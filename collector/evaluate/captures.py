@@ -26,7 +26,7 @@ from collector.join.scheduling import Scheduling
 from collector.join.settings import JoinSettings
 from collector.knowledge import Knowledge, cannot_derive
 from collector.pipeline import DedupeSettings
-from collector.receivers.files import Recording
+from collector.receivers.files import Recording, TimedExport
 from online.rows import Ints, Lane, RowBlock, Target
 
 _DRAIN_EVERY = 4
@@ -107,7 +107,7 @@ class _Stream:
 def load(path: Path, knowledge: Knowledge, join: JoinSettings, learn_until: float, note: Note) -> list[Capture]:
     """The configurations of one recording, cut at ``learn_until`` of its delivery time."""
     recording = Recording(path, note)
-    exports = [(timed.unix_nano, timed.export) for timed in recording]
+    exports = [(timed.unix_nano, timed.export) for timed in recording if isinstance(timed, TimedExport)]
     if not exports:
         return []
     times = _receive_times(path, len(exports)) or [unix_nano for unix_nano, _ in exports]

@@ -14,9 +14,11 @@ import numpy as np
 from collector.configs import Fact
 from online.blocks import Design, strata_of
 from online.features import FeatureSet, build
-from online.learner import LearnerSettings, Prior, RlsLearner
+from online.learner import LearnerSettings, RlsLearner
 from online.make import RLS, Model, make_learner
-from online.quantile import QUANTILE, QuantileLearner
+from online.prior import Prior
+from online.quantile import QuantileLearner
+from online.river_models import QUANTILE, ResidualLearner, RiverLearner
 from online.rows import Floats, RowBlock, Target
 
 BLOCK_ROWS = 32
@@ -63,6 +65,8 @@ def design(features: FeatureSet, rows: RowBlock) -> Design:
 def learn(features: FeatureSet, rows: RowBlock, learner: str = RLS, prior: Prior | None = None) -> Model | None:
     """A learner fed with all rows; None when they were too few to begin."""
     model = make_learner(learner, features, LearnerSettings(), prior)
+    if isinstance(model, ResidualLearner):
+        return None  # corrects another learner's prediction; it has none of its own
     made = design(features, rows)
     for start in range(0, len(made), BLOCK_ROWS):
         model.learn(made.slice(start, min(start + BLOCK_ROWS, len(made))))
@@ -79,10 +83,8 @@ def predict(model: Model, features: FeatureSet, rows: RowBlock) -> Floats:
             return out
         if isinstance(model, RlsLearner):
             out[known] = model.predict(x[known], live=False)
-        elif isinstance(model, QuantileLearner):
+        elif isinstance(model, RiverLearner):
             out[known] = model.predict(x[known], rows.steps[known].astype(np.float64))
-        else:
-            out[known] = model.predict(x[known])  # type: ignore[call-arg]
     return out
 
 

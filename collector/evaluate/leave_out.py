@@ -17,7 +17,8 @@ import numpy as np
 from collector.configs import IDENTITY, Fact
 from online import rece, transfer
 from online.features.systems import BSR_ARD, HFD_TL, PORTABLE, RECE, SYSTEMS, System
-from online.learner import Prior, RlsLearner
+from online.learner import RlsLearner
+from online.prior import Prior
 from online.rows import Target
 from online.transfer import Donor
 

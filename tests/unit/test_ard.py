@@ -2,12 +2,14 @@
 
 import numpy as np
 
+from online import learner_state
 from online.ard import ArdLearner
 from online.features import Column, FeatureSet
 from online.learner import LearnerSettings
 from online.make import make_learner
 from online.quantile import QuantileLearner
 from online.rows import STEP_FEATURES, RowBlock, Target
+from online.state import decode, encode
 from tests.designs import design_of
 from tests.streams import BETA, NAMES, steps
 
@@ -41,11 +43,11 @@ def test_columns_that_say_nothing_are_pruned_and_the_others_are_found():
     _learn(learner, _rows(3000, 1))
     assert set(NAMES) <= set(learner.used)
     assert len(set(learner.used) & set(NOISE_COLUMNS)) <= 1
-    found = learner.beta[:4, 0]
+    found = learner.beta[:4]
     assert np.allclose(found, BETA, rtol=0.03)
     pruned = [j for j, name in enumerate(SET.names) if name not in learner.used]
     typical = 10.0 / np.median(_rows(100, 2).elapsed_us)
-    assert np.abs(learner.beta[pruned, 0] * typical).max() < 1e-6
+    assert np.abs(learner.beta[pruned] * typical).max() < 1e-6
 
 
 def test_a_pruned_column_comes_back_when_it_begins_to_matter():
@@ -54,7 +56,7 @@ def test_a_pruned_column_comes_back_when_it_begins_to_matter():
     assert "waiting" not in learner.used
     _learn(learner, _rows(3000, 4, used=2000.0))
     assert "waiting" in learner.used
-    assert abs(learner.beta[SET.names.index("waiting"), 0] / 2000.0 - 1) < 0.3  # Huber holds the first such rows back
+    assert abs(learner.beta[SET.names.index("waiting")] / 2000.0 - 1) < 0.3  # Huber holds the first such rows back
 
 
 def test_only_the_set_of_bsr_ard_prunes():
@@ -84,3 +86,19 @@ def test_a_huge_row_leaves_quantiles_finite():
     rows = RowBlock.of_lines(np.full((40, len(STEP_FEATURES)), 1e11), np.full(40, 1e11))
     learner.learn(design_of(rows, features))
     assert np.isfinite(learner.interval(np.ones((3, 4)), np.ones(3))).all()
+
+
+def test_a_restored_learner_goes_on_bit_by_bit():
+    whole = ArdLearner(SET, LearnerSettings())
+    rows = _rows(2000, 9)
+    design = design_of(rows, SET)
+    for start in range(0, 1600, 32):
+        whole.learn(design.slice(start, start + 32))
+    half = ArdLearner(SET, LearnerSettings())
+    learner_state.restore(half, decode(encode(learner_state.save(whole))))
+    assert half.snapshot() == whole.snapshot()
+    for learner in (half, whole):
+        for start in range(1600, 2000, 32):
+            learner.learn(design.slice(start, min(start + 32, 2000)))
+    assert np.array_equal(half.beta, whole.beta)
+    assert half.used == whole.used

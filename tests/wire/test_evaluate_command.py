@@ -26,8 +26,14 @@ def test_a_bundled_recording_is_evaluated_with_its_model_file(data_dir, tmp_path
     )
     html, out = tmp_path / "report.html", tmp_path / "report.json"
     code = main(
-        ["evaluate", str(data_dir / "c1_mixed" / "otlp.pb.gz"), "--config", str(config)]
-        + ["--html", str(html), "--json", str(out), "--systems", "portable,physics,blackbox"]
+        [
+            "evaluate",
+            str(data_dir / "c1_mixed" / "otlp.pb.gz"),
+            f"--config={config}",
+            f"--html={html}",
+            f"--json={out}",
+            "--systems=portable,physics,blackbox",
+        ]
     )
     assert code == 0
     printed = capsys.readouterr()

@@ -23,9 +23,11 @@ from .admission import AdmissionQueue
 from .auth import TokenFile
 from .clock import Clock
 from .config import Config, parse_endpoint
+from .discovery import Discovery
 from .errors import ConfigError, StartError
 from .health import Health
 from .intake import Intake
+from .knowledge import Knowledge
 from .kv_intake import KvIntake
 from .learning import make_pipeline
 from .memory import MemoryGuard, cgroup_limit_bytes, limit_bytes, resident_bytes
@@ -67,7 +69,9 @@ class Sidecar:
         self.metrics.set(QUEUE_CAPACITY, config.queue.capacity_bytes)
         self.metrics.follow(QUEUE_BYTES, lambda: self.queue.queued_bytes)
         self.metrics.follow(IN_FLIGHT_BYTES, lambda: self.queue.in_flight_bytes)
-        self.pipeline: Pipeline = make_pipeline(config)
+        knowledge = Knowledge(config.configurations)
+        self.pipeline: Pipeline = make_pipeline(config, knowledge)
+        self.discovery = Discovery(config.configurations.discovery, knowledge, clock)
         self.metrics.follow(OPEN_REQUESTS, lambda: self.pipeline.joiner.open_requests)
         self.metrics.follow(WATERMARK_AGE, lambda: self.pipeline.joiner.watermark_age_s)
         self._publisher = Publisher(self.pipeline, self.metrics, clock, config.snapshot.publish_interval_s)
@@ -108,6 +112,7 @@ class Sidecar:
             self._pages = self._make_pages()
             self.http_port = self._pages.port
             self._writer.start()
+            self.discovery.start()
             self._worker.start()
             self._pages.start()
             self._kv.start()
@@ -126,6 +131,7 @@ class Sidecar:
         """Drain and end; False if acknowledged telemetry or the last snapshot was lost."""
         shutdown = self.config.shutdown
         self.health.set_serving(False)
+        self.discovery.stop()
         if self._http is not None:
             self._http.stop(shutdown.grace_s / 2)
             self._grpc.stop(shutdown.grace_s / 2)

@@ -71,11 +71,23 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--directory", type=Path, help="where its snapshot and log go (default snapshots/demo)")
     demo.set_defaults(command=_demo)
 
+    evaluate = commands.add_parser("evaluate", help="compare every modelling system on recordings")
+    evaluate.add_argument("files", nargs="+", type=Path, metavar="FILE", help="OTLP .pb.gz or OTLP JSON lines")
+    evaluate.add_argument("--html", type=Path, metavar="OUT", help="write the report with its plots as one page")
+    evaluate.add_argument("--json", type=Path, metavar="OUT", help="write every number as JSON")
+    evaluate.add_argument("--snapshot", type=Path, metavar="FILE", help="score this snapshot's coefficients as well")
+    evaluate.add_argument("--learn-until", type=float, default=0.6, help="share of a recording to learn from (0.6)")
+    evaluate.add_argument("--systems", default="", help="comma-separated; default: all nine")
+    evaluate.add_argument(
+        "--leave-out", default="", choices=["", "config", "model", "workload"], help="what donors lack"
+    )
+    evaluate.set_defaults(command=_evaluate)
+
     check = commands.add_parser("check-config", help="check the configuration and print what holds")
     check.add_argument("--schema", action="store_true", help="print the JSON Schema of the configuration instead")
     check.set_defaults(command=_check_config)
 
-    for command in (run, replay, check):
+    for command in (run, replay, evaluate, check):
         command.add_argument("--config", type=Path, metavar="FILE", help=f"YAML (default: ${ENV_FILE})")
     return parser
 
@@ -99,6 +111,21 @@ def _replay(arguments: argparse.Namespace) -> int:
     from .replay import replay  # noqa: PLC0415
 
     return replay(arguments.files, arguments.snapshot, config, SystemClock(), say=_say, note=_note)
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    config = _load(arguments)
+    from .evaluate.command import Options, run  # noqa: PLC0415
+
+    options = Options(
+        html=arguments.html,
+        json=arguments.json,
+        snapshot=arguments.snapshot,
+        learn_until=arguments.learn_until,
+        systems=tuple(name.strip() for name in arguments.systems.split(",") if name.strip()),
+        leave_out=arguments.leave_out,
+    )
+    return run(arguments.files, config, options, say=_say, note=_note)
 
 
 def _demo(arguments: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ import msgspec
 import yaml
 
 from .errors import ConfigError
+from .knowledge import ConfigurationsConfig
 from .receivers.kv_zmq import KvSettings
 
 ENV_PREFIX = "TRACEFIT_"
@@ -181,8 +182,9 @@ class Config(_Section, frozen=True, kw_only=True):
     dedupe: DedupeConfig = DedupeConfig()
     bank: BankConfig = BankConfig()
     shutdown: ShutdownConfig = ShutdownConfig()
+    configurations: ConfigurationsConfig = ConfigurationsConfig()
     learners: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=16)] = ("rls", "river:linear")
-    feature_sets: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=32)] = ("portable",)
+    feature_sets: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=32)] = ("portable", "physics")
     custom: dict[str, tuple[str, ...]] = {}
 
 

@@ -3,6 +3,9 @@
 Engines of equal identity share coefficients. ``config_id`` is the first 12 hex digits of the SHA-256 of the identity's
 canonical JSON. Unknown facts stay unknown; without a model the emitting instance is part of the identity, so that two
 unknown servers are never mixed.
+
+A fact keeps the source it came from. When two sources contradict each other the stronger wins, and the other's claim is
+kept beside it and counted once, however often it is repeated.
 """
 
 from __future__ import annotations
@@ -38,6 +41,20 @@ IDENTITY: tuple[str, ...] = (
 BESIDE: tuple[str, ...] = ("num_gpu_blocks",)
 """Facts worth knowing that do not make a configuration."""
 
+HARDWARE: tuple[str, ...] = (
+    "peak_tflops",
+    "memory_bandwidth_gb_s",
+    "memory_gb",
+    "sm_count",
+    "link_gb_s",
+    "host_link_gb_s",
+)
+"""Facts of a hardware sheet; they follow from ``gpu`` and ``dtype`` unless a rule says otherwise."""
+
+TEXT_CHARS_MAX = 256
+CLAIMS_MAX = 64
+"""Contradicting claims kept per engine; one more is counted and not kept."""
+
 _RESOURCE_NAMES = {"hw.gpu.name": "gpu", "vllm.version": "vllm_version"}
 
 
@@ -48,6 +65,13 @@ class FactSource(enum.IntEnum):
     RULES = 1
     DISCOVERY = 2
     TELEMETRY = 3
+    MODEL_FILE = 4
+    SHEET = 5
+
+    @property
+    def label(self) -> str:
+        """As shown in the snapshot."""
+        return self.name.lower()
 
 
 class Facts:
@@ -55,19 +79,37 @@ class Facts:
 
     def __init__(self) -> None:
         self._facts: dict[str, tuple[FactSource, Fact]] = {}
+        self._claims: dict[tuple[str, FactSource], Fact] = {}
         self.conflicts = 0
+        self.version = 0
+        """Grows with every change."""
 
     def learn(self, facts: Mapping[str, Fact], source: FactSource) -> bool:
         """Take what is new or from a stronger source; returns whether anything changed."""
         changed = False
         for name, value in facts.items():
             known = self._facts.get(name)
-            if known is not None and known[1] != value:
-                self.conflicts += 1
+            if known is not None and known[0] != source and known[1] != value:
+                self._contradict(name, known, (source, value))
             if known is None or source < known[0] or (source == known[0] and known[1] != value):
                 self._facts[name] = (source, value)
                 changed = changed or known is None or known[1] != value
+        self.version += changed
         return changed
+
+    def take_over(self, other: Facts) -> None:
+        """Another emitter of the same engine knew these, from the sources it had."""
+        for source in FactSource:
+            self.learn({name: value for name, (s, value) in other._facts.items() if s is source}, source)
+
+    def _contradict(self, name: str, known: tuple[FactSource, Fact], claim: tuple[FactSource, Fact]) -> None:
+        weaker = max(known, claim, key=lambda fact: fact[0])
+        key = (name, weaker[0])
+        if self._claims.get(key) == weaker[1]:
+            return
+        self.conflicts += 1
+        if key in self._claims or len(self._claims) < CLAIMS_MAX:
+            self._claims[key] = weaker[1]
 
     def get(self, name: str) -> Fact | None:
         """The fact's value; None while it is unknown."""
@@ -83,6 +125,18 @@ class Facts:
         """Where the fact comes from."""
         known = self._facts.get(name)
         return None if known is None else known[0]
+
+    def sources(self) -> dict[str, str]:
+        """Where each fact comes from, by name."""
+        return {name: source.label for name, (source, _) in sorted(self._facts.items())}
+
+    def contradictions(self) -> dict[str, str]:
+        """Claims that lost against a stronger source: by name, who claimed what."""
+        found: dict[str, list[str]] = {}
+        for (name, source), value in sorted(self._claims.items()):
+            if self._facts[name][1] != value:
+                found.setdefault(name, []).append(f"{source.label}: {value}")
+        return {name: "; ".join(claims) for name, claims in found.items()}
 
     def known(self) -> dict[str, Fact]:
         """All facts by name."""

@@ -10,10 +10,11 @@ from . import __version__
 from .config import Config
 from .errors import ConfigError
 from .join.settings import JoinSettings
+from .knowledge import Knowledge
 from .pipeline import DedupeSettings, Pipeline, PipelineSettings
 
 
-def make_pipeline(config: Config) -> Pipeline:
+def make_pipeline(config: Config, knowledge: Knowledge | None = None) -> Pipeline:
     """The pipeline that the configuration asks for; a learner or feature set nobody knows is a ConfigError."""
     bank = BankSettings(
         learners=config.learners,
@@ -32,4 +33,4 @@ def make_pipeline(config: Config) -> Pipeline:
         join=msgspec.convert(msgspec.to_builtins(config.join), JoinSettings),
         dedupe=msgspec.convert(msgspec.to_builtins(config.dedupe), DedupeSettings),
     )
-    return Pipeline(settings, bank, __version__)
+    return Pipeline(settings, bank, __version__, knowledge or Knowledge(config.configurations))

@@ -22,6 +22,7 @@ from collector.join.engine import Engine
 from collector.join.joiner import Joined, Joiner
 from collector.join.reasons import JoinEvent, RowDrop
 from collector.join.settings import JoinSettings
+from collector.knowledge import Knowledge, cannot_derive
 from online.bank import Bank, BankSettings, RowOutcome
 from online.rows import Lane, Quality, Target
 from online.snapshot import ConfigSnapshot, EngineSnapshot, Snapshot, TargetSnapshot
@@ -68,11 +69,18 @@ class Counts:
 class Pipeline:
     """Exports in, coefficients out."""
 
-    def __init__(self, settings: PipelineSettings, bank_settings: BankSettings, version: str) -> None:
+    def __init__(
+        self,
+        settings: PipelineSettings,
+        bank_settings: BankSettings,
+        version: str,
+        knowledge: Knowledge | None = None,
+    ) -> None:
         dedupe = settings.dedupe
         self._spans = SpanWindow(int(dedupe.window_s * 1e9), dedupe.ids_max, dedupe.emitters_max)
         self._decoder = Decoder()
-        self._joiner = Joiner(settings.join)
+        self._joiner = Joiner(settings.join, knowledge)
+        self._described: dict[str, tuple[tuple[str, int], ...]] = {}
         self._bank = Bank(bank_settings)
         self._version = version
         self._counts = Counts()
@@ -127,11 +135,23 @@ class Pipeline:
         for old, new in self._joiner.renamed:
             self._bank.rename(old, new)
         self._joiner.renamed.clear()
+        self._describe()
         for config_id, target, rows, lane in joined:
             outcomes = self._bank.learn(config_id, target, rows, lane)
             if lane is Lane.PUBLISHED:
                 for outcome, count in outcomes.items():
                     self._counts.rows[target, outcome] += count
+
+    def _describe(self) -> None:
+        """Tell the bank what is known of its configurations, when that has changed: more feature sets may apply."""
+        for config_id in self._joiner.config_ids():
+            engines = self._joiner.engines_of(config_id)
+            version = tuple((e.instance, e.facts.version) for e in engines)
+            if self._described.get(config_id) != version:
+                self._described[config_id] = version
+                self._bank.describe(config_id, _facts(engines))
+        if len(self._described) > len(self._joiner.config_ids()):
+            self._described = {k: v for k, v in self._described.items() if k in self._joiner.config_ids()}
 
     def snapshot(self, now_unix_nano: int, generation: int) -> Snapshot:
         """What is known now; the state stays as it is."""
@@ -144,9 +164,12 @@ class Pipeline:
 
     def _config(self, config_id: str) -> ConfigSnapshot:
         engines = self._joiner.engines_of(config_id)
-        facts: dict[str, str | int | float | bool] = {}
+        facts = _facts(engines)
+        sources: dict[str, str] = {}
+        contradictions: dict[str, str] = {}
         for engine in engines:
-            facts |= engine.facts.known() | engine.facts.identity(engine.instance, engine.recording)
+            sources |= engine.facts.sources()
+            contradictions |= engine.facts.contradictions()
         quality = min((engine.quality for engine in engines), default=Quality.REQUESTS)
         if self._announced.get(config_id) is not quality:
             self._announced[config_id] = quality
@@ -154,6 +177,9 @@ class Pipeline:
         return ConfigSnapshot(
             config_id=config_id,
             config=facts,
+            sources=sources,
+            contradictions=contradictions,
+            cannot_derive=list(cannot_derive(facts)),
             engines=[
                 EngineSnapshot(instance=e.instance, scheduling=e.scheduling.value, last_step=e.last_step)
                 for e in engines
@@ -187,3 +213,11 @@ def with_unseen_prefix_hits(target: TargetSnapshot) -> TargetSnapshot:
         ]
         models[name] = msgspec.structs.replace(model, features=features)
     return msgspec.structs.replace(target, models=models)
+
+
+def _facts(engines: Sequence[Engine | ApiProcess]) -> dict[str, Fact]:
+    """What the engines of one configuration know together."""
+    facts: dict[str, Fact] = {}
+    for engine in engines:
+        facts |= engine.facts.known() | engine.facts.identity(engine.instance, engine.recording)
+    return facts

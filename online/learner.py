@@ -71,6 +71,9 @@ class RlsLearner:
         trial: statistics on the side while a change of speed is suspected.
     """
 
+    extra: tuple[str, ...] = ()
+    """Names of attributes that a subclass adds to the state."""
+
     def __init__(self, features: FeatureSet, settings: LearnerSettings, prior: Prior | None = None) -> None:
         columns = features.columns
         self.features = features

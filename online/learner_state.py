@@ -37,7 +37,7 @@ def save(learner: RlsLearner) -> State:
     """Everything that its next block depends on; the prior goes with it."""
     state: State = {name: getattr(learner, name).state() for name in _PARTS}
     state["phases"] = learner.phases > 0
-    state["plain"] = pack(learner, _PLAIN)
+    state["plain"] = pack(learner, (*_PLAIN, *learner.extra))
     state["trial"] = None if learner.trial is None else learner.trial.state()
     state["start"] = None if learner.start is None else learner.start.state()
     state["prior"] = None if learner.prior is None else learner.prior.state()
@@ -55,7 +55,7 @@ def restore(learner: RlsLearner, state: State) -> None:
             learner.open_phases()
         for name in _PARTS:
             getattr(learner, name).restore(state[name])
-        unpack(learner, _PLAIN, state["plain"])
+        unpack(learner, (*_PLAIN, *learner.extra), state["plain"])
         learner.trial = None
         if state["trial"] is not None:
             learner.trial = learner.new_strata()

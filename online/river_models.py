@@ -11,6 +11,7 @@ outright).
     river:linear      StandardScaler | LinearRegression(SGD(0.01), Huber(0.1)): 1.5 to 4 % on simulated streams
     river:residual    the same with SGD(0.005), Huber(0.05) on the relative residual of the ``rls`` learner's live
                       prediction, t = clip(y / yhat - 1, -0.3, 0.3); used only while its decayed error is the lower
+    river:quantile    linear quantile models of 0.1, 0.5 and 0.9, pinball loss (online/quantile.py)
     river:<dotted>    any regressor below ``river``, with its defaults, e.g. river:tree.HoeffdingTreeRegressor
 
 Guarantee: predictions are finite and within [0, 11 l m]; a model that raises or predicts a non-finite value is replaced
@@ -35,7 +36,7 @@ from online.snapshot import ModelSnapshot
 from online.state import State, StateError, pack, unpack
 
 PREFIX = "river:"
-LINEAR, RESIDUAL = "river:linear", "river:residual"
+LINEAR, RESIDUAL, QUANTILE = "river:linear", "river:residual", "river:quantile"
 _LOW, _HIGH = -1.0, 10.0
 _START_ROWS = 32
 _RESIDUAL_MAX = 0.3
@@ -55,6 +56,11 @@ def make(name: str) -> Any:
         rate, threshold = (0.01, 0.1) if name == LINEAR else (0.005, 0.05)
         model = linear_model.LinearRegression(optimizer=optim.SGD(rate), loss=optim.losses.Huber(threshold))
         return preprocessing.StandardScaler() | model
+    if name.partition("@")[0] == QUANTILE:
+        linear_model = importlib.import_module("river.linear_model")
+        optim = importlib.import_module("river.optim")
+        loss = optim.losses.Quantile(_tau(name))
+        return preprocessing.StandardScaler() | linear_model.LinearRegression(optimizer=optim.SGD(0.01), loss=loss)
     dotted = name.removeprefix(PREFIX)
     module, _, class_name = dotted.rpartition(".")
     base = importlib.import_module("river.base")
@@ -65,6 +71,18 @@ def make(name: str) -> Any:
     if not isinstance(model, base.Regressor):
         raise ValueError(f"learner {name!r}: {dotted!r} is not a regressor")  # noqa: TRY004  a configuration error
     return preprocessing.StandardScaler() | model
+
+
+def _tau(name: str) -> float:
+    """The quantile in ``river:quantile@0.1``; the median without one."""
+    text = name.partition("@")[2]
+    try:
+        tau = float(text or "0.5")
+    except ValueError:
+        tau = math.nan
+    if not 0.0 < tau < 1.0:
+        raise ValueError(f"learner {name!r}: {text!r} is no quantile between 0 and 1")
+    return tau
 
 
 class Rows:

@@ -10,11 +10,10 @@ import msgspec
 from online.detectors import make_detector
 from online.features import custom, registered
 from online.learner import LearnerSettings
-from online.river_models import PREFIX, make
+from online.make import RLS, check_learner
 from online.rows import Target
 
-DEFAULT_LEARNER = "rls"
-COVARIANCE = "rls_covariance"
+DEFAULT_LEARNER = RLS
 CUSTOM = "custom"
 
 
@@ -32,7 +31,8 @@ class BankSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the bank.
 
     Attributes:
-        learners: ``rls``, ``rls_covariance``, ``river:linear``, ``river:residual``, ``river:<dotted name>``.
+        learners: ``rls``, ``rls_covariance``, ``river:linear``, ``river:residual``, ``river:quantile``,
+            ``river:<dotted name>``.
         feature_sets: registered names, or ``custom``.
         live_sets: feature sets that only predict (free of sign, not published).
         custom: raw names per target of the set ``custom``.
@@ -47,7 +47,7 @@ class BankSettings(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     learners: tuple[str, ...] = (DEFAULT_LEARNER, "river:linear")
-    feature_sets: tuple[str, ...] = ("portable",)
+    feature_sets: tuple[str, ...] = ("portable", "physics")
     live_sets: tuple[str, ...] = ("shape",)
     custom: Mapping[str, tuple[str, ...]] = {}
     block_rows: int = 32
@@ -61,7 +61,7 @@ class BankSettings(msgspec.Struct, frozen=True, kw_only=True):
     def check(self) -> None:
         """Raises ValueError naming the first key that cannot work."""
         for name in self.learners:
-            _check_learner(name)
+            check_learner(name)
         for key in ("feature_sets", "live_sets"):
             for name in getattr(self, key):
                 if name != CUSTOM and name not in registered():
@@ -74,10 +74,3 @@ class BankSettings(msgspec.Struct, frozen=True, kw_only=True):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key}: expected an integer >= 1, got {getattr(self, key)}")
         make_detector(self.rls.drift)
-
-
-def _check_learner(name: str) -> None:
-    if name.startswith(PREFIX):
-        make(name)
-    elif name not in (DEFAULT_LEARNER, COVARIANCE):
-        raise ValueError(f"learners: {name!r} is not {DEFAULT_LEARNER}, {COVARIANCE} or {PREFIX}<name>")

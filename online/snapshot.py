@@ -98,14 +98,21 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     last_step: int
 
 
-class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """One configuration: engines with equal identity share its coefficients."""
+class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One configuration: engines with equal identity share its coefficients.
+
+    ``sources`` says where each fact of ``config`` is from, ``contradictions`` what weaker sources claimed instead,
+    ``cannot_derive`` what is missing for the feature sets that need the model's and the GPU's sheet.
+    """
 
     config_id: str
     config: dict[str, str | int | float | bool]
     engines: list[EngineSnapshot]
     telemetry: str
     targets: dict[str, TargetSnapshot]
+    sources: dict[str, str] = {}
+    contradictions: dict[str, str] = {}
+    cannot_derive: list[str] = []
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,17 +9,16 @@ import numpy as np
 
 from online import learner_state
 from online.blocks import Cutter, Design, strata_of
-from online.covariance_learner import CovarianceLearner
 from online.features import FeatureSet
 from online.learner import RlsLearner
+from online.make import Model, make_learner
 from online.prior import Prior
-from online.river_models import RESIDUAL, ResidualLearner, RiverLearner
+from online.river_models import ResidualLearner
 from online.rows import RowBlock, Target
-from online.settings import COVARIANCE, DEFAULT_LEARNER, BankSettings, RowOutcome
+from online.settings import DEFAULT_LEARNER, BankSettings, RowOutcome
 from online.snapshot import ErrorSnapshot, ModelSnapshot, TargetSnapshot
 from online.state import State, StateError
 
-Model = RlsLearner | RiverLearner | ResidualLearner | CovarianceLearner
 PriorFor = Callable[[str, tuple[str, ...]], Prior | None]
 
 
@@ -55,11 +54,8 @@ class TargetState:
             self.models[key] = (features.name, self._make(learner, features, prior_for))
 
     def _make(self, learner: str, features: FeatureSet, prior_for: PriorFor) -> Model:
-        if learner == DEFAULT_LEARNER:
-            return RlsLearner(features, self.settings.rls, prior_for(features.name, features.names))
-        if learner == COVARIANCE:
-            return CovarianceLearner(features)
-        return ResidualLearner(features) if learner == RESIDUAL else RiverLearner(learner, features)
+        prior = prior_for(features.name, features.names) if learner == DEFAULT_LEARNER else None
+        return make_learner(learner, features, self.settings.rls, prior)
 
     def rls_models(self) -> Iterator[tuple[str, RlsLearner]]:
         """Feature set and learner of each ``rls`` model."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collector.configs import Facts, FactSource
+from collector.configs import Facts
 from collector.decode.records import ApiSpan, CoreSpan, MarkKind, StepColumns, Telemetry
 from online.rows import Quality, RowBlock, Target
 
@@ -142,7 +142,7 @@ class Engine:
 
     def take_over(self, other: Engine) -> None:
         """Another emitter of this same engine falls silent: its facts and requests go on here, its steps do not."""
-        self.facts.learn(other.facts.known(), FactSource.RESOURCE)
+        self.facts.take_over(other.facts)
         for process in other._processes:
             for request in process.requests:
                 self._add_request(request.span, request)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from collector import configs
 from collector.configs import FactSource
 from collector.decode.records import ApiSpan, Telemetry
+from collector.knowledge import Knowledge
 from online.rows import Lane, RowBlock, Target
 
 from .api_process import ApiProcess
@@ -31,8 +32,9 @@ class Joined(NamedTuple):
 class Joiner:
     """Telemetry in, rows per configuration out; bounded in engines, steps and open requests."""
 
-    def __init__(self, settings: JoinSettings) -> None:
+    def __init__(self, settings: JoinSettings, knowledge: Knowledge | None = None) -> None:
         self._settings = settings
+        self._knowledge = knowledge or Knowledge()
         self._engines: OrderedDict[tuple[str, str], Engine] = OrderedDict()
         self._processes: OrderedDict[tuple[str, str], ApiProcess] = OrderedDict()
         self._aliases: dict[tuple[str, str], Engine] = {}
@@ -55,10 +57,9 @@ class Joiner:
         for batch in telemetry.kv:
             self.kv.add(batch)
         key = (recording, telemetry.instance)
-        facts = configs.resource_facts(telemetry.facts)
         if telemetry.requests:
             process = self._processes.get(key) or self._new_process(key)
-            process.facts.learn(facts, FactSource.RESOURCE)
+            self._inform(process, telemetry)
             for span in telemetry.requests:
                 process.requests.add(span)
         if len(telemetry.steps) == 0 and not telemetry.core:
@@ -69,12 +70,18 @@ class Joiner:
             telemetry.snapshots = telemetry.snapshots[:0]
         else:
             engine = self._engines.get(key) or self._new_engine(key)
-        if engine.facts.learn(facts, FactSource.RESOURCE):
+        if self._inform(engine, telemetry):
             engine.configure()
         for request in engine.add(telemetry):
             self._match(engine, request)
         if not engine.released:
             self._find_double(key, engine)
+
+    def _inform(self, engine: Engine | ApiProcess, telemetry: Telemetry) -> bool:
+        before = engine.facts.conflicts
+        changed = self._knowledge.apply(engine.facts, telemetry.facts, engine.instance, engine.recording)
+        self.events[JoinEvent.FACT_CONFLICT] += engine.facts.conflicts - before
+        return changed
 
     def _new_engine(self, key: tuple[str, str]) -> Engine:
         if len(self._engines) >= self._settings.engines_max:
@@ -209,6 +216,10 @@ class Joiner:
         """Emitters of one configuration, in order of appearance."""
         emitters: dict[tuple[str, str], Engine | ApiProcess] = {**self._engines, **self._processes}
         return [emitters[key] for key, name in self._config_ids.items() if name == config_id and key in emitters]
+
+    def engine_of(self, instance: str, recording: str = "") -> Engine | None:
+        """The engine that this emitter's steps and requests belong to."""
+        return self._aliases.get((recording, instance)) or self._engines.get((recording, instance))
 
     def config_ids(self) -> list[str]:
         """Configurations of the engines held."""

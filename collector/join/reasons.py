@@ -32,3 +32,4 @@ class JoinEvent(enum.StrEnum):
     DOUBLE_EMITTER = "double_emitter"
     OPEN_REQUESTS_EVICTED = "open_requests_evicted"
     SPECULATIVE_STEP = "speculative_step"
+    FACT_CONFLICT = "fact_conflict"

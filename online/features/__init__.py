@@ -2,15 +2,18 @@
 
 from online.features.columns import INTERCEPT, UNITS, Column, FeatureSet, Raw, raw_column, sum_steps
 from online.features.registry import Factory, Facts, build, custom, portable, register, registered, shape
+from online.features.systems import SYSTEMS, System
 
 __all__ = [
     "INTERCEPT",
+    "SYSTEMS",
     "UNITS",
     "Column",
     "Factory",
     "Facts",
     "FeatureSet",
     "Raw",
+    "System",
     "build",
     "custom",
     "portable",

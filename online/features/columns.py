@@ -79,6 +79,8 @@ class Column:
         reference: where the definition comes from (a paper, a data sheet, a contract), for the documentation.
         signed: the coefficient may be negative; such a column is for prediction and is not published.
         shrink: a prior at 0 worth this many median rows; 0 = no prior.
+        constant: the same in every step of one configuration: no single configuration can tell its coefficient from
+            the intercept, so it serves transfer between configurations only and is not part of a live set.
     """
 
     name: str
@@ -87,6 +89,7 @@ class Column:
     reference: str = ""
     signed: bool = False
     shrink: float = 0.0
+    constant: bool = False
 
 
 def raw_column(name: str, reference: str = "") -> Column:

@@ -1,106 +1,196 @@
-"""Who is this: the strongest source of a fact wins, equal identities share, a later fact renames."""
+"""Facts: the strongest source wins, contradictions are counted once and shown."""
 
-from __future__ import annotations
+import json
 
 import pytest
 
-from collector.configs import IDENTITY, Facts, FactSource, config_id, parse_fact, resource_facts
-from tests.telemetry_builders import coefficients, exports_of, many_jobs, new_pipeline, pieces, run_engine
-
-
-def test_a_stronger_source_wins_whenever_it_speaks():
-    facts = Facts()
-    assert facts.learn({"model": "seen"}, FactSource.TELEMETRY)
-    assert facts.learn({"model": "set"}, FactSource.RESOURCE)
-    assert not facts.learn({"model": "discovered"}, FactSource.DISCOVERY)
-    assert facts.get("model") == "set"
-    assert facts.source("model") is FactSource.RESOURCE
-    assert facts.conflicts == 2
-
-
-def test_repeating_a_fact_changes_nothing():
-    facts = Facts()
-    facts.learn({"model": "a"}, FactSource.RESOURCE)
-    assert not facts.learn({"model": "a"}, FactSource.RESOURCE)
-    assert not facts.learn({"model": "a"}, FactSource.TELEMETRY)
-    assert facts.conflicts == 0
-
-
-@pytest.mark.parametrize(
-    ("value", "number"), [(512, 512.0), (0, None), (-3, None), (True, None), ("x", None), (1.5, 1.5)]
+from collector.config import load
+from collector.configs import CLAIMS_MAX, Facts, FactSource, config_id
+from collector.errors import ConfigError
+from collector.knowledge import (
+    MODEL_FILE_BYTES_MAX,
+    ConfigurationsConfig,
+    FileRefused,
+    Knowledge,
+    RuleConfig,
+    cannot_derive,
+    read_architecture,
 )
-def test_a_number_is_positive_or_unknown(value, number):
-    facts = Facts()
-    facts.learn({"block_size": value}, FactSource.RESOURCE)
-    assert facts.number("block_size") == number
-    assert facts.number("max_num_seqs") is None
+from online.features.sheets import SheetError
+from tests.sheet_cases import DENSE, GQA
 
 
-def test_identity_holds_only_what_identifies():
-    facts = Facts()
-    facts.learn({"model": "m", "num_gpu_blocks": 100, "tensor_parallel_size": 2}, FactSource.RESOURCE)
-    assert facts.identity("i", "") == {"model": "m", "tensor_parallel_size": 2}
-    assert facts.known()["num_gpu_blocks"] == 100
+def test_the_stronger_source_wins_whichever_came_first():
+    for order in ([FactSource.RESOURCE, FactSource.DISCOVERY], [FactSource.DISCOVERY, FactSource.RESOURCE]):
+        facts = Facts()
+        for source in order:
+            facts.learn({"model": source.label}, source)
+        assert facts.get("model") == "resource"
+        assert facts.sources() == {"model": "resource"}
+        assert facts.conflicts == 1
+        assert facts.contradictions() == {"model": "discovery: discovery"}
 
 
-def test_without_a_model_the_instance_is_part_of_the_identity():
+def test_a_contradiction_counts_once_however_often_it_is_repeated():
     facts = Facts()
     facts.learn({"gpu": "H100"}, FactSource.RESOURCE)
-    assert facts.identity("one", "") != facts.identity("two", "")
+    for _ in range(50):
+        facts.learn({"gpu": "A100"}, FactSource.RULES)
+        facts.learn({"gpu": "H100"}, FactSource.RESOURCE)
+    assert facts.conflicts == 1
+    facts.learn({"gpu": "L4"}, FactSource.RULES)
+    assert facts.conflicts == 2
+    assert facts.contradictions() == {"gpu": "rules: L4"}
 
 
-def test_a_recording_is_a_source_of_its_own_unless_its_resource_names_a_model():
+def test_sources_that_agree_do_not_contradict():
     facts = Facts()
-    facts.learn({"model": "m"}, FactSource.TELEMETRY)
-    assert facts.identity("i", "a.pb.gz") != facts.identity("i", "b.pb.gz")
-    facts.learn({"model": "m"}, FactSource.RESOURCE)
-    assert facts.identity("i", "a.pb.gz") == facts.identity("i", "b.pb.gz") == {"model": "m"}
+    facts.learn({"gpu": "H100"}, FactSource.RULES)
+    facts.learn({"gpu": "H100"}, FactSource.RESOURCE)
+    assert (facts.conflicts, facts.source("gpu")) == (0, FactSource.RESOURCE)
 
 
-def test_a_config_id_is_twelve_hex_digits_of_what_is_known_in_any_order():
-    assert config_id({"model": "m", "gpu": "g"}) == config_id({"gpu": "g", "model": "m"})
-    assert config_id({"model": "m"}) != config_id({"model": "M"})
-    # fixed for ever: a name that changes between versions loses what was learned
-    assert config_id({"model": "m", "tensor_parallel_size": 2}) == "a40a55cd1c82"
+def test_claims_are_bounded():
+    facts = Facts()
+    for i in range(CLAIMS_MAX * 2):
+        facts.learn({f"f{i}": 1}, FactSource.RESOURCE)
+        facts.learn({f"f{i}": 2}, FactSource.RULES)
+    assert len(facts.contradictions()) == CLAIMS_MAX
+    assert facts.conflicts == 2 * CLAIMS_MAX
+
+
+def test_an_emitter_that_takes_over_keeps_the_sources():
+    one, other = Facts(), Facts()
+    other.learn({"gpu": "H100"}, FactSource.DISCOVERY)
+    one.take_over(other)
+    assert one.sources() == {"gpu": "discovery"}
+
+
+@pytest.fixture
+def model_file(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(GQA))
+    return path
+
+
+def _apply(config, attributes=None, instance="pod-1", recording=""):
+    facts = Facts()
+    Knowledge(config).apply(facts, attributes or {}, instance, recording)
+    return facts
+
+
+def test_rules_files_and_sheets_complete_what_telemetry_says(model_file):
+    config = ConfigurationsConfig(
+        rules=(RuleConfig(match={"instance": "pod-*"}, facts={"gpu": "NVIDIA L4"}, model_config=str(model_file)),)
+    )
+    facts = _apply(config, {"vllm.tensor_parallel_size": "2"})
+    assert facts.get("num_key_value_heads") == 2
+    assert facts.get("memory_bandwidth_gb_s") == 300.0
+    sources = facts.sources()
+    assert (sources["tensor_parallel_size"], sources["gpu"]) == ("resource", "rules")
+    assert (sources["hidden_size"], sources["sm_count"]) == ("model_file", "sheet")
+    assert cannot_derive(facts.known()) == ()
+
+
+def test_rules_that_do_not_match_say_nothing(model_file):
+    rule = RuleConfig(match={"instance": "other-*", "model": "x"}, facts={"gpu": "L4"}, model_config=str(model_file))
+    assert _apply(ConfigurationsConfig(rules=(rule,))).known() == {}
+
+
+def test_a_later_rule_wins_over_an_earlier_one():
+    rules = (RuleConfig(facts={"gpu": "L4"}), RuleConfig(match={"instance": "pod-1"}, facts={"gpu": "H100"}))
+    assert _apply(ConfigurationsConfig(rules=rules)).get("gpu") == "H100"
+
+
+def test_a_rule_may_correct_a_data_sheet():
+    facts = _apply(ConfigurationsConfig(rules=(RuleConfig(facts={"gpu": "L4", "memory_bandwidth_gb_s": 250.0}),)))
+    assert facts.get("memory_bandwidth_gb_s") == 250.0
+    assert facts.contradictions() == {"memory_bandwidth_gb_s": "sheet: 300.0"}
+
+
+def test_a_gpu_nobody_knows_stays_unknown_and_is_said():
+    facts = _apply(ConfigurationsConfig(rules=(RuleConfig(facts={"gpu": "RTX 9090"}),)))
+    assert facts.get("memory_bandwidth_gb_s") is None
+    assert "memory_bandwidth_gb_s" in cannot_derive(facts.known())
+
+
+def test_the_flags_of_the_server_say_more_than_the_file(model_file):
+    config = ConfigurationsConfig(model_config=str(model_file))
+    facts = _apply(config, {"vllm.dtype": "float32", "hw.gpu.name": "A100"})
+    assert (facts.get("element_bytes"), facts.get("peak_tflops")) == (4.0, 156.0)
+    facts = _apply(config, {"vllm.quantization": "fp8", "hw.gpu.name": "H100"})
+    assert (facts.get("weight_element_bytes"), facts.get("peak_tflops")) == (1.0, 1978.9)
+
+
+def test_discovered_facts_reach_live_engines_of_their_pattern_only():
+    knowledge = Knowledge()
+    knowledge.discovered("pod-*", {"model": "m", "block_size": 16})
+    live, other, replayed = Facts(), Facts(), Facts()
+    knowledge.apply(live, {}, "pod-1", "")
+    knowledge.apply(other, {}, "job-1", "")
+    knowledge.apply(replayed, {}, "pod-1", "file.pb.gz")
+    assert live.sources() == {"block_size": "discovery", "model": "discovery"}
+    assert other.known() == replayed.known() == {}
+
+
+def test_what_is_discovered_later_is_learned_with_the_next_export():
+    knowledge, facts = Knowledge(), Facts()
+    assert knowledge.apply(facts, {"vllm.model": "m"}, "pod", "")
+    assert not knowledge.apply(facts, {"vllm.model": "m"}, "pod", "")
+    before = config_id(facts.identity("pod", ""))
+    knowledge.discovered("*", {"max_model_len": 4096})
+    assert knowledge.apply(facts, {"vllm.model": "m"}, "pod", "")
+    assert config_id(facts.identity("pod", "")) != before
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
-    [("8", 8), ("-1", -1), ("true", True), ("False", False), ("float16", "float16"), ("1.5", "1.5"), ("", "")],
+    ("content", "problem"),
+    [
+        (b"<html>", "not JSON"),
+        (b"", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b'{"a": "' + b"x" * MODEL_FILE_BYTES_MAX + b'"}', "larger than 4 MiB"),
+        (json.dumps(DENSE | {"num_hidden_layers": -4}).encode(), "num_hidden_layers"),
+        (json.dumps(GQA | {"num_key_value_heads": 3}).encode(), "do not divide"),
+        (b"[1, 2]", "expected an object"),
+    ],
 )
-def test_resource_attributes_are_read_back_from_text(text, value):
-    assert parse_fact(text) == value
-    assert type(parse_fact(text)) is type(value)
+def test_a_model_file_that_lies_ends_the_start_with_its_key(tmp_path, content, problem):
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises((FileRefused, SheetError), match=problem):
+        read_architecture(path)
+    with pytest.raises(ConfigError, match=r"configurations\.rules\[0\]\.model_config.*" + problem):
+        Knowledge(ConfigurationsConfig(rules=(RuleConfig(model_config=str(path)),)))
 
 
-def test_only_known_knobs_of_a_resource_are_facts():
-    found = resource_facts(
-        {
-            "vllm.max_num_seqs": "8",
-            "hw.gpu.name": "H100",
-            "vllm.version": "0.15.1",
-            "vllm.secret": "x",
-            "vllm.dtype": "",
-        }
-    )
-    assert found == {"max_num_seqs": 8, "gpu": "H100", "vllm_version": "0.15.1"}
-    assert resource_facts({f"vllm.{name}": "1" for name in IDENTITY}) == dict.fromkeys(IDENTITY, 1)
+def test_a_hundred_megabytes_are_not_read(tmp_path):
+    path = tmp_path / "config.json"
+    with path.open("wb") as file:
+        file.truncate(100 * 2**20)
+    with pytest.raises(FileRefused, match="larger than"):
+        read_architecture(path)
 
 
-def test_a_fact_learned_later_renames_the_configuration_and_keeps_what_it_learned():
-    run = run_engine(many_jobs(120))
-    everything = pieces(run, facts=())
-    late = pieces(run, facts=(("vllm.model", "better known"),))
-    pipeline, half = new_pipeline(), len(everything) // 2
-    for one in exports_of(everything[:half], 5):
-        pipeline.process([one])
-    before = pipeline.snapshot(0, 1).configs[0].config_id
-    for one in exports_of(late[half:], 5):
-        pipeline.process([one])
-    pipeline.flush()
-    (config,) = pipeline.snapshot(0, 1).configs
-    assert config.config_id != before
-    assert config.config["model"] == "better known"
-    assert config.targets["step_time"].models["portable"].rows > 1000
-    assert pipeline._bank.configs() == [config.config_id]
-    assert next(v for k, v in coefficients(pipeline).items() if k[2] == "prefill_tokens") == pytest.approx(45, rel=1e-3)
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Knowledge(ConfigurationsConfig(hardware_file=str(tmp_path / "none.json")))
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("configurations: {rules: [{match: {colour: red}}]}", "colour"),
+        ("configurations: {rules: [{facts: {colour: red}}]}", "colour"),
+        ("configurations: {rules: [{fact: {gpu: L4}}]}", "fact"),
+        ("configurations: {discovery: {endpoints: [{url: 'ftp://x'}]}}", "url"),
+        ("configurations: {discovery: {endpoints: [{url: 'http://x/secret?a=b'}]}}", "url"),
+        ("configurations: {discovery: {timeout_s: 0}}", "timeout_s"),
+    ],
+)
+def test_bad_configurations_are_refused_by_key(tmp_path, text, key):
+    path = tmp_path / "tracefit.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=key):
+        Knowledge(load(path, {}).configurations)

@@ -1,0 +1,1 @@
+"""``tracefit evaluate``: every system, side by side, on any recordings."""

@@ -1,0 +1,272 @@
+"""A recording as an evaluation sees it: rows per engine, requests with their stamps, and when each was delivered.
+
+What a sidecar could have known at a time is what had been delivered by then, so the cut between learning and scoring is
+made in delivery time: the receive time of an export where an index lies beside the recording (``X.idx.jsonl.gz`` beside
+``X.pb.gz``, one ``recv_unix_ns`` a line), else the newest span end so far. Learning rows come from a join that was fed
+nothing later; scored rows from one that was fed everything.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from collector.configs import Fact
+from collector.decode.plain import decode
+from collector.decode.records import MISSING, ApiSpan, CoreSpan, Finish, MarkKind, Tally
+from collector.join.dedupe import SpanWindow
+from collector.join.engine import Engine
+from collector.join.joiner import Joiner
+from collector.join.scheduling import Scheduling
+from collector.join.settings import JoinSettings
+from collector.knowledge import Knowledge, cannot_derive
+from collector.pipeline import DedupeSettings
+from collector.receivers.files import Recording, TimedExport
+from online.rows import Ints, Lane, RowBlock, Target
+
+_DRAIN_EVERY = 4
+"""Exports between two drains of the join; rows do not depend on it (invariant 4)."""
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One naturally ended request; times in wall clock ns, ``delivered`` of its engine-core span."""
+
+    engine: int
+    prompt_tokens: int
+    output_tokens: int
+    queued_ns: int
+    scheduled_ns: int
+    first_token_ns: int
+    finished_ns: int
+    delivered_ns: int
+    arrived_ns: int | None = None
+    departed_ns: int | None = None
+
+
+@dataclass(slots=True)
+class Delivered:
+    """Rows of one target of one configuration, and when each row's own step was delivered."""
+
+    rows: RowBlock
+    delivered_ns: Ints
+    step_id: Ints
+    """Of the row's own (first) step; 0 where there are no summaries."""
+
+
+@dataclass(slots=True)
+class Capture:
+    """One configuration of one recording."""
+
+    name: str
+    config_id: str
+    facts: dict[str, Fact]
+    telemetry: str
+    full: dict[Target, Delivered]
+    learned: dict[Target, RowBlock]
+    requests: list[Request]
+    cut_ns: int
+    cannot_derive: tuple[str, ...] = ()
+    dropped_rows: dict[str, int] = field(default_factory=dict)
+    truth_us: dict[int, float] = field(default_factory=dict)
+
+    def scored(self, target: Target) -> RowBlock:
+        """Rows delivered after the cut; a step whose true time lies beside the recording has that time."""
+        full = self.full.get(target)
+        if full is None:
+            return RowBlock.empty(target.vocabulary)
+        after = np.flatnonzero(full.delivered_ns > self.cut_ns)
+        rows = full.rows.take(after)
+        if target is Target.STEP_TIME and self.truth_us:
+            rows.elapsed_us[:] = [
+                self.truth_us.get(int(step), wire)
+                for step, wire in zip(full.step_id[after], rows.elapsed_us, strict=True)
+            ]
+        return rows
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One pass over a recording."""
+
+    joiner: Joiner
+    label: str
+    rows: dict[tuple[str, Target], list[RowBlock]] = field(default_factory=dict)
+    step_times: list[tuple[int, int, int]] = field(default_factory=list)
+    core: list[tuple[str, CoreSpan, int]] = field(default_factory=list)
+    api: dict[bytes, ApiSpan] = field(default_factory=dict)
+
+
+def load(path: Path, knowledge: Knowledge, join: JoinSettings, learn_until: float, note: Note) -> list[Capture]:
+    """The configurations of one recording, cut at ``learn_until`` of its delivery time."""
+    recording = Recording(path, note)
+    exports = [(timed.unix_nano, timed.export) for timed in recording if isinstance(timed, TimedExport)]
+    if not exports:
+        return []
+    times = _receive_times(path, len(exports)) or [unix_nano for unix_nano, _ in exports]
+    cut_ns = min(times) + int(learn_until * (max(times) - min(times)))
+    payloads = [(when, export.payload, export.peer) for when, (_, export) in zip(times, exports, strict=True)]
+    label = recording.label
+    everything = _run(payloads, label, knowledge, join)
+    before = _run([item for item in payloads if item[0] <= cut_ns], label, knowledge, join)
+    return _captures(path, everything, before, cut_ns)
+
+
+def _receive_times(path: Path, count: int) -> list[int] | None:
+    index = path.with_name(path.name.removesuffix(".pb.gz") + ".idx.jsonl.gz")
+    if index == path or not index.exists():
+        return None
+    try:
+        with gzip.open(index, "rb") as file:
+            times = [int(msgspec.json.decode(line)["recv_unix_ns"]) for line in file]
+    except (OSError, EOFError, msgspec.DecodeError, KeyError, TypeError, ValueError):
+        return None
+    return times if len(times) == count else None
+
+
+def _run(payloads: Sequence[tuple[int, bytes, str]], label: str, knowledge: Knowledge, join: JoinSettings) -> _Stream:
+    dedupe = DedupeSettings()
+    spans = SpanWindow(int(dedupe.window_s * 1e9), dedupe.ids_max, dedupe.emitters_max)
+    stream, tally = _Stream(Joiner(join, knowledge), label), Tally()
+    for number, (when, payload, peer) in enumerate(payloads):
+        for telemetry in decode(payload, peer, spans.admit, tally):
+            for unix, step_id in zip(telemetry.steps["unix_ns"], telemetry.steps["step_id"], strict=True):
+                stream.step_times.append((int(unix), when, int(step_id)))
+            stream.core += [(telemetry.instance, span, when) for span in telemetry.core]
+            stream.api |= {span.span_id: span for span in telemetry.api}
+            stream.joiner.add(telemetry, label)
+        if number % _DRAIN_EVERY == 0:
+            _collect(stream, flush=False)
+    _collect(stream, flush=True)
+    return stream
+
+
+def _collect(stream: _Stream, *, flush: bool) -> None:
+    for joined in stream.joiner.drain(flush=flush):
+        if joined.lane is Lane.PUBLISHED:
+            stream.rows.setdefault((joined.config_id, joined.target), []).append(joined.rows)
+    for old, new in stream.joiner.renamed:
+        for config_id, target in [key for key in stream.rows if key[0] == old]:
+            stream.rows.setdefault((new, target), [])[:0] = stream.rows.pop((config_id, target))
+    stream.joiner.renamed.clear()
+
+
+def _captures(path: Path, everything: _Stream, before: _Stream, cut_ns: int) -> list[Capture]:
+    name = path.parent.name if path.name.startswith("otlp.") else path.name.split(".")[0]
+    unix = np.array(sorted(everything.step_times), np.int64).reshape(-1, 3)
+    _, drops = everything.joiner.take_events()
+    found = []
+    config_ids = sorted({config_id for config_id, _ in everything.rows})
+    for config_id in config_ids:
+        engines = everything.joiner.engines_of(config_id)
+        facts: dict[str, Fact] = {}
+        for engine in engines:
+            facts |= engine.facts.known()
+        numbers = {engine.number for engine in engines if isinstance(engine, Engine)}
+        behind = any(engine.scheduling is Scheduling.ASYNC for engine in engines)
+        learned_id = _same_config(before, {engine.instance for engine in engines}, config_id)
+        found.append(
+            Capture(
+                name=name if len(config_ids) == 1 else f"{name}/{config_id[:6]}",
+                config_id=config_id,
+                facts=facts,
+                telemetry=min(engine.quality for engine in engines).label,
+                full={
+                    target: _deliver(RowBlock.concatenate(blocks), unix, behind=behind)
+                    for (key, target), blocks in everything.rows.items()
+                    if key == config_id
+                },
+                learned={
+                    target: RowBlock.concatenate(blocks)
+                    for (key, target), blocks in before.rows.items()
+                    if key == learned_id
+                },
+                requests=_requests(everything, numbers),
+                cut_ns=cut_ns,
+                cannot_derive=cannot_derive(facts),
+                truth_us=_truth(path.with_name("truth.jsonl.gz")),
+                dropped_rows={reason.value: count for reason, count in sorted(drops.items()) if count},
+            )
+        )
+    return found
+
+
+def _truth(path: Path) -> dict[int, float]:
+    """True step times, where who recorded knew them: start to start of consecutive steps, as the steps' time is."""
+    if not path.exists():
+        return {}
+    try:
+        with gzip.open(path, "rb") as file:
+            steps = {int(line["step"]): line for line in map(msgspec.json.decode, file)}
+        return {
+            step: (
+                (steps[step + 1]["start_mono_ns"] if step + 1 in steps else line["end_mono_ns"]) - line["start_mono_ns"]
+            )
+            / 1e3
+            for step, line in steps.items()
+        }
+    except (OSError, EOFError, msgspec.DecodeError, KeyError, TypeError, ValueError):
+        return {}
+
+
+def _same_config(before: _Stream, instances: set[str], config_id: str) -> str:
+    """The configuration of the same emitters in the earlier part: facts learned later may have renamed it since."""
+    for earlier in before.joiner.config_ids():
+        if {engine.instance for engine in before.joiner.engines_of(earlier)} & instances:
+            return earlier
+    return config_id
+
+
+def _deliver(rows: RowBlock, unix: Ints, *, behind: bool) -> Delivered:
+    """When the summary of each row's own step was delivered; without summaries, when the row was over.
+
+    ``behind``: asynchronous, the row of step n begins with the summary of n + 1.
+    """
+    start_ns = rows.end_ns - (rows.elapsed_us * 1e3).astype(np.int64)
+    if len(unix) == 0:
+        return Delivered(rows, rows.end_ns, np.zeros(len(rows), np.int64))
+    at = np.clip(np.searchsorted(unix[:, 0], start_ns), 1, max(len(unix) - 1, 1))
+    nearer = np.where(start_ns - unix[at - 1, 0] < unix[np.minimum(at, len(unix) - 1), 0] - start_ns, at - 1, at)
+    found = unix[np.minimum(nearer, len(unix) - 1)]
+    return Delivered(rows, found[:, 1], found[:, 2] - behind)
+
+
+def _requests(stream: _Stream, numbers: set[int]) -> list[Request]:
+    out = []
+    for instance, span, delivered_ns in stream.core:
+        engine = stream.joiner.engine_of(instance, stream.label)
+        if engine is None or engine.number not in numbers or span.finish not in (Finish.STOPPED, Finish.LENGTH):
+            continue
+        marks: dict[MarkKind, int] = {}
+        for mark in span.marks:
+            marks.setdefault(mark.kind, mark.ts_ns + span.unix_minus_mono_ns)
+        if not {MarkKind.QUEUED, MarkKind.SCHEDULED, MarkKind.FIRST_TOKEN, MarkKind.FINISHED} <= set(marks):
+            continue
+        api = stream.api.get(span.parent_span_id)
+        alone = api is not None and api.samples == 1
+        out.append(
+            Request(
+                engine=engine.number,
+                prompt_tokens=span.prompt_tokens,
+                output_tokens=span.marks[-1].output_tokens,
+                queued_ns=marks[MarkKind.QUEUED],
+                scheduled_ns=marks[MarkKind.SCHEDULED],
+                first_token_ns=marks[MarkKind.FIRST_TOKEN],
+                finished_ns=marks[MarkKind.FINISHED],
+                delivered_ns=delivered_ns,
+                arrived_ns=_stamp(api.arrived_ns, span) if api is not None and alone else None,
+                departed_ns=_stamp(api.departed_ns, span) if api is not None and alone else None,
+            )
+        )
+    return sorted(out, key=lambda request: request.finished_ns)
+
+
+def _stamp(mono_ns: int, span: CoreSpan) -> int | None:
+    return None if mono_ns == MISSING else mono_ns + span.unix_minus_mono_ns

@@ -1,0 +1,128 @@
+"""``tracefit evaluate``: files in, text out, JSON and HTML on request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from collector import __version__
+from collector.config import Config
+from collector.errors import EXIT_FAILED, EXIT_OK, ConfigError, StartError
+from collector.join.settings import JoinSettings
+from collector.knowledge import Knowledge
+from exporters.snapshot_file import write_atomically
+from online.features import registered
+from online.snapshot import Snapshot
+
+from .captures import Capture, load
+from .fits import NINE
+from .leave_out import KEYS, group
+from .page import page
+from .run import evaluate
+from .text import lines
+
+Say = Callable[[str], None]
+_BAR = 24
+
+
+class Options(NamedTuple):
+    """What the command line said."""
+
+    html: Path | None = None
+    json: Path | None = None
+    snapshot: Path | None = None
+    learn_until: float = 0.6
+    systems: tuple[str, ...] = ()
+    leave_out: str = ""
+
+
+def run(paths: Sequence[Path], config: Config, options: Options, *, say: Say, note: Say) -> int:
+    """Evaluate all systems on the recordings.
+
+    Args:
+        paths: recordings; each is a source of its own.
+        config: rules, model files and hardware of the ``configurations`` section; bounds of the join.
+        options: see ``tracefit evaluate --help``.
+        say: receives the report, line by line.
+        note: receives progress and warnings.
+
+    Returns:
+        Exit code: failed if no recording had anything to score.
+    """
+    systems = options.systems or NINE
+    for system in systems:
+        if system not in registered():
+            raise ConfigError("--systems", f"{system!r} is not one of {', '.join(registered())}")
+    if not 0.0 < options.learn_until < 1.0:
+        raise ConfigError("--learn-until", f"expected a share between 0 and 1, got {options.learn_until}")
+    for path in (options.html, options.json):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise StartError(f"cannot write {path}: there is no such directory")
+    snapshot = _snapshot(options.snapshot)
+    knowledge = Knowledge(config.configurations)
+    join = msgspec.convert(msgspec.to_builtins(config.join), JoinSettings)
+    captures: list[Capture] = []
+    for number, path in enumerate(paths):
+        _progress(note, 0.2 * number / len(paths), f"reading {path}")
+        captures += load(path, knowledge, join, options.learn_until, note)
+    _unique_names(captures)
+    report = evaluate(
+        captures,
+        systems,
+        learn_until=options.learn_until,
+        left_out=options.leave_out or _default_key(captures),
+        version=__version__,
+        tell=lambda share, what: _progress(note, 0.2 + 0.8 * share, what),
+        snapshot=snapshot,
+    )
+    _progress(note, 1.0, "done")
+    for line in lines(report):
+        say(line)
+    _write(options.json, msgspec.json.encode(report), say)
+    _write(options.html, page(report).encode(), say)
+    return EXIT_OK if any(capture.scores for capture in report.captures) else EXIT_FAILED
+
+
+def _default_key(captures: Sequence[Capture]) -> str:
+    """Models are left out where there are several, else workloads."""
+    return "model" if len({group(capture, "model") for capture in captures}) > 1 else "workload"
+
+
+def _unique_names(captures: Sequence[Capture]) -> None:
+    seen: dict[str, int] = {}
+    for capture in captures:
+        seen[capture.name] = seen.get(capture.name, 0) + 1
+        if seen[capture.name] > 1:
+            capture.name = f"{capture.name}#{seen[capture.name]}"
+
+
+def _snapshot(path: Path | None) -> Snapshot | None:
+    if path is None:
+        return None
+    try:
+        return Snapshot.from_json(path.read_bytes())
+    except OSError as error:
+        raise StartError(f"cannot read {path}: {error.strerror}") from None
+    except (msgspec.DecodeError, ValueError) as error:
+        raise StartError(f"{path} is no snapshot: {error}") from None
+
+
+def _write(path: Path | None, data: bytes, say: Say) -> None:
+    if path is None:
+        return
+    try:
+        write_atomically(path, data)
+    except OSError as error:
+        raise StartError(f"cannot write {path}: {error.strerror}") from None
+    say(f"written: {path}")
+
+
+def _progress(note: Say, share: float, what: str) -> None:
+    full = round(_BAR * share)
+    note(f"[{'#' * full}{'.' * (_BAR - full)}] {share:4.0%}  {what}")
+
+
+__all__ = ["KEYS", "Options", "run"]

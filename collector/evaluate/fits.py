@@ -1,0 +1,201 @@
+"""Systems learned on a recording: frozen at the cut, and prequential over all of it.
+
+The learner is the bank's (``online.make``), fed in blocks of 32 rows as live; what is scored after the cut are the
+published coefficients, which then learn nothing more. Rows in which a system does not know a column are scored by
+nobody of that system, and counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from collector.configs import Fact
+from online.blocks import Design, strata_of
+from online.features import FeatureSet, build
+from online.learner import LearnerSettings, RlsLearner
+from online.make import RLS, Model, make_learner
+from online.prior import Prior
+from online.quantile import QuantileLearner
+from online.river_models import QUANTILE, ResidualLearner, RiverLearner
+from online.rows import Floats, RowBlock, Target
+
+BLOCK_ROWS = 32
+RANK_TOLERANCE = 1e-3
+LEARNING_CURVE = (20, 50, 100, 200, 500, 1000, 2000)
+GOAL = 0.10
+INTERVAL = (0.1, 0.9)
+
+NINE = ("portable", "physics", "blackbox", "roofline", "picf", "mole_rd", "hfd_tl", "bsr_ard", "rece")
+"""The systems of the sources, in the order of tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """One system on one target: its columns, its learner, and what the rows could tell."""
+
+    system: str
+    features: FeatureSet
+    learner: Model
+    identifiable: int
+    rows: int
+    bounds: tuple[float, float]
+
+    @property
+    def columns(self) -> int:
+        """Columns of the live set."""
+        return len(self.features)
+
+    def predict(self, rows: RowBlock) -> Floats:
+        """Microseconds per row by the published coefficients, (n,); NaN where a column is not known."""
+        return predict(self.learner, self.features, rows)
+
+
+def design(features: FeatureSet, rows: RowBlock) -> Design:
+    """Rows as the learner takes them; those with an unknown column left out."""
+    x = features.evaluate(rows)
+    stratum, cell = strata_of(features.target, rows)
+    steps = rows.steps.astype(np.float64)
+    whole = Design(x, rows.phase, rows.elapsed_us, steps, rows.weight, stratum, cell, rows.end_ns)
+    known = np.isfinite(x).all(axis=1) & np.isfinite(rows.elapsed_us) & (rows.elapsed_us > 0.0)
+    return whole if known.all() else whole.take(known)
+
+
+def learn(features: FeatureSet, rows: RowBlock, learner: str = RLS, prior: Prior | None = None) -> Model | None:
+    """A learner fed with all rows; None when they were too few to begin."""
+    model = make_learner(learner, features, LearnerSettings(), prior)
+    if isinstance(model, ResidualLearner):
+        return None  # corrects another learner's prediction; it has none of its own
+    made = design(features, rows)
+    for start in range(0, len(made), BLOCK_ROWS):
+        model.learn(made.slice(start, min(start + BLOCK_ROWS, len(made))))
+    return model if model.started else None
+
+
+def predict(model: Model, features: FeatureSet, rows: RowBlock) -> Floats:
+    """Microseconds per row, (n,)."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        x = features.evaluate(rows)
+        known = np.isfinite(x).all(axis=1)
+        out = np.full(len(rows), np.nan)
+        if not known.any():
+            return out
+        if isinstance(model, RlsLearner):
+            out[known] = model.predict(x[known], live=False)
+        elif isinstance(model, RiverLearner):
+            out[known] = model.predict(x[known], rows.steps[known].astype(np.float64))
+    return out
+
+
+def fit(system: str, target: Target, facts: dict[str, Fact], rows: RowBlock) -> Fit | None:
+    """A system learned on rows; None where it does not apply or could not begin."""
+    features = build(system, target, facts)
+    if features is None or len(rows) == 0:
+        return None
+    model = learn(features, rows)
+    if model is None:
+        return None
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = rows.elapsed_us / predict(model, features, rows)
+    ratio = ratio[np.isfinite(ratio) & (ratio > 0)]
+    bounds = tuple(np.quantile(ratio, INTERVAL)) if len(ratio) else (1.0, 1.0)
+    return Fit(system, features, model, identifiable(features, rows), len(rows), (float(bounds[0]), float(bounds[1])))
+
+
+def identifiable(features: FeatureSet, rows: RowBlock) -> int:
+    """How many directions of the columns the rows excite: rank of the scaled columns, in relative units."""
+    x = features.evaluate(rows)
+    x = x[np.isfinite(x).all(axis=1)]
+    if len(x) == 0:
+        return 0
+    scale = np.sqrt((x * x).mean(axis=0))
+    used = scale > 0.0
+    if not used.any():
+        return 0
+    scaled = x[:, used] / scale[used]
+    values = np.linalg.svd(scaled.T @ scaled / len(x), compute_uv=False)
+    return int(np.count_nonzero(np.sqrt(values) > RANK_TOLERANCE * np.sqrt(values[0])))
+
+
+def ape(prediction_us: Floats, elapsed_us: Floats) -> Floats:
+    """Absolute relative errors of what was predicted at all."""
+    known = np.isfinite(prediction_us)
+    return np.asarray(np.abs(prediction_us[known] - elapsed_us[known]) / elapsed_us[known])
+
+
+def rows_to_goal(system: str, facts: dict[str, Fact], learned: RowBlock, scored: RowBlock) -> int | None:
+    """The fewest first rows from which on a cold start scores 10 % or less, on a fixed grid; None if never."""
+    features = build(system, Target.STEP_TIME, facts)
+    if features is None:
+        return None
+    reached: int | None = None
+    for count in [n for n in LEARNING_CURVE if n < len(learned)] + [len(learned)]:
+        model = learn(features, learned.slice(0, count))
+        errors = ape(predict(model, features, scored), scored.elapsed_us) if model is not None else np.ones(1)
+        good = len(errors) > 0 and float(errors.mean()) <= GOAL
+        reached = (reached or count) if good else None
+    return reached
+
+
+@dataclass(slots=True)
+class Course:
+    """Prequential course of one system: per block its end, median and 90th percentile error; drift marks."""
+
+    end_ns: list[int] = field(default_factory=list)
+    median: list[float] = field(default_factory=list)
+    p90: list[float] = field(default_factory=list)
+    drifts_ns: list[int] = field(default_factory=list)
+    mape: float | None = None
+
+
+def prequential(system: str, facts: dict[str, Fact], rows: RowBlock, points: int = 120) -> Course | None:
+    """Predict every block before learning it, over all rows; the first 256 rows are the start-up and not counted."""
+    features = build(system, Target.STEP_TIME, facts)
+    if features is None:
+        return None
+    settings = LearnerSettings()
+    model = make_learner(RLS, features, settings)
+    assert isinstance(model, RlsLearner)  # noqa: S101  RLS makes one
+    made = design(features, rows)
+    errors: list[Floats] = []
+    ends: list[int] = []
+    course = Course()
+    reported = 0
+    for start in range(0, len(made), BLOCK_ROWS):
+        block = made.slice(start, min(start + BLOCK_ROWS, len(made)))
+        if model.started and start >= settings.start_rows:
+            predicted = model.predict(block.x, live=True)
+            errors.append(np.abs(predicted - block.elapsed_us) / block.elapsed_us)
+            ends.append(int(block.end_ns[-1]))
+        model.learn(block)
+        drift = getattr(model, "drift", None)
+        found = drift.snapshot() if drift is not None else None
+        if found is not None and found.count > reported:
+            reported = found.count
+            course.drifts_ns.append(int(block.end_ns[-1]))
+    if not errors:
+        return course
+    course.mape = float(np.concatenate(errors).mean())
+    stride = max(1, -(-len(errors) // points))
+    for i in range(0, len(errors), stride):
+        joined = np.concatenate(errors[i : i + stride])
+        course.end_ns.append(ends[min(i + stride, len(ends)) - 1])
+        course.median.append(float(np.median(joined)))
+        course.p90.append(float(np.quantile(joined, 0.9)))
+    return course
+
+
+def quantile_coverage(facts: dict[str, Fact], learned: RowBlock, scored: RowBlock) -> float | None:
+    """Share of scored rows inside RECE's own quantile models."""
+    features = build("rece", Target.STEP_TIME, facts)
+    if features is None:
+        return None
+    model = learn(features, learned, QUANTILE)
+    if not isinstance(model, QuantileLearner):
+        return None
+    made = design(features, scored)
+    if len(made) == 0:
+        return None
+    bounds = model.interval(made.x, made.steps)
+    return float(np.mean((made.elapsed_us >= bounds[:, 0]) & (made.elapsed_us <= bounds[:, 2])))

@@ -1,0 +1,107 @@
+"""RECE: robust ensemble with configuration embeddings, 16 alpha and 20 beta features.
+
+    beta    1   P flops_per_token / F   D kv_bytes_per_token / B   T/Nb   (P/Nb)^2   (D/Nb)^2   P D/Nb^2   (P/Nb) u
+            D R/Nb   u   u^2   1/tp   moe k/8   offload   (tp-1) T/link   (tp-1) R latency   offload out/pcie
+            offload in/pcie   moe ep   moe tokens per expert expert FLOPs/F
+    alpha   1   q = Q/Ns   q^2   u   u^2   m = M/Lmax   m^2   q u   m u   1/tp   prefix   chunked   [tp>1]
+            (tp-1) M/link   R/Ns   (R/Ns) u
+
+Columns that a configuration makes zero (one GPU, no experts, no offload) are not there. Specialists, similarity and
+coverage: :mod:`online.rece`; quantiles: the learner ``river:quantile``. Reference: seed system 7.
+"""
+
+from __future__ import annotations
+
+from online.features.columns import Column
+from online.features.sheets import Sheet
+from online.features.systems.base import System, column, constant, intercept, tokens
+from online.rows import Target
+
+LINK_LATENCY_US = 9.0
+"""Latency of a small all-reduce over NVLink; a constant factor within one configuration."""
+
+_RECE = "RECE (seed system 7)"
+
+
+def step_columns(sheet: Sheet, reference: str = _RECE) -> tuple[Column, ...] | None:
+    """The 20 beta features, as far as this configuration has them."""
+    if sheet.max_batched_tokens is None:
+        return None
+    budget = sheet.max_batched_tokens
+    columns = [
+        intercept(reference),
+        column("t_prefill", lambda raw: raw["prefill_tokens"] * sheet.token_us, reference, "us/us"),
+        column("t_decode_kv", lambda raw: raw["decode_tokens"] * sheet.kv_token_us, reference, "us/us"),
+        column("budget_share", lambda raw: tokens(raw) / budget, reference),
+        column("prefill_squared", lambda raw: (raw["prefill_tokens"] / budget) ** 2, reference),
+        column("decode_squared", lambda raw: (raw["decode_tokens"] / budget) ** 2, reference),
+        column("prefill_decode", lambda raw: raw["prefill_tokens"] * raw["decode_tokens"] / budget**2, reference),
+        column("prefill_usage", lambda raw: raw["prefill_tokens"] / budget * raw["kv_usage_ratio"], reference),
+        column("decode_running", lambda raw: raw["decode_tokens"] * raw["running"] / budget, reference, "us/request"),
+        column("usage", lambda raw: raw["kv_usage_ratio"], reference),
+        column("usage_squared", lambda raw: raw["kv_usage_ratio"] ** 2, reference),
+        constant("inverse_tp", 1.0 / sheet.tp, reference),
+        constant("experts_per_token", sheet.model.experts_per_token / 8.0, reference),
+        constant("offload", float(sheet.offload), reference),
+        constant("expert_parallel", float(sheet.model.moe and sheet.expert_parallel), reference),
+        *_links(sheet, reference),
+    ]
+    if sheet.model.moe:
+        per_expert = sheet.model.experts_per_token / sheet.model.experts
+        flops_us = sheet.model.expert_flops_per_token / sheet.tp / sheet.flops_per_us
+        columns.append(column("t_experts", lambda raw: tokens(raw) * per_expert * flops_us, reference, "us/us"))
+    return tuple(columns)
+
+
+def _links(sheet: Sheet, reference: str) -> list[Column]:
+    columns: list[Column] = []
+    peers, link, host = sheet.tp - 1, sheet.link_bytes_per_us, sheet.host_bytes_per_us
+    if peers and link is not None:
+        token_us = peers * sheet.model.hidden * 2.0 * sheet.model.layers / link
+        columns.append(column("t_link", lambda raw: tokens(raw) * token_us, reference, "us/us"))
+        latency = peers * LINK_LATENCY_US
+        columns.append(column("link_running", lambda raw: raw["running"] * latency, reference, "us/us"))
+    if sheet.offload and host is not None:
+        block_us = sheet.block_size * sheet.model.kv_bytes_per_token / sheet.tp / host
+        columns.append(column("t_offload", lambda raw: raw["offload_blocks"] * block_us, reference, "us/us"))
+        columns.append(column("t_restore", lambda raw: raw["restore_blocks"] * block_us, reference, "us/us"))
+    return columns
+
+
+def _request(sheet: Sheet | None) -> tuple[Column, ...] | None:
+    if sheet is None or sheet.max_seqs is None or sheet.max_model_len is None:
+        return None
+    seats, longest = sheet.max_seqs, sheet.max_model_len
+    columns = [
+        intercept(_RECE),
+        column("queue", lambda raw: raw["waiting"] / seats, _RECE),
+        column("queue_squared", lambda raw: (raw["waiting"] / seats) ** 2, _RECE),
+        column("usage", lambda raw: raw["kv_usage_ratio"], _RECE),
+        column("usage_squared", lambda raw: raw["kv_usage_ratio"] ** 2, _RECE),
+        column("prompt", lambda raw: raw["prompt_tokens"] / longest, _RECE),
+        column("prompt_squared", lambda raw: (raw["prompt_tokens"] / longest) ** 2, _RECE),
+        column("queue_usage", lambda raw: raw["waiting"] / seats * raw["kv_usage_ratio"], _RECE),
+        column("prompt_usage", lambda raw: raw["prompt_tokens"] / longest * raw["kv_usage_ratio"], _RECE),
+        column("seats", lambda raw: raw["running"] / seats, _RECE),
+        column("seats_usage", lambda raw: raw["running"] / seats * raw["kv_usage_ratio"], _RECE),
+        constant("inverse_tp", 1.0 / sheet.tp, _RECE),
+        constant("prefix", float(sheet.prefix), _RECE),
+        constant("chunked", float(sheet.chunked), _RECE),
+        constant("several_gpus", float(sheet.tp > 1), _RECE),
+    ]
+    if sheet.tp > 1 and sheet.link_bytes_per_us is not None:
+        token_us = (sheet.tp - 1) * sheet.model.hidden * 2.0 * sheet.model.layers / sheet.link_bytes_per_us
+        columns.append(column("t_link", lambda raw: raw["prompt_tokens"] * token_us, _RECE, "us/us"))
+    return tuple(columns)
+
+
+RECE = System(
+    name="rece",
+    title="quantile ensemble with configuration embeddings",
+    reference="seed system 7",
+    tables={
+        Target.STEP_TIME: lambda sheet: None if sheet is None else step_columns(sheet),
+        Target.QUEUE_WAIT: _request,
+        Target.API_QUEUEING: _request,
+    },
+)

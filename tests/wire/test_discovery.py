@@ -1,0 +1,186 @@
+"""vLLM's own endpoints, asked over a real socket by servers that behave in every way."""
+
+import contextlib
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from collector.clock import SystemClock
+from collector.configs import Facts
+from collector.discovery import BODY_BYTES_MAX, Discovery, DiscoveryOutcome, read_metrics, read_models, read_version
+from collector.knowledge import DiscoveryConfig, EndpointConfig, Knowledge
+
+GOOD = {
+    "/v1/models": (200, b'{"data": [{"id": "meta/llama", "max_model_len": 4096}, {"id": "adapter"}]}'),
+    "/version": (200, b'{"version": "0.15.1"}'),
+    "/metrics": (
+        200,
+        b'vllm:cache_config_info{block_size="32",enable_prefix_caching="True",num_gpu_blocks="2048",x="a\\"b"} 1.0\n',
+    ),
+}
+
+
+@pytest.fixture
+def serve():
+    """Start a server that answers each path as told."""
+    servers = []
+
+    def start(answers):
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                status, body = answers.get(self.path, (404, b""))
+                self.send_response(status)
+                if status == 302:
+                    self.send_header("Location", "http://127.0.0.1:1/")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                with contextlib.suppress(OSError):
+                    self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def _ask(url, timeout_s=2.0):
+    knowledge = Knowledge()
+    discovery = Discovery(DiscoveryConfig(timeout_s=timeout_s), knowledge, SystemClock())
+    answered = discovery.ask(EndpointConfig(url=url))
+    facts = Facts()
+    knowledge.apply(facts, {}, "pod", "")
+    return answered, facts, discovery.outcomes
+
+
+def test_a_server_tells_its_model_version_and_cache(serve):
+    answered, facts, outcomes = _ask(serve(GOOD))
+    assert answered
+    assert facts.known() == {
+        "block_size": 32,
+        "enable_prefix_caching": True,
+        "max_model_len": 4096,
+        "model": "meta/llama",
+        "num_gpu_blocks": 2048,
+        "vllm_version": "0.15.1",
+    }
+    assert set(facts.sources().values()) == {"discovery"}
+    assert outcomes == {DiscoveryOutcome.ANSWERED: 3}
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        ((302, b""), DiscoveryOutcome.REDIRECT),
+        ((200, b"<html>hello</html>"), DiscoveryOutcome.UNEXPECTED),
+        ((200, b"[" * 100_000), DiscoveryOutcome.UNEXPECTED),
+        ((200, b'{"data": 3, "version": 7}'), DiscoveryOutcome.UNEXPECTED),
+        ((200, b""), DiscoveryOutcome.UNEXPECTED),
+        ((500, b"{}"), DiscoveryOutcome.REFUSED),
+        ((200, b"x" * (BODY_BYTES_MAX + 10)), DiscoveryOutcome.TOO_LARGE),
+    ],
+)
+def test_other_answers_are_counted_by_reason_and_teach_nothing(serve, answer, outcome):
+    answered, facts, outcomes = _ask(serve(dict.fromkeys(GOOD, answer)))
+    assert not answered
+    assert facts.known() == {}
+    assert outcomes == {outcome: 3}
+
+
+def test_one_answer_of_three_is_taken(serve):
+    answered, facts, _ = _ask(serve({"/version": GOOD["/version"]}))
+    assert answered
+    assert facts.known() == {"vllm_version": "0.15.1"}
+
+
+def test_a_server_that_hangs_costs_its_timeout_and_no_more():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        answered, _, outcomes = _ask(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout_s=0.05)
+    assert not answered
+    assert outcomes == {DiscoveryOutcome.TIMEOUT: 3}
+
+
+def test_a_server_that_drips_is_cut_off():
+    listener = socket.create_server(("127.0.0.1", 0))
+    stop = threading.Event()
+
+    def drip():
+        while not stop.is_set():
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+                try:
+                    while not stop.wait(0.01):
+                        connection.sendall(b" ")
+                except OSError:
+                    continue
+
+    thread = threading.Thread(target=drip, daemon=True)
+    thread.start()
+    try:
+        _, _, outcomes = _ask(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout_s=0.2)
+    finally:
+        stop.set()
+        listener.close()
+        thread.join(2)
+    assert outcomes == {DiscoveryOutcome.TIMEOUT: 3}
+
+
+def test_nobody_there_is_unreachable():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    _, _, outcomes = _ask(f"http://127.0.0.1:{port}")
+    assert outcomes == {DiscoveryOutcome.UNREACHABLE: 3}
+
+
+def test_what_is_not_http_is_unexpected():
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answer():
+        for _ in range(3):
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"SSH-2.0-OpenSSH\r\n\r\n")
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    _, _, outcomes = _ask(f"http://127.0.0.1:{listener.getsockname()[1]}")
+    thread.join(2)
+    listener.close()
+    assert outcomes == {DiscoveryOutcome.UNEXPECTED: 3}
+
+
+def test_the_thread_asks_until_it_is_answered_and_stops(serve):
+    knowledge, facts = Knowledge(), Facts()
+    config = DiscoveryConfig(endpoints=(EndpointConfig(url=serve(GOOD)),))
+    discovery = Discovery(config, knowledge, SystemClock())
+    discovery.start()
+    deadline = threading.Event()
+    for _ in range(200):
+        if knowledge.apply(facts, {}, "pod", ""):
+            break
+        deadline.wait(0.01)
+    discovery.stop()
+    assert facts.get("model") == "meta/llama"
+
+
+def test_facts_of_impossible_value_are_left_out():
+    assert read_models(b'{"data": [{"id": "", "max_model_len": -1}]}') == {}
+    assert read_models(b'{"data": [{"id": "m", "max_model_len": true}]}') == {"model": "m"}
+    assert read_version(b'{"version": null}') == {}
+    assert read_metrics(b'vllm:cache_config_info{block_size="0",num_gpu_blocks="None"} 1') == {}
+    assert read_metrics(b"\xff\xfe") == {}

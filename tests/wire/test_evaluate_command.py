@@ -1,0 +1,76 @@
+"""``tracefit evaluate`` as people call it, on the bundled recordings."""
+
+import json
+
+import pytest
+
+from collector.cli import main
+from tests.sheet_cases import DENSE
+
+
+@pytest.fixture(autouse=True)
+def _no_configuration(monkeypatch):
+    monkeypatch.delenv("TRACEFIT_CONFIG", raising=False)
+
+
+def test_a_bundled_recording_is_evaluated_with_its_model_file(data_dir, tmp_path, capsys):
+    model = tmp_path / "config.json"
+    model.write_text(json.dumps(DENSE | {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 8}))
+    hardware = tmp_path / "hardware.json"
+    entry = {"tflops": {"fp32": 0.1}, "memory_bandwidth_gb_s": 30, "memory_gb": 24}
+    hardware.write_text(json.dumps({"box": entry}))
+    config = tmp_path / "tracefit.yaml"
+    config.write_text(
+        f"configurations: {{hardware_file: {hardware}, model_config: {model},"
+        " rules: [{facts: {gpu: box, max_num_seqs: 32, max_num_batched_tokens: 2048, max_model_len: 2048}}]}"
+    )
+    html, out = tmp_path / "report.html", tmp_path / "report.json"
+    code = main(
+        [
+            "evaluate",
+            str(data_dir / "c1_mixed" / "otlp.pb.gz"),
+            f"--config={config}",
+            f"--html={html}",
+            f"--json={out}",
+            "--systems=portable,physics,blackbox",
+        ]
+    )
+    assert code == 0
+    printed = capsys.readouterr()
+    assert "physics" in printed.out
+    assert "100%" in printed.err
+    (capture,) = json.loads(out.read_text())["captures"]
+    found = {score["system"]: score for score in capture["scores"]}
+    assert set(found) == {"portable", "physics", "blackbox"}
+    assert found["portable"]["step_mape"] < 0.08
+    assert found["portable"]["e2e"] < 0.06
+    assert capture["scored_requests"] > 50
+    assert html.read_text().startswith("<!doctype html>")
+
+
+def test_a_recording_without_telemetry_fails_with_a_report(tmp_path, capsys):
+    path = tmp_path / "empty.pb.gz"
+    path.write_bytes(b"")
+    assert main(["evaluate", str(path)]) == 1
+    assert "neither" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "problem"),
+    [
+        (["--systems", "magic"], 78, "--systems"),
+        (["--learn-until", "1.5"], 78, "--learn-until"),
+        (["--html", "/nowhere/x.html"], 1, "no such directory"),
+        (["--snapshot", "/nowhere/s.json"], 1, "cannot read"),
+    ],
+)
+def test_bad_options_are_one_sentence(data_dir, capsys, arguments, code, problem):
+    assert main(["evaluate", str(data_dir / "c1_mixed" / "otlp.pb.gz"), *arguments]) == code
+    assert problem in capsys.readouterr().err
+
+
+def test_a_snapshot_that_is_none_is_named(data_dir, tmp_path, capsys):
+    path = tmp_path / "s.json"
+    path.write_text("{}")
+    assert main(["evaluate", str(data_dir / "c1_mixed" / "otlp.pb.gz"), "--snapshot", str(path)]) == 1
+    assert "is no snapshot" in capsys.readouterr().err

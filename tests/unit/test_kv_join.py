@@ -16,7 +16,7 @@ from collector.decode.records import Tally
 from collector.join.joiner import Joiner
 from collector.join.kv import KvSources
 from collector.join.settings import JoinSettings
-from collector.pipeline import Pipeline, PipelineSettings
+from collector.pipeline import Export, Pipeline, PipelineSettings
 from online.bank import BankSettings
 from online.rows import STEP_FEATURES, Target
 from tests.kv_cases import (
@@ -301,3 +301,14 @@ def test_the_state_of_kv_events_is_copied_with_the_pipeline():
 def test_a_batch_record_can_be_stored_and_read_back():
     for one in kv_batches("c5_offload"):
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(one), type=type(one)) == one
+
+
+def test_kv_events_by_otlp_go_through_the_pipeline_as_any_export():
+    (instance,) = sequences(joined("c5_offload", [], no_step)[0])
+    pipeline = Pipeline(PipelineSettings(join=SETTINGS), BankSettings(learners=("rls",)), "test")
+    data = otlp_events("c5_offload", instance).SerializeToString()
+    pipeline.process([Export(data, "peer", "grpc", 1)])
+    pipeline.process([Export(export, "peer", "grpc", 1) for export in exports("c5_offload")])
+    counts = pipeline.take_counts()
+    assert (counts.kv.messages_accepted, counts.kv.unbound) == (520, 0)
+    assert counts.tally.events_received == counts.tally.events_accepted + counts.tally.events_skipped.total()

@@ -97,7 +97,7 @@ class Recording:
             newest_unix_nano = max(newest_unix_nano, newest_end_unix_nano(payload))
             yield TimedExport(newest_unix_nano, Export(payload, self.label, TRANSPORT, spans, self.label))
         if not found:
-            self._warn(f"{self.label}: neither length-delimited OTLP traces nor OTLP/JSON lines")
+            self._warn(f"{self.label}: neither length-delimited OTLP traces nor lines of OTLP/JSON or KV events")
         elif self.undecodable:
             self._warn(f"{self.label}: {self.undecodable} entries are no OTLP traces")
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from exporters.http import Request
+from exporters.routing import Request
 from exporters.status_page import MAX_DETAILS, MAX_OVERVIEW, StatusPage
 from exporters.status_page.advice import QUALITY, STATUS, advice_for
 from exporters.status_page.charts import meter, nice_limit, whisker

@@ -126,6 +126,11 @@ PAGE_FAMILIES: tuple[Family, ...] = (
     Family("tracefit_exposition_series", "gauge", (), "Series of the snapshot on this page."),
     Family("tracefit_exposition_series_capacity", "gauge", (), "Most series of the snapshot that a page may show."),
     Family("tracefit_exposition_series_withheld", "gauge", (), "Series withheld because the page is full."),
-    Family("tracefit_exposition_values_withheld", "gauge", (), "Values withheld because they are not finite."),
+    Family(
+        "tracefit_exposition_values_withheld",
+        "gauge",
+        (),
+        "Values withheld because they are not finite, or name a series twice.",
+    ),
 )
 """Families about the page itself; always shown once there is a snapshot."""

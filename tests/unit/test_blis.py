@@ -98,14 +98,17 @@ def test_blis_predicts_our_step_time(values, batch):
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-def test_replay_with_the_exported_file_equals_replay_with_ours():
+@pytest.mark.parametrize(
+    "which", ["7b-tp1-general", "70b-tp4-general", "34b-tp2-codegen", "mixtral-8x7b-v0-1-tp2-general"]
+)
+def test_replay_with_the_exported_file_equals_replay_with_ours(which):
     path = SHARED / "tools" / "replay.py"
     if not path.exists():
         pytest.skip(f"no {path.name} beside the repository: the round trip through it is not run")
     spec = importlib.util.spec_from_file_location("replay", path)
     replay = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(replay)
-    name, experiment = next((n, e) for n, e in replay.load_configs().items() if "70b-tp4-general" in n)
+    name, experiment = next((n, e) for n, e in replay.load_configs().items() if which in n)
     sheet = experiment["model_config"]
     model_config = {
         "num_hidden_layers": sheet["num_layers"],
@@ -129,7 +132,7 @@ def test_replay_with_the_exported_file_equals_replay_with_ours():
     theirs = {"kind": "trained-physics", "alpha": found.alpha, "beta": found.beta}
     results = [
         replay.simulate(
-            replay.load_exp(name, experiment), replay.make_latency(model, replay.load_exp(name, experiment)), upto=400
+            replay.load_exp(name, experiment), replay.make_latency(model, replay.load_exp(name, experiment)), upto=200
         )
         for model in (ours, theirs)
     ]

@@ -71,7 +71,7 @@ def blis_coefficients(
     Args:
         config: the configuration with its targets.
         model_config: the model's config.json; without it the configuration's facts must have its numbers.
-        hardware: GPU name or TB/s; without it the configuration's ``gpu`` or ``memory_bandwidth_gb_s``.
+        hardware: GPU name or TB/s; without it the configuration's ``gpu``, else ``memory_bandwidth_gb_s``.
         alpha: one of ``ALPHAS``.
 
     Returns:
@@ -106,9 +106,10 @@ def _kv_us_per_token(config: ConfigSnapshot, model_config: Mapping[str, Any] | N
         needed = "num_hidden_layers, hidden_size or num_attention_heads"
         raise BlisError(f"--model-config: {where} {needed}; name the model's config.json")
     if hardware is None:
+        hardware = str(config.config.get("gpu", ""))
         fact = config.config.get("memory_bandwidth_gb_s")
-        usable = isinstance(fact, int | float) and not isinstance(fact, bool)
-        hardware = str(float(fact) / 1e3) if usable and fact else str(config.config.get("gpu", ""))
+        if bandwidth_of(hardware) is None and isinstance(fact, int | float) and not isinstance(fact, bool):
+            hardware = str(float(fact) / 1e3)  # BLIS does not know the GPU: its user has to give it this figure
     bandwidth_tb_s = bandwidth_of(hardware)
     if bandwidth_tb_s is None:
         raise BlisError(

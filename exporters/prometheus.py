@@ -238,20 +238,21 @@ def _drift_samples(samples: Samples, labels: tuple[str, ...], drift: DriftSnapsh
 
 
 def _model_samples(samples: Samples, labels: tuple[str, ...], model: ModelSnapshot) -> None:
-    if model.error is not None:
+    target, name = labels[-2:]
+    if model.error is not None and (model.features or target == "step_time"):
         samples["tracefit_error_median_ratio"].append(Sample(labels, model.error.median_ape))
-    if not model.features:  # a challenger publishes its error only
-        return
-    samples["tracefit_model_effective_rows"].append(Sample(labels, model.effective_rows))
-    if model.condition_number is not None and len(model.features) >= MIN_CONDITION_FEATURES:
-        samples["tracefit_model_condition_number"].append(Sample(labels, model.condition_number))
     for feature in model.features:
         unit, divisor = base_unit(feature.unit)
         full = (*labels, label_value(feature.name), unit)
         samples["tracefit_coefficient"].append(Sample(full, feature.coefficient / divisor))
         if feature.stderr is not None:
             samples["tracefit_coefficient_stderr"].append(Sample(full, feature.stderr / divisor))
-        samples["tracefit_coefficient_status"].append(Sample((*full, label_value(feature.status)), 1))
+        if name == "portable":
+            samples["tracefit_coefficient_status"].append(Sample((*full, label_value(feature.status)), 1))
+    if name == "portable":
+        samples["tracefit_model_effective_rows"].append(Sample(labels, model.effective_rows))
+        if model.condition_number is not None and len(model.features) >= MIN_CONDITION_FEATURES:
+            samples["tracefit_model_condition_number"].append(Sample(labels, model.condition_number))
 
 
 def _live_samples(samples: Samples, labels: tuple[str, ...], model: ModelSnapshot) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporters.blis import BlisError, blis_coefficients, export, render_flags, render_yaml
@@ -83,6 +83,7 @@ positive = st.floats(1e-6, 1e6)
 counts = st.integers(0, 100_000)
 
 
+@settings(deadline=None)
 @given(
     values=st.fixed_dictionaries(
         dict.fromkeys(("intercept", "prefill_tokens", "decode_context_tokens", "requests"), positive | st.just(0.0))
@@ -158,6 +159,7 @@ def test_whole_microseconds_keep_the_mean_of_post_decode(intercept, slope, token
     assert fixed + per_token * tokens == pytest.approx(mean_us, abs=0.5)
 
 
+@settings(deadline=None)
 @given(intercept=st.floats(0, 1e5), slope=st.floats(0, 100), tokens=st.floats(1, 5000))
 def test_alphas_are_whole_not_negative_and_true_to_the_mean(intercept, slope, tokens):
     mean_us = intercept + slope * tokens

@@ -6,7 +6,7 @@ import math
 import subprocess
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -164,6 +164,7 @@ def test_any_model_name_gives_a_page_that_parses(name, accept, parse):
     assert shown == label_value(name)
 
 
+@settings(deadline=None)
 @given(st.text(st.characters(), min_size=1, max_size=300))
 def test_a_label_value_is_short_printable_and_encodable(text):
     value = label_value(text)

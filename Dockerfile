@@ -17,6 +17,8 @@ RUN python3 -m venv /opt/tracefit \
         --require-hashes -r requirements.lock \
     && /opt/tracefit/bin/python -m pip install --no-cache-dir --disable-pip-version-check --no-deps \
         --no-build-isolation . \
+    && /opt/tracefit/bin/python -m pip install --no-cache-dir --disable-pip-version-check --no-deps \
+        --no-build-isolation --target /opt/tracefit-vllm ./deploy/vllm-plugin \
     && /opt/tracefit/bin/python deploy/image/prune.py "tracefit[kv]" \
     && find /opt/tracefit/lib -type d -name tests -prune -exec rm -rf {} + \
     && /opt/tracefit/bin/tracefit --version \
@@ -31,6 +33,8 @@ LABEL org.opencontainers.image.title="tracefit" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 COPY --from=build /opt/tracefit /opt/tracefit
+# The producer for an un-forked vLLM: an init container copies it to where vLLM finds it (components/producer-plugin).
+COPY --from=build /opt/tracefit-vllm /opt/tracefit-vllm
 COPY --from=build --chown=65532:65532 /out/var/lib/tracefit /var/lib/tracefit
 ENV PATH=/opt/tracefit/bin:$PATH \
     PYTHONUNBUFFERED=1 \

@@ -38,6 +38,8 @@ from .labels import label_value, printable
 
 N_BETAS = 11
 MAX_COMMENT_CHARS = 400
+MAX_ALPHA_US = 1e12
+MAX_MEAN_TOKENS = 1e9
 ALPHAS = ("server", "effective")
 """``server``: arrival to queued. ``effective`` adds first token to first response, which BLIS has no place for."""
 
@@ -69,7 +71,7 @@ def blis_coefficients(
     Args:
         config: the configuration with its targets.
         model_config: the model's config.json; without it the configuration's facts must have its numbers.
-        hardware: GPU name or TB/s; without it the configuration's ``gpu`` or ``memory_bandwidth_gb_s``.
+        hardware: GPU name or TB/s; without it the configuration's ``gpu``, else ``memory_bandwidth_gb_s``.
         alpha: one of ``ALPHAS``.
 
     Returns:
@@ -87,6 +89,8 @@ def blis_coefficients(
     for name, index in _STEP_COLUMNS.items():
         value = _value(step, "step_time", name)
         beta[index] = value / kv_us if index in {8, 9} else value
+        if not math.isfinite(beta[index]):
+            raise BlisError(f"step_time: coefficient {name} is {value!r}, too large for BLIS")
     queueing = _queueing_us(config, alpha, notes)
     fixed, per_token = _post_decode_us(config, notes)
     ranks = config.config.get("data_parallel_size", 1)
@@ -102,9 +106,10 @@ def _kv_us_per_token(config: ConfigSnapshot, model_config: Mapping[str, Any] | N
         needed = "num_hidden_layers, hidden_size or num_attention_heads"
         raise BlisError(f"--model-config: {where} {needed}; name the model's config.json")
     if hardware is None:
+        hardware = str(config.config.get("gpu", ""))
         fact = config.config.get("memory_bandwidth_gb_s")
-        usable = isinstance(fact, int | float) and not isinstance(fact, bool)
-        hardware = str(float(fact) / 1e3) if usable and fact else str(config.config.get("gpu", ""))
+        if bandwidth_of(hardware) is None and isinstance(fact, int | float) and not isinstance(fact, bool):
+            hardware = str(float(fact) / 1e3)  # BLIS does not know the GPU: its user has to give it this figure
     bandwidth_tb_s = bandwidth_of(hardware)
     if bandwidth_tb_s is None:
         raise BlisError(
@@ -146,8 +151,16 @@ def _queueing_us(config: ConfigSnapshot, alpha: str, notes: list[str]) -> int:
     if alpha == "effective":
         responses = _features(config, "first_response", notes)
         mean_us = config.targets["first_response"].mean_us
-        queueing_us += _value(responses, "first_response", "intercept") if mean_us is None else mean_us
-    return round(queueing_us)
+        typical_us = _value(responses, "first_response", "intercept")
+        queueing_us += typical_us if mean_us is None or not math.isfinite(mean_us) else mean_us
+    return _whole(queueing_us)
+
+
+def _whole(value_us: float) -> int:
+    """BLIS keeps times as int64; nothing near that is a latency."""
+    if not 0 <= value_us <= MAX_ALPHA_US:
+        raise BlisError(f"an alpha of {value_us!r} us is no latency")
+    return round(value_us)
 
 
 def _post_decode_us(config: ConfigSnapshot, notes: list[str]) -> tuple[int, int]:
@@ -163,20 +176,21 @@ def _post_decode_us(config: ConfigSnapshot, notes: list[str]) -> tuple[int, int]
     if tokens is None:
         if round(per_token_us) != per_token_us:
             notes.append("post_decode: mean output length unknown; both alphas rounded on their own")
-        return round(fixed_us), round(per_token_us)
-    whole = round(per_token_us)
+        return _whole(fixed_us), _whole(per_token_us)
+    whole = _whole(per_token_us)
     if fixed_us + (per_token_us - whole) * tokens < 0:
         whole = math.floor(per_token_us)
-    return round(fixed_us + (per_token_us - whole) * tokens), whole
+    return _whole(fixed_us + (per_token_us - whole) * tokens), whole
 
 
 def _mean_tokens(target: TargetSnapshot, fixed_us: float, per_token_us: float) -> float | None:
     """Mean output length: a least-squares line passes through the means, so mean_us tells it."""
     if per_token_us <= 0:
         return 0.0
-    if target.mean_us is None or target.mean_us < fixed_us:
+    if target.mean_us is None or not math.isfinite(target.mean_us) or target.mean_us < fixed_us:
         return None
-    return (target.mean_us - fixed_us) / per_token_us
+    tokens = (target.mean_us - fixed_us) / per_token_us
+    return tokens if tokens <= MAX_MEAN_TOKENS else None
 
 
 def render_flags(coefficients: Coefficients) -> bytes:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-DEFAULT_MAX_SERIES = 7600
-"""50 configurations with everything the default sets can publish need 50 x 152 series; with 7 of the page and at most
-390 of the process, a scrape has no more than 8,000."""
+DEFAULT_MAX_SERIES = 7700
+"""50 configurations with everything the default sets can publish need 50 x 154 series; with 7 of the page and at most
+290 of the process, a scrape has no more than 8,000."""
 
 IDENTITY_LABELS: tuple[tuple[str, str], ...] = (
     ("model", "model_name"),  # `model` is the learner's feature set in every other family
@@ -65,7 +65,7 @@ FAMILIES: tuple[Family, ...] = (
         "tracefit_error_median_ratio",
         "gauge",
         _MODEL,
-        "Median relative error of predictions made before learning, over the forgetting window.",
+        "Median relative error of predictions made before learning; challengers without coefficients: step_time only.",
     ),
     Family(
         "tracefit_error_p90_ratio",
@@ -80,12 +80,12 @@ FAMILIES: tuple[Family, ...] = (
         "Median relative error of the best live prediction, which follows changes at once; step_time only.",
     ),
     Family("tracefit_target_rows_total", "counter", _TARGET, "Rows learned from."),
-    Family("tracefit_model_effective_rows", "gauge", _MODEL, "Rows that still count, after forgetting."),
+    Family("tracefit_model_effective_rows", "gauge", _MODEL, "Rows that still count, after forgetting; portable only."),
     Family(
         "tracefit_coefficient_status",
         "gauge",
         (*_FEATURE, "status"),
-        "1 for the status of a coefficient: identified, weak, at_bound, prior_only, constant.",
+        "1 for the status: identified, weak, at_bound, prior_only, constant; portable only.",
     ),
     Family("tracefit_drift_detections_total", "counter", _TARGET, "Confirmed changes of speed."),
     Family("tracefit_engines", "gauge", ("config", "scheduling"), "Engines seen, by scheduling mode."),
@@ -112,7 +112,7 @@ FAMILIES: tuple[Family, ...] = (
         "tracefit_model_condition_number",
         "gauge",
         _MODEL,
-        "Condition number of the scaled normal equations, from three features on; large: features move together.",
+        "Condition number of the scaled normal equations; portable only, from three features on.",
     ),
     Family("tracefit_drift_last_timestamp_seconds", "gauge", _TARGET, "When speed last changed; absent if never."),
     Family("tracefit_drift_gain_ratio", "gauge", _TARGET, "New time divided by old time at the last change of speed."),
@@ -126,6 +126,11 @@ PAGE_FAMILIES: tuple[Family, ...] = (
     Family("tracefit_exposition_series", "gauge", (), "Series of the snapshot on this page."),
     Family("tracefit_exposition_series_capacity", "gauge", (), "Most series of the snapshot that a page may show."),
     Family("tracefit_exposition_series_withheld", "gauge", (), "Series withheld because the page is full."),
-    Family("tracefit_exposition_values_withheld", "gauge", (), "Values withheld because they are not finite."),
+    Family(
+        "tracefit_exposition_values_withheld",
+        "gauge",
+        (),
+        "Values withheld because they are not finite, or name a series twice.",
+    ),
 )
 """Families about the page itself; always shown once there is a snapshot."""

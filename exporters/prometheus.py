@@ -95,11 +95,12 @@ def snapshot_families(
         Families in the order of the tables; empty ones are left out.
     """
     per_config = [_config_samples(config, exemplar_of) for config in snapshot.configs]
-    non_finite = sum(_drop_non_finite(samples) for samples in per_config)
+    unusable = sum(_drop_non_finite(samples) for samples in per_config)
     merged: Samples = {family.name: [] for family in FAMILIES}
     for samples in per_config:
         for name, rows in samples.items():
             merged[name].extend(rows)
+    unusable += _drop_repeated(merged)
     total = sum(map(len, merged.values()))
     shown = _fit(merged, max_series)
     page = {
@@ -109,7 +110,7 @@ def snapshot_families(
         "tracefit_exposition_series": shown,
         "tracefit_exposition_series_capacity": max_series,
         "tracefit_exposition_series_withheld": total - shown,
-        "tracefit_exposition_values_withheld": non_finite,
+        "tracefit_exposition_values_withheld": unusable,
     }
     for family in PAGE_FAMILIES:
         yield _metric(family, [Sample((), page[family.name])])
@@ -164,6 +165,18 @@ def _drop_non_finite(samples: Samples) -> int:
         finite = [sample for sample in rows if math.isfinite(sample.value)]
         dropped += len(rows) - len(finite)
         samples[name] = finite
+    return dropped
+
+
+def _drop_repeated(merged: Samples) -> int:
+    """One value per series, the first: names that differ only in what a label cannot hold would give two."""
+    dropped = 0
+    for name, rows in merged.items():
+        unique: dict[tuple[str, ...], Sample] = {}
+        for sample in rows:
+            unique.setdefault(sample.labels, sample)
+        dropped += len(rows) - len(unique)
+        merged[name] = list(unique.values())
     return dropped
 
 
@@ -225,20 +238,21 @@ def _drift_samples(samples: Samples, labels: tuple[str, ...], drift: DriftSnapsh
 
 
 def _model_samples(samples: Samples, labels: tuple[str, ...], model: ModelSnapshot) -> None:
-    if model.error is not None:
+    target, name = labels[-2:]
+    if model.error is not None and (model.features or target == "step_time"):
         samples["tracefit_error_median_ratio"].append(Sample(labels, model.error.median_ape))
-    if not model.features:  # a challenger publishes its error only
-        return
-    samples["tracefit_model_effective_rows"].append(Sample(labels, model.effective_rows))
-    if model.condition_number is not None and len(model.features) >= MIN_CONDITION_FEATURES:
-        samples["tracefit_model_condition_number"].append(Sample(labels, model.condition_number))
     for feature in model.features:
         unit, divisor = base_unit(feature.unit)
         full = (*labels, label_value(feature.name), unit)
         samples["tracefit_coefficient"].append(Sample(full, feature.coefficient / divisor))
         if feature.stderr is not None:
             samples["tracefit_coefficient_stderr"].append(Sample(full, feature.stderr / divisor))
-        samples["tracefit_coefficient_status"].append(Sample((*full, label_value(feature.status)), 1))
+        if name == "portable":
+            samples["tracefit_coefficient_status"].append(Sample((*full, label_value(feature.status)), 1))
+    if name == "portable":
+        samples["tracefit_model_effective_rows"].append(Sample(labels, model.effective_rows))
+        if model.condition_number is not None and len(model.features) >= MIN_CONDITION_FEATURES:
+            samples["tracefit_model_condition_number"].append(Sample(labels, model.condition_number))
 
 
 def _live_samples(samples: Samples, labels: tuple[str, ...], model: ModelSnapshot) -> None:

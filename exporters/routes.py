@@ -19,7 +19,7 @@ from http import HTTPStatus
 import msgspec
 
 from .exposition import MetricsPage
-from .http import Request, Response, Route, Routes
+from .routing import Request, Response, Route, Routes
 from .snapshot_pages import JSON, SnapshotDocuments
 from .status_page import StatusPage
 

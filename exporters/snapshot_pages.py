@@ -18,7 +18,7 @@ import msgspec
 from online.snapshot import ConfigSnapshot, Snapshot
 
 from .blis import ALPHAS, BlisError, blis_coefficients, render_flags, render_yaml
-from .http import TEXT, Request, Response, plain
+from .routing import TEXT, Request, Response, plain
 
 JSON = "application/json"
 YAML = "application/yaml"

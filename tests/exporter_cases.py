@@ -53,9 +53,8 @@ MEANS_US = {
     Target.FIRST_RESPONSE: 7_400.0,
     Target.PREEMPTION_GAP: 250_000.0,
 }
-PHYSICS = tuple(
-    (name, unit, value)
-    for name, unit, value in (
+PHYSICS = {
+    Target.STEP_TIME: (
         ("intercept", "us", 9000.0),
         ("has_prefill", "us", 350.0),
         ("t_tok", "us/us", 1.9),
@@ -64,8 +63,19 @@ PHYSICS = tuple(
         ("t_pfattn", "us/us", 2.2),
         ("requests", "us/request", 31.0),
         ("t_experts", "us/us", 0.3),
-    )
-)
+    ),
+    Target.API_QUEUEING: (
+        ("intercept", "us", 9300.0),
+        ("prompt_tokens", "us/token", 1.4),
+        ("running", "us/request", 8.0),
+    ),
+    Target.QUEUE_WAIT: (
+        ("intercept", "us", 910.0),
+        ("waiting", "us/request", 20000.0),
+        ("t_prompt", "us/us", 1.6),
+        ("saturated", "us/request", 25000.0),
+    ),
+}
 
 
 def model(features, *, status="identified", live=True, error=True, stderr=True):
@@ -97,7 +107,7 @@ def target(name, *, physics=False, drifted=False):
     if name is Target.STEP_TIME:
         models["shape"] = model(())  # predicts live, free of sign, so it publishes no coefficients
     if physics:
-        models |= {"physics": model(PHYSICS), "river:linear/physics": model(())}
+        models |= {"physics": model(PHYSICS[name]), "river:linear/physics": model(())}
     return TargetSnapshot(
         vector=name.vector,
         unit="us",
@@ -150,7 +160,7 @@ def snapshot(*configs, generation=42):
 
 def full_snapshot(n_configs, generation=1):
     """Every target learned with the default sets, in every configuration."""
-    targets = {name.value: target(name, physics=name is Target.STEP_TIME) for name in Target}
+    targets = {name.value: target(name, physics=name in PHYSICS) for name in Target}
     return snapshot(*(config(f"{i:012x}", targets=targets) for i in range(n_configs)), generation=generation)
 
 

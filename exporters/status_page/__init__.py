@@ -15,7 +15,7 @@ from importlib import resources
 
 from prometheus_client.registry import Collector
 
-from exporters.http import Request, Response
+from exporters.routing import Request, Response
 from online.snapshot import ConfigSnapshot, Snapshot
 
 from .accounting import accounting_section

@@ -104,7 +104,7 @@ def calibration_chart(rows: Sequence[tuple[str, tuple[float, float, float]]]) ->
     width, label_width, step = CHART_WIDTH, 104.0, 24.0
     height = step * len(rows) + 26
     far = max((abs(math.log(q)) for _, band in rows for q in band if q > 0), default=0.02)
-    limit = math.log(1 + nice_limit(math.expm1(far)))
+    limit = math.log(1 + nice_limit(math.expm1(min(far, 2.0))))  # beyond, the band ends at the edge
 
     def x(ratio: float) -> float:
         share = max(-1.0, min(1.0, math.log(max(ratio, 1e-9)) / limit))

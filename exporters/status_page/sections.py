@@ -7,7 +7,7 @@ from online.snapshot import ConfigSnapshot, FeatureSnapshot, ModelSnapshot, Targ
 from .advice import STATUS, Advice, advice_for
 from .charts import Z_95, calibration_chart, error_chart, nice_limit, whisker
 from .history import History
-from .text import FEATURE_NAMES, TARGET_NAMES, coefficient, count, duration, escape, percent
+from .text import FEATURE_NAMES, TARGET_NAMES, coefficient, count, duration, escape, factor, percent
 
 MAX_STRATA = 12
 MAX_AXIS = 0.5
@@ -140,9 +140,9 @@ def _numbers(target: TargetSnapshot) -> str:
         if model.error is not None:
             cells += [("median error", percent(model.error.median_ape)), ("p90 error", percent(model.error.p90_ape))]
     if target.interval is not None:
-        cells.append(("observed ÷ predicted", f"{target.interval.p10:.2f} – {target.interval.p90:.2f}"))
+        cells.append(("observed ÷ predicted", f"{factor(target.interval.p10)} – {factor(target.interval.p90)}"))
     if target.drift is not None:
-        gain = "" if target.drift.gain is None else f" (last ×{target.drift.gain:.2f})"
+        gain = "" if target.drift.gain is None else f" (last ×{factor(target.drift.gain)})"
         cells.append(("changes of speed", f"{target.drift.count}{gain}"))
     return '<dl class="numbers">' + "".join(f"<div><dt>{k}</dt><dd>{v}</dd></div>" for k, v in cells) + "</dl>"
 

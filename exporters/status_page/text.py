@@ -64,9 +64,16 @@ def coefficient(value: float, unit: str) -> str:
 def percent(ratio: float) -> str:
     """A ratio in per cent, with a decimal below ten."""
     value = ratio * 100
+    if not math.isfinite(value):
+        return "unknown"
     if value == 0:
         return "0 %"
     return f"{value:.1f} %" if abs(value) < 9.95 else f"{value:,.0f} %"  # noqa: PLR2004 - where rounding gives two digits
+
+
+def factor(ratio: float) -> str:
+    """A ratio around 1."""
+    return f"{ratio:.2f}" if math.isfinite(ratio) else "unknown"
 
 
 def age(seconds: float) -> str:

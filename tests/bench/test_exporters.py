@@ -17,8 +17,9 @@ from prometheus_client import CollectorRegistry, Counter, disable_created_metric
 from prometheus_client.process_collector import ProcessCollector
 
 from exporters.exposition import MetricsPage
-from exporters.http import HttpServer, Request
+from exporters.http import HttpServer
 from exporters.routes import make_routes
+from exporters.routing import Request
 from exporters.snapshot_pages import SnapshotDocuments
 from exporters.status_page import StatusPage
 from tests import exporter_cases as cases

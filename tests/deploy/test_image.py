@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BASE = "localhost/tracefit-base:bookworm"
 IMAGE = "localhost/tracefit:test"
 SIZE_LIMIT_MB = 540
-CONTEXT = ("collector", "online", "exporters", "deploy/image")
+CONTEXT = ("collector", "online", "exporters", "deploy/image", "deploy/vllm-plugin")
 CONTEXT_FILES = ("pyproject.toml", "requirements.lock", "README.md", "LICENSE", "Dockerfile", ".dockerignore")
 
 pytestmark = [
@@ -113,3 +113,11 @@ print(json.dumps({"ready": ready["ok"], "page": b"tracefit_build_info" in page, 
 def test_the_sidecar_serves_from_the_image_and_stops_when_told(container):
     answer = json.loads(container("python3", "-c", SERVE).splitlines()[-1])
     assert answer == {"ready": True, "page": True, "exit": 0}
+
+
+def test_the_plugin_for_an_unforked_vllm_is_inside_where_python_would_find_it(container):
+    find = (
+        "from importlib.metadata import entry_points as e; print(*(p.value for p in e(group='vllm.general_plugins')))"
+    )
+    found = container("env", "PYTHONPATH=/opt/tracefit-vllm", "python3", "-c", find)
+    assert found.split() == ["tracefit_vllm:register"]

@@ -20,7 +20,15 @@ from tests.conftest import find_tool
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 KUSTOMIZE = DEPLOY / "kustomize"
-COMPONENTS = {"sidecar", "plain", "monitoring", "network-policy", "snapshot-pvc", "label-engines"}
+COMPONENTS = {
+    "sidecar",
+    "plain",
+    "monitoring",
+    "network-policy",
+    "snapshot-pvc",
+    "label-engines",
+    "producer-plugin",
+}
 OPERATOR_KINDS = {"PodMonitor", "PrometheusRule"}
 OLDEST, NEWEST = "1.29", "1.33"
 
@@ -95,7 +103,8 @@ def renderings(tmp_path_factory):
         for kind in ("Deployment", "StatefulSet")
         for way in ("sidecar", "plain")
     ]
-    return [kustomize(KUSTOMIZE / "overlays" / "example"), kustomize(DEPLOY / "otel-gateway"), *combined]
+    whole = (KUSTOMIZE / "overlays" / "example", KUSTOMIZE / "overlays" / "stock-vllm", DEPLOY / "otel-gateway")
+    return [*map(kustomize, whole), *combined]
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +199,7 @@ def tracefit_containers(renderings):
 
 def test_every_tracefit_container_meets_the_restricted_profile_and_more(renderings):
     found = list(tracefit_containers(renderings))
-    assert len(found) == 7
+    assert len(found) == 8
     for container in found:
         context = container["securityContext"]
         assert context["runAsNonRoot"] is True
@@ -254,6 +263,21 @@ def test_vllm_is_told_where_to_send_in_every_example(example):
         assert f"--otlp-traces-endpoint=http://127.0.0.1:{port}" in arguments
         assert values["OTEL_SPAN_EVENT_COUNT_LIMIT"] == "20000"
         assert "vllm.model=" in values["OTEL_RESOURCE_ATTRIBUTES"]
+
+
+def test_a_stock_vllm_gets_the_plugin_where_python_looks(renderings):
+    (workload,) = of_kind(renderings[1], "Deployment")
+    containers = containers_of(workload)
+    assert [c["name"] for c in workload["spec"]["template"]["spec"]["containers"]] == ["vllm"]
+    engine, copying = containers["vllm"], containers["tracefit-plugin"]
+    assert copying["image"] == containers["tracefit"]["image"]
+    assert copying["command"] == ["cp", "-r", "/opt/tracefit-vllm/.", "/plugin/"]
+    assert [m["name"] for m in copying["volumeMounts"] if m["mountPath"] == "/plugin"] == ["tracefit-plugin"]
+    (mount,) = [m for m in engine["volumeMounts"] if m["name"] == "tracefit-plugin"]
+    values = {e["name"]: e.get("value") for e in engine["env"]}
+    assert values["PYTHONPATH"] == mount["mountPath"]
+    assert copying["securityContext"] == containers["tracefit"]["securityContext"]
+    assert "/opt/tracefit-vllm" in (ROOT / "Dockerfile").read_text()
 
 
 def test_monitoring_finds_the_pods_and_their_port(example):

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporters.blis import BlisError, blis_coefficients, export, render_flags, render_yaml
@@ -83,6 +83,7 @@ positive = st.floats(1e-6, 1e6)
 counts = st.integers(0, 100_000)
 
 
+@settings(deadline=None)
 @given(
     values=st.fixed_dictionaries(
         dict.fromkeys(("intercept", "prefill_tokens", "decode_context_tokens", "requests"), positive | st.just(0.0))
@@ -98,14 +99,17 @@ def test_blis_predicts_our_step_time(values, batch):
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-def test_replay_with_the_exported_file_equals_replay_with_ours():
+@pytest.mark.parametrize(
+    "which", ["7b-tp1-general", "70b-tp4-general", "34b-tp2-codegen", "mixtral-8x7b-v0-1-tp2-general"]
+)
+def test_replay_with_the_exported_file_equals_replay_with_ours(which):
     path = SHARED / "tools" / "replay.py"
     if not path.exists():
         pytest.skip(f"no {path.name} beside the repository: the round trip through it is not run")
     spec = importlib.util.spec_from_file_location("replay", path)
     replay = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(replay)
-    name, experiment = next((n, e) for n, e in replay.load_configs().items() if "70b-tp4-general" in n)
+    name, experiment = next((n, e) for n, e in replay.load_configs().items() if which in n)
     sheet = experiment["model_config"]
     model_config = {
         "num_hidden_layers": sheet["num_layers"],
@@ -129,7 +133,7 @@ def test_replay_with_the_exported_file_equals_replay_with_ours():
     theirs = {"kind": "trained-physics", "alpha": found.alpha, "beta": found.beta}
     results = [
         replay.simulate(
-            replay.load_exp(name, experiment), replay.make_latency(model, replay.load_exp(name, experiment)), upto=400
+            replay.load_exp(name, experiment), replay.make_latency(model, replay.load_exp(name, experiment)), upto=200
         )
         for model in (ours, theirs)
     ]
@@ -155,6 +159,7 @@ def test_whole_microseconds_keep_the_mean_of_post_decode(intercept, slope, token
     assert fixed + per_token * tokens == pytest.approx(mean_us, abs=0.5)
 
 
+@settings(deadline=None)
 @given(intercept=st.floats(0, 1e5), slope=st.floats(0, 100), tokens=st.floats(1, 5000))
 def test_alphas_are_whole_not_negative_and_true_to_the_mean(intercept, slope, tokens):
     mean_us = intercept + slope * tokens
@@ -264,8 +269,12 @@ def test_facts_of_the_configuration_stand_in_for_the_options():
     facts = {"gpu": "NVIDIA H100 80GB HBM3", "tensor_parallel_size": 2, **LLAMA_70B}
     with_facts = msgspec.structs.replace(cases.config(), config=facts)
     assert blis_coefficients(with_facts) == exported(with_facts)
-    measured = msgspec.structs.replace(cases.config(), config={**facts, "memory_bandwidth_gb_s": 3350})
-    assert blis_coefficients(measured) == exported(with_facts)
+    with_sheet = msgspec.structs.replace(cases.config(), config={**facts, "memory_bandwidth_gb_s": 3352.0})
+    assert blis_coefficients(with_sheet) == exported(
+        with_facts
+    )  # BLIS multiplies by its own figure, not the data sheet's
+    own_gpu = msgspec.structs.replace(cases.config(), config={**facts, "gpu": "X", "memory_bandwidth_gb_s": 3350})
+    assert blis_coefficients(own_gpu) == exported(with_facts)
 
 
 @pytest.mark.parametrize(

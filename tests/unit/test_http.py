@@ -16,8 +16,9 @@ from prometheus_client import CollectorRegistry
 
 from exporters.blis import export
 from exporters.exposition import MetricsPage
-from exporters.http import HttpServer, Route, dispatch, plain
+from exporters.http import HttpServer
 from exporters.routes import make_routes
+from exporters.routing import Route, dispatch, plain
 from exporters.snapshot_pages import SnapshotDocuments
 from online.snapshot import Snapshot
 from tests import exporter_cases as cases
@@ -219,6 +220,8 @@ def test_idle_connections_cannot_lock_a_scraper_out(sidecar):
         try:
             with closing(http.client.HTTPConnection("127.0.0.1", server.port, 5)) as client:
                 assert ask(client, "/metrics")[0].status == 200
+            assert server.open_connections <= 4
+            assert server.closed_for_room >= 9
         finally:
             for connection in idle:
                 connection.close()

@@ -6,7 +6,7 @@ import math
 import subprocess
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -164,6 +164,7 @@ def test_any_model_name_gives_a_page_that_parses(name, accept, parse):
     assert shown == label_value(name)
 
 
+@settings(deadline=None)
 @given(st.text(st.characters(), min_size=1, max_size=300))
 def test_a_label_value_is_short_printable_and_encodable(text):
     value = label_value(text)
@@ -217,6 +218,15 @@ def test_a_full_page_gives_up_whole_families_least_important_first():
 
 
 def test_ten_thousand_configurations_cost_a_page_of_bounded_size():
-    small = cases.config(targets={"step_time": one_feature_target(coefficient=1.0)})
-    shown = series(cases.snapshot(*[small] * 10_000))
+    targets = {"step_time": one_feature_target(coefficient=1.0)}
+    shown = series(cases.snapshot(*(cases.config(f"{i:012x}", targets=targets) for i in range(10_000))))
     assert len(shown) <= DEFAULT_MAX_SERIES + len(PAGE_FAMILIES)
+    assert shown["tracefit_exposition_series_withheld", frozenset()] > 10_000
+
+
+def test_a_series_is_never_shown_twice():
+    twins = [cases.config("a\0b"), cases.config("a\1b")]  # alike once control characters are replaced
+    shown = [s for family in snapshot_families(cases.snapshot(*twins)) for s in family.samples]
+    keys = [(sample.name, tuple(sorted(sample.labels.items()))) for sample in shown]
+    assert len(keys) == len(set(keys))
+    assert series(cases.snapshot(*twins))["tracefit_exposition_values_withheld", frozenset()] > 0

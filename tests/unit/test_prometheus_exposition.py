@@ -6,7 +6,7 @@ import gzip
 import threading
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter
 
@@ -51,6 +51,7 @@ def test_gzip_is_used_where_it_is_accepted(header, expected):
     assert accepts_gzip(header) is expected
 
 
+@settings(deadline=None)
 @given(st.text(max_size=200))
 def test_no_header_can_break_the_negotiation(header):
     assert wants_openmetrics(header) in {True, False}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -92,6 +94,28 @@ def test_a_full_disk_is_an_os_error_and_the_old_file_stays(tmp_path, monkeypatch
     with pytest.raises(OSError, match="No space left"):
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
+
+
+FILL = """
+import resource, sys
+from pathlib import Path
+from exporters.snapshot_file import write_atomically
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+try:
+    write_atomically(Path(sys.argv[1]), b"x" * 100_000)
+except OSError as error:
+    print(error.strerror)
+"""
+
+
+def test_a_file_system_that_really_takes_no_more_leaves_the_old_file_and_no_debris(tmp_path):
+    path = tmp_path / "snapshot.json"
+    write_atomically(path, b"old")
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", FILL, path], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout == "File too large\n"
+    assert path.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["snapshot.json"]
 
 
 def test_writing_goes_on_when_the_directory_comes_back(tmp_path):

@@ -12,11 +12,11 @@ from itertools import pairwise
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from exporters.http import Request
+from exporters.routing import Request
 from exporters.status_page import MAX_DETAILS, MAX_OVERVIEW, StatusPage
 from exporters.status_page.advice import QUALITY, STATUS, advice_for
 from exporters.status_page.charts import meter, nice_limit, whisker
@@ -222,6 +222,7 @@ def test_no_name_becomes_markup(nasty):
     assert html.unescape(nasty.splitlines()[0])[:100] in "".join(document.words)
 
 
+@settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
 def test_any_text_anywhere_keeps_the_document_whole(text):
     config = msgspec.structs.replace(cases.config(name=text), config={"model": text, text: text})
@@ -260,6 +261,7 @@ def snapshot_at(generation, unix_nano, median_ape=0.1, drift=None):
     return msgspec.structs.replace(cases.snapshot(config, generation=generation), created_unix_nano=unix_nano)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 4000))
 def test_the_history_is_bounded_and_reaches_back_to_the_beginning(generations):
     history = History()

@@ -1,0 +1,157 @@
+"""Whatever a snapshot contains, what leaves is well formed."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import math
+import re
+
+import msgspec
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from exporters.blis import BlisError, export
+from exporters.exposition import MetricsPage
+from exporters.routing import Request
+from exporters.snapshot_pages import SnapshotDocuments
+from exporters.status_page import StatusPage
+from online.snapshot import (
+    ConfigSnapshot,
+    DriftSnapshot,
+    EngineSnapshot,
+    ErrorSnapshot,
+    FeatureSnapshot,
+    IntervalSnapshot,
+    ModelSnapshot,
+    Snapshot,
+    TargetSnapshot,
+)
+
+SETS = {
+    "step_time": ("intercept", "prefill_tokens", "decode_context_tokens", "requests"),
+    "api_queueing": ("intercept", "prompt_tokens"),
+    "post_decode": ("intercept", "output_tokens"),
+}
+TARGETS = ("step_time", "api_queueing", "post_decode", "first_response")
+names = st.one_of(st.sampled_from(["portable", "intercept", "requests", "us", "us/token", ""]), st.text(max_size=20))
+numbers = st.floats(allow_nan=True, allow_infinity=True)
+optional = st.none() | numbers
+nanos = st.integers(0, 2**63 - 1)
+
+features = st.builds(
+    FeatureSnapshot,
+    name=names,
+    unit=names,
+    coefficient=numbers,
+    status=names,
+    stderr=optional,
+    live_coefficient=optional,
+    vif=optional,
+    learned_share=optional,
+)
+errors = st.builds(ErrorSnapshot, mape=numbers, median_ape=numbers, p90_ape=numbers)
+models = st.builds(
+    ModelSnapshot,
+    features=st.lists(features, max_size=4),
+    rows=st.integers(0, 2**53),
+    effective_rows=numbers,
+    condition_number=optional,
+    error=st.none() | errors,
+    live_error=st.none() | errors,
+)
+intervals = st.builds(
+    IntervalSnapshot,
+    p10=numbers,
+    p50=numbers,
+    p90=numbers,
+    strata=st.dictionaries(names, st.tuples(numbers, numbers, numbers), max_size=3),
+)
+targets = st.builds(
+    TargetSnapshot,
+    vector=names,
+    unit=names,
+    champion=names,
+    models=st.dictionaries(names, models, max_size=2),
+    interval=st.none() | intervals,
+    drift=st.none()
+    | st.builds(DriftSnapshot, last_unix_nano=st.none() | nanos, gain=optional, count=st.integers(0, 9)),
+    mean_us=optional,
+)
+configs = st.builds(
+    ConfigSnapshot,
+    config_id=names,
+    config=st.dictionaries(names | st.just("gpu"), names | st.booleans() | st.integers(0, 9) | numbers, max_size=4),
+    engines=st.lists(st.builds(EngineSnapshot, instance=names, scheduling=names, last_step=nanos), max_size=2),
+    telemetry=names,
+    targets=st.dictionaries(st.sampled_from(TARGETS) | names, targets, max_size=3),
+)
+snapshots = st.builds(
+    Snapshot,
+    generation=st.integers(0, 2**53),
+    created_unix_nano=nanos,
+    tracefit_version=names,
+    configs=st.lists(configs, max_size=3),
+)
+
+
+@st.composite
+def exportable(draw):
+    """A configuration with every coefficient that BLIS asks for, some of them odd."""
+    odd = st.floats(0, 1e9) | st.sampled_from([0.0, 5e-324, 1e308, math.nan, math.inf, -1.0])
+    made = {}
+    for target, columns in SETS.items():
+        chosen = [FeatureSnapshot(name=c, unit="us", coefficient=draw(odd), status=draw(names)) for c in columns]
+        model = ModelSnapshot(features=chosen, rows=1, effective_rows=1.0)
+        made[target] = TargetSnapshot(
+            vector="x", unit="us", champion="portable", models={"portable": model}, mean_us=draw(st.none() | odd)
+        )
+    return draw(configs.map(lambda config: msgspec.structs.replace(config, config={}, targets=made)))
+
+
+LLAMA = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32}
+
+
+@settings(max_examples=150, deadline=None)
+@given(snapshots)
+def test_any_snapshot_gives_pages_that_parse_and_values_that_are_finite(snapshot):
+    page = MetricsPage(CollectorRegistry(), lambda: snapshot)
+    for accept, parse in (("", parse_text), ("application/openmetrics-text", parse_openmetrics)):
+        plain = page.render(accept).body
+        assert gzip.decompress(page.render(accept, "gzip").body) == plain
+        samples = [sample for family in parse(plain.decode()) for sample in family.samples]
+        assert all(math.isfinite(sample.value) for sample in samples)
+        keys = [(sample.name, tuple(sorted(sample.labels.items()))) for sample in samples]
+        assert len(keys) == len(set(keys))
+
+
+@settings(max_examples=150, deadline=None)
+@given(snapshots)
+def test_any_snapshot_gives_a_status_page_and_documents(snapshot):
+    page = StatusPage(lambda: snapshot, CollectorRegistry(), ready=lambda: (True, {}), unix_nano=lambda: 0)
+    page.record(snapshot)
+    text = page.answer(Request("/", (), {}, {})).body.decode()
+    assert text.count("<script>") == text.count("</script>") == 1
+    drawn = re.findall(r' (?:x|y|x1|x2|y1|y2|cx|cy|width|height|points|d|viewBox)="([^"]*)"', text)
+    assert not [value for value in drawn if "nan" in value or "inf" in value]
+    documents = SnapshotDocuments(lambda: snapshot)
+    assert json.loads(documents.answer_snapshot(Request("/snapshot", (), {}, {})).body)["generation"] >= 0
+    for config in snapshot.configs:
+        request = Request("/snapshot/x/blis.yaml", (config.config_id,), {}, {})
+        assert documents.answer_blis(request).status in {200, 422}
+
+
+@settings(max_examples=300, deadline=None)
+@given(snapshots, exportable())
+def test_any_configuration_is_exported_whole_or_refused(snapshot, odd_one):
+    for config in (*snapshot.configs, odd_one):
+        alone = msgspec.structs.replace(snapshot, configs=[config])
+        with contextlib.suppress(BlisError):
+            values = yaml.safe_load(export(alone, model_config=LLAMA, hardware="H100"))["trained_physics_coefficients"]
+            assert [len(values["alpha_coeffs"]), len(values["beta_coeffs"])] == [3, 11]
+            assert all(math.isfinite(v) and v >= 0 for numbers in values.values() for v in numbers)

@@ -82,3 +82,5 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:  # noqa: PLR2004
             return value, at + 1
         shift += 7
+        if shift > 63:  # noqa: PLR2004 -- a varint has at most ten bytes
+            raise IndexError

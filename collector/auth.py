@@ -43,7 +43,7 @@ class TokenFile:
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not token:
             return False
-        digest = _digest(token.strip().encode("utf-8", "surrogateescape"))
+        digest = _digest(token.strip().encode("utf-8", "backslashreplace"))
         return any([hmac.compare_digest(digest, known) for known in self._current()])  # noqa: C419 -- look at all
 
     def _current(self) -> tuple[bytes, ...]:

@@ -41,7 +41,7 @@ KEEPALIVE_S = 60
 HANDSHAKE_S = 10
 WATCH_S = 0.5
 STALLED_S = 1.0
-"""When too few threads are left, a call that has waited this long for its message gives way."""
+"""When too few threads are left, calls that have waited this long for their message give way."""
 
 Offer = Callable[[bytes, str, Transport, float | None], Refused | None]
 TurnAway = Callable[[Transport, Outcome], None]
@@ -81,14 +81,12 @@ class _Arrivals:
                 del self._since_ns[context]
 
     def overdue(self) -> list[grpc.ServicerContext]:
-        """Calls to give up, oldest first."""
+        """Calls to give up."""
         now_ns = self._clock.monotonic_ns()
         with self._lock:
-            late = [context for context, since_ns in self._since_ns.items() if now_ns - since_ns > self._timeout_ns]
-            if not late and len(self._since_ns) >= self._waiting_max:
-                oldest, since_ns = next(iter(self._since_ns.items()))
-                late = [oldest] if now_ns - since_ns > STALLED_S * 1e9 else []
-            return late
+            crowded = len(self._since_ns) >= self._waiting_max
+            patience_ns = min(self._timeout_ns, int(STALLED_S * 1e9)) if crowded else self._timeout_ns
+            return [context for context, since_ns in self._since_ns.items() if now_ns - since_ns > patience_ns]
 
     def _run(self) -> None:
         while not self._stop.wait(WATCH_S):

@@ -1,23 +1,167 @@
-"""What receiving and decoding costs, every number beside its target: ``python -m tests.bench.bench_ingest``."""
+"""What receiving costs, every number beside its target: ``python -m tests.bench.bench_ingest --load otlp_load.py``.
+
+Without the load generator only decoding is measured, and a line says so. The server runs on CPU 0, the generator on
+CPU 1; a busy machine spoils rates and latencies, CPU per step and ratios less. Exit 1 if a number misses its target.
+"""
 
 from __future__ import annotations
 
-from tests.bench.decode_cost import measure
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
 
+from tests.bench.decode_cost import measure
+from tests.bench.ingest_load import SERVER_CPU, Load, bare, pinned, sidecar, snapshot
+
+FAST = {
+    "FEATURE_SETS": "[custom]",
+    "CUSTOM": "{step_time: [intercept, prefill_tokens, decode_tokens, kv_blocks_used]}",
+}
+BULK = {"steps_per_sec": 0, "duration": 8, "settle": 1, "workers": 2}
 DECODE_TARGETS_US = {100: 2.1, 1000: 1.05, 5000: 1.13}
 
 
-def main():
-    print("decode, CPU us per step (median of 9)")
-    print(f"{'steps/call':>10} {'columnar':>9} {'target':>7} {'plain':>7} {'dict':>7} {'dict/columnar':>14}")
+class Board:
+    """Numbers beside their targets."""
+
+    def __init__(self):
+        self.missed = 0
+
+    def at_most(self, name, value, target, unit=""):
+        self._put(name, value, "<=", target, unit, value <= target)
+
+    def at_least(self, name, value, target, unit=""):
+        self._put(name, value, ">=", target, unit, value >= target)
+
+    def note(self, text):
+        sys.stdout.write(f"      {text}\n")
+        sys.stdout.flush()
+
+    def _put(self, name, value, sign, target, unit, good):
+        self.missed += not good
+        sys.stdout.write(f"{'ok  ' if good else 'MISS'}  {name:<66} {value:>10.2f}  {sign} {target:g} {unit}\n")
+        sys.stdout.flush()
+
+
+def decoding(board, _load):
     for steps, target_us in DECODE_TARGETS_US.items():
         cost = measure(steps)
-        ratio = cost["dict"] / cost["columnar"]
-        print(
-            f"{steps:>10} {cost['columnar']:>9.2f} {'<= ' + str(target_us):>7} {cost['plain']:>7.1f} "
-            f"{cost['dict']:>7.1f} {ratio:>13.1f}x"
-        )
+        board.at_most(f"decode, {steps} steps a call", cost["columnar"], target_us, "us/step")
+        board.note(f"plain decoder {cost['plain']:.1f}, parse and a dict per event {cost['dict']:.1f} us/step")
+
+
+def bulk(board, load):
+    with bare("reference") as server:
+        reference = load.run(server, **BULK)["server"]["us_per_step"]
+    with bare("intake") as server:
+        taken = load.run(server, **BULK)
+    with tempfile.TemporaryDirectory() as directory, sidecar("--fast", directory=directory, **FAST) as server:
+        learned = load.run(server, **BULK)
+    cost = learned["server"]["us_per_step"]
+    board.at_most("receive, decode, admit: 1000 steps a call", taken["server"]["us_per_step"], 1.9, "us/step")
+    board.at_most("bulk profile, into the learner: 1000 steps a call", cost, 4, "us/step")
+    board.at_least("bulk profile, accepted", learned["steps_per_sec"], 250_000, "steps/s")
+    board.at_least("bulk profile, by the CPU it took", 1e6 / cost, 250_000, "steps/s of one core")
+    board.at_most("bulk profile against the plain reference", cost / reference, 1 / 3, "")
+    board.note(
+        f"plain reference {reference:.1f} us/step; {taken['steps_per_sec']:.0f} steps/s without join and learning"
+    )
+
+
+def default_profile(board, load):
+    usual = {"steps_per_sec": 1000, "workers": 1, "requests_per_rpc": 20, "duration": 30}
+    for learners, target, loaded_mb in (("[rls]", 20, 125), ("[rls, 'river:linear']", 50, 205)):
+        with tempfile.TemporaryDirectory() as directory, sidecar(directory=directory, LEARNERS=learners) as server:
+            time.sleep(2)
+            idle_mb, before_s = server.rss_mb(), server.cpu_s()
+            time.sleep(10)
+            idle = (server.cpu_s() - before_s) * 100
+            report = load.run(server, **usual)["server"]
+        if learners == "[rls]":
+            board.at_most("idle", idle, 2, "millicores")
+            board.at_most("RSS idle", idle_mb, 85, "MB")
+        board.at_most(f"1000 steps/s + 20 requests/s, {learners}", report["millicores"], target, "millicores")
+        board.at_most(f"RSS loaded, {learners}", report["rss_max_seen_mb"], loaded_mb, "MB")
+
+
+def large_export(board, load):
+    with tempfile.TemporaryDirectory() as directory, sidecar("--fast", directory=directory, **FAST) as server:
+        report = load.run(server, steps_per_sec=0, spans_per_rpc=512, pool_rpcs=1, max_rpcs=2, workers=1, settle=3)
+    grown_mb = report["server"]["rss_max_seen_mb"] - report["server"]["rss_before_mb"]
+    board.at_most("24.5 MB exports: steps not accepted", report["dropped_steps"], 0)
+    board.at_most("24.5 MB exports: RSS growth", grown_mb, 120, "MB")
+
+
+def latency(board, load):
+    with tempfile.TemporaryDirectory() as directory, sidecar("--fast", directory=directory, **FAST) as server:
+        found = load.run(server, steps_per_sec=20_000, spans_per_rpc=1, workers=4, duration=20)["latency_ms"]
+    board.at_most("20,000 steps/s while learning: p50", found["p50"], 1, "ms")
+    board.at_most("20,000 steps/s while learning: p99", found["p99"], 10, "ms")
+
+
+def overload(board, load):
+    with tempfile.TemporaryDirectory() as directory, sidecar(directory=directory, LEARNERS="[rls]") as server:
+        free = load.run(server, steps_per_sec=0, duration=4, workers=2)
+        rate = 2 * free["steps_per_sec"]
+        report = load.run(server, steps_per_sec=rate, workers=6, spans_per_rpc=5, duration=30)
+    board.at_most(f"overload, {rate:.0f} steps/s offered for 30 s: steps lost", report["dropped_steps"], 0)
+    grown_mb = report["server"]["rss_max_seen_mb"] - report["server"]["rss_before_mb"]
+    board.at_most("overload: RSS growth (queue bound 16.8 + 25)", grown_mb, 41.8, "MB")
+    board.note(f"{report['steps_per_sec']:.0f} steps/s accepted, {report['retries']} retries")
+
+
+def coefficients(board, load):
+    for rate in (1.0, 0.3):
+        with tempfile.TemporaryDirectory() as directory:
+            with sidecar("--fast", directory=directory, **FAST) as server:
+                report = load.run(server, steps_per_sec=5000, workers=1, duration=4 / rate, sample_rate=rate)
+                server.stop()
+            model = snapshot(directory)["configs"][0]["targets"]["step_time"]["models"]["custom"]
+        truth = report["truth"][0]["beta_us"]
+        for feature, true in zip(model["features"], truth, strict=True):
+            off = abs(feature["coefficient"] / true - 1) * 100
+            target = 5 if feature["name"] == "kv_blocks_used" else 2
+            board.at_most(f"{feature['name']} after 20,000 steps, sampled at {rate:g}", off, target, "% off")
+
+
+def start(board, load):
+    with tempfile.TemporaryDirectory() as directory:
+        began_s = time.monotonic()
+        with sidecar(directory=directory, LEARNERS="[rls]") as server:
+            up_s = time.monotonic() - began_s
+            report = load.run(server, max_rpcs=1, workers=1, spans_per_rpc=1)
+        board.at_most("start to first export accepted", up_s + report["latency_ms"]["max"] / 1e3, 1.5, "s")
+    code = "import time, collector.app; print(time.process_time())"
+    costs = []
+    for _ in range(3):
+        process = pinned(SERVER_CPU, "-c", code, stdout=subprocess.PIPE)
+        costs.append(float(process.communicate()[0]))
+    board.at_most("import", sorted(costs)[1], 0.5, "s CPU")
+
+
+SECTIONS = {
+    section.__name__: section
+    for section in (decoding, bulk, default_profile, large_export, latency, overload, coefficients, start)
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--load", type=Path, default=Path("../shared/tools/otlp_load.py"), help="the load generator")
+    parser.add_argument("sections", nargs="*", choices=[[], *SECTIONS], help="default: all")
+    arguments = parser.parse_args()
+    board = Board()
+    wanted = arguments.sections or list(SECTIONS)
+    if not arguments.load.exists():
+        board.note(f"{arguments.load} is not here: decoding only")
+        wanted = ["decoding"]
+    for name in wanted:
+        SECTIONS[name](board, Load(arguments.load))
+    return 1 if board.missed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""A server on one CPU, the load generator on the other, and what it reports.
+
+The generator is not part of this repository; its path comes in from the command line. All CPU figures are the server's,
+as the kernel accounts them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+SERVER_CPU, LOAD_CPU = 0, 1
+
+
+def pinned(cpu, *command, **kwargs):
+    return subprocess.Popen(["taskset", "-c", str(cpu), sys.executable, *map(str, command)], text=True, **kwargs)
+
+
+class Server:
+    """A process with a gRPC port; ``pages`` is the port of its pages, if it has them."""
+
+    def __init__(self, process, port, pages=0):
+        self.process, self.port, self.pages = process, port, pages
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def rss_mb(self):
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
+
+    def cpu_s(self):
+        threads = Path(f"/proc/{self.pid}/task").iterdir()
+        return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+
+    def stop(self):
+        """Terminate; True if it ended well."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(30) == 0
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def bare(kind):
+    process = pinned(SERVER_CPU, "-m", "tests.bench.servers", kind, stdout=subprocess.PIPE)
+    try:
+        yield Server(process, int(process.stdout.readline().split()[1]))
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def sidecar(*arguments, directory, **settings):
+    """``tracefit run`` with environment settings (without their prefix)."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("TRACEFIT_")}
+    environ |= {
+        "TRACEFIT_RECEIVERS__GRPC__ENDPOINT": "127.0.0.1:0",
+        "TRACEFIT_RECEIVERS__HTTP__ENDPOINT": "127.0.0.1:0",
+        "TRACEFIT_EXPORTERS__HTTP__ENDPOINT": "127.0.0.1:0",
+        "TRACEFIT_SNAPSHOT__DIRECTORY": str(directory),
+        **{f"TRACEFIT_{name}": value for name, value in settings.items()},
+    }
+    with tempfile.TemporaryFile("w+") as log:
+        process = pinned(SERVER_CPU, "-m", "collector", "run", *arguments, stderr=log, env=environ)
+        try:
+            yield Server(process, *_ports(process, log))
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait(30)
+
+
+def _ports(process, log):
+    for _ in range(2000):
+        log.seek(0)
+        text = log.read()
+        if found := re.search(r"OTLP/gRPC on port (\d+), pages on port (\d+)", text):
+            return int(found[1]), int(found[2])
+        if process.poll() is not None:
+            raise RuntimeError(text)
+        time.sleep(0.005)
+    raise RuntimeError("the sidecar did not start")
+
+
+class Load:
+    """The generator."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def run(self, server, **options):
+        """Its report; options by their names, True for flags."""
+        arguments = []
+        for name, value in options.items():
+            arguments += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+        process = pinned(LOAD_CPU, self._path, "--target", f"127.0.0.1:{server.port}", "--server-pid", server.pid,
+                         *arguments, stdout=subprocess.PIPE)  # fmt: skip
+        out, _ = process.communicate()
+        return json.loads(out)
+
+
+def snapshot(directory):
+    return json.loads((Path(directory) / "snapshot.json").read_text())

@@ -1,0 +1,219 @@
+"""Hostile and broken clients against the real sidecar: it stays up, bounded, and open to everybody else."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import resource
+import socket
+import threading
+import time
+
+import grpc
+import pytest
+
+from collector.memory import resident_bytes
+from collector.receivers.otlp_grpc import METHOD
+from collector.receivers.otlp_http import CONTENT_TYPE
+from collector.telemetry import (
+    ACCEPTED_SPANS,
+    DECODED_SPANS,
+    FAILED_SPANS,
+    RECEIVED_SPANS,
+    REFUSED_SPANS,
+    REQUESTS,
+    WORKER_FAILED_SPANS,
+)
+from tests import otlp_bytes as otlp
+from tests.builders import call_export, eventually, make_export, running_sidecar
+
+CODE = grpc.StatusCode
+MIB = 1 << 20
+ONE = make_export().SerializeToString()
+FULL = 32 * MIB - 100
+
+
+@pytest.fixture
+def sidecar(tmp_path):
+    with running_sidecar(tmp_path, RECEIVERS__GRPC__MAX_CONNECTIONS="64", RECEIVERS__HTTP__TIMEOUT_S="2") as made:
+        yield made
+
+
+def code_of(port, payload, **kwargs):
+    try:
+        call_export(port, payload, **kwargs)
+    except grpc.RpcError as error:
+        return error.code()
+    return CODE.OK
+
+
+def assert_well(sidecar, step=[1_000]):  # noqa: B006 -- every call sends new spans
+    step[0] += 10
+    new = make_export(first_step=step[0]).SerializeToString()
+    eventually(lambda: code_of(sidecar.grpc_port, new) is CODE.OK)  # a bomb may fill the queue while it is looked at
+    connection = http.client.HTTPConnection("127.0.0.1", sidecar.otlp_http_port, timeout=10)
+    with contextlib.closing(connection):
+        connection.request("POST", "/v1/traces", ONE, {"Content-Type": CONTENT_TYPE})
+        assert connection.getresponse().status == 200
+    eventually(lambda: sidecar.queue.in_flight_bytes == 0)
+    assert sidecar.health.alive()
+    value = sidecar.metrics.value
+    assert value(WORKER_FAILED_SPANS) == 0
+    accepted = 0
+    for transport in ("grpc", "http"):
+        refused = sum(value(REFUSED_SPANS, transport, reason) for reason in dict(REFUSED_SPANS.labels)["reason"])
+        accepted += value(ACCEPTED_SPANS, transport)
+        assert value(RECEIVED_SPANS, transport) == value(ACCEPTED_SPANS, transport) + refused + value(
+            FAILED_SPANS, transport
+        )
+    eventually(lambda: value(DECODED_SPANS) == accepted)
+
+
+def in_span(content):
+    return otlp.field(1, otlp.field(2, otlp.field(1, otlp.field(1, b"vllm.scheduler.step")) + otlp.field(2, content)))
+
+
+BOMBS = {
+    "resources": b"\x0a\x00" * (FULL // 2),
+    "scopes": otlp.field(1, b"\x12\x00" * (FULL // 2)),
+    "spans": otlp.field(1, otlp.field(2, b"\x12\x00" * (FULL // 2))),
+    "events": in_span(b"\x5a\x00" * (FULL // 2)),
+    "events of a byte": in_span(b"\x5a\x01\x00" * (FULL // 3)),
+    "events below the size where they are counted": in_span(b"\x5a\x00" * (MIB // 2 - 100)),
+    "links": in_span(b"\x6a\x00" * (FULL // 2)),
+    "attributes of a span": in_span(b"\x4a\x00" * (FULL // 2)),
+    "attributes of one event": in_span(otlp.field(11, b"\x1a\x00" * (FULL // 2))),
+    "attributes of a resource": otlp.field(1, otlp.field(1, b"\x0a\x00" * (FULL // 2))),
+    "values in a value": otlp.field(
+        1, otlp.field(1, otlp.field(1, otlp.field(2, otlp.field(5, b"\x0a\x00" * (FULL // 2)))))
+    ),
+    "numbers at the top": b"\x10\x00" * (FULL // 2),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_millions_of_empty_messages_do_not_become_a_gigabyte(sidecar, name):
+    before_bytes = resident_bytes()
+    peak_bytes = [0]
+    done = threading.Event()
+
+    def watch():
+        while not done.wait(0.02):
+            peak_bytes[0] = max(peak_bytes[0], resident_bytes())
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        assert code_of(sidecar.grpc_port, BOMBS[name], timeout_s=30) in (CODE.OK, CODE.INVALID_ARGUMENT)
+        assert_well(sidecar)
+    finally:
+        done.set()
+    assert peak_bytes[0] - before_bytes < 250 * MIB
+
+
+def test_messages_nested_deeper_than_any_parser_goes_are_refused_or_skipped(sidecar):
+    value = b"\x10\x01"
+    for _ in range(5000):
+        value = otlp.field(5, otlp.field(1, value))
+    deep = otlp.summary(5) + otlp.field(3, otlp.field(1, b"deep") + otlp.field(2, value))
+    assert code_of(sidecar.grpc_port, otlp.steps_export([deep])) is CODE.OK
+    nested = b""
+    for _ in range(5000):
+        nested = otlp.field(1, nested)
+    assert code_of(sidecar.grpc_port, nested) in (CODE.OK, CODE.INVALID_ARGUMENT)
+    assert_well(sidecar)
+
+
+@pytest.mark.parametrize("place", ["scope", "span", "event", "key", "value", "resource"])
+def test_text_that_is_not_utf8_is_skipped_or_refused(sidecar, place):
+    text = {
+        name: b"\xff\xfe" if name == place else b"vllm.scheduler.step"
+        for name in ("scope", "span", "event", "key", "value")
+    }
+    attribute = otlp.field(1, text["key"]) + otlp.field(2, otlp.field(1, text["value"]))
+    span = otlp.step_span([otlp.summary(1), otlp.field(2, text["event"])], tail=otlp.field(9, attribute))
+    scope = otlp.field(1, otlp.field(1, text["scope"])) + otlp.field(2, span + otlp.field(5, text["span"]))
+    resource_name = otlp.field(1, otlp.field(1, otlp.field(1, b"\xff" if place == "resource" else b"x")))
+    assert code_of(sidecar.grpc_port, otlp.field(1, resource_name + otlp.field(2, scope))) in (
+        CODE.OK,
+        CODE.INVALID_ARGUMENT,
+    )
+    assert_well(sidecar)
+
+
+def test_grpc_calls_that_never_send_their_message_do_not_hold_the_threads(sidecar):
+    never = threading.Event()
+
+    def nothing():
+        never.wait(60)
+        yield b""
+
+    with grpc.insecure_channel(f"127.0.0.1:{sidecar.grpc_port}") as channel:
+        calls = [channel.stream_unary(METHOD).future(nothing(), timeout=60) for _ in range(20)]
+        eventually(lambda: not any(call.done() for call in calls))
+        start_s = time.monotonic()
+        assert code_of(sidecar.grpc_port, ONE, timeout_s=30) is CODE.OK
+        assert time.monotonic() - start_s < 20
+        eventually(lambda: sidecar.metrics.value(REQUESTS, "grpc", "incomplete") >= 8)
+        never.set()
+    assert_well(sidecar)
+
+
+def test_a_grpc_call_half_closed_without_a_message_is_told_so(sidecar):
+    with grpc.insecure_channel(f"127.0.0.1:{sidecar.grpc_port}") as channel, pytest.raises(grpc.RpcError) as caught:
+        channel.stream_unary(METHOD)(iter(()), timeout=10)
+    assert caught.value.code() is CODE.INVALID_ARGUMENT
+    assert_well(sidecar)
+
+
+@pytest.mark.parametrize(
+    "words", [b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n", b"GET / HTTP/1.1\r\n\r\n", bytes(300), b"\x16\x03\x01"]
+)
+def test_bytes_that_are_no_protocol_and_clients_that_stop_in_the_middle(sidecar, words):
+    with contextlib.ExitStack() as stack:
+        for port in (sidecar.grpc_port, sidecar.otlp_http_port) * 20:
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", port), 10))
+            with contextlib.suppress(OSError):
+                client.sendall(words)
+                client.shutdown(socket.SHUT_WR)
+        assert_well(sidecar)
+
+
+def test_five_thousand_connections_find_a_bounded_number_of_places(sidecar):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    attempts = min(5000, hard // 4)
+    before_bytes = resident_bytes()
+    try:
+        for port in (sidecar.grpc_port, sidecar.otlp_http_port):
+            clients = []
+            for _ in range(attempts):
+                client = socket.socket()
+                client.setblocking(False)
+                client.connect_ex(("127.0.0.1", port))
+                clients.append(client)
+            time.sleep(0.5)  # not logic: lets the attempts arrive
+            if port == sidecar.otlp_http_port:
+                assert threading.active_count() < 64 + 64
+                assert_well(sidecar)
+            assert resident_bytes() - before_bytes < 100 * MIB
+            for client in clients:
+                client.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    eventually(lambda: code_of(sidecar.grpc_port, ONE, timeout_s=5) is CODE.OK)
+    assert_well(sidecar)
+
+
+def test_a_grpc_client_that_never_reads_its_answers_harms_nobody(sidecar):
+    # an HTTP/2 connection whose peer reads nothing: preface, settings, then silence and a full receive buffer
+    with contextlib.ExitStack() as stack:
+        for _ in range(10):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", sidecar.grpc_port), 10))
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+            client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+            ping = b"\x00\x00\x08\x06\x00\x00\x00\x00\x00" + bytes(8)
+            with contextlib.suppress(OSError):
+                client.settimeout(0.2)
+                client.sendall(ping * 20_000)
+        assert_well(sidecar)

@@ -1,0 +1,256 @@
+"""What a client sees: the status table of OTLP/HTTP, against a real server on a real port."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import http.client
+import socket
+import threading
+import time
+import zlib
+
+import pytest
+from google.rpc import status_pb2
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from prometheus_client import CollectorRegistry
+
+from collector.admission import AdmissionQueue
+from collector.clock import SystemClock
+from collector.config import HttpReceiverConfig
+from collector.errors import StartError
+from collector.intake import Intake
+from collector.receivers.otlp_http import CONTENT_TYPE, Budget, OtlpHttpReceiver, inflate
+from collector.telemetry import ACCEPTED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, REQUESTS, Metrics
+from tests.builders import eventually, make_export, running_sidecar
+
+MIB = 1 << 20
+ONE = make_export().SerializeToString()
+PROTOBUF = {"Content-Type": CONTENT_TYPE}
+GZIP = PROTOBUF | {"Content-Encoding": "gzip"}
+
+
+class Receiver:
+    """A receiver without a worker, so that a test decides when there is room."""
+
+    def __init__(self, *, offer=None, wait_s=0.1, accepts=None, **config):
+        self.metrics = Metrics(CollectorRegistry())
+        self.queue = AdmissionQueue(SystemClock(), capacity_bytes=MIB, wait_s=wait_s, waiters_max=6)
+        self.intake = Intake(self.queue, self.metrics)
+        self.server = OtlpHttpReceiver(
+            HttpReceiverConfig(endpoint="127.0.0.1:0", **config),
+            offer or self.intake.offer,
+            accepts=accepts,
+            turn_away=self.intake.turn_away,
+        )
+        self.port = self.server.start()
+
+    def post(self, body, headers=PROTOBUF, path="/v1/traces", method="POST"):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        with contextlib.closing(connection):
+            connection.request(method, path, body, dict(headers))
+            reply = connection.getresponse()
+            return reply.status, reply.read(), reply
+
+    def requests(self, outcome):
+        return self.metrics.value(REQUESTS, "http", outcome)
+
+
+@contextlib.contextmanager
+def running(**kwargs):
+    receiver = Receiver(**kwargs)
+    try:
+        yield receiver
+    finally:
+        receiver.server.stop(0)
+
+
+@pytest.fixture
+def receiver():
+    with running() as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "path", "method", "status", "outcome"),
+    [
+        pytest.param(ONE, PROTOBUF, "/v1/traces", "POST", 200, "success", id="protobuf"),
+        pytest.param(gzip.compress(ONE), GZIP, "/v1/traces", "POST", 200, "success", id="gzip"),
+        pytest.param(gzip.compress(ONE[:50]) + gzip.compress(ONE[50:]), GZIP, "/v1/traces", "POST", 200, "success",
+                     id="gzip in two members"),
+        pytest.param(ONE, {"Content-Type": f"{CONTENT_TYPE}; charset=utf-8"}, "/v1/traces?x=1", "POST", 200, "success",
+                     id="a parameter and a query"),
+        pytest.param(b"", PROTOBUF, "/v1/traces", "POST", 200, "empty", id="empty request"),
+        pytest.param(ONE[:-1], PROTOBUF, "/v1/traces", "POST", 400, "undecodable", id="cut short"),
+        pytest.param(b"{}", {"Content-Type": "application/json"}, "/v1/traces", "POST", 415, "unsupported", id="JSON"),
+        pytest.param(ONE, {}, "/v1/traces", "POST", 415, "unsupported", id="no content type"),
+        pytest.param(ONE, PROTOBUF | {"Content-Encoding": "zstd"}, "/v1/traces", "POST", 415, "unsupported", id="zstd"),
+        pytest.param(ONE, GZIP, "/v1/traces", "POST", 400, "undecodable", id="not gzip"),
+        pytest.param(gzip.compress(ONE)[:-9], GZIP, "/v1/traces", "POST", 400, "undecodable", id="gzip cut short"),
+        pytest.param(ONE, PROTOBUF, "/v1/metrics", "POST", 404, "unsupported", id="metrics"),
+        pytest.param(ONE, PROTOBUF, "/v1/logs", "POST", 404, "unsupported", id="logs"),
+        pytest.param(b"", PROTOBUF, "/v1/traces", "GET", 405, "unsupported", id="GET"),
+        pytest.param(ONE, PROTOBUF, "/v1/traces", "PUT", 405, "unsupported", id="PUT"),
+    ],
+)  # fmt: skip
+def test_every_outcome_has_its_status_and_a_body_in_protobuf(receiver, body, headers, path, method, status, outcome):
+    got, reply, response = receiver.post(body, headers, path, method)
+    assert (got, response.getheader("Content-Type")) == (status, CONTENT_TYPE)
+    if status == 200:
+        assert not ExportTraceServiceResponse.FromString(reply).HasField("partial_success")
+    else:
+        assert status_pb2.Status.FromString(reply).message
+    assert receiver.requests(outcome) == 1
+
+
+def test_a_full_queue_is_503_with_a_hint_and_the_accounting_closes(receiver):
+    receiver.queue.put(None, MIB)
+    status, body, response = receiver.post(ONE)
+    assert status == 503
+    assert 1 <= int(response.getheader("Retry-After")) <= 2
+    assert status_pb2.Status.FromString(body).code == 8
+    count = receiver.metrics.value
+    assert count(RECEIVED_SPANS, "http") == count(REFUSED_SPANS, "http", "queue_full") == 1
+    assert count(ACCEPTED_SPANS, "http") == 0
+
+
+def test_a_connection_serves_many_requests_and_the_peer_is_named(receiver):
+    connection = http.client.HTTPConnection("127.0.0.1", receiver.port, timeout=10)
+    with contextlib.closing(connection):
+        for _ in range(3):
+            connection.request("POST", "/v1/traces", ONE, PROTOBUF)
+            assert connection.getresponse().read() == b""
+    items = receiver.queue.take(MIB, 0).items
+    assert len({item.peer for item in items}) == 1
+    assert items[0].peer.startswith("http:127.0.0.1:")
+
+
+def test_our_own_fault_is_500_and_tells_nothing_of_its_inside():
+    def offer(*_):
+        raise RuntimeError("secret detail")
+
+    with running(offer=offer) as receiver:
+        status, body, _ = receiver.post(ONE)
+        assert status == 500
+        assert b"secret" not in body
+
+
+def test_a_body_beyond_the_limit_is_413_before_it_is_read():
+    with running(max_request_body_size_mib=1) as receiver:
+        with socket.create_connection(("127.0.0.1", receiver.port), 10) as client:
+            client.sendall(b"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-protobuf\r\n")
+            client.sendall(b"Content-Length: 99999999999\r\n\r\n")
+            assert client.recv(100).startswith(b"HTTP/1.1 413 ")
+        assert receiver.requests("too_large") == 1
+        assert receiver.post(ONE)[0] == 200
+
+
+@pytest.mark.parametrize("members", [1, 3])
+def test_a_gzip_bomb_is_413_and_never_unfolds(members):
+    with running(max_request_body_size_mib=1) as receiver:
+        bomb = gzip.compress(bytes(64 * MIB // members)) * members
+        assert len(bomb) < MIB
+        assert receiver.post(bomb, GZIP)[0] == 413
+        assert receiver.post(ONE)[0] == 200
+
+
+def test_inflating_stops_at_the_limit_across_members():
+    member = gzip.compress(bytes(100))
+    assert inflate(member * 3, 300) == bytes(300)
+    assert inflate(member * 3, 299) is None
+    with pytest.raises(zlib.error):
+        inflate(member + b"rubbish", 300)
+
+
+def test_chunked_bodies_are_asked_for_a_length(receiver):
+    with socket.create_connection(("127.0.0.1", receiver.port), 10) as client:
+        client.sendall(b"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-protobuf\r\n")
+        client.sendall(b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.1 411 ")
+
+
+HEAD = b"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-protobuf\r\nContent-Length: %d\r\n\r\n"
+
+
+def test_a_body_that_trickles_ends_with_408_however_often_a_byte_comes():
+    with running(timeout_s=0.5) as receiver, socket.create_connection(("127.0.0.1", receiver.port), 10) as client:
+        client.sendall(HEAD % 1000)
+        start_s = time.monotonic()
+        answer = b""
+        client.settimeout(0.05)
+        while not answer and time.monotonic() - start_s < 10:
+            with contextlib.suppress(TimeoutError, BrokenPipeError):
+                client.sendall(b"\x0a")
+                answer = client.recv(100)
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert receiver.requests("incomplete") == 1
+
+
+def test_a_client_that_goes_away_in_the_middle_of_a_body_costs_nothing(receiver):
+    with socket.create_connection(("127.0.0.1", receiver.port), 10) as client:
+        client.sendall(HEAD % 1000 + b"abc")
+    eventually(lambda: receiver.requests("incomplete") == 1)
+    assert receiver.post(ONE)[0] == 200
+
+
+def test_connections_that_dawdle_give_way_to_one_that_sends():
+    with running(max_connections=8, timeout_s=60) as receiver, contextlib.ExitStack() as stack:
+        for sent in (b"", b"POST /v1", HEAD % 1000, HEAD % 1000 + b"abc") * 25:
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", receiver.port), 10))
+            client.sendall(sent)
+        for _ in range(5):
+            assert receiver.post(ONE)[0] == 200
+
+
+def test_a_client_that_never_reads_holds_one_connection_only(receiver):
+    with socket.create_connection(("127.0.0.1", receiver.port), 10) as client:
+        for _ in range(50):
+            client.sendall(HEAD % len(ONE) + ONE)
+        eventually(lambda: receiver.requests("success") == 50)
+        assert receiver.post(ONE)[0] == 200
+
+
+def test_bodies_beyond_the_common_budget_wait_and_are_then_turned_away():
+    budget = Budget(10, wait_s=0)
+    assert budget.take(6)
+    assert not budget.take(6)
+    budget.give_back(6)
+    assert budget.take(10)
+
+
+def test_with_tokens_only_those_who_bear_one_get_in():
+    with running(accepts=lambda header: header == "Bearer good") as receiver:
+        status, _, response = receiver.post(ONE)
+        assert (status, response.getheader("WWW-Authenticate")) == (401, "Bearer")
+        assert receiver.post(ONE, PROTOBUF | {"Authorization": "Bearer bad"})[0] == 401
+        assert receiver.post(ONE, PROTOBUF | {"Authorization": "Bearer good"})[0] == 200
+        assert receiver.requests("unauthenticated") == 2
+
+
+def test_a_port_in_use_is_one_clear_sentence(receiver):
+    second = OtlpHttpReceiver(HttpReceiverConfig(endpoint=f"127.0.0.1:{receiver.port}"), receiver.intake.offer)
+    with pytest.raises(StartError, match=f"cannot listen on 127.0.0.1:{receiver.port} for OTLP/HTTP"):
+        second.start()
+
+
+def test_telemetry_over_http_is_learned_from(tmp_path):
+    payloads = [make_export(first_step=step).SerializeToString() for step in range(1, 2000, 10)]
+    with running_sidecar(tmp_path / "http") as sidecar:
+        connection = http.client.HTTPConnection("127.0.0.1", sidecar.otlp_http_port, timeout=10)
+        with contextlib.closing(connection):
+            for payload in payloads:
+                connection.request("POST", "/v1/traces", payload, PROTOBUF)
+                assert connection.getresponse().read() == b""
+        eventually(lambda: sidecar.queue.in_flight_bytes == 0)
+        assert sidecar.metrics.value(ACCEPTED_SPANS, "http") == len(payloads)
+        sidecar.stop()
+        assert sidecar.snapshot().configs[0].engines[0].last_step == 2000
+
+
+def test_many_at_once_are_all_counted(receiver):
+    callers = [threading.Thread(target=receiver.post, args=(ONE,)) for _ in range(24)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(20)
+    assert receiver.metrics.value(ACCEPTED_SPANS, "http") == 24

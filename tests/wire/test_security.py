@@ -1,0 +1,202 @@
+"""Tokens, TLS, mutual TLS and their rotation, on the real sidecar."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import shutil
+import ssl
+import urllib.error
+import urllib.request
+
+import grpc
+import pytest
+
+from collector.app import Sidecar
+from collector.clock import SystemClock
+from collector.errors import ConfigError
+from collector.receivers.otlp_grpc import METHOD
+from collector.receivers.otlp_http import CONTENT_TYPE
+from collector.telemetry import ACCEPTED_SPANS, RECEIVED_SPANS, REQUESTS
+from tests.builders import attribute, eventually, make_config, make_export, running_sidecar
+from tests.conftest import find_tool
+from tests.wire.certificates import Authority
+
+CODE = grpc.StatusCode
+ONE = make_export().SerializeToString()
+TOKEN, OTHER = "ingest-token-0123456789", "reader-token-0123456789"
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("ca"), find_tool("openssl"))
+
+
+def grpc_code(port, *, metadata=(), credentials=None, payload=ONE):
+    target = f"127.0.0.1:{port}"
+    channel = grpc.secure_channel(target, credentials) if credentials else grpc.insecure_channel(target)
+    with channel:
+        try:
+            channel.unary_unary(METHOD)(payload, timeout=10, metadata=metadata)
+        except grpc.RpcError as error:
+            return error.code()
+    return CODE.OK
+
+
+def http_status(port, *, headers=(), context=None):
+    kind = http.client.HTTPSConnection if context else http.client.HTTPConnection
+    connection = kind("127.0.0.1", port, timeout=10, **({"context": context} if context else {}))
+    with contextlib.closing(connection):
+        connection.request("POST", "/v1/traces", ONE, {"Content-Type": CONTENT_TYPE, **dict(headers)})
+        return connection.getresponse().status
+
+
+def page_status(port, path, headers=()):
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=dict(headers))
+    try:
+        with urllib.request.urlopen(request, timeout=10) as reply:
+            return reply.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_with_a_token_file_both_receivers_ask_for_the_token_and_read_nothing_before(tmp_path):
+    (tmp_path / "token").write_text(TOKEN)
+    with running_sidecar(tmp_path, RECEIVERS__TOKEN_FILE=str(tmp_path / "token")) as sidecar:
+        good, bad = f"Bearer {TOKEN}", f"Bearer {OTHER}"
+        assert grpc_code(sidecar.grpc_port) is CODE.UNAUTHENTICATED
+        assert grpc_code(sidecar.grpc_port, metadata=[("authorization", bad)]) is CODE.UNAUTHENTICATED
+        twice = [("authorization", bad), ("authorization", good)]
+        assert grpc_code(sidecar.grpc_port, metadata=twice) is CODE.UNAUTHENTICATED
+        assert http_status(sidecar.otlp_http_port) == 401
+        assert http_status(sidecar.otlp_http_port, headers={"Authorization": bad}.items()) == 401
+        assert sidecar.metrics.value(RECEIVED_SPANS, "grpc") == sidecar.metrics.value(RECEIVED_SPANS, "http") == 0
+        assert sidecar.metrics.value(REQUESTS, "grpc", "unauthenticated") == 3
+        assert grpc_code(sidecar.grpc_port, metadata=[("authorization", good)]) is CODE.OK
+        assert http_status(sidecar.otlp_http_port, headers={"Authorization": good}.items()) == 200
+
+
+def test_pages_ask_for_their_own_token_except_metrics_and_health(tmp_path):
+    (tmp_path / "reader").write_text(OTHER)
+    with running_sidecar(tmp_path, EXPORTERS__HTTP__TOKEN_FILE=str(tmp_path / "reader")) as sidecar:
+        assert grpc_code(sidecar.grpc_port) is CODE.OK
+        assert [page_status(sidecar.http_port, path) for path in ("/metrics", "/healthz", "/readyz")] == [200] * 3
+        assert page_status(sidecar.http_port, "/snapshot") == 401
+        assert page_status(sidecar.http_port, "/snapshot", {"Authorization": f"Bearer {TOKEN}"}.items()) == 401
+        reader = {"Authorization": f"Bearer {OTHER}"}.items()
+        eventually(lambda: page_status(sidecar.http_port, "/snapshot", reader) in (200, 503))
+
+
+def put_pair(directory, pair):
+    directory.mkdir(exist_ok=True)
+    for source, name in zip(pair, ("tls.crt", "tls.key"), strict=True):
+        shutil.copy(source, directory / f"{name}.new")
+        (directory / f"{name}.new").replace(directory / name)
+
+
+def tls_settings(directory, **more):
+    return {
+        "RECEIVERS__TLS__CERT_FILE": str(directory / "tls.crt"),
+        "RECEIVERS__TLS__KEY_FILE": str(directory / "tls.key"),
+        "RECEIVERS__TLS__RELOAD_INTERVAL_S": "0.1",
+        **more,
+    }
+
+
+def client_context(authority, pair=None):
+    context = ssl.create_default_context(cafile=str(authority.ca))
+    if pair:
+        context.load_cert_chain(*pair)
+    return context
+
+
+def client_credentials(authority, pair=None):
+    key, cert = (pair[1].read_bytes(), pair[0].read_bytes()) if pair else (None, None)
+    return grpc.ssl_channel_credentials(authority.ca.read_bytes(), key, cert)
+
+
+def test_tls_serves_those_who_speak_it_and_nobody_else(tmp_path, authority):
+    put_pair(tmp_path / "tls", authority.pair("server"))
+    with running_sidecar(tmp_path, **tls_settings(tmp_path / "tls")) as sidecar:
+        assert grpc_code(sidecar.grpc_port, credentials=client_credentials(authority)) is CODE.OK
+        assert http_status(sidecar.otlp_http_port, context=client_context(authority)) == 200
+        assert grpc_code(sidecar.grpc_port) is CODE.UNAVAILABLE
+        with pytest.raises((http.client.HTTPException, OSError)):
+            http_status(sidecar.otlp_http_port)
+
+
+def test_mutual_tls_turns_away_a_client_without_a_certificate_of_the_right_authority(tmp_path, authority):
+    put_pair(tmp_path / "tls", authority.pair("server"))
+    (tmp_path / "other").mkdir()
+    stranger = Authority(tmp_path / "other", find_tool("openssl")).pair("stranger")
+    settings = tls_settings(tmp_path / "tls", RECEIVERS__TLS__CLIENT_CA_FILE=str(authority.ca))
+    with running_sidecar(tmp_path, **settings) as sidecar:
+        client = authority.pair("client")
+        assert grpc_code(sidecar.grpc_port, credentials=client_credentials(authority, client)) is CODE.OK
+        assert http_status(sidecar.otlp_http_port, context=client_context(authority, client)) == 200
+        for pair in (None, stranger):
+            assert grpc_code(sidecar.grpc_port, credentials=client_credentials(authority, pair)) is CODE.UNAVAILABLE
+            with pytest.raises((http.client.HTTPException, OSError)):
+                http_status(sidecar.otlp_http_port, context=client_context(authority, pair))
+
+
+def test_an_expired_certificate_is_replaced_while_running_and_a_broken_one_is_not_taken(tmp_path, authority):
+    tls = tmp_path / "tls"
+    put_pair(tls, authority.pair("expired", days=-1))
+    with running_sidecar(tmp_path, **tls_settings(tls)) as sidecar:
+
+        def codes():
+            code = grpc_code(sidecar.grpc_port, credentials=client_credentials(authority))
+            try:
+                return code, http_status(sidecar.otlp_http_port, context=client_context(authority))
+            except ssl.SSLCertVerificationError as error:
+                return code, error.verify_message
+
+        assert codes() == (CODE.UNAVAILABLE, "certificate has expired")
+        put_pair(tls, authority.pair("fresh"))
+        eventually(lambda: codes() == (CODE.OK, 200))
+        put_pair(tls, (authority.pair("a")[0], authority.pair("b")[1]))
+        eventually(lambda: codes() == (CODE.OK, 200))
+        (tls / "tls.crt").write_text("not a certificate")
+        assert codes() == (CODE.OK, 200)
+
+
+def test_files_that_do_not_load_are_a_configuration_error_at_the_start(tmp_path, authority):
+    put_pair(tmp_path / "tls", (authority.pair("a")[0], authority.pair("b")[1]))
+    with pytest.raises(ConfigError, match=r"receivers\.tls"):
+        Sidecar(make_config(tmp_path, **tls_settings(tmp_path / "tls")), SystemClock())
+    with pytest.raises(ConfigError, match=r"receivers\.token_file"):
+        Sidecar(make_config(tmp_path, RECEIVERS__TOKEN_FILE=str(tmp_path / "absent")), SystemClock())
+
+
+def test_what_requests_say_is_nowhere_but_in_the_join_window(tmp_path, caplog):
+    export = make_export()
+    marker = "do-not-tell-anybody"
+    scope = export.resource_spans[0].scope_spans.add()
+    scope.scope.name = "vllm.scheduler"
+    span = scope.spans.add(name="llm_core", span_id=b"12345678", trace_id=b"1" * 16)
+    span.start_time_unix_nano = span.end_time_unix_nano = (
+        export.resource_spans[0].scope_spans[0].spans[0].end_time_unix_nano
+    )
+    for key in ("gen_ai.request.id", "gen_ai.prompt", "user.text"):
+        span.attributes.append(attribute(key, f"{marker}-{key}"))
+        export.resource_spans[0].resource.attributes.append(attribute(key, f"{marker}-{key}"))
+    event = span.events.add(name="journey.QUEUED", time_unix_nano=span.end_time_unix_nano)
+    values = {"ts.monotonic_ns": 10**12, "scheduler.step": 1, "decode.done_tokens": 0, "prefill.total_tokens": 7}
+    event.attributes.extend(attribute(key, value) for key, value in (values | {"note": marker}).items())
+    event.attributes.append(attribute(marker, marker))
+    with caplog.at_level("DEBUG"), running_sidecar(tmp_path) as sidecar:
+        assert grpc_code(sidecar.grpc_port, payload=export.SerializeToString()) is CODE.OK
+        eventually(lambda: sidecar.queue.in_flight_bytes == 0)
+        metrics = urllib.request.urlopen(f"http://127.0.0.1:{sidecar.http_port}/metrics", timeout=10).read().decode()
+        sidecar.stop()
+        told = [metrics, caplog.text, *(path.read_text() for path in tmp_path.rglob("*") if path.is_file())]
+    assert sidecar.metrics.value(ACCEPTED_SPANS, "grpc") == 2
+    assert len(told) >= 3
+    assert not any(marker in text for text in told)
+
+
+def test_by_default_telemetry_is_taken_from_this_machine_only(tmp_path):
+    config = make_config(tmp_path).receivers
+    for receiver in (type(config.grpc)(), type(config.http)()):
+        assert receiver.endpoint.startswith("127.0.0.1:")

@@ -267,7 +267,7 @@ def against_the_scorer(knowledge: Knowledge) -> None:
 
 def call(command: list[str], cwd: Path) -> str:
     """Run a tool beside the project."""
-    return subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True).stdout  # noqa: S603
+    return subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True).stdout
 
 
 def learned(paths: list[Path], pipeline: Pipeline) -> Pipeline:

@@ -6,13 +6,14 @@ STAMP := $(VENV)/.installed
 CONFIG ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test run bench bench-learning lint clean
+.PHONY: help demo test run bench bench-learning bench-systems lint clean
 
 help:
 	@echo "make demo   watch coefficients being learned from a recording of a real server"
 	@echo "make test   the test suite"
 	@echo "make run    the sidecar itself (CONFIG=file.yaml)"
 	@echo "make bench  measure what the documents state"
+	@echo "make bench-systems   every number of the modelling systems beside its target"
 	@echo "make bench-learning  every number of the learning core beside its target"
 	@echo "make lint   ruff, mypy --strict, import contracts"
 
@@ -34,6 +35,9 @@ run: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m pytest tests/bench -s
+
+bench-systems: $(STAMP)
+	$(BIN)/python -m tests.bench.bench_systems
 
 bench-learning: $(STAMP)
 	$(BIN)/python -m tests.bench.bench_learning

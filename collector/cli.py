@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         "files", nargs="+", type=Path, metavar="FILE", help="OTLP .pb.gz, OTLP JSON lines, KV JSON lines"
     )
     replay.add_argument("--snapshot", required=True, type=Path, metavar="OUT", help="where the coefficients go")
+    replay.add_argument("--state", type=Path, metavar="OUT", help="save what was learned, for donors and merges")
     replay.set_defaults(command=_replay)
 
     demo = commands.add_parser("demo", help="watch a real sidecar learn from a recording, 20 times faster")
@@ -83,11 +84,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     evaluate.set_defaults(command=_evaluate)
 
+    donors = commands.add_parser("donors", help="pool saved states: what they know, what to measure next")
+    donors.add_argument("paths", nargs="+", type=Path, metavar="DIR", help="state files, or directories of them")
+    donors.add_argument("--select", action="append", type=Path, default=[], metavar="FILE", help="choose rows of this")
+    donors.add_argument("--per-stratum", type=int, default=20, help="rows to keep of each stratum (20)")
+    donors.set_defaults(command=_donors)
+
     check = commands.add_parser("check-config", help="check the configuration and print what holds")
     check.add_argument("--schema", action="store_true", help="print the JSON Schema of the configuration instead")
     check.set_defaults(command=_check_config)
 
-    for command in (run, replay, evaluate, check):
+    for command in (run, replay, evaluate, donors, check):
         command.add_argument("--config", type=Path, metavar="FILE", help=f"YAML (default: ${ENV_FILE})")
     return parser
 
@@ -110,7 +117,9 @@ def _replay(arguments: argparse.Namespace) -> int:
     config = _load(arguments)
     from .replay import replay  # noqa: PLC0415
 
-    return replay(arguments.files, arguments.snapshot, config, SystemClock(), say=_say, note=_note)
+    return replay(
+        arguments.files, arguments.snapshot, config, SystemClock(), say=_say, note=_note, state=arguments.state
+    )
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
@@ -126,6 +135,14 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         leave_out=arguments.leave_out,
     )
     return run(arguments.files, config, options, say=_say, note=_note)
+
+
+def _donors(arguments: argparse.Namespace) -> int:
+    config = _load(arguments)
+    from .donors import Options, run  # noqa: PLC0415
+
+    options = Options(per_stratum=arguments.per_stratum, recordings=tuple(arguments.select))
+    return run(arguments.paths, config, options, say=_say, note=_note)
 
 
 def _demo(arguments: argparse.Namespace) -> int:

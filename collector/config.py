@@ -183,6 +183,7 @@ class Config(_Section, frozen=True, kw_only=True):
     bank: BankConfig = BankConfig()
     shutdown: ShutdownConfig = ShutdownConfig()
     configurations: ConfigurationsConfig = ConfigurationsConfig()
+    donors: Annotated[tuple[str, ...], msgspec.Meta(max_length=256)] = ()
     learners: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=16)] = ("rls", "river:linear")
     feature_sets: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=32)] = ("portable", "physics")
     custom: dict[str, tuple[str, ...]] = {}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from online.bank import BankSettings
+from online.state import StateError
 
 from . import __version__
 from .config import Config
@@ -33,4 +36,12 @@ def make_pipeline(config: Config, knowledge: Knowledge | None = None) -> Pipelin
         join=msgspec.convert(msgspec.to_builtins(config.join), JoinSettings),
         dedupe=msgspec.convert(msgspec.to_builtins(config.dedupe), DedupeSettings),
     )
-    return Pipeline(settings, bank, __version__, knowledge or Knowledge(config.configurations))
+    pipeline = Pipeline(settings, bank, __version__, knowledge or Knowledge(config.configurations))
+    for number, path in enumerate(config.donors):
+        try:
+            pipeline.add_donors(Path(path).read_bytes())
+        except OSError as error:
+            raise ConfigError(f"donors[{number}]", f"{path}: cannot be read: {error.strerror}") from None
+        except StateError as error:
+            raise ConfigError(f"donors[{number}]", f"{path}: {error}") from None
+    return pipeline

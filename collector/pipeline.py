@@ -124,6 +124,14 @@ class Pipeline:
         out.flush()
         return out
 
+    def state(self) -> bytes:
+        """What was learned, for a state file."""
+        return self._bank.state()
+
+    def add_donors(self, data: bytes) -> int:
+        """What new configurations may start from, out of a state file; StateError if it is none."""
+        return self._bank.add_donors(data)
+
     def take_counts(self) -> Counts:
         """Counts since the last call."""
         counts, self._counts = self._counts, Counts()

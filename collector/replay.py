@@ -24,7 +24,9 @@ KV_BATCH_BYTES = 256
 Say = Callable[[str], None]
 
 
-def replay(paths: Sequence[Path], out: Path, config: Config, clock: Clock, *, say: Say, note: Say) -> int:
+def replay(
+    paths: Sequence[Path], out: Path, config: Config, clock: Clock, *, say: Say, note: Say, state: Path | None = None
+) -> int:
     """Feed the files, write the snapshot, tell what was learned.
 
     Args:
@@ -34,6 +36,7 @@ def replay(paths: Sequence[Path], out: Path, config: Config, clock: Clock, *, sa
         clock: for the progress only.
         say: receives the result, line by line.
         note: receives progress and warnings.
+        state: where the learners' state goes, for donors and merges.
 
     Returns:
         Exit code: failed if nothing was learned.
@@ -54,14 +57,20 @@ def replay(paths: Sequence[Path], out: Path, config: Config, clock: Clock, *, sa
         note(f"nothing was learned from {spans} spans")
         return EXIT_FAILED
     snapshot = pipeline.snapshot(newest_unix_nano, 1)
-    try:
-        write_atomically(out, snapshot.to_json())
-    except OSError as error:
-        raise StartError(f"cannot write {out}: {error.strerror}") from None
+    _write(out, snapshot.to_json())
+    if state is not None:
+        _write(state, pipeline.state())
     for line in lines(snapshot):
         say(line)
     say(f"snapshot: {out}")
     return EXIT_OK
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        write_atomically(path, data)
+    except OSError as error:
+        raise StartError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _with_progress(recordings: Sequence[Recording], clock: Clock, note: Say) -> Iterator[Timed]:

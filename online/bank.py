@@ -16,6 +16,7 @@ import copy
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
+from online.donors import DonorPool
 from online.features import Facts, FeatureSet, build, custom
 from online.prior import Prior
 from online.rows import Lane, RowBlock, Target
@@ -23,6 +24,7 @@ from online.settings import CUSTOM, BankSettings, RowOutcome
 from online.snapshot import TargetSnapshot
 from online.state import State, StateError, decode, encode
 from online.target import TargetState
+from online.transfer import Donor, donor_of
 
 __all__ = ["Bank", "BankSettings", "RowOutcome", "merge_states"]
 
@@ -50,6 +52,7 @@ class Bank:
         self._facts: dict[str, Known] = {}
         self._priors: dict[str, Priors] = {}
         self._donors: list[tuple[Known, Priors]] = []
+        self.pool = DonorPool(self.settings.donors_max)
 
     # ---------------------------------------------------------------- rows in
 
@@ -82,7 +85,8 @@ class Bank:
         priors = self._priors.get(config_id, {})
 
         def prior_for(name: str, columns: tuple[str, ...]) -> Prior | None:
-            return priors.get((state.target.value, name, columns))
+            same_model = priors.get((state.target.value, name, columns))
+            return same_model or self.pool.prior(name, state.target, facts)
 
         for names, published in ((self.settings.feature_sets, True), (self.settings.live_sets, False)):
             for name in names:
@@ -156,8 +160,24 @@ class Bank:
         donors.restore(data)
         for config_id in donors.configs():
             self._donors.append((donors._facts.get(config_id, {}), donors._donated(config_id)))
+            self.pool.add(donors.statistics(config_id))
         del self._donors[: -self.settings.donors_max]
         return len(donors.configs())
+
+    def statistics(self, config_id: str) -> list[Donor]:
+        """What one configuration knows, per target and feature set, to be pooled with others."""
+        found: list[Donor] = []
+        for state in self._configs[config_id].values():
+            for _, model in copy.deepcopy(state).rls_models():
+                if model.started:
+                    model.release()
+                donor = donor_of(config_id, self._facts.get(config_id, {}), model)
+                found += [] if donor is None else [donor]
+        return found
+
+    def facts(self, config_id: str) -> Facts:
+        """What is known of a configuration."""
+        return dict(self._facts.get(config_id, {}))
 
     def drop(self, config_id: str) -> None:
         """Forget a configuration."""

@@ -15,6 +15,7 @@ LEARNERS = (
     "river:residual",
     "river:tree.HoeffdingTreeRegressor",
     "river:linear_model.PARegressor",
+    "river:quantile",
 )
 SAVED = LEARNERS[:4]
 TARGET = Target.STEP_TIME

@@ -1,6 +1,7 @@
 """Relevance is determined by the data, and reversibly."""
 
 import numpy as np
+import pytest
 
 from online import learner_state
 from online.ard import ArdLearner
@@ -8,6 +9,7 @@ from online.features import Column, FeatureSet
 from online.learner import LearnerSettings
 from online.make import make_learner
 from online.quantile import QuantileLearner
+from online.river_models import make
 from online.rows import STEP_FEATURES, RowBlock, Target
 from online.state import decode, encode
 from tests.designs import design_of
@@ -102,3 +104,34 @@ def test_a_restored_learner_goes_on_bit_by_bit():
             learner.learn(design.slice(start, min(start + 32, 2000)))
     assert np.array_equal(half.beta, whole.beta)
     assert half.used == whole.used
+
+
+ODD = {
+    "times of 0.001": lambda x, y: (x, np.full_like(y, 1e-3)),
+    "a constant time": lambda x, y: (x, np.full_like(y, 1e4)),
+    "columns of 0": lambda x, y: (x * [1, 0, 0, 0, 0, 0, 0, 0], y),
+    "columns of 1e-150": lambda x, y: (x * 1e-150, y),
+    "columns of 1e11": lambda x, y: (x * 1e9, y),
+    "negative columns": lambda x, y: (-x, y),
+    "equal columns": lambda x, y: (np.repeat(x[:, :1], 8, axis=1), y),
+    "a time that jumps": lambda x, y: (x, np.where(np.arange(len(y)) < 500, y, y * 1e6)),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_rows_leave_relevance_and_coefficients_finite(odd):
+    design = design_of(_rows(1000, 11), SET)
+    design.x, design.elapsed_us = ODD[odd](design.x, design.elapsed_us)
+    learner = ArdLearner(SET, LearnerSettings())
+    for start in range(0, 1000, 32):
+        learner.learn(design.slice(start, min(start + 32, 1000)))
+    assert np.isfinite(learner.beta).all()
+    assert np.isfinite(learner.alpha).all()
+    assert (learner.beta[: len(SET)] >= 0).all()
+    encode(learner_state.save(learner))
+
+
+@pytest.mark.parametrize("name", ["river:quantile@1.5", "river:quantile@x", "river:quantile@0"])
+def test_a_quantile_outside_its_range_is_refused(name):
+    with pytest.raises(ValueError, match="no quantile"):
+        make(name)

@@ -29,12 +29,10 @@ from online.errors import PrequentialError, binned
 from online.fast import FastMember
 from online.features import FeatureSet
 from online.hac import Meat
-from online.identify import Diagnosis, Evidence, Solved, diagnose
 from online.intervals import Intervals
 from online.prior import Prior
 from online.robust import FLOOR, middle, step_scale, weights
 from online.rows import PHASES, Floats, Target
-from online.snapshot import FeatureSnapshot, ModelSnapshot
 from online.solve import Mask, solve
 from online.startup import fit_start
 from online.strata import Strata
@@ -364,24 +362,8 @@ class RlsLearner:
         beta = self.fast.beta if live and self.champion == FAST else self.beta
         return x @ beta[: len(self.features)]
 
-    def diagnose(self) -> Diagnosis:
-        """Error bars and status of the published coefficients."""
-        p, g = self.p, self._statistics()
-        precision = self.precision()
-        known = np.zeros(p) if precision is None else precision
-        meat, windows = self.meat.total()
-        evidence = Evidence(
-            a=g[:p, :p],
-            precision=known,
-            with_steps=g[:p, p + 1],
-            steps=max(float(g[p + 1, p + 1]), 1e-300),
-            variance=float(self.scale[SLOW]) ** 2,
-            meat=meat,
-            windows=windows,
-        )
-        return diagnose(evidence, Solved(self.beta, self.passive, self.live, known > 0.0))
-
-    def _statistics(self) -> Floats:
+    def statistics(self) -> Floats:
+        """Sum of w z z' behind the published coefficients, (q, q)."""
         if self.start is None:
             return self.slow.total()
         z = self._augment(self.start)
@@ -392,56 +374,3 @@ class RlsLearner:
     def effective_rows(self) -> float:
         """Rows that the published coefficients rest on, after forgetting and down-weighting."""
         return float(len(self.start)) if self.start is not None else self.slow.effective_rows()
-
-    def mean_factor(self) -> float | None:
-        """Mean time per robustly predicted time over the remembered rows; None before the first fit."""
-        predicted = float(self.sums[: self.p] @ self.beta)
-        return float(self.sums[-2]) / predicted if self.started and predicted > 0.0 else None
-
-    def mean_us(self) -> float | None:
-        """Mean time per step (per request) over the remembered rows."""
-        return float(self.sums[-2] / self.sums[-1]) if self.sums[-1] > 0.0 else None
-
-    def donate(self) -> Prior | None:
-        """What another configuration may start from; None before the first fit."""
-        if not self.started:
-            return None
-        if self.holding:
-            g = self._statistics()
-            return Prior.of_donor(self.beta, g.diagonal()[: self.p] / max(1.0, self.effective_rows()))
-        return Prior.of_donor(self.beta, self.per_row)
-
-    def snapshot(self) -> ModelSnapshot | None:
-        """What is published; None before the first fit."""
-        if not self.started:
-            return None
-        diagnosis = self.diagnose()
-        live = self.fast.beta if self.champion == FAST else self.beta
-        features = [
-            FeatureSnapshot(
-                name=column.name,
-                unit=column.unit,
-                coefficient=float(self.beta[j]),
-                status=diagnosis.status[j],
-                stderr=float(diagnosis.stderr[j]),
-                live_coefficient=float(live[j]),
-                learned_share=float(diagnosis.share[j]),
-                excitation=_finite(diagnosis.excitation[j]),
-                vif=_finite(diagnosis.vif[j]),
-            )
-            for j, column in enumerate(self.features.columns)
-            if self.live[j] and not self.signed
-        ]
-        return ModelSnapshot(
-            features=features,
-            rows=self.rows,
-            effective_rows=self.effective_rows(),
-            condition_number=diagnosis.condition,
-            error=self.error.snapshot(),
-            live_error=self.live_error.snapshot(),
-            scale=float(self.scale[SLOW]),
-        )
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None

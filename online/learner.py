@@ -183,7 +183,9 @@ class RlsLearner:
         return z
 
     def _both(self) -> Floats:
-        return np.stack((self.beta, self.fast.beta), axis=1)
+        both = np.empty((self.p, 2))
+        both[:, SLOW], both[:, FAST] = self.beta, self.fast.beta
+        return both
 
     def _score(self, block: Design, prediction: Floats) -> Floats:
         """Prequential errors of both members; log(y / prediction) of the slow one, (n,)."""
@@ -237,25 +239,24 @@ class RlsLearner:
         return self.beta
 
     def _weigh(self, block: Design, prediction: Floats, scale: Floats) -> tuple[Floats, Floats]:
-        """Relative residuals of one step's worth and weights, (n, 2); they also move the scales given."""
+        """Huber's shares and weights, (n, 2); their residuals also move the scales given."""
         y, steps = block.elapsed_us[:, None], block.steps[:, None]
         if not self.robust:
             flat = np.repeat(block.weight[:, None] / self.start_median_us**2, 2, axis=1)
-            return np.zeros_like(flat), flat
+            return np.ones_like(flat), flat
         # Rows that overlap (weight < 1) tell of the same steps; this one alone tells of weight * steps.
         root = np.sqrt(steps * block.weight[:, None])
-        u, _, w = weights(y, root, prediction, FLOOR * self.median_us * steps, self.scale)
+        u, share, w = weights(y, root, prediction, FLOOR * self.median_us * steps, self.scale)
         scale[:] = step_scale(self.scale, u)[-len(scale) :]
-        return u, w
+        return share, w
 
     def _learn_block(self, block: Design, z: Floats, prediction: Floats) -> None:
         if self.trial is not None:
             # What is learned on the side is judged by the suspected speed.
             prediction[:, SLOW] *= self.drift.gain
-        u, w = self._weigh(block, prediction, self.scale)
-        share = 2.5 / np.maximum(np.abs(u[:, SLOW]) / self.scale[SLOW], 2.5)
+        share, w = self._weigh(block, prediction, self.scale)
         slow = self.slow if self.trial is None else self.trial
-        kept = slow.learn(block, z, w[:, SLOW], share)
+        kept = slow.learn(block, z, w[:, SLOW], share[:, SLOW])
         if self.trial is None:
             groups = block.grouped()
             scores = z[:, : self.p] * (w[:, SLOW] * (block.elapsed_us - prediction[:, SLOW]))[:, None]

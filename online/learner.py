@@ -26,18 +26,19 @@ from online.cells import Fit
 from online.detectors import DriftSettings
 from online.drift import DriftMonitor, Verdict
 from online.errors import PrequentialError, binned
-from online.fast import FastMember
+from online.fast import FAST, SLOW, FastMember
 from online.features import FeatureSet
 from online.hac import Meat
 from online.intervals import Intervals
+from online.learner_report import model_snapshot
 from online.prior import Prior
 from online.robust import FLOOR, middle, step_scale, weights
 from online.rows import PHASES, Floats, Target
+from online.snapshot import ModelSnapshot
 from online.solve import Mask, solve
 from online.startup import fit_start
 from online.strata import Strata
 
-SLOW, FAST = 0, 1
 MIN_START_ROWS = 3
 _TINY_US = 1e-9
 _BLOCK = 32.0
@@ -372,6 +373,19 @@ class RlsLearner:
         self.scale[SLOW] = start.scale
         return (z * start.weight[:, None]).T @ z
 
+    def snapshot(self) -> ModelSnapshot | None:
+        """The model as published; None before the first fit."""
+        return model_snapshot(self)
+
     def effective_rows(self) -> float:
         """Rows that the published coefficients rest on, after forgetting and down-weighting."""
         return float(len(self.start)) if self.start is not None else self.slow.effective_rows()
+
+    def mean_factor(self) -> float | None:
+        """Mean time per robustly predicted time over the remembered rows; None before the first fit."""
+        predicted = float(self.sums[: self.p] @ self.beta)
+        return float(self.sums[-2]) / predicted if self.started and predicted > 0.0 else None
+
+    def mean_us(self) -> float | None:
+        """Mean time per step (per request) over the remembered rows."""
+        return float(self.sums[-2] / self.sums[-1]) if self.sums[-1] > 0.0 else None

@@ -6,12 +6,17 @@ same result.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
+from online.fast import FAST, SLOW
 from online.identify import Diagnosis, Evidence, Solved, diagnose
-from online.learner import FAST, SLOW, RlsLearner
 from online.prior import Prior
 from online.snapshot import FeatureSnapshot, ModelSnapshot
+
+if TYPE_CHECKING:
+    from online.learner import RlsLearner
 
 
 def diagnosis_of(learner: RlsLearner) -> Diagnosis:
@@ -62,17 +67,6 @@ def model_snapshot(learner: RlsLearner) -> ModelSnapshot | None:
         live_error=learner.live_error.snapshot(),
         scale=float(learner.scale[SLOW]),
     )
-
-
-def mean_factor(learner: RlsLearner) -> float | None:
-    """Mean time per robustly predicted time over the remembered rows; None before the first fit."""
-    predicted = float(learner.sums[: learner.p] @ learner.beta)
-    return float(learner.sums[-2]) / predicted if learner.started and predicted > 0.0 else None
-
-
-def mean_us(learner: RlsLearner) -> float | None:
-    """Mean time per step (per request) over the remembered rows."""
-    return float(learner.sums[-2] / learner.sums[-1]) if learner.sums[-1] > 0.0 else None
 
 
 def donation(learner: RlsLearner) -> Prior | None:

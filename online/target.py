@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from online import learner_report, learner_state
+from online import learner_state
 from online.blocks import Cutter, Design, strata_of
 from online.features import FeatureSet
 from online.learner import RlsLearner
@@ -146,7 +146,7 @@ class TargetState:
         """None while there is nothing to say."""
         models: dict[str, ModelSnapshot] = {}
         for name, (_, model) in sorted(self.models.items()):
-            snapshot = learner_report.model_snapshot(model) if isinstance(model, RlsLearner) else model.snapshot()
+            snapshot = model.snapshot()
             if snapshot is not None:
                 models[name] = snapshot
         champion = self._champion(models)
@@ -161,8 +161,8 @@ class TargetState:
             models=models,
             interval=None if rls is None else rls.intervals.snapshot(by_stratum=self.target.vector == "beta"),
             drift=None if rls is None else rls.drift.snapshot(),
-            mean_us=None if rls is None else learner_report.mean_us(rls),
-            mean_factor=None if rls is None else learner_report.mean_factor(rls),
+            mean_us=None if rls is None else rls.mean_us(),
+            mean_factor=None if rls is None else rls.mean_factor(),
             live_champion=_lowest({n: m.live_error or m.error for n, m in models.items()}),
         )
 

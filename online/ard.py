@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from online.fast import SLOW
 from online.features import INTERCEPT, FeatureSet
-from online.learner import SLOW, LearnerSettings, RlsLearner
+from online.learner import LearnerSettings, RlsLearner
 from online.prior import Prior
 from online.rows import Floats
 from online.solve import RELATIVE_RIDGE, Mask
@@ -43,9 +44,18 @@ class ArdLearner(RlsLearner):
 
     def __init__(self, features: FeatureSet, settings: LearnerSettings, prior: Prior | None = None) -> None:
         super().__init__(features, settings, prior)
-        self._always = np.array([c.formula == INTERCEPT for c in features.columns] + [True] * self.phases)
+        self._always = np.array([c.formula == INTERCEPT for c in features.columns])
         self._weight = np.zeros(self.p)
         self.alpha = np.where(self._always, 0.0, -1.0)
+
+    def open_phases(self) -> None:
+        """Phases are always in use."""
+        if not self.phases:
+            super().open_phases()
+            more = self.phases
+            self._always = np.concatenate([self._always, np.ones(more, np.bool_)])
+            self._weight = np.concatenate([self._weight, np.zeros(more)])
+            self.alpha = np.concatenate([self.alpha, np.zeros(more)])
 
     @property
     def used(self) -> tuple[str, ...]:

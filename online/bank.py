@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from online.donors import DonorPool
 from online.features import Facts, FeatureSet, build, custom
+from online.learner_report import donation
 from online.prior import Prior
 from online.rows import Lane, RowBlock, Target
 from online.settings import CUSTOM, BankSettings, RowOutcome
@@ -142,7 +143,7 @@ class Bank:
         found: Priors = {}
         for target, state in self._configs[config_id].items():
             for name, model in copy.deepcopy(state).rls_models():
-                prior = model.donate()
+                prior = donation(model)
                 if prior is not None:
                     found[target.value, name, model.features.names] = prior
         return found

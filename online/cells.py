@@ -91,17 +91,19 @@ class Cells:
     def learn(self, groups: Groups, usual: Floats, rows: Rows, settings: DriftSettings) -> None:
         """Move the references of the visited cells toward these rows, which are in the order of the groups."""
         ids, starts, count = groups.ids, groups.starts, groups.sizes
-        before, beta = self.rows[ids], rows.beta
-        opening = before < settings.cell_rows_min
-        limit = np.where(opening, np.inf, _LEARN_CLIP * np.maximum(self.spread[ids], settings.spread_min))
+        before, spread = self.rows[ids], self.spread[ids]
+        limit = _LEARN_CLIP * np.maximum(spread, settings.spread_min)
+        limit[before < settings.cell_rows_min] = np.inf
         each = np.repeat(limit, count)
         bounded = np.minimum(np.maximum(rows.e, -each), each)
         rate = count / (np.minimum(before, settings.cell_rows_max) + count)
-        usual = usual + rate * (np.add.reduceat(bounded, starts) / count)
-        self.x[ids] += rate[:, None] * (np.add.reduceat(rows.x, starts, axis=0) / count[:, None] - self.x[ids])
-        self.log_y[ids] = usual + np.log(np.maximum(self.x[ids] @ beta, TINY))
-        seen = _MEAN_ABS_TO_SD * np.add.reduceat(np.abs(bounded), starts) / count
-        self.spread[ids] += rate * (seen - self.spread[ids])
+        share = rate / count
+        x = self.x[ids] * (1.0 - rate)[:, None] + np.add.reduceat(rows.x, starts, axis=0) * share[:, None]
+        self.x[ids] = x
+        usual = usual + share * np.add.reduceat(bounded, starts)
+        self.log_y[ids] = usual + np.log(np.maximum(x @ rows.beta, TINY))
+        seen = np.add.reduceat(np.abs(bounded), starts)
+        self.spread[ids] = spread + (_MEAN_ABS_TO_SD * share) * seen - rate * spread
         self.rows[ids] = before + count
 
     def widen(self, more: int) -> None:

@@ -3,7 +3,7 @@
 ``cusum``, the default, is two-sided with slack k and limit h, both stretched where medians are noisy by nature:
 
     c   = max(1, 2 n)         n: decayed mean of |m|, m clipped at 3
-    S+  = max(0, S+ + m - 1.5 c),  S- = max(0, S- - m - 1.5 c)        alarm: max(S+, S-) > 9 c
+    S+  = max(0, S+ + m - 1.5 c),  S- = max(0, S- - m - 1.5 c)        alarm: max(S+, S-) > 12 c
 
 ``adwin`` (delta 1e-3) and ``page_hinkley`` are River's, on medians of 32, because per row they raise hundreds to
 thousands of false alarms per million; their state is not saved, they start over with the process. KSWIN is not
@@ -29,12 +29,12 @@ class DriftSettings(msgspec.Struct, frozen=True, kw_only=True):
     cell_rows_min: int = 16
     cell_rows_max: int = 256
     spread_min: float = 0.005
-    group: int = 16
+    group: int = 8
     slack: float = 1.5
     noise_share: float = 2.0
-    limit: float = 9.0
+    limit: float = 12.0
     gate: float = 0.06
-    gain_rows: int = 32
+    gain_rows: int = 16
     onset_rows: int = 128
     stranger_spread: float = 2.0
     confirm_groups: int = 4

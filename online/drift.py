@@ -11,9 +11,9 @@ reference yet: there the row is compared with the fit, and counts less: u_i = e_
 how far outside of what it has seen the fit is asked (sqrt of the leverage in units of its mean).
 
     u_i = clip(e_i / max(s_c, 0.5 %), -8, 8)        s_c: mean |e| of the cell x 1.2533
-    m   = median of 16 consecutive u                outliers end here
+    m   = median of 8 consecutive u                outliers end here
     S+, S-  two-sided CUSUM of m                    alarm when one exceeds its limit (online/detectors.py)
-    g   = exp(median of the last 32 e)              gate: no alarm while |log g| < 6 %
+    g   = exp(median of the last 16 e)              gate: no alarm while |log g| < 6 %
 
 An alarm is a suspicion: the learner predicts by it at once, and learns on the side. It is confirmed, acted on and
 reported if the next 4 groups of 32 rows all lie on the same side of the old references, by half the gain and 3 %; the
@@ -153,7 +153,7 @@ class DriftMonitor:
         return self.detector.update(medians.tolist())
 
     def _raise(self, end_ns: int) -> Verdict:
-        gain = float(np.median(self.recent[-self.settings.gain_rows // 2 :]))
+        gain = float(np.median(self.recent))
         if abs(gain) < self.settings.gate:
             return Verdict.NOTHING
         self.detector.reset()

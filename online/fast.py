@@ -16,6 +16,9 @@ from online.rows import Floats
 from online.solve import Mask, solve
 from online.state import State, pack, unpack
 
+SLOW, FAST = 0, 1
+"""Columns of whatever is kept for both members."""
+
 _TINY = 1e-150
 
 

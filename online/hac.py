@@ -1,8 +1,9 @@
 """Standard errors that survive autocorrelated noise: decayed HAC meat, windowed by 128 rows.
 
     score_i = w_i r_i x_i                        (p,)       w: weight, r = y - x beta (prequential)
-    g_s     = sum of scores of stratum s in a window of 128 rows,  g = sum_s g_s
-    M_s    <- kept_s^2 M_s + (g_s g' + g g_s') / 2          (p, p), upper triangle; sum_s M_s = sum of g g'
+    g_s     = sum of scores of stratum s in a window of 128 rows,  g = sum_s g_s,  g- = g of the window before
+    M_s    <- kept_s^2 M_s + (g_s (g + g-)' + (g + g-) g_s') / 2        (p, p), upper triangle
+              sum_s M_s = sum of g g' + (g g-' + g- g') / 2             Newey and West with one lag of windows
     V       = C M C  B / (B - p)                 C = (A + H)^-1, B: windows remembered
 
 Noise of the clock or of neighbours lasts for tens of steps, so s^2 C is a third too small (AR(1) 0.97: its 95 %
@@ -20,13 +21,13 @@ from online.rows import Floats
 from online.state import State, pack, unpack
 
 WINDOW_ROWS = 128
-_STATE = ("m", "windows", "window", "rows")
+_STATE = ("m", "windows", "window", "last", "rows")
 
 
 class Meat:
     """M of p columns in 32 strata, and the window that is being filled."""
 
-    __slots__ = ("_left", "_right", "m", "p", "rows", "window", "windows")
+    __slots__ = ("_left", "_right", "last", "m", "p", "rows", "window", "windows")
 
     def __init__(self, p: int) -> None:
         self.p = p
@@ -34,6 +35,7 @@ class Meat:
         self.m = np.zeros((STRATA, len(self._left)))
         self.windows = np.zeros(STRATA)
         self.window = np.zeros((STRATA, p))
+        self.last = np.zeros(p)
         self.rows = 0
 
     def learn(self, groups: Groups, kept: Floats, scores: Floats) -> None:
@@ -47,7 +49,8 @@ class Meat:
             self._close()
 
     def _close(self) -> None:
-        mine, whole = self.window, self.window.sum(axis=0)
+        mine, own = self.window, self.window.sum(axis=0)
+        whole, self.last = own + self.last, own
         left, right = self._left, self._right
         self.m += 0.5 * (mine[:, left] * whole[right] + whole[left] * mine[:, right])
         # Windows are shared out as the rows are: by nothing better than which strata took part.
@@ -68,6 +71,7 @@ class Meat:
         self.m *= keep * keep
         self.windows *= keep * keep
         self.window *= keep
+        self.last *= keep
 
     def decay(self, spent: Floats) -> None:
         """Forget as the strata do; see Strata.decay."""
@@ -86,6 +90,7 @@ class Meat:
         keep = wide._right < self.p
         wide.m[:, keep] = self.m
         wide.window[:, : self.p] = self.window
+        wide.last[: self.p] = self.last
         wide.windows, wide.rows = self.windows, self.rows
         return wide
 

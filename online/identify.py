@@ -2,7 +2,7 @@
 
     C       = (A + H)^-1                            on the columns with evidence (p, p)
     V       = C M C B / (B - p)                     HAC, M: online/hac.py, B windows; s^2 C while B < 2 p + 2
-    se_j    = sqrt(V_jj)
+    se_j    = sqrt(V_jj) (1 + 1.21 / (B - p))       so that 1.96 se is Student's 95 % for few windows
     share_j = 1 - H_jj C_jj                         learned share: 1 = all from data, 0 = all from prior or ridge
     cv_j^2  = A_jj A_ll / A_jl^2 - 1                excitation beyond "so much per step" (l = steps of the row)
     vif_j   = (A_jj - A_jl^2 / A_ll) C_jj           1 = independent of the others, > 10 = nearly a mixture of them
@@ -32,6 +32,7 @@ from online.rows import Floats
 from online.solve import RELATIVE_RIDGE, Mask
 
 IDENTIFIED_SHARE, PRIOR_SHARE, IDENTIFIED_ERROR, CONSTANT_CV = 0.9, 0.5, 0.2, 1e-6
+_STUDENT = 1.21
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,8 @@ def diagnose(evidence: Evidence, solved: Solved) -> Diagnosis:
     spread = evidence.variance * inverse
     if evidence.windows >= 2 * len(on) + 2:
         meat = evidence.meat[np.ix_(on, on)] * outer
-        spread = inverse @ meat @ inverse * (evidence.windows / (evidence.windows - len(on)))
+        free = evidence.windows - len(on)
+        spread = inverse @ meat @ inverse * (evidence.windows / free * (1.0 + _STUDENT / free) ** 2)
     c, v = np.full(p, np.nan), np.full(p, np.nan)
     c[on] = (inverse * outer).diagonal()
     v[on] = (spread * outer).diagonal()

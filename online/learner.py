@@ -26,20 +26,19 @@ from online.cells import Fit
 from online.detectors import DriftSettings
 from online.drift import DriftMonitor, Verdict
 from online.errors import PrequentialError, binned
-from online.fast import FastMember
+from online.fast import FAST, SLOW, FastMember
 from online.features import FeatureSet
 from online.hac import Meat
-from online.identify import Diagnosis, Evidence, Solved, diagnose
 from online.intervals import Intervals
+from online.learner_report import model_snapshot
 from online.prior import Prior
 from online.robust import FLOOR, middle, step_scale, weights
 from online.rows import PHASES, Floats, Target
-from online.snapshot import FeatureSnapshot, ModelSnapshot
+from online.snapshot import ModelSnapshot
 from online.solve import Mask, solve
 from online.startup import fit_start
 from online.strata import Strata
 
-SLOW, FAST = 0, 1
 MIN_START_ROWS = 3
 _TINY_US = 1e-9
 _BLOCK = 32.0
@@ -185,7 +184,9 @@ class RlsLearner:
         return z
 
     def _both(self) -> Floats:
-        return np.stack((self.beta, self.fast.beta), axis=1)
+        both = np.empty((self.p, 2))
+        both[:, SLOW], both[:, FAST] = self.beta, self.fast.beta
+        return both
 
     def _score(self, block: Design, prediction: Floats) -> Floats:
         """Prequential errors of both members; log(y / prediction) of the slow one, (n,)."""
@@ -239,25 +240,24 @@ class RlsLearner:
         return self.beta
 
     def _weigh(self, block: Design, prediction: Floats, scale: Floats) -> tuple[Floats, Floats]:
-        """Relative residuals of one step's worth and weights, (n, 2); they also move the scales given."""
+        """Huber's shares and weights, (n, 2); their residuals also move the scales given."""
         y, steps = block.elapsed_us[:, None], block.steps[:, None]
         if not self.robust:
             flat = np.repeat(block.weight[:, None] / self.start_median_us**2, 2, axis=1)
-            return np.zeros_like(flat), flat
+            return np.ones_like(flat), flat
         # Rows that overlap (weight < 1) tell of the same steps; this one alone tells of weight * steps.
         root = np.sqrt(steps * block.weight[:, None])
-        u, _, w = weights(y, root, prediction, FLOOR * self.median_us * steps, self.scale)
+        u, share, w = weights(y, root, prediction, FLOOR * self.median_us * steps, self.scale)
         scale[:] = step_scale(self.scale, u)[-len(scale) :]
-        return u, w
+        return share, w
 
     def _learn_block(self, block: Design, z: Floats, prediction: Floats) -> None:
         if self.trial is not None:
             # What is learned on the side is judged by the suspected speed.
             prediction[:, SLOW] *= self.drift.gain
-        u, w = self._weigh(block, prediction, self.scale)
-        share = 2.5 / np.maximum(np.abs(u[:, SLOW]) / self.scale[SLOW], 2.5)
+        share, w = self._weigh(block, prediction, self.scale)
         slow = self.slow if self.trial is None else self.trial
-        kept = slow.learn(block, z, w[:, SLOW], share)
+        kept = slow.learn(block, z, w[:, SLOW], share[:, SLOW])
         if self.trial is None:
             groups = block.grouped()
             scores = z[:, : self.p] * (w[:, SLOW] * (block.elapsed_us - prediction[:, SLOW]))[:, None]
@@ -364,30 +364,18 @@ class RlsLearner:
         beta = self.fast.beta if live and self.champion == FAST else self.beta
         return x @ beta[: len(self.features)]
 
-    def diagnose(self) -> Diagnosis:
-        """Error bars and status of the published coefficients."""
-        p, g = self.p, self._statistics()
-        precision = self.precision()
-        known = np.zeros(p) if precision is None else precision
-        meat, windows = self.meat.total()
-        evidence = Evidence(
-            a=g[:p, :p],
-            precision=known,
-            with_steps=g[:p, p + 1],
-            steps=max(float(g[p + 1, p + 1]), 1e-300),
-            variance=float(self.scale[SLOW]) ** 2,
-            meat=meat,
-            windows=windows,
-        )
-        return diagnose(evidence, Solved(self.beta, self.passive, self.live, known > 0.0))
-
-    def _statistics(self) -> Floats:
+    def statistics(self) -> Floats:
+        """Sum of w z z' behind the published coefficients, (q, q)."""
         if self.start is None:
             return self.slow.total()
         z = self._augment(self.start)
         start = fit_start(z, self.start.weight, self._solve_for, robust=self.robust)
         self.scale[SLOW] = start.scale
         return (z * start.weight[:, None]).T @ z
+
+    def snapshot(self) -> ModelSnapshot | None:
+        """The model as published; None before the first fit."""
+        return model_snapshot(self)
 
     def effective_rows(self) -> float:
         """Rows that the published coefficients rest on, after forgetting and down-weighting."""
@@ -401,47 +389,3 @@ class RlsLearner:
     def mean_us(self) -> float | None:
         """Mean time per step (per request) over the remembered rows."""
         return float(self.sums[-2] / self.sums[-1]) if self.sums[-1] > 0.0 else None
-
-    def donate(self) -> Prior | None:
-        """What another configuration may start from; None before the first fit."""
-        if not self.started:
-            return None
-        if self.holding:
-            g = self._statistics()
-            return Prior.of_donor(self.beta, g.diagonal()[: self.p] / max(1.0, self.effective_rows()))
-        return Prior.of_donor(self.beta, self.per_row)
-
-    def snapshot(self) -> ModelSnapshot | None:
-        """What is published; None before the first fit."""
-        if not self.started:
-            return None
-        diagnosis = self.diagnose()
-        live = self.fast.beta if self.champion == FAST else self.beta
-        features = [
-            FeatureSnapshot(
-                name=column.name,
-                unit=column.unit,
-                coefficient=float(self.beta[j]),
-                status=diagnosis.status[j],
-                stderr=float(diagnosis.stderr[j]),
-                live_coefficient=float(live[j]),
-                learned_share=float(diagnosis.share[j]),
-                excitation=_finite(diagnosis.excitation[j]),
-                vif=_finite(diagnosis.vif[j]),
-            )
-            for j, column in enumerate(self.features.columns)
-            if self.live[j] and not self.signed
-        ]
-        return ModelSnapshot(
-            features=features,
-            rows=self.rows,
-            effective_rows=self.effective_rows(),
-            condition_number=diagnosis.condition,
-            error=self.error.snapshot(),
-            live_error=self.live_error.snapshot(),
-            scale=float(self.scale[SLOW]),
-        )
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None

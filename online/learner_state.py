@@ -8,7 +8,8 @@ side by side keep each its own decay. Then one solve. The fast member, the detec
 from __future__ import annotations
 
 from online.blocks import Design
-from online.learner import MIN_START_ROWS, SLOW, RlsLearner
+from online.fast import SLOW
+from online.learner import MIN_START_ROWS, RlsLearner
 from online.prior import Prior
 from online.state import State, StateError, pack, unpack
 

@@ -11,8 +11,9 @@ time). The blocks of sum_s G_s are A (p, p), b (p,), y'Wy, the sums over l (for 
 
     n1_s = sum 2^(-age) h    n2_s = sum 2^(-2 age) h^2    h: Huber's share; n1^2 / n2 = effective rows
 
-Guarantees: adding statistics equals learning the rows together, to rounding (tests/property/test_strata.py); nothing
-here divides, so nothing here can become non-finite from finite rows.
+Guarantees: adding statistics equals learning the rows together, to rounding
+(tests/property/test_state.py::test_merge_equals_one_learner_fed_the_same_rows_when_nothing_is_forgotten); nothing here
+divides, so nothing here can become non-finite from finite rows.
 Reference: Kulhavy, Restricted exponential forgetting in real-time identification (Automatica 1987).
 """
 

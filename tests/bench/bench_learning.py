@@ -20,6 +20,7 @@ import numpy as np
 from online.bank import Bank, BankSettings, merge_states
 from online.blocks import Cutter
 from online.features import portable
+from online.learner_report import diagnosis_of
 from online.rows import RowBlock, Target
 from tests.bench import captured, simulated
 from tests.streams import BETA, steps
@@ -168,7 +169,7 @@ def endurance_lines():
         y = dull.truth_us[0] * np.exp(0.01 * rng.standard_normal(4096))
         for block in wide.push(state.evaluate(RowBlock.of_lines(raw, y))[0]):
             state.learn_block(block)
-    diagnosis = model.diagnose()
+    diagnosis = diagnosis_of(model)
     finite = all(np.isfinite(a).all() for a in (model.slow.g, model.fast.f, model.beta, model.meat.m))
     yield Line("1e7 dull steps: state finite", str(finite), "True", finite)
     yield Line("1e7 dull steps: scaled condition", f"{diagnosis.condition:.2g}", "<= 1e8", diagnosis.condition <= 1e8)
@@ -227,14 +228,14 @@ def _merged(seeds):
 
 
 def speed_lines():
-    """The whole learner, rows in to statistics, errors, intervals and drift: CPU time of the quietest of 60 chunks."""
+    """The whole learner, rows in to statistics, errors, intervals and drift: CPU time of the quietest of 200 chunks."""
     rows = steps(44_096, 1, stalls=0.005).rows
     for block_rows, target in ((32, None), (64, 250_000), (512, 1_000_000)):
         bank = Bank(BankSettings(learners=("rls",), live_sets=(), block_rows=block_rows, block_ns=10**18))
         bank.learn("c", Target.STEP_TIME, rows.slice(0, 4096))
-        best, chunk = float("inf"), 2048
-        for k in range(60):
-            at = 4096 + chunk * (k % 19)
+        best, chunk = float("inf"), 1024
+        for k in range(200):
+            at = 4096 + chunk * (k % 39)
             part = rows.slice(at, at + chunk)
             start = time.process_time()
             bank.learn("c", Target.STEP_TIME, part)

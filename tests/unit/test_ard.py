@@ -135,3 +135,16 @@ def test_odd_rows_leave_relevance_and_coefficients_finite(odd):
 def test_a_quantile_outside_its_range_is_refused(name):
     with pytest.raises(ValueError, match="no quantile"):
         make(name)
+
+
+def test_rows_between_other_stamps_open_the_phases_which_are_always_in_use():
+    learner = ArdLearner(SET, LearnerSettings())
+    design = design_of(_rows(1200, 4), SET)
+    design.phase[600:, 0] = 1.0
+    for start in range(0, 1200, 32):
+        learner.learn(design.slice(start, min(start + 32, 1200)))
+    assert learner.phases == 2
+    assert np.isfinite(learner.beta).all()
+    again = ArdLearner(SET, LearnerSettings())
+    learner_state.restore(again, decode(encode(learner_state.save(learner))))
+    assert np.array_equal(again.alpha, learner.alpha)

@@ -7,7 +7,9 @@ import pytest
 from online.bank import Bank, BankSettings
 from online.errors import PrequentialError
 from online.features import portable
+from online.learner_report import diagnosis_of
 from online.rows import PHASES, Lane, RowBlock, Target
+from online.target import TargetState
 from tests.bench.simulated import prequential
 from tests.streams import BETA, NAMES, steps
 
@@ -204,3 +206,29 @@ def test_a_set_that_becomes_available_later_starts_then():
     bank.describe("c", {"gpu": "H100"})
     bank.learn("c", TARGET, steps(500, 18).rows)
     assert 400 < _model(bank, "late").rows <= 500
+
+
+def test_standard_errors_hold_when_noise_has_a_memory():
+    hits = []
+    for seed in range(40):
+        bank = Bank(BankSettings(learners=("rls",), live_sets=()))
+        bank.learn("c", TARGET, steps(4096, 900 + seed, noise=0.02, autocorrelation=0.97).rows)
+        hits += [abs(f.coefficient - b) < 1.96 * f.stderr for f, b in zip(_model(bank).features, BETA, strict=True)]
+    assert 0.87 < np.mean(hits) < 0.99
+
+
+def test_a_long_dull_stretch_costs_nothing():
+    state = TargetState(TARGET, BankSettings(learners=("rls",), live_sets=(), block_rows=4096, block_ns=10**18))
+    state.offer(portable(TARGET), lambda _name, _columns: None, published=True)
+    rich, dull, back = steps(8192, 1), steps(1, 2, batch=(8, 8), prefill_share=0.0), steps(200, 3)
+    model = state.models["portable"][1]
+    state.learn(state.evaluate(rich.rows)[0])
+    rng = np.random.default_rng(4)
+    raw = np.repeat(dull.rows.raw, 4096, axis=0)
+    for _ in range(100):
+        y = dull.truth_us[0] * np.exp(0.01 * rng.standard_normal(4096))
+        state.learn(state.evaluate(RowBlock.of_lines(raw, y))[0])
+    x = portable(TARGET).evaluate(back.rows)
+    assert np.abs(model.predict(x, live=False) / back.truth_us - 1).mean() < 0.01
+    assert np.abs(model.predict(x) / back.truth_us - 1).mean() < 0.015
+    assert diagnosis_of(model).condition < 1e8

@@ -6,13 +6,17 @@ STAMP := $(VENV)/.installed
 CONFIG ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test run bench bench-learning bench-systems lint clean
+.PHONY: help demo demo-vllm demo-vllm-clean test e2e-vllm run bench bench-rows bench-learning bench-systems \
+	bench-ingest check-vllm-releases fuzz lint clean
 
 help:
 	@echo "make demo   watch coefficients being learned from a recording of a real server"
 	@echo "make test   the test suite"
 	@echo "make run    the sidecar itself (CONFIG=file.yaml)"
+	@echo "make demo-vllm  the same with a real, un-forked vLLM on this CPU, our plugin and a load (first set-up: minutes, GBs)"
 	@echo "make bench  measure what the documents state"
+	@echo "make bench-rows      every number of the rows beside its target"
+	@echo "make bench-ingest    every number of the receive path beside its target"
 	@echo "make bench-systems   every number of the modelling systems beside its target"
 	@echo "make bench-learning  every number of the learning core beside its target"
 	@echo "make lint   ruff, mypy --strict, import contracts"
@@ -27,14 +31,35 @@ $(STAMP): requirements.lock pyproject.toml
 demo: $(STAMP)
 	@$(BIN)/tracefit demo
 
+demo-vllm: $(STAMP)
+	@$(BIN)/python deploy/vllm-plugin/demo/demo.py
+
+demo-vllm-clean: $(STAMP)
+	@$(BIN)/python deploy/vllm-plugin/demo/demo.py --remove
+
 test: $(STAMP)
 	$(BIN)/python -m pytest
+
+e2e-vllm: $(STAMP)
+	$(BIN)/python -m pytest deploy/vllm-plugin/e2e -s
+
+check-vllm-releases: $(STAMP)
+	$(BIN)/python deploy/vllm-plugin/matrix/check_wheels.py
 
 run: $(STAMP)
 	@$(BIN)/tracefit run $(if $(CONFIG),--config $(CONFIG))
 
 bench: $(STAMP)
 	$(BIN)/python -m pytest tests/bench -s
+
+bench-rows: $(STAMP)
+	$(BIN)/python -m tests.bench.bench_rows
+
+bench-ingest: $(STAMP)
+	$(BIN)/python -m tests.bench.bench_ingest
+
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz.fuzz_decode --seconds 60
 
 bench-systems: $(STAMP)
 	$(BIN)/python -m tests.bench.bench_systems
@@ -46,6 +71,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --strict deploy/vllm-plugin/tracefit_vllm
 	$(BIN)/lint-imports
 
 clean:

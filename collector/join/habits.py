@@ -12,10 +12,12 @@ import numpy as np
 
 from .features import BlockRatio, Cells, Rebuilt, complete, snapshot_complete
 
-BLOCK_STEPS = 256
+BLOCK_STEPS = 512
+FIRST_BLOCK_STEPS = 256
+"""A new engine waits for its first block; the later ones only cost per block."""
 
-_DECAY = 0.9
-"""Per block: about 2500 steps are remembered."""
+_DECAY = 0.8
+"""Per block: some 5000 steps are remembered."""
 _COMPLETE_SHARE = 0.97
 """Below this share of rebuilt requests in summaries, journeys are sampled: rebuilt counts are scaled up."""
 _REQUESTS_MIN = 32.0

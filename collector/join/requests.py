@@ -25,6 +25,8 @@ from .window import StepWindow
 
 QUEUE_STATE_AGE_NS = 10**9
 """A summary older than this at QUEUED says nothing about the queue."""
+_QUEUE_STATE_STEPS = 1024
+"""Steps looked back for it: a second of the fastest engines."""
 
 
 class RequestRow(NamedTuple):
@@ -45,7 +47,7 @@ def rows_of(span: CoreSpan, api: ApiSpan | None, window: StepWindow | None) -> I
     first, finished = marks.get(MarkKind.FIRST_TOKEN), marks.get(MarkKind.FINISHED)
     end_unix_ns = span.marks[-1].ts_ns + span.unix_minus_mono_ns
     output_tokens = span.marks[-1].output_tokens
-    state = (math.nan,) * 3 if queued is None or window is None else queue_state(window, queued.ts_ns)
+    state = (math.nan,) * 3 if queued is None or window is None else queue_state(window, queued.step_id, queued.ts_ns)
     raw = (float(span.prompt_tokens), float(output_tokens), *state, math.nan)
 
     def row(target: Target, start_ns: int, stop_ns: int) -> RequestRow:
@@ -78,14 +80,18 @@ def _api_moments(
         yield Target.POST_DECODE, finished.ts_ns, api.departed_ns
 
 
-def queue_state(window: StepWindow, at_ns: int) -> tuple[float, float, float]:
-    """(waiting, running, kv_usage_ratio) of the last summary at most 1 s before ``at_ns``; NaN without one."""
-    seen = np.flatnonzero(window.rebuilt["seen"][: window.size])
-    position = int(np.searchsorted(window.steps["ts_start_ns"][seen], at_ns, side="right")) - 1
-    if position < 0:
+def queue_state(window: StepWindow, last_step: int, at_ns: int) -> tuple[float, float, float]:
+    """(waiting, running, kv_usage_ratio) of the last summary at most 1 s before ``at_ns``; NaN without one.
+
+    ``last_step`` is the last step scheduled by then: the search goes back from it.
+    """
+    stop = min(last_step - window.base + 1, window.size)
+    start = max(0, stop - _QUEUE_STATE_STEPS)
+    seen = np.flatnonzero(window.rebuilt["seen"][start : max(start, stop)])
+    if len(seen) == 0:
         return (math.nan,) * 3
-    step = window.steps[seen[position]]
-    if at_ns - step["ts_start_ns"] > QUEUE_STATE_AGE_NS:
+    step = window.steps[start + int(seen[-1])]
+    if not 0 <= at_ns - step["ts_start_ns"] <= QUEUE_STATE_AGE_NS:
         return (math.nan,) * 3
     return float(step["waiting"]), float(step["running"]), float(step["kv_usage_ratio"])
 
@@ -94,8 +100,7 @@ def idle_at(window: StepWindow, arrived_ns: int, last_step: int) -> bool:
     """Whether no step ran at ``arrived_ns``, given the last step scheduled before the request was queued.
 
     When the last request finishes, the engine schedules one empty step and blocks: idle means that this step is the
-    last
-    one, and began before the arrival.
+    last one, and began before the arrival.
     """
     if last_step == 0:
         return True

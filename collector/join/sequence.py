@@ -20,7 +20,7 @@ from online.rows import Quality, RowBlock
 
 from . import boundaries, journeys
 from .features import BlockRatio, ContextSource, complete, rebuilt_counts, step_features
-from .habits import BLOCK_STEPS, Habits
+from .habits import BLOCK_STEPS, FIRST_BLOCK_STEPS, Habits
 from .intervals import Columns, Trust, drops, neighbours, pack
 from .kv_steps import KvSteps
 from .reasons import JoinEvent, RowDrop
@@ -73,17 +73,20 @@ class Sequence:
         """Add step summaries (any order) and request snapshots of this process."""
         events: Counter[JoinEvent] = Counter()
         if len(steps):
-            window = self._reach(int(steps["step_id"].min()), int(steps["step_id"].max()))
-            fresh = steps[steps["step_id"] >= window.base]
-            unique = np.unique(fresh["step_id"], return_index=True)[1]
-            other = window.contradicted(fresh[unique])
-            new = window.add_summaries(fresh[unique])
-            events[JoinEvent.STEP_LATE] += len(steps) - len(fresh)
+            ids = steps["step_id"].copy()
+            low, high = int(ids.min()), int(ids.max())
+            window = self._reach(low, high)
+            fresh = steps
+            if low < window.base or not (np.diff(ids) > 0).all():
+                inside = np.flatnonzero(ids >= window.base)
+                fresh = steps[inside[np.unique(ids[inside], return_index=True)[1]]]
+                events[JoinEvent.STEP_LATE] += len(steps) - len(inside)
+                events[JoinEvent.STEP_DUPLICATE] += len(inside) - len(fresh)
+            new, other = window.add_summaries(fresh)
             events[JoinEvent.ENGINE_CONFLICT] += other
             events[JoinEvent.STEP_DUPLICATE] += len(fresh) - new - other
             self._note_times(int(steps["unix_ns"].min()), int(steps["unix_ns"].max()))
             self._note_summaries(steps)
-            low, high = int(steps["step_id"].min()), int(steps["step_id"].max())
             self._fresh = (low, high) if self._fresh is None else (min(low, self._fresh[0]), max(high, self._fresh[1]))
         if len(snapshots) and self.window is not None:
             self.window.add_snapshots(snapshots)
@@ -205,9 +208,10 @@ class Sequence:
         budget = self.budget_fact_tokens or (self._scheduled_tokens_max or None)
         passed = max(first, self._learned_to)
         while passed < stop:
-            end = min(stop, (passed // BLOCK_STEPS + 1) * BLOCK_STEPS)
             opening = not self._habits.settled
-            if opening and end % BLOCK_STEPS and not flush:
+            block = FIRST_BLOCK_STEPS if opening else BLOCK_STEPS
+            end = min(stop, (passed // block + 1) * block)
+            if opening and end % block and not flush:
                 break  # what the first block teaches holds for its own rows
             self._chunks = journeys.split_chunks(self._chunks, window, end, budget, asynchronous=asynchronous)
             if opening:

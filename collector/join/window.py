@@ -80,20 +80,26 @@ class StepWindow:
         if gone >= max(_GROWTH_STEPS, self.size // 2):
             self._shift(gone)
 
-    def contradicted(self, steps: StepColumns) -> int:
-        """How many summaries tell another start of a step that is known: another engine's, under one instance id."""
-        index = steps["step_id"] - self.base
-        known = self.rebuilt["seen"][index] & (self.steps["ts_start_ns"][index] != steps["ts_start_ns"])
-        return int(np.count_nonzero(known))
+    def add_summaries(self, steps: StepColumns) -> tuple[int, int]:
+        """Place summaries by id, which must be reachable and growing.
 
-    def add_summaries(self, steps: StepColumns) -> int:
-        """Place summaries by id; returns how many were new. Ids must be reachable and unique."""
+        Returns how many were new, and how many tell another start of a known step: another engine's, under one
+        instance id.
+        """
         index = steps["step_id"] - self.base
-        new = ~self.rebuilt["seen"][index]
-        index, steps = index[new], steps[new]
-        self.steps[index] = steps
-        self.rebuilt["seen"][index] = True
-        return len(index)
+        known = self.rebuilt["seen"][index]
+        other = 0
+        if known.any():
+            apart = self.steps["ts_start_ns"][index] != steps["ts_start_ns"]
+            other = int(np.count_nonzero(known & apart))
+            index, steps = index[~known], steps[~known]
+        if len(index) == 0:
+            return 0, other
+        first, last = int(index[0]), int(index[-1])
+        here: slice | NDArray[np.int64] = slice(first, last + 1) if last - first + 1 == len(index) else index
+        self.steps[here] = steps
+        self.rebuilt["seen"][here] = True
+        return len(index), other
 
     def add_snapshots(self, snapshots: SnapshotColumns) -> None:
         """Sum request snapshots per step: requests with output, tokens scheduled, context of those with output."""

@@ -153,10 +153,11 @@ def test_raw_features_are_the_request_and_the_queue_it_met(run, window):
 
 def test_a_summary_older_than_a_second_says_nothing_about_the_queue(window, run):
     last_ns = run.summaries[-1]["step.ts_start_ns"]
-    assert queue_state(window, last_ns + 10**9) == queue_state(window, last_ns)
-    assert all(math.isnan(value) for value in queue_state(window, last_ns + 10**9 + 1))
-    assert all(math.isnan(value) for value in queue_state(window, run.summaries[0]["step.ts_start_ns"] - 1))
-    assert all(math.isnan(value) for value in queue_state(StepWindow(1), last_ns))
+    last = run.summaries[-1]["step.id"]
+    assert queue_state(window, last, last_ns + 10**9) == queue_state(window, last, last_ns)
+    assert all(math.isnan(value) for value in queue_state(window, last, last_ns + 10**9 + 1))
+    assert all(math.isnan(value) for value in queue_state(window, 0, run.summaries[0]["step.ts_start_ns"] - 1))
+    assert all(math.isnan(value) for value in queue_state(StepWindow(1), last, last_ns))
 
 
 def test_rows_become_a_block_in_their_order(run, window):

@@ -67,8 +67,17 @@ def lay(span: CoreSpan, window: StepWindow) -> list[Chunks]:
             chunks += _lay_prefill(run, span.prompt_tokens, window)
         else:
             _lay_resumed(run, span.prompt_tokens, window)
+    _lay_waiting(span, window)
     _lay_stamps(span, window)
     return chunks
+
+
+def waits(span: CoreSpan) -> tuple[int, int]:
+    """Steps that ran while the request waited for the first time: first, and one past the last."""
+    queued = span.marks[0]
+    stop = next((mark.step_id for mark in span.marks if mark.kind is MarkKind.SCHEDULED), queued.step_id)
+    first = queued.step_id + 1 if queued.kind is MarkKind.QUEUED else stop
+    return min(first, stop), stop
 
 
 def runs(marks: tuple[Mark, ...]) -> Iterator[Run]:
@@ -131,6 +140,13 @@ def _lay_resumed(run: Run, prompt_tokens: int, window: StepWindow) -> None:
     recomputing = slice(first, first + silent + 1)
     cells["recomputed_tokens"][recomputing] += known_tokens / (silent + 1) - 1
     cells["approximate"][recomputing] |= silent > 0
+
+
+def _lay_waiting(span: CoreSpan, window: StepWindow) -> None:
+    first, stop = waits(span)
+    here = slice(max(0, first - window.base), stop - window.base)
+    window.rebuilt["waiting_requests"][here] += 1
+    window.rebuilt["waiting_tokens"][here] += span.prompt_tokens
 
 
 def _lay_stamps(span: CoreSpan, window: StepWindow) -> None:

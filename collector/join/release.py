@@ -35,11 +35,14 @@ class Release:
         out = []
         for target, by_instance in sorted(self._held.items()):
             taken: list[RowBlock] = []
-            for _, blocks in sorted(by_instance.items()):
+            several = len(by_instance) > 1
+            for instance, blocks in sorted(by_instance.items()):
                 taken += _until(blocks, until_unix_ns)
+                if not blocks:
+                    del by_instance[instance]
             if taken:
                 block = RowBlock.concatenate(taken)
-                if len(by_instance) > 1:
+                if several:
                     # stable: equal ends stay in the order of the instances
                     block = block.take(np.argsort(block.end_ns, kind="stable"))
                 out.append(EngineRows(target, block))

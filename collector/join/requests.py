@@ -47,8 +47,8 @@ def rows_of(span: CoreSpan, api: ApiSpan | None, window: StepWindow | None) -> I
     first, finished = marks.get(MarkKind.FIRST_TOKEN), marks.get(MarkKind.FINISHED)
     end_unix_ns = span.marks[-1].ts_ns + span.unix_minus_mono_ns
     output_tokens = span.marks[-1].output_tokens
-    state = (math.nan,) * 3 if queued is None or window is None else queue_state(window, queued.step_id, queued.ts_ns)
-    raw = (float(span.prompt_tokens), float(output_tokens), *state, math.nan)
+    state = (math.nan,) * 4 if queued is None or window is None else queue_state(window, queued.step_id, queued.ts_ns)
+    raw = (float(span.prompt_tokens), float(output_tokens), *state)
 
     def row(target: Target, start_ns: int, stop_ns: int) -> RequestRow:
         return RequestRow(target, raw, (stop_ns - start_ns) / 1e3, end_unix_ns)
@@ -80,20 +80,26 @@ def _api_moments(
         yield Target.POST_DECODE, finished.ts_ns, api.departed_ns
 
 
-def queue_state(window: StepWindow, last_step: int, at_ns: int) -> tuple[float, float, float]:
-    """(waiting, running, kv_usage_ratio) of the last summary at most 1 s before ``at_ns``; NaN without one.
+def queue_state(window: StepWindow, last_step: int, at_ns: int) -> tuple[float, float, float, float]:
+    """(waiting, running, kv_usage_ratio, queued_tokens) when ``last_step`` was the last step scheduled.
 
-    ``last_step`` is the last step scheduled by then: the search goes back from it.
+    From its summary, or the last one at most 1 s before ``at_ns``; else rebuilt from journeys; NaN where neither tells.
     """
     stop = min(last_step - window.base + 1, window.size)
     start = max(0, stop - _QUEUE_STATE_STEPS)
-    seen = np.flatnonzero(window.rebuilt["seen"][start : max(start, stop)])
-    if len(seen) == 0:
-        return (math.nan,) * 3
-    step = window.steps[start + int(seen[-1])]
-    if not 0 <= at_ns - step["ts_start_ns"] <= QUEUE_STATE_AGE_NS:
-        return (math.nan,) * 3
-    return float(step["waiting"]), float(step["running"]), float(step["kv_usage_ratio"])
+    if stop <= start:
+        return (math.nan,) * 4
+    cell = window.rebuilt[stop - 1]
+    running = float(cell["prefill_requests"] + cell["decode_requests"])
+    tokens = float(cell["waiting_tokens"])
+    seen = np.flatnonzero(window.rebuilt["seen"][start:stop])
+    if len(seen):
+        step = window.steps[start + int(seen[-1])]
+        if 0 <= at_ns - step["ts_start_ns"] <= QUEUE_STATE_AGE_NS:
+            return float(step["waiting"]), float(step["running"]), float(step["kv_usage_ratio"]), tokens
+    if running == 0 or stop != last_step - window.base + 1:
+        return (math.nan,) * 4
+    return float(cell["waiting_requests"]), running, math.nan, tokens
 
 
 def idle_at(window: StepWindow, arrived_ns: int, last_step: int) -> bool:

@@ -105,7 +105,7 @@ class Sequence:
         if extent[1] - extent[0] >= self._settings.steps_max:
             events[JoinEvent.JOURNEY_LATE] += 1
             return events
-        window = self._reach(*extent)
+        window = self._reach(max(journeys.waits(span)[0], extent[1] - self._settings.steps_max + 1), extent[1])
         if extent[0] < window.base:
             events[JoinEvent.JOURNEY_LATE] += 1
             return events
@@ -273,11 +273,12 @@ class Sequence:
         mode = self.votes.provisional(steps, cells)
         if mode is not Scheduling.UNKNOWN:
             return mode
-        if self.has_journeys and not flush:
+        waited = self.event_unix_ns >= self.first_unix_ns + int(self._settings.window_s * 1e9)
+        if self.has_journeys and not (flush or waited):
             return Scheduling.UNKNOWN
         if self.scheduling_fact is not Scheduling.UNKNOWN:
             return self.scheduling_fact
-        return self.votes.settle(steps, cells) if flush else Scheduling.SYNC
+        return self.votes.settle(steps, cells) if flush or self.has_journeys else Scheduling.SYNC
 
     def _columns(self, first: int, stop: int) -> tuple[NDArray[np.void], NDArray[np.void]]:
         """Columns of steps first..stop-1; ids outside the window read as never seen."""

@@ -37,6 +37,8 @@ REBUILT_DTYPE = np.dtype(
         ("restore_blocks", "f8"),
         ("evicted_blocks", "f8"),
         ("approximate", "?"),
+        ("waiting_requests", "f8"),
+        ("waiting_tokens", "f8"),
     ]
 )
 """Per step, from journeys: what ran; ``quick``: its row has gone down the quick lane; ``first_*`` is the part of

@@ -107,12 +107,20 @@ class Bank:
         """Facts of a configuration (model, gpu, ...): feature sets and donors that need them start when they can."""
         known = self._facts.setdefault(config_id, {})
         known.update(facts)
+        self._forget_unlearned()
         if config_id not in self._priors:
             donor = self._donor(known)
             if donor is not None:
                 self._take_priors(config_id, donor)
         for state in self._configs.get(config_id, {}).values():
             self._offer(config_id, state)
+
+    def _forget_unlearned(self) -> None:
+        """Facts of configurations that never sent a row are kept for as many as there may be configurations."""
+        idle = [config_id for config_id in self._facts if config_id not in self._configs]
+        for config_id in idle[: max(0, len(idle) - self.settings.configs_max)]:
+            self._facts.pop(config_id)
+            self._priors.pop(config_id, None)
 
     def rename(self, old: str, new: str) -> None:
         """A configuration's identity became better known: its state goes under the new id, or joins what is there."""

@@ -161,3 +161,13 @@ def test_post_decode_is_fitted_to_the_mean():
     model = bank.targets("c")["post_decode"]
     found = {f.name: f.coefficient for f in model.models["portable"].features}
     assert abs(found["intercept"] + found["output_tokens"] * raw[:, 1].mean() - y.mean()) < 0.01 * y.mean()
+
+
+def test_descriptions_without_rows_are_bounded():
+    bank = Bank(BankSettings(learners=("rls",), configs_max=3))
+    bank.learn("learned", Target.STEP_TIME, steps(40, 1).rows)
+    bank.describe("learned", {"gpu": "H100"})
+    for i in range(100):
+        bank.describe(f"idle{i}", {"gpu": "H100"})
+    assert len(bank._facts) == 4
+    assert "learned" in bank._facts

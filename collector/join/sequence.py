@@ -73,11 +73,14 @@ class Sequence:
         """Add step summaries (any order) and request snapshots of this process."""
         events: Counter[JoinEvent] = Counter()
         if len(steps):
-            window = self._reach(int(steps["step_id"].min()), int(steps["step_id"].max()))
-            fresh = steps[steps["step_id"] >= window.base]
-            unique = np.unique(fresh["step_id"], return_index=True)[1]
-            other = window.contradicted(fresh[unique])
-            new = window.add_summaries(fresh[unique])
+            ids = steps["step_id"]
+            window = self._reach(int(ids.min()), int(ids.max()))
+            fresh = unique = steps
+            if ids[0] < window.base or (ids[1:] <= ids[:-1]).any():  # copying records is slow, and rarely needed
+                fresh = steps[ids >= window.base]
+                unique = fresh[np.unique(fresh["step_id"], return_index=True)[1]]
+            other = window.contradicted(unique)
+            new = window.add_summaries(unique)
             events[JoinEvent.STEP_LATE] += len(steps) - len(fresh)
             events[JoinEvent.ENGINE_CONFLICT] += other
             events[JoinEvent.STEP_DUPLICATE] += len(fresh) - new - other

@@ -87,12 +87,18 @@ class StepWindow:
         return int(np.count_nonzero(known))
 
     def add_summaries(self, steps: StepColumns) -> int:
-        """Place summaries by id; returns how many were new. Ids must be reachable and unique."""
+        """Place summaries by id; returns how many were new. Ids must be reachable, unique and in order."""
         index = steps["step_id"] - self.base
-        new = ~self.rebuilt["seen"][index]
-        index, steps = index[new], steps[new]
-        self.steps[index] = steps
-        self.rebuilt["seen"][index] = True
+        known = self.rebuilt["seen"][index]
+        if known.any():
+            index, steps = index[~known], steps[~known]
+        if len(index) and index[-1] - index[0] == len(index) - 1:  # one run, as summaries mostly are
+            run = slice(int(index[0]), int(index[-1]) + 1)
+            self.steps[run] = steps
+            self.rebuilt["seen"][run] = True
+        else:
+            self.steps[index] = steps
+            self.rebuilt["seen"][index] = True
         return len(index)
 
     def add_snapshots(self, snapshots: SnapshotColumns) -> None:

@@ -160,6 +160,7 @@ class BankConfig(_Section, frozen=True, kw_only=True):
 
     block_rows: Bound = 32
     block_s: Annotated[float, msgspec.Meta(ge=0.001, le=3_600)] = 1.0
+    detector: str = "cusum"
     configs_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 64
 
 
@@ -186,6 +187,7 @@ class Config(_Section, frozen=True, kw_only=True):
     donors: Annotated[tuple[str, ...], msgspec.Meta(max_length=256)] = ()
     learners: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=16)] = ("rls", "river:linear")
     feature_sets: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=32)] = ("portable", "physics")
+    live_sets: Annotated[tuple[str, ...], msgspec.Meta(max_length=8)] = ("shape",)
     custom: dict[str, tuple[str, ...]] = {}
 
 
@@ -195,8 +197,9 @@ def fast(config: Config) -> Config:
         config,
         learners=("rls",),
         feature_sets=config.feature_sets[:1],
+        live_sets=(),
         join=msgspec.structs.replace(config.join, quick_lane=False),
-        bank=msgspec.structs.replace(config.bank, block_rows=512, block_s=60.0),
+        bank=msgspec.structs.replace(config.bank, block_rows=512, block_s=60.0, detector="none"),
     )
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import msgspec
 
 from online.bank import BankSettings
+from online.detectors import DriftSettings
+from online.learner import LearnerSettings
 from online.state import StateError
 
 from . import __version__
@@ -26,6 +28,8 @@ def make_pipeline(config: Config, knowledge: Knowledge | None = None) -> Pipelin
         block_rows=config.bank.block_rows,
         block_ns=int(config.bank.block_s * 1e9),
         configs_max=config.bank.configs_max,
+        live_sets=config.live_sets,
+        rls=LearnerSettings(drift=DriftSettings(detector=config.bank.detector)),
     )
     try:
         bank.check()

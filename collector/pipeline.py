@@ -7,14 +7,14 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from collector.configs import Fact
 from collector.decode.columnar import Decoder
 from collector.decode.kv_records import KvBatch, KvTally
-from collector.decode.records import Skip, Tally
+from collector.decode.records import Skip, Tally, Telemetry
 from collector.join.api_process import ApiProcess
 from collector.join.api_queueing import with_handoffs
 from collector.join.dedupe import SpanWindow
@@ -28,6 +28,10 @@ from online.rows import Lane, Quality, Target
 from online.snapshot import ConfigSnapshot, EngineSnapshot, Snapshot, TargetSnapshot
 
 _log = logging.getLogger(__name__)
+
+
+PIECE_STEPS: Final = 8192
+"""Steps joined and learned from at once. Where rows are cut depends on the telemetry, not on such pieces."""
 
 
 class Export(NamedTuple):
@@ -106,8 +110,16 @@ class Pipeline:
                 tally.spans_skipped[Skip.INCONSISTENT] += export.spans
                 continue
             for telemetry in resources:
-                self._joiner.add(telemetry, export.recording)
+                self._join(telemetry, export.recording)
         self._learn(self._joiner.drain())
+
+    def _join(self, telemetry: Telemetry, recording: str) -> None:
+        """Hand over to the join; very many steps in pieces, so that a large export costs little memory."""
+        while len(telemetry.steps) > PIECE_STEPS:
+            head, telemetry.steps = telemetry.steps[:PIECE_STEPS], telemetry.steps[PIECE_STEPS:]
+            self._joiner.add(Telemetry(telemetry.instance, telemetry.facts, steps=head), recording)
+            self._learn(self._joiner.drain())
+        self._joiner.add(telemetry, recording)
 
     def process_kv(self, batches: Sequence[KvBatch]) -> None:
         """Take KV events; the steps they tell of learn from them at the next export or flush."""

@@ -71,9 +71,7 @@ class HttpServer:
 
     def start(self) -> None:
         """Serve in a daemon thread."""
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="http", daemon=True
-        )
+        self._thread = threading.Thread(target=self._server.serve, name="http", daemon=True)
         self._thread.start()
 
     def stop(self, grace_s: float = 1.0) -> None:
@@ -86,7 +84,7 @@ class HttpServer:
             return
         self._stopped = True
         if self._thread is not None:
-            self._server.shutdown()
+            self._server.halt()
             self._thread.join()
         self._server.server_close()
         self._server.connections.close_all(grace_s)
@@ -166,6 +164,7 @@ class LimitedServer(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], limit: int) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.connections = Connections(limit)
+        self._halted = False
         super().__init__(address, handler)
 
     def server_bind(self) -> None:
@@ -174,6 +173,17 @@ class LimitedServer(ThreadingHTTPServer):
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def serve(self) -> None:
+        """Accept until halted; asleep in between, where the base class would wake up to look for its end."""
+        while not self._halted:
+            self.handle_request()
+
+    def halt(self) -> None:
+        """End ``serve``: a listening socket that is shut wakes who waits for it."""
+        self._halted = True
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002 - the base class's signature
         """Whether there is a place."""

@@ -27,7 +27,7 @@ from .records import STEP_FIELDS, Tally, Telemetry
 from .template import EVENT_MAX, Events, Matched, Shape, Template, learnable, shape
 from .weight import is_too_dense
 
-CHUNK: Final = 512
+CHUNK: Final = 1024
 """Events compared at once: enough to spread numpy's cost per call, few enough to stay in a core's cache."""
 TEMPLATES_MAX: Final = 8
 ROUNDS_MAX: Final = 3

@@ -169,9 +169,7 @@ class OtlpHttpReceiver:
             self._server = _Server(endpoint, self._handler, self._config.max_connections, self._context)
         except OSError as error:
             raise StartError(f"cannot listen on {endpoint} for OTLP/HTTP: {error.strerror}") from None
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="otlp-http", daemon=True
-        )
+        self._thread = threading.Thread(target=self._server.serve, name="otlp-http", daemon=True)
         self._thread.start()
         return int(self._server.server_address[1])
 
@@ -179,7 +177,7 @@ class OtlpHttpReceiver:
         """No new connections, idle ones close, requests under way get ``grace_s``."""
         if self._server is None or self._thread is None:
             return
-        self._server.shutdown()
+        self._server.halt()
         self._thread.join()
         self._server.server_close()
         self._server.connections.close_all(grace_s)

@@ -83,7 +83,7 @@ def sidecar(*arguments, directory, **settings):
         finally:
             if process.poll() is None:
                 process.terminate()
-                process.wait(30)
+                process.wait(60)
 
 
 def _ports(process, log):

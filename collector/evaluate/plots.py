@@ -14,6 +14,7 @@ from .run import HISTOGRAM_REACH, Coefficient, Picture
 
 _WIDTH, _HEIGHT = 320.0, 230.0
 _LEFT, _BOTTOM, _TOP, _RIGHT = 46.0, 30.0, 10.0, 12.0
+_EDGE = 12.0
 Z_95 = 1.96
 _ERROR_TOPS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
@@ -49,7 +50,8 @@ class _Axes:
             out += f'<text x="{_LEFT - 5}" y="{y + 3.5:.1f}" text-anchor="end">{escape(text)}</text>'
         for value, text in x_ticks:
             x = self.x(value)
-            out += f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 14:.1f}" text-anchor="middle">{escape(text)}</text>'
+            anchor = "end" if x > _WIDTH - _RIGHT - _EDGE else "middle"
+            out += f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 14:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
         return out
 
 

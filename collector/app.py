@@ -37,7 +37,16 @@ from .publish import Publisher, SnapshotWriter
 from .receivers.otlp_grpc import OtlpGrpcReceiver
 from .receivers.otlp_http import OtlpHttpReceiver
 from .stop import Stop
-from .telemetry import IN_FLIGHT_BYTES, MEMORY_LIMIT, OPEN_REQUESTS, QUEUE_BYTES, QUEUE_CAPACITY, WATERMARK_AGE, Metrics
+from .telemetry import (
+    DISCOVERY,
+    IN_FLIGHT_BYTES,
+    MEMORY_LIMIT,
+    OPEN_REQUESTS,
+    QUEUE_BYTES,
+    QUEUE_CAPACITY,
+    WATERMARK_AGE,
+    Metrics,
+)
 from .tls import TlsFiles
 from .worker import Worker
 
@@ -74,7 +83,9 @@ class Sidecar:
         self.metrics.follow(IN_FLIGHT_BYTES, lambda: self.queue.in_flight_bytes)
         knowledge = Knowledge(config.configurations)
         self.pipeline: Pipeline = make_pipeline(config, knowledge)
-        self.discovery = Discovery(config.configurations.discovery, knowledge, clock)
+        self.discovery = Discovery(
+            config.configurations.discovery, knowledge, clock, lambda outcome: self.metrics.add(DISCOVERY, 1, outcome)
+        )
         self.metrics.follow(OPEN_REQUESTS, lambda: self.pipeline.joiner.open_requests)
         self.metrics.follow(WATERMARK_AGE, lambda: self.pipeline.joiner.watermark_age_s)
         self._publisher = Publisher(self.pipeline, self.metrics, clock, config.snapshot.publish_interval_s)

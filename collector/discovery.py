@@ -17,7 +17,6 @@ import re
 import socket
 import threading
 import urllib.parse
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -51,13 +50,19 @@ class DiscoveryOutcome(enum.StrEnum):
 class Discovery:
     """Asks the configured endpoints and tells :class:`Knowledge` what they say."""
 
-    def __init__(self, config: DiscoveryConfig, knowledge: Knowledge, clock: Clock) -> None:
+    def __init__(
+        self,
+        config: DiscoveryConfig,
+        knowledge: Knowledge,
+        clock: Clock,
+        count: Callable[[DiscoveryOutcome], None] = lambda _: None,
+    ) -> None:
         self._config = config
+        self._count = count
         self._knowledge = knowledge
         self._clock = clock
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="discovery", daemon=True)
-        self.outcomes: Counter[DiscoveryOutcome] = Counter()
 
     def start(self) -> None:
         """Begin, if there is anybody to ask."""
@@ -88,7 +93,7 @@ class Discovery:
                 facts = read(body)
                 outcome = outcome if facts else DiscoveryOutcome.UNEXPECTED
                 found |= facts
-            self.outcomes[outcome] += 1
+            self._count(outcome)
         if found:
             self._knowledge.discovered(endpoint.instance, found)
         return bool(found)

@@ -25,6 +25,7 @@ from . import __version__
 from .admission import Refusal
 from .decode.kv_records import Direction, KvSkip, KvTally, Phase
 from .decode.records import Skip, Tally
+from .discovery import DiscoveryOutcome
 from .join.reasons import JoinEvent, RowDrop
 from .pipeline import Counts
 from .receivers.kv_sequence import SequenceCounts
@@ -114,6 +115,13 @@ QUEUE_CAPACITY = Metric("queue_capacity_bytes", _G, "bytes", "Most payload that 
 IN_FLIGHT_BYTES = Metric("queue_in_flight_bytes", _G, "bytes", "Payload admitted and not yet learned from.")
 MEMORY_LIMIT = Metric(
     "memory_limit_bytes", _G, "bytes", "Resident memory from which on exports are refused; 0 = no limit."
+)
+DISCOVERY = Metric(
+    "discovery_questions",
+    _C,
+    "questions",
+    "Questions to vLLM's own endpoints, by how they ended.",
+    (("outcome", tuple(DiscoveryOutcome)),),
 )
 WORKER_LAG = Metric("worker_lag_seconds", _G, "seconds", "How long the oldest export of the last batch waited.")
 WORKER_BATCH = Metric(
@@ -247,6 +255,7 @@ TABLE: tuple[Metric, ...] = (
     KV_HELD,
     KV_MISSING,
     KV_UNBOUND,
+    DISCOVERY,
     SNAPSHOT_WRITTEN,
     SNAPSHOT_WRITES,
     SNAPSHOT_WRITE_ERRORS,

@@ -6,7 +6,7 @@ prior is the one of ``physics``, projected:
 
     minimise over beta >= 0   sum over typical steps i of ((x_i beta - yhat_i) / yhat_i)^2      yhat_i by physics
 
-with sd 15 % of beta, 2 % of a typical step's worth, and the misfit of the projection as a share of beta. A data sheet
+with sd 15 % of beta, 1 % of a typical step's worth, and the misfit of the projection as a share of beta. A data sheet
 alone, without any donor, makes a physics prior too (``sheet_prior``): the ratios below are what measured servers need
 of the sheet's limits, each known within a factor of about 1.5.
 Reference: algorithms, section 0.3 (weights explain most of what looks like fixed overhead) and 4.3.
@@ -123,7 +123,7 @@ def _with_source(found: Prior, physics: Prior, source: FeatureSet) -> Prior:
     )
     sd = np.maximum(found.sd, unsure * found.mean)
     k = len(PHASES)
-    return Prior(np.concatenate([found.mean, np.zeros(k)]), np.concatenate([sd, np.full(k, np.inf)]))
+    return Prior(np.concatenate([found.mean, np.zeros(k)]), np.concatenate([sd, np.full(k, np.inf)]), physics.misfit)
 
 
 def typical_steps(sheet: Sheet) -> RowBlock:

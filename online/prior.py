@@ -22,10 +22,15 @@ _SHARE, _FLOOR, _TINY = 0.15, 0.02, 1e-150
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """Mean and standard deviation of each coefficient and phase, (p,); infinite = nothing known."""
+    """Mean and standard deviation of each coefficient and phase, (p,); infinite = nothing known.
+
+    ``misfit`` is a relative error below which a few rows are not believed against the prior: neighbouring rows err
+    together (clock wander, one batch size), and a hundred of them know less than a hundred independent ones.
+    """
 
     mean: Floats
     sd: Floats
+    misfit: float = 0.0
 
     @staticmethod
     def of_donor(beta: Floats, per_row: Floats, gain: float = 1.0) -> Prior:
@@ -42,7 +47,7 @@ class Prior:
 
     def state(self) -> State:
         """For the state file: precision per unit scale, because infinite deviations do not belong in one."""
-        return {"mean": self.mean, "inverse": 1.0 / self.sd}
+        return {"mean": self.mean, "inverse": 1.0 / self.sd, "misfit": self.misfit}
 
     @staticmethod
     def restored(state: State, p: int) -> Prior:
@@ -52,8 +57,8 @@ class Prior:
         if not fits or (inverse < 0.0).any():
             raise StateError(f"Prior: expected {p} finite means and precisions")
         with np.errstate(divide="ignore"):
-            return Prior(mean, 1.0 / inverse)
+            return Prior(mean, 1.0 / inverse, float(state.get("misfit", 0.0)))
 
     def precision(self, scale: float) -> Floats:
         """H's diagonal for noise of this relative scale, (p,)."""
-        return (scale / self.sd) ** 2
+        return (max(scale, self.misfit) / self.sd) ** 2

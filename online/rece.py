@@ -144,4 +144,4 @@ def ensemble(facts: Facts, found: Sequence[Specialist]) -> Prior | None:
     mean = np.asarray(sum((w / total * p.mean for w, p in known), np.zeros_like(known[0][1].mean)))
     apart = np.sqrt(sum((w / total * (p.mean - mean) ** 2 for w, p in known), np.zeros_like(mean)))
     sd = np.min([p.sd for _, p in known], axis=0)
-    return Prior(mean, np.maximum(sd, apart))
+    return Prior(mean, np.maximum(sd, apart), known[0][1].misfit)

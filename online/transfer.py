@@ -6,7 +6,7 @@ columns included, its live coefficients are linear in gamma, beta_d = M_d gamma,
     minimise over gamma >= 0    sum_d  (M_d gamma)' A_d (M_d gamma) - 2 b_d' M_d gamma
     A = sum_d M_d' A_d M_d     b = sum_d M_d' b_d                                             A: (q, q)   b: (q,)
 
-A new configuration c gets    beta0 = M_c gamma    tau_j = max(spread_j, 0.15 beta0_j) + 0.02 y / x_rms_j
+A new configuration c gets    beta0 = M_c gamma    tau_j = max(spread_j, 0.15 beta0_j) + 0.01 y / x_rms_j
 
 spread_j is how far the donors' own coefficients lie from M_d gamma, relative to it and weighted by how well each donor
 knows it; y / x_rms is a whole step's worth of the column. Rows are weighted 1 / y^2, so a slow configuration counts as
@@ -29,7 +29,10 @@ from online.prior import Prior
 from online.rows import PHASES, Floats, Target
 from online.solve import solve
 
-SHARE, FLOOR = 0.15, 0.02
+SHARE, FLOOR = 0.15, 0.01
+MISFIT = 0.08
+"""A pooled prior gives way to rows as if each were uncertain by so much: the first ones are all of one kind."""
+
 FROZEN_SD = 1e-6
 """Relative standard deviation of a frozen coefficient: no data moves it by more than about as much."""
 
@@ -122,7 +125,7 @@ class Pooled:
         unit = self._unit(live)
         sd = np.maximum(self._spread(live) * mean, SHARE * mean) + FLOOR * unit
         sd[unseen | ~(sd > 0.0)] = np.inf
-        return with_phases(Prior(mean, sd), self.target)
+        return with_phases(Prior(mean, sd, MISFIT), self.target)
 
     def _unit(self, live: Sequence[str]) -> Floats:
         """A whole step's worth of each live column, from the donors that have it: y / x_rms."""
@@ -182,7 +185,8 @@ def with_phases(prior: Prior, target: Target) -> Prior:
     if target is not Target.STEP_TIME:
         return prior
     k = len(PHASES)
-    return Prior(np.concatenate([prior.mean, np.zeros(k)]), np.concatenate([prior.sd, np.full(k, np.inf)]))
+    sd = np.concatenate([prior.sd, np.full(k, np.inf)])
+    return Prior(np.concatenate([prior.mean, np.zeros(k)]), sd, prior.misfit)
 
 
 def frozen(prior: Prior, features: FeatureSet) -> Prior:
@@ -195,7 +199,7 @@ def frozen(prior: Prior, features: FeatureSet) -> Prior:
 
 def rescaled(prior: Prior, gain: float) -> Prior:
     """The same work takes ``gain`` times as long here."""
-    return Prior(prior.mean * gain, prior.sd * gain)
+    return Prior(prior.mean * gain, prior.sd * gain, prior.misfit)
 
 
 def bias_and_scale(prediction_us: Floats, elapsed_us: Floats) -> tuple[float, float]:

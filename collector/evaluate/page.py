@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator
+
+from exporters.status_page.text import escape
 
 from . import plots
 from .leave_out import FIRST_ROWS
@@ -168,4 +169,4 @@ def _td(value: float | None, best: float | None = None, field: str = "") -> str:
 
 
 def _text(text: object) -> str:
-    return html.escape(str(text), quote=True)
+    return escape(text)

@@ -5,20 +5,22 @@ Each plot is a figure of fixed size with a label in words for who cannot see it.
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Sequence
+
+from exporters.status_page.text import duration, escape
 
 from .run import HISTOGRAM_REACH, Coefficient, Picture
 
 _WIDTH, _HEIGHT = 320.0, 230.0
 _LEFT, _BOTTOM, _TOP, _RIGHT = 46.0, 30.0, 10.0, 12.0
+_EDGE = 12.0
 Z_95 = 1.96
 _ERROR_TOPS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 def _figure(label: str, body: str, width: float = _WIDTH, height: float = _HEIGHT) -> str:
-    words = html.escape(label, quote=True)
+    words = escape(label)
     return f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{words}">{body}</svg>'
 
 
@@ -45,27 +47,20 @@ class _Axes:
         for value, text in y_ticks:
             y = self.y(value)
             out += f'<line class="grid" x1="{_LEFT}" y1="{y:.1f}" x2="{_WIDTH - _RIGHT}" y2="{y:.1f}"/>'
-            out += f'<text x="{_LEFT - 5}" y="{y + 3.5:.1f}" text-anchor="end">{html.escape(text)}</text>'
+            out += f'<text x="{_LEFT - 5}" y="{y + 3.5:.1f}" text-anchor="end">{escape(text)}</text>'
         for value, text in x_ticks:
             x = self.x(value)
-            out += f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 14:.1f}" text-anchor="middle">{html.escape(text)}</text>'
+            anchor = "end" if x > _WIDTH - _RIGHT - _EDGE else "middle"
+            out += f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 14:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
         return out
 
 
 def _axis_names(x: str, y: str) -> str:
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
     return (
-        f'<text class="name" x="{middle:.0f}" y="{_HEIGHT - 3}" text-anchor="middle">{html.escape(x)}</text>'
-        f'<text class="name" x="{_LEFT}" y="{_TOP - 1}">{html.escape(y)}</text>'
+        f'<text class="name" x="{middle:.0f}" y="{_HEIGHT - 3}" text-anchor="middle">{escape(x)}</text>'
+        f'<text class="name" x="{_LEFT}" y="{_TOP - 1}">{escape(y)}</text>'
     )
-
-
-def duration(value_us: float) -> str:
-    """Microseconds as people read them."""
-    for scale, unit in ((1e6, "s"), (1e3, "ms")):
-        if value_us >= scale:
-            return f"{value_us / scale:.3g} {unit}"
-    return f"{value_us:.3g} µs"
 
 
 def _decades(low: float, high: float) -> list[tuple[float, str]]:
@@ -157,7 +152,7 @@ def coefficients(found: Sequence[Coefficient]) -> str:
     body = f'<line class="zero" x1="{at(0):.1f}" y1="2" x2="{at(0):.1f}" y2="{height - 20:.1f}"/>'
     for i, c in enumerate(found):
         y = step * i + 12
-        body += f'<text x="{label_width - 10}" y="{y + 4}" text-anchor="end">{html.escape(c.name)}</text>'
+        body += f'<text x="{label_width - 10}" y="{y + 4}" text-anchor="end">{escape(c.name)}</text>'
         if c.stderr is not None and c.coefficient > 0:
             half = Z_95 * c.stderr / c.coefficient
             left, right = at(-half), at(half)
@@ -167,7 +162,7 @@ def coefficients(found: Sequence[Coefficient]) -> str:
             )
         body += f'<circle class="point" cx="{at(0):.1f}" cy="{y}" r="3"/>'
         value = f"{c.coefficient:.4g} {c.unit}"
-        body += f'<text x="{width - value_width + 16}" y="{y + 4}">{html.escape(value)} {html.escape(c.status)}</text>'
+        body += f'<text x="{width - value_width + 16}" y="{y + 4}">{escape(value)} {escape(c.status)}</text>'
     for ratio in (-reach, 0.0, reach):
         body += f'<text x="{at(ratio):.1f}" y="{height - 4}" text-anchor="middle">{100 * ratio:+.0f} %</text>'
     return _figure("Coefficients with 95 % intervals relative to themselves", body, width, height)

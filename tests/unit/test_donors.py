@@ -150,3 +150,15 @@ def test_rows_worth_keeping_are_chosen_from_a_recording(states, tmp_path, data_d
     options = Options(per_stratum=5, recordings=(data_dir / "c1_mixed" / "otlp.pb.gz",))
     assert command.run([tmp_path], Config(), options, say=told.append, note=lambda _: None) == 0
     assert any("no sheet" in line for line in told)
+
+
+def test_a_replay_saves_what_donors_read(data_dir, tmp_path, capsys):
+    recording = str(data_dir / "c1_mixed" / "otlp.pb.gz")
+    state = tmp_path / "c1.bin"
+    assert main(["replay", recording, f"--snapshot={tmp_path / 's.json'}", f"--state={state}"]) == 0
+    bank = Bank(SETTINGS)
+    found = read_states([state], bank, lambda _: None)
+    (facts, known) = next(iter(found.values()))
+    assert facts["recording"] == recording
+    assert {donor.features.name for donor in known} == {"portable"}
+    capsys.readouterr()

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from collector import state
 from collector.configs import Fact
 from collector.decode.columnar import Decoder
 from collector.decode.kv_records import KvBatch, KvTally
@@ -38,6 +39,8 @@ class Export(NamedTuple):
     transport: str
     spans: int
     recording: str = ""
+    seq: int = 0
+    """Number in the journal; 0 = not in it."""
 
 
 class DedupeSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +88,9 @@ class Pipeline:
         self._version = version
         self._counts = Counts()
         self._announced: dict[str, Quality] = {}
+        self._context = state.Context(settings.join, self._joiner.knowledge)
+        self.applied_seq = 0
+        """Number of the last journal entry that has been processed."""
 
     @property
     def learned_rows(self) -> int:
@@ -98,6 +104,8 @@ class Pipeline:
 
     def process(self, exports: Sequence[Export]) -> None:
         """Decode, join and learn; what cannot be used is counted."""
+        # Even if an error of ours ends this batch: replaying what cannot be processed would fail again, for ever.
+        self.applied_seq = max(self.applied_seq, max((export.seq for export in exports), default=0))
         tally = self._counts.tally
         decoded = self._decoder.decode([(e.payload, e.peer) for e in exports], self._spans.admit, tally)
         for export, resources in zip(exports, decoded, strict=True):
@@ -131,6 +139,35 @@ class Pipeline:
     def add_donors(self, data: bytes) -> int:
         """What new configurations may start from, out of a state file; StateError if it is none."""
         return self._bank.add_donors(data)
+
+    def whole_state(self, generation: int = 0) -> bytes:
+        """Everything a restart needs, as it stands: nothing is flushed."""
+        return state.encode(
+            state.StateImage(
+                seq=self.applied_seq,
+                generation=generation,
+                spans=state.dump_spans(self._spans),
+                joiner=state.dump_joiner(self._joiner),
+                described=self._described,
+                bank=self._bank.state(),
+            )
+        )
+
+    def restore(self, image: state.StateImage) -> list[str]:
+        """Continue from a state; names of models in it that are not configured, which are left out.
+
+        Raises:
+            StateError: it does not fit; the pipeline is as it was before.
+        """
+        joiner = state.load_joiner(image.joiner, self._context)
+        spans = state.load_spans(image.spans)
+        left_out = self._bank.restore(image.bank)
+        self._spans.take_over(spans)
+        # the bank saves what has learned; of the others it has to be told again
+        known = set(self._bank.configs())
+        self._joiner, self._described = joiner, {k: v for k, v in image.described.items() if k in known}
+        self.applied_seq = image.seq
+        return left_out
 
     def take_counts(self) -> Counts:
         """Counts since the last call."""

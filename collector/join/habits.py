@@ -24,7 +24,7 @@ _STEPS_SHARE = 0.7
 
 
 @dataclass(slots=True)
-class _Sums:
+class Sums:
     context_tokens: float = 0.0
     blocks: float = 0.0
     rebuilt_requests: float = 0.0
@@ -32,7 +32,7 @@ class _Sums:
     steps: float = 0.0
     holes: float = 0.0
 
-    def fold(self, other: _Sums) -> None:
+    def fold(self, other: Sums) -> None:
         for name in self.__slots__:
             setattr(self, name, _DECAY * getattr(self, name) + getattr(other, name))
 
@@ -43,8 +43,8 @@ class Habits:
 
     ratio: BlockRatio
     settled: bool = False
-    _past: _Sums = field(default_factory=_Sums)
-    _block: _Sums = field(default_factory=_Sums)
+    _past: Sums = field(default_factory=Sums)
+    _block: Sums = field(default_factory=Sums)
 
     def learn(self, steps: Cells, cells: Cells, counts: Rebuilt) -> None:
         """Take passed steps of one block."""
@@ -64,7 +64,7 @@ class Habits:
     def settle(self) -> None:
         """End of a block: what it taught is in force from here on."""
         self._past.fold(self._block)
-        self._block = _Sums()
+        self._block = Sums()
         self.settled = True
         self.ratio.context_tokens, self.ratio.blocks = self._past.context_tokens, self._past.blocks
 

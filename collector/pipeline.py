@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from collector import state
+from collector import state as states
 from collector.configs import Fact
 from collector.decode.columnar import Decoder
 from collector.decode.kv_records import KvBatch, KvTally
@@ -24,6 +24,7 @@ from collector.join.joiner import Joined, Joiner
 from collector.join.reasons import JoinEvent, RowDrop
 from collector.join.settings import JoinSettings
 from collector.knowledge import Knowledge, cannot_derive
+from collector.quarantine import Quarantine
 from online.bank import Bank, BankSettings, RowOutcome
 from online.rows import Lane, Quality, Target
 from online.snapshot import ConfigSnapshot, EngineSnapshot, Snapshot, TargetSnapshot
@@ -67,6 +68,9 @@ class Counts:
     drops: Counter[RowDrop] = field(default_factory=Counter)
     events: Counter[JoinEvent] = field(default_factory=Counter)
     kv: KvTally = field(default_factory=KvTally)
+    quarantines: int = 0
+    quarantined: int = 0
+    """Configurations put aside since the counts were last taken, and now."""
 
 
 class Pipeline:
@@ -85,10 +89,11 @@ class Pipeline:
         self._joiner = Joiner(settings.join, knowledge)
         self._described: dict[str, tuple[tuple[str, int], ...]] = {}
         self._bank = Bank(bank_settings)
+        self._quarantine = Quarantine(self._bank)
         self._version = version
         self._counts = Counts()
         self._announced: dict[str, Quality] = {}
-        self._context = state.Context(settings.join, self._joiner.knowledge)
+        self._context = states.Context(settings.join, self._joiner.knowledge)
         self.applied_seq = 0
         """Number of the last journal entry that has been processed."""
 
@@ -142,25 +147,25 @@ class Pipeline:
 
     def whole_state(self, generation: int = 0) -> bytes:
         """Everything a restart needs, as it stands: nothing is flushed."""
-        return state.encode(
-            state.StateImage(
+        return states.encode(
+            states.StateImage(
                 seq=self.applied_seq,
                 generation=generation,
-                spans=state.dump_spans(self._spans),
-                joiner=state.dump_joiner(self._joiner),
+                spans=states.dump_spans(self._spans),
+                joiner=states.dump_joiner(self._joiner),
                 described=self._described,
                 bank=self._bank.state(),
             )
         )
 
-    def restore(self, image: state.StateImage) -> list[str]:
+    def restore(self, image: states.StateImage) -> list[str]:
         """Continue from a state; names of models in it that are not configured, which are left out.
 
         Raises:
             StateError: it does not fit; the pipeline is as it was before.
         """
-        joiner = state.load_joiner(image.joiner, self._context)
-        spans = state.load_spans(image.spans)
+        joiner = states.load_joiner(image.joiner, self._context)
+        spans = states.load_spans(image.spans)
         left_out = self._bank.restore(image.bank)
         self._spans.take_over(spans)
         # the bank saves what has learned; of the others it has to be told again
@@ -174,15 +179,17 @@ class Pipeline:
         counts, self._counts = self._counts, Counts()
         counts.events, counts.drops = self._joiner.take_events()
         counts.kv = self._joiner.kv.take_tally()
+        counts.quarantines, counts.quarantined = self._quarantine.take_new(), len(self._quarantine)
         return counts
 
     def _learn(self, joined: Sequence[Joined]) -> None:
         for old, new in self._joiner.renamed:
             self._bank.rename(old, new)
+            self._quarantine.rename(old, new)
         self._joiner.renamed.clear()
         self._describe()
         for config_id, target, rows, lane in joined:
-            outcomes = self._bank.learn(config_id, target, rows, lane)
+            outcomes = self._quarantine.learn(config_id, target, rows, lane)
             if lane is Lane.PUBLISHED:
                 for outcome, count in outcomes.items():
                     self._counts.rows[target, outcome] += count
@@ -195,6 +202,8 @@ class Pipeline:
             if self._described.get(config_id) != version:
                 self._described[config_id] = version
                 self._bank.describe(config_id, _facts(engines))
+        if len(self._quarantine):
+            self._quarantine.keep(self._joiner.config_ids())
         if len(self._described) > len(self._joiner.config_ids()):
             self._described = {k: v for k, v in self._described.items() if k in self._joiner.config_ids()}
 
@@ -231,12 +240,13 @@ class Pipeline:
             ],
             telemetry=quality.label,
             targets=self._targets(config_id, engines, quality, facts),
+            quarantined=self._quarantine.reason(config_id),
         )
 
     def _targets(
         self, config_id: str, engines: Sequence[Engine | ApiProcess], quality: Quality, facts: Mapping[str, Fact]
     ) -> dict[str, TargetSnapshot]:
-        targets = self._bank.targets(config_id)
+        targets = self._quarantine.targets(config_id)
         api = with_handoffs(targets.pop(Target.API_QUEUEING.value, None), (e.api_queueing for e in engines))
         if api is not None:
             targets[Target.API_QUEUEING.value] = api

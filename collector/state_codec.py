@@ -30,7 +30,6 @@ ARRAY_ROWS_MAX = 1 << 24
 ARRAY_BYTES_MAX = 1 << 29
 _NAMED: tuple[Any, ...] = (enum.Enum, msgspec.Struct)
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
-_NO_MORE = "\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What of a class is state, by attribute; ``rest`` makes the attributes that are not, ``check`` says what is wrong."""
+    """What of a class is state, by attribute; ``rest`` makes the other attributes, ``check`` says what is wrong."""
 
     cls: type
     fields: Mapping[str, Any]
@@ -121,7 +120,7 @@ class _Dump:
             self._objects[number] = [kind.name, values]
         return number
 
-    def _value(self, value: Any, hint: Any) -> Any:
+    def _value(self, value: Any, hint: Any) -> Any:  # noqa: PLR0911 -- one return per type
         if value is None:
             return None
         if isinstance(hint, Shape):
@@ -155,7 +154,7 @@ class _Load:
         if kinds != expected:
             raise StateError(f"another layout of {', '.join(sorted(_differing(kinds, expected)))}")
         self._kinds = [by_name[name] for name, _ in data["objects"]]
-        self._made: list[Any] = [kind.cls.__new__(kind.cls) for kind in self._kinds]
+        self._made: list[Any] = [object.__new__(kind.cls) for kind in self._kinds]
 
     def all(self, cls: type) -> Any:
         for kind, made, (_, values) in zip(self._kinds, self._made, self._data["objects"], strict=True):
@@ -181,11 +180,11 @@ class _Load:
             raise StateError(f"object {number} is a {type(made).__name__}, not a {cls.__name__}")
         return made
 
-    def _value(self, value: Any, hint: Any) -> Any:
+    def _value(self, value: Any, hint: Any) -> Any:  # noqa: PLR0911 -- one return per type
         if isinstance(hint, Shape):
             return _unpack_array(value, hint)
         if isinstance(hint, Bounded):
-            return deque(msgspec.convert(value, list[hint.item]), maxlen=hint.maxlen)  # type: ignore[name-defined]
+            return deque(msgspec.convert(value, list[hint.item]), maxlen=hint.maxlen)
         if is_plain(hint):
             return _convert(value, hint)
         origin, args = _origin(hint), typing.get_args(hint)

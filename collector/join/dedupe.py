@@ -16,6 +16,8 @@ from collector.decode.records import Skip
 
 @dataclass(slots=True)
 class Emitter:
+    """Ids of one emitting instance; ``horizon_ns`` is the end of the newest one forgotten."""
+
     ids: set[bytes] = field(default_factory=set)
     by_age: list[tuple[int, bytes]] = field(default_factory=list)
     newest_ns: int = 0

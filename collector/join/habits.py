@@ -25,6 +25,8 @@ _STEPS_SHARE = 0.7
 
 @dataclass(slots=True)
 class Sums:
+    """What steps add up to."""
+
     context_tokens: float = 0.0
     blocks: float = 0.0
     rebuilt_requests: float = 0.0
@@ -33,6 +35,7 @@ class Sums:
     holes: float = 0.0
 
     def fold(self, other: Sums) -> None:
+        """Decay, then add a block."""
         for name in self.__slots__:
             setattr(self, name, _DECAY * getattr(self, name) + getattr(other, name))
 

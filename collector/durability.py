@@ -189,7 +189,7 @@ class Durability:
             return
         self._taken_ns = self._clock.monotonic_ns()
         try:
-            body = self._pipeline.state(self._publisher.generation)
+            body = self._pipeline.whole_state(self._publisher.generation)
         except Exception:  # noqa: BLE001 -- a fault of ours must not end the receiving
             self._metrics.add(STATE_WRITE_ERRORS)
             self._last_written = False

@@ -110,6 +110,15 @@ def decode(data: bytes) -> StateImage:
     return image
 
 
+def learners_of(data: bytes) -> bytes:
+    """The learners' part of a sidecar's state file, as ``replay --state`` writes it; other bytes come back as they are.
+
+    Raises:
+        StateError: a sidecar's state file that cannot be read.
+    """
+    return decode(data).bank if data.startswith(MAGIC) else data
+
+
 def _plain_number(value: object) -> object:
     if isinstance(value, np.generic):
         return value.item()

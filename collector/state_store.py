@@ -1,7 +1,7 @@
 """The state on disk: two generations, so that one bad file costs little.
 
     state.bin           newest          written under another name, fsynced, renamed
-    state.previous.bin  the one before  what state.bin was until then
+    state.bin.previous  the one before  what state.bin was until then
     state.bin.corrupt   one that could not be read, kept for inspection
 
 Guarantee: at any moment one whole file is there under one of the two names, once there was one. What both contain may
@@ -23,7 +23,7 @@ from .files import Files, SystemFiles, sync_directory
 from .state import StateImage, decode, sealed
 
 NAME = "state.bin"
-PREVIOUS_NAME = "state.previous.bin"
+PREVIOUS_NAME = "state.bin.previous"
 STATE_BYTES_MAX = 1 << 31
 
 _log = logging.getLogger(__name__)

@@ -37,7 +37,7 @@ def feed(pipeline, stream):
 def restarted(pipeline, config):
     """What a new process makes of the bytes that the old one left."""
     made = make_pipeline(config)
-    assert made.restore(state.decode(state.sealed(pipeline.state(generation=7)))) == []
+    assert made.restore(state.decode(state.sealed(pipeline.whole_state(generation=7)))) == []
     return made
 
 
@@ -59,7 +59,7 @@ def test_a_restart_anywhere_in_a_recording_changes_no_bit(capture, data):
         feed(halting, stream[begin:cut])
         halting, begin = restarted(halting, config), cut
     feed(halting, stream[begin:])
-    assert halting.state() == straight.state()
+    assert halting.whole_state() == straight.whole_state()
     straight.flush()
     halting.flush()
     assert halting.snapshot(1, 1).to_json() == straight.snapshot(1, 1).to_json()
@@ -72,7 +72,7 @@ def test_repeats_are_still_told_after_a_restart():
     pipeline = fresh()
     feed(pipeline, stream)
     again = restarted(pipeline, Config(learners=("rls", "river:linear")))
-    before = again.state()
+    before = again.whole_state()
     again.take_counts()
     feed(again, stream)
     tally = again.take_counts().tally
@@ -122,7 +122,7 @@ def walk(value, kinds, found):
 @given(data=st.data())
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_a_file_cut_or_flipped_anywhere_is_refused(data):
-    whole = KNOWN.setdefault("file", [state.sealed(learned().state())])[0]
+    whole = KNOWN.setdefault("file", [state.sealed(learned().whole_state())])[0]
     at = data.draw(st.integers(0, len(whole) - 1))
     if data.draw(st.booleans()):
         damaged = whole[:at]
@@ -157,11 +157,11 @@ def mutated(draw, node):
 @given(data=st.data())
 @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_a_wellsealed_state_with_wrong_values_is_refused_whole_or_restored_whole(data):
-    body = KNOWN.setdefault("body", [learned().state()])[0]
+    body = KNOWN.setdefault("body", [learned().whole_state()])[0]
     tree = mutated(data.draw, msgspec.msgpack.decode(body))
     pipeline = fresh()
-    before = pipeline.state()
+    before = pipeline.whole_state()
     try:
         pipeline.restore(state.decode(state.sealed(msgspec.msgpack.encode(tree))))
     except StateError:
-        assert pipeline.state() == before, "half of a state is worse than none"
+        assert pipeline.whole_state() == before, "half of a state is worse than none"

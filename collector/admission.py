@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -35,6 +36,8 @@ class Refusal(enum.StrEnum):
     TOO_MANY_SPANS = "too_many_spans"
     TOO_MANY_FIELDS = "too_many_fields"
     MEMORY = "memory"
+    JOURNAL_FULL = "journal_full"
+    JOURNAL_FAILED = "journal_failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +60,21 @@ class Batch(Generic[T]):
 class AdmissionQueue(Generic[T]):
     """A FIFO between the receivers' threads and the one worker."""
 
-    def __init__(self, clock: Clock, *, capacity_bytes: int, wait_s: float, waiters_max: int) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        capacity_bytes: int,
+        wait_s: float,
+        waiters_max: int,
+        record: Callable[[T], T | Refusal] = lambda item: item,
+    ) -> None:
+        """``record`` writes an item down before it may enter; under the lock, so that numbers are in queue order."""
         self.capacity_bytes = capacity_bytes
         self._clock = clock
         self._wait_s = wait_s
         self._waiters_max = waiters_max
+        self._record = record
         self._waiters = 0
         self._items: deque[tuple[T, int, int]] = deque()
         self._queued_bytes = 0
@@ -91,7 +104,10 @@ class AdmissionQueue(Generic[T]):
                 return Refused(Refusal.QUEUE_FULL, self._hint_s())
             if self._closed:
                 return Refused(Refusal.SHUTTING_DOWN)
-            self._items.append((item, size_bytes, self._clock.monotonic_ns()))
+            recorded = self._record(item)
+            if isinstance(recorded, Refusal):
+                return Refused(recorded, HINT_MAX_S)
+            self._items.append((recorded, size_bytes, self._clock.monotonic_ns()))
             self._queued_bytes += size_bytes
             self._in_flight_bytes += size_bytes
             self._work.notify()

@@ -20,12 +20,14 @@ from exporters.http import HttpServer
 from exporters.routes import SnapshotDocuments, make_routes
 from online.snapshot import Snapshot
 
-from .admission import AdmissionQueue
+from .admission import AdmissionQueue, Refusal
 from .auth import TokenFile
 from .clock import Clock
 from .config import Config, parse_endpoint
 from .discovery import Discovery
+from .durability import Durability
 from .errors import ConfigError, StartError
+from .files import Files
 from .health import Health
 from .intake import Intake
 from .knowledge import Knowledge
@@ -36,6 +38,7 @@ from .pipeline import Export, Pipeline
 from .publish import Publisher, SnapshotWriter
 from .receivers.otlp_grpc import OtlpGrpcReceiver
 from .receivers.otlp_http import OtlpHttpReceiver
+from .stall import StallWatch
 from .stop import Stop
 from .telemetry import (
     DISCOVERY,
@@ -58,13 +61,23 @@ SWITCH_INTERVAL_S = 0.001
 LAST_BATCH_S = 2.0
 """For the batch under way and the last generation, when the drain budget is used up."""
 
+WRITER_NAME = "snapshot-writer"
+WRITER_TIMEOUT_S = 120.0
+"""A write that takes longer hangs in the kernel."""
+
 _log = logging.getLogger(__name__)
 
 
 class Sidecar:
     """One running instance; ``start`` once, ``stop`` once. Ports are known after ``start``."""
 
-    def __init__(self, config: Config, clock: Clock, on_death: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        clock: Clock,
+        on_death: Callable[[], None] = lambda: None,
+        files: Files | None = None,
+    ) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the counter series
         self.config = config
         self.grpc_port = 0
@@ -77,6 +90,7 @@ class Sidecar:
             capacity_bytes=config.queue.capacity_bytes,
             wait_s=config.queue.wait_s,
             waiters_max=config.receivers.grpc.threads - HANDLERS_FREE,
+            record=self._record,
         )
         self.metrics.set(QUEUE_CAPACITY, config.queue.capacity_bytes)
         self.metrics.follow(QUEUE_BYTES, lambda: self.queue.queued_bytes)
@@ -89,6 +103,9 @@ class Sidecar:
         self.metrics.follow(OPEN_REQUESTS, lambda: self.pipeline.joiner.open_requests)
         self.metrics.follow(WATERMARK_AGE, lambda: self.pipeline.joiner.watermark_age_s)
         self._publisher = Publisher(self.pipeline, self.metrics, clock, config.snapshot.publish_interval_s)
+        self._keep = Durability(
+            config, self.pipeline, self._publisher, metrics=self.metrics, health=self.health, clock=clock, files=files
+        )
         self._kv = KvIntake(config.receivers.kv, self.metrics, clock)
         self._worker = Worker(
             self.queue,
@@ -100,9 +117,16 @@ class Sidecar:
             batch_bytes=config.queue.batch_bytes,
             on_death=on_death,
             take_kv=self._kv.take,
+            keep=self._keep,
+            watch=StallWatch(clock, config.state.stalled_after_s),
         )
         self._writer = SnapshotWriter(
-            Path(config.snapshot.directory), self._publisher, self.metrics, clock, config.snapshot.interval_s
+            Path(config.snapshot.directory),
+            self._publisher,
+            self.metrics,
+            clock,
+            config.snapshot.interval_s,
+            check_in=lambda: self.health.check_in(WRITER_NAME),
         )
         self._make_receivers(clock)
         pages = config.exporters.http
@@ -126,6 +150,8 @@ class Sidecar:
             self._pages = self._make_pages()
             self.http_port = self._pages.port
             self._writer.start()
+            self.health.register(WRITER_NAME, self.config.snapshot.interval_s + WRITER_TIMEOUT_S)
+            self._keep.start()
             self.discovery.start()
             self._worker.start()
             self._pages.start()
@@ -154,18 +180,26 @@ class Sidecar:
         self._kv.stop()
         self.queue.close()
         drained = self._worker.finish(shutdown.drain_s, LAST_BATCH_S)
-        written = self._writer.stop()
+        written = self._keep.stop()
+        written = self._writer.stop() and written
+        self.health.unregister(WRITER_NAME)
         if self._pages is not None:
             self._pages.stop()
+        if not drained and self.config.durability == "journal" and not self._worker.died:
+            _log.warning("stopped before the queue was drained: the rest is in the journal")
+            drained = True
         if not drained:
             _log.error("stopped before the queue was drained: %d bytes not learned from", self.queue.in_flight_bytes)
         return drained and written
+
+    def _record(self, export: Export) -> Export | Refusal:
+        return self._keep.record(export)
 
     def _make_receivers(self, clock: Clock) -> None:
         receivers = self.config.receivers
         limit = limit_bytes(self.config.memory.limit_mib, cgroup_limit_bytes())
         self.metrics.set(MEMORY_LIMIT, limit or 0)
-        intake = Intake(self.queue, self.metrics, MemoryGuard(limit, resident_bytes, clock))
+        intake = Intake(self.queue, self.metrics, MemoryGuard(limit, resident_bytes, clock), self._keep.sync)
         tls = TlsFiles(receivers.tls, clock) if receivers.tls.cert_file else None
         tokens = TokenFile(receivers.token_file, "receivers.token_file", clock) if receivers.token_file else None
         accepts = tokens.accepts if tokens is not None else None
@@ -205,7 +239,7 @@ class Sidecar:
         return not late, {"late": list(late)}
 
     def _probe_ready(self) -> tuple[bool, Mapping[str, object]]:
-        return self.health.ready(), {"late": list(self.health.late())}
+        return self.health.ready(), {"late": list(self.health.late()), **self._keep.told()}
 
 
 def run(config: Config, clock: Clock, stop: Stop) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import yaml
@@ -133,6 +133,22 @@ class SnapshotConfig(_Section, frozen=True, kw_only=True):
     publish_interval_s: Annotated[float, msgspec.Meta(ge=0.05, le=3_600)] = 1.0
 
 
+class StateConfig(_Section, frozen=True, kw_only=True):
+    """``state.bin`` beside the snapshot: how often, and after how long learning nothing is called a stall."""
+
+    interval_s: Annotated[float, msgspec.Meta(ge=0.1, le=86_400)] = 60.0
+    stalled_after_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 600.0
+
+
+class JournalConfig(_Section, frozen=True, kw_only=True):
+    """Where ``durability: journal`` keeps what was acknowledged, in the snapshot's directory."""
+
+    capacity_mib: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 256
+    segment_mib: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 8
+    fsync: bool = False
+    """Survive the death of the node too, at the price of a disk flush per acknowledgement."""
+
+
 class JoinConfig(_Section, frozen=True, kw_only=True):
     """How long a row waits for the journeys that complete it (event time), and what may be held meanwhile."""
 
@@ -179,6 +195,10 @@ class Config(_Section, frozen=True, kw_only=True):
     memory: MemoryConfig = MemoryConfig()
     exporters: ExportersConfig = ExportersConfig()
     snapshot: SnapshotConfig = SnapshotConfig()
+    durability: Literal["memory", "journal"] = "memory"
+    """``memory``: what is acknowledged and not in a saved state dies with the process. ``journal``: it does not."""
+    state: StateConfig = StateConfig()
+    journal: JournalConfig = JournalConfig()
     join: JoinConfig = JoinConfig()
     dedupe: DedupeConfig = DedupeConfig()
     bank: BankConfig = BankConfig()

@@ -30,6 +30,7 @@ from .evaluate.fits import ape, learn, predict
 from .evaluate.text import aligned
 from .join.settings import JoinSettings
 from .knowledge import Knowledge, shipped_sheets
+from .state import learners_of
 
 Say = Callable[[str], None]
 
@@ -89,7 +90,7 @@ def read_states(paths: Sequence[Path], bank: Bank, note: Say) -> dict[str, tuple
             if path.stat().st_size > STATE_BYTES_MAX:
                 raise StateError(f"larger than {STATE_BYTES_MAX >> 20} MiB")
             one = Bank(bank.settings)
-            one.restore(path.read_bytes())
+            one.restore(learners_of(path.read_bytes()))
         except OSError as error:
             note(f"{path}: cannot be read: {error.strerror}")
         except StateError as error:

@@ -6,6 +6,8 @@ success and enters nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from .admission import HINT_MAX_S, AdmissionQueue, Refusal, Refused
 from .envelope import Malformed, count_spans
 from .memory import MemoryGuard
@@ -26,10 +28,17 @@ from .telemetry import (
 class Intake:
     """Called by the receivers' threads."""
 
-    def __init__(self, queue: AdmissionQueue[Export], metrics: Metrics, memory: MemoryGuard | None = None) -> None:
+    def __init__(
+        self,
+        queue: AdmissionQueue[Export],
+        metrics: Metrics,
+        memory: MemoryGuard | None = None,
+        sync: Callable[[], None] = lambda: None,
+    ) -> None:
         self._queue = queue
         self._metrics = metrics
         self._memory = memory
+        self._sync = sync
 
     def turn_away(self, transport: Transport, outcome: Outcome) -> None:
         """A call that never got as far as an export."""
@@ -63,4 +72,12 @@ class Intake:
     def _admit(self, export: Export, wait_s: float | None) -> Refused | None:
         if self._memory is not None and self._memory.is_short():
             return Refused(Refusal.MEMORY, HINT_MAX_S)
-        return self._queue.put(export, len(export.payload), wait_s)
+        refused = self._queue.put(export, len(export.payload), wait_s)
+        if refused is not None:
+            return refused
+        try:
+            self._sync()
+        except OSError:
+            # It is in the queue and will be learned; not acknowledged, it comes again and is told by its span ids.
+            return Refused(Refusal.JOURNAL_FAILED, HINT_MAX_S)
+        return None

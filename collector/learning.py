@@ -17,6 +17,7 @@ from .errors import ConfigError
 from .join.settings import JoinSettings
 from .knowledge import Knowledge
 from .pipeline import DedupeSettings, Pipeline, PipelineSettings
+from .state import learners_of
 
 
 def make_pipeline(config: Config, knowledge: Knowledge | None = None) -> Pipeline:
@@ -43,7 +44,7 @@ def make_pipeline(config: Config, knowledge: Knowledge | None = None) -> Pipelin
     pipeline = Pipeline(settings, bank, __version__, knowledge or Knowledge(config.configurations))
     for number, path in enumerate(config.donors):
         try:
-            pipeline.add_donors(Path(path).read_bytes())
+            pipeline.add_donors(learners_of(Path(path).read_bytes()))
         except OSError as error:
             raise ConfigError(f"donors[{number}]", f"{path}: cannot be read: {error.strerror}") from None
         except StateError as error:

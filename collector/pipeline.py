@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from collector import state as states
 from collector.configs import Fact
 from collector.decode.columnar import Decoder
 from collector.decode.kv_records import KvBatch, KvTally
@@ -23,6 +24,7 @@ from collector.join.joiner import Joined, Joiner
 from collector.join.reasons import JoinEvent, RowDrop
 from collector.join.settings import JoinSettings
 from collector.knowledge import Knowledge, cannot_derive
+from collector.quarantine import Quarantine
 from online.bank import Bank, BankSettings, RowOutcome
 from online.rows import Lane, Quality, Target
 from online.snapshot import ConfigSnapshot, EngineSnapshot, Snapshot, TargetSnapshot
@@ -42,6 +44,8 @@ class Export(NamedTuple):
     transport: str
     spans: int
     recording: str = ""
+    seq: int = 0
+    """Number in the journal; 0 = not in it."""
 
 
 class DedupeSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +72,9 @@ class Counts:
     drops: Counter[RowDrop] = field(default_factory=Counter)
     events: Counter[JoinEvent] = field(default_factory=Counter)
     kv: KvTally = field(default_factory=KvTally)
+    quarantines: int = 0
+    quarantined: int = 0
+    """Configurations put aside since the counts were last taken, and now."""
 
 
 class Pipeline:
@@ -86,9 +93,13 @@ class Pipeline:
         self._joiner = Joiner(settings.join, knowledge)
         self._described: dict[str, tuple[tuple[str, int], ...]] = {}
         self._bank = Bank(bank_settings)
+        self._quarantine = Quarantine(self._bank)
         self._version = version
         self._counts = Counts()
         self._announced: dict[str, Quality] = {}
+        self._context = states.Context(settings.join, self._joiner.knowledge)
+        self.applied_seq = 0
+        """Number of the last journal entry that has been processed."""
 
     @property
     def learned_rows(self) -> int:
@@ -102,6 +113,8 @@ class Pipeline:
 
     def process(self, exports: Sequence[Export]) -> None:
         """Decode, join and learn; what cannot be used is counted."""
+        # Even if an error of ours ends this batch: replaying what cannot be processed would fail again, for ever.
+        self.applied_seq = max(self.applied_seq, max((export.seq for export in exports), default=0))
         tally = self._counts.tally
         decoded = self._decoder.decode([(e.payload, e.peer) for e in exports], self._spans.admit, tally)
         for export, resources in zip(exports, decoded, strict=True):
@@ -144,20 +157,51 @@ class Pipeline:
         """What new configurations may start from, out of a state file; StateError if it is none."""
         return self._bank.add_donors(data)
 
+    def whole_state(self, generation: int = 0) -> bytes:
+        """Everything a restart needs, as it stands: nothing is flushed."""
+        return states.encode(
+            states.StateImage(
+                seq=self.applied_seq,
+                generation=generation,
+                spans=states.dump_spans(self._spans),
+                joiner=states.dump_joiner(self._joiner),
+                described=self._described,
+                bank=self._bank.state(),
+            )
+        )
+
+    def restore(self, image: states.StateImage) -> list[str]:
+        """Continue from a state; names of models in it that are not configured, which are left out.
+
+        Raises:
+            StateError: it does not fit; the pipeline is as it was before.
+        """
+        joiner = states.load_joiner(image.joiner, self._context)
+        spans = states.load_spans(image.spans)
+        left_out = self._bank.restore(image.bank)
+        self._spans.take_over(spans)
+        # the bank saves what has learned; of the others it has to be told again
+        known = set(self._bank.configs())
+        self._joiner, self._described = joiner, {k: v for k, v in image.described.items() if k in known}
+        self.applied_seq = image.seq
+        return left_out
+
     def take_counts(self) -> Counts:
         """Counts since the last call."""
         counts, self._counts = self._counts, Counts()
         counts.events, counts.drops = self._joiner.take_events()
         counts.kv = self._joiner.kv.take_tally()
+        counts.quarantines, counts.quarantined = self._quarantine.take_new(), len(self._quarantine)
         return counts
 
     def _learn(self, joined: Sequence[Joined]) -> None:
         for old, new in self._joiner.renamed:
             self._bank.rename(old, new)
+            self._quarantine.rename(old, new)
         self._joiner.renamed.clear()
         self._describe()
         for config_id, target, rows, lane in joined:
-            outcomes = self._bank.learn(config_id, target, rows, lane)
+            outcomes = self._quarantine.learn(config_id, target, rows, lane)
             if lane is Lane.PUBLISHED:
                 for outcome, count in outcomes.items():
                     self._counts.rows[target, outcome] += count
@@ -170,6 +214,8 @@ class Pipeline:
             if self._described.get(config_id) != version:
                 self._described[config_id] = version
                 self._bank.describe(config_id, _facts(engines))
+        if len(self._quarantine):
+            self._quarantine.keep(self._joiner.config_ids())
         if len(self._described) > len(self._joiner.config_ids()):
             self._described = {k: v for k, v in self._described.items() if k in self._joiner.config_ids()}
 
@@ -206,12 +252,13 @@ class Pipeline:
             ],
             telemetry=quality.label,
             targets=self._targets(config_id, engines, quality, facts),
+            quarantined=self._quarantine.reason(config_id),
         )
 
     def _targets(
         self, config_id: str, engines: Sequence[Engine | ApiProcess], quality: Quality, facts: Mapping[str, Fact]
     ) -> dict[str, TargetSnapshot]:
-        targets = self._bank.targets(config_id)
+        targets = self._quarantine.targets(config_id)
         api = with_handoffs(targets.pop(Target.API_QUEUEING.value, None), (e.api_queueing for e in engines))
         if api is not None:
             targets[Target.API_QUEUEING.value] = api

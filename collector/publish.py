@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -63,6 +64,15 @@ class Publisher:
         """The newest generation; None until something was learned."""
         return self._current
 
+    @property
+    def generation(self) -> int:
+        """Number of the newest generation."""
+        return self._generation
+
+    def resume(self, generation: int) -> None:
+        """Generations go on where an earlier process ended."""
+        self._generation = generation
+
     def tick(self, *, final: bool = False) -> None:
         """Publish a new generation if something was learned and the last one is old enough."""
         now_ns = self._clock.monotonic_ns()
@@ -88,8 +98,15 @@ class SnapshotWriter:
     """Writes the current snapshot every interval, if it is a new one, and once more at the end."""
 
     def __init__(
-        self, directory: Path, publisher: Publisher, metrics: Metrics, clock: Clock, interval_s: float
+        self,
+        directory: Path,
+        publisher: Publisher,
+        metrics: Metrics,
+        clock: Clock,
+        interval_s: float,
+        check_in: Callable[[], None] = lambda: None,
     ) -> None:
+        self._check_in = check_in
         self.path = directory / FILE_NAME
         self._publisher = publisher
         self._metrics = metrics
@@ -120,6 +137,7 @@ class SnapshotWriter:
     def _run(self) -> None:
         while not self._stop.wait(self._interval_s):
             self._write()
+            self._check_in()
 
     def _write(self) -> bool:
         snapshot = self._publisher.current()

@@ -3,7 +3,7 @@
 | outcome | gRPC | HTTP | retried by a client |
 |---|---|---|---|
 | accepted, or empty | OK | 200 | |
-| queue full, memory short | RESOURCE_EXHAUSTED + RetryInfo | 503 + Retry-After | after the hint |
+| queue or journal full or broken, memory short | RESOURCE_EXHAUSTED + RetryInfo | 503 + Retry-After | after the hint |
 | shutting down | UNAVAILABLE | 503 | yes, on a new connection |
 | undecodable, too many spans or fields | INVALID_ARGUMENT | 400 | no |
 | no token, or a wrong one | UNAUTHENTICATED | 401 | no |
@@ -51,8 +51,10 @@ _REFUSALS = {
     Refusal.TOO_MANY_SPANS: (grpc.StatusCode.INVALID_ARGUMENT, "too many spans in one export"),
     Refusal.TOO_MANY_FIELDS: (grpc.StatusCode.INVALID_ARGUMENT, "too many fields in one export"),
     Refusal.MEMORY: (grpc.StatusCode.RESOURCE_EXHAUSTED, "memory limit"),
+    Refusal.JOURNAL_FULL: (grpc.StatusCode.RESOURCE_EXHAUSTED, "journal full"),
+    Refusal.JOURNAL_FAILED: (grpc.StatusCode.RESOURCE_EXHAUSTED, "journal cannot be written"),
 }
-_RETRIED = frozenset({Refusal.QUEUE_FULL, Refusal.MEMORY})
+_RETRIED = frozenset({Refusal.QUEUE_FULL, Refusal.MEMORY, Refusal.JOURNAL_FULL, Refusal.JOURNAL_FAILED})
 _HTTP = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: HTTPStatus.SERVICE_UNAVAILABLE,
     grpc.StatusCode.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,

@@ -29,6 +29,8 @@ from .discovery import DiscoveryOutcome
 from .join.reasons import JoinEvent, RowDrop
 from .pipeline import Counts
 from .receivers.kv_sequence import SequenceCounts
+from .stall import Stall
+from .state_store import Restored
 
 PREFIX = "tracefit_"
 
@@ -53,6 +55,8 @@ class Outcome(enum.StrEnum):
     TOO_MANY_SPANS = "too_many_spans"
     TOO_MANY_FIELDS = "too_many_fields"
     MEMORY = "memory"
+    JOURNAL_FULL = "journal_full"
+    JOURNAL_FAILED = "journal_failed"
     UNAUTHENTICATED = "unauthenticated"
     TOO_LARGE = "too_large"
     UNSUPPORTED = "unsupported"
@@ -207,6 +211,34 @@ SNAPSHOT_WRITTEN = Metric(
 SNAPSHOT_WRITES = Metric("snapshot_writes", _C, "writes", "Snapshot files written.")
 SNAPSHOT_WRITE_ERRORS = Metric("snapshot_write_errors", _C, "writes", "Snapshot files that could not be written.")
 PUBLISH_ERRORS = Metric("snapshot_publish_errors", _C, "snapshots", "Snapshots that could not be made.")
+STATE_RESTORED = Metric(
+    "state_restored",
+    _G,
+    "",
+    "What this process began with: 1 for one outcome.",
+    (("outcome", tuple(Restored)),),
+)
+STATE_WRITTEN = Metric(
+    "state_last_write_timestamp_seconds", _G, "seconds", "When the state file was last written; 0 = not yet."
+)
+STATE_BYTES = Metric("state_size_bytes", _G, "bytes", "Size of the state file last written.")
+STATE_WRITES = Metric("state_writes", _C, "writes", "State files written.")
+STATE_WRITE_ERRORS = Metric("state_write_errors", _C, "writes", "State files that could not be made or written.")
+JOURNAL_BYTES = Metric("journal_size_bytes", _G, "bytes", "Acknowledged exports on disk; 0 without a journal.")
+JOURNAL_CAPACITY = Metric("journal_capacity_bytes", _G, "bytes", "Most that the journal may hold; 0 without one.")
+JOURNAL_REPLAYED = Metric("journal_replayed_spans", _C, "spans", "Spans learned from the journal after a restart.")
+JOURNAL_DAMAGED = Metric(
+    "journal_damaged_bytes", _G, "bytes", "Bytes of an earlier process's journal that were no whole entry."
+)
+LEARNING_STALLED = Metric(
+    "learning_stalled",
+    _G,
+    "",
+    "1 while spans have arrived for state.stalled_after_s and no row was learned, by reason.",
+    (("reason", tuple(Stall)),),
+)
+QUARANTINES = Metric("quarantines", _C, "configs", "Configurations put aside because their learner raised.")
+QUARANTINED = Metric("quarantined_configs", _G, "configs", "Configurations put aside now.")
 BUILD_INFO = Metric("build_info", _G, "", "The running version; always 1.", (("version", (__version__,)),))
 
 TABLE: tuple[Metric, ...] = (
@@ -260,6 +292,18 @@ TABLE: tuple[Metric, ...] = (
     SNAPSHOT_WRITES,
     SNAPSHOT_WRITE_ERRORS,
     PUBLISH_ERRORS,
+    STATE_RESTORED,
+    STATE_WRITTEN,
+    STATE_BYTES,
+    STATE_WRITES,
+    STATE_WRITE_ERRORS,
+    JOURNAL_BYTES,
+    JOURNAL_CAPACITY,
+    JOURNAL_REPLAYED,
+    JOURNAL_DAMAGED,
+    LEARNING_STALLED,
+    QUARANTINES,
+    QUARANTINED,
     BUILD_INFO,
 )
 
@@ -319,6 +363,8 @@ class Metrics:
         self._merge_reasons(DROPPED_ROWS, counts.drops)
         self._merge_reasons(JOIN_EVENTS, counts.events)
         self._merge_kv(counts.kv)
+        self.add(QUARANTINES, counts.quarantines)
+        self.set(QUARANTINED, counts.quarantined)
 
     def _merge_tally(self, tally: Tally) -> None:
         self.add(DECODED_SPANS, tally.spans_received)

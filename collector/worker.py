@@ -11,13 +11,16 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from online.bank import RowOutcome
+
 from .admission import AdmissionQueue, Batch
 from .clock import Clock
 from .decode.kv_records import KvBatch
 from .health import Health
 from .pipeline import Counts, Export
 from .publish import Publisher
-from .telemetry import WORKER_BATCH, WORKER_FAILED_SPANS, WORKER_LAG, Metrics
+from .stall import Progress, Stall, StallWatch
+from .telemetry import LEARNING_STALLED, WORKER_BATCH, WORKER_FAILED_SPANS, WORKER_LAG, Metrics
 
 NAME = "worker"
 IDLE_WAIT_S = 0.25
@@ -43,6 +46,33 @@ class Processor(Protocol):
         ...
 
 
+class Keeper(Protocol):
+    """What the worker needs of :class:`~collector.durability.Durability`."""
+
+    def backlog(self, bytes_max: int) -> list[Export]:
+        """The next exports that an earlier process acknowledged."""
+        ...
+
+    def processed(self) -> None:
+        """A batch has been processed."""
+        ...
+
+    def tick(self, *, final: bool = False) -> None:
+        """Take the state if it is due."""
+        ...
+
+
+class _KeepNothing:
+    def backlog(self, bytes_max: int) -> list[Export]:  # noqa: ARG002
+        return []
+
+    def processed(self) -> None:
+        return
+
+    def tick(self, *, final: bool = False) -> None:  # noqa: ARG002
+        return
+
+
 class Worker:
     """Runs until the queue is closed and empty, or until it is told to leave the rest."""
 
@@ -58,6 +88,8 @@ class Worker:
         batch_bytes: int,
         on_death: Callable[[], None],
         take_kv: Callable[[], Sequence[KvBatch]] = tuple,
+        keep: Keeper | None = None,
+        watch: StallWatch | None = None,
     ) -> None:
         self._queue = queue
         self._processor = processor
@@ -68,6 +100,11 @@ class Worker:
         self._batch_bytes = batch_bytes
         self._on_death = on_death
         self._take_kv = take_kv
+        self._keep: Keeper = keep or _KeepNothing()
+        self._watch = watch
+        self._batches_failed = self._spans_understood = self._rows_offered = self._rows_learned = 0
+        self._stalled: Stall | None = None
+        self._behind = True
         self._abandon = threading.Event()
         self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
         self.died = False
@@ -89,8 +126,9 @@ class Worker:
 
     def _run(self) -> None:
         try:
-            while not self._queue.exhausted and not self._abandon.is_set():
+            while (self._behind or not self._queue.exhausted) and not self._abandon.is_set():
                 self.step(IDLE_WAIT_S)
+            self._keep.tick(final=True)
             self._publisher.tick(final=True)
             self._health.unregister(NAME)
         except BaseException:  # noqa: BLE001 -- whatever it was, main must hear of it
@@ -99,8 +137,20 @@ class Worker:
             self._on_death()
 
     def step(self, wait_s: float) -> None:
-        """One turn: a batch if there is one, then a generation if one is due."""
+        """One turn: a batch if there is one, then a state and a generation if they are due."""
         self._health.check_in(NAME)
+        if self._behind:  # what an earlier process acknowledged comes before anything new
+            backlog = self._keep.backlog(self._batch_bytes)
+            self._behind = bool(backlog)
+            if backlog:
+                self._learn(Batch(tuple(backlog), 0, 0))
+        if not self._behind:
+            self._take(wait_s)
+        self._look()
+        self._keep.tick()
+        self._publisher.tick()
+
+    def _take(self, wait_s: float) -> None:
         batch = self._queue.take(self._batch_bytes, wait_s)
         self._hear(self._take_kv())
         if batch is not None:
@@ -108,7 +158,18 @@ class Worker:
                 self._learn(batch)
             finally:
                 self._queue.done(batch.size_bytes)
-        self._publisher.tick()
+
+    def _look(self) -> None:
+        stalled = self._watch.stalled() if self._watch is not None else None
+        if stalled is self._stalled:
+            return
+        for reason in Stall:
+            self._metrics.set(LEARNING_STALLED, reason is stalled, reason)
+        if stalled is not None:
+            _log.error("spans arrive and nothing is learned: %s", stalled)
+        else:
+            _log.info("learning goes on")
+        self._stalled = stalled
 
     def _hear(self, batches: Sequence[KvBatch]) -> None:
         if not batches:
@@ -119,6 +180,14 @@ class Worker:
             _log.exception("KV events failed")
         self._metrics.merge(self._processor.take_counts())
 
+    def _note(self, counts: Counts) -> None:
+        if self._watch is None:
+            return
+        self._spans_understood += counts.tally.spans_accepted
+        self._rows_offered += sum(counts.rows.values())
+        self._rows_learned += sum(n for (_, outcome), n in counts.rows.items() if outcome is RowOutcome.LEARNED)
+        self._watch.saw(Progress(self._batches_failed, self._spans_understood, self._rows_offered, self._rows_learned))
+
     def _learn(self, batch: Batch[Export]) -> None:
         start_ns = self._clock.monotonic_ns()
         try:
@@ -126,7 +195,11 @@ class Worker:
         except Exception:  # noqa: BLE001
             # process() counts bad input and does not raise; this is a fault of ours, and no reason to stop receiving
             self._metrics.add(WORKER_FAILED_SPANS, sum(export.spans for export in batch.items))
+            self._batches_failed += 1
             _log.exception("batch failed")
-        self._metrics.merge(self._processor.take_counts())
+        self._keep.processed()
+        counts = self._processor.take_counts()
+        self._metrics.merge(counts)
+        self._note(counts)
         self._metrics.set(WORKER_LAG, batch.waited_ns / 1e9)
         self._metrics.observe(WORKER_BATCH, (self._clock.monotonic_ns() - start_ns) / 1e9)

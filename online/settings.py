@@ -25,6 +25,7 @@ class RowOutcome(enum.StrEnum):
     NOT_POSITIVE = "not_positive"
     OUT_OF_RANGE = "out_of_range"
     UNKNOWN_FEATURE = "unknown_feature"
+    QUARANTINED = "quarantined"
 
 
 class BankSettings(msgspec.Struct, frozen=True, kw_only=True):

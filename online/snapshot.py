@@ -102,7 +102,8 @@ class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """One configuration: engines with equal identity share its coefficients.
 
     ``sources`` says where each fact of ``config`` is from, ``contradictions`` what weaker sources claimed instead,
-    ``cannot_derive`` what is missing for the feature sets that need the model's and the GPU's sheet.
+    ``cannot_derive`` what is missing for the feature sets that need the model's and the GPU's sheet. ``quarantined``:
+    its learner raised and why; it has no targets until a restart.
     """
 
     config_id: str
@@ -113,6 +114,7 @@ class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     sources: dict[str, str] = {}
     contradictions: dict[str, str] = {}
     cannot_derive: list[str] = []
+    quarantined: str = ""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from online.snapshot import FeatureSnapshot, ModelSnapshot, TargetSnapshot
 
 _IDLE_ROWS_MIN = 20
 _HANDOFFS_MIN = 20
-_HANDOFFS_MAX = 512
+HANDOFFS_MAX = 512
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class ApiQueueing:
 
     requests: int = 0
     wait_us: float = 0.0
-    handoffs_us: deque[float] = field(default_factory=lambda: deque(maxlen=_HANDOFFS_MAX))
+    handoffs_us: deque[float] = field(default_factory=lambda: deque(maxlen=HANDOFFS_MAX))
 
     def add(self, span: CoreSpan, api: ApiSpan) -> None:
         """Take one request with its API span."""

@@ -15,7 +15,9 @@ from collector.decode.records import Skip
 
 
 @dataclass(slots=True)
-class _Emitter:
+class Emitter:
+    """Ids of one emitting instance; ``horizon_ns`` is the end of the newest one forgotten."""
+
     ids: set[bytes] = field(default_factory=set)
     by_age: list[tuple[int, bytes]] = field(default_factory=list)
     newest_ns: int = 0
@@ -29,7 +31,7 @@ class SpanWindow:
         self._window_ns = window_ns
         self._ids_max = ids_max
         self._emitters_max = emitters_max
-        self._emitters: dict[str, _Emitter] = {}
+        self._emitters: dict[str, Emitter] = {}
 
     def __len__(self) -> int:
         """Ids remembered, all emitters together."""
@@ -41,7 +43,7 @@ class SpanWindow:
         if emitter is None:
             if len(self._emitters) >= self._emitters_max:
                 self._forget_oldest_emitter()
-            emitter = self._emitters[instance] = _Emitter()
+            emitter = self._emitters[instance] = Emitter()
         if span_id in emitter.ids:
             return Skip.DUPLICATE
         if end_unix_ns <= emitter.horizon_ns:
@@ -53,6 +55,12 @@ class SpanWindow:
             emitter.horizon_ns, forgotten = heapq.heappop(emitter.by_age)
             emitter.ids.discard(forgotten)
         return None
+
+    def take_over(self, other: SpanWindow) -> None:
+        """Continue with what another window remembers, within the bounds of this one."""
+        self._emitters = other._emitters
+        while len(self._emitters) > self._emitters_max:
+            self._forget_oldest_emitter()
 
     def _forget_oldest_emitter(self) -> None:
         oldest = min(self._emitters, key=lambda instance: self._emitters[instance].newest_ns)

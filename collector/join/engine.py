@@ -52,7 +52,7 @@ class PendingRequest:
 
 
 @dataclass(slots=True)
-class _Process:
+class Process:
     """One sequence with what belongs to it."""
 
     sequence: Sequence
@@ -74,7 +74,7 @@ class Engine:
         self.drops: Counter[RowDrop] = Counter()
         self._settings = settings
         self._remembered_ns = int((settings.window_s - settings.grace_s) * 1e9)
-        self._processes: list[_Process] = []
+        self._processes: list[Process] = []
 
     # --- what it is -------------------------------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class Engine:
             return []
         return np.split(steps, falls) if len(falls) else [steps]
 
-    def _process_of(self, unix_ns: int, step: int) -> _Process:
+    def _process_of(self, unix_ns: int, step: int) -> Process:
         """The process in which step ids and wall clock grow together; a new one after a restart."""
         for process in reversed(self._processes):
             sequence = process.sequence
@@ -199,7 +199,7 @@ class Engine:
             del self._processes[0]
         sequence = Sequence(self._settings, self.number, self.ratio)
         self.configure(sequence)
-        process = _Process(sequence, WarmUp(self._settings.warm_up_rows))
+        process = Process(sequence, WarmUp(self._settings.warm_up_rows))
         self._processes.append(process)
         return process
 
@@ -238,7 +238,7 @@ class Engine:
             del self._processes[0]
         return out
 
-    def _advance(self, process: _Process, *, flush: bool) -> list[EngineRows]:
+    def _advance(self, process: Process, *, flush: bool) -> list[EngineRows]:
         step: Advance = process.sequence.advance(flush=flush)
         self.events += step.events
         self.drops += step.drops
@@ -255,7 +255,7 @@ class Engine:
         process.sequence.forget(oldest - QUEUE_STATE_AGE_NS)
         return out
 
-    def _request_rows(self, process: _Process, *, flush: bool) -> list[EngineRows]:
+    def _request_rows(self, process: Process, *, flush: bool) -> list[EngineRows]:
         """Requests in order of their end; the first one that must wait holds the others back."""
         window = process.sequence.window
         if window is None:

@@ -26,7 +26,9 @@ _STEPS_SHARE = 0.7
 
 
 @dataclass(slots=True)
-class _Sums:
+class Sums:
+    """What steps add up to."""
+
     context_tokens: float = 0.0
     blocks: float = 0.0
     rebuilt_requests: float = 0.0
@@ -34,7 +36,8 @@ class _Sums:
     steps: float = 0.0
     holes: float = 0.0
 
-    def fold(self, other: _Sums) -> None:
+    def fold(self, other: Sums) -> None:
+        """Decay, then add a block."""
         for name in self.__slots__:
             setattr(self, name, _DECAY * getattr(self, name) + getattr(other, name))
 
@@ -45,8 +48,8 @@ class Habits:
 
     ratio: BlockRatio
     settled: bool = False
-    _past: _Sums = field(default_factory=_Sums)
-    _block: _Sums = field(default_factory=_Sums)
+    _past: Sums = field(default_factory=Sums)
+    _block: Sums = field(default_factory=Sums)
 
     def learn(self, steps: Cells, cells: Cells, counts: Rebuilt) -> None:
         """Take passed steps of one block."""
@@ -66,7 +69,7 @@ class Habits:
     def settle(self) -> None:
         """End of a block: what it taught is in force from here on."""
         self._past.fold(self._block)
-        self._block = _Sums()
+        self._block = Sums()
         self.settled = True
         self.ratio.context_tokens, self.ratio.blocks = self._past.context_tokens, self._past.blocks
 

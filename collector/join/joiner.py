@@ -34,7 +34,7 @@ class Joiner:
 
     def __init__(self, settings: JoinSettings, knowledge: Knowledge | None = None) -> None:
         self._settings = settings
-        self._knowledge = knowledge or Knowledge()
+        self.knowledge = knowledge or Knowledge()
         self._engines: OrderedDict[tuple[str, str], Engine] = OrderedDict()
         self._processes: OrderedDict[tuple[str, str], ApiProcess] = OrderedDict()
         self._aliases: dict[tuple[str, str], Engine] = {}
@@ -79,7 +79,7 @@ class Joiner:
 
     def _inform(self, engine: Engine | ApiProcess, telemetry: Telemetry) -> bool:
         before = engine.facts.conflicts
-        changed = self._knowledge.apply(engine.facts, telemetry.facts, engine.instance, engine.recording)
+        changed = self.knowledge.apply(engine.facts, telemetry.facts, engine.instance, engine.recording)
         self.events[JoinEvent.FACT_CONFLICT] += engine.facts.conflicts - before
         return changed
 

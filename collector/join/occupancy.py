@@ -41,7 +41,7 @@ _COLUMN = {name: index for index, name in enumerate(STEP_FEATURES)}
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class Request:
     """Times in seconds since the sequence's epoch."""
 
     first_s: float
@@ -55,7 +55,7 @@ class _Request:
 class _Batch:
     """n(t), C(t) and cumulative prefill as sums over requests sorted by first and by last token."""
 
-    def __init__(self, requests: list[_Request]) -> None:
+    def __init__(self, requests: list[Request]) -> None:
         first = np.array([r.first_s for r in requests])
         last = np.array([r.last_s for r in requests])
         prompt = np.array([r.prompt_tokens for r in requests])
@@ -108,8 +108,8 @@ class RequestSequence:
         self._settings = settings
         self._engine = engine
         self._epoch_unix_ns = 0
-        self._held: list[_Request] = []
-        self._pending: list[tuple[int, bytes, _Request]] = []
+        self._held: list[Request] = []
+        self._pending: list[tuple[int, bytes, Request]] = []
         self._emitted_until_unix_ns = 0
         self.event_unix_ns = 0
         self.drops: Counter[RowDrop] = Counter()
@@ -143,9 +143,7 @@ class RequestSequence:
         self._epoch_unix_ns = self._epoch_unix_ns or span.arrival_unix_ns
         first_s = (span.arrival_unix_ns - self._epoch_unix_ns) / 1e9 + span.first_token_s
         self.event_unix_ns = max(self.event_unix_ns, span.end_unix_ns)
-        request = _Request(
-            first_s, first_s + decode_s, float(span.prompt_tokens), span.output_tokens, end_unix_ns, span
-        )
+        request = Request(first_s, first_s + decode_s, float(span.prompt_tokens), span.output_tokens, end_unix_ns, span)
         self._held.append(request)
         heapq.heappush(self._pending, (end_unix_ns, span.span_id, request))
         if len(self._pending) > self._settings.requests_max:
@@ -172,7 +170,7 @@ class RequestSequence:
         self._held = [r for r in self._held if r.last_s >= kept_s]
         return out
 
-    def _finished(self, ready: list[_Request]) -> list[_Request]:
+    def _finished(self, ready: list[Request]) -> list[Request]:
         """At the end of the stream: those that no request still running can overlap."""
         longest_s = max(r.last_s - r.first_s for r in self._held)
         open_after_s = max(r.last_s for r in self._held) - longest_s
@@ -180,9 +178,9 @@ class RequestSequence:
         self.drops[RowDrop.INCOMPLETE] += sum(r.output_tokens > 1 for r in ready if r.last_s > open_after_s)
         return usable
 
-    def _step_rows(self, requests: list[_Request], batch: _Batch) -> list[RowBlock]:
+    def _step_rows(self, requests: list[Request], batch: _Batch) -> list[RowBlock]:
         out: list[RowBlock] = []
-        group: list[_Request] = []
+        group: list[Request] = []
         lines = 0
         for request in requests:
             steps = request.output_tokens - 1
@@ -197,7 +195,7 @@ class RequestSequence:
             out.append(self._block(group, batch))
         return out
 
-    def _block(self, requests: list[_Request], batch: _Batch) -> RowBlock:
+    def _block(self, requests: list[Request], batch: _Batch) -> RowBlock:
         steps = np.array([r.output_tokens - 1 for r in requests])
         offsets = np.concatenate(([0], np.cumsum(steps)))
         first = np.array([r.first_s for r in requests])
@@ -227,7 +225,7 @@ class RequestSequence:
             quality=np.full(n, int(Quality.REQUESTS), np.int64),
         )
 
-    def _request_rows(self, requests: list[_Request]) -> list[tuple[Target, RowBlock]]:
+    def _request_rows(self, requests: list[Request]) -> list[tuple[Target, RowBlock]]:
         """queue_wait of all; api_queueing of those that arrived while no other request was there."""
         queue = _Queue(self._held)
         found: dict[Target, list[RequestRow]] = {}
@@ -246,7 +244,7 @@ class RequestSequence:
 class _Queue:
     """The queue that a request met, from all spans: SCHEDULED = first token - prefill, QUEUED = that - queue."""
 
-    def __init__(self, requests: list[_Request]) -> None:
+    def __init__(self, requests: list[Request]) -> None:
         spans = [request.span for request in requests]
         self._arrived = np.sort([span.arrival_unix_ns for span in spans])
         self._ended = np.sort([request.end_unix_ns for request in requests])

@@ -1,0 +1,72 @@
+"""The file system calls of the journal and the state store, so that tests can make them fail or wait."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Protocol
+
+
+class Files(Protocol):
+    """The file system calls that may fail or be slow; tests put theirs in."""
+
+    def open(self, path: Path) -> int:
+        """Create a file for appending."""
+        ...
+
+    def write(self, descriptor: int, parts: list[bytes]) -> int:
+        """Like writev(2)."""
+        ...
+
+    def truncate(self, descriptor: int, size_bytes: int) -> None:
+        """Like ftruncate(2)."""
+        ...
+
+    def sync(self, descriptor: int) -> None:
+        """Like fdatasync(2)."""
+        ...
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file."""
+        ...
+
+    def replace(self, source: Path, target: Path) -> None:
+        """Like rename(2)."""
+        ...
+
+
+class SystemFiles:
+    """The real ones."""
+
+    def open(self, path: Path) -> int:
+        """Create a file for appending."""
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+    def write(self, descriptor: int, parts: list[bytes]) -> int:
+        """writev(2)."""
+        return os.writev(descriptor, parts)
+
+    def truncate(self, descriptor: int, size_bytes: int) -> None:
+        """ftruncate(2)."""
+        os.ftruncate(descriptor, size_bytes)
+
+    def sync(self, descriptor: int) -> None:
+        """fdatasync(2)."""
+        os.fdatasync(descriptor)
+
+    def unlink(self, path: Path) -> None:
+        """Remove it."""
+        path.unlink()
+
+    def replace(self, source: Path, target: Path) -> None:
+        """rename(2)."""
+        source.replace(target)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make new names in a directory durable."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -53,7 +53,12 @@ def test_known_coefficients_are_recovered(tmp_path):
     assert replay([recording], out, Config(), SystemClock(), say=said.append, note=said.append) == 0
     (config,) = Snapshot.from_json(out.read_bytes()).configs
     found = {f.name: f for f in config.targets["step_time"].models["portable"].features}
-    truth = {"intercept": 7063.0, "prefill_tokens": 45.0, "decode_context_tokens": 0.12, "requests": 160.0}
-    for name, value in truth.items():
-        assert found[name].coefficient == pytest.approx(value, rel=0.1)
+    truth = {  # value, and how near 5,800 steps of this load can be
+        "intercept": (7063.0, 0.03),
+        "prefill_tokens": (45.0, 0.03),
+        "decode_context_tokens": (0.12, 0.25),
+        "requests": (160.0, 0.1),
+    }
+    for name, (value, within) in truth.items():
+        assert found[name].coefficient == pytest.approx(value, rel=within)
         assert found[name].status == "identified"

@@ -15,8 +15,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from .kv import Counted
 from .kv_records import GPU, NOT_NUMBERED, Direction, KvBatch, KvSkip, Move, Phase
-from .kv_wire import REQUEST_ID_LENGTH_MAX
-from .records import Skip, Tally
+from .records import Skip, Tally, fingerprint
 
 Value = bool | int | float | str
 SOURCE = "otlp"
@@ -99,8 +98,8 @@ def _moved(direction: Direction | None, phase: Phase, count: str = "block_count"
         found = direction if direction is not None else Direction.between(*_media(fields))
         outcome = Phase.FAILED if phase is Phase.COMPLETED and fields.get("success", True) is False else phase
         step = _integer(fields, "scheduler_step", NOT_NUMBERED)
-        request_id = _text(fields, "request_id")[:REQUEST_ID_LENGTH_MAX]
-        counted.moved(Move(found, outcome, _integer(fields, count), step, request_id))
+        request = fingerprint(_text(fields, "request_id"))
+        counted.moved(Move(found, outcome, _integer(fields, count), step, request))
 
     return read
 

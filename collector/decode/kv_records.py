@@ -59,7 +59,7 @@ class Move(msgspec.Struct, frozen=True, gc=False):
     phase: Phase
     blocks: int
     step: int = NOT_NUMBERED
-    request_id: str = ""
+    request: str = ""
 
 
 class KvBatch(msgspec.Struct, frozen=True, gc=False):

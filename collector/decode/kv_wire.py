@@ -7,13 +7,12 @@ msgspec ignores trailing elements and unknown keys. ``scheduler_step`` is nil or
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import ClassVar
 
 import msgspec
 
 from .kv_records import GPU, NOT_NUMBERED, Direction, Move, Phase
-
-REQUEST_ID_LENGTH_MAX: Final = 256
+from .records import fingerprint
 
 
 class ArrayEvent(msgspec.Struct, array_like=True, tag=True, gc=False):
@@ -67,7 +66,7 @@ def _transfer(event: TransferInitiated | TransferCompleted | TransferInitiatedMa
 
 
 def _move(direction: Direction, phase: Phase, blocks: int, step: int | None = None, request_id: str = "") -> Move:
-    return Move(direction, phase, blocks, NOT_NUMBERED if step is None else step, request_id[:REQUEST_ID_LENGTH_MAX])
+    return Move(direction, phase, blocks, NOT_NUMBERED if step is None else step, fingerprint(request_id))
 
 
 def _outcome(*, success: bool) -> Phase:

@@ -34,6 +34,7 @@ from .records import (
     Skip,
     Tally,
     Telemetry,
+    fingerprint,
 )
 
 Value = bool | int | float | str
@@ -232,7 +233,7 @@ def _core_span(span: Span, tally: Tally) -> CoreSpan:
         span_id=span.span_id,
         parent_span_id=span.parent_span_id,
         trace_id=span.trace_id,
-        request_id=str(_values(span.attributes).get(words.REQUEST_ID, "")),
+        request=fingerprint(str(_values(span.attributes).get(words.REQUEST_ID, ""))),
         prompt_tokens=prompt_tokens,
         marks=tuple(marks),
         finish=finish,

@@ -7,6 +7,7 @@ not sent is MISSING; an optional double, NaN.
 from __future__ import annotations
 
 import enum
+import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -61,6 +62,14 @@ StepColumns = NDArray[np.void]
 SnapshotColumns = NDArray[np.void]
 
 
+def fingerprint(request_id: str) -> str:
+    """What is kept of a request id: enough to join a request's journey with its KV events, nothing to read.
+
+    Ids may hold what a client chose (``X-Request-Id``), and the join window is saved with the state.
+    """
+    return hashlib.blake2b(request_id.encode(errors="replace"), digest_size=8).hexdigest() if request_id else ""
+
+
 class MarkKind(enum.IntEnum):
     """Kinds of ``journey.*`` events of an engine-core request."""
 
@@ -91,12 +100,12 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
 
 
 class CoreSpan(msgspec.Struct, frozen=True, gc=False):
-    """One finished engine-core request (``llm_core``), marks in emission order."""
+    """One finished engine-core request (``llm_core``), marks in emission order; ``request`` is its id's fingerprint."""
 
     span_id: bytes
     parent_span_id: bytes
     trace_id: bytes
-    request_id: str
+    request: str
     prompt_tokens: int
     marks: tuple[Mark, ...]
     finish: Finish | None

@@ -208,11 +208,11 @@ def _of(run: Run, span: CoreSpan) -> tuple[Prefill, tuple[int, int, int]]:
     if run.outputs == 0:
         last = run.last_step if run.first_token_step is None else run.first_token_step
         known = run.first_token_step is not None
-        prefill = Prefill(run.first_step, last, span.prompt_tokens, span.request_id, resumed=False, known=known)
+        prefill = Prefill(run.first_step, last, span.prompt_tokens, span.request, resumed=False, known=known)
         return prefill, (last + 1, run.last_step if known else last, span.prompt_tokens + 1)
     tokens = span.prompt_tokens + run.outputs
     last = run.first_step + run.silent_steps
-    prefill = Prefill(run.first_step, last, tokens, span.request_id, resumed=True, known=True)
+    prefill = Prefill(run.first_step, last, tokens, span.request, resumed=True, known=True)
     return prefill, (last + 1, run.last_step, tokens + 1)
 
 

@@ -93,7 +93,7 @@ class KvTimeline:
                 blocks[0] = move.blocks
             elif move.phase is Phase.INITIATED and move.direction is Direction.RESTORE:
                 blocks[1] = move.blocks
-                self._loads[move.request_id] = (batch.ts_unix_ns, move.blocks)
+                self._loads[move.request] = (batch.ts_unix_ns, move.blocks)
             else:
                 continue
             self._new_entries.append((batch.ts_unix_ns, move.step, blocks[0], blocks[1], blocks[2], blocks[3]))

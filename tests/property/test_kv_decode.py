@@ -30,7 +30,7 @@ def check(read):
         assert 0 <= read.rank < 2**16
         assert 0 <= read.block_size <= 2**20
         assert min(read.stored_blocks, read.removed_blocks, read.removed_below) >= 0
-        assert all(0 <= move.blocks <= 2**31 and len(move.request_id) <= 256 for move in read.moves)
+        assert all(0 <= move.blocks <= 2**31 and len(move.request) <= 16 for move in read.moves)
         assert 946_684_800 * 10**9 <= read.ts_unix_ns <= 4_102_444_800 * 10**9
     else:
         assert read is None or isinstance(read, KvSkip)

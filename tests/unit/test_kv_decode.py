@@ -13,7 +13,7 @@ import pytest
 from collector.decode.kv import SEQ_END, array_length, read_frames, read_line, read_payload
 from collector.decode.kv_records import Direction, KvBatch, KvSkip, KvTally, Move, Phase
 from collector.decode.plain import decode
-from collector.decode.records import Skip, Tally
+from collector.decode.records import Skip, Tally, fingerprint
 from tests.kv_cases import FIELDS, TS_S, batch, kv_batches, named, otlp_events, payload, raw_batches, stored
 
 SEQ = (7).to_bytes(8, "big")
@@ -34,14 +34,14 @@ EVENTS = [
     ["RemoteTransferCompleted", 3, "req", "NIXL", 0, 1, 5, True],
 ]
 MOVES = (
-    Move(Direction.OFFLOAD, Phase.INITIATED, 8, 7, "req"),
-    Move(Direction.OFFLOAD, Phase.FAILED, 8, 7, "req"),
-    Move(Direction.RESTORE, Phase.INITIATED, 4, 9, "req"),
-    Move(Direction.RESTORE, Phase.COMMITTED, 4, 8, "req"),
-    Move(Direction.OFFLOAD, Phase.COMMITTED, 4, 6, "req"),
+    Move(Direction.OFFLOAD, Phase.INITIATED, 8, 7, fingerprint("req")),
+    Move(Direction.OFFLOAD, Phase.FAILED, 8, 7, fingerprint("req")),
+    Move(Direction.RESTORE, Phase.INITIATED, 4, 9, fingerprint("req")),
+    Move(Direction.RESTORE, Phase.COMMITTED, 4, 8, fingerprint("req")),
+    Move(Direction.OFFLOAD, Phase.COMMITTED, 4, 6, fingerprint("req")),
     Move(Direction.OFFLOAD, Phase.EVICTED, 1, 7),
-    Move(Direction.REMOTE, Phase.INITIATED, 5, -1, "req"),
-    Move(Direction.REMOTE, Phase.COMPLETED, 5, -1, "req"),
+    Move(Direction.REMOTE, Phase.INITIATED, 5, -1, fingerprint("req")),
+    Move(Direction.REMOTE, Phase.COMPLETED, 5, -1, fingerprint("req")),
 )
 
 

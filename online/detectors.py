@@ -16,10 +16,12 @@ import importlib
 from typing import Any, Protocol
 
 import msgspec
+import numpy as np
 
 from online.state import State, pack, unpack
 
 _NOISE_RATE, _NOISE_CLIP = 0.01, 3.0
+_MANY = 24
 
 
 class DriftSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +75,15 @@ class Cusum:
 
     def update(self, medians: list[float]) -> bool:
         """See the module's equations."""
+        if len(medians) >= _MANY and self.up == self.down == 0.0:
+            sizes = np.abs(medians)
+            if float(sizes.max()) <= self.slack:
+                # Nothing rises from 0: only the noise moves, all at once.
+                kept = (1.0 - _NOISE_RATE) ** np.arange(len(sizes), -1, -1.0)
+                self.noise = self.noise * float(kept[0]) + _NOISE_RATE * float(
+                    kept[1:] @ np.minimum(sizes, _NOISE_CLIP)
+                )
+                return False
         up, down, noise, alarm = self.up, self.down, self.noise, False
         for value in medians:
             calm = max(1.0, self.noise_share * noise)

@@ -5,7 +5,7 @@
     q_s = quantiles of h_s + 32 rows' worth of all      a stratum with few rows borrows from the whole
 
 The bins are 0.25 % wide near 0 and 12 % wide far out; quantiles are interpolated and looked up anew
-every 512 rows, early on more often. Adding histograms merges them.
+every 1024 rows, early on more often. Adding histograms merges them.
 Histograms forget slowly, so two offsets correct them at once (adaptive conformal inference): after each block
 
     low  <- low  - rate s (misses below - 0.1 n)        high <- high + rate s (misses above - 0.1 n)
@@ -29,7 +29,7 @@ _EDGES = _SCALE * np.sinh((np.arange(_BINS + 1) - _BINS / 2) / _PER_UNIT)
 _MISS = 0.1
 _WIDTH_MIN, _OFFSET_MAX = 0.002, 1.0
 _PUBLISHED_ROWS = 30
-_TABLE_ROWS = 512
+_TABLE_ROWS = 1024
 _STATE = ("histogram", "offset", "table", "stale_rows", "rows")
 
 

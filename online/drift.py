@@ -31,7 +31,7 @@ import numpy as np
 
 from online.blocks import CELLS, Groups
 from online.cells import Cells, Fit, Rows
-from online.detectors import DriftSettings, make_detector
+from online.detectors import DriftSettings, Never, make_detector
 from online.rows import Floats, Ints
 from online.snapshot import DriftSnapshot
 from online.solve import Mask
@@ -93,6 +93,8 @@ class DriftMonitor:
 
     def learn(self, cell: Ints, x: Floats, log_ratio: Floats, fit: Fit, end_ns: int) -> Verdict:
         """One block: x (n, p), log_ratio = log(y / x beta) (n,), and the fit that predicted."""
+        if isinstance(self.detector, Never):
+            return Verdict.NOTHING  # nobody would compare, so nothing is remembered
         cells, settings = self.cells, self.settings
         groups = Groups.of(cell)
         order, sizes = groups.order, groups.sizes

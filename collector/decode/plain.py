@@ -132,12 +132,7 @@ def facts(attributes: Mapping[str, Value]) -> dict[str, str]:
 def _check_span(scope: str, span: Span, instance: str, admit_span: AdmitSpan) -> None:
     if scope not in words.KNOWN_SCOPES:
         raise Rejected(Skip.FOREIGN_SCOPE)
-    expected = {
-        words.STEP_SCOPE: span.name.startswith(words.STEP_SPAN_PREFIX),
-        words.CORE_SCOPE: span.name == words.CORE_SPAN,
-        words.KV_SCOPE: span.name.startswith(words.KV_SPAN_PREFIX),
-    }
-    if not expected.get(scope, span.name == words.REQUEST_SPAN):
+    if not _is_expected(scope, span.name):
         raise Rejected(Skip.FOREIGN_SPAN)
     if len(span.attributes) > words.ATTRIBUTES_MAX:
         raise Rejected(Skip.TOO_MANY_ATTRIBUTES)
@@ -149,6 +144,14 @@ def _check_span(scope: str, span: Span, instance: str, admit_span: AdmitSpan) ->
         raise Rejected(Skip.TIME_ORDER)
     if reason := admit_span(instance, span.span_id, span.end_time_unix_nano):
         raise Rejected(reason)
+
+
+def _is_expected(scope: str, name: str) -> bool:
+    if scope == words.STEP_SCOPE:
+        return name.startswith(words.STEP_SPAN_PREFIX)
+    if scope == words.KV_SCOPE:
+        return name.startswith(words.KV_SPAN_PREFIX)
+    return name == (words.CORE_SPAN if scope == words.CORE_SCOPE else words.REQUEST_SPAN)
 
 
 def _read_steps(

@@ -7,6 +7,7 @@ CPU 1; a busy machine spoils rates and latencies, CPU per step and ratios less. 
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 import tempfile
@@ -142,6 +143,12 @@ def start(board, load):
     board.at_most("import", sorted(costs)[1], 0.5, "s CPU")
 
 
+def pressure():
+    """How much of the last minute something waited for a CPU, as the kernel has it; it includes this benchmark."""
+    file = Path("/proc/pressure/cpu")
+    return re.search(r"avg60=([\d.]+)", file.read_text())[1] if file.exists() else "an unknown share"
+
+
 SECTIONS = {
     section.__name__: section
     for section in (decoding, bulk, default_profile, large_export, latency, overload, coefficients, start)
@@ -160,6 +167,7 @@ def main():
         wanted = ["decoding"]
     for name in wanted:
         SECTIONS[name](board, Load(arguments.load))
+        board.note(f"{name}: tasks waited for a CPU in {pressure()} % of the last minute")
     return 1 if board.missed else 0
 
 

@@ -13,6 +13,7 @@ import argparse
 import random
 import sys
 import time
+from importlib.util import find_spec
 
 from tests import otlp_bytes as otlp
 from tests.fuzz.mutations import damage, step_event
@@ -92,9 +93,11 @@ def main():
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--executions", type=int, default=(1 << 31) - 1)
     args = parser.parse_args()
-    if args.guided:
+    if args.guided and find_spec("atheris"):
         guide(args.seconds, args.executions, args.seed)
         return
+    if args.guided:
+        sys.stdout.write("atheris is not installed: mutations only\n")
     start_s = time.process_time()
     done, taken = mutate(args.seed, args.executions, args.seconds)
     cpu_s = time.process_time() - start_s

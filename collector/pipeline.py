@@ -208,6 +208,9 @@ class Pipeline:
 
     def _describe(self) -> None:
         """Tell the bank what is known of its configurations, when that has changed: more feature sets may apply."""
+        if not self._joiner.facts_changed:
+            return
+        self._joiner.facts_changed = False
         for config_id in self._joiner.config_ids():
             engines = self._joiner.engines_of(config_id)
             version = tuple((e.instance, e.facts.version) for e in engines)

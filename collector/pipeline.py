@@ -183,6 +183,7 @@ class Pipeline:
         # the bank saves what has learned; of the others it has to be told again
         known = set(self._bank.configs())
         self._joiner, self._described = joiner, {k: v for k, v in image.described.items() if k in known}
+        self._joiner.facts_changed = True
         self.applied_seq = image.seq
         return left_out
 
@@ -208,6 +209,9 @@ class Pipeline:
 
     def _describe(self) -> None:
         """Tell the bank what is known of its configurations, when that has changed: more feature sets may apply."""
+        if not self._joiner.facts_changed:
+            return
+        self._joiner.facts_changed = False
         for config_id in self._joiner.config_ids():
             engines = self._joiner.engines_of(config_id)
             version = tuple((e.instance, e.facts.version) for e in engines)

@@ -14,6 +14,7 @@ import numpy as np
 from collector.configs import Fact
 from online.blocks import Design, strata_of
 from online.features import FeatureSet, build
+from online.intervals import stratum_name
 from online.learner import LearnerSettings, RlsLearner
 from online.make import RLS, Model, make_learner
 from online.prior import Prior
@@ -25,7 +26,6 @@ BLOCK_ROWS = 32
 RANK_TOLERANCE = 1e-3
 LEARNING_CURVE = (20, 50, 100, 200, 500, 1000, 2000)
 GOAL = 0.10
-INTERVAL = (0.1, 0.9)
 
 NINE = ("portable", "physics", "blackbox", "roofline", "picf", "mole_rd", "hfd_tl", "bsr_ard", "rece")
 """The systems of the sources, in the order of tables."""
@@ -40,7 +40,6 @@ class Fit:
     learner: Model
     identifiable: int
     rows: int
-    bounds: tuple[float, float]
 
     @property
     def columns(self) -> int:
@@ -50,6 +49,16 @@ class Fit:
     def predict(self, rows: RowBlock) -> Floats:
         """Microseconds per row by the published coefficients, (n,); NaN where a column is not known."""
         return predict(self.learner, self.features, rows)
+
+    def interval(self, rows: RowBlock) -> tuple[Floats, Floats] | None:
+        """10th and 90th percentile of observed / predicted as published for each row's stratum, (n,) each."""
+        published = self.learner.intervals.snapshot() if isinstance(self.learner, RlsLearner) else None
+        if published is None:
+            return None
+        pooled = (published.p10, published.p50, published.p90)
+        stratum, _ = strata_of(self.features.target, rows)
+        bands = np.array([published.strata.get(stratum_name(int(s)), pooled) for s in stratum]).reshape(-1, 3)
+        return bands[:, 0], bands[:, 2]
 
 
 def design(features: FeatureSet, rows: RowBlock) -> Design:
@@ -96,11 +105,7 @@ def fit(system: str, target: Target, facts: dict[str, Fact], rows: RowBlock) -> 
     model = learn(features, rows)
     if model is None:
         return None
-    with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = rows.elapsed_us / predict(model, features, rows)
-    ratio = ratio[np.isfinite(ratio) & (ratio > 0)]
-    bounds = tuple(np.quantile(ratio, INTERVAL)) if len(ratio) else (1.0, 1.0)
-    return Fit(system, features, model, identifiable(features, rows), len(rows), (float(bounds[0]), float(bounds[1])))
+    return Fit(system, features, model, identifiable(features, rows), len(rows))
 
 
 def identifiable(features: FeatureSet, rows: RowBlock) -> int:

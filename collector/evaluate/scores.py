@@ -7,7 +7,7 @@ e2e_full   the same of ARRIVED -> DEPARTED, with the predicted alphas and the ob
 ttft       of ARRIVED -> FIRST_TOKEN, likewise; of SCHEDULED -> FIRST_TOKEN where nobody saw the arrival
 itl        of (FIRST_TOKEN -> FINISHED) / (output tokens - 1)
 p99        99th percentile of SCHEDULED -> FINISHED, predicted / observed - 1
-coverage   share of scored steps between yhat times the 10th and 90th percentile of y / yhat of the learned rows
+coverage   share of scored steps between yhat times the 10th and the 90th percentile published for their stratum
 """
 
 from __future__ import annotations
@@ -73,14 +73,18 @@ def step_scores(fit: Fit, prediction_us: Floats, rows: RowBlock) -> dict[str, fl
         return {}
     errors = ape(f, y)
     varied = len(y) > 2 and f.std() > 0 and y.std() > 0  # noqa: PLR2004  a correlation of two points is 1
-    low, high = fit.bounds
+    bands = fit.interval(rows)
+    coverage = None
+    if bands is not None:
+        low, high = bands[0][known], bands[1][known]
+        coverage = float(np.mean((y >= low * f) & (y <= high * f)))
     return {
         "step_mape": float(errors.mean()),
         "step_median": float(np.median(errors)),
         "step_p90": float(np.quantile(errors, 0.9)),
         "pearson_r": float(np.corrcoef(y, f)[0, 1]) if varied else None,
         "bias": float(f.sum() / y.sum() - 1),
-        "coverage": float(np.mean((y >= low * f) & (y <= high * f))),
+        "coverage": coverage,
     }
 
 

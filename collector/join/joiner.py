@@ -45,6 +45,7 @@ class Joiner:
         self._releases: dict[str, Release] = {}
         self._config_ids: dict[tuple[str, str], str] = {}
         self.renamed: list[tuple[str, str]] = []
+        self.facts_changed = False
         self.events: Counter[JoinEvent] = Counter()
         self.kv = KvSources(settings)
 
@@ -81,6 +82,7 @@ class Joiner:
         before = engine.facts.conflicts
         changed = self.knowledge.apply(engine.facts, telemetry.facts, engine.instance, engine.recording)
         self.events[JoinEvent.FACT_CONFLICT] += engine.facts.conflicts - before
+        self.facts_changed |= changed
         return changed
 
     def _new_engine(self, key: tuple[str, str]) -> Engine:
@@ -152,7 +154,7 @@ class Joiner:
     def _pair(self, engine: Engine, request: PendingRequest, api: ApiSpan) -> None:
         request.api = api
         if api.model:
-            engine.facts.learn({"model": api.model}, FactSource.TELEMETRY)
+            self.facts_changed |= engine.facts.learn({"model": api.model}, FactSource.TELEMETRY)
 
     # --- out --------------------------------------------------------------------------------------------------------
 
@@ -204,6 +206,7 @@ class Joiner:
         if before == config_id:
             return config_id
         self._config_ids[key] = config_id
+        self.facts_changed = True
         if before is not None and before not in self._config_ids.values():
             self.renamed.append((before, config_id))
             if before in self._releases:

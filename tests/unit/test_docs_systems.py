@@ -5,7 +5,7 @@ import re
 import pytest
 
 from collector.cli import _parser
-from collector.evaluate.fits import INTERVAL, LEARNING_CURVE, NINE
+from collector.evaluate.fits import LEARNING_CURVE, NINE
 from collector.evaluate.paths import COVER_MAX, COVER_MIN
 from collector.evaluate.text import COLUMNS
 from online.features.systems import PORTABLE, SYSTEMS
@@ -49,7 +49,6 @@ def test_evaluate_md_lists_every_column_of_its_table():
         assert f"| `{heading}` |" in text
     assert f"{100 * COVER_MIN:.0f} to {100 * COVER_MAX:.0f} %" in text
     assert ", ".join(map(str, LEARNING_CURVE)) in text
-    assert f"{100 * INTERVAL[0]:.0f}th" in text
 
 
 @pytest.mark.parametrize("command", ["evaluate", "donors"])

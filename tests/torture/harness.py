@@ -147,12 +147,7 @@ class Load:
     """Sends every export of every engine in order until all are acknowledged."""
 
     def __init__(self, engines, exports, steps):
-        self.streams = [
-            [
-                make_exports(e, 1 + i * steps, steps) for i in range(exports)
-            ]
-            for e in range(engines)
-        ]
+        self.streams = [[make_exports(e, 1 + i * steps, steps) for i in range(exports)] for e in range(engines)]
         self.port = 0
         self.acknowledged = 0
         self.repeats = 0

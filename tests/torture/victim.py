@@ -1,6 +1,6 @@
 """The process that gets killed: ``tracefit run`` with trouble put in.
 
-    python -m tests.torture.victim FAULT SEED        configuration by TRACEFIT_* variables
+python -m tests.torture.victim FAULT SEED        configuration by TRACEFIT_* variables
 """
 
 from __future__ import annotations

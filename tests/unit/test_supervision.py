@@ -58,14 +58,15 @@ def test_silence_is_no_stall():
 
 
 def two_engines(pipeline, first_step):
-    for engine in ("good", "bad"):
-        payload = make_export(60, first_step=first_step, instance=engine).SerializeToString()
+    for engine, other_steps in (("good", 0), ("bad", 5000)):
+        payload = make_export(60, first_step=first_step + other_steps, instance=engine).SerializeToString()
         pipeline.process([Export(payload, "peer", "grpc", 60)])
 
 
 def test_a_config_whose_learner_raises_is_put_aside_and_the_others_go_on(monkeypatch, caplog):
     pipeline = make_pipeline(Config(learners=("rls",)))
     two_engines(pipeline, 1)
+    two_engines(pipeline, 601)
     bank = pipeline._bank
     configs = {pipeline.joiner.engines_of(c)[0].instance: c for c in pipeline.joiner.config_ids()}
     learn = bank.learn
@@ -77,7 +78,7 @@ def test_a_config_whose_learner_raises_is_put_aside_and_the_others_go_on(monkeyp
 
     monkeypatch.setattr(bank, "learn", raising)
     pipeline.take_counts()
-    two_engines(pipeline, 601)
+    two_engines(pipeline, 1201)
     counts = pipeline.take_counts()
     assert counts.rows[Target.STEP_TIME, RowOutcome.LEARNED] == 600
     assert counts.rows[Target.STEP_TIME, RowOutcome.QUARANTINED] == 600
@@ -88,7 +89,7 @@ def test_a_config_whose_learner_raises_is_put_aside_and_the_others_go_on(monkeyp
     assert shown["bad"].targets == {}
     assert shown["bad"].quarantined.endswith("FloatingPointError")
     assert caplog.text.count("is put aside") == 1, "said once"
-    two_engines(pipeline, 1201)
+    two_engines(pipeline, 1801)
     assert pipeline.take_counts().quarantines == 0
     assert pipeline.take_counts().quarantined == 1
 
@@ -96,6 +97,7 @@ def test_a_config_whose_learner_raises_is_put_aside_and_the_others_go_on(monkeyp
 def test_a_config_that_cannot_be_shown_is_put_aside_too(monkeypatch):
     pipeline = make_pipeline(Config(learners=("rls",)))
     two_engines(pipeline, 1)
+    two_engines(pipeline, 601)
     bad = pipeline.joiner.config_ids()[0]
     targets = pipeline._bank.targets
     monkeypatch.setattr(pipeline._bank, "targets", lambda c: 1 / 0 if c == bad else targets(c))

@@ -190,7 +190,11 @@ def test_what_requests_say_is_nowhere_but_in_the_join_window(tmp_path, caplog):
         eventually(lambda: sidecar.queue.in_flight_bytes == 0)
         metrics = urllib.request.urlopen(f"http://127.0.0.1:{sidecar.http_port}/metrics", timeout=10).read().decode()
         sidecar.stop()
-        told = [metrics, caplog.text, *(path.read_text() for path in tmp_path.rglob("*") if path.is_file())]
+        told = [
+            metrics,
+            caplog.text,
+            *(path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()),
+        ]
     assert sidecar.metrics.value(ACCEPTED_SPANS, "grpc") == 2
     assert len(told) >= 3
     assert not any(marker in text for text in told)

@@ -16,6 +16,10 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
+from exporters.snapshot_file import SNAPSHOT_NAME
+
 from .admission import Refusal
 from .clock import Clock
 from .config import Config
@@ -103,8 +107,7 @@ class Durability:
         """Restore, find the journal's rest, begin to write; the directory must exist."""
         self._restored, image = self._store.load(self._pipeline.restore)
         self._metrics.set(STATE_RESTORED, 1, self._restored)
-        if image is not None:
-            self._publisher.resume(image.generation)
+        self._publisher.resume(max(image.generation if image is not None else 0, _published(self._directory)))
         if self._writes_journal or left_behind(self._directory):
             self._open_journal(image.seq if image is not None else 0)
         self._health.register(NAME, CHECK_IN_TIMEOUT_S)
@@ -185,7 +188,7 @@ class Durability:
 
     def tick(self, *, final: bool = False) -> None:
         """Take the state if it is due and hand it to the writer."""
-        if not self._dirty or not (final or self._due()):
+        if not (self._dirty and (final or self._due())) and not self._journal_waits():
             return
         self._taken_ns = self._clock.monotonic_ns()
         try:
@@ -201,12 +204,18 @@ class Durability:
             self._ready.notify_all()
 
     def _due(self) -> bool:
-        age_ns = self._clock.monotonic_ns() - self._taken_ns
-        if age_ns >= self._interval_ns:
-            return not self._writing
+        return self._clock.monotonic_ns() - self._taken_ns >= self._interval_ns and not self._writing
+
+    def _journal_waits(self) -> bool:
+        """It fills up, and goes only down when both generations contain its oldest entries: one state is not enough."""
         journal = self._journal
-        filling = journal is not None and journal.size_bytes > _JOURNAL_SHARE * journal.capacity_bytes
-        return filling and age_ns >= _EARLY_NS and not self._writing
+        return (
+            journal is not None
+            and journal.size_bytes > _JOURNAL_SHARE * journal.capacity_bytes
+            and self._store.covered_seq < self._pipeline.applied_seq
+            and self._clock.monotonic_ns() - self._taken_ns >= _EARLY_NS
+            and not self._writing
+        )
 
     # --- the writer's -----------------------------------------------------------------------------------------------
 
@@ -239,3 +248,15 @@ class Durability:
         if self._journal is not None:
             self._journal.applied(self._store.covered_seq)
         return True
+
+
+class _Numbered(msgspec.Struct):
+    generation: int = 0
+
+
+def _published(directory: Path) -> int:
+    """The generation that readers of the snapshot file have seen; theirs must not go back."""
+    try:
+        return msgspec.json.decode((directory / SNAPSHOT_NAME).read_bytes(), type=_Numbered).generation
+    except (OSError, msgspec.DecodeError):
+        return 0

@@ -1,0 +1,36 @@
+"""The process that gets killed: ``tracefit run`` with trouble put in.
+
+python -m tests.torture.victim FAULT SEED        configuration by TRACEFIT_* variables
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+from collector.app import Sidecar
+from collector.clock import SystemClock
+from collector.config import load
+from collector.files import SystemFiles
+from collector.stop import Stop
+from tests.torture.faults import FaultyFiles, JumpingClock
+
+
+def main():
+    fault, seed = sys.argv[1], int(sys.argv[2])
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    clock = JumpingClock(seed) if fault == "clock" else SystemClock()
+    files = FaultyFiles(fault, seed) if fault in ("full", "read-only", "slow") else SystemFiles()
+    stop = Stop()
+    stop.listen()
+    sidecar = Sidecar(load(None, os.environ), clock, on_death=stop.ask, files=files)
+    sidecar.start()
+    sys.stdout.write(f"{sidecar.grpc_port} {sidecar.http_port}\n")
+    sys.stdout.flush()
+    stop.wait()
+    return 0 if sidecar.stop() else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

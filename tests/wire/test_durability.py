@@ -1,0 +1,130 @@
+"""Stop, start, kill: what a sidecar keeps, as its pages tell it."""
+
+from __future__ import annotations
+
+import json
+
+import grpc
+import pytest
+
+from collector.admission import Refusal
+from collector.clock import SystemClock
+from collector.durability import CHECK_IN_TIMEOUT_S, NAME
+from collector.errors import StartError
+from collector.state_store import NAME as STATE
+from collector.state_store import PREVIOUS_NAME
+from tests.builders import call_export, eventually, get, make_export, metric, running_sidecar
+
+JOURNAL = {"DURABILITY": "journal", "STATE__INTERVAL_S": "0.2"}
+
+
+def send(sidecar, first_step, spans=10):
+    call_export(sidecar.grpc_port, make_export(spans, first_step=first_step).SerializeToString())
+
+
+def learned(sidecar):
+    return metric(sidecar.http_port, 'tracefit_rows_total{outcome="learned",target="step_time"}')
+
+
+def rows(directory):
+    document = json.loads((directory / "snapshot.json").read_bytes())
+    return document["generation"], document["configs"][0]["targets"]["step_time"]["models"]["portable"]["rows"]
+
+
+def test_a_stop_and_a_start_go_on_where_they_were(tmp_path):
+    with running_sidecar(tmp_path) as sidecar:
+        assert json.loads(get(sidecar.http_port, "/readyz"))["state"] == "empty"
+        send(sidecar, 1)
+    generation, before = rows(tmp_path)
+    assert before == 99, "the flushed copy tells what still waited"
+    with running_sidecar(tmp_path) as sidecar:
+        assert json.loads(get(sidecar.http_port, "/readyz"))["state"] == "newest"
+        assert metric(sidecar.http_port, 'tracefit_state_restored{outcome="newest"}') == 1
+        send(sidecar, 1)
+        send(sidecar, 101)
+        eventually(lambda: metric(sidecar.http_port, 'tracefit_decode_skipped_spans_total{reason="duplicate"}') == 10)
+    later, after = rows(tmp_path)
+    assert after == 199, "the step between the two lives is learned, the repeat is not"
+    assert later > generation
+
+
+def test_a_start_from_nothing_usable_is_cold_and_loud(tmp_path, caplog):
+    with running_sidecar(tmp_path) as sidecar:
+        send(sidecar, 1)
+    (tmp_path / STATE).write_bytes(b"no state")
+    (tmp_path / PREVIOUS_NAME).unlink(missing_ok=True)
+    with running_sidecar(tmp_path) as sidecar:
+        told = json.loads(get(sidecar.http_port, "/readyz"))
+        assert told["state"] == "cold"
+        assert "does not begin with" in told["state_problem"]
+        assert metric(sidecar.http_port, 'tracefit_state_restored{outcome="cold"}') == 1
+    assert "cold start" in caplog.text
+    assert (tmp_path / f"{STATE}.corrupt").read_bytes() == b"no state"
+
+
+def test_entries_behind_the_state_are_learned_once_before_anything_new(tmp_path):
+    with running_sidecar(tmp_path, **JOURNAL) as sidecar:
+        send(sidecar, 1)
+        eventually((tmp_path / STATE).exists)
+        keep = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name.startswith("state")}
+        send(sidecar, 101)
+        send(sidecar, 201)
+        journal = {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.name.startswith("journal.0")}
+    for path in tmp_path.iterdir():
+        path.unlink()
+    for name, data in {**keep, **journal}.items():  # as a kill after the first state would have left it
+        (tmp_path / name).write_bytes(data)
+    with running_sidecar(tmp_path, **JOURNAL) as sidecar:
+        eventually(lambda: metric(sidecar.http_port, "tracefit_journal_replayed_spans_total") == 20)
+        send(sidecar, 301)
+    assert rows(tmp_path)[1] == 399
+
+
+def test_what_a_journal_still_holds_is_learned_when_it_was_switched_off(tmp_path):
+    with running_sidecar(tmp_path, DURABILITY="journal", STATE__INTERVAL_S="3600") as sidecar:
+        send(sidecar, 1)
+        journal = {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.name.startswith("journal.0")}
+    for path in tmp_path.iterdir():
+        path.unlink()
+    for name, data in journal.items():
+        (tmp_path / name).write_bytes(data)
+    with running_sidecar(tmp_path) as sidecar:
+        eventually(lambda: metric(sidecar.http_port, "tracefit_journal_replayed_spans_total") == 10)
+    assert rows(tmp_path)[1] == 99
+
+
+def test_a_full_journal_refuses_for_a_while_and_says_why(tmp_path, monkeypatch):
+    with running_sidecar(
+        tmp_path, DURABILITY="journal", JOURNAL__CAPACITY_MIB="1", STATE__INTERVAL_S="3600"
+    ) as sidecar:
+        monkeypatch.setattr(sidecar._keep, "_journal_waits", lambda: False)
+        with pytest.raises(grpc.RpcError) as caught:  # noqa: PT012
+            for number in range(100):
+                send(sidecar, 1 + number * 500, 50)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert caught.value.details() == "journal full"
+        refused = f'tracefit_receiver_refused_spans_total{{reason="{Refusal.JOURNAL_FULL}",transport="grpc"}}'
+        assert metric(sidecar.http_port, refused) == 50
+        size = metric(sidecar.http_port, "tracefit_journal_size_bytes")
+        assert 0 < size <= metric(sidecar.http_port, "tracefit_journal_capacity_bytes")
+        monkeypatch.undo()
+        eventually(lambda: metric(sidecar.http_port, "tracefit_journal_size_bytes") < size)
+
+
+def test_two_sidecars_cannot_share_a_journal(tmp_path):
+    with (
+        running_sidecar(tmp_path, **JOURNAL),
+        pytest.raises(StartError, match="another process uses the journal"),
+        running_sidecar(tmp_path, **JOURNAL),
+    ):
+        pass
+
+
+def test_a_writer_that_hangs_makes_the_process_not_alive(tmp_path, monkeypatch):
+    with running_sidecar(tmp_path) as sidecar:
+        assert sidecar.health.alive()
+        late = sidecar.health._seen_ns[NAME] - int((CHECK_IN_TIMEOUT_S + 1) * 1e9)
+        monkeypatch.setattr(sidecar.health, "check_in", lambda _: None)
+        sidecar.health._seen_ns[NAME] = late
+        assert sidecar.health.late() == (NAME,)
+    assert SystemClock().monotonic_ns() > 0

@@ -18,8 +18,10 @@ from exporters.access import protect
 from exporters.exposition import MetricsPage
 from exporters.http import HttpServer
 from exporters.routes import SnapshotDocuments, make_routes
+from exporters.status_page import StatusPage
 from online.snapshot import Snapshot
 
+from . import __version__
 from .admission import AdmissionQueue, Refusal
 from .auth import TokenFile
 from .clock import Clock
@@ -102,7 +104,16 @@ class Sidecar:
         )
         self.metrics.follow(OPEN_REQUESTS, lambda: self.pipeline.joiner.open_requests)
         self.metrics.follow(WATERMARK_AGE, lambda: self.pipeline.joiner.watermark_age_s)
-        self._publisher = Publisher(self.pipeline, self.metrics, clock, config.snapshot.publish_interval_s)
+        self._status = StatusPage(
+            self.snapshot,
+            self.metrics.registry,
+            ready=self._probe_ready,
+            unix_nano=clock.unix_nano,
+            version=__version__,
+        )
+        self._publisher = Publisher(
+            self.pipeline, self.metrics, clock, config.snapshot.publish_interval_s, self._status.record
+        )
         self._keep = Durability(
             config, self.pipeline, self._publisher, metrics=self.metrics, health=self.health, clock=clock, files=files
         )
@@ -225,6 +236,7 @@ class Sidecar:
             SnapshotDocuments(self._publisher.current),
             alive=self._probe_alive,
             ready=self._probe_ready,
+            status_page=self._status,
         )
         if self._read_tokens is not None:
             routes = protect(routes, self._read_tokens.accepts)

@@ -66,6 +66,15 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--state", type=Path, metavar="OUT", help="save what was learned, for donors and merges")
     replay.set_defaults(command=_replay)
 
+    export = commands.add_parser("export", help="print a snapshot's coefficients as BLIS loads them")
+    export.add_argument("snapshot", type=Path, metavar="SNAPSHOT", help="snapshot.json of the sidecar or of a replay")
+    export.add_argument("--format", required=True, choices=["blis-yaml", "blis-flags"], help="a file, or its flags")
+    export.add_argument("--config", metavar="ID", help="config_id, or the beginning of one; needed if there are more")
+    export.add_argument("--model-config", type=Path, metavar="FILE", help="the model's config.json")
+    export.add_argument("--hardware", metavar="NAME", help="GPU, or its memory bandwidth in TB/s")
+    export.add_argument("--alpha", choices=["server", "effective"], default="server", help="see docs/blis.md (server)")
+    export.set_defaults(command=_export)
+
     demo = commands.add_parser("demo", help="watch a real sidecar learn from a recording, 20 times faster")
     demo.add_argument("--speed", type=float, default=20.0, help="how much faster than recorded (default 20)")
     demo.add_argument("--recording", type=Path, help="a recording other than the bundled one")
@@ -143,6 +152,19 @@ def _donors(arguments: argparse.Namespace) -> int:
 
     options = Options(per_stratum=arguments.per_stratum, recordings=tuple(arguments.select))
     return run(arguments.paths, config, options, say=_say, note=_note)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from .export import Options, run  # noqa: PLC0415
+
+    options = Options(
+        file_format=arguments.format,
+        config_id=arguments.config,
+        model_config=arguments.model_config,
+        hardware=arguments.hardware,
+        alpha=arguments.alpha,
+    )
+    return run(arguments.snapshot, options, say=_say, note=_note)
 
 
 def _demo(arguments: argparse.Namespace) -> int:

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from exporters.snapshot_file import SNAPSHOT_NAME
 from online.snapshot import FeatureSnapshot, ModelSnapshot, Snapshot
 
 from .clock import SystemClock
 from .config import ENV_PREFIX
 from .demo_feed import Feeder, schedule
 from .errors import EXIT_FAILED, EXIT_OK, StartError
-from .publish import FILE_NAME
 from .report import lines
 
 HOME = Path(__file__).resolve().parent.parent
@@ -51,7 +51,7 @@ def demo(recording: Path | None, speed: float, say: Say, directory: Path | None 
         raise StartError(f"--speed must be a positive number, not {speed}")
     directory = directory or HOME / "snapshots" / "demo"
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / FILE_NAME).unlink(missing_ok=True)
+    (directory / SNAPSHOT_NAME).unlink(missing_ok=True)
     ports = Ports(_free_port(PORT_GRPC), _free_port(PORT_PAGES))
     interrupted = False
     with _sidecar(ports, directory) as process:
@@ -62,7 +62,7 @@ def demo(recording: Path | None, speed: float, say: Say, directory: Path | None 
         except KeyboardInterrupt:
             interrupted = True
             say("stopping")
-    learned = _conclude(directory / FILE_NAME, say)
+    learned = _conclude(directory / SNAPSHOT_NAME, say)
     return EXIT_OK if learned or interrupted else EXIT_FAILED
 
 

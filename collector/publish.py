@@ -1,4 +1,4 @@
-"""From learner to readers: one immutable snapshot, swapped by reference, and its copy on disk.
+"""From learner to readers: one immutable snapshot, swapped by reference, and its copies on disk.
 
 The worker thread publishes; the file is written by a thread of its own, so that a slow disk never makes a server's
 exporter wait. Readers take the reference and need no lock.
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from exporters.snapshot_file import write_atomically
+from exporters.snapshot_file import SNAPSHOT_NAME, write_atomically, write_snapshot
 from online.snapshot import Snapshot
 
 from .clock import Clock
@@ -24,8 +24,6 @@ from .telemetry import (
     SNAPSHOT_WRITTEN,
     Metrics,
 )
-
-FILE_NAME = "snapshot.json"
 
 _log = logging.getLogger(__name__)
 
@@ -50,8 +48,16 @@ class SnapshotSource(Protocol):
 class Publisher:
     """Owns the published reference. ``tick`` belongs to the worker thread, ``current`` to everybody."""
 
-    def __init__(self, source: SnapshotSource, metrics: Metrics, clock: Clock, interval_s: float) -> None:
+    def __init__(
+        self,
+        source: SnapshotSource,
+        metrics: Metrics,
+        clock: Clock,
+        interval_s: float,
+        on_publish: Callable[[Snapshot], None] = lambda _: None,
+    ) -> None:
         self._source = source
+        self._on_publish = on_publish
         self._metrics = metrics
         self._clock = clock
         self._interval_ns = int(interval_s * 1e9)
@@ -92,10 +98,15 @@ class Publisher:
             return
         self._generation += 1
         self._published_rows = rows
+        try:
+            self._on_publish(self._current)
+        except Exception:  # noqa: BLE001 -- nor must one of who looks on
+            self._metrics.add(PUBLISH_ERRORS)
+            _log.exception("a generation could not be shown")
 
 
 class SnapshotWriter:
-    """Writes the current snapshot every interval, if it is a new one, and once more at the end."""
+    """Writes the current snapshot and its BLIS files every interval, if it is a new one, and once more at the end."""
 
     def __init__(
         self,
@@ -107,7 +118,7 @@ class SnapshotWriter:
         check_in: Callable[[], None] = lambda: None,
     ) -> None:
         self._check_in = check_in
-        self.path = directory / FILE_NAME
+        self.path = directory / SNAPSHOT_NAME
         self._publisher = publisher
         self._metrics = metrics
         self._clock = clock
@@ -120,7 +131,7 @@ class SnapshotWriter:
         """Prove that the directory takes files, then begin."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            probe = self.path.parent / f".{FILE_NAME}.probe"
+            probe = self.path.parent / f".{SNAPSHOT_NAME}.probe"
             write_atomically(probe, b"")
             probe.unlink()
         except OSError as error:
@@ -143,13 +154,14 @@ class SnapshotWriter:
         snapshot = self._publisher.current()
         if snapshot is None or snapshot.generation == self._written_generation:
             return True
-        try:
-            write_atomically(self.path, snapshot.to_json())
-        except OSError as error:
-            self._metrics.add(SNAPSHOT_WRITE_ERRORS)
-            _log.warning("snapshot not written: %s", error.strerror)
+        report = write_snapshot(self.path.parent, snapshot)
+        self._metrics.add(SNAPSHOT_WRITES, len(report.written))
+        if SNAPSHOT_NAME in report.written:
+            self._metrics.set(SNAPSHOT_WRITTEN, self._clock.unix_nano() / 1e9)
+        if report.errors:  # all of them again at the next turn
+            self._metrics.add(SNAPSHOT_WRITE_ERRORS, len(report.errors))
+            name, reason = report.errors[0]
+            _log.warning("%d snapshot files not written, the first: %s: %s", len(report.errors), name, reason)
             return False
         self._written_generation = snapshot.generation
-        self._metrics.add(SNAPSHOT_WRITES)
-        self._metrics.set(SNAPSHOT_WRITTEN, self._clock.unix_nano() / 1e9)
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -21,7 +22,8 @@ from collector.telemetry import (
     Metrics,
 )
 from collector.worker import CHECK_IN_TIMEOUT_S, Worker
-from tests.builders import CountingProcessor, FakeClock, eventually
+from tests import exporter_cases as cases
+from tests.builders import CountingProcessor, FakeClock, as_json, eventually
 
 
 class House:
@@ -33,7 +35,8 @@ class House:
         self.health = Health(self.clock)
         self.processor = CountingProcessor()
         self.queue = AdmissionQueue(self.clock, capacity_bytes=1000, wait_s=0, waiters_max=1)
-        self.publisher = Publisher(self.processor, self.metrics, self.clock, interval_s=1.0)
+        self.shown = []
+        self.publisher = Publisher(self.processor, self.metrics, self.clock, 1.0, on_publish=self.shown.append)
         self.deaths = 0
         self.worker = Worker(
             self.queue,
@@ -160,6 +163,50 @@ def test_a_snapshot_that_cannot_be_made_is_counted_and_the_old_one_stays(house, 
     house.worker.step(0)
     assert house.publisher.current() is old
     assert house.metrics.value(PUBLISH_ERRORS) == 1
+
+
+def test_every_generation_is_shown_to_who_looks_on(house):
+    for _ in range(3):
+        house.put()
+        house.clock.advance(5)
+        house.worker.step(0)
+    assert [snapshot.generation for snapshot in house.shown] == [1, 2, 3]
+
+
+def test_who_looks_on_and_fails_does_not_keep_a_generation_from_the_others(house, monkeypatch):
+    monkeypatch.setattr(house.publisher, "_on_publish", lambda _: 1 / 0)
+    house.put()
+    house.worker.step(0)
+    assert house.publisher.current().generation == 1
+    assert house.metrics.value(PUBLISH_ERRORS) == 1
+
+
+SHEET = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 32}
+
+
+def exportable(*_):
+    """A snapshot whose configuration knows all that BLIS asks for."""
+    config = cases.config()
+    return cases.snapshot(msgspec.structs.replace(config, config=config.config | SHEET), generation=1)
+
+
+def test_the_files_for_blis_stand_beside_the_snapshot_and_each_is_counted(house, tmp_path, monkeypatch):
+    monkeypatch.setattr(house.processor, "snapshot", exportable)
+    house.put()
+    house.worker.step(0)
+    assert house.writer.stop()
+    assert {path.name for path in tmp_path.iterdir()} == {"snapshot.json", "0f3c52aa9b1e.blis.yaml"}
+    assert house.metrics.value(SNAPSHOT_WRITES) == 2
+
+
+def test_a_file_that_cannot_be_replaced_keeps_no_other_from_being_written(house, tmp_path, monkeypatch):
+    monkeypatch.setattr(house.processor, "snapshot", exportable)
+    (tmp_path / "0f3c52aa9b1e.blis.yaml").mkdir()
+    house.put()
+    house.worker.step(0)
+    assert not house.writer.stop()
+    assert house.metrics.value(SNAPSHOT_WRITE_ERRORS) == 1
+    assert as_json(tmp_path / "snapshot.json")["generation"] == 1
 
 
 def test_a_generation_is_written_once_and_the_last_one_at_the_end(house, tmp_path):

@@ -81,9 +81,10 @@ def test_pages_ask_for_their_own_token_except_metrics_and_health(tmp_path):
     with running_sidecar(tmp_path, EXPORTERS__HTTP__TOKEN_FILE=str(tmp_path / "reader")) as sidecar:
         assert grpc_code(sidecar.grpc_port) is CODE.OK
         assert [page_status(sidecar.http_port, path) for path in ("/metrics", "/healthz", "/readyz")] == [200] * 3
-        assert page_status(sidecar.http_port, "/snapshot") == 401
+        assert [page_status(sidecar.http_port, path) for path in ("/snapshot", "/")] == [401] * 2
         assert page_status(sidecar.http_port, "/snapshot", {"Authorization": f"Bearer {TOKEN}"}.items()) == 401
         reader = {"Authorization": f"Bearer {OTHER}"}.items()
+        assert page_status(sidecar.http_port, "/", reader) == 200
         eventually(lambda: page_status(sidecar.http_port, "/snapshot", reader) in (200, 503))
 
 

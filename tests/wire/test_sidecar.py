@@ -135,3 +135,16 @@ def test_a_taken_page_port_is_one_clear_sentence_and_leaves_no_server_behind(tmp
             running_sidecar(tmp_path, EXPORTERS__HTTP__ENDPOINT=taken),
         ):
             pass
+
+
+def test_the_status_page_shows_what_was_learned(tmp_path):
+    with running_sidecar(tmp_path, JOIN__WINDOW_S="1", JOIN__GRACE_S="0") as sidecar:
+        assert b"Waiting for telemetry" in get(sidecar.http_port, "/")
+        for first in range(1, 400, 100):
+            call_export(sidecar.grpc_port, make_export(steps_per_span=100, first_step=first).SerializeToString())
+        eventually(lambda: sidecar.snapshot() is not None)
+        page = get(sidecar.http_port, "/").decode()
+        config_id = sidecar.snapshot().configs[0].config_id
+    assert config_id in page
+    assert "rows learned" in page
+    assert '<span class="state ok">ready</span>' in page

@@ -183,7 +183,6 @@ class Pipeline:
         # the bank saves what has learned; of the others it has to be told again
         known = set(self._bank.configs())
         self._joiner, self._described = joiner, {k: v for k, v in image.described.items() if k in known}
-        self._joiner.facts_changed = True
         self.applied_seq = image.seq
         return left_out
 

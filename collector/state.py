@@ -151,7 +151,9 @@ def _engine_rest(_: Engine, context: Context) -> dict[str, object]:
 
 
 def _joiner_rest(_: Joiner, context: Context) -> dict[str, object]:
-    return {"_settings": context.join, "knowledge": context.knowledge, "renamed": [], "events": Counter()}
+    # what is known is told to the learners again: the bank saves facts of what has learned only
+    told = {"renamed": [], "facts_changed": True, "events": Counter()}
+    return {"_settings": context.join, "knowledge": context.knowledge, **told}
 
 
 def _kv_rest(_: KvSources, context: Context) -> dict[str, object]:

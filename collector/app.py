@@ -35,7 +35,7 @@ from .intake import Intake
 from .knowledge import Knowledge
 from .kv_intake import KvIntake
 from .learning import make_pipeline
-from .memory import MemoryGuard, cgroup_limit_bytes, limit_bytes, resident_bytes
+from .memory import MemoryGuard, cgroup_limit_bytes, limit_bytes, resident_bytes, return_large_blocks
 from .pipeline import Export, Pipeline
 from .publish import Publisher, SnapshotWriter
 from .receivers.otlp_grpc import OtlpGrpcReceiver
@@ -259,6 +259,7 @@ def run(config: Config, clock: Clock, stop: Stop) -> bool:
     # A handler that has its answer ready waits this long for the interpreter while the worker computes; the default of
     # 5 ms, paid several times in a call, is most of what an exporter would notice.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    return_large_blocks()
     sidecar = Sidecar(config, clock, on_death=stop.ask)
     sidecar.start()
     stop.wait()

@@ -7,6 +7,8 @@ unsaved state. Collecting garbage rarely gives memory back in CPython, refusing 
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import threading
 from collections.abc import Callable
@@ -16,6 +18,8 @@ from .clock import Clock
 
 LOOK_AGAIN_NS = 250_000_000
 CGROUP_SHARE = 0.8
+LARGE_BLOCK_BYTES = 4 << 20
+_M_MMAP_THRESHOLD = -3
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _UNLIMITED_BYTES = 1 << 60
 
@@ -41,6 +45,16 @@ class MemoryGuard:
                 self._looked_ns = now_ns
                 self._short = self._read_bytes() > self.limit_bytes
             return self._short
+
+
+def return_large_blocks() -> None:
+    """Have blocks of a few MiB and more go back to the system when freed.
+
+    glibc raises its threshold to the largest block ever freed; after one export of 24 MB the next ones would be cut
+    from the heap and stay there.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
 
 
 def resident_bytes() -> int:

@@ -59,9 +59,8 @@ class Decoder:
 
     def _take(self, spans: list[Any]) -> Iterator[plain.Taken]:
         """Take the events out of the spans that a template reads; one result per span."""
+        found = _Found(sum(len(span.events) for span in spans))
         ends: list[int] = []
-        found: list[Matched] = []
-        left: list[bytes] = []
         chunk: list[bytes] = []
         first = 0
         for span in spans:
@@ -69,22 +68,12 @@ class Decoder:
             span.ClearField("events")  # no event is held twice
             ends.append(first + len(chunk))
             while len(chunk) >= CHUNK:
-                self._match(chunk[:CHUNK], first, found, left)
+                found.add(chunk[:CHUNK], first, self._match_layouts(chunk[:CHUNK]))
                 first += CHUNK
                 del chunk[:CHUNK]
-        self._match(chunk, first, found, left)
-        at = np.concatenate([matched.at for matched in found])
-        rows = np.concatenate([matched.rows for matched in found])
-        return _give_back(spans, ends, Matched(at, rows), iter(left))
-
-    def _match(self, chunk: list[bytes], first: int, found: list[Matched], left: list[bytes]) -> None:
-        """The events of one chunk that match, and the others, in order; the first has place ``first``."""
-        matched = self._match_layouts(chunk) if chunk else _NONE
-        if len(matched.at) < len(chunk):
-            stays = np.ones(len(chunk), np.bool_)
-            stays[matched.at] = False
-            left.extend(itertools.compress(chunk, stays))
-        found.append(Matched(matched.at + first, matched.rows))
+        if chunk:
+            found.add(chunk, first, self._match_layouts(chunk))
+        return _give_back(spans, ends, found.matched(), iter(found.left))
 
     def _match_layouts(self, chunk: list[bytes]) -> Matched:
         if max(map(len, chunk)) > EVENT_MAX:
@@ -127,6 +116,31 @@ class Decoder:
 
 
 _NONE: Final = Matched(np.empty(0, np.intp), np.empty((0, len(STEP_FIELDS)), np.int64))
+
+
+class _Found:
+    """Rows of all chunks in one array, and the events that are left, in order."""
+
+    def __init__(self, events: int) -> None:
+        self.left: list[bytes] = []
+        self._at = np.empty(events, np.intp)
+        self._rows = np.empty((events, len(STEP_FIELDS)), np.int64)  # pages that no row needs stay untouched
+        self._size = 0
+
+    def add(self, chunk: list[bytes], first: int, matched: Matched) -> None:
+        """The result of one chunk, whose first event has place ``first``."""
+        size = self._size + len(matched.at)
+        self._at[self._size : size] = matched.at + first
+        self._rows[self._size : size] = matched.rows
+        self._size = size
+        if len(matched.at) < len(chunk):
+            stays = np.ones(len(chunk), np.bool_)
+            stays[matched.at] = False
+            self.left.extend(itertools.compress(chunk, stays))
+
+    def matched(self) -> Matched:
+        """All that was added."""
+        return Matched(self._at[: self._size], self._rows[: self._size])
 
 
 def _parse(payload: bytes) -> Any:

@@ -57,7 +57,10 @@ _TOKENS = (
 
 
 class Parser:
-    """Seeds, and what is done with the bytes."""
+    """Seeds, and what is done with the bytes; a parser of files writes them to ``directory``."""
+
+    def __init__(self, directory) -> None:
+        self._path = directory / "file"
 
     def seeds(self):
         raise NotImplementedError
@@ -116,10 +119,6 @@ def _some_payloads():
 class Files(Parser):
     """Recordings of every kind."""
 
-    def __init__(self) -> None:
-        self._directory = tempfile.TemporaryDirectory()
-        self._path = Path(self._directory.name) / "recording"
-
     def seeds(self):
         whole = delimited(make_export(1, steps_per_span=2), make_export(2, steps_per_span=1))
         lines = otlp_json(make_export(1, steps_per_span=1)) * 2
@@ -138,7 +137,8 @@ class Files(Parser):
 class State(Parser):
     """State files; half of the time the damage is sealed again, so that it gets behind the checksum."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory) -> None:
+        super().__init__(directory)
         from collector.config import Config
 
         self._config = Config(learners=("rls",))
@@ -162,9 +162,9 @@ class State(Parser):
 class JournalFile(Parser):
     """A segment that an earlier process left."""
 
-    def __init__(self) -> None:
-        self._directory = tempfile.TemporaryDirectory()
-        self._path = Path(self._directory.name) / f"journal.{1:016x}"
+    def __init__(self, directory) -> None:
+        super().__init__(directory)
+        self._path = directory / f"journal.{1:016x}"
 
     def seeds(self):
         with tempfile.TemporaryDirectory() as name:
@@ -186,10 +186,6 @@ class JournalFile(Parser):
 
 class Config(Parser):
     """Configuration files."""
-
-    def __init__(self) -> None:
-        self._directory = tempfile.TemporaryDirectory()
-        self._path = Path(self._directory.name) / "config.yaml"
 
     def seeds(self):
         short = b"queue: {wait_s: 1.5}\nlearners: [rls]\njournal:\n  fsync: true\n"
@@ -222,10 +218,10 @@ def edited(rng, data):
     return damage(rng, data) if rng.random() < 0.9 else data
 
 
-def fuzz(name, *, seed, seconds, executions):
+def fuzz(name, directory, *, seed, seconds, executions):
     """Run one parser until a budget is used up; how many inputs were tried."""
     rng = random.Random(seed)
-    parser = PARSERS[name]()
+    parser = PARSERS[name](directory)
     corpus = parser.corpus()
     done, deadline_s = 0, time.monotonic() + seconds
     while done < executions and time.monotonic() < deadline_s:
@@ -249,7 +245,8 @@ def main():
     args = parser.parse_args()
     for name in PARSERS if args.parser == "all" else (args.parser,):
         start_s = time.process_time()
-        done = fuzz(name, seed=args.seed, seconds=args.seconds, executions=args.executions)
+        with tempfile.TemporaryDirectory() as directory:
+            done = fuzz(name, Path(directory), seed=args.seed, seconds=args.seconds, executions=args.executions)
         cpu_s = time.process_time() - start_s
         sys.stdout.write(f"{name:9} {done:9} inputs, seed {args.seed}, 0 crashes, {cpu_s:.0f} s CPU\n")
 

@@ -10,8 +10,8 @@ from tests.fuzz.fuzz_parsers import PARSERS, fuzz
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_every_seed_and_every_crash_found_is_read(name):
-    parser = PARSERS[name]()
+def test_every_seed_and_every_crash_found_is_read(name, tmp_path):
+    parser = PARSERS[name](tmp_path)
     corpus = parser.corpus()
     assert corpus
     for data in corpus:
@@ -19,6 +19,6 @@ def test_every_seed_and_every_crash_found_is_read(name):
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_a_few_hundred_damaged_inputs_do_not_crash_it(name, caplog):
+def test_a_few_hundred_damaged_inputs_do_not_crash_it(name, tmp_path, caplog):
     caplog.set_level(logging.CRITICAL)
-    assert fuzz(name, seed=99, seconds=60, executions=200) >= 200
+    assert fuzz(name, tmp_path, seed=99, seconds=60, executions=200) >= 200

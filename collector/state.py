@@ -101,7 +101,7 @@ def decode(data: bytes) -> StateImage:
         raise StateError(f"corrupt state file: the checksum of {len(body)} bytes does not match")
     try:
         image = msgspec.msgpack.decode(body, type=StateImage)
-    except (msgspec.DecodeError, RecursionError, OverflowError) as error:
+    except (ValueError, RecursionError, OverflowError) as error:  # also of text that is no UTF-8
         raise StateError(f"corrupt state file: {error}") from error
     if image.version != VERSION:
         raise StateError(f"state version {image.version} cannot be read, expected {VERSION}")

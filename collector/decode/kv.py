@@ -162,7 +162,7 @@ def _counted(batch: wire.AnyBatch, events: Sequence[wire.AnyEvent], source: str,
             counted.removed_from(event.medium, array_length(event.block_hashes), event.group_idx)
         elif not isinstance(event, wire.AllBlocksCleared | wire.AllBlocksClearedMap):
             counted.moved(event.move())
-    ts_unix_ns = round(batch.ts * 1e9) if math.isfinite(batch.ts) else 0
+    ts_unix_ns = round(batch.ts * 1e9) if math.isfinite(batch.ts * 1e9) else 0
     return counted.batch(source, seq, ts_unix_ns, batch.data_parallel_rank or 0, len(batch.events))
 
 

@@ -1,12 +1,40 @@
-"""The short torture; ``make torture`` is the long one."""
+"""The short versions; ``make torture``, ``make soak`` and ``make stress`` are the long ones."""
 
 from __future__ import annotations
 
-from tests.torture.harness import FAULTS, run
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.torture import soak
+from tests.torture.harness import FAULTS, ROOT, run
 
 
-def test_kills_and_bad_disks_lose_nothing_and_repeat_nothing(tmp_path):
-    report = run(tmp_path, kills=5, seed=7, faults=FAULTS, exports=300)
+@pytest.mark.parametrize("fsync", [False, True])
+def test_kills_and_bad_disks_lose_nothing_and_repeat_nothing(tmp_path, fsync):
+    report = run(tmp_path, kills=5, seed=7 + fsync, faults=FAULTS, exports=250, fsync=fsync)
     assert report.kills == 5
     assert report.repeats > 0, "the kills were noticed"
-    assert report.rows > 5000
+    assert report.rows > 2 * (2 * 2500 - 2) - 10
+
+
+def test_a_short_day_is_accounted_for_to_the_last_event(tmp_path):
+    hours, account = soak.run(tmp_path, hours=4, steps=60_000, seed=3, learners="[rls]")
+    assert len(hours) == 4
+    assert account["steps"] >= 60_000 - 4 * soak.STEPS
+
+
+def test_everybody_at_once_neither_deadlocks_nor_tears_a_snapshot():
+    ended = subprocess.run(
+        [sys.executable, "-X", "dev", "-m", "tests.torture.stress", "--seconds", "3"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert "none torn" in ended.stdout

@@ -114,6 +114,8 @@ def _read_resource(
                 tally.events_skipped[rejected.reason] += events
             else:
                 tally.spans_accepted += 1
+                if scope not in (words.API_SCOPE, words.KV_SCOPE):
+                    out.traces.append((span.end_time_unix_nano, span.trace_id))
     if steps:
         out.steps = np.concatenate(steps).view(STEP_DTYPE)[:, 0]
     out.snapshots = np.array(snapshots, SNAPSHOT_DTYPE)

@@ -55,11 +55,8 @@ def test_a_drift_leads_to_the_span_batch_with_its_rows():
 
 
 def drifted(when_ns, instance="vllm-0", config_id="0f3c52aa9b1e"):
-    target = cases.target("step_time", drifted=True)
-    config = cases.config(
-        config_id,
-        targets={"step_time": replace(target, drift=DriftSnapshot(last_unix_nano=when_ns, gain=1.2, count=1))},
-    )
+    drift = DriftSnapshot(last_unix_nano=when_ns, gain=1.2, count=1)
+    config = cases.config(config_id, targets={"step_time": replace(cases.target("step_time"), drift=drift)})
     return replace(config, engines=[EngineSnapshot(instance=instance, scheduling="sync", last_step=1)])
 
 

@@ -232,7 +232,11 @@ class Sidecar:
     def _make_pages(self) -> HttpServer:
         address, port = parse_endpoint(self.config.exporters.http.endpoint)
         routes = make_routes(
-            MetricsPage(self.metrics.registry, self._publisher.current),
+            MetricsPage(
+                self.metrics.registry,
+                self.snapshot,
+                exemplar_of=lambda config_id, target: self.pipeline.exemplars.get((config_id, target)),
+            ),
             SnapshotDocuments(self._publisher.current),
             alive=self._probe_alive,
             ready=self._probe_ready,

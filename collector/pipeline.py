@@ -25,6 +25,7 @@ from collector.join.reasons import JoinEvent, RowDrop
 from collector.join.settings import JoinSettings
 from collector.knowledge import Knowledge, cannot_derive
 from collector.quarantine import Quarantine
+from collector.traces import TraceLog, Traces
 from online.bank import Bank, BankSettings, RowOutcome
 from online.rows import Lane, Quality, Target
 from online.snapshot import ConfigSnapshot, EngineSnapshot, Snapshot, TargetSnapshot
@@ -96,6 +97,9 @@ class Pipeline:
         self._quarantine = Quarantine(self._bank)
         self._version = version
         self._counts = Counts()
+        self._traces = TraceLog()
+        self.exemplars: Traces = {}
+        """Traces behind the drifts of the newest snapshot; replaced, never edited."""
         self._announced: dict[str, Quality] = {}
         self._context = states.Context(settings.join, self._joiner.knowledge)
         self.applied_seq = 0
@@ -128,6 +132,7 @@ class Pipeline:
 
     def _join(self, telemetry: Telemetry, recording: str) -> None:
         """Hand over to the join; very many steps in pieces, so that a large export costs little memory."""
+        self._traces.see(telemetry.instance, telemetry.traces)
         while len(telemetry.steps) > PIECE_STEPS:
             head, telemetry.steps = telemetry.steps[:PIECE_STEPS], telemetry.steps[PIECE_STEPS:]
             self._joiner.add(Telemetry(telemetry.instance, telemetry.facts, steps=head), recording)
@@ -224,11 +229,13 @@ class Pipeline:
 
     def snapshot(self, now_unix_nano: int, generation: int) -> Snapshot:
         """What is known now; the state stays as it is."""
+        configs = [self._config(config_id) for config_id in self._joiner.config_ids()]
+        self.exemplars = self._traces.exemplars(configs)
         return Snapshot(
             generation=generation,
             created_unix_nano=now_unix_nano,
             tracefit_version=self._version,
-            configs=[self._config(config_id) for config_id in self._joiner.config_ids()],
+            configs=configs,
         )
 
     def _config(self, config_id: str) -> ConfigSnapshot:

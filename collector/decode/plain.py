@@ -114,10 +114,16 @@ def _read_resource(
                 tally.events_skipped[rejected.reason] += events
             else:
                 tally.spans_accepted += 1
+                out.traces += _trace(scope, span)
     if steps:
         out.steps = np.concatenate(steps).view(STEP_DTYPE)[:, 0]
     out.snapshots = np.array(snapshots, SNAPSHOT_DTYPE)
     return out
+
+
+def _trace(scope: str, span: Span) -> list[tuple[int, bytes]]:
+    """When it ended and its trace id, of a span that rows come from."""
+    return [] if scope in (words.API_SCOPE, words.KV_SCOPE) else [(span.end_time_unix_nano, span.trace_id)]
 
 
 def facts(attributes: Mapping[str, Value]) -> dict[str, str]:

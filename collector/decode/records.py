@@ -194,3 +194,5 @@ class Telemetry:
     api: list[ApiSpan] = field(default_factory=list)
     requests: list[RequestSpan] = field(default_factory=list)
     kv: list[KvBatch] = field(default_factory=list)
+    traces: list[tuple[int, bytes]] = field(default_factory=list)
+    """Of each span that was accepted and tells of steps or requests: when it ended, and its trace id."""

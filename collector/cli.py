@@ -99,11 +99,16 @@ def _parser() -> argparse.ArgumentParser:
     donors.add_argument("--per-stratum", type=int, default=20, help="rows to keep of each stratum (20)")
     donors.set_defaults(command=_donors)
 
+    merge = commands.add_parser("merge", help="add what several sidecars learned into one state")
+    merge.add_argument("states", nargs="+", type=Path, metavar="STATE", help="state files of sidecars or replays")
+    merge.add_argument("-o", "--out", type=Path, required=True, metavar="OUT", help="the merged state")
+    merge.set_defaults(command=_merge)
+
     check = commands.add_parser("check-config", help="check the configuration and print what holds")
     check.add_argument("--schema", action="store_true", help="print the JSON Schema of the configuration instead")
     check.set_defaults(command=_check_config)
 
-    for command in (run, replay, evaluate, donors, check):
+    for command in (run, replay, evaluate, donors, merge, check):
         command.add_argument("--config", type=Path, metavar="FILE", help=f"YAML (default: ${ENV_FILE})")
     return parser
 
@@ -152,6 +157,13 @@ def _donors(arguments: argparse.Namespace) -> int:
 
     options = Options(per_stratum=arguments.per_stratum, recordings=tuple(arguments.select))
     return run(arguments.paths, config, options, say=_say, note=_note)
+
+
+def _merge(arguments: argparse.Namespace) -> int:
+    config = _load(arguments)
+    from .merge import run  # noqa: PLC0415
+
+    return run(arguments.states, arguments.out, config, say=_say, note=_note)
 
 
 def _export(arguments: argparse.Namespace) -> int:

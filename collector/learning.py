@@ -20,8 +20,8 @@ from .pipeline import DedupeSettings, Pipeline, PipelineSettings
 from .state import learners_of
 
 
-def make_pipeline(config: Config, knowledge: Knowledge | None = None) -> Pipeline:
-    """The pipeline that the configuration asks for; a learner or feature set nobody knows is a ConfigError."""
+def bank_settings(config: Config) -> BankSettings:
+    """What to learn with; a learner or feature set nobody knows is a ConfigError."""
     bank = BankSettings(
         learners=config.learners,
         feature_sets=config.feature_sets,
@@ -37,6 +37,12 @@ def make_pipeline(config: Config, knowledge: Knowledge | None = None) -> Pipelin
     except ValueError as error:
         key, _, problem = str(error).partition(": ")
         raise ConfigError(key, problem) if problem else ConfigError("custom", key) from None
+    return bank
+
+
+def make_pipeline(config: Config, knowledge: Knowledge | None = None) -> Pipeline:
+    """The pipeline that the configuration asks for."""
+    bank = bank_settings(config)
     settings = PipelineSettings(
         join=msgspec.convert(msgspec.to_builtins(config.join), JoinSettings),
         dedupe=msgspec.convert(msgspec.to_builtins(config.dedupe), DedupeSettings),

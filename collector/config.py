@@ -160,6 +160,7 @@ class JoinConfig(_Section, frozen=True, kw_only=True):
     row_steps_max: Bound = 512
     warm_up_rows: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 64
     kv_batches_max: Bound = 65_536
+    block_steps: Annotated[int, msgspec.Meta(ge=256, le=65_536)] = 512
     quick_lane: bool = True
 
 
@@ -218,7 +219,7 @@ def fast(config: Config) -> Config:
         learners=("rls",),
         feature_sets=config.feature_sets[:1],
         live_sets=(),
-        join=msgspec.structs.replace(config.join, quick_lane=False),
+        join=msgspec.structs.replace(config.join, quick_lane=False, block_steps=8192),
         bank=msgspec.structs.replace(config.bank, block_rows=512, block_s=60.0, detector="none"),
     )
 

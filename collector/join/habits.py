@@ -1,6 +1,6 @@
 """What passed steps teach about an engine: tokens per KV block, the share of requests that send journeys, holes.
 
-Learned step by step in order, but in force only from the next block boundary (step ids divisible by BLOCK_STEPS) on, so
+Learned step by step in order, but in force only from the next block boundary (step ids divisible by ``block_steps``) on, so
 that a row does not depend on how much telemetry came in one piece.
 """
 
@@ -12,7 +12,6 @@ import numpy as np
 
 from .features import BlockRatio, Cells, Rebuilt, complete, snapshot_complete
 
-BLOCK_STEPS = 512
 FIRST_BLOCK_STEPS = 256
 """A new engine waits for its first block; the later ones only cost per block."""
 

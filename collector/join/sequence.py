@@ -20,7 +20,7 @@ from online.rows import Quality, RowBlock
 
 from . import boundaries, journeys
 from .features import BlockRatio, ContextSource, complete, rebuilt_counts, step_features
-from .habits import BLOCK_STEPS, FIRST_BLOCK_STEPS, Habits
+from .habits import FIRST_BLOCK_STEPS, Habits
 from .intervals import Columns, Trust, drops, neighbours, pack
 from .kv_steps import KvSteps
 from .reasons import JoinEvent, RowDrop
@@ -209,7 +209,7 @@ class Sequence:
         passed = max(first, self._learned_to)
         while passed < stop:
             opening = not self._habits.settled
-            block = FIRST_BLOCK_STEPS if opening else BLOCK_STEPS
+            block = FIRST_BLOCK_STEPS if opening else self._settings.block_steps
             end = min(stop, (passed // block + 1) * block)
             if opening and end % block and not flush:
                 break  # what the first block teaches holds for its own rows
@@ -321,7 +321,7 @@ class Sequence:
         self, first: int, stop: int, source: ContextSource, out: Advance, *, asynchronous: bool, last: bool
     ) -> None:
         """Rows between the stamped boundaries first..stop-1, all in one block; the frontier moves to the last."""
-        _, latest = self._columns(stop - BLOCK_STEPS - 1, stop + 1)
+        _, latest = self._columns(stop - self._settings.block_steps - 1, stop + 1)
         if not (latest["seen"] | (latest["completed_ns"] > 0) | (latest["scheduled_ns"] > 0)).any():
             return  # a hole: no boundary since the last call
         steps, cells = self._columns(first - 1, stop + 1)
@@ -382,7 +382,7 @@ class Sequence:
 
     def _learn_habits(self, stop: int, out: Advance, *, asynchronous: bool) -> None:
         """Steps below ``stop`` have passed: what those of this block teach, each once."""
-        first, self._learned_to = max(self._learned_to, stop - BLOCK_STEPS), stop
+        first, self._learned_to = max(self._learned_to, stop - self._settings.block_steps), stop
         if first >= stop:
             return
         steps, cells = self._columns(first, stop + 1)
@@ -395,7 +395,7 @@ class Sequence:
             matched = int(np.count_nonzero(busy & complete(steps, cells, counts)))
             out.events[JoinEvent.STEP_MATCHED] += matched
             out.events[JoinEvent.STEP_MISMATCHED] += int(np.count_nonzero(busy)) - matched
-        if stop % BLOCK_STEPS == 0 or not self._habits.settled:
+        if stop % self._settings.block_steps == 0 or not self._habits.settled:
             self._habits.settle()
             self.votes.settle_block()
 

@@ -24,5 +24,7 @@ class JoinSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of a new engine process held until its one-time compilation can be told from its pace."""
     kv_batches_max: int = 65_536
     """Batches of KV events held per publisher process."""
+    block_steps: int = 512
+    """Steps after which what they taught about their engine comes into force: larger is cheaper, and reacts later."""
     quick_lane: bool = True
     """Send rows down the quick lane too: live prediction and drift do not wait for journeys."""

@@ -19,7 +19,7 @@ from online.rows import Quality, RowBlock, Target
 
 from .api_queueing import ApiQueueing
 from .features import BlockRatio
-from .journeys import steps_of
+from .journeys import extent_of, runs
 from .reasons import JoinEvent, RowDrop
 from .requests import QUEUE_STATE_AGE_NS, RequestRow, request_block, rows_of
 from .scheduling import Scheduling
@@ -150,8 +150,9 @@ class Engine:
     def _add_request(self, span: CoreSpan, known: PendingRequest | None = None) -> PendingRequest | None:
         last = span.marks[-1]
         process = self._process_of(last.ts_ns + span.unix_minus_mono_ns, last.step_id)
-        self.events += process.sequence.add_request(span)
-        extent = steps_of(span)
+        found = tuple(runs(span.marks))
+        self.events += process.sequence.add_request(span, found)
+        extent = extent_of(found)
         if extent is None:
             return None
         start = next(mark for mark in span.marks if mark.kind is MarkKind.SCHEDULED)

@@ -1,7 +1,7 @@
 """What passed steps teach about an engine: tokens per KV block, the share of requests that send journeys, holes.
 
-Learned step by step in order, but in force only from the next block boundary (step ids divisible by ``block_steps``) on, so
-that a row does not depend on how much telemetry came in one piece.
+Learned step by step in order, but in force only from the next block boundary on (step ids divisible by
+``block_steps``), so that a row does not depend on how much telemetry came in one piece.
 """
 
 from __future__ import annotations

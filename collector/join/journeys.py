@@ -10,7 +10,7 @@ budget of those steps is known (:func:`split_chunks`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,14 +55,21 @@ class Run:
 
 def steps_of(span: CoreSpan) -> tuple[int, int] | None:
     """First and last step the request was part of; None when it was never scheduled."""
-    found = list(runs(span.marks))
+    return extent_of(tuple(runs(span.marks)))
+
+
+def extent_of(found: Sequence[Run]) -> tuple[int, int] | None:
+    """First and last step of a request's runs."""
     return (found[0].first_step, found[-1].last_step) if found else None
 
 
-def lay(span: CoreSpan, window: StepWindow) -> list[Chunks]:
-    """Add the request to the columns of its steps (which must be reachable); returns its multi-step prefills."""
+def lay(span: CoreSpan, window: StepWindow, found: Sequence[Run] | None = None) -> list[Chunks]:
+    """Add the request to the columns of its steps (which must be reachable); returns its multi-step prefills.
+
+    ``found``: its runs, where the caller has them already.
+    """
     chunks = []
-    for run in runs(span.marks):
+    for run in runs(span.marks) if found is None else found:
         if run.outputs == 0:
             chunks += _lay_prefill(run, span.prompt_tokens, window)
         else:
@@ -144,6 +151,8 @@ def _lay_resumed(run: Run, prompt_tokens: int, window: StepWindow) -> None:
 
 def _lay_waiting(span: CoreSpan, window: StepWindow) -> None:
     first, stop = waits(span)
+    if first >= stop:  # scheduled at the next step, as most are
+        return
     here = slice(max(0, first - window.base), stop - window.base)
     window.rebuilt["waiting_requests"][here] += 1
     window.rebuilt["waiting_tokens"][here] += span.prompt_tokens

@@ -26,7 +26,7 @@ import numpy as np
 from collector.decode.records import CoreSpan
 from online.rows import Ints
 
-from .journeys import Chunks, Run, runs
+from .journeys import Chunks, Run
 from .kv_timeline import KvTimeline
 from .window import StepWindow
 
@@ -60,10 +60,10 @@ class Prefills:
         """(when it was known, when a prefill ended), wall clock: what a publisher is recognised by."""
         self.hit_tokens = 0.0
 
-    def add(self, span: CoreSpan, chunks: Sequence[Chunks]) -> None:
-        """Take a finished request and the multi-step prefills laid for it."""
+    def add(self, span: CoreSpan, chunks: Sequence[Chunks], found: Sequence[Run]) -> None:
+        """Take a finished request, its runs, and the multi-step prefills laid for it."""
         by_step = {chunk.first_step: chunk for chunk in chunks}
-        for run in runs(span.marks):
+        for run in found:
             prefill, decoding = _of(run, span)
             prefill.chunk = by_step.get(run.first_step)
             self._pending.append(prefill)

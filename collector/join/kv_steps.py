@@ -12,7 +12,7 @@ from collector.decode.records import CoreSpan
 from online.rows import Ints
 
 from .features import BlockRatio
-from .journeys import Chunks
+from .journeys import Chunks, Run
 from .kv_prefix import Prefills
 from .kv_timeline import LATENESS_NS, KvTimeline
 from .window import StepWindow
@@ -33,9 +33,9 @@ class KvSteps:
         """Whether steps carry block columns; NaN where nothing is known."""
         return self.timeline is not None
 
-    def add(self, span: CoreSpan, chunks: Sequence[Chunks]) -> list[Chunks]:
-        """Note a request laid over its steps; returns ``chunks``, its multi-step prefills."""
-        self.prefills.add(span, chunks)
+    def add(self, span: CoreSpan, chunks: Sequence[Chunks], found: Sequence[Run]) -> list[Chunks]:
+        """Note a request laid over its steps in these runs; returns ``chunks``, its multi-step prefills."""
+        self.prefills.add(span, chunks, found)
         return list(chunks)
 
     def settled(self, final: Bools, unix_ns: Ints, event_unix_ns: int) -> Bools:

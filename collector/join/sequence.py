@@ -92,13 +92,14 @@ class Sequence:
             self.window.add_snapshots(snapshots)
         return events
 
-    def add_request(self, span: CoreSpan) -> Counter[JoinEvent]:
-        """Add one finished request of this process."""
+    def add_request(self, span: CoreSpan, found: tuple[journeys.Run, ...] | None = None) -> Counter[JoinEvent]:
+        """Add one finished request of this process; ``found``: its runs, where the caller has them already."""
+        found = tuple(journeys.runs(span.marks)) if found is None else found
         events: Counter[JoinEvent] = Counter()
         self.has_journeys = True
         last = span.marks[-1]
         self._note_times(last.ts_ns + span.unix_minus_mono_ns, last.ts_ns + span.unix_minus_mono_ns)
-        extent = journeys.steps_of(span)
+        extent = journeys.extent_of(found)
         if extent is None:
             events[JoinEvent.JOURNEY_UNSCHEDULED] += 1
             return events
@@ -111,7 +112,7 @@ class Sequence:
             return events
         if self.frontier and extent[0] < self.frontier and not self.has_exact_context:
             events[JoinEvent.JOURNEY_LATE] += 1
-        self._chunks += self.kv.add(span, journeys.lay(span, window))
+        self._chunks += self.kv.add(span, journeys.lay(span, window, found), found)
         first = next(mark for mark in span.marks if mark.kind is MarkKind.SCHEDULED)
         self._longest_run_ns = max(self._longest_run_ns, last.ts_ns - first.ts_ns)
         return events

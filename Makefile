@@ -7,7 +7,7 @@ CONFIG ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-vllm demo-vllm-clean test e2e-vllm run bench bench-rows bench-learning bench-systems \
-	bench-ingest check-vllm-releases fuzz lint clean
+	bench-ingest check-vllm-releases fuzz torture soak stress bench-journal lint clean
 
 help:
 	@echo "make demo   watch coefficients being learned from a recording of a real server"
@@ -19,6 +19,11 @@ help:
 	@echo "make bench-ingest    every number of the receive path beside its target"
 	@echo "make bench-systems   every number of the modelling systems beside its target"
 	@echo "make bench-learning  every number of the learning core beside its target"
+	@echo "make torture  kill the real process 110 times, with bad disks and jumping clocks, and compare with one never killed"
+	@echo "make soak     a day of traffic in minutes: memory, files, threads, accounting"
+	@echo "make stress   producers, scrapers, pullers and a shutdown at once"
+	@echo "make fuzz     every parser, 60 s each"
+	@echo "make bench-journal   what the journal costs, and how long a start takes after a crash"
 	@echo "make lint   ruff, mypy --strict, import contracts"
 
 $(STAMP): requirements.lock pyproject.toml
@@ -60,6 +65,22 @@ bench-ingest: $(STAMP)
 
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz.fuzz_decode --seconds 60
+	$(BIN)/python -m tests.fuzz.fuzz_parsers all --seconds 60
+
+torture: $(STAMP)
+	$(BIN)/python -m tests.torture.harness --kills 110 --exports 5000
+	$(BIN)/python -m tests.torture.harness --kills 20 --exports 1000 --seed 2 --fsync
+
+soak: $(STAMP)
+	$(BIN)/python -m tests.torture.soak
+
+stress: $(STAMP)
+	$(BIN)/python -X dev -m tests.torture.stress --seconds 30
+
+bench-journal: $(STAMP)
+	$(BIN)/python -m tests.bench.bench_journal
+	$(BIN)/python -m tests.bench.bench_journal --fsync
+	$(BIN)/python -m tests.bench.bench_journal --recovery
 
 bench-systems: $(STAMP)
 	$(BIN)/python -m tests.bench.bench_systems

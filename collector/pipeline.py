@@ -25,6 +25,7 @@ from collector.join.reasons import JoinEvent, RowDrop
 from collector.join.settings import JoinSettings
 from collector.knowledge import Knowledge, cannot_derive
 from collector.quarantine import Quarantine
+from collector.state_codec import LayoutError
 from collector.traces import TraceLog, Traces
 from online.bank import Bank, BankSettings, RowOutcome
 from online.rows import Lane, Quality, Target
@@ -181,13 +182,18 @@ class Pipeline:
         Raises:
             StateError: it does not fit; the pipeline is as it was before.
         """
-        joiner = states.load_joiner(image.joiner, self._context)
-        spans = states.load_spans(image.spans)
+        held = None
+        try:
+            held = states.load_joiner(image.joiner, self._context), states.load_spans(image.spans)
+        except LayoutError as error:
+            _log.warning("of another version's state only what was learned is continued: %s", error)
         left_out = self._bank.restore(image.bank)
-        self._spans.take_over(spans)
-        # the bank saves what has learned; of the others it has to be told again
-        known = set(self._bank.configs())
-        self._joiner, self._described = joiner, {k: v for k, v in image.described.items() if k in known}
+        if held is not None:
+            self._joiner = held[0]
+            self._spans.take_over(held[1])
+            # the bank saves what has learned; of the others it has to be told again
+            known = set(self._bank.configs())
+            self._described = {k: v for k, v in image.described.items() if k in known}
         self.applied_seq = image.seq
         return left_out
 

@@ -26,6 +26,11 @@ from numpy.typing import NDArray
 
 from online.state import StateError
 
+
+class LayoutError(StateError):
+    """Written by a version whose classes hold other things."""
+
+
 ARRAY_ROWS_MAX = 1 << 24
 ARRAY_BYTES_MAX = 1 << 29
 _NAMED: tuple[Any, ...] = (enum.Enum, msgspec.Struct)
@@ -152,7 +157,7 @@ class _Load:
         kinds = data["kinds"]
         expected = {name: list(kind.fields) for name, kind in by_name.items()}
         if kinds != expected:
-            raise StateError(f"another layout of {', '.join(sorted(_differing(kinds, expected)))}")
+            raise LayoutError(f"another layout of {', '.join(sorted(_differing(kinds, expected)))}")
         self._kinds = [by_name[name] for name, _ in data["objects"]]
         self._made: list[Any] = [object.__new__(kind.cls) for kind in self._kinds]
 

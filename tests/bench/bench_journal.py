@@ -1,6 +1,7 @@
 """What acknowledging after a write costs: the append file against SQLite in WAL mode.
 
     python -m tests.bench.bench_journal [--calls 200] [--fsync]
+    python -m tests.bench.bench_journal --recovery
 
 CPU microseconds per step at 1,000 steps per call, and the latency of one append.
 """
@@ -14,9 +15,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from collector.app import Sidecar
+from collector.clock import SystemClock
 from collector.journal import Journal
 from collector.pipeline import Export
-from tests.builders import make_export
+from collector.telemetry import DECODED_SPANS
+from tests.builders import make_config, make_export
 
 STEPS = 1000
 
@@ -63,13 +67,42 @@ def timed(one, calls):
     return cpu_s / calls / STEPS * 1e6, waits_s[len(waits_s) // 2] * 1e3, waits_s[int(len(waits_s) * 0.99)] * 1e3
 
 
+def recovery(directory, size_mib=100):
+    """Seconds from the start of a sidecar to ready, and until all of a left-behind journal is learned."""
+    journal = Journal(directory, capacity_bytes=2**34, segment_bytes=8 * 2**20, fsync=False)
+    journal.open(0)
+    while journal.size_bytes < size_mib * 2**20:
+        first = 1 + journal.last_seq * STEPS
+        one = make_export(STEPS // 10, steps_per_span=10, first_step=first).SerializeToString()
+        journal.append(Export(one, "peer", "grpc", STEPS // 10))
+    spans = journal.last_seq * (STEPS // 10)
+    journal.close()
+    sidecar = Sidecar(make_config(directory, DURABILITY="journal"), SystemClock())
+    start_s = time.perf_counter()
+    sidecar.start()
+    while not sidecar.health.ready():
+        time.sleep(0.001)
+    ready_s = time.perf_counter() - start_s
+    while sidecar.metrics.value(DECODED_SPANS) < spans:
+        time.sleep(0.01)
+    learned_s = time.perf_counter() - start_s
+    sidecar.stop()
+    return ready_s, learned_s
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=200)
     parser.add_argument("--fsync", action="store_true")
     parser.add_argument("--directory")
+    parser.add_argument("--recovery", action="store_true")
     args = parser.parse_args()
     payload = make_export(STEPS // 10, steps_per_span=10).SerializeToString()
+    if args.recovery:
+        with tempfile.TemporaryDirectory(dir=args.directory) as directory:
+            ready_s, learned_s = recovery(Path(directory))
+        sys.stdout.write(f"100 MiB of journal: ready after {ready_s:.2f} s, all learned after {learned_s:.1f} s\n")
+        return
     sys.stdout.write(f"{STEPS} steps per call, {len(payload)} bytes, fsync {args.fsync}\n")
     for name, run in (("append file", append_file), ("SQLite WAL", sqlite_wal)):
         with tempfile.TemporaryDirectory(dir=args.directory) as directory:

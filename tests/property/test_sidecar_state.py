@@ -165,3 +165,15 @@ def test_a_wellsealed_state_with_wrong_values_is_refused_whole_or_restored_whole
         pipeline.restore(state.decode(state.sealed(msgspec.msgpack.encode(tree))))
     except StateError:
         assert pipeline.whole_state() == before, "half of a state is worse than none"
+
+
+def test_of_another_versions_layout_what_was_learned_goes_on_and_is_said_so(caplog):
+    old = learned()
+    feed(old, stream_of("c1_mixed")[12:])
+    image = state.decode(state.sealed(old.whole_state()))
+    image.joiner["kinds"]["Engine"].append("something_new")
+    made = fresh()
+    assert made.restore(image) == []
+    assert made.learned_rows == old.learned_rows > 0
+    assert made.joiner.config_ids() == []
+    assert "only what was learned is continued" in caplog.text

@@ -128,3 +128,12 @@ def test_a_writer_that_hangs_makes_the_process_not_alive(tmp_path, monkeypatch):
         sidecar.health._seen_ns[NAME] = late
         assert sidecar.health.late() == (NAME,)
     assert SystemClock().monotonic_ns() > 0
+
+
+def test_what_is_kept_is_readable_by_its_owner_only(tmp_path):
+    with running_sidecar(tmp_path, **JOURNAL) as sidecar:
+        send(sidecar, 1)
+        eventually((tmp_path / STATE).exists)
+        kept = [path for path in tmp_path.iterdir() if path.name.startswith(("state", "journal"))]
+        assert len(kept) >= 3
+        assert {path.stat().st_mode & 0o777 for path in kept} == {0o600}

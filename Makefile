@@ -43,7 +43,7 @@ demo-vllm-clean: $(STAMP)
 	@$(BIN)/python deploy/vllm-plugin/demo/demo.py --remove
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 e2e-vllm: $(STAMP)
 	$(BIN)/python -m pytest deploy/vllm-plugin/e2e -s

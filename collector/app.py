@@ -10,6 +10,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import prometheus_client
 from prometheus_client import CollectorRegistry
@@ -21,7 +22,7 @@ from exporters.routes import SnapshotDocuments, make_routes
 from exporters.status_page import StatusPage
 from online.snapshot import Snapshot
 
-from . import __version__
+from . import __version__, logs
 from .admission import AdmissionQueue, Refusal
 from .auth import TokenFile
 from .clock import Clock
@@ -40,9 +41,12 @@ from .pipeline import Export, Pipeline
 from .publish import Publisher, SnapshotWriter
 from .receivers.otlp_grpc import OtlpGrpcReceiver
 from .receivers.otlp_http import OtlpHttpReceiver
+from .reload import ConfigWatch
 from .stall import StallWatch
 from .stop import Stop
 from .telemetry import (
+    CONFIG_RELOADS,
+    CONFIGS_CAPACITY,
     DISCOVERY,
     IN_FLIGHT_BYTES,
     MEMORY_LIMIT,
@@ -70,6 +74,13 @@ WRITER_TIMEOUT_S = 120.0
 _log = logging.getLogger(__name__)
 
 
+class ConfigSource(NamedTuple):
+    """Where the configuration came from, to look again."""
+
+    path: Path
+    read: Callable[[], Config]
+
+
 class Sidecar:
     """One running instance; ``start`` once, ``stop`` once. Ports are known after ``start``."""
 
@@ -79,6 +90,7 @@ class Sidecar:
         clock: Clock,
         on_death: Callable[[], None] = lambda: None,
         files: Files | None = None,
+        source: ConfigSource | None = None,
     ) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the counter series
         self.config = config
@@ -95,6 +107,7 @@ class Sidecar:
             record=self._record,
         )
         self.metrics.set(QUEUE_CAPACITY, config.queue.capacity_bytes)
+        self.metrics.set(CONFIGS_CAPACITY, config.bank.configs_max)
         self.metrics.follow(QUEUE_BYTES, lambda: self.queue.queued_bytes)
         self.metrics.follow(IN_FLIGHT_BYTES, lambda: self.queue.in_flight_bytes)
         knowledge = Knowledge(config.configurations)
@@ -145,6 +158,8 @@ class Sidecar:
             TokenFile(pages.token_file, "exporters.http.token_file", clock) if pages.token_file else None
         )
         self._pages: HttpServer | None = None
+        self._knowledge = knowledge
+        self.watch = self._make_watch(source) if source is not None and config.reload_interval_s else None
 
     @property
     def snapshot_path(self) -> Path:
@@ -164,6 +179,8 @@ class Sidecar:
             self.health.register(WRITER_NAME, self.config.snapshot.interval_s + WRITER_TIMEOUT_S)
             self._keep.start()
             self.discovery.start()
+            if self.watch is not None:
+                self.watch.start()
             self._worker.start()
             self._pages.start()
             self._kv.start()
@@ -183,6 +200,8 @@ class Sidecar:
         shutdown = self.config.shutdown
         self.health.set_serving(False)
         self.discovery.stop()
+        if self.watch is not None:
+            self.watch.stop()
         if self._http is not None:
             self._http.stop(shutdown.grace_s / 2)
             self._grpc.stop(shutdown.grace_s / 2)
@@ -205,6 +224,23 @@ class Sidecar:
 
     def _record(self, export: Export) -> Export | Refusal:
         return self._keep.record(export)
+
+    def _make_watch(self, source: ConfigSource) -> ConfigWatch:
+        return ConfigWatch(
+            source.path,
+            source.read,
+            self.config,
+            apply=self._reconfigure,
+            count=lambda outcome: self.metrics.add(CONFIG_RELOADS, 1, outcome),
+            interval_s=self.config.reload_interval_s,
+        )
+
+    def _reconfigure(self, config: Config) -> None:
+        self._knowledge.replace_rules(config.configurations)
+        self._publisher.set_interval(config.snapshot.publish_interval_s)
+        self._writer.set_interval(config.snapshot.interval_s)
+        self.health.register(WRITER_NAME, config.snapshot.interval_s + WRITER_TIMEOUT_S)
+        logs.set_level(config.log_level)
 
     def _make_receivers(self, clock: Clock) -> None:
         receivers = self.config.receivers
@@ -255,16 +291,19 @@ class Sidecar:
         return not late, {"late": list(late)}
 
     def _probe_ready(self) -> tuple[bool, Mapping[str, object]]:
-        return self.health.ready(), {"late": list(self.health.late()), **self._keep.told()}
+        problem = self.watch.problem if self.watch is not None else ""
+        told = {"config_problem": problem} if problem else {}
+        return self.health.ready(), {"late": list(self.health.late()), **self._keep.told(), **told}
 
 
-def run(config: Config, clock: Clock, stop: Stop) -> bool:
+def run(config: Config, clock: Clock, stop: Stop, source: ConfigSource | None = None) -> bool:
     """Serve until asked to stop, or until the worker dies; True if nothing was lost."""
     # A handler that has its answer ready waits this long for the interpreter while the worker computes; the default of
     # 5 ms, paid several times in a call, is most of what an exporter would notice.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     return_large_blocks()
-    sidecar = Sidecar(config, clock, on_death=stop.ask)
+    logs.set_level(config.log_level)
+    sidecar = Sidecar(config, clock, on_death=stop.ask, source=source)
     sidecar.start()
     stop.wait()
     return sidecar.stop()

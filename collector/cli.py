@@ -113,18 +113,26 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _load(arguments: argparse.Namespace) -> Config:
+def _path(arguments: argparse.Namespace) -> Path | None:
     named = os.environ.get(ENV_FILE)
-    return load(arguments.config or (Path(named) if named else None), os.environ)
+    return arguments.config or (Path(named) if named else None)
+
+
+def _load(arguments: argparse.Namespace) -> Config:
+    return load(_path(arguments), os.environ)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    config = fast(_load(arguments)) if arguments.fast else _load(arguments)
-    from .app import run  # noqa: PLC0415
+    def read() -> Config:
+        return fast(_load(arguments)) if arguments.fast else _load(arguments)
+
+    config, path = read(), _path(arguments)
+    from .app import ConfigSource, run  # noqa: PLC0415
 
     stop = Stop()
     stop.listen()
-    return EXIT_OK if run(config, SystemClock(), stop) else EXIT_FAILED
+    source = ConfigSource(path, read) if path is not None else None
+    return EXIT_OK if run(config, SystemClock(), stop, source) else EXIT_FAILED
 
 
 def _replay(arguments: argparse.Namespace) -> int:

@@ -205,6 +205,9 @@ class Config(_Section, frozen=True, kw_only=True):
     bank: BankConfig = BankConfig()
     shutdown: ShutdownConfig = ShutdownConfig()
     configurations: ConfigurationsConfig = ConfigurationsConfig()
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    reload_interval_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 10.0
+    """How often the file is looked at for changes; 0: never."""
     donors: Annotated[tuple[str, ...], msgspec.Meta(max_length=256)] = ()
     learners: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=16)] = ("rls", "river:linear")
     feature_sets: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=32)] = ("portable", "physics")

@@ -132,7 +132,7 @@ def _await_ready(process: subprocess.Popen[bytes], port: int, directory: Path) -
 def _announce(source: Path, speed: float, ports: Ports, say: Say) -> None:
     say(f"A real sidecar is running; it is sent {source.parent.name}, recorded from a real vLLM, {speed:g}x faster.")
     say(f"  OTLP/gRPC  127.0.0.1:{ports.grpc}")
-    for page in ("metrics", "snapshot", "healthz"):
+    for page in ("", "metrics", "snapshot", "healthz"):
         say(f"  http://127.0.0.1:{ports.pages}/{page}")
     say("What one scheduler step costs, in µs (± one standard error), as the evidence comes in; Ctrl-C ends it.")
 

@@ -98,6 +98,15 @@ class Knowledge:
         self._discovered: tuple[tuple[str, Mapping[str, Fact]], ...] = ()
         self._seen: dict[tuple[str, str], tuple[object, ...]] = {}
 
+    def replace_rules(self, config: ConfigurationsConfig) -> None:
+        """Rules and files of another configuration from now on; ConfigError leaves everything as it is.
+
+        What engines have been told stays known: a fact that is taken out of the rules is forgotten with a restart.
+        """
+        other = Knowledge(config)
+        self._sheets, self._model = other._sheets, other._model
+        self._rules = other._rules  # last: a new list is what makes `apply` look again
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Knowledge:
         """Copies of a pipeline share it: it holds no telemetry."""
         return self
@@ -109,7 +118,8 @@ class Knowledge:
 
     def apply(self, facts: Facts, attributes: Mapping[str, str], instance: str, recording: str) -> bool:
         """Teach an engine's facts all that is known of it; returns whether anything changed."""
-        seen = (attributes, self._discovered, facts.version)
+        rules = self._rules
+        seen = (attributes, self._discovered, rules, facts.version)
         if self._seen.get((recording, instance)) == seen:
             return False
         before = facts.version
@@ -122,7 +132,7 @@ class Knowledge:
         self._apply_sheets(facts)
         if len(self._seen) > _SEEN_MAX:
             self._seen.clear()
-        self._seen[recording, instance] = (dict(attributes), self._discovered, facts.version)
+        self._seen[recording, instance] = (dict(attributes), self._discovered, rules, facts.version)
         return facts.version != before
 
     def _apply_rules(self, facts: Facts, instance: str, recording: str) -> None:

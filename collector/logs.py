@@ -38,6 +38,11 @@ class OncePerInterval(logging.Filter):
         return True
 
 
+def set_level(level: str) -> None:
+    """How much is said; from any thread."""
+    logging.getLogger().setLevel(level.upper())
+
+
 def configure(clock: Clock) -> None:
     """Log to standard error."""
     handler = logging.StreamHandler()

@@ -77,6 +77,8 @@ class Counts:
     quarantines: int = 0
     quarantined: int = 0
     """Configurations put aside since the counts were last taken, and now."""
+    evictions: int = 0
+    """Configurations forgotten since then, to keep the bound."""
 
 
 class Pipeline:
@@ -98,6 +100,7 @@ class Pipeline:
         self._quarantine = Quarantine(self._bank)
         self._version = version
         self._counts = Counts()
+        self._evictions = 0
         self._traces = TraceLog()
         self.exemplars: Traces = {}
         """Traces behind the drifts of the newest snapshot; replaced, never edited."""
@@ -203,6 +206,7 @@ class Pipeline:
         counts.events, counts.drops = self._joiner.take_events()
         counts.kv = self._joiner.kv.take_tally()
         counts.quarantines, counts.quarantined = self._quarantine.take_new(), len(self._quarantine)
+        counts.evictions, self._evictions = self._bank.evictions - self._evictions, self._bank.evictions
         return counts
 
     def _learn(self, joined: Sequence[Joined]) -> None:

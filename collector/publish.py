@@ -79,6 +79,10 @@ class Publisher:
         """Generations go on where an earlier process ended."""
         self._generation = generation
 
+    def set_interval(self, interval_s: float) -> None:
+        """From the next generation on; from any thread."""
+        self._interval_ns = int(interval_s * 1e9)
+
     def tick(self, *, final: bool = False) -> None:
         """Publish a new generation if something was learned and the last one is old enough."""
         now_ns = self._clock.monotonic_ns()
@@ -137,6 +141,10 @@ class SnapshotWriter:
         except OSError as error:
             raise StartError(f"cannot write to snapshot.directory {self.path.parent}: {error.strerror}") from None
         self._thread.start()
+
+    def set_interval(self, interval_s: float) -> None:
+        """From the next write on; from any thread."""
+        self._interval_s = interval_s
 
     def stop(self) -> bool:
         """End the timer and write the last generation; False if that could not be done."""

@@ -14,7 +14,6 @@ from itertools import product
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
@@ -29,6 +28,7 @@ from .discovery import DiscoveryOutcome
 from .join.reasons import JoinEvent, RowDrop
 from .pipeline import Counts
 from .receivers.kv_sequence import SequenceCounts
+from .reload import Reload
 from .stall import Stall
 from .state_store import Restored
 
@@ -239,6 +239,15 @@ LEARNING_STALLED = Metric(
 )
 QUARANTINES = Metric("quarantines", _C, "configs", "Configurations put aside because their learner raised.")
 QUARANTINED = Metric("quarantined_configs", _G, "configs", "Configurations put aside now.")
+EVICTIONS = Metric("configs_evicted", _C, "configs", "Configurations forgotten because bank.configs_max was reached.")
+CONFIGS_CAPACITY = Metric("configs_capacity", _G, "configs", "Most configurations that are learned at a time.")
+CONFIG_RELOADS = Metric(
+    "config_reloads",
+    _C,
+    "",
+    "Changes of the configuration file while running, by outcome.",
+    (("outcome", tuple(Reload)),),
+)
 BUILD_INFO = Metric("build_info", _G, "", "The running version; always 1.", (("version", (__version__,)),))
 
 TABLE: tuple[Metric, ...] = (
@@ -304,6 +313,9 @@ TABLE: tuple[Metric, ...] = (
     LEARNING_STALLED,
     QUARANTINES,
     QUARANTINED,
+    EVICTIONS,
+    CONFIGS_CAPACITY,
+    CONFIG_RELOADS,
     BUILD_INFO,
 )
 
@@ -320,7 +332,6 @@ class Metrics:
         # They sit on the global registry only; one of our own gets them by hand.
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
-        GCCollector(registry=registry)
 
     def add(self, metric: Metric, amount: float = 1, *labels: str) -> None:
         """Raise a counter; label values in the table's order."""
@@ -365,6 +376,7 @@ class Metrics:
         self._merge_kv(counts.kv)
         self.add(QUARANTINES, counts.quarantines)
         self.set(QUARANTINED, counts.quarantined)
+        self.add(EVICTIONS, counts.evictions)
 
     def _merge_tally(self, tally: Tally) -> None:
         self.add(DECODED_SPANS, tally.spans_received)

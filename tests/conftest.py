@@ -10,6 +10,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("busy", suppress_health_check=[HealthCheck.too_slow], deadline=None)
+settings.load_profile("busy")  # how fast inputs are made depends on who else uses the machine
 
 DATA = Path(__file__).parent / "data"
 

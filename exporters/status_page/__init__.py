@@ -109,7 +109,7 @@ class StatusPage:
         )
 
     def _header(self, snapshot: Snapshot | None) -> str:
-        ready, _ = self._ready()
+        ready, detail = self._ready()
         state = '<span class="state ok">ready</span>' if ready else '<span class="state bad">not ready</span>'
         words = [state]
         if snapshot is not None:
@@ -122,10 +122,12 @@ class StatusPage:
                 f"<span>generation {snapshot.generation}, {age(seconds)} old</span>",
             ]
         version = f' <span class="version">{escape(self._version)}</span>' if self._version else ""
+        problem = detail.get("config_problem")
+        noted = f'<p class="states" role="status">Configuration: {escape(str(problem))}</p>' if problem else ""
         return (
             f'<header class="page" id="page-header" data-live><p class="brand">tracefit{version}</p>'
             "<h1>Latency coefficients, learned live from vLLM’s traces</h1>"
-            f'<p class="states">{" ".join(words)}</p></header>'
+            f'<p class="states">{" ".join(words)}</p>{noted}</header>'
         )
 
 

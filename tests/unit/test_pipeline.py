@@ -5,11 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from collector.config import BankConfig, Config
 from collector.decode.records import Skip
 from collector.join.reasons import JoinEvent
+from collector.learning import make_pipeline
 from collector.pipeline import Export
 from online.bank import RowOutcome
 from online.rows import Target
+from tests.builders import make_export
 from tests.telemetry_builders import (
     DATA,
     assert_accounted,
@@ -175,3 +178,13 @@ def test_the_quality_of_the_telemetry_is_told(steps):
     found = step_coefficients(pipeline)
     assert found["prefill_tokens"] == pytest.approx(45, rel=5e-3)
     assert found["intercept"] == pytest.approx(7000, rel=2e-2)
+
+
+def test_forgotten_configurations_are_counted_once():
+    pipeline = make_pipeline(Config(bank=BankConfig(configs_max=1), learners=("rls",)))
+    for number in range(3):
+        request = make_export(steps_per_span=200, first_step=1 + 1000 * number, instance=f"engine-{number}")
+        pipeline.process([Export(request.SerializeToString(), "peer", "grpc", 1)])
+    pipeline.flush()
+    assert pipeline.take_counts().evictions >= 2
+    assert pipeline.take_counts().evictions == 0

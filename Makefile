@@ -60,8 +60,9 @@ bench: $(STAMP)
 bench-rows: $(STAMP)
 	$(BIN)/python -m tests.bench.bench_rows
 
+LOAD ?= $(wildcard ../shared/tools/otlp_load.py)
 bench-ingest: $(STAMP)
-	$(BIN)/python -m tests.bench.bench_ingest
+	$(BIN)/python -m tests.bench.bench_ingest $(if $(LOAD),--load $(LOAD))
 
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz.fuzz_decode --seconds 60

@@ -1,6 +1,6 @@
 """A day of traffic in minutes: the real sidecar behind its real port, and what a day brings.
 
-    python -m tests.torture.soak [--hours 24] [--steps 10000000] [--seed 1]
+    python -m tests.torture.soak [--hours 24] [--steps 10200000] [--seed 1]
 
 Per simulated hour: a load (busy days, idle nights, bursts), vLLM restarts, drifts of the speed, another model under the
 same instance, repeated exports and broken ones. Event time is the day's; wall time is what it takes.
@@ -300,7 +300,7 @@ def run(directory, *, hours, steps, seed, learners="[rls, river:linear]", say=la
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hours", type=int, default=24)
-    parser.add_argument("--steps", type=int, default=10_000_000)
+    parser.add_argument("--steps", type=int, default=10_200_000)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     start_s, cpu_s = time.monotonic(), time.process_time()

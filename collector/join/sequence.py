@@ -322,7 +322,7 @@ class Sequence:
         self, first: int, stop: int, source: ContextSource, out: Advance, *, asynchronous: bool, last: bool
     ) -> None:
         """Rows between the stamped boundaries first..stop-1, all in one block; the frontier moves to the last."""
-        _, latest = self._columns(stop - self._settings.block_steps - 1, stop + 1)
+        _, latest = self._columns(max(first, stop - self._settings.block_steps) - 1, stop + 1)
         if not (latest["seen"] | (latest["completed_ns"] > 0) | (latest["scheduled_ns"] > 0)).any():
             return  # a hole: no boundary since the last call
         steps, cells = self._columns(first - 1, stop + 1)

@@ -131,7 +131,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
     stop = Stop()
     stop.listen()
-    source = ConfigSource(path, read) if path is not None else None
+    # a pipe has nothing to say when it is read again
+    source = ConfigSource(path, read) if path is not None and path.is_file() else None
     return EXIT_OK if run(config, SystemClock(), stop, source) else EXIT_FAILED
 
 

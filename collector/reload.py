@@ -120,7 +120,8 @@ class ConfigWatch:
         self.problem = f"needs a restart: {', '.join(waiting[:KEYS_TOLD])}" if waiting else ""
         if first and not changed:
             return None
-        _log.info("configuration read again: %s applied, %s", ", ".join(reloadable) or "nothing", self.problem or "all")
+        applied, waits = ", ".join(reloadable) or "nothing", self.problem or "nothing waits for a restart"
+        _log.info("configuration read again: %s applied, %s", applied, waits)
         return Reload.NEEDS_RESTART if waiting else Reload.APPLIED
 
 

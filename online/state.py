@@ -75,7 +75,7 @@ def _pack_array(value: object) -> msgspec.msgpack.Ext:
     if isinstance(value, np.generic):
         value = np.asarray(value)
     if not isinstance(value, np.ndarray):
-        raise NotImplementedError(f"{type(value).__name__} in a state")
+        raise NotImplementedError(f"{type(value).__name__} in a state")  # what msgspec asks of an enc_hook
     kind, shape = value.dtype.str[1:], value.shape
     flat = np.ascontiguousarray(value).reshape(shape[0] if shape else 1, -1)
     used = np.flatnonzero(flat.view(np.uint8).reshape(len(flat), -1).any(axis=1)) if flat.size else np.zeros(0, int)

@@ -36,7 +36,7 @@ from .intake import Intake
 from .knowledge import Knowledge
 from .kv_intake import KvIntake
 from .learning import make_pipeline
-from .memory import MemoryGuard, cgroup_limit_bytes, limit_bytes, resident_bytes, return_large_blocks
+from .memory import MemoryGuard, cgroup_limit_bytes, limit_bytes, resident_bytes, tune_malloc
 from .pipeline import Export, Pipeline
 from .publish import Publisher, SnapshotWriter
 from .receivers.otlp_grpc import OtlpGrpcReceiver
@@ -301,7 +301,7 @@ def run(config: Config, clock: Clock, stop: Stop, source: ConfigSource | None = 
     # A handler that has its answer ready waits this long for the interpreter while the worker computes; the default of
     # 5 ms, paid several times in a call, is most of what an exporter would notice.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    return_large_blocks()
+    tune_malloc()
     logs.set_level(config.log_level)
     sidecar = Sidecar(config, clock, on_death=stop.ask, source=source)
     sidecar.start()

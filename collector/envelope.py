@@ -15,7 +15,9 @@ from typing import Final
 
 from google.protobuf import message
 
+from .decode import wire
 from .decode.envelope import SlimExport
+from .decode.pieces import pieces
 
 SPANS_MAX: Final = 65_536
 """Spans, scopes and resources that one export may hold; an SDK batch is 512 spans."""
@@ -28,7 +30,6 @@ LARGE_BYTES: Final = 1 << 20
 _FIELD_CONTAINER: Final = {0: 1, 1: 2, 2: 2, 3: 0}
 """Depth -> number of the repeated field below: resource_spans, scope_spans, spans, and none that is looked into."""
 _DEPTH_SPANS: Final = 2
-_WIRE_VARINT, _WIRE_I64, _WIRE_BYTES, _WIRE_I32 = 0, 1, 2, 5
 
 
 class Malformed(enum.StrEnum):
@@ -51,7 +52,8 @@ def count_spans(payload: bytes) -> int | Malformed:
     walk = _Walk(payload)
     try:
         walk.run(0, len(payload), 0)
-        SlimExport.FromString(payload)
+        for piece in pieces(payload):
+            SlimExport.FromString(piece)
     except _TooMany as too_many:
         return too_many.verdict
     except (IndexError, ValueError, message.DecodeError):
@@ -83,20 +85,20 @@ class _Walk:
             self._fields_left -= 1
             if self._fields_left < 0:
                 raise _TooMany(Malformed.TOO_MANY_FIELDS)
-            tag, at = _varint(data, at, end)
-            wire = tag & 7
-            if wire == _WIRE_BYTES:
-                length, at = _varint(data, at, end)
+            tag, at = wire.read_varint(data, at)
+            kind = tag & 7
+            if kind == wire.BYTES:
+                length, at = wire.read_varint(data, at)
                 stop = at + length
                 if stop > end:
                     raise ValueError("a length leaves its message")
                 if tag >> 3 == wanted:
                     self._enter(at, stop, depth)
                 at = stop
-            elif wire == _WIRE_VARINT:
-                _, at = _varint(data, at, end)
-            elif wire in (_WIRE_I64, _WIRE_I32):
-                at += 8 if wire == _WIRE_I64 else 4
+            elif kind == wire.VARINT:
+                _, at = wire.read_varint(data, at)
+            elif kind in wire.FIXED_BYTES:
+                at += wire.FIXED_BYTES[kind]
             else:
                 raise ValueError("a group or an unknown wire type")
         if at != end:
@@ -110,17 +112,3 @@ class _Walk:
             self.spans += 1
         if depth < _DEPTH_SPANS or self._into_spans:
             self.run(at, stop, depth + 1)
-
-
-def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < end:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:  # noqa: PLR2004 -- the continuation bit
-            return value, at
-        shift += 7
-        if shift > 63:  # noqa: PLR2004 -- a varint has at most ten bytes
-            break
-    raise ValueError("a varint without an end")

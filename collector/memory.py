@@ -19,7 +19,9 @@ from .clock import Clock
 LOOK_AGAIN_NS = 250_000_000
 CGROUP_SHARE = 0.8
 LARGE_BLOCK_BYTES = 4 << 20
+KEPT_BYTES = 32 << 20
 _M_MMAP_THRESHOLD = -3
+_M_TRIM_THRESHOLD = -1
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _UNLIMITED_BYTES = 1 << 60
 
@@ -47,14 +49,17 @@ class MemoryGuard:
             return self._short
 
 
-def return_large_blocks() -> None:
-    """Have blocks of a few MiB and more go back to the system when freed.
+def tune_malloc() -> None:
+    """Have blocks of a few MiB and more go back to the system when freed, and smaller ones stay.
 
-    glibc raises its threshold to the largest block ever freed; after one export of 24 MB the next ones would be cut
-    from the heap and stay there.
+    glibc raises the first threshold to the largest block ever freed; after one export of 24 MB the next ones would be
+    cut from the heap and stay there. Setting it fixes the second one at 128 KiB, so that numpy's temporaries are given
+    back and faulted in again with every batch: 0.3 us a step in the bulk profile.
     """
     with contextlib.suppress(OSError, AttributeError):  # not glibc
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def resident_bytes() -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,7 +15,9 @@ from collector import state as states
 from collector.configs import Fact
 from collector.decode.columnar import Decoder
 from collector.decode.kv_records import KvBatch, KvTally
-from collector.decode.records import Skip, Tally, Telemetry
+from collector.decode.pieces import PIECE_BYTES, pieces
+from collector.decode.records import Skip, Tally
+from collector.envelope import Malformed, count_spans
 from collector.join.api_process import ApiProcess
 from collector.join.api_queueing import with_handoffs
 from collector.join.dedupe import SpanWindow
@@ -32,10 +34,6 @@ from online.rows import Lane, Quality, Target
 from online.snapshot import ConfigSnapshot, EngineSnapshot, Snapshot, TargetSnapshot
 
 _log = logging.getLogger(__name__)
-
-
-PIECE_STEPS: Final = 8192
-"""Steps joined and learned from at once. Where rows are cut depends on the telemetry, not on such pieces."""
 
 
 class Export(NamedTuple):
@@ -123,25 +121,22 @@ class Pipeline:
         """Decode, join and learn; what cannot be used is counted."""
         # Even if an error of ours ends this batch: replaying what cannot be processed would fail again, for ever.
         self.applied_seq = max(self.applied_seq, max((export.seq for export in exports), default=0))
+        for some in _batches(exports):
+            self._process(some)
+
+    def _process(self, exports: Sequence[Export]) -> None:
         tally = self._counts.tally
         decoded = self._decoder.decode([(e.payload, e.peer) for e in exports], self._spans.admit, tally)
         for export, resources in zip(exports, decoded, strict=True):
             if resources is None:  # admission has parsed the envelope only
-                tally.spans_received += export.spans
-                tally.spans_skipped[Skip.INCONSISTENT] += export.spans
+                spans = _spans(export)
+                tally.spans_received += spans
+                tally.spans_skipped[Skip.INCONSISTENT] += spans
                 continue
             for telemetry in resources:
-                self._join(telemetry, export.recording)
+                self._traces.see(telemetry.instance, telemetry.traces)
+                self._joiner.add(telemetry, export.recording)
         self._learn(self._joiner.drain())
-
-    def _join(self, telemetry: Telemetry, recording: str) -> None:
-        """Hand over to the join; very many steps in pieces, so that a large export costs little memory."""
-        self._traces.see(telemetry.instance, telemetry.traces)
-        while len(telemetry.steps) > PIECE_STEPS:
-            head, telemetry.steps = telemetry.steps[:PIECE_STEPS], telemetry.steps[PIECE_STEPS:]
-            self._joiner.add(Telemetry(telemetry.instance, telemetry.facts, steps=head), recording)
-            self._learn(self._joiner.drain())
-        self._joiner.add(telemetry, recording)
 
     def process_kv(self, batches: Sequence[KvBatch]) -> None:
         """Take KV events; the steps they tell of learn from them at the next export or flush."""
@@ -286,6 +281,30 @@ class Pipeline:
         if step is not None and quality is Quality.REQUESTS and facts.get("enable_prefix_caching") is not False:
             targets[Target.STEP_TIME.value] = with_unseen_prefix_hits(step)
         return dict(sorted(targets.items()))
+
+
+def _batches(exports: Sequence[Export]) -> Iterator[Sequence[Export]]:
+    """What is decoded at once: small exports together, of a large one a piece at a time, because it takes memory.
+
+    Where rows are cut depends on the telemetry, not on such pieces.
+    """
+    together: list[Export] = []
+    size = 0
+    for export in exports:
+        for piece in pieces(export.payload):
+            if together and size + len(piece) > PIECE_BYTES:
+                yield together
+                together, size = [], 0
+            together.append(export if piece is export.payload else export._replace(payload=piece, spans=0))
+            size += len(piece)
+    if together:
+        yield together
+
+
+def _spans(export: Export) -> int:
+    """Spans of an export that nobody could read, or of a piece of one."""
+    spans = count_spans(export.payload)
+    return export.spans if isinstance(spans, Malformed) else spans
 
 
 def with_unseen_prefix_hits(target: TargetSnapshot) -> TargetSnapshot:

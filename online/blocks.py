@@ -129,6 +129,22 @@ class Design:
         return design
 
     @staticmethod
+    def empty(columns: int) -> Design:
+        """No rows."""
+        none, nothing = np.empty(0), np.empty(0, np.int64)
+        return Design(
+            np.empty((0, columns)),
+            np.empty((0, len(PHASES))),
+            none,
+            none,
+            none,
+            nothing,
+            nothing,
+            nothing,
+            complete=True,
+        )
+
+    @staticmethod
     def concatenate(parts: list[Design]) -> Design:
         """All rows of designs of one width, in order; needs at least one."""
         if len(parts) == 1:
@@ -219,9 +235,11 @@ def strata_of(target: Target, rows: RowBlock) -> tuple[Ints, Ints]:
         return values if single else np.add.reduceat(values, first) / steps
 
     requests, prefill = mean("requests"), mean("prefill_tokens")
-    has_prefill = (prefill > 0.0).astype(np.int64)
-    stratum = has_prefill * _OCTAVES + _octave(requests)
-    return stratum, np.where(prefill > 0.0, _prefill_cell(requests, prefill), _decode_cell(requests))
+    has_prefill = prefill > 0.0
+    octave = _octave(requests)
+    cell = _decode_cell(requests)
+    cell[has_prefill] = _prefill_cell(octave[has_prefill], prefill[has_prefill])
+    return has_prefill * _OCTAVES + octave, cell
 
 
 def _octave(value: Floats) -> Ints:
@@ -232,12 +250,16 @@ def _octave(value: Floats) -> Ints:
 def _decode_cell(requests: Floats) -> Ints:
     # Exact up to 16 requests; then by eights, because CUDA graphs are padded to multiples of 8 and kernels work in
     # tiles of 64: one request more costs 12 % at a tile's edge; beyond 512 nobody pads, eight cells per octave.
-    eights = _EXACT - 2.0 + np.ceil(np.maximum(requests, _EXACT) / 8.0)
-    octaves = _EXACT - 2.0 + _PADDED / 8.0 + 8.0 * np.log2(np.maximum(requests, _PADDED) / _PADDED)
-    cell = np.where(requests <= _EXACT, np.rint(requests), np.where(requests <= _PADDED, eights, octaves))
+    cell = np.rint(requests)
+    many = requests > _EXACT
+    if many.any():
+        several = requests[many]
+        eights = _EXACT - 2.0 + np.ceil(several / 8.0)
+        octaves = _EXACT - 2.0 + _PADDED / 8.0 + 8.0 * np.log2(np.maximum(several, _PADDED) / _PADDED)
+        cell[many] = np.where(several <= _PADDED, eights, octaves)
     return np.clip(cell, 0, 127).astype(np.int64)
 
 
-def _prefill_cell(requests: Floats, prefill: Floats) -> Ints:
+def _prefill_cell(octave: Ints, prefill: Floats) -> Ints:
     tokens = np.clip(2.0 * np.log2(np.maximum(prefill, 1.0)), 0, 31).astype(np.int64)
-    return 128 + _octave(requests).clip(0, 11) * 32 + tokens
+    return 128 + octave.clip(0, 11) * 32 + tokens

@@ -85,20 +85,20 @@ class TargetState:
                 known |= here
                 bounded &= inside | ~here
                 complete &= bool(inside.all())
-        outcome = Counter(
-            {
-                RowOutcome.NOT_FINITE: int(np.count_nonzero(~finite)),
-                RowOutcome.NOT_POSITIVE: int(np.count_nonzero(finite & ~positive)),
-                RowOutcome.OUT_OF_RANGE: int(np.count_nonzero(finite & positive & ~bounded)),
-                RowOutcome.UNKNOWN_FEATURE: int(np.count_nonzero(finite & positive & bounded & ~known)),
-            }
-        )
         good = finite & positive & bounded & known
-        outcome[RowOutcome.LEARNED] = int(np.count_nonzero(good))
+        learned = int(np.count_nonzero(good))
+        outcome = Counter({RowOutcome.LEARNED: learned})
+        if learned < len(rows):
+            outcome[RowOutcome.NOT_FINITE] = int(np.count_nonzero(~finite))
+            outcome[RowOutcome.NOT_POSITIVE] = int(np.count_nonzero(finite & ~positive))
+            outcome[RowOutcome.OUT_OF_RANGE] = int(np.count_nonzero(finite & positive & ~bounded))
+            outcome[RowOutcome.UNKNOWN_FEATURE] = int(np.count_nonzero(finite & positive & bounded & ~known))
+            if not learned:  # as of every target for which no set is configured
+                return Design.empty(self.columns), outcome
         stratum, cell = strata_of(self.target, rows)
         steps = rows.steps.astype(np.float64)
         design = Design(x, rows.phase, y, steps, weight, stratum, cell, rows.end_ns, complete)
-        return (design if good.all() else design.take(good)), outcome
+        return (design if learned == len(rows) else design.take(good)), outcome
 
     def learn(self, design: Design, *, quick: bool = False) -> None:
         """Cut rows into blocks and learn every block that is complete."""

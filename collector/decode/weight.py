@@ -10,6 +10,8 @@ from typing import Any, Final
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from . import wire
+
 SMALL_BYTES: Final = 1 << 20
 """Below, even the densest input costs less than 40 MB."""
 BYTES_PER_MESSAGE: Final = 10
@@ -28,7 +30,7 @@ def is_too_dense(data: bytes) -> bool:
         return False
     try:
         return _exceeds(data, min(len(data) // BYTES_PER_MESSAGE, MESSAGES_MAX), len(data) // BYTES_PER_FIELD)
-    except IndexError:
+    except (IndexError, ValueError):
         return False
 
 
@@ -52,35 +54,19 @@ def _exceeds(data: bytes, messages_left: int, fields_left: int) -> bool:
         at, end, table = todo.pop()
         while at < end:
             fields_left -= 1
-            tag, at = _varint(data, at)
-            wire = tag & 7
-            if wire == 2:  # noqa: PLR2004 -- length-delimited
-                size, at = _varint(data, at)
+            tag, at = wire.read_varint(data, at)
+            kind = tag & 7
+            if kind == wire.BYTES:
+                size, at = wire.read_varint(data, at)
                 if tag in table:
                     messages_left -= 1
                     if size:
                         todo.append((at, min(at + size, end), table[tag]))
                 at += size
-            elif wire == 0:
-                _, at = _varint(data, at)
+            elif kind == wire.VARINT:
+                _, at = wire.read_varint(data, at)
             else:
-                at += {1: 8, 5: 4}.get(wire, 0)
+                at += wire.FIXED_BYTES.get(kind, 0)
             if messages_left < 0 or fields_left < 0:
                 return True
     return False
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    byte = data[at]
-    if byte < 0x80:  # noqa: PLR2004 -- the continuation bit
-        return byte, at + 1
-    value, shift = byte & 0x7F, 7
-    while True:
-        at += 1
-        byte = data[at]
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:  # noqa: PLR2004
-            return value, at + 1
-        shift += 7
-        if shift > 63:  # noqa: PLR2004 -- a varint has at most ten bytes
-            raise IndexError

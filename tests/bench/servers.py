@@ -22,6 +22,7 @@ from collector.decode.columnar import Decoder
 from collector.decode.records import Tally
 from collector.intake import Intake
 from collector.join.dedupe import SpanWindow
+from collector.memory import tune_malloc
 from collector.receivers.otlp_grpc import OtlpGrpcReceiver
 from collector.telemetry import Metrics
 
@@ -45,6 +46,7 @@ def reference():
 
 
 def intake():
+    tune_malloc()
     config = QueueConfig()
     clock = SystemClock()
     queue = AdmissionQueue(clock, capacity_bytes=config.capacity_bytes, wait_s=config.wait_s, waiters_max=6)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from .admission import HINT_MAX_S, AdmissionQueue, Refusal, Refused
 from .envelope import Malformed, count_spans
-from .memory import MemoryGuard
+from .memory import LARGE_BLOCK_BYTES, MemoryGuard, give_back
 from .pipeline import Export
 from .telemetry import (
     ACCEPTED_SPANS,
@@ -49,6 +49,8 @@ class Intake:
         metrics = self._metrics
         metrics.add(RECEIVED_BYTES, len(payload), transport)
         spans = 0
+        if len(payload) >= LARGE_BLOCK_BYTES:
+            give_back()
         try:
             counted = count_spans(payload)
             if isinstance(counted, Malformed):

@@ -62,6 +62,15 @@ def tune_malloc() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
+def give_back() -> None:
+    """Return what is free to the system; a millisecond or two.
+
+    What a large export left in the transport's buffers would otherwise stay with the thread that received it.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def resident_bytes() -> int:
     """Resident memory of this process."""
     with Path("/proc/self/statm").open("rb") as file:

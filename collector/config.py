@@ -216,12 +216,13 @@ class Config(_Section, frozen=True, kw_only=True):
 
 
 def fast(config: Config) -> Config:
-    """The bulk profile: the default learner alone, one feature set, large blocks, no quick lane (so no drift alarm)."""
+    """The bulk profile: one learner, one feature set, large blocks and batches, no quick lane (so no drift alarm)."""
     return msgspec.structs.replace(
         config,
         learners=("rls",),
         feature_sets=config.feature_sets[:1],
         live_sets=(),
+        queue=msgspec.structs.replace(config.queue, batch_bytes=max(config.queue.batch_bytes, 4 * 2**20)),
         join=msgspec.structs.replace(config.join, quick_lane=False, block_steps=8192),
         bank=msgspec.structs.replace(config.bank, block_rows=512, block_s=60.0, detector="none"),
     )

@@ -289,14 +289,15 @@ def _batches(exports: Sequence[Export]) -> Iterator[Sequence[Export]]:
     Where rows are cut depends on the telemetry, not on such pieces.
     """
     together: list[Export] = []
-    size = 0
     for export in exports:
+        if len(export.payload) <= PIECE_BYTES:
+            together.append(export)
+            continue
+        if together:
+            yield together
+            together = []
         for piece in pieces(export.payload):
-            if together and size + len(piece) > PIECE_BYTES:
-                yield together
-                together, size = [], 0
-            together.append(export if piece is export.payload else export._replace(payload=piece, spans=0))
-            size += len(piece)
+            yield [export if piece is export.payload else export._replace(payload=piece, spans=0)]
     if together:
         yield together
 

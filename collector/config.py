@@ -16,6 +16,7 @@ import msgspec
 import yaml
 
 from .errors import ConfigError
+from .join.settings import Bound, DedupeSettings, JoinSettings
 from .knowledge import ConfigurationsConfig
 from .receivers.kv_zmq import KvSettings
 
@@ -23,7 +24,6 @@ ENV_PREFIX = "TRACEFIT_"
 ENV_FILE = "TRACEFIT_CONFIG"
 """The one variable that is no key: the path of the configuration file."""
 
-Bound = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
 Mebibytes = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 
 
@@ -149,29 +149,6 @@ class JournalConfig(_Section, frozen=True, kw_only=True):
     """Survive the death of the node too, at the price of a disk flush per acknowledgement."""
 
 
-class JoinConfig(_Section, frozen=True, kw_only=True):
-    """How long a row waits for the journeys that complete it (event time), and what may be held meanwhile."""
-
-    window_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 180.0
-    grace_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 20.0
-    steps_max: Bound = 65_536
-    requests_max: Bound = 20_000
-    engines_max: Bound = 64
-    row_steps_max: Bound = 512
-    warm_up_rows: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 64
-    kv_batches_max: Bound = 65_536
-    block_steps: Annotated[int, msgspec.Meta(ge=256, le=65_536)] = 512
-    quick_lane: bool = True
-
-
-class DedupeConfig(_Section, frozen=True, kw_only=True):
-    """How long and how many span ids are remembered (event time)."""
-
-    window_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 600.0
-    ids_max: Bound = 100_000
-    emitters_max: Bound = 256
-
-
 class BankConfig(_Section, frozen=True, kw_only=True):
     """Bounds of the learners."""
 
@@ -200,8 +177,8 @@ class Config(_Section, frozen=True, kw_only=True):
     """``memory``: what is acknowledged and not in a saved state dies with the process. ``journal``: it does not."""
     state: StateConfig = StateConfig()
     journal: JournalConfig = JournalConfig()
-    join: JoinConfig = JoinConfig()
-    dedupe: DedupeConfig = DedupeConfig()
+    join: JoinSettings = JoinSettings()
+    dedupe: DedupeSettings = DedupeSettings()
     bank: BankConfig = BankConfig()
     shutdown: ShutdownConfig = ShutdownConfig()
     configurations: ConfigurationsConfig = ConfigurationsConfig()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
 from online.bank import BankSettings
 from online.detectors import DriftSettings
 from online.learner import LearnerSettings
@@ -14,9 +12,8 @@ from online.state import StateError
 from . import __version__
 from .config import Config
 from .errors import ConfigError
-from .join.settings import JoinSettings
 from .knowledge import Knowledge
-from .pipeline import DedupeSettings, Pipeline, PipelineSettings
+from .pipeline import Pipeline, PipelineSettings
 from .state import learners_of
 
 
@@ -43,10 +40,7 @@ def bank_settings(config: Config) -> BankSettings:
 def make_pipeline(config: Config, knowledge: Knowledge | None = None) -> Pipeline:
     """The pipeline that the configuration asks for."""
     bank = bank_settings(config)
-    settings = PipelineSettings(
-        join=msgspec.convert(msgspec.to_builtins(config.join), JoinSettings),
-        dedupe=msgspec.convert(msgspec.to_builtins(config.dedupe), DedupeSettings),
-    )
+    settings = PipelineSettings(join=config.join, dedupe=config.dedupe)
     pipeline = Pipeline(settings, bank, __version__, knowledge or Knowledge(config.configurations))
     for number, path in enumerate(config.donors):
         try:

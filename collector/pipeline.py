@@ -24,7 +24,7 @@ from collector.join.dedupe import SpanWindow
 from collector.join.engine import Engine
 from collector.join.joiner import Joined, Joiner
 from collector.join.reasons import JoinEvent, RowDrop
-from collector.join.settings import JoinSettings
+from collector.join.settings import DedupeSettings, JoinSettings
 from collector.knowledge import Knowledge, cannot_derive
 from collector.quarantine import Quarantine
 from collector.state_codec import LayoutError
@@ -46,14 +46,6 @@ class Export(NamedTuple):
     recording: str = ""
     seq: int = 0
     """Number in the journal; 0 = not in it."""
-
-
-class DedupeSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How long span ids are remembered."""
-
-    window_s: float = 600.0
-    ids_max: int = 100_000
-    emitters_max: int = 256
 
 
 class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True):

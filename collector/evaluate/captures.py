@@ -23,9 +23,8 @@ from collector.join.dedupe import SpanWindow
 from collector.join.engine import Engine
 from collector.join.joiner import Joiner
 from collector.join.scheduling import Scheduling
-from collector.join.settings import JoinSettings
+from collector.join.settings import DedupeSettings, JoinSettings
 from collector.knowledge import Knowledge, cannot_derive
-from collector.pipeline import DedupeSettings
 from collector.receivers.files import Recording, TimedExport
 from online.rows import Ints, Lane, RowBlock, Target
 

@@ -11,7 +11,6 @@ import msgspec
 from collector import __version__
 from collector.config import Config
 from collector.errors import EXIT_FAILED, EXIT_OK, ConfigError, StartError
-from collector.join.settings import JoinSettings
 from collector.knowledge import Knowledge
 from exporters.snapshot_file import write_atomically
 from online.features import registered
@@ -63,11 +62,10 @@ def run(paths: Sequence[Path], config: Config, options: Options, *, say: Say, no
             raise StartError(f"cannot write {path}: there is no such directory")
     snapshot = _snapshot(options.snapshot)
     knowledge = Knowledge(config.configurations)
-    join = msgspec.convert(msgspec.to_builtins(config.join), JoinSettings)
     captures: list[Capture] = []
     for number, path in enumerate(paths):
         _progress(note, 0.2 * number / len(paths), f"reading {path}")
-        captures += load(path, knowledge, join, options.learn_until, note)
+        captures += load(path, knowledge, config.join, options.learn_until, note)
     _unique_names(captures)
     report = evaluate(
         captures,

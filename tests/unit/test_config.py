@@ -9,9 +9,7 @@ import pytest
 
 from collector.config import Config, Endpoint, json_schema, load, parse_endpoint, to_yaml
 from collector.errors import ConfigError
-from collector.join.settings import JoinSettings
 from collector.learning import make_pipeline
-from collector.pipeline import DedupeSettings
 from online.bank import BankSettings
 
 
@@ -112,15 +110,6 @@ def test_the_schema_knows_every_section_and_forbids_other_keys():
     for field in msgspec.structs.fields(Config):
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
             assert schema[field.type.__name__]["additionalProperties"] is False
-
-
-@pytest.mark.parametrize(
-    ("section", "settings"),
-    [(Config().join, JoinSettings()), (Config().dedupe, DedupeSettings())],
-    ids=["join", "dedupe"],
-)
-def test_every_bound_behind_a_section_is_configurable_and_has_its_default(section, settings):
-    assert msgspec.to_builtins(section) == msgspec.to_builtins(settings)
 
 
 def test_the_defaults_of_the_learners_are_those_of_the_bank():

@@ -1,10 +1,7 @@
 """One engine process's telemetry in step order, and the rows it gives.
 
-Rows leave strictly in step order, behind a frontier. A step is final when nothing that could still arrive would change
-its row: its summary and its journeys agree (or its context needs no journeys); a hole, when the summaries around it are
-complete and ``grace_s`` has passed; any step, when event time has passed it by ``window_s``. So the rows are a
-function of
-the telemetry alone, not of the order or the pieces in which it came.
+Rows leave strictly in step order, behind a frontier that passes what is final (finality.py). So the rows are a function
+of the telemetry alone, not of the order or the pieces in which it came.
 """
 
 from __future__ import annotations
@@ -20,8 +17,9 @@ from online.rows import Quality, RowBlock
 
 from . import boundaries, journeys
 from .features import BlockRatio, ContextSource, complete, rebuilt_counts, step_features
+from .finality import finality
 from .habits import FIRST_BLOCK_STEPS, Habits
-from .intervals import Columns, Trust, drops, neighbours, pack
+from .intervals import Columns, Trust, drops, pack
 from .kv_steps import KvSteps
 from .reasons import JoinEvent, RowDrop
 from .scheduling import Scheduling, SchedulingVotes
@@ -283,37 +281,19 @@ class Sequence:
 
     def _columns(self, first: int, stop: int) -> tuple[NDArray[np.void], NDArray[np.void]]:
         """Columns of steps first..stop-1; ids outside the window read as never seen."""
-        window = self.window
-        assert window is not None  # noqa: S101 callers hold it
-        low, high = first - window.base, stop - window.base
-        if low >= 0 and high <= len(window.steps):
-            return window.steps[low:high], window.rebuilt[low:high]
-        front, back = max(0, -low), max(0, high - len(window.steps))
-        inner = slice(max(0, low), min(high, len(window.steps)))
-        no_steps = np.zeros(front + back, window.steps.dtype)
-        no_cells = np.zeros(front + back, window.rebuilt.dtype)
-        return (
-            np.concatenate((no_steps[:front], window.steps[inner], no_steps[front:])),
-            np.concatenate((no_cells[:front], window.rebuilt[inner], no_cells[front:])),
-        )
+        assert self.window is not None  # noqa: S101 callers hold it
+        return self.window.columns(first, stop)
 
     def _final_stop(self, first: int, source: ContextSource, *, asynchronous: bool) -> int:
         """First step that is not final."""
         steps, cells = self._columns(first, self.last_step + 1)
-        seen = cells["seen"]
-        whole = seen.copy()
-        if source is ContextSource.JOURNEYS:
-            whole &= complete(steps, cells, rebuilt_counts(cells, asynchronous=asynchronous))
-        before, after = neighbours(seen)
-        settled_unix = self.event_unix_ns - int(self._settings.grace_s * 1e9)
-        around = np.where(before >= 0, whole[before], True) & np.where(
-            after >= 0, whole[after] & (steps["unix_ns"][after] <= settled_unix), False
+        final, unix = finality(
+            steps,
+            cells,
+            counts=rebuilt_counts(cells, asynchronous=asynchronous) if source is ContextSource.JOURNEYS else None,
+            now_unix_ns=self.event_unix_ns,
+            settings=self._settings,
         )
-        final = np.where(seen, whole, around)
-        unix = np.where(seen, steps["unix_ns"], np.maximum(cells["completed_unix_ns"], cells["scheduled_unix_ns"]))
-        passed = np.flatnonzero((unix > 0) & (unix <= self.event_unix_ns - int(self._settings.window_s * 1e9)))
-        if len(passed):
-            final[: passed[-1] + 1] = True
         open_steps = np.flatnonzero(~self.kv.settled(final, unix, self.event_unix_ns))
         stop = first + (int(open_steps[0]) if len(open_steps) else len(final))
         return self.kv.hold(self.window, stop, self.event_unix_ns)

@@ -76,6 +76,20 @@ class StepWindow:
             self.rebuilt = _grown(self.rebuilt, capacity)
         self.size = max(self.size, needed)
 
+    def columns(self, first_step: int, stop_step: int) -> tuple[StepColumns, NDArray[np.void]]:
+        """Summaries and rebuilt columns of first_step..stop_step-1; ids outside the window read as never seen."""
+        low, high = first_step - self.base, stop_step - self.base
+        if low >= 0 and high <= len(self.steps):
+            return self.steps[low:high], self.rebuilt[low:high]
+        front, back = max(0, -low), max(0, high - len(self.steps))
+        inner = slice(max(0, low), min(high, len(self.steps)))
+        no_steps = np.zeros(front + back, STEP_DTYPE)
+        no_cells = np.zeros(front + back, REBUILT_DTYPE)
+        return (
+            np.concatenate((no_steps[:front], self.steps[inner], no_steps[front:])),
+            np.concatenate((no_cells[:front], self.rebuilt[inner], no_cells[front:])),
+        )
+
     def forget_before(self, step: int) -> None:
         """Drop ids below ``step``; done lazily, when half of the columns would go."""
         gone = step - self.base

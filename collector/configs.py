@@ -74,24 +74,32 @@ class FactSource(enum.IntEnum):
         return self.name.lower()
 
 
+_FROM_THE_SERVER = (FactSource.RESOURCE, FactSource.DISCOVERY)
+"""What a server says of itself changes with the server; what others say of it is corrected."""
+
+Held = dict[str, tuple[FactSource, Fact]]
+
+
 class Facts:
     """Facts about one engine with their sources."""
 
     def __init__(self) -> None:
-        self._facts: dict[str, tuple[FactSource, Fact]] = {}
+        self._facts: Held = {}
         self._claims: dict[tuple[str, FactSource], Fact] = {}
         self.conflicts = 0
         self.version = 0
         """Grows with every change."""
 
     def learn(self, facts: Mapping[str, Fact], source: FactSource) -> bool:
-        """Take what is new or from a stronger source; returns whether anything changed."""
+        """Take what is new, newer or from a stronger source; returns whether anything changed."""
         changed = False
+        # a request may ask for an adapter by another name: the first model seen is the server's
+        newer = source is not FactSource.TELEMETRY
         for name, value in facts.items():
             known = self._facts.get(name)
             if known is not None and known[0] != source and known[1] != value:
                 self._contradict(name, known, (source, value))
-            if known is None or source < known[0] or (source == known[0] and known[1] != value):
+            if known is None or source < known[0] or (newer and source == known[0] and known[1] != value):
                 self._facts[name] = (source, value)
                 changed = changed or known is None or known[1] != value
         self.version += changed
@@ -101,6 +109,18 @@ class Facts:
         """Another emitter of the same engine knew these, from the sources it had."""
         for source in FactSource:
             self.learn({name: value for name, (s, value) in other._facts.items() if s is source}, source)
+
+    def held(self) -> Held:
+        """As they stand, for :meth:`is_another_server`."""
+        return dict(self._facts)
+
+    def is_another_server(self, before: Held) -> bool:
+        """Whether the server now says otherwise of itself, rather than being known better."""
+        return any(
+            source in _FROM_THE_SERVER and self._facts[name][0] is source and self._facts[name][1] != value
+            for name, (source, value) in before.items()
+            if name in IDENTITY
+        )
 
     def _contradict(self, name: str, known: tuple[FactSource, Fact], claim: tuple[FactSource, Fact]) -> None:
         weaker = max(known, claim, key=lambda fact: fact[0])

@@ -207,6 +207,9 @@ class Pipeline:
             if lane is Lane.PUBLISHED:
                 for outcome, count in outcomes.items():
                     self._counts.rows[target, outcome] += count
+        for old, new in self._joiner.succeeded:  # the last rows of what it was are learned by now
+            self._bank.inherit(new, old)
+        self._joiner.succeeded.clear()
 
     def _describe(self) -> None:
         """Tell the bank what is known of its configurations, when that has changed: more feature sets may apply."""

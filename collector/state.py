@@ -152,7 +152,7 @@ def _engine_rest(_: Engine, context: Context) -> dict[str, object]:
 
 def _joiner_rest(_: Joiner, context: Context) -> dict[str, object]:
     # what is known is told to the learners again: the bank saves facts of what has learned only
-    told = {"renamed": [], "facts_changed": True, "events": Counter()}
+    told = {"renamed": [], "succeeded": [], "facts_changed": True, "events": Counter()}
     return {"_settings": context.join, "knowledge": context.knowledge, **told}
 
 

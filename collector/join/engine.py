@@ -140,6 +140,21 @@ class Engine:
             self.events += process.sequence.add_summaries(steps, snapshots[inside])
         return [request for span in telemetry.core if (request := self._add_request(span)) is not None]
 
+    def restarts_with(self, telemetry: Telemetry) -> bool:
+        """Whether these steps and requests are those of a process that is not known yet."""
+        if not self._processes:
+            return False
+        newest = self._processes[-1].sequence
+        steps = telemetry.steps
+        heard = [(int(steps["unix_ns"][-1]), int(steps["step_id"][-1]))] if len(steps) else []
+        for span in telemetry.core:
+            last = span.marks[-1]
+            heard.append((last.ts_ns + span.unix_minus_mono_ns, last.step_id))
+        return any(
+            unix_ns >= newest.event_unix_ns and step < newest.last_step and self._restarted(newest, unix_ns, step)
+            for unix_ns, step in heard
+        )
+
     def take_over(self, other: Engine) -> None:
         """Another emitter of this same engine falls silent: its facts and requests go on here, its steps do not."""
         self.facts.take_over(other.facts)

@@ -45,6 +45,7 @@ class Joiner:
         self._releases: dict[str, Release] = {}
         self._config_ids: dict[tuple[str, str], str] = {}
         self.renamed: list[tuple[str, str]] = []
+        self.succeeded: list[tuple[str, str]] = []
         self.facts_changed = False
         self.events: Counter[JoinEvent] = Counter()
         self.kv = KvSources(settings)
@@ -65,18 +66,23 @@ class Joiner:
                 process.requests.add(span)
         if len(telemetry.steps) == 0 and not telemetry.core:
             return
-        engine = self._aliases.get(key)
-        if engine is not None:
+        engine = self._engine_for(key, telemetry)
+        if key in self._aliases:
             telemetry.steps = telemetry.steps[:0]
             telemetry.snapshots = telemetry.snapshots[:0]
-        else:
-            engine = self._engines.get(key) or self._new_engine(key)
-        if self._inform(engine, telemetry):
-            engine.configure()
         for request in engine.add(telemetry):
             self._match(engine, request)
         if not engine.released:
             self._find_double(key, engine)
+
+    def _engine_for(self, key: tuple[str, str], telemetry: Telemetry) -> Engine:
+        engine = self._aliases.get(key) or self._engines.get(key) or self._new_engine(key)
+        before = engine.facts.held()
+        if self._inform(engine, telemetry):
+            if engine.facts.is_another_server(before) and engine.restarts_with(telemetry):
+                engine = self._succeed(key, engine)
+            engine.configure()
+        return engine
 
     def _inform(self, engine: Engine | ApiProcess, telemetry: Telemetry) -> bool:
         before = engine.facts.conflicts
@@ -104,6 +110,26 @@ class Joiner:
         process = self._processes[key] = ApiProcess(key[1], key[0], self._engine_count, self._settings)
         self._engine_count += 1
         return process
+
+    def _succeed(self, key: tuple[str, str], engine: Engine) -> Engine:
+        """The server came back as another configuration: what it was ends with its rows, and is the new one's prior."""
+        new = configs.config_id(engine.facts.identity(engine.instance, engine.recording))
+        old = self._config_ids.get(key)
+        if old is None or old == new:
+            return engine
+        self._hold(old, engine.instance, engine.advance(flush=True))
+        heir = Engine(key[1], key[0], self._engine_count, self._settings)
+        self._engine_count += 1
+        heir.facts = engine.facts
+        heir.events, heir.drops = engine.events, engine.drops
+        heir.events[JoinEvent.ENGINE_RESTART] += 1
+        self._engines[key] = heir
+        self._aliases.update({k: heir for k, e in self._aliases.items() if e is engine})
+        self._waiting_moved(engine, heir)
+        self._config_ids[key] = new
+        self.facts_changed = True
+        self.succeeded.append((old, new))
+        return heir
 
     def _find_double(self, key: tuple[str, str], engine: Engine) -> None:
         """Two emitters on one engine: the richer one goes on, the other one's requests are added to it."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from collector.configs import IDENTITY, Facts, FactSource, config_id, parse_fact, resource_facts
-from tests.telemetry_builders import coefficients, exports_of, many_jobs, new_pipeline, pieces, run_engine
+from collector.join.reasons import JoinEvent
+from tests.telemetry_builders import MONO_NS, coefficients, exports_of, many_jobs, new_pipeline, pieces, run_engine
 
 
 def test_a_stronger_source_wins_whenever_it_speaks():
@@ -104,3 +105,44 @@ def test_a_fact_learned_later_renames_the_configuration_and_keeps_what_it_learne
     assert config.targets["step_time"].models["portable"].rows > 1000
     assert pipeline._bank.configs() == [config.config_id]
     assert next(v for k, v in coefficients(pipeline).items() if k[2] == "prefill_tokens") == pytest.approx(45, rel=1e-3)
+
+
+def test_a_server_that_comes_back_with_other_flags_starts_anew_from_what_it_was():
+    def said(seats):
+        return (("vllm.model", "m"), ("vllm.max_num_seqs", seats))
+
+    first, second = run_engine(many_jobs(120)), run_engine(many_jobs(8, seed=3), start_ns=MONO_NS + 3600 * 10**9)
+    pipeline = new_pipeline()
+    for one in exports_of(pieces(first, facts=said("64")), 5):
+        pipeline.process([one])
+    (old,) = pipeline.snapshot(0, 1).configs
+    for one in exports_of(pieces(second, facts=said("128")), 5):
+        pipeline.process([one])
+    pipeline.flush()
+    (new,) = pipeline.snapshot(0, 1).configs
+    assert (old.config["max_num_seqs"], new.config["max_num_seqs"]) == (64, 128)
+    assert pipeline._bank.configs() == [old.config_id, new.config_id]
+    learned = {name: pipeline._bank.targets(name)["step_time"].models["portable"] for name in pipeline._bank.configs()}
+    assert learned[old.config_id].rows > 1000 > learned[new.config_id].rows
+    prefill = next(f for f in learned[new.config_id].features if f.name == "prefill_tokens")
+    assert prefill.coefficient == pytest.approx(45, rel=0.02)
+    assert pipeline._bank._priors[new.config_id]
+    assert pipeline.take_counts().events[JoinEvent.ENGINE_RESTART] == 1
+
+
+def test_a_fact_that_flaps_without_a_restart_keeps_one_state():
+    run = run_engine(many_jobs(60))
+    everything = [pieces(run, facts=(("vllm.model", "m"), ("vllm.max_num_seqs", seats))) for seats in ("64", "128")]
+    pipeline = new_pipeline()
+    for even, odd in zip(*(exports_of(half, 5) for half in everything), strict=True):
+        pipeline.process([even])
+        pipeline.process([odd])
+    pipeline.flush()
+    assert len(pipeline._bank.configs()) == 1
+
+
+def test_an_adapter_asked_for_by_name_is_not_another_model():
+    facts = Facts()
+    assert facts.learn({"model": "base"}, FactSource.TELEMETRY)
+    assert not facts.learn({"model": "adapter-7"}, FactSource.TELEMETRY)
+    assert facts.get("model") == "base"

@@ -1,6 +1,7 @@
 """vLLM's own Scheduler and AsyncScheduler, a forward pass that takes no time, and the tap: truth and overhead.
 
-    <vLLM's python> real_scheduler.py parity MODEL_DIRECTORY    each step's attributes against sums per request
+    <vLLM's python> real_scheduler.py parity MODEL_DIRECTORY    each step's attributes against sums per request, and its
+                                                                start against a stamp taken inside of ``schedule()``
     <vLLM's python> real_scheduler.py overhead MODEL_DIRECTORY  CPU per step with and without the plugin
 
 Parity runs with few KV blocks, so that requests are preempted and resume. The truth is summed up by this file from the
@@ -29,6 +30,8 @@ from tracefit_vllm.settings import Settings
 from tracefit_vllm.tap import Tap
 
 BLOCK = 16
+START_WITHIN_US, START_SHARE = 5.0, 0.98
+"""The others are steps between whose two stamps the kernel ran something else."""
 os.environ["TRACEFITVLLM_ENABLED"] = "0"  # an installed plugin would tap the scheduler as well
 
 
@@ -152,6 +155,18 @@ def truth(scheduler: Any, output: Any) -> dict[str, int]:
     }
 
 
+def stamp(scheduler: Any) -> list[int]:
+    """Note when ``schedule()`` begins, as instrumentation inside of it would."""
+    inner, begins = scheduler.schedule, []
+
+    def schedule(*args: Any, **kwargs: Any) -> Any:
+        begins.append(time.monotonic_ns())
+        return inner(*args, **kwargs)
+
+    scheduler.schedule = schedule
+    return begins
+
+
 def parity(model: str) -> int:
     """Compare every step of a run with preemptions, in both scheduling modes; return the number of differences."""
     from vllm.v1.request import RequestStatus  # noqa: PLC0415
@@ -161,6 +176,7 @@ def parity(model: str) -> int:
         rng = random.Random(3)
         scheduler = make_scheduler(model, asynchronous, blocks=64, max_seqs=16)
         sink = Keep()
+        begins = stamp(scheduler)
         tap = Tap(scheduler, Settings(), sink, random.Random(1))
         assert tap.attach()
         truths, in_flight = [], deque()
@@ -180,12 +196,16 @@ def parity(model: str) -> int:
         journeys = [item for item in sink.items if isinstance(item, Finished)]
         assert len(rows) == len(truths) == 1500
         differences = sum(row[key] != value for row, t in zip(rows, truths, strict=True) for key, value in t.items())
-        wrong += differences + tap.errors
+        apart_us = sorted(abs(b - r["step.ts_start_ns"]) / 1000 for b, r in zip(begins, rows, strict=True))
+        within = sum(apart <= START_WITHIN_US for apart in apart_us)
+        wrong += differences + tap.errors + (within < START_SHARE * len(rows))
         kinds = [event[0] for journey in journeys for event in journey.events]
         print(
             f"async={asynchronous}: {len(rows)} steps, {sum(r['batch.num_preempted'] for r in rows)} preemptions, "
             f"{len(journeys)} journeys ({kinds.count('PREEMPTED')} PREEMPTED), {differences} differences, "
-            f"{tap.errors} hook errors, {len(tap._journeys.open) if tap._journeys else 0} left open"
+            f"{tap.errors} hook errors, {len(tap._journeys.open) if tap._journeys else 0} left open; "
+            f"ts_start {apart_us[len(rows) // 2]:.1f} us apart in the median, "
+            f"within {START_WITHIN_US:g} us on {within} of {len(rows)} steps"
         )
     return wrong
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-DEFAULT_MAX_SERIES = 7700
-"""50 configurations with everything the default sets can publish need 50 x 154 series; with 7 of the page and at most
-290 of the process, a scrape has no more than 8,000."""
+DEFAULT_MAX_SERIES = 7650
+"""50 configurations with everything the default sets can publish need 50 x 153 series; with 7 of the page and at most
+343 of the process, a scrape has no more than 8,000."""
 
 IDENTITY_LABELS: tuple[tuple[str, str], ...] = (
     ("model", "model_name"),  # `model` is the learner's feature set in every other family
@@ -71,7 +71,7 @@ FAMILIES: tuple[Family, ...] = (
         "tracefit_error_p90_ratio",
         "gauge",
         _TARGET,
-        "90th percentile of the relative error of the champion's predictions made before learning.",
+        "90th percentile of the relative error of the champion's predictions made before learning; step_time only.",
     ),
     Family(
         "tracefit_live_error_median_ratio",
@@ -79,7 +79,18 @@ FAMILIES: tuple[Family, ...] = (
         _TARGET,
         "Median relative error of the best live prediction, which follows changes at once; step_time only.",
     ),
-    Family("tracefit_target_rows_total", "counter", _TARGET, "Rows learned from."),
+    Family(
+        "tracefit_step_residual_ratio",
+        "histogram",
+        _TARGET,
+        "Observed time divided by what the champion had predicted before it learned the row; step_time only.",
+    ),
+    Family(
+        "tracefit_target_residual_ratio",
+        "summary",
+        _TARGET,
+        "The same of every target but step_time: sum and number of rows.",
+    ),
     Family("tracefit_model_effective_rows", "gauge", _MODEL, "Rows that still count, after forgetting; portable only."),
     Family(
         "tracefit_coefficient_status",
@@ -99,7 +110,7 @@ FAMILIES: tuple[Family, ...] = (
         "tracefit_interval_ratio",
         "gauge",
         (*_TARGET, "bound"),
-        "Observed time divided by predicted time: 10th (lower) and 90th (upper) percentile.",
+        "Observed time divided by live prediction: 10th (lower) and 90th (upper) percentile; step_time only.",
     ),
     Family("tracefit_target_mean_seconds", "gauge", _TARGET, "Plain mean of what was observed."),
     Family(
@@ -112,10 +123,20 @@ FAMILIES: tuple[Family, ...] = (
         "tracefit_model_condition_number",
         "gauge",
         _MODEL,
-        "Condition number of the scaled normal equations; portable only, from three features on.",
+        "Condition number of the scaled normal equations; portable step_time only.",
     ),
-    Family("tracefit_drift_last_timestamp_seconds", "gauge", _TARGET, "When speed last changed; absent if never."),
-    Family("tracefit_drift_gain_ratio", "gauge", _TARGET, "New time divided by old time at the last change of speed."),
+    Family(
+        "tracefit_drift_last_timestamp_seconds",
+        "gauge",
+        _TARGET,
+        "When speed last changed; absent if never; step_time only.",
+    ),
+    Family(
+        "tracefit_drift_gain_ratio",
+        "gauge",
+        _TARGET,
+        "New time divided by old time at the last change of speed; step_time only.",
+    ),
 )
 """Every per-configuration family, most important first."""
 

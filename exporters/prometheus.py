@@ -14,14 +14,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
 from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
+from prometheus_client.utils import floatToGoString
 
-from online.snapshot import ConfigSnapshot, DriftSnapshot, ModelSnapshot, Snapshot, TargetSnapshot
+from online.snapshot import ConfigSnapshot, DriftSnapshot, ModelSnapshot, ResidualSnapshot, Snapshot, TargetSnapshot
 
 from .families import DEFAULT_MAX_SERIES, FAMILIES, IDENTITY_LABELS, PAGE_FAMILIES, Family
 from .labels import US_PER_S, base_unit, label_value
@@ -30,15 +32,18 @@ NS_PER_S = 1e9
 
 
 class Sample(NamedTuple):
-    """A value of a family before rendering."""
+    """One series of a family before rendering; a ``suffix`` that has a label of its own has its value last."""
 
     labels: tuple[str, ...]
     value: float
     exemplar: Exemplar | None = None
+    suffix: str = ""
 
 
-MIN_CONDITION_FEATURES = 3
-"""With two, the standard errors and statuses already tell the story."""
+STEP_TIME = "step_time"
+"""The target that has every family; what is said of the others is in the snapshot, or the page would not fit."""
+
+BUCKET, SUM, COUNT = "_bucket", "_sum", "_count"
 
 Samples = dict[str, list[Sample]]
 
@@ -152,6 +157,12 @@ def _metric(family: Family, samples: list[Sample]) -> Metric:
         for sample in samples:
             counter.add_metric(sample.labels, sample.value, exemplar=sample.exemplar)
         return counter
+    if family.kind in ("histogram", "summary"):
+        metric = Metric(family.name, family.help, family.kind)
+        for sample in samples:
+            names = (*family.labels, "le") if sample.suffix == BUCKET else family.labels
+            metric.add_sample(family.name + sample.suffix, dict(zip(names, sample.labels, strict=True)), sample.value)
+        return metric
     gauge = GaugeMetricFamily(family.name, family.help, labels=family.labels)
     for sample in samples:
         gauge.add_metric(sample.labels, sample.value)
@@ -172,9 +183,9 @@ def _drop_repeated(merged: Samples) -> int:
     """One value per series, the first: names that differ only in what a label cannot hold would give two."""
     dropped = 0
     for name, rows in merged.items():
-        unique: dict[tuple[str, ...], Sample] = {}
+        unique: dict[tuple[str, tuple[str, ...]], Sample] = {}
         for sample in rows:
-            unique.setdefault(sample.labels, sample)
+            unique.setdefault((sample.suffix, sample.labels), sample)
         dropped += len(rows) - len(unique)
         merged[name] = list(unique.values())
     return dropped
@@ -205,24 +216,44 @@ def _plain(value: str | float) -> str:
 def _target_samples(samples: Samples, labels: tuple[str, ...], target: TargetSnapshot) -> None:
     if target.mean_us is not None:
         samples["tracefit_target_mean_seconds"].append(Sample(labels, target.mean_us / US_PER_S))
+    if target.residuals is not None:
+        _residual_samples(samples, labels, target.residuals)
+    champion = target.models.get(target.champion)
+    if champion is not None and target.champion != "portable":
+        samples["tracefit_champion"].append(Sample((*labels, label_value(target.champion)), 1))
+    for name, model in target.models.items():
+        _model_samples(samples, (*labels, label_value(name)), model)
+    if labels[-1] == STEP_TIME:
+        _step_samples(samples, labels, target)
+
+
+def _step_samples(samples: Samples, labels: tuple[str, ...], target: TargetSnapshot) -> None:
+    """What is shown of step_time alone."""
     if target.interval is not None:
         for bound, ratio in (("lower", target.interval.p10), ("upper", target.interval.p90)):
             samples["tracefit_interval_ratio"].append(Sample((*labels, bound), ratio))
-    if target.models:  # every model of a target sees the same rows, but a new one has not seen the old ones
-        rows = max(model.rows for model in target.models.values())
-        samples["tracefit_target_rows_total"].append(Sample(labels, rows))
     champion = target.models.get(target.champion)
     if champion is not None and champion.error is not None:
         samples["tracefit_error_p90_ratio"].append(Sample(labels, champion.error.p90_ape))
-    if champion is not None and target.champion != "portable":
-        samples["tracefit_champion"].append(Sample((*labels, label_value(target.champion)), 1))
     live = [model.live_error.median_ape for model in target.models.values() if model.live_error is not None]
-    if live and labels[-1] == "step_time":
+    if live:
         samples["tracefit_live_error_median_ratio"].append(Sample(labels, min(live)))
-    for name, model in target.models.items():
-        _model_samples(samples, (*labels, label_value(name)), model)
-        if (labels[-1], name) == ("step_time", "portable"):
-            _live_samples(samples, (*labels, label_value(name)), model)
+    if "portable" in target.models:
+        _portable_samples(samples, (*labels, "portable"), target.models["portable"])
+
+
+def _residual_samples(samples: Samples, labels: tuple[str, ...], residuals: ResidualSnapshot) -> None:
+    whole = labels[-1] == STEP_TIME
+    rows = samples["tracefit_step_residual_ratio" if whole else "tracefit_target_residual_ratio"]
+    if not 0.0 <= residuals.ratio_sum < math.inf:  # one value to withhold: half a histogram is none
+        rows.append(Sample(labels, math.nan, suffix=SUM))
+        return
+    if whole:
+        bounds = (*map(floatToGoString, residuals.ratio_bounds), "+Inf")
+        for bound, below in zip(bounds, accumulate(residuals.rows), strict=False):
+            rows.append(Sample((*labels, bound), below, suffix=BUCKET))
+    rows.append(Sample(labels, sum(residuals.rows), suffix=COUNT))
+    rows.append(Sample(labels, residuals.ratio_sum, suffix=SUM))
 
 
 def _drift_samples(samples: Samples, labels: tuple[str, ...], drift: DriftSnapshot, trace_id: str | None) -> None:
@@ -231,6 +262,8 @@ def _drift_samples(samples: Samples, labels: tuple[str, ...], drift: DriftSnapsh
         seconds = None if drift.last_unix_nano is None else drift.last_unix_nano / NS_PER_S
         exemplar = Exemplar({"trace_id": trace_id}, drift.gain or 1.0, seconds)
     samples["tracefit_drift_detections_total"].append(Sample(labels, drift.count, exemplar))
+    if labels[-1] != STEP_TIME:
+        return
     if drift.last_unix_nano is not None:
         samples["tracefit_drift_last_timestamp_seconds"].append(Sample(labels, drift.last_unix_nano / NS_PER_S))
     if drift.gain is not None:
@@ -239,7 +272,7 @@ def _drift_samples(samples: Samples, labels: tuple[str, ...], drift: DriftSnapsh
 
 def _model_samples(samples: Samples, labels: tuple[str, ...], model: ModelSnapshot) -> None:
     target, name = labels[-2:]
-    if model.error is not None and (model.features or target == "step_time"):
+    if model.error is not None and (model.features or target == STEP_TIME):
         samples["tracefit_error_median_ratio"].append(Sample(labels, model.error.median_ape))
     for feature in model.features:
         unit, divisor = base_unit(feature.unit)
@@ -251,11 +284,11 @@ def _model_samples(samples: Samples, labels: tuple[str, ...], model: ModelSnapsh
             samples["tracefit_coefficient_status"].append(Sample((*full, label_value(feature.status)), 1))
     if name == "portable":
         samples["tracefit_model_effective_rows"].append(Sample(labels, model.effective_rows))
-        if model.condition_number is not None and len(model.features) >= MIN_CONDITION_FEATURES:
-            samples["tracefit_model_condition_number"].append(Sample(labels, model.condition_number))
 
 
-def _live_samples(samples: Samples, labels: tuple[str, ...], model: ModelSnapshot) -> None:
+def _portable_samples(samples: Samples, labels: tuple[str, ...], model: ModelSnapshot) -> None:
+    if model.condition_number is not None:
+        samples["tracefit_model_condition_number"].append(Sample(labels, model.condition_number))
     for feature in model.features:
         unit, divisor = base_unit(feature.unit)
         if feature.live_coefficient is not None:

@@ -137,8 +137,12 @@ class RlsLearner:
 
     # ---------------------------------------------------------------- learning
 
-    def learn(self, block: Design) -> None:
-        """Predict, score, learn, solve; block.x has this set's columns only and is finite."""
+    def learn(self, block: Design) -> Floats | None:
+        """Predict, score, learn, solve; block.x has this set's columns only and is finite.
+
+        Returns:
+            log(y / prediction) by the published coefficients as they were before, (n,); None before the first fit.
+        """
         if not self.phases and block.phase.any():
             self.open_phases()
         z = self._augment(block)
@@ -146,16 +150,16 @@ class RlsLearner:
         spent = float(block.steps @ block.weight) / self.settings.half_life_steps
         self.sums = self.sums * 2.0**-spent + z.sum(axis=0)
         if self.holding:
-            if self.started:
-                self._score(block, z[:, : self.p] @ self._both())
+            scored = self._score(block, z[:, : self.p] @ self._both()) if self.started else None
             self._learn_start(block)
-            return
+            return scored
         x = z[:, : self.p]
         prediction = x @ self._both()
         log_ratio = self._score(block, prediction)
         if self.robust and self._watch(block, x, log_ratio):
             prediction = x @ self._both()
         self._learn_block(block, z, prediction)
+        return log_ratio
 
     def learn_quick(self, block: Design) -> None:
         """Rows of the quick lane: they move the fast member and its scores, never what is published."""

@@ -63,6 +63,18 @@ class IntervalSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     strata: dict[str, tuple[float, float, float]] = {}
 
 
+class ResidualSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Observed / predicted of every row since learning began, each predicted by the champion before it was learned.
+
+    ``rows`` per class: up to and including each of ``ratio_bounds``, and beyond the last. They and ``ratio_sum`` only
+    grow, also across restarts; a ratio beyond 10 counts as 10.
+    """
+
+    ratio_bounds: list[float]
+    rows: list[int]
+    ratio_sum: float
+
+
 class DriftSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Confirmed changes of speed: how many, when the last one was, and new ÷ old time."""
 
@@ -84,6 +96,7 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     champion: str
     models: dict[str, ModelSnapshot]
     interval: IntervalSnapshot | None = None
+    residuals: ResidualSnapshot | None = None
     drift: DriftSnapshot | None = None
     mean_us: float | None = None
     mean_factor: float | None = None

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 MAGIC = b"tracefit.state/1\n"
-VERSION = 1
+VERSION = 2
 _DIGEST_BYTES = 32
 _ARRAY = 1
 _KINDS = {"f8", "i8", "b1"}
@@ -29,7 +29,16 @@ _ARRAY_BYTES_MAX = 1 << 26
 
 State = dict[str, Any]
 
-MIGRATIONS: dict[int, Callable[[State], State]] = {}
+
+def _without_residuals(state: State) -> State:
+    """Version 1 did not count residuals: they begin at 0."""
+    for config in state["configs"]:
+        for target in config["targets"].values():
+            target["residuals"] = None
+    return state
+
+
+MIGRATIONS: dict[int, Callable[[State], State]] = {1: _without_residuals}
 """From version n to n + 1; an entry is added with every change of layout and never removed."""
 
 

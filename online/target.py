@@ -13,6 +13,7 @@ from online.features import FeatureSet
 from online.learner import RlsLearner
 from online.make import Model, make_learner
 from online.prior import Prior
+from online.residuals import Residuals
 from online.river_models import ResidualLearner
 from online.rows import RowBlock, Target
 from online.settings import DEFAULT_LEARNER, BankSettings, RowOutcome
@@ -38,6 +39,7 @@ class TargetState:
         self.quick = Cutter(settings.block_rows, settings.block_ns)
         self.sets: dict[str, tuple[FeatureSet, slice]] = {}
         self.models: dict[str, tuple[str, Model]] = {}
+        self.residuals = Residuals()
         self.columns = 0
         self.first_ns = self.last_ns = 0
 
@@ -123,9 +125,22 @@ class TargetState:
                 base = self.models.get(name, (name, None))[1]
                 if isinstance(base, RlsLearner) and base.started:
                     model.learn(view, base.predict(view.x))
+        champion = self._predictor()
         for name, model in self.models.values():
             if len(views[name]) and not isinstance(model, ResidualLearner):
-                model.learn(views[name])
+                log_ratio = model.learn(views[name])
+                if model is champion and log_ratio is not None:
+                    self.residuals.learn(log_ratio)
+
+    def _predictor(self) -> RlsLearner | None:
+        """The champion among ``rls`` models as of now, without making a snapshot; None before the first fit."""
+        best, least = None, np.inf
+        for _, (_, model) in sorted(self.models.items()):
+            if isinstance(model, RlsLearner) and model.started and not model.signed:
+                mape = model.error.sum_ape / model.error.total if model.error.total > 0.0 else np.inf
+                if best is None or mape < least:
+                    best, least = model, mape
+        return best
 
     def _learn_quick(self, block: Design) -> None:
         for name, model in self.rls_models():
@@ -160,6 +175,7 @@ class TargetState:
             champion=champion,
             models=models,
             interval=None if rls is None else rls.intervals.snapshot(by_stratum=self.target.vector == "beta"),
+            residuals=None if rls is None else self.residuals.snapshot(),
             drift=None if rls is None else rls.drift.snapshot(),
             mean_us=None if rls is None else rls.mean_us(),
             mean_factor=None if rls is None else rls.mean_factor(),
@@ -182,6 +198,7 @@ class TargetState:
             "pending": None if pending is None else pending.state(),
             "quick": None if quick is None else quick.state(),
             "models": {name: _model_state(model) for name, (_, model) in self.models.items()},
+            "residuals": self.residuals.state(),
             "first_ns": self.first_ns,
             "last_ns": self.last_ns,
         }
@@ -208,6 +225,8 @@ class TargetState:
         for cutter, key in ((self.cutter, "pending"), (self.quick, "quick")):
             if state[key] is not None:
                 cutter.restore(self._rearranged(Design.restored(state[key], start), same))
+        if state["residuals"] is not None:  # None: of a version that did not count them
+            self.residuals.restore(state["residuals"])
         self.first_ns, self.last_ns = int(state["first_ns"]), int(state["last_ns"])
         return skipped
 
@@ -232,6 +251,7 @@ class TargetState:
                         f"model {name!r}: {model.features.names} cannot be merged with {theirs.features.names}"
                     )
                 learner_state.merge(model, theirs, other_is_later=later, side_by_side=side_by_side)
+        self.residuals.add(other.residuals)
         self.first_ns = min(self.first_ns or other.first_ns, other.first_ns)
         self.last_ns = max(self.last_ns, other.last_ns)
 

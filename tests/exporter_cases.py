@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from online.residuals import RATIO_BOUNDS
 from online.rows import Target
 from online.snapshot import (
     ConfigSnapshot,
@@ -14,6 +15,7 @@ from online.snapshot import (
     FeatureSnapshot,
     IntervalSnapshot,
     ModelSnapshot,
+    ResidualSnapshot,
     Snapshot,
     TargetSnapshot,
 )
@@ -114,6 +116,9 @@ def target(name, *, physics=False, drifted=False):
         champion="physics" if physics else "portable",
         models=models,
         interval=IntervalSnapshot(p10=0.97, p50=1.0, p90=1.04, strata={"decode:8-15": (0.98, 1.0, 1.03)}),
+        residuals=ResidualSnapshot(
+            ratio_bounds=list(RATIO_BOUNDS), rows=[1, 3, 20, 110, 420, 390, 140, 15, 5, 2], ratio_sum=1111.25
+        ),
         drift=DriftSnapshot(
             last_unix_nano=CREATED_UNIX_NANO - 60_000_000_000 if drifted else None,
             gain=1.2 if drifted else None,
@@ -159,8 +164,8 @@ def snapshot(*configs, generation=42):
 
 
 def full_snapshot(n_configs, generation=1):
-    """Every target learned with the default sets, in every configuration."""
-    targets = {name.value: target(name, physics=name in PHYSICS) for name in Target}
+    """Every target learned with the default sets and drifted once, in every configuration."""
+    targets = {name.value: target(name, physics=name in PHYSICS, drifted=True) for name in Target}
     return snapshot(*(config(f"{i:012x}", targets=targets) for i in range(n_configs)), generation=generation)
 
 

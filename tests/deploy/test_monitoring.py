@@ -18,7 +18,7 @@ from tests.conftest import find_tool
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"
 RUNBOOK_URL = "/docs/runbooks.md#"
-PANEL_KINDS = {"timeseries", "stat", "table"}
+PANEL_KINDS = {"timeseries", "stat", "table", "heatmap"}
 
 
 def rules():
@@ -47,6 +47,9 @@ def known_series():
     """Names that can stand in an expression: ours, the process's, and what the rules record."""
     telemetry = pytest.importorskip("collector.telemetry", reason="the process's own table is not in this tree")
     names = {family.name for family in (*FAMILIES, *PAGE_FAMILIES)}
+    for family in FAMILIES:
+        suffixes = {"histogram": ("bucket", "sum", "count"), "summary": ("sum", "count")}.get(family.kind, ())
+        names |= {f"{family.name}_{suffix}" for suffix in suffixes}
     for metric in telemetry.TABLE:
         names.add(metric.exposed_name)
         if metric.kind is telemetry.Kind.HISTOGRAM:
@@ -166,7 +169,7 @@ def test_every_expression_selects_job_and_instance_and_rates_counters_rightly(ti
         assert 'instance=~"$instance"' in selector, title
     for name in series_in(expression):
         wrapped = re.search(rf"(?:rate|increase)\({name}\{{[^}}]*\}}\[(\$__rate_interval|\$__range)\]\)", expression)
-        assert bool(wrapped) == name.endswith(("_total", "_bucket")), (title, name)
+        assert bool(wrapped) == name.endswith(("_total", "_bucket", "_sum", "_count")), (title, name)
 
 
 def test_panels_have_their_own_ids_and_do_not_overlap():

@@ -21,6 +21,7 @@ from exporters.exposition import MetricsPage
 from exporters.routing import Request
 from exporters.snapshot_pages import SnapshotDocuments
 from exporters.status_page import StatusPage
+from online.residuals import RATIO_BOUNDS
 from online.snapshot import (
     ConfigSnapshot,
     DriftSnapshot,
@@ -29,6 +30,7 @@ from online.snapshot import (
     FeatureSnapshot,
     IntervalSnapshot,
     ModelSnapshot,
+    ResidualSnapshot,
     Snapshot,
     TargetSnapshot,
 )
@@ -72,6 +74,12 @@ intervals = st.builds(
     p90=numbers,
     strata=st.dictionaries(names, st.tuples(numbers, numbers, numbers), max_size=3),
 )
+residuals = st.builds(
+    ResidualSnapshot,
+    ratio_bounds=st.just(list(RATIO_BOUNDS)),
+    rows=st.lists(st.integers(0, 2**50), min_size=len(RATIO_BOUNDS) + 1, max_size=len(RATIO_BOUNDS) + 1),
+    ratio_sum=numbers,
+)
 targets = st.builds(
     TargetSnapshot,
     vector=names,
@@ -79,6 +87,7 @@ targets = st.builds(
     champion=names,
     models=st.dictionaries(names, models, max_size=2),
     interval=st.none() | intervals,
+    residuals=st.none() | residuals,
     drift=st.none()
     | st.builds(DriftSnapshot, last_unix_nano=st.none() | nanos, gain=optional, count=st.integers(0, 9)),
     mean_us=optional,

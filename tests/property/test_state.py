@@ -83,20 +83,45 @@ def test_a_state_with_one_bit_flipped_is_refused_and_the_old_one_kept(saved, dat
 
 
 def test_a_newer_version_is_refused_by_number(monkeypatch):
-    monkeypatch.setattr(codec, "VERSION", 2)
+    monkeypatch.setattr(codec, "VERSION", 3)
     newer = codec.encode({"configs": [], "learned_rows": 0})
-    monkeypatch.setattr(codec, "VERSION", 1)
-    with pytest.raises(StateError, match="version 2 is newer than 1"):
+    monkeypatch.undo()
+    with pytest.raises(StateError, match="version 3 is newer than 2"):
         codec.decode(newer)
 
 
 def test_an_older_version_is_migrated_step_by_step(saved, monkeypatch):
-    monkeypatch.setattr(codec, "VERSION", 3)
-    with pytest.raises(StateError, match="no migration to 2"):
+    monkeypatch.setattr(codec, "VERSION", 4)
+    with pytest.raises(StateError, match="no migration to 3"):
         codec.decode(saved)
-    monkeypatch.setitem(codec.MIGRATIONS, 1, lambda s: {**s, "one": 1})
-    monkeypatch.setitem(codec.MIGRATIONS, 2, lambda s: {**s, "two": s["one"] + 1})
+    monkeypatch.setitem(codec.MIGRATIONS, 2, lambda s: {**s, "one": 1})
+    monkeypatch.setitem(codec.MIGRATIONS, 3, lambda s: {**s, "two": s["one"] + 1})
     assert codec.decode(saved)["two"] == 2
+
+
+def test_a_state_of_version_1_goes_on_and_counts_residuals_from_zero(saved, monkeypatch):
+    payload = codec.decode(saved)
+    for target in payload["configs"][0]["targets"].values():
+        del target["residuals"]
+    monkeypatch.setattr(codec, "VERSION", 1)
+    old = codec.encode(payload)
+    monkeypatch.undo()
+    bank, today = Bank(RLS), Bank(RLS)
+    bank.restore(old)
+    today.restore(saved)
+    for each in (bank, today):
+        _learn(each, steps(96, 9).rows)
+    migrated, same = bank.targets("c")["step_time"], today.targets("c")["step_time"]
+    assert migrated.models == same.models
+    assert 0 < sum(migrated.residuals.rows) < sum(same.residuals.rows)
+
+
+def test_a_state_of_version_1_without_what_it_must_have_is_refused(monkeypatch):
+    monkeypatch.setattr(codec, "VERSION", 1)
+    old = codec.encode({"configs": [{"id": "c"}], "learned_rows": 0})
+    monkeypatch.undo()
+    with pytest.raises(StateError):
+        Bank(RLS).restore(old)
 
 
 def test_a_state_whose_values_do_not_fit_is_refused(saved):
@@ -108,6 +133,16 @@ def test_a_state_whose_values_do_not_fit_is_refused(saved):
         with pytest.raises(StateError, match=key):
             Bank(RLS).restore(codec.encode(payload))
         plain[key] = kept
+
+
+def test_a_state_whose_residuals_do_not_fit_is_refused(saved):
+    payload = codec.decode(saved)
+    target = payload["configs"][0]["targets"]["step_time"]
+    good = target["residuals"]
+    for key, value in (("rows", -good["rows"] - 1), ("rows", np.zeros(3, np.int64)), ("ratio_sum", np.inf)):
+        target["residuals"] = {**good, key: value}
+        with pytest.raises(StateError, match="Residuals"):
+            Bank(RLS).restore(codec.encode(payload))
 
 
 def test_models_no_longer_configured_are_named_and_left_out():

@@ -31,6 +31,7 @@ STRUCTS = (
     schema.FeatureSnapshot,
     schema.ErrorSnapshot,
     schema.IntervalSnapshot,
+    schema.ResidualSnapshot,
     schema.DriftSnapshot,
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from exporters.exposition import MetricsPage
 from exporters.families import DEFAULT_MAX_SERIES, FAMILIES, PAGE_FAMILIES
 from exporters.labels import MAX_LABEL_CHARS, base_unit, label_value
 from exporters.prometheus import SnapshotCollector, snapshot_families
+from online.rows import Target
 from online.snapshot import FeatureSnapshot, ModelSnapshot, TargetSnapshot
 from tests import exporter_cases as cases
 from tests.conftest import find_tool
@@ -120,15 +122,53 @@ def test_the_collector_can_live_in_an_ordinary_registry():
     assert registry.get_sample_value("tracefit_snapshot_generation") == 42
 
 
+def family_of(sample_name):
+    """Name of the family a sample belongs to, and the label its suffix adds."""
+    for suffix, label in (("_bucket", {"le"}), ("_sum", set()), ("_count", set())):
+        if sample_name.endswith(f"_residual_ratio{suffix}"):
+            return sample_name.removesuffix(suffix), label
+    return sample_name, set()
+
+
 def test_every_family_appears_for_a_configuration_that_has_everything():
-    shown = {name for name, _ in series(cases.snapshot())}
+    shown = {family_of(name)[0] for name, _ in series(cases.snapshot())}
     assert shown == {family.name for family in (*PAGE_FAMILIES, *FAMILIES)}
 
 
 def test_labels_are_those_of_the_table():
     labels = {family.name: set(family.labels) for family in (*PAGE_FAMILIES, *FAMILIES)}
     for name, found in series(cases.snapshot()):
-        assert {key for key, _ in found} == labels[name]
+        family, more = family_of(name)
+        assert {key for key, _ in found} == labels[family] | more
+
+
+def test_the_residuals_of_step_time_are_a_cumulative_histogram_with_its_sum():
+    text = page_of(cases.snapshot(), OPENMETRICS).decode()
+    (family,) = [f for f in parse_openmetrics(text) if f.name == "tracefit_step_residual_ratio"]
+    assert family.type == "histogram"
+    buckets = {s.labels["le"]: s.value for s in family.samples if s.name.endswith("_bucket")}
+    assert list(buckets.items())[:5] == [("0.5", 1), ("0.8", 4), ("0.9", 24), ("0.95", 134), ("1.0", 554)]
+    assert list(buckets)[5:] == ["1.05", "1.1", "1.25", "2.0", "+Inf"]
+    rest = {s.name: s.value for s in family.samples if "le" not in s.labels}
+    assert rest == {"tracefit_step_residual_ratio_count": buckets["+Inf"], "tracefit_step_residual_ratio_sum": 1111.25}
+    assert {s.labels["target"] for s in family.samples} == {"step_time"}
+
+
+def test_the_residuals_of_every_other_target_are_a_sum_and_a_count():
+    shown = series(cases.full_snapshot(1))
+    for suffix, value in (("sum", 1111.25), ("count", 1106)):
+        found = named(shown, f"tracefit_target_residual_ratio_{suffix}")
+        assert {dict(labels)["target"] for labels in found} == set(Target) - {"step_time"}
+        assert set(found.values()) == {value}
+
+
+@pytest.mark.parametrize("ratio_sum", [math.inf, math.nan, -1.0])
+def test_a_histogram_with_an_impossible_sum_is_withheld_as_one_value(ratio_sum):
+    broken = cases.target("step_time")
+    broken = msgspec.structs.replace(broken, residuals=msgspec.structs.replace(broken.residuals, ratio_sum=ratio_sum))
+    shown = series(cases.snapshot(cases.config(targets={"step_time": broken})))
+    assert not [name for name, _ in shown if "residual" in name]
+    assert named(shown, "tracefit_exposition_values_withheld") == {frozenset(): 1}
 
 
 def drift_lines(exemplar_of, accept=OPENMETRICS):
@@ -212,7 +252,7 @@ def test_the_page_never_shows_more_than_its_capacity_and_says_what_it_withheld(m
 
 def test_a_full_page_gives_up_whole_families_least_important_first():
     names = [family.name for family in FAMILIES]
-    shown = {name for name, _ in series(cases.full_snapshot(20), max_series=1000)} & set(names)
+    shown = {family_of(name)[0] for name, _ in series(cases.full_snapshot(20), max_series=1000)} & set(names)
     assert shown == set(names[: len(shown)])
     assert "tracefit_coefficient" in shown
 

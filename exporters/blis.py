@@ -17,9 +17,10 @@ fewer than 10 BLIS takes a maximum of compute and memory time instead of the sum
     alpha[0]  arrival -> queued, us/request       alpha[1]  finished -> departed, us/request
     alpha[2]  the same, us/output token
 
-BLIS truncates alphas to whole microseconds (1.7 us/token becomes 1), so whole numbers are fitted here: alpha[2] is the
-nearest whole slope and alpha[1] takes up the difference at the mean output length, which keeps the mean. The wait from
-queued to scheduled is simulated by BLIS and never exported.
+BLIS has no queueing time per prompt token and truncates alphas to whole microseconds (1.7 us/token becomes 1), so what
+it can hold is fitted here, to the same mean: alpha[0] is the learned line at the mean prompt, alpha[2] is the nearest
+whole slope and alpha[1] takes up the difference at the mean output length. The wait from queued to scheduled is
+simulated by BLIS and never exported.
 
 Guarantee: a step time or a mean post-decode time predicted from the exported file equals ours within 0.15 %
 (tests/unit/test_blis.py), as far as whole microseconds allow.
@@ -142,18 +143,28 @@ def _value(features: Mapping[str, FeatureSnapshot], target: str, name: str) -> f
 
 
 def _queueing_us(config: ConfigSnapshot, alpha: str, notes: list[str]) -> int:
+    """The constant nearest to the learned line c0 + c1 N, in the mean: its value at the mean prompt length."""
     features = _features(config, "api_queueing", notes)
     queueing_us = _value(features, "api_queueing", "intercept")
-    per_token = features.get("prompt_tokens")
-    if per_token is not None and per_token.coefficient > 0:
-        slope = f"{per_token.coefficient!r} us/token"
-        notes.append(f"api_queueing prompt_tokens: {slope} left out; alpha[0] is one constant per request")
+    if "prompt_tokens" in features:
+        slope = _value(features, "api_queueing", "prompt_tokens")
+        tokens = _mean_of(features["prompt_tokens"])
+        if slope > 0 and tokens is None:
+            notes.append(f"api_queueing prompt_tokens: {slope!r} us/token left out; the mean prompt length is unknown")
+        elif slope > 0 and tokens is not None:
+            queueing_us += slope * tokens
+            notes.append(f"api_queueing prompt_tokens: {slope!r} us/token is in alpha[0] at the mean of {tokens:.1f}")
     if alpha == "effective":
         responses = _features(config, "first_response", notes)
         mean_us = config.targets["first_response"].mean_us
         typical_us = _value(responses, "first_response", "intercept")
         queueing_us += typical_us if mean_us is None or not math.isfinite(mean_us) else mean_us
     return _whole(queueing_us)
+
+
+def _mean_of(feature: FeatureSnapshot) -> float | None:
+    """Mean of a count of tokens; None if it is unknown or cannot be one."""
+    return feature.mean if feature.mean is not None and 0 <= feature.mean <= MAX_MEAN_TOKENS else None
 
 
 def _whole(value_us: float) -> int:
@@ -172,7 +183,9 @@ def _post_decode_us(config: ConfigSnapshot, notes: list[str]) -> tuple[int, int]
     features = _features(config, "post_decode", notes)
     fixed_us = _value(features, "post_decode", "intercept")
     per_token_us = _value(features, "post_decode", "output_tokens")
-    tokens = _mean_tokens(config.targets["post_decode"], fixed_us, per_token_us)
+    tokens = _mean_of(features["output_tokens"])
+    if tokens is None:
+        tokens = _mean_tokens(config.targets["post_decode"], fixed_us, per_token_us)
     if tokens is None:
         if round(per_token_us) != per_token_us:
             notes.append("post_decode: mean output length unknown; both alphas rounded on their own")
@@ -184,7 +197,7 @@ def _post_decode_us(config: ConfigSnapshot, notes: list[str]) -> tuple[int, int]
 
 
 def _mean_tokens(target: TargetSnapshot, fixed_us: float, per_token_us: float) -> float | None:
-    """Mean output length: a least-squares line passes through the means, so mean_us tells it."""
+    """Mean output length where a snapshot does not state it: a least-squares line passes through the means."""
     if per_token_us <= 0:
         return 0.0
     if target.mean_us is None or not math.isfinite(target.mean_us) or target.mean_us < fixed_us:

@@ -42,6 +42,7 @@ def model_snapshot(learner: RlsLearner) -> ModelSnapshot | None:
     if not learner.started:
         return None
     found = diagnosis_of(learner)
+    steps = float(learner.sums[-1])
     live = learner.fast.beta if learner.champion == FAST else learner.beta
     features = [
         FeatureSnapshot(
@@ -54,6 +55,7 @@ def model_snapshot(learner: RlsLearner) -> ModelSnapshot | None:
             learned_share=float(found.share[j]),
             excitation=_finite(found.excitation[j]),
             vif=_finite(found.vif[j]),
+            mean=float(learner.sums[j] / steps) if steps > 0.0 else None,
         )
         for j, column in enumerate(learner.features.columns)
         if learner.live[j] and not learner.signed

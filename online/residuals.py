@@ -19,6 +19,7 @@ from online.snapshot import ResidualSnapshot
 from online.state import State, StateError, pack, unpack
 
 RATIO_BOUNDS = (0.5, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 2.0)
+_CLASSES = len(RATIO_BOUNDS) + 1
 _LOG_BOUNDS = np.log(RATIO_BOUNDS)
 _LOG_MAX = float(np.log(10.0))
 _STATE = ("rows", "ratio_sum")
@@ -30,14 +31,16 @@ class Residuals:
     __slots__ = ("ratio_sum", "rows")
 
     def __init__(self) -> None:
-        self.rows: Ints = np.zeros(len(RATIO_BOUNDS) + 1, np.int64)
+        self.rows: Ints = np.zeros(_CLASSES, np.int64)
         self.ratio_sum = 0.0
 
     def learn(self, log_ratio: Floats) -> None:
         """Count log(y / yhat) of one block, (n,), finite."""
-        classes = _LOG_BOUNDS.searchsorted(log_ratio)
-        self.rows += np.bincount(classes, minlength=len(self.rows))
-        self.ratio_sum += float(np.exp(np.minimum(log_ratio, _LOG_MAX)).sum())
+        counts = np.bincount(_LOG_BOUNDS.searchsorted(log_ratio), minlength=_CLASSES)
+        if counts[-1]:
+            log_ratio = np.minimum(log_ratio, _LOG_MAX)
+        self.rows += counts
+        self.ratio_sum += float(np.add.reduce(np.exp(log_ratio)))
 
     def add(self, other: Residuals) -> None:
         """Rows of both."""

@@ -16,7 +16,8 @@ class FeatureSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """One coefficient of one model; ``unit`` is the coefficient's, e.g. us/token.
 
     ``learned_share``: 1 = all from data, 0 = all from a prior. ``excitation``: relative spread of the feature beyond
-    so much per step. ``vif``: variance inflation by the other columns. See docs/learning.md.
+    so much per step. ``vif``: variance inflation by the other columns. ``mean``: of the feature itself, per step or
+    request, over the remembered rows. See docs/learning.md.
     """
 
     name: str
@@ -28,6 +29,7 @@ class FeatureSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     learned_share: float | None = None
     excitation: float | None = None
     vif: float | None = None
+    mean: float | None = None
 
 
 class ErrorSnapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -46,6 +46,7 @@ PORTABLE = {
     Target.FIRST_RESPONSE: (("intercept", "us", 7400.0),),
     Target.PREEMPTION_GAP: (("intercept", "us", 250_000.0),),
 }
+MEAN_TOKENS = {"prompt_tokens": 400.0, "output_tokens": 247.0}
 MEANS_US = {
     Target.STEP_TIME: 20_000.0,
     Target.SCHEDULE_TIME: 68.0,
@@ -91,6 +92,7 @@ def model(features, *, status="identified", live=True, error=True, stderr=True):
                 status=status,
                 stderr=value / 64 if stderr else None,
                 live_coefficient=value * 1.25 if live else None,
+                mean=MEAN_TOKENS.get(name),
             )
             for name, unit, value in features
         ],

@@ -295,6 +295,21 @@ def test_monitoring_finds_the_pods_and_their_port(example):
     assert dashboards[0]["data"]["tracefit.json"] == (DEPLOY / "monitoring" / "dashboard.json").read_text()
 
 
+@pytest.mark.parametrize("name", ["example", "stock-vllm"])
+def test_one_line_of_an_overlay_says_where_every_alert_leads(tmp_path, name):
+    shutil.copytree(DEPLOY, tmp_path / "deploy")
+    mine = tmp_path / "deploy" / "kustomize" / "overlays" / name / "kustomization.yaml"
+    wiki = "https://wiki.example.org/on-call/tracefit"
+    assert mine.read_text().count("url=https://docs.example.com/tracefit/runbooks.md") == 1
+    mine.write_text(mine.read_text().replace("https://docs.example.com/tracefit/runbooks.md", wiki))
+    documents = kustomize(mine.parent)
+    (rule,) = of_kind(documents, "PrometheusRule")
+    alerts = [r for group in rule["spec"]["groups"] for r in group["rules"] if "alert" in r]
+    assert len(alerts) > 10
+    assert {a["annotations"]["runbook_url"] for a in alerts} == {f"{wiki}#{a['alert'].lower()}" for a in alerts}
+    assert not [c for c in of_kind(documents, "ConfigMap") if "runbooks" in c["metadata"]["name"]]
+
+
 OPERATOR_FIELDS = {
     "PodMonitor": ({"selector", "podMetricsEndpoints"}, {"port", "path", "interval", "scrapeTimeout"}),
     "PrometheusRule": ({"groups"}, {"name", "rules"}),

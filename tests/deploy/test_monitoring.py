@@ -17,7 +17,7 @@ from tests.conftest import find_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"
-RUNBOOK_URL = "/docs/runbooks.md#"
+RUNBOOKS = "https://docs.example.com/tracefit/runbooks.md"
 PANEL_KINDS = {"timeseries", "stat", "table", "heatmap"}
 
 
@@ -97,7 +97,7 @@ def test_every_alert_says_what_it_is_how_grave_and_what_to_do():
         assert alert["annotations"]["summary"].endswith(".")
         assert "{{" not in alert["annotations"]["summary"]
         assert "$labels.instance" in alert["annotations"]["description"]
-        assert alert["annotations"]["runbook_url"].endswith(f"{RUNBOOK_URL}{name.lower()}")
+        assert alert["annotations"]["runbook_url"] == f"{RUNBOOKS}#{name.lower()}"
 
 
 def test_every_series_in_rules_runbooks_and_dashboard_exists():

@@ -175,8 +175,42 @@ def test_without_a_mean_both_alphas_are_rounded_and_it_says_so():
 
 
 def test_effective_alpha_adds_the_mean_first_response():
-    assert exported(cases.config()).alpha[0] == 9315
-    assert exported(cases.config(), alpha="effective").alpha[0] == round(9315.34 + 7400.0)
+    server_us = 9315.34 + 1.5 * 400
+    assert exported(cases.config()).alpha[0] == round(server_us)
+    assert exported(cases.config(), alpha="effective").alpha[0] == round(server_us + 7400.0)
+
+
+def with_mean(target, name, mean):
+    """The target with the mean of one of its features."""
+    (model,) = target.models.values()
+    features = [msgspec.structs.replace(f, mean=mean) if f.name == name else f for f in model.features]
+    return msgspec.structs.replace(target, models={"portable": msgspec.structs.replace(model, features=features)})
+
+
+@settings(deadline=None)
+@given(intercept=st.floats(0, 1e5), slope=st.floats(0, 50), prompts=st.lists(st.integers(1, 8000), min_size=1))
+def test_the_queueing_time_is_right_in_the_mean_although_blis_has_none_per_prompt_token(intercept, slope, prompts):
+    mean = sum(prompts) / len(prompts)
+    target = with_mean(line_target(intercept, slope, None, "prompt_tokens"), "prompt_tokens", mean)
+    found = exported(config_with(api_queueing=target))
+    ours_us = sum(intercept + slope * tokens for tokens in prompts)
+    assert found.alpha[0] * len(prompts) == pytest.approx(ours_us, abs=0.51 * len(prompts), rel=1e-9)
+    assert any("is in alpha[0]" in note for note in found.notes) == (slope > 0)
+
+
+@pytest.mark.parametrize("mean", [None, -1.0, math.nan, math.inf, 1e300])
+def test_a_slope_without_a_mean_prompt_is_left_out_and_it_says_so(mean):
+    target = with_mean(line_target(9000.0, 2.0, None, "prompt_tokens"), "prompt_tokens", mean)
+    found = exported(config_with(api_queueing=target))
+    assert found.alpha[0] == 9000
+    assert any("2.0 us/token left out" in note for note in found.notes)
+
+
+def test_the_mean_output_length_that_the_snapshot_states_is_the_one_that_is_used():
+    target = with_mean(line_target(1849.59, 1.7079, None), "output_tokens", 247.0)
+    found = exported(config_with(post_decode=target))
+    assert found.alpha[1:] == (1777, 2)
+    assert not any("unknown" in note for note in found.notes)
 
 
 def test_the_wait_that_blis_simulates_is_not_exported():

@@ -7,7 +7,7 @@ CONFIG ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-vllm demo-vllm-clean test e2e-vllm run bench bench-rows bench-learning bench-systems \
-	bench-ingest check-vllm-releases fuzz torture soak stress bench-journal lint clean
+	bench-ingest validate check-vllm-releases fuzz torture soak stress bench-journal lint clean
 
 help:
 	@echo "make demo   watch coefficients being learned from a recording of a real server"
@@ -24,6 +24,7 @@ help:
 	@echo "make stress   producers, scrapers, pullers and a shutdown at once"
 	@echo "make fuzz     every parser, 60 s each"
 	@echo "make bench-journal   what the journal costs, and how long a start takes after a crash"
+	@echo "make validate FILE=x.yaml  manifests against the schemas of Kubernetes"
 	@echo "make lint   ruff, mypy --strict, import contracts"
 
 $(STAMP): requirements.lock pyproject.toml
@@ -82,6 +83,10 @@ bench-journal: $(STAMP)
 	$(BIN)/python -m tests.bench.bench_journal
 	$(BIN)/python -m tests.bench.bench_journal --fsync
 	$(BIN)/python -m tests.bench.bench_journal --recovery
+
+FILE ?= mine.yaml
+validate: $(STAMP)
+	@$(BIN)/kubernetes-validate --strict $(FILE)
 
 bench-systems: $(STAMP)
 	$(BIN)/python -m tests.bench.bench_systems

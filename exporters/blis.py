@@ -106,7 +106,8 @@ def _kv_us_per_token(config: ConfigSnapshot, model_config: Mapping[str, Any] | N
         where = "the configuration's facts lack" if model_config is None else "the file lacks"
         needed = "num_hidden_layers, hidden_size or num_attention_heads"
         raise BlisError(
-            f"--model-config: {where} {needed}; name the model's config.json (to a sidecar in configurations.model_config)"
+            f"--model-config: {where} {needed}; name the model's config.json"
+            " (to a sidecar in configurations.model_config)"
         )
     if hardware is None:
         hardware = str(config.config.get("gpu", ""))
@@ -117,7 +118,8 @@ def _kv_us_per_token(config: ConfigSnapshot, model_config: Mapping[str, Any] | N
     if bandwidth_tb_s is None:
         raise BlisError(
             f"--hardware: memory bandwidth of {label_value(hardware) or 'an unknown GPU'!r} is not known; name one of "
-            f"{', '.join(BANDWIDTH_TB_S)}, or give BwPeakTBs as a number (to a sidecar as a fact gpu or memory_bandwidth_gb_s)"
+            f"{', '.join(BANDWIDTH_TB_S)}, or give BwPeakTBs as a number"
+            " (to a sidecar as a fact, gpu or memory_bandwidth_gb_s)"
         )
     ranks = config.config.get("tensor_parallel_size", 1)
     if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:

@@ -133,6 +133,9 @@ def test_prometheus_scrapes_queries_alerts_and_shows_an_exemplar(tmp_path):
         }
         scraped = {row["metric"]["feature"]: float(row["value"][1]) for row in learned}
         assert set(scraped) == set(published)
+        buckets = 'tracefit_step_residual_ratio_bucket{job="drifting"}'
+        (middle,) = wait_for(lambda: ask(base, "query", query=f"histogram_quantile(0.5, {buckets})")["result"])
+        assert 0.95 < float(middle["value"][1]) <= 1.0  # where 1106 rows of the case have their middle
         up = ask(base, "query", query='min_over_time(up{job="tracefit"}[5m])')["result"]
         assert [row["value"][1] for row in up] == ["1"]
         alert = wait_for(

@@ -80,15 +80,20 @@ def without_scripts(route):
     return route._replace(handler=answer)
 
 
+def screenshot(directory, change):
+    with serving(cases.snapshot, change) as url:
+        shot = directory / "page.png"
+        browse(directory, url, f"--screenshot={shot}", "--window-size=1200,1400")
+        return shot.read_bytes()
+
+
 def test_without_javascript_the_page_looks_the_same(tmp_path):
-    shots = []
-    for change in (lambda route: route, without_scripts):
-        with serving(cases.snapshot, change) as url:
-            shot = tmp_path / f"{len(shots)}.png"
-            browse(tmp_path, url, f"--screenshot={shot}", "--window-size=1200,1400")
-            shots.append(shot.read_bytes())
-    assert len(shots[0]) > 40_000
-    assert shots[0] == shots[1]
+    for _ in range(3):  # on a busy machine the browser sometimes shoots a page that is not painted to its end
+        plain, scriptless = screenshot(tmp_path, lambda route: route), screenshot(tmp_path, without_scripts)
+        if plain == scriptless:
+            break
+    assert len(plain) > 40_000
+    assert plain == scriptless
 
 
 def test_with_javascript_it_follows_the_generations_and_breaks_no_rule_of_its_policy(tmp_path):

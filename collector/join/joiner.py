@@ -222,7 +222,14 @@ class Joiner:
         if not beside:
             return self._config_of(key, process), process.instance, rows
         self._config_ids.pop(key, None)
-        rest = [r for r in rows if r.target is not Target.STEP_TIME] if len(beside) == 1 else []
+        rest = []
+        for one in rows:
+            if len(beside) > 1:
+                process.requests.drops[RowDrop.WHICH_CONFIG] += len(one.rows)
+            elif one.target is Target.STEP_TIME:
+                process.requests.drops[RowDrop.TOLD_BY_STEPS] += len(one.rows)
+            else:
+                rest.append(one)
         return min(beside), process.instance, rest
 
     def _config_of(self, key: tuple[str, str], engine: Engine | ApiProcess) -> str:

@@ -14,6 +14,10 @@ class RowDrop(enum.StrEnum):
     TOO_LONG = "too_long"
     TIME_ORDER = "time_order"
     RESTART = "restart"
+    TOLD_BY_STEPS = "told_by_steps"
+    """Made from request spans, where engines send their steps themselves."""
+    WHICH_CONFIG = "which_config"
+    """Made from request spans beside engines of several configurations."""
 
 
 class JoinEvent(enum.StrEnum):

@@ -16,6 +16,8 @@ from tests.telemetry_builders import (
     coefficients,
     exports_of,
     many_jobs,
+    new_pipeline,
+    pieces,
     replayed,
     run_engine,
     stock_of,
@@ -178,3 +180,18 @@ def test_aborted_requests_send_no_span_and_the_learner_survives_it(stock_pieces)
     assert found["prefill_tokens"] == pytest.approx(45, rel=0.3)
     at_8 = found["intercept"] + 8 * found["requests"] + 8 * 250 * found["decode_context_tokens"]
     assert at_8 == pytest.approx(7000 + 8 * 160 + 8 * 250 * 0.12, rel=0.1)
+
+
+@pytest.mark.parametrize(("engines", "reason"), [(1, RowDrop.TOLD_BY_STEPS), (2, RowDrop.WHICH_CONFIG)])
+def test_beside_engines_that_send_steps_what_request_spans_say_of_steps_is_counted_and_left_out(
+    stock_pieces, engines, reason
+):
+    everything = list(stock_pieces)
+    for engine in range(engines):
+        everything += pieces(run_engine(many_jobs(40, seed=engine)), instance=f"engine-{engine}", apis=False)
+    pipeline = new_pipeline()
+    for export in exports_of(everything):
+        pipeline.process([export])
+    pipeline.flush()
+    assert pipeline.take_counts().drops[reason] > 100
+    assert all(config.telemetry != "requests" for config in pipeline.snapshot(0, 1).configs)

@@ -37,6 +37,7 @@ from .knowledge import Knowledge
 from .kv_intake import KvIntake
 from .learning import make_pipeline
 from .memory import MemoryGuard, cgroup_limit_bytes, limit_bytes, resident_bytes, tune_malloc
+from .metrics import Metrics
 from .pipeline import Export, Pipeline
 from .publish import Publisher, SnapshotWriter
 from .reception import Reception
@@ -53,7 +54,6 @@ from .telemetry import (
     QUEUE_BYTES,
     QUEUE_CAPACITY,
     WATERMARK_AGE,
-    Metrics,
 )
 from .worker import Worker
 

@@ -9,6 +9,7 @@ from .clock import Clock
 from .decode.kv_records import KvBatch, KvSkip
 from .errors import ConfigError
 from .health import Health
+from .metrics import Metrics
 from .receivers.kv_sequence import SequenceCounts
 from .receivers.kv_zmq import KvSettings, KvSubscriber, KvUnavailable
 from .telemetry import (
@@ -18,7 +19,6 @@ from .telemetry import (
     KV_RECEIVED_OK,
     KV_RECEIVED_SKIPPED,
     KV_SEQUENCE,
-    Metrics,
 )
 
 NAME = "kv-receiver"

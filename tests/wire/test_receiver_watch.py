@@ -22,6 +22,7 @@ from collector.receivers.otlp_grpc import OtlpGrpcReceiver
 from collector.receivers.watch import CHECK_IN_TIMEOUT_S, HUNG_S
 from collector.reception import GRPC_NAME, HTTP_NAME
 from tests.builders import FakeClock, call_export, eventually, get, make_config, make_export, running_sidecar
+from tests.docs_tables import DOCS
 from tests.wire.certificates import Authority
 
 OPENSSL = shutil.which("openssl")
@@ -215,3 +216,8 @@ def test_an_answer_that_is_no_yes_is_not_taken_for_one():
         assert call_health("127.0.0.1", port, tls=False, timeout_s=5) is Answer.SILENT
     finally:
         receiver.stop(0.1)
+
+
+def test_the_runbook_names_everybody_who_may_be_late(sidecar):
+    chapter = (DOCS / "runbooks.md").read_text(encoding="utf-8").split("## TracefitDown")[1].split("\n## ")[0]
+    assert all(f"`{name}`" in chapter for name in sidecar.health._deadline_ns)

@@ -17,9 +17,9 @@ from collector.telemetry import Transport
 
 from .grpc_probe import Answer
 
-CHECK_EVERY_S = 15.0
+CHECK_EVERY_S = 20.0
 CHECK_IN_TIMEOUT_S = 60.0
-"""Three checks may fail, as in a process that got no processor for a while."""
+"""Two checks may fail, as in a process that got no processor for a while."""
 HUNG_S = 60.0
 POOL_WAIT_S = 5.0
 

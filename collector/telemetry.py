@@ -110,13 +110,6 @@ IN_FLIGHT_BYTES = Metric("queue_in_flight_bytes", _G, "bytes", "Payload admitted
 MEMORY_LIMIT = Metric(
     "memory_limit_bytes", _G, "bytes", "Resident memory from which on exports are refused; 0 = no limit."
 )
-DISCOVERY = Metric(
-    "discovery_questions",
-    _C,
-    "questions",
-    "Questions to vLLM's own endpoints, by how they ended.",
-    (("outcome", tuple(DiscoveryOutcome)),),
-)
 WORKER_LAG = Metric("worker_lag_seconds", _G, "seconds", "How long the oldest export of the last batch waited.")
 WORKER_BATCH = Metric(
     "worker_batch_seconds",
@@ -195,6 +188,13 @@ KV_HIT_TOKENS = Metric(
 KV_HELD = Metric("kv_join_held_batches", _G, "batches", "Batches of KV events held by the join.")
 KV_MISSING = Metric("kv_join_missing_batches", _G, "batches", "Numbers missing between the batches held.")
 KV_UNBOUND = Metric("kv_join_unbound_publishers", _G, "publishers", "Publishers that belong to no known engine.")
+DISCOVERY = Metric(
+    "discovery_questions",
+    _C,
+    "questions",
+    "Questions to vLLM's own endpoints, by how they ended.",
+    (("outcome", tuple(DiscoveryOutcome)),),
+)
 SNAPSHOT_WRITTEN = Metric(
     "snapshot_last_write_timestamp_seconds", _G, "seconds", "When the snapshot file was last written; 0 = not yet."
 )

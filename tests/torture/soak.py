@@ -197,7 +197,7 @@ class Day:
             self.server.restart()
         if number and number % 6 == 3:
             self.server.speed *= self.rng.choice((0.8, 1.25))
-        if number and number % 8 == 7:
+        if number % 8 == 3:  # from hour 4 on nothing is new, so that nothing has to grow
             self.server.model = "b" if self.server.model == "a" else "a"
             self.server.restart()
         busy_ns = 0

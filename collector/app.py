@@ -37,10 +37,10 @@ from .knowledge import Knowledge
 from .kv_intake import KvIntake
 from .learning import make_pipeline
 from .memory import MemoryGuard, cgroup_limit_bytes, limit_bytes, resident_bytes, tune_malloc
+from .metrics import Metrics
 from .pipeline import Export, Pipeline
 from .publish import Publisher, SnapshotWriter
-from .receivers.otlp_grpc import OtlpGrpcReceiver
-from .receivers.otlp_http import OtlpHttpReceiver
+from .reception import Reception
 from .reload import ConfigWatch
 from .stall import StallWatch
 from .stop import Stop
@@ -54,9 +54,7 @@ from .telemetry import (
     QUEUE_BYTES,
     QUEUE_CAPACITY,
     WATERMARK_AGE,
-    Metrics,
 )
-from .tls import TlsFiles
 from .worker import Worker
 
 HANDLERS_FREE = 2
@@ -94,9 +92,7 @@ class Sidecar:
     ) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the counter series
         self.config = config
-        self.grpc_port = 0
         self.http_port = 0
-        self.otlp_http_port = 0
         self.metrics = Metrics(CollectorRegistry())
         self.health = Health(clock)
         self.queue = AdmissionQueue[Export](
@@ -130,7 +126,7 @@ class Sidecar:
         self._keep = Durability(
             config, self.pipeline, self._publisher, metrics=self.metrics, health=self.health, clock=clock, files=files
         )
-        self._kv = KvIntake(config.receivers.kv, self.metrics, clock)
+        self._kv = KvIntake(config.receivers.kv, self.metrics, clock, self.health)
         self._worker = Worker(
             self.queue,
             self.pipeline,
@@ -152,7 +148,7 @@ class Sidecar:
             config.snapshot.interval_s,
             check_in=lambda: self.health.check_in(WRITER_NAME),
         )
-        self._make_receivers(clock)
+        self._reception = self._make_reception(clock)
         pages = config.exporters.http
         self._read_tokens = (
             TokenFile(pages.token_file, "exporters.http.token_file", clock) if pages.token_file else None
@@ -160,6 +156,16 @@ class Sidecar:
         self._pages: HttpServer | None = None
         self._knowledge = knowledge
         self.watch = self._make_watch(source) if source is not None and config.reload_interval_s else None
+
+    @property
+    def grpc_port(self) -> int:
+        """Of OTLP/gRPC."""
+        return self._reception.grpc_port
+
+    @property
+    def otlp_http_port(self) -> int:
+        """Of OTLP/HTTP, 0 if that is off."""
+        return self._reception.http_port
 
     @property
     def snapshot_path(self) -> Path:
@@ -184,15 +190,13 @@ class Sidecar:
             self._worker.start()
             self._pages.start()
             self._kv.start()
-            self.grpc_port = self._grpc.start()
-            if self._http is not None:
-                self.otlp_http_port = self._http.start()
+            self._reception.start()
         except (StartError, ConfigError):
             self.stop()
             raise
         self.health.set_serving(True)
         _log.info("receiving OTLP/gRPC on port %d, pages on port %d", self.grpc_port, self.http_port)
-        if self._http is not None:
+        if self.otlp_http_port:
             _log.info("receiving OTLP/HTTP on port %d", self.otlp_http_port)
 
     def stop(self) -> bool:
@@ -202,11 +206,7 @@ class Sidecar:
         self.discovery.stop()
         if self.watch is not None:
             self.watch.stop()
-        if self._http is not None:
-            self._http.stop(shutdown.grace_s / 2)
-            self._grpc.stop(shutdown.grace_s / 2)
-        else:
-            self._grpc.stop(shutdown.grace_s)
+        self._reception.stop(shutdown.grace_s)
         self._kv.stop()
         self.queue.close()
         drained = self._worker.finish(shutdown.drain_s, LAST_BATCH_S)
@@ -242,28 +242,11 @@ class Sidecar:
         self.health.register(WRITER_NAME, config.snapshot.interval_s + WRITER_TIMEOUT_S)
         logs.set_level(config.log_level)
 
-    def _make_receivers(self, clock: Clock) -> None:
-        receivers = self.config.receivers
+    def _make_reception(self, clock: Clock) -> Reception:
         limit = limit_bytes(self.config.memory.limit_mib, cgroup_limit_bytes())
         self.metrics.set(MEMORY_LIMIT, limit or 0)
         intake = Intake(self.queue, self.metrics, MemoryGuard(limit, resident_bytes, clock), self._keep.sync)
-        tls = TlsFiles(receivers.tls, clock) if receivers.tls.cert_file else None
-        tokens = TokenFile(receivers.token_file, "receivers.token_file", clock) if receivers.token_file else None
-        accepts = tokens.accepts if tokens is not None else None
-        self._grpc = OtlpGrpcReceiver(
-            receivers.grpc,
-            intake.offer,
-            credentials=tls.grpc_credentials() if tls is not None else None,
-            accepts=accepts,
-            turn_away=intake.turn_away,
-            clock=clock,
-        )
-        self._http: OtlpHttpReceiver | None = None
-        if receivers.http.enabled:
-            context = tls.context if tls is not None else None
-            self._http = OtlpHttpReceiver(
-                receivers.http, intake.offer, context=context, accepts=accepts, turn_away=intake.turn_away
-            )
+        return Reception(self.config.receivers, intake, health=self.health, clock=clock)
 
     def _make_pages(self) -> HttpServer:
         address, port = parse_endpoint(self.config.exporters.http.endpoint)

@@ -30,7 +30,7 @@ from .evaluate.fits import ape, learn, predict
 from .evaluate.text import aligned
 from .join.settings import JoinSettings
 from .knowledge import Knowledge, shipped_sheets
-from .state import learners_of
+from .state_image import learners_of
 
 Say = Callable[[str], None]
 

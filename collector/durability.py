@@ -27,6 +27,8 @@ from .errors import StartError
 from .files import Files, SystemFiles
 from .health import Health
 from .journal import Full, Journal, left_behind
+from .memory import give_back
+from .metrics import Metrics
 from .pipeline import Export, Pipeline
 from .publish import Publisher
 from .state_store import Restored, StateStore
@@ -40,7 +42,6 @@ from .telemetry import (
     STATE_WRITE_ERRORS,
     STATE_WRITES,
     STATE_WRITTEN,
-    Metrics,
 )
 
 NAME = "state-writer"
@@ -232,6 +233,8 @@ class Durability:
                     return
             if pending is not None:
                 self._last_written = self._write(*pending)
+                pending = None  # a state's blocks are the largest there are
+                give_back()
                 if not self._last_written:
                     self._dirty = True  # a race with the worker loses nothing: it only asks for one more state
 

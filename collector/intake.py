@@ -11,6 +11,7 @@ from collections.abc import Callable
 from .admission import HINT_MAX_S, AdmissionQueue, Refusal, Refused
 from .envelope import Malformed, count_spans
 from .memory import LARGE_BLOCK_BYTES, MemoryGuard, give_back
+from .metrics import Metrics
 from .pipeline import Export
 from .telemetry import (
     ACCEPTED_SPANS,
@@ -19,7 +20,6 @@ from .telemetry import (
     RECEIVED_SPANS,
     REFUSED_SPANS,
     REQUESTS,
-    Metrics,
     Outcome,
     Transport,
 )

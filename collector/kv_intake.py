@@ -8,6 +8,8 @@ from dataclasses import fields
 from .clock import Clock
 from .decode.kv_records import KvBatch, KvSkip
 from .errors import ConfigError
+from .health import Health
+from .metrics import Metrics
 from .receivers.kv_sequence import SequenceCounts
 from .receivers.kv_zmq import KvSettings, KvSubscriber, KvUnavailable
 from .telemetry import (
@@ -17,16 +19,24 @@ from .telemetry import (
     KV_RECEIVED_OK,
     KV_RECEIVED_SKIPPED,
     KV_SEQUENCE,
-    Metrics,
 )
+
+NAME = "kv-receiver"
+CHECK_IN_TIMEOUT_S = 60.0
+"""Its thread takes a turn every half second; a turn that reads a thousand of the largest messages takes a while."""
 
 
 class KvIntake:
     """The subscriber, if endpoints are configured; without them nothing is opened and pyzmq is not needed."""
 
-    def __init__(self, settings: KvSettings, metrics: Metrics, clock: Clock) -> None:
+    def __init__(self, settings: KvSettings, metrics: Metrics, clock: Clock, health: Health) -> None:
         self._metrics = metrics
-        self._subscriber = KvSubscriber(settings, lambda: clock.monotonic_ns() / 1e9) if settings.endpoints else None
+        self._health = health
+        self._subscriber = (
+            KvSubscriber(settings, lambda: clock.monotonic_ns() / 1e9, check_in=lambda: health.check_in(NAME))
+            if settings.endpoints
+            else None
+        )
         self._told: dict[tuple[str, str], int] = {}
         metrics.follow(KV_QUEUE, lambda: self._subscriber.queued if self._subscriber is not None else 0)
 
@@ -38,10 +48,12 @@ class KvIntake:
             self._subscriber.start()
         except KvUnavailable as error:
             raise ConfigError("receivers.kv.endpoints", str(error)) from None
+        self._health.register(NAME, CHECK_IN_TIMEOUT_S)
 
     def stop(self) -> None:
         """Stop listening."""
         if self._subscriber is not None:
+            self._health.unregister(NAME)
             self._subscriber.stop()
 
     def take(self) -> Sequence[KvBatch]:

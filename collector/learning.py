@@ -14,7 +14,7 @@ from .config import Config
 from .errors import ConfigError
 from .knowledge import Knowledge
 from .pipeline import Pipeline, PipelineSettings
-from .state import learners_of
+from .state_image import learners_of
 
 
 def bank_settings(config: Config) -> BankSettings:

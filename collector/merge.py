@@ -16,7 +16,7 @@ from online.state import StateError
 from .config import Config
 from .errors import EXIT_FAILED, EXIT_OK, StartError
 from .learning import bank_settings
-from .state import learners_of
+from .state_image import learners_of
 
 Say = Callable[[str], None]
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from collector import state as states
+from collector import state_image
 from collector.configs import Fact
 from collector.decode.columnar import Decoder
 from collector.decode.kv_records import KvBatch, KvTally
@@ -28,6 +29,7 @@ from collector.join.settings import DedupeSettings, JoinSettings
 from collector.knowledge import Knowledge, cannot_derive
 from collector.quarantine import Quarantine
 from collector.state_codec import LayoutError
+from collector.state_steps import Context
 from collector.traces import TraceLog, Traces
 from online.bank import Bank, BankSettings, RowOutcome
 from online.rows import Lane, Quality, Target
@@ -95,7 +97,7 @@ class Pipeline:
         self.exemplars: Traces = {}
         """Traces behind the drifts of the newest snapshot; replaced, never edited."""
         self._announced: dict[str, Quality] = {}
-        self._context = states.Context(settings.join, self._joiner.knowledge)
+        self._context = Context(settings.join, self._joiner.knowledge)
         self.applied_seq = 0
         """Number of the last journal entry that has been processed."""
 
@@ -155,8 +157,8 @@ class Pipeline:
 
     def whole_state(self, generation: int = 0) -> bytes:
         """Everything a restart needs, as it stands: nothing is flushed."""
-        return states.encode(
-            states.StateImage(
+        return state_image.encode(
+            state_image.StateImage(
                 seq=self.applied_seq,
                 generation=generation,
                 spans=states.dump_spans(self._spans),
@@ -166,7 +168,7 @@ class Pipeline:
             )
         )
 
-    def restore(self, image: states.StateImage) -> list[str]:
+    def restore(self, image: state_image.StateImage) -> list[str]:
         """Continue from a state; names of models in it that are not configured, which are left out.
 
         Raises:
@@ -225,7 +227,9 @@ class Pipeline:
         if len(self._quarantine):
             self._quarantine.keep(self._joiner.config_ids())
         if len(self._described) > len(self._joiner.config_ids()):
-            self._described = {k: v for k, v in self._described.items() if k in self._joiner.config_ids()}
+            known = set(self._joiner.config_ids())
+            self._described = {k: v for k, v in self._described.items() if k in known}
+            self._announced = {k: v for k, v in self._announced.items() if k in known}
 
     def snapshot(self, now_unix_nano: int, generation: int) -> Snapshot:
         """What is known now; the state stays as it is."""

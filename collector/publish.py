@@ -17,12 +17,12 @@ from online.snapshot import Snapshot
 
 from .clock import Clock
 from .errors import StartError
+from .metrics import Metrics
 from .telemetry import (
     PUBLISH_ERRORS,
     SNAPSHOT_WRITE_ERRORS,
     SNAPSHOT_WRITES,
     SNAPSHOT_WRITTEN,
-    Metrics,
 )
 
 _log = logging.getLogger(__name__)

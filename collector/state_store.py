@@ -20,7 +20,7 @@ from pathlib import Path
 from online.state import StateError
 
 from .files import Files, SystemFiles, sync_directory
-from .state import StateImage, decode, sealed
+from .state_image import StateImage, decode, sealed
 
 NAME = "state.bin"
 PREVIOUS_NAME = "state.bin.previous"

@@ -1,40 +1,30 @@
 """Our own metrics as one table: what exists, its type, unit, closed label values and meaning.
 
 received = accepted + refused + failed, per transport, for spans, always; what the decoder leaves out afterwards has its
-own equation (``decode_*``). Every known label set starts at 0, so that an alert on a rate never misses its first
-increase. Coefficients are not here: they are drawn from the snapshot by the exporter.
+own equation (``decode_*``). Coefficients are not here: they are drawn from the snapshot by the exporter. The live
+objects are in collector/metrics.py.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from itertools import product
-from typing import TypeVar
-
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.platform_collector import PlatformCollector
-from prometheus_client.process_collector import ProcessCollector
 
 from online.bank import RowOutcome
 from online.rows import Target
 
 from . import __version__
 from .admission import Refusal
-from .decode.kv_records import Direction, KvSkip, KvTally, Phase
-from .decode.records import Skip, Tally
+from .decode.kv_records import Direction, KvSkip, Phase
+from .decode.records import Skip
 from .discovery import DiscoveryOutcome
 from .join.reasons import JoinEvent, RowDrop
-from .pipeline import Counts
 from .receivers.kv_sequence import SequenceCounts
 from .reload import Reload
 from .stall import Stall
 from .state_store import Restored
 
 PREFIX = "tracefit_"
-
-R = TypeVar("R", bound=str)
 
 
 class Transport(enum.StrEnum):
@@ -120,13 +110,6 @@ IN_FLIGHT_BYTES = Metric("queue_in_flight_bytes", _G, "bytes", "Payload admitted
 MEMORY_LIMIT = Metric(
     "memory_limit_bytes", _G, "bytes", "Resident memory from which on exports are refused; 0 = no limit."
 )
-DISCOVERY = Metric(
-    "discovery_questions",
-    _C,
-    "questions",
-    "Questions to vLLM's own endpoints, by how they ended.",
-    (("outcome", tuple(DiscoveryOutcome)),),
-)
 WORKER_LAG = Metric("worker_lag_seconds", _G, "seconds", "How long the oldest export of the last batch waited.")
 WORKER_BATCH = Metric(
     "worker_batch_seconds",
@@ -205,6 +188,13 @@ KV_HIT_TOKENS = Metric(
 KV_HELD = Metric("kv_join_held_batches", _G, "batches", "Batches of KV events held by the join.")
 KV_MISSING = Metric("kv_join_missing_batches", _G, "batches", "Numbers missing between the batches held.")
 KV_UNBOUND = Metric("kv_join_unbound_publishers", _G, "publishers", "Publishers that belong to no known engine.")
+DISCOVERY = Metric(
+    "discovery_questions",
+    _C,
+    "questions",
+    "Questions to vLLM's own endpoints, by how they ended.",
+    (("outcome", tuple(DiscoveryOutcome)),),
+)
 SNAPSHOT_WRITTEN = Metric(
     "snapshot_last_write_timestamp_seconds", _G, "seconds", "When the snapshot file was last written; 0 = not yet."
 )
@@ -250,180 +240,5 @@ CONFIG_RELOADS = Metric(
 )
 BUILD_INFO = Metric("build_info", _G, "", "The running version; always 1.", (("version", (__version__,)),))
 
-TABLE: tuple[Metric, ...] = (
-    RECEIVED_SPANS,
-    ACCEPTED_SPANS,
-    REFUSED_SPANS,
-    FAILED_SPANS,
-    REQUESTS,
-    RECEIVED_BYTES,
-    QUEUE_BYTES,
-    QUEUE_CAPACITY,
-    IN_FLIGHT_BYTES,
-    MEMORY_LIMIT,
-    WORKER_LAG,
-    WORKER_BATCH,
-    WORKER_FAILED_SPANS,
-    DECODED_SPANS,
-    DECODED_SPANS_OK,
-    SKIPPED_SPANS,
-    DECODED_EVENTS,
-    DECODED_EVENTS_OK,
-    SKIPPED_EVENTS,
-    SDK_DROPPED_EVENTS,
-    DECODED_SUMMARIES,
-    IGNORED_ATTRIBUTES,
-    ROWS,
-    DROPPED_ROWS,
-    JOIN_EVENTS,
-    OPEN_REQUESTS,
-    WATERMARK_AGE,
-    KV_RECEIVED_MESSAGES,
-    KV_RECEIVED_OK,
-    KV_RECEIVED_SKIPPED,
-    KV_DROPPED_MESSAGES,
-    KV_QUEUE,
-    KV_SEQUENCE,
-    KV_MESSAGES,
-    KV_MESSAGES_OK,
-    KV_MESSAGES_SKIPPED,
-    KV_EVENTS,
-    KV_EVENTS_OK,
-    KV_EVENTS_SKIPPED,
-    KV_TRANSFERS,
-    KV_BLOCKS,
-    KV_HIT_TOKENS,
-    KV_HELD,
-    KV_MISSING,
-    KV_UNBOUND,
-    DISCOVERY,
-    SNAPSHOT_WRITTEN,
-    SNAPSHOT_WRITES,
-    SNAPSHOT_WRITE_ERRORS,
-    PUBLISH_ERRORS,
-    STATE_RESTORED,
-    STATE_WRITTEN,
-    STATE_BYTES,
-    STATE_WRITES,
-    STATE_WRITE_ERRORS,
-    JOURNAL_BYTES,
-    JOURNAL_CAPACITY,
-    JOURNAL_REPLAYED,
-    JOURNAL_DAMAGED,
-    LEARNING_STALLED,
-    QUARANTINES,
-    QUARANTINED,
-    EVICTIONS,
-    CONFIGS_CAPACITY,
-    CONFIG_RELOADS,
-    BUILD_INFO,
-)
-
-
-class Metrics:
-    """The table as live objects of one registry; safe from any thread."""
-
-    def __init__(self, registry: CollectorRegistry, table: tuple[Metric, ...] = TABLE) -> None:
-        self.registry = registry
-        self._children: dict[tuple[str, tuple[str, ...]], Counter | Gauge | Histogram] = {}
-        for metric in table:
-            self._register(metric)
-        self.set(BUILD_INFO, 1, __version__)
-        # They sit on the global registry only; one of our own gets them by hand.
-        ProcessCollector(registry=registry)
-        PlatformCollector(registry=registry)
-
-    def add(self, metric: Metric, amount: float = 1, *labels: str) -> None:
-        """Raise a counter; label values in the table's order."""
-        child = self._child(metric, labels)
-        if not isinstance(child, Counter):
-            raise TypeError(f"{metric.name} is no counter")
-        child.inc(amount)
-
-    def set(self, metric: Metric, value: float, *labels: str) -> None:
-        """Set a gauge."""
-        child = self._child(metric, labels)
-        if not isinstance(child, Gauge):
-            raise TypeError(f"{metric.name} is no gauge")
-        child.set(value)
-
-    def follow(self, metric: Metric, read: Callable[[], float]) -> None:
-        """Let a gauge without labels read its value at every scrape."""
-        child = self._child(metric, ())
-        if not isinstance(child, Gauge):
-            raise TypeError(f"{metric.name} is no gauge")
-        child.set_function(read)
-
-    def observe(self, metric: Metric, value: float, *labels: str) -> None:
-        """Put a value into a histogram."""
-        child = self._child(metric, labels)
-        if not isinstance(child, Histogram):
-            raise TypeError(f"{metric.name} is no histogram")
-        child.observe(value)
-
-    def value(self, metric: Metric, *labels: str) -> float:
-        """What a counter or gauge stands at."""
-        values = dict(zip((name for name, _ in metric.labels), labels, strict=True))
-        return self.registry.get_sample_value(metric.exposed_name, values) or 0.0
-
-    def merge(self, counts: Counts) -> None:
-        """Add what the pipeline counted."""
-        self._merge_tally(counts.tally)
-        for (target, outcome), rows in counts.rows.items():
-            self.add(ROWS, rows, target, outcome)
-        self._merge_reasons(DROPPED_ROWS, counts.drops)
-        self._merge_reasons(JOIN_EVENTS, counts.events)
-        self._merge_kv(counts.kv)
-        self.add(QUARANTINES, counts.quarantines)
-        self.set(QUARANTINED, counts.quarantined)
-        self.add(EVICTIONS, counts.evictions)
-
-    def _merge_tally(self, tally: Tally) -> None:
-        self.add(DECODED_SPANS, tally.spans_received)
-        self.add(DECODED_SPANS_OK, tally.spans_accepted)
-        self.add(DECODED_EVENTS, tally.events_received)
-        self.add(DECODED_EVENTS_OK, tally.events_accepted)
-        self.add(DECODED_SUMMARIES, tally.summaries_columnar, "columnar")
-        self.add(DECODED_SUMMARIES, tally.summaries_plain, "plain")
-        self.add(SDK_DROPPED_EVENTS, tally.events_dropped_by_sdk)
-        self.add(IGNORED_ATTRIBUTES, tally.attributes_ignored)
-        self._merge_reasons(SKIPPED_SPANS, tally.spans_skipped)
-        self._merge_reasons(SKIPPED_EVENTS, tally.events_skipped)
-
-    def _merge_kv(self, tally: KvTally) -> None:
-        self.add(KV_MESSAGES, tally.messages_received)
-        self.add(KV_MESSAGES_OK, tally.messages_accepted)
-        self._merge_reasons(KV_MESSAGES_SKIPPED, tally.messages_skipped)
-        self.add(KV_EVENTS, tally.events_received)
-        self.add(KV_EVENTS_OK, tally.events_accepted)
-        self._merge_reasons(KV_EVENTS_SKIPPED, tally.events_skipped)
-        for (direction, phase), transfers in tally.transfers.items():
-            self.add(KV_TRANSFERS, transfers, direction, phase)
-            self.add(KV_BLOCKS, tally.blocks[direction, phase], direction, phase)
-        self.add(KV_HIT_TOKENS, tally.hit_tokens)
-        self.set(KV_HELD, tally.held)
-        self.set(KV_MISSING, tally.missing)
-        self.set(KV_UNBOUND, tally.unbound)
-
-    def _merge_reasons(self, metric: Metric, counts: Mapping[R, int]) -> None:
-        for reason, count in counts.items():
-            self.add(metric, count, reason)
-
-    def _register(self, metric: Metric) -> None:
-        name = PREFIX + metric.name
-        names = [label for label, _ in metric.labels]
-        made: Counter | Gauge | Histogram
-        match metric.kind:
-            case Kind.COUNTER:
-                made = Counter(name, metric.help, names, registry=self.registry)
-            case Kind.GAUGE:
-                made = Gauge(name, metric.help, names, registry=self.registry)
-            case Kind.HISTOGRAM:
-                made = Histogram(name, metric.help, names, registry=self.registry, buckets=metric.buckets)
-        self._children[metric.name, ()] = made
-        for values in product(*(closed for _, closed in metric.labels)):
-            if values:
-                self._children[metric.name, values] = made.labels(*values)
-
-    def _child(self, metric: Metric, labels: tuple[str, ...]) -> Counter | Gauge | Histogram:
-        return self._children[metric.name, labels]
+TABLE: tuple[Metric, ...] = tuple(each for each in tuple(globals().values()) if isinstance(each, Metric))
+"""All of the above, in their order: what is defined is on the page."""

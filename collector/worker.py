@@ -17,10 +17,11 @@ from .admission import AdmissionQueue, Batch
 from .clock import Clock
 from .decode.kv_records import KvBatch
 from .health import Health
+from .metrics import Metrics
 from .pipeline import Counts, Export
 from .publish import Publisher
 from .stall import Progress, Stall, StallWatch
-from .telemetry import LEARNING_STALLED, WORKER_BATCH, WORKER_FAILED_SPANS, WORKER_LAG, Metrics
+from .telemetry import LEARNING_STALLED, WORKER_BATCH, WORKER_FAILED_SPANS, WORKER_LAG
 
 NAME = "worker"
 IDLE_WAIT_S = 0.25

@@ -94,7 +94,8 @@ class Joiner:
     def _new_engine(self, key: tuple[str, str]) -> Engine:
         if len(self._engines) >= self._settings.engines_max:
             oldest = min(self._engines, key=lambda k: self._engines[k].event_unix_ns)
-            del self._engines[oldest]
+            evicted = self._engines.pop(oldest)
+            self._aliases = {k: e for k, e in self._aliases.items() if e is not evicted}
             self._config_ids.pop(oldest, None)
             self.events[JoinEvent.ENGINE_EVICTED] += 1
         engine = self._engines[key] = Engine(key[1], key[0], self._engine_count, self._settings)
@@ -144,6 +145,8 @@ class Joiner:
             self._config_ids.pop(dropped, None)
             self._aliases[dropped] = keep
             self._aliases.update({k: keep for k, e in self._aliases.items() if e is drop})
+            if len(self._aliases) > self._settings.engines_max:  # one that still sends is found again
+                del self._aliases[next(iter(self._aliases))]
             self._waiting_moved(drop, keep)
             self.events[JoinEvent.DOUBLE_EMITTER] += 1
             return

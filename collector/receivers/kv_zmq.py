@@ -125,12 +125,17 @@ class KvSubscriber:
     """Subscribes to every endpoint in one thread; the worker takes what came."""
 
     def __init__(
-        self, settings: KvSettings, monotonic_s: Callable[[], float], wake: Callable[[], None] = lambda: None
+        self,
+        settings: KvSettings,
+        monotonic_s: Callable[[], float],
+        wake: Callable[[], None] = lambda: None,
+        check_in: Callable[[], None] = lambda: None,
     ) -> None:
         self.counts = KvCounts()
         self._settings = settings
         self._monotonic_s = monotonic_s
         self._wake = wake
+        self._check_in = check_in
         self._queue: deque[KvBatch] = deque()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -204,6 +209,7 @@ class KvSubscriber:
             poller.register(one.sub, zmq.POLLIN)
         try:
             while True:
+                self._check_in()
                 ready = dict(poller.poll(_POLL_MS))
                 if control in ready:
                     return

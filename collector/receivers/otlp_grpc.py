@@ -26,8 +26,12 @@ from collector.admission import Refused
 from collector.clock import Clock, SystemClock
 from collector.config import GrpcConfig, parse_endpoint
 from collector.errors import StartError
-from collector.status import INCOMPLETE, INTERNAL, UNAUTHENTICATED, Answer, answer
+from collector.status import INCOMPLETE, INTERNAL, UNAUTHENTICATED, answer
+from collector.status import Answer as Reply
 from collector.telemetry import Outcome, Transport
+
+from .grpc_probe import Answer, call_health
+from .watch import SelfCheck
 
 SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 METHOD = f"/{SERVICE}/Export"
@@ -40,6 +44,7 @@ DEADLINE_MARGIN_S = 0.5
 KEEPALIVE_S = 60
 HANDSHAKE_S = 10
 WATCH_S = 0.5
+CHECK_TIMEOUT_S = 5.0
 STALLED_S = 1.0
 """When too few threads are left, calls that have waited this long for their message give way."""
 
@@ -142,7 +147,7 @@ def _patience_s(context: grpc.ServicerContext) -> float | None:
     return None if remaining_s is None else max(remaining_s - DEADLINE_MARGIN_S, 0.0)
 
 
-def _abort(context: grpc.ServicerContext, reply: Answer) -> NoReturn:
+def _abort(context: grpc.ServicerContext, reply: Reply) -> NoReturn:
     context.set_trailing_metadata(reply.trailers)
     context.abort(reply.code, reply.text)
 
@@ -159,14 +164,18 @@ class OtlpGrpcReceiver:
         accepts: Accepts | None = None,
         turn_away: TurnAway = lambda _transport, _outcome: None,
         clock: Clock | None = None,
+        check_in: Callable[[], None] = lambda: None,
     ) -> None:
+        self._port = 0
         self._endpoint = parse_endpoint(config.endpoint)
         self._credentials = credentials
         self._health = grpc_health.HealthServicer()
         waiting_max = max(config.threads - 2, 1)
         self._arrivals = _Arrivals(config.receive_timeout_s, waiting_max, clock or SystemClock())
+        pool = futures.ThreadPoolExecutor(config.threads, thread_name_prefix="grpc")
+        self.check = SelfCheck(self._call, pool, check_in)
         self._server = grpc.server(
-            futures.ThreadPoolExecutor(config.threads, thread_name_prefix="grpc"),
+            pool,
             handlers=[_ExportHandler(offer, self._arrivals, accepts, turn_away)],
             options=[
                 ("grpc.so_reuseport", 0),  # by default a second sidecar on the same port starts and shares it silently
@@ -199,10 +208,18 @@ class OtlpGrpcReceiver:
         self._arrivals.start()
         for name in ("", SERVICE):
             self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        self._port = port
+        self.check.start()
         return port
+
+    def _call(self) -> Answer:
+        return call_health(
+            self._endpoint.address, self._port, tls=self._credentials is not None, timeout_s=CHECK_TIMEOUT_S
+        )
 
     def stop(self, grace_s: float) -> None:
         """Health flips, new calls are UNAVAILABLE, calls in flight get ``grace_s`` to finish."""
+        self.check.stop()
         self._health.enter_graceful_shutdown()
         self._server.stop(grace_s).wait(grace_s + 1.0)
         self._arrivals.stop()

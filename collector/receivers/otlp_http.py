@@ -30,6 +30,8 @@ from collector.status import HttpAnswer, http_answer, rpc_status
 from collector.telemetry import Outcome, Transport
 from exporters.http import LimitedServer
 
+from .watch import CHECK_EVERY_S
+
 PATH: Final = "/v1/traces"
 CONTENT_TYPE: Final = "application/x-protobuf"
 PIECE_BYTES: Final = 1 << 18
@@ -152,7 +154,9 @@ class OtlpHttpReceiver:
         context: Callable[[], SSLContext] | None = None,
         accepts: Accepts | None = None,
         turn_away: TurnAway = lambda _transport, _outcome: None,
+        check_in: Callable[[], None] = lambda: None,
     ) -> None:
+        self._check_in = check_in
         self._config = config
         self._context = context
         limit_bytes = config.max_request_body_size_mib << 20
@@ -166,7 +170,7 @@ class OtlpHttpReceiver:
         """Bind and serve; the port taken."""
         endpoint = parse_endpoint(self._config.endpoint)
         try:
-            self._server = _Server(endpoint, self._handler, self._config.max_connections, self._context)
+            self._server = _Server(endpoint, self._handler, self._config.max_connections, self._context, self._check_in)
         except OSError as error:
             raise StartError(f"cannot listen on {endpoint} for OTLP/HTTP: {error.strerror}") from None
         self._thread = threading.Thread(target=self._server.serve, name="otlp-http", daemon=True)
@@ -191,9 +195,17 @@ class _Server(LimitedServer):
         handler: type[BaseHTTPRequestHandler],
         limit: int,
         context: Callable[[], SSLContext] | None,
+        check_in: Callable[[], None],
     ) -> None:
         self._context = context
+        self._check_in = check_in
+        self.timeout = CHECK_EVERY_S
         super().__init__(address, handler, limit)
+
+    def handle_request(self) -> None:
+        """One turn of accepting, a connection or not; who no longer takes turns has checked in for the last time."""
+        self._check_in()
+        super().handle_request()
 
     def get_request(self) -> tuple[Any, Any]:
         """Accept; the handshake is left to the connection's own thread, at its first read."""

@@ -23,8 +23,8 @@ from collector.decode.records import Tally
 from collector.intake import Intake
 from collector.join.dedupe import SpanWindow
 from collector.memory import tune_malloc
+from collector.metrics import Metrics
 from collector.receivers.otlp_grpc import OtlpGrpcReceiver
-from collector.telemetry import Metrics
 
 
 class _Reference(trace_service_pb2_grpc.TraceServiceServicer):

@@ -31,7 +31,7 @@ from collector.learning import make_pipeline
 from collector.pipeline import Export
 from collector.receivers.files import Recording
 from collector.receivers.otlp_json import to_protobuf
-from collector.state import decode, sealed
+from collector.state_image import decode, sealed
 from online.state import StateError
 from tests import otlp_bytes as otlp
 from tests.builders import delimited, make_export, otlp_json

@@ -11,13 +11,13 @@ from prometheus_client import CollectorRegistry
 from collector.admission import AdmissionQueue
 from collector.envelope import SPANS_MAX, Malformed, count_spans, newest_end_unix_nano
 from collector.intake import Intake
+from collector.metrics import Metrics
 from collector.telemetry import (
     ACCEPTED_SPANS,
     FAILED_SPANS,
     RECEIVED_SPANS,
     REFUSED_SPANS,
     REQUESTS,
-    Metrics,
     Transport,
 )
 from tests.builders import FakeClock, make_export

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from collector import state
+from collector import state, state_image
 from collector.config import Config
 from collector.learning import make_pipeline
 from collector.receivers.files import Recording, TimedKv, merged
@@ -37,7 +37,7 @@ def feed(pipeline, stream):
 def restarted(pipeline, config):
     """What a new process makes of the bytes that the old one left."""
     made = make_pipeline(config)
-    assert made.restore(state.decode(state.sealed(pipeline.whole_state(generation=7)))) == []
+    assert made.restore(state_image.decode(state_image.sealed(pipeline.whole_state(generation=7)))) == []
     return made
 
 
@@ -122,14 +122,14 @@ def walk(value, kinds, found):
 @given(data=st.data())
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_a_file_cut_or_flipped_anywhere_is_refused(data):
-    whole = KNOWN.setdefault("file", [state.sealed(learned().whole_state())])[0]
+    whole = KNOWN.setdefault("file", [state_image.sealed(learned().whole_state())])[0]
     at = data.draw(st.integers(0, len(whole) - 1))
     if data.draw(st.booleans()):
         damaged = whole[:at]
     else:
         damaged = whole[:at] + bytes([whole[at] ^ (1 << data.draw(st.integers(0, 7)))]) + whole[at + 1 :]
     with pytest.raises(StateError):
-        state.decode(damaged)
+        state_image.decode(damaged)
 
 
 def learned():
@@ -162,7 +162,7 @@ def test_a_wellsealed_state_with_wrong_values_is_refused_whole_or_restored_whole
     pipeline = fresh()
     before = pipeline.whole_state()
     try:
-        pipeline.restore(state.decode(state.sealed(msgspec.msgpack.encode(tree))))
+        pipeline.restore(state_image.decode(state_image.sealed(msgspec.msgpack.encode(tree))))
     except StateError:
         assert pipeline.whole_state() == before, "half of a state is worse than none"
 
@@ -170,7 +170,7 @@ def test_a_wellsealed_state_with_wrong_values_is_refused_whole_or_restored_whole
 def test_of_another_versions_layout_what_was_learned_goes_on_and_is_said_so(caplog):
     old = learned()
     feed(old, stream_of("c1_mixed")[12:])
-    image = state.decode(state.sealed(old.whole_state()))
+    image = state_image.decode(state_image.sealed(old.whole_state()))
     image.joiner["kinds"]["Engine"].append("something_new")
     made = fresh()
     assert made.restore(image) == []

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from collector.telemetry import TABLE, Metrics
+from collector.metrics import Metrics
+from collector.telemetry import TABLE
 from exporters.blis import ALPHAS
 from exporters.blis_sheet import BANDWIDTH_TB_S
 from exporters.families import DEFAULT_MAX_SERIES, FAMILIES, PAGE_FAMILIES

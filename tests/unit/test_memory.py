@@ -7,8 +7,9 @@ from prometheus_client import CollectorRegistry
 
 from collector.admission import AdmissionQueue, Refusal, Refused
 from collector.intake import Intake
-from collector.memory import MemoryGuard, cgroup_limit_bytes, limit_bytes, resident_bytes
-from collector.telemetry import ACCEPTED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, Metrics, Transport
+from collector.memory import MemoryGuard, cgroup_limit_bytes, give_back, limit_bytes, resident_bytes
+from collector.metrics import Metrics
+from collector.telemetry import ACCEPTED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, Transport
 from tests.builders import FakeClock, make_export
 
 MIB = 1 << 20
@@ -56,3 +57,13 @@ def test_the_cgroups_limit_is_read_in_both_versions(tmp_path, text, expected):
 
 def test_resident_memory_is_that_of_a_python_with_numpy():
     assert 10 * MIB < resident_bytes() < 4096 * MIB
+
+
+def test_free_pages_between_blocks_in_use_go_back():
+    blocks = [bytes(100_000) for _ in range(640)]
+    kept = blocks[::20]
+    full = resident_bytes()
+    del blocks
+    give_back()
+    assert full - resident_bytes() > 20 * MIB
+    assert len(kept) == 32

@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from collector.files import SystemFiles
-from collector.state import StateImage, encode
+from collector.state_image import StateImage, encode
 from collector.state_store import NAME, PREVIOUS_NAME, Restored, StateStore
 from online.state import StateError
 

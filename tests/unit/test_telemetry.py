@@ -12,6 +12,7 @@ from collector.admission import Refusal
 from collector.decode.records import Skip, Tally
 from collector.envelope import Malformed
 from collector.join.reasons import RowDrop
+from collector.metrics import Metrics
 from collector.pipeline import Counts
 from collector.telemetry import (
     ACCEPTED_SPANS,
@@ -23,7 +24,6 @@ from collector.telemetry import (
     SKIPPED_EVENTS,
     TABLE,
     Kind,
-    Metrics,
     Outcome,
 )
 from online.bank import RowOutcome

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from collector.admission import AdmissionQueue
 from collector.errors import StartError
 from collector.health import Health
+from collector.metrics import Metrics
 from collector.pipeline import Export
 from collector.publish import Publisher, SnapshotWriter
 from collector.telemetry import (
@@ -19,7 +20,6 @@ from collector.telemetry import (
     SNAPSHOT_WRITES,
     WORKER_FAILED_SPANS,
     WORKER_LAG,
-    Metrics,
 )
 from collector.worker import CHECK_IN_TIMEOUT_S, Worker
 from tests import exporter_cases as cases

@@ -22,6 +22,7 @@ from collector.clock import SystemClock
 from collector.config import GrpcConfig
 from collector.errors import StartError
 from collector.intake import Intake
+from collector.metrics import Metrics
 from collector.receivers.otlp_grpc import SERVICE, OtlpGrpcReceiver
 from collector.telemetry import (
     ACCEPTED_SPANS,
@@ -29,7 +30,6 @@ from collector.telemetry import (
     RECEIVED_SPANS,
     REFUSED_SPANS,
     REQUESTS,
-    Metrics,
     Outcome,
 )
 from tests.builders import call_export, eventually, make_export

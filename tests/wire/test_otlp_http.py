@@ -20,8 +20,9 @@ from collector.clock import SystemClock
 from collector.config import HttpReceiverConfig
 from collector.errors import StartError
 from collector.intake import Intake
+from collector.metrics import Metrics
 from collector.receivers.otlp_http import CONTENT_TYPE, Budget, OtlpHttpReceiver, inflate
-from collector.telemetry import ACCEPTED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, REQUESTS, Metrics
+from collector.telemetry import ACCEPTED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, REQUESTS
 from tests.builders import eventually, make_export, running_sidecar
 
 MIB = 1 << 20

@@ -24,7 +24,7 @@ from .stall import Progress, Stall, StallWatch
 from .telemetry import LEARNING_STALLED, WORKER_BATCH, WORKER_FAILED_SPANS, WORKER_LAG
 
 NAME = "worker"
-IDLE_WAIT_S = 0.25
+IDLE_WAIT_S = 0.5
 CHECK_IN_TIMEOUT_S = 60.0
 """Longer than the slowest batch (one 32 MiB export); past it the thread hangs and a restart is the cure."""
 

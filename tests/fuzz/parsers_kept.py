@@ -91,13 +91,14 @@ def _sealed_bank(body):
     return bank_state.MAGIC + digest + body
 
 
-def _finite(value):
+def _finite(value, *, or_nan=False):
+    """No number that is not finite; ``x`` of waiting rows may hold NaN where a set does not know a row."""
     if isinstance(value, dict):
-        return all(map(_finite, value.values()))
+        return all(_finite(item, or_nan=name == "x") for name, item in value.items())
     if isinstance(value, list | tuple):
         return all(map(_finite, value))
     if isinstance(value, np.ndarray):
-        return value.dtype.kind != "f" or bool(np.isfinite(value).all())
+        return value.dtype.kind != "f" or not (np.isinf(value).any() or (np.isnan(value).any() and not or_nan))
     return not isinstance(value, float) or math.isfinite(value)
 
 

@@ -76,10 +76,10 @@ class Seen:
 class Stock:
     """What is damaged next: a seed, or something that was taken although damaged."""
 
-    def __init__(self, seeds) -> None:
+    def __init__(self, seeds, bytes_max=None) -> None:
         self._seeds = seeds
         self._bred = []
-        self._bytes_max = 2 * max(map(len, seeds)) + 64
+        self._bytes_max = bytes_max or 2 * max(map(len, seeds)) + 64
 
     def pick(self, rng):
         return rng.choice(self._bred if self._bred and rng.random() < 0.4 else self._seeds)
@@ -98,7 +98,7 @@ def fuzz(name, directory, *, seed, seconds=float("inf"), executions):
     """Run one parser until a budget is used up; ``executions`` counts inputs that differ."""
     rng = random.Random(seed)
     parser = PARSERS[name](directory)
-    stock, seen, tried = Stock(parser.corpus()), Seen(), Tried()
+    stock, seen, tried = Stock(parser.corpus(), parser.bred_bytes_max), Seen(), Tried()
     begin_s = now_s = time.process_time()
     deadline_s = time.monotonic() + seconds
     while tried.executions < executions and (tried.executions % 64 or time.monotonic() < deadline_s):

@@ -54,6 +54,8 @@ class Parser:
     """One parser; ``directory`` is for what has to be on a disk."""
 
     tokens = (b"\x00", b"\xff\xfe", b"\x80" * 10, b"\xff\xff\xff\xff\x0f")
+    bred_bytes_max: int | None = None
+    """What is damaged further is no longer than this; by default twice the longest seed."""
 
     def __init__(self, directory) -> None:
         self._directory = directory

@@ -32,6 +32,7 @@ class State(Parser):
     """State files and the learners' part of them; the damage is sealed anew, so that it gets behind the checksums."""
 
     tokens = (*Kv.tokens, b"\xca\x7f\xc0\0\0", b"\xc4\x00", b"\x91")
+    bred_bytes_max = 3000
 
     def __init__(self, directory) -> None:
         super().__init__(directory)
@@ -47,7 +48,7 @@ class State(Parser):
         bodies += [self._pipeline_after(kv=kv_lines("c5_offload")[:2]).whole_state(1)]
         learned = self._pipeline_after(make_export(40, steps_per_span=12))
         learned.flush()
-        return [*bodies * 4, decode(sealed(learned.whole_state(9))).bank]
+        return [*bodies * 12, decode(sealed(learned.whole_state(9))).bank]
 
     def _pipeline_after(self, export=None, kv=()):
         pipeline = make_pipeline(self._config)
@@ -149,8 +150,9 @@ def _with_checksums(data):
 
 
 class Config(Parser):
-    """Configuration files."""
+    """Configuration files, most of them short: YAML costs microseconds per byte."""
 
+    bred_bytes_max = 80
     tokens = (
         *(b"null", b"-1", b"1e999", b".nan", b".inf", b'""', b"[]", b"{}", b"[[[[", b"\xff\xfe", b"9" * 30, b": "),
         *(b"- ", b"&a ", b"*a", b"!!int ", b"!!float ", b"!!bool ", b"!!timestamp ", b"!!binary ", b"!!set "),
@@ -166,7 +168,7 @@ class Config(Parser):
     def seeds(self):
         whole = configuration.to_yaml(Settings()).encode()
         return [
-            whole[:200],
+            whole[:160],
             b"queue: {wait_s: 1.5}\n",
             b"learners: [rls]\n",
             b"journal:\n  fsync: true\n",

@@ -149,13 +149,19 @@ def _unpack(data):
     return events or [b""]
 
 
-def guide_in_turns(directory, seed, executions, seconds):
+def guide_in_turns(directory, seed, executions, seconds, timeout_s):
     """One process of atheris after another on one corpus, because its memory grows; the executions of them all."""
     done = taken = turn = 0
     deadline_s = time.monotonic() + seconds
     while done < executions and time.monotonic() < deadline_s:
         runs = min(RUNS_PER_PROCESS, executions - done)
-        options = [str(directory), f"-runs={runs}", f"-seed={seed + turn}", f"-artifact_prefix={directory}-"]
+        options = [
+            str(directory),
+            f"-runs={runs}",
+            f"-seed={seed + turn}",
+            f"-timeout={timeout_s}",
+            f"-artifact_prefix={directory}-",
+        ]
         if seconds < float("inf"):
             options.append(f"-max_total_time={int(deadline_s - time.monotonic()) + 1}")
         begun_s = time.monotonic()
@@ -179,7 +185,7 @@ def guide_in_turns(directory, seed, executions, seconds):
 
 RUNS_PER_PROCESS = 500_000
 EXPORT_BYTES_MAX = 1500
-LIMITS = ("-max_len=2048", "-len_control=0", "-print_final_stats=1", "-timeout=10", "-rss_limit_mb=3072")
+LIMITS = ("-max_len=2048", "-len_control=0", "-print_final_stats=1", "-rss_limit_mb=3072")
 
 
 def main():
@@ -189,6 +195,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--executions", type=int, default=(1 << 31) - 1)
     parser.add_argument("--corpus", type=Path, help="directory of --guided; else a temporary one")
+    parser.add_argument("--timeout-s", type=int, default=10, help="one input; of the wall clock, for --guided")
     parser.add_argument("--one", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
@@ -198,7 +205,7 @@ def main():
         with tempfile.TemporaryDirectory() as temporary:
             directory = args.corpus or Path(temporary) / "corpus"
             directory.mkdir(exist_ok=True)
-            done, taken = guide_in_turns(directory, args.seed, args.executions, args.seconds)
+            done, taken = guide_in_turns(directory, args.seed, args.executions, args.seconds, args.timeout_s)
         cpu_s = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
         counts = f"{done} guided executions, seed {args.seed}, {taken} read as columns"
         sys.stdout.write(f"{counts}, all alike, {cpu_s:.0f} s CPU\n")

@@ -11,6 +11,7 @@ import gzip
 import io
 import json
 import types
+import zlib
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ import msgspec
 from collector import envelope
 from collector.decode.kv import read_frames, read_line, read_payload
 from collector.decode.kv_records import KvBatch
+from collector.decode.pieces import pieces
 from collector.errors import StartError
 from collector.receivers.files import Recording
 from collector.receivers.otlp_json import to_protobuf
@@ -76,8 +78,15 @@ class Parser:
         return [*self.seeds(), *(path.read_bytes() for path in sorted(kept.glob("*")))]
 
 
+_SCOPE = otlp.field(2, otlp.field(2, b"\x39" + bytes(8)) * 3)
+_PIECES_BYTES = (8, 60, 400)
+
+
 class Envelope(Parser):
-    """Counting spans before anything is parsed; also as if the export were large, so that it looks inside of spans."""
+    """Counting spans before anything is parsed, and cutting what is large into pieces.
+
+    Also as if the export were large: then the fields inside of spans are counted, and there are several pieces.
+    """
 
     def seeds(self):
         two = otlp.export(("vllm.scheduler.step", [otlp.step_span([]), otlp.step_span([b""])]), ("x", [b""]))
@@ -86,6 +95,7 @@ class Envelope(Parser):
             otlp.steps_export([otlp.event([])]),
             two,
             two * 2,
+            *(otlp.field(1, scopes) for scopes in (_SCOPE, _SCOPE * 2)),
             otlp.export(("x", [])),
         ]
 
@@ -97,9 +107,11 @@ class Envelope(Parser):
             walk.run(0, len(data), 0)
         except (envelope._TooMany, IndexError, ValueError):
             assert isinstance(count, envelope.Malformed) or walk.spans <= count
+        parts = list(pieces(data, _PIECES_BYTES[zlib.crc32(data) % len(_PIECES_BYTES)]))
         if isinstance(count, envelope.Malformed):
             return False
         assert envelope.newest_end_unix_nano(data) >= 0
+        assert sum(map(envelope.count_spans, parts)) == count
         return True
 
 

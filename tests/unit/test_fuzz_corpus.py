@@ -15,8 +15,10 @@ from online.blocks import Design
 from online.rows import PHASES
 from online.state import StateError
 from tests import otlp_bytes as otlp
+from tests.decode_oracle import decode_in_columns
+from tests.fuzz import targets
 from tests.fuzz.fuzz_parsers import PARSERS, Seen, fuzz
-from tests.fuzz.mutations import edited_tree
+from tests.fuzz.mutations import edited_tree, step_event
 from tests.fuzz.parsers import CORPUS
 
 
@@ -85,3 +87,27 @@ def test_a_waiting_row_may_not_know_a_feature_but_not_hold_an_infinite_one(value
             Design.restored(state, 2)
     else:
         assert len(Design.restored(state, 2)) == 1
+
+
+def test_the_guided_comparison_takes_what_columns_take():
+    events = [otlp.summary(1), otlp.summary(2)]
+    assert targets.check_events(events, targets.GUIDES[:1]) == 2
+    assert targets.check_export_alone(otlp.steps_export(events)) == 2
+    assert targets.check_export_alone(otlp.steps_export(events)[:-1]) == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_guided_comparison_is_content_with_odd_events(seed):
+    rng = random.Random(seed)
+    targets.check_export_alone(otlp.steps_export([step_event(rng) for _ in range(3)]))
+
+
+def test_the_guided_comparison_notices_one_wrong_number(monkeypatch):
+    def decode(payloads, decoder):
+        (read,), tally, spans = decode_in_columns(payloads, decoder)
+        read[0].steps["waiting"][0] += 1
+        return [read], tally, spans
+
+    monkeypatch.setattr(targets, "decode_in_columns", decode)
+    with pytest.raises(AssertionError):
+        targets.check_export_alone(otlp.steps_export([otlp.summary(1)]))

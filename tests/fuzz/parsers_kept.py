@@ -58,12 +58,15 @@ class State(Parser):
         return pipeline
 
     def edited(self, rng, data):
-        """Half of the time a value is replaced, which no byte of a damaged length can undo."""
-        if rng.random() < 0.5 or not data.startswith(b"\x87"):
+        """Often values are replaced, which no damaged byte does without the lengths before it."""
+        if rng.random() < 0.6 or not data.startswith(b"\x87"):
             return super().edited(rng, data)
         try:
-            return msgspec.msgpack.encode(edited_tree(rng, msgspec.msgpack.decode(data)))
-        except (ValueError, TypeError, RecursionError):  # what is edited may be damaged already
+            tree = msgspec.msgpack.decode(data)
+            for _ in range(rng.choice((1, 2, 2, 3))):
+                tree = edited_tree(rng, tree)
+            return msgspec.msgpack.encode(tree)
+        except (ValueError, TypeError, OverflowError, RecursionError):  # it may be damaged already
             return super().edited(rng, data)
 
     def parse(self, data):

@@ -31,13 +31,15 @@ _FP8 = frozenset({"fp8", "fbgemm_fp8", "fp8_e4m3"})
 
 Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 """YAML knows .nan and .inf; of no knob are they a value."""
+Whole = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+"""YAML's integers have no end; those of a state file have."""
 
 
 class RuleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is true of engines that match: every pattern (``*``, ``?``) of ``match`` holds; an empty one matches all."""
 
     match: dict[str, str] = {}
-    facts: dict[str, str | int | Finite | bool] = {}
+    facts: dict[str, str | Whole | Finite | bool] = {}
     model_config: str | None = None
 
 

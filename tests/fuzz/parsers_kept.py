@@ -13,9 +13,9 @@ import numpy as np
 
 from collector import config as configuration
 from collector.config import Config as Settings
-from collector.config import JoinConfig
 from collector.decode.kv import read_line
 from collector.errors import ConfigError
+from collector.join.settings import JoinSettings
 from collector.journal import _HEAD, _PREFIX, Journal
 from collector.learning import make_pipeline
 from collector.pipeline import Export
@@ -37,7 +37,7 @@ class State(Parser):
     def __init__(self, directory) -> None:
         super().__init__(directory)
         self._config = Settings(
-            learners=("rls",), feature_sets=("portable",), live_sets=(), join=JoinConfig(warm_up_rows=0)
+            learners=("rls",), feature_sets=("portable",), live_sets=(), join=JoinSettings(warm_up_rows=0)
         )
         self._pipeline = make_pipeline(self._config)
         self._fresh = decode(sealed(self._pipeline.whole_state(0)))
@@ -48,7 +48,8 @@ class State(Parser):
         bodies += [self._pipeline_after(kv=kv_lines("c5_offload")[:2]).whole_state(1)]
         learned = self._pipeline_after(make_export(40, steps_per_span=12))
         learned.flush()
-        return [*bodies * 12, decode(sealed(learned.whole_state(9))).bank]
+        oldest = b"\x82\xa7version\x01\xa5state\x81\xa7configs\x91\x81\xa7targets\x81\xa1t\x80"
+        return [*bodies * 12, decode(sealed(learned.whole_state(9))).bank, _sealed_bank(oldest)]
 
     def _pipeline_after(self, export=None, kv=()):
         pipeline = make_pipeline(self._config)

@@ -13,13 +13,14 @@ from collector.config import load
 from collector.errors import ConfigError
 from online.blocks import Design
 from online.rows import PHASES
-from online.state import StateError
+from online.state import StateError, decode
 from tests import otlp_bytes as otlp
 from tests.decode_oracle import decode_in_columns
 from tests.fuzz import targets
 from tests.fuzz.fuzz_parsers import PARSERS, Seen, fuzz
 from tests.fuzz.mutations import edited_tree, step_event
 from tests.fuzz.parsers import CORPUS
+from tests.fuzz.parsers_kept import _sealed_bank
 
 
 @pytest.mark.parametrize("name", PARSERS)
@@ -111,3 +112,10 @@ def test_the_guided_comparison_notices_one_wrong_number(monkeypatch):
     monkeypatch.setattr(targets, "decode_in_columns", decode)
     with pytest.raises(AssertionError):
         targets.check_export_alone(otlp.steps_export([otlp.summary(1)]))
+
+
+@pytest.mark.parametrize("payload", [b"\xc0", b"\x80", b"\x81\xa7configs\x91\x80", b"\x81\xa7configs\x01"])
+def test_a_state_of_an_earlier_version_that_is_none_is_refused(payload):
+    body = b"\x82\xa7version\x01\xa5state" + payload
+    with pytest.raises(StateError):
+        decode(_sealed_bank(body))

@@ -9,12 +9,17 @@ import numpy as np
 import pytest
 
 from collector import envelope
-from collector.config import load
+from collector import state as states
+from collector.config import Config, load
+from collector.configs import Facts, FactSource
 from collector.errors import ConfigError
+from collector.learning import make_pipeline
+from collector.pipeline import Export
 from online.blocks import Design
 from online.rows import PHASES
 from online.state import StateError, decode
 from tests import otlp_bytes as otlp
+from tests.builders import attribute, make_export
 from tests.decode_oracle import decode_in_columns
 from tests.fuzz import targets
 from tests.fuzz.fuzz_parsers import PARSERS, Seen, fuzz
@@ -119,3 +124,23 @@ def test_a_state_of_an_earlier_version_that_is_none_is_refused(payload):
     body = b"\x82\xa7version\x01\xa5state" + payload
     with pytest.raises(StateError):
         decode(_sealed_bank(body))
+
+
+@pytest.mark.parametrize("text", ["9" * 30, "-" + "9" * 19, "1" * 128])
+def test_a_fact_beyond_64_bits_in_an_export_does_not_stop_the_saving_of_the_state(text):
+    export = make_export(40, steps_per_span=12)
+    export.resource_spans[0].resource.attributes.append(attribute("vllm.max_num_seqs", text))
+    pipeline = make_pipeline(Config(learners=("rls",)))
+    pipeline.process([Export(export.SerializeToString(), "peer", "grpc", 40)])
+    pipeline.flush()
+    assert pipeline.learned_rows > 0
+    again = make_pipeline(Config(learners=("rls",)))
+    again.restore(states.decode(states.sealed(pipeline.whole_state(1))))
+    assert again.learned_rows == pipeline.learned_rows
+
+
+@pytest.mark.parametrize("value", [1 << 63, -(1 << 70), float("nan"), float("inf"), 1e300])
+def test_a_number_that_no_state_can_hold_is_no_fact(value):
+    facts = Facts()
+    assert not facts.learn({"max_model_len": value}, FactSource.DISCOVERY)
+    assert facts.get("max_model_len") is None

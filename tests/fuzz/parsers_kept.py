@@ -19,7 +19,7 @@ from collector.join.settings import JoinSettings
 from collector.journal import _HEAD, _PREFIX, Journal
 from collector.learning import make_pipeline
 from collector.pipeline import Export
-from collector.state import decode, encode, sealed
+from collector.state_image import decode, encode, sealed
 from online import state as bank_state
 from online.state import StateError
 from tests.builders import make_export

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from collector import envelope
-from collector import state as states
+from collector import state_image as states
 from collector.config import Config, load
 from collector.configs import Facts, FactSource
 from collector.errors import ConfigError

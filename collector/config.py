@@ -265,7 +265,8 @@ def _parse_yaml(text: str, origin: str) -> Any:
     except yaml.MarkedYAMLError as error:
         line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError(origin, f"{error.problem}{line}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        # the last three come from a tag that lies about its value: !!bool 2, !!int '', !!map [1], !!timestamp x
         raise ConfigError(origin, f"not YAML: {type(error).__name__}") from None
 
 

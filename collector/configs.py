@@ -55,6 +55,9 @@ TEXT_CHARS_MAX = 256
 CLAIMS_MAX = 64
 """Contradicting claims kept per engine; one more is counted and not kept."""
 
+_NUMBER_END = 1 << 63
+"""A state file holds 64 bits; no knob and no data sheet has a number like that."""
+
 _RESOURCE_NAMES = {"hw.gpu.name": "gpu", "vllm.version": "vllm_version"}
 
 
@@ -96,6 +99,8 @@ class Facts:
         # a request may ask for an adapter by another name: the first model seen is the server's
         newer = source is not FactSource.TELEMETRY
         for name, value in facts.items():
+            if isinstance(value, int | float) and not abs(value) < _NUMBER_END:  # NaN, too; of a model's file, say
+                continue
             known = self._facts.get(name)
             if known is not None and known[0] != source and known[1] != value:
                 self._contradict(name, known, (source, value))
@@ -191,10 +196,11 @@ def resource_facts(attributes: Mapping[str, str]) -> dict[str, Fact]:
 
 
 def parse_fact(text: str) -> Fact:
-    """Resource attributes are strings: read integers and booleans back, keep the rest."""
+    """Resource attributes are strings: read integers of 64 bits and booleans back, keep the rest."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     try:
-        return int(text)
+        number = int(text)
     except ValueError:
         return text
+    return number if abs(number) < _NUMBER_END else text

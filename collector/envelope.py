@@ -110,5 +110,7 @@ class _Walk:
             raise _TooMany(Malformed.TOO_MANY_SPANS)
         if depth == _DEPTH_SPANS:
             self.spans += 1
+        elif depth > _DEPTH_SPANS:
+            raise ValueError("a field without a number")  # only that is entered here: nothing is wanted inside of spans
         if depth < _DEPTH_SPANS or self._into_spans:
             self.run(at, stop, depth + 1)

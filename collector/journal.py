@@ -270,7 +270,7 @@ def _records(path: Path) -> Iterator[tuple[int, _Meta, bytes, int]]:
                 return
             try:
                 meta = _meta_decoder.decode(rest[:meta_bytes])
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, UnicodeDecodeError):  # the checksum can be right all the same
                 return
             end += _HEAD.size + rest_bytes
             before = seq

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import importlib.resources
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,11 +29,17 @@ MATCHABLE = ("instance", "recording", *IDENTITY)
 _FP8 = frozenset({"fp8", "fbgemm_fp8", "fp8_e4m3"})
 
 
+Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+"""YAML knows .nan and .inf; of no knob are they a value."""
+Whole = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+"""YAML's integers have no end; those of a state file have."""
+
+
 class RuleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is true of engines that match: every pattern (``*``, ``?``) of ``match`` holds; an empty one matches all."""
 
     match: dict[str, str] = {}
-    facts: dict[str, str | int | float | bool] = {}
+    facts: dict[str, str | Whole | Finite | bool] = {}
     model_config: str | None = None
 
 

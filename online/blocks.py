@@ -122,7 +122,7 @@ class Design:
             width = {"x": (n, columns), "phase": (n, len(PHASES))}.get(name, (n,))
             if not isinstance(value, np.ndarray) or value.dtype.kind != kind or value.shape != width:
                 raise StateError(f"Design.{name}: expected {kind}8 of shape {width}")
-            if kind == "f" and name != "x" and not np.isfinite(value).all():
+            if kind == "f" and not (np.isfinite(value) | ((name == "x") & np.isnan(value))).all():
                 raise StateError(f"Design.{name}: not finite")
         if ((design.stratum < 0) | (design.stratum >= STRATA) | (design.cell < 0) | (design.cell >= CELLS)).any():
             raise StateError("Design: stratum or cell out of range")

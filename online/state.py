@@ -74,7 +74,10 @@ def decode(data: bytes) -> State:
     while version < VERSION:
         if version not in MIGRATIONS:
             raise StateError(f"state version {version} is too old: no migration to {version + 1}")
-        state, version = MIGRATIONS[version](state), version + 1
+        try:
+            state, version = MIGRATIONS[version](state), version + 1
+        except (AttributeError, LookupError, TypeError) as error:
+            raise StateError(f"corrupt state file: no layout of version {version}") from error
     if not isinstance(state, dict):
         raise StateError("corrupt state file: not a map")
     return state

@@ -53,3 +53,42 @@ def damage(rng, data):
                 if at < len(out):
                     out[at] ^= 1 << rng.randrange(8)
     return bytes(out)
+
+
+def edited(rng, data, tokens):
+    """One to four edits: as for protobuf, and now and then a token that means something to the format."""
+    if rng.random() < 0.4:
+        at = rng.randrange(len(data) + 1)
+        data = data[:at] + rng.choice(tokens) + data[at + rng.choice((0, 0, 1, 4)) :]
+        if rng.random() < 0.5:
+            return data
+    return damage(rng, data)
+
+
+_LEAVES = (None, True, -1, 0, 1, 1 << 31, (1 << 63) - 1, 1 << 63, -(1 << 63), 0.5, 1e300, float("nan"), float("-inf"))
+_PLACED = (*_LEAVES, "", "x" * 40, b"", b"\0" * 7, [], {}, [0], [[]], {"a": 1})
+
+
+def edited_tree(rng, value):
+    """Plain data with one value deep inside replaced, repeated, taken out or swapped for its neighbour; in place."""
+    if not isinstance(value, dict | list) or not value:
+        return rng.choice(_PLACED)
+    places = list(value) if isinstance(value, dict) else range(len(value))
+    place = rng.choice(places)
+    if isinstance(value[place], dict | list) and value[place] and rng.random() < 0.9:
+        value[place] = edited_tree(rng, value[place])
+        return value
+    match rng.randrange(8):
+        case 0:
+            del value[place]
+        case 1:
+            value[place] = value[rng.choice(places)]
+        case 2 if isinstance(value, list):
+            value.insert(place, value[rng.choice(places)])
+        case 3 if isinstance(value[place], bytes):
+            value[place] = damage(rng, value[place])
+        case 4 if type(value[place]) is int:
+            value[place] += rng.choice((-1, 1, 1 << 20, 1 << 53, -(1 << 53)))
+        case _:
+            value[place] = rng.choice(_PLACED)
+    return value

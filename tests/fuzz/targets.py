@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from collector.decode import plain
 from collector.decode.columnar import Decoder
-from collector.decode.records import STEP_DTYPE
+from collector.decode.records import STEP_DTYPE, Telemetry
 from tests import otlp_bytes as otlp
-from tests.decode_oracle import assert_same
+from tests.decode_oracle import assert_same, decode_in_columns, decode_plainly
 
 _decoder = Decoder()
-_GUIDES = [otlp.summary(5), otlp.summary(5, otlp.PLUGIN_KEYS)]
+GUIDES = (otlp.summary(5), otlp.summary(5, otlp.PLUGIN_KEYS))
 """In front of each batch, so that both usual layouts are tried on all that follows."""
+_FIELDS = [field.name for field in dataclasses.fields(Telemetry)]
 
 
 def check_export(data):
@@ -21,14 +24,35 @@ def check_export(data):
     assert_same([(data, "peer"), (otlp.steps_export([otlp.summary(9)]), "peer")], _decoder)
 
 
-def check_events(events):
+def check_export_alone(data):
+    """The same, cheaper: the export alone, what is equal is not spelled out; how many events the columns took."""
+    (expected,), plain_tally, plain_spans = decode_plainly([(data, "peer")])
+    (got,), tally, spans = decode_in_columns([(data, "peer")], _decoder)
+    assert spans == plain_spans
+    assert tally.summaries_columnar + tally.summaries_plain == plain_tally.summaries_plain
+    taken, tally.summaries_columnar, tally.summaries_plain = tally.summaries_columnar, 0, plain_tally.summaries_plain
+    assert tally == plain_tally
+    assert (got is None) == (expected is None)
+    for one, other in zip(got or (), expected or (), strict=True):
+        for name in _FIELDS:
+            mine, theirs = getattr(one, name), getattr(other, name)
+            if isinstance(mine, np.ndarray):
+                assert mine.dtype == theirs.dtype
+                assert mine.tobytes() == theirs.tobytes(), data.hex()
+            else:
+                assert mine == theirs or repr(mine) == repr(theirs), data.hex()  # NaN is not itself
+    return taken
+
+
+def check_events(events, guides=GUIDES):
     """What the columns take of these events the plain decoder reads alike; returns how many they took."""
-    matched = _decoder._match_layouts([*_GUIDES, *events])
+    matched = _decoder._match_layouts([*guides, *events])
     places = matched.at.tolist()
+    first = len(guides)
     assert places == sorted(set(places))
-    assert places[:2] == [0, 1]
+    assert places[:first] == list(range(first))
     assert matched.rows.shape == (len(places), len(STEP_DTYPE.names))
-    for place, row in zip(places[2:], matched.rows[2:], strict=True):
-        expected = np.array([plain.summary(Span.Event.FromString(events[place - 2]))], STEP_DTYPE)
-        assert row.tobytes() == expected.tobytes(), events[place - 2].hex()
-    return len(places) - 2
+    for place, row in zip(places[first:], matched.rows[first:], strict=True):
+        expected = np.array([plain.summary(Span.Event.FromString(events[place - first]))], STEP_DTYPE)
+        assert row.tobytes() == expected.tobytes(), events[place - first].hex()
+    return len(places) - first

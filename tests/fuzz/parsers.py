@@ -1,0 +1,234 @@
+"""What is fuzzed of what others send: for each parser its seeds, tokens that mean something to it, and the call.
+
+``parse`` says whether the bytes were taken, asserts that nothing worse than refusing came of them (no number that is
+not finite, no order broken), and lets every exception through that the parser does not promise. Files are held in
+memory: the parsers ask of a path what :class:`Held` answers.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import types
+import zlib
+from pathlib import Path
+
+import msgspec
+
+from collector import envelope
+from collector.decode.kv import read_frames, read_line, read_payload
+from collector.decode.kv_records import KvBatch
+from collector.decode.pieces import pieces
+from collector.errors import StartError
+from collector.receivers.files import Recording
+from collector.receivers.otlp_json import to_protobuf
+from tests import otlp_bytes as otlp
+from tests.builders import delimited, make_export, otlp_json
+from tests.fuzz.mutations import edited
+from tests.kv_cases import kv_lines, payload, stored
+
+CORPUS = Path(__file__).parent / "corpus"
+
+
+class Held:
+    """A file in memory."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.data = b""
+
+    def __str__(self):
+        return self.name
+
+    def open(self, mode):
+        assert mode == "rb"
+        return io.BytesIO(self.data)
+
+    def stat(self):
+        return types.SimpleNamespace(st_size=len(self.data))
+
+    def read_text(self, encoding):
+        return io.TextIOWrapper(io.BytesIO(self.data), encoding).read()
+
+
+class Parser:
+    """One parser; ``directory`` is for what has to be on a disk."""
+
+    tokens = (b"\x00", b"\xff\xfe", b"\x80" * 10, b"\xff\xff\xff\xff\x0f")
+    bred_bytes_max: int | None = None
+    """What is damaged further is no longer than this; by default twice the longest seed."""
+
+    def __init__(self, directory) -> None:
+        self._directory = directory
+
+    def seeds(self):
+        raise NotImplementedError
+
+    def parse(self, data):
+        """Read it; whether it was taken. An exception that is not promised is a crash."""
+        raise NotImplementedError
+
+    def edited(self, rng, data):
+        return edited(rng, data, self.tokens)
+
+    def corpus(self):
+        """Seeds made here and kept ones."""
+        kept = CORPUS / type(self).__name__.lower()
+        return [*self.seeds(), *(path.read_bytes() for path in sorted(kept.glob("*")))]
+
+
+_SCOPE = otlp.field(2, otlp.field(2, b"\x39" + bytes(8)) * 3)
+_PIECES_BYTES = (8, 60, 400)
+
+
+class Envelope(Parser):
+    """Counting spans before anything is parsed, and cutting what is large into pieces.
+
+    Also as if the export were large: then the fields inside of spans are counted, and there are several pieces.
+    """
+
+    def seeds(self):
+        two = otlp.export(("vllm.scheduler.step", [otlp.step_span([]), otlp.step_span([b""])]), ("x", [b""]))
+        return [
+            make_export(2, steps_per_span=1).SerializeToString(),
+            otlp.steps_export([otlp.event([])]),
+            two,
+            two * 2,
+            *(otlp.field(1, scopes) for scopes in (_SCOPE, _SCOPE * 2)),
+            otlp.export(("x", [])),
+        ]
+
+    def parse(self, data):
+        count = envelope.count_spans(data)
+        walk = envelope._Walk(data)
+        walk._into_spans = True
+        try:
+            walk.run(0, len(data), 0)
+        except (envelope._TooMany, IndexError, ValueError):
+            assert isinstance(count, envelope.Malformed) or walk.spans <= count
+        parts = list(pieces(data, _PIECES_BYTES[zlib.crc32(data) % len(_PIECES_BYTES)]))
+        if isinstance(count, envelope.Malformed):
+            return False
+        assert envelope.newest_end_unix_nano(data) >= 0
+        assert sum(map(envelope.count_spans, parts)) == count
+        return True
+
+
+class Json(Parser):
+    """A line of OTLP/JSON; what is taken is OTLP protobuf."""
+
+    tokens = (
+        *(b"null", b"-1", b"1e999", b"NaN", b'""', b"[]", b"{}", b"[[[[", b"\xff\xfe", b"9" * 30, b"\x00", b"\\ud800"),
+        *(
+            b'"9e9"',
+            b'"\xc2\xb9"',
+            b'"-0"',
+            b"1.5",
+            b"true",
+            b'{"intValue":"',
+            b'{"arrayValue":{"values":[',
+            b',"kind":9',
+        ),
+    )
+
+    def seeds(self):
+        return [
+            otlp_json(make_export(1, steps_per_span=1)),
+            otlp_json(make_export(1, steps_per_span=1), ints=int)[:900],
+            *(json.dumps(_one_span(value)).encode() for value in _JSON_VALUES),
+            *(json.dumps(_one_span(_JSON_VALUES[1], **more), separators=(",", ":")).encode() for more in _JSON_SPANS),
+        ]
+
+    def parse(self, data):
+        try:
+            out = to_protobuf(data)
+        except ValueError:
+            return False
+        assert not isinstance(envelope.count_spans(out), envelope.Malformed)
+        return True
+
+
+_JSON_VALUES = (
+    {"stringValue": "a"},
+    {"intValue": "12"},
+    {"doubleValue": 0.5},
+    {"doubleValue": "NaN"},
+    {"boolValue": True},
+    {"bytesValue": "AAEC"},
+    {"arrayValue": {"values": [{"intValue": 1}, {"boolValue": False}]}},
+    {"kvlistValue": {"values": [{"key": "k", "value": {"arrayValue": {}}}]}},
+)
+_JSON_SPANS = (
+    {"traceId": "0102030405060708090a0b0c0d0e0f10", "spanId": "0102030405060708", "kind": 3},
+    {"startTimeUnixNano": "1795000000020000000", "endTimeUnixNano": 1795000000030000000, "flags": 257},
+    {"status": {"code": 2, "message": "no"}, "droppedEventsCount": 3},
+    {"events": [{"name": "step.BATCH_SUMMARY", "timeUnixNano": "1", "attributes": []}]},
+)
+
+
+def _one_span(value, **more):
+    span = {"name": "s", "attributes": [{"key": "k", "value": value}], **more}
+    scopes = [{"scope": {"name": "n", "version": "1"}, "spans": [span]}]
+    return {"resourceSpans": [{"resource": {"attributes": []}, "scopeSpans": scopes}]}
+
+
+class Kv(Parser):
+    """KV messages as MessagePack, and recorded lines."""
+
+    tokens = (
+        *(b"\xc0", b"\x90", b"\x80", b"\xcb\x7f\xf8" + b"\0" * 6, b"\xcf" + b"\xff" * 8, b"\xd3\x80" + b"\0" * 7),
+        *(b"\xdd\xff\xff\xff\xff", b"\xdc\xff\xff", b"\xc1", b"\xa0", b"null", b"-1", b"1e999", b'""', b"[", b"9" * 30),
+    )
+
+    def seeds(self):
+        lines = sorted(kv_lines("c5_offload"), key=len)
+        odd = ([1.5, [["BlockStored", [1, 2], None, [3], 16, None]], 0], [1.0, []], [2.0, [{"type": "X"}], None, 3])
+        return [
+            *lines[:6],
+            lines[len(lines) // 2],
+            payload(stored()),
+            payload(stored(medium="CPU"), stored(300)),
+            payload(["AllBlocksCleared"], ["Unknown", 1], rank=3),
+            *map(msgspec.msgpack.encode, odd),
+        ]
+
+    def parse(self, data):
+        found = read_payload(data, "source", 1), read_line(data, "source")
+        framed = read_frames([b"kv", b"\0" * 7 + b"\1", data], "source")
+        assert framed == found[0]
+        for batch in found:
+            if isinstance(batch, KvBatch):
+                assert min(batch.ts_unix_ns, batch.stored_blocks, batch.removed_blocks, batch.removed_below) >= 0
+        return any(isinstance(batch, KvBatch) for batch in found)
+
+
+class Files(Parser):
+    """Recordings of every kind; their order never goes back."""
+
+    tokens = (*Parser.tokens, b"\n", b"\r\n", b"{", b"null", b'"payload_b64"', b"\x1f\x8b", b"\x1f\x8b\x08\x00")
+
+    def __init__(self, directory) -> None:
+        super().__init__(directory)
+        self._file = Held("file")
+
+    def seeds(self):
+        bare = otlp.steps_export([])
+        whole = otlp.varint(len(bare)) + bare + otlp.varint(len(bare)) + bare
+        line = json.dumps(_one_span({"intValue": "1"}, endTimeUnixNano=5)).encode() + b"\n"
+        kv = b"".join(sorted(kv_lines("c5_offload"), key=len)[:2])
+        long = delimited(make_export(1, steps_per_span=1), make_export(1, steps_per_span=1))
+        return [whole, line * 2, kv, kv + line, long, gzip.compress(whole, mtime=0), gzip.compress(line * 2, mtime=0)]
+
+    def parse(self, data):
+        self._file.data = data
+        warnings = []
+        newest = taken = 0
+        try:
+            for timed in Recording(self._file, warnings.append):
+                assert timed.unix_nano >= newest
+                newest, taken = timed.unix_nano, taken + 1
+        except StartError:
+            return False
+        assert taken or warnings
+        return taken > 0

@@ -130,7 +130,7 @@ class SnapshotConfig(_Section, frozen=True, kw_only=True):
 
     directory: str = "snapshots"
     interval_s: Annotated[float, msgspec.Meta(ge=0.1, le=86_400)] = 10.0
-    publish_interval_s: Annotated[float, msgspec.Meta(ge=0.05, le=3_600)] = 1.0
+    publish_interval_s: Annotated[float, msgspec.Meta(ge=0.05, le=3_600)] = 5.0
 
 
 class StateConfig(_Section, frozen=True, kw_only=True):

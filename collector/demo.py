@@ -101,6 +101,7 @@ def _sidecar(ports: Ports, directory: Path) -> Iterator[subprocess.Popen[bytes]]
         "TRACEFIT_RECEIVERS__HTTP__ENABLED": "false",
         "TRACEFIT_EXPORTERS__HTTP__ENDPOINT": f"127.0.0.1:{ports.pages}",
         "TRACEFIT_SNAPSHOT__DIRECTORY": str(directory),
+        "TRACEFIT_SNAPSHOT__PUBLISH_INTERVAL_S": "0.5",
     }
     with (directory / "sidecar.log").open("wb") as log:
         process = subprocess.Popen(

@@ -47,6 +47,7 @@ def run(seconds: float, rate: float, environment: Path, work: Path) -> dict[str,
         "TRACEFIT_EXPORTERS__HTTP__ENDPOINT": f"127.0.0.1:{pages}",
         "TRACEFIT_SNAPSHOT__DIRECTORY": str(work),
         "TRACEFIT_SNAPSHOT__INTERVAL_S": "2",
+        "TRACEFIT_SNAPSHOT__PUBLISH_INTERVAL_S": "1",
     }
     command = [sys.executable, "-m", "collector", "run"]
     with process(command, sidecar_environment, work / "sidecar.log", HOME) as sidecar:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 from tests import otlp_bytes as otlp
 
 _BYTES = (0x00, 0x01, 0x02, 0x09, 0x0A, 0x12, 0x18, 0x1A, 0x21, 0x5A, 0x7F, 0x80, 0x81, 0xFE, 0xFF)
@@ -72,7 +74,7 @@ _PLACED = (*_LEAVES, "", "x" * 40, b"", b"\0" * 7, [], {}, [0], [[]], {"a": 1})
 def edited_tree(rng, value):
     """Plain data with one value deep inside replaced, repeated, taken out or swapped for its neighbour; in place."""
     if not isinstance(value, dict | list) or not value:
-        return rng.choice(_PLACED)
+        return _placed(rng)
     places = list(value) if isinstance(value, dict) else range(len(value))
     place = rng.choice(places)
     if isinstance(value[place], dict | list) and value[place] and rng.random() < 0.9:
@@ -82,13 +84,18 @@ def edited_tree(rng, value):
         case 0:
             del value[place]
         case 1:
-            value[place] = value[rng.choice(places)]
+            value[place] = copy.deepcopy(value[rng.choice(places)])
         case 2 if isinstance(value, list):
-            value.insert(place, value[rng.choice(places)])
+            value.insert(place, copy.deepcopy(value[rng.choice(places)]))
         case 3 if isinstance(value[place], bytes):
             value[place] = damage(rng, value[place])
         case 4 if type(value[place]) is int:
             value[place] += rng.choice((-1, 1, 1 << 20, 1 << 53, -(1 << 53)))
         case _:
-            value[place] = rng.choice(_PLACED)
+            value[place] = _placed(rng)
     return value
+
+
+def _placed(rng):
+    """A copy: what is placed is edited later, and no file can hold a list that is in two places, or in itself."""
+    return copy.deepcopy(rng.choice(_PLACED))

@@ -53,11 +53,6 @@ class Run:
         return min(max(0, steps - (self.outputs_end - self.outputs)), steps - 1)
 
 
-def steps_of(span: CoreSpan) -> tuple[int, int] | None:
-    """First and last step the request was part of; None when it was never scheduled."""
-    return extent_of(tuple(runs(span.marks)))
-
-
 def extent_of(found: Sequence[Run]) -> tuple[int, int] | None:
     """First and last step of a request's runs."""
     return (found[0].first_step, found[-1].last_step) if found else None

@@ -128,7 +128,7 @@ class Rebuilt:
     def __init__(self, telemetry: Sequence[Telemetry], *, asynchronous: bool) -> None:
         self.core = [span for one in telemetry for span in one.core]
         self.summaries = np.concatenate([one.steps for one in telemetry])
-        extents = [extent for span in self.core if (extent := journeys.steps_of(span)) is not None]
+        extents = [extent for span in self.core if (extent := steps_of(span)) is not None]
         last = max(int(self.summaries["step_id"].max()), *(end for _, end in extents))
         self.window = StepWindow(1)
         self.window.reach(1, last)
@@ -173,7 +173,7 @@ class Rebuilt:
         start_ns = dict(zip((found.step + 1).tolist(), found.ns.tolist(), strict=True))
         errors = []
         for span in self.core:
-            extent = journeys.steps_of(span)
+            extent = steps_of(span)
             if (
                 extent is None
                 or span.finish not in journeys.NATURAL
@@ -192,6 +192,10 @@ class Rebuilt:
             truth = span.marks[-1].ts_ns - scheduled
             errors.append(abs((start_ns[last + 1] - start_ns[first]) / truth - 1))
         return np.array(errors)
+
+
+def steps_of(span: CoreSpan) -> tuple[int, int] | None:
+    return journeys.extent_of(tuple(journeys.runs(span.marks)))
 
 
 def prefill_steps(span: CoreSpan) -> list[tuple[int, int]]:

@@ -7,6 +7,7 @@ memory: the parsers ask of a path what :class:`Held` answers.
 
 from __future__ import annotations
 
+import abc
 import gzip
 import io
 import json
@@ -52,7 +53,7 @@ class Held:
         return io.TextIOWrapper(io.BytesIO(self.data), encoding).read()
 
 
-class Parser:
+class Parser(abc.ABC):
     """One parser; ``directory`` is for what has to be on a disk."""
 
     tokens = (b"\x00", b"\xff\xfe", b"\x80" * 10, b"\xff\xff\xff\xff\x0f")
@@ -62,12 +63,13 @@ class Parser:
     def __init__(self, directory) -> None:
         self._directory = directory
 
+    @abc.abstractmethod
     def seeds(self):
-        raise NotImplementedError
+        """Good inputs, to be damaged."""
 
+    @abc.abstractmethod
     def parse(self, data):
         """Read it; whether it was taken. An exception that is not promised is a crash."""
-        raise NotImplementedError
 
     def edited(self, rng, data):
         return edited(rng, data, self.tokens)

@@ -129,7 +129,7 @@ def test_an_aborted_request_counts_until_its_last_step_and_stamps_no_end():
 
 def test_a_request_aborted_in_the_queue_was_never_scheduled():
     span = core_of(*_queued_and_aborted())
-    assert journeys.steps_of(span) is None
+    assert journeys.extent_of(tuple(journeys.runs(span.marks))) is None
     assert journeys.lay(span, StepWindow(1)) == []
 
 

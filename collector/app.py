@@ -15,36 +15,27 @@ from typing import NamedTuple
 import prometheus_client
 from prometheus_client import CollectorRegistry
 
-from exporters.access import protect
-from exporters.exposition import MetricsPage
-from exporters.http import HttpServer
-from exporters.routes import SnapshotDocuments, make_routes
-from exporters.status_page import StatusPage
-from online.snapshot import Snapshot
-
-from . import __version__, logs
-from .admission import AdmissionQueue, Refusal
-from .auth import TokenFile
-from .clock import Clock
-from .config import Config, parse_endpoint
-from .discovery import Discovery
-from .durability import Durability
-from .errors import ConfigError, StartError
-from .files import Files
-from .health import Health
-from .intake import Intake
-from .knowledge import Knowledge
-from .kv_intake import KvIntake
-from .learning import make_pipeline
-from .memory import MemoryGuard, cgroup_limit_bytes, limit_bytes, resident_bytes, tune_malloc
-from .metrics import Metrics
-from .pipeline import Export, Pipeline
-from .publish import Publisher, SnapshotWriter
-from .reception import Reception
-from .reload import ConfigWatch
-from .stall import StallWatch
-from .stop import Stop
-from .telemetry import (
+from collector import __version__
+from collector.config import Config, ConfigError, ConfigWatch, parse_endpoint
+from collector.durable import Durability
+from collector.identity import Discovery, Knowledge
+from collector.receive import AdmissionQueue, Export, Intake, TokenFile
+from collector.receive.kv import KvIntake
+from collector.receive.otlp import Reception
+from collector.runtime import (
+    Clock,
+    Files,
+    Health,
+    MemoryGuard,
+    StartError,
+    Stop,
+    cgroup_limit_bytes,
+    limit_bytes,
+    logs,
+    resident_bytes,
+    tune_malloc,
+)
+from collector.telemetry import (
     CONFIG_RELOADS,
     CONFIGS_CAPACITY,
     DISCOVERY,
@@ -54,8 +45,15 @@ from .telemetry import (
     QUEUE_BYTES,
     QUEUE_CAPACITY,
     WATERMARK_AGE,
+    Metrics,
+    Refusal,
 )
-from .worker import Worker
+from collector.worker import Pipeline, Publisher, SnapshotWriter, StallWatch, Worker, make_pipeline
+from exporters import make_routes
+from exporters.pages import HttpServer, SnapshotDocuments, protect
+from exporters.prometheus import MetricsPage
+from exporters.status_page import StatusPage
+from online import Snapshot
 
 HANDLERS_FREE = 2
 """Of the receiver's threads, how many never wait for room: health checks and exports that fit get through."""

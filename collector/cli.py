@@ -13,12 +13,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import __version__, logs
-from .clock import SystemClock
-from .config import ENV_FILE, Config, fast, json_schema, load, to_yaml
-from .errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, ConfigError, StartError
-from .guard import check_packages, package_files
-from .stop import Stop
+from collector import __version__
+from collector.config import ENV_FILE, Config, ConfigError, fast, json_schema, load, to_yaml
+from collector.runtime import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_OK,
+    StartError,
+    Stop,
+    SystemClock,
+    check_packages,
+    logs,
+    package_files,
+)
 
 _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",  # small solves only; more threads cost memory and reproducibility
@@ -138,7 +145,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _replay(arguments: argparse.Namespace) -> int:
     config = _load(arguments)
-    from .replay import replay  # noqa: PLC0415
+    from collector.commands.replay import replay  # noqa: PLC0415
 
     return replay(
         arguments.files, arguments.snapshot, config, SystemClock(), say=_say, note=_note, state=arguments.state
@@ -147,7 +154,7 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 def _evaluate(arguments: argparse.Namespace) -> int:
     config = _load(arguments)
-    from .evaluate.command import Options, run  # noqa: PLC0415
+    from collector.evaluate.command import Options, run  # noqa: PLC0415
 
     options = Options(
         html=arguments.html,
@@ -162,7 +169,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 def _donors(arguments: argparse.Namespace) -> int:
     config = _load(arguments)
-    from .donors import Options, run  # noqa: PLC0415
+    from collector.evaluate.donors import Options, run  # noqa: PLC0415
 
     options = Options(per_stratum=arguments.per_stratum, recordings=tuple(arguments.select))
     return run(arguments.paths, config, options, say=_say, note=_note)
@@ -170,13 +177,13 @@ def _donors(arguments: argparse.Namespace) -> int:
 
 def _merge(arguments: argparse.Namespace) -> int:
     config = _load(arguments)
-    from .merge import run  # noqa: PLC0415
+    from collector.commands.merge import run  # noqa: PLC0415
 
     return run(arguments.states, arguments.out, config, say=_say, note=_note)
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from .export import Options, run  # noqa: PLC0415
+    from collector.commands.export import Options, run  # noqa: PLC0415
 
     options = Options(
         file_format=arguments.format,
@@ -189,7 +196,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from .demo import demo  # noqa: PLC0415
+    from collector.commands.demo import demo  # noqa: PLC0415
 
     return demo(arguments.recording, arguments.speed, _say, arguments.directory)
 
@@ -199,7 +206,7 @@ def _check_config(arguments: argparse.Namespace) -> int:
         print(json.dumps(json_schema(), indent=2))
         return EXIT_OK
     config = _load(arguments)
-    from .learning import make_pipeline  # noqa: PLC0415
+    from collector.worker import make_pipeline  # noqa: PLC0415
 
     make_pipeline(config)
     print(to_yaml(config), end="")

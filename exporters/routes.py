@@ -18,10 +18,9 @@ from http import HTTPStatus
 
 import msgspec
 
-from .exposition import MetricsPage
-from .routing import Request, Response, Route, Routes
-from .snapshot_pages import JSON, SnapshotDocuments
-from .status_page import StatusPage
+from exporters.pages import JSON, Request, Response, Route, Routes, SnapshotDocuments
+from exporters.prometheus import MetricsPage
+from exporters.status_page import StatusPage
 
 __all__ = ["Probe", "SnapshotDocuments", "answer_metrics", "answer_probe", "make_routes"]
 

@@ -1,1 +1,50 @@
 """Learns, and nothing else: no I/O, no thread, no clock, no logging, nothing of ours imported."""
+
+from __future__ import annotations
+
+from .bank import Bank, merge_states
+from .blocks import Design, strata_of
+from .make import RLS, Model, make_learner
+from .rows import PHASES, REQUEST_FEATURES, STEP_FEATURES, Floats, Ints, Lane, Quality, RowBlock, Target
+from .settings import BankSettings, RowOutcome
+from .snapshot import (
+    ConfigSnapshot,
+    DriftSnapshot,
+    EngineSnapshot,
+    FeatureSnapshot,
+    ModelSnapshot,
+    ResidualSnapshot,
+    Snapshot,
+    TargetSnapshot,
+)
+from .state import StateError
+
+__all__ = [
+    "PHASES",
+    "REQUEST_FEATURES",
+    "RLS",
+    "STEP_FEATURES",
+    "Bank",
+    "BankSettings",
+    "ConfigSnapshot",
+    "Design",
+    "DriftSnapshot",
+    "EngineSnapshot",
+    "FeatureSnapshot",
+    "Floats",
+    "Ints",
+    "Lane",
+    "Model",
+    "ModelSnapshot",
+    "Quality",
+    "ResidualSnapshot",
+    "RowBlock",
+    "RowOutcome",
+    "Snapshot",
+    "StateError",
+    "Target",
+    "TargetSnapshot",
+    "make_learner",
+    "merge_states",
+    "strata_of",
+]

@@ -16,16 +16,15 @@ import copy
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
-from online.donors import DonorPool
 from online.features import Facts, FeatureSet, build, custom
-from online.learner_report import donation
-from online.prior import Prior
-from online.rows import Lane, RowBlock, Target
-from online.settings import CUSTOM, BankSettings, RowOutcome
-from online.snapshot import TargetSnapshot
-from online.state import State, StateError, decode, encode
-from online.target import TargetState
-from online.transfer import Donor, donor_of
+from online.rls import Prior, donation
+from online.transfer import Donor, DonorPool, donor_of
+
+from .rows import Lane, RowBlock, Target
+from .settings import CUSTOM, BankSettings, RowOutcome
+from .snapshot import TargetSnapshot
+from .state import State, StateError, decode, encode
+from .target import TargetState
 
 __all__ = ["Bank", "BankSettings", "RowOutcome", "merge_states"]
 

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from online.rows import PHASES, Floats, Ints, RowBlock, Target
-from online.state import State, StateError
+from .rows import PHASES, Floats, Ints, RowBlock, Target
+from .state import State, StateError
 
 STRATA = 32
 CELLS = 512

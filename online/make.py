@@ -6,13 +6,9 @@ the plain learner of its name.
 
 from __future__ import annotations
 
-from online.ard import ArdLearner
-from online.covariance_learner import CovarianceLearner
 from online.features import FeatureSet
-from online.learner import LearnerSettings, RlsLearner
-from online.prior import Prior
-from online.quantile import QuantileLearner
-from online.river_models import PREFIX, QUANTILE, RESIDUAL, ResidualLearner, RiverLearner, make
+from online.river import PREFIX, QUANTILE, RESIDUAL, QuantileLearner, ResidualLearner, RiverLearner, make
+from online.rls import ArdLearner, CovarianceLearner, LearnerSettings, Prior, RlsLearner
 
 RLS = "rls"
 COVARIANCE = "rls_covariance"

@@ -197,3 +197,6 @@ class RowBlock:
             if f.name != "offsets"
         }
         return RowBlock(offsets=np.concatenate(([0], np.cumsum(lengths))), **rest)
+
+
+Mask = NDArray[np.bool_]

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from online.detectors import make_detector
+from online.drift import make_detector
 from online.features import custom, registered
-from online.learner import LearnerSettings
-from online.make import RLS, check_learner
-from online.rows import Target
+from online.rls import LearnerSettings
+
+from .make import RLS, check_learner
+from .rows import Target
 
 DEFAULT_LEARNER = RLS
 CUSTOM = "custom"

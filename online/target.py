@@ -7,18 +7,17 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from online import learner_state
-from online.blocks import Cutter, Design, strata_of
 from online.features import FeatureSet
-from online.learner import RlsLearner
-from online.make import Model, make_learner
-from online.prior import Prior
-from online.residuals import Residuals
-from online.river_models import ResidualLearner
-from online.rows import RowBlock, Target
-from online.settings import DEFAULT_LEARNER, BankSettings, RowOutcome
-from online.snapshot import ErrorSnapshot, ModelSnapshot, TargetSnapshot
-from online.state import State, StateError
+from online.prediction import Residuals
+from online.river import ResidualLearner
+from online.rls import Prior, RlsLearner, learner_state
+
+from .blocks import Cutter, Design, strata_of
+from .make import Model, make_learner
+from .rows import RowBlock, Target
+from .settings import DEFAULT_LEARNER, BankSettings, RowOutcome
+from .snapshot import ErrorSnapshot, ModelSnapshot, TargetSnapshot
+from .state import State, StateError
 
 PriorFor = Callable[[str, tuple[str, ...]], Prior | None]
 

@@ -19,10 +19,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 from collector.app import Sidecar
-from collector.clock import SystemClock
-from collector.config import Config, load
-from collector.pipeline import Counts
-from collector.receivers.otlp_grpc import METHOD
+from collector.config.load import load
+from collector.config.schema import Config
+from collector.receive.otlp.otlp_grpc import METHOD
+from collector.runtime.clock import SystemClock
+from collector.worker.pipeline import Counts
 from online.snapshot import Snapshot
 
 T0_NS = 1_795_000_000_000_000_000

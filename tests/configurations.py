@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from online.features import build
+from online.features.registry import build
 from online.features.sheets import architecture
-from online.features.systems import full
+from online.features.systems.base import full
 from online.rows import STEP_FEATURES, Target
-from online.transfer import full_names, matrix
+from online.transfer.population import full_names, matrix
 from tests.sheet_cases import shipped_sheets
 from tests.streams import steps
 

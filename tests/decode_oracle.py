@@ -8,8 +8,9 @@ from google.protobuf.message import DecodeError
 
 from collector.decode import plain
 from collector.decode.columnar import Decoder
-from collector.decode.records import Skip, Tally
+from collector.decode.records import Tally
 from collector.join.dedupe import SpanWindow
+from collector.telemetry.reasons import Skip
 
 
 def decode_plainly(payloads):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from online.residuals import RATIO_BOUNDS
+from online.prediction.residuals import RATIO_BOUNDS
 from online.rows import Target
 from online.snapshot import (
     ConfigSnapshot,

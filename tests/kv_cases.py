@@ -17,12 +17,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
-from collector.decode.kv import read_line, read_payload
-from collector.decode.kv_records import KvBatch
+from collector.config.schema import JoinSettings
+from collector.decode.kv.batches import KvBatch
+from collector.decode.kv.messages import read_line, read_payload
 from collector.decode.plain import decode
 from collector.decode.records import Tally
 from collector.join.joiner import Joiner
-from collector.join.settings import JoinSettings
 from tests.builders import attribute
 
 ROOT = Path(__file__).parents[1]

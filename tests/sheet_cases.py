@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from online.features.sheets import architecture, hardware_sheets
+from online.features.sheets import architecture
+from online.features.sheets.hardware import hardware_sheets
 
 DENSE = {
     "model_type": "llama",

@@ -25,8 +25,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from collector.decode.plain import decode
 from collector.decode.records import ApiSpan, CoreSpan, RequestSpan, StepColumns, Tally, Telemetry
-from collector.pipeline import Export, Pipeline, PipelineSettings
-from online.bank import BankSettings
+from collector.receive.export_request import Export
+from collector.worker.pipeline import Pipeline, PipelineSettings
+from online.settings import BankSettings
 
 DATA = Path(__file__).parent / "data"
 SHARED = Path(__file__).parent.parent.parent / "shared"

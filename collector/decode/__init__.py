@@ -1,1 +1,42 @@
-"""Protobuf to columns (steps) and records (requests)."""
+"""Bytes to telemetry: columns for steps, records for requests."""
+
+from __future__ import annotations
+
+from .columnar import Decoder
+from .envelope import SlimExport
+from .pieces import PIECE_BYTES, pieces
+from .plain import decode
+from .records import (
+    MISSING,
+    STEP_DTYPE,
+    ApiSpan,
+    CoreSpan,
+    Finish,
+    Mark,
+    MarkKind,
+    RequestSpan,
+    SnapshotColumns,
+    StepColumns,
+    Tally,
+    Telemetry,
+)
+
+__all__ = [
+    "MISSING",
+    "PIECE_BYTES",
+    "STEP_DTYPE",
+    "ApiSpan",
+    "CoreSpan",
+    "Decoder",
+    "Finish",
+    "Mark",
+    "MarkKind",
+    "RequestSpan",
+    "SlimExport",
+    "SnapshotColumns",
+    "StepColumns",
+    "Tally",
+    "Telemetry",
+    "decode",
+    "pieces",
+]

@@ -1,7 +1,7 @@
 """Plain protobuf to columns and records: complete, slow, and the oracle of every faster decoder.
 
 Bad input is a value, not an exception: whatever is not understood is skipped with a reason from
-:class:`~collector.decode.records.Skip` and counted, and the equation of :class:`~collector.decode.records.Tally` holds.
+:class:`~collector.telemetry.reasons.Skip` and counted, and the equation of :class:`~collector.decode.records.Tally` holds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span
 
-from . import kv_otlp
+from collector.decode.kv import span_events as kv_otlp
+from collector.telemetry import Skip
+
 from . import vocabulary as words
 from .records import (
     MISSING,
@@ -31,7 +33,6 @@ from .records import (
     Mark,
     MarkKind,
     RequestSpan,
-    Skip,
     Tally,
     Telemetry,
     fingerprint,

@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from .kv_records import KvBatch
+from collector.decode.kv import KvBatch
+from collector.telemetry import Skip
 
 MISSING = -1
 """Value of an optional integer that was not sent; every valid value is >= 0."""
@@ -145,24 +146,6 @@ class RequestSpan(msgspec.Struct, frozen=True, gc=False):
     prefill_s: float
     decode_s: float
     model: str
-
-
-class Skip(enum.StrEnum):
-    """Why a span or an event was left out; each is a counter row."""
-
-    FOREIGN_SCOPE = "foreign_scope"
-    FOREIGN_SPAN = "foreign_span"
-    FOREIGN_EVENT = "foreign_event"
-    NOT_A_REQUEST = "not_a_request"
-    DUPLICATE = "duplicate"
-    LATE = "late"
-    MISSING_ATTRIBUTE = "missing_attribute"
-    WRONG_TYPE = "wrong_type"
-    NOT_FINITE = "not_finite"
-    OUT_OF_RANGE = "out_of_range"
-    TIME_ORDER = "time_order"
-    TOO_MANY_ATTRIBUTES = "too_many_attributes"
-    INCONSISTENT = "inconsistent"
 
 
 @dataclass(slots=True)

@@ -1,1 +1,1 @@
-"""``tracefit evaluate``: every system, side by side, on any recordings."""
+"""The bench: modelling systems side by side on recordings; nothing that serves imports it."""

@@ -16,17 +16,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from collector.configs import Fact
-from collector.decode.plain import decode
-from collector.decode.records import MISSING, ApiSpan, CoreSpan, Finish, MarkKind, Tally
-from collector.join.dedupe import SpanWindow
-from collector.join.engine import Engine
-from collector.join.joiner import Joiner
-from collector.join.scheduling import Scheduling
-from collector.join.settings import DedupeSettings, JoinSettings
-from collector.knowledge import Knowledge, cannot_derive
-from collector.receivers.files import Recording, TimedExport
-from online.rows import Ints, Lane, RowBlock, Target
+from collector.config import DedupeSettings, JoinSettings
+from collector.decode import MISSING, ApiSpan, CoreSpan, Finish, MarkKind, Tally, decode
+from collector.identity import Fact, Knowledge, cannot_derive
+from collector.join import Engine, Joiner, SpanWindow
+from collector.join.steps import Scheduling
+from collector.recordings import Recording, TimedExport
+from online import Ints, Lane, RowBlock, Target
 
 _DRAIN_EVERY = 4
 """Exports between two drains of the join; rows do not depend on it (invariant 4)."""

@@ -9,19 +9,19 @@ from typing import NamedTuple
 import msgspec
 
 from collector import __version__
-from collector.config import Config
-from collector.errors import EXIT_FAILED, EXIT_OK, ConfigError, StartError
-from collector.knowledge import Knowledge
-from exporters.snapshot_file import write_atomically
+from collector.config import Config, ConfigError
+from collector.identity import Knowledge
+from collector.runtime import EXIT_FAILED, EXIT_OK, StartError
+from exporters.files import write_atomically
+from online import Snapshot
 from online.features import registered
-from online.snapshot import Snapshot
 
 from .captures import Capture, load
 from .fits import NINE
 from .leave_out import KEYS, group
 from .page import page
-from .run import evaluate
-from .text import lines
+from .protocol import evaluate
+from .tables import lines
 
 Say = Callable[[str], None]
 _BAR = 24

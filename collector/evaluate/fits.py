@@ -11,16 +11,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from collector.configs import Fact
-from online.blocks import Design, strata_of
+from collector.identity import Fact
+from online import RLS, Design, Floats, Model, RowBlock, Target, make_learner, strata_of
 from online.features import FeatureSet, build
-from online.intervals import stratum_name
-from online.learner import LearnerSettings, RlsLearner
-from online.make import RLS, Model, make_learner
-from online.prior import Prior
-from online.quantile import QuantileLearner
-from online.river_models import QUANTILE, ResidualLearner, RiverLearner
-from online.rows import Floats, RowBlock, Target
+from online.prediction import stratum_name
+from online.river import QUANTILE, QuantileLearner, ResidualLearner, RiverLearner
+from online.rls import LearnerSettings, Prior, RlsLearner
 
 BLOCK_ROWS = 32
 RANK_TOLERANCE = 1e-3

@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from collector.configs import IDENTITY, Fact
-from online import rece, transfer
+from collector.identity import IDENTITY, Fact
+from online import Target
 from online.features.systems import BSR_ARD, HFD_TL, PORTABLE, RECE, SYSTEMS, System
-from online.learner import RlsLearner
-from online.prior import Prior
-from online.rows import Target
+from online.rls import Prior, RlsLearner
 from online.transfer import Donor
+from online.transfer import configuration_space as rece
+from online.transfer import population as transfer
 
 from .captures import Capture
 from .fits import ape, learn, predict

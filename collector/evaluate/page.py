@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from exporters.status_page.text import escape
+from exporters.status_page import escape
 
 from . import plots
 from .leave_out import FIRST_ROWS
-from .run import CaptureReport, Report
-from .text import COLUMNS, cell
+from .protocol import CaptureReport, Report
+from .tables import COLUMNS, cell
 
 _STYLE = """
 :root { --bg:#f6f7f9; --card:#fff; --ink:#14181f; --soft:#5b6472; --line:#e1e5eb; --accent:#3a55d9; --band:#c9d2fb;

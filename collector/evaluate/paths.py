@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from online.rows import Floats, Ints, RowBlock
+from online import Floats, Ints, RowBlock
 
 from .captures import Request
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from exporters.status_page.text import duration, escape
+from exporters.status_page import duration, escape
 
-from .run import HISTOGRAM_REACH, Coefficient, Picture
+from .protocol import HISTOGRAM_REACH, Coefficient, Picture
 
 _WIDTH, _HEIGHT = 320.0, 230.0
 _LEFT, _BOTTOM, _TOP, _RIGHT = 46.0, 30.0, 10.0, 12.0

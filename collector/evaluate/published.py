@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from online import ConfigSnapshot, Floats, RowBlock, Snapshot, Target
 from online.features import FeatureSet, build
-from online.rows import Floats, RowBlock, Target
-from online.snapshot import ConfigSnapshot, Snapshot
 
 from .captures import Capture
 from .fits import ape

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from online.rows import Floats, RowBlock
+from online import Floats, RowBlock
 
 from .fits import Fit, ape
 from .paths import Path, predicted

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collector.configs import Facts
-from online.rows import Quality
+from collector.config import JoinSettings
+from collector.identity import Facts
+from collector.join.requests import ApiQueueing, RequestSequence
+from collector.join.steps import Scheduling
+from online import Quality
 
-from .api_queueing import ApiQueueing
 from .engine import EngineRows
-from .occupancy import RequestSequence
-from .scheduling import Scheduling
-from .settings import JoinSettings
 
 
 class ApiProcess:

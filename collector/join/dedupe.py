@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
-from collector.decode.records import Skip
+from collector.telemetry import Skip
 
 
 @dataclass(slots=True)

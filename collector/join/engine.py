@@ -13,19 +13,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collector.configs import Facts
-from collector.decode.records import ApiSpan, CoreSpan, MarkKind, StepColumns, Telemetry
-from online.rows import Quality, RowBlock, Target
+from collector.config import JoinSettings
+from collector.decode import ApiSpan, CoreSpan, MarkKind, StepColumns, Telemetry
+from collector.identity import Facts
+from collector.join.requests import QUEUE_STATE_AGE_NS, ApiQueueing, RequestRow, extent_of, request_block, rows_of, runs
+from collector.join.steps import Advance, Scheduling, Sequence, WarmUp
+from collector.telemetry import JoinEvent, RowDrop
+from online import Quality, RowBlock, Target
 
-from .api_queueing import ApiQueueing
-from .features import BlockRatio
-from .journeys import extent_of, runs
-from .reasons import JoinEvent, RowDrop
-from .requests import QUEUE_STATE_AGE_NS, RequestRow, request_block, rows_of
-from .scheduling import Scheduling
-from .sequence import Advance, Sequence
-from .settings import JoinSettings
-from .warm_up import WarmUp
+from .block_ratio import BlockRatio
 from .window import StepWindow
 
 _CONFLICTS_MAX = 3

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from typing import NamedTuple
 
-from collector import configs
-from collector.configs import FactSource
-from collector.decode.records import ApiSpan, Telemetry
-from collector.knowledge import Knowledge
-from online.rows import Lane, RowBlock, Target
+from collector.config import JoinSettings
+from collector.decode import ApiSpan, Telemetry
+from collector.identity import FactSource, Knowledge
+from collector.identity import facts as configs
+from collector.join.kv import KvSources
+from collector.telemetry import JoinEvent, RowDrop
+from online import Lane, RowBlock, Target
 
 from .api_process import ApiProcess
-from .emitters import same_engine
 from .engine import Engine, EngineRows, PendingRequest
-from .kv import KvSources
-from .reasons import JoinEvent, RowDrop
 from .release import Release, horizon
-from .settings import JoinSettings
+from .same_engine import same_engine
 
 
 class Joined(NamedTuple):

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from online.rows import RowBlock, Target
+from collector.config import JoinSettings
+from online import RowBlock, Target
 
 from .api_process import ApiProcess
 from .engine import Engine, EngineRows
-from .settings import JoinSettings
 
 
 class Release:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.decode.records import STEP_DTYPE, SnapshotColumns, StepColumns
+from collector.decode import STEP_DTYPE, SnapshotColumns, StepColumns
 
 REBUILT_DTYPE = np.dtype(
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from online.snapshot import ConfigSnapshot
+from online import ConfigSnapshot
 
 
 class Advice(NamedTuple):

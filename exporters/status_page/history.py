@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from typing import NamedTuple
 
-from online.snapshot import Snapshot, TargetSnapshot
+from online import Snapshot, TargetSnapshot
 
 MAX_POINTS = 240
 MAX_COURSES = 400

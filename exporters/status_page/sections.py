@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from online.snapshot import ConfigSnapshot, FeatureSnapshot, ModelSnapshot, TargetSnapshot
+from online import ConfigSnapshot, FeatureSnapshot, ModelSnapshot, TargetSnapshot
 
 from .advice import STATUS, Advice, advice_for
 from .charts import Z_95, calibration_chart, error_chart, nice_limit, whisker
@@ -13,7 +13,7 @@ MAX_STRATA = 12
 MAX_AXIS = 0.5
 """Beyond half of the coefficient an error bar or a live value is drawn at the edge; the numbers stand beside."""
 MIXTURE_VIF = 10.0
-"""Variance inflation beyond which a feature is nearly a mixture of the others (online/identify.py)."""
+"""Variance inflation beyond which a feature is nearly a mixture of the others (online/rls/identify.py)."""
 
 MOSTLY_PRIOR = 0.5
 

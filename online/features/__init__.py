@@ -1,8 +1,9 @@
 """Feature sets: tables of (name, unit, formula), evaluated per step and summed per row."""
 
-from online.features.columns import INTERCEPT, UNITS, Column, FeatureSet, Raw, raw_column, sum_steps
-from online.features.registry import Factory, Facts, build, custom, portable, register, registered, shape
 from online.features.systems import SYSTEMS, System
+
+from .columns import INTERCEPT, UNITS, Column, FeatureSet, Raw, raw_column, sum_steps
+from .registry import Factory, Facts, build, custom, portable, register, registered, shape
 
 __all__ = [
     "INTERCEPT",

@@ -10,8 +10,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 
-from online.features.columns import INTERCEPT, Column, FeatureSet, raw_column
 from online.rows import Target
+
+from .columns import INTERCEPT, Column, FeatureSet, raw_column
 
 Facts = Mapping[str, str | int | float | bool]
 Factory = Callable[[Target, Facts], FeatureSet | None]

@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 
 from collector.app import Sidecar
-from collector.clock import SystemClock
-from collector.journal import Journal
-from collector.pipeline import Export
-from collector.telemetry import DECODED_SPANS
+from collector.durable.journal import Journal
+from collector.receive.export_request import Export
+from collector.runtime.clock import SystemClock
+from collector.telemetry.table import DECODED_SPANS
 from tests.builders import make_config, make_export
 
 STEPS = 1000

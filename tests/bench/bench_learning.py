@@ -17,11 +17,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from online.bank import Bank, BankSettings, merge_states
+from online.bank import Bank, merge_states
 from online.blocks import Cutter
-from online.features import portable
-from online.learner_report import diagnosis_of
+from online.features.registry import portable
+from online.rls.learner_report import diagnosis_of
 from online.rows import RowBlock, Target
+from online.settings import BankSettings
 from tests.bench import captured, simulated
 from tests.streams import BETA, steps
 

@@ -19,15 +19,17 @@ from pathlib import Path
 
 import numpy as np
 
+from collector.config.schema import JoinSettings
 from collector.decode.plain import decode
 from collector.decode.records import CoreSpan, Finish, Mark, MarkKind, StepColumns, Tally, Telemetry
-from collector.join import boundaries, journeys
-from collector.join.features import complete, rebuilt_counts, snapshot_complete
 from collector.join.joiner import Joiner
-from collector.join.scheduling import Scheduling, SchedulingVotes
-from collector.join.settings import JoinSettings
+from collector.join.requests import journeys
+from collector.join.steps import boundaries
+from collector.join.steps.raw_features import complete, rebuilt_counts, snapshot_complete
+from collector.join.steps.scheduling import Scheduling, SchedulingVotes
 from collector.join.window import StepWindow
-from collector.pipeline import Export, Pipeline
+from collector.receive.export_request import Export
+from collector.worker.pipeline import Pipeline
 from tests.telemetry_builders import (
     MONO_NS,
     SHARED,

@@ -20,20 +20,21 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
-from collector.config import Config, load
+from collector.config.load import load
+from collector.config.schema import Config, JoinSettings
 from collector.evaluate.captures import load as load_capture
 from collector.evaluate.fits import NINE, ape, identifiable, learn, predict
-from collector.evaluate.run import evaluate
-from collector.join.settings import JoinSettings
-from collector.knowledge import Knowledge, shipped_sheets
-from collector.learning import make_pipeline
-from collector.pipeline import Pipeline
-from collector.receivers.files import Recording, TimedExport, merged
-from online import transfer
-from online.features import SYSTEMS, build
+from collector.evaluate.protocol import evaluate
+from collector.identity.knowledge import Knowledge, shipped_sheets
+from collector.recordings.reader import Recording, TimedExport, merged
+from collector.worker.build import make_pipeline
+from collector.worker.pipeline import Pipeline
+from online.features.registry import build
 from online.features.sheets import architecture
+from online.features.systems import SYSTEMS
 from online.rows import STEP_FEATURES, RowBlock, Target
 from online.snapshot import Snapshot
+from online.transfer import population as transfer
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"
 STEP = Target.STEP_TIME

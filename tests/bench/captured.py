@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from collector.clock import SystemClock
-from collector.config import Config
-from collector.replay import replay
+from collector.commands.replay import replay
+from collector.config.schema import Config
+from collector.runtime.clock import SystemClock
 from online.bank import Bank
-from online.features import portable, shape
-from online.river_models import ResidualLearner
+from online.features.registry import portable, shape
+from online.river.challengers import ResidualLearner
 from online.rows import Lane, RowBlock, Target
 from tests.bench.simulated import prequential
 

@@ -15,16 +15,16 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from prometheus_client import CollectorRegistry
 
-from collector.admission import AdmissionQueue
-from collector.clock import SystemClock
-from collector.config import GrpcConfig, QueueConfig
+from collector.config.schema import GrpcConfig, QueueConfig
 from collector.decode.columnar import Decoder
 from collector.decode.records import Tally
-from collector.intake import Intake
 from collector.join.dedupe import SpanWindow
-from collector.memory import tune_malloc
-from collector.metrics import Metrics
-from collector.receivers.otlp_grpc import OtlpGrpcReceiver
+from collector.receive.admission import AdmissionQueue
+from collector.receive.intake import Intake
+from collector.receive.otlp.otlp_grpc import OtlpGrpcReceiver
+from collector.runtime.clock import SystemClock
+from collector.runtime.memory import tune_malloc
+from collector.telemetry.metrics import Metrics
 
 
 class _Reference(trace_service_pb2_grpc.TraceServiceServicer):

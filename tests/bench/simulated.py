@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from online.features import Column, FeatureSet
+from online.features.columns import Column, FeatureSet
 from online.rows import STEP_FEATURES, RowBlock, Target
 from online.settings import BankSettings
 from online.target import TargetState

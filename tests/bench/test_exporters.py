@@ -16,12 +16,12 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, disable_created_metrics, enable_created_metrics
 from prometheus_client.process_collector import ProcessCollector
 
-from exporters.exposition import MetricsPage
-from exporters.http import HttpServer
+from exporters.pages.routing import Request
+from exporters.pages.server import HttpServer
+from exporters.pages.snapshot_pages import SnapshotDocuments
+from exporters.prometheus.exposition import MetricsPage
 from exporters.routes import make_routes
-from exporters.routing import Request
-from exporters.snapshot_pages import SnapshotDocuments
-from exporters.status_page import StatusPage
+from exporters.status_page.status_page import StatusPage
 from tests import exporter_cases as cases
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"

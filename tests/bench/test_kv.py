@@ -7,9 +7,9 @@ import time
 
 import msgspec
 
-from collector.decode.kv import read_payload
-from collector.join.kv import KvSources
-from collector.join.settings import JoinSettings
+from collector.config.schema import JoinSettings
+from collector.decode.kv.messages import read_payload
+from collector.join.kv.owners import KvSources
 from tests.kv_cases import FIELDS, TS_S, joined, kv_batches, sequences
 
 EVENTS, ROUNDS, REPEATS = 10, 9, 300

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from online.detectors import DETECTORS, DriftSettings, make_detector
-from online.features import portable
-from online.intervals import Intervals
-from online.learner import LearnerSettings
+from online.drift.detectors import DETECTORS, DriftSettings, make_detector
+from online.features.registry import portable
+from online.prediction.prediction_intervals import Intervals
+from online.rls.rls_learner import LearnerSettings
 from online.rows import Target
 from online.settings import BankSettings
 from tests.bench.simulated import prequential

@@ -4,8 +4,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from online.bank import Bank, BankSettings, RowOutcome
+from online.bank import Bank
 from online.rows import STEP_FEATURES, RowBlock, Target
+from online.settings import BankSettings, RowOutcome
 from tests.streams import BETA, NAMES, steps
 
 LEARNERS = (

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from collector.config import Config, load
+from collector.config.load import load
+from collector.config.schema import Config
 from exporters.routes import make_routes
 from tests.conftest import find_tool
 

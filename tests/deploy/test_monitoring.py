@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from exporters.families import FAMILIES, PAGE_FAMILIES
 from exporters.labels import base_unit
+from exporters.prometheus.families import FAMILIES, PAGE_FAMILIES
 from tests.conftest import find_tool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,7 +45,7 @@ def expressions():
 
 def known_series():
     """Names that can stand in an expression: ours, the process's, and what the rules record."""
-    telemetry = pytest.importorskip("collector.telemetry", reason="the process's own table is not in this tree")
+    telemetry = pytest.importorskip("collector.telemetry.table", reason="the process's own table is not in this tree")
     names = {family.name for family in (*FAMILIES, *PAGE_FAMILIES)}
     for family in FAMILIES:
         suffixes = {"histogram": ("bucket", "sum", "count"), "summary": ("sum", "count")}.get(family.kind, ())

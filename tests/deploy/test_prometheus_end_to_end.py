@@ -14,10 +14,10 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from exporters.exposition import MetricsPage
-from exporters.http import HttpServer
+from exporters.pages.server import HttpServer
+from exporters.pages.snapshot_pages import SnapshotDocuments
+from exporters.prometheus.exposition import MetricsPage
 from exporters.routes import make_routes
-from exporters.snapshot_pages import SnapshotDocuments
 from tests import exporter_cases as cases
 from tests.builders import call_export, make_export, running_sidecar
 from tests.conftest import find_tool

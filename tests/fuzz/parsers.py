@@ -17,13 +17,13 @@ from pathlib import Path
 
 import msgspec
 
-from collector import envelope
-from collector.decode.kv import read_frames, read_line, read_payload
-from collector.decode.kv_records import KvBatch
+from collector.decode.kv.batches import KvBatch
+from collector.decode.kv.messages import read_frames, read_line, read_payload
 from collector.decode.pieces import pieces
-from collector.errors import StartError
-from collector.receivers.files import Recording
-from collector.receivers.otlp_json import to_protobuf
+from collector.receive import count as envelope
+from collector.recordings.otlp_json import to_protobuf
+from collector.recordings.reader import Recording
+from collector.runtime.errors import StartError
 from tests import otlp_bytes as otlp
 from tests.builders import delimited, make_export, otlp_json
 from tests.fuzz.mutations import edited

@@ -11,15 +11,15 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from collector import config as configuration
-from collector.config import Config as Settings
-from collector.decode.kv import read_line
-from collector.errors import ConfigError
-from collector.join.settings import JoinSettings
-from collector.journal import _HEAD, _PREFIX, Journal
-from collector.learning import make_pipeline
-from collector.pipeline import Export
-from collector.state_image import decode, encode, sealed
+from collector.config import load as configuration
+from collector.config.errors import ConfigError
+from collector.config.schema import Config as Settings
+from collector.config.schema import JoinSettings
+from collector.decode.kv.messages import read_line
+from collector.durable.image import decode, encode, sealed
+from collector.durable.journal import _HEAD, _PREFIX, Journal
+from collector.receive.export_request import Export
+from collector.worker.build import make_pipeline
 from online import state as bank_state
 from online.state import StateError
 from tests.builders import make_export

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from online.bank import Bank, BankSettings, RowOutcome
+from online.bank import Bank
 from online.rows import STEP_FEATURES, RowBlock, Target
+from online.settings import BankSettings, RowOutcome
 from tests.streams import BETA, steps
 
 RLS = BankSettings(learners=("rls",))

@@ -8,18 +8,12 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client import CollectorRegistry
 
-from collector.admission import AdmissionQueue
-from collector.envelope import SPANS_MAX, Malformed, count_spans, newest_end_unix_nano
-from collector.intake import Intake
-from collector.metrics import Metrics
-from collector.telemetry import (
-    ACCEPTED_SPANS,
-    FAILED_SPANS,
-    RECEIVED_SPANS,
-    REFUSED_SPANS,
-    REQUESTS,
-    Transport,
-)
+from collector.receive.admission import AdmissionQueue
+from collector.receive.count import SPANS_MAX, count_spans, newest_end_unix_nano
+from collector.receive.intake import Intake
+from collector.telemetry.metrics import Metrics
+from collector.telemetry.reasons import Malformed, Transport
+from collector.telemetry.table import ACCEPTED_SPANS, FAILED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, REQUESTS
 from tests.builders import FakeClock, make_export
 
 texts = st.text(max_size=5)

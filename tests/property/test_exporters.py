@@ -16,12 +16,12 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from exporters.blis import BlisError, export
-from exporters.exposition import MetricsPage
-from exporters.routing import Request
-from exporters.snapshot_pages import SnapshotDocuments
-from exporters.status_page import StatusPage
-from online.residuals import RATIO_BOUNDS
+from exporters.files.blis import BlisError, export
+from exporters.pages.routing import Request
+from exporters.pages.snapshot_pages import SnapshotDocuments
+from exporters.prometheus.exposition import MetricsPage
+from exporters.status_page.status_page import StatusPage
+from online.prediction.residuals import RATIO_BOUNDS
 from online.snapshot import (
     ConfigSnapshot,
     DriftSnapshot,

@@ -18,11 +18,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from collector.decode.records import Skip
-from collector.join.settings import JoinSettings
-from collector.pipeline import Export, Pipeline, PipelineSettings
-from online.bank import Bank, RowOutcome
+from collector.config.schema import JoinSettings
+from collector.receive.export_request import Export
+from collector.telemetry.reasons import Skip
+from collector.worker.pipeline import Pipeline, PipelineSettings
+from online.bank import Bank
 from online.rows import Lane
+from online.settings import RowOutcome
 from tests.telemetry_builders import (
     DATA,
     Piece,

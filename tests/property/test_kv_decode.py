@@ -6,8 +6,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.decode.kv import read_frames, read_line, read_payload
-from collector.decode.kv_records import KvBatch, KvSkip
+from collector.decode.kv.batches import KvBatch
+from collector.decode.kv.messages import read_frames, read_line, read_payload
+from collector.telemetry.reasons import KvSkip
 from tests.kv_cases import FIELDS, payload, stored
 
 scalars = (

@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from online.bank import Bank, BankSettings, merge_states
+from online.bank import Bank, merge_states
 from online.blocks import Cutter
-from online.learner import RlsLearner
 from online.make import make_learner
-from online.residuals import RATIO_BOUNDS, Residuals
+from online.prediction.residuals import RATIO_BOUNDS, Residuals
+from online.rls.rls_learner import RlsLearner
 from online.rows import Target
+from online.settings import BankSettings
 from online.snapshot import ResidualSnapshot
 from tests.streams import steps
 

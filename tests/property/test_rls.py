@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from online.rls import CovarianceRLS
+from online.rls.recursion import CovarianceRLS
 
 
 @settings(max_examples=60, deadline=None)

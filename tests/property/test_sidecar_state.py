@@ -7,11 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from collector import state, state_image
-from collector.config import Config
-from collector.learning import make_pipeline
-from collector.receivers.files import Recording, TimedKv, merged
-from collector.state_codec import Kind, attributes
+from collector.config.schema import Config
+from collector.durable import image as state_image
+from collector.durable import state
+from collector.durable.codec import Kind, attributes
+from collector.recordings.reader import Recording, TimedKv, merged
+from collector.worker.build import make_pipeline
 from online.state import StateError
 from tests.conftest import DATA
 

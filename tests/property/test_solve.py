@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from online.solve import solve
+from online.rls.solve import solve
 
 
 def _by_enumeration(a, b, free):

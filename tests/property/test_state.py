@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from online import state as codec
-from online.bank import Bank, BankSettings, merge_states
+from online.bank import Bank, merge_states
+from online.rls.strata import Strata
 from online.rows import RowBlock, Target
+from online.settings import BankSettings
 from online.state import StateError
-from online.strata import Strata
 from tests.streams import steps
 
 RLS = BankSettings(learners=("rls",))
@@ -263,7 +264,7 @@ def test_a_change_of_configuration_starts_from_the_old_coefficients():
     def error(which):
         test = steps(500, 77)
         found = {f.name: f.coefficient for f in which.targets("new")["step_time"].models["portable"].features}
-        from online.features import portable
+        from online.features.registry import portable
 
         x = portable(Target.STEP_TIME).evaluate(test.rows)
         beta = np.array([found.get(name, 0.0) for name in portable(Target.STEP_TIME).names])

@@ -6,8 +6,8 @@ import errno
 import random
 import time
 
-from collector.clock import SystemClock
-from collector.files import SystemFiles
+from collector.runtime.clock import SystemClock
+from collector.runtime.filesystem import SystemFiles
 
 
 class FaultyFiles(SystemFiles):

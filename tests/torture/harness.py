@@ -28,10 +28,10 @@ from typing import NamedTuple
 
 import grpc
 
-from collector.config import load
-from collector.learning import make_pipeline
-from collector.pipeline import Export
-from collector.receivers.otlp_grpc import METHOD
+from collector.config.load import load
+from collector.receive.export_request import Export
+from collector.receive.otlp.otlp_grpc import METHOD
+from collector.worker.build import make_pipeline
 from tests.builders import attribute, make_export, step_attributes
 
 FAULTS = ("none", "full", "read-only", "slow", "clock")

@@ -25,9 +25,9 @@ import grpc
 import numpy as np
 
 from collector.app import Sidecar
-from collector.clock import SystemClock
-from collector.memory import resident_bytes, tune_malloc
-from collector.receivers.otlp_grpc import METHOD
+from collector.receive.otlp.otlp_grpc import METHOD
+from collector.runtime.clock import SystemClock
+from collector.runtime.memory import resident_bytes, tune_malloc
 from tests import otlp_bytes as otlp
 from tests.builders import eventually, get, make_config, metric
 

@@ -25,9 +25,10 @@ from pathlib import Path
 import grpc
 
 from collector.app import Sidecar
-from collector.clock import SystemClock
-from collector.receivers.otlp_grpc import METHOD
-from collector.telemetry import ACCEPTED_SPANS, DECODED_SPANS, FAILED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, Transport
+from collector.receive.otlp.otlp_grpc import METHOD
+from collector.runtime.clock import SystemClock
+from collector.telemetry.reasons import Transport
+from collector.telemetry.table import ACCEPTED_SPANS, DECODED_SPANS, FAILED_SPANS, RECEIVED_SPANS, REFUSED_SPANS
 from tests.builders import make_config, make_export
 
 SWITCH_S = 1e-5

@@ -10,10 +10,10 @@ import os
 import sys
 
 from collector.app import Sidecar
-from collector.clock import SystemClock
-from collector.config import load
-from collector.files import SystemFiles
-from collector.stop import Stop
+from collector.config.load import load
+from collector.runtime.clock import SystemClock
+from collector.runtime.filesystem import SystemFiles
+from collector.runtime.stop import Stop
 from tests.torture.faults import FaultyFiles, JumpingClock
 
 

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from collector.admission import HINT_MAX_S, HINT_MIN_S, AdmissionQueue, Refusal, Refused
+from collector.receive.admission import HINT_MAX_S, HINT_MIN_S, AdmissionQueue, Refused
+from collector.telemetry.reasons import Refusal
 from tests.builders import FakeClock, eventually
 
 CAPACITY = 1000

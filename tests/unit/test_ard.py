@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from online import learner_state
-from online.ard import ArdLearner
-from online.features import Column, FeatureSet
-from online.learner import LearnerSettings
+from online.features.columns import Column, FeatureSet
 from online.make import make_learner
-from online.quantile import QuantileLearner
-from online.river_models import make
+from online.river.challengers import make
+from online.river.quantile import QuantileLearner
+from online.rls import learner_state
+from online.rls.ard import ArdLearner
+from online.rls.rls_learner import LearnerSettings
 from online.rows import STEP_FEATURES, RowBlock, Target
 from online.state import decode, encode
 from tests.designs import design_of

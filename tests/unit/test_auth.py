@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from collector.auth import TokenFile
-from collector.errors import ConfigError
+from collector.config.errors import ConfigError
+from collector.receive.auth import TokenFile
 from tests.builders import FakeClock
 
 OLD, NEW = "old-token-0123456789", "new-token-0123456789"

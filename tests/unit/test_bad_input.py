@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from collector.decode.records import CoreSpan, Finish, Mark, MarkKind, Skip, Telemetry
+from collector.config.schema import JoinSettings
+from collector.decode.records import CoreSpan, Finish, Mark, MarkKind, Telemetry
 from collector.join.joiner import Joiner
-from collector.join.reasons import JoinEvent, RowDrop
-from collector.join.settings import JoinSettings
-from collector.pipeline import Export
+from collector.receive.export_request import Export
+from collector.telemetry.reasons import JoinEvent, RowDrop, Skip
 from online.rows import Target
 from tests.telemetry_builders import (
     API_SCOPE,

@@ -17,8 +17,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporters.blis import BlisError, blis_coefficients, export, render_flags, render_yaml
-from exporters.blis_sheet import Shape, bandwidth_of, shape_of
+from exporters.files.blis import BlisError, blis_coefficients, export, render_flags, render_yaml
+from exporters.files.blis_sheet import Shape, bandwidth_of, shape_of
 from online.snapshot import FeatureSnapshot, ModelSnapshot, TargetSnapshot
 from tests import exporter_cases as cases
 

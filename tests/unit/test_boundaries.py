@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from collector.decode.records import STEP_DTYPE
-from collector.join.boundaries import COMPLETED, SCHEDULED, START, done_stamps, empty_steps, phase_columns, stamps
+from collector.join.steps.boundaries import (
+    COMPLETED,
+    SCHEDULED,
+    START,
+    done_stamps,
+    empty_steps,
+    phase_columns,
+    stamps,
+)
 from collector.join.window import REBUILT_DTYPE
 
 UNIX = 10**18

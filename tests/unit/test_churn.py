@@ -8,11 +8,12 @@ from types import FunctionType, MethodType, ModuleType
 
 import pytest
 
-from collector import knowledge
-from collector.join.reasons import JoinEvent
-from collector.join.settings import JoinSettings
-from collector.pipeline import DedupeSettings, Export, Pipeline, PipelineSettings
-from online.bank import BankSettings
+from collector.config.schema import DedupeSettings, JoinSettings
+from collector.identity import knowledge
+from collector.receive.export_request import Export
+from collector.telemetry.reasons import JoinEvent
+from collector.worker.pipeline import Pipeline, PipelineSettings
+from online.settings import BankSettings
 from tests.builders import make_export
 
 ENGINES = 3
@@ -46,7 +47,7 @@ def generation(pipeline, number, *, doubles):
 @pytest.mark.parametrize("doubles", [False, True])
 def test_what_is_held_does_not_grow_with_the_processes_ever_seen(doubles, monkeypatch):
     monkeypatch.setattr(knowledge, "_SEEN_MAX", 8)
-    monkeypatch.setattr("collector.traces.PROCESSES_MAX", 4)
+    monkeypatch.setattr("collector.worker.traces.PROCESSES_MAX", 4)
     settings = PipelineSettings(join=JoinSettings(engines_max=ENGINES), dedupe=DedupeSettings(emitters_max=ENGINES))
     pipeline = Pipeline(settings, BankSettings(learners=("rls",), live_sets=(), configs_max=4), "0")
     met, held = Counter(), []

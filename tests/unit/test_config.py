@@ -7,10 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from collector.config import Config, Endpoint, json_schema, load, parse_endpoint, to_yaml
-from collector.errors import ConfigError
-from collector.learning import make_pipeline
-from online.bank import BankSettings
+from collector.config.errors import ConfigError
+from collector.config.load import json_schema, load, to_yaml
+from collector.config.schema import Config, Endpoint, parse_endpoint
+from collector.worker.build import make_pipeline
+from online.settings import BankSettings
 
 
 def from_text(tmp_path: Path, text: str, **environ: str) -> Config:

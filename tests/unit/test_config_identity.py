@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from collector.configs import IDENTITY, Facts, FactSource, config_id, parse_fact, resource_facts
-from collector.join.reasons import JoinEvent
+from collector.identity.facts import IDENTITY, Facts, FactSource, config_id, parse_fact, resource_facts
+from collector.telemetry.reasons import JoinEvent
 from tests.telemetry_builders import MONO_NS, coefficients, exports_of, many_jobs, new_pipeline, pieces, run_engine
 
 

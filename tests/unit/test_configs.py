@@ -4,19 +4,18 @@ import json
 
 import pytest
 
-from collector.config import load
-from collector.configs import CLAIMS_MAX, Facts, FactSource, config_id
-from collector.errors import ConfigError
-from collector.knowledge import (
+from collector.config.errors import ConfigError
+from collector.config.load import load
+from collector.config.schema import ConfigurationsConfig, RuleConfig
+from collector.identity.facts import CLAIMS_MAX, Facts, FactSource, config_id
+from collector.identity.knowledge import (
     MODEL_FILE_BYTES_MAX,
-    ConfigurationsConfig,
     FileRefused,
     Knowledge,
-    RuleConfig,
     cannot_derive,
     read_architecture,
 )
-from online.features.sheets import SheetError
+from online.features.sheets.architecture import SheetError
 from tests.sheet_cases import DENSE, GQA
 
 

@@ -11,8 +11,9 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyVa
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from collector.decode.plain import decode
-from collector.decode.records import MISSING, Finish, MarkKind, Skip, Tally
+from collector.decode.records import MISSING, Finish, MarkKind, Tally
 from collector.decode.vocabulary import SUMMARY_FIELDS
+from collector.telemetry.reasons import Skip
 from tests.telemetry_builders import (
     API_SCOPE,
     CORE_SCOPE,

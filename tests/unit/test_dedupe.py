@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.decode.records import Skip
 from collector.join.dedupe import SpanWindow
+from collector.telemetry.reasons import Skip
 
 S = 10**9
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from collector.decode.vocabulary import API_TIME, JOURNEY_FIELDS, SUMMARY_FIELDS
-from collector.demo_feed import (
+from collector.commands.demo_feed import (
     MONOTONIC_FLOOR_NS,
     MONOTONIC_NS_KEYS,
     MONOTONIC_S_KEYS,
@@ -15,7 +14,8 @@ from collector.demo_feed import (
     schedule,
     shifted,
 )
-from collector.errors import StartError
+from collector.decode.vocabulary import API_TIME, JOURNEY_FIELDS, SUMMARY_FIELDS
+from collector.runtime.errors import StartError
 from tests.builders import FakeClock
 
 SHIFT = Shift(unix_ns=10**15, mono_ns=-(10**9))
@@ -42,7 +42,7 @@ def stamps(payload):
 
 
 def test_each_clock_moves_by_one_constant_and_nothing_else_changes(data_dir):
-    from collector.receivers.files import Recording
+    from collector.recordings.reader import Recording
 
     for timed in Recording(data_dir / "c1_mixed" / "otlp.pb.gz", print):
         unix, mono, rest = stamps(timed.export.payload)

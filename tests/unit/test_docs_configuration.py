@@ -9,8 +9,9 @@ import msgspec
 import pytest
 import yaml
 
-from collector.config import Config, load
-from collector.reload import RELOADABLE
+from collector.config.load import load
+from collector.config.reload import RELOADABLE
+from collector.config.schema import Config
 from tests.docs_tables import DOCS, assert_table, make_table
 
 DOCUMENT = "configuration.md"

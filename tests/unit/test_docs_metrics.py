@@ -10,12 +10,12 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from collector.metrics import Metrics
-from collector.telemetry import TABLE
-from exporters.blis import ALPHAS
-from exporters.blis_sheet import BANDWIDTH_TB_S
-from exporters.families import DEFAULT_MAX_SERIES, FAMILIES, PAGE_FAMILIES
-from exporters.prometheus import snapshot_families
+from collector.telemetry.metrics import Metrics
+from collector.telemetry.table import TABLE
+from exporters.files.blis import ALPHAS
+from exporters.files.blis_sheet import BANDWIDTH_TB_S
+from exporters.prometheus.families import DEFAULT_MAX_SERIES, FAMILIES, PAGE_FAMILIES
+from exporters.prometheus.snapshot_families import snapshot_families
 from exporters.status_page.advice import STATUS
 from online import snapshot as schema
 from online.rows import Target

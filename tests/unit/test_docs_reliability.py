@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from collector.config import Config
-from collector.telemetry import TABLE
+from collector.config.schema import Config
+from collector.telemetry.table import TABLE
 from tests.docs_tables import DOCS
 
 TEXT = (DOCS / "reliability.md").read_text(encoding="utf-8")

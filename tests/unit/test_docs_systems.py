@@ -7,8 +7,9 @@ import pytest
 from collector.cli import _parser
 from collector.evaluate.fits import LEARNING_CURVE, NINE
 from collector.evaluate.paths import COVER_MAX, COVER_MIN
-from collector.evaluate.text import COLUMNS
-from online.features.systems import PORTABLE, SYSTEMS
+from collector.evaluate.tables import COLUMNS
+from online.features.systems import SYSTEMS
+from online.features.systems.portable import PORTABLE
 from online.rows import Target
 from tests.docs_tables import DOCS, assert_table, make_table
 from tests.sheet_cases import MOE, facts_of

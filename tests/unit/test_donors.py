@@ -3,17 +3,18 @@
 import numpy as np
 import pytest
 
-from collector import donors as command
 from collector.cli import main
-from collector.config import Config
-from collector.donors import Options, possible, read_states
-from collector.knowledge import shipped_sheets
-from online.bank import Bank, BankSettings
-from online.donors import DonorPool, project, sheet_prior, typical_steps
-from online.features import build
-from online.features.sheets import sheet_of
-from online.features.systems import PHYSICS
+from collector.config.schema import Config
+from collector.evaluate import donors as command
+from collector.evaluate.donors import Options, possible, read_states
+from collector.identity.knowledge import shipped_sheets
+from online.bank import Bank
+from online.features.registry import build
+from online.features.sheets.deployment import sheet_of
+from online.features.systems.physics import PHYSICS
 from online.rows import Target
+from online.settings import BankSettings
+from online.transfer.pool import DonorPool, project, sheet_prior, typical_steps
 from tests.configurations import CONFIGS, rows_of
 
 STEP = Target.STEP_TIME

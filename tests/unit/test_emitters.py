@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from collector.join.reasons import JoinEvent
+from collector.telemetry.reasons import JoinEvent
 from online.rows import Quality, Target
 from tests.telemetry_builders import (
     SHARED,

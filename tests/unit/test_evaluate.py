@@ -13,11 +13,11 @@ from collector.evaluate.fits import NINE, fit, identifiable, prequential, rows_t
 from collector.evaluate.leave_out import group, leave_one_out
 from collector.evaluate.page import page
 from collector.evaluate.paths import Timeline, paths_of, predicted
-from collector.evaluate.run import Report, evaluate
+from collector.evaluate.protocol import Report, evaluate
 from collector.evaluate.scores import inversions, mean_error, request_scores
-from collector.evaluate.text import aligned, lines
-from online.features import build
-from online.features.systems import PHYSICS
+from collector.evaluate.tables import aligned, lines
+from online.features.registry import build
+from online.features.systems.physics import PHYSICS
 from online.rows import STEP_FEATURES, RowBlock, Target
 from tests.configurations import CONFIGS, rows_of
 

@@ -8,9 +8,9 @@ import random
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from collector.errors import StartError
-from collector.receivers.files import Recording, merged
-from collector.receivers.otlp_json import to_protobuf
+from collector.recordings.otlp_json import to_protobuf
+from collector.recordings.reader import Recording, merged
+from collector.runtime.errors import StartError
 from tests.builders import attribute, delimited, make_export, otlp_json, write_recording
 
 EXPORTS = [make_export(first_step=first) for first in (1, 11, 21)]

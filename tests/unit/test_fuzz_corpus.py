@@ -8,13 +8,14 @@ import random
 import numpy as np
 import pytest
 
-from collector import envelope
-from collector import state_image as states
-from collector.config import Config, load
-from collector.configs import Facts, FactSource
-from collector.errors import ConfigError
-from collector.learning import make_pipeline
-from collector.pipeline import Export
+from collector.config.errors import ConfigError
+from collector.config.load import load
+from collector.config.schema import Config
+from collector.durable import image as states
+from collector.identity.facts import Facts, FactSource
+from collector.receive import count as envelope
+from collector.receive.export_request import Export
+from collector.worker.build import make_pipeline
 from online.blocks import Design
 from online.rows import PHASES
 from online.state import StateError, decode

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from collector.errors import ConfigError
-from collector.guard import PACKAGES, check_packages, package_files
+from collector.config.errors import ConfigError
+from collector.runtime.guard import PACKAGES, check_packages, package_files
 
 
 def test_our_own_packages_pass():

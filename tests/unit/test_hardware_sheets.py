@@ -2,8 +2,8 @@
 
 import pytest
 
-from online.features.sheets import SheetError, hardware_sheets
-from online.features.sheets.hardware import find
+from online.features.sheets.architecture import SheetError
+from online.features.sheets.hardware import find, hardware_sheets
 from tests.sheet_cases import shipped_sheets
 
 SHEETS = shipped_sheets()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collector.health import Health
+from collector.runtime.health import Health
 from tests.builders import FakeClock
 
 

@@ -14,12 +14,12 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from exporters.blis import export
-from exporters.exposition import MetricsPage
-from exporters.http import HttpServer
+from exporters.files.blis import export
+from exporters.pages.routing import Route, dispatch, plain
+from exporters.pages.server import HttpServer
+from exporters.pages.snapshot_pages import SnapshotDocuments
+from exporters.prometheus.exposition import MetricsPage
 from exporters.routes import make_routes
-from exporters.routing import Route, dispatch, plain
-from exporters.snapshot_pages import SnapshotDocuments
 from online.snapshot import Snapshot
 from tests import exporter_cases as cases
 

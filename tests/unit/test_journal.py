@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from collector.files import SystemFiles
-from collector.journal import Full, Journal, left_behind
-from collector.pipeline import Export
+from collector.durable.journal import Full, Journal, left_behind
+from collector.receive.export_request import Export
+from collector.runtime.filesystem import SystemFiles
 
 
 def make_journal(directory, applied_seq=0, **changes):

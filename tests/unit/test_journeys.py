@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collector.join import journeys
-from collector.join.features import complete, rebuilt_counts
+from collector.join.requests import journeys
+from collector.join.steps.raw_features import complete, rebuilt_counts
 from collector.join.window import StepWindow
 from tests.telemetry_builders import Job, Run, columns_of, core_of, many_jobs, run_engine
 

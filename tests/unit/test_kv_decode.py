@@ -10,10 +10,11 @@ from collections import Counter
 import msgspec
 import pytest
 
-from collector.decode.kv import SEQ_END, array_length, read_frames, read_line, read_payload
-from collector.decode.kv_records import Direction, KvBatch, KvSkip, KvTally, Move, Phase
+from collector.decode.kv.batches import KvBatch, KvTally, Move
+from collector.decode.kv.messages import SEQ_END, array_length, read_frames, read_line, read_payload
 from collector.decode.plain import decode
-from collector.decode.records import Skip, Tally, fingerprint
+from collector.decode.records import Tally, fingerprint
+from collector.telemetry.reasons import Direction, KvSkip, Phase, Skip
 from tests.kv_cases import FIELDS, TS_S, batch, kv_batches, named, otlp_events, payload, raw_batches, stored
 
 SEQ = (7).to_bytes(8, "big")

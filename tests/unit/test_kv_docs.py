@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 
-from collector.decode.kv_otlp import EVENTS
-from collector.join.settings import JoinSettings
-from collector.receivers.kv_sequence import SequenceCounts
-from collector.receivers.kv_zmq import KvEndpoint, KvSettings
-from collector.telemetry import TABLE
+from collector.config.schema import JoinSettings, KvEndpoint, KvSettings
+from collector.decode.kv.span_events import EVENTS
+from collector.telemetry.counts import SequenceCounts
+from collector.telemetry.table import TABLE
 from tests.kv_cases import FIELDS, ROOT
 
 TEXT = (ROOT / "docs" / "kv-events.md").read_text()

@@ -7,12 +7,12 @@ import itertools
 import json
 from pathlib import Path
 
-from collector.clock import SystemClock
-from collector.config import load
-from collector.pipeline import Pipeline, PipelineSettings
-from collector.receivers.files import Recording, TimedExport, TimedKv, merged
-from collector.replay import replay
-from online.bank import BankSettings
+from collector.commands.replay import replay
+from collector.config.load import load
+from collector.recordings.reader import Recording, TimedExport, TimedKv, merged
+from collector.runtime.clock import SystemClock
+from collector.worker.pipeline import Pipeline, PipelineSettings
+from online.settings import BankSettings
 from tests.builders import make_export, write_recording
 from tests.kv_cases import kv_lines, recording
 

@@ -10,15 +10,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from collector.decode.kv_records import KvSkip
+from collector.config.schema import JoinSettings
 from collector.decode.plain import decode
 from collector.decode.records import Tally
 from collector.join.joiner import Joiner
-from collector.join.kv import KvSources
-from collector.join.settings import JoinSettings
-from collector.pipeline import Export, Pipeline, PipelineSettings
-from online.bank import BankSettings
+from collector.join.kv.owners import KvSources
+from collector.receive.export_request import Export
+from collector.telemetry.reasons import KvSkip
+from collector.worker.pipeline import Pipeline, PipelineSettings
 from online.rows import STEP_FEATURES, Target
+from online.settings import BankSettings
 from tests.kv_cases import (
     TS_S,
     batch,

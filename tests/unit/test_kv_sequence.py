@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.receivers.kv_sequence import MISSING_MAX, EndpointSequence
+from collector.receive.kv.kv_sequence import MISSING_MAX, EndpointSequence
 
 
 def endpoint(can_replay=True):

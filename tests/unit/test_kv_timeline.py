@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from collector.decode.kv_records import KvSkip
-from collector.join.kv_timeline import KvTimeline
+from collector.join.kv.timeline import KvTimeline
 from collector.join.window import REBUILT_DTYPE
+from collector.telemetry.reasons import KvSkip
 from tests.kv_cases import TS_S, batch, stored
 
 T0 = round(TS_S * 1e9)

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from collector.logs import INTERVAL_S, OncePerInterval
+from collector.runtime.logs import INTERVAL_S, OncePerInterval
 from tests.builders import FakeClock
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry
 
-from collector.admission import AdmissionQueue, Refusal, Refused
-from collector.intake import Intake
-from collector.memory import MemoryGuard, cgroup_limit_bytes, give_back, limit_bytes, resident_bytes
-from collector.metrics import Metrics
-from collector.telemetry import ACCEPTED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, Transport
+from collector.receive.admission import AdmissionQueue, Refused
+from collector.receive.intake import Intake
+from collector.runtime.memory import MemoryGuard, cgroup_limit_bytes, give_back, limit_bytes, resident_bytes
+from collector.telemetry.metrics import Metrics
+from collector.telemetry.reasons import Refusal, Transport
+from collector.telemetry.table import ACCEPTED_SPANS, RECEIVED_SPANS, REFUSED_SPANS
 from tests.builders import FakeClock, make_export
 
 MIB = 1 << 20

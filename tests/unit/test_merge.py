@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from collector.clock import SystemClock
-from collector.config import Config
-from collector.learning import bank_settings
-from collector.merge import run
-from collector.replay import replay
+from collector.commands.merge import run
+from collector.commands.replay import replay
+from collector.config.schema import Config
+from collector.runtime.clock import SystemClock
+from collector.worker.build import bank_settings
 from online.bank import Bank
 
 DATA = Path(__file__).parents[1] / "data"

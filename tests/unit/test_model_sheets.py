@@ -4,7 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from online.features.sheets import SheetError, architecture, model_sheet, sheet_of
+from online.features.sheets import architecture
+from online.features.sheets.architecture import SheetError
+from online.features.sheets.deployment import sheet_of
+from online.features.sheets.model import model_sheet
 from tests.sheet_cases import DENSE, GQA, MLA, MOE, ROUND
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collector.join.occupancy import RequestSequence
-from collector.join.reasons import RowDrop
-from collector.join.settings import JoinSettings
+from collector.config.schema import JoinSettings
+from collector.join.requests.occupancy import RequestSequence
+from collector.telemetry.reasons import RowDrop
 from online.rows import STEP_FEATURES, Quality, RowBlock, Target
 from tests.telemetry_builders import (
     STOCK_SCOPE,

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from online import hac, robust
-from online.detectors import DETECTORS, DriftSettings
-from online.errors import PrequentialError
-from online.identify import IDENTIFIED_ERROR
-from online.learner import LearnerSettings
-from online.river_models import LINEAR, RESIDUAL
+from online.drift.detectors import DETECTORS, DriftSettings
+from online.prediction.prequential import PrequentialError
+from online.river.challengers import LINEAR, RESIDUAL
+from online.rls import hac, robust
+from online.rls.identify import IDENTIFIED_ERROR
+from online.rls.rls_learner import LearnerSettings
+from online.rls.solve import RELATIVE_RIDGE
 from online.settings import BankSettings
-from online.solve import RELATIVE_RIDGE
 
 TEXT = (Path(__file__).parents[2] / "docs" / "learning.md").read_text(encoding="utf-8")
 RLS, DRIFT = LearnerSettings(), DriftSettings()

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from online.blocks import CELLS, STRATA, Cutter, Design, strata_of
-from online.features import UNITS, Column, FeatureSet, build, custom, portable, register, registered, shape
+from online.features.columns import UNITS, Column, FeatureSet
+from online.features.registry import build, custom, portable, register, registered, shape
 from online.rows import PHASES, STEP_FEATURES, RowBlock, Target
 from tests.streams import steps
 

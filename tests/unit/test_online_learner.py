@@ -4,11 +4,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from online.bank import Bank, BankSettings
-from online.errors import PrequentialError
-from online.features import portable
-from online.learner_report import diagnosis_of
+from online.bank import Bank
+from online.features.registry import portable
+from online.prediction.prequential import PrequentialError
+from online.rls.learner_report import diagnosis_of
 from online.rows import PHASES, Lane, RowBlock, Target
+from online.settings import BankSettings
 from online.target import TargetState
 from tests.bench.simulated import prequential
 from tests.streams import BETA, NAMES, steps
@@ -196,7 +197,8 @@ def test_the_shape_set_predicts_what_no_line_can_and_lists_nothing():
 
 
 def test_a_set_that_becomes_available_later_starts_then():
-    from online.features import FeatureSet, raw_column, register
+    from online.features.columns import FeatureSet, raw_column
+    from online.features.registry import register
 
     columns = tuple(raw_column(name) for name in NAMES)
     register("late", lambda target, facts: FeatureSet("late", target, columns) if "gpu" in facts else None)

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from collector.clock import SystemClock
-from collector.config import Config
-from collector.replay import replay
+from collector.commands.replay import replay
+from collector.config.schema import Config
+from collector.runtime.clock import SystemClock
 from online.snapshot import Snapshot
 
 DATA = Path(__file__).parents[1] / "data"

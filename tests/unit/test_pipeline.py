@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collector.config import BankConfig, Config
-from collector.decode.records import Skip
-from collector.join.reasons import JoinEvent
-from collector.learning import make_pipeline
-from collector.pipeline import Export
-from online.bank import RowOutcome
+from collector.config.schema import BankConfig, Config
+from collector.receive.export_request import Export
+from collector.telemetry.reasons import JoinEvent, Skip
+from collector.worker.build import make_pipeline
 from online.rows import Target
+from online.settings import RowOutcome
 from tests.builders import make_export
 from tests.telemetry_builders import (
     DATA,

@@ -5,14 +5,14 @@ import json
 import numpy as np
 import pytest
 
-from collector.config import load
+from collector.config.load import load
+from collector.config.schema import ConfigurationsConfig, JoinSettings, RuleConfig
 from collector.decode.records import STEP_DTYPE, Telemetry
+from collector.identity.knowledge import Knowledge
 from collector.join.joiner import Joiner
-from collector.join.reasons import JoinEvent
-from collector.join.settings import JoinSettings
-from collector.knowledge import ConfigurationsConfig, Knowledge, RuleConfig
-from collector.learning import make_pipeline
-from collector.receivers.files import Recording
+from collector.recordings.reader import Recording
+from collector.telemetry.reasons import JoinEvent
+from collector.worker.build import make_pipeline
 from tests.sheet_cases import GQA
 
 

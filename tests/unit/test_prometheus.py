@@ -13,10 +13,10 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from exporters.exposition import MetricsPage
-from exporters.families import DEFAULT_MAX_SERIES, FAMILIES, PAGE_FAMILIES
 from exporters.labels import MAX_LABEL_CHARS, base_unit, label_value
-from exporters.prometheus import SnapshotCollector, snapshot_families
+from exporters.prometheus.exposition import MetricsPage
+from exporters.prometheus.families import DEFAULT_MAX_SERIES, FAMILIES, PAGE_FAMILIES
+from exporters.prometheus.snapshot_families import SnapshotCollector, snapshot_families
 from online.rows import Target
 from online.snapshot import FeatureSnapshot, ModelSnapshot, TargetSnapshot
 from tests import exporter_cases as cases

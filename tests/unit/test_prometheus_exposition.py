@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter
 
-from exporters import exposition
-from exporters.exposition import MetricsPage, accepts_gzip, wants_openmetrics
+from exporters.prometheus import exposition
+from exporters.prometheus.exposition import MetricsPage, accepts_gzip, wants_openmetrics
 from tests import exporter_cases as cases
 
 PROMETHEUS_2 = (

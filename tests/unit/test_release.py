@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collector.config.schema import JoinSettings
 from collector.join.engine import EngineRows
 from collector.join.release import Release, horizon
-from collector.join.settings import JoinSettings
 from online.rows import STEP_FEATURES, RowBlock, Target
 from tests.telemetry_builders import (
     coefficients,

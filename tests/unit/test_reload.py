@@ -7,10 +7,10 @@ import json
 import pytest
 
 from collector.app import ConfigSource, Sidecar
-from collector.clock import SystemClock
-from collector.config import load
-from collector.reload import RELOADABLE, Reload, differences
-from collector.telemetry import CONFIG_RELOADS
+from collector.config.load import load
+from collector.config.reload import RELOADABLE, Reload, differences
+from collector.runtime.clock import SystemClock
+from collector.telemetry.table import CONFIG_RELOADS
 from tests.builders import call_export, eventually, get, make_export
 
 ENVIRON = {

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from collector.decode.records import MISSING, Finish, MarkKind
-from collector.join import journeys
-from collector.join.reasons import JoinEvent, RowDrop
-from collector.join.requests import idle_at, queue_state, request_block, rows_of
+from collector.join.requests import journeys
+from collector.join.requests.request_rows import idle_at, queue_state, request_block, rows_of
 from collector.join.window import StepWindow
+from collector.telemetry.reasons import JoinEvent, RowDrop
 from online.rows import REQUEST_FEATURES, Quality, Target
 from tests.telemetry_builders import (
     Job,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from collector.decode.records import STEP_DTYPE
-from collector.join.scheduling import Scheduling, SchedulingVotes, votes
+from collector.join.steps.scheduling import Scheduling, SchedulingVotes, votes
 from collector.join.window import REBUILT_DTYPE
 from tests.telemetry_builders import DATA, many_jobs, pieces, recording, replayed, run_engine
 from tests.telemetry_builders import exports_of as exports

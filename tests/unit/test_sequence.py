@@ -7,13 +7,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from collector.config.schema import JoinSettings
 from collector.decode.records import SNAPSHOT_DTYPE
-from collector.join.features import BlockRatio
-from collector.join.reasons import JoinEvent, RowDrop
-from collector.join.scheduling import Scheduling
-from collector.join.sequence import Sequence
-from collector.join.settings import JoinSettings
-from collector.join.warm_up import WarmUp
+from collector.join.block_ratio import BlockRatio
+from collector.join.steps.scheduling import Scheduling
+from collector.join.steps.sequence import Sequence
+from collector.join.steps.warm_up import WarmUp
+from collector.telemetry.reasons import JoinEvent, RowDrop
 from online.rows import STEP_FEATURES, Quality, RowBlock
 from tests.telemetry_builders import BETA_US, Job, Run, columns_of, core_of, many_jobs, run_engine
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from exporters.snapshot_file import MAX_BLIS_FILES, write_atomically, write_snapshot
+from exporters.files.snapshot_file import MAX_BLIS_FILES, write_atomically, write_snapshot
 from online.snapshot import Snapshot
 from tests import exporter_cases as cases
 

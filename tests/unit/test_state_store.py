@@ -6,9 +6,10 @@ import errno
 
 import pytest
 
-from collector.files import SystemFiles
-from collector.state_image import StateImage, encode
-from collector.state_store import NAME, PREVIOUS_NAME, Restored, StateStore
+from collector.durable.image import StateImage, encode
+from collector.durable.store import NAME, PREVIOUS_NAME, StateStore
+from collector.runtime.filesystem import SystemFiles
+from collector.telemetry.reasons import Restored
 from online.state import StateError
 
 

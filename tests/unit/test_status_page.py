@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from exporters.routing import Request
-from exporters.status_page import MAX_DETAILS, MAX_OVERVIEW, StatusPage
+from exporters.pages.routing import Request
 from exporters.status_page.advice import QUALITY, STATUS, advice_for
 from exporters.status_page.charts import meter, nice_limit, whisker
 from exporters.status_page.history import FIRST_SPACING_NS, MAX_POINTS, History
+from exporters.status_page.status_page import MAX_DETAILS, MAX_OVERVIEW, StatusPage
 from exporters.status_page.text import age, coefficient, duration, percent, significant
 from online.rows import Quality
 from online.snapshot import DriftSnapshot, ErrorSnapshot

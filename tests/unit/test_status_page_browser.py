@@ -10,11 +10,11 @@ from contextlib import contextmanager
 import pytest
 from prometheus_client import CollectorRegistry
 
-from exporters.exposition import MetricsPage
-from exporters.http import HttpServer
+from exporters.pages.server import HttpServer
+from exporters.pages.snapshot_pages import SnapshotDocuments
+from exporters.prometheus.exposition import MetricsPage
 from exporters.routes import make_routes
-from exporters.snapshot_pages import SnapshotDocuments
-from exporters.status_page import StatusPage
+from exporters.status_page.status_page import StatusPage
 from tests import exporter_cases as cases
 from tests.conftest import find_tool
 

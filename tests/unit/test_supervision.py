@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from collector.config import Config
-from collector.learning import make_pipeline
-from collector.pipeline import Export
-from collector.stall import Progress, Stall, StallWatch
-from online.bank import RowOutcome
+from collector.config.schema import Config
+from collector.receive.export_request import Export
+from collector.telemetry.reasons import Stall
+from collector.worker.build import make_pipeline
+from collector.worker.stall import Progress, StallWatch
 from online.rows import Target
+from online.settings import RowOutcome
 from tests.builders import FakeClock, make_export
 
 AFTER_S = 600.0

@@ -13,9 +13,10 @@ The machine does 1e6 flops and moves 1e3 bytes per microsecond; the knobs are Nb
 import numpy as np
 import pytest
 
-from online.features import SYSTEMS, build, registered
-from online.features.sheets import sheet_of
-from online.features.systems import full, live_columns
+from online.features.registry import build, registered
+from online.features.sheets.deployment import sheet_of
+from online.features.systems import SYSTEMS
+from online.features.systems.base import full, live_columns
 from online.features.systems.mole_rd import request_gates, step_gates
 from online.rows import REQUEST_FEATURES, STEP_FEATURES, RowBlock, Target
 from tests.sheet_cases import DENSE, GQA, KNOBS, MOE, facts_of

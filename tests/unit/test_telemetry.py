@@ -8,13 +8,10 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from collector import __version__
-from collector.admission import Refusal
-from collector.decode.records import Skip, Tally
-from collector.envelope import Malformed
-from collector.join.reasons import RowDrop
-from collector.metrics import Metrics
-from collector.pipeline import Counts
-from collector.telemetry import (
+from collector.decode.records import Tally
+from collector.telemetry.metrics import Metrics
+from collector.telemetry.reasons import Malformed, Outcome, Refusal, RowDrop, Skip
+from collector.telemetry.table import (
     ACCEPTED_SPANS,
     DECODED_EVENTS,
     DROPPED_ROWS,
@@ -24,10 +21,10 @@ from collector.telemetry import (
     SKIPPED_EVENTS,
     TABLE,
     Kind,
-    Outcome,
 )
-from online.bank import RowOutcome
+from collector.worker.pipeline import Counts
 from online.rows import Target
+from online.settings import RowOutcome
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
-from collector.config import Config
-from collector.learning import make_pipeline
-from collector.pipeline import Export
-from collector.traces import PROCESSES_MAX, SPACING_NS, TRACES_MAX, TraceLog
-from exporters.exposition import MetricsPage
+from collector.config.schema import Config
+from collector.receive.export_request import Export
+from collector.worker.build import make_pipeline
+from collector.worker.traces import PROCESSES_MAX, SPACING_NS, TRACES_MAX, TraceLog
+from exporters.prometheus.exposition import MetricsPage
 from online.snapshot import DriftSnapshot, EngineSnapshot
 from tests import exporter_cases as cases
 from tests.builders import STEP_US, T0_NS, make_export

@@ -3,12 +3,15 @@
 import numpy as np
 import pytest
 
-from online import rece, transfer
-from online.features import build
-from online.features.systems import HFD_TL, PHYSICS, RECE
-from online.learner import LearnerSettings, RlsLearner
+from online.features.registry import build
+from online.features.systems.hfd_tl import HFD_TL
+from online.features.systems.physics import PHYSICS
+from online.features.systems.rece import RECE
+from online.rls.rls_learner import LearnerSettings, RlsLearner
 from online.rows import Target
-from online.selection import select, strata_of
+from online.transfer import configuration_space as rece
+from online.transfer import population as transfer
+from online.transfer.selection import select, strata_of
 from tests.configurations import CONFIGS, rows_of
 from tests.designs import design_of
 

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collector.decode.weight import SMALL_BYTES, is_too_dense
-from collector.envelope import FIELDS_MAX, Malformed, count_spans
+from collector.receive.count import FIELDS_MAX, count_spans
+from collector.telemetry.reasons import Malformed
 from tests import otlp_bytes as otlp
 
 TWO_MIB = 2 << 20

@@ -8,20 +8,20 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from collector.admission import AdmissionQueue
-from collector.errors import StartError
-from collector.health import Health
-from collector.metrics import Metrics
-from collector.pipeline import Export
-from collector.publish import Publisher, SnapshotWriter
-from collector.telemetry import (
+from collector.receive.admission import AdmissionQueue
+from collector.receive.export_request import Export
+from collector.runtime.errors import StartError
+from collector.runtime.health import Health
+from collector.telemetry.metrics import Metrics
+from collector.telemetry.table import (
     PUBLISH_ERRORS,
     SNAPSHOT_WRITE_ERRORS,
     SNAPSHOT_WRITES,
     WORKER_FAILED_SPANS,
     WORKER_LAG,
 )
-from collector.worker import CHECK_IN_TIMEOUT_S, Worker
+from collector.worker.publish import Publisher, SnapshotWriter
+from collector.worker.worker import CHECK_IN_TIMEOUT_S, Worker
 from tests import exporter_cases as cases
 from tests.builders import CountingProcessor, FakeClock, as_json, eventually
 

@@ -12,10 +12,10 @@ import time
 import grpc
 import pytest
 
-from collector.memory import resident_bytes
-from collector.receivers.otlp_grpc import METHOD
-from collector.receivers.otlp_http import CONTENT_TYPE
-from collector.telemetry import (
+from collector.receive.otlp.otlp_grpc import METHOD
+from collector.receive.otlp.otlp_http import CONTENT_TYPE
+from collector.runtime.memory import resident_bytes
+from collector.telemetry.table import (
     ACCEPTED_SPANS,
     DECODED_SPANS,
     FAILED_SPANS,

@@ -8,10 +8,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from collector.clock import SystemClock
-from collector.configs import Facts
-from collector.discovery import BODY_BYTES_MAX, Discovery, DiscoveryOutcome, read_metrics, read_models, read_version
-from collector.knowledge import DiscoveryConfig, EndpointConfig, Knowledge
+from collector.config.schema import DiscoveryConfig, EndpointConfig
+from collector.identity.discovery import BODY_BYTES_MAX, Discovery, read_metrics, read_models, read_version
+from collector.identity.facts import Facts
+from collector.identity.knowledge import Knowledge
+from collector.runtime.clock import SystemClock
+from collector.telemetry.reasons import DiscoveryOutcome
 
 GOOD = {
     "/v1/models": (200, b'{"data": [{"id": "meta/llama", "max_model_len": 4096}, {"id": "adapter"}]}'),

@@ -7,12 +7,12 @@ import json
 import grpc
 import pytest
 
-from collector.admission import Refusal
-from collector.clock import SystemClock
-from collector.durability import CHECK_IN_TIMEOUT_S, NAME
-from collector.errors import StartError
-from collector.state_store import NAME as STATE
-from collector.state_store import PREVIOUS_NAME
+from collector.durable.keeper import CHECK_IN_TIMEOUT_S, NAME
+from collector.durable.store import NAME as STATE
+from collector.durable.store import PREVIOUS_NAME
+from collector.runtime.clock import SystemClock
+from collector.runtime.errors import StartError
+from collector.telemetry.reasons import Refusal
 from tests.builders import call_export, eventually, get, make_export, metric, running_sidecar
 
 JOURNAL = {"DURABILITY": "journal", "STATE__INTERVAL_S": "0.2"}

@@ -7,7 +7,7 @@ from base64 import b64decode
 
 import pytest
 
-from collector.errors import ConfigError
+from collector.config.errors import ConfigError
 from tests.builders import call_export, eventually, get, make_export, metric, running_sidecar
 from tests.kv_cases import exports, kv_lines, payload, stored
 

@@ -11,10 +11,11 @@ import time
 import msgspec
 import pytest
 
-from collector.config import load
-from collector.decode.kv_records import KvSkip
-from collector.errors import ConfigError
-from collector.receivers.kv_zmq import KvEndpoint, KvSettings, KvSubscriber, KvUnavailable
+from collector.config.errors import ConfigError
+from collector.config.load import load
+from collector.config.schema import KvEndpoint, KvSettings
+from collector.receive.kv.kv_zmq import KvSubscriber, KvUnavailable
+from collector.telemetry.reasons import KvSkip
 from tests.kv_cases import payload, stored
 
 zmq = pytest.importorskip("zmq")

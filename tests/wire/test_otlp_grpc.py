@@ -17,21 +17,15 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
 from prometheus_client import CollectorRegistry
 
-from collector.admission import AdmissionQueue
-from collector.clock import SystemClock
-from collector.config import GrpcConfig
-from collector.errors import StartError
-from collector.intake import Intake
-from collector.metrics import Metrics
-from collector.receivers.otlp_grpc import SERVICE, OtlpGrpcReceiver
-from collector.telemetry import (
-    ACCEPTED_SPANS,
-    FAILED_SPANS,
-    RECEIVED_SPANS,
-    REFUSED_SPANS,
-    REQUESTS,
-    Outcome,
-)
+from collector.config.schema import GrpcConfig
+from collector.receive.admission import AdmissionQueue
+from collector.receive.intake import Intake
+from collector.receive.otlp.otlp_grpc import SERVICE, OtlpGrpcReceiver
+from collector.runtime.clock import SystemClock
+from collector.runtime.errors import StartError
+from collector.telemetry.metrics import Metrics
+from collector.telemetry.reasons import Outcome
+from collector.telemetry.table import ACCEPTED_SPANS, FAILED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, REQUESTS
 from tests.builders import call_export, eventually, make_export
 
 CODE = grpc.StatusCode

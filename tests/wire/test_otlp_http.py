@@ -15,14 +15,14 @@ from google.rpc import status_pb2
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from prometheus_client import CollectorRegistry
 
-from collector.admission import AdmissionQueue
-from collector.clock import SystemClock
-from collector.config import HttpReceiverConfig
-from collector.errors import StartError
-from collector.intake import Intake
-from collector.metrics import Metrics
-from collector.receivers.otlp_http import CONTENT_TYPE, Budget, OtlpHttpReceiver, inflate
-from collector.telemetry import ACCEPTED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, REQUESTS
+from collector.config.schema import HttpReceiverConfig
+from collector.receive.admission import AdmissionQueue
+from collector.receive.intake import Intake
+from collector.receive.otlp.otlp_http import CONTENT_TYPE, Budget, OtlpHttpReceiver, inflate
+from collector.runtime.clock import SystemClock
+from collector.runtime.errors import StartError
+from collector.telemetry.metrics import Metrics
+from collector.telemetry.table import ACCEPTED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, REQUESTS
 from tests.builders import eventually, make_export, running_sidecar
 
 MIB = 1 << 20

@@ -18,7 +18,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from collector.receivers.files import Recording
+from collector.recordings.reader import Recording
 from tests.builders import (
     as_json,
     call_export,

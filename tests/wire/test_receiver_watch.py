@@ -13,14 +13,14 @@ from http.client import HTTPConnection
 import grpc
 import pytest
 
-from collector import kv_intake
 from collector.app import Sidecar
-from collector.config import GrpcConfig
-from collector.receivers import otlp_grpc, otlp_http, watch
-from collector.receivers.grpc_probe import Answer, call_health
-from collector.receivers.otlp_grpc import OtlpGrpcReceiver
-from collector.receivers.watch import CHECK_IN_TIMEOUT_S, HUNG_S
-from collector.reception import GRPC_NAME, HTTP_NAME
+from collector.config.schema import GrpcConfig
+from collector.receive.kv import kv_intake
+from collector.receive.otlp import otlp_grpc, otlp_http, watch
+from collector.receive.otlp.grpc_probe import Answer, call_health
+from collector.receive.otlp.otlp_grpc import OtlpGrpcReceiver
+from collector.receive.otlp.reception import GRPC_NAME, HTTP_NAME
+from collector.receive.otlp.watch import CHECK_IN_TIMEOUT_S, HUNG_S
 from tests.builders import FakeClock, call_export, eventually, get, make_config, make_export, running_sidecar
 from tests.docs_tables import DOCS
 from tests.wire.certificates import Authority

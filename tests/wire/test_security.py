@@ -13,11 +13,11 @@ import grpc
 import pytest
 
 from collector.app import Sidecar
-from collector.clock import SystemClock
-from collector.errors import ConfigError
-from collector.receivers.otlp_grpc import METHOD
-from collector.receivers.otlp_http import CONTENT_TYPE
-from collector.telemetry import ACCEPTED_SPANS, RECEIVED_SPANS, REQUESTS
+from collector.config.errors import ConfigError
+from collector.receive.otlp.otlp_grpc import METHOD
+from collector.receive.otlp.otlp_http import CONTENT_TYPE
+from collector.runtime.clock import SystemClock
+from collector.telemetry.table import ACCEPTED_SPANS, RECEIVED_SPANS, REQUESTS
 from tests.builders import attribute, eventually, make_config, make_export, running_sidecar
 from tests.conftest import find_tool
 from tests.wire.certificates import Authority

@@ -12,7 +12,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from collector.errors import StartError
+from collector.runtime.errors import StartError
 from tests.builders import (
     STEP_US,
     T0_NS,

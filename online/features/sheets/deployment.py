@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from online.features.sheets.architecture import Scalar, SheetError, architecture
-from online.features.sheets.model import ModelSheet, model_sheet
 from online.rows import Floats
+
+from .architecture import Scalar, SheetError, architecture
+from .model import ModelSheet, model_sheet
 
 _SANE = 1e15
 

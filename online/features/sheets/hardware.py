@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from online.features.sheets.architecture import SheetError
+from .architecture import SheetError
 
 
 class HardwareSheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

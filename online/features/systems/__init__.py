@@ -4,15 +4,17 @@ Importing this package registers their live forms as feature sets: columns that 
 are left out there and serve transfer (``full``).
 """
 
-from online.features.systems.base import System, full, live_columns, systems
-from online.features.systems.bsr_ard import BSR_ARD
-from online.features.systems.hfd_tl import HFD_TL
-from online.features.systems.incumbents import BLACKBOX, ROOFLINE
-from online.features.systems.mole_rd import MOLE_RD
-from online.features.systems.physics import PHYSICS
-from online.features.systems.picf import PICF
-from online.features.systems.portable import PORTABLE
-from online.features.systems.rece import RECE
+from online.features.systems.hfd_tl import RESIDUAL
+
+from .base import System, full, live_columns, systems
+from .bsr_ard import BSR_ARD
+from .hfd_tl import HFD_TL
+from .incumbents import BLACKBOX, ROOFLINE
+from .mole_rd import MOLE_RD
+from .physics import PHYSICS
+from .picf import PICF
+from .portable import PORTABLE
+from .rece import RECE
 
 SYSTEMS: tuple[System, ...] = (PHYSICS, BLACKBOX, ROOFLINE, PICF, MOLE_RD, HFD_TL, BSR_ARD, RECE)
 """Beside ``portable``; the order of documents and tables."""
@@ -29,6 +31,7 @@ __all__ = [
     "PICF",
     "PORTABLE",
     "RECE",
+    "RESIDUAL",
     "ROOFLINE",
     "SYSTEMS",
     "System",

@@ -1,7 +1,7 @@
 """BSR-ARD: the widest dictionary, and automatic relevance determination to prune it.
 
 Its sources name it by its successor only, so its features are not known. Here: RECE's columns, PICF's products that
-RECE lacks, and the columns that only ``physics`` has; the learner ``ard`` (:mod:`online.ard`) decides which of them the
+RECE lacks, and the columns that only ``physics`` has; the learner ``ard`` (:mod:`online.rls.ard`) decides which of them the
 data can tell apart. Reference: seed system 6; Tipping, Sparse Bayesian learning (JMLR 2001).
 """
 
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from online.features.columns import Column
 from online.features.sheets import Sheet
-from online.features.systems.base import System, column, pairs, ratio, tokens
-from online.features.systems.physics import has_prefill, hinge, moved_us
-from online.features.systems.rece import RECE, step_columns
 from online.rows import Target
+
+from .base import System, column, pairs, ratio, tokens
+from .physics import has_prefill, hinge, moved_us
+from .rece import RECE, step_columns
 
 _BSR = "BSR-ARD (seed system 6)"
 

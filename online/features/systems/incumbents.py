@@ -17,8 +17,9 @@ import numpy as np
 
 from online.features.columns import Column, Raw
 from online.features.sheets import Sheet
-from online.features.systems.base import System, column, intercept, pairs, tokens
 from online.rows import Floats, Target
+
+from .base import System, column, intercept, pairs, tokens
 
 MFU = 0.62
 BANDWIDTH_EFFICIENCY = 0.80

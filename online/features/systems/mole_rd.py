@@ -26,8 +26,9 @@ import numpy as np
 
 from online.features.columns import Column, Raw
 from online.features.sheets import Sheet
-from online.features.systems.base import System, column, ratio, tokens
 from online.rows import Floats, Target
+
+from .base import System, column, ratio, tokens
 
 BAND = 0.05
 """Half width of the zone around a boundary in which two experts share a row."""

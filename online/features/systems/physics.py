@@ -22,8 +22,9 @@ import numpy as np
 
 from online.features.columns import Column, Raw
 from online.features.sheets import Sheet
-from online.features.systems.base import System, column, constant, intercept, pairs, tokens
 from online.rows import Floats, Target
+
+from .base import System, column, constant, intercept, pairs, tokens
 
 GEMM_EFFICIENCY = 0.62
 _ROOFLINE = "Roofline (CACM 2009); algorithms §7"

@@ -18,8 +18,9 @@ import numpy as np
 
 from online.features.columns import Column, Raw
 from online.features.sheets import Sheet
-from online.features.systems.base import System, column, constant, ratio, tokens
 from online.rows import Floats, Target
+
+from .base import System, column, constant, ratio, tokens
 
 EPSILON = 0.01
 _PICF = "PICF (seed system 3)"

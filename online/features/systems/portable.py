@@ -11,8 +11,9 @@ from collections.abc import Callable
 from online.features.columns import Column
 from online.features.registry import portable
 from online.features.sheets import Sheet
-from online.features.systems.base import System
 from online.rows import Target
+
+from .base import System
 
 
 def _table(target: Target) -> Callable[[Sheet | None], tuple[Column, ...]]:

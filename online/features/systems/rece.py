@@ -7,15 +7,16 @@
             (tp-1) M/link   R/Ns   (R/Ns) u
 
 Columns that a configuration makes zero (one GPU, no experts, no offload) are not there. Specialists, similarity and
-coverage: :mod:`online.rece`; quantiles: the learner ``river:quantile``. Reference: seed system 7.
+coverage: :mod:`online.transfer.configuration_space`; quantiles: the learner ``river:quantile``. Reference: seed system 7.
 """
 
 from __future__ import annotations
 
 from online.features.columns import Column
 from online.features.sheets import Sheet
-from online.features.systems.base import System, column, constant, intercept, tokens
 from online.rows import Target
+
+from .base import System, column, constant, intercept, tokens
 
 LINK_LATENCY_US = 9.0
 """Latency of a small all-reduce over NVLink; a constant factor within one configuration."""

@@ -1,0 +1,1 @@
+"""What `tracefit X` does."""

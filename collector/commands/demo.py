@@ -1,0 +1,195 @@
+"""``tracefit demo``: a real sidecar in its own process on real ports, fed with a recording of a real server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from collector.config import ENV_PREFIX
+from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, SystemClock
+from exporters.files import SNAPSHOT_NAME
+from online import FeatureSnapshot, ModelSnapshot, Snapshot
+
+from .demo_feed import Feeder, schedule
+from .report import lines
+
+HOME = Path(__file__).resolve().parent.parent
+RECORDING = HOME / "tests" / "data" / "c10_long" / "otlp.pb.gz"
+PORT_GRPC, PORT_PAGES = 4317, 9464
+POLL_S = 1.5
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 15.0
+_CELL = 21
+
+Say = Callable[[str], None]
+
+
+class Ports(NamedTuple):
+    """Where the demo's sidecar listens, on loopback."""
+
+    grpc: int
+    pages: int
+
+
+def demo(recording: Path | None, speed: float, say: Say, directory: Path | None = None) -> int:
+    """Run the demo to its end or to Ctrl-C; the exit code says whether anything was learned."""
+    source = recording or RECORDING
+    if not source.is_file():
+        raise StartError(f"there is no recording {source}; the demo runs from a checkout, or with --recording")
+    if not 0 < speed < float("inf"):
+        raise StartError(f"--speed must be a positive number, not {speed}")
+    directory = directory or HOME / "snapshots" / "demo"
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / SNAPSHOT_NAME).unlink(missing_ok=True)
+    ports = Ports(_free_port(PORT_GRPC), _free_port(PORT_PAGES))
+    interrupted = False
+    with _sidecar(ports, directory) as process:
+        try:
+            _await_ready(process, ports.pages, directory)
+            _announce(source, speed, ports, say)
+            _feed(source, speed, ports, say)
+        except KeyboardInterrupt:
+            interrupted = True
+            say("stopping")
+    learned = _conclude(directory / SNAPSHOT_NAME, say)
+    return EXIT_OK if learned or interrupted else EXIT_FAILED
+
+
+def _feed(source: Path, speed: float, ports: Ports, say: Say) -> None:
+    clock = SystemClock()
+    feeder = Feeder(f"127.0.0.1:{ports.grpc}", schedule(source, speed, clock, say), clock)
+    feeder.start()
+    try:
+        _watch(feeder, ports.pages, say)
+    finally:
+        feeder.stop()
+    if feeder.problem:
+        say(feeder.problem)
+
+
+def _free_port(wanted: int) -> int:
+    """The well-known port, or another one if somebody has it."""
+    for port in (wanted, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            taken: int = probe.getsockname()[1]
+            return taken
+    raise StartError("no free port on 127.0.0.1")
+
+
+@contextlib.contextmanager
+def _sidecar(ports: Ports, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """``tracefit run`` in a session of its own, so that Ctrl-C reaches us only and the sidecar can drain."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+    environment |= {
+        "TRACEFIT_RECEIVERS__GRPC__ENDPOINT": f"127.0.0.1:{ports.grpc}",
+        "TRACEFIT_RECEIVERS__HTTP__ENABLED": "false",
+        "TRACEFIT_EXPORTERS__HTTP__ENDPOINT": f"127.0.0.1:{ports.pages}",
+        "TRACEFIT_SNAPSHOT__DIRECTORY": str(directory),
+        "TRACEFIT_SNAPSHOT__PUBLISH_INTERVAL_S": "0.5",
+    }
+    with (directory / "sidecar.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "collector", "run"], cwd=HOME, env=environment, stderr=log, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            process.kill()
+            process.wait()
+
+
+def _await_ready(process: subprocess.Popen[bytes], port: int, directory: Path) -> None:
+    pause = threading.Event()
+    for _ in range(int(START_TIMEOUT_S / 0.1)):
+        if process.poll() is not None:
+            break
+        if _get(port, "/readyz") is not None:
+            return
+        pause.wait(0.1)
+    tail = (directory / "sidecar.log").read_text(errors="replace").strip().splitlines()[-1:]
+    raise StartError(f"the sidecar did not start: {''.join(tail) or 'no word from it'}")
+
+
+def _announce(source: Path, speed: float, ports: Ports, say: Say) -> None:
+    say(f"A real sidecar is running; it is sent {source.parent.name}, recorded from a real vLLM, {speed:g}x faster.")
+    say(f"  OTLP/gRPC  127.0.0.1:{ports.grpc}")
+    for page in ("", "metrics", "snapshot", "healthz"):
+        say(f"  http://127.0.0.1:{ports.pages}/{page}")
+    say("What one scheduler step costs, in µs (± one standard error), as the evidence comes in; Ctrl-C ends it.")
+
+
+def _watch(feeder: Feeder, port: int, say: Say) -> None:
+    pause = threading.Event()
+    header: tuple[str, ...] = ()
+    shown = -1
+    while feeder.running:
+        pause.wait(POLL_S)
+        body = _get(port, "/snapshot")
+        snapshot = Snapshot.from_json(body) if body else None
+        model = _step_model(snapshot)
+        if snapshot is None or model is None or snapshot.generation == shown:
+            continue
+        shown = snapshot.generation
+        names = tuple(f"{feature.name} [{feature.unit}]" for feature in model.features)
+        if names != header:
+            header = names
+            say(f"{'recorded':>9} {'rows':>6} " + " ".join(f"{_short(name):>{_CELL}}" for name in names) + "  error")
+        cells = " ".join(f"{_cell(feature):>{_CELL}}" for feature in model.features)
+        error = f"{model.error.median_ape:6.1%}" if model.error else ""
+        say(f"{feeder.recorded_s:>7.0f} s {model.rows:>6} {cells} {error}")
+
+
+def _short(name: str) -> str:
+    return name.replace("decode_context_tokens", "context").replace("_tokens", "")
+
+
+def _cell(feature: FeatureSnapshot) -> str:
+    bar = f" ± {feature.stderr:.2g}" if feature.stderr is not None else ""
+    return f"{feature.coefficient:.5g}{bar}"
+
+
+def _step_model(snapshot: Snapshot | None) -> ModelSnapshot | None:
+    for config in snapshot.configs if snapshot else ():
+        target = config.targets.get("step_time")
+        if target and "portable" in target.models and target.models["portable"].features:
+            return target.models["portable"]
+    return None
+
+
+def _get(port: int, path: str) -> bytes | None:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as response:
+            body: bytes = response.read()
+            return body
+    except (urllib.error.URLError, OSError):
+        return None
+
+
+def _conclude(path: Path, say: Say) -> bool:
+    if not path.is_file():
+        say("nothing was learned")
+        return False
+    say("")
+    for line in lines(Snapshot.from_json(path.read_bytes())):
+        say(line)
+    say(f"snapshot: {path}")
+    return True

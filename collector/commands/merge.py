@@ -1,0 +1,50 @@
+"""``tracefit merge``: what several sidecars learned, as one state.
+
+Statistics are added stratum by stratum, so that the result equals one learner that saw all of it (design invariant 6);
+what waits in a join window belongs to its sidecar and is left out. The result serves ``donors`` and further merges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from collector.config import Config
+from collector.durable import learners_of
+from collector.runtime import EXIT_FAILED, EXIT_OK, StartError
+from collector.worker import bank_settings
+from exporters.files import write_atomically
+from online import Bank, StateError, merge_states
+
+Say = Callable[[str], None]
+
+
+def run(paths: Sequence[Path], out: Path, config: Config, *, say: Say, note: Say) -> int:
+    """Merge state files into ``out``; a state that is corrupt or does not fit is named, and nothing is written."""
+    settings = bank_settings(config)
+    parts = []
+    for path in paths:
+        try:
+            parts.append(learners_of(path.read_bytes()))
+        except OSError as error:
+            raise StartError(f"cannot read {path}: {error.strerror}") from None
+        except StateError as error:
+            note(f"{path}: {error}")
+            return EXIT_FAILED
+    try:
+        merged = merge_states(parts, settings)
+    except StateError as error:
+        note(str(error))
+        return EXIT_FAILED
+    try:
+        write_atomically(out, merged)
+    except OSError as error:
+        raise StartError(f"cannot write {out}: {error.strerror}") from None
+    bank = Bank(settings)
+    bank.restore(merged)
+    for config_id in bank.configs():
+        step = bank.targets(config_id).get("step_time")
+        rows = step.models[step.champion].rows if step is not None and step.champion in step.models else 0
+        say(f"{config_id}: {rows} step rows")
+    say(f"state: {out}")
+    return EXIT_OK

@@ -1,0 +1,49 @@
+"""Every key, and how a configuration is read: msgspec and yaml, nothing of ours."""
+
+from __future__ import annotations
+
+from .errors import ConfigError
+from .load import ENV_FILE, ENV_PREFIX, fast, json_schema, load, to_yaml
+from .reload import ConfigWatch, Reload
+from .schema import (
+    Config,
+    ConfigurationsConfig,
+    DedupeSettings,
+    DiscoveryConfig,
+    EndpointConfig,
+    GrpcConfig,
+    HttpReceiverConfig,
+    JoinSettings,
+    KvEndpoint,
+    KvSettings,
+    ReceiversConfig,
+    RuleConfig,
+    TlsConfig,
+    parse_endpoint,
+)
+
+__all__ = [
+    "ENV_FILE",
+    "ENV_PREFIX",
+    "Config",
+    "ConfigError",
+    "ConfigWatch",
+    "ConfigurationsConfig",
+    "DedupeSettings",
+    "DiscoveryConfig",
+    "EndpointConfig",
+    "GrpcConfig",
+    "HttpReceiverConfig",
+    "JoinSettings",
+    "KvEndpoint",
+    "KvSettings",
+    "ReceiversConfig",
+    "Reload",
+    "RuleConfig",
+    "TlsConfig",
+    "fast",
+    "json_schema",
+    "load",
+    "parse_endpoint",
+    "to_yaml",
+]

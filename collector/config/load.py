@@ -1,0 +1,133 @@
+"""Configuration: defaults, YAML, environment; checked whole before anything starts.
+
+Strongest first: ``TRACEFIT_<SECTION>__<KEY>`` variables (two underscores go one level down, values are YAML, so lists
+work), the YAML file, the defaults here. Where the OpenTelemetry Collector has the same knob, the key has its name.
+An unknown key, a key given twice or a value out of range is a :class:`ConfigError` with the key's path.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from .errors import ConfigError
+from .schema import Config
+
+ENV_PREFIX = "TRACEFIT_"
+ENV_FILE = "TRACEFIT_CONFIG"
+"""The one variable that is no key: the path of the configuration file."""
+
+
+def fast(config: Config) -> Config:
+    """The bulk profile: one learner, one feature set, large blocks and batches, no quick lane (so no drift alarm)."""
+    return msgspec.structs.replace(
+        config,
+        learners=("rls",),
+        feature_sets=config.feature_sets[:1],
+        live_sets=(),
+        queue=msgspec.structs.replace(config.queue, batch_bytes=max(config.queue.batch_bytes, 4 * 2**20)),
+        join=msgspec.structs.replace(config.join, quick_lane=False, block_steps=8192),
+        bank=msgspec.structs.replace(config.bank, block_rows=512, block_s=60.0, detector="none"),
+    )
+
+
+def load(path: Path | None, environ: Mapping[str, str]) -> Config:
+    """The configuration, or a ConfigError that names the key at fault."""
+    tree = _read_yaml(path) if path is not None else {}
+    origin: dict[str, str] = {}
+    for variable in sorted(environ):
+        if variable.startswith(ENV_PREFIX) and variable != ENV_FILE:
+            _override(tree, variable, environ[variable], origin)
+    try:
+        return msgspec.convert(tree, Config)
+    except msgspec.ValidationError as error:
+        key, problem = _explain(str(error))
+        raise ConfigError(origin.get(key, key), problem) from None
+
+
+def to_yaml(config: Config) -> str:
+    """The effective configuration, as a file that gives it again."""
+    text: str = yaml.safe_dump(msgspec.to_builtins(config, builtin_types=()), sort_keys=False)
+    return text
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of the configuration file."""
+    return msgspec.json.schema(Config)
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML says that a key given twice is an error; PyYAML keeps the last one silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key is not a word", key_node.start_mark)
+            if key_node.value in seen:
+                problem = f"key {key_node.value!r} given twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+            seen.add(key_node.value)
+        return super().construct_mapping(node, deep)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
+        raise ConfigError(str(path), f"cannot be read: {reason}") from None
+    tree = _parse_yaml(text, str(path))
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(str(path), f"expected a mapping of sections, got {type(tree).__name__}")
+    return tree
+
+
+def _parse_yaml(text: str, origin: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_UniqueKeys)  # noqa: S506 -- a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ConfigError(origin, f"{error.problem}{line}") from None
+    except (yaml.YAMLError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        # the last three come from a tag that lies about its value: !!bool 2, !!int '', !!map [1], !!timestamp x
+        raise ConfigError(origin, f"not YAML: {type(error).__name__}") from None
+
+
+def _override(tree: dict[str, Any], variable: str, text: str, origin: dict[str, str]) -> None:
+    path = variable.removeprefix(ENV_PREFIX).lower().split("__")
+    level = tree
+    for depth, name in enumerate(path[:-1]):
+        below = level.setdefault(name, {})
+        if not isinstance(below, dict):
+            raise ConfigError(variable, f"{'.'.join(path[: depth + 1])} is a value, not a section")
+        level = below
+    level[path[-1]] = _parse_yaml(text, variable)
+    origin[".".join(path)] = variable
+
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`")
+_AT = re.compile(r"^(?P<problem>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>.*)`)?$", re.DOTALL)
+
+
+def _explain(text: str) -> tuple[str, str]:
+    """The dotted key and the problem out of msgspec's sentence (``Expected `int` >= 1 - at `$.queue.wait_s```)."""
+    match = _AT.match(text)
+    if match is None:
+        return "(top level)", text
+    problem, path = match["problem"], (match["path"] or "").lstrip(".")
+    if match["key"]:
+        problem = "keys are words"
+    unknown = _UNKNOWN.match(problem)
+    if unknown:
+        return ".".join(part for part in (path, unknown["field"]) if part), "unknown key"
+    if "matching regex" in problem:
+        problem = "expected host:port, the port 0 to 65535"
+    return path or "(top level)", problem[:1].lower() + problem[1:].replace("`", "")

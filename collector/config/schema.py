@@ -1,0 +1,282 @@
+"""Every key of the configuration, with its type, bounds and meaning; units stand last in every name."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+
+Address = Annotated[
+    str, msgspec.Meta(pattern=r"^((tcp|ipc|inproc)://.+)?$", description="tcp://host:port or ipc://path")
+]
+
+
+class KvEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One publisher (a data-parallel rank): where it publishes and, if it does, where it replays."""
+
+    endpoint: Annotated[Address, msgspec.Meta(min_length=1)]
+    replay: Address = ""
+    topic: Annotated[str, msgspec.Meta(max_length=256)] = ""
+
+
+class KvSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """KV-cache events over ZMQ; nothing is opened without endpoints."""
+
+    endpoints: Annotated[tuple[KvEndpoint, ...], msgspec.Meta(max_length=64)] = ()
+    queue_batches: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
+    """Batches that wait for the worker; beyond it the oldest go, counted."""
+    message_bytes_max: Annotated[int, msgspec.Meta(ge=1024, le=2**30)] = 16 * 2**20
+    """A larger message closes the connection (libzmq), which comes back by itself."""
+    replay_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 10.0
+    replay_pause_max_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 300.0
+
+
+Bound = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
+
+
+class JoinSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long a row waits for the journeys that complete it, and what may be held meanwhile.
+
+    Times are event time: what the telemetry says, never when it was processed.
+    """
+
+    window_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 180.0
+    """A step whose requests have not all finished by then is used with what is known."""
+    grace_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 20.0
+    """How late a span may arrive after its end: 5 s batching, retries, reordering."""
+    steps_max: Bound = 65_536
+    """Steps held per engine process."""
+    requests_max: Bound = 20_000
+    """Finished requests and API spans waiting for their other half, per engine."""
+    engines_max: Bound = 64
+    """Engines held; the one silent longest makes room."""
+    row_steps_max: Bound = 512
+    """Longest interval that still gives a row: long intervals sum their stalls."""
+    warm_up_rows: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 64
+    """Rows of a new engine process held until its one-time compilation can be told from its pace."""
+    kv_batches_max: Bound = 65_536
+    """Batches of KV events held per publisher process."""
+    block_steps: Annotated[int, msgspec.Meta(ge=256, le=65_536)] = 512
+    """Steps after which what they taught about their engine comes into force: larger is cheaper, and reacts later."""
+    quick_lane: bool = True
+    """Send rows down the quick lane too: live prediction and drift do not wait for journeys."""
+
+
+class DedupeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long and how many span ids are remembered (event time)."""
+
+    window_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 600.0
+    ids_max: Bound = 100_000
+    emitters_max: Bound = 256
+
+
+Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+"""YAML knows .nan and .inf; of no knob are they a value."""
+
+
+Whole = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+"""YAML's integers have no end; those of a state file have."""
+
+
+class RuleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is true of engines that match: every pattern (``*``, ``?``) of ``match`` holds; an empty one matches all."""
+
+    match: dict[str, str] = {}
+    facts: dict[str, str | Whole | Finite | bool] = {}
+    model_config: str | None = None
+
+
+class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A vLLM server to ask about itself; ``instance`` says (by pattern) which engines it answers for."""
+
+    url: Annotated[str, msgspec.Meta(pattern=r"^https?://[^\s/?#]+/?$", max_length=256)]
+    instance: str = "*"
+
+
+class DiscoveryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which servers to ask, and how patiently."""
+
+    endpoints: Annotated[tuple[EndpointConfig, ...], msgspec.Meta(max_length=16)] = ()
+    interval_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 30.0
+    refresh_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 600.0
+    timeout_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = 2.0
+
+
+class ConfigurationsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who the engines are, where they do not say it themselves."""
+
+    rules: Annotated[tuple[RuleConfig, ...], msgspec.Meta(max_length=1000)] = ()
+    model_config: str | None = None
+    hardware_file: str | None = None
+    discovery: DiscoveryConfig = DiscoveryConfig()
+
+
+Mebibytes = Annotated[int, msgspec.Meta(ge=1, le=1024)]
+
+
+class Endpoint(NamedTuple):
+    """Where to listen."""
+
+    address: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{host}:{self.port}"
+
+
+_HOST_PORT = (
+    r"^(\[[0-9A-Fa-f:.]+\]|[^:\s\[\]]+)"
+    r":([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])$"
+)
+
+
+HostPort = Annotated[
+    str, msgspec.Meta(pattern=_HOST_PORT, description="host:port or [v6]:port; port 0 takes a free one")
+]
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """Split a checked ``host:port``."""
+    address, _, port = text.rpartition(":")
+    return Endpoint(address.strip("[]"), int(port))
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A level of the configuration."""
+
+
+class GrpcConfig(_Section, frozen=True, kw_only=True):
+    """OTLP/gRPC."""
+
+    endpoint: HostPort = "127.0.0.1:4317"
+    max_recv_msg_size_mib: Mebibytes = 32
+    max_connections: Annotated[int, msgspec.Meta(ge=2, le=65_536)] = 256
+    max_concurrent_streams: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 128
+    threads: Annotated[int, msgspec.Meta(ge=3, le=256)] = 8
+    receive_timeout_s: Annotated[float, msgspec.Meta(ge=0.1, le=300)] = 10.0
+
+
+class HttpReceiverConfig(_Section, frozen=True, kw_only=True):
+    """OTLP/HTTP, protobuf only."""
+
+    enabled: bool = True
+    endpoint: HostPort = "127.0.0.1:4318"
+    max_request_body_size_mib: Mebibytes = 32
+    max_connections: Annotated[int, msgspec.Meta(ge=2, le=1024)] = 64
+    timeout_s: Annotated[float, msgspec.Meta(ge=0.1, le=300)] = 10.0
+
+
+class TlsConfig(_Section, frozen=True, kw_only=True):
+    """TLS of both OTLP receivers; a client CA makes it mutual. Files may be replaced while we run."""
+
+    cert_file: str = ""
+    key_file: str = ""
+    client_ca_file: str = ""
+    reload_interval_s: Annotated[float, msgspec.Meta(ge=0.1, le=86_400)] = 10.0
+
+
+class ReceiversConfig(_Section, frozen=True, kw_only=True):
+    """Ways in. With a token file both ask for ``Authorization: Bearer``."""
+
+    grpc: GrpcConfig = GrpcConfig()
+    http: HttpReceiverConfig = HttpReceiverConfig()
+    kv: KvSettings = KvSettings()
+    tls: TlsConfig = TlsConfig()
+    token_file: str = ""
+
+
+class MemoryConfig(_Section, frozen=True, kw_only=True):
+    """Exports are refused while the process uses more; 0 means 80 % of the cgroup's limit, if it has one."""
+
+    limit_mib: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
+
+
+class QueueConfig(_Section, frozen=True, kw_only=True):
+    """Between the receivers and the worker. Bytes count until they are learned from."""
+
+    capacity_bytes: Annotated[int, msgspec.Meta(ge=65_536, le=2**34)] = 16 * 2**20
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=8)] = 2.0
+    batch_bytes: Annotated[int, msgspec.Meta(ge=1, le=2**30)] = 2 * 2**20
+
+
+class HttpConfig(_Section, frozen=True, kw_only=True):
+    """Metrics, health, snapshot."""
+
+    endpoint: HostPort = "0.0.0.0:9464"  # read-only pages; Prometheus sits in another pod
+    token_file: str = ""
+    """With it, everything but metrics and health asks for a token of this file."""
+
+
+class ExportersConfig(_Section, frozen=True, kw_only=True):
+    """Ways out."""
+
+    http: HttpConfig = HttpConfig()
+
+
+class SnapshotConfig(_Section, frozen=True, kw_only=True):
+    """The published coefficients: how often a new generation, where and how often on disk."""
+
+    directory: str = "snapshots"
+    interval_s: Annotated[float, msgspec.Meta(ge=0.1, le=86_400)] = 10.0
+    publish_interval_s: Annotated[float, msgspec.Meta(ge=0.05, le=3_600)] = 5.0
+
+
+class StateConfig(_Section, frozen=True, kw_only=True):
+    """``state.bin`` beside the snapshot: how often, and after how long learning nothing is called a stall."""
+
+    interval_s: Annotated[float, msgspec.Meta(ge=0.1, le=86_400)] = 60.0
+    stalled_after_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 600.0
+
+
+class JournalConfig(_Section, frozen=True, kw_only=True):
+    """Where ``durability: journal`` keeps what was acknowledged, in the snapshot's directory."""
+
+    capacity_mib: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 256
+    segment_mib: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 8
+    fsync: bool = False
+    """Survive the death of the node too, at the price of a disk flush per acknowledgement."""
+
+
+class BankConfig(_Section, frozen=True, kw_only=True):
+    """Bounds of the learners."""
+
+    block_rows: Bound = 32
+    block_s: Annotated[float, msgspec.Meta(ge=0.001, le=3_600)] = 1.0
+    detector: str = "cusum"
+    configs_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 64
+
+
+class ShutdownConfig(_Section, frozen=True, kw_only=True):
+    """Budget of a graceful stop; it has to fit the pod's terminationGracePeriodSeconds."""
+
+    grace_s: Annotated[float, msgspec.Meta(ge=0, le=300)] = 3.0
+    drain_s: Annotated[float, msgspec.Meta(ge=0, le=300)] = 5.0
+
+
+class Config(_Section, frozen=True, kw_only=True):
+    """Everything that can be configured."""
+
+    receivers: ReceiversConfig = ReceiversConfig()
+    queue: QueueConfig = QueueConfig()
+    memory: MemoryConfig = MemoryConfig()
+    exporters: ExportersConfig = ExportersConfig()
+    snapshot: SnapshotConfig = SnapshotConfig()
+    durability: Literal["memory", "journal"] = "memory"
+    """``memory``: what is acknowledged and not in a saved state dies with the process. ``journal``: it does not."""
+    state: StateConfig = StateConfig()
+    journal: JournalConfig = JournalConfig()
+    join: JoinSettings = JoinSettings()
+    dedupe: DedupeSettings = DedupeSettings()
+    bank: BankConfig = BankConfig()
+    shutdown: ShutdownConfig = ShutdownConfig()
+    configurations: ConfigurationsConfig = ConfigurationsConfig()
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    reload_interval_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 10.0
+    """How often the file is looked at for changes; 0: never."""
+    donors: Annotated[tuple[str, ...], msgspec.Meta(max_length=256)] = ()
+    learners: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=16)] = ("rls", "river:linear")
+    feature_sets: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=32)] = ("portable", "physics")
+    live_sets: Annotated[tuple[str, ...], msgspec.Meta(max_length=8)] = ("shape",)
+    custom: dict[str, tuple[str, ...]] = {}

@@ -1,0 +1,14 @@
+"""KV-cache events, as messages and as span events."""
+
+from __future__ import annotations
+
+from .batches import KvBatch, KvTally
+from .messages import LINE_MARK, read_frames, read_line
+
+__all__ = [
+    "LINE_MARK",
+    "KvBatch",
+    "KvTally",
+    "read_frames",
+    "read_line",
+]

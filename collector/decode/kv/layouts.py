@@ -1,0 +1,296 @@
+"""KV-cache events as they stand on the wire: by position (vLLM up to 0.15, the instrumented fork) and by name (0.32).
+
+Only what is used has a type; token ids and hashes are ``msgspec.Raw`` by position and absent by name: never decoded.
+msgspec ignores trailing elements and unknown keys. ``scheduler_step`` is nil or missing where the sender knows none.
+"""
+# ruff: noqa: D101 -- the classes are named after the events, which the wire contract describes
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from collector.decode.records import fingerprint
+from collector.telemetry import GPU, Direction, Phase
+
+from .batches import NOT_NUMBERED, Move
+
+
+class ArrayEvent(msgspec.Struct, array_like=True, tag=True, gc=False):
+    """An event as an array: element 0 names its type."""
+
+
+class MapEvent(msgspec.Struct, tag_field="type", tag=lambda name: name.removesuffix("Map"), gc=False):
+    """An event as a map: ``type`` names its type; fields that are None may be missing."""
+
+
+class BlockStored(ArrayEvent):
+    block_hashes: msgspec.Raw
+    parent_block_hash: msgspec.Raw
+    token_ids: msgspec.Raw
+    block_size: int
+    lora_id: msgspec.Raw = msgspec.Raw()
+    medium: str | None = None
+    group_idx: ClassVar[None] = None
+
+
+class BlockStoredMap(MapEvent):
+    block_hashes: msgspec.Raw
+    block_size: int
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class BlockRemoved(ArrayEvent):
+    block_hashes: msgspec.Raw
+    medium: str | None = None
+    group_idx: ClassVar[None] = None
+
+
+class BlockRemovedMap(MapEvent):
+    block_hashes: msgspec.Raw
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class AllBlocksCleared(ArrayEvent):
+    pass
+
+
+class AllBlocksClearedMap(MapEvent):
+    pass
+
+
+def _transfer(event: TransferInitiated | TransferCompleted | TransferInitiatedMap, phase: Phase) -> Move:
+    direction = Direction.between(event.source_medium, event.dest_medium)
+    return _move(direction, phase, event.block_count, event.scheduler_step, event.request_id)
+
+
+def _move(direction: Direction, phase: Phase, blocks: int, step: int | None = None, request_id: str = "") -> Move:
+    return Move(direction, phase, blocks, NOT_NUMBERED if step is None else step, fingerprint(request_id))
+
+
+def _outcome(*, success: bool) -> Phase:
+    return Phase.COMPLETED if success else Phase.FAILED
+
+
+class TransferInitiated(ArrayEvent):
+    transfer_id: msgspec.Raw
+    request_id: str
+    source_medium: str
+    dest_medium: str
+    block_count: int
+    scheduler_step: int | None = None
+
+    def move(self) -> Move:
+        """What moves, in blocks of the source."""
+        return _transfer(self, Phase.INITIATED)
+
+
+class TransferInitiatedMap(MapEvent):
+    request_id: str
+    source_medium: str
+    dest_medium: str
+    block_count: int
+    scheduler_step: int | None = None
+
+    def move(self) -> Move:
+        """What moves, in blocks of the source."""
+        return _transfer(self, Phase.INITIATED)
+
+
+class TransferCompleted(ArrayEvent):
+    transfer_id: msgspec.Raw
+    request_id: str
+    source_medium: str
+    dest_medium: str
+    block_count: int
+    success: bool
+    scheduler_step: int | None = None
+
+    def move(self) -> Move:
+        """What moved; ``step`` is the one that began it."""
+        return _transfer(self, _outcome(success=self.success))
+
+
+class TransferCompletedMap(TransferInitiatedMap):
+    success: bool = True
+
+    def move(self) -> Move:
+        """What moved; ``step`` is the one that began it."""
+        return _transfer(self, _outcome(success=self.success))
+
+
+class CacheLoadCommitted(ArrayEvent):
+    request_id: str
+    medium: str
+    block_count: int
+    scheduler_step: int | None = None
+
+    def move(self) -> Move:
+        """What was decided; stamped one step before the transfer it leads to (wire contract §7.4)."""
+        return _move(Direction.RESTORE, Phase.COMMITTED, self.block_count, self.scheduler_step, self.request_id)
+
+
+class CacheLoadCommittedMap(MapEvent):
+    request_id: str
+    block_count: int
+    scheduler_step: int | None = None
+
+    def move(self) -> Move:
+        """What was decided; stamped one step before the transfer it leads to (wire contract §7.4)."""
+        return _move(Direction.RESTORE, Phase.COMMITTED, self.block_count, self.scheduler_step, self.request_id)
+
+
+class CacheStoreCommitted(ArrayEvent):
+    request_id: str
+    medium: str
+    block_count: int
+    scheduler_step: int | None = None
+
+    def move(self) -> Move:
+        """What was decided; the transfer begins a step later."""
+        return _move(Direction.OFFLOAD, Phase.COMMITTED, self.block_count, self.scheduler_step, self.request_id)
+
+
+class CacheStoreCommittedMap(MapEvent):
+    request_id: str
+    block_count: int
+    scheduler_step: int | None = None
+
+    def move(self) -> Move:
+        """What was decided; the transfer begins a step later."""
+        return _move(Direction.OFFLOAD, Phase.COMMITTED, self.block_count, self.scheduler_step, self.request_id)
+
+
+class CacheEviction(ArrayEvent):
+    medium: str
+    blocks_evicted: int
+    eviction_reason: msgspec.Raw = msgspec.Raw()
+    scheduler_step: int | None = None
+
+    def move(self) -> Move:
+        """What left a tier, in its own blocks."""
+        return _move(_tier(self.medium), Phase.EVICTED, self.blocks_evicted, self.scheduler_step)
+
+
+class CacheEvictionMap(MapEvent):
+    medium: str
+    blocks_evicted: int
+    scheduler_step: int | None = None
+
+    def move(self) -> Move:
+        """What left a tier, in its own blocks."""
+        return _move(_tier(self.medium), Phase.EVICTED, self.blocks_evicted, self.scheduler_step)
+
+
+def _tier(medium: str) -> Direction:
+    return Direction.OTHER if medium == GPU else Direction.OFFLOAD
+
+
+class RemoteTransferInitiated(ArrayEvent):
+    transfer_id: msgspec.Raw
+    request_id: str
+    connector_type: str
+    source_rank: msgspec.Raw
+    dest_rank: msgspec.Raw
+    block_count: int
+
+    def move(self) -> Move:
+        """Blocks on their way to or from another server; no event says which."""
+        return _move(Direction.REMOTE, Phase.INITIATED, self.block_count, None, self.request_id)
+
+
+class RemoteTransferInitiatedMap(MapEvent):
+    request_id: str
+    block_count: int
+
+    def move(self) -> Move:
+        """Blocks on their way to or from another server; no event says which."""
+        return _move(Direction.REMOTE, Phase.INITIATED, self.block_count, None, self.request_id)
+
+
+class RemoteTransferCompleted(ArrayEvent):
+    transfer_id: msgspec.Raw
+    request_id: str
+    connector_type: str
+    source_rank: msgspec.Raw
+    dest_rank: msgspec.Raw
+    block_count: int
+    success: bool
+
+    def move(self) -> Move:
+        """Blocks that came from or went to another server."""
+        return _move(Direction.REMOTE, _outcome(success=self.success), self.block_count, None, self.request_id)
+
+
+class RemoteTransferCompletedMap(RemoteTransferInitiatedMap):
+    success: bool = True
+
+    def move(self) -> Move:
+        """Blocks that came from or went to another server."""
+        return _move(Direction.REMOTE, _outcome(success=self.success), self.block_count, None, self.request_id)
+
+
+AnyArray = (
+    BlockStored
+    | BlockRemoved
+    | AllBlocksCleared
+    | TransferInitiated
+    | TransferCompleted
+    | CacheLoadCommitted
+    | CacheStoreCommitted
+    | CacheEviction
+    | RemoteTransferInitiated
+    | RemoteTransferCompleted
+)
+AnyMap = (
+    BlockStoredMap
+    | BlockRemovedMap
+    | AllBlocksClearedMap
+    | TransferInitiatedMap
+    | TransferCompletedMap
+    | CacheLoadCommittedMap
+    | CacheStoreCommittedMap
+    | CacheEvictionMap
+    | RemoteTransferInitiatedMap
+    | RemoteTransferCompletedMap
+)
+AnyEvent = AnyArray | AnyMap
+
+
+class Batch(msgspec.Struct, array_like=True, gc=False):
+    ts: float
+    events: list[AnyArray]
+    data_parallel_rank: int | None = 0
+
+
+class BatchOfMaps(msgspec.Struct, array_like=True, gc=False):
+    ts: float
+    events: list[AnyMap]
+    data_parallel_rank: int | None = 0
+
+
+class LooseBatch(msgspec.Struct, array_like=True, gc=False):
+    ts: float
+    events: list[msgspec.Raw]
+    data_parallel_rank: int | None = 0
+
+
+class LooseMapBatch(msgspec.Struct, gc=False):
+    ts: float
+    events: list[msgspec.Raw]
+    data_parallel_rank: int | None = 0
+
+
+AnyBatch = Batch | BatchOfMaps | LooseBatch | LooseMapBatch
+
+BATCH = msgspec.msgpack.Decoder(Batch)
+BATCH_OF_MAPS = msgspec.msgpack.Decoder(BatchOfMaps)
+LOOSE = msgspec.msgpack.Decoder(LooseBatch)
+LOOSE_MAP = msgspec.msgpack.Decoder(LooseMapBatch)
+ARRAY_EVENT = msgspec.msgpack.Decoder(AnyArray)
+MAP_EVENT = msgspec.msgpack.Decoder(AnyMap)
+BAD = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Everything msgspec raises on bytes of any kind."""

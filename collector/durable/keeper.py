@@ -1,0 +1,265 @@
+"""What survives: the state on a timer and at the end, the journal between two states, and what a start finds.
+
+    worker thread: process batch ─► tick: state due? encode ─┐            queue's lock: record ─► journal
+    writer thread:                                           └► two generations ─► drop journal entries in both
+
+The worker encodes, because nobody else may look at the pipeline; the writer's thread does what can be slow. A state
+carries the number of the last journal entry in it: a start goes on with the entries behind it, in their order, before
+anything new, so that each is learned exactly once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from collector.config import Config
+from collector.receive import Export
+from collector.runtime import Clock, Files, Health, StartError, SystemFiles, give_back
+from collector.telemetry import (
+    JOURNAL_BYTES,
+    JOURNAL_CAPACITY,
+    JOURNAL_DAMAGED,
+    JOURNAL_REPLAYED,
+    STATE_BYTES,
+    STATE_RESTORED,
+    STATE_WRITE_ERRORS,
+    STATE_WRITES,
+    STATE_WRITTEN,
+    Metrics,
+    Refusal,
+    Restored,
+)
+from exporters.files import SNAPSHOT_NAME
+
+from .journal import Full, Journal, left_behind
+from .store import StateStore
+
+if TYPE_CHECKING:
+    from collector.worker import Pipeline, Publisher
+
+NAME = "state-writer"
+CHECK_IN_TIMEOUT_S = 120.0
+"""A write that takes longer hangs in the kernel: only a restart, with another volume, helps."""
+_WAKE_S = 1.0
+_EARLY_NS = 1_000_000_000
+"""States asked for by a journal that fills up come at most this often."""
+_JOURNAL_SHARE = 0.5
+
+_log = logging.getLogger(__name__)
+
+
+class Durability:
+    """``start`` and ``stop`` once; ``record`` under the queue's lock, ``sync`` by receivers, the rest by the worker."""
+
+    def __init__(
+        self,
+        config: Config,
+        pipeline: Pipeline,
+        publisher: Publisher,
+        *,
+        metrics: Metrics,
+        health: Health,
+        clock: Clock,
+        files: Files | None = None,
+    ) -> None:
+        directory = Path(config.snapshot.directory)
+        files = files or SystemFiles()
+        self._pipeline = pipeline
+        self._publisher = publisher
+        self._metrics = metrics
+        self._health = health
+        self._clock = clock
+        self._interval_ns = int(config.state.interval_s * 1e9)
+        self._writes_journal = config.durability == "journal"
+        self._directory = directory
+        self._store = StateStore(directory, files)
+        self._journal: Journal | None = None
+        self._made_journal = Journal(
+            directory,
+            capacity_bytes=config.journal.capacity_mib << 20,
+            segment_bytes=config.journal.segment_mib << 20,
+            fsync=config.journal.fsync,
+            files=files,
+        )
+        self._backlog: Iterator[Export] = iter(())
+        self._restored = Restored.EMPTY
+        self._taken_ns = clock.monotonic_ns()
+        self._dirty = False
+        self._failing: set[str] = set()
+        self._ready = threading.Condition()
+        self._pending: tuple[bytes, int] | None = None
+        self._writing = False
+        self._stopping = False
+        self._last_written = True
+        self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
+        metrics.follow(JOURNAL_BYTES, lambda: self._journal.size_bytes if self._journal else 0)
+        metrics.set(JOURNAL_CAPACITY, self._made_journal.capacity_bytes if self._writes_journal else 0)
+
+    # --- start and stop ---------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Restore, find the journal's rest, begin to write; the directory must exist."""
+        self._restored, image = self._store.load(self._pipeline.restore)
+        self._metrics.set(STATE_RESTORED, 1, self._restored)
+        self._publisher.resume(max(image.generation if image is not None else 0, _published(self._directory)))
+        if self._writes_journal or left_behind(self._directory):
+            self._open_journal(image.seq if image is not None else 0)
+        self._health.register(NAME, CHECK_IN_TIMEOUT_S)
+        self._thread.start()
+
+    def _open_journal(self, applied_seq: int) -> None:
+        try:
+            self._made_journal.open(applied_seq)
+        except BlockingIOError:
+            raise StartError(f"another process uses the journal in {self._directory}") from None
+        except OSError as error:
+            raise StartError(f"cannot use the journal in {self._directory}: {error.strerror}") from None
+        self._journal = self._made_journal
+        self._backlog = self._journal.entries(applied_seq)
+        self._metrics.set(JOURNAL_DAMAGED, self._journal.damaged_bytes)
+
+    def stop(self) -> bool:
+        """Write what was handed over last; False if that was not possible."""
+        if self._thread.ident is not None:
+            with self._ready:
+                self._stopping = True
+                self._ready.notify_all()
+            self._thread.join()
+            self._health.unregister(NAME)
+        if self._journal is not None:
+            self._journal.close()
+        return self._last_written
+
+    def told(self) -> dict[str, str]:
+        """What this process began with, for readiness."""
+        found = {"state": str(self._restored)}
+        return found | ({"state_problem": self._store.problem} if self._store.problem else {})
+
+    # --- in ---------------------------------------------------------------------------------------------------------
+
+    def record(self, export: Export) -> Export | Refusal:
+        """Write an export down before it may enter the queue."""
+        if self._journal is None or not self._writes_journal:
+            return export
+        try:
+            recorded = self._journal.append(export)
+        except Full:
+            return self._refuse(Refusal.JOURNAL_FULL, "journal is full")
+        except OSError as error:
+            return self._refuse(Refusal.JOURNAL_FAILED, f"journal cannot be written: {error.strerror}")
+        self._failing.clear()
+        return recorded
+
+    def _refuse(self, reason: Refusal, text: str) -> Refusal:
+        if reason not in self._failing:  # one line per change
+            self._failing.add(reason)
+            _log.error("%s; exports are refused", text)
+        return reason
+
+    def sync(self) -> None:
+        """Return when all entries so far will survive as long as was promised; OSError if they will not."""
+        if self._journal is not None:
+            self._journal.sync(self._journal.last_seq)
+
+    # --- the worker's -----------------------------------------------------------------------------------------------
+
+    def backlog(self, bytes_max: int) -> list[Export]:
+        """The next entries of an earlier process; none when all were taken."""
+        taken: list[Export] = []
+        size_bytes = 0
+        for export in self._backlog:
+            if taken and size_bytes + len(export.payload) > bytes_max:
+                self._backlog = itertools.chain([export], self._backlog)
+                break
+            taken.append(export)
+            size_bytes += len(export.payload)
+        self._metrics.add(JOURNAL_REPLAYED, sum(export.spans for export in taken))
+        return taken
+
+    def processed(self) -> None:
+        """A batch has been processed: the next state differs from the last one."""
+        self._dirty = True
+
+    def tick(self, *, final: bool = False) -> None:
+        """Take the state if it is due and hand it to the writer."""
+        if not (self._dirty and (final or self._due())) and not self._journal_waits():
+            return
+        self._taken_ns = self._clock.monotonic_ns()
+        try:
+            body = self._pipeline.whole_state(self._publisher.generation)
+        except Exception:  # noqa: BLE001 -- a fault of ours must not end the receiving
+            self._metrics.add(STATE_WRITE_ERRORS)
+            self._last_written = False
+            _log.exception("state could not be taken")
+            return
+        self._dirty = False
+        with self._ready:
+            self._pending = body, self._pipeline.applied_seq
+            self._ready.notify_all()
+
+    def _due(self) -> bool:
+        return self._clock.monotonic_ns() - self._taken_ns >= self._interval_ns and not self._writing
+
+    def _journal_waits(self) -> bool:
+        """It fills up, and goes only down when both generations contain its oldest entries: one state is not enough."""
+        journal = self._journal
+        return (
+            journal is not None
+            and journal.size_bytes > _JOURNAL_SHARE * journal.capacity_bytes
+            and self._store.covered_seq < self._pipeline.applied_seq
+            and self._clock.monotonic_ns() - self._taken_ns >= _EARLY_NS
+            and not self._writing
+        )
+
+    # --- the writer's -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            self._health.check_in(NAME)
+            with self._ready:
+                self._writing = False
+                if self._pending is None and not self._stopping:
+                    self._ready.wait(_WAKE_S)
+                pending, self._pending = self._pending, None
+                self._writing = pending is not None
+                if pending is None and self._stopping:
+                    return
+            if pending is not None:
+                self._last_written = self._write(*pending)
+                pending = None  # a state's blocks are the largest there are
+                give_back()
+                if not self._last_written:
+                    self._dirty = True  # a race with the worker loses nothing: it only asks for one more state
+
+    def _write(self, body: bytes, seq: int) -> bool:
+        try:
+            size_bytes = self._store.write(body, seq)
+        except OSError as error:
+            self._metrics.add(STATE_WRITE_ERRORS)
+            _log.warning("state not written: %s", error.strerror)
+            return False
+        self._metrics.add(STATE_WRITES)
+        self._metrics.set(STATE_BYTES, size_bytes)
+        self._metrics.set(STATE_WRITTEN, self._clock.unix_nano() / 1e9)
+        if self._journal is not None:
+            self._journal.applied(self._store.covered_seq)
+        return True
+
+
+class _Numbered(msgspec.Struct):
+    generation: int = 0
+
+
+def _published(directory: Path) -> int:
+    """The generation that readers of the snapshot file have seen; theirs must not go back."""
+    try:
+        return msgspec.json.decode((directory / SNAPSHOT_NAME).read_bytes(), type=_Numbered).generation
+    except (OSError, msgspec.DecodeError):
+        return 0

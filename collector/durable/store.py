@@ -1,0 +1,119 @@
+"""The state on disk: two generations, so that one bad file costs little.
+
+    state.bin           newest          written under another name, fsynced, renamed
+    state.bin.previous  the one before  what state.bin was until then
+    state.bin.corrupt   one that could not be read, kept for inspection
+
+Guarantee: at any moment one whole file is there under one of the two names, once there was one. What both contain may
+be dropped from the journal, what only the newest contains may not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from collector.runtime import Files, SystemFiles, sync_directory
+from collector.telemetry import Restored
+from online import StateError
+
+from .image import StateImage, decode, sealed
+
+NAME = "state.bin"
+PREVIOUS_NAME = "state.bin.previous"
+STATE_BYTES_MAX = 1 << 31
+
+_log = logging.getLogger(__name__)
+
+
+class StateStore:
+    """Used by the starting thread, then by the writer's."""
+
+    def __init__(self, directory: Path, files: Files | None = None) -> None:
+        self._path = directory / NAME
+        self._previous = directory / PREVIOUS_NAME
+        self._files: Files = files or SystemFiles()
+        self._seqs: list[int] = []
+        self.problem = ""
+        """Why a file could not be used; shown by readiness."""
+
+    @property
+    def covered_seq(self) -> int:
+        """The last journal entry that both generations contain: what comes before is needed no more."""
+        return min(self._seqs) if len(self._seqs) > 1 else 0
+
+    def load(self, restore: Callable[[StateImage], list[str]]) -> tuple[Restored, StateImage | None]:
+        """Hand the newest usable state to ``restore``; bad ones are put aside and said loudly."""
+        tried = False
+        for path, outcome in ((self._path, Restored.NEWEST), (self._previous, Restored.PREVIOUS)):
+            try:
+                data = _read(path)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self._tell(path, error.strerror or type(error).__name__)
+                tried = True
+                continue
+            tried = True
+            try:
+                image = decode(data)
+                left_out = restore(image)
+            except StateError as error:
+                self._tell(path, str(error))
+                self._put_aside(path)
+                continue
+            if left_out:
+                _log.warning("models of the state that are not configured were left out: %s", ", ".join(left_out))
+            _log.info("continuing from %s, journal entry %d", path.name, image.seq)
+            self._seqs = [image.seq]
+            return outcome, image
+        if tried:
+            _log.error("cold start: no state file could be used; everything is learned anew")
+            return Restored.COLD, None
+        return Restored.EMPTY, None
+
+    def write(self, body: bytes, seq: int) -> int:
+        """Write a generation; its size.
+
+        Raises:
+            OSError: it could not be written; the older ones are as they were.
+        """
+        data = sealed(body)
+        temporary = self._path.parent / f".{NAME}.tmp"
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        descriptor = self._files.open(temporary)
+        try:
+            view = memoryview(data)
+            while view:
+                written = self._files.write(descriptor, [view])  # type: ignore[list-item]  # bytes-like
+                view = view[written:]
+            self._files.sync(descriptor)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        finally:
+            os.close(descriptor)
+        with contextlib.suppress(FileNotFoundError):
+            self._files.replace(self._path, self._previous)
+        self._files.replace(temporary, self._path)
+        sync_directory(self._path.parent)
+        self._seqs = [*self._seqs[-1:], seq]
+        return len(data)
+
+    def _tell(self, path: Path, problem: str) -> None:
+        self.problem = f"{path.name}: {problem}"
+        _log.error("state file cannot be used: %s", self.problem)
+
+    def _put_aside(self, path: Path) -> None:
+        with contextlib.suppress(OSError):
+            self._files.replace(path, path.with_name(f"{path.name}.corrupt"))
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(STATE_BYTES_MAX)

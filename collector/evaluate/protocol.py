@@ -1,0 +1,261 @@
+"""The protocol: every system on every capture, then what transfers; results as one structure, nothing printed here."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+
+from collector.identity import Fact
+from online import REQUEST_FEATURES, Floats, Quality, RowBlock, Snapshot, Target
+from online.rls import RlsLearner
+
+from .captures import Capture
+from .fits import Course, Fit, ape, fit, prequential, quantile_coverage, rows_to_goal
+from .leave_out import Transfer, leave_one_out
+from .paths import Path, paths_of
+from .published import ALPHAS, published_scores
+from .scores import Score, inversions, mean_error, request_scores, score_of, step_scores
+
+STEP = Target.STEP_TIME
+SCATTER_POINTS = 400
+HISTOGRAM_BINS = 41
+HISTOGRAM_REACH = 0.5
+
+Tell = Callable[[float, str], None]
+"""Receives the share done and what is being done."""
+
+
+class Coefficient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One published coefficient with its error bar."""
+
+    name: str
+    unit: str
+    coefficient: float
+    status: str
+    stderr: float | None = None
+
+
+class Picture(msgspec.Struct, frozen=True, kw_only=True):
+    """What the plots of one system on one capture need, bounded whatever the capture's size."""
+
+    observed_us: list[float]
+    predicted_us: list[float]
+    histogram: list[int]
+    course_s: list[float]
+    course_median: list[float]
+    course_p90: list[float]
+    drifts_s: list[float]
+    coefficients: list[Coefficient]
+
+
+class CaptureReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One capture: what it is, and every system on it."""
+
+    name: str
+    config_id: str
+    telemetry: str
+    facts: dict[str, Fact]
+    cannot_derive: list[str]
+    learned_rows: int
+    scored_rows: int
+    interval_rows: bool
+    scored_requests: int
+    uncovered_requests: int
+    dropped_rows: dict[str, int]
+    scores: list[Score]
+    pictures: dict[str, Picture]
+    quantile_coverage: float | None = None
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is printed, written and drawn."""
+
+    schema: str
+    tracefit_version: str
+    learn_until: float
+    captures: list[CaptureReport]
+    left_out: str
+    transfers: dict[str, list[Transfer]]
+    inversions: dict[str, int | None]
+
+
+def evaluate(
+    captures: Sequence[Capture],
+    systems: Sequence[str],
+    *,
+    learn_until: float,
+    left_out: str,
+    version: str,
+    tell: Tell,
+    snapshot: Snapshot | None = None,
+) -> Report:
+    """Run the whole protocol; deterministic."""
+    reports = []
+    for number, capture in enumerate(captures):
+        done = 0.8 * number / len(captures)
+        reports.append(_capture(capture, systems, snapshot, functools.partial(tell, done)))
+    transfers = leave_one_out(captures, left_out, functools.partial(tell, 0.8)) if len(captures) > 1 else {}
+    return Report(
+        schema="tracefit.evaluation/1",
+        tracefit_version=version,
+        learn_until=learn_until,
+        captures=reports,
+        left_out=left_out,
+        transfers=transfers,
+        inversions=_inversions(reports, systems),
+    )
+
+
+def _capture(
+    capture: Capture, systems: Sequence[str], snapshot: Snapshot | None, tell: Callable[[str], None]
+) -> CaptureReport:
+    full = capture.full.get(STEP)
+    nothing = RowBlock.empty(STEP.vocabulary)
+    learned = capture.learned.get(STEP, nothing)
+    scored, interval_rows = _single_steps(capture.scored(STEP))
+    requests_only = bool(len(scored)) and bool((scored.quality == Quality.REQUESTS).all())
+    requests = [request for request in capture.requests if request.delivered_ns > capture.cut_ns]
+    rows = full.rows if full is not None else nothing
+    paths = paths_of(rows, requests)
+    alphas = _alphas(capture, paths.paths)
+    scores: list[Score] = []
+    pictures: dict[str, Picture] = {}
+    for system in systems:
+        tell(f"{capture.name}: {system}")
+        made = fit(system, STEP, capture.facts, learned)
+        if made is None or len(scored) == 0:
+            continue
+        course = prequential(system, capture.facts, rows)
+        found = _score(made, scored, rows, paths.paths, alphas, requests_only=requests_only)
+        scores.append(
+            msgspec.structs.replace(
+                found,
+                rows_to_goal=rows_to_goal(system, capture.facts, learned, scored),
+                prequential_mape=None if course is None else course.mape,
+                queue_wait_mdape=_alpha_error(system, Target.QUEUE_WAIT, capture),
+                api_queueing_mdape=_alpha_error(system, Target.API_QUEUEING, capture),
+            )
+        )
+        pictures[system] = _picture(made, scored, course)
+    scores += published_scores(snapshot, capture, scored, rows, paths.paths, requests_only=requests_only)
+    return CaptureReport(
+        name=capture.name,
+        config_id=capture.config_id,
+        telemetry=capture.telemetry,
+        facts=dict(sorted(capture.facts.items())),
+        cannot_derive=list(capture.cannot_derive),
+        learned_rows=len(learned),
+        scored_rows=len(scored),
+        interval_rows=interval_rows,
+        scored_requests=len(paths.paths),
+        uncovered_requests=paths.uncovered,
+        dropped_rows=capture.dropped_rows,
+        scores=scores,
+        pictures=pictures,
+        quantile_coverage=quantile_coverage(capture.facts, learned, scored) if "rece" in systems else None,
+    )
+
+
+def _single_steps(rows: RowBlock) -> tuple[RowBlock, bool]:
+    """The rows that are one step each, if there are enough of them to say something; else all, which are intervals."""
+    single = (rows.steps == 1) & (rows.quality <= Quality.STEPS)
+    enough = int(np.count_nonzero(single)) >= max(20, len(rows) // 10)
+    return (rows.take(single), False) if enough else (rows, True)
+
+
+def _score(
+    made: Fit,
+    scored: RowBlock,
+    rows: RowBlock,
+    paths: Sequence[Path],
+    alphas: dict[str, Floats],
+    *,
+    requests_only: bool,
+) -> Score:
+    prediction = made.predict(scored)
+    values = step_scores(made, prediction, scored)
+    if requests_only:
+        values["itl"] = mean_error(prediction, scored.elapsed_us)
+    else:
+        values |= request_scores(paths, made.predict(rows), alphas)
+    return score_of(
+        values,
+        system=made.system,
+        columns=made.columns,
+        identifiable=made.identifiable,
+        learned_rows=made.rows,
+        scored_rows=int(np.count_nonzero(np.isfinite(prediction))),
+        requests=len(paths),
+    )
+
+
+def _alphas(capture: Capture, paths: Sequence[Path]) -> dict[str, Floats]:
+    """What ``portable`` says of each request outside the steps; the same for all systems, which differ in the steps."""
+    raw = np.full((len(paths), len(REQUEST_FEATURES)), np.nan)
+    for i, path in enumerate(paths):
+        raw[i, REQUEST_FEATURES.index("prompt_tokens")] = path.request.prompt_tokens
+        raw[i, REQUEST_FEATURES.index("output_tokens")] = path.request.output_tokens
+    rows = RowBlock.of_lines(raw, np.ones(len(paths)))
+    out = {}
+    for target in ALPHAS:
+        learned = capture.learned.get(target)
+        made = fit("portable", target, capture.facts, learned) if learned is not None and len(paths) else None
+        if made is not None:
+            out[target.value] = made.predict(rows)
+    return out
+
+
+def _alpha_error(system: str, target: Target, capture: Capture) -> float | None:
+    """Median relative error of a system's own alpha on the scored part."""
+    learned, rows = capture.learned.get(target), capture.scored(target)
+    if learned is None:
+        return None
+    made = fit(system, target, capture.facts, learned)
+    if made is None or len(rows) == 0:
+        return None
+    errors = ape(made.predict(rows), rows.elapsed_us)
+    return float(np.median(errors)) if len(errors) else None
+
+
+def _picture(made: Fit, scored: RowBlock, course: Course | None) -> Picture:
+    prediction = made.predict(scored)
+    known = np.flatnonzero(np.isfinite(prediction))
+    chosen = known[:: max(1, -(-len(known) // SCATTER_POINTS))]
+    ratio = scored.elapsed_us[known] / prediction[known] - 1.0
+    edges = np.linspace(-HISTOGRAM_REACH, HISTOGRAM_REACH, HISTOGRAM_BINS + 1)
+    clipped = np.clip(ratio, -HISTOGRAM_REACH, HISTOGRAM_REACH)
+    course = course or Course()
+    start_ns = course.end_ns[0] if course.end_ns else 0
+    snapshot = made.learner.snapshot() if isinstance(made.learner, RlsLearner) else None
+    return Picture(
+        observed_us=scored.elapsed_us[chosen].tolist(),
+        predicted_us=prediction[chosen].tolist(),
+        histogram=np.histogram(clipped, edges)[0].tolist(),
+        course_s=[(end_ns - start_ns) / 1e9 for end_ns in course.end_ns],
+        course_median=course.median,
+        course_p90=course.p90,
+        drifts_s=[(at_ns - start_ns) / 1e9 for at_ns in course.drifts_ns],
+        coefficients=[
+            Coefficient(
+                name=f.name,
+                unit=f.unit,
+                coefficient=f.coefficient,
+                status=f.status,
+                stderr=f.stderr if f.stderr is not None and np.isfinite(f.stderr) else None,
+            )
+            for f in (snapshot.features if snapshot is not None else [])
+        ],
+    )
+
+
+def _inversions(reports: Sequence[CaptureReport], systems: Sequence[str]) -> dict[str, int | None]:
+    """Wrongly ranked pairs of workloads by their 99th percentile, per system, over captures that all have it."""
+    out: dict[str, int | None] = {}
+    for system in systems:
+        rows = [s for r in reports for s in r.scores if s.system == system and s.p99 is not None]
+        if len(rows) > 1:
+            out[system] = inversions([r.p99_observed_us or 0.0 for r in rows], [r.p99 for r in rows])
+    return out

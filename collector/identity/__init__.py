@@ -1,0 +1,18 @@
+"""Who is this: facts, rules, sheets and discovery make the identity of a configuration."""
+
+from __future__ import annotations
+
+from .discovery import Discovery
+from .facts import IDENTITY, Fact, Facts, FactSource
+from .knowledge import Knowledge, cannot_derive, shipped_sheets
+
+__all__ = [
+    "IDENTITY",
+    "Discovery",
+    "Fact",
+    "FactSource",
+    "Facts",
+    "Knowledge",
+    "cannot_derive",
+    "shipped_sheets",
+]

@@ -1,0 +1,203 @@
+"""KV publishers and the engines they belong to.
+
+No KV event names the process it comes from (wire contract §8), and sequence numbers start again with the engine. So
+every (source, rank) is a row of lives, split where the sequence falls while time goes on, and a life is recognised by
+its rhythm: a batch follows the end of a prefilling step within a millisecond. It belongs to the engine process most of
+whose prefill ends it answers, from the moment (event time) the evidence was enough; the decision is taken when
+everything up to that moment must have arrived, so that it does not depend on the order of arrival. Events that come as
+OTLP spans carry their engine's instance and need no evidence.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from collector.config import JoinSettings
+from collector.decode import MISSING
+from collector.decode.kv import KvBatch, KvTally
+from collector.join.window import StepWindow
+from online import Ints
+
+from .step_events import KvSteps
+from .timeline import KvTimeline
+
+_NEAR_NS = 1_000_000
+_EVIDENCE_MIN = 6
+_SHARE_MIN = 0.15
+_SHARE_OVER_CHANCE = 5.0
+_SHARE_ENOUGH = 0.9
+_LIVES_MAX = 4
+"""Lives held per publisher: a restart loop must not grow memory."""
+
+
+class KvSequence(Protocol):
+    """What an engine process shows of itself; :class:`~collector.join.steps.sequence.Sequence` is one."""
+
+    window: StepWindow | None
+    kv: KvSteps
+    event_unix_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """How well a life fits an engine process, and since when that is known."""
+
+    since_unix_ns: int
+    share: float
+
+
+class KvSources:
+    """All publishers; bounded in publishers, lives and batches."""
+
+    def __init__(self, settings: JoinSettings) -> None:
+        self._grace_ns = int(settings.grace_s * 1e9)
+        self._window_ns = int(settings.window_s * 1e9)
+        self._batches_max = settings.kv_batches_max
+        self._sources_max = settings.engines_max
+        self._lives: OrderedDict[tuple[str, int, str], list[KvTimeline]] = OrderedDict()
+        self._unbound: list[tuple[KvTimeline, str]] = []
+        self._bound: list[tuple[KvTimeline, KvSequence]] = []
+        self.tally = KvTally()
+
+    @property
+    def batches(self) -> int:
+        """Batches held, all publishers together."""
+        return sum(len(life) for lives in self._lives.values() for life in lives)
+
+    @property
+    def missing(self) -> int:
+        """Sequence numbers missing between batches held: lost and not replayed."""
+        return sum(life.missing for lives in self._lives.values() for life in lives)
+
+    @property
+    def unbound(self) -> int:
+        """Lives that belong to no engine yet."""
+        return len(self._unbound)
+
+    # --- in ---------------------------------------------------------------------------------------------------------
+
+    def add(self, batch: KvBatch) -> None:
+        """Take one batch; what is done with it is counted."""
+        self.tally.add(batch, self._life_of(batch).add(batch))
+
+    def _life_of(self, batch: KvBatch) -> KvTimeline:
+        """The life in which sequence and time grow together; a new one after a restart."""
+        key = batch.source, batch.rank, batch.instance
+        lives = self._lives.get(key)
+        if lives is None:
+            lives = self._lives[key] = []
+            if len(self._lives) > self._sources_max:
+                for life in self._lives.popitem(last=False)[1]:
+                    self._forget(life)
+        at = len(lives)
+        for life in reversed(lives):
+            (oldest_ns, oldest_seq), (newest_ns, newest_seq) = life.oldest, life.newest
+            if batch.seq == MISSING or _fits(batch, oldest_ns, oldest_seq, newest_ns, newest_seq):
+                return life
+            if batch.ts_unix_ns > newest_ns:
+                break
+            at -= 1
+        life = KvTimeline(batch.source, batch.rank, self._batches_max)
+        lives.insert(at, life)
+        self._unbound.append((life, batch.instance))
+        if len(lives) > _LIVES_MAX:
+            self._forget(lives.pop(0))
+        return life
+
+    def _forget(self, life: KvTimeline) -> None:
+        self._unbound = [entry for entry in self._unbound if entry[0] is not life]
+        self._bound = [entry for entry in self._bound if entry[0] is not life]
+
+    # --- whose it is ------------------------------------------------------------------------------------------------
+
+    def bind(self, sequences: Iterable[tuple[str, KvSequence]], *, flush: bool) -> None:
+        """Give lives to the engine processes that show enough evidence; ``sequences`` are (instance, process)."""
+        for life, owner in self._bound:
+            life.forget_before(owner.event_unix_ns - 2 * self._window_ns)
+        if not self._unbound:
+            return
+        free = [(instance, one) for instance, one in sequences if not one.kv.known]
+        for life, instance in list(self._unbound):
+            found = self._owner(life, instance, free, flush=flush) if free and len(life) else None
+            if found is None:
+                continue
+            owner, since_unix_ns = found
+            life.bind(since_unix_ns, self._grace_ns)
+            owner.kv.timeline = life
+            owner.kv.prefills.stamps.clear()
+            self._bound.append((life, owner))
+            free = [(name, one) for name, one in free if one is not owner]
+            self._unbound = [entry for entry in self._unbound if entry[0] is not life]
+
+    def _owner(
+        self, life: KvTimeline, instance: str, free: list[tuple[str, KvSequence]], *, flush: bool
+    ) -> tuple[KvSequence, int | None] | None:
+        if instance:
+            mine = [one for name, one in free if name == instance]
+            return (mine[-1], None) if mine else None
+        best: tuple[float, int, KvSequence] | None = None
+        for _, one in free:
+            until = one.event_unix_ns if flush else one.event_unix_ns - self._grace_ns
+            found = evidence(life.times(), one, until)
+            if found is not None and (best is None or found.share > best[0]):
+                best = found.share, found.since_unix_ns, one
+        return (best[2], best[1]) if best is not None else None
+
+    def take_tally(self) -> KvTally:
+        """Counts since the last call, and how things stand."""
+        tally, self.tally = self.tally, KvTally()
+        for _, owner in self._bound:
+            tally.hit_tokens += owner.kv.prefills.take_hit_tokens()
+        tally.held, tally.missing, tally.unbound = self.batches, self.missing, self.unbound
+        return tally
+
+
+def _fits(batch: KvBatch, oldest_ns: int, oldest_seq: int, newest_ns: int, newest_seq: int) -> bool:
+    """Whether sequence and time are on the same side of a life's ends: behind, before, or both between them."""
+    if batch.seq > newest_seq:
+        return batch.ts_unix_ns >= newest_ns
+    if batch.seq < oldest_seq:
+        return batch.ts_unix_ns <= oldest_ns
+    return oldest_ns <= batch.ts_unix_ns <= newest_ns
+
+
+def evidence(batch_times_ns: Ints, sequence: KvSequence, until_unix_ns: int) -> Evidence | None:
+    """The earliest moment by which enough prefill ends were answered by a batch; None while there is no such moment.
+
+    Ends: FIRST_TOKEN stamps (known when the request had finished), and starts of steps after a summary with prefill
+    tokens. The share asked for grows with the share that chance would answer.
+    """
+    if len(batch_times_ns) == 0:
+        return None
+    known_ns, end_ns = _ends(sequence)
+    inside = (known_ns <= until_unix_ns) & (end_ns >= batch_times_ns[0])
+    known_ns, end_ns = known_ns[inside], end_ns[inside]
+    order = np.lexsort((end_ns, known_ns))
+    known_ns, end_ns = known_ns[order], end_ns[order]
+    answered = np.searchsorted(batch_times_ns, end_ns) < np.searchsorted(batch_times_ns, end_ns + _NEAR_NS, "right")
+    hits = np.cumsum(answered)
+    share = hits / np.arange(1, len(hits) + 1)
+    span_ns = np.maximum(1, known_ns - batch_times_ns[0])
+    chance = np.searchsorted(batch_times_ns, known_ns, "right") * _NEAR_NS / span_ns
+    enough = (hits >= _EVIDENCE_MIN) & (share >= np.clip(_SHARE_OVER_CHANCE * chance, _SHARE_MIN, _SHARE_ENOUGH))
+    if not enough.any():
+        return None
+    first = int(np.argmax(enough))
+    return Evidence(int(known_ns[first]), float(share[first]))
+
+
+def _ends(sequence: KvSequence) -> tuple[Ints, Ints]:
+    """(when it is known, when it was) of prefill ends, wall clock; those of summaries a millisecond early."""
+    stamps = np.array(sequence.kv.prefills.stamps or np.empty((0, 2)), np.int64)
+    window = sequence.window
+    if window is None or window.size < 2:  # noqa: PLR2004 -- a step and its next one
+        return stamps[:, 0], stamps[:, 1]
+    steps, seen = window.steps[: window.size], window.rebuilt["seen"][: window.size]
+    pairs = np.flatnonzero(seen[:-1] & seen[1:] & (steps["prefill_tokens"][:-1] > 0)) + 1
+    starts = steps["unix_ns"][pairs] - steps["ts_end_ns"][pairs] + steps["ts_start_ns"][pairs]
+    return np.concatenate((stamps[:, 0], starts)), np.concatenate((stamps[:, 1], starts - _NEAR_NS))

@@ -1,0 +1,211 @@
+"""A finished request's journey, laid over the steps it ran in.
+
+``scheduler.step`` of SCHEDULED, FIRST_TOKEN, PREEMPTED and FINISHED says which steps a request was part of. Between
+SCHEDULED and FIRST_TOKEN it prefills; from the step after FIRST_TOKEN on it decodes one token a step, its context
+growing
+by one; after a preemption it recomputes prompt and outputs first. Prefill in several steps is split later, when the
+token
+budget of those steps is known (:func:`split_chunks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from collector.decode import CoreSpan, Finish, Mark, MarkKind
+from collector.join.window import StepWindow
+
+NATURAL = frozenset({Finish.STOPPED, Finish.LENGTH})
+"""Ends that are stamped at a step boundary; aborts are handled between steps."""
+
+
+@dataclass(slots=True)
+class Chunks:
+    """One prefill spread over steps first..last; ``left`` tokens are not yet given to a step."""
+
+    first_step: int
+    last_step: int
+    scheduled_ns: int
+    left: float
+    done: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The request ran in every step first..last, having ``outputs`` output tokens before and ``outputs_end`` after."""
+
+    first_step: int
+    last_step: int
+    scheduled_ns: int
+    outputs: int
+    outputs_end: int
+    first_token_step: int | None
+    first_token_ns: int
+
+    @property
+    def silent_steps(self) -> int:
+        """Steps of a resumed run that made no token: its recomputation in pieces."""
+        steps = self.last_step - self.first_step + 1
+        return min(max(0, steps - (self.outputs_end - self.outputs)), steps - 1)
+
+
+def extent_of(found: Sequence[Run]) -> tuple[int, int] | None:
+    """First and last step of a request's runs."""
+    return (found[0].first_step, found[-1].last_step) if found else None
+
+
+def lay(span: CoreSpan, window: StepWindow, found: Sequence[Run] | None = None) -> list[Chunks]:
+    """Add the request to the columns of its steps (which must be reachable); returns its multi-step prefills.
+
+    ``found``: its runs, where the caller has them already.
+    """
+    chunks = []
+    for run in runs(span.marks) if found is None else found:
+        if run.outputs == 0:
+            chunks += _lay_prefill(run, span.prompt_tokens, window)
+        else:
+            _lay_resumed(run, span.prompt_tokens, window)
+    _lay_waiting(span, window)
+    _lay_stamps(span, window)
+    return chunks
+
+
+def waits(span: CoreSpan) -> tuple[int, int]:
+    """Steps that ran while the request waited for the first time: first, and one past the last."""
+    queued = span.marks[0]
+    stop = next((mark.step_id for mark in span.marks if mark.kind is MarkKind.SCHEDULED), queued.step_id)
+    first = queued.step_id + 1 if queued.kind is MarkKind.QUEUED else stop
+    return min(first, stop), stop
+
+
+def runs(marks: tuple[Mark, ...]) -> Iterator[Run]:
+    """Spans of steps in which the request ran, from SCHEDULED to PREEMPTED or FINISHED."""
+    scheduled: Mark | None = None
+    first_token: Mark | None = None
+    for mark in marks:
+        if mark.kind is MarkKind.SCHEDULED:
+            scheduled, first_token = mark, None
+        elif mark.kind is MarkKind.FIRST_TOKEN:
+            first_token = mark
+        elif scheduled is not None and mark.kind in (MarkKind.PREEMPTED, MarkKind.FINISHED):
+            last = mark.step_id - (mark.kind is MarkKind.PREEMPTED)
+            if last >= scheduled.step_id:
+                yield Run(
+                    scheduled.step_id,
+                    last,
+                    scheduled.ts_ns,
+                    scheduled.output_tokens,
+                    mark.output_tokens,
+                    first_token.step_id if first_token is not None else None,
+                    first_token.ts_ns if first_token is not None else 0,
+                )
+            scheduled = None
+
+
+def _lay_prefill(run: Run, prompt_tokens: int, window: StepWindow) -> list[Chunks]:
+    cells, first = window.rebuilt, run.first_step - window.base
+    last = (run.last_step if run.first_token_step is None else min(run.first_token_step, run.last_step)) - window.base
+    cells["prefill_requests"][first : last + 1] += 1
+    chunks = []
+    if first == last:
+        cells["prefill_tokens"][first] += prompt_tokens
+        cells["prefill_attention"][first] += prompt_tokens**2 / 2
+    else:
+        chunks.append(Chunks(run.first_step, last + window.base, run.scheduled_ns, prompt_tokens))
+    decoding = slice(last + 1, run.last_step - window.base + 1)
+    count = decoding.stop - decoding.start
+    if run.first_token_step is not None and count > 0:
+        cells["decode_requests"][decoding] += 1
+        cells["decode_tokens"][decoding] += 1
+        cells["context_tokens"][decoding] += prompt_tokens + np.arange(1, count + 1)
+        cells["first_requests"][decoding.start] += 1
+        cells["first_context_tokens"][decoding.start] += prompt_tokens + 1
+    return chunks
+
+
+def _lay_resumed(run: Run, prompt_tokens: int, window: StepWindow) -> None:
+    """Recomputation: prompt and outputs so far, in one step, or evenly over the steps that made no token."""
+    cells, first = window.rebuilt, run.first_step - window.base
+    steps = run.last_step - run.first_step + 1
+    known_tokens = prompt_tokens + run.outputs
+    silent = run.silent_steps
+    here = slice(first, first + steps)
+    context = known_tokens + np.maximum(np.arange(steps) - silent, 0.0)
+    context[:silent] = known_tokens * np.arange(1, silent + 1) / (silent + 1)
+    cells["decode_requests"][here] += 1
+    cells["decode_tokens"][here] += 1
+    cells["context_tokens"][here] += context
+    recomputing = slice(first, first + silent + 1)
+    cells["recomputed_tokens"][recomputing] += known_tokens / (silent + 1) - 1
+    cells["approximate"][recomputing] |= silent > 0
+
+
+def _lay_waiting(span: CoreSpan, window: StepWindow) -> None:
+    first, stop = waits(span)
+    if first >= stop:  # scheduled at the next step, as most are
+        return
+    here = slice(max(0, first - window.base), stop - window.base)
+    window.rebuilt["waiting_requests"][here] += 1
+    window.rebuilt["waiting_tokens"][here] += span.prompt_tokens
+
+
+def _lay_stamps(span: CoreSpan, window: StepWindow) -> None:
+    """Keep the newest end stamp and the oldest SCHEDULED stamp of each step: the ones nearest to its boundaries."""
+    cells = window.rebuilt
+    for mark in span.marks:
+        ended = mark.kind is MarkKind.FIRST_TOKEN or (mark.kind is MarkKind.FINISHED and span.finish in NATURAL)
+        index = mark.step_id - window.base
+        if not 0 <= index < window.size:
+            continue  # a stamp of a step the request was not part of: aborts while preempted, impossible journeys
+        if ended and mark.ts_ns > cells["completed_ns"][index]:
+            cells["completed_ns"][index] = mark.ts_ns
+            cells["completed_unix_ns"][index] = mark.ts_ns + span.unix_minus_mono_ns
+        if mark.kind is MarkKind.SCHEDULED and not 0 < cells["scheduled_ns"][index] <= mark.ts_ns:
+            cells["scheduled_ns"][index] = mark.ts_ns
+            cells["scheduled_unix_ns"][index] = mark.ts_ns + span.unix_minus_mono_ns
+
+
+def split_chunks(
+    chunks: list[Chunks], window: StepWindow, stop_step: int, budget_tokens: float | None, *, asynchronous: bool
+) -> list[Chunks]:
+    """Give the tokens of multi-step prefills to their steps below ``stop_step``; returns what is not finished.
+
+    vLLM schedules decodes first, then running prefills in order, so a prefill takes what the others leave of the step's
+    prefill tokens (known from its summary) or of the token budget. Without either: an even split, marked approximate.
+    """
+    rest = []
+    for chunk in sorted(chunks, key=lambda c: (c.scheduled_ns, c.first_step, c.last_step)):
+        for step in range(chunk.first_step, min(chunk.last_step + 1, stop_step)):
+            index = step - window.base
+            steps_after = chunk.last_step - step
+            share = chunk.left if steps_after == 0 else _share(window, index, chunk, budget_tokens, asynchronous)
+            tokens = chunk.left if steps_after == 0 else _at_most(chunk.left, steps_after, share)
+            cell = window.rebuilt[index]
+            cell["prefill_tokens"] += tokens
+            cell["prefill_attention"] += tokens * (chunk.done + tokens / 2)
+            chunk.done += tokens
+            chunk.left -= tokens
+        chunk.first_step = max(chunk.first_step, stop_step)
+        if chunk.first_step <= chunk.last_step:
+            rest.append(chunk)
+    return rest
+
+
+def _at_most(left: float, steps_after: int, share: float) -> float:
+    """A chunk leaves a token for each step after it, while there are any."""
+    return min(left, max(1.0, min(left - steps_after, share)))
+
+
+def _share(window: StepWindow, index: int, chunk: Chunks, budget_tokens: float | None, asynchronous: bool) -> float:
+    cell, step = window.rebuilt[index], window.steps[index]
+    first = cell["first_requests"] if asynchronous else 0.0
+    if cell["seen"]:
+        return float(step["prefill_tokens"] - cell["prefill_tokens"] - first)
+    if budget_tokens is not None:
+        spent = cell["decode_tokens"] + cell["recomputed_tokens"] + cell["prefill_tokens"]
+        return float(budget_tokens - spent)
+    cell["approximate"] = True
+    return chunk.left / (chunk.last_step - (index + window.base) + 1)

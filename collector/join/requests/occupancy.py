@@ -1,0 +1,287 @@
+"""Rows from request spans alone: what an un-forked vLLM says about its steps.
+
+A request with N output tokens took part in N - 1 decode steps between its first and its last token. At any time, the
+requests between their first and last token are the decode batch; each is assumed to make its tokens evenly:
+
+    n(t) = #{j : F_j < t <= E_j}            C(t) = Σ_j prompt_j + ½ + r_j (t - F_j)      r_j = (N_j - 1) / (E_j - F_j)
+    row i: ℓ = N_i - 1, y = E_i - F_i, features of step k at the middle of its k-th token, prompts of requests whose
+    first
+    token falls into it as its prefill; weight 1 / mean n, since the windows of n requests tell the same story
+
+Aborted requests send no span: their share of the batch is missing. A row is final when every request that overlaps
+it has
+been heard of: ``window_s`` later, or at the end of the stream, when no known request lasts long enough to still run.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from collector.config import JoinSettings
+from collector.decode import RequestSpan
+from collector.telemetry import RowDrop
+from online import PHASES, STEP_FEATURES, Floats, Ints, Quality, RowBlock, Target
+
+from .request_rows import RequestRow, request_block
+
+_OUTPUT_TOKENS_MAX = 131_072
+"""A request of more output tokens gives no row: it would have a line of features for each."""
+_SLACK_NS = 10**9
+"""The last token may not be later than the span's own end by more: the span ends when that token was handed out."""
+_LINES_MAX = 32_768
+"""Steps evaluated at once: bounds memory, a request can have thousands of tokens."""
+_BATCH_NS = 5 * 10**9
+"""Requests become final in batches of this much event time: each batch sorts all that are held."""
+_COLUMN = {name: index for index, name in enumerate(STEP_FEATURES)}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Times in seconds since the sequence's epoch."""
+
+    first_s: float
+    last_s: float
+    prompt_tokens: float
+    output_tokens: int
+    end_unix_ns: int
+    span: RequestSpan
+
+
+class _Batch:
+    """n(t), C(t) and cumulative prefill as sums over requests sorted by first and by last token."""
+
+    def __init__(self, requests: list[Request]) -> None:
+        first = np.array([r.first_s for r in requests])
+        last = np.array([r.last_s for r in requests])
+        prompt = np.array([r.prompt_tokens for r in requests])
+        tokens = np.array([r.output_tokens for r in requests], float)
+        rate = np.where(last > first, (tokens - 1) / np.maximum(last - first, 1e-9), 0.0)
+        decoding = tokens > 1
+        starts = np.argsort(first, kind="stable")
+        self._prefill_at = first[starts]
+        self._prefill_tokens = np.concatenate(([0.0], np.cumsum(prompt[starts])))
+        entering = starts[decoding[starts]]
+        leaving = np.argsort(last, kind="stable")
+        leaving = leaving[decoding[leaving]]
+        self._enter = _Side(first[entering], (prompt + 0.5 - rate * first)[entering], rate[entering])
+        self._leave = _Side(last[leaving], (prompt + 0.5 - rate * first)[leaving], rate[leaving])
+
+    def decoding(self, at_s: Floats) -> tuple[Floats, Floats]:
+        """(requests, context tokens) of the decode batch at these times."""
+        entered, left = self._enter.until(at_s), self._leave.until(at_s)
+        context = (entered.constant - left.constant) + at_s * (entered.rate - left.rate)
+        return entered.count - left.count, context
+
+    def prefill(self, edges_s: Floats) -> tuple[Floats, Floats]:
+        """(requests, tokens) whose first token falls between consecutive edges."""
+        index = np.searchsorted(self._prefill_at, edges_s, side="right")
+        return np.diff(index).astype(float), np.diff(self._prefill_tokens[index])
+
+
+@dataclass(frozen=True, slots=True)
+class _Totals:
+    count: Floats
+    constant: Floats
+    rate: Floats
+
+
+class _Side:
+    def __init__(self, at_s: Floats, constant: Floats, rate: Floats) -> None:
+        self._at_s = at_s
+        self._constant = np.concatenate(([0.0], np.cumsum(constant)))
+        self._rate = np.concatenate(([0.0], np.cumsum(rate)))
+
+    def until(self, at_s: Floats) -> _Totals:
+        index = np.searchsorted(self._at_s, at_s, side="left")
+        return _Totals(index.astype(float), self._constant[index], self._rate[index])
+
+
+class RequestSequence:
+    """Request spans of one API process."""
+
+    def __init__(self, settings: JoinSettings, engine: int) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._epoch_unix_ns = 0
+        self._held: list[Request] = []
+        self._pending: list[tuple[int, bytes, Request]] = []
+        self._emitted_until_unix_ns = 0
+        self.event_unix_ns = 0
+        self.drops: Counter[RowDrop] = Counter()
+
+    @property
+    def open_requests(self) -> int:
+        """Requests held: those not yet emitted, and those that overlap them."""
+        return len(self._held)
+
+    @property
+    def safe_unix_ns(self) -> int:
+        """No row that will come ends before this wall clock time."""
+        return self._emitted_until_unix_ns or self._epoch_unix_ns
+
+    def add(self, span: RequestSpan) -> None:
+        """Add one finished request."""
+        if math.isnan(span.first_token_s) or span.output_tokens < 1:
+            self.drops[RowDrop.INCOMPLETE] += 1
+            return
+        decode_s = span.decode_s if not math.isnan(span.decode_s) else span.e2e_s - span.first_token_s
+        if not decode_s >= 0:
+            self.drops[RowDrop.TIME_ORDER] += 1
+            return
+        end_unix_ns = span.arrival_unix_ns + int((span.first_token_s + decode_s) * 1e9)
+        if end_unix_ns > span.end_unix_ns + _SLACK_NS:
+            self.drops[RowDrop.TIME_ORDER] += 1
+            return
+        if span.output_tokens > _OUTPUT_TOKENS_MAX:
+            self.drops[RowDrop.TOO_LONG] += 1
+            return
+        self._epoch_unix_ns = self._epoch_unix_ns or span.arrival_unix_ns
+        first_s = (span.arrival_unix_ns - self._epoch_unix_ns) / 1e9 + span.first_token_s
+        self.event_unix_ns = max(self.event_unix_ns, span.end_unix_ns)
+        request = Request(first_s, first_s + decode_s, float(span.prompt_tokens), span.output_tokens, end_unix_ns, span)
+        self._held.append(request)
+        heapq.heappush(self._pending, (end_unix_ns, span.span_id, request))
+        if len(self._pending) > self._settings.requests_max:
+            heapq.heappop(self._pending)
+            self.drops[RowDrop.INCOMPLETE] += 1
+        if len(self._held) > 2 * self._settings.requests_max:
+            self._held.sort(key=lambda held: held.end_unix_ns)
+            del self._held[: -self._settings.requests_max]
+
+    def advance(self, *, flush: bool = False) -> list[tuple[Target, RowBlock]]:
+        """Rows of requests that are final, in order of their end."""
+        horizon_unix_ns = self.event_unix_ns - int(self._settings.window_s * 1e9)
+        if not self._pending or not (flush or self._pending[0][0] <= horizon_unix_ns - _BATCH_NS):
+            return []
+        ready = []
+        while self._pending and (flush or self._pending[0][0] <= horizon_unix_ns):
+            ready.append(heapq.heappop(self._pending)[2])
+        usable = self._finished(ready) if flush else ready
+        batch = _Batch(self._held)
+        out = [(Target.STEP_TIME, rows) for rows in self._step_rows(usable, batch)]
+        out += self._request_rows(ready)
+        self._emitted_until_unix_ns = ready[-1].end_unix_ns
+        kept_s = min((r.first_s for _, _, r in self._pending), default=ready[-1].last_s)
+        self._held = [r for r in self._held if r.last_s >= kept_s]
+        return out
+
+    def _finished(self, ready: list[Request]) -> list[Request]:
+        """At the end of the stream: those that no request still running can overlap."""
+        longest_s = max(r.last_s - r.first_s for r in self._held)
+        open_after_s = max(r.last_s for r in self._held) - longest_s
+        usable = [r for r in ready if r.last_s <= open_after_s]
+        self.drops[RowDrop.INCOMPLETE] += sum(r.output_tokens > 1 for r in ready if r.last_s > open_after_s)
+        return usable
+
+    def _step_rows(self, requests: list[Request], batch: _Batch) -> list[RowBlock]:
+        out: list[RowBlock] = []
+        group: list[Request] = []
+        lines = 0
+        for request in requests:
+            steps = request.output_tokens - 1
+            if steps < 1 or request.last_s <= request.first_s:
+                continue
+            if group and lines + steps > _LINES_MAX:
+                out.append(self._block(group, batch))
+                group, lines = [], 0
+            group.append(request)
+            lines += steps
+        if group:
+            out.append(self._block(group, batch))
+        return out
+
+    def _block(self, requests: list[Request], batch: _Batch) -> RowBlock:
+        steps = np.array([r.output_tokens - 1 for r in requests])
+        offsets = np.concatenate(([0], np.cumsum(steps)))
+        first = np.array([r.first_s for r in requests])
+        pace_s = np.array([(r.last_s - r.first_s) for r in requests]) / steps
+        position = np.arange(offsets[-1]) - np.repeat(offsets[:-1], steps)
+        begin_s = np.repeat(first, steps) + position * np.repeat(pace_s, steps)
+        end_s = begin_s + np.repeat(pace_s, steps)
+        decoding, context = batch.decoding((begin_s + end_s) / 2)
+        prefilling, prompt = batch.prefill(np.stack((begin_s, end_s), axis=1).ravel())
+        raw = np.full((len(begin_s), len(STEP_FEATURES)), np.nan)
+        raw[:, _COLUMN["prefill_tokens"]] = prompt[::2]
+        raw[:, _COLUMN["prefill_requests"]] = prefilling[::2]
+        raw[:, _COLUMN["prefill_attention"]] = np.nan
+        raw[:, _COLUMN["decode_requests"]] = decoding
+        raw[:, _COLUMN["decode_tokens"]] = decoding
+        raw[:, _COLUMN["decode_context_tokens"]] = context
+        raw[:, _COLUMN["requests"]] = decoding + prefilling[::2]
+        n = len(requests)
+        return RowBlock(
+            raw=raw,
+            offsets=offsets.astype(np.int64),
+            elapsed_us=pace_s * steps * 1e6,
+            phase=np.zeros((n, len(PHASES))),
+            weight=steps / np.maximum(np.add.reduceat(decoding, offsets[:-1]), steps),
+            end_ns=np.array([r.end_unix_ns for r in requests], np.int64),
+            engine=np.full(n, self._engine, np.int64),
+            quality=np.full(n, int(Quality.REQUESTS), np.int64),
+        )
+
+    def _request_rows(self, requests: list[Request]) -> list[tuple[Target, RowBlock]]:
+        """queue_wait of all; api_queueing of those that arrived while no other request was there."""
+        queue = _Queue(self._held)
+        found: dict[Target, list[RequestRow]] = {}
+        for request in requests:
+            span = request.span
+            waits_s = {Target.QUEUE_WAIT: span.queue_s}
+            if queue.idle_at(span.arrival_unix_ns):
+                waits_s[Target.API_QUEUEING] = span.first_token_s - span.queue_s - span.prefill_s
+            raw = (float(span.prompt_tokens), float(span.output_tokens), *queue.met_by(span))
+            for target, wait_s in waits_s.items():
+                if not math.isnan(wait_s):
+                    found.setdefault(target, []).append(RequestRow(target, raw, wait_s * 1e6, request.end_unix_ns))
+        return [(target, request_block(rows, self._engine, Quality.REQUESTS)) for target, rows in sorted(found.items())]
+
+
+class _Queue:
+    """The queue that a request met, from all spans: SCHEDULED = first token - prefill, QUEUED = that - queue."""
+
+    def __init__(self, requests: list[Request]) -> None:
+        spans = [request.span for request in requests]
+        self._arrived = np.sort([span.arrival_unix_ns for span in spans])
+        self._ended = np.sort([request.end_unix_ns for request in requests])
+        known = [span for span in spans if not math.isnan(span.queue_s) and not math.isnan(span.prefill_s)]
+        queued = np.array([_queued_unix_ns(span) for span in known], np.int64)
+        scheduled = queued + np.array([int(span.queue_s * 1e9) for span in known], np.int64)
+        tokens = np.array([span.prompt_tokens for span in known], float)
+        self._queued, self._queued_tokens = _cumulative(queued, tokens)
+        self._scheduled, self._scheduled_tokens = _cumulative(scheduled, tokens)
+
+    def idle_at(self, unix_ns: int) -> bool:
+        """Whether no other request was in the engine or on its way."""
+        return bool(
+            np.searchsorted(self._arrived, unix_ns, side="left") == np.searchsorted(self._ended, unix_ns, side="right")
+        )
+
+    def met_by(self, span: RequestSpan) -> tuple[float, float, float, float]:
+        """(waiting, running, kv_usage_ratio, queued_tokens) at QUEUED; NaN where the span does not tell it."""
+        if math.isnan(span.queue_s) or math.isnan(span.prefill_s):
+            return (math.nan,) * 4
+        at_unix_ns = _queued_unix_ns(span)
+        queued = int(np.searchsorted(self._queued, at_unix_ns, side="left"))
+        scheduled = int(np.searchsorted(self._scheduled, at_unix_ns, side="right"))
+        ended = int(np.searchsorted(self._ended, at_unix_ns, side="right"))
+        waiting_tokens = self._queued_tokens[queued] - self._scheduled_tokens[scheduled]
+        return (
+            float(max(0, queued - scheduled)),
+            float(max(0, scheduled - ended)),
+            math.nan,
+            float(max(0.0, waiting_tokens)),
+        )
+
+
+def _queued_unix_ns(span: RequestSpan) -> int:
+    return span.arrival_unix_ns + int((span.first_token_s - span.prefill_s - span.queue_s) * 1e9)
+
+
+def _cumulative(at: Ints, tokens: Floats) -> tuple[Ints, Floats]:
+    order = np.argsort(at, kind="stable")
+    return at[order], np.concatenate(([0.0], np.cumsum(tokens[order])))

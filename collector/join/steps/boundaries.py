@@ -1,0 +1,109 @@
+"""Stamps at step boundaries, and the intervals between them.
+
+Boundary b is the moment step b starts to execute. What is stamped there (wire contract §5.4, §5.6):
+
+    kind        synchronous            asynchronous
+    start       ts_start(b)            ts_start(b + 1), if step b has tokens     reference, no phase
+    completed   end stamps of b - 1    end stamps of b - 1                       reference where there is no start stamp
+    scheduled   SCHEDULED of b         SCHEDULED of b + 1, as start
+    done        ts_done(b - 1) if it had tokens, else ts_start(b)                plugin only; no lag in either mode
+
+Each boundary keeps its best stamp; rows run between consecutive stamped boundaries, so every step is learned once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.decode import MISSING
+from online import PHASES, Floats, Ints
+
+Bools = NDArray[np.bool_]
+Cells = NDArray[np.void]
+
+START, SCHEDULED, COMPLETED = -1, PHASES.index("scheduled"), PHASES.index("completed")
+
+
+@dataclass(frozen=True, slots=True)
+class Stamps:
+    """Stamped boundaries in order: step index (within the columns given), monotonic ns, wall clock ns, kind."""
+
+    step: Ints
+    ns: Ints
+    unix_ns: Ints
+    kind: Ints
+
+    def take(self, chosen: Bools) -> Stamps:
+        """Some of them."""
+        return Stamps(self.step[chosen], self.ns[chosen], self.unix_ns[chosen], self.kind[chosen])
+
+
+def empty_steps(steps: Cells, cells: Cells, requests: Floats) -> Bools:
+    """Steps that ran nothing: a summary without tokens, or no request in a rebuilt step."""
+    return np.asarray(np.where(cells["seen"], steps["scheduled_tokens"] == 0, requests == 0))
+
+
+def stamps(steps: Cells, cells: Cells, empty: Bools, *, asynchronous: bool) -> Stamps:
+    """The best stamp of every boundary 1..m-2 of m consecutive steps (the edges lack a neighbour).
+
+    Index 0 is a step before the range of interest and the last one a step after it.
+    """
+    inner = slice(1, len(steps) - 1)
+    after = slice(2, len(steps))
+    before = slice(0, len(steps) - 2)
+    at = after if asynchronous else inner
+    wall_offset = steps["unix_ns"] - steps["ts_end_ns"]
+    start = cells["seen"][at] & ~empty[inner] if asynchronous else cells["seen"][inner].copy()
+    scheduled = cells["scheduled_ns"][at] > 0
+    if asynchronous:
+        scheduled &= ~empty[inner]
+    completed = cells["completed_ns"][before] > 0
+    ns = np.where(
+        start, steps["ts_start_ns"][at], np.where(completed, cells["completed_ns"][before], cells["scheduled_ns"][at])
+    )
+    unix = np.where(
+        start,
+        steps["ts_start_ns"][at] + wall_offset[at],
+        np.where(completed, cells["completed_unix_ns"][before], cells["scheduled_unix_ns"][at]),
+    )
+    kind = np.where(start, START, np.where(completed, COMPLETED, SCHEDULED))
+    index = np.flatnonzero(start | completed | scheduled)
+    return Stamps(index + 1, ns[index], unix[index], kind[index])
+
+
+def pairs(steps: Cells, cells: Cells, empty: Bools, *, asynchronous: bool, done: bool) -> tuple[Ints, Floats]:
+    """Steps timed by summaries alone (the quick lane): index within the columns, elapsed us."""
+    found = done_stamps(steps, cells, empty) if done else stamps(steps, cells, empty, asynchronous=asynchronous)
+    start = found.kind == START
+    next_too = start[:-1] & start[1:] & (np.diff(found.step) == 1)
+    index = found.step[:-1]
+    timed = next_too & cells["seen"][index] & ~empty[index]
+    elapsed_us = np.diff(found.ns)[timed] / 1e3
+    return index[timed], elapsed_us
+
+
+def done_stamps(steps: Cells, cells: Cells, empty: Bools) -> Stamps:
+    """Stamps of an engine whose summaries carry ``ts_done_ns``; same shape rules as :func:`stamps`."""
+    inner, before = slice(1, len(steps) - 1), slice(0, len(steps) - 2)
+    wall_offset = steps["unix_ns"] - steps["ts_end_ns"]
+    busy = cells["seen"][before] & ~empty[before] & (steps["ts_done_ns"][before] != MISSING)
+    idle = cells["seen"][before] & empty[before] & cells["seen"][inner]
+    ns = np.where(busy, steps["ts_done_ns"][before], steps["ts_start_ns"][inner])
+    unix = ns + np.where(busy, wall_offset[before], wall_offset[inner])
+    index = np.flatnonzero(busy | idle)
+    return Stamps(index + 1, ns[index], unix[index], np.full(len(index), START))
+
+
+def phase_columns(kind: Ints, *, has_start: bool) -> Floats:
+    """Phase of the rows between consecutive stamps, shape (n - 1, len(PHASES)).
+
+    Without start stamps ``completed`` is the reference: both columns together would be rank-deficient.
+    """
+    columns = np.zeros((len(kind), len(PHASES)))
+    columns[kind == SCHEDULED, SCHEDULED] = 1.0
+    if has_start:
+        columns[kind == COMPLETED, COMPLETED] = 1.0
+    return np.diff(columns, axis=0)

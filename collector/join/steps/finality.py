@@ -1,0 +1,49 @@
+"""Which steps are final: nothing that could still arrive would change their rows.
+
+A step is final when its summary and its journeys agree (or its context needs no journeys); a hole, when the summaries
+around it are complete and ``grace_s`` has passed; any step, when event time has passed it by ``window_s``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.config import JoinSettings
+from collector.decode import StepColumns
+from online import Ints
+
+from .raw_features import Rebuilt, complete
+from .row_blocks import neighbours
+
+
+def finality(
+    steps: StepColumns,
+    cells: NDArray[np.void],
+    *,
+    counts: Rebuilt | None,
+    now_unix_ns: int,
+    settings: JoinSettings,
+) -> tuple[NDArray[np.bool_], Ints]:
+    """Whether each step is final, and when it was by the wall clock (0 = nobody said), shapes (n,).
+
+    Args:
+        steps: summaries of n steps in order.
+        cells: the same steps as journeys rebuild them.
+        counts: what journeys say ran, where a step's context comes from them; None where it does not.
+        now_unix_ns: the newest event.
+        settings: ``grace_s`` and ``window_s``.
+    """
+    seen = cells["seen"]
+    whole = seen if counts is None else seen & complete(steps, cells, counts)
+    before, after = neighbours(seen)
+    settled_unix_ns = now_unix_ns - int(settings.grace_s * 1e9)
+    around = np.where(before >= 0, whole[before], True) & np.where(
+        after >= 0, whole[after] & (steps["unix_ns"][after] <= settled_unix_ns), False
+    )
+    final = np.where(seen, whole, around)
+    unix_ns = np.where(seen, steps["unix_ns"], np.maximum(cells["completed_unix_ns"], cells["scheduled_unix_ns"]))
+    passed = np.flatnonzero((unix_ns > 0) & (unix_ns <= now_unix_ns - int(settings.window_s * 1e9)))
+    if len(passed):
+        final[: passed[-1] + 1] = True
+    return final, unix_ns

@@ -1,0 +1,90 @@
+"""What passed steps teach about an engine: tokens per KV block, the share of requests that send journeys, holes.
+
+Learned step by step in order, but in force only from the next block boundary on (step ids divisible by
+``block_steps``), so that a row does not depend on how much telemetry came in one piece.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from collector.join.block_ratio import BlockRatio
+
+from .raw_features import Cells, Rebuilt, complete, snapshot_complete
+
+FIRST_BLOCK_STEPS = 256
+"""A new engine waits for its first block; the later ones only cost per block."""
+
+_DECAY = 0.8
+"""Per block: some 5000 steps are remembered."""
+_COMPLETE_SHARE = 0.97
+"""Below this share of rebuilt requests in summaries, journeys are sampled: rebuilt counts are scaled up."""
+_REQUESTS_MIN = 32.0
+_STEPS_SHARE = 0.7
+"""Share of steps with a summary from which on the telemetry counts as ``steps`` rather than ``sampled``."""
+
+
+@dataclass(slots=True)
+class Sums:
+    """What steps add up to."""
+
+    context_tokens: float = 0.0
+    blocks: float = 0.0
+    rebuilt_requests: float = 0.0
+    summary_requests: float = 0.0
+    steps: float = 0.0
+    holes: float = 0.0
+
+    def fold(self, other: Sums) -> None:
+        """Decay, then add a block."""
+        for name in self.__slots__:
+            setattr(self, name, _DECAY * getattr(self, name) + getattr(other, name))
+
+
+@dataclass(slots=True)
+class Habits:
+    """Decayed sums over whole blocks of passed steps, and the block under way."""
+
+    ratio: BlockRatio
+    settled: bool = False
+    _past: Sums = field(default_factory=Sums)
+    _block: Sums = field(default_factory=Sums)
+
+    def learn(self, steps: Cells, cells: Cells, counts: Rebuilt) -> None:
+        """Take passed steps of one block."""
+        block, seen = self._block, cells["seen"]
+        block.steps += len(steps)
+        block.holes += int(np.count_nonzero(~seen))
+        busy = seen & (steps["scheduled_tokens"] > 0)
+        snapped = snapshot_complete(steps, cells)
+        matched = complete(steps, cells, counts)
+        block.rebuilt_requests += float((counts.prefill_requests + counts.decode_requests)[busy].sum())
+        block.summary_requests += float((steps["prefill_requests"] + steps["decode_requests"])[busy].sum())
+        exact = busy & (steps["prefill_requests"] == 0) & (matched | snapped)
+        context = np.where(snapped, cells["snapshot_context_tokens"], counts.context_tokens)
+        block.context_tokens += float(context[exact].sum())
+        block.blocks += float((steps["kv_blocks_total"] - steps["kv_blocks_free"])[exact].sum())
+
+    def settle(self) -> None:
+        """End of a block: what it taught is in force from here on."""
+        self._past.fold(self._block)
+        self._block = Sums()
+        self.settled = True
+        self.ratio.context_tokens, self.ratio.blocks = self._past.context_tokens, self._past.blocks
+
+    @property
+    def hole_scale(self) -> float:
+        """1 ÷ the share of requests whose journeys are sent; 1 while that looks like all of them."""
+        past = self._past
+        if past.summary_requests < _REQUESTS_MIN or past.rebuilt_requests <= 0:
+            return 1.0
+        share = past.rebuilt_requests / past.summary_requests
+        return 1.0 / share if share < _COMPLETE_SHARE else 1.0
+
+    @property
+    def sampled(self) -> bool:
+        """Whether too many steps have no summary to call the telemetry complete."""
+        steps, holes = self._past.steps + self._block.steps, self._past.holes + self._block.holes
+        return holes > (1 - _STEPS_SHARE) * steps

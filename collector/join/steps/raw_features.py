@@ -1,0 +1,152 @@
+"""Raw features of consecutive steps, from whatever describes them best.
+
+A step with a summary takes everything from it but the decode context, which a summary does not carry: that comes from
+the source decided for the engine (exact attributes, journeys, KV blocks). A step without a summary is rebuilt from
+journeys. What is not known is NaN; nothing is interpolated.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.decode import MISSING
+from collector.join.block_ratio import BlockRatio
+from online import STEP_FEATURES, Floats, Ints
+
+Bools = NDArray[np.bool_]
+Cells = NDArray[np.void]
+
+
+class ContextSource(enum.StrEnum):
+    """Where ``decode_context_tokens`` of an engine's summaries comes from."""
+
+    EXACT = "exact"
+    JOURNEYS = "journeys"
+    BLOCKS = "blocks"
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """Per step, shape (m,): what journeys say, in the summary's way of counting for the engine's scheduling mode."""
+
+    prefill_requests: Floats
+    prefill_tokens: Floats
+    decode_requests: Floats
+    decode_tokens: Floats
+    context_tokens: Floats
+
+    def take(self, index: Ints) -> Rebuilt:
+        """The chosen steps."""
+        return Rebuilt(
+            self.prefill_requests[index],
+            self.prefill_tokens[index],
+            self.decode_requests[index],
+            self.decode_tokens[index],
+            self.context_tokens[index],
+        )
+
+    def cut(self, here: slice) -> Rebuilt:
+        """A run of these steps, as views."""
+        return Rebuilt(
+            self.prefill_requests[here],
+            self.prefill_tokens[here],
+            self.decode_requests[here],
+            self.decode_tokens[here],
+            self.context_tokens[here],
+        )
+
+
+def rebuilt_counts(cells: Cells, *, asynchronous: bool) -> Rebuilt:
+    """Asynchronous summaries count a request's first decode step as a one-token prefill (wire contract §5.6)."""
+    first = cells["first_requests"] if asynchronous else np.zeros(len(cells))
+    return Rebuilt(
+        prefill_requests=cells["prefill_requests"] + first,
+        prefill_tokens=cells["prefill_tokens"] + first,
+        decode_requests=cells["decode_requests"] - first,
+        decode_tokens=cells["decode_tokens"] - first,
+        context_tokens=cells["context_tokens"] - (cells["first_context_tokens"] if asynchronous else 0.0),
+    )
+
+
+def complete(steps: Cells, cells: Cells, counts: Rebuilt) -> Bools:
+    """Steps whose journeys are all here: rebuilt request counts equal the summary's (no false positive was seen)."""
+    return np.asarray(
+        cells["seen"]
+        & (counts.prefill_requests == steps["prefill_requests"])
+        & (counts.decode_requests == steps["decode_requests"])
+    )
+
+
+def snapshot_complete(steps: Cells, cells: Cells) -> Bools:
+    """Steps whose request snapshots account for every scheduled token."""
+    return np.asarray(
+        cells["seen"]
+        & (cells["snapshot_tokens"] == steps["scheduled_tokens"])
+        & (cells["snapshot_requests"] == steps["decode_requests"])
+    )
+
+
+def step_features(
+    steps: Cells,
+    cells: Cells,
+    counts: Rebuilt,
+    *,
+    source: ContextSource,
+    ratio: BlockRatio,
+    hole_scale: float,
+    kv_events: bool,
+) -> Floats:
+    """Raw features, shape (m, len(STEP_FEATURES)); ``hole_scale`` makes up for journeys that are sampled."""
+    seen = cells["seen"]
+    out = dict.fromkeys(STEP_FEATURES, np.full(len(steps), np.nan))
+    recomputed = np.where(
+        seen, np.maximum(steps["decode_tokens"] - steps["decode_requests"], 0), cells["recomputed_tokens"]
+    )
+    out["prefill_tokens"] = np.where(seen, steps["prefill_tokens"], counts.prefill_tokens * hole_scale) + recomputed
+    out["prefill_requests"] = np.where(seen, steps["prefill_requests"], counts.prefill_requests * hole_scale)
+    out["decode_requests"] = np.where(seen, steps["decode_requests"], counts.decode_requests * hole_scale)
+    out["decode_tokens"] = out["decode_requests"].copy()
+    out["requests"] = out["prefill_requests"] + out["decode_requests"]
+    out["decode_context_tokens"] = np.where(
+        seen, _summary_context(steps, cells, counts, source, ratio), counts.context_tokens * hole_scale
+    )
+    out["prefill_attention"] = _prefill_attention(steps, cells, counts, source, hole_scale)
+    used = steps["kv_blocks_total"] - steps["kv_blocks_free"]
+    for name, column in (
+        ("running", steps["running"]),
+        ("waiting", steps["waiting"]),
+        ("preempted", steps["preempted"]),
+        ("finished", steps["finished"]),
+        ("kv_usage_ratio", steps["kv_usage_ratio"]),
+        ("kv_blocks_used", used),
+    ):
+        out[name] = np.where(seen, column, np.nan)
+    if kv_events:
+        for name in ("offload_blocks", "restore_blocks", "evicted_blocks"):
+            out[name] = cells[name]
+    return np.stack([out[name] for name in STEP_FEATURES], axis=1)
+
+
+def _summary_context(steps: Cells, cells: Cells, counts: Rebuilt, source: ContextSource, ratio: BlockRatio) -> Floats:
+    if source is ContextSource.EXACT:
+        single = steps["context_tokens_single"]
+        return np.asarray(np.where(single == MISSING, np.nan, single), float)
+    estimate = ratio.estimate(steps)
+    if source is ContextSource.JOURNEYS:
+        estimate = np.where(complete(steps, cells, counts), counts.context_tokens, estimate)
+    estimate = np.where(snapshot_complete(steps, cells), cells["snapshot_context_tokens"], estimate)
+    return np.where(steps["decode_requests"] == 0, 0.0, estimate)
+
+
+def _prefill_attention(steps: Cells, cells: Cells, counts: Rebuilt, source: ContextSource, hole_scale: float) -> Floats:
+    """Σ t·(c + t/2) over prefills: exact from attention pairs; else rebuilt; unknown where journeys miss a prefill."""
+    if source is ContextSource.EXACT:
+        pairs = steps["attention_pairs"] - steps["context_tokens_single"]
+        return np.where(steps["attention_pairs"] == MISSING, np.nan, pairs).astype(float)
+    known = complete(steps, cells, counts) | (steps["prefill_requests"] == 0) | ~cells["seen"]
+    scale = np.where(cells["seen"], 1.0, hole_scale)
+    return np.where(known, cells["prefill_attention"] * scale, np.nan)

@@ -1,0 +1,158 @@
+"""May an export enter: a queue bounded by bytes, in which a full house makes the caller wait before it is refused.
+
+An exporter has one call in flight, so a handler that waits is flow control without any loss, and a refusal costs the
+sender far more than 2 s of patience (a retry sleeps at least as long). Bytes count from admission until the worker is
+done with them, not only while they are queued. An export larger than the whole capacity enters an empty house:
+otherwise it never would.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from collector.runtime import Clock
+from collector.telemetry import Refusal
+
+T = TypeVar("T")
+
+HINT_MIN_S = 0.5
+HINT_MAX_S = 1.9
+"""Bounds of the retry hint: five sleeps of 1.9 s fit the 10 s budget of the Python exporter; a shorter one than 0.5 s
+uses its six attempts up before the queue has moved."""
+
+_RATE_SMOOTHING = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An export stays outside; ``retry_after_s`` is when there should be room again."""
+
+    reason: Refusal
+    retry_after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Batch(Generic[T]):
+    """What the worker takes at once; it hands back ``size_bytes`` with ``done``. ``waited_ns`` is the oldest's wait."""
+
+    items: tuple[T, ...]
+    size_bytes: int
+    waited_ns: int
+
+
+class AdmissionQueue(Generic[T]):
+    """A FIFO between the receivers' threads and the one worker."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        capacity_bytes: int,
+        wait_s: float,
+        waiters_max: int,
+        record: Callable[[T], T | Refusal] = lambda item: item,
+    ) -> None:
+        """``record`` writes an item down before it may enter; under the lock, so that numbers are in queue order."""
+        self.capacity_bytes = capacity_bytes
+        self._clock = clock
+        self._wait_s = wait_s
+        self._waiters_max = waiters_max
+        self._record = record
+        self._waiters = 0
+        self._items: deque[tuple[T, int, int]] = deque()
+        self._queued_bytes = 0
+        self._in_flight_bytes = 0
+        self._closed = False
+        self._drain_bytes_per_s = 0.0
+        self._taken_ns = clock.monotonic_ns()
+        lock = threading.Lock()
+        self._room = threading.Condition(lock)
+        self._work = threading.Condition(lock)
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes that wait for the worker."""
+        return self._queued_bytes
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Bytes admitted and not yet learned from: queued plus in the worker's hands."""
+        return self._in_flight_bytes
+
+    def put(self, item: T, size_bytes: int, wait_s: float | None = None) -> Refused | None:
+        """Admit an export (None), waiting for room for a while, or say why not."""
+        wait_s = self._wait_s if wait_s is None else min(wait_s, self._wait_s)
+        with self._room:
+            if not self._fits(size_bytes) and not self._closed and not self._await_room(size_bytes, wait_s):
+                return Refused(Refusal.QUEUE_FULL, self._hint_s())
+            if self._closed:
+                return Refused(Refusal.SHUTTING_DOWN)
+            recorded = self._record(item)
+            if isinstance(recorded, Refusal):
+                return Refused(recorded, HINT_MAX_S)
+            self._items.append((recorded, size_bytes, self._clock.monotonic_ns()))
+            self._queued_bytes += size_bytes
+            self._in_flight_bytes += size_bytes
+            self._work.notify()
+        return None
+
+    def take(self, batch_bytes_max: int, timeout_s: float) -> Batch[T] | None:
+        """Several exports together (small ones are cheaper that way), or None when there was nothing in time."""
+        with self._work:
+            if not self._items and not self._closed:
+                self._work.wait(timeout_s)
+            if not self._items:
+                return None
+            self._taken_ns = self._clock.monotonic_ns()
+            waited_ns = self._taken_ns - self._items[0][2]
+            items: list[T] = []
+            taken_bytes = 0
+            while self._items and (not items or taken_bytes + self._items[0][1] <= batch_bytes_max):
+                item, size_bytes, _ = self._items.popleft()
+                items.append(item)
+                taken_bytes += size_bytes
+            self._queued_bytes -= taken_bytes
+            return Batch(tuple(items), taken_bytes, waited_ns)
+
+    def done(self, size_bytes: int) -> None:
+        """The worker is through with a batch: its bytes make room."""
+        with self._room:
+            elapsed_s = max((self._clock.monotonic_ns() - self._taken_ns) / 1e9, 1e-6)
+            self._drain_bytes_per_s += _RATE_SMOOTHING * (size_bytes / elapsed_s - self._drain_bytes_per_s)
+            self._in_flight_bytes -= size_bytes
+            self._room.notify_all()
+
+    def close(self) -> None:
+        """Nobody enters any more, and those who wait are told; what is inside can still be taken."""
+        with self._room:
+            self._closed = True
+            self._room.notify_all()
+            self._work.notify_all()
+
+    @property
+    def exhausted(self) -> bool:
+        """Closed and empty: the worker may go home."""
+        with self._work:
+            return self._closed and not self._items
+
+    def _fits(self, size_bytes: int) -> bool:
+        return self._in_flight_bytes == 0 or self._in_flight_bytes + size_bytes <= self.capacity_bytes
+
+    def _await_room(self, size_bytes: int, wait_s: float) -> bool:
+        if self._waiters >= self._waiters_max:
+            return False  # a handler must stay free for health checks and for exports that fit
+        self._waiters += 1
+        try:
+            return self._room.wait_for(lambda: self._closed or self._fits(size_bytes), timeout=max(wait_s, 0.0))
+        finally:
+            self._waiters -= 1
+
+    def _hint_s(self) -> float:
+        if self._drain_bytes_per_s <= 0.0:
+            return HINT_MAX_S
+        half_s = 0.5 * self.capacity_bytes / self._drain_bytes_per_s
+        return min(max(half_s, HINT_MIN_S), HINT_MAX_S)

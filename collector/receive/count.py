@@ -1,0 +1,106 @@
+"""The envelope of an export: is it OTLP, how many spans does it hold. What is inside is the worker's business.
+
+The handler has to know the number of spans for the accounting and to answer INVALID_ARGUMENT to bytes that do not
+decode. A full parse costs 0.7 µs per step event, that with the slim schema a tenth; what the schema does not name is
+checked for well-formed tags and lengths.
+
+Before anything is allocated the lengths are walked, because 32 MiB of empty spans are 16 million messages. So are
+32 MiB of empty events: in an export of ``LARGE_BYTES`` or more the fields of its spans are counted, too.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from google.protobuf import message
+
+from collector.decode import SlimExport, pieces, wire
+from collector.telemetry import Malformed
+
+SPANS_MAX: Final = 65_536
+"""Spans, scopes and resources that one export may hold; an SDK batch is 512 spans."""
+
+FIELDS_MAX: Final = 1 << 19
+"""Fields looked at; 512 spans of 128 events have 72,000."""
+LARGE_BYTES: Final = 1 << 20
+"""From here on the fields inside of spans are looked at, too; below, even empty events are too few to do harm."""
+
+_FIELD_CONTAINER: Final = {0: 1, 1: 2, 2: 2, 3: 0}
+"""Depth -> number of the repeated field below: resource_spans, scope_spans, spans, and none that is looked into."""
+_DEPTH_SPANS: Final = 2
+
+
+def newest_end_unix_nano(payload: bytes) -> int:
+    """The newest end of the spans of an export that decodes; 0 without spans."""
+    export = SlimExport.FromString(payload)
+    ends = (span.end_unix_nano for resource in export.items for scope in resource.items for span in scope.items)
+    return max(ends, default=0)
+
+
+def count_spans(payload: bytes) -> int | Malformed:
+    """The number of spans of a serialised ExportTraceServiceRequest, or why it is none."""
+    walk = _Walk(payload)
+    try:
+        walk.run(0, len(payload), 0)
+        for piece in pieces(payload):
+            SlimExport.FromString(piece)
+    except _TooMany as too_many:
+        return too_many.verdict
+    except (IndexError, ValueError, message.DecodeError):
+        return Malformed.UNDECODABLE
+    return walk.spans
+
+
+class _TooMany(Exception):
+    def __init__(self, verdict: Malformed) -> None:
+        super().__init__(verdict)
+        self.verdict = verdict
+
+
+class _Walk:
+    """From length to length, with a budget."""
+
+    def __init__(self, data: bytes) -> None:
+        self.spans = 0
+        self._data = data
+        self._into_spans = len(data) >= LARGE_BYTES
+        self._containers_left = SPANS_MAX
+        self._fields_left = FIELDS_MAX
+
+    def run(self, at: int, end: int, depth: int) -> None:
+        """Walk the fields of one message between two offsets."""
+        wanted = _FIELD_CONTAINER[depth]
+        data = self._data
+        while at < end:
+            self._fields_left -= 1
+            if self._fields_left < 0:
+                raise _TooMany(Malformed.TOO_MANY_FIELDS)
+            tag, at = wire.read_varint(data, at)
+            kind = tag & 7
+            if kind == wire.BYTES:
+                length, at = wire.read_varint(data, at)
+                stop = at + length
+                if stop > end:
+                    raise ValueError("a length leaves its message")
+                if tag >> 3 == wanted:
+                    self._enter(at, stop, depth)
+                at = stop
+            elif kind == wire.VARINT:
+                _, at = wire.read_varint(data, at)
+            elif kind in wire.FIXED_BYTES:
+                at += wire.FIXED_BYTES[kind]
+            else:
+                raise ValueError("a group or an unknown wire type")
+        if at != end:
+            raise ValueError("a field leaves its message")
+
+    def _enter(self, at: int, stop: int, depth: int) -> None:
+        self._containers_left -= 1
+        if self._containers_left < 0:
+            raise _TooMany(Malformed.TOO_MANY_SPANS)
+        if depth == _DEPTH_SPANS:
+            self.spans += 1
+        elif depth > _DEPTH_SPANS:
+            raise ValueError("a field without a number")  # only that is entered here: nothing is wanted inside of spans
+        if depth < _DEPTH_SPANS or self._into_spans:
+            self.run(at, stop, depth + 1)

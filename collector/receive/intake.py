@@ -1,0 +1,88 @@
+"""The way in that every transport shares: envelope, admission, accounting.
+
+The bracket: received = accepted + refused + failed, per transport, whatever happens in between. An empty export is a
+success and enters nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from collector.runtime import LARGE_BLOCK_BYTES, MemoryGuard, give_back
+from collector.telemetry import (
+    ACCEPTED_SPANS,
+    FAILED_SPANS,
+    RECEIVED_BYTES,
+    RECEIVED_SPANS,
+    REFUSED_SPANS,
+    REQUESTS,
+    Malformed,
+    Metrics,
+    Outcome,
+    Refusal,
+    Transport,
+)
+
+from .admission import HINT_MAX_S, AdmissionQueue, Refused
+from .count import count_spans
+from .export_request import Export
+
+
+class Intake:
+    """Called by the receivers' threads."""
+
+    def __init__(
+        self,
+        queue: AdmissionQueue[Export],
+        metrics: Metrics,
+        memory: MemoryGuard | None = None,
+        sync: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._queue = queue
+        self._metrics = metrics
+        self._memory = memory
+        self._sync = sync
+
+    def turn_away(self, transport: Transport, outcome: Outcome) -> None:
+        """A call that never got as far as an export."""
+        self._metrics.add(REQUESTS, 1, transport, outcome)
+
+    def offer(self, payload: bytes, peer: str, transport: Transport, wait_s: float | None = None) -> Refused | None:
+        """Take an export in (None), or say why not."""
+        metrics = self._metrics
+        metrics.add(RECEIVED_BYTES, len(payload), transport)
+        spans = 0
+        if len(payload) >= LARGE_BLOCK_BYTES:
+            give_back()
+        try:
+            counted = count_spans(payload)
+            if isinstance(counted, Malformed):
+                metrics.add(REQUESTS, 1, transport, Outcome(counted))
+                return Refused(Refusal(counted))
+            spans = counted
+            metrics.add(RECEIVED_SPANS, spans, transport)
+            refused = self._admit(Export(payload, peer, transport, spans), wait_s) if spans else None
+        except BaseException:
+            metrics.add(FAILED_SPANS, spans, transport)
+            metrics.add(REQUESTS, 1, transport, Outcome.FAILURE)
+            raise
+        if refused is not None:
+            metrics.add(REFUSED_SPANS, spans, transport, refused.reason)
+            metrics.add(REQUESTS, 1, transport, Outcome(refused.reason))
+            return refused
+        metrics.add(ACCEPTED_SPANS, spans, transport)
+        metrics.add(REQUESTS, 1, transport, Outcome.SUCCESS if spans else Outcome.EMPTY)
+        return None
+
+    def _admit(self, export: Export, wait_s: float | None) -> Refused | None:
+        if self._memory is not None and self._memory.is_short():
+            return Refused(Refusal.MEMORY, HINT_MAX_S)
+        refused = self._queue.put(export, len(export.payload), wait_s)
+        if refused is not None:
+            return refused
+        try:
+            self._sync()
+        except OSError:
+            # It is in the queue and will be learned; not acknowledged, it comes again and is told by its span ids.
+            return Refused(Refusal.JOURNAL_FAILED, HINT_MAX_S)
+        return None

@@ -1,0 +1,114 @@
+"""TLS for the receivers: certificate, key and client CA from files that may be replaced while we run.
+
+A new pair takes effect at the next handshake; connections that stand keep theirs. A pair that does not load (half
+written, key of another certificate) is refused and the former one stays. Expiry is the client's verdict: an expired
+certificate fails handshakes until it is replaced, and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+import grpc
+
+from collector.config import ConfigError, TlsConfig
+from collector.runtime import Clock
+
+_log = logging.getLogger(__name__)
+
+
+class Material(NamedTuple):
+    """What a handshake needs, as PEM; ``client_ca`` empty means that clients need no certificate."""
+
+    certificate: bytes
+    key: bytes
+    client_ca: bytes
+
+
+class TlsFiles:
+    """The newest loadable material."""
+
+    def __init__(self, config: TlsConfig, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._looked_ns = clock.monotonic_ns()
+        try:
+            self._version = self._stat()
+            self._context, self._material = self._load()
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            raise ConfigError("receivers.tls", f"cannot be loaded: {error}") from None
+
+    def context(self) -> ssl.SSLContext:
+        """For the next handshake of a socket server."""
+        with self._lock:
+            self._look()
+            return self._context
+
+    def material(self) -> Material:
+        """For the next handshake of gRPC."""
+        with self._lock:
+            self._look()
+            return self._material
+
+    def grpc_credentials(self) -> grpc.ServerCredentials:
+        """Server credentials that follow the files."""
+        given = self.material()
+
+        def newer() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal given
+            material = self.material()
+            if material is given:
+                return None
+            given = material
+            return _grpc_configuration(material)
+
+        return grpc.dynamic_ssl_server_credentials(
+            _grpc_configuration(given),
+            newer,  # type: ignore[arg-type]  # None is documented: nothing new
+            require_client_authentication=bool(given.client_ca),
+        )
+
+    def _look(self) -> None:
+        now_ns = self._clock.monotonic_ns()
+        if now_ns - self._looked_ns < self._config.reload_interval_s * 1e9:
+            return
+        self._looked_ns = now_ns
+        try:
+            version = self._stat()
+            if version == self._version:
+                return
+            self._version = version
+            self._context, self._material = self._load()
+        except (OSError, ValueError):
+            _log.warning("new TLS files do not load; the former ones stay")
+        else:
+            _log.info("TLS files read again")
+
+    def _paths(self) -> list[Path]:
+        config = self._config
+        return [Path(path) for path in (config.cert_file, config.key_file, config.client_ca_file) if path]
+
+    def _stat(self) -> tuple[tuple[int, int, int], ...]:
+        stats = [path.stat() for path in self._paths()]
+        return tuple((stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in stats)
+
+    def _load(self) -> tuple[ssl.SSLContext, Material]:
+        config = self._config
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(config.cert_file, config.key_file)
+        if config.client_ca_file:
+            context.load_verify_locations(config.client_ca_file)
+            context.verify_mode = ssl.CERT_REQUIRED
+        certificate, key, *client_ca = [path.read_bytes() for path in self._paths()]
+        return context, Material(certificate, key, client_ca[0] if client_ca else b"")
+
+
+def _grpc_configuration(material: Material) -> grpc.ServerCertificateConfiguration:
+    pairs = [(material.key, material.certificate)]
+    return grpc.ssl_server_certificate_configuration(pairs, root_certificates=material.client_ca or None)

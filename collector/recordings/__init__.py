@@ -1,0 +1,13 @@
+"""Files as a source."""
+
+from __future__ import annotations
+
+from .reader import Recording, Timed, TimedExport, TimedKv, merged
+
+__all__ = [
+    "Recording",
+    "Timed",
+    "TimedExport",
+    "TimedKv",
+    "merged",
+]

@@ -1,0 +1,42 @@
+"""What any service has: clock, health, stop, logs, memory, file system, errors."""
+
+from __future__ import annotations
+
+from .clock import Clock, SystemClock
+from .errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, StartError
+from .filesystem import Files, SystemFiles, sync_directory
+from .guard import check_packages, package_files
+from .health import Health
+from .memory import (
+    LARGE_BLOCK_BYTES,
+    MemoryGuard,
+    cgroup_limit_bytes,
+    give_back,
+    limit_bytes,
+    resident_bytes,
+    tune_malloc,
+)
+from .stop import Stop
+
+__all__ = [
+    "EXIT_CONFIG",
+    "EXIT_FAILED",
+    "EXIT_OK",
+    "LARGE_BLOCK_BYTES",
+    "Clock",
+    "Files",
+    "Health",
+    "MemoryGuard",
+    "StartError",
+    "Stop",
+    "SystemClock",
+    "SystemFiles",
+    "cgroup_limit_bytes",
+    "check_packages",
+    "give_back",
+    "limit_bytes",
+    "package_files",
+    "resident_bytes",
+    "sync_directory",
+    "tune_malloc",
+]

@@ -1,0 +1,178 @@
+"""Why a row was not made, and what journeys and summaries disagreed about; closed sets, one counter row each."""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+
+class RowDrop(enum.StrEnum):
+    """An interval that gives no row."""
+
+    IDLE = "idle"
+    INCOMPLETE = "incomplete"
+    WARM_UP = "warm_up"
+    TOO_LONG = "too_long"
+    TIME_ORDER = "time_order"
+    RESTART = "restart"
+    TOLD_BY_STEPS = "told_by_steps"
+    """Made from request spans, where engines send their steps themselves."""
+    WHICH_CONFIG = "which_config"
+    """Made from request spans beside engines of several configurations."""
+
+
+class JoinEvent(enum.StrEnum):
+    """What the join met besides rows."""
+
+    STEP_MATCHED = "step_matched"
+    STEP_MISMATCHED = "step_mismatched"
+    STEP_DUPLICATE = "step_duplicate"
+    STEP_LATE = "step_late"
+    JOURNEY_LATE = "journey_late"
+    JOURNEY_UNSCHEDULED = "journey_unscheduled"
+    API_UNMATCHED = "api_unmatched"
+    ENGINE_RESTART = "engine_restart"
+    ENGINE_CONFLICT = "engine_conflict"
+    ENGINE_EVICTED = "engine_evicted"
+    DOUBLE_EMITTER = "double_emitter"
+    OPEN_REQUESTS_EVICTED = "open_requests_evicted"
+    SPECULATIVE_STEP = "speculative_step"
+    FACT_CONFLICT = "fact_conflict"
+
+
+class DiscoveryOutcome(enum.StrEnum):
+    """How a question ended."""
+
+    ANSWERED = "answered"
+    UNREACHABLE = "unreachable"
+    TIMEOUT = "timeout"
+    REDIRECT = "redirect"
+    REFUSED = "refused"
+    TOO_LARGE = "too_large"
+    UNEXPECTED = "unexpected"
+
+
+class Transport(enum.StrEnum):
+    """How telemetry came in."""
+
+    GRPC = "grpc"
+    HTTP = "http"
+
+
+class Outcome(enum.StrEnum):
+    """How an export call ended; the refusals carry their reason."""
+
+    SUCCESS = "success"
+    EMPTY = "empty"
+    QUEUE_FULL = "queue_full"
+    SHUTTING_DOWN = "shutting_down"
+    UNDECODABLE = "undecodable"
+    TOO_MANY_SPANS = "too_many_spans"
+    TOO_MANY_FIELDS = "too_many_fields"
+    MEMORY = "memory"
+    JOURNAL_FULL = "journal_full"
+    JOURNAL_FAILED = "journal_failed"
+    UNAUTHENTICATED = "unauthenticated"
+    TOO_LARGE = "too_large"
+    UNSUPPORTED = "unsupported"
+    INCOMPLETE = "incomplete"
+    FAILURE = "failure"
+
+
+class Malformed(enum.StrEnum):
+    """Why an export is not taken for what it is, before anybody looks inside its spans."""
+
+    UNDECODABLE = "undecodable"
+    TOO_MANY_SPANS = "too_many_spans"
+    TOO_MANY_FIELDS = "too_many_fields"
+
+
+class Refusal(enum.StrEnum):
+    """Why an export may not enter; each is a counter row."""
+
+    QUEUE_FULL = "queue_full"
+    SHUTTING_DOWN = "shutting_down"
+    UNDECODABLE = "undecodable"
+    TOO_MANY_SPANS = "too_many_spans"
+    TOO_MANY_FIELDS = "too_many_fields"
+    MEMORY = "memory"
+    JOURNAL_FULL = "journal_full"
+    JOURNAL_FAILED = "journal_failed"
+
+
+class Stall(enum.StrEnum):
+    """The first stage that lets nothing through."""
+
+    WORKER = "worker"
+    DECODE = "decode"
+    JOIN = "join"
+    LEARNER = "learner"
+
+
+class Restored(enum.StrEnum):
+    """What a process began with."""
+
+    NEWEST = "newest"
+    PREVIOUS = "previous"
+    EMPTY = "empty"
+    COLD = "cold"
+    """There were files, and none could be used."""
+
+
+class Skip(enum.StrEnum):
+    """Why a span or an event was left out; each is a counter row."""
+
+    FOREIGN_SCOPE = "foreign_scope"
+    FOREIGN_SPAN = "foreign_span"
+    FOREIGN_EVENT = "foreign_event"
+    NOT_A_REQUEST = "not_a_request"
+    DUPLICATE = "duplicate"
+    LATE = "late"
+    MISSING_ATTRIBUTE = "missing_attribute"
+    WRONG_TYPE = "wrong_type"
+    NOT_FINITE = "not_finite"
+    OUT_OF_RANGE = "out_of_range"
+    TIME_ORDER = "time_order"
+    TOO_MANY_ATTRIBUTES = "too_many_attributes"
+    INCONSISTENT = "inconsistent"
+
+
+GPU: Final = "GPU"
+
+
+class KvSkip(enum.StrEnum):
+    """Why a message or an event was left out; each is a counter row."""
+
+    FRAMES = "frames"
+    UNDECODABLE = "undecodable"
+    OUT_OF_RANGE = "out_of_range"
+    FOREIGN_EVENT = "foreign_event"
+    DUPLICATE = "duplicate"
+    LATE = "late"
+
+
+class Direction(enum.StrEnum):
+    """Where blocks go."""
+
+    OFFLOAD = "offload"
+    RESTORE = "restore"
+    REMOTE = "remote"
+    OTHER = "other"
+
+    @staticmethod
+    def between(source_medium: str, dest_medium: str) -> Direction:
+        """The direction of a transfer, seen from the GPU."""
+        from_gpu, to_gpu = source_medium == GPU, dest_medium == GPU
+        if from_gpu == to_gpu:
+            return Direction.OTHER
+        return Direction.OFFLOAD if from_gpu else Direction.RESTORE
+
+
+class Phase(enum.StrEnum):
+    """What is said of a transfer, or of blocks that left a tier below the GPU."""
+
+    COMMITTED = "committed"
+    INITIATED = "initiated"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    EVICTED = "evicted"

@@ -1,0 +1,223 @@
+"""Our own metrics as one table: what exists, its type, unit, closed label values and meaning.
+
+received = accepted + refused + failed, per transport, for spans, always; what the decoder leaves out afterwards has its
+own equation (``decode_*``). Coefficients are not here: they are drawn from the snapshot by the exporter. The live
+objects are in collector/telemetry/metrics.py.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, fields
+
+from collector import __version__
+from collector.config import Reload
+from online import RowOutcome, Target
+
+from .counts import SequenceCounts
+from .reasons import (
+    Direction,
+    DiscoveryOutcome,
+    JoinEvent,
+    KvSkip,
+    Outcome,
+    Phase,
+    Refusal,
+    Restored,
+    RowDrop,
+    Skip,
+    Stall,
+    Transport,
+)
+
+PREFIX = "tracefit_"
+
+
+class Kind(enum.Enum):
+    """Prometheus metric types in use."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One line of the table; ``name`` is without the prefix, a counter's without ``_total``."""
+
+    name: str
+    kind: Kind
+    unit: str
+    help: str
+    labels: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    buckets: tuple[float, ...] = ()
+
+    @property
+    def exposed_name(self) -> str:
+        """The name on the page."""
+        return f"{PREFIX}{self.name}{'_total' if self.kind is Kind.COUNTER else ''}"
+
+
+_TRANSPORTS = tuple(Transport)
+_C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
+_BY_TRANSPORT = (("transport", _TRANSPORTS),)
+_BY_SKIP = (("reason", tuple(Skip)),)
+_BY_KV_SKIP = (("reason", tuple(KvSkip)),)
+_BY_MOVE = (("direction", tuple(Direction)), ("phase", tuple(Phase)))
+
+RECEIVED_SPANS = Metric("receiver_received_spans", _C, "spans", "Spans in exports that decoded.", _BY_TRANSPORT)
+ACCEPTED_SPANS = Metric("receiver_accepted_spans", _C, "spans", "Spans acknowledged.", _BY_TRANSPORT)
+REFUSED_SPANS = Metric(
+    "receiver_refused_spans",
+    _C,
+    "spans",
+    "Spans refused, by reason; the sender was told.",
+    (("transport", _TRANSPORTS), ("reason", tuple(Refusal))),
+)
+FAILED_SPANS = Metric("receiver_failed_spans", _C, "spans", "Spans lost to an error of ours.", _BY_TRANSPORT)
+REQUESTS = Metric(
+    "receiver_requests",
+    _C,
+    "requests",
+    "Export calls, by how they ended.",
+    (("transport", _TRANSPORTS), ("outcome", tuple(Outcome))),
+)
+RECEIVED_BYTES = Metric("receiver_received_bytes", _C, "bytes", "Payload received, uncompressed.", _BY_TRANSPORT)
+QUEUE_BYTES = Metric("queue_size_bytes", _G, "bytes", "Payload waiting for the worker.")
+QUEUE_CAPACITY = Metric("queue_capacity_bytes", _G, "bytes", "Most payload that may be in flight.")
+IN_FLIGHT_BYTES = Metric("queue_in_flight_bytes", _G, "bytes", "Payload admitted and not yet learned from.")
+MEMORY_LIMIT = Metric(
+    "memory_limit_bytes", _G, "bytes", "Resident memory from which on exports are refused; 0 = no limit."
+)
+WORKER_LAG = Metric("worker_lag_seconds", _G, "seconds", "How long the oldest export of the last batch waited.")
+WORKER_BATCH = Metric(
+    "worker_batch_seconds",
+    _H,
+    "seconds",
+    "Time to decode, join and learn one batch of exports.",
+    buckets=(0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0),
+)
+WORKER_FAILED_SPANS = Metric("worker_failed_spans", _C, "spans", "Acknowledged spans lost to an error of the worker.")
+DECODED_SPANS = Metric("decode_received_spans", _C, "spans", "Spans the worker looked at.")
+DECODED_SPANS_OK = Metric("decode_accepted_spans", _C, "spans", "Spans understood.")
+SKIPPED_SPANS = Metric("decode_skipped_spans", _C, "spans", "Spans left out, by reason.", _BY_SKIP)
+DECODED_EVENTS = Metric("decode_received_events", _C, "events", "Events the worker looked at.")
+DECODED_EVENTS_OK = Metric("decode_accepted_events", _C, "events", "Events understood.")
+SKIPPED_EVENTS = Metric("decode_skipped_events", _C, "events", "Events left out, by reason.", _BY_SKIP)
+SDK_DROPPED_EVENTS = Metric(
+    "decode_sdk_dropped_events",
+    _C,
+    "events",
+    "Events the sender's SDK dropped (raise OTEL_SPAN_EVENT_COUNT_LIMIT there).",
+)
+DECODED_SUMMARIES = Metric(
+    "decode_step_summaries",
+    _C,
+    "summaries",
+    "Step summaries by the decoder that read them: in columns (fast), or one by one (plain).",
+    (("decoder", ("columnar", "plain")),),
+)
+IGNORED_ATTRIBUTES = Metric("decode_ignored_attributes", _C, "attributes", "Attributes of no known name.")
+ROWS = Metric(
+    "rows",
+    _C,
+    "rows",
+    "Interval equations offered to the learners, by target and what became of them.",
+    (("target", tuple(Target)), ("outcome", tuple(RowOutcome))),
+)
+DROPPED_ROWS = Metric(
+    "join_dropped_rows", _C, "rows", "Intervals that gave no equation, by reason.", (("reason", tuple(RowDrop)),)
+)
+JOIN_EVENTS = Metric(
+    "join_events", _C, "events", "What the join met besides rows, by kind.", (("event", tuple(JoinEvent)),)
+)
+OPEN_REQUESTS = Metric("join_open_requests", _G, "requests", "Requests that wait for their other half.")
+WATERMARK_AGE = Metric(
+    "join_watermark_age_seconds", _G, "seconds", "How far published rows trail the newest event; the worst engine."
+)
+KV_RECEIVED_MESSAGES = Metric("kv_receiver_received_messages", _C, "messages", "ZMQ messages of KV events.")
+KV_RECEIVED_OK = Metric("kv_receiver_accepted_messages", _C, "messages", "ZMQ messages that held a batch.")
+KV_RECEIVED_SKIPPED = Metric(
+    "kv_receiver_skipped_messages", _C, "messages", "ZMQ messages left out, by reason.", _BY_KV_SKIP
+)
+KV_DROPPED_MESSAGES = Metric("kv_receiver_dropped_messages", _C, "messages", "Oldest batches dropped by a full queue.")
+KV_QUEUE = Metric("kv_receiver_queue_messages", _G, "messages", "Batches of KV events waiting for the worker.")
+KV_SEQUENCE = Metric(
+    "kv_sequence",
+    _C,
+    "events",
+    "What the publishers' numbers show: gaps, missing and recovered batches, restarts, replays.",
+    (("event", tuple(each.name for each in fields(SequenceCounts))),),
+)
+KV_MESSAGES = Metric("kv_join_received_messages", _C, "messages", "Batches of KV events that reached the join.")
+KV_MESSAGES_OK = Metric("kv_join_accepted_messages", _C, "messages", "Batches of KV events used.")
+KV_MESSAGES_SKIPPED = Metric(
+    "kv_join_skipped_messages", _C, "messages", "Batches of KV events left out, by reason.", _BY_KV_SKIP
+)
+KV_EVENTS = Metric("kv_join_received_events", _C, "events", "KV events in batches that reached the join.")
+KV_EVENTS_OK = Metric("kv_join_accepted_events", _C, "events", "KV events understood.")
+KV_EVENTS_SKIPPED = Metric("kv_join_skipped_events", _C, "events", "KV events left out, by reason.", _BY_KV_SKIP)
+KV_TRANSFERS = Metric("kv_transfers", _C, "transfers", "Transfers of KV blocks, by direction and phase.", _BY_MOVE)
+KV_BLOCKS = Metric(
+    "kv_transfer_blocks", _C, "blocks", "KV blocks in those transfers, in blocks of their source.", _BY_MOVE
+)
+KV_HIT_TOKENS = Metric(
+    "kv_prefix_hit_tokens", _C, "tokens", "Prompt tokens found in the cache, subtracted from rebuilt prefills."
+)
+KV_HELD = Metric("kv_join_held_batches", _G, "batches", "Batches of KV events held by the join.")
+KV_MISSING = Metric("kv_join_missing_batches", _G, "batches", "Numbers missing between the batches held.")
+KV_UNBOUND = Metric("kv_join_unbound_publishers", _G, "publishers", "Publishers that belong to no known engine.")
+DISCOVERY = Metric(
+    "discovery_questions",
+    _C,
+    "questions",
+    "Questions to vLLM's own endpoints, by how they ended.",
+    (("outcome", tuple(DiscoveryOutcome)),),
+)
+SNAPSHOT_WRITTEN = Metric(
+    "snapshot_last_write_timestamp_seconds", _G, "seconds", "When the snapshot file was last written; 0 = not yet."
+)
+SNAPSHOT_WRITES = Metric("snapshot_writes", _C, "writes", "Snapshot files written.")
+SNAPSHOT_WRITE_ERRORS = Metric("snapshot_write_errors", _C, "writes", "Snapshot files that could not be written.")
+PUBLISH_ERRORS = Metric("snapshot_publish_errors", _C, "snapshots", "Snapshots that could not be made.")
+STATE_RESTORED = Metric(
+    "state_restored",
+    _G,
+    "",
+    "What this process began with: 1 for one outcome.",
+    (("outcome", tuple(Restored)),),
+)
+STATE_WRITTEN = Metric(
+    "state_last_write_timestamp_seconds", _G, "seconds", "When the state file was last written; 0 = not yet."
+)
+STATE_BYTES = Metric("state_size_bytes", _G, "bytes", "Size of the state file last written.")
+STATE_WRITES = Metric("state_writes", _C, "writes", "State files written.")
+STATE_WRITE_ERRORS = Metric("state_write_errors", _C, "writes", "State files that could not be made or written.")
+JOURNAL_BYTES = Metric("journal_size_bytes", _G, "bytes", "Acknowledged exports on disk; 0 without a journal.")
+JOURNAL_CAPACITY = Metric("journal_capacity_bytes", _G, "bytes", "Most that the journal may hold; 0 without one.")
+JOURNAL_REPLAYED = Metric("journal_replayed_spans", _C, "spans", "Spans learned from the journal after a restart.")
+JOURNAL_DAMAGED = Metric(
+    "journal_damaged_bytes", _G, "bytes", "Bytes of an earlier process's journal that were no whole entry."
+)
+LEARNING_STALLED = Metric(
+    "learning_stalled",
+    _G,
+    "",
+    "1 while spans have arrived for state.stalled_after_s and no row was learned, by reason.",
+    (("reason", tuple(Stall)),),
+)
+QUARANTINES = Metric("quarantines", _C, "configs", "Configurations put aside because their learner raised.")
+QUARANTINED = Metric("quarantined_configs", _G, "configs", "Configurations put aside now.")
+EVICTIONS = Metric("configs_evicted", _C, "configs", "Configurations forgotten because bank.configs_max was reached.")
+CONFIGS_CAPACITY = Metric("configs_capacity", _G, "configs", "Most configurations that are learned at a time.")
+CONFIG_RELOADS = Metric(
+    "config_reloads",
+    _C,
+    "",
+    "Changes of the configuration file while running, by outcome.",
+    (("outcome", tuple(Reload)),),
+)
+BUILD_INFO = Metric("build_info", _G, "", "The running version; always 1.", (("version", (__version__,)),))
+
+TABLE: tuple[Metric, ...] = tuple(each for each in tuple(globals().values()) if isinstance(each, Metric))
+"""All of the above, in their order: what is defined is on the page."""

@@ -1,0 +1,20 @@
+"""The one thread: decode, join, learn, publish."""
+
+from __future__ import annotations
+
+from .build import bank_settings, make_pipeline
+from .pipeline import Counts, Pipeline
+from .publish import Publisher, SnapshotWriter
+from .stall import StallWatch
+from .worker import Worker
+
+__all__ = [
+    "Counts",
+    "Pipeline",
+    "Publisher",
+    "SnapshotWriter",
+    "StallWatch",
+    "Worker",
+    "bank_settings",
+    "make_pipeline",
+]

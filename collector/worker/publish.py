@@ -1,0 +1,167 @@
+"""From learner to readers: one immutable snapshot, swapped by reference, and its copies on disk.
+
+The worker thread publishes; the file is written by a thread of its own, so that a slow disk never makes a server's
+exporter wait. Readers take the reference and need no lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from collector.runtime import Clock, StartError
+from collector.telemetry import PUBLISH_ERRORS, SNAPSHOT_WRITE_ERRORS, SNAPSHOT_WRITES, SNAPSHOT_WRITTEN, Metrics
+from exporters.files import SNAPSHOT_NAME, write_atomically, write_snapshot
+from online import Snapshot
+
+_log = logging.getLogger(__name__)
+
+
+class SnapshotSource(Protocol):
+    """What the publisher needs of the pipeline."""
+
+    @property
+    def learned_rows(self) -> int:
+        """Rows learned so far; a change is what makes a new generation."""
+        ...
+
+    def snapshot(self, now_unix_nano: int, generation: int) -> Snapshot:
+        """What is known now."""
+        ...
+
+    def flushed(self) -> SnapshotSource:
+        """A copy in which everything held has become rows."""
+        ...
+
+
+class Publisher:
+    """Owns the published reference. ``tick`` belongs to the worker thread, ``current`` to everybody."""
+
+    def __init__(
+        self,
+        source: SnapshotSource,
+        metrics: Metrics,
+        clock: Clock,
+        interval_s: float,
+        on_publish: Callable[[Snapshot], None] = lambda _: None,
+    ) -> None:
+        self._source = source
+        self._on_publish = on_publish
+        self._metrics = metrics
+        self._clock = clock
+        self._interval_ns = int(interval_s * 1e9)
+        self._published_rows = 0
+        self._published_ns: int | None = None
+        self._generation = 0
+        self._current: Snapshot | None = None
+
+    def current(self) -> Snapshot | None:
+        """The newest generation; None until something was learned."""
+        return self._current
+
+    @property
+    def generation(self) -> int:
+        """Number of the newest generation."""
+        return self._generation
+
+    def resume(self, generation: int) -> None:
+        """Generations go on where an earlier process ended."""
+        self._generation = generation
+
+    def set_interval(self, interval_s: float) -> None:
+        """From the next generation on; from any thread."""
+        self._interval_ns = int(interval_s * 1e9)
+
+    def tick(self, *, final: bool = False) -> None:
+        """Publish a new generation if something was learned and the last one is old enough."""
+        now_ns = self._clock.monotonic_ns()
+        if not final and self._published_ns is not None and now_ns - self._published_ns < self._interval_ns:
+            return
+        try:
+            # the last generation also tells what still waited for its other half; the state itself stays as it is
+            source = self._source.flushed() if final else self._source
+            rows = source.learned_rows
+            if rows == self._published_rows:
+                return
+            self._published_ns = now_ns
+            self._current = source.snapshot(self._clock.unix_nano(), self._generation + 1)
+        except Exception:  # noqa: BLE001 -- a fault of the learner must not end the receiving
+            self._metrics.add(PUBLISH_ERRORS)
+            _log.exception("snapshot could not be made")
+            return
+        self._generation += 1
+        self._published_rows = rows
+        try:
+            self._on_publish(self._current)
+        except Exception:  # noqa: BLE001 -- nor must one of who looks on
+            self._metrics.add(PUBLISH_ERRORS)
+            _log.exception("a generation could not be shown")
+
+
+class SnapshotWriter:
+    """Writes the current snapshot and its BLIS files every interval, if it is a new one, and once more at the end."""
+
+    def __init__(
+        self,
+        directory: Path,
+        publisher: Publisher,
+        metrics: Metrics,
+        clock: Clock,
+        interval_s: float,
+        check_in: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._check_in = check_in
+        self.path = directory / SNAPSHOT_NAME
+        self._publisher = publisher
+        self._metrics = metrics
+        self._clock = clock
+        self._interval_s = interval_s
+        self._written_generation = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="snapshot-writer", daemon=True)
+
+    def start(self) -> None:
+        """Prove that the directory takes files, then begin."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            probe = self.path.parent / f".{SNAPSHOT_NAME}.probe"
+            write_atomically(probe, b"")
+            probe.unlink()
+        except OSError as error:
+            raise StartError(f"cannot write to snapshot.directory {self.path.parent}: {error.strerror}") from None
+        self._thread.start()
+
+    def set_interval(self, interval_s: float) -> None:
+        """From the next write on; from any thread."""
+        self._interval_s = interval_s
+
+    def stop(self) -> bool:
+        """End the timer and write the last generation; False if that could not be done."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        return self._write()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._interval_s):
+            self._write()
+            self._check_in()
+
+    def _write(self) -> bool:
+        snapshot = self._publisher.current()
+        if snapshot is None or snapshot.generation == self._written_generation:
+            return True
+        report = write_snapshot(self.path.parent, snapshot)
+        self._metrics.add(SNAPSHOT_WRITES, len(report.written))
+        if SNAPSHOT_NAME in report.written:
+            self._metrics.set(SNAPSHOT_WRITTEN, self._clock.unix_nano() / 1e9)
+        if report.errors:  # all of them again at the next turn
+            self._metrics.add(SNAPSHOT_WRITE_ERRORS, len(report.errors))
+            name, reason = report.errors[0]
+            _log.warning("%d snapshot files not written, the first: %s: %s", len(report.errors), name, reason)
+            return False
+        self._written_generation = snapshot.generation
+        return True

@@ -1,0 +1,301 @@
+"""BLIS: one configuration's coefficients as the simulator loads them, unchanged.
+
+BLIS (trained-physics backend) predicts, in microseconds,
+
+    step  = b[8] T_pf_kv + b[9] T_dc_kv + b[5] B + b[6] + terms whose coefficients we set to 0
+    T_pf_kv = kv P          T_dc_kv = kv (context + D)          B = prefill + decode requests
+    kv    = layers * 2 * (kv_heads * head_dim / TP) * 2 bytes / (BwPeakTBs * 1e6)        us per token
+
+and our ``portable`` step time is c0 + c_p P + c_c (context + D) + c_b B, the same four columns. So
+
+    b[6] = c0    b[8] = c_p / kv    b[9] = c_c / kv    b[5] = c_b
+
+is exact as long as kv here is kv there: head_dim is hidden_size // num_attention_heads and an element has 2 bytes even
+where the model says otherwise, because that is what BLIS computes, and it cancels. All 11 values are written: with
+fewer than 10 BLIS takes a maximum of compute and memory time instead of the sum.
+
+    alpha[0]  arrival -> queued, us/request       alpha[1]  finished -> departed, us/request
+    alpha[2]  the same, us/output token
+
+BLIS has no queueing time per prompt token and truncates alphas to whole microseconds (1.7 us/token becomes 1), so what
+it can hold is fitted here, to the same mean: alpha[0] is the learned line at the mean prompt, alpha[2] is the nearest
+whole slope and alpha[1] takes up the difference at the mean output length. The wait from queued to scheduled is
+simulated by BLIS and never exported.
+
+Guarantee: a step time or a mean post-decode time predicted from the exported file equals ours within 0.15 %
+(tests/unit/test_blis.py), as far as whole microseconds allow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from exporters.labels import label_value, printable
+from online import ConfigSnapshot, FeatureSnapshot, Snapshot, TargetSnapshot
+
+from .blis_sheet import BANDWIDTH_TB_S, bandwidth_of, shape_of
+
+N_BETAS = 11
+MAX_COMMENT_CHARS = 400
+MAX_ALPHA_US = 1e12
+MAX_MEAN_TOKENS = 1e9
+ALPHAS = ("server", "effective")
+"""``server``: arrival to queued. ``effective`` adds first token to first response, which BLIS has no place for."""
+
+_STEP_COLUMNS = {"prefill_tokens": 8, "decode_context_tokens": 9, "requests": 5, "intercept": 6}
+
+
+class BlisError(ValueError):
+    """The configuration cannot be exported; the text says what is missing and which option supplies it."""
+
+
+class Coefficients(NamedTuple):
+    """What BLIS loads, and what a reader should know about it."""
+
+    alpha: tuple[int, int, int]
+    beta: tuple[float, ...]
+    kv_us_per_token: float
+    notes: tuple[str, ...]
+
+
+def blis_coefficients(
+    config: ConfigSnapshot,
+    *,
+    model_config: Mapping[str, Any] | None = None,
+    hardware: str | None = None,
+    alpha: str = "server",
+) -> Coefficients:
+    """Translate one configuration's coefficients.
+
+    Args:
+        config: the configuration with its targets.
+        model_config: the model's config.json; without it the configuration's facts must have its numbers.
+        hardware: GPU name or TB/s; without it the configuration's ``gpu``, else ``memory_bandwidth_gb_s``.
+        alpha: one of ``ALPHAS``.
+
+    Returns:
+        3 alphas, 11 betas, and notes on everything that is not plainly identified.
+
+    Raises:
+        BlisError: a coefficient is absent, or the size of the KV cache cannot be known.
+    """
+    if alpha not in ALPHAS:
+        raise BlisError(f"--alpha: expected one of {', '.join(ALPHAS)}, got {alpha!r}")
+    notes: list[str] = []
+    step = _features(config, "step_time", notes)
+    kv_us = _kv_us_per_token(config, model_config, hardware)
+    beta = [0.0] * N_BETAS
+    for name, index in _STEP_COLUMNS.items():
+        value = _value(step, "step_time", name)
+        beta[index] = value / kv_us if index in {8, 9} else value
+        if not math.isfinite(beta[index]):
+            raise BlisError(f"step_time: coefficient {name} is {value!r}, too large for BLIS")
+    queueing = _queueing_us(config, alpha, notes)
+    fixed, per_token = _post_decode_us(config, notes)
+    ranks = config.config.get("data_parallel_size", 1)
+    if ranks != 1:
+        notes.append(f"data_parallel_size {ranks}: learned per rank; simulate one instance per rank")
+    return Coefficients((queueing, fixed, per_token), tuple(beta), kv_us, tuple(notes))
+
+
+def _kv_us_per_token(config: ConfigSnapshot, model_config: Mapping[str, Any] | None, hardware: str | None) -> float:
+    shape = shape_of(config.config if model_config is None else model_config)
+    if shape is None:
+        where = "the configuration's facts lack" if model_config is None else "the file lacks"
+        needed = "num_hidden_layers, hidden_size or num_attention_heads"
+        raise BlisError(
+            f"--model-config: {where} {needed}; name the model's config.json"
+            " (to a sidecar in configurations.model_config)"
+        )
+    if hardware is None:
+        hardware = str(config.config.get("gpu", ""))
+        fact = config.config.get("memory_bandwidth_gb_s")
+        if bandwidth_of(hardware) is None and isinstance(fact, int | float) and not isinstance(fact, bool):
+            hardware = str(float(fact) / 1e3)  # BLIS does not know the GPU: its user has to give it this figure
+    bandwidth_tb_s = bandwidth_of(hardware)
+    if bandwidth_tb_s is None:
+        raise BlisError(
+            f"--hardware: memory bandwidth of {label_value(hardware) or 'an unknown GPU'!r} is not known; name one of "
+            f"{', '.join(BANDWIDTH_TB_S)}, or give BwPeakTBs as a number"
+            " (to a sidecar as a fact, gpu or memory_bandwidth_gb_s)"
+        )
+    ranks = config.config.get("tensor_parallel_size", 1)
+    if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
+        raise BlisError(f"tensor_parallel_size: expected an integer >= 1, got {label_value(str(ranks))!r}")
+    return shape.kv_us_per_token(ranks, bandwidth_tb_s)
+
+
+def _features(config: ConfigSnapshot, target: str, notes: list[str]) -> dict[str, FeatureSnapshot]:
+    """The target's portable coefficients by name; notes every status other than identified."""
+    known = config.targets.get(target)
+    model = known.models.get("portable") if known is not None else None
+    if model is None:
+        raise BlisError(f"{target}: nothing learned yet, so its coefficients are absent")
+    notes.extend(f"{target} {f.name}: {f.status}" for f in model.features if f.status != "identified")
+    return {feature.name: feature for feature in model.features}
+
+
+def _value(features: Mapping[str, FeatureSnapshot], target: str, name: str) -> float:
+    feature = features.get(name)
+    if feature is None:
+        raise BlisError(f"{target}: coefficient {name} is absent")
+    if not math.isfinite(feature.coefficient) or feature.coefficient < 0:
+        raise BlisError(f"{target}: coefficient {name} is {feature.coefficient!r}; BLIS takes finite values >= 0")
+    return feature.coefficient
+
+
+def _queueing_us(config: ConfigSnapshot, alpha: str, notes: list[str]) -> int:
+    """The constant nearest to the learned line c0 + c1 N, in the mean: its value at the mean prompt length."""
+    features = _features(config, "api_queueing", notes)
+    queueing_us = _value(features, "api_queueing", "intercept")
+    if "prompt_tokens" in features:
+        slope = _value(features, "api_queueing", "prompt_tokens")
+        tokens = _mean_of(features["prompt_tokens"])
+        if slope > 0 and tokens is None:
+            notes.append(f"api_queueing prompt_tokens: {slope!r} us/token left out; the mean prompt length is unknown")
+        elif slope > 0 and tokens is not None:
+            queueing_us += slope * tokens
+            notes.append(f"api_queueing prompt_tokens: {slope!r} us/token is in alpha[0] at the mean of {tokens:.1f}")
+    if alpha == "effective":
+        responses = _features(config, "first_response", notes)
+        mean_us = config.targets["first_response"].mean_us
+        typical_us = _value(responses, "first_response", "intercept")
+        queueing_us += typical_us if mean_us is None or not math.isfinite(mean_us) else mean_us
+    return _whole(queueing_us)
+
+
+def _mean_of(feature: FeatureSnapshot) -> float | None:
+    """Mean of a count of tokens; None if it is unknown or cannot be one."""
+    return feature.mean if feature.mean is not None and 0 <= feature.mean <= MAX_MEAN_TOKENS else None
+
+
+def _whole(value_us: float) -> int:
+    """BLIS keeps times as int64; nothing near that is a latency."""
+    if not 0 <= value_us <= MAX_ALPHA_US:
+        raise BlisError(f"an alpha of {value_us!r} us is no latency")
+    return round(value_us)
+
+
+def _post_decode_us(config: ConfigSnapshot, notes: list[str]) -> tuple[int, int]:
+    """Whole (fixed, per output token) microseconds with the mean of the learned line.
+
+    Minimises E[(c0 + c1 N - a1 - a2 N)^2] over whole a2: the error is (c1 - a2)^2 Var N once a1 takes up the difference
+    at the mean of N, so a2 is the nearest whole number, or the one below where a1 would be negative.
+    """
+    features = _features(config, "post_decode", notes)
+    fixed_us = _value(features, "post_decode", "intercept")
+    per_token_us = _value(features, "post_decode", "output_tokens")
+    tokens = _mean_of(features["output_tokens"])
+    if tokens is None:
+        tokens = _mean_tokens(config.targets["post_decode"], fixed_us, per_token_us)
+    if tokens is None:
+        if round(per_token_us) != per_token_us:
+            notes.append("post_decode: mean output length unknown; both alphas rounded on their own")
+        return _whole(fixed_us), _whole(per_token_us)
+    whole = _whole(per_token_us)
+    if fixed_us + (per_token_us - whole) * tokens < 0:
+        whole = math.floor(per_token_us)
+    return _whole(fixed_us + (per_token_us - whole) * tokens), whole
+
+
+def _mean_tokens(target: TargetSnapshot, fixed_us: float, per_token_us: float) -> float | None:
+    """Mean output length where a snapshot does not state it: a least-squares line passes through the means."""
+    if per_token_us <= 0:
+        return 0.0
+    if target.mean_us is None or not math.isfinite(target.mean_us) or target.mean_us < fixed_us:
+        return None
+    tokens = (target.mean_us - fixed_us) / per_token_us
+    return tokens if tokens <= MAX_MEAN_TOKENS else None
+
+
+def render_flags(coefficients: Coefficients) -> bytes:
+    """The flags of ``blis run`` and ``blis replay``; giving both selects the trained-physics backend by itself."""
+    alpha = ",".join(map(str, coefficients.alpha))
+    beta = ",".join(map(_number, coefficients.beta))
+    return f"--alpha-coeffs {alpha} --beta-coeffs {beta}\n".encode()
+
+
+def render_yaml(snapshot: Snapshot, config: ConfigSnapshot, coefficients: Coefficients) -> bytes:
+    """A file for ``--defaults-filepath``.
+
+    BLIS refuses unknown keys, so everything about the numbers stands in comments.
+    """
+    facts = (f"{key}: {value}" for key, value in sorted(config.config.items()))
+    step = config.targets["step_time"]
+    model = step.models["portable"]
+    head = [
+        f"tracefit {snapshot.tracefit_version}, snapshot generation {snapshot.generation}",
+        f"created_unix_nano {snapshot.created_unix_nano}, config {config.config_id}, telemetry {config.telemetry}",
+        *facts,
+        f"step_time rows {model.rows}, effective rows {model.effective_rows:.1f}",
+    ]
+    head.append(f"kv_us_per_token {coefficients.kv_us_per_token!r} (BLIS's formula and figures)")
+    if model.error is not None:
+        head.append(f"step_time median error {model.error.median_ape:.4f}, p90 {model.error.p90_ape:.4f}")
+    if step.mean_factor is not None:
+        head.append(f"step_time mean / robust fit {step.mean_factor:.4f} (not applied)")
+    head.extend(coefficients.notes)
+    head.append("pass --model-config-folder and --hardware-config: BLIS looks for them beside this file otherwise")
+    lines = [f"# {printable(line, MAX_COMMENT_CHARS)}" for line in head]
+    lines += [
+        "version: 0.0.1",
+        "defaults: {}",
+        "workloads: {}",
+        "trained_physics_coefficients:",
+        f"  alpha_coeffs: [{', '.join(map(str, coefficients.alpha))}]",
+        f"  beta_coeffs: [{', '.join(map(_number, coefficients.beta))}]",
+    ]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _number(value: float) -> str:
+    """Shortest text that reads back as the same number, with the dot that YAML 1.1 readers ask for."""
+    text = repr(float(value))
+    mantissa, e, exponent = text.partition("e")
+    if e and "." not in mantissa:
+        return f"{mantissa}.0e{exponent}"
+    return "0" if text == "0.0" else text
+
+
+def export(
+    snapshot: Snapshot,
+    *,
+    file_format: str = "blis-yaml",
+    config_id: str | None = None,
+    model_config: Mapping[str, Any] | None = None,
+    hardware: str | None = None,
+    alpha: str = "server",
+) -> bytes:
+    """What ``tracefit export`` prints.
+
+    Args:
+        snapshot: where the coefficients are.
+        file_format: ``blis-yaml`` or ``blis-flags``.
+        config_id: which configuration (a prefix will do); may be left out when there is only one.
+        model_config: see ``blis_coefficients``.
+        hardware: see ``blis_coefficients``.
+        alpha: see ``blis_coefficients``.
+
+    Raises:
+        BlisError: with one clear sentence.
+    """
+    config = _choose(snapshot, config_id)
+    found = blis_coefficients(config, model_config=model_config, hardware=hardware, alpha=alpha)
+    if file_format == "blis-flags":
+        return render_flags(found)
+    if file_format == "blis-yaml":
+        return render_yaml(snapshot, config, found)
+    raise BlisError(f"--format: expected blis-yaml or blis-flags, got {file_format!r}")
+
+
+def _choose(snapshot: Snapshot, config_id: str | None) -> ConfigSnapshot:
+    matches = [config for config in snapshot.configs if config.config_id.startswith(config_id or "")]
+    if len(matches) == 1:
+        return matches[0]
+    if not snapshot.configs:
+        raise BlisError("the snapshot has no configurations")
+    known = ", ".join(config.config_id for config in snapshot.configs[:8])
+    problem = "no configuration" if not matches else f"{len(matches)} configurations"
+    raise BlisError(f"--config: {problem} match {config_id or ''!r}; known: {known}")

@@ -1,0 +1,164 @@
+"""The /metrics page: negotiated, and rendered once per generation.
+
+Two parts with two lifetimes. The snapshot's families change with the generation: rendered once per format and kept. Our
+own counters change between scrapes: rendered every time. The page is their concatenation, snapshot first, because then
+the OpenMetrics end mark stands in the fresh part.
+
+gzip without compressing the big part again: the kept part is a raw deflate stream that ends in a full flush, so it
+stops at a byte boundary and nothing after it refers back to it (RFC 1951 §3.2.4, zlib manual Z_FULL_FLUSH). Fresh
+deflate blocks and one CRC-32, continued from the kept one, complete it to a single gzip member (RFC 1952 §2.3).
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from online import Snapshot
+
+from .families import DEFAULT_MAX_SERIES
+from .snapshot_families import ExemplarOf, snapshot_families
+
+_OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+_PLAIN = "text/plain; version=0.0.4"
+_EOF = b"# EOF\n"
+_GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\xff"  # no name, no time (equal pages are equal bytes), OS unknown
+_GZIP_LEVEL = 6
+
+
+class Page(NamedTuple):
+    """A rendered page; ``content_encoding`` is empty for identity."""
+
+    content_type: str
+    content_encoding: str
+    body: bytes
+
+
+class _Kept(NamedTuple):
+    """The snapshot's part of a page in one format."""
+
+    plain: bytes
+    deflated: bytes
+    crc: int
+
+
+class _Families(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+class MetricsPage:
+    """Renders /metrics from our own registry and the newest snapshot.
+
+    Args:
+        own: registry (or any collector) with the process's own metrics; asked at every scrape.
+        source: returns the newest snapshot, or None before the first.
+        max_series: capacity of the page for series of the snapshot.
+        exemplar_of: (config_id, target) -> trace id of the observation that confirmed the newest drift.
+    """
+
+    def __init__(
+        self,
+        own: Collector,
+        source: Callable[[], Snapshot | None],
+        *,
+        max_series: int = DEFAULT_MAX_SERIES,
+        exemplar_of: ExemplarOf | None = None,
+    ) -> None:
+        self._own = own
+        self._source = source
+        self._max_series = max_series
+        self._exemplar_of = exemplar_of
+        self._lock = threading.Lock()
+        self._shown: Snapshot | None = None
+        self._kept: dict[str, _Kept] = {}
+
+    def render(self, accept: str = "", accept_encoding: str = "") -> Page:
+        """Render the page for one scrape.
+
+        Args:
+            accept: the request's Accept header; anything but OpenMetrics gets the 0.0.4 text.
+            accept_encoding: the request's Accept-Encoding header.
+
+        Returns:
+            Content type, content encoding and body.
+        """
+        wanted = _OPENMETRICS if wants_openmetrics(accept) else _PLAIN
+        encode, content_type = choose_encoder(wanted)
+        kept = self._kept_part(wanted)
+        fresh = encode(self._own)
+        if wanted == _OPENMETRICS and not fresh.endswith(_EOF):
+            fresh += _EOF
+        if accepts_gzip(accept_encoding):
+            return Page(content_type, "gzip", _gzip(kept, fresh))
+        return Page(content_type, "", kept.plain + fresh)
+
+    def _kept_part(self, wanted: str) -> _Kept:
+        with self._lock:  # one renderer per generation; other scrapes wait for its result instead of doing it again
+            snapshot = self._source()
+            if snapshot is not self._shown:
+                self._kept = {}
+                self._shown = snapshot
+            kept = self._kept.get(wanted)
+            if kept is None:
+                families: Iterable[Metric] = ()
+                if snapshot is not None:
+                    families = snapshot_families(snapshot, self._max_series, self._exemplar_of)
+                plain = choose_encoder(wanted)[0](_Families(families)).removesuffix(_EOF)
+                deflate = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+                deflated = deflate.compress(plain) + deflate.flush(zlib.Z_FULL_FLUSH)
+                kept = self._kept[wanted] = _Kept(plain, deflated, zlib.crc32(plain))
+            return kept
+
+
+def _gzip(kept: _Kept, fresh: bytes) -> bytes:
+    deflate = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+    tail = deflate.compress(fresh) + deflate.flush()
+    size = len(kept.plain) + len(fresh)
+    trailer = struct.pack("<II", zlib.crc32(fresh, kept.crc), size & 0xFFFFFFFF)
+    return b"".join((_GZIP_HEADER, kept.deflated, tail, trailer))
+
+
+def wants_openmetrics(accept: str) -> bool:
+    """Whether OpenMetrics is what the client likes best of the two formats we speak.
+
+    Args:
+        accept: an Accept header. Only ``version=1.0.0`` or no version counts as OpenMetrics.
+    """
+    best = {"openmetrics": 0.0, "text": 0.0}
+    for media, parameters in _header_items(accept):
+        if media == "application/openmetrics-text" and parameters.get("version", "1.0.0") == "1.0.0":
+            best["openmetrics"] = max(best["openmetrics"], _quality(parameters))
+        elif media in {"text/plain", "text/*", "*/*"}:
+            best["text"] = max(best["text"], _quality(parameters))
+    return best["openmetrics"] > 0 and best["openmetrics"] >= best["text"]
+
+
+def accepts_gzip(accept_encoding: str) -> bool:
+    """Whether an Accept-Encoding header allows gzip; ``gzip;q=0`` refuses it."""
+    named = {coding: _quality(parameters) for coding, parameters in _header_items(accept_encoding)}
+    return named.get("gzip", named.get("*", 0.0)) > 0
+
+
+def _header_items(header: str) -> Iterable[tuple[str, dict[str, str]]]:
+    for item in header.lower().split(",")[:32]:
+        head, *rest = (part.strip() for part in item.split(";"))
+        pairs = (part.partition("=") for part in rest)
+        yield head, {key.strip(): value.strip().strip('"') for key, _, value in pairs}
+
+
+def _quality(parameters: dict[str, str]) -> float:
+    try:
+        return float(parameters.get("q", "1"))
+    except ValueError:
+        return 0.0

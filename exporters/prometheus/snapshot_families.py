@@ -1,0 +1,296 @@
+"""Snapshot -> Prometheus metric families.
+
+State is mirrored, not instrumented: every family is made anew from one immutable snapshot, so a configuration that left
+the snapshot leaves the page, and Prometheus marks its series stale (Prometheus docs, "Writing exporters": never update
+metrics on each scrape). What is not known is absent, never zero, never NaN. Values are in base units (seconds) at full
+precision; the ``unit`` label says which.
+
+The number of series is bounded by ``max_series``: families are listed in order of importance and the least important
+are withheld, whole, until the page fits; then configurations, last first. What was withheld is counted on the page.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+from typing import NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
+from prometheus_client.utils import floatToGoString
+
+from exporters.labels import US_PER_S, base_unit, label_value
+from online import ConfigSnapshot, DriftSnapshot, ModelSnapshot, ResidualSnapshot, Snapshot, TargetSnapshot
+
+from .families import DEFAULT_MAX_SERIES, FAMILIES, IDENTITY_LABELS, PAGE_FAMILIES, Family
+
+NS_PER_S = 1e9
+
+
+class Sample(NamedTuple):
+    """One series of a family before rendering; a ``suffix`` that has a label of its own has its value last."""
+
+    labels: tuple[str, ...]
+    value: float
+    exemplar: Exemplar | None = None
+    suffix: str = ""
+
+
+STEP_TIME = "step_time"
+"""The target that has every family; what is said of the others is in the snapshot, or the page would not fit."""
+
+BUCKET, SUM, COUNT = "_bucket", "_sum", "_count"
+
+Samples = dict[str, list[Sample]]
+
+ExemplarOf = Callable[[str, str], str | None]
+"""(config_id, target) -> trace id of the observation that confirmed the newest drift, if it is known."""
+
+_TRACE_ID = re.compile(r"[0-9a-f]{32}")
+
+
+class SnapshotCollector(Collector):
+    """Prometheus collector over a snapshot source; register it, or hand it to ``exposition.MetricsPage``.
+
+    Args:
+        source: returns the newest snapshot, or None before the first.
+        max_series: capacity of the page for series of the snapshot.
+        exemplar_of: finds the trace behind a drift.
+    """
+
+    def __init__(
+        self,
+        source: Callable[[], Snapshot | None],
+        *,
+        max_series: int = DEFAULT_MAX_SERIES,
+        exemplar_of: ExemplarOf | None = None,
+    ) -> None:
+        if max_series < 1:
+            raise ValueError(f"max_series: expected >= 1, got {max_series!r}")
+        self._source = source
+        self._max_series = max_series
+        self._exemplar_of = exemplar_of
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: names are fixed by the table, and registration must not render a page."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Families of the newest snapshot; none before the first."""
+        snapshot = self._source()
+        if snapshot is not None:
+            yield from snapshot_families(snapshot, self._max_series, self._exemplar_of)
+
+
+def snapshot_families(
+    snapshot: Snapshot, max_series: int = DEFAULT_MAX_SERIES, exemplar_of: ExemplarOf | None = None
+) -> Iterator[Metric]:
+    """Turn one snapshot into metric families.
+
+    Args:
+        snapshot: what to show.
+        max_series: bound on the series of the families in ``FAMILIES``.
+        exemplar_of: finds the trace behind a drift; OpenMetrics shows it as the counter's exemplar.
+
+    Yields:
+        Families in the order of the tables; empty ones are left out.
+    """
+    per_config = [_config_samples(config, exemplar_of) for config in snapshot.configs]
+    unusable = sum(_drop_non_finite(samples) for samples in per_config)
+    merged: Samples = {family.name: [] for family in FAMILIES}
+    for samples in per_config:
+        for name, rows in samples.items():
+            merged[name].extend(rows)
+    unusable += _drop_repeated(merged)
+    total = sum(map(len, merged.values()))
+    shown = _fit(merged, max_series)
+    page = {
+        "tracefit_snapshot_generation": snapshot.generation,
+        "tracefit_snapshot_created_timestamp_seconds": snapshot.created_unix_nano / NS_PER_S,
+        "tracefit_snapshot_configs": len(snapshot.configs),
+        "tracefit_exposition_series": shown,
+        "tracefit_exposition_series_capacity": max_series,
+        "tracefit_exposition_series_withheld": total - shown,
+        "tracefit_exposition_values_withheld": unusable,
+    }
+    for family in PAGE_FAMILIES:
+        yield _metric(family, [Sample((), page[family.name])])
+    for family in FAMILIES:
+        if merged[family.name]:
+            yield _metric(family, merged[family.name])
+
+
+def _fit(merged: Samples, max_series: int) -> int:
+    """Empty the least important families, then shorten the rest, until they fit; returns what is left."""
+    shown = sum(map(len, merged.values()))
+    for family in reversed(FAMILIES[2:]):
+        if shown <= max_series:
+            return shown
+        shown -= len(merged[family.name])
+        merged[family.name] = []
+    if shown > max_series:  # even what and how much does not fit: as many configurations as do, in snapshot order
+        info, coefficients = (merged[family.name] for family in FAMILIES[:2])
+        room = max_series
+        kept: set[str] = set()
+        counts: dict[str, int] = {}
+        for sample in coefficients:
+            counts[sample.labels[0]] = counts.get(sample.labels[0], 0) + 1
+        for sample in info:
+            need = 1 + counts.get(sample.labels[0], 0)
+            if need > room:
+                break
+            room -= need
+            kept.add(sample.labels[0])
+        info[:] = [sample for sample in info if sample.labels[0] in kept]
+        coefficients[:] = [sample for sample in coefficients if sample.labels[0] in kept]
+        shown = len(info) + len(coefficients)
+    return shown
+
+
+def _metric(family: Family, samples: list[Sample]) -> Metric:
+    if family.kind == "counter":
+        counter = CounterMetricFamily(family.name, family.help, labels=family.labels)
+        for sample in samples:
+            counter.add_metric(sample.labels, sample.value, exemplar=sample.exemplar)
+        return counter
+    if family.kind in ("histogram", "summary"):
+        metric = Metric(family.name, family.help, family.kind)
+        for sample in samples:
+            names = (*family.labels, "le") if sample.suffix == BUCKET else family.labels
+            metric.add_sample(family.name + sample.suffix, dict(zip(names, sample.labels, strict=True)), sample.value)
+        return metric
+    gauge = GaugeMetricFamily(family.name, family.help, labels=family.labels)
+    for sample in samples:
+        gauge.add_metric(sample.labels, sample.value)
+    return gauge
+
+
+def _drop_non_finite(samples: Samples) -> int:
+    """Absent beats wrong: a value that is not finite never leaves; returns how many there were."""
+    dropped = 0
+    for name, rows in samples.items():
+        finite = [sample for sample in rows if math.isfinite(sample.value)]
+        dropped += len(rows) - len(finite)
+        samples[name] = finite
+    return dropped
+
+
+def _drop_repeated(merged: Samples) -> int:
+    """One value per series, the first: names that differ only in what a label cannot hold would give two."""
+    dropped = 0
+    for name, rows in merged.items():
+        unique: dict[tuple[str, tuple[str, ...]], Sample] = {}
+        for sample in rows:
+            unique.setdefault((sample.suffix, sample.labels), sample)
+        dropped += len(rows) - len(unique)
+        merged[name] = list(unique.values())
+    return dropped
+
+
+def _config_samples(config: ConfigSnapshot, exemplar_of: ExemplarOf | None) -> Samples:
+    config_id = label_value(config.config_id)
+    samples: Samples = {family.name: [] for family in FAMILIES}
+    identity = (label_value(_plain(config.config.get(key, ""))) for key, _ in IDENTITY_LABELS)
+    samples["tracefit_config_info"].append(Sample((config_id, *identity), 1))
+    samples["tracefit_telemetry_quality"].append(Sample((config_id, label_value(config.telemetry)), 1))
+    modes = [engine.scheduling for engine in config.engines]
+    for mode in dict.fromkeys(modes):
+        samples["tracefit_engines"].append(Sample((config_id, label_value(mode)), modes.count(mode)))
+    for name, target in config.targets.items():
+        labels = (config_id, label_value(target.vector), label_value(name))
+        _target_samples(samples, labels, target)
+        if target.drift is not None:
+            trace_id = exemplar_of(config.config_id, name) if exemplar_of is not None and target.drift.count else None
+            _drift_samples(samples, labels, target.drift, trace_id)
+    return samples
+
+
+def _plain(value: str | float) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _target_samples(samples: Samples, labels: tuple[str, ...], target: TargetSnapshot) -> None:
+    if target.mean_us is not None:
+        samples["tracefit_target_mean_seconds"].append(Sample(labels, target.mean_us / US_PER_S))
+    if target.residuals is not None:
+        _residual_samples(samples, labels, target.residuals)
+    champion = target.models.get(target.champion)
+    if champion is not None and target.champion != "portable":
+        samples["tracefit_champion"].append(Sample((*labels, label_value(target.champion)), 1))
+    for name, model in target.models.items():
+        _model_samples(samples, (*labels, label_value(name)), model)
+    if labels[-1] == STEP_TIME:
+        _step_samples(samples, labels, target)
+
+
+def _step_samples(samples: Samples, labels: tuple[str, ...], target: TargetSnapshot) -> None:
+    """What is shown of step_time alone."""
+    if target.interval is not None:
+        for bound, ratio in (("lower", target.interval.p10), ("upper", target.interval.p90)):
+            samples["tracefit_interval_ratio"].append(Sample((*labels, bound), ratio))
+    champion = target.models.get(target.champion)
+    if champion is not None and champion.error is not None:
+        samples["tracefit_error_p90_ratio"].append(Sample(labels, champion.error.p90_ape))
+    live = [model.live_error.median_ape for model in target.models.values() if model.live_error is not None]
+    if live:
+        samples["tracefit_live_error_median_ratio"].append(Sample(labels, min(live)))
+    if "portable" in target.models:
+        _portable_samples(samples, (*labels, "portable"), target.models["portable"])
+
+
+def _residual_samples(samples: Samples, labels: tuple[str, ...], residuals: ResidualSnapshot) -> None:
+    whole = labels[-1] == STEP_TIME
+    rows = samples["tracefit_step_residual_ratio" if whole else "tracefit_target_residual_ratio"]
+    if not 0.0 <= residuals.ratio_sum < math.inf:  # one value to withhold: half a histogram is none
+        rows.append(Sample(labels, math.nan, suffix=SUM))
+        return
+    if whole:
+        bounds = (*map(floatToGoString, residuals.ratio_bounds), "+Inf")
+        for bound, below in zip(bounds, accumulate(residuals.rows), strict=False):
+            rows.append(Sample((*labels, bound), below, suffix=BUCKET))
+    rows.append(Sample(labels, sum(residuals.rows), suffix=COUNT))
+    rows.append(Sample(labels, residuals.ratio_sum, suffix=SUM))
+
+
+def _drift_samples(samples: Samples, labels: tuple[str, ...], drift: DriftSnapshot, trace_id: str | None) -> None:
+    exemplar = None
+    if trace_id is not None and _TRACE_ID.fullmatch(trace_id):
+        seconds = None if drift.last_unix_nano is None else drift.last_unix_nano / NS_PER_S
+        exemplar = Exemplar({"trace_id": trace_id}, drift.gain or 1.0, seconds)
+    samples["tracefit_drift_detections_total"].append(Sample(labels, drift.count, exemplar))
+    if labels[-1] != STEP_TIME:
+        return
+    if drift.last_unix_nano is not None:
+        samples["tracefit_drift_last_timestamp_seconds"].append(Sample(labels, drift.last_unix_nano / NS_PER_S))
+    if drift.gain is not None:
+        samples["tracefit_drift_gain_ratio"].append(Sample(labels, drift.gain))
+
+
+def _model_samples(samples: Samples, labels: tuple[str, ...], model: ModelSnapshot) -> None:
+    target, name = labels[-2:]
+    if model.error is not None and (model.features or target == STEP_TIME):
+        samples["tracefit_error_median_ratio"].append(Sample(labels, model.error.median_ape))
+    for feature in model.features:
+        unit, divisor = base_unit(feature.unit)
+        full = (*labels, label_value(feature.name), unit)
+        samples["tracefit_coefficient"].append(Sample(full, feature.coefficient / divisor))
+        if feature.stderr is not None:
+            samples["tracefit_coefficient_stderr"].append(Sample(full, feature.stderr / divisor))
+        if name == "portable":
+            samples["tracefit_coefficient_status"].append(Sample((*full, label_value(feature.status)), 1))
+    if name == "portable":
+        samples["tracefit_model_effective_rows"].append(Sample(labels, model.effective_rows))
+
+
+def _portable_samples(samples: Samples, labels: tuple[str, ...], model: ModelSnapshot) -> None:
+    if model.condition_number is not None:
+        samples["tracefit_model_condition_number"].append(Sample(labels, model.condition_number))
+    for feature in model.features:
+        unit, divisor = base_unit(feature.unit)
+        if feature.live_coefficient is not None:
+            sample = Sample((*labels, label_value(feature.name), unit), feature.live_coefficient / divisor)
+            samples["tracefit_coefficient_live"].append(sample)

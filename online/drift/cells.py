@@ -1,0 +1,120 @@
+"""Cells: what a step of each batch shape usually takes; the references that drift detection compares with.
+
+    X_c <- X_c + rho (mean x - X_c)                            mean work of cell c, (p,)
+    U_c <- U_c + rho mean(clip(e, -4 s_c, 4 s_c))              usual log ratio, U_c = Y_c - log X_c beta
+    s_c <- s_c + rho (1.2533 mean |e| - s_c)                   spread
+    rho  = rows of the block / (min(rows before, 256) + rows of the block)
+
+e is relative to the cell's reference. What is kept is Y_c, in absolute terms, so that a reference stays true while
+beta is still being learned. Clipping bounds what a stall can do; a cell opens with the median of its first rows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from online.blocks import CELLS, Groups
+from online.rows import Floats, Ints, Mask
+from online.state import State, pack, unpack
+
+from .detectors import DriftSettings
+
+_RIDGE = 1e-6  # on the unit diagonal, as in every solve
+TINY = 1e-12
+_MEAN_ABS_TO_SD = 1.2533
+_LEARN_CLIP = 4.0
+_UNSEEN = 1e-30
+_STATE = ("rows", "log_y", "spread", "x")
+
+
+@dataclass(slots=True)
+class Fit:
+    """beta (p,), the robust scale of its relative residuals, and the evidence: A (p, p) and its effective rows."""
+
+    beta: Floats
+    scale: float
+    a: Floats
+    rows: float
+
+    def stretch(self, x: Floats) -> Floats:
+        """How far outside what the fit has seen rows x (n, p) are: 1 inside, more where it extrapolates, (n,).
+
+        sqrt of the leverage of x / x beta in units of the mean leverage p / rows.
+        """
+        diagonal = self.a.diagonal()
+        unseen = diagonal <= _UNSEEN
+        scale = 1.0 / np.sqrt(np.where(unseen, _UNSEEN, diagonal))
+        system = self.a * scale * scale[:, None]
+        system.flat[:: len(scale) + 1] = 1.0 + _RIDGE
+        relative = x * scale / np.maximum(x @ self.beta, TINY)[:, None]
+        leverage = np.einsum("ij,ji->i", relative, np.linalg.solve(system, relative.T))
+        mean = max(1.0, float((~unseen).sum())) / max(self.rows, 1.0)
+        stretched: Floats = np.sqrt(np.maximum(leverage / mean, 1.0))
+        return stretched
+
+
+@dataclass(slots=True)
+class Rows:
+    """What a block says to the cells: x (n, p), e (n,) against their references, and the beta that predicted."""
+
+    x: Floats
+    e: Floats
+    beta: Floats
+
+
+class Cells:
+    """References of all cells: rows (512,), mean log y (512,), spread (512,), mean x (512, p)."""
+
+    __slots__ = ("log_y", "rows", "spread", "x")
+
+    def __init__(self, p: int) -> None:
+        self.rows = np.zeros(CELLS)
+        self.log_y = np.zeros(CELLS)
+        self.spread = np.zeros(CELLS)
+        self.x = np.zeros((CELLS, p))
+
+    def open(self, groups: Groups, fresh: Mask, x: Floats, log_ratio: Floats, beta: Floats) -> None:
+        """First references of cells never seen: the median of their first rows, in the order of the groups."""
+        for k in np.flatnonzero(fresh):
+            rows = slice(groups.starts[k], groups.starts[k] + groups.sizes[k])
+            c = groups.ids[k]
+            self.x[c] = x[rows].mean(axis=0)
+            self.log_y[c] = float(np.median(log_ratio[rows])) + math.log(max(float(self.x[c] @ beta), TINY))
+
+    def usual(self, ids: Ints, beta: Floats) -> Floats:
+        """Y_c - log X_c beta of cells, (g,)."""
+        predicted: Floats = self.x[ids] @ beta
+        return self.log_y[ids] - np.log(np.maximum(predicted, TINY))
+
+    def learn(self, groups: Groups, usual: Floats, rows: Rows, settings: DriftSettings) -> None:
+        """Move the references of the visited cells toward these rows, which are in the order of the groups."""
+        ids, starts, count = groups.ids, groups.starts, groups.sizes
+        before, spread = self.rows[ids], self.spread[ids]
+        limit = _LEARN_CLIP * np.maximum(spread, settings.spread_min)
+        limit[before < settings.cell_rows_min] = np.inf
+        each = np.repeat(limit, count)
+        bounded = np.minimum(np.maximum(rows.e, -each), each)
+        rate = count / (np.minimum(before, settings.cell_rows_max) + count)
+        share = rate / count
+        x = self.x[ids] * (1.0 - rate)[:, None] + np.add.reduceat(rows.x, starts, axis=0) * share[:, None]
+        self.x[ids] = x
+        usual = usual + share * np.add.reduceat(bounded, starts)
+        self.log_y[ids] = usual + np.log(np.maximum(x @ rows.beta, TINY))
+        seen = np.add.reduceat(np.abs(bounded), starts)
+        self.spread[ids] = spread + (_MEAN_ABS_TO_SD * share) * seen - rate * spread
+        self.rows[ids] = before + count
+
+    def widen(self, more: int) -> None:
+        """Columns never seen: their usual work is 0."""
+        self.x = np.concatenate([self.x, np.zeros((CELLS, more))], axis=1)
+
+    def state(self) -> State:
+        """For the state file."""
+        return pack(self, _STATE)
+
+    def restore(self, state: State) -> None:
+        """From the state file."""
+        unpack(self, _STATE, state)

@@ -1,0 +1,210 @@
+"""Did the machine change its speed, or only its mix of work? Compare like with like.
+
+A linear form never fits a machine exactly, so a change of mix moves its residuals as a change of speed would. Each
+cell c (batch shape: online/blocks.py) therefore has a reference of its own, and a row is compared with its own cell:
+
+    e_i = (log y_i - Y_c) - (log x_i beta - log X_c beta)          Y_c: mean log y, X_c: mean x (p,) of the cell
+
+beta enters only through the difference between the row's work and the cell's usual work, so that neither misfit of
+the form nor learning of beta shows in e. A cell with fewer than 16 rows has no
+reference yet: there the row is compared with the fit, and counts less: u_i = e_i over twice the fit's scale, times
+how far outside of what it has seen the fit is asked (sqrt of the leverage in units of its mean).
+
+    u_i = clip(e_i / max(s_c, 0.5 %), -8, 8)        s_c: mean |e| of the cell x 1.2533
+    m   = median of 8 consecutive u                outliers end here
+    S+, S-  two-sided CUSUM of m                    alarm when one exceeds its limit (online/drift/detectors.py)
+    g   = exp(median of the last 16 e)              gate: no alarm while |log g| < 6 %
+
+An alarm is a suspicion: the learner predicts by it at once, and learns on the side. It is confirmed, acted on and
+reported if the next 4 groups of 32 rows all lie on the same side of the old references, by half the gain and 3 %; the
+first group that does not refutes it, and the references go back.
+
+The detector on the medians is chosen by name: online/drift/detectors.py. Reference: Page (Biometrika 1954).
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+
+import numpy as np
+
+from online.blocks import CELLS, Groups
+from online.rows import Floats, Ints, Mask
+from online.snapshot import DriftSnapshot
+from online.state import State, pack, unpack
+
+from .cells import Cells, Fit, Rows
+from .detectors import DriftSettings, Never, make_detector
+
+_CLIP = 8.0
+_STALL = 0.9  # |log(y / yhat)|, a factor of 2.5
+_STATE = (
+    "waiting",
+    "recent",
+    "since",
+    "suspicious",
+    "groups",
+    "row",
+    "opened",
+    "shifted",
+    "gain",
+    "alarm_ns",
+    "alarms",
+    "confirmed",
+    "refuted",
+)
+
+
+class Verdict(enum.Enum):
+    """What a block said about speed."""
+
+    NOTHING = 0
+    ALARM = 1
+    CONFIRMED = 2
+    REFUTED = 3
+
+
+class DriftMonitor:
+    """Cells, detector, gate and confirmation of one model.
+
+    Attributes:
+        gain: new time per old time of the last alarm.
+        alarms, confirmed, refuted: counts since the start.
+        last: event time and gain of the last confirmed change; None before.
+    """
+
+    def __init__(self, p: int, settings: DriftSettings) -> None:
+        self.settings = settings
+        self.cells = Cells(p)
+        self.detector = make_detector(settings)
+        self.waiting: list[float] = []
+        self.recent: list[float] = []
+        self.since: list[float] = []
+        self.suspicious = False
+        self.groups = 0
+        self.row = 0
+        self.opened = np.zeros(CELLS, np.int64)
+        self.shifted: Mask = np.zeros(CELLS, np.bool_)
+        self.gain = 1.0
+        self.alarm_ns = 0
+        self.alarms = self.confirmed = self.refuted = 0
+        self.last: tuple[int, float] | None = None
+
+    def learn(self, cell: Ints, x: Floats, log_ratio: Floats, fit: Fit, end_ns: int) -> Verdict:
+        """One block: x (n, p), log_ratio = log(y / x beta) (n,), and the fit that predicted."""
+        if isinstance(self.detector, Never):
+            return Verdict.NOTHING  # nobody would compare, so nothing is remembered
+        cells, settings = self.cells, self.settings
+        groups = Groups.of(cell)
+        order, sizes = groups.order, groups.sizes
+        known = cells.rows[groups.ids] >= settings.cell_rows_min
+        all_known = bool(known.all())
+        x, log_ratio = x[order], log_ratio[order]
+        usual = cells.usual(groups.ids, fit.beta)
+        spread = np.maximum(cells.spread[groups.ids], settings.spread_min)
+        if all_known:
+            reference = usual
+        else:
+            # A shape never seen can only be compared with the fit, and counts as little as the fit is sure.
+            reference = np.where(known, usual, math.log(self.gain) if self.suspicious else 0.0)
+            strange = settings.stranger_spread * fit.scale * fit.stretch(x[groups.starts])
+            spread = np.where(known, spread, strange)
+        e = log_ratio - np.repeat(reference, sizes)
+        u = np.minimum(np.maximum(e / np.repeat(spread, sizes), -_CLIP), _CLIP)
+        if all_known:
+            cells.learn(groups, usual, Rows(x, e, fit.beta), settings)
+        else:
+            keep = np.repeat(known, sizes) | (np.abs(log_ratio) < _STALL)
+            self._meet(cell[order][keep], x[keep], log_ratio[keep], fit)
+        self.row += len(cell)
+        # Back in the order of time.
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        return self._judge(e[back], u[back], end_ns)
+
+    def _meet(self, cell: Ints, x: Floats, log_ratio: Floats, fit: Fit) -> None:
+        """Learn references where some are new, from rows without the stalls, which must not become one; by cell."""
+        if not len(cell):
+            return
+        cells, beta, groups = self.cells, fit.beta, Groups.of(cell)
+        fresh = cells.rows[groups.ids] == 0.0
+        if fresh.any():
+            cells.open(groups, fresh, x, log_ratio, beta)
+            self.opened[groups.ids[fresh]] = self.row
+        usual = cells.usual(groups.ids, beta)
+        cells.learn(groups, usual, Rows(x, log_ratio - np.repeat(usual, groups.sizes), beta), self.settings)
+
+    def _judge(self, compared: Floats, u: Floats, end_ns: int) -> Verdict:
+        keep = self.settings.gain_rows
+        self.recent = [*self.recent, *compared[-keep:].tolist()][-keep:]
+        alarm = self._detect(u)
+        if self.suspicious:
+            self.since.extend((compared + math.log(self.gain)).tolist())
+            verdict = self._confirm()
+            if verdict is not Verdict.NOTHING:
+                return verdict
+        return self._raise(end_ns) if alarm else Verdict.NOTHING
+
+    def _detect(self, u: Floats) -> bool:
+        size = self.detector.group
+        values = np.concatenate([self.waiting, u])
+        full = len(values) // size
+        medians = np.sort(values[: full * size].reshape(full, size), axis=1)[:, size // 2]
+        self.waiting = values[full * size :].tolist()
+        return self.detector.update(medians.tolist())
+
+    def _raise(self, end_ns: int) -> Verdict:
+        gain = float(np.median(self.recent))
+        if abs(gain) < self.settings.gate:
+            return Verdict.NOTHING
+        self.detector.reset()
+        self.waiting = []
+        self.recent = []
+        # An alarm while one is open is about the same change: its gain is relative to the first references.
+        self.gain = math.exp(gain)
+        # Cells opened since the change began know no other speed.
+        self.shifted = (self.cells.rows > 0) & (self.opened < self.row - self.settings.onset_rows)
+        self.cells.log_y += gain * self.shifted
+        self.since, self.groups, self.suspicious = [], 0, True
+        self.alarm_ns = end_ns
+        self.alarms += 1
+        return Verdict.ALARM
+
+    def _confirm(self) -> Verdict:
+        """After each full group: refuted by the first that is not off, confirmed by the last."""
+        settings = self.settings
+        size = settings.confirm_rows
+        least = max(settings.confirm_off, settings.confirm_share * abs(math.log(self.gain)))
+        sign = math.copysign(1.0, self.gain - 1.0)
+        while len(self.since) >= size:
+            group, self.since = self.since[:size], self.since[size:]
+            if sign * float(np.median(group)) <= least:
+                self.since, self.suspicious = [], False
+                self.refuted += 1
+                self.cells.log_y -= math.log(self.gain) * self.shifted
+                self.detector.reset()
+                return Verdict.REFUTED
+            self.groups += 1
+            if self.groups >= settings.confirm_groups:
+                self.since, self.suspicious = [], False
+                self.confirmed += 1
+                self.last = (self.alarm_ns, self.gain)
+                return Verdict.CONFIRMED
+        return Verdict.NOTHING
+
+    def snapshot(self) -> DriftSnapshot:
+        """Confirmed changes only."""
+        last_ns, gain = (None, None) if self.last is None else self.last
+        return DriftSnapshot(last_unix_nano=last_ns, gain=gain, count=self.confirmed)
+
+    def state(self) -> State:
+        """For the state file."""
+        return {**pack(self, _STATE), "cells": self.cells.state(), "detector": self.detector.state(), "last": self.last}
+
+    def restore(self, state: State) -> None:
+        """From the state file."""
+        unpack(self, _STATE, state)
+        self.cells.restore(state["cells"])
+        self.detector.restore(state["detector"])
+        self.last = None if state["last"] is None else (int(state["last"][0]), float(state["last"][1]))

@@ -1,0 +1,118 @@
+"""BSR-ARD: automatic relevance determination on the decayed statistics.
+
+    y = x beta + e,  e ~ N(0, s^2)      beta_j ~ N(0, 1 / alpha_j)      A = sum w x x', b = sum w x y (relative units)
+    C  = (A + s^2 diag(alpha))^-1 on the columns in use                 posterior covariance = s^2 C, mean = C b
+
+Each solve looks at one statistic pair per column,
+
+    S_j = (A_jj - A_j C A_j') / s^2        Q_j = (b_j - A_j C b) / s^2       s_j, q_j: the same without column j
+    alpha_j = s_j^2 / (q_j^2 - s_j)  where q_j^2 > s_j,  else the column is pruned (alpha_j = infinite)
+
+and makes the change that raises the evidence most, a few times. The statistics keep every column, so a pruned column
+comes back when the data ask for it: pruning is reversible, which is what an online learner needs. Intercept and phases
+are always in use. The constraint beta >= 0 is the solver's; a column it holds at zero is pruned by the next pass.
+
+Reference: Tipping and Faul, Fast marginal likelihood maximisation for sparse Bayesian models (AISTATS 2003).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from online.features import INTERCEPT, FeatureSet
+from online.rows import Floats, Mask
+
+from .fast_member import SLOW
+from .prior import Prior
+from .rls_learner import LearnerSettings, RlsLearner
+from .solve import RELATIVE_RIDGE
+
+PRUNED = 1e12
+"""Precision of a pruned column, relative to its own diagonal of A: coefficient 0 for every purpose."""
+
+_CHANGES_MAX = 4
+_LEAST_GAIN = 1e-3
+
+
+class ArdLearner(RlsLearner):
+    """``rls`` whose prior precisions are found by evidence maximisation.
+
+    Attributes:
+        alpha: prior precision per column in 1 / us^2 of its coefficient, (p,); negative = pruned.
+    """
+
+    extra = ("alpha", "_weight")
+
+    def __init__(self, features: FeatureSet, settings: LearnerSettings, prior: Prior | None = None) -> None:
+        super().__init__(features, settings, prior)
+        self._always = np.array([c.formula == INTERCEPT for c in features.columns])
+        self._weight = np.zeros(self.p)
+        self.alpha = np.where(self._always, 0.0, -1.0)
+
+    def open_phases(self) -> None:
+        """Phases are always in use."""
+        if not self.phases:
+            super().open_phases()
+            more = self.phases
+            self._always = np.concatenate([self._always, np.ones(more, np.bool_)])
+            self._weight = np.concatenate([self._weight, np.zeros(more)])
+            self.alpha = np.concatenate([self.alpha, np.zeros(more)])
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """Names of the columns in use."""
+        return tuple(name for j, name in enumerate(self.features.names) if self.alpha[j] >= 0.0)
+
+    def precision(self) -> Floats:
+        """The relevance of each column, on top of what a prior says of it."""
+        known = super().precision()
+        variance = float(self.scale[SLOW]) ** 2
+        relevance = np.where(self.alpha >= 0.0, variance * self.alpha, PRUNED * self._weight)
+        return relevance if known is None else known + relevance
+
+    def _solve(self, g: Floats) -> None:
+        p = self.p
+        self._weight = np.maximum(g.diagonal()[:p], 1e-300)
+        variance = float(self.scale[SLOW]) ** 2
+        for _ in range(_CHANGES_MAX):
+            if not self._improve(g[:p, :p], g[:p, p], variance):
+                break
+        super()._solve(g)
+
+    def _improve(self, a: Floats, b: Floats, variance: float) -> bool:
+        """The one change of alpha that raises the evidence most; False when none is worth it."""
+        diagonal = a.diagonal()
+        on = (self.alpha >= 0.0) & (diagonal > 0.0)
+        system = (a + np.diag(np.where(on, variance * self.alpha, 0.0) + RELATIVE_RIDGE * diagonal))[np.ix_(on, on)]
+        scale = 1.0 / np.sqrt(np.maximum(system.diagonal(), 1e-300))
+        inverse = np.linalg.inv(system * scale * scale[:, None] + 1e-12 * np.eye(len(system)))
+        inverse *= scale * scale[:, None]
+        cross = a[:, on]
+        s_all = (diagonal - np.einsum("ij,jk,ik->i", cross, inverse, cross)) / variance
+        q_all = (b - cross @ (inverse @ b[on])) / variance
+        inside = on & ~self._always
+        alpha = np.where(inside, self.alpha, 1.0)
+        factor = np.where(inside, alpha / np.maximum(alpha - s_all, 1e-12 * alpha), 1.0)
+        return self._step(factor * s_all, factor * q_all, inside)
+
+    def _step(self, s: Floats, q: Floats, on: Mask) -> bool:
+        relevance = q * q - s
+        # A column that can only enter with the wrong sign is not relevant: coefficients are non-negative.
+        relevant = (relevance > 0.0) & (s > 0.0) & ((q > 0.0) | self.free)
+        alpha = np.full(len(s), -1.0)
+        alpha[relevant] = s[relevant] ** 2 / relevance[relevant]
+        gain = np.zeros(len(s))
+        gain[relevant] = _evidence(alpha[relevant], s[relevant], q[relevant])
+        gain[on] -= _evidence(self.alpha[on], s[on], q[on])
+        gain[self._always] = 0.0
+        best = int(np.argmax(gain))
+        if not gain[best] > _LEAST_GAIN:
+            return False
+        self.alpha[best] = alpha[best]
+        return True
+
+
+def _evidence(alpha: Floats, s: Floats, q: Floats) -> Floats:
+    """Contribution of columns with precision alpha to the log evidence, against leaving them out."""
+    value = 0.5 * (np.log(np.maximum(alpha, 1e-300) / (alpha + s)) + q * q / (alpha + s))
+    return np.asarray(np.where(alpha > 0.0, value, 0.0))

@@ -1,0 +1,118 @@
+"""What the data say about each coefficient, and what they do not.
+
+    C       = (A + H)^-1                            on the columns with evidence (p, p)
+    V       = C M C B / (B - p)                     HAC, M: online/rls/hac.py, B windows; s^2 C while B < 2 p + 2
+    se_j    = sqrt(V_jj) (1 + 1.21 / (B - p))       so that 1.96 se is Student's 95 % for few windows
+    share_j = 1 - H_jj C_jj                         learned share: 1 = all from data, 0 = all from prior or ridge
+    cv_j^2  = A_jj A_ll / A_jl^2 - 1                excitation beyond "so much per step" (l = steps of the row)
+    vif_j   = (A_jj - A_jl^2 / A_ll) C_jj           1 = independent of the others, > 10 = nearly a mixture of them
+    kappa   = cond(D^-1/2 (A + H) D^-1/2)           condition of the scaled system
+
+H holds the prior's precision and the relative ridge of the solver. Coefficients at the bound have no sampling
+distribution around 0; their se is that of the unconstrained fit, an upper limit of what could hide there.
+
+Status, the first that applies:
+
+    at_bound    non-negativity holds it at 0 although there is evidence
+    prior_only  share < 0.5 and there is a prior: a donor's or data sheet's value
+    constant    cv < 1e-6: it never varied beside the steps themselves, so it cannot be told from the intercept
+    identified  share > 0.9 and se < 20 % of the coefficient
+    weak        anything else: do not act on it alone
+
+Reference: Belsley, Kuh and Welsch, Regression Diagnostics (1980).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from online.rows import Floats, Mask
+
+from .solve import RELATIVE_RIDGE
+
+IDENTIFIED_SHARE, PRIOR_SHARE, IDENTIFIED_ERROR, CONSTANT_CV = 0.9, 0.5, 0.2, 1e-6
+_STUDENT = 1.21
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Over p columns: A (p, p), the prior's precision (p,), A_jl (p,), A_ll, s^2, M (p, p) and its windows B."""
+
+    a: Floats
+    precision: Floats
+    with_steps: Floats
+    steps: float
+    variance: float
+    meat: Floats
+    windows: float
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """beta (p,), the passive set, the columns with evidence, and those with a prior."""
+
+    beta: Floats
+    passive: Mask
+    live: Mask
+    has_prior: Mask
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Per column (p,), NaN where there is no evidence; and the condition number of the whole."""
+
+    stderr: Floats
+    share: Floats
+    excitation: Floats
+    vif: Floats
+    status: tuple[str, ...]
+    condition: float
+
+
+def diagnose(evidence: Evidence, solved: Solved) -> Diagnosis:
+    """Error bars, shares and status of a solution; see the module's equations."""
+    p, on = len(solved.beta), np.flatnonzero(solved.live)
+    diagonal = evidence.a.diagonal() + evidence.precision
+    ridge = evidence.precision + RELATIVE_RIDGE * diagonal
+    scale = 1.0 / np.sqrt(np.where(solved.live, diagonal, 1.0))
+    scaled = ((evidence.a + np.diag(ridge)) * scale * scale[:, None])[np.ix_(on, on)]
+    inverse = np.linalg.inv(scaled)
+    outer = np.outer(scale[on], scale[on])
+    spread = evidence.variance * inverse
+    if evidence.windows >= 2 * len(on) + 2:
+        meat = evidence.meat[np.ix_(on, on)] * outer
+        free = evidence.windows - len(on)
+        spread = inverse @ meat @ inverse * (evidence.windows / free * (1.0 + _STUDENT / free) ** 2)
+    c, v = np.full(p, np.nan), np.full(p, np.nan)
+    c[on] = (inverse * outer).diagonal()
+    v[on] = (spread * outer).diagonal()
+    # Windows forgotten at different rates can leave M slightly indefinite; no error bar is below a tenth of s^2 C.
+    stderr = np.sqrt(np.maximum(v, 0.01 * evidence.variance * c))
+    a = evidence.a.diagonal()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        per_step = np.where(evidence.with_steps > 0.0, evidence.with_steps**2 / evidence.steps, 0.0)
+        excitation = np.sqrt(np.maximum(np.where(per_step > 0.0, a / per_step - 1.0, np.inf), 0.0))
+        vif = np.maximum((a - per_step) * c, 1.0)
+    share = np.clip(1.0 - ridge * c, 0.0, 1.0)
+    condition = float(np.linalg.cond(scaled)) if len(on) else 1.0
+    return Diagnosis(stderr, share, excitation, vif, _status(solved, share, stderr, excitation), condition)
+
+
+def _status(solved: Solved, share: Floats, stderr: Floats, excitation: Floats) -> tuple[str, ...]:
+    found = []
+    for j, beta in enumerate(solved.beta.tolist()):
+        if not solved.live[j]:
+            found.append("absent")
+        elif not solved.passive[j]:
+            found.append("at_bound")
+        elif share[j] < PRIOR_SHARE and solved.has_prior[j]:
+            found.append("prior_only")
+        elif excitation[j] < CONSTANT_CV and j > 0:
+            found.append("constant")
+        elif share[j] > IDENTIFIED_SHARE and stderr[j] < IDENTIFIED_ERROR * abs(beta):
+            found.append("identified")
+        else:
+            found.append("weak")
+    return tuple(found)

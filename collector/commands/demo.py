@@ -23,7 +23,7 @@ from online import FeatureSnapshot, ModelSnapshot, Snapshot
 from .demo_feed import Feeder, schedule
 from .report import lines
 
-HOME = Path(__file__).resolve().parent.parent
+HOME = Path(__file__).resolve().parents[2]
 RECORDING = HOME / "tests" / "data" / "c10_long" / "otlp.pb.gz"
 PORT_GRPC, PORT_PAGES = 4317, 9464
 POLL_S = 1.5

@@ -1,7 +1,7 @@
 """Plain protobuf to columns and records: complete, slow, and the oracle of every faster decoder.
 
 Bad input is a value, not an exception: whatever is not understood is skipped with a reason from
-:class:`~collector.telemetry.reasons.Skip` and counted, and the equation of :class:`~collector.decode.records.Tally` holds.
+:class:`~collector.telemetry.Skip` and counted, and the equation of :class:`~collector.decode.Tally` holds.
 """
 
 from __future__ import annotations

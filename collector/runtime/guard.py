@@ -22,7 +22,7 @@ def package_files() -> dict[str, str]:
 
 def check_packages(files: Mapping[str, str]) -> None:
     """All packages lie beside this one, or ConfigError names the foreign path."""
-    home = Path(__file__).resolve().parent.parent
+    home = Path(__file__).resolve().parents[2]
     for name, file in files.items():
         if Path(file).resolve().parent.parent != home:
             problem = f"comes from {file}, not from {home}: another distribution owns the name; use an own environment"

@@ -8,7 +8,7 @@ first 256 rows are held and fitted together (online/rls/startup.py); until then 
 
 The champion predicts live: the member with the lower decayed median error, replaced only by one 10 % better.
 
-A suspected change of speed (online/drift/monitor.py) is predicted at once, by the fast member, and believed later: until it is
+A suspected change of speed (online/drift) is predicted at once, by the fast member, and believed later: until it is
 confirmed the slow member's rows go to statistics on the side. Confirmed, what was known before is kept at 2 % and
 multiplied by the gain, and the rows on the side join it; refuted, they are forgotten and nothing has happened.
 

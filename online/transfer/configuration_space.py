@@ -4,7 +4,7 @@
     similarity(c, s) = cos(v_c, v_s)          weight_s = softmax over specialists of similarity / 0.5
     coverage(c)      = min over seen s of |v_c - v_s|_2 / sqrt(14)          0 = measured already
 
-A specialist is a cluster of configurations whose statistics are pooled (:mod:`online.transfer.population`); its centre is the mean
+A specialist is a cluster of configurations whose statistics are pooled (:mod:`online.transfer`); its centre is the mean
 of their vectors. A prediction is the weighted mean of the heaviest specialists; as each is linear in the coefficients,
 their mean is one coefficient vector, computed once per configuration and not once per step.
 

@@ -1,7 +1,7 @@
 """The pool of donors: statistics of other configurations, and the priors they make for a new one.
 
 For a feature set that is one of the systems, donors of any model pool in the system's full coefficients
-(:mod:`online.transfer.population`). ``portable`` has none that carry over: a token costs another model something else. There the
+(:mod:`online.transfer`). ``portable`` has none that carry over: a token costs another model something else. There the
 prior is the one of ``physics``, projected:
 
     minimise over beta >= 0   sum over typical steps i of ((x_i beta - yhat_i) / yhat_i)^2      yhat_i by physics

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from collector.config import load as configuration
+from collector import config as configuration
 from collector.config.errors import ConfigError
 from collector.config.schema import Config as Settings
 from collector.config.schema import JoinSettings

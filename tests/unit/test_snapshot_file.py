@@ -99,7 +99,7 @@ def test_a_full_disk_is_an_os_error_and_the_old_file_stays(tmp_path, monkeypatch
 FILL = """
 import resource, sys
 from pathlib import Path
-from exporters.snapshot_file import write_atomically
+from exporters.files import write_atomically
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 try:
     write_atomically(Path(sys.argv[1]), b"x" * 100_000)

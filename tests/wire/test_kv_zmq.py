@@ -326,7 +326,8 @@ def test_an_address_that_cannot_be_opened_is_said_at_the_start(publisher):
 def test_without_pyzmq_the_start_says_what_to_install():
     code = (
         "import sys, time; sys.modules['zmq'] = None\n"
-        "from collector.receivers.kv_zmq import *\n"
+        "from collector.config import KvEndpoint, KvSettings\n"
+        "from collector.receive.kv.kv_zmq import *\n"
         "try: KvSubscriber(KvSettings(endpoints=(KvEndpoint(endpoint='tcp://127.0.0.1:1'),)), time.monotonic).start()\n"
         "except KvUnavailable as error: print(error)\n"
     )
@@ -335,7 +336,7 @@ def test_without_pyzmq_the_start_says_what_to_install():
 
 
 def test_pyzmq_is_not_imported_until_a_subscriber_starts():
-    code = "import sys, collector.receivers.kv_zmq, collector.pipeline; print('zmq' in sys.modules)"
+    code = "import sys, collector.receive.kv.kv_zmq, collector.worker; print('zmq' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 

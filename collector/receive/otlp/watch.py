@@ -1,6 +1,6 @@
 """Does a receiver still receive? What its listener shows, and whether an export hangs in it.
 
-A receiver checks in with :class:`~collector.runtime.health.Health` only while both are well, so that a deadlock behind a
+A receiver checks in with :class:`~collector.runtime.Health` only while both are well, so that a deadlock behind a
 listener that still accepts is told as what it is. Exports wait for room at most ``queue.wait_s``; one that is under way
 for ``HUNG_S`` waits for something that does not come (a lock, a disk), and only a restart helps.
 """

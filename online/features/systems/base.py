@@ -39,7 +39,7 @@ class System:
         reference: where it is from.
         tables: per target.
         absent: features of the source that our telemetry cannot give, with the reason.
-        ties: adjusts the map from full to live coefficients (:mod:`online.transfer.population`) in place: ``(m, live, full,
+        ties: adjusts the map from full to live coefficients (:mod:`online.transfer`) in place: ``(m, live, full,
             constants)``; for coefficients that scale with a constant, or that two columns share.
     """
 

@@ -1,7 +1,7 @@
 """BSR-ARD: the widest dictionary, and automatic relevance determination to prune it.
 
 Its sources name it by its successor only, so its features are not known. Here: RECE's columns, PICF's products that
-RECE lacks, and the columns that only ``physics`` has; the learner ``ard`` (:mod:`online.rls.ard`) decides which of them the
+RECE lacks, and the columns that only ``physics`` has; the learner ``ard`` (:mod:`online.rls`) decides which of them the
 data can tell apart. Reference: seed system 6; Tipping, Sparse Bayesian learning (JMLR 2001).
 """
 

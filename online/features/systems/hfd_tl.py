@@ -5,7 +5,7 @@
     alpha   Q / Ns                  u                          M / Lmax      1/tp   prefix   chunked    1   (Q/Ns)^2
 
 Stage 1 fits base and configuration on pooled donors; stage 2 keeps those and fits the residual of a new configuration
-(:mod:`online.transfer.population`, ``frozen``), or takes them as a prior and updates everything (``prior``), which is better.
+(:mod:`online.transfer`, ``frozen``), or takes them as a prior and updates everything (``prior``), which is better.
 D kv_bytes_per_token reads as written: decode tokens, not their context. Reference: seed system 5.
 """
 

@@ -1,1 +1,0 @@
-"""Bytes in: OTLP over gRPC and HTTP, KV events over ZMQ, recorded files."""

@@ -49,9 +49,9 @@ from collector.telemetry import (
     Refusal,
 )
 from collector.worker import Pipeline, Publisher, SnapshotWriter, StallWatch, Worker, make_pipeline
-from exporters import make_routes
 from exporters.pages import HttpServer, SnapshotDocuments, protect
 from exporters.prometheus import MetricsPage
+from exporters.routes import make_routes
 from exporters.status_page import StatusPage
 from online import Snapshot
 

@@ -1,9 +1,1 @@
-"""Publishes immutable snapshots: Prometheus, files, HTTP."""
-
-from __future__ import annotations
-
-from .routes import make_routes
-
-__all__ = [
-    "make_routes",
-]
+"""Publishes immutable snapshots: Prometheus, files, HTTP, the status page."""

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.paths import DATA
+
 settings.register_profile("busy", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("busy")  # how fast inputs are made depends on who else uses the machine
-
-DATA = Path(__file__).parent / "data"
 
 
 @pytest.fixture

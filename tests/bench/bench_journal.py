@@ -20,7 +20,7 @@ from collector.durable.journal import Journal
 from collector.receive.export_request import Export
 from collector.runtime.clock import SystemClock
 from collector.telemetry.table import DECODED_SPANS
-from tests.builders import make_config, make_export
+from tests.support.builders import make_config, make_export
 
 STEPS = 1000
 

@@ -24,7 +24,7 @@ from online.rls.learner_report import diagnosis_of
 from online.rows import RowBlock, Target
 from online.settings import BankSettings
 from tests.bench import captured, simulated
-from tests.streams import BETA, steps
+from tests.support.streams import BETA, steps
 
 STREAM_ROWS = 84_000
 DRIFT_ROWS = 24_000

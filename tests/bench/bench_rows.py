@@ -30,7 +30,7 @@ from collector.join.steps.scheduling import Scheduling, SchedulingVotes
 from collector.join.window import StepWindow
 from collector.receive.export_request import Export
 from collector.worker.pipeline import Pipeline
-from tests.telemetry_builders import (
+from tests.support.telemetry_builders import (
     MONO_NS,
     SHARED,
     UNIX_NS,

@@ -16,6 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.support.paths import ROOT
+
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
@@ -36,7 +38,7 @@ from online.rows import STEP_FEATURES, RowBlock, Target
 from online.snapshot import Snapshot
 from online.transfer import population as transfer
 
-SHARED = Path(__file__).resolve().parents[2].parent / "shared"
+SHARED = ROOT.parent / "shared"
 STEP = Target.STEP_TIME
 SEEN = ((0.25, "general", 0.5), (0.25, "codegen", 0.8), (0.2, "roleplay", 0.3), (0.15, "general", 1.1))
 SEEN = (*SEEN, (0.15, "reasoning", 0.6))

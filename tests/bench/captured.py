@@ -19,8 +19,9 @@ from online.features.registry import portable, shape
 from online.river.challengers import ResidualLearner
 from online.rows import Lane, RowBlock, Target
 from tests.bench.simulated import prequential
+from tests.support.paths import ROOT
 
-SHARED = Path(__file__).resolve().parents[2].parent / "shared"
+SHARED = ROOT.parent / "shared"
 SCORER, CAPTURES = SHARED / "tools" / "score", SHARED / "captures"
 NAMES = {"c1": "c1_mixed", "c4": "c4_abort_errors", "c5": "c5_offload", "c6": "c6_saturated", "c7": "c7_async_sim"}
 NAMES["c10"] = "c10_long"

@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from collector.decode import plain
 from collector.decode.columnar import Decoder
 from collector.decode.records import Tally
-from tests import otlp_bytes as otlp
+from tests.support import otlp_bytes as otlp
 
 STEPS_PER_SPAN = 100
 REPEATS = 9

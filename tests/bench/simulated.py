@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -16,8 +15,9 @@ from online.features.columns import Column, FeatureSet
 from online.rows import STEP_FEATURES, RowBlock, Target
 from online.settings import BankSettings
 from online.target import TargetState
+from tests.support.paths import ROOT
 
-SIMULATOR = Path(__file__).resolve().parents[2].parent / "shared" / "tools" / "streams.py"
+SIMULATOR = ROOT.parent / "shared" / "tools" / "streams.py"
 
 ORDERS = (
     """reasoning .12 .5, general .1 .9, decode_heavy .14 .6, prefill_heavy .1 .75, roleplay .12 .7, codegen .1 1.1,

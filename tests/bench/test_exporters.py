@@ -22,7 +22,7 @@ from exporters.pages.snapshot_pages import SnapshotDocuments
 from exporters.prometheus.exposition import MetricsPage
 from exporters.routes import make_routes
 from exporters.status_page.status_page import StatusPage
-from tests import exporter_cases as cases
+from tests.support import exporter_cases as cases
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 OWN_SERIES = 150

@@ -10,7 +10,7 @@ import msgspec
 from collector.config.schema import JoinSettings
 from collector.decode.kv.messages import read_payload
 from collector.join.kv.owners import KvSources
-from tests.kv_cases import FIELDS, TS_S, joined, kv_batches, sequences
+from tests.support.kv_cases import FIELDS, TS_S, joined, kv_batches, sequences
 
 EVENTS, ROUNDS, REPEATS = 10, 9, 300
 

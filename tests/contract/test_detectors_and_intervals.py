@@ -10,7 +10,7 @@ from online.rls.rls_learner import LearnerSettings
 from online.rows import Target
 from online.settings import BankSettings
 from tests.bench.simulated import prequential
-from tests.streams import steps
+from tests.support.streams import steps
 
 SEES = [name for name in DETECTORS if name != "none"]
 

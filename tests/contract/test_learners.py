@@ -7,7 +7,7 @@ import pytest
 from online.bank import Bank
 from online.rows import STEP_FEATURES, RowBlock, Target
 from online.settings import BankSettings, RowOutcome
-from tests.streams import BETA, NAMES, steps
+from tests.support.streams import BETA, NAMES, steps
 
 LEARNERS = (
     "rls",

@@ -10,13 +10,12 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.conftest import find_tool
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 BASE = "localhost/tracefit-base:bookworm"
 IMAGE = "localhost/tracefit:test"
 SIZE_LIMIT_MB = 540

@@ -17,8 +17,8 @@ from collector.config.load import load
 from collector.config.schema import Config
 from exporters.routes import make_routes
 from tests.conftest import find_tool
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 KUSTOMIZE = DEPLOY / "kustomize"
 COMPONENTS = {

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import yaml
@@ -14,8 +13,8 @@ import yaml
 from exporters.labels import base_unit
 from exporters.prometheus.families import FAMILIES, PAGE_FAMILIES
 from tests.conftest import find_tool
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"
 RUNBOOKS = "https://docs.example.com/tracefit/runbooks.md"
 PANEL_KINDS = {"timeseries", "stat", "table", "heatmap"}

@@ -8,7 +8,6 @@ import time
 import urllib.parse
 import urllib.request
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import yaml
@@ -18,11 +17,12 @@ from exporters.pages.server import HttpServer
 from exporters.pages.snapshot_pages import SnapshotDocuments
 from exporters.prometheus.exposition import MetricsPage
 from exporters.routes import make_routes
-from tests import exporter_cases as cases
-from tests.builders import call_export, make_export, running_sidecar
 from tests.conftest import find_tool
+from tests.support import exporter_cases as cases
+from tests.support.builders import call_export, make_export, running_sidecar
+from tests.support.paths import ROOT
 
-RULES = Path(__file__).resolve().parents[2] / "deploy" / "monitoring" / "rules.yaml"
+RULES = ROOT / "deploy" / "monitoring" / "rules.yaml"
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 DEADLINE_S = 60
 

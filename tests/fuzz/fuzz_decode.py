@@ -25,8 +25,8 @@ from pathlib import Path
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans
 
-from tests import otlp_bytes as otlp
 from tests.fuzz.mutations import damage, step_event
+from tests.support import otlp_bytes as otlp
 
 BATCH = 400
 EXPORTS_PER_BATCH = 8
@@ -59,7 +59,7 @@ def guide(options):
 
     with atheris.instrument_imports(include=list(DECODERS)):
         from tests.fuzz.targets import GUIDES, check_events, check_export, check_export_alone
-        from tests.kv_cases import exports
+        from tests.support.kv_cases import exports
 
     sound = [step_event(random.Random(number)) for number in range(2000)]
     layouts = {

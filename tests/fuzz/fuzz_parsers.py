@@ -5,7 +5,7 @@
 
 Parsers: envelope, json, kv, files, state, journal, config. A seed is a file of ``tests/fuzz/corpus/<parser>`` or made
 in parsers.py; what was taken although damaged is damaged further. An input that was tried before is not tried again
-and not counted. What crashed once is put into the corpus by name and is then a test (tests/unit/test_fuzz_corpus.py).
+and not counted. What crashed once is put into the corpus by name and is then a test (tests/fuzz/test_fuzz_corpus.py).
 The first exception that a parser does not promise, or a second of CPU for one input, ends the run with the input in
 hexadecimal.
 """

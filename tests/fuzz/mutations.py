@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from tests import otlp_bytes as otlp
+from tests.support import otlp_bytes as otlp
 
 _BYTES = (0x00, 0x01, 0x02, 0x09, 0x0A, 0x12, 0x18, 0x1A, 0x21, 0x5A, 0x7F, 0x80, 0x81, 0xFE, 0xFF)
 _INTEGERS = (-1, 0, 127, 128, (1 << 14) - 1, 1 << 14, 1 << 31, (1 << 31) + 1, 1 << 53, (1 << 53) + 1, 1 << 56, 1 << 62)

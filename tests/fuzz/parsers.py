@@ -24,10 +24,10 @@ from collector.receive import count as envelope
 from collector.recordings.otlp_json import to_protobuf
 from collector.recordings.reader import Recording
 from collector.runtime.errors import StartError
-from tests import otlp_bytes as otlp
-from tests.builders import delimited, make_export, otlp_json
 from tests.fuzz.mutations import edited
-from tests.kv_cases import kv_lines, payload, stored
+from tests.support import otlp_bytes as otlp
+from tests.support.builders import delimited, make_export, otlp_json
+from tests.support.kv_cases import kv_lines, payload, stored
 
 CORPUS = Path(__file__).parent / "corpus"
 

@@ -22,10 +22,10 @@ from collector.receive.export_request import Export
 from collector.worker.build import make_pipeline
 from online import state as bank_state
 from online.state import StateError
-from tests.builders import make_export
 from tests.fuzz.mutations import edited_tree
 from tests.fuzz.parsers import Held, Kv, Parser
-from tests.kv_cases import kv_lines
+from tests.support.builders import make_export
+from tests.support.kv_cases import kv_lines
 
 
 class State(Parser):

@@ -10,8 +10,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from collector.decode import plain
 from collector.decode.columnar import Decoder
 from collector.decode.records import STEP_DTYPE, Telemetry
-from tests import otlp_bytes as otlp
-from tests.decode_oracle import assert_same, decode_in_columns, decode_plainly
+from tests.support import otlp_bytes as otlp
+from tests.support.decode_oracle import assert_same, decode_in_columns, decode_plainly
 
 _decoder = Decoder()
 GUIDES = (otlp.summary(5), otlp.summary(5, otlp.PLUGIN_KEYS))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.paths import ROOT
+
 PLUGIN = ROOT / "deploy" / "vllm-plugin"
 sys.path.insert(0, str(PLUGIN))
 

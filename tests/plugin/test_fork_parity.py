@@ -11,8 +11,8 @@ from tracefit_vllm.exporter import Exporter
 from tracefit_vllm.settings import Settings
 from tracefit_vllm.tap import Tap
 
-from tests.plugin.conftest import ROOT
 from tests.plugin.fakes import Request, Scheduler, Status, drive
+from tests.support.paths import ROOT
 
 CAPTURE = ROOT.parent / "shared" / "captures" / "f1_fork_parity" / "otlp.pb.gz"
 FORK_ONLY = {

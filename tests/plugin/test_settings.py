@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from tracefit_vllm.settings import SettingError, Settings, read_settings
 
-from tests.plugin.conftest import PLUGIN, ROOT
+from tests.plugin.conftest import PLUGIN
+from tests.support.paths import ROOT
 
 
 def test_without_any_variable_it_sends_to_the_sidecar_beside_it():

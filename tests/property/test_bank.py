@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from online.bank import Bank
 from online.rows import STEP_FEATURES, RowBlock, Target
 from online.settings import BankSettings, RowOutcome
-from tests.streams import BETA, steps
+from tests.support.streams import BETA, steps
 
 RLS = BankSettings(learners=("rls",))
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collector.decode.columnar import Decoder
-from tests import otlp_bytes as otlp
-from tests.decode_oracle import assert_same
+from tests.support import otlp_bytes as otlp
+from tests.support.decode_oracle import assert_same
 
 ODDITIES = ("order", "missing", "double", "unknown", "value", "long", "tail")
 edges = st.sampled_from([0, 1, 127, 128, 1 << 31, (1 << 31) + 1, 1 << 53, (1 << 53) + 1, 1 << 56, 1 << 62, -1])

@@ -25,8 +25,8 @@ from collector.worker.pipeline import Pipeline, PipelineSettings
 from online.bank import Bank
 from online.rows import Lane
 from online.settings import RowOutcome
-from tests.telemetry_builders import (
-    DATA,
+from tests.support.paths import DATA
+from tests.support.telemetry_builders import (
     Piece,
     assert_accounted,
     coefficients,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from collector.decode.pieces import OWN_SHARE, PIECE_BYTES, pieces
-from tests import otlp_bytes as otlp
+from tests.support import otlp_bytes as otlp
 
 contents = st.binary(max_size=40)
 unknown = st.sampled_from([b"", b"\xa8\x06\x01", otlp.field(100, b"what is this"), b"\xa1\x06" + bytes(8)])

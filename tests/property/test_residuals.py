@@ -14,7 +14,7 @@ from online.rls.rls_learner import RlsLearner
 from online.rows import Target
 from online.settings import BankSettings
 from online.snapshot import ResidualSnapshot
-from tests.streams import steps
+from tests.support.streams import steps
 
 BOTH = BankSettings(learners=("rls", "river:linear"))
 # Two published sets, so that the champion can change: one that knows what step time depends on, and one that is blind.

@@ -14,7 +14,7 @@ from collector.durable.codec import Kind, attributes
 from collector.recordings.reader import Recording, TimedKv, merged
 from collector.worker.build import make_pipeline
 from online.state import StateError
-from tests.conftest import DATA
+from tests.support.paths import DATA
 
 CAPTURES = sorted(path.parent.name for path in DATA.glob("*/otlp.pb.gz"))
 KNOWN: dict[str, list] = {}

@@ -14,7 +14,7 @@ from online.rls.strata import Strata
 from online.rows import RowBlock, Target
 from online.settings import BankSettings
 from online.state import StateError
-from tests.streams import steps
+from tests.support.streams import steps
 
 RLS = BankSettings(learners=("rls",))
 ALL = BankSettings(learners=("rls", "rls_covariance", "river:linear", "river:residual"))

@@ -32,13 +32,13 @@ from collector.config.load import load
 from collector.receive.export_request import Export
 from collector.receive.otlp.otlp_grpc import METHOD
 from collector.worker.build import make_pipeline
-from tests.builders import attribute, make_export, step_attributes
+from tests.support.builders import attribute, make_export, step_attributes
+from tests.support.paths import ROOT
 
 FAULTS = ("none", "full", "read-only", "slow", "clock")
 READY_S = 20.0
 """Generous: the machine may be busy. The figure is printed."""
 TOLERANCE = 1e-9
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Report(NamedTuple):

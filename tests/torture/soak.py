@@ -28,8 +28,8 @@ from collector.app import Sidecar
 from collector.receive.otlp.otlp_grpc import METHOD
 from collector.runtime.clock import SystemClock
 from collector.runtime.memory import resident_bytes, tune_malloc
-from tests import otlp_bytes as otlp
-from tests.builders import eventually, get, make_config, metric
+from tests.support import otlp_bytes as otlp
+from tests.support.builders import eventually, get, make_config, metric
 
 HOUR_NS = 3_600_000_000_000
 NIGHT = frozenset({12, 13, 14, 15, 16, 17})

@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
+from tests.support.paths import ROOT
 from tests.torture import soak
-from tests.torture.harness import FAULTS, ROOT, run
+from tests.torture.harness import FAULTS, run
 
 
 @pytest.mark.parametrize("fsync", [False, True])

@@ -24,8 +24,8 @@ from collector.telemetry.table import (
     REQUESTS,
     WORKER_FAILED_SPANS,
 )
-from tests import otlp_bytes as otlp
-from tests.builders import call_export, eventually, make_export, running_sidecar
+from tests.support import otlp_bytes as otlp
+from tests.support.builders import call_export, eventually, make_export, running_sidecar
 
 CODE = grpc.StatusCode
 MIB = 1 << 20

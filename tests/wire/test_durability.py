@@ -13,7 +13,7 @@ from collector.durable.store import PREVIOUS_NAME
 from collector.runtime.clock import SystemClock
 from collector.runtime.errors import StartError
 from collector.telemetry.reasons import Refusal
-from tests.builders import call_export, eventually, get, make_export, metric, running_sidecar
+from tests.support.builders import call_export, eventually, get, make_export, metric, running_sidecar
 
 JOURNAL = {"DURABILITY": "journal", "STATE__INTERVAL_S": "0.2"}
 

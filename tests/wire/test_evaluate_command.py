@@ -5,7 +5,7 @@ import json
 import pytest
 
 from collector.cli import main
-from tests.sheet_cases import DENSE
+from tests.support.sheet_cases import DENSE
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ from base64 import b64decode
 import pytest
 
 from collector.config.errors import ConfigError
-from tests.builders import call_export, eventually, get, make_export, metric, running_sidecar
-from tests.kv_cases import exports, kv_lines, payload, stored
+from tests.support.builders import call_export, eventually, get, make_export, metric, running_sidecar
+from tests.support.kv_cases import exports, kv_lines, payload, stored
 
 zmq = pytest.importorskip("zmq")
 

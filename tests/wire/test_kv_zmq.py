@@ -16,7 +16,7 @@ from collector.config.load import load
 from collector.config.schema import KvEndpoint, KvSettings
 from collector.receive.kv.kv_zmq import KvSubscriber, KvUnavailable
 from collector.telemetry.reasons import KvSkip
-from tests.kv_cases import payload, stored
+from tests.support.kv_cases import payload, stored
 
 zmq = pytest.importorskip("zmq")
 

@@ -26,7 +26,7 @@ from collector.runtime.errors import StartError
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import Outcome
 from collector.telemetry.table import ACCEPTED_SPANS, FAILED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, REQUESTS
-from tests.builders import call_export, eventually, make_export
+from tests.support.builders import call_export, eventually, make_export
 
 CODE = grpc.StatusCode
 MIB = 1 << 20

@@ -23,7 +23,7 @@ from collector.runtime.clock import SystemClock
 from collector.runtime.errors import StartError
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.table import ACCEPTED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, REQUESTS
-from tests.builders import eventually, make_export, running_sidecar
+from tests.support.builders import eventually, make_export, running_sidecar
 
 MIB = 1 << 20
 ONE = make_export().SerializeToString()

@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from collector.recordings.reader import Recording
-from tests.builders import (
+from tests.support.builders import (
     as_json,
     call_export,
     eventually,
@@ -29,8 +29,9 @@ from tests.builders import (
     running_sidecar,
     write_recording,
 )
+from tests.support.paths import ROOT
 
-HOME = Path(__file__).resolve().parents[2]
+HOME = ROOT
 TRACEFIT = [sys.executable, "-m", "collector"]
 
 

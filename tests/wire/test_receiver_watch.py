@@ -21,8 +21,8 @@ from collector.receive.otlp.grpc_probe import Answer, call_health
 from collector.receive.otlp.otlp_grpc import OtlpGrpcReceiver
 from collector.receive.otlp.reception import GRPC_NAME, HTTP_NAME
 from collector.receive.otlp.watch import CHECK_IN_TIMEOUT_S, HUNG_S
-from tests.builders import FakeClock, call_export, eventually, get, make_config, make_export, running_sidecar
-from tests.docs_tables import DOCS
+from tests.support.builders import FakeClock, call_export, eventually, get, make_config, make_export, running_sidecar
+from tests.support.paths import DOCS
 from tests.wire.certificates import Authority
 
 OPENSSL = shutil.which("openssl")

@@ -18,8 +18,8 @@ from collector.receive.otlp.otlp_grpc import METHOD
 from collector.receive.otlp.otlp_http import CONTENT_TYPE
 from collector.runtime.clock import SystemClock
 from collector.telemetry.table import ACCEPTED_SPANS, RECEIVED_SPANS, REQUESTS
-from tests.builders import attribute, eventually, make_config, make_export, running_sidecar
 from tests.conftest import find_tool
+from tests.support.builders import attribute, eventually, make_config, make_export, running_sidecar
 from tests.wire.certificates import Authority
 
 CODE = grpc.StatusCode

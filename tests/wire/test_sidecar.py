@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from collector.runtime.errors import StartError
-from tests.builders import (
+from tests.support.builders import (
     STEP_US,
     T0_NS,
     as_json,

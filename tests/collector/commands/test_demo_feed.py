@@ -1,0 +1,89 @@
+"""The demo's feed: stamps move by one constant per clock, durations stay, only the sending is faster."""
+
+from __future__ import annotations
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from collector.commands.demo_feed import (
+    MONOTONIC_FLOOR_NS,
+    MONOTONIC_NS_KEYS,
+    MONOTONIC_S_KEYS,
+    Shift,
+    read_index,
+    schedule,
+    shifted,
+)
+from collector.decode.vocabulary import API_TIME, JOURNEY_FIELDS, SUMMARY_FIELDS
+from collector.runtime.errors import StartError
+from tests.support.builders import FakeClock
+
+SHIFT = Shift(unix_ns=10**15, mono_ns=-(10**9))
+
+
+def stamps(payload):
+    """All stamps by kind, in order."""
+    found = {"unix": [], "mono": []}
+    rest = []
+    for resource in ExportTraceServiceRequest.FromString(payload).resource_spans:
+        for scope in resource.scope_spans:
+            for span in scope.spans:
+                found["unix"] += [span.start_time_unix_nano, span.end_time_unix_nano]
+                for event in span.events:
+                    found["unix"].append(event.time_unix_nano)
+                    for one in event.attributes:
+                        if one.key in MONOTONIC_NS_KEYS:
+                            found["mono"].append(one.value.int_value)
+                        elif one.key in {"ts.monotonic", "event.ts.monotonic"}:
+                            found["mono"].append(round(one.value.double_value * 1e9))
+                        else:
+                            rest.append(one.SerializeToString())
+    return found["unix"], found["mono"], rest
+
+
+def test_each_clock_moves_by_one_constant_and_nothing_else_changes(data_dir):
+    from collector.recordings.reader import Recording
+
+    for timed in Recording(data_dir / "c1_mixed" / "otlp.pb.gz", print):
+        unix, mono, rest = stamps(timed.export.payload)
+        unix_moved, mono_moved, rest_moved = stamps(shifted(timed.export.payload, SHIFT))
+        assert {after - before for before, after in zip(unix, unix_moved, strict=True)} <= {SHIFT.unix_ns}
+        # a stamp in double seconds is good to a few hundred ns at best
+        assert all(abs(after - before - SHIFT.mono_ns) < 1000 for before, after in zip(mono, mono_moved, strict=True))
+        assert rest == rest_moved
+
+
+def test_every_monotonic_stamp_that_the_decoder_reads_is_moved():
+    read = {key for key in (*SUMMARY_FIELDS, *JOURNEY_FIELDS, API_TIME) if ".ts_" in key or "monotonic" in key}
+    assert len(read) >= 5
+    assert read <= MONOTONIC_NS_KEYS | MONOTONIC_S_KEYS
+
+
+def test_the_end_of_the_recording_reads_as_the_end_of_the_demo(data_dir):
+    clock = FakeClock(monotonic_ns=10**16)
+    recording = data_dir / "c1_mixed" / "otlp.pb.gz"
+    index = read_index(recording)
+    sendings = list(schedule(recording, 20, clock, print))
+    assert len(sendings) == len(index)
+    recorded_s = (index[-1].recv_unix_ns - index[0].recv_unix_ns) / 1e9
+    assert sendings[-1].recorded_s == pytest.approx(recorded_s)
+    assert sendings[-1].after_s == pytest.approx(recorded_s / 20)
+    newest = max(max(stamps(sending.payload)[0]) for sending in sendings)
+    end_unix_ns = clock.unix_nano() + sendings[-1].after_s * 1e9
+    assert end_unix_ns - 10e9 < newest <= end_unix_ns
+    newest_mono = max(max(stamps(sending.payload)[1], default=0) for sending in sendings)
+    assert abs((clock.monotonic_ns() + sendings[-1].after_s * 1e9) - newest_mono) < 10e9
+
+
+def test_on_a_machine_that_booted_just_now_no_stamp_precedes_the_boot(data_dir):
+    recording = data_dir / "c1_mixed" / "otlp.pb.gz"
+    oldest = min(
+        min(stamps(sending.payload)[1], default=MONOTONIC_FLOOR_NS)
+        for sending in schedule(recording, 20, FakeClock(monotonic_ns=1), print)
+    )
+    assert oldest > 0
+
+
+def test_a_recording_without_receive_times_is_one_clear_sentence(tmp_path):
+    with pytest.raises(StartError, match="receive times"):
+        read_index(tmp_path / "otlp.pb.gz")

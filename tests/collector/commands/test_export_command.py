@@ -1,0 +1,79 @@
+"""``tracefit export``: what BLIS loads out of a snapshot file, or one sentence."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from collector.cli import main
+from tests.support import exporter_cases as cases
+
+MODEL = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 32}
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A snapshot of two configurations and the model's config.json."""
+    snapshot = cases.snapshot(cases.config(), cases.config("aaaaaaaaaaaa"))
+    (tmp_path / "snapshot.json").write_bytes(snapshot.to_json())
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    return tmp_path
+
+
+def export(files, *options, form="blis-yaml", snapshot="snapshot.json"):
+    return main(["export", str(files / snapshot), "--format", form, *options])
+
+
+def test_the_yaml_has_eleven_betas_and_whole_alphas(files, capsys):
+    model = ["--model-config", str(files / "config.json"), "--hardware", "H100"]
+    assert export(files, "--config", "0f3c", *model) == 0
+    tree = yaml.safe_load(capsys.readouterr().out)["trained_physics_coefficients"]
+    assert len(tree["beta_coeffs"]) == 11
+    assert all(isinstance(alpha, int) for alpha in tree["alpha_coeffs"])
+
+
+def test_the_flags_are_one_line_and_effective_alphas_are_larger(files, capsys):
+    model = ["--config", "0f3c", "--model-config", str(files / "config.json"), "--hardware", "H100"]
+    assert export(files, *model, form="blis-flags") == 0
+    server = capsys.readouterr().out
+    assert export(files, *model, "--alpha", "effective", form="blis-flags") == 0
+    effective = capsys.readouterr().out
+    assert server.count("\n") == effective.count("\n") == 1
+    first_alpha = [int(text.split()[1].split(",")[0]) for text in (server, effective)]
+    assert first_alpha[0] < first_alpha[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ([], "--config: 2 configurations match"),
+        (["--config", "ffff"], "--config: no configuration match"),
+        (["--config", "0f3c", "--hardware", "abacus"], "--hardware: memory bandwidth of 'abacus' is not known"),
+    ],
+)
+def test_what_is_missing_is_one_sentence_that_names_the_option(files, capsys, options, sentence):
+    assert export(files, *options, "--model-config", str(files / "config.json")) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert sentence in captured.err
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": "other/1"}', "[" * 100_000, "\udcff"])
+def test_a_file_that_is_no_snapshot_is_one_sentence(files, capsys, content):
+    (files / "broken.json").write_bytes(content.encode(errors="surrogateescape"))
+    assert export(files, snapshot="broken.json") == 1
+    assert export(files, snapshot="absent.json") == 1
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 2
+    assert "is no snapshot" in errors[0]
+    assert "cannot read" in errors[1]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "[" * 100_000])
+def test_a_model_config_that_is_none_is_one_sentence(files, capsys, content):
+    (files / "broken.json").write_text(content)
+    assert export(files, "--config", "0f3c", "--model-config", str(files / "broken.json")) == 1
+    assert "--model-config" in capsys.readouterr().err

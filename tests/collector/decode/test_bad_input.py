@@ -1,0 +1,641 @@
+"""Whatever comes in is counted with a reason and teaches nothing; what is sound goes on being learned."""
+
+from __future__ import annotations
+
+import math
+import random
+import tracemalloc
+
+import numpy as np
+import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from collector.config.schema import JoinSettings
+from collector.decode.records import CoreSpan, Finish, Mark, MarkKind, Telemetry
+from collector.join.joiner import Joiner
+from collector.receive.export_request import Export
+from collector.telemetry.reasons import JoinEvent, RowDrop, Skip
+from online.rows import Target
+from tests.support.telemetry_builders import (
+    API_SCOPE,
+    CORE_SCOPE,
+    MONO_NS,
+    STEP_SCOPE,
+    STOCK_SCOPE,
+    UNIX_NS,
+    Job,
+    Piece,
+    api_span,
+    assert_accounted,
+    attribute,
+    coefficients,
+    core_span,
+    export_of,
+    exports_of,
+    many_jobs,
+    new_pipeline,
+    pieces,
+    put,
+    replayed,
+    run_engine,
+    span_id,
+    step_span,
+    stock_span,
+)
+
+HUGE = 2**63 - 1
+
+
+@pytest.fixture(scope="module")
+def sound():
+    """A run of a healthy engine, some 40 s long."""
+    return run_engine(many_jobs(60))
+
+
+def export(*group: Piece) -> Export:
+    return Export(export_of(group).SerializeToString(), "peer", "test", len(group))
+
+
+def assert_sound(pipeline) -> None:
+    """State and snapshot hold finite numbers, and the books balance."""
+    values = coefficients(pipeline)
+    assert all(math.isfinite(value) and value >= 0 for value in values.values()), values
+    pipeline.snapshot(1, 1).to_json()
+    assert_accounted(pipeline.take_counts().tally)
+
+
+def assert_still_learns(pipeline, instance: str = "sound") -> None:
+    """The bad input before it does not keep a healthy engine from being learned exactly."""
+    healthy = run_engine(many_jobs(60, seed=9), start_ns=MONO_NS + 123_456_789)
+    for one in exports_of(pieces(healthy, instance=instance, facts=(("vllm.model", instance),))):
+        pipeline.process([one])
+    pipeline.flush()
+    found = {
+        name: value
+        for (_, target, name), value in coefficients_of_model(pipeline, instance).items()
+        if target == "step_time"
+    }
+    assert found["prefill_tokens"] == pytest.approx(45.0, rel=1e-3)
+    assert_sound(pipeline)
+
+
+def coefficients_of_model(pipeline, model: str):
+    ids = {c.config_id for c in pipeline.snapshot(0, 1).configs if c.config.get("model") == model}
+    return {key: value for key, value in coefficients(pipeline).items() if key[0] in ids}
+
+
+def changed(span: Span, key: str, value: object, *, event: int | None = None) -> Span:
+    """A copy of a span with one attribute of it, or of one of its events, replaced (None: removed)."""
+    out = Span()
+    out.CopyFrom(span)
+    for holder in out.events if event is None else [out.events[event]]:
+        for index, old in enumerate(holder.attributes):
+            if old.key == key:
+                del holder.attributes[index]
+                break
+        if value is not None:
+            holder.attributes.append(attribute(key, value))
+    return out
+
+
+STEP_INTS = ("step.id", "step.ts_start_ns", "batch.num_decode_reqs", "batch.prefill_tokens", "kv.blocks_free_gpu")
+
+
+@pytest.mark.parametrize("key", STEP_INTS)
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (None, Skip.MISSING_ATTRIBUTE),
+        ("12", Skip.WRONG_TYPE),
+        (12.0, Skip.WRONG_TYPE),
+        (True, Skip.WRONG_TYPE),
+        (b"12", Skip.WRONG_TYPE),
+        (-1, Skip.OUT_OF_RANGE),
+        (HUGE, Skip.OUT_OF_RANGE),
+        (-(2**63), Skip.OUT_OF_RANGE),
+    ],
+)
+def test_a_summary_with_a_bad_attribute_is_counted_and_left_out(sound, key, value, reason):
+    pipeline = new_pipeline()
+    pipeline.process([export(Piece("bad", STEP_SCOPE, changed(step_span(sound, 1, 20), key, value)))])
+    counts = pipeline.take_counts()
+    assert counts.tally.events_skipped[reason] == 20
+    assert counts.tally.spans_accepted == 1
+    assert_accounted(counts.tally)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_ratio_that_is_no_number_is_not_finite(sound, value):
+    pipeline = new_pipeline()
+    pipeline.process([export(Piece("bad", STEP_SCOPE, changed(step_span(sound, 1, 9), "kv.usage_gpu_ratio", value)))])
+    assert pipeline.take_counts().tally.events_skipped[Skip.NOT_FINITE] == 9
+
+
+@pytest.mark.parametrize("key", ["ts.monotonic_ns", "scheduler.step", "decode.done_tokens", "prefill.total_tokens"])
+@pytest.mark.parametrize("value", [None, "x", -5, HUGE, 2.5])
+def test_a_journey_with_a_bad_attribute_is_left_out_as_a_whole(sound, key, value):
+    pipeline = new_pipeline()
+    span = core_span(sound, sound.jobs[3])
+    pipeline.process([export(Piece("bad", CORE_SCOPE, changed(span, key, value, event=1)))])
+    counts = pipeline.take_counts()
+    assert sum(counts.tally.spans_skipped.values()) == 1
+    assert sum(counts.tally.events_skipped.values()) == len(span.events)
+    assert_accounted(counts.tally)
+
+
+@pytest.mark.parametrize("unix", [0, 1, 2**64 - 1, 2**63])
+@pytest.mark.parametrize("scope", [STEP_SCOPE, CORE_SCOPE])
+def test_an_event_without_a_credible_wall_clock_is_out_of_range(sound, scope, unix):
+    pipeline = new_pipeline()
+    span = step_span(sound, 1, 5) if scope == STEP_SCOPE else core_span(sound, sound.jobs[0])
+    for event in span.events:
+        event.time_unix_nano = unix
+    pipeline.process([export(Piece("bad", scope, span))])
+    pipeline.flush()
+    counts = pipeline.take_counts()
+    assert counts.tally.events_skipped[Skip.OUT_OF_RANGE] == len(span.events)
+    assert_accounted(counts.tally)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "reason"),
+    [(0, 0, Skip.OUT_OF_RANGE), (1, 2**64 - 1, Skip.OUT_OF_RANGE), (UNIX_NS + 1, UNIX_NS, Skip.TIME_ORDER)],
+)
+def test_a_span_with_impossible_times_is_refused(sound, start, end, reason):
+    pipeline = new_pipeline()
+    span = step_span(sound, 1, 5)
+    span.start_time_unix_nano, span.end_time_unix_nano = start, end
+    pipeline.process([export(Piece("bad", STEP_SCOPE, span))])
+    assert pipeline.take_counts().tally.spans_skipped == {reason: 1}
+
+
+@pytest.mark.parametrize("length", [0, 7, 9, 4096])
+def test_a_span_id_of_a_wrong_length_is_refused(sound, length):
+    # Ids are remembered for ten minutes: their length bounds the memory that takes.
+    pipeline = new_pipeline()
+    span = step_span(sound, 1, 5)
+    span.span_id = b"x" * length
+    pipeline.process([export(Piece("bad", STEP_SCOPE, span))])
+    assert pipeline.take_counts().tally.spans_skipped == {Skip.OUT_OF_RANGE: 1}
+
+
+@pytest.mark.parametrize("attributes", [129, 10_000])
+def test_more_attributes_than_vllm_ever_sends_are_too_many(sound, attributes):
+    pipeline = new_pipeline()
+    span = step_span(sound, 1, 3)
+    flood = [attribute("k", 1)] * attributes
+    span.attributes.extend(flood)
+    in_event = step_span(sound, 4, 6)
+    in_event.events[0].attributes.extend(flood)
+    pipeline.process([export(Piece("bad", STEP_SCOPE, span)), export(Piece("bad", STEP_SCOPE, in_event))])
+    request = export_of([Piece("many", STEP_SCOPE, step_span(sound, 7, 9))])
+    request.resource_spans[0].resource.attributes.extend(flood)
+    pipeline.process([Export(request.SerializeToString(), "peer", "test", 1)])
+    tally = pipeline.take_counts().tally
+    assert tally.spans_skipped == {Skip.TOO_MANY_ATTRIBUTES: 1}
+    assert tally.events_skipped == {Skip.TOO_MANY_ATTRIBUTES: 4}
+    assert tally.attributes_ignored >= attributes - 128
+    assert_accounted(tally)
+
+
+def test_a_million_attributes_are_refused_before_they_are_parsed(sound):
+    pipeline = new_pipeline()
+    span = step_span(sound, 1, 3)
+    span.attributes.extend([attribute("k", 1)] * 10**6)
+    pipeline.process([export(Piece("bad", STEP_SCOPE, span))])
+    tally = pipeline.take_counts().tally
+    assert tally.spans_accepted == 0
+    assert tally.spans_skipped == {Skip.INCONSISTENT: 1}
+    assert_accounted(tally)
+
+
+def test_the_largest_number_everywhere_teaches_nothing(sound):
+    pipeline = new_pipeline()
+    spans = [
+        (STEP_SCOPE, step_span(sound, 1, 50)),
+        (CORE_SCOPE, core_span(sound, sound.jobs[0])),
+        (API_SCOPE, api_span(sound, sound.jobs[0])),
+        (STOCK_SCOPE, stock_span("a", 0.0, prompt=10, outputs=10, ttft_s=1.0, decode_s=1.0)),
+    ]
+    for scope, span in spans:
+        for holder in (span, *span.events):
+            for one in holder.attributes:
+                if one.value.WhichOneof("value") == "int_value":
+                    one.value.int_value = HUGE
+                elif one.value.WhichOneof("value") == "double_value":
+                    one.value.double_value = float(HUGE)
+        pipeline.process([export(Piece("bad", scope, span))])
+    assert pipeline.learned_rows == 0
+    assert_still_learns(pipeline)
+
+
+@pytest.mark.parametrize("value", [-1, -2, 2**31 + 1])
+def test_a_negative_or_huge_token_count_of_a_request_span_is_out_of_range(value):
+    pipeline = new_pipeline()
+    span = stock_span("a", 0.0, prompt=value, outputs=10, ttft_s=1.0, decode_s=1.0)
+    pipeline.process([export(Piece("bad", STOCK_SCOPE, span))])
+    assert pipeline.take_counts().tally.spans_skipped == {Skip.OUT_OF_RANGE: 1}
+
+
+@pytest.mark.parametrize("outputs", [10**6, 2**31])
+def test_a_request_of_a_billion_tokens_takes_no_memory(outputs):
+    pipeline = new_pipeline()
+    pipeline.process(
+        [export(Piece("bad", STOCK_SCOPE, stock_span("a", 0.0, prompt=5, outputs=outputs, ttft_s=1.0, decode_s=9.0)))]
+    )
+    tracemalloc.start()
+    pipeline.flush()
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 64 << 20
+    assert pipeline.take_counts().drops[RowDrop.TOO_LONG] == 1
+
+
+def test_latencies_longer_than_the_span_are_a_broken_clock():
+    pipeline = new_pipeline()
+    span = stock_span("a", 0.0, prompt=5, outputs=5, ttft_s=1.0, decode_s=1.0)
+    for one in span.attributes:
+        if one.key.startswith("gen_ai.latency"):
+            one.value.double_value = 4e9
+    pipeline.process([export(Piece("bad", STOCK_SCOPE, span))])
+    pipeline.flush()
+    assert pipeline.take_counts().drops[RowDrop.TIME_ORDER] == 1
+
+
+@pytest.mark.parametrize("text", ["9" * 30, "9" * 256, "-" + "9" * 40, "NaN", "1e999", "\x00", "名" * 300])
+def test_a_configuration_fact_may_be_any_text(sound, text):
+    pipeline = new_pipeline()
+    facts = (("vllm.max_num_seqs", text), ("vllm.max_num_batched_tokens", text), ("vllm.model", text))
+    for one in exports_of(pieces(sound, facts=facts)[:30]):
+        pipeline.process([one])
+    pipeline.flush()
+    assert_sound(pipeline)
+
+
+def test_random_bytes_are_counted_and_never_raise(sound):
+    pipeline, random_bytes = new_pipeline(), random.Random(7)
+    good = [e.payload for e in exports_of(pieces(sound)[:40], 4)]
+    for number in range(400):
+        payload = bytearray(random_bytes.choice(good))
+        if number % 4 == 0:
+            payload = bytearray(random_bytes.randbytes(random_bytes.randrange(200)))
+        for _ in range(random_bytes.randrange(1, 12)):
+            if payload:
+                payload[random_bytes.randrange(len(payload))] = random_bytes.randrange(256)
+        pipeline.process([Export(bytes(payload), "peer", "test", 4)])
+    assert_accounted(pipeline._counts.tally)
+    assert_still_learns(pipeline)
+
+
+# --- journeys that cannot have happened ---------------------------------------------------------------------------
+
+
+def journey(*marks: tuple[str, int, float, int], prompt: int = 100, name: str = "j", status: str = "length") -> Piece:
+    """(kind, step, seconds, output tokens) ..."""
+    span = Span(name="llm_core", span_id=span_id(name), trace_id=b"t" * 16, start_time_unix_nano=UNIX_NS)
+    for kind, step, at_s, done in marks:
+        ns = int(at_s * 1e9)
+        event = span.events.add(name=f"journey.{kind}", time_unix_nano=UNIX_NS + ns)
+        put(
+            event,
+            {
+                "ts.monotonic_ns": MONO_NS + ns,
+                "scheduler.step": step,
+                "decode.done_tokens": done,
+                "prefill.total_tokens": prompt,
+            },
+        )
+        if kind == "FINISHED":
+            put(event, {"finish.status": status})
+    span.end_time_unix_nano = max(event.time_unix_nano for event in span.events)
+    return Piece("bad", CORE_SCOPE, span)
+
+
+@pytest.mark.parametrize(
+    ("marks", "reason"),
+    [
+        ([("QUEUED", 1, 1.0, 0), ("SCHEDULED", 2, 0.5, 0)], Skip.TIME_ORDER),
+        ([("FINISHED", 5, 1.0, 3), ("FIRST_TOKEN", 5, 2.0, 3)], Skip.INCONSISTENT),
+        ([("SCHEDULED", 2, 1.0, 0), ("QUEUED", 2, 2.0, 0)], Skip.INCONSISTENT),
+        ([("SCHEDULED", 9, 1.0, 0), ("FIRST_TOKEN", 3, 2.0, 1)], Skip.INCONSISTENT),
+        ([("SCHEDULED", 2, 1.0, 7), ("FINISHED", 9, 2.0, 3)], Skip.INCONSISTENT),
+        ([("SCHEDULED", 2, 1.0, 0), ("SCHEDULED", 3, 2.0, 0)], Skip.INCONSISTENT),
+        ([("unknown", 2, 1.0, 0)], Skip.NOT_A_REQUEST),
+    ],
+)
+def test_a_journey_in_impossible_order_is_refused(marks, reason):
+    pipeline = new_pipeline()
+    pipeline.process([export(journey(*marks))])
+    pipeline.flush()
+    tally = pipeline.take_counts().tally
+    assert tally.spans_skipped == {reason: 1}
+    assert_accounted(tally)
+
+
+@pytest.mark.parametrize(
+    "marks",
+    [
+        [("SCHEDULED", 5, 1.0, 0), ("PREEMPTED", 6, 2.0, 0), ("SCHEDULED", 10**12, 3.0, 0)],
+        [("SCHEDULED", 5, 1.0, 0), ("PREEMPTED", 5, 2.0, 0), ("SCHEDULED", 900, 3.0, 0), ("FINISHED", 901, 4.0, 0)],
+        [("SCHEDULED", 5, 1.0, 0), ("PREEMPTED", 6, 2.0, 0), ("FINISHED", 10**9, 3.0, 0)],
+        [("QUEUED", 0, 0.5, 0), ("FIRST_TOKEN", 10**9, 1.0, 1), ("FINISHED", 10**9 + 5, 2.0, 6)],
+        [("SCHEDULED", 5, 1.0, 0), ("FIRST_TOKEN", 70_000, 2.0, 1), ("PREEMPTED", 70_000, 3.0, 1)],
+        [
+            ("SCHEDULED", 5, 1.0, 0),
+            ("FIRST_TOKEN", 1200, 2.0, 1),
+            ("PREEMPTED", 1200, 3.0, 1),
+            ("FINISHED", 5000, 4.0, 1),
+        ],
+        [("SCHEDULED", 1, 1.0, 0), ("FINISHED", 2**53, 2.0, 5)],
+        [("SCHEDULED", 1, 1.0, 0), ("FIRST_TOKEN", 1024, 2.0, 1), ("FINISHED", 1024, 2.0, 1)],
+        [("SCHEDULED", 1, 1.0, 4), ("FINISHED", 40, 2.0, 2**31)],
+    ],
+)
+def test_an_odd_journey_never_leaves_the_window_it_is_laid_in(marks):
+    pipeline = new_pipeline()
+    pipeline.process([export(journey(*marks))])
+    pipeline.process([export(journey(("SCHEDULED", 7, 1.5, 0), ("FINISHED", 9, 1.6, 2), name="k"))])
+    pipeline.flush()
+    assert_still_learns(pipeline)
+
+
+def test_a_prompt_shorter_than_its_steps_never_makes_negative_work():
+    pipeline = new_pipeline()
+    marks = (("SCHEDULED", 1, 1.0, 0), ("FIRST_TOKEN", 40, 2.0, 1), ("FINISHED", 50, 3.0, 11))
+    pipeline.process([export(journey(*marks, prompt=3))])
+    pipeline.flush()
+    (engine,) = pipeline.joiner._engines.values()
+    assert engine.newest_window is not None
+    assert (engine.newest_window.rebuilt["prefill_tokens"] >= 0).all()
+    assert engine.newest_window.rebuilt["prefill_tokens"].sum() == 3
+
+
+def test_a_request_that_never_ends_holds_steps_for_the_window_only():
+    # One job runs from the first step to the last and its journey never comes.
+    jobs = [Job("endless", 10, 10**6, 1), *many_jobs(150, spacing=10)]
+    run = run_engine(jobs, steps_max=1500)
+    ends_s = (run.summaries[-1]["step.ts_start_ns"] - run.summaries[0]["step.ts_start_ns"]) / 1e9
+    window_s = ends_s / 3
+    some = [
+        p
+        for p in pieces(run, apis=False)
+        if p.scope == STEP_SCOPE or p.span.span_id != core_span(run, run.jobs[0]).span_id
+    ]
+    pipeline = new_pipeline(join=JoinSettings(window_s=window_s, grace_s=1.0))
+    for one in exports_of(some, 3):
+        pipeline.process([one])
+    counts = pipeline.take_counts()
+    assert counts.events[JoinEvent.STEP_MISMATCHED] > 500
+    assert counts.rows.total() > 500
+    (engine,) = pipeline.joiner._engines.values()
+    assert engine._processes[0].sequence.frontier > len(run.summaries) / 2
+
+
+# --- bounds -------------------------------------------------------------------------------------------------------
+
+
+def ended(number: int) -> CoreSpan:
+    """A request of one step whose API half never comes."""
+    ns = MONO_NS + number * 10**6
+    marks = (Mark(MarkKind.SCHEDULED, number + 1, ns, 0), Mark(MarkKind.FINISHED, number + 1, ns, 1))
+    offset_ns, ids = UNIX_NS - MONO_NS, number.to_bytes(8, "big")
+    return CoreSpan(ids, ids, b"t" * 16, "", 10, marks, Finish.LENGTH, offset_ns, ns + offset_ns)
+
+
+def test_a_hundred_thousand_open_requests_are_capped_and_the_oldest_evicted():
+    # Nothing is ever old enough to be final: they all wait for their API half.
+    joiner = Joiner(JoinSettings(requests_max=5000, grace_s=1e6, window_s=1e6))
+    for start in range(0, 100_000, 1000):
+        joiner.add(Telemetry("engine", {}, core=[ended(number) for number in range(start, start + 1000)]))
+        joiner.drain()
+        assert joiner.open_requests <= 5000
+        assert len(joiner._waiting) <= 5000
+    events, _ = joiner.take_events()
+    assert events[JoinEvent.OPEN_REQUESTS_EVICTED] >= 2 * 95_000
+    (engine,) = joiner._engines.values()
+    assert min(request.last_step for request in engine._processes[0].requests) > 95_000
+
+
+def test_children_without_end_of_one_request_are_bounded():
+    pipeline = new_pipeline(join=JoinSettings(requests_max=100))
+    group = []
+    for number in range(1000):
+        at = 1.0 + number * 1e-3
+        piece = journey(("SCHEDULED", number + 1, at, 0), ("FINISHED", number + 1, at, 1), name=f"child {number}")
+        piece.span.parent_span_id = b"parent!!"
+        group.append(piece)
+    pipeline.process([export(*group)])
+    assert sum(len(waiting) for waiting in pipeline.joiner._waiting.values()) <= 100
+
+
+def test_request_spans_held_are_bounded():
+    pipeline = new_pipeline(join=JoinSettings(requests_max=500))
+    group = [
+        Piece("api", STOCK_SCOPE, stock_span(f"r{n}", n * 1e-3, prompt=5, outputs=5, ttft_s=0.1, decode_s=0.2))
+        for n in range(5000)
+    ]
+    pipeline.process([export(*group)])
+    assert pipeline.joiner.open_requests <= 1000
+    pipeline.flush()
+    assert_sound(pipeline)
+
+
+@pytest.mark.parametrize("jump", [5000, 70_000, 10**12])
+def test_step_ids_that_jump_by_a_trillion_do_not_stop_the_engine(sound, jump):
+    pipeline = new_pipeline(join=JoinSettings(grace_s=0.1))
+    everything = pieces(sound, instance="sound")
+    for one in exports_of(everything, 5):
+        pipeline.process([one])
+    (engine,) = pipeline.joiner._engines.values()
+    assert engine._processes[0].sequence.frontier > 256
+    after = run_engine(many_jobs(20), start_ns=sound.summaries[-1]["step.ts_end_ns"])
+    late = step_span(after, 1, 50)
+    for event in late.events:
+        for one in event.attributes:
+            if one.key == "step.id":
+                one.value.int_value += jump
+    tracemalloc.start()
+    pipeline.process([export(Piece("sound", STEP_SCOPE, late))])
+    pipeline.process([export(everything[-1])])
+    pipeline.flush()
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 128 << 20
+    assert_sound(pipeline)
+
+
+def test_step_ids_that_jump_in_one_export_keep_the_newest(sound):
+    span = step_span(sound, 1, 60)
+    for index, event in enumerate(span.events):
+        for one in event.attributes:
+            if one.key == "step.id" and index >= 30:
+                one.value.int_value += 10**12
+    pipeline = new_pipeline()
+    pipeline.process([export(Piece("bad", STEP_SCOPE, span))])
+    pipeline.flush()
+    assert pipeline.take_counts().events[JoinEvent.STEP_LATE] == 30
+    assert_still_learns(pipeline)
+
+
+@pytest.mark.parametrize("apart_us", [700, 7_000, 2_000_000])
+def test_two_engines_with_one_instance_id_are_found_and_held_in_bounded_memory(apart_us):
+    first, second = run_engine(many_jobs(60)), run_engine(many_jobs(60, seed=5), start_ns=MONO_NS + apart_us * 1000)
+    both = [
+        Piece("same", STEP_SCOPE, step_span(run, low, low + 9))
+        for low in range(1, min(len(first.summaries), len(second.summaries)) - 10, 10)
+        for run in (first, second)
+    ]
+    both.sort(key=lambda piece: piece.span.end_time_unix_nano)
+    pipeline = new_pipeline()
+    for piece in both:
+        pipeline.process([export(piece)])
+        (engine,) = pipeline.joiner._engines.values()
+        assert len(engine._processes) <= 8
+    counts = pipeline.take_counts()
+    assert counts.events[JoinEvent.ENGINE_CONFLICT] > 0
+    pipeline.flush()
+    assert_sound(pipeline)
+
+
+def test_two_engines_with_one_instance_id_in_one_export_are_a_conflict(sound):
+    span = step_span(sound, 1, 60)
+    other = step_span(sound, 301, 360)
+    for theirs, ours in zip(other.events, span.events, strict=True):
+        theirs.time_unix_nano = ours.time_unix_nano + 1
+    span.events.extend(other.events)
+    pipeline = new_pipeline()
+    pipeline.process([export(Piece("same", STEP_SCOPE, span))])
+    assert pipeline.take_counts().events[JoinEvent.ENGINE_CONFLICT] == 120
+
+
+def test_engines_beyond_the_cap_make_the_oldest_leave_and_nothing_of_it_stays():
+    pipeline = new_pipeline(join=JoinSettings(engines_max=4))
+    for number in range(40):
+        run = run_engine(many_jobs(8), start_ns=MONO_NS + number * 10**6)
+        pipeline.process([export(Piece(f"engine-{number}", STEP_SCOPE, step_span(run, 1, 100)))])
+    joiner = pipeline.joiner
+    assert len(joiner._engines) <= 4
+    assert len(joiner._config_ids) <= 4
+    assert len(joiner._releases) <= 5
+    assert pipeline.take_counts().events[JoinEvent.ENGINE_EVICTED] == 36
+
+
+# --- the life of an engine ----------------------------------------------------------------------------------------
+
+
+def step_coefficients(pipeline):
+    return {name: value for (_, target, name), value in coefficients(pipeline).items() if target == "step_time"}
+
+
+@pytest.mark.parametrize("gap_s", [2.0, 60.0])
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("clock_restarts", [False, True])
+def test_a_restart_with_the_same_instance_id_joins_no_step_across_it(gap_s, asynchronous, clock_restarts):
+    before = run_engine(many_jobs(60), asynchronous=asynchronous)
+    end_ns = before.summaries[-1]["step.ts_end_ns"] + int(gap_s * 1e9)
+    start_ns = 5 * 10**9 if clock_restarts else end_ns
+    offset_ns = before.offset_ns + end_ns - start_ns
+    after = run_engine(many_jobs(50, seed=3), start_ns=start_ns, offset_ns=offset_ns, asynchronous=asynchronous)
+    pipeline = replayed(exports_of(pieces(before) + pieces(after), 5))
+    counts = pipeline.take_counts()
+    assert counts.events[JoinEvent.ENGINE_RESTART] == 1
+    assert counts.events[JoinEvent.STEP_DUPLICATE] == 0
+    assert counts.events[JoinEvent.STEP_MISMATCHED] == 0
+    found = step_coefficients(pipeline)
+    assert found["intercept"] == pytest.approx(7000, rel=2e-3)
+    assert found["prefill_tokens"] == pytest.approx(45, rel=1e-3)
+    assert_sound(pipeline)
+
+
+def test_a_clock_that_goes_back_gives_no_row(sound):
+    span = step_span(sound, 1, 300)
+    for index, event in enumerate(span.events):
+        for one in event.attributes:
+            if one.key in ("step.ts_start_ns", "step.ts_end_ns") and index >= 150:
+                one.value.int_value -= 900_000_000_000
+    pipeline = new_pipeline()
+    pipeline.process([export(Piece("back", STEP_SCOPE, span))])
+    pipeline.flush()
+    assert pipeline.take_counts().drops[RowDrop.TIME_ORDER] == 1
+    assert_sound(pipeline)
+
+
+def test_a_wall_clock_that_goes_back_does_not_stop_the_engine(sound):
+    everything = pieces(sound)
+    half = len(everything) // 2
+    for piece in everything[half:]:
+        piece.span.start_time_unix_nano -= 3600 * 10**9
+        piece.span.end_time_unix_nano -= 3600 * 10**9
+        for event in piece.span.events:
+            event.time_unix_nano -= 3600 * 10**9
+    pipeline = replayed(exports_of(everything, 5))
+    counts = pipeline.take_counts()
+    assert counts.tally.spans_skipped[Skip.LATE] == 0
+    assert counts.rows.total() > 0
+    assert_accounted(counts.tally)
+
+
+def test_idle_time_is_never_learned():
+    jobs = many_jobs(64)
+    for index, job in enumerate(jobs):
+        job.queued_step += 400 * (index // 8)
+    run = run_engine(jobs, idle_us=30e6)
+    pipeline = replayed(exports_of(pieces(run)))
+    counts = pipeline.take_counts()
+    assert counts.drops[RowDrop.IDLE] >= 7
+    found = step_coefficients(pipeline)
+    assert found["intercept"] == pytest.approx(7000, rel=2e-3)
+    assert found["requests"] == pytest.approx(160, rel=2e-2)
+
+
+def test_a_killed_engine_leaves_what_it_sent_and_nothing_else(sound):
+    # Its last step span and the journeys of what ran are lost; so is the rest of the connection.
+    everything = pieces(sound)
+    pipeline = new_pipeline()
+    for one in exports_of(everything[: len(everything) // 2], 3):
+        pipeline.process([one])
+    pipeline.flush()
+    assert step_coefficients(pipeline)["prefill_tokens"] == pytest.approx(45, rel=1e-3)
+    assert_sound(pipeline)
+
+
+def test_flush_after_a_window_that_is_exactly_full_is_no_error():
+    run = run_engine([Job("a", 20, 1024, 1)])
+    for asynchronous_tail in (1023, 1024):
+        keep = [
+            Piece("e", STEP_SCOPE, step_span(run, 1, asynchronous_tail)),
+            Piece("e", CORE_SCOPE, core_span(run, run.jobs[0])),
+        ]
+        pipeline = replayed([export(piece) for piece in keep])
+        pipeline.process([])
+        pipeline.flush()
+        assert_sound(pipeline)
+
+
+def test_every_row_outcome_is_counted(sound):
+    pipeline = replayed(exports_of(pieces(sound)))
+    counts = pipeline.take_counts()
+    rows = sum(count for (target, _), count in counts.rows.items() if target is Target.STEP_TIME)
+    busy = np.count_nonzero(sound.truth("batch.scheduled_tokens"))
+    assert rows + sum(counts.drops.values()) >= busy
+
+
+def test_a_step_or_journey_of_long_ago_does_not_stretch_the_window_back():
+    run = run_engine(many_jobs(60))
+    for summary in run.summaries:
+        summary["step.id"] += 10**9
+    for job in run.jobs:
+        job.marks = [(kind, step + 10**9, ns, done) for kind, step, ns, done in job.marks]
+    pipeline = new_pipeline()
+    for one in exports_of(pieces(run, instance="sound")):
+        pipeline.process([one])
+    old = changed(step_span(run, 1, 1), "step.id", 7)
+    old.span_id = b"old step"
+    pipeline.process([export(Piece("sound", STEP_SCOPE, old))])
+    past = journey(("SCHEDULED", 7, 1.0, 0), ("FINISHED", 9, 1.1, 3), name="past")
+    pipeline.process([export(past._replace(instance="sound"))])
+    pipeline.flush()
+    counts = pipeline.take_counts()
+    assert counts.events[JoinEvent.STEP_LATE] == 1
+    assert counts.events[JoinEvent.JOURNEY_LATE] == 1
+    assert pipeline.joiner._engines["", "sound"].open_steps < 2000

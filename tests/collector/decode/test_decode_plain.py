@@ -1,0 +1,263 @@
+"""Plain decoding: what the wire says reaches the right field; what it should not say is skipped and counted."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from collector.decode.plain import decode
+from collector.decode.records import MISSING, Finish, MarkKind, Tally
+from collector.decode.vocabulary import SUMMARY_FIELDS
+from collector.telemetry.reasons import Skip
+from tests.support.paths import DATA
+from tests.support.telemetry_builders import (
+    API_SCOPE,
+    CORE_SCOPE,
+    STEP_SCOPE,
+    STOCK_SCOPE,
+    UNIX_NS,
+    Job,
+    Piece,
+    api_span,
+    assert_accounted,
+    attribute,
+    core_span,
+    decoded,
+    export_of,
+    put,
+    recording,
+    run_engine,
+    span_id,
+    step_span,
+    stock_span,
+)
+
+
+@pytest.fixture(scope="module")
+def run():
+    return run_engine([Job("a", 700, 5, 1), Job("b", 30, 9, 2), Job("c", 40, 50, 3, aborted_step=6)])
+
+
+def test_every_attribute_of_a_summary_reaches_its_field(run):
+    steps = decoded(Piece("e", STEP_SCOPE, step_span(run, 1, len(run.summaries)))).steps
+    for attribute_name, field in SUMMARY_FIELDS.items():
+        if field.required:
+            assert steps[field.name].tolist() == [summary[attribute_name] for summary in run.summaries]
+        else:
+            assert (steps[field.name] == MISSING).all()
+    assert steps["unix_ns"].tolist() == [run.unix(s["step.ts_end_ns"]) for s in run.summaries]
+
+
+def test_optional_attributes_of_a_summary_are_taken_when_present(run):
+    span = step_span(run, 1, 1)
+    optional = {name: 7 + index for index, (name, field) in enumerate(SUMMARY_FIELDS.items()) if not field.required}
+    put(span.events[0], optional)
+    (step,) = decoded(Piece("e", STEP_SCOPE, span)).steps
+    assert {name: int(step[SUMMARY_FIELDS[name].name]) for name in optional} == optional
+
+
+def test_snapshots_keep_tokens_and_never_the_request_id(run):
+    snapshots = decoded(Piece("e", STEP_SCOPE, step_span(run, 1, 4, snapshots=True))).snapshots
+    expected = [
+        (
+            s["step.id"],
+            s["request.num_computed_tokens"],
+            s["request.scheduled_tokens_this_step"],
+            s["request.num_output_tokens"],
+        )
+        for step in run.snapshots[:4]
+        for s in step
+    ]
+    assert snapshots.tolist() == expected
+
+
+def test_a_core_span_becomes_its_marks_in_order(run):
+    job = run.jobs[0]
+    (core,) = decoded(Piece("e", CORE_SCOPE, core_span(run, job))).core
+    assert [(m.kind.name, m.step_id, m.ts_ns, m.output_tokens) for m in core.marks] == job.marks
+    assert core.prompt_tokens == 700
+    assert core.finish is Finish.LENGTH
+    assert core.unix_minus_mono_ns == run.offset_ns
+    assert core.parent_span_id == api_span(run, job).span_id
+
+
+def test_an_unknown_finish_status_is_an_error_and_an_abort_is_no_natural_end(run):
+    span = core_span(run, run.jobs[2])
+    assert decoded(Piece("e", CORE_SCOPE, span)).core[0].finish is Finish.ABORTED
+    span.events[-1].attributes[-1].value.string_value = "new in vLLM 2"
+    assert decoded(Piece("e", CORE_SCOPE, span)).core[0].finish is Finish.ERROR
+
+
+def test_a_core_span_that_has_not_finished_has_no_finish(run):
+    span = core_span(run, run.jobs[0])
+    del span.events[-1]
+    (core,) = decoded(Piece("e", CORE_SCOPE, span)).core
+    assert core.finish is None
+    assert core.marks[-1].kind is MarkKind.FIRST_TOKEN
+
+
+def test_an_api_span_becomes_its_moments(run):
+    job = run.jobs[0]
+    (api,) = decoded(Piece("a", API_SCOPE, api_span(run, job))).api
+    finished = job.ns_of("FINISHED")
+    assert api.departed_ns == pytest.approx(finished + 900_000, abs=300)
+    assert api.arrived_ns == pytest.approx(job.marks[0][2] - 1_500_000, abs=300)
+    assert (api.prompt_tokens, api.samples, api.model, api.aborted) == (700, 1, "toy", False)
+
+
+def test_moments_that_were_not_sent_are_missing_and_an_abort_is_told(run):
+    (api,) = decoded(Piece("a", API_SCOPE, api_span(run, run.jobs[2]))).api
+    assert api.aborted
+    assert api.departed_ns == MISSING
+    assert api.samples == 1
+
+
+@pytest.mark.parametrize("scope", ["vllm.llm_engine", "vllm.tracing.otel"])
+def test_request_spans_of_both_un_forked_forms_are_read(scope):
+    span = stock_span("x", 2.0, prompt=11, outputs=7, ttft_s=0.25, decode_s=0.5, queue_s=0.01, prefill_s=0.2)
+    (request,) = decoded(Piece("a", scope, span)).requests
+    assert (request.prompt_tokens, request.output_tokens) == (11, 7)
+    assert (request.first_token_s, request.decode_s, request.queue_s, request.prefill_s) == (0.25, 0.5, 0.01, 0.2)
+    assert request.e2e_s == 0.75
+
+
+def test_latencies_that_were_not_sent_are_nan():
+    (request,) = decoded(
+        Piece("a", STOCK_SCOPE, stock_span("x", 0, prompt=1, outputs=2, ttft_s=0.1, decode_s=0.1))
+    ).requests
+    assert math.isnan(request.queue_s)
+    assert math.isnan(request.prefill_s)
+
+
+@pytest.mark.parametrize(
+    ("scope", "name", "reason"),
+    [
+        ("fastapi", "POST /v1/chat/completions", Skip.FOREIGN_SCOPE),
+        ("vllm.engine_core", "EngineCoreProc init", Skip.FOREIGN_SCOPE),
+        (STEP_SCOPE, "llm_core", Skip.FOREIGN_SPAN),
+        (CORE_SCOPE, "scheduler_steps_1", Skip.FOREIGN_SPAN),
+        (API_SCOPE, "POST", Skip.FOREIGN_SPAN),
+        (STOCK_SCOPE, "llm_request", Skip.NOT_A_REQUEST),
+        (CORE_SCOPE, "llm_core", Skip.NOT_A_REQUEST),
+    ],
+)
+def test_foreign_spans_are_counted_with_their_events(scope, name, reason):
+    span = Span(name=name, span_id=b"12345678", start_time_unix_nano=UNIX_NS, end_time_unix_nano=UNIX_NS + 1)
+    span.events.add(name="something")
+    tally = Tally()
+    decoded(Piece("e", scope, span), tally=tally)
+    assert tally.spans_skipped == {reason: 1}
+    assert tally.events_skipped.total() == 1
+    assert_accounted(tally)
+
+
+def test_foreign_events_and_attributes_beside_ours_change_nothing(run):
+    spans = {
+        STEP_SCOPE: step_span(run, 1, 5),
+        CORE_SCOPE: core_span(run, run.jobs[0]),
+        API_SCOPE: api_span(run, run.jobs[0]),
+    }
+    for scope, span in spans.items():
+        plain = decoded(Piece("e", scope, span))
+        strange = Span()
+        strange.CopyFrom(span)
+        strange.events.add(name="exception")
+        for event in strange.events:
+            event.attributes.append(attribute("made.up", "x"))
+            event.attributes.append(KeyValue(key="list", value=AnyValue(array_value=ArrayValue())))
+            event.attributes.append(KeyValue(key="empty"))
+        tally = Tally()
+        odd = decoded(Piece("e", scope, strange), tally=tally)
+        assert odd.steps.tolist() == plain.steps.tolist()
+        assert (odd.core, odd.api) == (plain.core, plain.api)
+        assert tally.events_skipped[Skip.FOREIGN_EVENT] == 1
+        assert_accounted(tally)
+
+
+def test_an_emitter_without_an_instance_id_is_its_peer(run):
+    (telemetry,) = decode(
+        export_of([Piece("", STEP_SCOPE, step_span(run, 1, 3))]).SerializeToString(),
+        "ipv4:1.2.3.4:5",
+        lambda *_: None,
+        Tally(),
+    )
+    assert telemetry.instance == "ipv4:1.2.3.4:5"
+
+
+def test_facts_are_the_knobs_of_the_resource_and_nothing_else(run):
+    facts = (("vllm.max_num_seqs", "8"), ("hw.gpu.name", "H100"), ("host.name", "secret"), ("vllm.long", "x" * 999))
+    telemetry = decoded(Piece("e", STEP_SCOPE, step_span(run, 1, 3), facts))
+    assert telemetry.facts == {"vllm.max_num_seqs": "8", "hw.gpu.name": "H100", "vllm.long": "x" * 256}
+
+
+def test_events_the_sdk_dropped_are_counted(run):
+    span, tally = step_span(run, 1, 3), Tally()
+    span.dropped_events_count = 778
+    decoded(Piece("e", STEP_SCOPE, span), tally=tally)
+    assert tally.events_dropped_by_sdk == 778
+
+
+def test_a_span_that_is_not_admitted_is_counted_with_its_reason(run):
+    tally = Tally()
+    decode(
+        export_of([Piece("e", STEP_SCOPE, step_span(run, 1, 3))]).SerializeToString(),
+        "",
+        lambda *_: Skip.DUPLICATE,
+        tally,
+    )
+    assert tally.spans_skipped == {Skip.DUPLICATE: 1}
+    assert tally.events_skipped == {Skip.DUPLICATE: 3}
+    assert_accounted(tally)
+
+
+def test_tokens_that_do_not_add_up_are_inconsistent(run):
+    span = step_span(run, 1, 2)
+    for one in span.events[0].attributes:
+        if one.key == "batch.scheduled_tokens":
+            one.value.int_value += 1
+    tally = Tally()
+    assert len(decoded(Piece("e", STEP_SCOPE, span), tally=tally).steps) == 1
+    assert tally.events_skipped == {Skip.INCONSISTENT: 1}
+
+
+def test_a_summary_that_ends_before_it_starts_is_out_of_order(run):
+    span, tally = step_span(run, 1, 1), Tally()
+    for one in span.events[0].attributes:
+        if one.key == "step.ts_end_ns":
+            one.value.int_value = 5
+    decoded(Piece("e", STEP_SCOPE, span), tally=tally)
+    assert tally.events_skipped == {Skip.TIME_ORDER: 1}
+
+
+def test_an_api_event_without_its_time_takes_the_span_out(run):
+    span, tally = api_span(run, run.jobs[0]), Tally()
+    del span.events[1].attributes[:]
+    assert decoded(Piece("a", API_SCOPE, span), tally=tally).api == []
+    assert tally.spans_skipped == {Skip.MISSING_ATTRIBUTE: 1}
+    assert_accounted(tally)
+
+
+def test_undecodable_bytes_raise_what_admission_would_have_raised():
+    with pytest.raises(DecodeError):
+        decode(b"\xff\xff\xff", "", lambda *_: None, Tally())
+
+
+def test_a_recording_is_accounted_for_to_the_last_event():
+    tally = Tally()
+    for export in recording(DATA / "c1_mixed" / "otlp.pb.gz"):
+        decode(export.payload, export.peer, lambda *_: None, tally)
+    assert_accounted(tally)
+    # counts of the recording: 1168 summaries, 764 snapshots, 156 core and 156 API spans, 778 events lost by the SDK
+    assert tally.spans_received == tally.spans_accepted
+    assert tally.events_dropped_by_sdk == 778
+    assert tally.events_accepted > 1168 + 764
+
+
+def test_ids_of_spans_are_unique_in_the_builders_own_runs(run):
+    ids = [span_id(f"core {job.name} {job.marks[0][2]}") for job in run.jobs]
+    assert len(np.unique(ids)) == len(ids)

@@ -1,0 +1,232 @@
+"""KV events: both encodings, every carrier, counts only, nothing of the tokens."""
+
+from __future__ import annotations
+
+import gc
+import json
+from base64 import b64encode
+from collections import Counter
+
+import msgspec
+import pytest
+
+from collector.decode.kv.batches import KvBatch, KvTally, Move
+from collector.decode.kv.messages import SEQ_END, array_length, read_frames, read_line, read_payload
+from collector.decode.plain import decode
+from collector.decode.records import Tally, fingerprint
+from collector.telemetry.reasons import Direction, KvSkip, Phase, Skip
+from tests.support.kv_cases import FIELDS, TS_S, batch, kv_batches, named, otlp_events, payload, raw_batches, stored
+
+SEQ = (7).to_bytes(8, "big")
+
+EVENTS = [
+    stored(3),
+    stored(2, 64, "CPU", []),
+    ["BlockRemoved", [1, 2], "GPU"],
+    ["BlockRemoved", [b"x" * 32], "CPU"],
+    ["AllBlocksCleared"],
+    ["TransferInitiated", 1, "req", "GPU", "CPU", 8, 7],
+    ["TransferCompleted", 1, "req", "GPU", "CPU", 8, False, 7],
+    ["TransferInitiated", 2, "req", "CPU", "GPU", 4, 9],
+    ["CacheLoadCommitted", "req", "CPU", 4, 8],
+    ["CacheStoreCommitted", "req", "CPU", 4, 6],
+    ["CacheEviction", "CPU", 1, "lru", 7, None],
+    ["RemoteTransferInitiated", 3, "req", "NIXL", 0, 1, 5],
+    ["RemoteTransferCompleted", 3, "req", "NIXL", 0, 1, 5, True],
+]
+MOVES = (
+    Move(Direction.OFFLOAD, Phase.INITIATED, 8, 7, fingerprint("req")),
+    Move(Direction.OFFLOAD, Phase.FAILED, 8, 7, fingerprint("req")),
+    Move(Direction.RESTORE, Phase.INITIATED, 4, 9, fingerprint("req")),
+    Move(Direction.RESTORE, Phase.COMMITTED, 4, 8, fingerprint("req")),
+    Move(Direction.OFFLOAD, Phase.COMMITTED, 4, 6, fingerprint("req")),
+    Move(Direction.OFFLOAD, Phase.EVICTED, 1, 7),
+    Move(Direction.REMOTE, Phase.INITIATED, 5, -1, fingerprint("req")),
+    Move(Direction.REMOTE, Phase.COMPLETED, 5, -1, fingerprint("req")),
+)
+
+
+@pytest.mark.parametrize("encode", [list, named], ids=["by position", "by name"])
+def test_every_event_is_counted_in_either_encoding(encode):
+    assert {event[0] for event in EVENTS} == set(FIELDS)
+    assert batch(*map(encode, EVENTS), seq=7) == KvBatch(
+        source="kv",
+        rank=0,
+        seq=7,
+        ts_unix_ns=round(TS_S * 1e9),
+        stored_blocks=3,
+        removed_blocks=2,
+        removed_below=1,
+        block_size=32,
+        offload_block_size=64,
+        moves=MOVES,
+        events=13,
+    )
+
+
+def test_a_batch_as_a_map_and_both_encodings_in_one_batch_are_read():
+    as_map = msgspec.msgpack.encode({"ts": TS_S, "events": [named(stored()), stored()], "data_parallel_rank": 3})
+    read = read_payload(as_map, "kv", 1)
+    assert (read.stored_blocks, read.rank, read.events, read.foreign) == (4, 3, 2, 0)
+
+
+def test_what_newer_versions_add_is_ignored_and_unknown_events_are_counted():
+    longer = [*stored(2), ["extra"], "group", {"more": 1}]
+    wider = named(stored(3)) | {"extra_keys": [None], "group_idx": 0, "kv_cache_spec_kind": "full_attention"}
+    unknown, unheard = ["BlockPainted", 1, 2], {"type": "BlockPainted", "colour": "red"}
+    read = batch(longer, unknown, wider, unheard)
+    assert (read.stored_blocks, read.events, read.foreign) == (5, 4, 2)
+    only_payload = msgspec.msgpack.encode([TS_S, [longer], 0, None, "one", "more"])
+    assert read_payload(only_payload, "kv", 0).stored_blocks == 2
+
+
+def test_of_a_hybrid_cache_only_the_first_group_counts():
+    groups = [named(stored(4)) | {"group_idx": group} for group in (0, 1, 2)]
+    assert batch(*groups).stored_blocks == 4
+
+
+def test_stock_batches_without_rank_step_or_medium_are_read():
+    old = msgspec.msgpack.encode([TS_S, [["BlockStored", [b"h" * 32], None, [1], 16, None], ["BlockRemoved", [5]]]])
+    read = read_payload(old, "kv", 0)
+    assert (read.stored_blocks, read.removed_blocks, read.block_size, read.rank) == (1, 1, 16, 0)
+
+
+@pytest.mark.parametrize(
+    ("event", "why"),
+    [
+        (["BlockStored", 5, None, [], 32, None, "GPU", None], "hashes are no array"),
+        (["BlockStored", [1], None, [], 0, None, "GPU", None], "an empty block"),
+        (["BlockStored", [1], None, [], 2**40, None, "GPU", None], "an immense block"),
+        (["BlockRemoved", "all", "GPU"], "hashes are text"),
+        (["TransferInitiated", 1, "r", "GPU", "CPU", -4, 1], "less than nothing"),
+        (["TransferInitiated", 1, "r", "GPU", "CPU", 2**40, 1], "more than there is"),
+        (["TransferInitiated", 1, "r", "GPU", "CPU", 4, -7], "a step before all steps"),
+        (["CacheEviction", "CPU", 1], "nothing wrong"),
+    ],
+)
+def test_a_senseless_event_is_left_out_alone(event, why):
+    read = batch(event, stored(2))
+    assert read.foreign == (0 if why == "nothing wrong" else 1)
+    assert (read.stored_blocks, read.events) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("frames", "found"),
+    [
+        ([b"topic", SEQ, payload(stored())], 7),
+        ([b"", b"topic", SEQ, payload(stored())], 7),
+        ([SEQ, payload(stored())], 7),
+        ([b"", SEQ_END, b""], None),
+        ([b"", b"", SEQ_END, b""], None),
+        ([payload(stored())], KvSkip.FRAMES),
+        ([b"", b"7", payload(stored())], KvSkip.FRAMES),
+        ([b"", SEQ_END, b"x"], KvSkip.FRAMES),
+        ([b"", b"", b"", SEQ, b""], KvSkip.FRAMES),
+        ([b"", SEQ, b"garbage"], KvSkip.UNDECODABLE),
+        ([b"", SEQ, b""], KvSkip.UNDECODABLE),
+        ([b"", SEQ, payload(ts_s=0.0)], KvSkip.OUT_OF_RANGE),
+        ([b"", SEQ, payload(ts_s=float("nan"))], KvSkip.OUT_OF_RANGE),
+        ([b"", SEQ, payload(ts_s=float("inf"))], KvSkip.OUT_OF_RANGE),
+        ([b"", SEQ, payload(rank=-1)], KvSkip.OUT_OF_RANGE),
+        ([b"", b"\xfe" * 8, payload(stored())], KvSkip.OUT_OF_RANGE),
+    ],
+)
+def test_the_last_two_frames_are_sequence_and_payload(frames, found):
+    read = read_frames(frames, "kv")
+    assert (read.seq if isinstance(read, KvBatch) else read) == found
+
+
+def test_neither_tokens_nor_hashes_survive_the_reading():
+    secret = [987_654_321 + i for i in range(64)]
+    text = b"the prompt's own words"
+    read = read_payload(payload(["BlockStored", [text, text], text, secret, 32, None, "GPU", None]), "kv", 0)
+    gc.collect()
+    encoded = msgspec.msgpack.encode(read)
+    assert text not in encoded
+    assert not any(msgspec.msgpack.encode(token) in encoded for token in secret)
+    assert read.stored_blocks == 2
+
+
+def test_a_recorded_line_gives_what_its_message_gave_and_a_decoded_copy_is_not_read():
+    line = {
+        "topic": "",
+        "seq": 5,
+        "payload_b64": b64encode(payload(stored(2))).decode(),
+        "decoded": ["not even looked at"],
+    }
+    assert read_line(json.dumps(line).encode(), "kv") == batch(stored(2), seq=5)
+    for bad in (b"", b"{}", b"[1]", b'{"seq": 1, "payload_b64": "%%%"}', b'{"seq": "x", "payload_b64": ""}'):
+        assert read_line(bad, "kv") is KvSkip.UNDECODABLE
+
+
+@pytest.mark.parametrize("name", ["c5_offload", "c8_stock_0.32.0", "c9_dp2", "c7_async_sim"])
+def test_recordings_are_read_whole(name):
+    batches, tally, true = kv_batches(name), KvTally(), Counter()
+    for _, events, *_ in raw_batches(name):
+        for event in events:
+            fields = event if isinstance(event, dict) else dict(zip(FIELDS[event[0]], event[1:], strict=True))
+            kind = event["type"] if isinstance(event, dict) else event[0]
+            true["events"] += 1
+            if fields.get("medium") == "GPU":
+                true[kind] += len(fields["block_hashes"])
+            if kind.startswith("Transfer"):
+                true[kind, fields["dest_medium"]] += fields["block_count"]
+    for one in batches:
+        assert isinstance(one, KvBatch)
+        tally.add(one, None)
+    assert tally.events_accepted == tally.events_received == true["events"]
+    assert sum(one.stored_blocks for one in batches) == true["BlockStored"]
+    assert sum(one.removed_blocks for one in batches) == true["BlockRemoved"]
+    for kind, phase in (("TransferInitiated", Phase.INITIATED), ("TransferCompleted", Phase.COMPLETED)):
+        assert tally.blocks[Direction.OFFLOAD, phase] == true[kind, "CPU"]
+        assert tally.blocks[Direction.RESTORE, phase] == true[kind, "GPU"]
+
+
+def test_the_same_events_as_otlp_span_events_give_the_same_batches():
+    request = otlp_events("c5_offload", "engine-1")
+    assert b"token_ids" not in request.SerializeToString()
+    tally = Tally()
+    (read,) = decode(request.SerializeToString(), "peer", lambda *_: None, tally)
+    expected = kv_batches("c5_offload", "otlp")
+    near = [abs(a.ts_unix_ns - b.ts_unix_ns) for a, b in zip(read.kv, expected, strict=True)]
+    assert max(near) < 1000
+    same = [
+        msgspec.structs.replace(one, ts_unix_ns=other.ts_unix_ns) for one, other in zip(read.kv, expected, strict=True)
+    ]
+    assert same == [one.of("engine-1") for one in expected]
+    assert tally.events_received == tally.events_accepted + tally.events_skipped.total() == 1673
+
+
+def test_otlp_events_that_make_no_sense_are_counted_and_the_rest_is_read():
+    request = otlp_events("c5_offload", "engine-1")
+    events = request.resource_spans[0].scope_spans[0].spans[0].events
+    del events[3:]
+    events[0].name = "BlockPainted"
+    for pair in events[1].attributes:
+        if pair.key == "block_count":
+            pair.value.string_value = "many"
+    tally = Tally()
+    (read,) = decode(request.SerializeToString(), "peer", lambda *_: None, tally)
+    assert tally.events_skipped == {Skip.FOREIGN_EVENT: 2}
+    assert (tally.events_received, tally.events_accepted) == (3, 1)
+    assert sum(len(one.moves) for one in read.kv) == 1
+
+
+@pytest.mark.parametrize("length", [0, 1, 15, 16, 65_535, 65_536])
+def test_the_length_of_an_undecoded_array_is_in_its_head(length):
+    assert array_length(msgspec.Raw(msgspec.msgpack.encode([0] * length))) == length
+
+
+@pytest.mark.parametrize("value", [None, 5, "text", b"bytes", {"a": 1}])
+def test_what_is_no_array_has_no_length(value):
+    assert array_length(msgspec.Raw(msgspec.msgpack.encode(value))) == -1
+    assert array_length(msgspec.Raw()) == -1
+
+
+def test_the_tally_accounts_for_every_message_and_event():
+    tally = KvTally()
+    tally.add(batch(stored(), ["Painted"]), None)
+    tally.add(batch(stored(), stored()), KvSkip.DUPLICATE)
+    assert tally.messages_received == tally.messages_accepted + tally.messages_skipped.total() == 2
+    assert tally.events_received == tally.events_accepted + tally.events_skipped.total() == 4
+    assert tally.events_skipped == {KvSkip.FOREIGN_EVENT: 1, KvSkip.DUPLICATE: 2}

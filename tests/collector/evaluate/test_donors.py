@@ -1,0 +1,165 @@
+"""Donors: states in, priors out; coverage and what to measure next on the terminal."""
+
+import numpy as np
+import pytest
+
+from collector.cli import main
+from collector.config.schema import Config
+from collector.evaluate import donors as command
+from collector.evaluate.donors import Options, possible, read_states
+from collector.identity.knowledge import shipped_sheets
+from online.bank import Bank
+from online.features.registry import build
+from online.features.sheets.deployment import sheet_of
+from online.features.systems.physics import PHYSICS
+from online.rows import Target
+from online.settings import BankSettings
+from online.transfer.pool import DonorPool, project, sheet_prior, typical_steps
+from tests.support.configurations import CONFIGS, rows_of
+
+STEP = Target.STEP_TIME
+SETTINGS = BankSettings(learners=("rls",), live_sets=())
+
+
+def _state(name, seed=0, n=1200):
+    bank = Bank(SETTINGS)
+    bank.describe(name, CONFIGS[name] | {"model": name})
+    bank.learn(name, STEP, rows_of(PHYSICS, name, n, seed)[0])
+    return bank.state()
+
+
+@pytest.fixture(scope="module")
+def states():
+    return {name: _state(name, i) for i, name in enumerate(("7b", "70b", "70b-tp8"))}
+
+
+def _error(bank, name, model, rows):
+    features = build(model, STEP, CONFIGS[name])
+    found = {f.name: f.coefficient for f in bank.targets(name)["step_time"].models[model].features}
+    x = features.evaluate(rows)
+    prediction = x @ np.array([found.get(column, 0.0) for column in features.names])
+    return float(np.mean(np.abs(prediction / rows.elapsed_us - 1)))
+
+
+@pytest.mark.parametrize("model", ["physics", "portable"])
+def test_a_new_model_starts_from_donors_of_other_models(states, model):
+    cold, warm = Bank(SETTINGS), Bank(SETTINGS)
+    for data in states.values():
+        assert warm.add_donors(data) == 1
+    test, _ = rows_of(PHYSICS, "mixtral", 600, seed=21)
+    for bank in (cold, warm):
+        bank.describe("mixtral", CONFIGS["mixtral"] | {"model": "mixtral"})
+        bank.learn("mixtral", STEP, rows_of(PHYSICS, "mixtral", 12, seed=20)[0])
+    assert _error(warm, "mixtral", model, test) < _error(cold, "mixtral", model, test) + 0.005
+    assert _error(warm, "mixtral", model, test) < (0.08 if model == "physics" else 0.35)
+
+
+def test_what_a_prior_alone_says_is_published_as_such(states):
+    bank = Bank(SETTINGS)
+    for data in states.values():
+        bank.add_donors(data)
+    bank.describe("7b-a100", CONFIGS["7b-a100"])
+    rows, _ = rows_of(PHYSICS, "7b-a100", 12, seed=3)
+    rows.raw[:, STEP.vocabulary.index("prefill_tokens")] = 0.0
+    bank.learn("7b-a100", STEP, rows)
+    features = bank.targets("7b-a100")["step_time"].models["physics"].features
+    assert "prior_only" in {f.status for f in features}
+
+
+def test_without_donors_there_is_no_prior():
+    assert DonorPool(4).prior("physics", STEP, CONFIGS["7b"]) is None
+
+
+def test_the_pool_keeps_the_newest_configurations(states):
+    pool, bank = DonorPool(2), Bank(SETTINGS)
+    for data in states.values():
+        bank.restore(data)
+        for config_id in bank.configs():
+            pool.add(bank.statistics(config_id))
+    assert len(pool) == 2
+    assert {donor.config_id for donor in pool} == {"70b", "70b-tp8"}
+
+
+def test_data_sheets_alone_are_within_a_factor_of_two():
+    for name in CONFIGS:
+        rows, _ = rows_of(PHYSICS, name, 300)
+        features = build("physics", STEP, CONFIGS[name])
+        prediction = features.evaluate(rows) @ sheet_prior(CONFIGS[name]).mean[: len(features)]
+        assert 0.5 < np.median(prediction / rows.elapsed_us) < 2.0
+    assert sheet_prior({}) is None
+
+
+def test_a_projection_predicts_like_its_source_on_typical_steps():
+    facts = CONFIGS["70b"]
+    prior = sheet_prior(facts)
+    projected = project(prior, facts)
+    rows = typical_steps(sheet_of(facts)[0])
+    physics, portable = build("physics", STEP, facts), build("portable", STEP, facts)
+    ratio = (portable.evaluate(rows) @ projected.mean[:4]) / (physics.evaluate(rows) @ prior.mean[: len(physics)])
+    assert np.sqrt(np.mean((ratio - 1) ** 2)) < 0.15
+    assert (projected.mean >= 0).all()
+    assert project(prior, {}) is None
+
+
+def test_the_command_pools_covers_and_says_what_to_measure_next(states, tmp_path, capsys):
+    for name, data in states.items():
+        (tmp_path / f"{name}.bin").write_bytes(data)
+    (tmp_path / "broken.bin").write_bytes(b"no state")
+    assert main(["donors", str(tmp_path)]) == 0
+    printed = capsys.readouterr()
+    assert "physics: 3 donors pooled" in printed.out
+    assert "Measure next" in printed.out
+    assert "broken.bin" in printed.err
+    assert "B200" in printed.out
+
+
+def test_nothing_usable_is_a_failure(tmp_path, capsys):
+    assert main(["donors", str(tmp_path)]) == 1
+    assert main(["donors", str(tmp_path / "none")]) == 1
+    assert "no such file" in capsys.readouterr().err
+
+
+def test_states_of_one_configuration_are_merged(tmp_path):
+    for i in range(2):
+        (tmp_path / f"{i}.bin").write_bytes(_state("7b", i))
+    bank = Bank(SETTINGS)
+    found = read_states([tmp_path], bank, lambda _: None)
+    assert list(found) == ["7b"]
+    assert max(donor.rows for donor in found["7b"][1]) > 1500
+
+
+def test_candidates_hold_the_weights():
+    names = [name for name, _ in possible({"x": CONFIGS["70b"] | {"model": "70b"}}, shipped_sheets())]
+    assert "70b on 1 x L4" not in names
+    assert "70b on 8 x L4" in names or "70b on 8 x L40S" in names
+    assert list(possible({"x": {}}, shipped_sheets())) == []
+
+
+def test_donors_in_the_configuration_must_be_states(tmp_path, capsys):
+    config = tmp_path / "tracefit.yaml"
+    broken = tmp_path / "x.bin"
+    broken.write_bytes(b"no")
+    for path in (broken, tmp_path / "none.bin"):
+        config.write_text(f"donors: [{path}]")
+        assert main(["check-config", "--config", str(config)]) == 78
+        assert "donors[0]" in capsys.readouterr().err
+
+
+def test_rows_worth_keeping_are_chosen_from_a_recording(states, tmp_path, data_dir):
+    (tmp_path / "a.bin").write_bytes(states["7b"])
+    told = []
+    options = Options(per_stratum=5, recordings=(data_dir / "c1_mixed" / "otlp.pb.gz",))
+    assert command.run([tmp_path], Config(), options, say=told.append, note=lambda _: None) == 0
+    assert any("no sheet" in line for line in told)
+
+
+def test_a_replay_saves_what_donors_read(data_dir, tmp_path, capsys):
+    recording = str(data_dir / "c1_mixed" / "otlp.pb.gz")
+    state = tmp_path / "c1.bin"
+    assert main(["replay", recording, f"--snapshot={tmp_path / 's.json'}", f"--state={state}"]) == 0
+    bank = Bank(SETTINGS)
+    found = read_states([state], bank, lambda _: None)
+    (facts, known) = next(iter(found.values()))
+    assert facts["recording"] == recording
+    assert {donor.features.name for donor in known} == {"portable"}
+    capsys.readouterr()

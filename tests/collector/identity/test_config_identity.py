@@ -1,0 +1,156 @@
+"""Who is this: the strongest source of a fact wins, equal identities share, a later fact renames."""
+
+from __future__ import annotations
+
+import pytest
+
+from collector.identity.facts import IDENTITY, Facts, FactSource, config_id, parse_fact, resource_facts
+from collector.telemetry.reasons import JoinEvent
+from tests.support.telemetry_builders import (
+    MONO_NS,
+    coefficients,
+    exports_of,
+    many_jobs,
+    new_pipeline,
+    pieces,
+    run_engine,
+)
+
+
+def test_a_stronger_source_wins_whenever_it_speaks():
+    facts = Facts()
+    assert facts.learn({"model": "seen"}, FactSource.TELEMETRY)
+    assert facts.learn({"model": "set"}, FactSource.RESOURCE)
+    assert not facts.learn({"model": "discovered"}, FactSource.DISCOVERY)
+    assert facts.get("model") == "set"
+    assert facts.source("model") is FactSource.RESOURCE
+    assert facts.conflicts == 2
+
+
+def test_repeating_a_fact_changes_nothing():
+    facts = Facts()
+    facts.learn({"model": "a"}, FactSource.RESOURCE)
+    assert not facts.learn({"model": "a"}, FactSource.RESOURCE)
+    assert not facts.learn({"model": "a"}, FactSource.TELEMETRY)
+    assert facts.conflicts == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "number"), [(512, 512.0), (0, None), (-3, None), (True, None), ("x", None), (1.5, 1.5)]
+)
+def test_a_number_is_positive_or_unknown(value, number):
+    facts = Facts()
+    facts.learn({"block_size": value}, FactSource.RESOURCE)
+    assert facts.number("block_size") == number
+    assert facts.number("max_num_seqs") is None
+
+
+def test_identity_holds_only_what_identifies():
+    facts = Facts()
+    facts.learn({"model": "m", "num_gpu_blocks": 100, "tensor_parallel_size": 2}, FactSource.RESOURCE)
+    assert facts.identity("i", "") == {"model": "m", "tensor_parallel_size": 2}
+    assert facts.known()["num_gpu_blocks"] == 100
+
+
+def test_without_a_model_the_instance_is_part_of_the_identity():
+    facts = Facts()
+    facts.learn({"gpu": "H100"}, FactSource.RESOURCE)
+    assert facts.identity("one", "") != facts.identity("two", "")
+
+
+def test_a_recording_is_a_source_of_its_own_unless_its_resource_names_a_model():
+    facts = Facts()
+    facts.learn({"model": "m"}, FactSource.TELEMETRY)
+    assert facts.identity("i", "a.pb.gz") != facts.identity("i", "b.pb.gz")
+    facts.learn({"model": "m"}, FactSource.RESOURCE)
+    assert facts.identity("i", "a.pb.gz") == facts.identity("i", "b.pb.gz") == {"model": "m"}
+
+
+def test_a_config_id_is_twelve_hex_digits_of_what_is_known_in_any_order():
+    assert config_id({"model": "m", "gpu": "g"}) == config_id({"gpu": "g", "model": "m"})
+    assert config_id({"model": "m"}) != config_id({"model": "M"})
+    # fixed for ever: a name that changes between versions loses what was learned
+    assert config_id({"model": "m", "tensor_parallel_size": 2}) == "a40a55cd1c82"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("8", 8), ("-1", -1), ("true", True), ("False", False), ("float16", "float16"), ("1.5", "1.5"), ("", "")],
+)
+def test_resource_attributes_are_read_back_from_text(text, value):
+    assert parse_fact(text) == value
+    assert type(parse_fact(text)) is type(value)
+
+
+def test_only_known_knobs_of_a_resource_are_facts():
+    found = resource_facts(
+        {
+            "vllm.max_num_seqs": "8",
+            "hw.gpu.name": "H100",
+            "vllm.version": "0.15.1",
+            "vllm.secret": "x",
+            "vllm.dtype": "",
+        }
+    )
+    assert found == {"max_num_seqs": 8, "gpu": "H100", "vllm_version": "0.15.1"}
+    assert resource_facts({f"vllm.{name}": "1" for name in IDENTITY}) == dict.fromkeys(IDENTITY, 1)
+
+
+def test_a_fact_learned_later_renames_the_configuration_and_keeps_what_it_learned():
+    run = run_engine(many_jobs(120))
+    everything = pieces(run, facts=())
+    late = pieces(run, facts=(("vllm.model", "better known"),))
+    pipeline, half = new_pipeline(), len(everything) // 2
+    for one in exports_of(everything[:half], 5):
+        pipeline.process([one])
+    before = pipeline.snapshot(0, 1).configs[0].config_id
+    for one in exports_of(late[half:], 5):
+        pipeline.process([one])
+    pipeline.flush()
+    (config,) = pipeline.snapshot(0, 1).configs
+    assert config.config_id != before
+    assert config.config["model"] == "better known"
+    assert config.targets["step_time"].models["portable"].rows > 1000
+    assert pipeline._bank.configs() == [config.config_id]
+    assert next(v for k, v in coefficients(pipeline).items() if k[2] == "prefill_tokens") == pytest.approx(45, rel=1e-3)
+
+
+def test_a_server_that_comes_back_with_other_flags_starts_anew_from_what_it_was():
+    def said(seats):
+        return (("vllm.model", "m"), ("vllm.max_num_seqs", seats))
+
+    first, second = run_engine(many_jobs(120)), run_engine(many_jobs(8, seed=3), start_ns=MONO_NS + 3600 * 10**9)
+    pipeline = new_pipeline()
+    for one in exports_of(pieces(first, facts=said("64")), 5):
+        pipeline.process([one])
+    (old,) = pipeline.snapshot(0, 1).configs
+    for one in exports_of(pieces(second, facts=said("128")), 5):
+        pipeline.process([one])
+    pipeline.flush()
+    (new,) = pipeline.snapshot(0, 1).configs
+    assert (old.config["max_num_seqs"], new.config["max_num_seqs"]) == (64, 128)
+    assert pipeline._bank.configs() == [old.config_id, new.config_id]
+    learned = {name: pipeline._bank.targets(name)["step_time"].models["portable"] for name in pipeline._bank.configs()}
+    assert learned[old.config_id].rows > 1000 > learned[new.config_id].rows
+    prefill = next(f for f in learned[new.config_id].features if f.name == "prefill_tokens")
+    assert prefill.coefficient == pytest.approx(45, rel=0.02)
+    assert pipeline._bank._priors[new.config_id]
+    assert pipeline.take_counts().events[JoinEvent.ENGINE_RESTART] == 1
+
+
+def test_a_fact_that_flaps_without_a_restart_keeps_one_state():
+    run = run_engine(many_jobs(60))
+    everything = [pieces(run, facts=(("vllm.model", "m"), ("vllm.max_num_seqs", seats))) for seats in ("64", "128")]
+    pipeline = new_pipeline()
+    for even, odd in zip(*(exports_of(half, 5) for half in everything), strict=True):
+        pipeline.process([even])
+        pipeline.process([odd])
+    pipeline.flush()
+    assert len(pipeline._bank.configs()) == 1
+
+
+def test_an_adapter_asked_for_by_name_is_not_another_model():
+    facts = Facts()
+    assert facts.learn({"model": "base"}, FactSource.TELEMETRY)
+    assert not facts.learn({"model": "adapter-7"}, FactSource.TELEMETRY)
+    assert facts.get("model") == "base"

@@ -1,0 +1,195 @@
+"""Facts: the strongest source wins, contradictions are counted once and shown."""
+
+import json
+
+import pytest
+
+from collector.config.errors import ConfigError
+from collector.config.load import load
+from collector.config.schema import ConfigurationsConfig, RuleConfig
+from collector.identity.facts import CLAIMS_MAX, Facts, FactSource, config_id
+from collector.identity.knowledge import (
+    MODEL_FILE_BYTES_MAX,
+    FileRefused,
+    Knowledge,
+    cannot_derive,
+    read_architecture,
+)
+from online.features.sheets.architecture import SheetError
+from tests.support.sheet_cases import DENSE, GQA
+
+
+def test_the_stronger_source_wins_whichever_came_first():
+    for order in ([FactSource.RESOURCE, FactSource.DISCOVERY], [FactSource.DISCOVERY, FactSource.RESOURCE]):
+        facts = Facts()
+        for source in order:
+            facts.learn({"model": source.label}, source)
+        assert facts.get("model") == "resource"
+        assert facts.sources() == {"model": "resource"}
+        assert facts.conflicts == 1
+        assert facts.contradictions() == {"model": "discovery: discovery"}
+
+
+def test_a_contradiction_counts_once_however_often_it_is_repeated():
+    facts = Facts()
+    facts.learn({"gpu": "H100"}, FactSource.RESOURCE)
+    for _ in range(50):
+        facts.learn({"gpu": "A100"}, FactSource.RULES)
+        facts.learn({"gpu": "H100"}, FactSource.RESOURCE)
+    assert facts.conflicts == 1
+    facts.learn({"gpu": "L4"}, FactSource.RULES)
+    assert facts.conflicts == 2
+    assert facts.contradictions() == {"gpu": "rules: L4"}
+
+
+def test_sources_that_agree_do_not_contradict():
+    facts = Facts()
+    facts.learn({"gpu": "H100"}, FactSource.RULES)
+    facts.learn({"gpu": "H100"}, FactSource.RESOURCE)
+    assert (facts.conflicts, facts.source("gpu")) == (0, FactSource.RESOURCE)
+
+
+def test_claims_are_bounded():
+    facts = Facts()
+    for i in range(CLAIMS_MAX * 2):
+        facts.learn({f"f{i}": 1}, FactSource.RESOURCE)
+        facts.learn({f"f{i}": 2}, FactSource.RULES)
+    assert len(facts.contradictions()) == CLAIMS_MAX
+    assert facts.conflicts == 2 * CLAIMS_MAX
+
+
+def test_an_emitter_that_takes_over_keeps_the_sources():
+    one, other = Facts(), Facts()
+    other.learn({"gpu": "H100"}, FactSource.DISCOVERY)
+    one.take_over(other)
+    assert one.sources() == {"gpu": "discovery"}
+
+
+@pytest.fixture
+def model_file(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(GQA))
+    return path
+
+
+def _apply(config, attributes=None, instance="pod-1", recording=""):
+    facts = Facts()
+    Knowledge(config).apply(facts, attributes or {}, instance, recording)
+    return facts
+
+
+def test_rules_files_and_sheets_complete_what_telemetry_says(model_file):
+    config = ConfigurationsConfig(
+        rules=(RuleConfig(match={"instance": "pod-*"}, facts={"gpu": "NVIDIA L4"}, model_config=str(model_file)),)
+    )
+    facts = _apply(config, {"vllm.tensor_parallel_size": "2"})
+    assert facts.get("num_key_value_heads") == 2
+    assert facts.get("memory_bandwidth_gb_s") == 300.0
+    sources = facts.sources()
+    assert (sources["tensor_parallel_size"], sources["gpu"]) == ("resource", "rules")
+    assert (sources["hidden_size"], sources["sm_count"]) == ("model_file", "sheet")
+    assert cannot_derive(facts.known()) == ()
+
+
+def test_rules_that_do_not_match_say_nothing(model_file):
+    rule = RuleConfig(match={"instance": "other-*", "model": "x"}, facts={"gpu": "L4"}, model_config=str(model_file))
+    assert _apply(ConfigurationsConfig(rules=(rule,))).known() == {}
+
+
+def test_a_later_rule_wins_over_an_earlier_one():
+    rules = (RuleConfig(facts={"gpu": "L4"}), RuleConfig(match={"instance": "pod-1"}, facts={"gpu": "H100"}))
+    assert _apply(ConfigurationsConfig(rules=rules)).get("gpu") == "H100"
+
+
+def test_a_rule_may_correct_a_data_sheet():
+    facts = _apply(ConfigurationsConfig(rules=(RuleConfig(facts={"gpu": "L4", "memory_bandwidth_gb_s": 250.0}),)))
+    assert facts.get("memory_bandwidth_gb_s") == 250.0
+    assert facts.contradictions() == {"memory_bandwidth_gb_s": "sheet: 300.0"}
+
+
+def test_a_gpu_nobody_knows_stays_unknown_and_is_said():
+    facts = _apply(ConfigurationsConfig(rules=(RuleConfig(facts={"gpu": "RTX 9090"}),)))
+    assert facts.get("memory_bandwidth_gb_s") is None
+    assert "memory_bandwidth_gb_s" in cannot_derive(facts.known())
+
+
+def test_the_flags_of_the_server_say_more_than_the_file(model_file):
+    config = ConfigurationsConfig(model_config=str(model_file))
+    facts = _apply(config, {"vllm.dtype": "float32", "hw.gpu.name": "A100"})
+    assert (facts.get("element_bytes"), facts.get("peak_tflops")) == (4.0, 156.0)
+    facts = _apply(config, {"vllm.quantization": "fp8", "hw.gpu.name": "H100"})
+    assert (facts.get("weight_element_bytes"), facts.get("peak_tflops")) == (1.0, 1978.9)
+
+
+def test_discovered_facts_reach_live_engines_of_their_pattern_only():
+    knowledge = Knowledge()
+    knowledge.discovered("pod-*", {"model": "m", "block_size": 16})
+    live, other, replayed = Facts(), Facts(), Facts()
+    knowledge.apply(live, {}, "pod-1", "")
+    knowledge.apply(other, {}, "job-1", "")
+    knowledge.apply(replayed, {}, "pod-1", "file.pb.gz")
+    assert live.sources() == {"block_size": "discovery", "model": "discovery"}
+    assert other.known() == replayed.known() == {}
+
+
+def test_what_is_discovered_later_is_learned_with_the_next_export():
+    knowledge, facts = Knowledge(), Facts()
+    assert knowledge.apply(facts, {"vllm.model": "m"}, "pod", "")
+    assert not knowledge.apply(facts, {"vllm.model": "m"}, "pod", "")
+    before = config_id(facts.identity("pod", ""))
+    knowledge.discovered("*", {"max_model_len": 4096})
+    assert knowledge.apply(facts, {"vllm.model": "m"}, "pod", "")
+    assert config_id(facts.identity("pod", "")) != before
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"<html>", "not JSON"),
+        (b"", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b'{"a": "' + b"x" * MODEL_FILE_BYTES_MAX + b'"}', "larger than 4 MiB"),
+        (json.dumps(DENSE | {"num_hidden_layers": -4}).encode(), "num_hidden_layers"),
+        (json.dumps(GQA | {"num_key_value_heads": 3}).encode(), "do not divide"),
+        (b"[1, 2]", "expected an object"),
+    ],
+)
+def test_a_model_file_that_lies_ends_the_start_with_its_key(tmp_path, content, problem):
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    with pytest.raises((FileRefused, SheetError), match=problem):
+        read_architecture(path)
+    with pytest.raises(ConfigError, match=r"configurations\.rules\[0\]\.model_config.*" + problem):
+        Knowledge(ConfigurationsConfig(rules=(RuleConfig(model_config=str(path)),)))
+
+
+def test_a_hundred_megabytes_are_not_read(tmp_path):
+    path = tmp_path / "config.json"
+    with path.open("wb") as file:
+        file.truncate(100 * 2**20)
+    with pytest.raises(FileRefused, match="larger than"):
+        read_architecture(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Knowledge(ConfigurationsConfig(hardware_file=str(tmp_path / "none.json")))
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("configurations: {rules: [{match: {colour: red}}]}", "colour"),
+        ("configurations: {rules: [{facts: {colour: red}}]}", "colour"),
+        ("configurations: {rules: [{fact: {gpu: L4}}]}", "fact"),
+        ("configurations: {discovery: {endpoints: [{url: 'ftp://x'}]}}", "url"),
+        ("configurations: {discovery: {endpoints: [{url: 'http://x/secret?a=b'}]}}", "url"),
+        ("configurations: {discovery: {timeout_s: 0}}", "timeout_s"),
+    ],
+)
+def test_bad_configurations_are_refused_by_key(tmp_path, text, key):
+    path = tmp_path / "tracefit.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=key):
+        Knowledge(load(path, {}).configurations)

@@ -1,0 +1,88 @@
+"""What is known beside the telemetry reaches the models and the snapshot."""
+
+import json
+
+import numpy as np
+import pytest
+
+from collector.config.load import load
+from collector.config.schema import ConfigurationsConfig, JoinSettings, RuleConfig
+from collector.decode.records import STEP_DTYPE, Telemetry
+from collector.identity.knowledge import Knowledge
+from collector.join.joiner import Joiner
+from collector.recordings.reader import Recording
+from collector.telemetry.reasons import JoinEvent
+from collector.worker.build import make_pipeline
+from tests.support.sheet_cases import GQA
+
+
+@pytest.fixture
+def pipeline(data_dir, tmp_path):
+    model = tmp_path / "config.json"
+    model.write_text(json.dumps(GQA | {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 8}))
+    path = tmp_path / "tracefit.yaml"
+    rules = [
+        {"facts": {"gpu": "L4", "max_num_seqs": 32}, "model_config": str(model)},
+        {"match": {"model": "tiny"}, "facts": {"max_num_batched_tokens": 2048}},
+    ]
+    path.write_text(json.dumps({"learners": ["rls"], "configurations": {"rules": rules}}))
+    made = make_pipeline(load(path, {}))
+    exports = [timed.export for timed in Recording(data_dir / "c1_mixed" / "otlp.pb.gz", lambda _: None)]
+    for start in range(0, len(exports), 8):
+        made.process(exports[start : start + 8])
+    made.flush()
+    return made
+
+
+def test_physics_is_learned_by_default_where_the_sheets_are_known(pipeline):
+    (config,) = pipeline.snapshot(1, 1).configs
+    models = config.targets["step_time"].models
+    assert {"portable", "physics"} <= set(models)
+    assert models["physics"].error.median_ape < 0.1
+    assert config.cannot_derive == []
+
+
+def test_every_fact_stands_with_its_source(pipeline):
+    (config,) = pipeline.snapshot(1, 1).configs
+    assert set(config.sources) <= set(config.config)
+    assert config.sources["gpu"] == "rules"
+    assert config.sources["hidden_size"] == "model_file"
+    assert config.sources["memory_bandwidth_gb_s"] == "sheet"
+    assert config.sources["model"] in ("telemetry", "resource")
+    assert config.sources["max_num_batched_tokens"] == "rules", "a rule may match what telemetry tells later"
+
+
+def test_without_knowledge_the_snapshot_says_what_is_missing(data_dir):
+    made = make_pipeline(load(None, {"TRACEFIT_LEARNERS": "[rls]"}))
+    made.process([timed.export for timed in Recording(data_dir / "c1_mixed" / "otlp.pb.gz", lambda _: None)])
+    made.flush()
+    (config,) = made.snapshot(1, 1).configs
+    assert "physics" not in config.targets["step_time"].models
+    assert "num_hidden_layers" in config.cannot_derive
+    assert made.take_counts().events[JoinEvent.FACT_CONFLICT] == 0
+
+
+def test_a_rule_against_the_resource_is_a_conflict_that_is_counted_once():
+    rules = (RuleConfig(facts={"gpu": "A10G"}),)
+    joiner = Joiner(JoinSettings(), Knowledge(ConfigurationsConfig(rules=rules)))
+    for step in (1, 2, 3):
+        steps = np.zeros(1, STEP_DTYPE)
+        steps["step_id"], steps["unix_ns"], steps["ts_start_ns"] = step, 10**18 + step, step
+        joiner.add(Telemetry(instance="e", facts={"hw.gpu.name": "NVIDIA L4"}, steps=steps))
+    assert joiner.take_events()[0][JoinEvent.FACT_CONFLICT] == 1
+    engine = joiner.engine_of("e")
+    assert engine.facts.get("gpu") == "NVIDIA L4"
+    assert engine.facts.contradictions() == {"gpu": "rules: A10G"}
+
+
+def test_a_later_rule_of_the_file_wins_and_is_no_conflict(data_dir, tmp_path):
+    path = tmp_path / "tracefit.yaml"
+    rules = [{"facts": {"gpu": "L4"}}, {"match": {"recording": "*c1*"}, "facts": {"gpu": "A10G"}}]
+    path.write_text(json.dumps({"learners": ["rls"], "configurations": {"rules": rules}}))
+    made = make_pipeline(load(path, {}))
+    exports = [timed.export for timed in Recording(data_dir / "c1_mixed" / "otlp.pb.gz", lambda _: None)]
+    made.process(exports)
+    made.flush()
+    (config,) = made.snapshot(1, 1).configs
+    assert config.config["gpu"] == "A10G"
+    assert config.contradictions == {}

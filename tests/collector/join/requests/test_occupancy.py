@@ -1,0 +1,197 @@
+"""Request spans alone: the decode batch at any time, and the rows it gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from collector.config.schema import JoinSettings
+from collector.join.requests.occupancy import RequestSequence
+from collector.telemetry.reasons import RowDrop
+from online.rows import STEP_FEATURES, Quality, RowBlock, Target
+from tests.support.telemetry_builders import (
+    STOCK_SCOPE,
+    UNIX_NS,
+    Piece,
+    coefficients,
+    exports_of,
+    many_jobs,
+    new_pipeline,
+    pieces,
+    replayed,
+    run_engine,
+    stock_of,
+    stock_span,
+)
+
+COLUMN = {name: index for index, name in enumerate(STEP_FEATURES)}
+
+
+def rows_of(*spans, flush: bool = True, **settings) -> dict[Target, RowBlock]:
+    sequence = RequestSequence(JoinSettings(**settings), 0)
+    for span in spans:
+        sequence.add(span)
+    return dict(sequence.advance(flush=flush))
+
+
+def column(block: RowBlock, name: str) -> np.ndarray:
+    return block.raw[:, COLUMN[name]]
+
+
+def closing() -> object:
+    """A long request long after: with it, everything before is known to be over."""
+    return stock_of("closing", 1000.0, prompt=1, outputs=2, ttft_s=0.1, decode_s=900.0)
+
+
+def test_a_lone_request_is_its_own_batch():
+    span = stock_of("a", 10.0, prompt=100, outputs=11, ttft_s=0.5, decode_s=1.0)
+    block = rows_of(span, closing())[Target.STEP_TIME].slice(0, 1)
+    assert block.steps.tolist() == [10]
+    assert block.elapsed_us[0] == pytest.approx(1e6)
+    assert column(block, "decode_requests").tolist() == [1.0] * 10
+    np.testing.assert_allclose(column(block, "decode_context_tokens"), 100 + np.arange(1, 11))
+    assert block.weight[0] == pytest.approx(1.0)
+    assert block.end_ns[0] == UNIX_NS + int(11.5e9)
+
+
+def test_overlapping_requests_share_their_steps_and_their_weight():
+    pair = [stock_of(n, 10.0, prompt=p, outputs=11, ttft_s=0.5, decode_s=1.0) for n, p in (("a", 100), ("b", 300))]
+    block = rows_of(*pair, closing())[Target.STEP_TIME].slice(0, 2)
+    assert column(block, "decode_requests").tolist() == [2.0] * 20
+    np.testing.assert_allclose(column(block, "decode_context_tokens")[:10], 400 + 2 * np.arange(1, 11))
+    np.testing.assert_allclose(block.weight, 0.5)
+
+
+def test_a_prompt_is_the_prefill_of_the_step_in_which_its_first_token_falls():
+    base = stock_of("a", 10.0, prompt=100, outputs=11, ttft_s=0.5, decode_s=1.0)
+    comer = stock_of("b", 10.3, prompt=77, outputs=3, ttft_s=0.45, decode_s=5.0)
+    block = rows_of(base, comer, closing())[Target.STEP_TIME].slice(0, 1)
+    assert column(block, "prefill_tokens").tolist() == [0, 0, 77, 0, 0, 0, 0, 0, 0, 0]
+    assert column(block, "prefill_requests").sum() == 1
+    assert column(block, "decode_requests").tolist() == [1, 1, 1, 2, 2, 2, 2, 2, 2, 2]
+    assert np.isnan(column(block, "prefill_attention")).all()
+
+
+def test_one_token_outputs_are_prefill_and_give_no_row_of_their_own():
+    base = stock_of("a", 10.0, prompt=100, outputs=11, ttft_s=0.5, decode_s=1.0)
+    single = stock_of("b", 10.3, prompt=77, outputs=1, ttft_s=0.45, decode_s=0.0)
+    block = rows_of(base, single, closing())[Target.STEP_TIME]
+    assert len(block) == 1
+    assert column(block, "prefill_tokens").sum() == 77
+    assert column(block, "decode_requests").max() == 1
+
+
+def test_decode_time_falls_back_to_the_end_of_the_span():
+    import msgspec
+
+    span = stock_of("a", 10.0, prompt=100, outputs=11, ttft_s=0.5, decode_s=1.0)
+    bare = msgspec.structs.replace(span, decode_s=float("nan"))
+    assert rows_of(bare, closing())[Target.STEP_TIME].elapsed_us[0] == pytest.approx(1e6)
+
+
+def test_a_row_waits_for_the_window_and_leaves_in_order_of_its_end():
+    sequence = RequestSequence(JoinSettings(window_s=30.0), 0)
+    for number in (2, 0, 1):
+        sequence.add(stock_of(f"r{number}", number, prompt=9, outputs=5, ttft_s=0.5, decode_s=1.0))
+    assert sequence.advance() == []
+    sequence.add(stock_of("late", 30.0, prompt=9, outputs=5, ttft_s=0.5, decode_s=1.0))
+    assert sequence.advance() == []
+    sequence.add(stock_of("later", 55.0, prompt=9, outputs=5, ttft_s=0.5, decode_s=1.0))
+    block = dict(sequence.advance())[Target.STEP_TIME]
+    assert len(block) == 3
+    assert (np.diff(block.end_ns) > 0).all()
+    assert sequence.open_requests <= 3
+
+
+def test_at_the_end_requests_that_a_running_one_could_overlap_give_no_row():
+    spans = [stock_of(f"r{n}", n, prompt=9, outputs=5, ttft_s=0.5, decode_s=2.0) for n in range(10)]
+    sequence = RequestSequence(JoinSettings(), 0)
+    for span in spans:
+        sequence.add(span)
+    block = dict(sequence.advance(flush=True))[Target.STEP_TIME]
+    assert len(block) == 8
+    assert sequence.drops[RowDrop.INCOMPLETE] == 2
+
+
+def test_a_span_without_its_first_token_is_incomplete():
+    import msgspec
+
+    span = stock_of("a", 10.0, prompt=100, outputs=11, ttft_s=0.5, decode_s=1.0)
+    sequence = RequestSequence(JoinSettings(), 0)
+    sequence.add(msgspec.structs.replace(span, first_token_s=float("nan")))
+    sequence.add(msgspec.structs.replace(span, output_tokens=0))
+    sequence.add(msgspec.structs.replace(span, decode_s=float("nan"), e2e_s=0.2))
+    assert sequence.open_requests == 0
+    assert sequence.drops == {RowDrop.INCOMPLETE: 2, RowDrop.TIME_ORDER: 1}
+
+
+def test_queue_wait_comes_from_the_span_and_api_queueing_from_idle_arrivals_only():
+    parts = {"queue_s": 0.04, "prefill_s": 0.3}
+    idle = stock_of("a", 10.0, prompt=100, outputs=11, ttft_s=0.5, decode_s=1.0, **parts)
+    meets = stock_of("b", 10.2, prompt=100, outputs=11, ttft_s=0.5, decode_s=1.0, **parts)
+    silent = stock_of("c", 20.0, prompt=100, outputs=11, ttft_s=0.5, decode_s=1.0)
+    found = rows_of(idle, meets, silent)
+    np.testing.assert_allclose(found[Target.QUEUE_WAIT].elapsed_us, [40_000, 40_000])
+    np.testing.assert_allclose(found[Target.API_QUEUEING].elapsed_us, [160_000])
+    assert set(found[Target.QUEUE_WAIT].quality.tolist()) == {int(Quality.REQUESTS)}
+
+
+def test_rows_do_not_depend_on_the_order_of_the_spans():
+    chance = np.random.default_rng(1)
+    spans = [
+        stock_of(
+            f"r{n}", n / 3, prompt=50, outputs=int(chance.integers(2, 80)), ttft_s=0.2, decode_s=chance.uniform(0.1, 3)
+        )
+        for n in range(100)
+    ]
+    expected = rows_of(*spans)[Target.STEP_TIME]
+    found = rows_of(*[spans[i] for i in chance.permutation(100)])[Target.STEP_TIME]
+    np.testing.assert_allclose(found.raw, expected.raw, rtol=1e-9, atol=1e-6)
+    np.testing.assert_allclose(found.elapsed_us, expected.elapsed_us, rtol=1e-9)
+
+
+@pytest.fixture(scope="module")
+def stock_pieces():
+    run = run_engine(many_jobs(400, spacing=9))
+    out = []
+    for job in run.jobs:
+        first, last = job.ns_of("FIRST_TOKEN"), job.ns_of("FINISHED")
+        arrival_s = (job.marks[0][2] - 10**12) / 1e9
+        times = {"ttft_s": (first - job.marks[0][2]) / 1e9, "decode_s": (last - first) / 1e9}
+        span = stock_span(job.name, arrival_s, prompt=job.prompt, outputs=job.outputs, **times)
+        out.append(Piece("api-0", STOCK_SCOPE, span))
+    return sorted(out, key=lambda piece: piece.span.end_time_unix_nano)
+
+
+def test_an_un_forked_engine_is_learned_from_its_request_spans(stock_pieces):
+    pipeline = replayed(exports_of(stock_pieces))
+    found = {name: value for (_, target, name), value in coefficients(pipeline).items() if target == "step_time"}
+    assert found["prefill_tokens"] == pytest.approx(45, rel=0.1)
+    # context and requests move together here; what they cost together is what matters
+    at_8 = found["intercept"] + 8 * found["requests"] + 8 * 250 * found["decode_context_tokens"]
+    assert at_8 == pytest.approx(7000 + 8 * 160 + 8 * 250 * 0.12, rel=0.1)
+    assert pipeline.snapshot(0, 1).configs[0].telemetry == "requests"
+
+
+def test_aborted_requests_send_no_span_and_the_learner_survives_it(stock_pieces):
+    pipeline = replayed(exports_of([piece for index, piece in enumerate(stock_pieces) if index % 10]))
+    found = {name: value for (_, target, name), value in coefficients(pipeline).items() if target == "step_time"}
+    # what was not seen is missing from the features, not from the times: prefill is weak, the step's cost holds
+    assert found["prefill_tokens"] == pytest.approx(45, rel=0.3)
+    at_8 = found["intercept"] + 8 * found["requests"] + 8 * 250 * found["decode_context_tokens"]
+    assert at_8 == pytest.approx(7000 + 8 * 160 + 8 * 250 * 0.12, rel=0.1)
+
+
+@pytest.mark.parametrize(("engines", "reason"), [(1, RowDrop.TOLD_BY_STEPS), (2, RowDrop.WHICH_CONFIG)])
+def test_beside_engines_that_send_steps_what_request_spans_say_of_steps_is_counted_and_left_out(
+    stock_pieces, engines, reason
+):
+    everything = list(stock_pieces)
+    for engine in range(engines):
+        everything += pieces(run_engine(many_jobs(40, seed=engine)), instance=f"engine-{engine}", apis=False)
+    pipeline = new_pipeline()
+    for export in exports_of(everything):
+        pipeline.process([export])
+    pipeline.flush()
+    assert pipeline.take_counts().drops[reason] > 100
+    assert all(config.telemetry != "requests" for config in pipeline.snapshot(0, 1).configs)

@@ -1,0 +1,199 @@
+"""Request targets: which requests give which row, and what it measures."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import msgspec
+import pytest
+
+from collector.decode.records import MISSING, Finish, MarkKind
+from collector.join.requests import journeys
+from collector.join.requests.request_rows import idle_at, queue_state, request_block, rows_of
+from collector.join.window import StepWindow
+from collector.telemetry.reasons import JoinEvent, RowDrop
+from online.rows import REQUEST_FEATURES, Quality, Target
+from tests.support.telemetry_builders import (
+    Job,
+    api_of,
+    coefficients,
+    columns_of,
+    core_of,
+    exports_of,
+    many_jobs,
+    pieces,
+    replayed,
+    run_engine,
+)
+
+
+@pytest.fixture(scope="module")
+def run():
+    jobs = [
+        Job("first", 100, 20, 1),
+        Job("meets a step", 50, 20, 5),
+        Job("preempted", 60, 20, 6, preempted_step=12, resumed_step=15),
+        Job("aborted", 40, 99, 7, aborted_step=18),
+        Job("idle", 30, 10, 90),
+        Job("one token", 30, 1, 200),
+    ]
+    return run_engine(jobs, idle_us=3e6)
+
+
+@pytest.fixture(scope="module")
+def window(run):
+    out = StepWindow(1)
+    out.reach(1, len(run.summaries))
+    out.add_summaries(columns_of(run))
+    for job in run.jobs:
+        journeys.lay(core_of(run, job), out)
+    return out
+
+
+def rows(run, window, name, **api):
+    job = next(j for j in run.jobs if j.name == name)
+    changes = {key: api.pop(key) for key in list(api) if key in ("samples", "streams", "arrived_before_us")}
+    shown = dataclasses.replace(job, **changes)
+    found = {}
+    for row in rows_of(core_of(run, job), api_of(run, shown, **api), window):
+        assert row.target not in found or row.target is Target.PREEMPTION_GAP
+        found[row.target] = row
+    return found
+
+
+def test_a_request_on_a_fresh_engine_gives_all_rows_but_a_preemption(run, window):
+    found = rows(run, window, "first")
+    assert set(found) == {Target.QUEUE_WAIT, Target.API_QUEUEING, Target.FIRST_RESPONSE, Target.POST_DECODE}
+    assert found[Target.QUEUE_WAIT].elapsed_us == 150.0
+    assert found[Target.API_QUEUEING].elapsed_us == pytest.approx(1500, abs=1)
+    assert found[Target.FIRST_RESPONSE].elapsed_us == pytest.approx(2500, abs=1)
+    assert found[Target.POST_DECODE].elapsed_us == pytest.approx(900, abs=1)
+
+
+def test_a_request_that_meets_a_running_step_says_nothing_about_the_api(run, window):
+    assert Target.API_QUEUEING not in rows(run, window, "meets a step")
+
+
+def test_a_request_that_arrives_while_the_engine_idles_gives_api_queueing(run, window):
+    assert rows(run, window, "idle")[Target.API_QUEUEING].elapsed_us == pytest.approx(1500, abs=1)
+    # arrived before the engine went idle: it met a step
+    assert Target.API_QUEUEING not in rows(run, window, "idle", arrived_before_us=3.5e6)
+
+
+def test_idle_is_told_by_the_empty_step_or_by_the_last_end_stamp(run):
+    idle = next(job for job in run.jobs if job.name == "idle")
+    queued_step, queued_ns = idle.marks[0][1], idle.marks[0][2]
+    bare = StepWindow(1)
+    bare.reach(1, len(run.summaries))
+    for job in run.jobs:
+        journeys.lay(core_of(run, job), bare)
+    assert idle_at(bare, queued_ns - 10**6, queued_step)
+    assert not idle_at(bare, queued_ns - 4 * 10**9, queued_step)
+    assert not idle_at(bare, queued_ns, len(run.summaries) + 5)
+    assert not idle_at(bare, queued_ns, 8)
+
+
+def test_a_response_that_does_not_stream_is_no_first_response(run, window):
+    found = rows(run, window, "first", streams=False)
+    assert Target.FIRST_RESPONSE not in found
+    assert Target.POST_DECODE in found
+
+
+def test_a_one_token_output_gives_no_first_response(run, window):
+    assert Target.FIRST_RESPONSE not in rows(run, window, "one token")
+
+
+def test_an_aborted_request_gives_its_wait_and_no_end(run, window):
+    assert set(rows(run, window, "aborted")) == {Target.QUEUE_WAIT}
+
+
+def test_a_preemption_gives_its_gap(run, window):
+    job = next(j for j in run.jobs if j.name == "preempted")
+    gap_ns = [ns for kind, _, ns, _ in job.marks if kind == "SCHEDULED"][1] - job.ns_of("PREEMPTED")
+    found = rows(run, window, "preempted")
+    assert found[Target.PREEMPTION_GAP].elapsed_us == gap_ns / 1e3
+    assert found[Target.QUEUE_WAIT].elapsed_us == 150.0
+
+
+@pytest.mark.parametrize("samples", [2, 16])
+def test_several_samples_of_one_request_say_nothing_about_the_api(run, window, samples):
+    assert set(rows(run, window, "first", samples=samples)) == {Target.QUEUE_WAIT}
+
+
+def test_a_request_without_an_api_half_gives_the_engines_own_targets(run, window):
+    found = [row.target for row in rows_of(core_of(run, run.jobs[2]), None, window)]
+    assert sorted(found) == [Target.PREEMPTION_GAP, Target.QUEUE_WAIT]
+
+
+def test_moments_that_were_not_sent_give_no_row(run, window):
+    core, api = core_of(run, run.jobs[0]), api_of(run, run.jobs[0])
+    bare = msgspec.structs.replace(api, arrived_ns=MISSING, first_response_ns=MISSING, departed_ns=MISSING)
+    assert [row.target for row in rows_of(core, bare, window)] == [Target.QUEUE_WAIT]
+    completions = msgspec.structs.replace(api, first_response_ns=MISSING, handoff_ns=MISSING)
+    assert Target.POST_DECODE in [row.target for row in rows_of(core, completions, window)]
+
+
+@pytest.mark.parametrize("finish", [Finish.ABORTED, Finish.IGNORED, Finish.ERROR, None])
+def test_only_natural_ends_say_how_long_a_departure_takes(run, window, finish):
+    core = msgspec.structs.replace(core_of(run, run.jobs[0]), finish=finish)
+    found = [row.target for row in rows_of(core, api_of(run, run.jobs[0]), window)]
+    assert Target.POST_DECODE not in found
+
+
+def test_raw_features_are_the_request_and_the_queue_it_met(run, window):
+    row = rows(run, window, "meets a step")[Target.QUEUE_WAIT]
+    values = dict(zip(REQUEST_FEATURES, row.raw, strict=True))
+    met = run.summaries[3]
+    assert (values["prompt_tokens"], values["output_tokens"]) == (50, 20)
+    assert values["waiting"] == met["queue.waiting_depth"]
+    assert values["running"] == met["queue.running_depth"]
+    assert values["kv_usage_ratio"] == met["kv.usage_gpu_ratio"]
+
+
+def test_a_summary_older_than_a_second_says_nothing_about_the_queue(window, run):
+    last_ns = run.summaries[-1]["step.ts_start_ns"]
+    last = run.summaries[-1]["step.id"]
+    assert queue_state(window, last, last_ns + 10**9) == queue_state(window, last, last_ns)
+    assert math.isnan(queue_state(window, last, last_ns + 10**9 + 1)[2]), "the KV usage is in summaries only"
+    assert all(math.isnan(value) for value in queue_state(window, 0, run.summaries[0]["step.ts_start_ns"] - 1))
+    assert all(math.isnan(value) for value in queue_state(StepWindow(1), last, last_ns))
+
+
+def test_rows_become_a_block_in_their_order(run, window):
+    block = request_block(list(rows(run, window, "first").values()), 3, Quality.STEPS)
+    assert block.raw.shape == (4, len(REQUEST_FEATURES))
+    assert set(block.engine.tolist()) == {3}
+    last = next(mark for mark in core_of(run, run.jobs[0]).marks if mark.kind is MarkKind.FINISHED)
+    assert set(block.end_ns.tolist()) == {run.unix(last.ts_ns)}
+
+
+def test_halves_meet_in_either_order_and_whoever_has_none_is_counted():
+    run = run_engine(many_jobs(60))
+    everything = pieces(run)
+    last = sorted(everything, key=lambda piece: piece.scope == "vllm.api")
+    expected = coefficients(replayed(exports_of(everything, 10**6)))
+    assert coefficients(replayed(exports_of(last, 10**6))) == expected
+    assert coefficients(replayed(exports_of(last[::-1], 10**6))) == expected
+    assert expected[next(key for key in expected if key[1:] == ("post_decode", "intercept"))] == pytest.approx(
+        900, rel=1e-3
+    )
+    alone = replayed(exports_of(pieces(run, apis=False)))
+    assert alone.take_counts().events[JoinEvent.API_UNMATCHED] == 60
+
+
+def test_a_request_that_spans_the_compilation_is_left_out():
+    run = run_engine(many_jobs(60))
+    shift = 12 * 10**9  # the first step with tokens took 12 s
+    for summary in run.summaries[2:]:
+        summary["step.ts_start_ns"] += shift
+        summary["step.ts_end_ns"] += shift
+    for job in run.jobs:
+        job.marks = [
+            (kind, step, ns + (shift if step > 2 or kind in ("FIRST_TOKEN", "FINISHED") else 0), done)
+            for kind, step, ns, done in job.marks
+        ]
+    pipeline = replayed(exports_of(pieces(run)))
+    found = {name: value for (_, target, name), value in coefficients(pipeline).items() if target == "step_time"}
+    assert found["intercept"] == pytest.approx(7000, rel=5e-3)
+    assert pipeline.take_counts().drops[RowDrop.WARM_UP] >= 2

@@ -1,0 +1,315 @@
+"""KV events in the join: whose they are, prefix hits, block columns, and no trace of the order of arrival."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+
+import msgspec
+import numpy as np
+import pytest
+
+from collector.config.schema import JoinSettings
+from collector.decode.plain import decode
+from collector.decode.records import Tally
+from collector.join.joiner import Joiner
+from collector.join.kv.owners import KvSources
+from collector.receive.export_request import Export
+from collector.telemetry.reasons import KvSkip
+from collector.worker.pipeline import Pipeline, PipelineSettings
+from online.rows import STEP_FEATURES, Target
+from online.settings import BankSettings
+from tests.support.kv_cases import (
+    TS_S,
+    batch,
+    exports,
+    joined,
+    kv_batches,
+    otlp_events,
+    rebuilt_over_true,
+    rows_by_target,
+    sequences,
+    stored,
+    telemetry,
+)
+
+SETTINGS = JoinSettings(quick_lane=False)
+BLOCK_COLUMNS = [STEP_FEATURES.index(name) for name in ("offload_blocks", "restore_blocks", "evicted_blocks")]
+
+
+def no_step(_step):
+    return False
+
+
+def some_steps(step):
+    return step * 2654435761 % 2**32 < 0.1 * 2**32
+
+
+# --- prefix hits ------------------------------------------------------------------------------------------------------
+
+
+def test_with_kv_events_prefix_hits_are_subtracted_from_rebuilt_prefill_tokens():
+    """c5 without a summary: 1.76 without KV events; at most 1.25 is asked for."""
+    without, _ = rebuilt_over_true("c5_offload", [], no_step)
+    ratio, exact = rebuilt_over_true("c5_offload", kv_batches("c5_offload"), no_step)
+    print(f"c5, no steps: rebuilt / true prefill tokens {without:.3f} without, {ratio:.3f} with KV events")
+    assert without > 1.7
+    assert 0.95 <= ratio <= 1.05
+    assert exact > 0.95
+
+
+def test_a_tenth_of_the_steps_seen_hits_are_subtracted_from_the_others():
+    ratio, exact = rebuilt_over_true("c5_offload", kv_batches("c5_offload"), some_steps)
+    assert 0.9 <= ratio <= 1.1
+    assert exact > 0.9
+
+
+@pytest.mark.parametrize("name", ["c1_mixed", "c7_async_sim", "c9_dp2"])
+def test_where_nothing_hits_nothing_is_subtracted(name):
+    """c7 is asynchronous, c9 two engines."""
+    batches = kv_batches(name)
+    without, exact_without = rebuilt_over_true(name, [], some_steps)
+    ratio, exact = rebuilt_over_true(name, batches, some_steps)
+    assert abs(ratio - 1) <= abs(without - 1) + 1e-9
+    assert exact >= exact_without
+
+
+def test_what_a_resumed_request_finds_again_is_not_recomputed():
+    def recomputed(batches):
+        joiner, _ = joined("c3_preempt", batches, no_step)
+        (sequence,) = sequences(joiner).values()
+        window = sequence.window
+        return float(window.rebuilt["recomputed_tokens"][: window.size].sum())
+
+    true = sum(
+        float(np.maximum(one.steps["decode_tokens"] - one.steps["decode_requests"], 0).sum())
+        for one in telemetry("c3_preempt")
+    )
+    assert recomputed([]) / true > 1.5
+    assert 0.95 < recomputed(kv_batches("c3_preempt")) / true < 1.05
+
+
+def test_lost_batches_leave_the_prefills_beside_them_alone():
+    """Half of the batches are lost: hits are only subtracted where nothing is missing, never too many."""
+    rng = random.Random(1)
+    some = [one for one in kv_batches("c5_offload") if rng.random() < 0.5]
+    ratio, _ = rebuilt_over_true("c5_offload", some, no_step)
+    assert 1.0 < ratio < 1.77
+
+
+def test_a_publisher_that_stops_takes_nothing_off_afterwards():
+    batches = kv_batches("c5_offload")
+    ratio, _ = rebuilt_over_true("c5_offload", batches[: len(batches) // 2], no_step)
+    assert 1.0 < ratio < 1.77
+
+
+# --- block columns ----------------------------------------------------------------------------------------------------
+
+
+def step_rows(rows):
+    return [one.rows for one in rows if one.target is Target.STEP_TIME]
+
+
+def test_offloads_restores_and_evictions_become_features_of_their_steps():
+    _, rows = joined("c5_offload", kv_batches("c5_offload"))
+    raw = np.concatenate([block.raw for block in step_rows(rows)])[:, BLOCK_COLUMNS]
+    known = np.isfinite(raw).all(axis=1)
+    assert known.mean() > 0.5  # from grace_s after the publisher was recognised on
+    late = [m for one in kv_batches("c5_offload") for m in one.moves if m.phase == "initiated" and m.step > 1200]
+    offloads = sum(m.blocks for m in late if m.direction == "offload")
+    restores = sum(m.blocks for m in late if m.direction == "restore")
+    assert raw[known].sum(axis=0)[0] >= 0.8 * offloads > 0
+    assert raw[known].sum(axis=0)[1] >= 0.8 * 2 * restores > 0
+    assert raw[known].sum(axis=0)[2] > 100
+
+
+def test_without_kv_events_block_columns_are_unknown():
+    _, rows = joined("c5_offload", [])
+    assert np.isnan(np.concatenate([block.raw for block in step_rows(rows)])[:, BLOCK_COLUMNS]).all()
+
+
+def test_the_block_size_of_events_is_the_tokens_per_block_where_nothing_else_tells():
+    """Steps without journeys: context comes from blocks in use, and nobody but BlockStored says how large they are."""
+
+    def contexts(batches):
+        joiner = Joiner(SETTINGS)
+        for one in batches:
+            joiner.kv.add(one)
+        for one in telemetry("c5_offload"):
+            one.core, one.api, one.snapshots = [], [], one.snapshots[:0]
+            joiner.add(one)
+        raw = np.concatenate([block.raw for block in step_rows(joiner.drain(flush=True))])
+        decoding = raw[:, STEP_FEATURES.index("decode_requests")] > 0
+        return raw[decoding, STEP_FEATURES.index("decode_context_tokens")]
+
+    assert np.isnan(contexts([])).all()
+    assert np.isfinite(contexts(kv_batches("c5_offload"))).mean() > 0.5
+
+
+# --- whose they are ---------------------------------------------------------------------------------------------------
+
+
+def test_each_of_two_publishers_is_recognised_as_its_own_engines():
+    joiner, _ = joined("c9_dp2", kv_batches("c9_dp2"), no_step)
+    by_instance = sequences(joiner)
+    assert sorted(one.kv.timeline.rank for one in by_instance.values()) == [0, 1]
+    lives = [one.kv.timeline for one in by_instance.values()]
+
+    def answered(sequence, life):
+        times = np.append(life.times(), 2**62)
+        ends = sequence.window.rebuilt["completed_unix_ns"][: sequence.window.size]
+        gap_ns = times[np.searchsorted(times, ends[ends > 0])] - ends[ends > 0]
+        return np.mean(gap_ns < 1e6)
+
+    for sequence in by_instance.values():
+        own, other = sorted(lives, key=lambda life: life is not sequence.kv.timeline)
+        assert answered(sequence, own) > 5 * answered(sequence, other)
+
+
+def test_a_strangers_events_are_nobodys():
+    joiner, rows = joined("c5_offload", kv_batches("c9_dp2"), no_step)
+    _, alone = joined("c5_offload", [], no_step)
+    assert not any(one.kv.known for one in sequences(joiner).values())
+    assert joiner.kv.unbound == 2
+    for key, arrays in rows_by_target(rows).items():
+        for a, b in zip(arrays, rows_by_target(alone)[key], strict=True):
+            assert np.array_equal(a, b, equal_nan=True)
+
+
+def test_events_that_come_as_otlp_spans_say_whose_they_are_and_subtract_the_same_hits():
+    (instance,) = sequences(joined("c5_offload", [], no_step)[0])
+    export = otlp_events("c5_offload", instance).SerializeToString()
+    (events,) = decode(export, "peer", lambda *_: None, Tally())
+    ratio, _ = rebuilt_over_true("c5_offload", events.kv, no_step)
+    assert 0.95 <= ratio <= 1.05
+    strange = [one.of("somebody else") for one in events.kv]
+    assert rebuilt_over_true("c5_offload", strange, no_step)[0] > 1.7
+
+
+def test_a_restarted_publisher_is_a_new_life_whatever_the_order_of_arrival():
+    first = [batch(stored(), seq=i, ts_s=TS_S + i) for i in range(5)]
+    second = [batch(stored(), seq=i, ts_s=TS_S + 100 + i) for i in range(5)]
+    for order in (first + second, second + first, [*second[:2], *reversed(first), *second[2:]]):
+        sources = KvSources(SETTINGS)
+        for one in order:
+            sources.add(one)
+        (lives,) = sources._lives.values()
+        assert [len(life) for life in lives] == [5, 5]
+        assert lives[0].newest < lives[1].oldest
+        assert sources.missing == 0
+
+
+def test_publishers_and_lives_are_bounded():
+    sources = KvSources(JoinSettings(engines_max=3))
+    for number in range(50):
+        sources.add(batch(stored(), source=f"tcp://host:{number}"))
+        for life in range(20):
+            sources.add(batch(stored(), seq=0, ts_s=TS_S + life + 1, source="restless"))
+    assert len(sources._lives) <= 3
+    assert max(map(len, sources._lives.values())) <= 4
+    assert sources.unbound <= 12
+
+
+# --- nothing shows the order of arrival -------------------------------------------------------------------------------
+
+
+def stream(name, keep):
+    """(event time, item): exports by their newest stamp, batches by theirs."""
+    items = []
+    for one in telemetry(name, keep):
+        ends = [span.end_unix_ns for span in (*one.core, *one.api, *one.requests)]
+        ends += [int(ns) for ns in one.steps["unix_ns"]]
+        if ends:
+            items.append((max(ends), one))
+    return items + [(one.ts_unix_ns, one) for one in kv_batches(name)]
+
+
+def fed(items, pieces):
+    joiner = Joiner(SETTINGS)
+    rows = []
+    for index, item in enumerate(items):
+        one = copy.deepcopy(item)
+        joiner.add(one) if hasattr(one, "core") else joiner.kv.add(one)
+        if index % pieces == 0:
+            rows += joiner.drain()
+    rows += joiner.drain(flush=True)
+    assert all(one.kv.known for one in sequences(joiner).values())
+    return rows_by_target(rows)
+
+
+@pytest.mark.parametrize("keep", [lambda _step: True, some_steps, no_step], ids=["all steps", "a tenth", "no steps"])
+def test_rows_with_kv_events_do_not_depend_on_the_order_of_arrival_within_ten_seconds(keep):
+    items = stream("c5_offload", keep)
+    reference = fed([item for _, item in sorted(items, key=lambda pair: pair[0])], 10_000_000)
+    rng = random.Random(5)
+    for pieces in (7, 40, 300):
+        delayed = sorted(items, key=lambda pair: pair[0] + rng.uniform(0, 10e9))
+        found = fed([item for _, item in delayed], pieces)
+        assert found.keys() == reference.keys()
+        for key, arrays in reference.items():
+            for a, b in zip(arrays, found[key], strict=True):
+                assert np.array_equal(a, b, equal_nan=True), key
+
+
+# --- in the pipeline --------------------------------------------------------------------------------------------------
+
+
+def test_the_pipeline_takes_kv_batches_and_accounts_for_them():
+    pipeline = Pipeline(PipelineSettings(join=SETTINGS), BankSettings(learners=("rls",)), "test")
+    batches = kv_batches("c5_offload")
+    pipeline.process_kv([*batches, batches[0]])
+    counts = pipeline.take_counts().kv
+    assert counts.messages_received == 521 == counts.messages_accepted + counts.messages_skipped.total()
+    assert counts.messages_skipped == {KvSkip.DUPLICATE: 1}
+    assert counts.events_received == counts.events_accepted + counts.events_skipped.total()
+    assert pipeline.take_counts().kv.messages_received == 0
+
+
+def test_hits_make_the_prefill_coefficient_of_journeys_alone_come_out_right():
+    """Prefill tokens 1.76 times too many make the coefficient too small by about as much."""
+
+    def coefficient(batches, drop_steps):
+        pipeline = Pipeline(PipelineSettings(join=SETTINGS), BankSettings(learners=("rls",)), "test")
+        pipeline.process_kv(batches)
+        for one in telemetry("c5_offload", no_step if drop_steps else lambda _step: True):
+            pipeline.joiner.add(one)
+        pipeline.flush()
+        (config,) = pipeline.snapshot(1, 1).configs
+        features = config.targets["step_time"].models["portable"].features
+        return next(f.coefficient for f in features if f.name == "prefill_tokens")
+
+    true = coefficient([], drop_steps=False)
+    without = coefficient([], drop_steps=True)
+    with_events = coefficient(kv_batches("c5_offload"), drop_steps=True)
+    print(f"c5 prefill us/token: {true:.1f} all steps; journeys alone {without:.1f}, with KV events {with_events:.1f}")
+    assert abs(with_events - true) < 0.5 * abs(without - true)
+    assert math.isfinite(with_events)
+
+
+def test_the_state_of_kv_events_is_copied_with_the_pipeline():
+    pipeline = Pipeline(PipelineSettings(join=SETTINGS), BankSettings(learners=("rls",)), "test")
+    pipeline.process_kv(kv_batches("c5_offload"))
+    for export in exports("c5_offload"):
+        for one in decode(export, "peer", lambda *_: None, Tally()):
+            pipeline.joiner.add(one)
+    before = pipeline.joiner.kv.batches
+    assert pipeline.flushed().learned_rows > 0
+    assert pipeline.joiner.kv.batches == before == 520
+    assert not any(one.kv.known for one in sequences(pipeline.joiner).values())
+
+
+def test_a_batch_record_can_be_stored_and_read_back():
+    for one in kv_batches("c5_offload"):
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(one), type=type(one)) == one
+
+
+def test_kv_events_by_otlp_go_through_the_pipeline_as_any_export():
+    (instance,) = sequences(joined("c5_offload", [], no_step)[0])
+    pipeline = Pipeline(PipelineSettings(join=SETTINGS), BankSettings(learners=("rls",)), "test")
+    data = otlp_events("c5_offload", instance).SerializeToString()
+    pipeline.process([Export(data, "peer", "grpc", 1)])
+    pipeline.process([Export(export, "peer", "grpc", 1) for export in exports("c5_offload")])
+    counts = pipeline.take_counts()
+    assert (counts.kv.messages_accepted, counts.kv.unbound) == (520, 0)
+    assert counts.tally.events_received == counts.tally.events_accepted + counts.tally.events_skipped.total()

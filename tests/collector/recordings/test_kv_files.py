@@ -1,0 +1,99 @@
+"""Recorded KV events beside recorded exports: told by content, merged by event time, learned from."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+from pathlib import Path
+
+from collector.commands.replay import replay
+from collector.config.load import load
+from collector.recordings.reader import Recording, TimedExport, TimedKv, merged
+from collector.runtime.clock import SystemClock
+from collector.worker.pipeline import Pipeline, PipelineSettings
+from online.settings import BankSettings
+from tests.support.builders import make_export, write_recording
+from tests.support.kv_cases import kv_lines, recording
+
+C5 = recording("c5_offload")
+FILES = (C5 / "kv.jsonl.gz", C5 / "otlp.pb.gz")
+
+
+def test_recorded_kv_lines_are_batches_whatever_the_file_is_called(tmp_path):
+    lines = b"".join(kv_lines("c5_offload"))
+    for name, content in (("plain", lines), ("packed", gzip.compress(lines))):
+        (tmp_path / name).write_bytes(content)
+        timed = list(Recording(tmp_path / name, print))
+        assert len(timed) == 520
+        assert all(isinstance(one, TimedKv) for one in timed)
+        assert {one.batch.source for one in timed} == {str(tmp_path / name)}
+        assert list(Recording(tmp_path / name, print).exports()) == []
+
+
+def test_both_streams_come_in_event_time_whatever_the_order_of_the_files():
+    orders = [
+        [(type(one), one.unix_nano) for one in merged(Recording(path, print) for path in order)]
+        for order in itertools.permutations(FILES)
+    ]
+    assert orders[0] == orders[1]
+    assert [time for _, time in orders[0]] == sorted(time for _, time in orders[0])
+    assert {kind for kind, _ in orders[0]} == {TimedExport, TimedKv}
+
+
+def test_damaged_lines_are_counted_and_the_rest_is_read(tmp_path):
+    good, *_ = kv_lines("c5_offload")
+    bad = [b'{"payload_b64": 5}\n', b'{"payload_b64":"AAAA","seq":0}\n', b"[]\n"]
+    (tmp_path / "x").write_bytes(good + b"".join(bad) + good)
+    said = []
+    assert len(list(Recording(tmp_path / "x", said.append))) == 2
+    assert len(said) == 1
+    assert said[0].endswith("3 entries are no OTLP traces")
+
+
+def replayed(paths, tmp_path, name):
+    said, out = [], tmp_path / name
+    config = load(None, {})
+    assert replay(paths, out, config, SystemClock(), say=said.append, note=said.append) == 0
+    return json.loads(out.read_text()), said
+
+
+def test_a_replay_takes_kv_lines_beside_exports_in_either_order(tmp_path):
+    one, said = replayed(FILES, tmp_path, "one.json")
+    other, _ = replayed(FILES[::-1], tmp_path, "other.json")
+    assert one == other
+    assert any("520 batches of KV events" in line for line in said)
+
+
+def test_kv_lines_alone_teach_nothing(tmp_path):
+    said = []
+    code = replay([FILES[0]], tmp_path / "x", load(None, {}), SystemClock(), say=said.append, note=said.append)
+    assert code != 0
+
+
+def test_restores_of_a_custom_feature_set_are_learned_from():
+    """What no feature set but a custom one asks for still reaches the learner: the columns are there."""
+    bank = BankSettings(
+        learners=("rls",), feature_sets=("custom",), custom={"step_time": ("requests", "offload_blocks")}
+    )
+
+    def rows(paths):
+        pipeline = Pipeline(PipelineSettings(), bank, "test")
+        for timed in merged(Recording(path, print) for path in paths):
+            if isinstance(timed, TimedKv):
+                pipeline.process_kv([timed.batch])
+            else:
+                pipeline.process([timed.export])
+        pipeline.flush()
+        (config,) = pipeline.snapshot(1, 1).configs
+        target = config.targets.get("step_time")
+        custom = target.models.get("custom") if target else None
+        return custom.rows if custom else 0
+
+    assert rows(FILES[1:]) == 0
+    assert rows(FILES) > 500
+
+
+def test_exports_without_kv_events_are_read_as_before(tmp_path):
+    path = write_recording(Path(tmp_path) / "x", make_export(first_step=1), make_export(first_step=41))
+    assert [type(one) for one in Recording(path, print)] == [TimedExport, TimedExport]

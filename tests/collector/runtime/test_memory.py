@@ -1,0 +1,70 @@
+"""The memory guard: which limit holds, how often it looks, what a refusal looks like."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from collector.receive.admission import AdmissionQueue, Refused
+from collector.receive.intake import Intake
+from collector.runtime.memory import MemoryGuard, cgroup_limit_bytes, give_back, limit_bytes, resident_bytes
+from collector.telemetry.metrics import Metrics
+from collector.telemetry.reasons import Refusal, Transport
+from collector.telemetry.table import ACCEPTED_SPANS, RECEIVED_SPANS, REFUSED_SPANS
+from tests.support.builders import FakeClock, make_export
+
+MIB = 1 << 20
+
+
+def test_over_the_limit_exports_are_refused_with_a_hint_until_memory_is_back():
+    clock, used = FakeClock(), [300 * MIB]
+    metrics = Metrics(CollectorRegistry())
+    queue = AdmissionQueue(clock, capacity_bytes=MIB, wait_s=0, waiters_max=6)
+    intake = Intake(queue, metrics, MemoryGuard(256 * MIB, lambda: used[0], clock))
+    one = make_export().SerializeToString()
+    assert intake.offer(one, "peer", Transport.GRPC) == Refused(Refusal.MEMORY, 1.9)
+    used[0] = 200 * MIB
+    assert intake.offer(one, "peer", Transport.GRPC).reason is Refusal.MEMORY, "looked a moment ago"
+    clock.advance(0.25)
+    assert intake.offer(one, "peer", Transport.GRPC) is None
+    assert metrics.value(RECEIVED_SPANS, "grpc") == 3
+    assert metrics.value(REFUSED_SPANS, "grpc", "memory") == 2
+    assert metrics.value(ACCEPTED_SPANS, "grpc") == 1
+
+
+def test_without_a_limit_nobody_looks():
+    def fail():
+        raise AssertionError
+
+    assert not MemoryGuard(None, fail, FakeClock()).is_short()
+
+
+@pytest.mark.parametrize(
+    ("configured_mib", "cgroup_bytes", "expected"),
+    [(0, None, None), (256, None, 256 * MIB), (256, 100 * MIB, 256 * MIB), (0, 100 * MIB, 80 * MIB)],
+)
+def test_the_configured_limit_goes_before_a_share_of_the_cgroups(configured_mib, cgroup_bytes, expected):
+    assert limit_bytes(configured_mib, cgroup_bytes) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("402653184\n", 402653184), ("max\n", None), ("9223372036854771712", None), ("", None)]
+)
+def test_the_cgroups_limit_is_read_in_both_versions(tmp_path, text, expected):
+    file = tmp_path / "memory.max"
+    file.write_text(text)
+    assert cgroup_limit_bytes((tmp_path / "absent", file)) == expected
+
+
+def test_resident_memory_is_that_of_a_python_with_numpy():
+    assert 10 * MIB < resident_bytes() < 4096 * MIB
+
+
+def test_free_pages_between_blocks_in_use_go_back():
+    blocks = [bytes(100_000) for _ in range(640)]
+    kept = blocks[::20]
+    full = resident_bytes()
+    del blocks
+    give_back()
+    assert full - resident_bytes() > 20 * MIB
+    assert len(kept) == 32

@@ -1,0 +1,72 @@
+"""A gateway sees vLLM processes come and go for months; what is held depends on bounds, not on how many there were."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from types import FunctionType, MethodType, ModuleType
+
+import pytest
+
+from collector.config.schema import DedupeSettings, JoinSettings
+from collector.identity import knowledge
+from collector.receive.export_request import Export
+from collector.telemetry.reasons import JoinEvent
+from collector.worker.pipeline import Pipeline, PipelineSettings
+from online.settings import BankSettings
+from tests.support.builders import make_export
+
+ENGINES = 3
+STEPS = 60
+
+
+def reachable(root):
+    """How many objects hang on it."""
+    seen, todo = {id(root)}, [root]
+    while todo:
+        for one in gc.get_referents(todo.pop()):
+            if id(one) not in seen and not isinstance(one, (type, ModuleType, FunctionType, MethodType)):
+                seen.add(id(one))
+                todo.append(one)
+    return len(seen)
+
+
+def generation(pipeline, number, *, doubles):
+    """Some processes start, send, and are never seen again; each may have two emitters."""
+    for process in range(ENGINES):
+        first_step = 1 + (number * ENGINES + process) * 10 * STEPS
+        for emitter in "ab"[: 1 + doubles]:
+            request = make_export(6, first_step=first_step, instance=f"pod-{number}-{process}{emitter}")
+            for span in request.resource_spans[0].scope_spans[0].spans:
+                span.span_id = emitter.encode() + span.span_id[1:]
+            pipeline.process([Export(request.SerializeToString(), "peer", "grpc", 6)])
+    pipeline.snapshot(1, number)
+    return pipeline.take_counts().events
+
+
+@pytest.mark.parametrize("doubles", [False, True])
+def test_what_is_held_does_not_grow_with_the_processes_ever_seen(doubles, monkeypatch):
+    monkeypatch.setattr(knowledge, "_SEEN_MAX", 8)
+    monkeypatch.setattr("collector.worker.traces.PROCESSES_MAX", 4)
+    settings = PipelineSettings(join=JoinSettings(engines_max=ENGINES), dedupe=DedupeSettings(emitters_max=ENGINES))
+    pipeline = Pipeline(settings, BankSettings(learners=("rls",), live_sets=(), configs_max=4), "0")
+    met, held = Counter(), []
+    for number in range(48):
+        met += generation(pipeline, number, doubles=doubles)
+        held.append(reachable(pipeline))
+    assert met[JoinEvent.ENGINE_EVICTED] >= 40 * ENGINES
+    assert (met[JoinEvent.DOUBLE_EMITTER] >= 40 * ENGINES) == doubles
+    assert max(held[-12:]) <= 1.05 * max(held[12:24])
+    assert len(pipeline.joiner._aliases) <= ENGINES
+
+
+def test_the_second_emitter_of_an_engine_that_was_evicted_is_heard_again():
+    pipeline = Pipeline(PipelineSettings(join=JoinSettings(engines_max=ENGINES)), BankSettings(learners=("rls",)), "0")
+    generation(pipeline, 0, doubles=True)
+    second = "pod-0-0b"
+    assert pipeline.joiner.engine_of(second) is pipeline.joiner.engine_of("pod-0-0a")
+    generation(pipeline, 1, doubles=False)
+    assert pipeline.joiner.engine_of(second) is None
+    request = make_export(6, first_step=10**6, instance=second)
+    pipeline.process([Export(request.SerializeToString(), "peer", "grpc", 6)])
+    assert pipeline.joiner.engine_of(second).last_step > 10**6

@@ -1,0 +1,189 @@
+"""Admitted bytes in, coefficients out: recordings of real engines, and the books that balance on each."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from collector.config.schema import BankConfig, Config
+from collector.receive.export_request import Export
+from collector.telemetry.reasons import JoinEvent, Skip
+from collector.worker.build import make_pipeline
+from online.rows import Target
+from online.settings import RowOutcome
+from tests.support.builders import make_export
+from tests.support.paths import DATA
+from tests.support.telemetry_builders import (
+    assert_accounted,
+    coefficients,
+    exports_of,
+    many_jobs,
+    new_pipeline,
+    pieces,
+    recording,
+    replayed,
+    run_engine,
+)
+
+RECORDINGS = ["c1_mixed", "c3_preempt", "c5_offload", "c6_saturated", "c7_async_sim"]
+
+
+@pytest.fixture(scope="module")
+def pipelines():
+    """Each recording replayed once, with its counts."""
+    out = {}
+    for name in RECORDINGS:
+        pipeline = replayed(recording(DATA / name / "otlp.pb.gz"))
+        out[name] = (pipeline, pipeline.take_counts())
+    return out
+
+
+def step_coefficients(pipeline):
+    return {name: value for (_, target, name), value in coefficients(pipeline).items() if target == "step_time"}
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_spans_and_events_of_a_recording_are_accounted_for(pipelines, name):
+    _, counts = pipelines[name]
+    assert_accounted(counts.tally)
+    assert counts.tally.spans_received > 0
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_journeys_and_summaries_of_a_recording_agree(pipelines, name):
+    _, counts = pipelines[name]
+    matched, other = counts.events[JoinEvent.STEP_MATCHED], counts.events[JoinEvent.STEP_MISMATCHED]
+    # c6: four steps of a call whose further prompts send no journeys
+    assert other <= (4 if name == "c6_saturated" else 0)
+    assert matched > 1000
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_every_step_with_a_summary_and_a_successor_is_learned(pipelines, name):
+    pipeline, counts = pipelines[name]
+    learned = counts.rows[Target.STEP_TIME, RowOutcome.LEARNED]
+    matched = counts.events[JoinEvent.STEP_MATCHED]
+    assert learned > 0.97 * matched - 64
+    assert pipeline.snapshot(0, 1).configs[0].targets["step_time"].models["portable"].rows == learned
+
+
+def test_coefficients_of_the_mixed_recording_are_what_its_server_cost(pipelines):
+    pipeline, _ = pipelines["c1_mixed"]
+    found = step_coefficients(pipeline)
+    assert 500 <= found["prefill_tokens"] <= 650  # us per token
+    assert 10_000 <= found["intercept"] <= 25_000
+    # prequential error over the newest decayed rows: the last 40 % of this recording weigh most
+    assert pipeline.snapshot(0, 1).configs[0].targets["step_time"].models["portable"].error.median_ape <= 0.06
+
+
+def test_the_last_forty_per_cent_of_the_mixed_recording_are_predicted_before_they_are_learned():
+    exports = recording(DATA / "c1_mixed" / "otlp.pb.gz")
+    pipeline, errors = new_pipeline(), []
+    learn = pipeline._bank.learn
+
+    def predict_then_learn(config_id, target, rows, *lane):
+        model = pipeline._bank.targets(config_id).get(target.value)
+        if target is Target.STEP_TIME and model is not None and "portable" in model.models:
+            beta = {f.name: f.coefficient for f in model.models["portable"].features}
+            index = target.vocabulary.index
+            per_step = beta["intercept"] + sum(
+                np.nan_to_num(rows.raw[:, index(name)]) * beta[name] for name in beta if name != "intercept"
+            )
+            predicted = np.add.reduceat(per_step, rows.offsets[:-1])
+            errors.extend(np.abs(predicted - rows.elapsed_us) / rows.elapsed_us)
+        return learn(config_id, target, rows, *lane)
+
+    pipeline._bank.learn = predict_then_learn
+    for export in exports:
+        pipeline.process([export])
+    pipeline.flush()
+    newest = errors[-int(0.4 * 1100) :]
+    assert len(newest) == 440
+    assert np.median(newest) <= 0.06
+
+
+def test_an_asynchronous_engine_of_known_cost_is_learned(pipelines):
+    found = step_coefficients(pipelines["c7_async_sim"][0])
+    assert found["intercept"] == pytest.approx(7063, rel=0.03)
+    assert found["prefill_tokens"] == pytest.approx(45, rel=0.03)
+    assert found["requests"] == pytest.approx(160, rel=0.10)
+    assert found["decode_context_tokens"] == pytest.approx(0.12, rel=0.25)
+
+
+@pytest.mark.parametrize("name", ["c1_mixed", "c3_preempt"])
+@pytest.mark.parametrize("batch", [7, 1000])
+def test_how_many_exports_come_at_once_changes_no_coefficient(pipelines, name, batch):
+    expected = coefficients(pipelines[name][0])
+    found = coefficients(replayed(recording(DATA / name / "otlp.pb.gz"), batch))
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert found[key] == pytest.approx(value, rel=1e-9, abs=1e-12)
+
+
+def test_a_repeated_recording_is_all_duplicates_or_late():
+    exports = recording(DATA / "c1_mixed" / "otlp.pb.gz")
+    pipeline = replayed(exports)
+    expected = coefficients(pipeline)
+    pipeline.take_counts()
+    for export in exports:
+        pipeline.process([export])
+    counts = pipeline.take_counts()
+    assert counts.tally.spans_accepted == 0
+    assert set(counts.tally.spans_skipped) <= {Skip.DUPLICATE, Skip.LATE}
+    assert_accounted(counts.tally)
+    assert coefficients(pipeline) == expected
+
+
+def test_bytes_that_do_not_parse_are_counted_as_the_envelope_counted_them():
+    pipeline = new_pipeline()
+    pipeline.process([Export(b"\xff\xff", "peer", "grpc", 3)])
+    tally = pipeline.take_counts().tally
+    assert tally.spans_skipped == {Skip.INCONSISTENT: 3}
+    assert_accounted(tally)
+
+
+def test_a_flushed_copy_leaves_the_original_as_it_is():
+    exports = exports_of(pieces(run_engine(many_jobs(80))), 5)
+    pipeline, other = new_pipeline(), new_pipeline()
+    for number, export in enumerate(exports):
+        pipeline.process([export])
+        other.process([export])
+        if number % 3 == 0:
+            copy = pipeline.flushed()
+            assert copy.learned_rows >= pipeline.learned_rows
+    assert pipeline.learned_rows == other.learned_rows
+    pipeline.flush()
+    other.flush()
+    assert coefficients(pipeline) == coefficients(other)
+
+
+def test_counts_are_taken_once():
+    pipeline = replayed(exports_of(pieces(run_engine(many_jobs(20)))))
+    assert pipeline.take_counts().tally.spans_received > 0
+    empty = pipeline.take_counts()
+    assert empty.tally.spans_received == 0
+    assert not +empty.rows
+    assert not +empty.events
+    assert not +empty.drops
+
+
+@pytest.mark.parametrize("steps", ["steps", "sampled", "journeys"])
+def test_the_quality_of_the_telemetry_is_told(steps):
+    run = run_engine(many_jobs(80))
+    keep = {"keep": lambda step: step % 10 == 0} if steps == "sampled" else {}
+    pipeline = replayed(exports_of(pieces(run, steps=steps != "journeys", **keep)))
+    (config,) = pipeline.snapshot(0, 1).configs
+    assert config.telemetry == steps
+    found = step_coefficients(pipeline)
+    assert found["prefill_tokens"] == pytest.approx(45, rel=5e-3)
+    assert found["intercept"] == pytest.approx(7000, rel=2e-2)
+
+
+def test_forgotten_configurations_are_counted_once():
+    pipeline = make_pipeline(Config(bank=BankConfig(configs_max=1), learners=("rls",)))
+    for number in range(3):
+        request = make_export(steps_per_span=200, first_step=1 + 1000 * number, instance=f"engine-{number}")
+        pipeline.process([Export(request.SerializeToString(), "peer", "grpc", 1)])
+    pipeline.flush()
+    assert pipeline.take_counts().evictions >= 2
+    assert pipeline.take_counts().evictions == 0

@@ -1,0 +1,240 @@
+"""The worker, the publisher and the writer, turn by turn."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from collector.receive.admission import AdmissionQueue
+from collector.receive.export_request import Export
+from collector.runtime.errors import StartError
+from collector.runtime.health import Health
+from collector.telemetry.metrics import Metrics
+from collector.telemetry.table import (
+    PUBLISH_ERRORS,
+    SNAPSHOT_WRITE_ERRORS,
+    SNAPSHOT_WRITES,
+    WORKER_FAILED_SPANS,
+    WORKER_LAG,
+)
+from collector.worker.publish import Publisher, SnapshotWriter
+from collector.worker.worker import CHECK_IN_TIMEOUT_S, Worker
+from tests.support import exporter_cases as cases
+from tests.support.builders import CountingProcessor, FakeClock, as_json, eventually
+
+
+class House:
+    """A worker with everything around it, and a clock that moves by hand."""
+
+    def __init__(self, directory):
+        self.clock = FakeClock()
+        self.metrics = Metrics(CollectorRegistry())
+        self.health = Health(self.clock)
+        self.processor = CountingProcessor()
+        self.queue = AdmissionQueue(self.clock, capacity_bytes=1000, wait_s=0, waiters_max=1)
+        self.shown = []
+        self.publisher = Publisher(self.processor, self.metrics, self.clock, 1.0, on_publish=self.shown.append)
+        self.deaths = 0
+        self.worker = Worker(
+            self.queue,
+            self.processor,
+            self.publisher,
+            health=self.health,
+            metrics=self.metrics,
+            clock=self.clock,
+            batch_bytes=100,
+            on_death=self.died,
+        )
+        self.writer = SnapshotWriter(directory, self.publisher, self.metrics, self.clock, interval_s=3600)
+
+    def died(self):
+        self.deaths += 1
+
+    def put(self, spans=1, size_bytes=10):
+        assert self.queue.put(Export(b"", "peer", "grpc", spans), size_bytes) is None
+
+
+@pytest.fixture
+def house(tmp_path):
+    return House(tmp_path)
+
+
+def test_queued_exports_are_learned_from_together_and_make_room(house):
+    for _ in range(3):
+        house.put()
+    house.clock.advance(2)
+    house.worker.step(0)
+    assert [len(batch) for batch in house.processor.batches] == [3]
+    assert house.queue.in_flight_bytes == 0
+    assert house.metrics.value(WORKER_LAG) == 2
+
+
+def test_a_turn_without_work_checks_in(house):
+    house.worker._health.register("worker", CHECK_IN_TIMEOUT_S)
+    house.clock.advance(CHECK_IN_TIMEOUT_S + 1)
+    assert not house.health.alive()
+    house.worker.step(0)
+    assert house.health.alive()
+
+
+def test_a_batch_that_fails_is_counted_and_makes_room(house):
+    house.processor.error = RuntimeError("boom")
+    house.put(spans=7)
+    house.worker.step(0)
+    assert house.metrics.value(WORKER_FAILED_SPANS) == 7
+    assert house.queue.in_flight_bytes == 0
+
+
+def test_a_closed_queue_is_drained_before_the_worker_ends(house):
+    for _ in range(50):
+        house.put()
+    house.queue.close()
+    house.worker.start()
+    assert house.worker.finish(10, 1)
+    assert sum(len(batch) for batch in house.processor.batches) == 50
+    assert house.publisher.current().generation >= 1
+
+
+def test_a_worker_that_cannot_finish_in_time_says_so(house):
+    house.processor.gate.clear()
+    house.put(size_bytes=100)
+    house.put(size_bytes=100)
+    house.queue.close()
+    house.worker.start()
+    assert not house.worker.finish(0.05, 0.05)
+    house.processor.gate.set()
+    eventually(lambda: not house.worker._thread.is_alive())
+    assert len(house.processor.batches) == 1, "the rest is left"
+
+
+def test_a_worker_that_dies_tells_the_process(house, monkeypatch):
+    def die(*_):
+        raise SystemExit
+
+    monkeypatch.setattr(house.processor, "process", die)
+    house.put()
+    house.worker.start()
+    eventually(lambda: house.deaths == 1)
+    assert not house.worker.finish(1, 1)
+
+
+def test_a_generation_is_made_only_when_something_was_learned_and_not_too_often(house):
+    assert house.publisher.current() is None
+    house.publisher.tick()
+    assert house.publisher.current() is None
+    house.put()
+    house.worker.step(0)
+    first = house.publisher.current()
+    assert first.generation == 1
+    house.put()
+    house.worker.step(0)
+    assert house.publisher.current() is first, "within the interval"
+    house.clock.advance(1)
+    house.worker.step(0)
+    assert house.publisher.current().generation == 2
+    house.clock.advance(1)
+    house.worker.step(0)
+    assert house.publisher.current().generation == 2, "nothing new was learned"
+
+
+def test_the_last_generation_does_not_wait_for_the_interval(house):
+    house.put()
+    house.worker.step(0)
+    house.put()
+    house.worker.step(0)
+    house.publisher.tick(final=True)
+    assert house.publisher.current().generation == 2
+
+
+def test_a_snapshot_that_cannot_be_made_is_counted_and_the_old_one_stays(house, monkeypatch):
+    house.put()
+    house.worker.step(0)
+    old = house.publisher.current()
+
+    def fail(*_):
+        raise ValueError("boom")
+
+    monkeypatch.setattr(house.processor, "snapshot", fail)
+    house.clock.advance(5)
+    house.put()
+    house.worker.step(0)
+    assert house.publisher.current() is old
+    assert house.metrics.value(PUBLISH_ERRORS) == 1
+
+
+def test_every_generation_is_shown_to_who_looks_on(house):
+    for _ in range(3):
+        house.put()
+        house.clock.advance(5)
+        house.worker.step(0)
+    assert [snapshot.generation for snapshot in house.shown] == [1, 2, 3]
+
+
+def test_who_looks_on_and_fails_does_not_keep_a_generation_from_the_others(house, monkeypatch):
+    monkeypatch.setattr(house.publisher, "_on_publish", lambda _: 1 / 0)
+    house.put()
+    house.worker.step(0)
+    assert house.publisher.current().generation == 1
+    assert house.metrics.value(PUBLISH_ERRORS) == 1
+
+
+SHEET = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 32}
+
+
+def exportable(*_):
+    """A snapshot whose configuration knows all that BLIS asks for."""
+    config = cases.config()
+    return cases.snapshot(msgspec.structs.replace(config, config=config.config | SHEET), generation=1)
+
+
+def test_the_files_for_blis_stand_beside_the_snapshot_and_each_is_counted(house, tmp_path, monkeypatch):
+    monkeypatch.setattr(house.processor, "snapshot", exportable)
+    house.put()
+    house.worker.step(0)
+    assert house.writer.stop()
+    assert {path.name for path in tmp_path.iterdir()} == {"snapshot.json", "0f3c52aa9b1e.blis.yaml"}
+    assert house.metrics.value(SNAPSHOT_WRITES) == 2
+
+
+def test_a_file_that_cannot_be_replaced_keeps_no_other_from_being_written(house, tmp_path, monkeypatch):
+    monkeypatch.setattr(house.processor, "snapshot", exportable)
+    (tmp_path / "0f3c52aa9b1e.blis.yaml").mkdir()
+    house.put()
+    house.worker.step(0)
+    assert not house.writer.stop()
+    assert house.metrics.value(SNAPSHOT_WRITE_ERRORS) == 1
+    assert as_json(tmp_path / "snapshot.json")["generation"] == 1
+
+
+def test_a_generation_is_written_once_and_the_last_one_at_the_end(house, tmp_path):
+    house.writer.start()
+    assert house.writer.stop()
+    assert list(tmp_path.iterdir()) == [], "nothing learned, nothing written"
+    house.put()
+    house.worker.step(0)
+    assert house.writer.stop()
+    assert house.writer.stop()
+    assert house.metrics.value(SNAPSHOT_WRITES) == 1
+    assert json.loads((tmp_path / "snapshot.json").read_bytes())["generation"] == 1
+
+
+def test_a_write_that_fails_is_counted_and_tried_again(tmp_path):
+    directory = tmp_path / "d"
+    house = House(directory)
+    house.writer.start()
+    house.put()
+    house.worker.step(0)
+    directory.rmdir()
+    assert not house.writer.stop()
+    assert house.metrics.value(SNAPSHOT_WRITE_ERRORS) == 1
+    directory.mkdir()
+    assert house.writer.stop()
+
+
+def test_a_directory_that_cannot_be_made_is_one_clear_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StartError, match=r"snapshot\.directory"):
+        House(tmp_path / "file" / "below").writer.start()

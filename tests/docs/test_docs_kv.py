@@ -1,0 +1,41 @@
+"""docs/kv-events.md says what the code does: metrics, keys, defaults, events."""
+
+from __future__ import annotations
+
+import re
+
+from collector.config.schema import JoinSettings, KvEndpoint, KvSettings
+from collector.decode.kv.span_events import EVENTS
+from collector.telemetry.counts import SequenceCounts
+from collector.telemetry.table import TABLE
+from tests.support.kv_cases import FIELDS
+from tests.support.paths import ROOT
+
+TEXT = (ROOT / "docs" / "kv-events.md").read_text()
+
+
+def test_every_metric_named_exists():
+    named = set(re.findall(r"tracefit_[a-z_]+", TEXT))
+    assert named
+    assert named <= {metric.exposed_name for metric in TABLE}
+    for event in re.findall(r'event="([a-z_]+)"', TEXT):
+        assert event in SequenceCounts.__slots__
+
+
+def test_every_key_is_told_with_its_default():
+    settings = KvSettings()
+    for key in KvSettings.__struct_fields__:
+        row = re.search(rf"^\| `{key}` \| ([^|]+) \|", TEXT, re.MULTILINE)
+        assert row, key
+        value = getattr(settings, key)
+        told = {"none": (), "16 MiB": 16 * 2**20}.get(row[1], row[1])
+        assert told == value or float(told) == value, key
+    assert f"`join.kv_batches_max` ({JoinSettings().kv_batches_max})" in TEXT
+    for key in KvEndpoint.__struct_fields__:
+        assert f"`{key}`" in TEXT
+
+
+def test_every_event_is_told_and_known():
+    assert set(FIELDS) == EVENTS
+    for event in EVENTS:
+        assert f"`{event}`" in TEXT

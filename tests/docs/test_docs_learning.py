@@ -1,0 +1,54 @@
+"""What docs/learning.md states is what the code does."""
+
+import re
+
+import pytest
+
+from online.drift.detectors import DETECTORS, DriftSettings
+from online.prediction.prequential import PrequentialError
+from online.river.challengers import LINEAR, RESIDUAL
+from online.rls import hac, robust
+from online.rls.identify import IDENTIFIED_ERROR
+from online.rls.rls_learner import LearnerSettings
+from online.rls.solve import RELATIVE_RIDGE
+from online.settings import BankSettings
+from tests.support.paths import DOCS
+
+TEXT = (DOCS / "learning.md").read_text(encoding="utf-8")
+RLS, DRIFT = LearnerSettings(), DriftSettings()
+
+
+@pytest.mark.parametrize(
+    ("said", "value"),
+    [
+        (r"max\((\d+) steps", RLS.half_life_steps),
+        (r"(\d+) minutes of busy time", RLS.half_life_us / 60e6),
+        (r"min\(1, ([\d.]+) s", robust.HUBER),
+        (r"The first (\d+) rows are fitted", RLS.start_rows),
+        (r"each block of (\d+) rows", BankSettings().block_rows),
+        (r"relative ridge\s+of ([\de-]+);", RELATIVE_RIDGE),
+        (r"half-life of (\d+) steps around", RLS.fast_half_life_steps),
+        (r"better by (\d+) %", 100 * (1 - RLS.champion_advantage)),
+        (r"windows of (\d+) rows \[4\]", hac.WINDOW_ROWS),
+        (r"standard error below (\d+) %", 100 * IDENTIFIED_ERROR),
+        (r"half-life (\d+) rows", PrequentialError().half_life_rows),
+        (r"Medians of (\d+) go", DRIFT.group),
+        (r"below (\d+) % nothing is a change", 100 * DRIFT.gate),
+        (r"further groups of (\d+) rows", DRIFT.confirm_rows),
+        (r"kept at (\d+) %", 100 * RLS.alarm_keep),
+    ],
+)
+def test_a_number_in_the_document_is_the_one_in_the_code(said, value):
+    found = re.search(said, TEXT)
+    assert found, said
+    assert float(found.group(1)) == pytest.approx(value)
+
+
+def test_every_status_has_a_line():
+    for status in ("identified", "weak", "at_bound", "constant", "prior_only"):
+        assert f"| `{status}` |" in TEXT
+
+
+def test_every_detector_and_saved_river_model_is_named():
+    for name in (*DETECTORS[:3], LINEAR, RESIDUAL):
+        assert f"`{name}`" in TEXT

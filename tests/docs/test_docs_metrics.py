@@ -1,0 +1,167 @@
+"""What the documents say of metrics, snapshot and BLIS is what the code does."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from collector.telemetry.metrics import Metrics
+from collector.telemetry.table import TABLE
+from exporters.files.blis import ALPHAS
+from exporters.files.blis_sheet import BANDWIDTH_TB_S
+from exporters.prometheus.families import DEFAULT_MAX_SERIES, FAMILIES, PAGE_FAMILIES
+from exporters.prometheus.snapshot_families import snapshot_families
+from exporters.status_page.advice import STATUS
+from online import snapshot as schema
+from online.rows import Target
+from online.snapshot import SCHEMA, Snapshot
+from tests.support import exporter_cases as cases
+from tests.support.docs_tables import assert_table, make_table
+from tests.support.paths import DOCS
+
+STRUCTS = (
+    schema.Snapshot,
+    schema.ConfigSnapshot,
+    schema.EngineSnapshot,
+    schema.TargetSnapshot,
+    schema.ModelSnapshot,
+    schema.FeatureSnapshot,
+    schema.ErrorSnapshot,
+    schema.IntervalSnapshot,
+    schema.ResidualSnapshot,
+    schema.DriftSnapshot,
+)
+
+
+def code(text):
+    return f"`{text}`"
+
+
+def text_of(name):
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("table", "families"), [("snapshot", FAMILIES), ("page", PAGE_FAMILIES)])
+def test_metrics_md_lists_every_family_of_the_snapshot(table, families):
+    rows = [
+        (code(f.name), f.kind, "those of the identity" if len(f.labels) > 8 else ", ".join(map(code, f.labels)), f.help)
+        for f in families
+    ]
+    assert_table("metrics.md", table, make_table(("metric", "type", "labels", "meaning"), rows))
+
+
+def test_metrics_md_lists_every_metric_of_the_process():
+    rows = [
+        (code(m.exposed_name), m.kind.value, ", ".join(code(label) for label, _ in m.labels), m.help) for m in TABLE
+    ]
+    assert_table("metrics.md", "process", make_table(("metric", "type", "labels", "meaning"), rows))
+
+
+def test_process_and_snapshot_share_no_name():
+    theirs = {metric.exposed_name for metric in TABLE}
+    assert theirs & {family.name for family in (*FAMILIES, *PAGE_FAMILIES)} == set()
+
+
+def test_a_whole_scrape_of_fifty_configurations_has_at_most_8000_series():
+    registry = CollectorRegistry()
+    Metrics(registry)
+    own = sum(1 for family in registry.collect() for s in family.samples if not s.name.endswith("_created"))
+    shown = sum(len(family.samples) for family in snapshot_families(cases.full_snapshot(50)))
+    assert own + shown <= 8000
+    assert shown <= DEFAULT_MAX_SERIES + len(PAGE_FAMILIES)
+
+
+def test_metrics_md_states_the_bound_and_the_targets():
+    text = text_of("metrics.md")
+    assert f"at most {DEFAULT_MAX_SERIES:,} series" in text
+    needed = sum(len(family.samples) for family in snapshot_families(cases.full_snapshot(50))) - len(PAGE_FAMILIES)
+    assert f"need {needed:,}, {needed // 50} each" in " ".join(text.split())
+    row = next(line for line in text.splitlines() if line.startswith("| `target` |"))
+    assert re.findall(r"`(\w+)`", row)[1:] == [target.value for target in Target]
+
+
+def json_schema():
+    """JSON Schema of the snapshot; its ``schema`` key is a constant, and unknown keys are allowed."""
+    made = msgspec.json.schema(Snapshot)
+    made = {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
+    made["$defs"]["Snapshot"]["properties"]["schema"] = {"const": SCHEMA}
+    made["$defs"]["Snapshot"]["required"].append("schema")
+    return json.dumps(made, indent=2, sort_keys=True) + "\n"
+
+
+def test_the_json_schema_is_that_of_the_structs():
+    path = DOCS / "snapshot.schema.json"
+    if os.environ.get("UPDATE_GOLDEN") == "1":
+        path.write_text(json_schema())
+    assert path.read_text() == json_schema()
+
+
+def violations(value, spec, defs, where="$"):
+    """What of a value breaks the schema, for the keywords that the schema uses."""
+    if "$ref" in spec:
+        spec = defs[spec["$ref"].rsplit("/", 1)[1]]
+    if "anyOf" in spec:
+        tried = [violations(value, option, defs, where) for option in spec["anyOf"]]
+        return min(tried, key=len)
+    if "const" in spec:
+        return [] if value == spec["const"] else [where]
+    kinds = {"object": dict, "array": list, "string": str, "integer": int, "number": int | float, "boolean": bool}
+    kinds["null"] = type(None)
+    names = spec["type"] if isinstance(spec["type"], list) else [spec["type"]]
+    if not any(isinstance(value, kinds[name]) for name in names):
+        return [where]
+    found = []
+    if isinstance(value, dict):
+        found += [f"{where}.{key}" for key in spec.get("required", ()) if key not in value]
+        rest = spec.get("additionalProperties", True)
+        for key, inner in value.items():
+            part = spec.get("properties", {}).get(key, rest if isinstance(rest, dict) else None)
+            found += violations(inner, part, defs, f"{where}.{key}") if part else []
+    if isinstance(value, list):
+        items = spec.get("prefixItems") or [spec.get("items") or {}] * len(value)
+        for n, (inner, part) in enumerate(zip(value, items, strict=False)):
+            found += violations(inner, part, defs, f"{where}[{n}]") if part else []
+    return found
+
+
+def test_a_snapshot_satisfies_the_published_schema_and_a_broken_one_does_not():
+    made = json.loads(json_schema())
+    document = json.loads(cases.snapshot().to_json())
+    assert violations(document, made, made["$defs"]) == []
+    document["configs"][0]["targets"]["step_time"]["models"]["portable"]["rows"] = "many"
+    del document["generation"]
+    broken = violations(document, made, made["$defs"])
+    assert set(broken) == {"$.generation", "$.configs[0].targets.step_time.models.portable.rows"}
+
+
+def test_snapshot_md_lists_every_key():
+    rows = []
+    for struct in STRUCTS:
+        words = " ".join((struct.__doc__ or "").split())
+        keys = [
+            code(f.encode_name) if f.required else f"{code(f.encode_name)}?" for f in msgspec.structs.fields(struct)
+        ]
+        rows.append((struct.__name__.removesuffix("Snapshot") or "document", ", ".join(keys), words.replace("``", "`")))
+    assert_table("snapshot.md", "keys", make_table(("of", "keys (? = may be absent)", "meaning"), rows))
+
+
+def test_snapshot_md_lists_every_status():
+    rows = [(code(status), meaning) for status, meaning in STATUS.items()]
+    assert_table("snapshot.md", "status", make_table(("status", "meaning"), rows))
+
+
+def test_documents_name_every_page():
+    text = text_of("snapshot.md")
+    for path in ("/snapshot", "/snapshot/{config_id}", "/snapshot/{config_id}/blis.yaml"):
+        assert f"`GET {path}`" in text
+
+
+def test_blis_md_names_the_options_that_exist():
+    text = text_of("blis.md")
+    assert all(f"--alpha {alpha}" in text for alpha in ALPHAS)
+    assert any(name in text for name in BANDWIDTH_TB_S)

@@ -1,0 +1,63 @@
+"""docs/systems.md and docs/evaluate.md say what the code does."""
+
+import re
+
+import pytest
+
+from collector.cli import _parser
+from collector.evaluate.fits import LEARNING_CURVE, NINE
+from collector.evaluate.paths import COVER_MAX, COVER_MIN
+from collector.evaluate.tables import COLUMNS
+from online.features.systems import SYSTEMS
+from online.features.systems.portable import PORTABLE
+from online.rows import Target
+from tests.support.docs_tables import assert_table, make_table
+from tests.support.paths import DOCS
+from tests.support.sheet_cases import MOE, facts_of
+
+FACTS = facts_of(MOE, tensor_parallel_size=2, cpu_offload=True)
+ALL = {system.name: system for system in (PORTABLE, *SYSTEMS)}
+COMPARED = (Target.STEP_TIME, Target.QUEUE_WAIT, Target.API_QUEUEING)
+
+
+def code(text):
+    return f"`{text}`"
+
+
+@pytest.mark.parametrize("name", NINE)
+def test_systems_md_lists_every_column_of_every_system(name):
+    rows = [
+        (target.value, code(column.name), code(column.unit), ("live", "constant")[column.constant], column.reference)
+        for target in COMPARED
+        for column in ALL[name].table(target, FACTS)
+    ]
+    assert_table("systems.md", name, make_table(("target", "column", "unit", "kind", "reference"), rows))
+
+
+def test_systems_md_says_what_telemetry_cannot_give():
+    rows = [(system.name, what, why) for system in SYSTEMS for what, why in system.absent.items()]
+    assert_table("systems.md", "absent", make_table(("system", "feature", "why not"), rows))
+
+
+def test_all_nine_are_described():
+    text = (DOCS / "systems.md").read_text()
+    assert set(NINE) == set(ALL)
+    assert re.findall(r"^### (\w+)$", text, re.MULTILINE) == list(NINE)
+
+
+def test_evaluate_md_lists_every_column_of_its_table():
+    text = (DOCS / "evaluate.md").read_text()
+    for _, heading in COLUMNS:
+        assert f"| `{heading}` |" in text
+    assert f"{100 * COVER_MIN:.0f} to {100 * COVER_MAX:.0f} %" in text
+    assert ", ".join(map(str, LEARNING_CURVE)) in text
+
+
+@pytest.mark.parametrize("command", ["evaluate", "donors"])
+def test_every_option_is_documented(command):
+    text = "".join((DOCS / name).read_text() for name in ("evaluate.md", "systems.md"))
+    parser = next(a for a in _parser()._actions if a.choices and command in a.choices).choices[command]
+    for action in parser._actions:
+        for option in action.option_strings:
+            if option.startswith("--") and option != "--help":
+                assert option in text, option

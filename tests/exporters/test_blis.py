@@ -1,0 +1,371 @@
+"""Export for BLIS: what it reads back is what we learned.
+
+The formulas here are an own reading of BLIS's trained-physics backend as its documentation and our docs/blis.md state
+them; nothing is shared with the exporter.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+
+import msgspec
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exporters.files.blis import BlisError, blis_coefficients, export, render_flags, render_yaml
+from exporters.files.blis_sheet import Shape, bandwidth_of, shape_of
+from online.snapshot import FeatureSnapshot, ModelSnapshot, TargetSnapshot
+from tests.support import exporter_cases as cases
+from tests.support.paths import ROOT
+
+SHARED = ROOT.parent / "shared"
+
+LLAMA_70B = {"num_hidden_layers": 80, "hidden_size": 8192, "num_attention_heads": 64, "num_key_value_heads": 8}
+TOP_LEVEL_KEYS = {"defaults", "version", "workloads", "trained_physics_coefficients", "lora", "kv_offload_devices"}
+
+
+def blis_step_us(beta, sheet, tensor_parallel_size, bandwidth_tb_s, batch):
+    """BLIS's step time with 11 betas, dense model, one data-parallel rank, compute betas 0."""
+    assert len(beta) == 11
+    assert beta[0] == beta[1] == beta[2] == beta[3] == beta[4] == beta[7] == beta[10] == 0
+    prefill_tokens, prefills, decodes, progress = batch
+    head_dim = sheet["hidden_size"] // sheet["num_attention_heads"]
+    key_value_dim = sheet["num_key_value_heads"] * head_dim
+    bytes_per_token = sheet["num_hidden_layers"] * 2 * (key_value_dim / tensor_parallel_size) * 2
+    bytes_per_us = bandwidth_tb_s * 1e6
+    prefill_kv_us = bytes_per_token * prefill_tokens / bytes_per_us
+    decode_kv_us = bytes_per_token * (progress + decodes) / bytes_per_us
+    return beta[8] * prefill_kv_us + beta[9] * decode_kv_us + beta[5] * (prefills + decodes) + beta[6]
+
+
+def our_step_us(coefficients, batch):
+    prefill_tokens, prefills, decodes, progress = batch
+    context = progress + decodes  # tokens computed before the step + tokens scheduled in it
+    return (
+        coefficients["intercept"]
+        + coefficients["prefill_tokens"] * prefill_tokens
+        + coefficients["decode_context_tokens"] * context
+        + coefficients["requests"] * (prefills + decodes)
+    )
+
+
+def step_target(values):
+    features = [
+        FeatureSnapshot(name=name, unit="us", coefficient=value, status="identified") for name, value in values.items()
+    ]
+    model = ModelSnapshot(features=features, rows=10, effective_rows=10.0)
+    return TargetSnapshot(vector="beta", unit="us", champion="portable", models={"portable": model})
+
+
+def line_target(intercept, slope, mean_us, name="output_tokens"):
+    features = [
+        FeatureSnapshot(name="intercept", unit="us", coefficient=intercept, status="identified"),
+        FeatureSnapshot(name=name, unit="us/token", coefficient=slope, status="identified"),
+    ]
+    model = ModelSnapshot(features=features, rows=10, effective_rows=10.0)
+    return TargetSnapshot(vector="alpha", unit="us", champion="portable", models={"portable": model}, mean_us=mean_us)
+
+
+def config_with(**targets):
+    everything = {**cases.config().targets, **targets}
+    return cases.config(targets={name: target for name, target in everything.items() if target is not None})
+
+
+def exported(config, **kwargs):
+    return blis_coefficients(config, **{"model_config": LLAMA_70B, **kwargs})
+
+
+positive = st.floats(1e-6, 1e6)
+counts = st.integers(0, 100_000)
+
+
+@settings(deadline=None)
+@given(
+    values=st.fixed_dictionaries(
+        dict.fromkeys(("intercept", "prefill_tokens", "decode_context_tokens", "requests"), positive | st.just(0.0))
+    ),
+    batch=st.tuples(counts, counts, counts, counts),
+)
+def test_blis_predicts_our_step_time(values, batch):
+    config = config_with(step_time=step_target(values))
+    text = render_yaml(cases.snapshot(), config, exported(config))
+    beta = yaml.safe_load(text)["trained_physics_coefficients"]["beta_coeffs"]
+    theirs = blis_step_us(beta, LLAMA_70B, 2, 3.35, batch)
+    assert theirs == pytest.approx(our_step_us(values, batch), rel=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    "which", ["7b-tp1-general", "70b-tp4-general", "34b-tp2-codegen", "mixtral-8x7b-v0-1-tp2-general"]
+)
+def test_replay_with_the_exported_file_equals_replay_with_ours(which):
+    path = SHARED / "tools" / "replay.py"
+    if not path.exists():
+        pytest.skip(f"no {path.name} beside the repository: the round trip through it is not run")
+    spec = importlib.util.spec_from_file_location("replay", path)
+    replay = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(replay)
+    name, experiment = next((n, e) for n, e in replay.load_configs().items() if which in n)
+    sheet = experiment["model_config"]
+    model_config = {
+        "num_hidden_layers": sheet["num_layers"],
+        "hidden_size": sheet["hidden_dim"],
+        "num_attention_heads": sheet["num_heads"],
+        "num_key_value_heads": sheet["num_kv_heads"],
+    }
+    values = {"intercept": 13396.0, "prefill_tokens": 90.25, "decode_context_tokens": 0.09, "requests": 2.5}
+    config = config_with(
+        step_time=step_target(values),
+        api_queueing=line_target(9315.0, 0.0, None, "prompt_tokens"),
+        post_decode=line_target(0.0, 0.0, None),
+    )
+    config = msgspec.structs.replace(
+        config, config={"model": experiment["model_id"], "gpu": "H100", "tensor_parallel_size": experiment["tp"]}
+    )
+    found = blis_coefficients(config, model_config=model_config)
+    exact = json.loads(cases.snapshot(config).to_json())
+    key = replay.config_key(experiment)
+    ours = replay.from_tracefit(exact)["configs"][key]
+    theirs = {"kind": "trained-physics", "alpha": found.alpha, "beta": found.beta}
+    results = [
+        replay.simulate(
+            replay.load_exp(name, experiment), replay.make_latency(model, replay.load_exp(name, experiment)), upto=200
+        )
+        for model in (ours, theirs)
+    ]
+    for mine, blis in zip(*results, strict=True):  # first TTFT, then end to end
+        total, other = (sum(us for us in list_ if us is not None) for list_ in (mine, blis))
+        assert other == pytest.approx(total, rel=0.0015)
+
+
+@pytest.mark.parametrize(
+    ("intercept", "slope", "tokens", "expected"),
+    [
+        (1849.59, 1.7079, 247.0, (1777, 2)),  # the nearest whole slope is above: the constant gives it back
+        (1849.59, 0.4, 100.0, (1890, 0)),
+        (10.0, 1.7, 500.0, (360, 1)),  # 2 per token would need a negative constant
+        (7.4, 0.0, 0.0, (7, 0)),
+        (0.0, 3.0, 50.0, (0, 3)),
+    ],
+)
+def test_whole_microseconds_keep_the_mean_of_post_decode(intercept, slope, tokens, expected):
+    mean_us = intercept + slope * tokens
+    fixed, per_token = exported(config_with(post_decode=line_target(intercept, slope, mean_us))).alpha[1:]
+    assert (fixed, per_token) == expected
+    assert fixed + per_token * tokens == pytest.approx(mean_us, abs=0.5)
+
+
+@settings(deadline=None)
+@given(intercept=st.floats(0, 1e5), slope=st.floats(0, 100), tokens=st.floats(1, 5000))
+def test_alphas_are_whole_not_negative_and_true_to_the_mean(intercept, slope, tokens):
+    mean_us = intercept + slope * tokens
+    alpha = exported(config_with(post_decode=line_target(intercept, slope, mean_us))).alpha
+    assert all(isinstance(value, int) and value >= 0 for value in alpha)
+    assert alpha[1] + alpha[2] * tokens == pytest.approx(mean_us, abs=0.51, rel=1e-6)
+
+
+def test_without_a_mean_both_alphas_are_rounded_and_it_says_so():
+    found = exported(config_with(post_decode=line_target(1849.59, 1.7079, None)))
+    assert found.alpha[1:] == (1850, 2)
+    assert any("mean output length unknown" in note for note in found.notes)
+
+
+def test_effective_alpha_adds_the_mean_first_response():
+    server_us = 9315.34 + 1.5 * 400
+    assert exported(cases.config()).alpha[0] == round(server_us)
+    assert exported(cases.config(), alpha="effective").alpha[0] == round(server_us + 7400.0)
+
+
+def with_mean(target, name, mean):
+    """The target with the mean of one of its features."""
+    (model,) = target.models.values()
+    features = [msgspec.structs.replace(f, mean=mean) if f.name == name else f for f in model.features]
+    return msgspec.structs.replace(target, models={"portable": msgspec.structs.replace(model, features=features)})
+
+
+@settings(deadline=None)
+@given(intercept=st.floats(0, 1e5), slope=st.floats(0, 50), prompts=st.lists(st.integers(1, 8000), min_size=1))
+def test_the_queueing_time_is_right_in_the_mean_although_blis_has_none_per_prompt_token(intercept, slope, prompts):
+    mean = sum(prompts) / len(prompts)
+    target = with_mean(line_target(intercept, slope, None, "prompt_tokens"), "prompt_tokens", mean)
+    found = exported(config_with(api_queueing=target))
+    ours_us = sum(intercept + slope * tokens for tokens in prompts)
+    assert found.alpha[0] * len(prompts) == pytest.approx(ours_us, abs=0.51 * len(prompts), rel=1e-9)
+    assert any("is in alpha[0]" in note for note in found.notes) == (slope > 0)
+
+
+@pytest.mark.parametrize("mean", [None, -1.0, math.nan, math.inf, 1e300])
+def test_a_slope_without_a_mean_prompt_is_left_out_and_it_says_so(mean):
+    target = with_mean(line_target(9000.0, 2.0, None, "prompt_tokens"), "prompt_tokens", mean)
+    found = exported(config_with(api_queueing=target))
+    assert found.alpha[0] == 9000
+    assert any("2.0 us/token left out" in note for note in found.notes)
+
+
+def test_the_mean_output_length_that_the_snapshot_states_is_the_one_that_is_used():
+    target = with_mean(line_target(1849.59, 1.7079, None), "output_tokens", 247.0)
+    found = exported(config_with(post_decode=target))
+    assert found.alpha[1:] == (1777, 2)
+    assert not any("unknown" in note for note in found.notes)
+
+
+def test_the_wait_that_blis_simulates_is_not_exported():
+    with_wait = config_with(queue_wait=cases.target("queue_wait"))
+    assert exported(with_wait).alpha == exported(config_with()).alpha
+
+
+@pytest.mark.parametrize("target", ["step_time", "api_queueing", "post_decode"])
+def test_an_absent_target_is_refused_by_name(target):
+    with pytest.raises(BlisError, match=target):
+        exported(config_with(**{target: None}))
+
+
+@pytest.mark.parametrize("name", ["intercept", "prefill_tokens", "decode_context_tokens", "requests"])
+def test_an_absent_coefficient_is_refused_by_name(name):
+    values = dict.fromkeys(("intercept", "prefill_tokens", "decode_context_tokens", "requests"), 1.0)
+    del values[name]
+    with pytest.raises(BlisError, match=f"step_time: coefficient {name} is absent"):
+        exported(config_with(step_time=step_target(values)))
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
+def test_what_blis_would_die_of_is_refused(value):
+    values = {"intercept": value, "prefill_tokens": 1.0, "decode_context_tokens": 1.0, "requests": 1.0}
+    with pytest.raises(BlisError, match="intercept"):
+        exported(config_with(step_time=step_target(values)))
+
+
+@pytest.mark.parametrize("status", ["weak", "at_bound", "prior_only", "constant"])
+def test_every_status_but_identified_stands_in_a_comment(status):
+    target = msgspec.structs.replace(
+        cases.target("step_time"), models={"portable": cases.model(cases.PORTABLE["step_time"], status=status)}
+    )
+    config = config_with(step_time=target)
+    comments = render_yaml(cases.snapshot(), config, exported(config)).decode().splitlines()
+    assert f"# step_time prefill_tokens: {status}" in comments
+
+
+def test_the_file_is_one_that_the_strict_parser_takes():
+    text = export(cases.snapshot(), model_config=LLAMA_70B).decode()
+    document = yaml.safe_load(text)
+    assert set(document) <= TOP_LEVEL_KEYS
+    assert set(document["trained_physics_coefficients"]) == {"alpha_coeffs", "beta_coeffs"}
+    coefficients = document["trained_physics_coefficients"]
+    assert [len(coefficients[key]) for key in ("alpha_coeffs", "beta_coeffs")] == [3, 11]
+    assert all(isinstance(v, int | float) and v >= 0 for values in coefficients.values() for v in values)
+    assert "# gpu: H100" in text
+    cases.assert_golden("golden.blis.yaml", text.encode())
+
+
+def test_numbers_survive_the_text_to_the_last_bit():
+    values = {"intercept": 1e17 / 3, "prefill_tokens": 1e-9 / 3, "decode_context_tokens": 1e-12, "requests": 2.0**-40}
+    config = config_with(step_time=step_target(values))
+    found = exported(config)
+    read = yaml.safe_load(render_yaml(cases.snapshot(), config, found))["trained_physics_coefficients"]
+    assert read == {"alpha_coeffs": list(found.alpha), "beta_coeffs": list(found.beta)}
+
+
+def test_the_flags_carry_the_same_numbers():
+    found = exported(cases.config())
+    words = render_flags(found).decode().split()
+    assert words[0::2] == ["--alpha-coeffs", "--beta-coeffs"]
+    alpha, beta = ([float(number) for number in word.split(",")] for word in words[1::2])
+    assert tuple(alpha) == found.alpha
+    assert tuple(beta) == found.beta
+
+
+@pytest.mark.parametrize("nasty", ["a\nversion: 9", "x\u2028y", "tab\tquote'\"", "\ud800", "n" * 10_000])
+def test_no_name_can_leave_its_comment(nasty):
+    text = export(cases.snapshot(cases.config(name=nasty)), model_config=LLAMA_70B).decode()
+    assert set(yaml.safe_load(text)) == {"version", "defaults", "workloads", "trained_physics_coefficients"}
+    assert yaml.safe_load(text)["version"] == "0.0.1"
+
+
+def test_an_unknown_model_names_the_option_that_helps():
+    with pytest.raises(BlisError, match=r"^--model-config: .*config.json"):
+        blis_coefficients(cases.config())
+    with pytest.raises(BlisError, match=r"^--model-config: the file lacks"):
+        blis_coefficients(cases.config(), model_config={"hidden_size": "many"})
+
+
+def test_an_unknown_gpu_names_the_option_that_helps():
+    unknown = msgspec.structs.replace(cases.config(), config={"gpu": "Potato 9000"})
+    with pytest.raises(BlisError, match=r"^--hardware: .*Potato 9000.*H100"):
+        exported(unknown)
+    assert exported(unknown, hardware="0.5").beta[8] > 0
+
+
+def test_facts_of_the_configuration_stand_in_for_the_options():
+    facts = {"gpu": "NVIDIA H100 80GB HBM3", "tensor_parallel_size": 2, **LLAMA_70B}
+    with_facts = msgspec.structs.replace(cases.config(), config=facts)
+    assert blis_coefficients(with_facts) == exported(with_facts)
+    with_sheet = msgspec.structs.replace(cases.config(), config={**facts, "memory_bandwidth_gb_s": 3352.0})
+    assert blis_coefficients(with_sheet) == exported(
+        with_facts
+    )  # BLIS multiplies by its own figure, not the data sheet's
+    own_gpu = msgspec.structs.replace(cases.config(), config={**facts, "gpu": "X", "memory_bandwidth_gb_s": 3350})
+    assert blis_coefficients(own_gpu) == exported(with_facts)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("H100", 3.35),
+        ("NVIDIA-H100-80GB-HBM3", 3.35),
+        ("A100-SXM4-80GB", 2.039),
+        ("3.35", 3.35),
+        ("0", None),
+        ("", None),
+    ],
+)
+def test_gpu_names_are_understood(name, expected):
+    assert bandwidth_of(name) == expected
+
+
+@pytest.mark.parametrize(
+    ("sheet", "expected"),
+    [
+        (LLAMA_70B, Shape(80, 8, 128)),
+        ({**LLAMA_70B, "head_dim": 64}, Shape(80, 8, 128)),  # BLIS does not look at head_dim
+        ({"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32}, Shape(32, 32, 128)),
+        ({"text_config": LLAMA_70B, "num_hidden_layers": 2}, Shape(80, 8, 128)),
+        ({**LLAMA_70B, "num_attention_heads": 0}, None),
+        ({**LLAMA_70B, "num_hidden_layers": True}, None),
+        ({}, None),
+    ],
+)
+def test_model_sheets_are_read_as_blis_reads_them(sheet, expected):
+    assert shape_of(sheet) == expected
+
+
+def test_a_configuration_is_chosen_by_prefix_and_never_guessed():
+    both = cases.snapshot(cases.config("aaaaaaaaaaaa"), cases.config("bbbbbbbbbbbb"))
+    assert b"config bbbbbbbbbbbb" in export(both, config_id="bb", model_config=LLAMA_70B)
+    with pytest.raises(BlisError, match="2 configurations match"):
+        export(both, model_config=LLAMA_70B)
+    with pytest.raises(BlisError, match="no configuration match"):
+        export(both, config_id="cc", model_config=LLAMA_70B)
+    with pytest.raises(BlisError, match="--format"):
+        export(cases.snapshot(), file_format="toml", model_config=LLAMA_70B)
+    with pytest.raises(BlisError, match="--alpha"):
+        export(cases.snapshot(), alpha="none", model_config=LLAMA_70B)
+    empty = msgspec.structs.replace(both, configs=[])
+    with pytest.raises(BlisError, match="no configurations"):
+        export(empty)
+
+
+def test_several_ranks_are_pointed_out():
+    ranks = msgspec.structs.replace(
+        cases.config(), config={"gpu": "H100", "tensor_parallel_size": 1, "data_parallel_size": 4}
+    )
+    assert any("one instance per rank" in note for note in exported(ranks).notes)
+
+
+def test_a_nonsense_parallel_size_is_refused():
+    broken = msgspec.structs.replace(cases.config(), config={"gpu": "H100", "tensor_parallel_size": 0})
+    with pytest.raises(BlisError, match="tensor_parallel_size"):
+        exported(broken)

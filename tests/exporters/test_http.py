@@ -1,0 +1,297 @@
+"""The HTTP port, through real sockets on loopback."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from contextlib import closing, contextmanager
+from http import HTTPStatus
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from exporters.files.blis import export
+from exporters.pages.routing import Route, dispatch, plain
+from exporters.pages.server import HttpServer
+from exporters.pages.snapshot_pages import SnapshotDocuments
+from exporters.prometheus.exposition import MetricsPage
+from exporters.routes import make_routes
+from online.snapshot import Snapshot
+from tests.support import exporter_cases as cases
+
+
+@contextmanager
+def running(routes, **kwargs):
+    server = HttpServer("127.0.0.1", 0, routes, **kwargs)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+class Sidecar:
+    """The exporters' side of the process, with its inputs in the open."""
+
+    def __init__(self):
+        self.snapshot = cases.snapshot()
+        self.alive = (True, {"worker": "checked in"})
+        self.ready = (True, {})
+        source = lambda: self.snapshot  # noqa: E731 - the callable the real process passes
+        page = MetricsPage(CollectorRegistry(), source)
+        self.routes = make_routes(page, SnapshotDocuments(source), alive=lambda: self.alive, ready=lambda: self.ready)
+
+
+@pytest.fixture
+def sidecar():
+    return Sidecar()
+
+
+@pytest.fixture
+def client(sidecar):
+    with running(sidecar.routes) as server, closing(http.client.HTTPConnection("127.0.0.1", server.port, 5)) as client:
+        yield client
+
+
+def ask(client, path, method="GET", **headers):
+    client.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+    response = client.getresponse()
+    return response, response.read()
+
+
+def test_metrics_are_negotiated(client):
+    response, body = ask(client, "/metrics")
+    assert response.status == 200
+    assert response.getheader("Content-Type").startswith("text/plain; version=0.0.4")
+    assert body.startswith(b"# HELP tracefit_snapshot_generation ")
+    response, body = ask(client, "/metrics", Accept="application/openmetrics-text", Accept_Encoding="gzip")
+    assert response.getheader("Content-Type").startswith("application/openmetrics-text; version=1.0.0")
+    assert response.getheader("Content-Encoding") == "gzip"
+    assert body.startswith(b"\x1f\x8b")
+
+
+def test_the_snapshot_has_validators_and_is_not_sent_twice(client):
+    response, body = ask(client, "/snapshot")
+    assert response.status == 200
+    assert Snapshot.from_json(body) == cases.snapshot()
+    assert response.getheader("Content-Type") == "application/json"
+    assert response.getheader("Cache-Control") == "no-cache"
+    assert response.getheader("Last-Modified") == "Thu, 20 Nov 2025 08:00:00 GMT"
+    etag = response.getheader("ETag")
+    assert etag.startswith('"')
+    for known in (etag, f'"other", W/{etag}', "*"):
+        again, rest = ask(client, "/snapshot", If_None_Match=known)
+        assert (again.status, rest, again.getheader("ETag")) == (304, b"", etag)
+    assert ask(client, "/snapshot", If_None_Match='"other"')[0].status == 200
+
+
+def test_a_new_generation_has_a_new_tag(client, sidecar):
+    old = ask(client, "/snapshot")[0].getheader("ETag")
+    sidecar.snapshot = cases.snapshot(generation=43)
+    response, body = ask(client, "/snapshot", If_None_Match=old)
+    assert response.status == 200
+    assert json.loads(body)["generation"] == 43
+
+
+def blis_ready(config_id="0f3c52aa9b1e"):
+    config = cases.config(config_id)
+    sheet = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32}
+    return msgspec.structs.replace(config, config={**config.config, **sheet})
+
+
+def test_one_configuration_can_be_pulled_alone(client, sidecar):
+    sidecar.snapshot = cases.snapshot(cases.config("aaaaaaaaaaaa"), cases.config("bbbbbbbbbbbb"))
+    response, body = ask(client, "/snapshot/bbbbbbbbbbbb")
+    assert response.status == 200
+    assert [config.config_id for config in Snapshot.from_json(body).configs] == ["bbbbbbbbbbbb"]
+    assert ask(client, "/snapshot/bbbbbbbbbbbb", If_None_Match=response.getheader("ETag"))[0].status == 304
+    assert ask(client, "/snapshot/cccccccccccc")[0].status == 404
+    assert ask(client, "/snapshot/cccccccccccc/blis.yaml")[0].status == 404
+
+
+def test_blis_gets_the_bytes_that_the_command_line_gives(client, sidecar):
+    sidecar.snapshot = cases.snapshot(blis_ready())
+    path = "/snapshot/0f3c52aa9b1e/blis.yaml"
+    response, body = ask(client, path)
+    assert (response.status, response.getheader("Content-Type")) == (200, "application/yaml")
+    assert body == export(sidecar.snapshot)
+    assert ask(client, path, If_None_Match=response.getheader("ETag"))[0].status == 304
+    assert ask(client, f"{path}?format=flags")[1] == export(sidecar.snapshot, file_format="blis-flags")
+    assert ask(client, f"{path}?alpha=effective")[1] == export(sidecar.snapshot, alpha="effective")
+    assert ask(client, f"{path}?format=toml")[0].status == 400
+
+
+def test_what_blis_cannot_hold_is_422_and_says_why(client):
+    response, body = ask(client, "/snapshot/0f3c52aa9b1e/blis.yaml")
+    assert response.status == 422
+    assert b"--model-config" in body
+
+
+def test_equal_snapshots_have_equal_tags(client, sidecar):
+    old = ask(client, "/snapshot")[0].getheader("ETag")
+    sidecar.snapshot = cases.snapshot()
+    assert ask(client, "/snapshot")[0].getheader("ETag") == old
+
+
+def test_before_the_first_snapshot_a_puller_is_told_when_to_come_back(client, sidecar):
+    sidecar.snapshot = None
+    response, _ = ask(client, "/snapshot")
+    assert response.status == 503
+    assert int(response.getheader("Retry-After")) > 0
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/snapshot", "/healthz", "/readyz", "/nowhere"])
+def test_head_is_get_without_the_body(client, path):
+    got, body = ask(client, path)
+    head, nothing = ask(client, path, "HEAD")
+    assert nothing == b""
+    assert head.status == got.status
+    assert head.getheader("Content-Length") == got.getheader("Content-Length") == str(len(body))
+    assert head.getheader("ETag") == got.getheader("ETag")
+
+
+@pytest.mark.parametrize(("path", "name"), [("/healthz", "alive"), ("/readyz", "ready")])
+def test_a_probe_answers_its_verdict_and_its_detail(client, sidecar, path, name):
+    assert ask(client, path)[0].status == 200
+    setattr(sidecar, name, (False, {"reason": "worker has not checked in"}))
+    response, body = ask(client, path)
+    assert response.status == 503
+    assert json.loads(body) == {"ok": False, "reason": "worker has not checked in"}
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/metrics/", "/snapshot/../metrics", "/snapshot%2f"])
+def test_an_unknown_path_is_404(client, path):
+    assert ask(client, path)[0].status == 404
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "BREW"])
+def test_other_methods_are_405_and_name_the_allowed_ones(client, method):
+    response, _ = ask(client, "/metrics", method)
+    assert (response.status, response.getheader("Allow")) == (405, "GET, HEAD")
+
+
+def test_a_request_with_a_body_is_answered_and_the_connection_closed(client):
+    client.request("GET", "/healthz", body=b"GET /metrics HTTP/1.1\r\n\r\n")
+    response = client.getresponse()
+    assert response.status == 200
+    assert response.getheader("Connection") == "close"
+
+
+def test_the_connection_is_kept_for_the_next_request(client):
+    ask(client, "/healthz")
+    before = client.sock
+    ask(client, "/snapshot")
+    assert client.sock is before
+    assert before is not None
+
+
+def test_a_failing_page_is_500_without_its_secrets():
+    def fail(_):
+        raise RuntimeError("secret detail")
+
+    with running((Route("/", fail),)) as server, closing(http.client.HTTPConnection("127.0.0.1", server.port, 5)) as c:
+        response, body = ask(c, "/")
+        assert response.status == 500
+        assert b"secret" not in body
+        assert ask(c, "/")[0].status == 500
+
+
+@pytest.mark.parametrize("garbage", [b"\x00\xff\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"A" * 70_000])
+def test_garbage_on_the_port_leaves_the_server_serving(client, garbage):
+    with closing(socket.create_connection(("127.0.0.1", client.port), 5)) as raw:
+        raw.sendall(garbage)
+        raw.shutdown(socket.SHUT_WR)
+        raw.settimeout(5)
+        try:
+            while raw.recv(65536):
+                pass
+        except ConnectionResetError:
+            pass
+    assert ask(client, "/healthz")[0].status == 200
+
+
+def test_idle_connections_cannot_lock_a_scraper_out(sidecar):
+    with running(sidecar.routes, max_connections=4) as server:
+        idle = [socket.create_connection(("127.0.0.1", server.port), 5) for _ in range(12)]
+        try:
+            with closing(http.client.HTTPConnection("127.0.0.1", server.port, 5)) as client:
+                assert ask(client, "/metrics")[0].status == 200
+            assert server.open_connections <= 4
+            assert server.closed_for_room >= 9
+        finally:
+            for connection in idle:
+                connection.close()
+
+
+def test_a_reader_of_one_byte_at_a_time_is_dropped_after_the_timeout():
+    body = b"x" * 64_000_000  # more than the socket buffers of both ends hold
+    routes = (Route("/big", lambda _: plain(HTTPStatus.OK, body.decode())), Route("/", lambda _: plain(HTTPStatus.OK)))
+    with running(routes, max_connections=1, timeout_s=0.3) as server:
+        slow = socket.create_connection(("127.0.0.1", server.port), 5)
+        slow.sendall(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert slow.recv(1) == b"H"
+        give_up_s = time.monotonic() + 10
+        status = None
+        while status is None and time.monotonic() < give_up_s:
+            try:
+                with closing(http.client.HTTPConnection("127.0.0.1", server.port, 5)) as client:
+                    status = ask(client, "/")[0].status
+            except (OSError, http.client.HTTPException):
+                continue  # refused while the only place is taken
+        slow.close()
+    assert status == 200
+
+
+def test_a_port_in_use_is_an_os_error(sidecar):
+    with running(sidecar.routes) as server, pytest.raises(OSError, match="in use"):
+        HttpServer("127.0.0.1", server.port, sidecar.routes)
+
+
+def test_stop_lets_a_response_under_way_finish():
+    entered, release = threading.Event(), threading.Event()
+
+    def slow(_):
+        entered.set()
+        release.wait(10)
+        return plain(HTTPStatus.OK, "done")
+
+    server = HttpServer("127.0.0.1", 0, (Route("/", slow),))
+    server.start()
+    answers = []
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, 10)) as client:
+        asking = threading.Thread(target=lambda: answers.append(ask(client, "/")[1]))
+        asking.start()
+        entered.wait(10)
+        threading.Timer(0.05, release.set).start()
+        server.stop(grace_s=10)
+        asking.join()
+    assert answers == [b"done\n"]
+    server.stop()
+
+
+def test_captures_are_one_segment_each_and_unquoted():
+    routes = (
+        Route("/snapshot/*", lambda r: plain(HTTPStatus.OK, r.captures[0])),
+        Route("/snapshot/*/*.yaml", lambda r: plain(HTTPStatus.OK, "|".join(r.captures))),
+    )
+    assert dispatch(routes, "GET", "/snapshot/a%20b?x=1", {}).body == b"a b\n"
+    assert dispatch(routes, "GET", "/snapshot/a/blis.yaml", {}).body == b"a|blis\n"
+    assert dispatch(routes, "GET", "/snapshot/", {}).status == 404
+    assert dispatch(routes, "GET", "/snapshot/a/b", {}).status == 404
+    assert dispatch(routes, "GET", "/snapshot/a?" + "&".join(["x=1"] * 99), {}).status == 400
+
+
+def test_ipv6_is_served_where_the_machine_has_it(sidecar):
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 loopback here")
+    server = HttpServer("::1", 0, sidecar.routes)
+    server.start()
+    with closing(http.client.HTTPConnection("::1", server.port, 5)) as client:
+        assert ask(client, "/healthz")[0].status == 200
+    server.stop()

@@ -1,0 +1,272 @@
+"""A snapshot as Prometheus families: what is shown, in which unit, and what is not."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from exporters.labels import MAX_LABEL_CHARS, base_unit, label_value
+from exporters.prometheus.exposition import MetricsPage
+from exporters.prometheus.families import DEFAULT_MAX_SERIES, FAMILIES, PAGE_FAMILIES
+from exporters.prometheus.snapshot_families import SnapshotCollector, snapshot_families
+from online.rows import Target
+from online.snapshot import FeatureSnapshot, ModelSnapshot, TargetSnapshot
+from tests.conftest import find_tool
+from tests.support import exporter_cases as cases
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+def page_of(snapshot, accept=""):
+    return MetricsPage(CollectorRegistry(), lambda: snapshot).render(accept).body
+
+
+def series(snapshot, **kwargs):
+    """{(sample name, frozenset of labels): value} of everything a snapshot shows."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in snapshot_families(snapshot, **kwargs)
+        for sample in family.samples
+    }
+
+
+def named(shown, name):
+    return {labels: value for (family, labels), value in shown.items() if family == name}
+
+
+def one_feature_target(**feature):
+    features = [FeatureSnapshot(**{"name": "intercept", "unit": "us", "status": "identified", **feature})]
+    model = ModelSnapshot(features=features, rows=1, effective_rows=1.0)
+    return TargetSnapshot(vector="beta", unit="us", champion="portable", models={"portable": model})
+
+
+@pytest.mark.parametrize(("accept", "golden"), [("", "golden_metrics.txt"), (OPENMETRICS, "golden_metrics.om.txt")])
+def test_the_page_is_the_golden_page(accept, golden):
+    cases.assert_golden(golden, page_of(cases.snapshot(), accept))
+
+
+@pytest.mark.parametrize(("accept", "parse"), [("", parse_text), (OPENMETRICS, parse_openmetrics)])
+def test_the_page_parses_to_the_values_of_the_snapshot(accept, parse):
+    families = parse(page_of(cases.snapshot(), accept).decode())
+    found = {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
+    assert found == series(cases.snapshot())
+
+
+def test_promtool_finds_nothing_to_say_about_the_page():
+    promtool = find_tool("promtool")
+    page = page_of(cases.snapshot())
+    done = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, check=False)
+    assert (done.returncode, done.stderr.decode()) == (0, "")
+
+
+def test_coefficients_leave_in_base_units_at_full_precision():
+    coefficients = named(series(cases.snapshot()), "tracefit_coefficient")
+    context = [v for labels, v in coefficients.items() if ("feature", "decode_context_tokens") in labels]
+    assert context == [7e-08]
+    assert b',unit="seconds_per_token",vector="beta"} 7e-08\n' in page_of(cases.snapshot())
+
+
+def test_a_coefficient_that_is_not_known_is_absent():
+    assert named(series(cases.snapshot(cases.config(targets={}))), "tracefit_coefficient") == {}
+
+
+def test_a_missing_standard_error_has_no_series():
+    shown = series(cases.snapshot(cases.config(targets={"step_time": one_feature_target(coefficient=1.0)})))
+    assert named(shown, "tracefit_coefficient_stderr") == {}
+    assert named(shown, "tracefit_coefficient_live") == {}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_not_finite_is_withheld_and_counted(value):
+    shown = series(cases.snapshot(cases.config(targets={"step_time": one_feature_target(coefficient=value)})))
+    assert named(shown, "tracefit_coefficient") == {}
+    assert named(shown, "tracefit_exposition_values_withheld") == {frozenset(): 1}
+
+
+def test_a_configuration_that_vanishes_takes_its_series_along():
+    current = [cases.snapshot(cases.config("aaaaaaaaaaaa"), cases.config("bbbbbbbbbbbb"))]
+    page = MetricsPage(CollectorRegistry(), lambda: current[0])
+    assert b'config="bbbbbbbbbbbb"' in page.render().body
+    current[0] = cases.snapshot(cases.config("aaaaaaaaaaaa"), generation=43)
+    body = page.render().body
+    assert b'config="aaaaaaaaaaaa"' in body
+    assert b'config="bbbbbbbbbbbb"' not in body
+
+
+def test_before_the_first_snapshot_there_are_only_our_own_metrics():
+    registry = CollectorRegistry()
+    Counter("tracefit_spans", "Spans.", registry=registry)
+    body = MetricsPage(registry, lambda: None).render().body
+    assert b"tracefit_spans_total 0.0" in body
+    assert b"tracefit_coefficient" not in body
+
+
+def test_registering_the_collector_renders_nothing():
+    def explode():
+        raise AssertionError("asked for a snapshot")
+
+    CollectorRegistry(auto_describe=True).register(SnapshotCollector(explode))
+
+
+def test_the_collector_can_live_in_an_ordinary_registry():
+    registry = CollectorRegistry()
+    registry.register(SnapshotCollector(cases.snapshot))
+    assert registry.get_sample_value("tracefit_snapshot_generation") == 42
+
+
+def family_of(sample_name):
+    """Name of the family a sample belongs to, and the label its suffix adds."""
+    for suffix, label in (("_bucket", {"le"}), ("_sum", set()), ("_count", set())):
+        if sample_name.endswith(f"_residual_ratio{suffix}"):
+            return sample_name.removesuffix(suffix), label
+    return sample_name, set()
+
+
+def test_every_family_appears_for_a_configuration_that_has_everything():
+    shown = {family_of(name)[0] for name, _ in series(cases.snapshot())}
+    assert shown == {family.name for family in (*PAGE_FAMILIES, *FAMILIES)}
+
+
+def test_labels_are_those_of_the_table():
+    labels = {family.name: set(family.labels) for family in (*PAGE_FAMILIES, *FAMILIES)}
+    for name, found in series(cases.snapshot()):
+        family, more = family_of(name)
+        assert {key for key, _ in found} == labels[family] | more
+
+
+def test_the_residuals_of_step_time_are_a_cumulative_histogram_with_its_sum():
+    text = page_of(cases.snapshot(), OPENMETRICS).decode()
+    (family,) = [f for f in parse_openmetrics(text) if f.name == "tracefit_step_residual_ratio"]
+    assert family.type == "histogram"
+    buckets = {s.labels["le"]: s.value for s in family.samples if s.name.endswith("_bucket")}
+    assert list(buckets.items())[:5] == [("0.5", 1), ("0.8", 4), ("0.9", 24), ("0.95", 134), ("1.0", 554)]
+    assert list(buckets)[5:] == ["1.05", "1.1", "1.25", "2.0", "+Inf"]
+    rest = {s.name: s.value for s in family.samples if "le" not in s.labels}
+    assert rest == {"tracefit_step_residual_ratio_count": buckets["+Inf"], "tracefit_step_residual_ratio_sum": 1111.25}
+    assert {s.labels["target"] for s in family.samples} == {"step_time"}
+
+
+def test_the_residuals_of_every_other_target_are_a_sum_and_a_count():
+    shown = series(cases.full_snapshot(1))
+    for suffix, value in (("sum", 1111.25), ("count", 1106)):
+        found = named(shown, f"tracefit_target_residual_ratio_{suffix}")
+        assert {dict(labels)["target"] for labels in found} == set(Target) - {"step_time"}
+        assert set(found.values()) == {value}
+
+
+@pytest.mark.parametrize("ratio_sum", [math.inf, math.nan, -1.0])
+def test_a_histogram_with_an_impossible_sum_is_withheld_as_one_value(ratio_sum):
+    broken = cases.target("step_time")
+    broken = msgspec.structs.replace(broken, residuals=msgspec.structs.replace(broken.residuals, ratio_sum=ratio_sum))
+    shown = series(cases.snapshot(cases.config(targets={"step_time": broken})))
+    assert not [name for name, _ in shown if "residual" in name]
+    assert named(shown, "tracefit_exposition_values_withheld") == {frozenset(): 1}
+
+
+def drift_lines(exemplar_of, accept=OPENMETRICS):
+    page = MetricsPage(CollectorRegistry(), cases.snapshot, exemplar_of=exemplar_of).render(accept).body.decode()
+    return [line for line in page.splitlines() if line.startswith("tracefit_drift_detections_total")]
+
+
+def test_a_drift_points_to_the_trace_that_showed_it():
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    asked = []
+    lines = drift_lines(lambda *key: asked.append(key) or trace_id)
+    assert asked == [("0f3c52aa9b1e", "step_time")]
+    (marked,) = [line for line in lines if "#" in line]
+    assert marked.endswith(f'1.0 # {{trace_id="{trace_id}"}} 1.2 1763625540.1234567')
+    assert not any("#" in line for line in drift_lines(lambda *_: trace_id, accept=""))
+
+
+@pytest.mark.parametrize("trace_id", [None, "", "not hex", "0" * 200])
+def test_an_unknown_trace_is_no_exemplar(trace_id):
+    assert not any("#" in line for line in drift_lines(lambda *_: trace_id))
+
+
+NASTY = ['qu"ote', "back\\slash", "line\nfeed", "tab\tNUL\0", "emoji 🚀 Ω", "x" * 10_000, "\ud800 lone surrogate", ""]
+
+
+@pytest.mark.parametrize("name", NASTY)
+@pytest.mark.parametrize(("accept", "parse"), [("", parse_text), (OPENMETRICS, parse_openmetrics)])
+def test_any_model_name_gives_a_page_that_parses(name, accept, parse):
+    text = page_of(cases.snapshot(cases.config(name=name)), accept).decode()
+    info = next(f for f in parse(text) if f.name == "tracefit_config_info")
+    shown = info.samples[0].labels["model_name"]
+    assert len(shown) <= MAX_LABEL_CHARS
+    assert shown == label_value(name)
+
+
+@settings(deadline=None)
+@given(st.text(st.characters(), min_size=1, max_size=300))
+def test_a_label_value_is_short_printable_and_encodable(text):
+    value = label_value(text)
+    assert 0 < len(value) <= MAX_LABEL_CHARS
+    assert value.encode()
+    assert all(ord(char) >= 32 for char in value)
+
+
+def test_long_names_that_differ_at_the_end_stay_apart():
+    assert label_value("x" * 500 + "a") != label_value("x" * 500 + "b")
+
+
+@pytest.mark.parametrize(
+    ("unit", "expected"),
+    [
+        ("us", ("seconds", 1e6)),
+        ("us/token", ("seconds_per_token", 1e6)),
+        ("us/request", ("seconds_per_request", 1e6)),
+        ("us/token²", ("seconds_per_token_squared", 1e6)),
+        ("us/token*request", ("seconds_per_token_per_request", 1e6)),
+        ("us/us", ("ratio", 1.0)),
+        ("1", ("ratio", 1.0)),
+        ("blocks", ("blocks", 1.0)),
+    ],
+)
+def test_units_become_base_units(unit, expected):
+    assert base_unit(unit) == expected
+
+
+def test_fifty_configurations_with_the_default_sets_fit_with_nothing_withheld():
+    shown = series(cases.full_snapshot(50))
+    assert named(shown, "tracefit_exposition_series_withheld") == {frozenset(): 0}
+    assert len(shown) <= DEFAULT_MAX_SERIES + len(PAGE_FAMILIES)
+
+
+@pytest.mark.parametrize("max_series", [1, 7, 100, 1000, 5000])
+def test_the_page_never_shows_more_than_its_capacity_and_says_what_it_withheld(max_series):
+    everything = len(series(cases.full_snapshot(20), max_series=10**6)) - len(PAGE_FAMILIES)
+    shown = series(cases.full_snapshot(20), max_series=max_series)
+    listed = len(shown) - len(PAGE_FAMILIES)
+    assert listed <= max_series
+    assert shown["tracefit_exposition_series", frozenset()] == listed
+    assert shown["tracefit_exposition_series_withheld", frozenset()] == everything - listed
+
+
+def test_a_full_page_gives_up_whole_families_least_important_first():
+    names = [family.name for family in FAMILIES]
+    shown = {family_of(name)[0] for name, _ in series(cases.full_snapshot(20), max_series=1000)} & set(names)
+    assert shown == set(names[: len(shown)])
+    assert "tracefit_coefficient" in shown
+
+
+def test_ten_thousand_configurations_cost_a_page_of_bounded_size():
+    targets = {"step_time": one_feature_target(coefficient=1.0)}
+    shown = series(cases.snapshot(*(cases.config(f"{i:012x}", targets=targets) for i in range(10_000))))
+    assert len(shown) <= DEFAULT_MAX_SERIES + len(PAGE_FAMILIES)
+    assert shown["tracefit_exposition_series_withheld", frozenset()] > 10_000
+
+
+def test_a_series_is_never_shown_twice():
+    twins = [cases.config("a\0b"), cases.config("a\1b")]  # alike once control characters are replaced
+    shown = [s for family in snapshot_families(cases.snapshot(*twins)) for s in family.samples]
+    keys = [(sample.name, tuple(sorted(sample.labels.items()))) for sample in shown]
+    assert len(keys) == len(set(keys))
+    assert series(cases.snapshot(*twins))["tracefit_exposition_values_withheld", frozenset()] > 0

@@ -1,0 +1,117 @@
+"""The page: formats, encodings, and what is rendered how often."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter
+
+from exporters.prometheus import exposition
+from exporters.prometheus.exposition import MetricsPage, accepts_gzip, wants_openmetrics
+from tests.support import exporter_cases as cases
+
+PROMETHEUS_2 = (
+    "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+    "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+)
+PROMETHEUS_3 = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"
+    "application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,"
+    "text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+)
+
+
+@pytest.mark.parametrize(
+    ("accept", "expected"),
+    [
+        (PROMETHEUS_2, True),
+        (PROMETHEUS_3, True),
+        ("application/openmetrics-text", True),
+        ("application/openmetrics-text;version=0.0.1", False),
+        ("application/openmetrics-text;version=1.0.0;q=0.1,text/plain", False),
+        ("application/openmetrics-text;q=0", False),
+        ("application/openmetrics-text;q=none", False),
+        ("text/html,*/*;q=0.8", False),
+        ("", False),
+    ],
+)
+def test_the_format_the_client_likes_best_is_chosen(accept, expected):
+    assert wants_openmetrics(accept) is expected
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [("gzip", True), ("gzip;q=0", False), ("deflate, GZIP;q=0.5", True), ("*", True), ("*;q=0", False), ("br", False)],
+)
+def test_gzip_is_used_where_it_is_accepted(header, expected):
+    assert accepts_gzip(header) is expected
+
+
+@settings(deadline=None)
+@given(st.text(max_size=200))
+def test_no_header_can_break_the_negotiation(header):
+    assert wants_openmetrics(header) in {True, False}
+    assert accepts_gzip(header) in {True, False}
+
+
+@pytest.mark.parametrize("accept", ["", PROMETHEUS_2])
+@pytest.mark.parametrize("source", [cases.snapshot, lambda: None])
+def test_the_compressed_page_is_one_gzip_member_with_the_bytes_of_the_plain_one(accept, source):
+    shown = source()
+    page = MetricsPage(CollectorRegistry(), lambda: shown)
+    plain, compressed = page.render(accept), page.render(accept, "gzip")
+    assert gzip.decompress(compressed.body) == plain.body
+    assert compressed.body.count(b"\x1f\x8b\x08") == 1
+    assert (plain.content_encoding, compressed.content_encoding) == ("", "gzip")
+
+
+def test_openmetrics_ends_in_its_end_mark_and_has_only_one():
+    body = MetricsPage(CollectorRegistry(), cases.snapshot).render(PROMETHEUS_2).body
+    assert body.endswith(b"\n# EOF\n")
+    assert body.count(b"# EOF") == 1
+
+
+def test_our_own_counters_are_fresh_while_the_snapshot_is_kept(monkeypatch):
+    renders = []
+    real = exposition.snapshot_families
+    monkeypatch.setattr(exposition, "snapshot_families", lambda *args: renders.append(1) or real(*args))
+    registry = CollectorRegistry()
+    counter = Counter("tracefit_spans", "Spans.", registry=registry)
+    current = [cases.snapshot()]
+    page = MetricsPage(registry, lambda: current[0])
+    for expected in range(3):
+        assert f"tracefit_spans_total {expected}.0\n".encode() in page.render().body
+        assert f"tracefit_spans_total {expected}.0\n".encode() in gzip.decompress(page.render("", "gzip").body)
+        counter.inc()
+    assert len(renders) == 1
+    page.render(PROMETHEUS_2)
+    assert len(renders) == 2
+    current[0] = cases.snapshot(generation=43)
+    assert b"tracefit_snapshot_generation 43.0\n" in page.render().body
+    assert len(renders) == 3
+
+
+def test_scrapes_at_the_same_moment_share_one_rendering(monkeypatch):
+    renders = []
+    real = exposition.snapshot_families
+    monkeypatch.setattr(exposition, "snapshot_families", lambda *args: renders.append(1) or real(*args))
+    shown = cases.snapshot()
+    page = MetricsPage(CollectorRegistry(), lambda: shown)
+    barrier = threading.Barrier(8)
+    bodies = []
+
+    def scrape():
+        barrier.wait()
+        bodies.append(page.render().body)
+
+    threads = [threading.Thread(target=scrape) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(bodies)) == 1
+    assert len(renders) == 1

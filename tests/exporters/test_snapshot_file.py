@@ -1,0 +1,184 @@
+"""Files are replaced whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from exporters.files.snapshot_file import MAX_BLIS_FILES, write_atomically, write_snapshot
+from online.snapshot import Snapshot
+from tests.support import exporter_cases as cases
+from tests.support.paths import ROOT
+
+
+def test_the_snapshot_is_the_golden_snapshot():
+    cases.assert_golden("golden_snapshot.json", cases.snapshot().to_json())
+
+
+def test_a_snapshot_survives_the_way_through_its_file(tmp_path):
+    path = tmp_path / "snapshot.json"
+    write_atomically(path, cases.snapshot().to_json())
+    assert Snapshot.from_json(path.read_bytes()) == cases.snapshot()
+
+
+def test_the_file_is_readable_for_others_whatever_the_umask(tmp_path):
+    before = os.umask(0o077)
+    try:
+        write_atomically(tmp_path / "snapshot.json", b"{}")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "snapshot.json").stat().st_mode) == 0o644
+
+
+def test_nothing_but_the_file_stays_in_the_directory(tmp_path):
+    path = tmp_path / "snapshot.json"
+    for data in (b"one", b"two"):
+        write_atomically(path, data)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["snapshot.json"]
+    assert path.read_bytes() == b"two"
+
+
+def test_a_reader_never_sees_a_part(tmp_path):
+    path = tmp_path / "snapshot.json"
+    versions = [bytes([48 + i]) * 200_000 for i in range(10)]
+    write_atomically(path, versions[0])
+    done = threading.Event()
+    seen = []
+
+    def read():
+        while not done.is_set():
+            seen.append(path.read_bytes())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for version in versions:
+        write_atomically(path, version)
+    done.set()
+    reader.join()
+    assert set(seen) <= set(versions)
+
+
+def test_a_missing_directory_is_an_os_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        write_atomically(tmp_path / "gone" / "snapshot.json", b"{}")
+
+
+def test_a_failing_rename_leaves_the_old_file_and_no_debris(tmp_path, monkeypatch):
+    path = tmp_path / "snapshot.json"
+    write_atomically(path, b"old")
+
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["snapshot.json"]
+
+
+def test_a_full_disk_is_an_os_error_and_the_old_file_stays(tmp_path, monkeypatch):
+    path = tmp_path / "snapshot.json"
+    write_atomically(path, b"old")
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+
+
+FILL = """
+import resource, sys
+from pathlib import Path
+from exporters.files import write_atomically
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+try:
+    write_atomically(Path(sys.argv[1]), b"x" * 100_000)
+except OSError as error:
+    print(error.strerror)
+"""
+
+
+def test_a_file_system_that_really_takes_no_more_leaves_the_old_file_and_no_debris(tmp_path):
+    path = tmp_path / "snapshot.json"
+    write_atomically(path, b"old")
+    root = ROOT
+    done = subprocess.run([sys.executable, "-c", FILL, path], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout == "File too large\n"
+    assert path.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["snapshot.json"]
+
+
+def test_writing_goes_on_when_the_directory_comes_back(tmp_path):
+    directory = tmp_path / "shared"
+    with pytest.raises(OSError):
+        write_atomically(directory / "snapshot.json", b"{}")
+    directory.mkdir()
+    write_atomically(directory / "snapshot.json", b"{}")
+    assert (directory / "snapshot.json").read_bytes() == b"{}"
+
+
+LLAMA = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32}
+
+
+def with_sheet(config_id):
+    config = cases.config(config_id)
+    return msgspec.structs.replace(config, config={**config.config, **LLAMA})
+
+
+def test_the_directory_holds_the_snapshot_and_a_blis_file_for_each_configuration_that_fits(tmp_path):
+    known, unknown = with_sheet("aaaaaaaaaaaa"), cases.config("bbbbbbbbbbbb")
+    report = write_snapshot(tmp_path, cases.snapshot(known, unknown))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["aaaaaaaaaaaa.blis.yaml", "snapshot.json"]
+    assert sorted(report.written) == ["aaaaaaaaaaaa.blis.yaml", "snapshot.json"]
+    assert (report.removed, report.errors) == ((), ())
+
+
+def test_the_blis_file_of_a_configuration_that_left_is_removed_and_no_other_file(tmp_path):
+    for name in ("aaaaaaaaaaaa.blis.yaml", "mine.blis.yaml", "notes.txt"):
+        (tmp_path / name).write_text("old")
+    report = write_snapshot(tmp_path, cases.snapshot(with_sheet("bbbbbbbbbbbb")))
+    assert report.removed == ("aaaaaaaaaaaa.blis.yaml",)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["bbbbbbbbbbbb.blis.yaml", "mine.blis.yaml", "notes.txt", "snapshot.json"]
+
+
+@pytest.mark.parametrize("config_id", ["../../etc/cron", "", "UPPER", "a/b", "x" * 300])
+def test_a_strange_config_id_never_becomes_a_file_name(tmp_path, config_id):
+    directory = tmp_path / "inner" / "shared"
+    directory.mkdir(parents=True)
+    report = write_snapshot(directory, cases.snapshot(with_sheet(config_id)))
+    assert (report.written, report.errors) == (("snapshot.json",), ())
+    assert [path.name for path in directory.iterdir()] == ["snapshot.json"]
+
+
+def test_a_vanished_directory_is_reported_not_raised_and_not_created(tmp_path):
+    report = write_snapshot(tmp_path / "gone", cases.snapshot(with_sheet("aaaaaaaaaaaa")))
+    assert report.written == ()
+    assert dict(report.errors) == {
+        "snapshot.json": "No such file or directory",
+        "aaaaaaaaaaaa.blis.yaml": "No such file or directory",
+    }
+    assert not (tmp_path / "gone").exists()
+
+
+def test_one_file_that_cannot_be_written_does_not_keep_the_others_from_it(tmp_path):
+    (tmp_path / "snapshot.json").mkdir()
+    report = write_snapshot(tmp_path, cases.snapshot(with_sheet("aaaaaaaaaaaa")))
+    assert report.written == ("aaaaaaaaaaaa.blis.yaml",)
+    assert [name for name, _ in report.errors] == ["snapshot.json"]
+
+
+def test_ten_thousand_configurations_do_not_become_ten_thousand_files(tmp_path):
+    configs = [with_sheet(f"{i:012x}") for i in range(MAX_BLIS_FILES + 50)]
+    assert len(write_snapshot(tmp_path, cases.snapshot(*configs)).written) == MAX_BLIS_FILES + 1

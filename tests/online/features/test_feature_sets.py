@@ -1,0 +1,129 @@
+"""Feature sets are evaluated per step and then summed; blocks cut themselves."""
+
+import numpy as np
+import pytest
+
+from online.blocks import CELLS, STRATA, Cutter, Design, strata_of
+from online.features.columns import UNITS, Column, FeatureSet
+from online.features.registry import build, custom, portable, register, registered, shape
+from online.rows import PHASES, STEP_FEATURES, RowBlock, Target
+from tests.support.streams import steps
+
+
+def _rows(lines, offsets):
+    n = len(offsets) - 1
+    return RowBlock(
+        raw=np.asarray(lines, float),
+        offsets=np.asarray(offsets),
+        elapsed_us=np.ones(n),
+        phase=np.zeros((n, len(PHASES))),
+        weight=np.ones(n),
+        end_ns=np.zeros(n, np.int64),
+        engine=np.zeros(n, np.int64),
+        quality=np.zeros(n, np.int64),
+    )
+
+
+def _step(**values):
+    line = np.full(len(STEP_FEATURES), np.nan)
+    for name, value in values.items():
+        line[STEP_FEATURES.index(name)] = value
+    return line
+
+
+def test_a_hinge_is_taken_per_step_and_not_of_the_sum():
+    hinge = Column("hinge", "us", lambda raw: np.maximum(0.0, raw["requests"] - 10.0))
+    features = FeatureSet("f", Target.STEP_TIME, (hinge,))
+    rows = _rows([_step(requests=8), _step(requests=8), _step(requests=15)], [0, 2, 3])
+    assert features.evaluate(rows).tolist() == [[0.0], [5.0]]
+
+
+def test_the_intercept_of_an_interval_is_its_number_of_steps():
+    rows = _rows([_step(prefill_tokens=1, decode_context_tokens=2, requests=3)] * 4, [0, 3, 4])
+    assert portable(Target.STEP_TIME).evaluate(rows)[:, 0].tolist() == [3.0, 1.0]
+
+
+def test_what_is_not_known_of_one_step_is_not_known_of_its_row():
+    rows = _rows([_step(requests=1), _step(), _step(requests=1)], [0, 2, 3])
+    x = custom(Target.STEP_TIME, ("requests",)).evaluate(rows)
+    assert np.isnan(x[0, 0])
+    assert x[1, 0] == 1.0
+
+
+def test_no_rows_give_no_rows():
+    assert portable(Target.STEP_TIME).evaluate(RowBlock.empty(STEP_FEATURES)).shape == (0, 4)
+
+
+@pytest.mark.parametrize("target", list(Target))
+def test_portable_exists_for_every_target_with_units(target):
+    features = portable(target)
+    assert all(column.unit == UNITS[column.name] for column in features.columns)
+    assert build("portable", target, {}) == features
+
+
+def test_every_raw_name_has_a_unit():
+    for target in Target:
+        assert set(target.vocabulary) <= set(UNITS)
+
+
+def test_shape_gives_each_step_one_batch_size():
+    rows = steps(500, 1, batch=(1, 300)).rows
+    features = shape(Target.STEP_TIME)
+    indicators = [j for j, c in enumerate(features.columns) if c.name.startswith("batch_")]
+    assert (features.evaluate(rows)[:, indicators].sum(axis=1) == 1.0).all()
+    assert shape(Target.QUEUE_WAIT) is None
+
+
+def test_a_registered_set_can_be_built_by_name_and_may_not_apply():
+    register("test_only", lambda target, facts: portable(target) if facts.get("model") else None)
+    assert "test_only" in registered()
+    assert build("test_only", Target.STEP_TIME, {}) is None
+    assert build("test_only", Target.STEP_TIME, {"model": "m"}) is not None
+    with pytest.raises(ValueError, match="nobody"):
+        build("nobody", Target.STEP_TIME, {})
+
+
+@pytest.mark.parametrize("columns", [(), (Column("a", "us", "intercept"),) * 2, (Column("a", "us", "tokens"),)])
+def test_a_set_that_could_only_fail_later_is_refused(columns):
+    with pytest.raises(ValueError, match="f"):
+        FeatureSet("f", Target.STEP_TIME, columns)
+
+
+# -------------------------------------------------------------------- blocks
+
+
+def _design(end_ns):
+    n = len(end_ns)
+    one = np.ones(n)
+    zero = np.zeros(n, np.int64)
+    return Design(one[:, None], np.zeros((n, 2)), one, one, one, zero, zero, np.asarray(end_ns))
+
+
+def test_a_block_ends_at_its_row_count():
+    sizes = [len(block) for block in Cutter(4, 10**9).push(_design(np.zeros(11, np.int64)))]
+    assert sizes == [4, 4]
+
+
+def test_a_block_ends_before_the_row_that_is_too_late():
+    cutter = Cutter(100, 10)
+    blocks = list(cutter.push(_design(np.array([0, 3, 9, 10, 12, 25]))))
+    assert [block.end_ns.tolist() for block in blocks] == [[0, 3, 9], [10, 12]]
+    assert len(cutter) == 1
+
+
+def test_strata_and_cells_are_in_range_whatever_the_rows_hold():
+    rng = np.random.default_rng(1)
+    odd = np.array([np.nan, np.inf, -np.inf, -3.0, 0.0, 0.4, 1e18, 1e300])
+    lines = rng.choice(odd, size=(400, len(STEP_FEATURES)))
+    with np.errstate(all="ignore"):
+        stratum, cell = strata_of(Target.STEP_TIME, _rows(lines, np.arange(401)))
+    assert ((stratum >= 0) & (stratum < STRATA)).all()
+    assert ((cell >= 0) & (cell < CELLS)).all()
+
+
+def test_a_tile_of_64_is_an_edge_between_cells():
+    lines = [_step(prefill_tokens=0, requests=n) for n in range(1, 513)]
+    _, cell = strata_of(Target.STEP_TIME, _rows(lines, np.arange(513)))
+    for edge in range(64, 512, 64):
+        assert cell[edge - 1] != cell[edge]
+    assert (np.diff(cell) >= 0).all()

@@ -1,0 +1,76 @@
+"""The table of GPUs: complete, sourced, found by the names that drivers use."""
+
+import pytest
+
+from online.features.sheets.architecture import SheetError
+from online.features.sheets.hardware import find, hardware_sheets
+from tests.support.sheet_cases import shipped_sheets
+
+SHEETS = shipped_sheets()
+
+
+def test_every_gpu_of_the_list_is_there():
+    wanted = {"H100-SXM", "H100-PCIe", "H100-NVL", "H200", "B200", "A100-40", "A100-80", "L40S", "A10G", "L4", "MI300X"}
+    assert wanted <= set(SHEETS)
+
+
+@pytest.mark.parametrize("sheet", SHEETS.values(), ids=lambda sheet: sheet.name)
+def test_every_sheet_names_its_source_and_has_the_numbers_that_features_need(sheet):
+    assert "data sheet" in sheet.source
+    assert {"bf16", "fp32"} <= set(sheet.tflops)
+    assert sheet.sm_count
+    assert sheet.host_link_gb_s
+    assert sheet.tflops["bf16"] > sheet.tflops["fp32"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100-SXM"),
+        ("NVIDIA H100 PCIe", "H100-PCIe"),
+        ("NVIDIA H100 NVL", "H100-NVL"),
+        ("h100", "H100-SXM"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80"),
+        ("NVIDIA A100 80GB PCIe", "A100-80-PCIe"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA L40S", "L40S"),
+        ("AMD Instinct MI300X", "MI300X"),
+        ("NVIDIA B200", "B200"),
+    ],
+)
+def test_the_names_drivers_use_find_their_sheet(gpu, name):
+    assert find(SHEETS, gpu).name == name
+
+
+@pytest.mark.parametrize("gpu", ["", "RTX 9090", "TPU v5e", "💥", "x" * 10_000])
+def test_a_name_nobody_knows_finds_nothing(gpu):
+    assert find(SHEETS, gpu) is None
+
+
+def test_a_dtype_the_sheet_lacks_falls_back_to_a_slower_one():
+    assert SHEETS["A100-80"].peak_tflops("fp8") == SHEETS["A100-80"].tflops["int8"]
+    assert SHEETS["H100-SXM"].peak_tflops("auto") == SHEETS["H100-SXM"].tflops["bf16"]
+
+
+def test_a_machine_of_ones_own_has_a_short_form():
+    entry = {"compute_tflops_fp32": 0.1, "memory_bandwidth_gb_s": 30, "memory_gb": 24, "note": "measured"}
+    facts = hardware_sheets({"box": entry})["box"].facts("float32")
+    assert facts == {"peak_tflops": 0.1, "memory_bandwidth_gb_s": 30.0, "memory_gb": 24.0}
+
+
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [
+        ([], "object"),
+        ({"x": 3}, "x"),
+        ({"x": {}}, r"x"),
+        ({"x": {"tflops": {}, "memory_bandwidth_gb_s": 1, "memory_gb": 1}}, "tflops"),
+        ({"x": {"tflops": {"bf16": -1}, "memory_bandwidth_gb_s": 1, "memory_gb": 1}}, r"tflops\.bf16"),
+        ({"x": {"tflops": {"bf16": 1}, "memory_bandwidth_gb_s": float("nan"), "memory_gb": 1}}, "memory_bandwidth"),
+        ({"x": {"tflops": {"bf16": 1}, "memory_bandwidth_gb_s": 1, "memory_gb": 1, "colour": 1}}, "colour"),
+    ],
+)
+def test_a_bad_table_is_refused_by_entry_and_key(table, key):
+    with pytest.raises(SheetError, match=key):
+        hardware_sheets(table)

@@ -1,0 +1,206 @@
+"""What a config.json says, worked out by hand; and what is refused."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from online.features.sheets import architecture
+from online.features.sheets.architecture import SheetError
+from online.features.sheets.deployment import sheet_of
+from online.features.sheets.model import model_sheet
+from tests.support.sheet_cases import DENSE, GQA, MLA, MOE, ROUND
+
+
+def _sheet(config):
+    sheet, missing = model_sheet(architecture(config))
+    assert missing == ()
+    return sheet
+
+
+def test_a_dense_model_counts_attention_and_gated_mlp_of_every_layer():
+    sheet = _sheet(DENSE)
+    layer = 4 * 64 * 64 + 3 * 64 * 128
+    assert sheet.flops_per_token == 2 * 2 * layer
+    assert sheet.attention_flops_per_pair == 4 * 2 * 64
+    assert sheet.kv_bytes_per_token == 2 * 2 * 64 * 2
+    assert sheet.weight_bytes == (2 * layer + 100 * 64) * 2
+    assert sheet.active_params == sheet.total_params == 2 * layer + 2 * 100 * 64
+
+
+def test_grouped_queries_shrink_the_cache_and_two_of_the_four_projections():
+    sheet = _sheet(GQA)
+    assert sheet.kv_bytes_per_token == _sheet(DENSE).kv_bytes_per_token / 2
+    assert sheet.flops_per_token == 2 * 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128)
+    assert sheet.attention_flops_per_pair == _sheet(DENSE).attention_flops_per_pair
+
+
+def test_a_mixture_computes_with_the_active_experts_and_stores_all():
+    sheet = _sheet(MOE)
+    attention, expert, router = 2 * 64 * 64 + 2 * 64 * 32, 3 * 64 * 128, 64 * 4
+    assert sheet.flops_per_token == 2 * 2 * (attention + 2 * expert + router)
+    assert sheet.weight_bytes == (2 * (attention + 4 * expert + router) + 100 * 64) * 2
+    assert sheet.expert_bytes == expert * 2
+    assert (sheet.experts, sheet.experts_per_token, sheet.moe_layers) == (4, 2, 2)
+    assert sheet.active_params < sheet.total_params
+
+
+def test_latent_attention_caches_its_latent_only():
+    sheet = _sheet(MLA)
+    attention = 64 * 24 + 24 * 4 * 12 + 64 * 20 + 16 * 4 * 16 + 4 * 8 * 64
+    dense, moe = 3 * 64 * 128, 3 * 64 * 32
+    assert sheet.kv_bytes_per_token == 2 * (16 + 4) * 2
+    assert sheet.attention_flops_per_pair == 2 * 2 * 4 * (12 + 8)
+    assert sheet.moe_layers == 1
+    assert sheet.flops_per_token == 2 * (2 * attention + dense + 2 * moe + moe + 64 * 8)
+
+
+@pytest.mark.parametrize(
+    ("config", "billions", "active"),
+    [
+        (
+            {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32}
+            | {"num_attention_heads": 32, "vocab_size": 32000},
+            6.738,
+            6.738,
+        ),
+        (
+            {"model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
+            | {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000}
+            | {"num_local_experts": 8, "num_experts_per_tok": 2},
+            46.70,
+            12.88,
+        ),
+        (
+            {"model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48}
+            | {"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936}
+            | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "decoder_sparse_step": 1},
+            30.53,
+            3.35,
+        ),
+        (
+            {"model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "num_hidden_layers": 61}
+            | {"num_attention_heads": 128, "vocab_size": 129280, "moe_intermediate_size": 2048, "kv_lora_rank": 512}
+            | {"n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3}
+            | {"moe_layer_freq": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
+            | {"v_head_dim": 128},
+            671.0,
+            37.55,
+        ),
+    ],
+)
+def test_published_parameter_counts_come_out(config, billions, active):
+    sheet = _sheet(config)
+    assert sheet.total_params / 1e9 == pytest.approx(billions, rel=2e-3)
+    assert sheet.active_params / 1e9 == pytest.approx(active, rel=5e-3)
+
+
+def test_a_sliding_window_bounds_what_is_read():
+    facts = {**architecture(GQA | {"sliding_window": 10, "model_type": "mistral"}), **ROUND}
+    sheet, _ = sheet_of(facts)
+    assert sheet.kv_us(30.0, 2.0) == pytest.approx(20 * sheet.kv_token_us)
+    assert sheet.kv_us(15.0, 2.0) == pytest.approx(15 * sheet.kv_token_us)
+
+
+@pytest.mark.parametrize(
+    ("extra", "layers"),
+    [
+        ({"model_type": "gemma2"}, 1),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, 1),
+        ({"use_sliding_window": False}, 0),
+        ({"max_window_layers": 2}, 0),
+        ({}, 2),
+    ],
+)
+def test_families_say_in_their_own_way_which_layers_have_a_window(extra, layers):
+    assert architecture(GQA | {"sliding_window": 10} | extra).get("num_window_layers", 0) == layers
+
+
+def test_experts_are_where_the_family_puts_them():
+    qwen = MOE | {"model_type": "qwen2_moe", "num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [1]}
+    assert architecture(qwen)["num_moe_layers"] == 2
+    deepseek = MLA | {"num_hidden_layers": 6, "first_k_dense_replace": 2}
+    assert architecture(deepseek)["num_moe_layers"] == 4
+
+
+def test_older_names_mean_the_same():
+    gpt2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 100}
+    arch = architecture(gpt2)
+    assert (arch["intermediate_size"], arch["mlp_matrices"]) == (256, 2)
+    assert _sheet(gpt2).flops_per_token == 2 * 2 * (4 * 64 * 64 + 2 * 64 * 256)
+
+
+def test_a_multimodal_file_counts_by_its_text_model():
+    assert architecture({"model_type": "llava", "text_config": GQA})["num_key_value_heads"] == 2
+
+
+def test_quantised_weights_are_smaller_and_the_cache_is_not():
+    sheet = _sheet(DENSE | {"quantization_config": {"quant_method": "awq", "bits": 4}})
+    assert sheet.kv_bytes_per_token == _sheet(DENSE).kv_bytes_per_token
+    assert sheet.weight_bytes == (2 * (4 * 64 * 64 + 3 * 64 * 128)) * 0.5 + 100 * 64 * 2
+
+
+@pytest.mark.parametrize("config", [DENSE, GQA, MOE, MLA, GQA | {"sliding_window": 10}])
+def test_facts_are_an_architecture_again(config):
+    assert architecture(architecture(config)) == architecture(config)
+
+
+@pytest.mark.parametrize(
+    ("lie", "key"),
+    [
+        ({"num_hidden_layers": -2}, "num_hidden_layers"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"num_hidden_layers": True}, "num_hidden_layers"),
+        ({"num_hidden_layers": 1.5}, "num_hidden_layers"),
+        ({"num_hidden_layers": "2"}, "num_hidden_layers"),
+        ({"num_hidden_layers": float("nan")}, "num_hidden_layers"),
+        ({"num_hidden_layers": float("inf")}, "num_hidden_layers"),
+        ({"hidden_size": 10**30}, "hidden_size"),
+        ({"num_attention_heads": 6}, "num_attention_heads"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"num_local_experts": 4, "num_experts_per_tok": 9}, "num_experts_per_tok"),
+        ({"num_local_experts": 4, "num_experts_per_tok": 1, "moe_layer_freq": -1}, "moe_layer_freq"),
+        ({"vocab_size": [1, 2]}, "vocab_size"),
+    ],
+)
+def test_a_file_that_contradicts_itself_is_refused_by_key(lie, key):
+    with pytest.raises(SheetError, match=key):
+        architecture(GQA | lie)
+
+
+def test_what_is_not_an_object_is_refused():
+    with pytest.raises(SheetError, match=r"config\.json"):
+        architecture([1, 2])
+
+
+@pytest.mark.parametrize(
+    ("config", "missing"),
+    [
+        ({}, "num_hidden_layers"),
+        ({k: v for k, v in DENSE.items() if k != "intermediate_size"}, "intermediate_size"),
+        (DENSE | {"ssm_state_size": 16, "model_type": "jamba"}, "recurrent"),
+        (DENSE | {"kv_lora_rank": 16}, "qk_nope_head_dim"),
+    ],
+)
+def test_what_cannot_be_derived_is_said(config, missing):
+    sheet, names = model_sheet(architecture(config))
+    assert sheet is None
+    assert any(missing in name for name in names)
+
+
+def test_an_unknown_family_with_the_usual_keys_is_read_and_noted():
+    assert "newmodel" in _sheet(DENSE | {"model_type": "newmodel"}).notes[0]
+
+
+_JUNK = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.lists(st.integers(), max_size=3)
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted({*MLA, "sliding_window", "mlp_only_layers", "layer_types"})), _JUNK))
+def test_junk_is_refused_or_read_and_nothing_else_happens(junk):
+    try:
+        arch = architecture(MOE | junk)
+    except SheetError:
+        return
+    sheet, missing = model_sheet(arch)
+    assert (sheet is None) == bool(missing)

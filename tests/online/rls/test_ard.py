@@ -1,0 +1,150 @@
+"""Relevance is determined by the data, and reversibly."""
+
+import numpy as np
+import pytest
+
+from online.features.columns import Column, FeatureSet
+from online.make import make_learner
+from online.river.challengers import make
+from online.river.quantile import QuantileLearner
+from online.rls import learner_state
+from online.rls.ard import ArdLearner
+from online.rls.rls_learner import LearnerSettings
+from online.rows import STEP_FEATURES, RowBlock, Target
+from online.state import decode, encode
+from tests.support.designs import design_of
+from tests.support.streams import BETA, NAMES, steps
+
+NOISE_COLUMNS = ("waiting", "kv_usage_ratio", "finished", "preempted")
+SET = FeatureSet(
+    "bsr_ard",
+    Target.STEP_TIME,
+    tuple(Column(name, "us", name) for name in (*NAMES, *NOISE_COLUMNS)),
+)
+
+
+def _rows(n, seed, used=None):
+    rows = steps(n, seed, noise=0.02).rows
+    rng = np.random.default_rng(seed)
+    for name in NOISE_COLUMNS:
+        rows.raw[:, STEP_FEATURES.index(name)] = rng.uniform(0, 10, n)
+    if used is not None:
+        rows.elapsed_us[:] += used * rows.raw[:, STEP_FEATURES.index("waiting")]
+    return rows
+
+
+def _learn(learner, rows):
+    design = design_of(rows, SET)
+    for start in range(0, len(design), 32):
+        learner.learn(design.slice(start, min(start + 32, len(design))))
+
+
+def test_columns_that_say_nothing_are_pruned_and_the_others_are_found():
+    learner = make_learner("rls", SET, LearnerSettings())
+    assert isinstance(learner, ArdLearner)
+    _learn(learner, _rows(3000, 1))
+    assert set(NAMES) <= set(learner.used)
+    assert len(set(learner.used) & set(NOISE_COLUMNS)) <= 1
+    found = learner.beta[:4]
+    assert np.allclose(found, BETA, rtol=0.03)
+    pruned = [j for j, name in enumerate(SET.names) if name not in learner.used]
+    typical = 10.0 / np.median(_rows(100, 2).elapsed_us)
+    assert np.abs(learner.beta[pruned] * typical).max() < 1e-6
+
+
+def test_a_pruned_column_comes_back_when_it_begins_to_matter():
+    learner = ArdLearner(SET, LearnerSettings(half_life_steps=60.0, half_life_us=1e6))
+    _learn(learner, _rows(2000, 3))
+    assert "waiting" not in learner.used
+    _learn(learner, _rows(3000, 4, used=2000.0))
+    assert "waiting" in learner.used
+    assert abs(learner.beta[SET.names.index("waiting")] / 2000.0 - 1) < 0.3  # Huber holds the first such rows back
+
+
+def test_only_the_set_of_bsr_ard_prunes():
+    other = FeatureSet("portable", Target.STEP_TIME, SET.columns)
+    assert not isinstance(make_learner("rls", other, LearnerSettings()), ArdLearner)
+
+
+def test_quantiles_come_in_order_and_cover_what_they_say():
+    features = FeatureSet("rece", Target.STEP_TIME, tuple(Column(name, "us", name) for name in NAMES))
+    learner = make_learner("river:quantile", features, LearnerSettings())
+    assert isinstance(learner, QuantileLearner)
+    rows = steps(6000, 5, noise=0.1).rows
+    design = design_of(rows, features)
+    for start in range(0, 5000, 50):
+        learner.learn(design.slice(start, start + 50))
+    test = design.slice(5000, 6000)
+    bounds = learner.interval(test.x, test.steps)
+    assert (np.diff(bounds, axis=1) >= 0).all()
+    inside = (test.elapsed_us >= bounds[:, 0]) & (test.elapsed_us <= bounds[:, 2])
+    assert 0.6 < inside.mean() < 0.95
+    assert np.median(np.abs(learner.predict(test.x, test.steps) / test.elapsed_us - 1)) < 0.15
+
+
+def test_a_huge_row_leaves_quantiles_finite():
+    features = FeatureSet("rece", Target.STEP_TIME, tuple(Column(name, "us", name) for name in NAMES))
+    learner = QuantileLearner(features)
+    rows = RowBlock.of_lines(np.full((40, len(STEP_FEATURES)), 1e11), np.full(40, 1e11))
+    learner.learn(design_of(rows, features))
+    assert np.isfinite(learner.interval(np.ones((3, 4)), np.ones(3))).all()
+
+
+def test_a_restored_learner_goes_on_bit_by_bit():
+    whole = ArdLearner(SET, LearnerSettings())
+    rows = _rows(2000, 9)
+    design = design_of(rows, SET)
+    for start in range(0, 1600, 32):
+        whole.learn(design.slice(start, start + 32))
+    half = ArdLearner(SET, LearnerSettings())
+    learner_state.restore(half, decode(encode(learner_state.save(whole))))
+    assert half.snapshot() == whole.snapshot()
+    for learner in (half, whole):
+        for start in range(1600, 2000, 32):
+            learner.learn(design.slice(start, min(start + 32, 2000)))
+    assert np.array_equal(half.beta, whole.beta)
+    assert half.used == whole.used
+
+
+ODD = {
+    "times of 0.001": lambda x, y: (x, np.full_like(y, 1e-3)),
+    "a constant time": lambda x, y: (x, np.full_like(y, 1e4)),
+    "columns of 0": lambda x, y: (x * [1, 0, 0, 0, 0, 0, 0, 0], y),
+    "columns of 1e-150": lambda x, y: (x * 1e-150, y),
+    "columns of 1e11": lambda x, y: (x * 1e9, y),
+    "negative columns": lambda x, y: (-x, y),
+    "equal columns": lambda x, y: (np.repeat(x[:, :1], 8, axis=1), y),
+    "a time that jumps": lambda x, y: (x, np.where(np.arange(len(y)) < 500, y, y * 1e6)),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_rows_leave_relevance_and_coefficients_finite(odd):
+    design = design_of(_rows(1000, 11), SET)
+    design.x, design.elapsed_us = ODD[odd](design.x, design.elapsed_us)
+    learner = ArdLearner(SET, LearnerSettings())
+    for start in range(0, 1000, 32):
+        learner.learn(design.slice(start, min(start + 32, 1000)))
+    assert np.isfinite(learner.beta).all()
+    assert np.isfinite(learner.alpha).all()
+    assert (learner.beta[: len(SET)] >= 0).all()
+    encode(learner_state.save(learner))
+
+
+@pytest.mark.parametrize("name", ["river:quantile@1.5", "river:quantile@x", "river:quantile@0"])
+def test_a_quantile_outside_its_range_is_refused(name):
+    with pytest.raises(ValueError, match="no quantile"):
+        make(name)
+
+
+def test_rows_between_other_stamps_open_the_phases_which_are_always_in_use():
+    learner = ArdLearner(SET, LearnerSettings())
+    design = design_of(_rows(1200, 4), SET)
+    design.phase[600:, 0] = 1.0
+    for start in range(0, 1200, 32):
+        learner.learn(design.slice(start, min(start + 32, 1200)))
+    assert learner.phases == 2
+    assert np.isfinite(learner.beta).all()
+    again = ArdLearner(SET, LearnerSettings())
+    learner_state.restore(again, decode(encode(learner_state.save(learner))))
+    assert np.array_equal(again.alpha, learner.alpha)

@@ -1,0 +1,177 @@
+"""Snapshots for the exporters' tests: one of ordinary looks, one of the size of a full page."""
+
+from __future__ import annotations
+
+import os
+
+from online.prediction.residuals import RATIO_BOUNDS
+from online.rows import Target
+from online.snapshot import (
+    ConfigSnapshot,
+    DriftSnapshot,
+    EngineSnapshot,
+    ErrorSnapshot,
+    FeatureSnapshot,
+    IntervalSnapshot,
+    ModelSnapshot,
+    ResidualSnapshot,
+    Snapshot,
+    TargetSnapshot,
+)
+from tests.support.paths import DATA
+
+CREATED_UNIX_NANO = 1_763_625_600_123_456_789
+
+PORTABLE = {
+    Target.STEP_TIME: (
+        ("intercept", "us", 16800.0),
+        ("prefill_tokens", "us/token", 580.0),
+        ("decode_context_tokens", "us/token", 0.07),
+        ("requests", "us/request", 1300.0),
+    ),
+    Target.SCHEDULE_TIME: (
+        ("intercept", "us", 51.5),
+        ("requests", "us/request", 1.25),
+        ("prefill_requests", "us/request", 9.0),
+    ),
+    Target.API_QUEUEING: (("intercept", "us", 9315.34), ("prompt_tokens", "us/token", 1.5)),
+    Target.QUEUE_WAIT: (
+        ("intercept", "us", 900.0),
+        ("waiting", "us/request", 21000.0),
+        ("prompt_tokens", "us/token", 0.5),
+    ),
+    Target.POST_DECODE: (("intercept", "us", 1849.59), ("output_tokens", "us/token", 1.7079)),
+    Target.FIRST_RESPONSE: (("intercept", "us", 7400.0),),
+    Target.PREEMPTION_GAP: (("intercept", "us", 250_000.0),),
+}
+MEAN_TOKENS = {"prompt_tokens": 400.0, "output_tokens": 247.0}
+MEANS_US = {
+    Target.STEP_TIME: 20_000.0,
+    Target.SCHEDULE_TIME: 68.0,
+    Target.API_QUEUEING: 14_100.0,
+    Target.QUEUE_WAIT: 52_000.0,
+    Target.POST_DECODE: 2_271.4413,  # 247 output tokens
+    Target.FIRST_RESPONSE: 7_400.0,
+    Target.PREEMPTION_GAP: 250_000.0,
+}
+PHYSICS = {
+    Target.STEP_TIME: (
+        ("intercept", "us", 9000.0),
+        ("has_prefill", "us", 350.0),
+        ("t_tok", "us/us", 1.9),
+        ("hinge", "us/us", 0.4),
+        ("t_kv", "us/us", 1.1),
+        ("t_pfattn", "us/us", 2.2),
+        ("requests", "us/request", 31.0),
+        ("t_experts", "us/us", 0.3),
+    ),
+    Target.API_QUEUEING: (
+        ("intercept", "us", 9300.0),
+        ("prompt_tokens", "us/token", 1.4),
+        ("running", "us/request", 8.0),
+    ),
+    Target.QUEUE_WAIT: (
+        ("intercept", "us", 910.0),
+        ("waiting", "us/request", 20000.0),
+        ("t_prompt", "us/us", 1.6),
+        ("saturated", "us/request", 25000.0),
+    ),
+}
+
+
+def model(features, *, status="identified", live=True, error=True, stderr=True):
+    """A model with the given (name, unit, coefficient) triples."""
+    return ModelSnapshot(
+        features=[
+            FeatureSnapshot(
+                name=name,
+                unit=unit,
+                coefficient=value,
+                status=status,
+                stderr=value / 64 if stderr else None,
+                live_coefficient=value * 1.25 if live else None,
+                mean=MEAN_TOKENS.get(name),
+            )
+            for name, unit, value in features
+        ],
+        rows=1154,
+        effective_rows=1010.25,
+        condition_number=61.0 if features else None,
+        error=ErrorSnapshot(mape=0.021, median_ape=0.013, p90_ape=0.045) if error else None,
+        live_error=ErrorSnapshot(mape=0.018, median_ape=0.011, p90_ape=0.041) if features else None,
+    )
+
+
+def target(name, *, physics=False, drifted=False):
+    """A target with its portable model, and the physics model on request."""
+    name = Target(name)
+    models = {"portable": model(PORTABLE[name]), "river:linear/portable": model(())}
+    if name is Target.STEP_TIME:
+        models["shape"] = model(())  # predicts live, free of sign, so it publishes no coefficients
+    if physics:
+        models |= {"physics": model(PHYSICS[name]), "river:linear/physics": model(())}
+    return TargetSnapshot(
+        vector=name.vector,
+        unit="us",
+        champion="physics" if physics else "portable",
+        models=models,
+        interval=IntervalSnapshot(p10=0.97, p50=1.0, p90=1.04, strata={"decode:8-15": (0.98, 1.0, 1.03)}),
+        residuals=ResidualSnapshot(
+            ratio_bounds=list(RATIO_BOUNDS), rows=[1, 3, 20, 110, 420, 390, 140, 15, 5, 2], ratio_sum=1111.25
+        ),
+        drift=DriftSnapshot(
+            last_unix_nano=CREATED_UNIX_NANO - 60_000_000_000 if drifted else None,
+            gain=1.2 if drifted else None,
+            count=int(drifted),
+        ),
+        mean_us=MEANS_US[name],
+    )
+
+
+def config(config_id="0f3c52aa9b1e", *, name="meta-llama/Llama-2-7b-hf", targets=None, telemetry="steps"):
+    """A configuration with one engine."""
+    if targets is None:
+        targets = {
+            "step_time": target("step_time", physics=True, drifted=True),
+            "api_queueing": target("api_queueing"),
+            "post_decode": target("post_decode"),
+            "first_response": target("first_response"),
+        }
+    return ConfigSnapshot(
+        config_id=config_id,
+        config={
+            "model": name,
+            "gpu": "H100",
+            "tensor_parallel_size": 2,
+            "max_num_seqs": 256,
+            "enable_prefix_caching": True,
+            "num_gpu_blocks": 7462,
+        },
+        engines=[EngineSnapshot(instance="vllm-0", scheduling="sync", last_step=2416)],
+        telemetry=telemetry,
+        targets=targets,
+    )
+
+
+def snapshot(*configs, generation=42):
+    """A snapshot of the given configurations; one ordinary one if none are given."""
+    return Snapshot(
+        generation=generation,
+        created_unix_nano=CREATED_UNIX_NANO,
+        tracefit_version="0.1.0",
+        configs=list(configs) or [config()],
+    )
+
+
+def full_snapshot(n_configs, generation=1):
+    """Every target learned with the default sets and drifted once, in every configuration."""
+    targets = {name.value: target(name, physics=name in PHYSICS, drifted=True) for name in Target}
+    return snapshot(*(config(f"{i:012x}", targets=targets) for i in range(n_configs)), generation=generation)
+
+
+def assert_golden(name, actual):
+    """Compare bytes with tests/data/<name>; ``UPDATE_GOLDEN=1`` rewrites the file, for review as a diff."""
+    path = DATA / name
+    if os.environ.get("UPDATE_GOLDEN") == "1":
+        path.write_bytes(actual)
+    assert path.read_bytes().decode() == actual.decode(), "UPDATE_GOLDEN=1 pytest rewrites the golden files"

@@ -12,7 +12,11 @@ Address = Annotated[
 ]
 
 
-class KvEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A level of the configuration."""
+
+
+class KvEndpoint(_Section, frozen=True, kw_only=True):
     """One publisher (a data-parallel rank): where it publishes and, if it does, where it replays."""
 
     endpoint: Annotated[Address, msgspec.Meta(min_length=1)]
@@ -20,7 +24,7 @@ class KvEndpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     topic: Annotated[str, msgspec.Meta(max_length=256)] = ""
 
 
-class KvSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KvConfig(_Section, frozen=True, kw_only=True):
     """KV-cache events over ZMQ; nothing is opened without endpoints."""
 
     endpoints: Annotated[tuple[KvEndpoint, ...], msgspec.Meta(max_length=64)] = ()
@@ -35,7 +39,7 @@ class KvSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 Bound = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
 
 
-class JoinSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class JoinConfig(_Section, frozen=True, kw_only=True):
     """How long a row waits for the journeys that complete it, and what may be held meanwhile.
 
     Times are event time: what the telemetry says, never when it was processed.
@@ -63,7 +67,7 @@ class JoinSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Send rows down the quick lane too: live prediction and drift do not wait for journeys."""
 
 
-class DedupeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DedupeConfig(_Section, frozen=True, kw_only=True):
     """How long and how many span ids are remembered (event time)."""
 
     window_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 600.0
@@ -79,7 +83,7 @@ Whole = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 """YAML's integers have no end; those of a state file have."""
 
 
-class RuleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RuleConfig(_Section, frozen=True, kw_only=True):
     """What is true of engines that match: every pattern (``*``, ``?``) of ``match`` holds; an empty one matches all."""
 
     match: dict[str, str] = {}
@@ -87,23 +91,23 @@ class RuleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     model_config: str | None = None
 
 
-class EndpointConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DiscoveryEndpoint(_Section, frozen=True, kw_only=True):
     """A vLLM server to ask about itself; ``instance`` says (by pattern) which engines it answers for."""
 
     url: Annotated[str, msgspec.Meta(pattern=r"^https?://[^\s/?#]+/?$", max_length=256)]
     instance: str = "*"
 
 
-class DiscoveryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DiscoveryConfig(_Section, frozen=True, kw_only=True):
     """Which servers to ask, and how patiently."""
 
-    endpoints: Annotated[tuple[EndpointConfig, ...], msgspec.Meta(max_length=16)] = ()
+    endpoints: Annotated[tuple[DiscoveryEndpoint, ...], msgspec.Meta(max_length=16)] = ()
     interval_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 30.0
     refresh_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 600.0
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = 2.0
 
 
-class ConfigurationsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ConfigurationsConfig(_Section, frozen=True, kw_only=True):
     """Who the engines are, where they do not say it themselves."""
 
     rules: Annotated[tuple[RuleConfig, ...], msgspec.Meta(max_length=1000)] = ()
@@ -143,10 +147,6 @@ def parse_endpoint(text: str) -> Endpoint:
     return Endpoint(address.strip("[]"), int(port))
 
 
-class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A level of the configuration."""
-
-
 class GrpcConfig(_Section, frozen=True, kw_only=True):
     """OTLP/gRPC."""
 
@@ -182,7 +182,7 @@ class ReceiversConfig(_Section, frozen=True, kw_only=True):
 
     grpc: GrpcConfig = GrpcConfig()
     http: HttpReceiverConfig = HttpReceiverConfig()
-    kv: KvSettings = KvSettings()
+    kv: KvConfig = KvConfig()
     tls: TlsConfig = TlsConfig()
     token_file: str = ""
 
@@ -267,8 +267,8 @@ class Config(_Section, frozen=True, kw_only=True):
     """``memory``: what is acknowledged and not in a saved state dies with the process. ``journal``: it does not."""
     state: StateConfig = StateConfig()
     journal: JournalConfig = JournalConfig()
-    join: JoinSettings = JoinSettings()
-    dedupe: DedupeSettings = DedupeSettings()
+    join: JoinConfig = JoinConfig()
+    dedupe: DedupeConfig = DedupeConfig()
     bank: BankConfig = BankConfig()
     shutdown: ShutdownConfig = ShutdownConfig()
     configurations: ConfigurationsConfig = ConfigurationsConfig()

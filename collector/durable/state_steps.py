@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collector.config import JoinSettings
+from collector.config import JoinConfig
 from collector.decode import STEP_DTYPE
 from collector.decode.kv import KvTally
 from collector.identity import Knowledge
@@ -26,7 +26,7 @@ _I8 = np.dtype("i8")
 class Context(NamedTuple):
     """What a restored object takes from its new process instead of from the file."""
 
-    join: JoinSettings
+    join: JoinConfig
     knowledge: Knowledge
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from collector.config import DedupeSettings, JoinSettings
+from collector.config import DedupeConfig, JoinConfig
 from collector.decode import MISSING, ApiSpan, CoreSpan, Finish, MarkKind, Tally, decode
 from collector.identity import Fact, Knowledge, cannot_derive
 from collector.join import Engine, Joiner, SpanWindow
@@ -99,7 +99,7 @@ class _Stream:
     api: dict[bytes, ApiSpan] = field(default_factory=dict)
 
 
-def load(path: Path, knowledge: Knowledge, join: JoinSettings, learn_until: float, note: Note) -> list[Capture]:
+def load(path: Path, knowledge: Knowledge, join: JoinConfig, learn_until: float, note: Note) -> list[Capture]:
     """The configurations of one recording, cut at ``learn_until`` of its delivery time."""
     recording = Recording(path, note)
     exports = [(timed.unix_nano, timed.export) for timed in recording if isinstance(timed, TimedExport)]
@@ -126,8 +126,8 @@ def _receive_times(path: Path, count: int) -> list[int] | None:
     return times if len(times) == count else None
 
 
-def _run(payloads: Sequence[tuple[int, bytes, str]], label: str, knowledge: Knowledge, join: JoinSettings) -> _Stream:
-    dedupe = DedupeSettings()
+def _run(payloads: Sequence[tuple[int, bytes, str]], label: str, knowledge: Knowledge, join: JoinConfig) -> _Stream:
+    dedupe = DedupeConfig()
     spans = SpanWindow(int(dedupe.window_s * 1e9), dedupe.ids_max, dedupe.emitters_max)
     stream, tally = _Stream(Joiner(join, knowledge), label), Tally()
     for number, (when, payload, peer) in enumerate(payloads):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collector.config import Config, JoinSettings
+from collector.config import Config, JoinConfig
 from collector.durable import learners_of
 from collector.identity import Fact, Knowledge, shipped_sheets
 from collector.runtime import EXIT_FAILED, EXIT_OK, StartError
@@ -73,7 +73,7 @@ def run(paths: Sequence[Path], config: Config, options: Options, *, say: Say, no
     if options.recordings:
         knowledge = Knowledge(config.configurations)
         for path in options.recordings:
-            for capture in load(path, knowledge, JoinSettings(), 0.6, note):
+            for capture in load(path, knowledge, JoinConfig(), 0.6, note):
                 for line in _selection(capture, options.per_stratum):
                     say(line)
     return EXIT_OK

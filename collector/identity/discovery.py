@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from collector.config import DiscoveryConfig, EndpointConfig
+from collector.config import DiscoveryConfig, DiscoveryEndpoint
 from collector.runtime import Clock
 from collector.telemetry import DiscoveryOutcome
 
@@ -74,7 +74,7 @@ class Discovery:
             left_ns = min(due_ns.values()) - self._clock.monotonic_ns()
             self._stop.wait(max(left_ns / 1e9, 0.05))
 
-    def ask(self, endpoint: EndpointConfig) -> bool:
+    def ask(self, endpoint: DiscoveryEndpoint) -> bool:
         """Ask one server all three questions; whether any was answered."""
         found: dict[str, Fact] = {}
         for path, read in QUESTIONS.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collector.config import JoinSettings
+from collector.config import JoinConfig
 from collector.identity import Facts
 from collector.join.requests import ApiQueueing, RequestSequence
 from collector.join.steps import Scheduling
@@ -18,7 +18,7 @@ class ApiProcess:
     quality = Quality.REQUESTS
     last_step = 0
 
-    def __init__(self, instance: str, recording: str, number: int, settings: JoinSettings) -> None:
+    def __init__(self, instance: str, recording: str, number: int, settings: JoinConfig) -> None:
         self.instance = instance
         self.recording = recording
         self.facts = Facts()

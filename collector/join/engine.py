@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collector.config import JoinSettings
+from collector.config import JoinConfig
 from collector.decode import ApiSpan, CoreSpan, MarkKind, StepColumns, Telemetry
 from collector.identity import Facts
 from collector.join.requests import QUEUE_STATE_AGE_NS, ApiQueueing, RequestRow, extent_of, request_block, rows_of, runs
@@ -59,7 +59,7 @@ class Process:
 class Engine:
     """Everything known about one emitting engine."""
 
-    def __init__(self, instance: str, recording: str, number: int, settings: JoinSettings) -> None:
+    def __init__(self, instance: str, recording: str, number: int, settings: JoinConfig) -> None:
         self.instance = instance
         self.recording = recording
         self.number = number

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from typing import NamedTuple
 
-from collector.config import JoinSettings
+from collector.config import JoinConfig
 from collector.decode import ApiSpan, Telemetry
 from collector.identity import FactSource, Knowledge
 from collector.identity import facts as configs
@@ -31,7 +31,7 @@ class Joined(NamedTuple):
 class Joiner:
     """Telemetry in, rows per configuration out; bounded in engines, steps and open requests."""
 
-    def __init__(self, settings: JoinSettings, knowledge: Knowledge | None = None) -> None:
+    def __init__(self, settings: JoinConfig, knowledge: Knowledge | None = None) -> None:
         self._settings = settings
         self.knowledge = knowledge or Knowledge()
         self._engines: OrderedDict[tuple[str, str], Engine] = OrderedDict()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from collector.config import JoinSettings
+from collector.config import JoinConfig
 from online import RowBlock, Target
 
 from .api_process import ApiProcess
@@ -66,7 +66,7 @@ def _until(blocks: deque[RowBlock], until_unix_ns: int | None) -> list[RowBlock]
     return out
 
 
-def horizon(engines: Sequence[Engine | ApiProcess], settings: JoinSettings) -> int:
+def horizon(engines: Sequence[Engine | ApiProcess], settings: JoinConfig) -> int:
     """Until when (wall clock ns) the rows of a configuration's engines are all here.
 
     Always ``grace_s`` behind the newest event: by then an engine not heard of before would have spoken. An engine

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .clock import Clock, SystemClock
-from .errors import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, StartError
+from .exits import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, StartError
 from .filesystem import Files, SystemFiles, sync_directory
 from .guard import check_packages, package_files
 from .health import Health

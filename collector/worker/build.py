@@ -12,7 +12,7 @@ from online import BankSettings, StateError
 from online.drift import DriftSettings
 from online.rls import LearnerSettings
 
-from .pipeline import Pipeline, PipelineSettings
+from .pipeline import Pipeline
 
 
 def bank_settings(config: Config) -> BankSettings:
@@ -38,8 +38,7 @@ def bank_settings(config: Config) -> BankSettings:
 def make_pipeline(config: Config, knowledge: Knowledge | None = None) -> Pipeline:
     """The pipeline that the configuration asks for."""
     bank = bank_settings(config)
-    settings = PipelineSettings(join=config.join, dedupe=config.dedupe)
-    pipeline = Pipeline(settings, bank, __version__, knowledge or Knowledge(config.configurations))
+    pipeline = Pipeline(config, bank, __version__, knowledge or Knowledge(config.configurations))
     for number, path in enumerate(config.donors):
         try:
             pipeline.add_donors(learners_of(Path(path).read_bytes()))

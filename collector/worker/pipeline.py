@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from collector.config import DedupeSettings, JoinSettings
+from collector.config import Config
 from collector.decode import PIECE_BYTES, Decoder, Tally, pieces
 from collector.decode.kv import KvBatch, KvTally
 from collector.durable import Context, LayoutError
@@ -40,13 +40,6 @@ from .traces import TraceLog, Traces
 _log = logging.getLogger(__name__)
 
 
-class PipelineSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of everything between the queue and the models."""
-
-    join: JoinSettings = JoinSettings()
-    dedupe: DedupeSettings = DedupeSettings()
-
-
 @dataclass(slots=True)
 class Counts:
     """What happened since the counts were last taken."""
@@ -68,15 +61,15 @@ class Pipeline:
 
     def __init__(
         self,
-        settings: PipelineSettings,
+        config: Config,
         bank_settings: BankSettings,
         version: str,
         knowledge: Knowledge | None = None,
     ) -> None:
-        dedupe = settings.dedupe
+        dedupe = config.dedupe
         self._spans = SpanWindow(int(dedupe.window_s * 1e9), dedupe.ids_max, dedupe.emitters_max)
         self._decoder = Decoder()
-        self._joiner = Joiner(settings.join, knowledge)
+        self._joiner = Joiner(config.join, knowledge)
         self._described: dict[str, tuple[tuple[str, int], ...]] = {}
         self._bank = Bank(bank_settings)
         self._quarantine = Quarantine(self._bank)
@@ -87,7 +80,7 @@ class Pipeline:
         self.exemplars: Traces = {}
         """Traces behind the drifts of the newest snapshot; replaced, never edited."""
         self._announced: dict[str, Quality] = {}
-        self._context = Context(settings.join, self._joiner.knowledge)
+        self._context = Context(config.join, self._joiner.knowledge)
         self.applied_seq = 0
         """Number of the last journal entry that has been processed."""
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from collector.config.schema import JoinSettings
+from collector.config.schema import JoinConfig
 from collector.decode.plain import decode
 from collector.decode.records import CoreSpan, Finish, Mark, MarkKind, StepColumns, Tally, Telemetry
 from collector.join.joiner import Joiner
@@ -379,7 +379,7 @@ def with_requests(call: Telemetry, spans: Sequence[CoreSpan]) -> Telemetry:
 
 
 def joined(calls: Sequence[Telemetry]) -> Joiner:
-    joiner = Joiner(JoinSettings())
+    joiner = Joiner(JoinConfig())
     for call in calls:
         joiner.add(Telemetry(call.instance, {}, steps=call.steps, core=list(call.core)))
         joiner.drain()
@@ -404,7 +404,7 @@ RUNNING, SECONDS, PER_SECOND = 256, 180, 100
 def memory(report: Report) -> None:
     steps, spans = crowd()
     tracemalloc.start()
-    joiner = Joiner(JoinSettings())
+    joiner = Joiner(JoinConfig())
     for start in range(0, len(steps), 1000):
         part = steps[start : start + 1000]
         ended = [span for span in spans if start < span.marks[-1].step_id <= start + 1000]

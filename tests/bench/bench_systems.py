@@ -23,7 +23,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 
 from collector.config.load import load
-from collector.config.schema import Config, JoinSettings
+from collector.config.schema import Config, JoinConfig
 from collector.evaluate.captures import load as load_capture
 from collector.evaluate.fits import NINE, ape, identifiable, learn, predict
 from collector.evaluate.protocol import evaluate
@@ -231,7 +231,7 @@ def configured(tree: dict) -> Config:
 def cost_of_an_evaluation(knowledge: Knowledge) -> None:
     """All nine systems on one capture of 2,400 steps."""
     start = time.process_time()
-    captures = load_capture(SHARED / "captures/c3_preempt/otlp.pb.gz", knowledge, JoinSettings(), CUT, quietly)
+    captures = load_capture(SHARED / "captures/c3_preempt/otlp.pb.gz", knowledge, JoinConfig(), CUT, quietly)
     evaluate(captures, NINE, learn_until=CUT, left_out="workload", version="bench", tell=quietly)
     print("\n" + verdict("evaluate, nine systems on 2,400 steps, s CPU", time.process_time() - start, 60.0))
 
@@ -249,7 +249,7 @@ def against_the_scorer(knowledge: Knowledge) -> None:
             command = [sys.executable, str(scorer / "score.py"), "--snapshot", str(snapshot), "--json"]
             judged = json.loads(call([*command, "--capture", name.split("_")[0]], scorer))
             path = SHARED / "captures" / name / "otlp.pb.gz"
-            captures = load_capture(path, knowledge, JoinSettings(), CUT, quietly)
+            captures = load_capture(path, knowledge, JoinConfig(), CUT, quietly)
             report = evaluate(
                 captures,
                 ("portable",),

@@ -7,7 +7,7 @@ import time
 
 import msgspec
 
-from collector.config.schema import JoinSettings
+from collector.config.schema import JoinConfig
 from collector.decode.kv.messages import read_payload
 from collector.join.kv.owners import KvSources
 from tests.support.kv_cases import FIELDS, TS_S, joined, kv_batches, sequences
@@ -63,7 +63,7 @@ def test_the_join_of_a_batch_costs_microseconds():
     batches = kv_batches("c5_offload")
 
     def add():
-        sources = KvSources(JoinSettings())
+        sources = KvSources(JoinConfig())
         for one in batches:
             sources.add(one)
 

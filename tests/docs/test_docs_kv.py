@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from collector.config.schema import JoinSettings, KvEndpoint, KvSettings
+from collector.config.schema import JoinConfig, KvConfig, KvEndpoint
 from collector.decode.kv.span_events import EVENTS
 from collector.telemetry.counts import SequenceCounts
 from collector.telemetry.table import TABLE
@@ -23,14 +23,14 @@ def test_every_metric_named_exists():
 
 
 def test_every_key_is_told_with_its_default():
-    settings = KvSettings()
-    for key in KvSettings.__struct_fields__:
+    settings = KvConfig()
+    for key in KvConfig.__struct_fields__:
         row = re.search(rf"^\| `{key}` \| ([^|]+) \|", TEXT, re.MULTILINE)
         assert row, key
         value = getattr(settings, key)
         told = {"none": (), "16 MiB": 16 * 2**20}.get(row[1], row[1])
         assert told == value or float(told) == value, key
-    assert f"`join.kv_batches_max` ({JoinSettings().kv_batches_max})" in TEXT
+    assert f"`join.kv_batches_max` ({JoinConfig().kv_batches_max})" in TEXT
     for key in KvEndpoint.__struct_fields__:
         assert f"`{key}`" in TEXT
 

@@ -23,7 +23,7 @@ from collector.decode.pieces import pieces
 from collector.receive import count as envelope
 from collector.recordings.otlp_json import to_protobuf
 from collector.recordings.reader import Recording
-from collector.runtime.errors import StartError
+from collector.runtime.exits import StartError
 from tests.fuzz.mutations import edited
 from tests.support import otlp_bytes as otlp
 from tests.support.builders import delimited, make_export, otlp_json

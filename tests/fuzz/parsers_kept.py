@@ -14,7 +14,7 @@ import numpy as np
 from collector import config as configuration
 from collector.config.errors import ConfigError
 from collector.config.schema import Config as Settings
-from collector.config.schema import JoinSettings
+from collector.config.schema import JoinConfig
 from collector.decode.kv.messages import read_line
 from collector.durable.image import decode, encode, sealed
 from collector.durable.journal import _HEAD, _PREFIX, Journal
@@ -37,7 +37,7 @@ class State(Parser):
     def __init__(self, directory) -> None:
         super().__init__(directory)
         self._config = Settings(
-            learners=("rls",), feature_sets=("portable",), live_sets=(), join=JoinSettings(warm_up_rows=0)
+            learners=("rls",), feature_sets=("portable",), live_sets=(), join=JoinConfig(warm_up_rows=0)
         )
         self._pipeline = make_pipeline(self._config)
         self._fresh = decode(sealed(self._pipeline.whole_state(0)))

@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from collector.config.schema import JoinSettings
+from collector.config.schema import Config, JoinConfig
 from collector.receive.export_request import Export
 from collector.telemetry.reasons import Skip
-from collector.worker.pipeline import Pipeline, PipelineSettings
+from collector.worker.pipeline import Pipeline
 from online.bank import Bank
 from online.rows import Lane
 from online.settings import RowOutcome
@@ -38,7 +38,7 @@ from tests.support.telemetry_builders import (
 
 LATE_NS = 10 * 10**9
 STEPS_MAX, REQUESTS_MAX = 4096, 400
-JOIN = JoinSettings(steps_max=STEPS_MAX, requests_max=REQUESTS_MAX)
+JOIN = JoinConfig(steps_max=STEPS_MAX, requests_max=REQUESTS_MAX)
 
 
 @functools.cache
@@ -214,6 +214,6 @@ TestAsynchronous = bounded(TellingAsynchronous, 4)
 
 
 def test_the_default_bounds_are_those_of_the_settings():
-    assert PipelineSettings().join.steps_max >= 180 * 100
-    assert PipelineSettings().dedupe.window_s == 600
-    assert PipelineSettings().dedupe.ids_max == 100_000
+    assert Config().join.steps_max >= 180 * 100
+    assert Config().dedupe.window_s == 600
+    assert Config().dedupe.ids_max == 100_000

@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
-from collector.config.schema import JoinSettings
+from collector.config.schema import JoinConfig
 from collector.decode.kv.batches import KvBatch
 from collector.decode.kv.messages import read_line, read_payload
 from collector.decode.plain import decode
@@ -154,7 +154,7 @@ def prefill_tokens(name):
 
 def joined(name, batches, keep=lambda _step: True, settings=None):
     """A joiner that has taken a whole recording, flushed, and the rows it gave."""
-    joiner = Joiner(settings or JoinSettings(quick_lane=False))
+    joiner = Joiner(settings or JoinConfig(quick_lane=False))
     for one in batches:
         joiner.kv.add(one)
     for one in telemetry(name, keep):

@@ -23,10 +23,11 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from collector.config.schema import Config
 from collector.decode.plain import decode
 from collector.decode.records import ApiSpan, CoreSpan, RequestSpan, StepColumns, Tally, Telemetry
 from collector.receive.export_request import Export
-from collector.worker.pipeline import Pipeline, PipelineSettings
+from collector.worker.pipeline import Pipeline
 from online.settings import BankSettings
 from tests.support.paths import ROOT
 
@@ -477,7 +478,7 @@ def pieces_in(exports: Iterable[Export]) -> list[tuple[str, Piece]]:
 
 
 def new_pipeline(**settings) -> Pipeline:
-    return Pipeline(PipelineSettings(**settings), BankSettings(learners=("rls",), live_sets=()), "0")
+    return Pipeline(Config(**settings), BankSettings(learners=("rls",), live_sets=()), "0")
 
 
 def replayed(exports: Iterable[Export], batch: int = 1, **settings) -> Pipeline:

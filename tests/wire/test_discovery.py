@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from collector.config.schema import DiscoveryConfig, EndpointConfig
+from collector.config.schema import DiscoveryConfig, DiscoveryEndpoint
 from collector.identity.discovery import BODY_BYTES_MAX, Discovery, read_metrics, read_models, read_version
 from collector.identity.facts import Facts
 from collector.identity.knowledge import Knowledge
@@ -62,7 +62,7 @@ def _ask(url, timeout_s=2.0):
     outcomes = Counter()
     count = lambda outcome: outcomes.update([outcome])  # noqa: E731
     discovery = Discovery(DiscoveryConfig(timeout_s=timeout_s), knowledge, SystemClock(), count)
-    answered = discovery.ask(EndpointConfig(url=url))
+    answered = discovery.ask(DiscoveryEndpoint(url=url))
     facts = Facts()
     knowledge.apply(facts, {}, "pod", "")
     return answered, facts, outcomes
@@ -171,7 +171,7 @@ def test_what_is_not_http_is_unexpected():
 
 def test_the_thread_asks_until_it_is_answered_and_stops(serve):
     knowledge, facts = Knowledge(), Facts()
-    config = DiscoveryConfig(endpoints=(EndpointConfig(url=serve(GOOD)),))
+    config = DiscoveryConfig(endpoints=(DiscoveryEndpoint(url=serve(GOOD)),))
     discovery = Discovery(config, knowledge, SystemClock())
     discovery.start()
     deadline = threading.Event()

@@ -11,7 +11,7 @@ from collector.durable.keeper import CHECK_IN_TIMEOUT_S, NAME
 from collector.durable.store import NAME as STATE
 from collector.durable.store import PREVIOUS_NAME
 from collector.runtime.clock import SystemClock
-from collector.runtime.errors import StartError
+from collector.runtime.exits import StartError
 from collector.telemetry.reasons import Refusal
 from tests.support.builders import call_export, eventually, get, make_export, metric, running_sidecar
 

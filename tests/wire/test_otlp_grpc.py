@@ -22,7 +22,7 @@ from collector.receive.admission import AdmissionQueue
 from collector.receive.intake import Intake
 from collector.receive.otlp.otlp_grpc import SERVICE, OtlpGrpcReceiver
 from collector.runtime.clock import SystemClock
-from collector.runtime.errors import StartError
+from collector.runtime.exits import StartError
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import Outcome
 from collector.telemetry.table import ACCEPTED_SPANS, FAILED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, REQUESTS

@@ -20,7 +20,7 @@ from collector.receive.admission import AdmissionQueue
 from collector.receive.intake import Intake
 from collector.receive.otlp.otlp_http import CONTENT_TYPE, Budget, OtlpHttpReceiver, inflate
 from collector.runtime.clock import SystemClock
-from collector.runtime.errors import StartError
+from collector.runtime.exits import StartError
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.table import ACCEPTED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, REQUESTS
 from tests.support.builders import eventually, make_export, running_sidecar

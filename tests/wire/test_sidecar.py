@@ -12,7 +12,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from collector.runtime.errors import StartError
+from collector.runtime.exits import StartError
 from tests.support.builders import (
     STEP_US,
     T0_NS,

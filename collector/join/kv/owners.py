@@ -17,7 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
-from collector.config import JoinSettings
+from collector.config import JoinConfig
 from collector.decode import MISSING
 from collector.decode.kv import KvBatch, KvTally
 from collector.join.window import StepWindow
@@ -54,7 +54,7 @@ class Evidence:
 class KvSources:
     """All publishers; bounded in publishers, lives and batches."""
 
-    def __init__(self, settings: JoinSettings) -> None:
+    def __init__(self, settings: JoinConfig) -> None:
         self._grace_ns = int(settings.grace_s * 1e9)
         self._window_ns = int(settings.window_s * 1e9)
         self._batches_max = settings.kv_batches_max

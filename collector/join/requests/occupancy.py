@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from collector.config import JoinSettings
+from collector.config import JoinConfig
 from collector.decode import RequestSpan
 from collector.telemetry import RowDrop
 from online import PHASES, STEP_FEATURES, Floats, Ints, Quality, RowBlock, Target
@@ -104,7 +104,7 @@ class _Side:
 class RequestSequence:
     """Request spans of one API process."""
 
-    def __init__(self, settings: JoinSettings, engine: int) -> None:
+    def __init__(self, settings: JoinConfig, engine: int) -> None:
         self._settings = settings
         self._engine = engine
         self._epoch_unix_ns = 0

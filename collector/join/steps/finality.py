@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.config import JoinSettings
+from collector.config import JoinConfig
 from collector.decode import StepColumns
 from online import Ints
 
@@ -23,7 +23,7 @@ def finality(
     *,
     counts: Rebuilt | None,
     now_unix_ns: int,
-    settings: JoinSettings,
+    settings: JoinConfig,
 ) -> tuple[NDArray[np.bool_], Ints]:
     """Whether each step is final, and when it was by the wall clock (0 = nobody said), shapes (n,).
 

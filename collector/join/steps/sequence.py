@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.config import JoinSettings
+from collector.config import JoinConfig
 from collector.decode import MISSING, CoreSpan, MarkKind, SnapshotColumns, StepColumns
 from collector.join.block_ratio import BlockRatio
 from collector.join.kv import KvSteps
@@ -44,7 +44,7 @@ class Advance:
 class Sequence:
     """Steps of one engine process, from its first to its restart."""
 
-    def __init__(self, settings: JoinSettings, engine: int, ratio: BlockRatio) -> None:
+    def __init__(self, settings: JoinConfig, engine: int, ratio: BlockRatio) -> None:
         self._settings = settings
         self._engine = engine
         self._habits = Habits(ratio)

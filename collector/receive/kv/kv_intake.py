@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 
-from collector.config import ConfigError, KvSettings
+from collector.config import ConfigError, KvConfig
 from collector.decode.kv import KvBatch
 from collector.runtime import Clock, Health
 from collector.telemetry import (
@@ -30,7 +30,7 @@ CHECK_IN_TIMEOUT_S = 60.0
 class KvIntake:
     """The subscriber, if endpoints are configured; without them nothing is opened and pyzmq is not needed."""
 
-    def __init__(self, settings: KvSettings, metrics: Metrics, clock: Clock, health: Health) -> None:
+    def __init__(self, settings: KvConfig, metrics: Metrics, clock: Clock, health: Health) -> None:
         self._metrics = metrics
         self._health = health
         self._subscriber = (

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from collector.config import KvEndpoint, KvSettings
+from collector.config import KvConfig, KvEndpoint
 from collector.decode.kv import KvBatch, read_frames
 from collector.telemetry import KvSkip, SequenceCounts
 
@@ -43,7 +43,7 @@ class KvCounts:
 class _Subscription:
     """The sockets of one endpoint; used by the subscriber's thread only."""
 
-    def __init__(self, zmq: Any, context: Any, one: KvEndpoint, settings: KvSettings) -> None:
+    def __init__(self, zmq: Any, context: Any, one: KvEndpoint, settings: KvConfig) -> None:
         self.sequence = EndpointSequence(bool(one.replay), settings.replay_timeout_s, settings.replay_pause_max_s)
         self.name = one.endpoint
         self._zmq, self._context, self._replay = zmq, context, one.replay
@@ -100,7 +100,7 @@ class KvSubscriber:
 
     def __init__(
         self,
-        settings: KvSettings,
+        settings: KvConfig,
         monotonic_s: Callable[[], float],
         wake: Callable[[], None] = lambda: None,
         check_in: Callable[[], None] = lambda: None,

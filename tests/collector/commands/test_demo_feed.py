@@ -15,7 +15,7 @@ from collector.commands.demo_feed import (
     shifted,
 )
 from collector.decode.vocabulary import API_TIME, JOURNEY_FIELDS, SUMMARY_FIELDS
-from collector.runtime.errors import StartError
+from collector.runtime.exits import StartError
 from tests.support.builders import FakeClock
 
 SHIFT = Shift(unix_ns=10**15, mono_ns=-(10**9))

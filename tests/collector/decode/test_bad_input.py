@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from collector.config.schema import JoinSettings
+from collector.config.schema import JoinConfig
 from collector.decode.records import CoreSpan, Finish, Mark, MarkKind, Telemetry
 from collector.join.joiner import Joiner
 from collector.receive.export_request import Export
@@ -381,7 +381,7 @@ def test_a_request_that_never_ends_holds_steps_for_the_window_only():
         for p in pieces(run, apis=False)
         if p.scope == STEP_SCOPE or p.span.span_id != core_span(run, run.jobs[0]).span_id
     ]
-    pipeline = new_pipeline(join=JoinSettings(window_s=window_s, grace_s=1.0))
+    pipeline = new_pipeline(join=JoinConfig(window_s=window_s, grace_s=1.0))
     for one in exports_of(some, 3):
         pipeline.process([one])
     counts = pipeline.take_counts()
@@ -404,7 +404,7 @@ def ended(number: int) -> CoreSpan:
 
 def test_a_hundred_thousand_open_requests_are_capped_and_the_oldest_evicted():
     # Nothing is ever old enough to be final: they all wait for their API half.
-    joiner = Joiner(JoinSettings(requests_max=5000, grace_s=1e6, window_s=1e6))
+    joiner = Joiner(JoinConfig(requests_max=5000, grace_s=1e6, window_s=1e6))
     for start in range(0, 100_000, 1000):
         joiner.add(Telemetry("engine", {}, core=[ended(number) for number in range(start, start + 1000)]))
         joiner.drain()
@@ -417,7 +417,7 @@ def test_a_hundred_thousand_open_requests_are_capped_and_the_oldest_evicted():
 
 
 def test_children_without_end_of_one_request_are_bounded():
-    pipeline = new_pipeline(join=JoinSettings(requests_max=100))
+    pipeline = new_pipeline(join=JoinConfig(requests_max=100))
     group = []
     for number in range(1000):
         at = 1.0 + number * 1e-3
@@ -429,7 +429,7 @@ def test_children_without_end_of_one_request_are_bounded():
 
 
 def test_request_spans_held_are_bounded():
-    pipeline = new_pipeline(join=JoinSettings(requests_max=500))
+    pipeline = new_pipeline(join=JoinConfig(requests_max=500))
     group = [
         Piece("api", STOCK_SCOPE, stock_span(f"r{n}", n * 1e-3, prompt=5, outputs=5, ttft_s=0.1, decode_s=0.2))
         for n in range(5000)
@@ -442,7 +442,7 @@ def test_request_spans_held_are_bounded():
 
 @pytest.mark.parametrize("jump", [5000, 70_000, 10**12])
 def test_step_ids_that_jump_by_a_trillion_do_not_stop_the_engine(sound, jump):
-    pipeline = new_pipeline(join=JoinSettings(grace_s=0.1))
+    pipeline = new_pipeline(join=JoinConfig(grace_s=0.1))
     everything = pieces(sound, instance="sound")
     for one in exports_of(everything, 5):
         pipeline.process([one])
@@ -509,7 +509,7 @@ def test_two_engines_with_one_instance_id_in_one_export_are_a_conflict(sound):
 
 
 def test_engines_beyond_the_cap_make_the_oldest_leave_and_nothing_of_it_stays():
-    pipeline = new_pipeline(join=JoinSettings(engines_max=4))
+    pipeline = new_pipeline(join=JoinConfig(engines_max=4))
     for number in range(40):
         run = run_engine(many_jobs(8), start_ns=MONO_NS + number * 10**6)
         pipeline.process([export(Piece(f"engine-{number}", STEP_SCOPE, step_span(run, 1, 100)))])

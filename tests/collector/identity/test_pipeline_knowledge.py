@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from collector.config.load import load
-from collector.config.schema import ConfigurationsConfig, JoinSettings, RuleConfig
+from collector.config.schema import ConfigurationsConfig, JoinConfig, RuleConfig
 from collector.decode.records import STEP_DTYPE, Telemetry
 from collector.identity.knowledge import Knowledge
 from collector.join.joiner import Joiner
@@ -64,7 +64,7 @@ def test_without_knowledge_the_snapshot_says_what_is_missing(data_dir):
 
 def test_a_rule_against_the_resource_is_a_conflict_that_is_counted_once():
     rules = (RuleConfig(facts={"gpu": "A10G"}),)
-    joiner = Joiner(JoinSettings(), Knowledge(ConfigurationsConfig(rules=rules)))
+    joiner = Joiner(JoinConfig(), Knowledge(ConfigurationsConfig(rules=rules)))
     for step in (1, 2, 3):
         steps = np.zeros(1, STEP_DTYPE)
         steps["step_id"], steps["unix_ns"], steps["ts_start_ns"] = step, 10**18 + step, step

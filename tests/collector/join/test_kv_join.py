@@ -10,14 +10,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from collector.config.schema import JoinSettings
+from collector.config.schema import Config, JoinConfig
 from collector.decode.plain import decode
 from collector.decode.records import Tally
 from collector.join.joiner import Joiner
 from collector.join.kv.owners import KvSources
 from collector.receive.export_request import Export
 from collector.telemetry.reasons import KvSkip
-from collector.worker.pipeline import Pipeline, PipelineSettings
+from collector.worker.pipeline import Pipeline
 from online.rows import STEP_FEATURES, Target
 from online.settings import BankSettings
 from tests.support.kv_cases import (
@@ -34,7 +34,7 @@ from tests.support.kv_cases import (
     telemetry,
 )
 
-SETTINGS = JoinSettings(quick_lane=False)
+SETTINGS = JoinConfig(quick_lane=False)
 BLOCK_COLUMNS = [STEP_FEATURES.index(name) for name in ("offload_blocks", "restore_blocks", "evicted_blocks")]
 
 
@@ -201,7 +201,7 @@ def test_a_restarted_publisher_is_a_new_life_whatever_the_order_of_arrival():
 
 
 def test_publishers_and_lives_are_bounded():
-    sources = KvSources(JoinSettings(engines_max=3))
+    sources = KvSources(JoinConfig(engines_max=3))
     for number in range(50):
         sources.add(batch(stored(), source=f"tcp://host:{number}"))
         for life in range(20):
@@ -256,7 +256,7 @@ def test_rows_with_kv_events_do_not_depend_on_the_order_of_arrival_within_ten_se
 
 
 def test_the_pipeline_takes_kv_batches_and_accounts_for_them():
-    pipeline = Pipeline(PipelineSettings(join=SETTINGS), BankSettings(learners=("rls",)), "test")
+    pipeline = Pipeline(Config(join=SETTINGS), BankSettings(learners=("rls",)), "test")
     batches = kv_batches("c5_offload")
     pipeline.process_kv([*batches, batches[0]])
     counts = pipeline.take_counts().kv
@@ -270,7 +270,7 @@ def test_hits_make_the_prefill_coefficient_of_journeys_alone_come_out_right():
     """Prefill tokens 1.76 times too many make the coefficient too small by about as much."""
 
     def coefficient(batches, drop_steps):
-        pipeline = Pipeline(PipelineSettings(join=SETTINGS), BankSettings(learners=("rls",)), "test")
+        pipeline = Pipeline(Config(join=SETTINGS), BankSettings(learners=("rls",)), "test")
         pipeline.process_kv(batches)
         for one in telemetry("c5_offload", no_step if drop_steps else lambda _step: True):
             pipeline.joiner.add(one)
@@ -288,7 +288,7 @@ def test_hits_make_the_prefill_coefficient_of_journeys_alone_come_out_right():
 
 
 def test_the_state_of_kv_events_is_copied_with_the_pipeline():
-    pipeline = Pipeline(PipelineSettings(join=SETTINGS), BankSettings(learners=("rls",)), "test")
+    pipeline = Pipeline(Config(join=SETTINGS), BankSettings(learners=("rls",)), "test")
     pipeline.process_kv(kv_batches("c5_offload"))
     for export in exports("c5_offload"):
         for one in decode(export, "peer", lambda *_: None, Tally()):
@@ -306,7 +306,7 @@ def test_a_batch_record_can_be_stored_and_read_back():
 
 def test_kv_events_by_otlp_go_through_the_pipeline_as_any_export():
     (instance,) = sequences(joined("c5_offload", [], no_step)[0])
-    pipeline = Pipeline(PipelineSettings(join=SETTINGS), BankSettings(learners=("rls",)), "test")
+    pipeline = Pipeline(Config(join=SETTINGS), BankSettings(learners=("rls",)), "test")
     data = otlp_events("c5_offload", instance).SerializeToString()
     pipeline.process([Export(data, "peer", "grpc", 1)])
     pipeline.process([Export(export, "peer", "grpc", 1) for export in exports("c5_offload")])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.config.schema import JoinSettings
+from collector.config.schema import JoinConfig
 from collector.join.engine import EngineRows
 from collector.join.release import Release, horizon
 from online.rows import STEP_FEATURES, RowBlock, Target
@@ -87,7 +87,7 @@ def engine(event_s: float, safe_s: float) -> SimpleNamespace:
 
 
 def test_the_slowest_engine_holds_the_others_until_it_is_silent_for_the_window():
-    settings = JoinSettings(window_s=180, grace_s=20)
+    settings = JoinConfig(window_s=180, grace_s=20)
     assert horizon([engine(1000, 990)], settings) == 980 * S
     assert horizon([engine(1000, 990), engine(950, 930)], settings) == 930 * S
     assert horizon([engine(1000, 990), engine(819, 10)], settings) == 980 * S

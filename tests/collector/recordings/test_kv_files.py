@@ -9,9 +9,10 @@ from pathlib import Path
 
 from collector.commands.replay import replay
 from collector.config.load import load
+from collector.config.schema import Config
 from collector.recordings.reader import Recording, TimedExport, TimedKv, merged
 from collector.runtime.clock import SystemClock
-from collector.worker.pipeline import Pipeline, PipelineSettings
+from collector.worker.pipeline import Pipeline
 from online.settings import BankSettings
 from tests.support.builders import make_export, write_recording
 from tests.support.kv_cases import kv_lines, recording
@@ -78,7 +79,7 @@ def test_restores_of_a_custom_feature_set_are_learned_from():
     )
 
     def rows(paths):
-        pipeline = Pipeline(PipelineSettings(), bank, "test")
+        pipeline = Pipeline(Config(), bank, "test")
         for timed in merged(Recording(path, print) for path in paths):
             if isinstance(timed, TimedKv):
                 pipeline.process_kv([timed.batch])

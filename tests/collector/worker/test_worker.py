@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from collector.receive.admission import AdmissionQueue
 from collector.receive.export_request import Export
-from collector.runtime.errors import StartError
+from collector.runtime.exits import StartError
 from collector.runtime.health import Health
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.table import (

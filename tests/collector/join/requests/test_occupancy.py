@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collector.config.schema import JoinSettings
+from collector.config.schema import JoinConfig
 from collector.join.requests.occupancy import RequestSequence
 from collector.telemetry.reasons import RowDrop
 from online.rows import STEP_FEATURES, Quality, RowBlock, Target
@@ -28,7 +28,7 @@ COLUMN = {name: index for index, name in enumerate(STEP_FEATURES)}
 
 
 def rows_of(*spans, flush: bool = True, **settings) -> dict[Target, RowBlock]:
-    sequence = RequestSequence(JoinSettings(**settings), 0)
+    sequence = RequestSequence(JoinConfig(**settings), 0)
     for span in spans:
         sequence.add(span)
     return dict(sequence.advance(flush=flush))
@@ -90,7 +90,7 @@ def test_decode_time_falls_back_to_the_end_of_the_span():
 
 
 def test_a_row_waits_for_the_window_and_leaves_in_order_of_its_end():
-    sequence = RequestSequence(JoinSettings(window_s=30.0), 0)
+    sequence = RequestSequence(JoinConfig(window_s=30.0), 0)
     for number in (2, 0, 1):
         sequence.add(stock_of(f"r{number}", number, prompt=9, outputs=5, ttft_s=0.5, decode_s=1.0))
     assert sequence.advance() == []
@@ -105,7 +105,7 @@ def test_a_row_waits_for_the_window_and_leaves_in_order_of_its_end():
 
 def test_at_the_end_requests_that_a_running_one_could_overlap_give_no_row():
     spans = [stock_of(f"r{n}", n, prompt=9, outputs=5, ttft_s=0.5, decode_s=2.0) for n in range(10)]
-    sequence = RequestSequence(JoinSettings(), 0)
+    sequence = RequestSequence(JoinConfig(), 0)
     for span in spans:
         sequence.add(span)
     block = dict(sequence.advance(flush=True))[Target.STEP_TIME]
@@ -117,7 +117,7 @@ def test_a_span_without_its_first_token_is_incomplete():
     import msgspec
 
     span = stock_of("a", 10.0, prompt=100, outputs=11, ttft_s=0.5, decode_s=1.0)
-    sequence = RequestSequence(JoinSettings(), 0)
+    sequence = RequestSequence(JoinConfig(), 0)
     sequence.add(msgspec.structs.replace(span, first_token_s=float("nan")))
     sequence.add(msgspec.structs.replace(span, output_tokens=0))
     sequence.add(msgspec.structs.replace(span, decode_s=float("nan"), e2e_s=0.2))

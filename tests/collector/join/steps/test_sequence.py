@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from collector.config.schema import JoinSettings
+from collector.config.schema import JoinConfig
 from collector.decode.records import SNAPSHOT_DTYPE
 from collector.join.block_ratio import BlockRatio
 from collector.join.steps.scheduling import Scheduling
@@ -26,7 +26,7 @@ class Feed:
 
     def __init__(self, run: Run, **settings: float) -> None:
         self.run, self.steps = run, columns_of(run)
-        self.sequence = Sequence(JoinSettings(**settings), 0, BlockRatio())
+        self.sequence = Sequence(JoinConfig(**settings), 0, BlockRatio())
         self.rows: list[RowBlock] = []
         self.drops: Counter[RowDrop] = Counter()
         self.events: Counter[JoinEvent] = Counter()

@@ -1,4 +1,4 @@
-"""Errors that end the process before or at its start; input never raises.
+"""How the process ends: exit codes, and the error that ends it at its start; input never raises.
 
 Exception
 ├── ConfigError       exit 78: a key that does not exist or a value it cannot take
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 EXIT_OK = 0
 EXIT_FAILED = 1
-EXIT_USAGE = 2
 EXIT_CONFIG = 78
 """EX_CONFIG of sysexits.h."""
 

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from .bank import Bank, merge_states
 from .blocks import Design, strata_of
-from .make import RLS, Model, make_learner
-from .rows import PHASES, REQUEST_FEATURES, STEP_FEATURES, Floats, Ints, Lane, Quality, RowBlock, Target
-from .settings import BankSettings, RowOutcome
+from .rows import (
+    PHASES,
+    REQUEST_FEATURES,
+    STEP_FEATURES,
+    Floats,
+    Ints,
+    Lane,
+    Quality,
+    RowBlock,
+    RowOutcome,
+    Target,
+)
 from .snapshot import (
     ConfigSnapshot,
     DriftSnapshot,
@@ -18,6 +27,7 @@ from .snapshot import (
     TargetSnapshot,
 )
 from .state import StateError
+from .target import RLS, BankSettings, Model, check_settings, make_learner
 
 __all__ = [
     "PHASES",
@@ -44,6 +54,7 @@ __all__ = [
     "StateError",
     "Target",
     "TargetSnapshot",
+    "check_settings",
     "make_learner",
     "merge_states",
     "strata_of",

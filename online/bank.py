@@ -7,7 +7,7 @@
 
 Rows come in event-time order. They are evaluated when they come and learned in blocks that the rows themselves cut
 (online/blocks.py). Names of models: a feature set's name for the default learner ``rls``, ``<learner>/<set>`` for the
-others. Every container is bounded by a name in :class:`BankSettings`.
+others. Configurations are bounded by ``bank.configs_max``, donors by :mod:`online.transfer`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,12 @@ from collections.abc import Sequence
 
 from online.features import Facts, FeatureSet, build, custom
 from online.rls import Prior, donation
+from online.target import CUSTOM, BankSettings, TargetState, check_settings
 from online.transfer import Donor, DonorPool, donor_of
 
-from .rows import Lane, RowBlock, Target
-from .settings import CUSTOM, BankSettings, RowOutcome
+from .rows import Lane, RowBlock, RowOutcome, Target
 from .snapshot import TargetSnapshot
 from .state import State, StateError, decode, encode
-from .target import TargetState
-
-__all__ = ["Bank", "BankSettings", "RowOutcome", "merge_states"]
 
 Known = dict[str, str | int | float | bool]
 Priors = dict[tuple[str, str, tuple[str, ...]], Prior]
@@ -43,16 +40,16 @@ class Bank:
         evictions: configurations forgotten to keep the bound.
     """
 
-    def __init__(self, settings: BankSettings | None = None) -> None:
-        self.settings = BankSettings() if settings is None else settings
-        self.settings.check()
+    def __init__(self, settings: BankSettings) -> None:
+        check_settings(settings)
+        self.settings = settings
         self.learned_rows = 0
         self.evictions = 0
         self._configs: OrderedDict[str, dict[Target, TargetState]] = OrderedDict()
         self._facts: dict[str, Known] = {}
         self._priors: dict[str, Priors] = {}
         self._donors: list[tuple[Known, Priors]] = []
-        self.pool = DonorPool(self.settings.donors_max)
+        self.pool = DonorPool()
 
     # ---------------------------------------------------------------- rows in
 
@@ -69,7 +66,7 @@ class Bank:
 
     def _state(self, config_id: str, target: Target) -> TargetState:
         if config_id not in self._configs:
-            while len(self._configs) >= self.settings.configs_max:
+            while len(self._configs) >= self.settings.bank.configs_max:
                 self.drop(next(iter(self._configs)))
                 self.evictions += 1
             self._configs[config_id] = {}
@@ -117,7 +114,7 @@ class Bank:
     def _forget_unlearned(self) -> None:
         """Facts of configurations that never sent a row are kept for as many as there may be configurations."""
         idle = [config_id for config_id in self._facts if config_id not in self._configs]
-        for config_id in idle[: max(0, len(idle) - self.settings.configs_max)]:
+        for config_id in idle[: max(0, len(idle) - self.settings.bank.configs_max)]:
             self._facts.pop(config_id)
             self._priors.pop(config_id, None)
 
@@ -169,7 +166,7 @@ class Bank:
         for config_id in donors.configs():
             self._donors.append((donors._facts.get(config_id, {}), donors._donated(config_id)))
             self.pool.add(donors.statistics(config_id))
-        del self._donors[: -self.settings.donors_max]
+        del self._donors[: -self.pool.configs_max]
         return len(donors.configs())
 
     def statistics(self, config_id: str) -> list[Donor]:
@@ -276,7 +273,7 @@ class Bank:
                 mine[target] = state
 
 
-def merge_states(parts: Sequence[bytes], settings: BankSettings | None = None) -> bytes:
+def merge_states(parts: Sequence[bytes], settings: BankSettings) -> bytes:
     """One state out of several, in order of event time.
 
     Raises:

@@ -21,9 +21,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .rows import PHASES, Floats, Ints, RowBlock, Target
+from .rows import PHASES, Floats, Ints, Mask, RowBlock, Target
 from .state import State, StateError
 
 STRATA = 32
@@ -55,12 +54,6 @@ class Groups:
         sizes[:-1] = starts[1:] - starts[:-1]
         sizes[-1:] = n - starts[-1:]
         return Groups(order, starts, ordered[starts], sizes)
-
-    def of_row(self) -> Ints:
-        """Index of the group of each row, in the rows' own order, (n,)."""
-        index = np.empty_like(self.order)
-        index[self.order] = np.repeat(np.arange(len(self.ids)), self.sizes)
-        return index
 
 
 @dataclass(slots=True)
@@ -103,7 +96,7 @@ class Design:
             self.complete,
         )
 
-    def take(self, mask: NDArray[np.bool_]) -> Design:
+    def take(self, mask: Mask) -> Design:
         """The chosen rows."""
         return Design(**{name: getattr(self, name)[mask] for name in DESIGN_FIELDS})
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 STEP_FEATURES: tuple[str, ...] = (
     "prefill_tokens",
@@ -109,6 +110,17 @@ class Target(enum.StrEnum):
 _STEP_TARGETS = frozenset({Target.STEP_TIME, Target.SCHEDULE_TIME})
 
 
+class RowOutcome(enum.StrEnum):
+    """What became of a row; received = the sum over all of them."""
+
+    LEARNED = "learned"
+    NOT_FINITE = "not_finite"
+    NOT_POSITIVE = "not_positive"
+    OUT_OF_RANGE = "out_of_range"
+    UNKNOWN_FEATURE = "unknown_feature"
+    QUARANTINED = "quarantined"
+
+
 class Lane(enum.StrEnum):
     """Published: event-time order behind the watermark. Quick: as it comes, for live prediction and drift."""
 
@@ -143,7 +155,7 @@ class RowBlock:
         """Steps covered by each row, shape (n,)."""
         return np.diff(self.offsets)
 
-    def take(self, rows: NDArray[np.intp] | NDArray[np.bool_]) -> RowBlock:
+    def take(self, rows: NDArray[np.intp] | Mask) -> RowBlock:
         """The chosen rows, in the order given (indices or a mask of shape (n,))."""
         index = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
         steps = self.steps[index]
@@ -197,6 +209,3 @@ class RowBlock:
             if f.name != "offsets"
         }
         return RowBlock(offsets=np.concatenate(([0], np.cumsum(lengths))), **rest)
-
-
-Mask = NDArray[np.bool_]

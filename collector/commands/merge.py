@@ -12,7 +12,7 @@ from pathlib import Path
 from collector.config import Config
 from collector.durable import learners_of
 from collector.runtime import EXIT_FAILED, EXIT_OK, StartError
-from collector.worker import bank_settings
+from collector.worker import check_learning
 from exporters.files import write_atomically
 from online import Bank, StateError, merge_states
 
@@ -21,7 +21,7 @@ Say = Callable[[str], None]
 
 def run(paths: Sequence[Path], out: Path, config: Config, *, say: Say, note: Say) -> int:
     """Merge state files into ``out``; a state that is corrupt or does not fit is named, and nothing is written."""
-    settings = bank_settings(config)
+    check_learning(config)
     parts = []
     for path in paths:
         try:
@@ -32,7 +32,7 @@ def run(paths: Sequence[Path], out: Path, config: Config, *, say: Say, note: Say
             note(f"{path}: {error}")
             return EXIT_FAILED
     try:
-        merged = merge_states(parts, settings)
+        merged = merge_states(parts, config)
     except StateError as error:
         note(str(error))
         return EXIT_FAILED
@@ -40,7 +40,7 @@ def run(paths: Sequence[Path], out: Path, config: Config, *, say: Say, note: Say
         write_atomically(out, merged)
     except OSError as error:
         raise StartError(f"cannot write {out}: {error.strerror}") from None
-    bank = Bank(settings)
+    bank = Bank(config)
     bank.restore(merged)
     for config_id in bank.configs():
         step = bank.targets(config_id).get("step_time")

@@ -17,7 +17,7 @@ from collector.config import Config, JoinConfig
 from collector.durable import learners_of
 from collector.identity import Fact, Knowledge, shipped_sheets
 from collector.runtime import EXIT_FAILED, EXIT_OK, StartError
-from online import Bank, BankSettings, Floats, StateError, Target
+from online import Bank, Floats, StateError, Target
 from online.features import Facts
 from online.features.sheets import HardwareSheet, SheetError, architecture, model_sheet
 from online.features.systems import SYSTEMS
@@ -59,7 +59,7 @@ def run(paths: Sequence[Path], config: Config, options: Options, *, say: Say, no
     Returns:
         Exit code: failed if no state could be used.
     """
-    bank = Bank(BankSettings(feature_sets=("portable", *(system.name for system in SYSTEMS)), learners=("rls",)))
+    bank = Bank(Config(feature_sets=("portable", *(system.name for system in SYSTEMS)), learners=("rls",)))
     found = read_states(paths, bank, note)
     if not found:
         note("no donor among them")

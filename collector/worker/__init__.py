@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .build import bank_settings, make_pipeline
+from .build import check_learning, make_pipeline
 from .pipeline import Counts, Pipeline
 from .publish import Publisher, SnapshotWriter
 from .stall import StallWatch
@@ -15,6 +15,6 @@ __all__ = [
     "SnapshotWriter",
     "StallWatch",
     "Worker",
-    "bank_settings",
+    "check_learning",
     "make_pipeline",
 ]

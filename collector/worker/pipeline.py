@@ -23,7 +23,6 @@ from collector.receive import Export, count_spans
 from collector.telemetry import JoinEvent, Malformed, RowDrop, Skip
 from online import (
     Bank,
-    BankSettings,
     ConfigSnapshot,
     EngineSnapshot,
     Lane,
@@ -59,19 +58,13 @@ class Counts:
 class Pipeline:
     """Exports in, coefficients out."""
 
-    def __init__(
-        self,
-        config: Config,
-        bank_settings: BankSettings,
-        version: str,
-        knowledge: Knowledge | None = None,
-    ) -> None:
+    def __init__(self, config: Config, version: str, knowledge: Knowledge | None = None) -> None:
         dedupe = config.dedupe
         self._spans = SpanWindow(int(dedupe.window_s * 1e9), dedupe.ids_max, dedupe.emitters_max)
         self._decoder = Decoder()
         self._joiner = Joiner(config.join, knowledge)
         self._described: dict[str, tuple[tuple[str, int], ...]] = {}
-        self._bank = Bank(bank_settings)
+        self._bank = Bank(config)
         self._quarantine = Quarantine(self._bank)
         self._version = version
         self._counts = Counts()

@@ -47,10 +47,10 @@ _PREFILLS = (0.0, 0.0, 0.0, 16.0, 256.0, 1024.0)
 
 
 class DonorPool:
-    """Donors by feature set and target, the newest ``donors_max`` configurations."""
+    """Donors by feature set and target, of the newest ``configs_max`` configurations."""
 
-    def __init__(self, donors_max: int) -> None:
-        self._donors_max = donors_max
+    def __init__(self, configs_max: int = 64) -> None:
+        self.configs_max = configs_max
         self._donors: list[Donor] = []
 
     def __len__(self) -> int:
@@ -64,7 +64,7 @@ class DonorPool:
         """Take what configurations know; the oldest go beyond the bound."""
         self._donors += donors
         order = list(dict.fromkeys(donor.config_id for donor in self._donors))
-        kept = set(order[-self._donors_max :])
+        kept = set(order[-self.configs_max :])
         self._donors = [donor for donor in self._donors if donor.config_id in kept]
 
     def prior(self, name: str, target: Target, facts: Facts) -> Prior | None:

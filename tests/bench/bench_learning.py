@@ -17,19 +17,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from collector.config.schema import BankConfig, Config
 from online.bank import Bank, merge_states
 from online.blocks import Cutter
 from online.features.registry import portable
 from online.rls.learner_report import diagnosis_of
 from online.rows import RowBlock, Target
-from online.settings import BankSettings
 from tests.bench import captured, simulated
 from tests.support.streams import BETA, steps
 
 STREAM_ROWS = 84_000
 DRIFT_ROWS = 24_000
 HELD_ROWS = 256
-RLS = BankSettings(learners=("rls",), live_sets=())
+RLS = Config(learners=("rls",), live_sets=())
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ def _merged(seeds):
         bank.learn("c", Target.STEP_TIME, steps(3000, seed).rows)
         parts.append(bank.state())
     merged = Bank(RLS)
-    merged.restore(merge_states(parts))
+    merged.restore(merge_states(parts, RLS))
     return merged.targets("c")["step_time"].models["portable"].features
 
 
@@ -232,7 +232,7 @@ def speed_lines():
     """The whole learner, rows in to statistics, errors, intervals and drift: CPU time of the quietest of 200 chunks."""
     rows = steps(44_096, 1, stalls=0.005).rows
     for block_rows, target in ((32, None), (64, 250_000), (512, 1_000_000)):
-        bank = Bank(BankSettings(learners=("rls",), live_sets=(), block_rows=block_rows, block_ns=10**18))
+        bank = Bank(Config(learners=("rls",), live_sets=(), bank=BankConfig(block_rows=block_rows, block_s=1e9)))
         bank.learn("c", Target.STEP_TIME, rows.slice(0, 4096))
         best, chunk = float("inf"), 1024
         for k in range(200):

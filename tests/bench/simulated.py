@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from collector.config.schema import BankConfig, Config
 from online.features.columns import Column, FeatureSet
 from online.rows import STEP_FEATURES, RowBlock, Target
-from online.settings import BankSettings
 from online.target import TargetState
 from tests.support.paths import ROOT
 
@@ -123,7 +123,7 @@ class Run:
 
 def prequential(rows, features, hook=None, *, block_rows=32, settings=None, residual=None):
     """Predict every block of rows, then learn it; hook(rows so far, learner) after each block."""
-    settings = settings or BankSettings(learners=("rls",), live_sets=(), block_rows=block_rows)
+    settings = settings or Config(learners=("rls",), live_sets=(), bank=BankConfig(block_rows=block_rows))
     state = TargetState(Target.STEP_TIME, settings)
     state.offer(features, lambda _name, _columns: None, published=True)
     design, _ = state.evaluate(rows)

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
+from collector.config.schema import BankConfig, Config
 from online.drift.detectors import DETECTORS, DriftSettings, make_detector
 from online.features.registry import portable
 from online.prediction.prediction_intervals import Intervals
-from online.rls.rls_learner import LearnerSettings
 from online.rows import Target
-from online.settings import BankSettings
 from tests.bench.simulated import prequential
 from tests.support.streams import steps
 
@@ -16,9 +15,7 @@ SEES = [name for name in DETECTORS if name != "none"]
 
 
 def _run(detector, **kind):
-    settings = BankSettings(
-        learners=("rls",), live_sets=(), rls=LearnerSettings(drift=DriftSettings(detector=detector))
-    )
+    settings = Config(learners=("rls",), live_sets=(), bank=BankConfig(detector=detector))
     stream = steps(6000, 31, noise=0.02, **kind)
     return prequential(stream.rows, portable(Target.STEP_TIME), settings=settings).model.drift
 
@@ -81,7 +78,7 @@ def _covered(noise, n=12_000, shift_at=None):
 def prequential_design(n):
     from online.target import TargetState
 
-    state = TargetState(Target.STEP_TIME, BankSettings(learners=("rls",), live_sets=()))
+    state = TargetState(Target.STEP_TIME, Config(learners=("rls",), live_sets=()))
     state.offer(portable(Target.STEP_TIME), lambda _n, _c: None, published=True)
     return state.evaluate(steps(n, 3).rows)[0]
 

@@ -4,9 +4,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from collector.config.schema import Config
 from online.bank import Bank
-from online.rows import STEP_FEATURES, RowBlock, Target
-from online.settings import BankSettings, RowOutcome
+from online.rows import STEP_FEATURES, RowBlock, RowOutcome, Target
 from tests.support.streams import BETA, NAMES, steps
 
 LEARNERS = (
@@ -24,7 +24,7 @@ TARGET = Target.STEP_TIME
 
 def _bank(learner, **settings):
     learners = ("rls", learner) if learner == "river:residual" else (learner,)
-    return Bank(BankSettings(learners=learners, **settings))
+    return Bank(Config(learners=learners, **settings))
 
 
 def _model(bank, learner):
@@ -190,9 +190,7 @@ def test_memory_reaches_a_plateau(learner):
 def test_the_order_of_the_features_does_not_matter():
     found = []
     for names in (NAMES, NAMES[::-1]):
-        bank = Bank(
-            BankSettings(learners=("rls",), feature_sets=("custom",), custom={"step_time": names}, live_sets=())
-        )
+        bank = Bank(Config(learners=("rls",), feature_sets=("custom",), custom={"step_time": names}, live_sets=()))
         bank.learn("c", TARGET, steps(1500, 11).rows)
         found.append({f.name: f.coefficient for f in bank.targets("c")["step_time"].models["custom"].features})
     for name, value in found[0].items():

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from collector.config.schema import Config
 from online.drift.detectors import DETECTORS, DriftSettings
 from online.prediction.prequential import PrequentialError
 from online.river.challengers import LINEAR, RESIDUAL
@@ -11,7 +12,6 @@ from online.rls import hac, robust
 from online.rls.identify import IDENTIFIED_ERROR
 from online.rls.rls_learner import LearnerSettings
 from online.rls.solve import RELATIVE_RIDGE
-from online.settings import BankSettings
 from tests.support.paths import DOCS
 
 TEXT = (DOCS / "learning.md").read_text(encoding="utf-8")
@@ -25,7 +25,7 @@ RLS, DRIFT = LearnerSettings(), DriftSettings()
         (r"(\d+) minutes of busy time", RLS.half_life_us / 60e6),
         (r"min\(1, ([\d.]+) s", robust.HUBER),
         (r"The first (\d+) rows are fitted", RLS.start_rows),
-        (r"each block of (\d+) rows", BankSettings().block_rows),
+        (r"each block of (\d+) rows", Config().bank.block_rows),
         (r"relative ridge\s+of ([\de-]+);", RELATIVE_RIDGE),
         (r"half-life of (\d+) steps around", RLS.fast_half_life_steps),
         (r"better by (\d+) %", 100 * (1 - RLS.champion_advantage)),

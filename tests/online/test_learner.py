@@ -4,17 +4,17 @@ import msgspec
 import numpy as np
 import pytest
 
+from collector.config.schema import BankConfig, Config
 from online.bank import Bank
 from online.features.registry import portable
 from online.prediction.prequential import PrequentialError
 from online.rls.learner_report import diagnosis_of
 from online.rows import PHASES, Lane, RowBlock, Target
-from online.settings import BankSettings
 from online.target import TargetState
 from tests.bench.simulated import prequential
 from tests.support.streams import BETA, NAMES, steps
 
-RLS = BankSettings(learners=("rls",))
+RLS = Config(learners=("rls",))
 TARGET = Target.STEP_TIME
 
 
@@ -202,7 +202,7 @@ def test_a_set_that_becomes_available_later_starts_then():
 
     columns = tuple(raw_column(name) for name in NAMES)
     register("late", lambda target, facts: FeatureSet("late", target, columns) if "gpu" in facts else None)
-    bank = Bank(BankSettings(learners=("rls",), feature_sets=("portable", "late")))
+    bank = Bank(Config(learners=("rls",), feature_sets=("portable", "late")))
     bank.learn("c", TARGET, steps(110, 17).rows)
     assert "late" not in bank.targets("c")["step_time"].models
     bank.describe("c", {"gpu": "H100"})
@@ -213,14 +213,14 @@ def test_a_set_that_becomes_available_later_starts_then():
 def test_standard_errors_hold_when_noise_has_a_memory():
     hits = []
     for seed in range(40):
-        bank = Bank(BankSettings(learners=("rls",), live_sets=()))
+        bank = Bank(Config(learners=("rls",), live_sets=()))
         bank.learn("c", TARGET, steps(4096, 900 + seed, noise=0.02, autocorrelation=0.97).rows)
         hits += [abs(f.coefficient - b) < 1.96 * f.stderr for f, b in zip(_model(bank).features, BETA, strict=True)]
     assert 0.87 < np.mean(hits) < 0.99
 
 
 def test_a_long_dull_stretch_costs_nothing():
-    state = TargetState(TARGET, BankSettings(learners=("rls",), live_sets=(), block_rows=4096, block_ns=10**18))
+    state = TargetState(TARGET, Config(learners=("rls",), live_sets=(), bank=BankConfig(block_rows=4096, block_s=1e9)))
     state.offer(portable(TARGET), lambda _name, _columns: None, published=True)
     rich, dull, back = steps(8192, 1), steps(1, 2, batch=(8, 8), prefill_share=0.0), steps(200, 3)
     model = state.models["portable"][1]

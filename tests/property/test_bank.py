@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from collector.config.schema import BankConfig, Config
 from online.bank import Bank
-from online.rows import STEP_FEATURES, RowBlock, Target
-from online.settings import BankSettings, RowOutcome
+from online.rows import STEP_FEATURES, RowBlock, RowOutcome, Target
 from tests.support.streams import BETA, steps
 
-RLS = BankSettings(learners=("rls",))
+RLS = Config(learners=("rls",))
 
 
 def _coefficients(bank, model="portable", target="step_time"):
@@ -108,7 +108,7 @@ def test_a_compile_step_moves_no_coefficient_by_more_than_one_per_cent():
 
 
 def test_configurations_are_capped_and_the_least_recent_goes():
-    bank = Bank(BankSettings(learners=("rls",), configs_max=2))
+    bank = Bank(Config(learners=("rls",), bank=BankConfig(configs_max=2)))
     for name in ("a", "b", "a", "c"):
         bank.learn(name, Target.STEP_TIME, steps(40, 1).rows)
     assert bank.configs() == ["a", "c"]
@@ -127,12 +127,12 @@ def test_rename_keeps_what_was_learned():
 @pytest.mark.parametrize(
     ("settings_", "key"),
     [
-        (BankSettings(learners=("lasso",)), "learners"),
-        (BankSettings(learners=("river:no.Such",)), "river:no.Such"),
-        (BankSettings(learners=("river:drift.ADWIN",)), "not a regressor"),
-        (BankSettings(feature_sets=("phisics",)), "feature_sets"),
-        (BankSettings(custom={"step_time": ("tokens",)}), "tokens"),
-        (BankSettings(block_rows=0), "block_rows"),
+        (Config(learners=("lasso",)), "learners"),
+        (Config(learners=("river:no.Such",)), "river:no.Such"),
+        (Config(learners=("river:drift.ADWIN",)), "not a regressor"),
+        (Config(feature_sets=("phisics",)), "feature_sets"),
+        (Config(custom={"step_time": ("tokens",)}), "tokens"),
+        (Config(bank=BankConfig(block_rows=0)), "block_rows"),
     ],
 )
 def test_bad_settings_are_refused_by_name(settings_, key):
@@ -145,7 +145,7 @@ def test_every_target_learns(target):
     rng = np.random.default_rng(4)
     raw = rng.uniform(1, 50, size=(300, len(target.vocabulary)))
     rows = RowBlock.of_lines(raw, 1000 + raw[:, 0] * 10 + rng.normal(0, 5, 300), end_ns=np.arange(300) * 10**7)
-    bank = Bank(BankSettings())
+    bank = Bank(Config())
     assert bank.learn("c", target, rows) == Counter({RowOutcome.LEARNED: 300})
     snapshot = bank.targets("c")[target.value]
     assert snapshot.vector == target.vector
@@ -176,7 +176,7 @@ def test_the_mean_of_a_feature_is_that_of_the_rows_per_request():
 
 
 def test_descriptions_without_rows_are_bounded():
-    bank = Bank(BankSettings(learners=("rls",), configs_max=3))
+    bank = Bank(Config(learners=("rls",), bank=BankConfig(configs_max=3)))
     bank.learn("learned", Target.STEP_TIME, steps(40, 1).rows)
     bank.describe("learned", {"gpu": "H100"})
     for i in range(100):

@@ -23,8 +23,7 @@ from collector.receive.export_request import Export
 from collector.telemetry.reasons import Skip
 from collector.worker.pipeline import Pipeline
 from online.bank import Bank
-from online.rows import Lane
-from online.settings import RowOutcome
+from online.rows import Lane, RowOutcome
 from tests.support.paths import DATA
 from tests.support.telemetry_builders import (
     Piece,

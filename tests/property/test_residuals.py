@@ -6,21 +6,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from collector.config.schema import Config
 from online.bank import Bank, merge_states
 from online.blocks import Cutter
-from online.make import make_learner
 from online.prediction.residuals import RATIO_BOUNDS, Residuals
-from online.rls.rls_learner import RlsLearner
+from online.rls.rls_learner import LearnerSettings, RlsLearner
 from online.rows import Target
-from online.settings import BankSettings
 from online.snapshot import ResidualSnapshot
+from online.target import make_learner
 from tests.support.streams import steps
 
-BOTH = BankSettings(learners=("rls", "river:linear"))
+BOTH = Config(learners=("rls", "river:linear"))
 # Two published sets, so that the champion can change: one that knows what step time depends on, and one that is blind.
-TWO = BankSettings(
-    learners=("rls",), feature_sets=("portable", "custom"), custom={"step_time": ("requests",)}, live_sets=()
-)
+TWO = Config(learners=("rls",), feature_sets=("portable", "custom"), custom={"step_time": ("requests",)}, live_sets=())
 
 
 def _residuals(bank, target="step_time"):
@@ -65,14 +63,14 @@ def test_whoever_looks_sees_them_only_grow_whatever_the_machine_does(seed, drift
 
 def test_they_are_of_the_published_coefficients_before_the_row_was_learned():
     rows = steps(700, 3, stalls=0.01).rows
-    bank = Bank(BankSettings(learners=("rls",), live_sets=()))
+    bank = Bank(Config(learners=("rls",), live_sets=()))
     bank.learn("c", Target.STEP_TIME, rows)
     target = bank._configs["c"][Target.STEP_TIME]
     features = target.sets["portable"][0]
-    alone = make_learner("rls", features, bank.settings.rls)
+    alone = make_learner("rls", features, LearnerSettings())
     assert isinstance(alone, RlsLearner)
     ratios = []
-    for block in Cutter(bank.settings.block_rows, bank.settings.block_ns).push(target.evaluate(rows)[0]):
+    for block in Cutter(bank.settings.bank.block_rows, 10**9).push(target.evaluate(rows)[0]):
         if alone.started:
             ratios.append(block.elapsed_us / (block.x @ alone.beta[: len(features)]))
         alone.learn(block)
@@ -91,7 +89,7 @@ def test_the_champion_is_the_one_that_is_counted():
 
 
 def test_a_bank_without_rls_has_none():
-    bank = Bank(BankSettings(learners=("river:linear",)))
+    bank = Bank(Config(learners=("river:linear",)))
     bank.learn("c", Target.STEP_TIME, steps(300, 1).rows)
     assert "residuals" not in msgspec.to_builtins(bank.targets("c")["step_time"])
 
@@ -114,7 +112,7 @@ def test_merging_adds_them():
         bank.targets("c")
         parts.append(bank)
     merged = Bank(BOTH)
-    merged.restore(merge_states([part.state() for part in parts]))
+    merged.restore(merge_states([part.state() for part in parts], BOTH))
     a, b, both = map(_residuals, (*parts, merged))
     assert isinstance(both, ResidualSnapshot)
     assert both.rows == [x + y for x, y in zip(a.rows, b.rows, strict=True)]

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from collector.config.schema import Config
 from online import state as codec
 from online.bank import Bank, merge_states
 from online.rls.strata import Strata
 from online.rows import RowBlock, Target
-from online.settings import BankSettings
 from online.state import StateError
 from tests.support.streams import steps
 
-RLS = BankSettings(learners=("rls",))
-ALL = BankSettings(learners=("rls", "rls_covariance", "river:linear", "river:residual"))
+RLS = Config(learners=("rls",))
+ALL = Config(learners=("rls", "rls_covariance", "river:linear", "river:residual"))
 
 
 def _published(bank, config="c"):
@@ -160,7 +160,7 @@ def test_models_no_longer_configured_are_named_and_left_out():
 
 
 def test_state_of_one_target_is_at_most_64_kilobytes():
-    bank = Bank(BankSettings(learners=("rls",), live_sets=()))
+    bank = Bank(Config(learners=("rls",), live_sets=()))
     _learn(bank, steps(30_000, 1, batch=(1, 512)).rows)
     bank.learn("c", Target.STEP_TIME, steps(7, 2).rows)
     assert len(bank.state()) <= 64 * 1024
@@ -222,8 +222,8 @@ def _replica(seed, n=3000, **kind):
 
 def test_merge_is_commutative_and_associative_side_by_side():
     a, b, c = (_replica(seed) for seed in (1, 2, 3))
-    orders = ([a, b, c], [c, b, a], [b, merge_states([a, c])], [merge_states([a, b]), c])
-    results = [_coefficients(merge_states(order)) for order in orders]
+    orders = ([a, b, c], [c, b, a], [b, merge_states([a, c], RLS)], [merge_states([a, b], RLS), c])
+    results = [_coefficients(merge_states(order, RLS)) for order in orders]
     for other in results[1:]:
         assert np.allclose(results[0], other, rtol=1e-9)
 
@@ -234,19 +234,19 @@ def test_replicas_side_by_side_are_within_two_per_cent_of_the_joined_stream():
     order = np.argsort(joined.end_ns, kind="stable")
     bank = Bank(RLS)
     _learn(bank, joined.take(order))
-    merged = _coefficients(merge_states([_replica(1), _replica(2)]))
+    merged = _coefficients(merge_states([_replica(1), _replica(2)], RLS))
     assert np.allclose(merged, _coefficients(bank.state()), rtol=0.02)
 
 
 @pytest.mark.parametrize("few", [2, 40, 200])
 def test_a_replica_with_few_rows_joins_without_harm(few):
-    merged = _coefficients(merge_states([_replica(1), _replica(2, n=few)]))
+    merged = _coefficients(merge_states([_replica(1), _replica(2, n=few)], RLS))
     assert np.allclose(merged, _coefficients(_replica(1)), rtol=0.05)
 
 
 def test_merge_says_which_state_is_corrupt(saved):
     with pytest.raises(StateError, match="state 2"):
-        merge_states([saved, saved[:-1]])
+        merge_states([saved, saved[:-1]], RLS)
 
 
 # -------------------------------------------------------------------- priors

@@ -28,7 +28,6 @@ from collector.decode.plain import decode
 from collector.decode.records import ApiSpan, CoreSpan, RequestSpan, StepColumns, Tally, Telemetry
 from collector.receive.export_request import Export
 from collector.worker.pipeline import Pipeline
-from online.settings import BankSettings
 from tests.support.paths import ROOT
 
 SHARED = ROOT.parent / "shared"
@@ -478,7 +477,7 @@ def pieces_in(exports: Iterable[Export]) -> list[tuple[str, Piece]]:
 
 
 def new_pipeline(**settings) -> Pipeline:
-    return Pipeline(Config(**settings), BankSettings(learners=("rls",), live_sets=()), "0")
+    return Pipeline(Config(**settings, learners=("rls",), live_sets=()), "0")
 
 
 def replayed(exports: Iterable[Export], batch: int = 1, **settings) -> Pipeline:

@@ -8,13 +8,12 @@ from collector.commands.merge import run
 from collector.commands.replay import replay
 from collector.config.schema import Config
 from collector.runtime.clock import SystemClock
-from collector.worker.build import bank_settings
 from online.bank import Bank
 from tests.support.paths import DATA
 
 
 def coefficients(state: Path) -> dict[str, dict[str, float]]:
-    bank = Bank(bank_settings(Config()))
+    bank = Bank(Config())
     bank.restore(state.read_bytes())
     return {
         config_id: {f.name: f.coefficient for f in bank.targets(config_id)["step_time"].models["portable"].features}

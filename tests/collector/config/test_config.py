@@ -11,7 +11,6 @@ from collector.config.errors import ConfigError
 from collector.config.load import json_schema, load, to_yaml
 from collector.config.schema import Config, Endpoint, parse_endpoint
 from collector.worker.build import make_pipeline
-from online.settings import BankSettings
 
 
 def from_text(tmp_path: Path, text: str, **environ: str) -> Config:
@@ -111,13 +110,6 @@ def test_the_schema_knows_every_section_and_forbids_other_keys():
     for field in msgspec.structs.fields(Config):
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
             assert schema[field.type.__name__]["additionalProperties"] is False
-
-
-def test_the_defaults_of_the_learners_are_those_of_the_bank():
-    bank = BankSettings()
-    config = Config()
-    assert (config.learners, config.feature_sets) == (bank.learners, bank.feature_sets)
-    assert (config.bank.block_rows, config.bank.configs_max) == (bank.block_rows, bank.configs_max)
 
 
 @pytest.mark.parametrize(

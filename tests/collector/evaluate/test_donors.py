@@ -13,12 +13,11 @@ from online.features.registry import build
 from online.features.sheets.deployment import sheet_of
 from online.features.systems.physics import PHYSICS
 from online.rows import Target
-from online.settings import BankSettings
 from online.transfer.pool import DonorPool, project, sheet_prior, typical_steps
 from tests.support.configurations import CONFIGS, rows_of
 
 STEP = Target.STEP_TIME
-SETTINGS = BankSettings(learners=("rls",), live_sets=())
+SETTINGS = Config(learners=("rls",), live_sets=())
 
 
 def _state(name, seed=0, n=1200):
@@ -67,7 +66,7 @@ def test_what_a_prior_alone_says_is_published_as_such(states):
 
 
 def test_without_donors_there_is_no_prior():
-    assert DonorPool(4).prior("physics", STEP, CONFIGS["7b"]) is None
+    assert DonorPool().prior("physics", STEP, CONFIGS["7b"]) is None
 
 
 def test_the_pool_keeps_the_newest_configurations(states):

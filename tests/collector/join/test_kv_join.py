@@ -19,7 +19,6 @@ from collector.receive.export_request import Export
 from collector.telemetry.reasons import KvSkip
 from collector.worker.pipeline import Pipeline
 from online.rows import STEP_FEATURES, Target
-from online.settings import BankSettings
 from tests.support.kv_cases import (
     TS_S,
     batch,
@@ -256,7 +255,7 @@ def test_rows_with_kv_events_do_not_depend_on_the_order_of_arrival_within_ten_se
 
 
 def test_the_pipeline_takes_kv_batches_and_accounts_for_them():
-    pipeline = Pipeline(Config(join=SETTINGS), BankSettings(learners=("rls",)), "test")
+    pipeline = Pipeline(Config(join=SETTINGS, learners=("rls",)), "test")
     batches = kv_batches("c5_offload")
     pipeline.process_kv([*batches, batches[0]])
     counts = pipeline.take_counts().kv
@@ -270,7 +269,7 @@ def test_hits_make_the_prefill_coefficient_of_journeys_alone_come_out_right():
     """Prefill tokens 1.76 times too many make the coefficient too small by about as much."""
 
     def coefficient(batches, drop_steps):
-        pipeline = Pipeline(Config(join=SETTINGS), BankSettings(learners=("rls",)), "test")
+        pipeline = Pipeline(Config(join=SETTINGS, learners=("rls",)), "test")
         pipeline.process_kv(batches)
         for one in telemetry("c5_offload", no_step if drop_steps else lambda _step: True):
             pipeline.joiner.add(one)
@@ -288,7 +287,7 @@ def test_hits_make_the_prefill_coefficient_of_journeys_alone_come_out_right():
 
 
 def test_the_state_of_kv_events_is_copied_with_the_pipeline():
-    pipeline = Pipeline(Config(join=SETTINGS), BankSettings(learners=("rls",)), "test")
+    pipeline = Pipeline(Config(join=SETTINGS, learners=("rls",)), "test")
     pipeline.process_kv(kv_batches("c5_offload"))
     for export in exports("c5_offload"):
         for one in decode(export, "peer", lambda *_: None, Tally()):
@@ -306,7 +305,7 @@ def test_a_batch_record_can_be_stored_and_read_back():
 
 def test_kv_events_by_otlp_go_through_the_pipeline_as_any_export():
     (instance,) = sequences(joined("c5_offload", [], no_step)[0])
-    pipeline = Pipeline(Config(join=SETTINGS), BankSettings(learners=("rls",)), "test")
+    pipeline = Pipeline(Config(join=SETTINGS, learners=("rls",)), "test")
     data = otlp_events("c5_offload", instance).SerializeToString()
     pipeline.process([Export(data, "peer", "grpc", 1)])
     pipeline.process([Export(export, "peer", "grpc", 1) for export in exports("c5_offload")])

@@ -13,7 +13,6 @@ from collector.config.schema import Config
 from collector.recordings.reader import Recording, TimedExport, TimedKv, merged
 from collector.runtime.clock import SystemClock
 from collector.worker.pipeline import Pipeline
-from online.settings import BankSettings
 from tests.support.builders import make_export, write_recording
 from tests.support.kv_cases import kv_lines, recording
 
@@ -74,12 +73,10 @@ def test_kv_lines_alone_teach_nothing(tmp_path):
 
 def test_restores_of_a_custom_feature_set_are_learned_from():
     """What no feature set but a custom one asks for still reaches the learner: the columns are there."""
-    bank = BankSettings(
-        learners=("rls",), feature_sets=("custom",), custom={"step_time": ("requests", "offload_blocks")}
-    )
+    settings = Config(learners=("rls",), feature_sets=("custom",), custom={"step_time": ("requests", "offload_blocks")})
 
     def rows(paths):
-        pipeline = Pipeline(Config(), bank, "test")
+        pipeline = Pipeline(settings, "test")
         for timed in merged(Recording(path, print) for path in paths):
             if isinstance(timed, TimedKv):
                 pipeline.process_kv([timed.batch])

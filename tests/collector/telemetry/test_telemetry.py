@@ -23,8 +23,7 @@ from collector.telemetry.table import (
     Kind,
 )
 from collector.worker.pipeline import Counts
-from online.rows import Target
-from online.settings import RowOutcome
+from online.rows import RowOutcome, Target
 
 
 @pytest.fixture

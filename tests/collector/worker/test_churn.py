@@ -8,12 +8,11 @@ from types import FunctionType, MethodType, ModuleType
 
 import pytest
 
-from collector.config.schema import Config, DedupeConfig, JoinConfig
+from collector.config.schema import BankConfig, Config, DedupeConfig, JoinConfig
 from collector.identity import knowledge
 from collector.receive.export_request import Export
 from collector.telemetry.reasons import JoinEvent
 from collector.worker.pipeline import Pipeline
-from online.settings import BankSettings
 from tests.support.builders import make_export
 
 ENGINES = 3
@@ -48,8 +47,14 @@ def generation(pipeline, number, *, doubles):
 def test_what_is_held_does_not_grow_with_the_processes_ever_seen(doubles, monkeypatch):
     monkeypatch.setattr(knowledge, "_SEEN_MAX", 8)
     monkeypatch.setattr("collector.worker.traces.PROCESSES_MAX", 4)
-    settings = Config(join=JoinConfig(engines_max=ENGINES), dedupe=DedupeConfig(emitters_max=ENGINES))
-    pipeline = Pipeline(settings, BankSettings(learners=("rls",), live_sets=(), configs_max=4), "0")
+    config = Config(
+        join=JoinConfig(engines_max=ENGINES),
+        dedupe=DedupeConfig(emitters_max=ENGINES),
+        bank=BankConfig(configs_max=4),
+        learners=("rls",),
+        live_sets=(),
+    )
+    pipeline = Pipeline(config, "0")
     met, held = Counter(), []
     for number in range(48):
         met += generation(pipeline, number, doubles=doubles)
@@ -61,7 +66,7 @@ def test_what_is_held_does_not_grow_with_the_processes_ever_seen(doubles, monkey
 
 
 def test_the_second_emitter_of_an_engine_that_was_evicted_is_heard_again():
-    pipeline = Pipeline(Config(join=JoinConfig(engines_max=ENGINES)), BankSettings(learners=("rls",)), "0")
+    pipeline = Pipeline(Config(join=JoinConfig(engines_max=ENGINES), learners=("rls",)), "0")
     generation(pipeline, 0, doubles=True)
     second = "pod-0-0b"
     assert pipeline.joiner.engine_of(second) is pipeline.joiner.engine_of("pod-0-0a")

@@ -9,8 +9,7 @@ from collector.config.schema import BankConfig, Config
 from collector.receive.export_request import Export
 from collector.telemetry.reasons import JoinEvent, Skip
 from collector.worker.build import make_pipeline
-from online.rows import Target
-from online.settings import RowOutcome
+from online.rows import RowOutcome, Target
 from tests.support.builders import make_export
 from tests.support.paths import DATA
 from tests.support.telemetry_builders import (

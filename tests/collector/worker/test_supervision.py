@@ -9,8 +9,7 @@ from collector.receive.export_request import Export
 from collector.telemetry.reasons import Stall
 from collector.worker.build import make_pipeline
 from collector.worker.stall import Progress, StallWatch
-from online.rows import Target
-from online.settings import RowOutcome
+from online.rows import RowOutcome, Target
 from tests.support.builders import FakeClock, make_export
 
 AFTER_S = 600.0

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from online.features.columns import Column, FeatureSet
-from online.make import make_learner
 from online.river.challengers import make
 from online.river.quantile import QuantileLearner
 from online.rls import learner_state
@@ -12,6 +11,7 @@ from online.rls.ard import ArdLearner
 from online.rls.rls_learner import LearnerSettings
 from online.rows import STEP_FEATURES, RowBlock, Target
 from online.state import decode, encode
+from online.target import make_learner
 from tests.support.designs import design_of
 from tests.support.streams import BETA, NAMES, steps
 

@@ -7,19 +7,25 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from online.blocks import Cutter, Design, strata_of
 from online.features import FeatureSet
 from online.prediction import Residuals
 from online.river import ResidualLearner
 from online.rls import Prior, RlsLearner, learner_state
+from online.rows import RowBlock, RowOutcome, Target
+from online.snapshot import ErrorSnapshot, ModelSnapshot, TargetSnapshot
+from online.state import State, StateError
 
-from .blocks import Cutter, Design, strata_of
-from .make import Model, make_learner
-from .rows import RowBlock, Target
-from .settings import DEFAULT_LEARNER, BankSettings, RowOutcome
-from .snapshot import ErrorSnapshot, ModelSnapshot, TargetSnapshot
-from .state import State, StateError
+from .learners import RLS, Model, make_learner
+from .settings import BankSettings, rates
 
 PriorFor = Callable[[str, tuple[str, ...]], Prior | None]
+
+VALUE_MAX = 1e12
+"""A feature, weight or time (us) beyond this is not a measurement."""
+
+ELAPSED_US_MIN = 1e-3
+"""A time below this is not a measurement."""
 
 
 class TargetState:
@@ -35,9 +41,9 @@ class TargetState:
         self.target = target
         self.settings = settings
         # Nobody waits for a change in the others: half as many blocks, half the cost.
-        rows = settings.block_rows * (1 if target is Target.STEP_TIME else 2)
-        self.cutter = Cutter(rows, settings.block_ns)
-        self.quick = Cutter(settings.block_rows, settings.block_ns)
+        rows, block_ns = settings.bank.block_rows, int(settings.bank.block_s * 1e9)
+        self.cutter = Cutter(rows * (1 if target is Target.STEP_TIME else 2), block_ns)
+        self.quick = Cutter(rows, block_ns)
         self.sets: dict[str, tuple[FeatureSet, slice]] = {}
         self.models: dict[str, tuple[str, Model]] = {}
         self.residuals = Residuals()
@@ -52,13 +58,13 @@ class TargetState:
         self.columns += len(features)
         for cutter in (self.cutter, self.quick):
             cutter.widen(self.columns)
-        for learner in self.settings.learners if published else (DEFAULT_LEARNER,):
-            key = features.name if learner == DEFAULT_LEARNER else f"{learner}/{features.name}"
+        for learner in self.settings.learners if published else (RLS,):
+            key = features.name if learner == RLS else f"{learner}/{features.name}"
             self.models[key] = (features.name, self._make(learner, features, prior_for))
 
     def _make(self, learner: str, features: FeatureSet, prior_for: PriorFor) -> Model:
-        prior = prior_for(features.name, features.names) if learner == DEFAULT_LEARNER else None
-        return make_learner(learner, features, self.settings.rls, prior)
+        prior = prior_for(features.name, features.names) if learner == RLS else None
+        return make_learner(learner, features, rates(self.settings), prior)
 
     def rls_models(self) -> Iterator[tuple[str, RlsLearner]]:
         """Feature set and learner of each ``rls`` model."""
@@ -70,7 +76,6 @@ class TargetState:
 
     def evaluate(self, rows: RowBlock) -> tuple[Design, Counter[RowOutcome]]:
         """Columns of all sets side by side; rows that are no measurement are left out and counted."""
-        limit, least = self.settings.value_max, self.settings.elapsed_us_min
         y, weight = rows.elapsed_us, rows.weight
         finite = np.isfinite(y) & np.isfinite(weight) & np.isfinite(rows.phase).all(axis=1)
         positive = (y > 0.0) & (weight > 0.0)
@@ -78,12 +83,12 @@ class TargetState:
         known = np.zeros(len(rows), np.bool_)
         complete = True
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            bounded = (y >= least) & (y <= limit) & (weight <= limit) & (weight >= 1.0 / limit)
+            bounded = (y >= ELAPSED_US_MIN) & (y <= VALUE_MAX) & (weight <= VALUE_MAX) & (weight >= 1.0 / VALUE_MAX)
             bounded &= (np.abs(rows.phase) <= 1.0).all(axis=1)
             for features, where in self.sets.values():
                 part = features.evaluate(rows)
                 x[:, where] = part
-                inside = (np.abs(part) <= limit).all(axis=1)
+                inside = (np.abs(part) <= VALUE_MAX).all(axis=1)
                 here = np.isfinite(part).all(axis=1)
                 known |= here
                 bounded &= inside | ~here

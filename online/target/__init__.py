@@ -1,0 +1,17 @@
+"""One target of one configuration: its partial blocks, its feature sets, its learners."""
+
+from __future__ import annotations
+
+from .learners import RLS, Model, make_learner
+from .settings import CUSTOM, BankSettings, check_settings
+from .target_state import TargetState
+
+__all__ = [
+    "CUSTOM",
+    "RLS",
+    "BankSettings",
+    "Model",
+    "TargetState",
+    "check_settings",
+    "make_learner",
+]

@@ -1,0 +1,91 @@
+"""What to learn with: a protocol that the sidecar's configuration fulfils, so that every default stands there, once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from online.drift import DriftSettings, make_detector
+from online.features import custom, registered
+from online.rls import LearnerSettings
+from online.rows import Target
+
+from .learners import check_learner
+
+CUSTOM = "custom"
+"""The feature set whose columns the configuration lists by their raw names."""
+
+
+class BankBounds(Protocol):
+    """How rows are cut into blocks, and what is held."""
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a block; drift and champion react once per block.
+
+        32 finds a change of speed within 64 rows; 512 and more are for bulk replay only.
+        """
+
+    @property
+    def block_s(self) -> float:
+        """Event time after which a block ends."""
+
+    @property
+    def detector(self) -> str:
+        """Of changes of speed (online/drift/detectors.py)."""
+
+    @property
+    def configs_max(self) -> int:
+        """Configurations kept; the one that learned least recently goes."""
+
+
+class BankSettings(Protocol):
+    """What to learn with."""
+
+    @property
+    def learners(self) -> tuple[str, ...]:
+        """Among ``rls``, ``rls_covariance``, ``river:{linear,residual,quantile}`` and ``river:<dotted name>``."""
+
+    @property
+    def feature_sets(self) -> tuple[str, ...]:
+        """Registered names, or ``custom``."""
+
+    @property
+    def live_sets(self) -> tuple[str, ...]:
+        """Feature sets that only predict (free of sign, not published)."""
+
+    @property
+    def custom(self) -> Mapping[str, tuple[str, ...]]:
+        """Raw names per target of the set ``custom``."""
+
+    @property
+    def bank(self) -> BankBounds:
+        """Blocks and bounds."""
+
+
+def check_settings(settings: BankSettings) -> None:
+    """Raises ValueError naming the first key that cannot work."""
+    for name in settings.learners:
+        check_learner(name)
+    for key, names in (("feature_sets", settings.feature_sets), ("live_sets", settings.live_sets)):
+        for name in names:
+            if name != CUSTOM and name not in registered():
+                raise ValueError(f"{key}: {name!r} is not one of {', '.join((*registered(), CUSTOM))}")
+    for target, names in settings.custom.items():
+        if target not in set(Target):
+            raise ValueError(f"custom: {target!r} is not one of {', '.join(Target)}")
+        custom(Target(target), names)
+    bounds = settings.bank
+    for key, bound in (
+        ("block_rows", bounds.block_rows),
+        ("block_s", bounds.block_s),
+        ("configs_max", bounds.configs_max),
+    ):
+        if not bound > 0:
+            raise ValueError(f"{key}: expected a number > 0, got {bound}")
+    make_detector(rates(settings).drift)
+
+
+def rates(settings: BankSettings) -> LearnerSettings:
+    """Rates of the ``rls`` learner with the configured detector."""
+    return LearnerSettings(drift=DriftSettings(detector=settings.bank.detector))

@@ -35,19 +35,7 @@ from collector.runtime import (
     resident_bytes,
     tune_malloc,
 )
-from collector.telemetry import (
-    CONFIG_RELOADS,
-    CONFIGS_CAPACITY,
-    DISCOVERY,
-    IN_FLIGHT_BYTES,
-    MEMORY_LIMIT,
-    OPEN_REQUESTS,
-    QUEUE_BYTES,
-    QUEUE_CAPACITY,
-    WATERMARK_AGE,
-    Metrics,
-    Refusal,
-)
+from collector.telemetry import Metrics, Refusal, table
 from collector.worker import Pipeline, Publisher, SnapshotWriter, StallWatch, Worker, make_pipeline
 from exporters.pages import HttpServer, SnapshotDocuments, protect
 from exporters.prometheus import MetricsPage
@@ -100,17 +88,20 @@ class Sidecar:
             waiters_max=config.receivers.grpc.threads - HANDLERS_FREE,
             record=self._record,
         )
-        self.metrics.set(QUEUE_CAPACITY, config.queue.capacity_bytes)
-        self.metrics.set(CONFIGS_CAPACITY, config.bank.configs_max)
-        self.metrics.follow(QUEUE_BYTES, lambda: self.queue.queued_bytes)
-        self.metrics.follow(IN_FLIGHT_BYTES, lambda: self.queue.in_flight_bytes)
+        self.metrics.set(table.QUEUE_CAPACITY, config.queue.capacity_bytes)
+        self.metrics.set(table.CONFIGS_CAPACITY, config.bank.configs_max)
+        self.metrics.follow(table.QUEUE_BYTES, lambda: self.queue.queued_bytes)
+        self.metrics.follow(table.IN_FLIGHT_BYTES, lambda: self.queue.in_flight_bytes)
         knowledge = Knowledge(config.configurations)
         self.pipeline: Pipeline = make_pipeline(config, knowledge)
         self.discovery = Discovery(
-            config.configurations.discovery, knowledge, clock, lambda outcome: self.metrics.add(DISCOVERY, 1, outcome)
+            config.configurations.discovery,
+            knowledge,
+            clock,
+            lambda outcome: self.metrics.add(table.DISCOVERY, 1, outcome),
         )
-        self.metrics.follow(OPEN_REQUESTS, lambda: self.pipeline.joiner.open_requests)
-        self.metrics.follow(WATERMARK_AGE, lambda: self.pipeline.joiner.watermark_age_s)
+        self.metrics.follow(table.OPEN_REQUESTS, lambda: self.pipeline.joiner.open_requests)
+        self.metrics.follow(table.WATERMARK_AGE, lambda: self.pipeline.joiner.watermark_age_s)
         self._status = StatusPage(
             self.snapshot,
             self.metrics.registry,
@@ -229,7 +220,7 @@ class Sidecar:
             source.read,
             self.config,
             apply=self._reconfigure,
-            count=lambda outcome: self.metrics.add(CONFIG_RELOADS, 1, outcome),
+            count=lambda outcome: self.metrics.add(table.CONFIG_RELOADS, 1, outcome),
             interval_s=self.config.reload_interval_s,
         )
 
@@ -242,7 +233,7 @@ class Sidecar:
 
     def _make_reception(self, clock: Clock) -> Reception:
         limit = limit_bytes(self.config.memory.limit_mib, cgroup_limit_bytes())
-        self.metrics.set(MEMORY_LIMIT, limit or 0)
+        self.metrics.set(table.MEMORY_LIMIT, limit or 0)
         intake = Intake(self.queue, self.metrics, MemoryGuard(limit, resident_bytes, clock), self._keep.sync)
         return Reception(self.config.receivers, intake, health=self.health, clock=clock)
 

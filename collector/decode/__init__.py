@@ -17,7 +17,6 @@ from .records import (
     RequestSpan,
     SnapshotColumns,
     StepColumns,
-    Tally,
     Telemetry,
 )
 
@@ -35,7 +34,6 @@ __all__ = [
     "SlimExport",
     "SnapshotColumns",
     "StepColumns",
-    "Tally",
     "Telemetry",
     "decode",
     "pieces",

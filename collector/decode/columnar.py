@@ -20,10 +20,12 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from collector.telemetry import Counts
+
 from . import plain
 from . import vocabulary as words
 from .envelope import SlimExport
-from .records import STEP_FIELDS, Tally, Telemetry
+from .records import STEP_FIELDS, Telemetry
 from .template import EVENT_MAX, Events, Matched, Shape, Template, learnable, shape
 from .weight import is_too_dense
 
@@ -41,7 +43,7 @@ class Decoder:
         self._templates: OrderedDict[Shape, Template] = OrderedDict()
 
     def decode(
-        self, payloads: Sequence[tuple[bytes, str]], admit_span: plain.AdmitSpan, tally: Tally
+        self, payloads: Sequence[tuple[bytes, str]], admit_span: plain.AdmitSpan, counts: Counts
     ) -> list[list[Telemetry] | None]:
         """Each export and its peer as ``plain.decode`` has it, in order.
 
@@ -54,7 +56,7 @@ class Decoder:
         for export, (_, peer), own in zip(exports, payloads, spans, strict=True):
             mine = list(itertools.islice(taken, len(own)))
             rest = _parse_rest(export)
-            out.append(plain.read(rest, peer, admit_span, tally, iter(mine)) if rest is not None else None)
+            out.append(plain.read(rest, peer, admit_span, counts, iter(mine)) if rest is not None else None)
         return out
 
     def _take(self, spans: list[Any]) -> Iterator[plain.Taken]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections import Counter
 from dataclasses import dataclass, field
 
 import msgspec
@@ -16,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.decode.kv import KvBatch
-from collector.telemetry import Skip
 
 MISSING = -1
 """Value of an optional integer that was not sent; every valid value is >= 0."""
@@ -146,23 +144,6 @@ class RequestSpan(msgspec.Struct, frozen=True, gc=False):
     prefill_s: float
     decode_s: float
     model: str
-
-
-@dataclass(slots=True)
-class Tally:
-    """received = accepted + Σ skipped, for spans and for events, always."""
-
-    spans_received: int = 0
-    spans_accepted: int = 0
-    spans_skipped: Counter[Skip] = field(default_factory=Counter)
-    events_received: int = 0
-    events_accepted: int = 0
-    events_skipped: Counter[Skip] = field(default_factory=Counter)
-    events_dropped_by_sdk: int = 0
-    attributes_ignored: int = 0
-    summaries_columnar: int = 0
-    summaries_plain: int = 0
-    """Step summaries of accepted spans, by the decoder that read them: columns at once, or one by one."""
 
 
 @dataclass(slots=True)

@@ -22,20 +22,7 @@ import msgspec
 from collector.config import Config
 from collector.receive import Export
 from collector.runtime import Clock, Files, Health, StartError, SystemFiles, give_back
-from collector.telemetry import (
-    JOURNAL_BYTES,
-    JOURNAL_CAPACITY,
-    JOURNAL_DAMAGED,
-    JOURNAL_REPLAYED,
-    STATE_BYTES,
-    STATE_RESTORED,
-    STATE_WRITE_ERRORS,
-    STATE_WRITES,
-    STATE_WRITTEN,
-    Metrics,
-    Refusal,
-    Restored,
-)
+from collector.telemetry import Metrics, Refusal, Restored, table
 from exporters.files import SNAPSHOT_NAME
 
 from .journal import Full, Journal, left_behind
@@ -99,15 +86,15 @@ class Durability:
         self._stopping = False
         self._last_written = True
         self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
-        metrics.follow(JOURNAL_BYTES, lambda: self._journal.size_bytes if self._journal else 0)
-        metrics.set(JOURNAL_CAPACITY, self._made_journal.capacity_bytes if self._writes_journal else 0)
+        metrics.follow(table.JOURNAL_BYTES, lambda: self._journal.size_bytes if self._journal else 0)
+        metrics.set(table.JOURNAL_CAPACITY, self._made_journal.capacity_bytes if self._writes_journal else 0)
 
     # --- start and stop ---------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Restore, find the journal's rest, begin to write; the directory must exist."""
         self._restored, image = self._store.load(self._pipeline.restore)
-        self._metrics.set(STATE_RESTORED, 1, self._restored)
+        self._metrics.set(table.STATE_RESTORED, 1, self._restored)
         self._publisher.resume(max(image.generation if image is not None else 0, _published(self._directory)))
         if self._writes_journal or left_behind(self._directory):
             self._open_journal(image.seq if image is not None else 0)
@@ -123,7 +110,7 @@ class Durability:
             raise StartError(f"cannot use the journal in {self._directory}: {error.strerror}") from None
         self._journal = self._made_journal
         self._backlog = self._journal.entries(applied_seq)
-        self._metrics.set(JOURNAL_DAMAGED, self._journal.damaged_bytes)
+        self._metrics.set(table.JOURNAL_DAMAGED, self._journal.damaged_bytes)
 
     def stop(self) -> bool:
         """Write what was handed over last; False if that was not possible."""
@@ -180,7 +167,7 @@ class Durability:
                 break
             taken.append(export)
             size_bytes += len(export.payload)
-        self._metrics.add(JOURNAL_REPLAYED, sum(export.spans for export in taken))
+        self._metrics.add(table.JOURNAL_REPLAYED, sum(export.spans for export in taken))
         return taken
 
     def processed(self) -> None:
@@ -195,7 +182,7 @@ class Durability:
         try:
             body = self._pipeline.whole_state(self._publisher.generation)
         except Exception:  # noqa: BLE001 -- a fault of ours must not end the receiving
-            self._metrics.add(STATE_WRITE_ERRORS)
+            self._metrics.add(table.STATE_WRITE_ERRORS)
             self._last_written = False
             _log.exception("state could not be taken")
             return
@@ -242,12 +229,12 @@ class Durability:
         try:
             size_bytes = self._store.write(body, seq)
         except OSError as error:
-            self._metrics.add(STATE_WRITE_ERRORS)
+            self._metrics.add(table.STATE_WRITE_ERRORS)
             _log.warning("state not written: %s", error.strerror)
             return False
-        self._metrics.add(STATE_WRITES)
-        self._metrics.set(STATE_BYTES, size_bytes)
-        self._metrics.set(STATE_WRITTEN, self._clock.unix_nano() / 1e9)
+        self._metrics.add(table.STATE_WRITES)
+        self._metrics.set(table.STATE_BYTES, size_bytes)
+        self._metrics.set(table.STATE_WRITTEN, self._clock.unix_nano() / 1e9)
         if self._journal is not None:
             self._journal.applied(self._store.covered_seq)
         return True

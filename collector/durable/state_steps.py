@@ -9,12 +9,12 @@ import numpy as np
 
 from collector.config import JoinConfig
 from collector.decode import STEP_DTYPE
-from collector.decode.kv import KvTally
 from collector.identity import Knowledge
 from collector.join import REBUILT_DTYPE, BlockRatio, StepWindow
 from collector.join.kv import BATCH_DTYPE, ENTRY_DTYPE, KvSources, KvSteps, KvTimeline, Prefill, Prefills
 from collector.join.requests import Chunks
 from collector.join.steps import Habits, Scheduling, SchedulingVotes, Sequence, Sums
+from collector.telemetry import Counts
 from online import PHASES, Quality, RowBlock
 
 from .codec import Kind, Shape
@@ -53,7 +53,7 @@ def _kv_rest(_: KvSources, context: Context) -> dict[str, object]:
         "_window_ns": int(settings.window_s * 1e9),
         "_batches_max": settings.kv_batches_max,
         "_sources_max": settings.engines_max,
-        "tally": KvTally(),
+        "counts": Counts(),
     }
 
 

@@ -17,11 +17,12 @@ import msgspec
 import numpy as np
 
 from collector.config import DedupeConfig, JoinConfig
-from collector.decode import MISSING, ApiSpan, CoreSpan, Finish, MarkKind, Tally, decode
+from collector.decode import MISSING, ApiSpan, CoreSpan, Finish, MarkKind, decode
 from collector.identity import Fact, Knowledge, cannot_derive
 from collector.join import Engine, Joiner, SpanWindow
 from collector.join.steps import Scheduling
 from collector.recordings import Recording, TimedExport
+from collector.telemetry import Counts
 from online import Ints, Lane, RowBlock, Target
 
 _DRAIN_EVERY = 4
@@ -129,9 +130,9 @@ def _receive_times(path: Path, count: int) -> list[int] | None:
 def _run(payloads: Sequence[tuple[int, bytes, str]], label: str, knowledge: Knowledge, join: JoinConfig) -> _Stream:
     dedupe = DedupeConfig()
     spans = SpanWindow(int(dedupe.window_s * 1e9), dedupe.ids_max, dedupe.emitters_max)
-    stream, tally = _Stream(Joiner(join, knowledge), label), Tally()
+    stream, counts = _Stream(Joiner(join, knowledge), label), Counts()
     for number, (when, payload, peer) in enumerate(payloads):
-        for telemetry in decode(payload, peer, spans.admit, tally):
+        for telemetry in decode(payload, peer, spans.admit, counts):
             for unix, step_id in zip(telemetry.steps["unix_ns"], telemetry.steps["step_id"], strict=True):
                 stream.step_times.append((int(unix), when, int(step_id)))
             stream.core += [(telemetry.instance, span, when) for span in telemetry.core]

@@ -9,19 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from collector.runtime import LARGE_BLOCK_BYTES, MemoryGuard, give_back
-from collector.telemetry import (
-    ACCEPTED_SPANS,
-    FAILED_SPANS,
-    RECEIVED_BYTES,
-    RECEIVED_SPANS,
-    REFUSED_SPANS,
-    REQUESTS,
-    Malformed,
-    Metrics,
-    Outcome,
-    Refusal,
-    Transport,
-)
+from collector.telemetry import Malformed, Metrics, Outcome, Refusal, Transport, table
 
 from .admission import HINT_MAX_S, AdmissionQueue, Refused
 from .count import count_spans
@@ -45,33 +33,33 @@ class Intake:
 
     def turn_away(self, transport: Transport, outcome: Outcome) -> None:
         """A call that never got as far as an export."""
-        self._metrics.add(REQUESTS, 1, transport, outcome)
+        self._metrics.add(table.REQUESTS, 1, transport, outcome)
 
     def offer(self, payload: bytes, peer: str, transport: Transport, wait_s: float | None = None) -> Refused | None:
         """Take an export in (None), or say why not."""
         metrics = self._metrics
-        metrics.add(RECEIVED_BYTES, len(payload), transport)
+        metrics.add(table.RECEIVED_BYTES, len(payload), transport)
         spans = 0
         if len(payload) >= LARGE_BLOCK_BYTES:
             give_back()
         try:
             counted = count_spans(payload)
             if isinstance(counted, Malformed):
-                metrics.add(REQUESTS, 1, transport, Outcome(counted))
+                metrics.add(table.REQUESTS, 1, transport, Outcome(counted))
                 return Refused(Refusal(counted))
             spans = counted
-            metrics.add(RECEIVED_SPANS, spans, transport)
+            metrics.add(table.RECEIVED_SPANS, spans, transport)
             refused = self._admit(Export(payload, peer, transport, spans), wait_s) if spans else None
         except BaseException:
-            metrics.add(FAILED_SPANS, spans, transport)
-            metrics.add(REQUESTS, 1, transport, Outcome.FAILURE)
+            metrics.add(table.FAILED_SPANS, spans, transport)
+            metrics.add(table.REQUESTS, 1, transport, Outcome.FAILURE)
             raise
         if refused is not None:
-            metrics.add(REFUSED_SPANS, spans, transport, refused.reason)
-            metrics.add(REQUESTS, 1, transport, Outcome(refused.reason))
+            metrics.add(table.REFUSED_SPANS, spans, transport, refused.reason)
+            metrics.add(table.REQUESTS, 1, transport, Outcome(refused.reason))
             return refused
-        metrics.add(ACCEPTED_SPANS, spans, transport)
-        metrics.add(REQUESTS, 1, transport, Outcome.SUCCESS if spans else Outcome.EMPTY)
+        metrics.add(table.ACCEPTED_SPANS, spans, transport)
+        metrics.add(table.REQUESTS, 1, transport, Outcome.SUCCESS if spans else Outcome.EMPTY)
         return None
 
     def _admit(self, export: Export, wait_s: float | None) -> Refused | None:

@@ -1,9 +1,16 @@
-"""Why a row was not made, and what journeys and summaries disagreed about; closed sets, one counter row each."""
+"""Every way to lose something, and every other closed set that is counted: one row of a counter per member.
+
+What became of a row (:class:`RowOutcome`), whose row it is (:class:`Target`) and what became of a changed file
+(:class:`Reload`) are told by the rooms below, which import nothing of the collector; they are on this page, too.
+"""
 
 from __future__ import annotations
 
 import enum
 from typing import Final
+
+from collector.config import Reload
+from online import RowOutcome, Target
 
 
 class RowDrop(enum.StrEnum):
@@ -176,3 +183,36 @@ class Phase(enum.StrEnum):
     COMPLETED = "completed"
     FAILED = "failed"
     EVICTED = "evicted"
+
+
+class SequenceEvent(enum.StrEnum):
+    """What a publisher's numbers show: missing = recovered + unrecoverable + still missing."""
+
+    GAPS = "gaps"
+    MISSING = "missing"
+    RECOVERED = "recovered"
+    UNRECOVERABLE = "unrecoverable"
+    RESTARTS = "restarts"
+    REPLAYS_REQUESTED = "replays_requested"
+    REPLAYS_FINISHED = "replays_finished"
+    REPLAYS_UNANSWERED = "replays_unanswered"
+
+
+CLOSED_SETS: Final[tuple[type[enum.StrEnum], ...]] = (
+    Direction,
+    DiscoveryOutcome,
+    JoinEvent,
+    KvSkip,
+    Outcome,
+    Phase,
+    Reload,
+    Restored,
+    RowDrop,
+    RowOutcome,
+    SequenceEvent,
+    Skip,
+    Stall,
+    Target,
+    Transport,
+)
+"""All of them; each member can be reached, which a test shows."""

@@ -8,13 +8,13 @@ objects are in collector/telemetry/metrics.py.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Any, Self
 
 from collector import __version__
 from collector.config import Reload
 from online import RowOutcome, Target
 
-from .counts import SequenceCounts
 from .reasons import (
     Direction,
     DiscoveryOutcome,
@@ -25,6 +25,7 @@ from .reasons import (
     Refusal,
     Restored,
     RowDrop,
+    SequenceEvent,
     Skip,
     Stall,
     Transport,
@@ -41,9 +42,12 @@ class Kind(enum.Enum):
     HISTOGRAM = "histogram"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Metric:
-    """One line of the table; ``name`` is without the prefix, a counter's without ``_total``."""
+    """One line of the table; ``name`` is without the prefix, a counter's without ``_total``.
+
+    A line is itself, like a member of an enum: counts are kept by it, and a copy of what holds counts copies no line.
+    """
 
     name: str
     kind: Kind
@@ -51,6 +55,9 @@ class Metric:
     help: str
     labels: tuple[tuple[str, tuple[str, ...]], ...] = ()
     buckets: tuple[float, ...] = ()
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Self:
+        return self
 
     @property
     def exposed_name(self) -> str:
@@ -147,7 +154,7 @@ KV_SEQUENCE = Metric(
     _C,
     "events",
     "What the publishers' numbers show: gaps, missing and recovered batches, restarts, replays.",
-    (("event", tuple(each.name for each in fields(SequenceCounts))),),
+    (("event", tuple(SequenceEvent)),),
 )
 KV_MESSAGES = Metric("kv_join_received_messages", _C, "messages", "Batches of KV events that reached the join.")
 KV_MESSAGES_OK = Metric("kv_join_accepted_messages", _C, "messages", "Batches of KV events used.")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from .build import check_learning, make_pipeline
-from .pipeline import Counts, Pipeline
+from .pipeline import Pipeline
 from .publish import Publisher, SnapshotWriter
 from .stall import StallWatch
 from .worker import Worker
 
 __all__ = [
-    "Counts",
     "Pipeline",
     "Publisher",
     "SnapshotWriter",

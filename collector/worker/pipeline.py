@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
 from collector.config import Config
-from collector.decode import PIECE_BYTES, Decoder, Tally, pieces
-from collector.decode.kv import KvBatch, KvTally
+from collector.decode import PIECE_BYTES, Decoder, pieces
+from collector.decode.kv import KvBatch
 from collector.durable import Context, LayoutError
 from collector.durable import image as state_image
 from collector.durable import state as states
@@ -20,14 +18,13 @@ from collector.identity import Fact, Knowledge, cannot_derive
 from collector.join import ApiProcess, Engine, Joined, Joiner, SpanWindow
 from collector.join.requests import with_handoffs
 from collector.receive import Export, count_spans
-from collector.telemetry import JoinEvent, Malformed, RowDrop, Skip
+from collector.telemetry import Counts, Malformed, Skip, table
 from online import (
     Bank,
     ConfigSnapshot,
     EngineSnapshot,
     Lane,
     Quality,
-    RowOutcome,
     Snapshot,
     Target,
     TargetSnapshot,
@@ -37,22 +34,6 @@ from .quarantine import Quarantine
 from .traces import TraceLog, Traces
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Counts:
-    """What happened since the counts were last taken."""
-
-    tally: Tally = field(default_factory=Tally)
-    rows: Counter[tuple[Target, RowOutcome]] = field(default_factory=Counter)
-    drops: Counter[RowDrop] = field(default_factory=Counter)
-    events: Counter[JoinEvent] = field(default_factory=Counter)
-    kv: KvTally = field(default_factory=KvTally)
-    quarantines: int = 0
-    quarantined: int = 0
-    """Configurations put aside since the counts were last taken, and now."""
-    evictions: int = 0
-    """Configurations forgotten since then, to keep the bound."""
 
 
 class Pipeline:
@@ -95,13 +76,13 @@ class Pipeline:
             self._process(some)
 
     def _process(self, exports: Sequence[Export]) -> None:
-        tally = self._counts.tally
-        decoded = self._decoder.decode([(e.payload, e.peer) for e in exports], self._spans.admit, tally)
+        counts = self._counts
+        decoded = self._decoder.decode([(e.payload, e.peer) for e in exports], self._spans.admit, counts)
         for export, resources in zip(exports, decoded, strict=True):
             if resources is None:  # admission has parsed the envelope only
                 spans = _spans(export)
-                tally.spans_received += spans
-                tally.spans_skipped[Skip.INCONSISTENT] += spans
+                counts[table.DECODED_SPANS] += spans
+                counts[table.SKIPPED_SPANS, Skip.INCONSISTENT] += spans
                 continue
             for telemetry in resources:
                 self._traces.see(telemetry.instance, telemetry.traces)
@@ -168,10 +149,16 @@ class Pipeline:
     def take_counts(self) -> Counts:
         """Counts since the last call."""
         counts, self._counts = self._counts, Counts()
-        counts.events, counts.drops = self._joiner.take_events()
-        counts.kv = self._joiner.kv.take_tally()
-        counts.quarantines, counts.quarantined = self._quarantine.take_new(), len(self._quarantine)
-        counts.evictions, self._evictions = self._bank.evictions - self._evictions, self._bank.evictions
+        events, drops = self._joiner.take_events()
+        for event, number in events.items():
+            counts[table.JOIN_EVENTS, event] += number
+        for drop, number in drops.items():
+            counts[table.DROPPED_ROWS, drop] += number
+        counts.merge(self._joiner.kv.take_counts())
+        counts[table.QUARANTINES] += self._quarantine.take_new()
+        counts[table.QUARANTINED] = len(self._quarantine)
+        counts[table.EVICTIONS] += self._bank.evictions - self._evictions
+        self._evictions = self._bank.evictions
         return counts
 
     def _learn(self, joined: Sequence[Joined]) -> None:
@@ -184,7 +171,7 @@ class Pipeline:
             outcomes = self._quarantine.learn(config_id, target, rows, lane)
             if lane is Lane.PUBLISHED:
                 for outcome, count in outcomes.items():
-                    self._counts.rows[target, outcome] += count
+                    self._counts[table.ROWS, target, outcome] += count
         for old, new in self._joiner.succeeded:  # the last rows of what it was are learned by now
             self._bank.inherit(new, old)
         self._joiner.succeeded.clear()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from collector.runtime import Clock, StartError
-from collector.telemetry import PUBLISH_ERRORS, SNAPSHOT_WRITE_ERRORS, SNAPSHOT_WRITES, SNAPSHOT_WRITTEN, Metrics
+from collector.telemetry import Metrics, table
 from exporters.files import SNAPSHOT_NAME, write_atomically, write_snapshot
 from online import Snapshot
 
@@ -89,7 +89,7 @@ class Publisher:
             self._published_ns = now_ns
             self._current = source.snapshot(self._clock.unix_nano(), self._generation + 1)
         except Exception:  # noqa: BLE001 -- a fault of the learner must not end the receiving
-            self._metrics.add(PUBLISH_ERRORS)
+            self._metrics.add(table.PUBLISH_ERRORS)
             _log.exception("snapshot could not be made")
             return
         self._generation += 1
@@ -97,7 +97,7 @@ class Publisher:
         try:
             self._on_publish(self._current)
         except Exception:  # noqa: BLE001 -- nor must one of who looks on
-            self._metrics.add(PUBLISH_ERRORS)
+            self._metrics.add(table.PUBLISH_ERRORS)
             _log.exception("a generation could not be shown")
 
 
@@ -155,11 +155,11 @@ class SnapshotWriter:
         if snapshot is None or snapshot.generation == self._written_generation:
             return True
         report = write_snapshot(self.path.parent, snapshot)
-        self._metrics.add(SNAPSHOT_WRITES, len(report.written))
+        self._metrics.add(table.SNAPSHOT_WRITES, len(report.written))
         if SNAPSHOT_NAME in report.written:
-            self._metrics.set(SNAPSHOT_WRITTEN, self._clock.unix_nano() / 1e9)
+            self._metrics.set(table.SNAPSHOT_WRITTEN, self._clock.unix_nano() / 1e9)
         if report.errors:  # all of them again at the next turn
-            self._metrics.add(SNAPSHOT_WRITE_ERRORS, len(report.errors))
+            self._metrics.add(table.SNAPSHOT_WRITE_ERRORS, len(report.errors))
             name, reason = report.errors[0]
             _log.warning("%d snapshot files not written, the first: %s: %s", len(report.errors), name, reason)
             return False

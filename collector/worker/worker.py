@@ -14,10 +14,9 @@ from typing import Protocol
 from collector.decode.kv import KvBatch
 from collector.receive import AdmissionQueue, Batch, Export
 from collector.runtime import Clock, Health
-from collector.telemetry import LEARNING_STALLED, WORKER_BATCH, WORKER_FAILED_SPANS, WORKER_LAG, Metrics, Stall
-from online import RowOutcome
+from collector.telemetry import Counts, Metrics, Stall, table
+from online import RowOutcome, Target
 
-from .pipeline import Counts
 from .publish import Publisher
 from .stall import Progress, StallWatch
 
@@ -163,7 +162,7 @@ class Worker:
         if stalled is self._stalled:
             return
         for reason in Stall:
-            self._metrics.set(LEARNING_STALLED, reason is stalled, reason)
+            self._metrics.set(table.LEARNING_STALLED, reason is stalled, reason)
         if stalled is not None:
             _log.error("spans arrive and nothing is learned: %s", stalled)
         else:
@@ -182,9 +181,9 @@ class Worker:
     def _note(self, counts: Counts) -> None:
         if self._watch is None:
             return
-        self._spans_understood += counts.tally.spans_accepted
-        self._rows_offered += sum(counts.rows.values())
-        self._rows_learned += sum(n for (_, outcome), n in counts.rows.items() if outcome is RowOutcome.LEARNED)
+        self._spans_understood += int(counts[table.DECODED_SPANS_OK])
+        self._rows_offered += int(counts.total(table.ROWS))
+        self._rows_learned += int(sum(counts[table.ROWS, target, RowOutcome.LEARNED] for target in Target))
         self._watch.saw(Progress(self._batches_failed, self._spans_understood, self._rows_offered, self._rows_learned))
 
     def _learn(self, batch: Batch[Export]) -> None:
@@ -193,12 +192,12 @@ class Worker:
             self._processor.process(batch.items)
         except Exception:  # noqa: BLE001
             # process() counts bad input and does not raise; this is a fault of ours, and no reason to stop receiving
-            self._metrics.add(WORKER_FAILED_SPANS, sum(export.spans for export in batch.items))
+            self._metrics.add(table.WORKER_FAILED_SPANS, sum(export.spans for export in batch.items))
             self._batches_failed += 1
             _log.exception("batch failed")
         self._keep.processed()
         counts = self._processor.take_counts()
         self._metrics.merge(counts)
         self._note(counts)
-        self._metrics.set(WORKER_LAG, batch.waited_ns / 1e9)
-        self._metrics.observe(WORKER_BATCH, (self._clock.monotonic_ns() - start_ns) / 1e9)
+        self._metrics.set(table.WORKER_LAG, batch.waited_ns / 1e9)
+        self._metrics.observe(table.WORKER_BATCH, (self._clock.monotonic_ns() - start_ns) / 1e9)

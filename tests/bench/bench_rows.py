@@ -21,7 +21,7 @@ import numpy as np
 
 from collector.config.schema import JoinConfig
 from collector.decode.plain import decode
-from collector.decode.records import CoreSpan, Finish, Mark, MarkKind, StepColumns, Tally, Telemetry
+from collector.decode.records import CoreSpan, Finish, Mark, MarkKind, StepColumns, Telemetry
 from collector.join.joiner import Joiner
 from collector.join.requests import journeys
 from collector.join.steps import boundaries
@@ -29,6 +29,7 @@ from collector.join.steps.raw_features import complete, rebuilt_counts, snapshot
 from collector.join.steps.scheduling import Scheduling, SchedulingVotes
 from collector.join.window import StepWindow
 from collector.receive.export_request import Export
+from collector.telemetry import Counts
 from collector.worker.pipeline import Pipeline
 from tests.support.telemetry_builders import (
     MONO_NS,
@@ -222,7 +223,7 @@ def telemetry_of(short: str) -> dict[str, list[Telemetry]]:
     """Decoded telemetry by instance, of engines."""
     out: dict[str, list[Telemetry]] = {}
     for export in recording(capture_dir(short) / "otlp.pb.gz"):
-        for one in decode(export.payload, export.peer, lambda *_: None, Tally()):
+        for one in decode(export.payload, export.peer, lambda *_: None, Counts()):
             if len(one.steps) or one.core:
                 out.setdefault(one.instance, []).append(one)
     return out

@@ -10,7 +10,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from collector.decode import plain
 from collector.decode.columnar import Decoder
-from collector.decode.records import Tally
+from collector.telemetry import Counts, table
 from tests.support import otlp_bytes as otlp
 
 STEPS_PER_SPAN = 100
@@ -66,13 +66,13 @@ def cost_us(run, steps):
 def measure(steps):
     """Cost by decoder for calls of so many steps; the columnar one must not have asked the plain one."""
     data = payload(steps)
-    decoder, tally = Decoder(), Tally()
+    decoder, counts = Decoder(), Counts()
     out = {
-        "columnar": cost_us(lambda: decoder.decode([(data, "peer")], _admit_all, tally), steps),
-        "plain": cost_us(lambda: plain.decode(data, "peer", _admit_all, Tally()), steps),
+        "columnar": cost_us(lambda: decoder.decode([(data, "peer")], _admit_all, counts), steps),
+        "plain": cost_us(lambda: plain.decode(data, "peer", _admit_all, Counts()), steps),
         "dict": cost_us(lambda: dict_per_event(data), steps),
     }
-    if tally.summaries_plain:
+    if counts[table.DECODED_SUMMARIES, "plain"]:
         raise AssertionError("the columnar decoder fell back")
     return out
 

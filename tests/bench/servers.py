@@ -17,13 +17,13 @@ from prometheus_client import CollectorRegistry
 
 from collector.config.schema import GrpcConfig, QueueConfig
 from collector.decode.columnar import Decoder
-from collector.decode.records import Tally
 from collector.join.dedupe import SpanWindow
 from collector.receive.admission import AdmissionQueue
 from collector.receive.intake import Intake
 from collector.receive.otlp.otlp_grpc import OtlpGrpcReceiver
 from collector.runtime.clock import SystemClock
 from collector.runtime.memory import tune_malloc
+from collector.telemetry import Counts
 from collector.telemetry.metrics import Metrics
 
 
@@ -55,11 +55,11 @@ def intake():
     )
 
     def work():
-        decoder, tally, window = Decoder(), Tally(), SpanWindow(600 * 10**9, 100_000, 256)
+        decoder, counts, window = Decoder(), Counts(), SpanWindow(600 * 10**9, 100_000, 256)
         while True:
             batch = queue.take(config.batch_bytes, 1.0)
             if batch is not None:
-                decoder.decode([(item.payload, item.peer) for item in batch.items], window.admit, tally)
+                decoder.decode([(item.payload, item.peer) for item in batch.items], window.admit, counts)
                 queue.done(batch.size_bytes)
 
     threading.Thread(target=work, daemon=True).start()

@@ -6,7 +6,7 @@ import re
 
 from collector.config.schema import JoinConfig, KvConfig, KvEndpoint
 from collector.decode.kv.span_events import EVENTS
-from collector.telemetry.counts import SequenceCounts
+from collector.telemetry.reasons import SequenceEvent
 from collector.telemetry.table import TABLE
 from tests.support.kv_cases import FIELDS
 from tests.support.paths import ROOT
@@ -19,7 +19,7 @@ def test_every_metric_named_exists():
     assert named
     assert named <= {metric.exposed_name for metric in TABLE}
     for event in re.findall(r'event="([a-z_]+)"', TEXT):
-        assert event in SequenceCounts.__slots__
+        assert event in set(SequenceEvent)
 
 
 def test_every_key_is_told_with_its_default():

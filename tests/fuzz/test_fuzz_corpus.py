@@ -111,9 +111,9 @@ def test_the_guided_comparison_is_content_with_odd_events(seed):
 
 def test_the_guided_comparison_notices_one_wrong_number(monkeypatch):
     def decode(payloads, decoder):
-        (read,), tally, spans = decode_in_columns(payloads, decoder)
+        (read,), counts, spans = decode_in_columns(payloads, decoder)
         read[0].steps["waiting"][0] += 1
-        return [read], tally, spans
+        return [read], counts, spans
 
     monkeypatch.setattr(targets, "decode_in_columns", decode)
     with pytest.raises(AssertionError):

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collector.decode.columnar import Decoder
+from collector.telemetry import table
 from tests.support import otlp_bytes as otlp
 from tests.support.decode_oracle import assert_same
 
@@ -97,8 +98,8 @@ def test_varints_of_every_width_come_out_whole(times):
     made = [
         otlp.summary(5, otlp.PLUGIN_KEYS, **{"step.ts_done_ns": time, "batch.attn_pairs": time >> 3}) for time in times
     ]
-    tally = assert_same([(otlp.steps_export(made), "peer")], shared)
-    assert tally.summaries_columnar == len(times)
+    counts = assert_same([(otlp.steps_export(made), "peer")], shared)
+    assert counts[table.DECODED_SUMMARIES, "columnar"] == len(times)
 
 
 @settings(max_examples=200, deadline=None)

@@ -12,6 +12,7 @@ from collector.durable import image as state_image
 from collector.durable import state
 from collector.durable.codec import Kind, attributes
 from collector.recordings.reader import Recording, TimedKv, merged
+from collector.telemetry import table
 from collector.worker.build import make_pipeline
 from online.state import StateError
 from tests.support.paths import DATA
@@ -76,9 +77,15 @@ def test_repeats_are_still_told_after_a_restart():
     before = again.whole_state()
     again.take_counts()
     feed(again, stream)
-    tally = again.take_counts().tally
-    assert tally.spans_accepted == 0
-    assert set(tally.spans_skipped) <= {"duplicate", "late", "foreign_scope", "foreign_span", "not_a_request"}
+    counts = again.take_counts()
+    assert counts[table.DECODED_SPANS_OK] == 0
+    assert set(counts.by_label(table.SKIPPED_SPANS)) <= {
+        "duplicate",
+        "late",
+        "foreign_scope",
+        "foreign_span",
+        "not_a_request",
+    }
     assert again.learned_rows == pipeline.learned_rows
     assert len(before) > 1000
 

@@ -23,7 +23,7 @@ from collector.config.load import load
 from collector.config.schema import Config
 from collector.receive.otlp.otlp_grpc import METHOD
 from collector.runtime.clock import SystemClock
-from collector.worker.pipeline import Counts
+from collector.telemetry import Counts
 from online.snapshot import Snapshot
 
 T0_NS = 1_795_000_000_000_000_000

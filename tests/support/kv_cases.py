@@ -20,8 +20,8 @@ from collector.config.schema import JoinConfig
 from collector.decode.kv.batches import KvBatch
 from collector.decode.kv.messages import read_line, read_payload
 from collector.decode.plain import decode
-from collector.decode.records import Tally
 from collector.join.joiner import Joiner
+from collector.telemetry import Counts
 from tests.support.builders import attribute
 from tests.support.paths import ROOT
 
@@ -128,7 +128,7 @@ def exports(name):
 
 @functools.cache
 def _decoded(name):
-    return [one for export in exports(name) for one in decode(export, "peer", lambda *_: None, Tally())]
+    return [one for export in exports(name) for one in decode(export, "peer", lambda *_: None, Counts())]
 
 
 def telemetry(name, keep=lambda _step: True):

@@ -25,8 +25,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from collector.config.schema import Config
 from collector.decode.plain import decode
-from collector.decode.records import ApiSpan, CoreSpan, RequestSpan, StepColumns, Tally, Telemetry
+from collector.decode.records import ApiSpan, CoreSpan, RequestSpan, StepColumns, Telemetry
 from collector.receive.export_request import Export
+from collector.telemetry import Counts, table
 from collector.worker.pipeline import Pipeline
 from tests.support.paths import ROOT
 
@@ -404,9 +405,10 @@ def exports_of(all_pieces: Sequence[Piece], size: int = 20) -> list[Export]:
     return out
 
 
-def decoded(*group: Piece, tally: Tally | None = None) -> Telemetry:
+def decoded(*group: Piece, counts: Counts | None = None) -> Telemetry:
     """What decoding one export of one emitter gives."""
-    (telemetry,) = decode(export_of(group).SerializeToString(), "peer", lambda *_: None, tally or Tally())
+    counts = Counts() if counts is None else counts
+    (telemetry,) = decode(export_of(group).SerializeToString(), "peer", lambda *_: None, counts)
     return telemetry
 
 
@@ -497,7 +499,7 @@ def coefficients(pipeline: Pipeline) -> dict[tuple[str, str, str], float]:
     }
 
 
-def assert_accounted(tally: Tally) -> None:
+def assert_accounted(counts: Counts) -> None:
     """received = accepted + the sum of what was skipped, for spans and for events."""
-    assert tally.spans_received == tally.spans_accepted + sum(tally.spans_skipped.values())
-    assert tally.events_received == tally.events_accepted + sum(tally.events_skipped.values())
+    assert counts[table.DECODED_SPANS] == counts[table.DECODED_SPANS_OK] + counts.total(table.SKIPPED_SPANS)
+    assert counts[table.DECODED_EVENTS] == counts[table.DECODED_EVENTS_OK] + counts.total(table.SKIPPED_EVENTS)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from .batches import KvBatch, KvTally
+from .batches import KvBatch, count_batch
 from .messages import LINE_MARK, read_frames, read_line
 
 __all__ = [
     "LINE_MARK",
     "KvBatch",
-    "KvTally",
+    "count_batch",
     "read_frames",
     "read_line",
 ]

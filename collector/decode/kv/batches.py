@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 
-from collector.telemetry import Direction, KvSkip, Phase
+from collector.telemetry import Counts, Direction, KvSkip, Phase, table
 
 NOT_NUMBERED: Final = -1
 """Sequence of a batch whose carrier does not count, step of an event that names none; as ``records.MISSING``."""
@@ -50,42 +48,21 @@ class KvBatch(msgspec.Struct, frozen=True, gc=False):
         return msgspec.structs.replace(self, instance=instance)
 
 
-@dataclass(slots=True)
-class KvTally:
-    """received = accepted + Σ skipped, for messages and for events, always."""
+def count_batch(counts: Counts, batch: KvBatch, skip: KvSkip | None) -> None:
+    """Count a decoded batch and, unless it is skipped as a whole, what it holds.
 
-    messages_received: int = 0
-    messages_accepted: int = 0
-    messages_skipped: Counter[KvSkip] = field(default_factory=Counter)
-    events_received: int = 0
-    events_accepted: int = 0
-    events_skipped: Counter[KvSkip] = field(default_factory=Counter)
-    transfers: Counter[tuple[Direction, Phase]] = field(default_factory=Counter)
-    blocks: Counter[tuple[Direction, Phase]] = field(default_factory=Counter)
-    hit_tokens: float = 0.0
-    held: int = 0
-    missing: int = 0
-    unbound: int = 0
-    """Gauges: batches held by the join, numbers missing between them, publishers of no known engine."""
-
-    def add(self, batch: KvBatch, skip: KvSkip | None) -> None:
-        """Count a decoded batch and, unless it is skipped as a whole, what it holds."""
-        self.messages_received += 1
-        self.events_received += batch.events
-        if skip is not None:
-            self.messages_skipped[skip] += 1
-            self.events_skipped[skip] += batch.events
-            return
-        self.messages_accepted += 1
-        self.events_accepted += batch.events - batch.foreign
-        if batch.foreign:
-            self.events_skipped[KvSkip.FOREIGN_EVENT] += batch.foreign
-        for move in batch.moves:
-            key = move.direction, move.phase
-            self.transfers[key] += 1
-            self.blocks[key] += move.blocks
-
-    def refuse(self, skip: KvSkip) -> None:
-        """Count a message that gave no batch."""
-        self.messages_received += 1
-        self.messages_skipped[skip] += 1
+    received = accepted + Σ skipped, for messages and for events, always.
+    """
+    counts[table.KV_MESSAGES] += 1
+    counts[table.KV_EVENTS] += batch.events
+    if skip is not None:
+        counts[table.KV_MESSAGES_SKIPPED, skip] += 1
+        counts[table.KV_EVENTS_SKIPPED, skip] += batch.events
+        return
+    counts[table.KV_MESSAGES_OK] += 1
+    counts[table.KV_EVENTS_OK] += batch.events - batch.foreign
+    if batch.foreign:
+        counts[table.KV_EVENTS_SKIPPED, KvSkip.FOREIGN_EVENT] += batch.foreign
+    for move in batch.moves:
+        counts[table.KV_TRANSFERS, move.direction, move.phase] += 1
+        counts[table.KV_BLOCKS, move.direction, move.phase] += move.blocks

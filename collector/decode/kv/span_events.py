@@ -13,8 +13,8 @@ from itertools import groupby
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from collector.decode.records import Tally, fingerprint
-from collector.telemetry import GPU, Direction, KvSkip, Phase, Skip
+from collector.decode.records import fingerprint
+from collector.telemetry import GPU, Counts, Direction, KvSkip, Phase, Skip, table
 
 from .batches import NOT_NUMBERED, KvBatch, Move
 from .messages import Counted
@@ -28,7 +28,7 @@ class Foreign(Exception):
 
 
 def batches(
-    events: Iterable[Span.Event], instance: str, values: Callable[[Span.Event], Mapping[str, Value]], tally: Tally
+    events: Iterable[Span.Event], instance: str, values: Callable[[Span.Event], Mapping[str, Value]], counts: Counts
 ) -> list[KvBatch]:
     """The batches in one span's events; ``values`` reads an event's scalar attributes."""
     out = []
@@ -43,13 +43,13 @@ def batches(
                 _READ.get(event.name, _foreign)(counted, fields)
             except Foreign:
                 counted.foreign += 1
-            tally.events_skipped[Skip.FOREIGN_EVENT] += counted.foreign - before
-            tally.events_accepted += 1 - (counted.foreign - before)
+            counts[table.SKIPPED_EVENTS, Skip.FOREIGN_EVENT] += counted.foreign - before
+            counts[table.DECODED_EVENTS_OK] += 1 - (counted.foreign - before)
         batch = counted.batch(SOURCE, seq, unix_ns, rank, size)
         if isinstance(batch, KvSkip):
             accepted = size - counted.foreign
-            tally.events_accepted -= accepted
-            tally.events_skipped[Skip.OUT_OF_RANGE] += accepted
+            counts[table.DECODED_EVENTS_OK] -= accepted
+            counts[table.SKIPPED_EVENTS, Skip.OUT_OF_RANGE] += accepted
             continue
         out.append(batch.of(instance))
     return out

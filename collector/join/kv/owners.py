@@ -19,8 +19,9 @@ import numpy as np
 
 from collector.config import JoinConfig
 from collector.decode import MISSING
-from collector.decode.kv import KvBatch, KvTally
+from collector.decode.kv import KvBatch, count_batch
 from collector.join.window import StepWindow
+from collector.telemetry import Counts, table
 from online import Ints
 
 from .step_events import KvSteps
@@ -62,7 +63,7 @@ class KvSources:
         self._lives: OrderedDict[tuple[str, int, str], list[KvTimeline]] = OrderedDict()
         self._unbound: list[tuple[KvTimeline, str]] = []
         self._bound: list[tuple[KvTimeline, KvSequence]] = []
-        self.tally = KvTally()
+        self.counts = Counts()
 
     @property
     def batches(self) -> int:
@@ -83,7 +84,7 @@ class KvSources:
 
     def add(self, batch: KvBatch) -> None:
         """Take one batch; what is done with it is counted."""
-        self.tally.add(batch, self._life_of(batch).add(batch))
+        count_batch(self.counts, batch, self._life_of(batch).add(batch))
 
     def _life_of(self, batch: KvBatch) -> KvTimeline:
         """The life in which sequence and time grow together; a new one after a restart."""
@@ -148,13 +149,14 @@ class KvSources:
                 best = found.share, found.since_unix_ns, one
         return (best[2], best[1]) if best is not None else None
 
-    def take_tally(self) -> KvTally:
-        """Counts since the last call, and how things stand."""
-        tally, self.tally = self.tally, KvTally()
+    def take_counts(self) -> Counts:
+        """Counts since the last call, and what is held now."""
+        counts, self.counts = self.counts, Counts()
         for _, owner in self._bound:
-            tally.hit_tokens += owner.kv.prefills.take_hit_tokens()
-        tally.held, tally.missing, tally.unbound = self.batches, self.missing, self.unbound
-        return tally
+            counts[table.KV_HIT_TOKENS] += owner.kv.prefills.take_hit_tokens()
+        counts[table.KV_HELD], counts[table.KV_MISSING] = self.batches, self.missing
+        counts[table.KV_UNBOUND] = self.unbound
+        return counts
 
 
 def _fits(batch: KvBatch, oldest_ns: int, oldest_seq: int, newest_ns: int, newest_seq: int) -> bool:

@@ -8,17 +8,7 @@ from dataclasses import fields
 from collector.config import ConfigError, KvConfig
 from collector.decode.kv import KvBatch
 from collector.runtime import Clock, Health
-from collector.telemetry import (
-    KV_DROPPED_MESSAGES,
-    KV_QUEUE,
-    KV_RECEIVED_MESSAGES,
-    KV_RECEIVED_OK,
-    KV_RECEIVED_SKIPPED,
-    KV_SEQUENCE,
-    KvSkip,
-    Metrics,
-    SequenceCounts,
-)
+from collector.telemetry import KvSkip, Metrics, SequenceCounts, table
 
 from .kv_zmq import KvSubscriber, KvUnavailable
 
@@ -39,7 +29,7 @@ class KvIntake:
             else None
         )
         self._told: dict[tuple[str, str], int] = {}
-        metrics.follow(KV_QUEUE, lambda: self._subscriber.queued if self._subscriber is not None else 0)
+        metrics.follow(table.KV_QUEUE, lambda: self._subscriber.queued if self._subscriber is not None else 0)
 
     def start(self) -> None:
         """Begin to listen; raises ConfigError when that is impossible, never waits for a publisher."""
@@ -69,16 +59,16 @@ class KvIntake:
     def _tell(self, one: KvSubscriber) -> None:
         """Add what the receiver counted since the last time; its thread alone writes the counts."""
         counts = one.counts
-        self._metrics.add(KV_RECEIVED_MESSAGES, self._since("received", "", counts.received))
-        self._metrics.add(KV_RECEIVED_OK, self._since("accepted", "", counts.accepted))
-        self._metrics.add(KV_DROPPED_MESSAGES, self._since("dropped", "", counts.dropped))
+        self._metrics.add(table.KV_RECEIVED_MESSAGES, self._since("received", "", counts.received))
+        self._metrics.add(table.KV_RECEIVED_OK, self._since("accepted", "", counts.accepted))
+        self._metrics.add(table.KV_DROPPED_MESSAGES, self._since("dropped", "", counts.dropped))
         for reason in KvSkip:
             skipped = self._since("skipped", reason, counts.skipped[reason])
-            self._metrics.add(KV_RECEIVED_SKIPPED, skipped, reason)
+            self._metrics.add(table.KV_RECEIVED_SKIPPED, skipped, reason)
         for endpoint, sequence in one.sequences().items():
             for each in fields(SequenceCounts):
                 new = self._since(endpoint, each.name, getattr(sequence, each.name))
-                self._metrics.add(KV_SEQUENCE, new, each.name)
+                self._metrics.add(table.KV_SEQUENCE, new, each.name)
 
     def _since(self, kind: str, name: str, value: int) -> int:
         before = self._told.get((kind, name), 0)

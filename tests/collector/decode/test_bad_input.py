@@ -14,7 +14,9 @@ from collector.config.schema import JoinConfig
 from collector.decode.records import CoreSpan, Finish, Mark, MarkKind, Telemetry
 from collector.join.joiner import Joiner
 from collector.receive.export_request import Export
+from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, RowDrop, Skip
+from online import RowOutcome
 from online.rows import Target
 from tests.support.telemetry_builders import (
     API_SCOPE,
@@ -61,7 +63,7 @@ def assert_sound(pipeline) -> None:
     values = coefficients(pipeline)
     assert all(math.isfinite(value) and value >= 0 for value in values.values()), values
     pipeline.snapshot(1, 1).to_json()
-    assert_accounted(pipeline.take_counts().tally)
+    assert_accounted(pipeline.take_counts())
 
 
 def assert_still_learns(pipeline, instance: str = "sound") -> None:
@@ -119,16 +121,16 @@ def test_a_summary_with_a_bad_attribute_is_counted_and_left_out(sound, key, valu
     pipeline = new_pipeline()
     pipeline.process([export(Piece("bad", STEP_SCOPE, changed(step_span(sound, 1, 20), key, value)))])
     counts = pipeline.take_counts()
-    assert counts.tally.events_skipped[reason] == 20
-    assert counts.tally.spans_accepted == 1
-    assert_accounted(counts.tally)
+    assert counts[table.SKIPPED_EVENTS, reason] == 20
+    assert counts[table.DECODED_SPANS_OK] == 1
+    assert_accounted(counts)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_ratio_that_is_no_number_is_not_finite(sound, value):
     pipeline = new_pipeline()
     pipeline.process([export(Piece("bad", STEP_SCOPE, changed(step_span(sound, 1, 9), "kv.usage_gpu_ratio", value)))])
-    assert pipeline.take_counts().tally.events_skipped[Skip.NOT_FINITE] == 9
+    assert pipeline.take_counts()[table.SKIPPED_EVENTS, Skip.NOT_FINITE] == 9
 
 
 @pytest.mark.parametrize("key", ["ts.monotonic_ns", "scheduler.step", "decode.done_tokens", "prefill.total_tokens"])
@@ -138,9 +140,9 @@ def test_a_journey_with_a_bad_attribute_is_left_out_as_a_whole(sound, key, value
     span = core_span(sound, sound.jobs[3])
     pipeline.process([export(Piece("bad", CORE_SCOPE, changed(span, key, value, event=1)))])
     counts = pipeline.take_counts()
-    assert sum(counts.tally.spans_skipped.values()) == 1
-    assert sum(counts.tally.events_skipped.values()) == len(span.events)
-    assert_accounted(counts.tally)
+    assert counts.total(table.SKIPPED_SPANS) == 1
+    assert counts.total(table.SKIPPED_EVENTS) == len(span.events)
+    assert_accounted(counts)
 
 
 @pytest.mark.parametrize("unix", [0, 1, 2**64 - 1, 2**63])
@@ -153,8 +155,8 @@ def test_an_event_without_a_credible_wall_clock_is_out_of_range(sound, scope, un
     pipeline.process([export(Piece("bad", scope, span))])
     pipeline.flush()
     counts = pipeline.take_counts()
-    assert counts.tally.events_skipped[Skip.OUT_OF_RANGE] == len(span.events)
-    assert_accounted(counts.tally)
+    assert counts[table.SKIPPED_EVENTS, Skip.OUT_OF_RANGE] == len(span.events)
+    assert_accounted(counts)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,7 @@ def test_a_span_with_impossible_times_is_refused(sound, start, end, reason):
     span = step_span(sound, 1, 5)
     span.start_time_unix_nano, span.end_time_unix_nano = start, end
     pipeline.process([export(Piece("bad", STEP_SCOPE, span))])
-    assert pipeline.take_counts().tally.spans_skipped == {reason: 1}
+    assert pipeline.take_counts().by_label(table.SKIPPED_SPANS) == {reason: 1}
 
 
 @pytest.mark.parametrize("length", [0, 7, 9, 4096])
@@ -176,7 +178,7 @@ def test_a_span_id_of_a_wrong_length_is_refused(sound, length):
     span = step_span(sound, 1, 5)
     span.span_id = b"x" * length
     pipeline.process([export(Piece("bad", STEP_SCOPE, span))])
-    assert pipeline.take_counts().tally.spans_skipped == {Skip.OUT_OF_RANGE: 1}
+    assert pipeline.take_counts().by_label(table.SKIPPED_SPANS) == {Skip.OUT_OF_RANGE: 1}
 
 
 @pytest.mark.parametrize("attributes", [129, 10_000])
@@ -191,11 +193,11 @@ def test_more_attributes_than_vllm_ever_sends_are_too_many(sound, attributes):
     request = export_of([Piece("many", STEP_SCOPE, step_span(sound, 7, 9))])
     request.resource_spans[0].resource.attributes.extend(flood)
     pipeline.process([Export(request.SerializeToString(), "peer", "test", 1)])
-    tally = pipeline.take_counts().tally
-    assert tally.spans_skipped == {Skip.TOO_MANY_ATTRIBUTES: 1}
-    assert tally.events_skipped == {Skip.TOO_MANY_ATTRIBUTES: 4}
-    assert tally.attributes_ignored >= attributes - 128
-    assert_accounted(tally)
+    counts = pipeline.take_counts()
+    assert counts.by_label(table.SKIPPED_SPANS) == {Skip.TOO_MANY_ATTRIBUTES: 1}
+    assert counts.by_label(table.SKIPPED_EVENTS) == {Skip.TOO_MANY_ATTRIBUTES: 4}
+    assert counts[table.IGNORED_ATTRIBUTES] >= attributes - 128
+    assert_accounted(counts)
 
 
 def test_a_million_attributes_are_refused_before_they_are_parsed(sound):
@@ -203,10 +205,10 @@ def test_a_million_attributes_are_refused_before_they_are_parsed(sound):
     span = step_span(sound, 1, 3)
     span.attributes.extend([attribute("k", 1)] * 10**6)
     pipeline.process([export(Piece("bad", STEP_SCOPE, span))])
-    tally = pipeline.take_counts().tally
-    assert tally.spans_accepted == 0
-    assert tally.spans_skipped == {Skip.INCONSISTENT: 1}
-    assert_accounted(tally)
+    counts = pipeline.take_counts()
+    assert counts[table.DECODED_SPANS_OK] == 0
+    assert counts.by_label(table.SKIPPED_SPANS) == {Skip.INCONSISTENT: 1}
+    assert_accounted(counts)
 
 
 def test_the_largest_number_everywhere_teaches_nothing(sound):
@@ -234,7 +236,7 @@ def test_a_negative_or_huge_token_count_of_a_request_span_is_out_of_range(value)
     pipeline = new_pipeline()
     span = stock_span("a", 0.0, prompt=value, outputs=10, ttft_s=1.0, decode_s=1.0)
     pipeline.process([export(Piece("bad", STOCK_SCOPE, span))])
-    assert pipeline.take_counts().tally.spans_skipped == {Skip.OUT_OF_RANGE: 1}
+    assert pipeline.take_counts().by_label(table.SKIPPED_SPANS) == {Skip.OUT_OF_RANGE: 1}
 
 
 @pytest.mark.parametrize("outputs", [10**6, 2**31])
@@ -248,7 +250,7 @@ def test_a_request_of_a_billion_tokens_takes_no_memory(outputs):
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak_bytes < 64 << 20
-    assert pipeline.take_counts().drops[RowDrop.TOO_LONG] == 1
+    assert pipeline.take_counts()[table.DROPPED_ROWS, RowDrop.TOO_LONG] == 1
 
 
 def test_latencies_longer_than_the_span_are_a_broken_clock():
@@ -259,7 +261,7 @@ def test_latencies_longer_than_the_span_are_a_broken_clock():
             one.value.double_value = 4e9
     pipeline.process([export(Piece("bad", STOCK_SCOPE, span))])
     pipeline.flush()
-    assert pipeline.take_counts().drops[RowDrop.TIME_ORDER] == 1
+    assert pipeline.take_counts()[table.DROPPED_ROWS, RowDrop.TIME_ORDER] == 1
 
 
 @pytest.mark.parametrize("text", ["9" * 30, "9" * 256, "-" + "9" * 40, "NaN", "1e999", "\x00", "名" * 300])
@@ -283,7 +285,7 @@ def test_random_bytes_are_counted_and_never_raise(sound):
             if payload:
                 payload[random_bytes.randrange(len(payload))] = random_bytes.randrange(256)
         pipeline.process([Export(bytes(payload), "peer", "test", 4)])
-    assert_accounted(pipeline._counts.tally)
+    assert_accounted(pipeline._counts)
     assert_still_learns(pipeline)
 
 
@@ -327,9 +329,9 @@ def test_a_journey_in_impossible_order_is_refused(marks, reason):
     pipeline = new_pipeline()
     pipeline.process([export(journey(*marks))])
     pipeline.flush()
-    tally = pipeline.take_counts().tally
-    assert tally.spans_skipped == {reason: 1}
-    assert_accounted(tally)
+    counts = pipeline.take_counts()
+    assert counts.by_label(table.SKIPPED_SPANS) == {reason: 1}
+    assert_accounted(counts)
 
 
 @pytest.mark.parametrize(
@@ -385,8 +387,8 @@ def test_a_request_that_never_ends_holds_steps_for_the_window_only():
     for one in exports_of(some, 3):
         pipeline.process([one])
     counts = pipeline.take_counts()
-    assert counts.events[JoinEvent.STEP_MISMATCHED] > 500
-    assert counts.rows.total() > 500
+    assert counts[table.JOIN_EVENTS, JoinEvent.STEP_MISMATCHED] > 500
+    assert counts.total(table.ROWS) > 500
     (engine,) = pipeline.joiner._engines.values()
     assert engine._processes[0].sequence.frontier > len(run.summaries) / 2
 
@@ -473,7 +475,7 @@ def test_step_ids_that_jump_in_one_export_keep_the_newest(sound):
     pipeline = new_pipeline()
     pipeline.process([export(Piece("bad", STEP_SCOPE, span))])
     pipeline.flush()
-    assert pipeline.take_counts().events[JoinEvent.STEP_LATE] == 30
+    assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.STEP_LATE] == 30
     assert_still_learns(pipeline)
 
 
@@ -492,7 +494,7 @@ def test_two_engines_with_one_instance_id_are_found_and_held_in_bounded_memory(a
         (engine,) = pipeline.joiner._engines.values()
         assert len(engine._processes) <= 8
     counts = pipeline.take_counts()
-    assert counts.events[JoinEvent.ENGINE_CONFLICT] > 0
+    assert counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] > 0
     pipeline.flush()
     assert_sound(pipeline)
 
@@ -505,7 +507,7 @@ def test_two_engines_with_one_instance_id_in_one_export_are_a_conflict(sound):
     span.events.extend(other.events)
     pipeline = new_pipeline()
     pipeline.process([export(Piece("same", STEP_SCOPE, span))])
-    assert pipeline.take_counts().events[JoinEvent.ENGINE_CONFLICT] == 120
+    assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] == 120
 
 
 def test_engines_beyond_the_cap_make_the_oldest_leave_and_nothing_of_it_stays():
@@ -517,7 +519,7 @@ def test_engines_beyond_the_cap_make_the_oldest_leave_and_nothing_of_it_stays():
     assert len(joiner._engines) <= 4
     assert len(joiner._config_ids) <= 4
     assert len(joiner._releases) <= 5
-    assert pipeline.take_counts().events[JoinEvent.ENGINE_EVICTED] == 36
+    assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] == 36
 
 
 # --- the life of an engine ----------------------------------------------------------------------------------------
@@ -538,9 +540,9 @@ def test_a_restart_with_the_same_instance_id_joins_no_step_across_it(gap_s, asyn
     after = run_engine(many_jobs(50, seed=3), start_ns=start_ns, offset_ns=offset_ns, asynchronous=asynchronous)
     pipeline = replayed(exports_of(pieces(before) + pieces(after), 5))
     counts = pipeline.take_counts()
-    assert counts.events[JoinEvent.ENGINE_RESTART] == 1
-    assert counts.events[JoinEvent.STEP_DUPLICATE] == 0
-    assert counts.events[JoinEvent.STEP_MISMATCHED] == 0
+    assert counts[table.JOIN_EVENTS, JoinEvent.ENGINE_RESTART] == 1
+    assert counts[table.JOIN_EVENTS, JoinEvent.STEP_DUPLICATE] == 0
+    assert counts[table.JOIN_EVENTS, JoinEvent.STEP_MISMATCHED] == 0
     found = step_coefficients(pipeline)
     assert found["intercept"] == pytest.approx(7000, rel=2e-3)
     assert found["prefill_tokens"] == pytest.approx(45, rel=1e-3)
@@ -556,7 +558,7 @@ def test_a_clock_that_goes_back_gives_no_row(sound):
     pipeline = new_pipeline()
     pipeline.process([export(Piece("back", STEP_SCOPE, span))])
     pipeline.flush()
-    assert pipeline.take_counts().drops[RowDrop.TIME_ORDER] == 1
+    assert pipeline.take_counts()[table.DROPPED_ROWS, RowDrop.TIME_ORDER] == 1
     assert_sound(pipeline)
 
 
@@ -570,9 +572,9 @@ def test_a_wall_clock_that_goes_back_does_not_stop_the_engine(sound):
             event.time_unix_nano -= 3600 * 10**9
     pipeline = replayed(exports_of(everything, 5))
     counts = pipeline.take_counts()
-    assert counts.tally.spans_skipped[Skip.LATE] == 0
-    assert counts.rows.total() > 0
-    assert_accounted(counts.tally)
+    assert counts[table.SKIPPED_SPANS, Skip.LATE] == 0
+    assert counts.total(table.ROWS) > 0
+    assert_accounted(counts)
 
 
 def test_idle_time_is_never_learned():
@@ -582,7 +584,7 @@ def test_idle_time_is_never_learned():
     run = run_engine(jobs, idle_us=30e6)
     pipeline = replayed(exports_of(pieces(run)))
     counts = pipeline.take_counts()
-    assert counts.drops[RowDrop.IDLE] >= 7
+    assert counts[table.DROPPED_ROWS, RowDrop.IDLE] >= 7
     found = step_coefficients(pipeline)
     assert found["intercept"] == pytest.approx(7000, rel=2e-3)
     assert found["requests"] == pytest.approx(160, rel=2e-2)
@@ -615,9 +617,9 @@ def test_flush_after_a_window_that_is_exactly_full_is_no_error():
 def test_every_row_outcome_is_counted(sound):
     pipeline = replayed(exports_of(pieces(sound)))
     counts = pipeline.take_counts()
-    rows = sum(count for (target, _), count in counts.rows.items() if target is Target.STEP_TIME)
+    rows = sum(counts[table.ROWS, Target.STEP_TIME, outcome] for outcome in RowOutcome)
     busy = np.count_nonzero(sound.truth("batch.scheduled_tokens"))
-    assert rows + sum(counts.drops.values()) >= busy
+    assert rows + counts.total(table.DROPPED_ROWS) >= busy
 
 
 def test_a_step_or_journey_of_long_ago_does_not_stretch_the_window_back():
@@ -636,6 +638,6 @@ def test_a_step_or_journey_of_long_ago_does_not_stretch_the_window_back():
     pipeline.process([export(past._replace(instance="sound"))])
     pipeline.flush()
     counts = pipeline.take_counts()
-    assert counts.events[JoinEvent.STEP_LATE] == 1
-    assert counts.events[JoinEvent.JOURNEY_LATE] == 1
+    assert counts[table.JOIN_EVENTS, JoinEvent.STEP_LATE] == 1
+    assert counts[table.JOIN_EVENTS, JoinEvent.JOURNEY_LATE] == 1
     assert pipeline.joiner._engines["", "sound"].open_steps < 2000

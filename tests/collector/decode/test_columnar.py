@@ -11,6 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from collector.decode import vocabulary as words
 from collector.decode.columnar import CHUNK, TEMPLATES_MAX, Decoder
 from collector.decode.template import EVENT_MAX, KEY_MAX, shape
+from collector.telemetry import table
 from tests.support import otlp_bytes as otlp
 from tests.support.decode_oracle import assert_same, decode_in_columns
 from tests.support.paths import DATA, ROOT
@@ -44,8 +45,8 @@ def messages(path):
 @pytest.mark.parametrize("path", recordings())
 def test_every_recording_decodes_as_the_plain_decoder_has_it_and_without_its_help(path):
     payloads = [(message, f"peer-{number % 3}") for number, message in enumerate(messages(path))]
-    tally = assert_same(payloads)
-    assert tally.summaries_plain == 0
+    counts = assert_same(payloads)
+    assert counts[table.DECODED_SUMMARIES, "plain"] == 0
     one_by_one = Decoder()
     for payload in payloads:
         assert_same([payload], one_by_one)
@@ -55,34 +56,38 @@ def test_every_recording_decodes_as_the_plain_decoder_has_it_and_without_its_hel
 @pytest.mark.parametrize("count", [1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 7])
 def test_any_number_of_events_of_any_layout_takes_the_fast_path(keys, count):
     export = otlp.steps_export([otlp.summary(step, keys, prefill=step % 900) for step in range(count)])
-    tally = assert_same([(export, "peer")])
-    assert tally.summaries_columnar == count
+    counts = assert_same([(export, "peer")])
+    assert counts[table.DECODED_SUMMARIES, "columnar"] == count
 
 
 def test_two_layouts_may_alternate():
     events = [otlp.summary(n, otlp.PLUGIN_KEYS if n % 2 else otlp.SUMMARY_KEYS) for n in range(300)]
-    assert assert_same([(otlp.steps_export(events), "peer")]).summaries_columnar == 300
+    assert assert_same([(otlp.steps_export(events), "peer")])[table.DECODED_SUMMARIES, "columnar"] == 300
 
 
 def test_snapshots_between_the_summaries_leave_the_fast_path_alone():
     events = [otlp.snapshot(n) if n % 3 else otlp.summary(n) for n in range(300)]
-    tally = assert_same([(otlp.steps_export(events), "peer")])
-    assert (tally.summaries_columnar, tally.summaries_plain, tally.events_accepted) == (100, 0, 300)
+    counts = assert_same([(otlp.steps_export(events), "peer")])
+    assert (
+        counts[table.DECODED_SUMMARIES, "columnar"],
+        counts[table.DECODED_SUMMARIES, "plain"],
+        counts[table.DECODED_EVENTS_OK],
+    ) == (100, 0, 300)
 
 
 def test_several_exports_decode_together_and_one_that_is_damaged_harms_itself_only():
     good = [otlp.steps_export([otlp.summary(n) for n in range(70)], span_id=bytes([i] * 8)) for i in range(3)]
     broken_event = otlp.steps_export([otlp.summary(1), otlp.summary(2)[:-1]], span_id=b"brokenev")
     payloads = [(good[0], "a"), (good[1][:-3], "b"), (b"", "c"), (broken_event, "d"), (good[1], "e"), (good[2], "f")]
-    assert assert_same(payloads).summaries_columnar == 210
+    assert assert_same(payloads)[table.DECODED_SUMMARIES, "columnar"] == 210
     got, _, _ = decode_in_columns(payloads)
     assert [one is None for one in got] == [False, True, False, True, False, False]
 
 
 def test_a_repeated_span_is_refused_before_its_events_count_as_read():
     export = otlp.steps_export([otlp.summary(n) for n in range(50)])
-    tally = assert_same([(export, "peer"), (export, "peer")])
-    assert (tally.summaries_columnar, tally.events_skipped["duplicate"]) == (50, 50)
+    counts = assert_same([(export, "peer"), (export, "peer")])
+    assert (counts[table.DECODED_SUMMARIES, "columnar"], counts[table.SKIPPED_EVENTS, "duplicate"]) == (50, 50)
 
 
 def _with(step=5, **values):
@@ -201,23 +206,23 @@ def test_each_kind_of_limit_leaves_an_event_to_the_plain_decoder():
 
 
 def _columnar_share(event):
-    _, tally, _ = decode_in_columns([(otlp.steps_export([event]), "peer")])
-    return tally.summaries_columnar
+    _, counts, _ = decode_in_columns([(otlp.steps_export([event]), "peer")])
+    return counts[table.DECODED_SUMMARIES, "columnar"]
 
 
 def test_layouts_remembered_are_bounded_and_forgetting_one_changes_nothing():
     decoder = Decoder()
     for n in range(3 * TEMPLATES_MAX):
         keys = (*otlp.SUMMARY_KEYS[n % 16 :], *otlp.SUMMARY_KEYS[: n % 16])
-        tally = assert_same([(otlp.steps_export([otlp.summary(i, keys) for i in range(20)]), "peer")], decoder)
-        assert tally.summaries_columnar == 20
+        counts = assert_same([(otlp.steps_export([otlp.summary(i, keys) for i in range(20)]), "peer")], decoder)
+        assert counts[table.DECODED_SUMMARIES, "columnar"] == 20
         assert len(decoder._templates) <= TEMPLATES_MAX
 
 
 def test_a_sender_of_ever_new_layouts_gets_the_plain_decoder():
     events = [otlp.summary(5) + otlp.attribute(f"extra.{n}", n) for n in range(64)]
-    tally = assert_same([(otlp.steps_export(events), "peer")])
-    assert tally.summaries_plain >= 60
+    counts = assert_same([(otlp.steps_export(events), "peer")])
+    assert counts[table.DECODED_SUMMARIES, "plain"] >= 60
 
 
 def test_other_scopes_and_what_a_span_holds_beside_its_events_stay_as_they_are():
@@ -225,8 +230,8 @@ def test_other_scopes_and_what_a_span_holds_beside_its_events_stay_as_they_are()
         [otlp.summary(1)], tail=b"\x50\x03\x60\x17\x7a\x02\x12\x00\x85\x01\x00\x01\x00\x00\x98\x06\x01"
     )
     foreign = otlp.export(("fastapi", [span]), ("vllm.scheduler.step", [span, span]), ("vllm.scheduler", [span]))
-    tally = assert_same([(foreign, "peer")])
-    assert (tally.summaries_columnar, tally.events_dropped_by_sdk) == (1, 4 * 0x17)
+    counts = assert_same([(foreign, "peer")])
+    assert (counts[table.DECODED_SUMMARIES, "columnar"], counts[table.SDK_DROPPED_EVENTS]) == (1, 4 * 0x17)
 
 
 def test_nesting_is_as_deep_as_the_plain_decoder_allows():

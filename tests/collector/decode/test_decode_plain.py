@@ -11,8 +11,9 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyVa
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from collector.decode.plain import decode
-from collector.decode.records import MISSING, Finish, MarkKind, Tally
+from collector.decode.records import MISSING, Finish, MarkKind
 from collector.decode.vocabulary import SUMMARY_FIELDS
+from collector.telemetry import Counts, table
 from collector.telemetry.reasons import Skip
 from tests.support.paths import DATA
 from tests.support.telemetry_builders import (
@@ -149,11 +150,11 @@ def test_latencies_that_were_not_sent_are_nan():
 def test_foreign_spans_are_counted_with_their_events(scope, name, reason):
     span = Span(name=name, span_id=b"12345678", start_time_unix_nano=UNIX_NS, end_time_unix_nano=UNIX_NS + 1)
     span.events.add(name="something")
-    tally = Tally()
-    decoded(Piece("e", scope, span), tally=tally)
-    assert tally.spans_skipped == {reason: 1}
-    assert tally.events_skipped.total() == 1
-    assert_accounted(tally)
+    counts = Counts()
+    decoded(Piece("e", scope, span), counts=counts)
+    assert counts.by_label(table.SKIPPED_SPANS) == {reason: 1}
+    assert counts.total(table.SKIPPED_EVENTS) == 1
+    assert_accounted(counts)
 
 
 def test_foreign_events_and_attributes_beside_ours_change_nothing(run):
@@ -171,12 +172,12 @@ def test_foreign_events_and_attributes_beside_ours_change_nothing(run):
             event.attributes.append(attribute("made.up", "x"))
             event.attributes.append(KeyValue(key="list", value=AnyValue(array_value=ArrayValue())))
             event.attributes.append(KeyValue(key="empty"))
-        tally = Tally()
-        odd = decoded(Piece("e", scope, strange), tally=tally)
+        counts = Counts()
+        odd = decoded(Piece("e", scope, strange), counts=counts)
         assert odd.steps.tolist() == plain.steps.tolist()
         assert (odd.core, odd.api) == (plain.core, plain.api)
-        assert tally.events_skipped[Skip.FOREIGN_EVENT] == 1
-        assert_accounted(tally)
+        assert counts[table.SKIPPED_EVENTS, Skip.FOREIGN_EVENT] == 1
+        assert_accounted(counts)
 
 
 def test_an_emitter_without_an_instance_id_is_its_peer(run):
@@ -184,7 +185,7 @@ def test_an_emitter_without_an_instance_id_is_its_peer(run):
         export_of([Piece("", STEP_SCOPE, step_span(run, 1, 3))]).SerializeToString(),
         "ipv4:1.2.3.4:5",
         lambda *_: None,
-        Tally(),
+        Counts(),
     )
     assert telemetry.instance == "ipv4:1.2.3.4:5"
 
@@ -196,23 +197,23 @@ def test_facts_are_the_knobs_of_the_resource_and_nothing_else(run):
 
 
 def test_events_the_sdk_dropped_are_counted(run):
-    span, tally = step_span(run, 1, 3), Tally()
+    span, counts = step_span(run, 1, 3), Counts()
     span.dropped_events_count = 778
-    decoded(Piece("e", STEP_SCOPE, span), tally=tally)
-    assert tally.events_dropped_by_sdk == 778
+    decoded(Piece("e", STEP_SCOPE, span), counts=counts)
+    assert counts[table.SDK_DROPPED_EVENTS] == 778
 
 
 def test_a_span_that_is_not_admitted_is_counted_with_its_reason(run):
-    tally = Tally()
+    counts = Counts()
     decode(
         export_of([Piece("e", STEP_SCOPE, step_span(run, 1, 3))]).SerializeToString(),
         "",
         lambda *_: Skip.DUPLICATE,
-        tally,
+        counts,
     )
-    assert tally.spans_skipped == {Skip.DUPLICATE: 1}
-    assert tally.events_skipped == {Skip.DUPLICATE: 3}
-    assert_accounted(tally)
+    assert counts.by_label(table.SKIPPED_SPANS) == {Skip.DUPLICATE: 1}
+    assert counts.by_label(table.SKIPPED_EVENTS) == {Skip.DUPLICATE: 3}
+    assert_accounted(counts)
 
 
 def test_tokens_that_do_not_add_up_are_inconsistent(run):
@@ -220,42 +221,42 @@ def test_tokens_that_do_not_add_up_are_inconsistent(run):
     for one in span.events[0].attributes:
         if one.key == "batch.scheduled_tokens":
             one.value.int_value += 1
-    tally = Tally()
-    assert len(decoded(Piece("e", STEP_SCOPE, span), tally=tally).steps) == 1
-    assert tally.events_skipped == {Skip.INCONSISTENT: 1}
+    counts = Counts()
+    assert len(decoded(Piece("e", STEP_SCOPE, span), counts=counts).steps) == 1
+    assert counts.by_label(table.SKIPPED_EVENTS) == {Skip.INCONSISTENT: 1}
 
 
 def test_a_summary_that_ends_before_it_starts_is_out_of_order(run):
-    span, tally = step_span(run, 1, 1), Tally()
+    span, counts = step_span(run, 1, 1), Counts()
     for one in span.events[0].attributes:
         if one.key == "step.ts_end_ns":
             one.value.int_value = 5
-    decoded(Piece("e", STEP_SCOPE, span), tally=tally)
-    assert tally.events_skipped == {Skip.TIME_ORDER: 1}
+    decoded(Piece("e", STEP_SCOPE, span), counts=counts)
+    assert counts.by_label(table.SKIPPED_EVENTS) == {Skip.TIME_ORDER: 1}
 
 
 def test_an_api_event_without_its_time_takes_the_span_out(run):
-    span, tally = api_span(run, run.jobs[0]), Tally()
+    span, counts = api_span(run, run.jobs[0]), Counts()
     del span.events[1].attributes[:]
-    assert decoded(Piece("a", API_SCOPE, span), tally=tally).api == []
-    assert tally.spans_skipped == {Skip.MISSING_ATTRIBUTE: 1}
-    assert_accounted(tally)
+    assert decoded(Piece("a", API_SCOPE, span), counts=counts).api == []
+    assert counts.by_label(table.SKIPPED_SPANS) == {Skip.MISSING_ATTRIBUTE: 1}
+    assert_accounted(counts)
 
 
 def test_undecodable_bytes_raise_what_admission_would_have_raised():
     with pytest.raises(DecodeError):
-        decode(b"\xff\xff\xff", "", lambda *_: None, Tally())
+        decode(b"\xff\xff\xff", "", lambda *_: None, Counts())
 
 
 def test_a_recording_is_accounted_for_to_the_last_event():
-    tally = Tally()
+    counts = Counts()
     for export in recording(DATA / "c1_mixed" / "otlp.pb.gz"):
-        decode(export.payload, export.peer, lambda *_: None, tally)
-    assert_accounted(tally)
+        decode(export.payload, export.peer, lambda *_: None, counts)
+    assert_accounted(counts)
     # counts of the recording: 1168 summaries, 764 snapshots, 156 core and 156 API spans, 778 events lost by the SDK
-    assert tally.spans_received == tally.spans_accepted
-    assert tally.events_dropped_by_sdk == 778
-    assert tally.events_accepted > 1168 + 764
+    assert counts[table.DECODED_SPANS] == counts[table.DECODED_SPANS_OK]
+    assert counts[table.SDK_DROPPED_EVENTS] == 778
+    assert counts[table.DECODED_EVENTS_OK] > 1168 + 764
 
 
 def test_ids_of_spans_are_unique_in_the_builders_own_runs(run):

@@ -10,10 +10,11 @@ from collections import Counter
 import msgspec
 import pytest
 
-from collector.decode.kv.batches import KvBatch, KvTally, Move
+from collector.decode.kv.batches import KvBatch, Move, count_batch
 from collector.decode.kv.messages import SEQ_END, array_length, read_frames, read_line, read_payload
 from collector.decode.plain import decode
-from collector.decode.records import Tally, fingerprint
+from collector.decode.records import fingerprint
+from collector.telemetry import Counts, table
 from collector.telemetry.reasons import Direction, KvSkip, Phase, Skip
 from tests.support.kv_cases import FIELDS, TS_S, batch, kv_batches, named, otlp_events, payload, raw_batches, stored
 
@@ -161,7 +162,7 @@ def test_a_recorded_line_gives_what_its_message_gave_and_a_decoded_copy_is_not_r
 
 @pytest.mark.parametrize("name", ["c5_offload", "c8_stock_0.32.0", "c9_dp2", "c7_async_sim"])
 def test_recordings_are_read_whole(name):
-    batches, tally, true = kv_batches(name), KvTally(), Counter()
+    batches, counts, true = kv_batches(name), Counts(), Counter()
     for _, events, *_ in raw_batches(name):
         for event in events:
             fields = event if isinstance(event, dict) else dict(zip(FIELDS[event[0]], event[1:], strict=True))
@@ -173,20 +174,20 @@ def test_recordings_are_read_whole(name):
                 true[kind, fields["dest_medium"]] += fields["block_count"]
     for one in batches:
         assert isinstance(one, KvBatch)
-        tally.add(one, None)
-    assert tally.events_accepted == tally.events_received == true["events"]
+        count_batch(counts, one, None)
+    assert counts[table.KV_EVENTS_OK] == counts[table.KV_EVENTS] == true["events"]
     assert sum(one.stored_blocks for one in batches) == true["BlockStored"]
     assert sum(one.removed_blocks for one in batches) == true["BlockRemoved"]
     for kind, phase in (("TransferInitiated", Phase.INITIATED), ("TransferCompleted", Phase.COMPLETED)):
-        assert tally.blocks[Direction.OFFLOAD, phase] == true[kind, "CPU"]
-        assert tally.blocks[Direction.RESTORE, phase] == true[kind, "GPU"]
+        assert counts[table.KV_BLOCKS, Direction.OFFLOAD, phase] == true[kind, "CPU"]
+        assert counts[table.KV_BLOCKS, Direction.RESTORE, phase] == true[kind, "GPU"]
 
 
 def test_the_same_events_as_otlp_span_events_give_the_same_batches():
     request = otlp_events("c5_offload", "engine-1")
     assert b"token_ids" not in request.SerializeToString()
-    tally = Tally()
-    (read,) = decode(request.SerializeToString(), "peer", lambda *_: None, tally)
+    counts = Counts()
+    (read,) = decode(request.SerializeToString(), "peer", lambda *_: None, counts)
     expected = kv_batches("c5_offload", "otlp")
     near = [abs(a.ts_unix_ns - b.ts_unix_ns) for a, b in zip(read.kv, expected, strict=True)]
     assert max(near) < 1000
@@ -194,7 +195,7 @@ def test_the_same_events_as_otlp_span_events_give_the_same_batches():
         msgspec.structs.replace(one, ts_unix_ns=other.ts_unix_ns) for one, other in zip(read.kv, expected, strict=True)
     ]
     assert same == [one.of("engine-1") for one in expected]
-    assert tally.events_received == tally.events_accepted + tally.events_skipped.total() == 1673
+    assert counts[table.DECODED_EVENTS] == counts[table.DECODED_EVENTS_OK] + counts.total(table.SKIPPED_EVENTS) == 1673
 
 
 def test_otlp_events_that_make_no_sense_are_counted_and_the_rest_is_read():
@@ -205,10 +206,10 @@ def test_otlp_events_that_make_no_sense_are_counted_and_the_rest_is_read():
     for pair in events[1].attributes:
         if pair.key == "block_count":
             pair.value.string_value = "many"
-    tally = Tally()
-    (read,) = decode(request.SerializeToString(), "peer", lambda *_: None, tally)
-    assert tally.events_skipped == {Skip.FOREIGN_EVENT: 2}
-    assert (tally.events_received, tally.events_accepted) == (3, 1)
+    counts = Counts()
+    (read,) = decode(request.SerializeToString(), "peer", lambda *_: None, counts)
+    assert counts.by_label(table.SKIPPED_EVENTS) == {Skip.FOREIGN_EVENT: 2}
+    assert (counts[table.DECODED_EVENTS], counts[table.DECODED_EVENTS_OK]) == (3, 1)
     assert sum(len(one.moves) for one in read.kv) == 1
 
 
@@ -223,10 +224,10 @@ def test_what_is_no_array_has_no_length(value):
     assert array_length(msgspec.Raw()) == -1
 
 
-def test_the_tally_accounts_for_every_message_and_event():
-    tally = KvTally()
-    tally.add(batch(stored(), ["Painted"]), None)
-    tally.add(batch(stored(), stored()), KvSkip.DUPLICATE)
-    assert tally.messages_received == tally.messages_accepted + tally.messages_skipped.total() == 2
-    assert tally.events_received == tally.events_accepted + tally.events_skipped.total() == 4
-    assert tally.events_skipped == {KvSkip.FOREIGN_EVENT: 1, KvSkip.DUPLICATE: 2}
+def test_the_counts_account_for_every_message_and_event():
+    counts = Counts()
+    count_batch(counts, batch(stored(), ["Painted"]), None)
+    count_batch(counts, batch(stored(), stored()), KvSkip.DUPLICATE)
+    assert counts[table.KV_MESSAGES] == counts[table.KV_MESSAGES_OK] + counts.total(table.KV_MESSAGES_SKIPPED) == 2
+    assert counts[table.KV_EVENTS] == counts[table.KV_EVENTS_OK] + counts.total(table.KV_EVENTS_SKIPPED) == 4
+    assert counts.by_label(table.KV_EVENTS_SKIPPED) == {KvSkip.FOREIGN_EVENT: 1, KvSkip.DUPLICATE: 2}

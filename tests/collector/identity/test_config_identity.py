@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from collector.identity.facts import IDENTITY, Facts, FactSource, config_id, parse_fact, resource_facts
+from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent
 from tests.support.telemetry_builders import (
     MONO_NS,
@@ -135,7 +136,7 @@ def test_a_server_that_comes_back_with_other_flags_starts_anew_from_what_it_was(
     prefill = next(f for f in learned[new.config_id].features if f.name == "prefill_tokens")
     assert prefill.coefficient == pytest.approx(45, rel=0.02)
     assert pipeline._bank._priors[new.config_id]
-    assert pipeline.take_counts().events[JoinEvent.ENGINE_RESTART] == 1
+    assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.ENGINE_RESTART] == 1
 
 
 def test_a_fact_that_flaps_without_a_restart_keeps_one_state():

@@ -11,6 +11,7 @@ from collector.decode.records import STEP_DTYPE, Telemetry
 from collector.identity.knowledge import Knowledge
 from collector.join.joiner import Joiner
 from collector.recordings.reader import Recording
+from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent
 from collector.worker.build import make_pipeline
 from tests.support.sheet_cases import GQA
@@ -59,7 +60,7 @@ def test_without_knowledge_the_snapshot_says_what_is_missing(data_dir):
     (config,) = made.snapshot(1, 1).configs
     assert "physics" not in config.targets["step_time"].models
     assert "num_hidden_layers" in config.cannot_derive
-    assert made.take_counts().events[JoinEvent.FACT_CONFLICT] == 0
+    assert made.take_counts()[table.JOIN_EVENTS, JoinEvent.FACT_CONFLICT] == 0
 
 
 def test_a_rule_against_the_resource_is_a_conflict_that_is_counted_once():

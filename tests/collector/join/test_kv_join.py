@@ -12,10 +12,10 @@ import pytest
 
 from collector.config.schema import Config, JoinConfig
 from collector.decode.plain import decode
-from collector.decode.records import Tally
 from collector.join.joiner import Joiner
 from collector.join.kv.owners import KvSources
 from collector.receive.export_request import Export
+from collector.telemetry import Counts, table
 from collector.telemetry.reasons import KvSkip
 from collector.worker.pipeline import Pipeline
 from online.rows import STEP_FEATURES, Target
@@ -179,7 +179,7 @@ def test_a_strangers_events_are_nobodys():
 def test_events_that_come_as_otlp_spans_say_whose_they_are_and_subtract_the_same_hits():
     (instance,) = sequences(joined("c5_offload", [], no_step)[0])
     export = otlp_events("c5_offload", instance).SerializeToString()
-    (events,) = decode(export, "peer", lambda *_: None, Tally())
+    (events,) = decode(export, "peer", lambda *_: None, Counts())
     ratio, _ = rebuilt_over_true("c5_offload", events.kv, no_step)
     assert 0.95 <= ratio <= 1.05
     strange = [one.of("somebody else") for one in events.kv]
@@ -258,11 +258,11 @@ def test_the_pipeline_takes_kv_batches_and_accounts_for_them():
     pipeline = Pipeline(Config(join=SETTINGS, learners=("rls",)), "test")
     batches = kv_batches("c5_offload")
     pipeline.process_kv([*batches, batches[0]])
-    counts = pipeline.take_counts().kv
-    assert counts.messages_received == 521 == counts.messages_accepted + counts.messages_skipped.total()
-    assert counts.messages_skipped == {KvSkip.DUPLICATE: 1}
-    assert counts.events_received == counts.events_accepted + counts.events_skipped.total()
-    assert pipeline.take_counts().kv.messages_received == 0
+    counts = pipeline.take_counts()
+    assert counts[table.KV_MESSAGES] == 521 == counts[table.KV_MESSAGES_OK] + counts.total(table.KV_MESSAGES_SKIPPED)
+    assert counts.by_label(table.KV_MESSAGES_SKIPPED) == {KvSkip.DUPLICATE: 1}
+    assert counts[table.KV_EVENTS] == counts[table.KV_EVENTS_OK] + counts.total(table.KV_EVENTS_SKIPPED)
+    assert pipeline.take_counts()[table.KV_MESSAGES] == 0
 
 
 def test_hits_make_the_prefill_coefficient_of_journeys_alone_come_out_right():
@@ -290,7 +290,7 @@ def test_the_state_of_kv_events_is_copied_with_the_pipeline():
     pipeline = Pipeline(Config(join=SETTINGS, learners=("rls",)), "test")
     pipeline.process_kv(kv_batches("c5_offload"))
     for export in exports("c5_offload"):
-        for one in decode(export, "peer", lambda *_: None, Tally()):
+        for one in decode(export, "peer", lambda *_: None, Counts()):
             pipeline.joiner.add(one)
     before = pipeline.joiner.kv.batches
     assert pipeline.flushed().learned_rows > 0
@@ -310,5 +310,5 @@ def test_kv_events_by_otlp_go_through_the_pipeline_as_any_export():
     pipeline.process([Export(data, "peer", "grpc", 1)])
     pipeline.process([Export(export, "peer", "grpc", 1) for export in exports("c5_offload")])
     counts = pipeline.take_counts()
-    assert (counts.kv.messages_accepted, counts.kv.unbound) == (520, 0)
-    assert counts.tally.events_received == counts.tally.events_accepted + counts.tally.events_skipped.total()
+    assert (counts[table.KV_MESSAGES_OK], counts[table.KV_UNBOUND]) == (520, 0)
+    assert counts[table.DECODED_EVENTS] == counts[table.DECODED_EVENTS_OK] + counts.total(table.SKIPPED_EVENTS)

@@ -6,7 +6,9 @@ import dataclasses
 
 import pytest
 
+from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent
+from online import RowOutcome
 from online.rows import Quality, Target
 from tests.support.telemetry_builders import (
     SHARED,
@@ -46,29 +48,29 @@ def test_an_engine_with_two_emitters_is_learned_once(run, first, size):
     both.sort(key=lambda piece: piece.span.end_time_unix_nano)
     pipeline = replayed(exports_of(both, size))
     counts = pipeline.take_counts()
-    assert counts.events[JoinEvent.DOUBLE_EMITTER] == 1
+    assert counts[table.JOIN_EVENTS, JoinEvent.DOUBLE_EMITTER] == 1
     (config,) = pipeline.snapshot(0, 1).configs
     assert [engine.instance for engine in config.engines] == ["plugin"]
     assert config.telemetry == Quality.STEPS_PLUS.label
-    rows = sum(count for (target, _), count in counts.rows.items() if target is Target.STEP_TIME)
+    rows = sum(counts[table.ROWS, Target.STEP_TIME, outcome] for outcome in RowOutcome)
     assert rows <= len(run.summaries)
     post_decode = [value for key, value in coefficients(pipeline).items() if key[1:] == ("post_decode", "intercept")]
     assert post_decode == [pytest.approx(900, rel=1e-3)]
-    assert counts.events[JoinEvent.API_UNMATCHED] == 0
+    assert counts[table.JOIN_EVENTS, JoinEvent.API_UNMATCHED] == 0
 
 
 def test_two_engines_whose_steps_differ_are_two(run):
     other = run_engine(many_jobs(80, seed=8), start_ns=10**12 + 60_000)
     both = pieces(run, instance="a") + pieces(other, instance="b", api="api-1")
     pipeline = replayed(exports_of(both))
-    assert pipeline.take_counts().events[JoinEvent.DOUBLE_EMITTER] == 0
+    assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.DOUBLE_EMITTER] == 0
     assert len(pipeline.joiner._engines) == 2
 
 
 def test_too_few_common_steps_prove_nothing(run):
     few = dataclasses.replace(plugin_of(run), summaries=plugin_of(run).summaries[:19])
     pipeline = replayed(exports_of(pieces(run, instance="a") + pieces(few, instance="b")))
-    assert pipeline.take_counts().events[JoinEvent.DOUBLE_EMITTER] == 0
+    assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.DOUBLE_EMITTER] == 0
 
 
 def test_a_real_engine_with_fork_and_plugin_is_counted_once():
@@ -77,8 +79,8 @@ def test_a_real_engine_with_fork_and_plugin_is_counted_once():
         pytest.skip(f"NOT CHECKED: {path} is not here (reference captures beside this repository)")
     pipeline = replayed(recording(path))
     counts = pipeline.take_counts()
-    assert counts.events[JoinEvent.DOUBLE_EMITTER] == 1
+    assert counts[table.JOIN_EVENTS, JoinEvent.DOUBLE_EMITTER] == 1
     engines = [engine for config in pipeline.snapshot(0, 1).configs for engine in config.engines if engine.last_step]
     assert len(engines) == 1
-    rows = sum(count for (target, _), count in counts.rows.items() if target is Target.STEP_TIME)
+    rows = sum(counts[table.ROWS, Target.STEP_TIME, outcome] for outcome in RowOutcome)
     assert 0 < rows <= engines[0].last_step

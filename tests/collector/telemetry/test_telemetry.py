@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from collector import __version__
-from collector.decode.records import Tally
+from collector.telemetry import Counts
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import Malformed, Outcome, Refusal, RowDrop, Skip
 from collector.telemetry.table import (
     ACCEPTED_SPANS,
     DECODED_EVENTS,
     DROPPED_ROWS,
+    KV_HELD,
     QUEUE_BYTES,
     REFUSED_SPANS,
     ROWS,
@@ -22,7 +24,6 @@ from collector.telemetry.table import (
     TABLE,
     Kind,
 )
-from collector.worker.pipeline import Counts
 from online.rows import RowOutcome, Target
 
 
@@ -58,19 +59,51 @@ def test_every_reason_has_an_outcome_of_the_request():
 
 
 def test_counts_of_the_pipeline_arrive_by_reason(metrics):
-    tally = Tally(events_received=7, events_accepted=5, events_skipped=Counter({Skip.WRONG_TYPE: 2}))
-    counts = Counts(
-        tally,
-        Counter({(Target.STEP_TIME, RowOutcome.LEARNED): 3}),
-        Counter({RowDrop.IDLE: 1}),
-        Counter(),
-    )
+    counts = Counts()
+    counts[DECODED_EVENTS] += 7
+    counts[SKIPPED_EVENTS, Skip.WRONG_TYPE] += 2
+    counts[ROWS, Target.STEP_TIME, RowOutcome.LEARNED] += 3
+    counts[DROPPED_ROWS, RowDrop.IDLE] += 1
+    counts[KV_HELD] = 5
     metrics.merge(counts)
     metrics.merge(counts)
     assert metrics.value(DECODED_EVENTS) == 14
     assert metrics.value(SKIPPED_EVENTS, "wrong_type") == 4
     assert metrics.value(ROWS, "step_time", "learned") == 6
     assert metrics.value(DROPPED_ROWS, "idle") == 2
+    assert metrics.value(KV_HELD) == 5, "a gauge stands at what it was last"
+
+
+def test_what_was_never_counted_is_zero_and_stored_nowhere():
+    counts = Counts()
+    assert counts[SKIPPED_EVENTS, Skip.WRONG_TYPE] == counts.total(SKIPPED_EVENTS) == 0
+    assert not counts
+
+
+def test_counts_are_added_by_row_and_states_replaced():
+    counts, others = Counts(), Counts()
+    for each, held in ((counts, 7), (others, 5)):
+        each[DECODED_EVENTS] += 2
+        each[DROPPED_ROWS, RowDrop.IDLE] += 1
+        each[KV_HELD] = held
+    others[DROPPED_ROWS, RowDrop.RESTART] += 4
+    counts.merge(others)
+    assert counts == {
+        DECODED_EVENTS: 4,
+        (DROPPED_ROWS, "idle"): 2,
+        (DROPPED_ROWS, "restart"): 4,
+        KV_HELD: 5,
+    }
+    assert counts.by_label(DROPPED_ROWS) == {RowDrop.IDLE: 2, RowDrop.RESTART: 4}
+    assert counts.total(DROPPED_ROWS) == 6
+
+
+def test_a_copy_of_counts_counts_the_same_rows():
+    counts = Counts()
+    counts[DROPPED_ROWS, RowDrop.IDLE] += 1
+    copied = copy.deepcopy(counts)
+    copied[DROPPED_ROWS, RowDrop.IDLE] += 1
+    assert (counts[DROPPED_ROWS, RowDrop.IDLE], copied[DROPPED_ROWS, RowDrop.IDLE]) == (1, 2)
 
 
 def test_a_gauge_may_read_its_value_at_every_scrape(metrics):
@@ -84,5 +117,5 @@ def test_a_gauge_may_read_its_value_at_every_scrape(metrics):
 def test_a_label_value_outside_its_closed_set_is_an_error_not_a_series(metrics):
     with pytest.raises(KeyError):
         metrics.add(ACCEPTED_SPANS, 1, "pigeon")
-    with pytest.raises(TypeError):
+    with pytest.raises(KeyError):
         metrics.set(REFUSED_SPANS, 1, "grpc", Refusal.QUEUE_FULL)

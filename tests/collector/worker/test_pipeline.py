@@ -7,6 +7,7 @@ import pytest
 
 from collector.config.schema import BankConfig, Config
 from collector.receive.export_request import Export
+from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, Skip
 from collector.worker.build import make_pipeline
 from online.rows import RowOutcome, Target
@@ -44,14 +45,17 @@ def step_coefficients(pipeline):
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_spans_and_events_of_a_recording_are_accounted_for(pipelines, name):
     _, counts = pipelines[name]
-    assert_accounted(counts.tally)
-    assert counts.tally.spans_received > 0
+    assert_accounted(counts)
+    assert counts[table.DECODED_SPANS] > 0
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_journeys_and_summaries_of_a_recording_agree(pipelines, name):
     _, counts = pipelines[name]
-    matched, other = counts.events[JoinEvent.STEP_MATCHED], counts.events[JoinEvent.STEP_MISMATCHED]
+    matched, other = (
+        counts[table.JOIN_EVENTS, JoinEvent.STEP_MATCHED],
+        counts[table.JOIN_EVENTS, JoinEvent.STEP_MISMATCHED],
+    )
     # c6: four steps of a call whose further prompts send no journeys
     assert other <= (4 if name == "c6_saturated" else 0)
     assert matched > 1000
@@ -60,8 +64,8 @@ def test_journeys_and_summaries_of_a_recording_agree(pipelines, name):
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_every_step_with_a_summary_and_a_successor_is_learned(pipelines, name):
     pipeline, counts = pipelines[name]
-    learned = counts.rows[Target.STEP_TIME, RowOutcome.LEARNED]
-    matched = counts.events[JoinEvent.STEP_MATCHED]
+    learned = counts[table.ROWS, Target.STEP_TIME, RowOutcome.LEARNED]
+    matched = counts[table.JOIN_EVENTS, JoinEvent.STEP_MATCHED]
     assert learned > 0.97 * matched - 64
     assert pipeline.snapshot(0, 1).configs[0].targets["step_time"].models["portable"].rows == learned
 
@@ -127,18 +131,18 @@ def test_a_repeated_recording_is_all_duplicates_or_late():
     for export in exports:
         pipeline.process([export])
     counts = pipeline.take_counts()
-    assert counts.tally.spans_accepted == 0
-    assert set(counts.tally.spans_skipped) <= {Skip.DUPLICATE, Skip.LATE}
-    assert_accounted(counts.tally)
+    assert counts[table.DECODED_SPANS_OK] == 0
+    assert set(counts.by_label(table.SKIPPED_SPANS)) <= {Skip.DUPLICATE, Skip.LATE}
+    assert_accounted(counts)
     assert coefficients(pipeline) == expected
 
 
 def test_bytes_that_do_not_parse_are_counted_as_the_envelope_counted_them():
     pipeline = new_pipeline()
     pipeline.process([Export(b"\xff\xff", "peer", "grpc", 3)])
-    tally = pipeline.take_counts().tally
-    assert tally.spans_skipped == {Skip.INCONSISTENT: 3}
-    assert_accounted(tally)
+    counts = pipeline.take_counts()
+    assert counts.by_label(table.SKIPPED_SPANS) == {Skip.INCONSISTENT: 3}
+    assert_accounted(counts)
 
 
 def test_a_flushed_copy_leaves_the_original_as_it_is():
@@ -158,12 +162,12 @@ def test_a_flushed_copy_leaves_the_original_as_it_is():
 
 def test_counts_are_taken_once():
     pipeline = replayed(exports_of(pieces(run_engine(many_jobs(20)))))
-    assert pipeline.take_counts().tally.spans_received > 0
+    assert pipeline.take_counts()[table.DECODED_SPANS] > 0
     empty = pipeline.take_counts()
-    assert empty.tally.spans_received == 0
-    assert not +empty.rows
-    assert not +empty.events
-    assert not +empty.drops
+    assert empty[table.DECODED_SPANS] == 0
+    assert not empty.total(table.ROWS)
+    assert not empty.total(table.JOIN_EVENTS)
+    assert not empty.total(table.DROPPED_ROWS)
 
 
 @pytest.mark.parametrize("steps", ["steps", "sampled", "journeys"])
@@ -184,5 +188,5 @@ def test_forgotten_configurations_are_counted_once():
         request = make_export(steps_per_span=200, first_step=1 + 1000 * number, instance=f"engine-{number}")
         pipeline.process([Export(request.SerializeToString(), "peer", "grpc", 1)])
     pipeline.flush()
-    assert pipeline.take_counts().evictions >= 2
-    assert pipeline.take_counts().evictions == 0
+    assert pipeline.take_counts()[table.EVICTIONS] >= 2
+    assert pipeline.take_counts()[table.EVICTIONS] == 0

@@ -6,6 +6,7 @@ import pytest
 
 from collector.config.schema import Config
 from collector.receive.export_request import Export
+from collector.telemetry import table
 from collector.telemetry.reasons import Stall
 from collector.worker.build import make_pipeline
 from collector.worker.stall import Progress, StallWatch
@@ -80,9 +81,9 @@ def test_a_config_whose_learner_raises_is_put_aside_and_the_others_go_on(monkeyp
     pipeline.take_counts()
     two_engines(pipeline, 1201)
     counts = pipeline.take_counts()
-    assert counts.rows[Target.STEP_TIME, RowOutcome.LEARNED] == 600
-    assert counts.rows[Target.STEP_TIME, RowOutcome.QUARANTINED] == 600
-    assert (counts.quarantines, counts.quarantined) == (1, 1)
+    assert counts[table.ROWS, Target.STEP_TIME, RowOutcome.LEARNED] == 600
+    assert counts[table.ROWS, Target.STEP_TIME, RowOutcome.QUARANTINED] == 600
+    assert (counts[table.QUARANTINES], counts[table.QUARANTINED]) == (1, 1)
     shown = {c.engines[0].instance: c for c in pipeline.snapshot(1, 1).configs}
     assert shown["good"].targets
     assert not shown["good"].quarantined
@@ -90,8 +91,8 @@ def test_a_config_whose_learner_raises_is_put_aside_and_the_others_go_on(monkeyp
     assert shown["bad"].quarantined.endswith("FloatingPointError")
     assert caplog.text.count("is put aside") == 1, "said once"
     two_engines(pipeline, 1801)
-    assert pipeline.take_counts().quarantines == 0
-    assert pipeline.take_counts().quarantined == 1
+    assert pipeline.take_counts()[table.QUARANTINES] == 0
+    assert pipeline.take_counts()[table.QUARANTINED] == 1
 
 
 def test_a_config_that_cannot_be_shown_is_put_aside_too(monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 
 from collector.config.schema import JoinConfig
 from collector.join.requests.occupancy import RequestSequence
+from collector.telemetry import table
 from collector.telemetry.reasons import RowDrop
 from online.rows import STEP_FEATURES, Quality, RowBlock, Target
 from tests.support.telemetry_builders import (
@@ -193,5 +194,5 @@ def test_beside_engines_that_send_steps_what_request_spans_say_of_steps_is_count
     for export in exports_of(everything):
         pipeline.process([export])
     pipeline.flush()
-    assert pipeline.take_counts().drops[reason] > 100
+    assert pipeline.take_counts()[table.DROPPED_ROWS, reason] > 100
     assert all(config.telemetry != "requests" for config in pipeline.snapshot(0, 1).configs)

@@ -12,6 +12,7 @@ from collector.decode.records import MISSING, Finish, MarkKind
 from collector.join.requests import journeys
 from collector.join.requests.request_rows import idle_at, queue_state, request_block, rows_of
 from collector.join.window import StepWindow
+from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, RowDrop
 from online.rows import REQUEST_FEATURES, Quality, Target
 from tests.support.telemetry_builders import (
@@ -179,7 +180,7 @@ def test_halves_meet_in_either_order_and_whoever_has_none_is_counted():
         900, rel=1e-3
     )
     alone = replayed(exports_of(pieces(run, apis=False)))
-    assert alone.take_counts().events[JoinEvent.API_UNMATCHED] == 60
+    assert alone.take_counts()[table.JOIN_EVENTS, JoinEvent.API_UNMATCHED] == 60
 
 
 def test_a_request_that_spans_the_compilation_is_left_out():
@@ -196,4 +197,4 @@ def test_a_request_that_spans_the_compilation_is_left_out():
     pipeline = replayed(exports_of(pieces(run)))
     found = {name: value for (_, target, name), value in coefficients(pipeline).items() if target == "step_time"}
     assert found["intercept"] == pytest.approx(7000, rel=5e-3)
-    assert pipeline.take_counts().drops[RowDrop.WARM_UP] >= 2
+    assert pipeline.take_counts()[table.DROPPED_ROWS, RowDrop.WARM_UP] >= 2

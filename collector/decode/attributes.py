@@ -1,0 +1,93 @@
+"""Attributes of spans and events as numbers within their bounds; what is out of them is rejected with its reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from collector.telemetry import Skip
+
+from . import vocabulary as words
+
+Value = bool | int | float | str
+
+
+class Rejected(Exception):
+    """One span or event cannot be used; never leaves the decoder."""
+
+    def __init__(self, reason: Skip) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def read_fields(event: Span.Event, table: Mapping[str, words.Field]) -> dict[str, float]:
+    """Fields of one event by its table; raises Rejected on a wrong type, a bad value or a missing attribute."""
+    if len(event.attributes) > words.ATTRIBUTES_MAX:
+        raise Rejected(Skip.TOO_MANY_ATTRIBUTES)
+    out: dict[str, float] = {}
+    for attribute in event.attributes:
+        field = table.get(attribute.key)
+        if field is None:
+            continue
+        kind = attribute.value.WhichOneof("value")
+        if kind != ("double_value" if field.double else "int_value"):
+            raise Rejected(Skip.WRONG_TYPE)
+        value = attribute.value.double_value if field.double else attribute.value.int_value
+        if not math.isfinite(value):
+            raise Rejected(Skip.NOT_FINITE)
+        if not 0 <= value <= field.limit:
+            raise Rejected(Skip.OUT_OF_RANGE)
+        out[field.name] = value
+    if any(field.required and field.name not in out for field in table.values()):
+        raise Rejected(Skip.MISSING_ATTRIBUTE)
+    return out
+
+
+def scalars(attributes: Iterable[KeyValue]) -> dict[str, Value]:
+    """Scalar attributes by key; arrays, maps, bytes and empty values are left out (OTLP allows them since 1.9)."""
+    out: dict[str, Value] = {}
+    for attribute in attributes:
+        kind = attribute.value.WhichOneof("value")
+        if kind in ("string_value", "int_value", "double_value", "bool_value"):
+            out[attribute.key] = getattr(attribute.value, kind)
+    return out
+
+
+def event_scalars(event: Span.Event) -> dict[str, Value]:
+    """Scalar attributes of an event, as many of them as are read."""
+    return scalars(event.attributes[: words.ATTRIBUTES_MAX])
+
+
+def read_count(attributes: Mapping[str, Value], key: str, default: int | None = None) -> int:
+    """A count of requests or tokens; ``default`` where it was not sent, Rejected where there is none."""
+    value = attributes.get(key)
+    if value is None:
+        if default is None:
+            raise Rejected(Skip.MISSING_ATTRIBUTE)
+        return default
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise Rejected(Skip.WRONG_TYPE)
+    if not 0 <= value <= words.COUNT_MAX:
+        raise Rejected(Skip.OUT_OF_RANGE)
+    return value
+
+
+def read_seconds(value: Value | None) -> float:
+    """A latency in seconds; NaN when it was not sent."""
+    if value is None:
+        return math.nan
+    if isinstance(value, bool | str):
+        raise Rejected(Skip.WRONG_TYPE)
+    if not math.isfinite(value):
+        raise Rejected(Skip.NOT_FINITE)
+    if not 0 <= value < words.TIME_MAX / 1e9:
+        raise Rejected(Skip.OUT_OF_RANGE)
+    return float(value)
+
+
+def nanoseconds(seconds: Value) -> int:
+    """A moment that was sent in seconds."""
+    return round(read_seconds(seconds) * 1e9)

@@ -35,7 +35,7 @@ from collector.runtime import (
     resident_bytes,
     tune_malloc,
 )
-from collector.telemetry import Metrics, Refusal, table
+from collector.telemetry import Metrics, Outcome, table
 from collector.worker import Pipeline, Publisher, SnapshotWriter, StallWatch, Worker, make_pipeline
 from exporters.pages import HttpServer, SnapshotDocuments, protect
 from exporters.prometheus import MetricsPage
@@ -211,7 +211,7 @@ class Sidecar:
             _log.error("stopped before the queue was drained: %d bytes not learned from", self.queue.in_flight_bytes)
         return drained and written
 
-    def _record(self, export: Export) -> Export | Refusal:
+    def _record(self, export: Export) -> Export | Outcome:
         return self._keep.record(export)
 
     def _make_watch(self, source: ConfigSource) -> ConfigWatch:

@@ -142,10 +142,11 @@ def _read_steps(
 ) -> NDArray[np.int64]:
     summaries: list[tuple[float, ...]] = []
     at: list[int] = []
+    summaries_seen = accepted = 0
     for place, event in enumerate(events):
         try:
             if event.name == words.SUMMARY_EVENT:
-                counts[table.DECODED_SUMMARIES, "plain"] += 1
+                summaries_seen += 1
                 summaries.append(summary(event))
                 at.append(place)
             elif event.name == words.SNAPSHOT_EVENT:
@@ -156,8 +157,9 @@ def _read_steps(
         except Rejected as rejected:
             counts[table.SKIPPED_EVENTS, rejected.reason] += 1
         else:
-            counts[table.DECODED_EVENTS_OK] += 1
-    counts[table.DECODED_EVENTS_OK] += len(taken.at)
+            accepted += 1
+    counts[table.DECODED_EVENTS_OK] += accepted + len(taken.at)
+    counts[table.DECODED_SUMMARIES, "plain"] += summaries_seen
     counts[table.DECODED_SUMMARIES, "columnar"] += len(taken.at)
     return _in_order(summaries, at, taken)
 

@@ -22,7 +22,7 @@ import msgspec
 from collector.config import Config
 from collector.receive import Export
 from collector.runtime import Clock, Files, Health, StartError, SystemFiles, give_back
-from collector.telemetry import Metrics, Refusal, Restored, table
+from collector.telemetry import Metrics, Outcome, Restored, table
 from exporters.files import SNAPSHOT_NAME
 
 from .journal import Full, Journal, left_behind
@@ -131,20 +131,20 @@ class Durability:
 
     # --- in ---------------------------------------------------------------------------------------------------------
 
-    def record(self, export: Export) -> Export | Refusal:
+    def record(self, export: Export) -> Export | Outcome:
         """Write an export down before it may enter the queue."""
         if self._journal is None or not self._writes_journal:
             return export
         try:
             recorded = self._journal.append(export)
         except Full:
-            return self._refuse(Refusal.JOURNAL_FULL, "journal is full")
+            return self._refuse(Outcome.JOURNAL_FULL, "journal is full")
         except OSError as error:
-            return self._refuse(Refusal.JOURNAL_FAILED, f"journal cannot be written: {error.strerror}")
+            return self._refuse(Outcome.JOURNAL_FAILED, f"journal cannot be written: {error.strerror}")
         self._failing.clear()
         return recorded
 
-    def _refuse(self, reason: Refusal, text: str) -> Refusal:
+    def _refuse(self, reason: Outcome, text: str) -> Outcome:
         if reason not in self._failing:  # one line per change
             self._failing.add(reason)
             _log.error("%s; exports are refused", text)

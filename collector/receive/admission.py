@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from collector.runtime import Clock
-from collector.telemetry import Refusal
+from collector.telemetry import Outcome
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ _RATE_SMOOTHING = 0.2
 class Refused:
     """An export stays outside; ``retry_after_s`` is when there should be room again."""
 
-    reason: Refusal
+    reason: Outcome
     retry_after_s: float = 0.0
 
 
@@ -54,7 +54,7 @@ class AdmissionQueue(Generic[T]):
         capacity_bytes: int,
         wait_s: float,
         waiters_max: int,
-        record: Callable[[T], T | Refusal] = lambda item: item,
+        record: Callable[[T], T | Outcome] = lambda item: item,
     ) -> None:
         """``record`` writes an item down before it may enter; under the lock, so that numbers are in queue order."""
         self.capacity_bytes = capacity_bytes
@@ -88,11 +88,11 @@ class AdmissionQueue(Generic[T]):
         wait_s = self._wait_s if wait_s is None else min(wait_s, self._wait_s)
         with self._room:
             if not self._fits(size_bytes) and not self._closed and not self._await_room(size_bytes, wait_s):
-                return Refused(Refusal.QUEUE_FULL, self._hint_s())
+                return Refused(Outcome.QUEUE_FULL, self._hint_s())
             if self._closed:
-                return Refused(Refusal.SHUTTING_DOWN)
+                return Refused(Outcome.SHUTTING_DOWN)
             recorded = self._record(item)
-            if isinstance(recorded, Refusal):
+            if isinstance(recorded, Outcome):
                 return Refused(recorded, HINT_MAX_S)
             self._items.append((recorded, size_bytes, self._clock.monotonic_ns()))
             self._queued_bytes += size_bytes

@@ -15,7 +15,7 @@ from typing import Final
 from google.protobuf import message
 
 from collector.decode import SlimExport, pieces, wire
-from collector.telemetry import Malformed
+from collector.telemetry import Outcome
 
 SPANS_MAX: Final = 65_536
 """Spans, scopes and resources that one export may hold; an SDK batch is 512 spans."""
@@ -37,7 +37,7 @@ def newest_end_unix_nano(payload: bytes) -> int:
     return max(ends, default=0)
 
 
-def count_spans(payload: bytes) -> int | Malformed:
+def count_spans(payload: bytes) -> int | Outcome:
     """The number of spans of a serialised ExportTraceServiceRequest, or why it is none."""
     walk = _Walk(payload)
     try:
@@ -47,12 +47,12 @@ def count_spans(payload: bytes) -> int | Malformed:
     except _TooMany as too_many:
         return too_many.verdict
     except (IndexError, ValueError, message.DecodeError):
-        return Malformed.UNDECODABLE
+        return Outcome.UNDECODABLE
     return walk.spans
 
 
 class _TooMany(Exception):
-    def __init__(self, verdict: Malformed) -> None:
+    def __init__(self, verdict: Outcome) -> None:
         super().__init__(verdict)
         self.verdict = verdict
 
@@ -74,7 +74,7 @@ class _Walk:
         while at < end:
             self._fields_left -= 1
             if self._fields_left < 0:
-                raise _TooMany(Malformed.TOO_MANY_FIELDS)
+                raise _TooMany(Outcome.TOO_MANY_FIELDS)
             tag, at = wire.read_varint(data, at)
             kind = tag & 7
             if kind == wire.BYTES:
@@ -97,7 +97,7 @@ class _Walk:
     def _enter(self, at: int, stop: int, depth: int) -> None:
         self._containers_left -= 1
         if self._containers_left < 0:
-            raise _TooMany(Malformed.TOO_MANY_SPANS)
+            raise _TooMany(Outcome.TOO_MANY_SPANS)
         if depth == _DEPTH_SPANS:
             self.spans += 1
         elif depth > _DEPTH_SPANS:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from collector.runtime import LARGE_BLOCK_BYTES, MemoryGuard, give_back
-from collector.telemetry import Malformed, Metrics, Outcome, Refusal, Transport, table
+from collector.telemetry import Metrics, Outcome, Transport, table
 
 from .admission import HINT_MAX_S, AdmissionQueue, Refused
 from .count import count_spans
@@ -44,9 +44,9 @@ class Intake:
             give_back()
         try:
             counted = count_spans(payload)
-            if isinstance(counted, Malformed):
-                metrics.add(table.REQUESTS, 1, transport, Outcome(counted))
-                return Refused(Refusal(counted))
+            if isinstance(counted, Outcome):
+                metrics.add(table.REQUESTS, 1, transport, counted)
+                return Refused(counted)
             spans = counted
             metrics.add(table.RECEIVED_SPANS, spans, transport)
             refused = self._admit(Export(payload, peer, transport, spans), wait_s) if spans else None
@@ -56,7 +56,7 @@ class Intake:
             raise
         if refused is not None:
             metrics.add(table.REFUSED_SPANS, spans, transport, refused.reason)
-            metrics.add(table.REQUESTS, 1, transport, Outcome(refused.reason))
+            metrics.add(table.REQUESTS, 1, transport, refused.reason)
             return refused
         metrics.add(table.ACCEPTED_SPANS, spans, transport)
         metrics.add(table.REQUESTS, 1, transport, Outcome.SUCCESS if spans else Outcome.EMPTY)
@@ -64,7 +64,7 @@ class Intake:
 
     def _admit(self, export: Export, wait_s: float | None) -> Refused | None:
         if self._memory is not None and self._memory.is_short():
-            return Refused(Refusal.MEMORY, HINT_MAX_S)
+            return Refused(Outcome.MEMORY, HINT_MAX_S)
         refused = self._queue.put(export, len(export.payload), wait_s)
         if refused is not None:
             return refused
@@ -72,5 +72,5 @@ class Intake:
             self._sync()
         except OSError:
             # It is in the queue and will be learned; not acknowledged, it comes again and is told by its span ids.
-            return Refused(Refusal.JOURNAL_FAILED, HINT_MAX_S)
+            return Refused(Outcome.JOURNAL_FAILED, HINT_MAX_S)
         return None

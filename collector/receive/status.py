@@ -26,7 +26,7 @@ import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from collector.telemetry import Refusal
+from collector.telemetry import Outcome
 
 from .admission import Refused
 
@@ -47,16 +47,16 @@ UNAUTHENTICATED = Answer(grpc.StatusCode.UNAUTHENTICATED, "a bearer token is nee
 INCOMPLETE = Answer(grpc.StatusCode.INVALID_ARGUMENT, "the call ended without its message")
 
 _REFUSALS = {
-    Refusal.QUEUE_FULL: (grpc.StatusCode.RESOURCE_EXHAUSTED, "queue full"),
-    Refusal.SHUTTING_DOWN: (grpc.StatusCode.UNAVAILABLE, "shutting down"),
-    Refusal.UNDECODABLE: (grpc.StatusCode.INVALID_ARGUMENT, "not an ExportTraceServiceRequest"),
-    Refusal.TOO_MANY_SPANS: (grpc.StatusCode.INVALID_ARGUMENT, "too many spans in one export"),
-    Refusal.TOO_MANY_FIELDS: (grpc.StatusCode.INVALID_ARGUMENT, "too many fields in one export"),
-    Refusal.MEMORY: (grpc.StatusCode.RESOURCE_EXHAUSTED, "memory limit"),
-    Refusal.JOURNAL_FULL: (grpc.StatusCode.RESOURCE_EXHAUSTED, "journal full"),
-    Refusal.JOURNAL_FAILED: (grpc.StatusCode.RESOURCE_EXHAUSTED, "journal cannot be written"),
+    Outcome.QUEUE_FULL: (grpc.StatusCode.RESOURCE_EXHAUSTED, "queue full"),
+    Outcome.SHUTTING_DOWN: (grpc.StatusCode.UNAVAILABLE, "shutting down"),
+    Outcome.UNDECODABLE: (grpc.StatusCode.INVALID_ARGUMENT, "not an ExportTraceServiceRequest"),
+    Outcome.TOO_MANY_SPANS: (grpc.StatusCode.INVALID_ARGUMENT, "too many spans in one export"),
+    Outcome.TOO_MANY_FIELDS: (grpc.StatusCode.INVALID_ARGUMENT, "too many fields in one export"),
+    Outcome.MEMORY: (grpc.StatusCode.RESOURCE_EXHAUSTED, "memory limit"),
+    Outcome.JOURNAL_FULL: (grpc.StatusCode.RESOURCE_EXHAUSTED, "journal full"),
+    Outcome.JOURNAL_FAILED: (grpc.StatusCode.RESOURCE_EXHAUSTED, "journal cannot be written"),
 }
-_RETRIED = frozenset({Refusal.QUEUE_FULL, Refusal.MEMORY, Refusal.JOURNAL_FULL, Refusal.JOURNAL_FAILED})
+_RETRIED = frozenset({Outcome.QUEUE_FULL, Outcome.MEMORY, Outcome.JOURNAL_FULL, Outcome.JOURNAL_FAILED})
 _HTTP = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: HTTPStatus.SERVICE_UNAVAILABLE,
     grpc.StatusCode.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,

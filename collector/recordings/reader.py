@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 from collector.decode.kv import LINE_MARK, KvBatch, read_line
 from collector.receive import Export, count_spans, newest_end_unix_nano
 from collector.runtime import StartError
-from collector.telemetry import KvSkip, Malformed
+from collector.telemetry import KvSkip, Outcome
 
 from .otlp_json import to_protobuf
 
@@ -89,7 +89,7 @@ class Recording:
                 yield TimedKv(newest_unix_nano, payload)
                 continue
             spans = count_spans(payload)
-            if isinstance(spans, Malformed):
+            if isinstance(spans, Outcome):
                 self.undecodable += 1
                 continue
             found += 1

@@ -67,7 +67,7 @@ class Transport(enum.StrEnum):
 
 
 class Outcome(enum.StrEnum):
-    """How an export call ended; the refusals carry their reason."""
+    """How an export call ended."""
 
     SUCCESS = "success"
     EMPTY = "empty"
@@ -86,25 +86,17 @@ class Outcome(enum.StrEnum):
     FAILURE = "failure"
 
 
-class Malformed(enum.StrEnum):
-    """Why an export is not taken for what it is, before anybody looks inside its spans."""
-
-    UNDECODABLE = "undecodable"
-    TOO_MANY_SPANS = "too_many_spans"
-    TOO_MANY_FIELDS = "too_many_fields"
-
-
-class Refusal(enum.StrEnum):
-    """Why an export may not enter; each is a counter row."""
-
-    QUEUE_FULL = "queue_full"
-    SHUTTING_DOWN = "shutting_down"
-    UNDECODABLE = "undecodable"
-    TOO_MANY_SPANS = "too_many_spans"
-    TOO_MANY_FIELDS = "too_many_fields"
-    MEMORY = "memory"
-    JOURNAL_FULL = "journal_full"
-    JOURNAL_FAILED = "journal_failed"
+REFUSALS: Final = (
+    Outcome.QUEUE_FULL,
+    Outcome.SHUTTING_DOWN,
+    Outcome.UNDECODABLE,
+    Outcome.TOO_MANY_SPANS,
+    Outcome.TOO_MANY_FIELDS,
+    Outcome.MEMORY,
+    Outcome.JOURNAL_FULL,
+    Outcome.JOURNAL_FAILED,
+)
+"""An export that came whole may not enter; its spans are counted by these."""
 
 
 class Stall(enum.StrEnum):

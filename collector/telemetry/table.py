@@ -16,13 +16,13 @@ from collector.config import Reload
 from online import RowOutcome, Target
 
 from .reasons import (
+    REFUSALS,
     Direction,
     DiscoveryOutcome,
     JoinEvent,
     KvSkip,
     Outcome,
     Phase,
-    Refusal,
     Restored,
     RowDrop,
     SequenceEvent,
@@ -79,7 +79,7 @@ REFUSED_SPANS = Metric(
     _C,
     "spans",
     "Spans refused, by reason; the sender was told.",
-    (("transport", _TRANSPORTS), ("reason", tuple(Refusal))),
+    (("transport", _TRANSPORTS), ("reason", REFUSALS)),
 )
 FAILED_SPANS = Metric("receiver_failed_spans", _C, "spans", "Spans lost to an error of ours.", _BY_TRANSPORT)
 REQUESTS = Metric(

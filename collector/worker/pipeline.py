@@ -18,7 +18,7 @@ from collector.identity import Fact, Knowledge, cannot_derive
 from collector.join import ApiProcess, Engine, Joined, Joiner, SpanWindow
 from collector.join.requests import with_handoffs
 from collector.receive import Export, count_spans
-from collector.telemetry import Counts, Malformed, Skip, table
+from collector.telemetry import Counts, Outcome, Skip, table
 from online import (
     Bank,
     ConfigSnapshot,
@@ -267,7 +267,7 @@ def _batches(exports: Sequence[Export]) -> Iterator[Sequence[Export]]:
 def _spans(export: Export) -> int:
     """Spans of an export that nobody could read, or of a piece of one."""
     spans = count_spans(export.payload)
-    return export.spans if isinstance(spans, Malformed) else spans
+    return export.spans if isinstance(spans, Outcome) else spans
 
 
 def with_unseen_prefix_hits(target: TargetSnapshot) -> TargetSnapshot:

@@ -108,9 +108,9 @@ class Envelope(Parser):
         try:
             walk.run(0, len(data), 0)
         except (envelope._TooMany, IndexError, ValueError):
-            assert isinstance(count, envelope.Malformed) or walk.spans <= count
+            assert isinstance(count, envelope.Outcome) or walk.spans <= count
         parts = list(pieces(data, _PIECES_BYTES[zlib.crc32(data) % len(_PIECES_BYTES)]))
-        if isinstance(count, envelope.Malformed):
+        if isinstance(count, envelope.Outcome):
             return False
         assert envelope.newest_end_unix_nano(data) >= 0
         assert sum(map(envelope.count_spans, parts)) == count
@@ -147,7 +147,7 @@ class Json(Parser):
             out = to_protobuf(data)
         except ValueError:
             return False
-        assert not isinstance(envelope.count_spans(out), envelope.Malformed)
+        assert not isinstance(envelope.count_spans(out), envelope.Outcome)
         return True
 
 

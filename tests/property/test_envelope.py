@@ -12,7 +12,7 @@ from collector.receive.admission import AdmissionQueue
 from collector.receive.count import SPANS_MAX, count_spans, newest_end_unix_nano
 from collector.receive.intake import Intake
 from collector.telemetry.metrics import Metrics
-from collector.telemetry.reasons import Malformed, Transport
+from collector.telemetry.reasons import Outcome, Transport
 from collector.telemetry.table import ACCEPTED_SPANS, FAILED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, REQUESTS
 from tests.support.builders import FakeClock, make_export
 
@@ -55,7 +55,7 @@ def test_count_and_newest_end_are_those_of_protobuf(request):
 @given(st.binary(max_size=200))
 def test_any_bytes_have_a_count_or_a_reason(payload):
     counted = count_spans(payload)
-    assert isinstance(counted, Malformed) or counted >= 0
+    assert isinstance(counted, Outcome) or counted >= 0
 
 
 @given(exports, st.data())
@@ -68,7 +68,7 @@ def test_what_the_envelope_refuses_protobuf_refuses_too(request, data):
         expected = len(all_spans(ExportTraceServiceRequest.FromString(bytes(payload))))
     except DecodeError:
         return  # damage inside a span's strings is the worker's to count
-    assert counted == expected or (counted is Malformed.UNDECODABLE and _has_groups(bytes(payload)))
+    assert counted == expected or (counted is Outcome.UNDECODABLE and _has_groups(bytes(payload)))
 
 
 def _has_groups(payload):
@@ -80,7 +80,7 @@ def test_more_containers_than_the_bound_are_refused_before_anything_is_built():
     inside = ExportTraceServiceRequest(resource_spans=[{} for _ in range(SPANS_MAX)])
     assert count_spans(inside.SerializeToString()) == 0
     beyond = ExportTraceServiceRequest(resource_spans=[{} for _ in range(SPANS_MAX + 1)])
-    assert count_spans(beyond.SerializeToString()) is Malformed.TOO_MANY_SPANS
+    assert count_spans(beyond.SerializeToString()) is Outcome.TOO_MANY_SPANS
 
 
 class BrokenQueue(AdmissionQueue):

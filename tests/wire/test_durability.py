@@ -12,7 +12,7 @@ from collector.durable.store import NAME as STATE
 from collector.durable.store import PREVIOUS_NAME
 from collector.runtime.clock import SystemClock
 from collector.runtime.exits import StartError
-from collector.telemetry.reasons import Refusal
+from collector.telemetry.reasons import Outcome
 from tests.support.builders import call_export, eventually, get, make_export, metric, running_sidecar
 
 JOURNAL = {"DURABILITY": "journal", "STATE__INTERVAL_S": "0.2"}
@@ -103,7 +103,7 @@ def test_a_full_journal_refuses_for_a_while_and_says_why(tmp_path, monkeypatch):
                 send(sidecar, 1 + number * 500, 50)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert caught.value.details() == "journal full"
-        refused = f'tracefit_receiver_refused_spans_total{{reason="{Refusal.JOURNAL_FULL}",transport="grpc"}}'
+        refused = f'tracefit_receiver_refused_spans_total{{reason="{Outcome.JOURNAL_FULL}",transport="grpc"}}'
         assert metric(sidecar.http_port, refused) == 50
         size = metric(sidecar.http_port, "tracefit_journal_size_bytes")
         assert 0 < size <= metric(sidecar.http_port, "tracefit_journal_capacity_bytes")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from collector.decode.weight import SMALL_BYTES, is_too_dense
 from collector.receive.count import FIELDS_MAX, count_spans
-from collector.telemetry.reasons import Malformed
+from collector.telemetry.reasons import Outcome
 from tests.support import otlp_bytes as otlp
 
 TWO_MIB = 2 << 20
@@ -54,5 +54,5 @@ def test_the_envelope_counts_events_of_large_exports_only():
     few = in_span(b"\x5a\x00" * 1000)
     many = in_span(b"\x5a\x00" * (FIELDS_MAX + 1))
     assert count_spans(few) == 1
-    assert count_spans(many) is Malformed.TOO_MANY_FIELDS
-    assert count_spans(b"\x10\x00" * (FIELDS_MAX + 1)) is Malformed.TOO_MANY_FIELDS
+    assert count_spans(many) is Outcome.TOO_MANY_FIELDS
+    assert count_spans(b"\x10\x00" * (FIELDS_MAX + 1)) is Outcome.TOO_MANY_FIELDS

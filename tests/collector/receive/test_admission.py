@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from collector.receive.admission import HINT_MAX_S, HINT_MIN_S, AdmissionQueue, Refused
-from collector.telemetry.reasons import Refusal
+from collector.telemetry.reasons import Outcome
 from tests.support.builders import FakeClock, eventually
 
 CAPACITY = 1000
@@ -39,7 +39,7 @@ def test_bytes_count_until_the_worker_is_done_with_them():
     queue.put("a", CAPACITY)
     batch = queue.take(CAPACITY, 0)
     assert (queue.queued_bytes, queue.in_flight_bytes) == (0, CAPACITY)
-    assert queue.put("b", 1).reason is Refusal.QUEUE_FULL
+    assert queue.put("b", 1).reason is Outcome.QUEUE_FULL
     queue.done(batch.size_bytes)
     assert queue.put("b", 1) is None
     assert queue.in_flight_bytes == 1
@@ -48,7 +48,7 @@ def test_bytes_count_until_the_worker_is_done_with_them():
 def test_an_export_larger_than_the_capacity_enters_an_empty_house_only():
     queue = make_queue()
     queue.put("small", 1)
-    assert queue.put("huge", 10 * CAPACITY).reason is Refusal.QUEUE_FULL
+    assert queue.put("huge", 10 * CAPACITY).reason is Outcome.QUEUE_FULL
     queue.done(queue.take(1, 0).size_bytes)
     assert queue.put("huge", 10 * CAPACITY) is None
 
@@ -61,7 +61,7 @@ def test_only_so_many_wait_and_the_next_is_refused_at_once():
     for waiter in waiters:
         waiter.start()
     eventually(lambda: queue._waiters == 2)
-    assert queue.put("third", 1).reason is Refusal.QUEUE_FULL
+    assert queue.put("third", 1).reason is Outcome.QUEUE_FULL
     queue.done(queue.take(CAPACITY, 0).size_bytes)
     for waiter in waiters:
         waiter.join(10)
@@ -77,8 +77,8 @@ def test_closing_tells_those_who_wait_and_lets_the_rest_be_taken():
     eventually(lambda: queue._waiters == 1)
     queue.close()
     waiter.join(10)
-    assert results == [Refused(Refusal.SHUTTING_DOWN)]
-    assert queue.put("later", 1) == Refused(Refusal.SHUTTING_DOWN)
+    assert results == [Refused(Outcome.SHUTTING_DOWN)]
+    assert queue.put("later", 1) == Refused(Outcome.SHUTTING_DOWN)
     assert not queue.exhausted
     assert queue.take(CAPACITY, 0).items == ("inside",)
     assert queue.exhausted

@@ -9,7 +9,7 @@ from collector.receive.admission import AdmissionQueue, Refused
 from collector.receive.intake import Intake
 from collector.runtime.memory import MemoryGuard, cgroup_limit_bytes, give_back, limit_bytes, resident_bytes
 from collector.telemetry.metrics import Metrics
-from collector.telemetry.reasons import Refusal, Transport
+from collector.telemetry.reasons import Outcome, Transport
 from collector.telemetry.table import ACCEPTED_SPANS, RECEIVED_SPANS, REFUSED_SPANS
 from tests.support.builders import FakeClock, make_export
 
@@ -22,9 +22,9 @@ def test_over_the_limit_exports_are_refused_with_a_hint_until_memory_is_back():
     queue = AdmissionQueue(clock, capacity_bytes=MIB, wait_s=0, waiters_max=6)
     intake = Intake(queue, metrics, MemoryGuard(256 * MIB, lambda: used[0], clock))
     one = make_export().SerializeToString()
-    assert intake.offer(one, "peer", Transport.GRPC) == Refused(Refusal.MEMORY, 1.9)
+    assert intake.offer(one, "peer", Transport.GRPC) == Refused(Outcome.MEMORY, 1.9)
     used[0] = 200 * MIB
-    assert intake.offer(one, "peer", Transport.GRPC).reason is Refusal.MEMORY, "looked a moment ago"
+    assert intake.offer(one, "peer", Transport.GRPC).reason is Outcome.MEMORY, "looked a moment ago"
     clock.advance(0.25)
     assert intake.offer(one, "peer", Transport.GRPC) is None
     assert metrics.value(RECEIVED_SPANS, "grpc") == 3

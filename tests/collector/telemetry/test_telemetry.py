@@ -9,9 +9,12 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from collector import __version__
+from collector.receive import status
+from collector.receive.admission import Refused
+from collector.receive.status import answer, http_answer
 from collector.telemetry import Counts
 from collector.telemetry.metrics import Metrics
-from collector.telemetry.reasons import Malformed, Outcome, Refusal, RowDrop, Skip
+from collector.telemetry.reasons import REFUSALS, Outcome, RowDrop, Skip
 from collector.telemetry.table import (
     ACCEPTED_SPANS,
     DECODED_EVENTS,
@@ -38,7 +41,7 @@ def test_every_metric_of_the_table_is_on_the_page_from_the_start(metrics):
         suffix = "_count" if metric.kind is Kind.HISTOGRAM else ""
         assert f"\n{metric.exposed_name}{suffix}" in page, metric.name
         assert metric.help.endswith("."), metric.name
-    for reason in Refusal:
+    for reason in REFUSALS:
         assert f'tracefit_receiver_refused_spans_total{{reason="{reason}",transport="grpc"}} 0.0' in page
     assert f'tracefit_build_info{{version="{__version__}"}} 1.0' in page
 
@@ -53,9 +56,11 @@ def test_a_name_ends_in_its_unit_or_counts_things():
             assert metric.name.endswith(f"_{metric.unit}"), metric.name
 
 
-def test_every_reason_has_an_outcome_of_the_request():
-    assert set(Refusal) | set(Malformed) <= {str(outcome) for outcome in Outcome}
-    assert set(Malformed) <= set(Refusal)
+def test_every_refusal_has_a_status_that_the_client_sees():
+    assert set(status._REFUSALS) == set(REFUSALS)
+    for refusal in REFUSALS:
+        assert answer(Refused(refusal, 1.0)).text
+        assert http_answer(Refused(refusal, 1.0)).status >= 400
 
 
 def test_counts_of_the_pipeline_arrive_by_reason(metrics):
@@ -118,4 +123,4 @@ def test_a_label_value_outside_its_closed_set_is_an_error_not_a_series(metrics):
     with pytest.raises(KeyError):
         metrics.add(ACCEPTED_SPANS, 1, "pigeon")
     with pytest.raises(KeyError):
-        metrics.set(REFUSED_SPANS, 1, "grpc", Refusal.QUEUE_FULL)
+        metrics.set(REFUSED_SPANS, 1, "grpc", Outcome.QUEUE_FULL)

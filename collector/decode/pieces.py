@@ -78,21 +78,10 @@ def _fields(message: memoryview) -> Iterator[tuple[memoryview, int, int]]:
     at, end = 0, len(message)
     while at < end:
         start = at
-        tag, at = wire.read_varint(message, at)
-        kind, number = tag & 7, 0
-        body_at = at
-        if kind == wire.BYTES:
-            length, body_at = wire.read_varint(message, at)
-            at, number = body_at + length, tag >> 3
-        elif kind == wire.VARINT:
-            _, at = wire.read_varint(message, at)
-        elif kind in wire.FIXED_BYTES:
-            at += wire.FIXED_BYTES[kind]
-        else:
-            raise ValueError("a group or an unknown wire type")
-        if at > end:
-            raise ValueError("a field leaves its message")
-        yield message[start:at], body_at - start, number
+        tag, body_at, at = wire.read_field(message, start)
+        if at > end or tag & 7 in wire.GROUP:
+            raise ValueError("a group, or a field that leaves its message")
+        yield message[start:at], body_at - start, tag >> 3 if tag & 7 == wire.BYTES else 0
 
 
 def _size(part: Part) -> int:

@@ -40,7 +40,7 @@ def _table(descriptor: Any, known: dict[str, _Table]) -> _Table:
         table = known[descriptor.full_name] = {}
         for field in descriptor.fields:
             if field.message_type is not None:
-                table[field.number << 3 | 2] = _table(field.message_type, known)
+                table[field.number << 3 | wire.BYTES] = _table(field.message_type, known)
     return table
 
 
@@ -54,19 +54,11 @@ def _exceeds(data: bytes, messages_left: int, fields_left: int) -> bool:
         at, end, table = todo.pop()
         while at < end:
             fields_left -= 1
-            tag, at = wire.read_varint(data, at)
-            kind = tag & 7
-            if kind == wire.BYTES:
-                size, at = wire.read_varint(data, at)
-                if tag in table:
-                    messages_left -= 1
-                    if size:
-                        todo.append((at, min(at + size, end), table[tag]))
-                at += size
-            elif kind == wire.VARINT:
-                _, at = wire.read_varint(data, at)
-            else:
-                at += wire.FIXED_BYTES.get(kind, 0)
+            tag, body_at, at = wire.read_field(data, at)
+            if tag in table:
+                messages_left -= 1
+                if at > body_at:
+                    todo.append((body_at, min(at, end), table[tag]))
             if messages_left < 0 or fields_left < 0:
                 return True
     return False

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 VARINT, I64, BYTES, I32 = 0, 1, 2, 5
-FIXED_BYTES: Final = {I64: 8, I32: 4}
+GROUP: Final = frozenset({3, 4})
+"""Where a group begins and ends: deprecated since 2008, in no schema that is read here."""
+_FIXED_BYTES: Final = {I64: 8, I32: 4} | dict.fromkeys(GROUP, 0)
 
 _LAST: Final = 0x80
 """Bytes below it end a varint."""
@@ -33,6 +35,25 @@ def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
         shift += 7
         if shift > _SHIFT_MAX:
             raise ValueError("a varint without an end")
+
+
+def read_field(data: bytes | memoryview, at: int) -> tuple[int, int, int]:
+    """Tag of a field, where its body begins, where the next field begins; each end of a group is a field of its own.
+
+    Raises:
+        IndexError: the data end before the body begins.
+        ValueError: a number has no end, or the wire type does not exist.
+    """
+    tag, at = read_varint(data, at)
+    kind = tag & 7
+    if kind == BYTES:
+        length, at = read_varint(data, at)
+        return tag, at, at + length
+    if kind == VARINT:
+        return tag, at, read_varint(data, at)[1]
+    if kind not in _FIXED_BYTES:
+        raise ValueError("an unknown wire type")
+    return tag, at, at + _FIXED_BYTES[kind]
 
 
 def varint(value: int) -> bytes:

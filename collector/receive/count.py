@@ -25,8 +25,8 @@ FIELDS_MAX: Final = 1 << 19
 LARGE_BYTES: Final = 1 << 20
 """From here on the fields inside of spans are looked at, too; below, even empty events are too few to do harm."""
 
-_FIELD_CONTAINER: Final = {0: 1, 1: 2, 2: 2, 3: 0}
-"""Depth -> number of the repeated field below: resource_spans, scope_spans, spans, and none that is looked into."""
+_CONTAINER_TAGS: Final = tuple(number << 3 | wire.BYTES for number in (1, 2, 2, 0))
+"""By depth, the tag of the repeated field below: resource_spans, scope_spans, spans, and none that is looked into."""
 _DEPTH_SPANS: Final = 2
 
 
@@ -69,30 +69,17 @@ class _Walk:
 
     def run(self, at: int, end: int, depth: int) -> None:
         """Walk the fields of one message between two offsets."""
-        wanted = _FIELD_CONTAINER[depth]
+        wanted = _CONTAINER_TAGS[depth]
         data = self._data
         while at < end:
             self._fields_left -= 1
             if self._fields_left < 0:
                 raise _TooMany(Outcome.TOO_MANY_FIELDS)
-            tag, at = wire.read_varint(data, at)
-            kind = tag & 7
-            if kind == wire.BYTES:
-                length, at = wire.read_varint(data, at)
-                stop = at + length
-                if stop > end:
-                    raise ValueError("a length leaves its message")
-                if tag >> 3 == wanted:
-                    self._enter(at, stop, depth)
-                at = stop
-            elif kind == wire.VARINT:
-                _, at = wire.read_varint(data, at)
-            elif kind in wire.FIXED_BYTES:
-                at += wire.FIXED_BYTES[kind]
-            else:
-                raise ValueError("a group or an unknown wire type")
-        if at != end:
-            raise ValueError("a field leaves its message")
+            tag, body_at, at = wire.read_field(data, at)
+            if at > end or tag & 7 in wire.GROUP:
+                raise ValueError("a group, or a field that leaves its message")
+            if tag == wanted:
+                self._enter(body_at, at, depth)
 
     def _enter(self, at: int, stop: int, depth: int) -> None:
         self._containers_left -= 1

@@ -29,7 +29,6 @@ class StateImage(msgspec.Struct, frozen=True):
     generation: int
     spans: dict[str, Any]
     joiner: dict[str, Any]
-    described: dict[str, tuple[tuple[str, int], ...]]
     bank: bytes
     version: int = VERSION
 

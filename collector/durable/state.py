@@ -11,15 +11,27 @@ what is held beyond a bound that has become smaller goes as it would have gone a
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from typing import Any
 
 from collector.decode import ApiSpan, CoreSpan, RequestSpan
 from collector.identity import Fact, Facts, FactSource
-from collector.join import ApiProcess, BlockRatio, Emitter, Engine, Joiner, PendingRequest, Process, Release, SpanWindow
+from collector.join import (
+    ApiProcess,
+    ApiSpans,
+    BlockRatio,
+    EmitterIds,
+    Engine,
+    Joiner,
+    PendingRequest,
+    Process,
+    Release,
+    SpanWindow,
+)
 from collector.join.kv import KvSources
 from collector.join.requests import HANDOFFS_MAX, ApiQueueing, Request, RequestSequence
 from collector.join.steps import Sequence, WarmUp
+from collector.telemetry import Counts
 from online import RowBlock, Target
 
 from .codec import Bounded, Codec, Kind
@@ -28,26 +40,26 @@ from .state_steps import BLOCK, KV_KINDS, STEP_KINDS, Context
 _Key = tuple[str, str]
 
 
-def _emitter_rest(emitter: Emitter, _: Context) -> dict[str, object]:
+def _emitter_rest(emitter: EmitterIds, _: Context) -> dict[str, object]:
     return {"ids": {span_id for _, span_id in emitter.by_age}}
 
 
 def _engine_rest(_: Engine, context: Context) -> dict[str, object]:
     remembered_ns = int((context.join.window_s - context.join.grace_s) * 1e9)
-    return {"_settings": context.join, "_remembered_ns": remembered_ns, "events": Counter(), "drops": Counter()}
+    return {"_settings": context.join, "_remembered_ns": remembered_ns, "_counts": Counts()}
 
 
 def _joiner_rest(_: Joiner, context: Context) -> dict[str, object]:
-    # what is known is told to the learners again: the bank saves facts of what has learned only
-    told = {"renamed": [], "succeeded": [], "facts_changed": True, "events": Counter()}
-    return {"_settings": context.join, "knowledge": context.knowledge, **told}
+    # every configuration is described again: the bank saves facts of what has learned only
+    fresh: dict[str, object] = {"_described": {}, "_succeeded": [], "_counts": Counts()}
+    return {"_settings": context.join, "knowledge": context.knowledge, **fresh}
 
 
 _SPANS = Codec(
     [
-        Kind(SpanWindow, {"_emitters": dict[str, Emitter]}),
+        Kind(SpanWindow, {"_emitters": dict[str, EmitterIds]}),
         Kind(
-            Emitter,
+            EmitterIds,
             {"by_age": list[tuple[int, bytes]], "newest_ns": int, "horizon_ns": int},
             rest=_emitter_rest,
         ),
@@ -88,7 +100,7 @@ _REQUEST_KINDS = [
             "_emitted_until_unix_ns": int,
             "event_unix_ns": int,
         },
-        rest=lambda _, context: {"_settings": context.join, "drops": Counter()},
+        rest=lambda _, context: {"_settings": context.join, "counts": Counts()},
     ),
 ]
 
@@ -138,15 +150,22 @@ _ENGINE_KINDS = [
     ),
     Kind(Release, {"_held": dict[Target, dict[str, deque[RowBlock]]]}),
     Kind(
+        ApiSpans,
+        {
+            "_spans": OrderedDict[bytes, ApiSpan],
+            "_waiting": OrderedDict[bytes, list[tuple[Engine, PendingRequest]]],
+            "_waiting_count": int,
+        },
+        rest=lambda _, context: {"_requests_max": context.join.requests_max},
+    ),
+    Kind(
         Joiner,
         {
             "_engines": OrderedDict[_Key, Engine],
-            "_processes": OrderedDict[_Key, ApiProcess],
+            "_api_processes": OrderedDict[_Key, ApiProcess],
             "_aliases": dict[_Key, Engine],
-            "_engine_count": int,
-            "_apis": OrderedDict[bytes, ApiSpan],
-            "_waiting": OrderedDict[bytes, list[tuple[Engine, PendingRequest]]],
-            "_waiting_count": int,
+            "_emitter_count": int,
+            "_api_spans": ApiSpans,
             "_releases": dict[str, Release],
             "_config_ids": dict[_Key, str],
             "kv": KvSources,

@@ -17,16 +17,15 @@ import msgspec
 import numpy as np
 
 from collector.config import DedupeConfig, JoinConfig
-from collector.decode import MISSING, ApiSpan, CoreSpan, Finish, MarkKind, decode
+from collector.decode import MISSING, ApiSpan, CoreSpan, Finish, MarkKind, Telemetry
 from collector.identity import Fact, Knowledge, cannot_derive
-from collector.join import Engine, Joiner, SpanWindow
+from collector.join import Event, Renamed, Rows
 from collector.join.steps import Scheduling
+from collector.receive import Export
 from collector.recordings import Recording, TimedExport
-from collector.telemetry import Counts
+from collector.telemetry import Counts, table
+from collector.worker import Correlator
 from online import Ints, Lane, RowBlock, Target
-
-_DRAIN_EVERY = 4
-"""Exports between two drains of the join; rows do not depend on it (invariant 4)."""
 
 Note = Callable[[str], None]
 
@@ -90,29 +89,45 @@ class Capture:
 
 @dataclass(slots=True)
 class _Stream:
-    """One pass over a recording."""
+    """One pass over a recording: what its join gave, and when what was delivered."""
 
-    joiner: Joiner
-    label: str
+    correlator: Correlator
+    delivered_ns: int = 0
+    """When the export that is read now was delivered."""
     rows: dict[tuple[str, Target], list[RowBlock]] = field(default_factory=dict)
     step_times: list[tuple[int, int, int]] = field(default_factory=list)
     core: list[tuple[str, CoreSpan, int]] = field(default_factory=list)
     api: dict[bytes, ApiSpan] = field(default_factory=dict)
 
+    def observe(self, telemetry: Telemetry) -> None:
+        """Record what was delivered, before it is joined."""
+        for unix_ns, step_id in zip(telemetry.steps["unix_ns"], telemetry.steps["step_id"], strict=True):
+            self.step_times.append((int(unix_ns), self.delivered_ns, int(step_id)))
+        self.core += [(telemetry.instance, span, self.delivered_ns) for span in telemetry.core]
+        self.api |= {span.span_id: span for span in telemetry.api}
+
+    def apply(self, event: Event) -> None:
+        """Keep published rows by configuration; nothing is learned, so nobody has to be described or succeeded."""
+        match event:
+            case Renamed(old, new):
+                for config_id, target in [key for key in self.rows if key[0] == old]:
+                    self.rows.setdefault((new, target), [])[:0] = self.rows.pop((config_id, target))
+            case Rows(config_id, target, rows, Lane.PUBLISHED):
+                self.rows.setdefault((config_id, target), []).append(rows)
+
 
 def load(path: Path, knowledge: Knowledge, join: JoinConfig, learn_until: float, note: Note) -> list[Capture]:
     """The configurations of one recording, cut at ``learn_until`` of its delivery time."""
     recording = Recording(path, note)
-    exports = [(timed.unix_nano, timed.export) for timed in recording if isinstance(timed, TimedExport)]
-    if not exports:
+    timed_exports = [timed for timed in recording if isinstance(timed, TimedExport)]
+    if not timed_exports:
         return []
-    times = _receive_times(path, len(exports)) or [unix_nano for unix_nano, _ in exports]
+    times = _receive_times(path, len(timed_exports)) or [timed.unix_nano for timed in timed_exports]
     cut_ns = min(times) + int(learn_until * (max(times) - min(times)))
-    payloads = [(when, export.payload, export.peer) for when, (_, export) in zip(times, exports, strict=True)]
-    label = recording.label
-    everything = _run(payloads, label, knowledge, join)
-    before = _run([item for item in payloads if item[0] <= cut_ns], label, knowledge, join)
-    return _captures(path, everything, before, cut_ns)
+    exports = [(when, timed.export) for when, timed in zip(times, timed_exports, strict=True)]
+    everything = _run(exports, knowledge, join)
+    before = _run([item for item in exports if item[0] <= cut_ns], knowledge, join)
+    return _captures(path, recording.label, everything, before, cut_ns)
 
 
 def _receive_times(path: Path, count: int) -> list[int] | None:
@@ -127,53 +142,38 @@ def _receive_times(path: Path, count: int) -> list[int] | None:
     return times if len(times) == count else None
 
 
-def _run(payloads: Sequence[tuple[int, bytes, str]], label: str, knowledge: Knowledge, join: JoinConfig) -> _Stream:
-    dedupe = DedupeConfig()
-    spans = SpanWindow(int(dedupe.window_s * 1e9), dedupe.ids_max, dedupe.emitters_max)
-    stream, counts = _Stream(Joiner(join, knowledge), label), Counts()
-    for number, (when, payload, peer) in enumerate(payloads):
-        for telemetry in decode(payload, peer, spans.admit, counts):
-            for unix, step_id in zip(telemetry.steps["unix_ns"], telemetry.steps["step_id"], strict=True):
-                stream.step_times.append((int(unix), when, int(step_id)))
-            stream.core += [(telemetry.instance, span, when) for span in telemetry.core]
-            stream.api |= {span.span_id: span for span in telemetry.api}
-            stream.joiner.add(telemetry, label)
-        if number % _DRAIN_EVERY == 0:
-            _collect(stream, flush=False)
-    _collect(stream, flush=True)
+def _run(exports: Sequence[tuple[int, Export]], knowledge: Knowledge, join: JoinConfig) -> _Stream:
+    stream, counts = _Stream(Correlator(join, DedupeConfig(), knowledge)), Counts()
+    for delivered_ns, export in exports:
+        stream.delivered_ns = delivered_ns
+        for event in stream.correlator.process([export], counts, stream.observe):
+            stream.apply(event)
+    for event in stream.correlator.joiner.drain(flush=True):
+        stream.apply(event)
     return stream
 
 
-def _collect(stream: _Stream, *, flush: bool) -> None:
-    for joined in stream.joiner.drain(flush=flush):
-        if joined.lane is Lane.PUBLISHED:
-            stream.rows.setdefault((joined.config_id, joined.target), []).append(joined.rows)
-    for old, new in stream.joiner.renamed:
-        for config_id, target in [key for key in stream.rows if key[0] == old]:
-            stream.rows.setdefault((new, target), [])[:0] = stream.rows.pop((config_id, target))
-    stream.joiner.renamed.clear()
-
-
-def _captures(path: Path, everything: _Stream, before: _Stream, cut_ns: int) -> list[Capture]:
+def _captures(path: Path, label: str, everything: _Stream, before: _Stream, cut_ns: int) -> list[Capture]:
     name = path.parent.name if path.name.startswith("otlp.") else path.name.split(".")[0]
     unix = np.array(sorted(everything.step_times), np.int64).reshape(-1, 3)
-    _, drops = everything.joiner.take_events()
-    found = []
+    joiner = everything.correlator.joiner
+    drops = joiner.take_counts().by_label(table.DROPPED_ROWS)
+    captures = []
     config_ids = sorted({config_id for config_id, _ in everything.rows})
     for config_id in config_ids:
-        engines = everything.joiner.engines_of(config_id)
+        emitters = joiner.emitters_of(config_id)
         facts: dict[str, Fact] = {}
-        for engine in engines:
-            facts |= engine.facts.known()
-        numbers = {engine.number for engine in engines if isinstance(engine, Engine)}
-        behind = any(engine.scheduling is Scheduling.ASYNC for engine in engines)
-        learned_id = _same_config(before, {engine.instance for engine in engines}, config_id)
-        found.append(
+        for emitter in emitters:
+            facts |= emitter.facts.known()
+        instances = {emitter.instance for emitter in emitters}
+        behind = any(emitter.snapshot().scheduling == Scheduling.ASYNC for emitter in emitters)
+        learned_id = _same_config(before, instances, config_id)
+        captures.append(
             Capture(
                 name=name if len(config_ids) == 1 else f"{name}/{config_id[:6]}",
                 config_id=config_id,
                 facts=facts,
-                telemetry=min(engine.quality for engine in engines).label,
+                telemetry=min(emitter.quality for emitter in emitters).label,
                 full={
                     target: _deliver(RowBlock.concatenate(blocks), unix, behind=behind)
                     for (key, target), blocks in everything.rows.items()
@@ -184,14 +184,14 @@ def _captures(path: Path, everything: _Stream, before: _Stream, cut_ns: int) -> 
                     for (key, target), blocks in before.rows.items()
                     if key == learned_id
                 },
-                requests=_requests(everything, numbers),
+                requests=_requests(everything, label, instances),
                 cut_ns=cut_ns,
                 cannot_derive=cannot_derive(facts),
                 truth_us=_truth(path.with_name("truth.jsonl.gz")),
-                dropped_rows={reason.value: count for reason, count in sorted(drops.items()) if count},
+                dropped_rows={reason: int(rows) for reason, rows in sorted(drops.items())},
             )
         )
-    return found
+    return captures
 
 
 def _truth(path: Path) -> dict[int, float]:
@@ -214,8 +214,9 @@ def _truth(path: Path) -> dict[int, float]:
 
 def _same_config(before: _Stream, instances: set[str], config_id: str) -> str:
     """The configuration of the same emitters in the earlier part: facts learned later may have renamed it since."""
-    for earlier in before.joiner.config_ids():
-        if {engine.instance for engine in before.joiner.engines_of(earlier)} & instances:
+    joiner = before.correlator.joiner
+    for earlier in joiner.config_ids():
+        if {emitter.instance for emitter in joiner.emitters_of(earlier)} & instances:
             return earlier
     return config_id
 
@@ -230,15 +231,15 @@ def _deliver(rows: RowBlock, unix: Ints, *, behind: bool) -> Delivered:
         return Delivered(rows, rows.end_ns, np.zeros(len(rows), np.int64))
     at = np.clip(np.searchsorted(unix[:, 0], start_ns), 1, max(len(unix) - 1, 1))
     nearer = np.where(start_ns - unix[at - 1, 0] < unix[np.minimum(at, len(unix) - 1), 0] - start_ns, at - 1, at)
-    found = unix[np.minimum(nearer, len(unix) - 1)]
-    return Delivered(rows, found[:, 1], found[:, 2] - behind)
+    nearest = unix[np.minimum(nearer, len(unix) - 1)]
+    return Delivered(rows, nearest[:, 1], nearest[:, 2] - behind)
 
 
-def _requests(stream: _Stream, numbers: set[int]) -> list[Request]:
+def _requests(stream: _Stream, label: str, instances: set[str]) -> list[Request]:
     out = []
     for instance, span, delivered_ns in stream.core:
-        engine = stream.joiner.engine_of(instance, stream.label)
-        if engine is None or engine.number not in numbers or span.finish not in (Finish.STOPPED, Finish.LENGTH):
+        engine = stream.correlator.joiner.engine_of(instance, label)
+        if engine is None or engine.instance not in instances or span.finish not in (Finish.STOPPED, Finish.LENGTH):
             continue
         marks: dict[MarkKind, int] = {}
         for mark in span.marks:

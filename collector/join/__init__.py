@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 from .api_process import ApiProcess
+from .api_spans import ApiSpans
 from .block_ratio import BlockRatio
-from .dedupe import Emitter, SpanWindow
+from .dedupe import EmitterIds, SpanWindow
+from .emitter import Emitter, facts_of
 from .engine import Engine, PendingRequest, Process
-from .joiner import Joined, Joiner
+from .events import Described, Event, Renamed, Rows, Succeeded
+from .joiner import Joiner
 from .release import Release
 from .window import REBUILT_DTYPE, StepWindow
 
 __all__ = [
     "REBUILT_DTYPE",
     "ApiProcess",
+    "ApiSpans",
     "BlockRatio",
+    "Described",
     "Emitter",
+    "EmitterIds",
     "Engine",
-    "Joined",
+    "Event",
     "Joiner",
     "PendingRequest",
     "Process",
     "Release",
+    "Renamed",
+    "Rows",
     "SpanWindow",
     "StepWindow",
+    "Succeeded",
+    "facts_of",
 ]

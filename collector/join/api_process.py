@@ -1,22 +1,20 @@
-"""An API process that sends request spans of its own (un-forked vLLM), seen as an emitter beside engines."""
+"""An API process that sends request spans of its own (un-forked vLLM): an emitter beside engines, for requests only."""
 
 from __future__ import annotations
 
 from collector.config import JoinConfig
+from collector.decode import RequestSpan
 from collector.identity import Facts
 from collector.join.requests import ApiQueueing, RequestSequence
 from collector.join.steps import Scheduling
-from online import Quality
+from collector.telemetry import Counts, RowDrop, table
+from online import EngineSnapshot, Quality
 
-from .engine import EngineRows
+from .emitter import TargetRows
 
 
 class ApiProcess:
-    """What an :class:`~collector.join.engine.Engine` is for steps, for requests only."""
-
-    scheduling = Scheduling.UNKNOWN
-    quality = Quality.REQUESTS
-    last_step = 0
+    """Its steps are never heard of: rows come from the occupancy that its request spans rebuild."""
 
     def __init__(self, instance: str, recording: str, number: int, settings: JoinConfig) -> None:
         self.instance = instance
@@ -36,10 +34,33 @@ class ApiProcess:
         return self.requests.safe_unix_ns
 
     @property
+    def quality(self) -> Quality:
+        """Request spans are all it sends."""
+        return Quality.REQUESTS
+
+    @property
     def open_requests(self) -> int:
         """Requests held."""
         return self.requests.open_requests
 
-    def advance(self, *, flush: bool = False) -> list[EngineRows]:
+    def add(self, spans: list[RequestSpan]) -> None:
+        """Add finished requests."""
+        for span in spans:
+            self.requests.add(span)
+
+    def advance(self, *, flush: bool = False) -> list[TargetRows]:
         """Rows that are final now."""
-        return [EngineRows(target, rows) for target, rows in self.requests.advance(flush=flush)]
+        return [TargetRows(target, rows) for target, rows in self.requests.advance(flush=flush)]
+
+    def count_drop(self, reason: RowDrop, rows: int) -> None:
+        """Rows that came and that nobody may learn from."""
+        self.requests.counts[table.DROPPED_ROWS, reason] += rows
+
+    def take_counts(self) -> Counts:
+        """Counts since the last call."""
+        counts, self.requests.counts = self.requests.counts, Counts()
+        return counts
+
+    def snapshot(self) -> EngineSnapshot:
+        """It schedules nothing itself, and knows no step."""
+        return EngineSnapshot(instance=self.instance, scheduling=Scheduling.UNKNOWN.value, last_step=0)

@@ -1,9 +1,8 @@
 """Which span has been seen: a retried or duplicated export changes nothing.
 
 Guarantee: within the window (ids newer than ``window_ns`` of event time, at most ``ids_max`` of them per emitter) a
-span id
-is admitted once. A span older than everything remembered cannot be told from a repeat and is refused as late. OTLP asks
-for this: a client that saw no answer sends again (opentelemetry-proto, specification, "Duplicate Data").
+span id is admitted once. A span older than everything remembered cannot be told from a repeat and is refused as late.
+OTLP asks for this: a client that saw no answer sends again (opentelemetry-proto, specification, "Duplicate Data").
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collector.telemetry import Skip
 
 
 @dataclass(slots=True)
-class Emitter:
+class EmitterIds:
     """Ids of one emitting instance; ``horizon_ns`` is the end of the newest one forgotten."""
 
     ids: set[bytes] = field(default_factory=set)
@@ -31,7 +30,7 @@ class SpanWindow:
         self._window_ns = window_ns
         self._ids_max = ids_max
         self._emitters_max = emitters_max
-        self._emitters: dict[str, Emitter] = {}
+        self._emitters: dict[str, EmitterIds] = {}
 
     def __len__(self) -> int:
         """Ids remembered, all emitters together."""
@@ -43,7 +42,7 @@ class SpanWindow:
         if emitter is None:
             if len(self._emitters) >= self._emitters_max:
                 self._forget_oldest_emitter()
-            emitter = self._emitters[instance] = Emitter()
+            emitter = self._emitters[instance] = EmitterIds()
         if span_id in emitter.ids:
             return Skip.DUPLICATE
         if end_unix_ns <= emitter.horizon_ns:

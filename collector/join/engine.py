@@ -1,15 +1,12 @@
 """One engine: the process sequences it has been, its requests, and the rows they give.
 
 A restart starts a new sequence (step ids or the clock go back); the old one stays until event time has passed it, so
-that
-its late spans still find it. Rows of an older sequence leave before those of a newer one.
+that its late spans still find it. Rows of an older sequence leave before those of a newer one.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,21 +15,15 @@ from collector.decode import ApiSpan, CoreSpan, MarkKind, StepColumns, Telemetry
 from collector.identity import Facts
 from collector.join.requests import QUEUE_STATE_AGE_NS, ApiQueueing, RequestRow, extent_of, request_block, rows_of, runs
 from collector.join.steps import Advance, Scheduling, Sequence, WarmUp
-from collector.telemetry import JoinEvent, RowDrop
-from online import Quality, RowBlock, Target
+from collector.telemetry import Counts, JoinEvent, RowDrop, table
+from online import EngineSnapshot, Quality, RowBlock, Target
 
 from .block_ratio import BlockRatio
+from .emitter import TargetRows
 from .window import StepWindow
 
 _CONFLICTS_MAX = 3
 """Restarts within the grace time from which on two engines must share one instance id."""
-
-
-class EngineRows(NamedTuple):
-    """Rows of one target, in event-time order."""
-
-    target: Target
-    rows: RowBlock
 
 
 @dataclass(slots=True)
@@ -66,8 +57,7 @@ class Engine:
         self.facts = Facts()
         self.ratio = BlockRatio()
         self.api_queueing = ApiQueueing()
-        self.events: Counter[JoinEvent] = Counter()
-        self.drops: Counter[RowDrop] = Counter()
+        self._counts = Counts()
         self._settings = settings
         self._remembered_ns = int((settings.window_s - settings.grace_s) * 1e9)
         self._processes: list[Process] = []
@@ -83,16 +73,6 @@ class Engine:
     def safe_unix_ns(self) -> int:
         """No row that will come ends before this wall clock time."""
         return min((p.sequence.safe_unix_ns for p in self._processes), default=0)
-
-    @property
-    def scheduling(self) -> Scheduling:
-        """Synchronous, asynchronous, or not known yet."""
-        return self._processes[-1].sequence.votes.decided if self._processes else Scheduling.UNKNOWN
-
-    @property
-    def last_step(self) -> int:
-        """Newest step id heard of."""
-        return self._processes[-1].sequence.last_step if self._processes else 0
 
     @property
     def quality(self) -> Quality:
@@ -124,16 +104,25 @@ class Engine:
         """Whether rows have left already: too late to find out that somebody else tells the same."""
         return bool(self._processes) and self._processes[0].warm_up.over
 
+    def snapshot(self) -> EngineSnapshot:
+        """Scheduling mode and newest step id of the newest process."""
+        newest = self._processes[-1].sequence if self._processes else None
+        return EngineSnapshot(
+            instance=self.instance,
+            scheduling=(newest.votes.decided if newest is not None else Scheduling.UNKNOWN).value,
+            last_step=newest.last_step if newest is not None else 0,
+        )
+
     # --- in ---------------------------------------------------------------------------------------------------------
 
-    def add(self, telemetry: Telemetry) -> list[PendingRequest]:
+    def add(self, telemetry: Telemetry, *, with_steps: bool = True) -> list[PendingRequest]:
         """Add what one export says of this engine; returns its requests, to be given their API spans."""
-        for steps in self._split_restarts(telemetry.steps):
+        for steps in self._split_restarts(telemetry.steps) if with_steps else ():
             process = self._process_of(int(steps["unix_ns"][-1]), int(steps["step_id"][-1]))
             snapshots = telemetry.snapshots
             low, high = int(steps["step_id"].min()), int(steps["step_id"].max())
             inside = (snapshots["step_id"] >= low) & (snapshots["step_id"] <= high)
-            self.events += process.sequence.add_summaries(steps, snapshots[inside])
+            self._counts.merge(process.sequence.add_summaries(steps, snapshots[inside]))
         return [request for span in telemetry.core if (request := self._add_request(span)) is not None]
 
     def restarts_with(self, telemetry: Telemetry) -> bool:
@@ -158,11 +147,19 @@ class Engine:
             for request in process.requests:
                 self._add_request(request.span, request)
 
+    def successor(self, number: int) -> Engine:
+        """The engine that its server comes back as: of it the facts are known, and no step."""
+        heir = Engine(self.instance, self.recording, number, self._settings)
+        heir.facts = self.facts
+        heir._counts = self._counts
+        heir._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_RESTART] += 1
+        return heir
+
     def _add_request(self, span: CoreSpan, known: PendingRequest | None = None) -> PendingRequest | None:
         last = span.marks[-1]
         process = self._process_of(last.ts_ns + span.unix_minus_mono_ns, last.step_id)
         found = tuple(runs(span.marks))
-        self.events += process.sequence.add_request(span, found)
+        self._counts.merge(process.sequence.add_request(span, found))
         extent = extent_of(found)
         if extent is None:
             return None
@@ -177,7 +174,7 @@ class Engine:
             process.requests.sort(key=_order)
             evicted = len(process.requests) // 16 + 1
             del process.requests[:evicted]
-            self.events[JoinEvent.OPEN_REQUESTS_EVICTED] += evicted
+            self._counts[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] += evicted
         return request
 
     def _split_restarts(self, steps: StepColumns) -> list[StepColumns]:
@@ -188,7 +185,7 @@ class Engine:
             steps = steps[np.argsort(steps["unix_ns"], kind="stable")]
         falls = np.flatnonzero(np.diff(steps["step_id"]) < 0) + 1
         if len(falls) > _CONFLICTS_MAX:
-            self.events[JoinEvent.ENGINE_CONFLICT] += len(steps)
+            self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] += len(steps)
             return []
         return np.split(steps, falls) if len(falls) else [steps]
 
@@ -205,9 +202,9 @@ class Engine:
                 break
             return process
         if self._processes:
-            self.events[JoinEvent.ENGINE_RESTART] += 1
+            self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_RESTART] += 1
         if len(self._processes) > _CONFLICTS_MAX:
-            self.events[JoinEvent.ENGINE_CONFLICT] += 1
+            self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] += 1
             del self._processes[0]
         sequence = Sequence(self._settings, self.number, self.ratio)
         self.configure(sequence)
@@ -228,6 +225,11 @@ class Engine:
                 one.scheduling_fact = Scheduling.ASYNC if mode else Scheduling.SYNC
         self.ratio.fact_tokens = self.facts.number("block_size")
 
+    def take_counts(self) -> Counts:
+        """Counts since the last call."""
+        counts, self._counts = self._counts, Counts()
+        return counts
+
     # --- out --------------------------------------------------------------------------------------------------------
 
     def quick(self) -> list[RowBlock]:
@@ -235,9 +237,9 @@ class Engine:
         found = [p.sequence.quick() for p in self._processes if p.warm_up.over]
         return [rows for rows in found if rows is not None]
 
-    def advance(self, *, flush: bool = False) -> list[EngineRows]:
+    def advance(self, *, flush: bool = False) -> list[TargetRows]:
         """Rows that are final now, published lane."""
-        out: list[EngineRows] = []
+        out: list[TargetRows] = []
         newest_unix_ns = self.event_unix_ns
         while self._processes:
             process = self._processes[0]
@@ -250,24 +252,23 @@ class Engine:
             del self._processes[0]
         return out
 
-    def _advance(self, process: Process, *, flush: bool) -> list[EngineRows]:
+    def _advance(self, process: Process, *, flush: bool) -> list[TargetRows]:
         step: Advance = process.sequence.advance(flush=flush)
-        self.events += step.events
-        self.drops += step.drops
+        self._counts.merge(step.counts)
         out = []
         rows = process.warm_up.pass_through(step.rows, flush=flush)
         if len(rows):
-            out.append(EngineRows(Target.STEP_TIME, rows))
-        out += [EngineRows(Target.SCHEDULE_TIME, block) for block in step.schedule_rows if len(block)]
+            out.append(TargetRows(Target.STEP_TIME, rows))
+        out += [TargetRows(Target.SCHEDULE_TIME, block) for block in step.schedule_rows if len(block)]
         if process.warm_up.over:
-            self.drops[RowDrop.WARM_UP] += process.warm_up.dropped
+            self._counts[table.DROPPED_ROWS, RowDrop.WARM_UP] += process.warm_up.dropped
             process.warm_up.dropped = 0
             out += self._request_rows(process, flush=flush)
         oldest = min((r.queued_unix_ns for r in process.requests), default=process.sequence.event_unix_ns)
         process.sequence.forget(oldest - QUEUE_STATE_AGE_NS)
         return out
 
-    def _request_rows(self, process: Process, *, flush: bool) -> list[EngineRows]:
+    def _request_rows(self, process: Process, *, flush: bool) -> list[TargetRows]:
         """Requests in order of their end; the first one that must wait holds the others back."""
         window = process.sequence.window
         if window is None:
@@ -282,10 +283,10 @@ class Engine:
                 break
             done += 1
             if process.warm_up.spanned(request.start_unix_ns, request.end_unix_ns):
-                self.drops[RowDrop.WARM_UP] += 1
+                self._counts[table.DROPPED_ROWS, RowDrop.WARM_UP] += 1
                 continue
             if request.api is None:
-                self.events[JoinEvent.API_UNMATCHED] += 1
+                self._counts[table.JOIN_EVENTS, JoinEvent.API_UNMATCHED] += 1
             else:
                 self.api_queueing.add(request.span, request.api)
             remembered = request.end_unix_ns - request.queued_unix_ns < self._remembered_ns
@@ -293,7 +294,7 @@ class Engine:
                 found.setdefault(row.target, []).append(row)
         del process.requests[:done]
         return [
-            EngineRows(target, request_block(rows, self.number, self.quality)) for target, rows in sorted(found.items())
+            TargetRows(target, request_block(rows, self.number, self.quality)) for target, rows in sorted(found.items())
         ]
 
 

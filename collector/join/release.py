@@ -1,8 +1,7 @@
 """One order for the rows of several engines of a configuration: wall clock, then instance.
 
-Guarantee: rows leave in the order of (end_ns, instance) whatever the order in which the engines' rows came, as long
-as no
-engine is silent for longer than the window; a silent engine holds nobody up after it.
+Guarantee: rows leave in the order of (end_ns, instance) whatever the order in which the engines' rows came, as long as
+no engine is silent for longer than the window; a silent engine holds nobody up after it.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ import numpy as np
 from collector.config import JoinConfig
 from online import RowBlock, Target
 
-from .api_process import ApiProcess
-from .engine import Engine, EngineRows
+from .emitter import Emitter, TargetRows
 
 
 class Release:
@@ -25,12 +23,19 @@ class Release:
     def __init__(self) -> None:
         self._held: dict[Target, dict[str, deque[RowBlock]]] = {}
 
-    def add(self, instance: str, rows: list[EngineRows]) -> None:
+    def add(self, instance: str, rows: list[TargetRows]) -> None:
         """Take rows of one engine."""
         for target, block in rows:
             self._held.setdefault(target, {}).setdefault(instance, deque()).append(block)
 
-    def take(self, until_unix_ns: int | None) -> list[EngineRows]:
+    def take_over(self, other: Release) -> None:
+        """Hold another configuration's rows too: its identity became better known, and is this one's."""
+        for target, by_instance in other._held.items():
+            for instance, blocks in by_instance.items():
+                held = self._held.setdefault(target, {}).setdefault(instance, deque())
+                held.extend(blocks)
+
+    def take(self, until_unix_ns: int | None) -> list[TargetRows]:
         """Rows that end until ``until_unix_ns`` (None: all), in order."""
         out = []
         for target, by_instance in sorted(self._held.items()):
@@ -45,7 +50,7 @@ class Release:
                 if several:
                     # stable: equal ends stay in the order of the instances
                     block = block.take(np.argsort(block.end_ns, kind="stable"))
-                out.append(EngineRows(target, block))
+                out.append(TargetRows(target, block))
         return out
 
 
@@ -66,12 +71,11 @@ def _until(blocks: deque[RowBlock], until_unix_ns: int | None) -> list[RowBlock]
     return out
 
 
-def horizon(engines: Sequence[Engine | ApiProcess], settings: JoinConfig) -> int:
+def horizon(engines: Sequence[Emitter], settings: JoinConfig) -> int:
     """Until when (wall clock ns) the rows of a configuration's engines are all here.
 
     Always ``grace_s`` behind the newest event: by then an engine not heard of before would have spoken. An engine
-    silent
-    for ``window_s`` is not waited for.
+    silent for ``window_s`` is not waited for.
     """
     newest = max((engine.event_unix_ns for engine in engines), default=0)
     speaking = [e.safe_unix_ns for e in engines if e.event_unix_ns >= newest - int(settings.window_s * 1e9)]

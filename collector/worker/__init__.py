@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from .build import check_learning, make_pipeline
+from .correlator import Correlator
 from .pipeline import Pipeline
 from .publish import Publisher, SnapshotWriter
 from .stall import StallWatch
 from .worker import Worker
 
 __all__ = [
+    "Correlator",
     "Pipeline",
     "Publisher",
     "SnapshotWriter",

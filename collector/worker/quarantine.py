@@ -59,8 +59,8 @@ class Quarantine:
         if old in self._reasons:
             self._reasons.setdefault(new, self._reasons.pop(old))
 
-    def keep(self, config_ids: Iterable[str]) -> None:
-        """Forget those that are gone."""
+    def retain(self, config_ids: Iterable[str]) -> None:
+        """Forget configurations that are no longer held."""
         held = set(config_ids)
         self._reasons = {name: reason for name, reason in self._reasons.items() if name in held}
 

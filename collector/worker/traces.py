@@ -30,43 +30,43 @@ class TraceLog:
     """Belongs to the worker thread; what it publishes is a new dictionary each time."""
 
     def __init__(self) -> None:
-        self._seen: OrderedDict[str, deque[tuple[int, bytes]]] = OrderedDict()
-        self._found: dict[tuple[str, str], tuple[int, str]] = {}
+        self._spans: OrderedDict[str, deque[tuple[int, bytes]]] = OrderedDict()
+        self._known: dict[tuple[str, str], tuple[int, str]] = {}
 
-    def see(self, instance: str, ends: Iterable[tuple[int, bytes]]) -> None:
-        """Spans of a process: when each ended (Unix time) and its trace id; an id that is none is left out."""
-        log = self._seen.get(instance)
+    def record(self, instance: str, ends: Iterable[tuple[int, bytes]]) -> None:
+        """Record spans of a process: when each ended (Unix time) and its trace id; malformed ids are left out."""
+        log = self._spans.get(instance)
         if log is None:
-            log = self._seen[instance] = deque(maxlen=TRACES_MAX)
-            if len(self._seen) > PROCESSES_MAX:
-                self._seen.popitem(last=False)
-        self._seen.move_to_end(instance)
+            log = self._spans[instance] = deque(maxlen=TRACES_MAX)
+            if len(self._spans) > PROCESSES_MAX:
+                self._spans.popitem(last=False)
+        self._spans.move_to_end(instance)
         for end_unix_ns, trace_id in sorted(ends):
             if len(trace_id) == 16 and (not log or end_unix_ns >= log[-1][0] + SPACING_NS):  # noqa: PLR2004 -- W3C
                 log.append((end_unix_ns, trace_id))
 
     def exemplars(self, configs: Iterable[ConfigSnapshot]) -> Traces:
         """The trace behind the newest drift of each target that has had one, as far as it is known."""
-        found: dict[tuple[str, str], tuple[int, str]] = {}
+        known: dict[tuple[str, str], tuple[int, str]] = {}
         for config in configs:
             for target, snapshot in config.targets.items():
                 when_ns = snapshot.drift.last_unix_nano if snapshot.drift is not None else None
                 if when_ns is None:
                     continue
                 key = (config.config_id, target)
-                known = self._found.get(key)
-                if known is None or known[0] != when_ns:
+                exemplar = self._known.get(key)
+                if exemplar is None or exemplar[0] != when_ns:
                     trace = self._trace_at(when_ns, [engine.instance for engine in config.engines])
-                    known = (when_ns, trace) if trace else None
-                if known is not None:
-                    found[key] = known
-        self._found = found
-        return {key: trace for key, (_, trace) in found.items()}
+                    exemplar = (when_ns, trace) if trace else None
+                if exemplar is not None:
+                    known[key] = exemplar
+        self._known = known
+        return {key: trace for key, (_, trace) in known.items()}
 
     def _trace_at(self, when_ns: int, instances: Iterable[str]) -> str:
         candidates = []
         for instance in instances:
-            log = self._seen.get(instance, ())
+            log = self._spans.get(instance, ())
             place = bisect_left(log, (when_ns, b""))
             if place < len(log):
                 candidates.append(log[place])

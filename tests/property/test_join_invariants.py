@@ -181,8 +181,8 @@ class Telling(RuleBasedStateMachine):
             return
         joiner = self.pipeline.joiner
         assert joiner.open_requests <= REQUESTS_MAX
-        assert len(joiner._apis) <= REQUESTS_MAX
-        assert sum(len(waiting) for waiting in joiner._waiting.values()) <= REQUESTS_MAX
+        assert len(joiner._api_spans._spans) <= REQUESTS_MAX
+        assert sum(len(waiting) for waiting in joiner._api_spans._waiting.values()) <= REQUESTS_MAX
         for engine in joiner._engines.values():
             assert engine.open_steps <= 2 * STEPS_MAX
 

@@ -97,8 +97,8 @@ def test_every_attribute_of_what_is_held_is_listed(capture):
     stream = stream_of(capture)
     feed(pipeline, stream[: len(stream) // 2])
     made = restarted(pipeline, Config(learners=("rls", "river:linear")))
-    for root, codec in ((pipeline.joiner, state._JOIN), (pipeline._spans, state._SPANS)):
-        other = made.joiner if root is pipeline.joiner else made._spans
+    for root, codec in ((pipeline.joiner, state._JOIN), (pipeline._correlator.span_window, state._SPANS)):
+        other = made.joiner if root is pipeline.joiner else made._correlator.span_window
         seen = {}
         walk(root, codec._by_class, seen)
         restored = {}

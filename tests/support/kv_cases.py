@@ -20,6 +20,7 @@ from collector.config.schema import JoinConfig
 from collector.decode.kv.batches import KvBatch
 from collector.decode.kv.messages import read_line, read_payload
 from collector.decode.plain import decode
+from collector.join.events import Rows
 from collector.join.joiner import Joiner
 from collector.telemetry import Counts
 from tests.support.builders import attribute
@@ -159,7 +160,11 @@ def joined(name, batches, keep=lambda _step: True, settings=None):
         joiner.kv.add(one)
     for one in telemetry(name, keep):
         joiner.add(one)
-    return joiner, joiner.drain(flush=True)
+    return joiner, rows_of(joiner.drain(flush=True))
+
+
+def rows_of(events):
+    return [event for event in events if isinstance(event, Rows)]
 
 
 def sequences(joiner):

@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 
 from collector.config import JoinConfig
 from collector.decode import RequestSpan
-from collector.telemetry import RowDrop
+from collector.telemetry import Counts, RowDrop, table
 from online import PHASES, STEP_FEATURES, Floats, Ints, Quality, RowBlock, Target
 
 from .request_rows import RequestRow, request_block
@@ -112,7 +111,7 @@ class RequestSequence:
         self._pending: list[tuple[int, bytes, Request]] = []
         self._emitted_until_unix_ns = 0
         self.event_unix_ns = 0
-        self.drops: Counter[RowDrop] = Counter()
+        self.counts = Counts()
 
     @property
     def open_requests(self) -> int:
@@ -127,18 +126,18 @@ class RequestSequence:
     def add(self, span: RequestSpan) -> None:
         """Add one finished request."""
         if math.isnan(span.first_token_s) or span.output_tokens < 1:
-            self.drops[RowDrop.INCOMPLETE] += 1
+            self.counts[table.DROPPED_ROWS, RowDrop.INCOMPLETE] += 1
             return
         decode_s = span.decode_s if not math.isnan(span.decode_s) else span.e2e_s - span.first_token_s
         if not decode_s >= 0:
-            self.drops[RowDrop.TIME_ORDER] += 1
+            self.counts[table.DROPPED_ROWS, RowDrop.TIME_ORDER] += 1
             return
         end_unix_ns = span.arrival_unix_ns + int((span.first_token_s + decode_s) * 1e9)
         if end_unix_ns > span.end_unix_ns + _SLACK_NS:
-            self.drops[RowDrop.TIME_ORDER] += 1
+            self.counts[table.DROPPED_ROWS, RowDrop.TIME_ORDER] += 1
             return
         if span.output_tokens > _OUTPUT_TOKENS_MAX:
-            self.drops[RowDrop.TOO_LONG] += 1
+            self.counts[table.DROPPED_ROWS, RowDrop.TOO_LONG] += 1
             return
         self._epoch_unix_ns = self._epoch_unix_ns or span.arrival_unix_ns
         first_s = (span.arrival_unix_ns - self._epoch_unix_ns) / 1e9 + span.first_token_s
@@ -148,7 +147,7 @@ class RequestSequence:
         heapq.heappush(self._pending, (end_unix_ns, span.span_id, request))
         if len(self._pending) > self._settings.requests_max:
             heapq.heappop(self._pending)
-            self.drops[RowDrop.INCOMPLETE] += 1
+            self.counts[table.DROPPED_ROWS, RowDrop.INCOMPLETE] += 1
         if len(self._held) > 2 * self._settings.requests_max:
             self._held.sort(key=lambda held: held.end_unix_ns)
             del self._held[: -self._settings.requests_max]
@@ -175,7 +174,8 @@ class RequestSequence:
         longest_s = max(r.last_s - r.first_s for r in self._held)
         open_after_s = max(r.last_s for r in self._held) - longest_s
         usable = [r for r in ready if r.last_s <= open_after_s]
-        self.drops[RowDrop.INCOMPLETE] += sum(r.output_tokens > 1 for r in ready if r.last_s > open_after_s)
+        unfinished = sum(r.output_tokens > 1 for r in ready if r.last_s > open_after_s)
+        self.counts[table.DROPPED_ROWS, RowDrop.INCOMPLETE] += unfinished
         return usable
 
     def _step_rows(self, requests: list[Request], batch: _Batch) -> list[RowBlock]:

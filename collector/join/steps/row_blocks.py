@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.telemetry import RowDrop
+from collector.telemetry import Counts, RowDrop, table
 from online import Ints, Quality, RowBlock
 
 from . import boundaries
@@ -90,16 +89,16 @@ def pack(
     *,
     engine: int,
     quality: Quality,
-) -> tuple[RowBlock, Counter[RowDrop]]:
+) -> tuple[RowBlock, Counts]:
     """Rows between consecutive stamps, and how many were dropped by reason.
 
     ``raw`` (m, r) and ``seen`` (m,) describe the steps from the first stamp to the last.
     """
-    dropped: Counter[RowDrop] = Counter()
+    dropped = Counts()
     offsets = (found.step - found.step[0]).astype(np.int64)
     keep = np.ones(len(offsets) - 1, bool)
     for reason, mask in bad:
-        dropped[reason] += int(np.count_nonzero(mask & keep))
+        dropped[table.DROPPED_ROWS, reason] += int(np.count_nonzero(mask & keep))
         keep &= ~mask
     whole = np.logical_and.reduceat(seen, offsets[:-1])
     has_summaries = quality is not Quality.JOURNEYS

@@ -6,7 +6,6 @@ of the telemetry alone, not of the order or the pieces in which it came.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +17,7 @@ from collector.join.block_ratio import BlockRatio
 from collector.join.kv import KvSteps
 from collector.join.requests import journeys
 from collector.join.window import StepWindow
-from collector.telemetry import JoinEvent, RowDrop
+from collector.telemetry import Counts, JoinEvent, RowDrop, table
 from online import Quality, RowBlock
 
 from . import boundaries
@@ -37,8 +36,7 @@ class Advance:
 
     rows: list[RowBlock] = field(default_factory=list)
     schedule_rows: list[RowBlock] = field(default_factory=list)
-    drops: Counter[RowDrop] = field(default_factory=Counter)
-    events: Counter[JoinEvent] = field(default_factory=Counter)
+    counts: Counts = field(default_factory=Counts)
 
 
 class Sequence:
@@ -69,9 +67,9 @@ class Sequence:
 
     # --- in ---------------------------------------------------------------------------------------------------------
 
-    def add_summaries(self, steps: StepColumns, snapshots: SnapshotColumns) -> Counter[JoinEvent]:
+    def add_summaries(self, steps: StepColumns, snapshots: SnapshotColumns) -> Counts:
         """Add step summaries (any order) and request snapshots of this process."""
-        events: Counter[JoinEvent] = Counter()
+        counts = Counts()
         if len(steps):
             ids = steps["step_id"].copy()
             low, high = int(ids.min()), int(ids.max())
@@ -80,42 +78,42 @@ class Sequence:
             if low < window.base or not (np.diff(ids) > 0).all():
                 inside = np.flatnonzero(ids >= window.base)
                 fresh = steps[inside[np.unique(ids[inside], return_index=True)[1]]]
-                events[JoinEvent.STEP_LATE] += len(steps) - len(inside)
-                events[JoinEvent.STEP_DUPLICATE] += len(inside) - len(fresh)
+                counts[table.JOIN_EVENTS, JoinEvent.STEP_LATE] += len(steps) - len(inside)
+                counts[table.JOIN_EVENTS, JoinEvent.STEP_DUPLICATE] += len(inside) - len(fresh)
             new, other = window.add_summaries(fresh)
-            events[JoinEvent.ENGINE_CONFLICT] += other
-            events[JoinEvent.STEP_DUPLICATE] += len(fresh) - new - other
+            counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] += other
+            counts[table.JOIN_EVENTS, JoinEvent.STEP_DUPLICATE] += len(fresh) - new - other
             self._note_times(int(steps["unix_ns"].min()), int(steps["unix_ns"].max()))
             self._note_summaries(steps)
             self._fresh = (low, high) if self._fresh is None else (min(low, self._fresh[0]), max(high, self._fresh[1]))
         if len(snapshots) and self.window is not None:
             self.window.add_snapshots(snapshots)
-        return events
+        return counts
 
-    def add_request(self, span: CoreSpan, found: tuple[journeys.Run, ...] | None = None) -> Counter[JoinEvent]:
+    def add_request(self, span: CoreSpan, found: tuple[journeys.Run, ...] | None = None) -> Counts:
         """Add one finished request of this process; ``found``: its runs, where the caller has them already."""
         found = tuple(journeys.runs(span.marks)) if found is None else found
-        events: Counter[JoinEvent] = Counter()
+        counts = Counts()
         self.has_journeys = True
         last = span.marks[-1]
         self._note_times(last.ts_ns + span.unix_minus_mono_ns, last.ts_ns + span.unix_minus_mono_ns)
         extent = journeys.extent_of(found)
         if extent is None:
-            events[JoinEvent.JOURNEY_UNSCHEDULED] += 1
-            return events
+            counts[table.JOIN_EVENTS, JoinEvent.JOURNEY_UNSCHEDULED] += 1
+            return counts
         if extent[1] - extent[0] >= self._settings.steps_max:
-            events[JoinEvent.JOURNEY_LATE] += 1
-            return events
+            counts[table.JOIN_EVENTS, JoinEvent.JOURNEY_LATE] += 1
+            return counts
         window = self._reach(max(journeys.waits(span)[0], extent[1] - self._settings.steps_max + 1), extent[1])
         if extent[0] < window.base:
-            events[JoinEvent.JOURNEY_LATE] += 1
-            return events
+            counts[table.JOIN_EVENTS, JoinEvent.JOURNEY_LATE] += 1
+            return counts
         if self.frontier and extent[0] < self.frontier and not self.has_exact_context:
-            events[JoinEvent.JOURNEY_LATE] += 1
+            counts[table.JOIN_EVENTS, JoinEvent.JOURNEY_LATE] += 1
         self._chunks += self.kv.add(span, journeys.lay(span, window, found), found)
         first = next(mark for mark in span.marks if mark.kind is MarkKind.SCHEDULED)
         self._longest_run_ns = max(self._longest_run_ns, last.ts_ns - first.ts_ns)
-        return events
+        return counts
 
     def _reach(self, first_step: int, last_step: int) -> StepWindow:
         if self.window is None:
@@ -264,7 +262,7 @@ class Sequence:
         self._chunks = [chunk for chunk in self._chunks if chunk.first_step >= base]
         if self.frontier and self.frontier < base:
             self.frontier = self._learned_to = 0
-            out.drops[RowDrop.RESTART] += 1
+            out.counts[table.DROPPED_ROWS, RowDrop.RESTART] += 1
 
     def _mode(self, first: int, *, flush: bool) -> Scheduling:
         """The scheduling mode; UNKNOWN while end stamps may still tell it."""
@@ -351,7 +349,7 @@ class Sequence:
             quality=self.quality,
         )
         out.rows.append(rows)
-        out.drops += dropped
+        out.counts.merge(dropped)
         timed = np.flatnonzero(covered.cells["seen"] & ~covered.empty)
         out.schedule_rows.append(
             RowBlock.of_lines(
@@ -376,8 +374,8 @@ class Sequence:
         if self.has_journeys and not self.has_exact_context:
             busy = cells["seen"] & (steps["scheduled_tokens"] > 0)
             matched = int(np.count_nonzero(busy & complete(steps, cells, counts)))
-            out.events[JoinEvent.STEP_MATCHED] += matched
-            out.events[JoinEvent.STEP_MISMATCHED] += int(np.count_nonzero(busy)) - matched
+            out.counts[table.JOIN_EVENTS, JoinEvent.STEP_MATCHED] += matched
+            out.counts[table.JOIN_EVENTS, JoinEvent.STEP_MISMATCHED] += int(np.count_nonzero(busy)) - matched
         if stop % self._settings.block_steps == 0 or not self._habits.settled:
             self._habits.settle()
             self.votes.settle_block()

@@ -85,7 +85,7 @@ def test_new_rules_hold_for_telemetry_that_comes_afterwards(sidecar, mount):
         call_export(sidecar.grpc_port, make_export(steps_per_span=100, first_step=first).SerializeToString())
     eventually(lambda: sidecar.queue.in_flight_bytes == 0)
     (config_id,) = sidecar.pipeline.joiner.config_ids()
-    (engine,) = sidecar.pipeline.joiner.engines_of(config_id)
+    (engine,) = sidecar.pipeline.joiner.emitters_of(config_id)
     assert engine.facts.known()["model"] == "renamed"
 
 

@@ -411,9 +411,8 @@ def test_a_hundred_thousand_open_requests_are_capped_and_the_oldest_evicted():
         joiner.add(Telemetry("engine", {}, core=[ended(number) for number in range(start, start + 1000)]))
         joiner.drain()
         assert joiner.open_requests <= 5000
-        assert len(joiner._waiting) <= 5000
-    events, _ = joiner.take_events()
-    assert events[JoinEvent.OPEN_REQUESTS_EVICTED] >= 2 * 95_000
+        assert len(joiner._api_spans._waiting) <= 5000
+    assert joiner.take_counts()[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] >= 2 * 95_000
     (engine,) = joiner._engines.values()
     assert min(request.last_step for request in engine._processes[0].requests) > 95_000
 
@@ -427,7 +426,7 @@ def test_children_without_end_of_one_request_are_bounded():
         piece.span.parent_span_id = b"parent!!"
         group.append(piece)
     pipeline.process([export(*group)])
-    assert sum(len(waiting) for waiting in pipeline.joiner._waiting.values()) <= 100
+    assert sum(len(waiting) for waiting in pipeline.joiner._api_spans._waiting.values()) <= 100
 
 
 def test_request_spans_held_are_bounded():

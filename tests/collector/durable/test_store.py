@@ -14,7 +14,7 @@ from online.state import StateError
 
 
 def body(seq):
-    return encode(StateImage(seq=seq, generation=seq, spans={}, joiner={}, described={}, bank=b""))
+    return encode(StateImage(seq=seq, generation=seq, spans={}, joiner={}, bank=b""))
 
 
 def load(directory, refuse=()):

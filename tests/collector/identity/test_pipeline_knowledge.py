@@ -70,7 +70,7 @@ def test_a_rule_against_the_resource_is_a_conflict_that_is_counted_once():
         steps = np.zeros(1, STEP_DTYPE)
         steps["step_id"], steps["unix_ns"], steps["ts_start_ns"] = step, 10**18 + step, step
         joiner.add(Telemetry(instance="e", facts={"hw.gpu.name": "NVIDIA L4"}, steps=steps))
-    assert joiner.take_events()[0][JoinEvent.FACT_CONFLICT] == 1
+    assert joiner.take_counts()[table.JOIN_EVENTS, JoinEvent.FACT_CONFLICT] == 1
     engine = joiner.engine_of("e")
     assert engine.facts.get("gpu") == "NVIDIA L4"
     assert engine.facts.contradictions() == {"gpu": "rules: A10G"}

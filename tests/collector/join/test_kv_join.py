@@ -28,6 +28,7 @@ from tests.support.kv_cases import (
     otlp_events,
     rebuilt_over_true,
     rows_by_target,
+    rows_of,
     sequences,
     stored,
     telemetry,
@@ -138,7 +139,7 @@ def test_the_block_size_of_events_is_the_tokens_per_block_where_nothing_else_tel
         for one in telemetry("c5_offload"):
             one.core, one.api, one.snapshots = [], [], one.snapshots[:0]
             joiner.add(one)
-        raw = np.concatenate([block.raw for block in step_rows(joiner.drain(flush=True))])
+        raw = np.concatenate([block.raw for block in step_rows(rows_of(joiner.drain(flush=True)))])
         decoding = raw[:, STEP_FEATURES.index("decode_requests")] > 0
         return raw[decoding, STEP_FEATURES.index("decode_context_tokens")]
 
@@ -231,8 +232,8 @@ def fed(items, pieces):
         one = copy.deepcopy(item)
         joiner.add(one) if hasattr(one, "core") else joiner.kv.add(one)
         if index % pieces == 0:
-            rows += joiner.drain()
-    rows += joiner.drain(flush=True)
+            rows += rows_of(joiner.drain())
+    rows += rows_of(joiner.drain(flush=True))
     assert all(one.kv.known for one in sequences(joiner).values())
     return rows_by_target(rows)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collector.config.schema import JoinConfig
-from collector.join.engine import EngineRows
+from collector.join.emitter import TargetRows
 from collector.join.release import Release, horizon
 from online.rows import STEP_FEATURES, RowBlock, Target
 from tests.support.telemetry_builders import (
@@ -36,7 +36,7 @@ def taken(release: Release, until: int | None) -> list[int]:
 
 def test_rows_leave_until_the_given_time_and_the_rest_stays():
     release = Release()
-    release.add("a", [EngineRows(Target.STEP_TIME, rows(1, 3, 5))])
+    release.add("a", [TargetRows(Target.STEP_TIME, rows(1, 3, 5))])
     assert taken(release, 3) == [1, 3]
     assert taken(release, 4) == []
     assert taken(release, None) == [5]
@@ -45,8 +45,8 @@ def test_rows_leave_until_the_given_time_and_the_rest_stays():
 
 def test_several_engines_are_merged_and_equal_ends_keep_the_order_of_the_instances():
     release = Release()
-    release.add("b", [EngineRows(Target.STEP_TIME, rows(2, 4, engine=1))])
-    release.add("a", [EngineRows(Target.STEP_TIME, rows(1, 4, 6, engine=0))])
+    release.add("b", [TargetRows(Target.STEP_TIME, rows(2, 4, engine=1))])
+    release.add("a", [TargetRows(Target.STEP_TIME, rows(1, 4, 6, engine=0))])
     ((_, block),) = release.take(5)
     assert block.end_ns.tolist() == [1, 2, 4, 4]
     assert block.engine.tolist() == [0, 1, 0, 1]
@@ -54,7 +54,7 @@ def test_several_engines_are_merged_and_equal_ends_keep_the_order_of_the_instanc
 
 def test_targets_are_kept_apart():
     release = Release()
-    release.add("a", [EngineRows(Target.STEP_TIME, rows(1)), EngineRows(Target.SCHEDULE_TIME, rows(2))])
+    release.add("a", [TargetRows(Target.STEP_TIME, rows(1)), TargetRows(Target.SCHEDULE_TIME, rows(2))])
     assert {target: block.end_ns.tolist() for target, block in release.take(None)} == {
         Target.STEP_TIME: [1],
         Target.SCHEDULE_TIME: [2],
@@ -73,7 +73,7 @@ def test_the_order_does_not_depend_on_the_pieces(ends, cuts):
         for name in "cab":
             here = [end for end in by_instance[name] if low <= end < high]
             if here:
-                release.add(name, [EngineRows(Target.STEP_TIME, rows(*here, engine=ord(name)))])
+                release.add(name, [TargetRows(Target.STEP_TIME, rows(*here, engine=ord(name)))])
         out += [
             (end, chr(engine))
             for _, block in release.take(high - 1)
@@ -108,3 +108,15 @@ def test_two_engines_of_one_configuration_share_coefficients_in_any_pieces(size)
     assert next(v for k, v in expected.items() if k[1:] == ("step_time", "prefill_tokens")) == pytest.approx(
         45, rel=1e-3
     )
+
+
+def test_rows_held_under_an_earlier_identity_leave_with_those_of_the_new_one():
+    old, new = Release(), Release()
+    old.add("a", [TargetRows(Target.STEP_TIME, rows(1, 5))])
+    old.add("b", [TargetRows(Target.SCHEDULE_TIME, rows(2))])
+    new.add("b", [TargetRows(Target.STEP_TIME, rows(3))])
+    new.take_over(old)
+    assert {target: block.end_ns.tolist() for target, block in new.take(None)} == {
+        Target.STEP_TIME: [1, 3, 5],
+        Target.SCHEDULE_TIME: [2],
+    }

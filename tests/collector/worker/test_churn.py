@@ -74,4 +74,4 @@ def test_the_second_emitter_of_an_engine_that_was_evicted_is_heard_again():
     assert pipeline.joiner.engine_of(second) is None
     request = make_export(6, first_step=10**6, instance=second)
     pipeline.process([Export(request.SerializeToString(), "peer", "grpc", 6)])
-    assert pipeline.joiner.engine_of(second).last_step > 10**6
+    assert pipeline.joiner.engine_of(second).snapshot().last_step > 10**6

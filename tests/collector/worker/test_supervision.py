@@ -69,7 +69,7 @@ def test_a_config_whose_learner_raises_is_put_aside_and_the_others_go_on(monkeyp
     two_engines(pipeline, 1)
     two_engines(pipeline, 601)
     bank = pipeline._bank
-    configs = {pipeline.joiner.engines_of(c)[0].instance: c for c in pipeline.joiner.config_ids()}
+    configs = {pipeline.joiner.emitters_of(c)[0].instance: c for c in pipeline.joiner.config_ids()}
     learn = bank.learn
 
     def raising(config_id, *rest):

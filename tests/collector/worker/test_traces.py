@@ -66,10 +66,10 @@ def trace(number):
 
 def test_what_was_found_stays_when_the_log_has_forgotten_it():
     log = TraceLog()
-    log.see("vllm-0", [(second * SPACING_NS, trace(second)) for second in range(1, 10)])
+    log.record("vllm-0", [(second * SPACING_NS, trace(second)) for second in range(1, 10)])
     found = {("0f3c52aa9b1e", "step_time"): trace(5).hex()}
     assert log.exemplars([drifted(5 * SPACING_NS - 1)]) == found
-    log.see("vllm-0", [(second * SPACING_NS, trace(second)) for second in range(10, 10 + TRACES_MAX)])
+    log.record("vllm-0", [(second * SPACING_NS, trace(second)) for second in range(10, 10 + TRACES_MAX)])
     assert log.exemplars([drifted(5 * SPACING_NS - 1)]) == found
     assert log.exemplars([]) == {}
 
@@ -77,13 +77,13 @@ def test_what_was_found_stays_when_the_log_has_forgotten_it():
 @pytest.mark.parametrize("trace_id", [b"", b"\1", b"x" * 17])
 def test_an_id_that_is_none_is_no_exemplar(trace_id):
     log = TraceLog()
-    log.see("vllm-0", [(SPACING_NS, trace_id)])
+    log.record("vllm-0", [(SPACING_NS, trace_id)])
     assert log.exemplars([drifted(SPACING_NS)]) == {}
 
 
 def test_another_process_or_a_later_drift_has_no_trace():
     log = TraceLog()
-    log.see("vllm-0", [(SPACING_NS, trace(1))])
+    log.record("vllm-0", [(SPACING_NS, trace(1))])
     assert log.exemplars([drifted(SPACING_NS, "vllm-1")]) == {}
     assert log.exemplars([drifted(SPACING_NS + 1)]) == {}
 
@@ -91,7 +91,7 @@ def test_another_process_or_a_later_drift_has_no_trace():
 def test_the_log_is_bounded_in_processes_and_traces():
     log = TraceLog()
     for number in range(PROCESSES_MAX * 2):
-        log.see(f"vllm-{number}", [(second * SPACING_NS, trace(second)) for second in range(1, 5)])
-    log.see("vllm-0", [(second * SPACING_NS // 10, trace(second)) for second in range(1, TRACES_MAX * 100)])
-    assert len(log._seen) == PROCESSES_MAX
-    assert max(map(len, log._seen.values())) == TRACES_MAX
+        log.record(f"vllm-{number}", [(second * SPACING_NS, trace(second)) for second in range(1, 5)])
+    log.record("vllm-0", [(second * SPACING_NS // 10, trace(second)) for second in range(1, TRACES_MAX * 100)])
+    assert len(log._spans) == PROCESSES_MAX
+    assert max(map(len, log._spans.values())) == TRACES_MAX

@@ -111,7 +111,7 @@ def test_at_the_end_requests_that_a_running_one_could_overlap_give_no_row():
         sequence.add(span)
     block = dict(sequence.advance(flush=True))[Target.STEP_TIME]
     assert len(block) == 8
-    assert sequence.drops[RowDrop.INCOMPLETE] == 2
+    assert sequence.counts[table.DROPPED_ROWS, RowDrop.INCOMPLETE] == 2
 
 
 def test_a_span_without_its_first_token_is_incomplete():
@@ -123,7 +123,7 @@ def test_a_span_without_its_first_token_is_incomplete():
     sequence.add(msgspec.structs.replace(span, output_tokens=0))
     sequence.add(msgspec.structs.replace(span, decode_s=float("nan"), e2e_s=0.2))
     assert sequence.open_requests == 0
-    assert sequence.drops == {RowDrop.INCOMPLETE: 2, RowDrop.TIME_ORDER: 1}
+    assert sequence.counts.by_label(table.DROPPED_ROWS) == {RowDrop.INCOMPLETE: 2, RowDrop.TIME_ORDER: 1}
 
 
 def test_queue_wait_comes_from_the_span_and_api_queueing_from_idle_arrivals_only():

@@ -13,6 +13,7 @@ from collector.join.block_ratio import BlockRatio
 from collector.join.steps.scheduling import Scheduling
 from collector.join.steps.sequence import Sequence
 from collector.join.steps.warm_up import WarmUp
+from collector.telemetry import Counts, table
 from collector.telemetry.reasons import JoinEvent, RowDrop
 from online.rows import STEP_FEATURES, Quality, RowBlock
 from tests.support.telemetry_builders import BETA_US, Job, Run, columns_of, core_of, many_jobs, run_engine
@@ -28,26 +29,32 @@ class Feed:
         self.run, self.steps = run, columns_of(run)
         self.sequence = Sequence(JoinConfig(**settings), 0, BlockRatio())
         self.rows: list[RowBlock] = []
-        self.drops: Counter[RowDrop] = Counter()
-        self.events: Counter[JoinEvent] = Counter()
+        self.counts = Counts()
 
     def summaries(self, keep) -> Feed:
         chosen = self.steps[np.isin(self.steps["step_id"], list(keep))]
-        self.events += self.sequence.add_summaries(chosen, NO_SNAPSHOTS)
+        self.counts.merge(self.sequence.add_summaries(chosen, NO_SNAPSHOTS))
         return self
 
     def journeys(self, jobs=None) -> Feed:
         for job in self.run.jobs if jobs is None else jobs:
             if job.marks:
-                self.events += self.sequence.add_request(core_of(self.run, job))
+                self.counts.merge(self.sequence.add_request(core_of(self.run, job)))
         return self
 
     def advance(self, *, flush: bool = False) -> Feed:
         out = self.sequence.advance(flush=flush)
         self.rows += [block for block in out.rows if len(block)]
-        self.drops += out.drops
-        self.events += out.events
+        self.counts.merge(out.counts)
         return self
+
+    @property
+    def drops(self) -> Counter[str]:
+        return Counter(self.counts.by_label(table.DROPPED_ROWS))
+
+    @property
+    def events(self) -> Counter[str]:
+        return Counter(self.counts.by_label(table.JOIN_EVENTS))
 
     @property
     def block(self) -> RowBlock:

@@ -1,0 +1,67 @@
+"""What engines and API processes have in common: each emits telemetry that one configuration learns from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+from collector.identity import Fact, Facts
+from collector.join.requests import ApiQueueing
+from collector.telemetry import Counts
+from online import EngineSnapshot, Quality, RowBlock, Target
+
+
+class TargetRows(NamedTuple):
+    """Rows of one target, in event-time order."""
+
+    target: Target
+    rows: RowBlock
+
+
+class Emitter(Protocol):
+    """One emitting process, or the row of processes an engine has been."""
+
+    instance: str
+    recording: str
+    facts: Facts
+    api_queueing: ApiQueueing
+
+    @property
+    def event_unix_ns(self) -> int:
+        """Newest event heard of."""
+        ...
+
+    @property
+    def safe_unix_ns(self) -> int:
+        """No row that will come ends before this wall clock time."""
+        ...
+
+    @property
+    def quality(self) -> Quality:
+        """What its rows are made from."""
+        ...
+
+    @property
+    def open_requests(self) -> int:
+        """Finished requests that have given no rows yet."""
+        ...
+
+    def advance(self, *, flush: bool = False) -> list[TargetRows]:
+        """Rows that are final now; ``flush``: nothing more will come."""
+        ...
+
+    def take_counts(self) -> Counts:
+        """Counts since the last call."""
+        ...
+
+    def snapshot(self) -> EngineSnapshot:
+        """What is published of it."""
+        ...
+
+
+def facts_of(emitters: Iterable[Emitter]) -> dict[str, Fact]:
+    """What the emitters of one configuration know together."""
+    facts: dict[str, Fact] = {}
+    for emitter in emitters:
+        facts |= emitter.facts.known() | emitter.facts.identity(emitter.instance, emitter.recording)
+    return facts

@@ -1,0 +1,73 @@
+"""Decode, dedupe, join: admitted exports become events for whoever learns.
+
+The same for live telemetry, for replays and for the evaluation bench. Where rows are cut depends on the telemetry, not
+on how many exports are decoded at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from collector.config import DedupeConfig, JoinConfig
+from collector.decode import PIECE_BYTES, Decoder, Telemetry, pieces
+from collector.identity import Knowledge
+from collector.join import Event, Joiner, SpanWindow
+from collector.receive import Export, count_spans
+from collector.telemetry import Counts, Outcome, Skip, table
+
+Observer = Callable[[Telemetry], None]
+"""Sees what was decoded, before it is joined."""
+
+
+class Correlator:
+    """Owns what is held between the bytes and the rows."""
+
+    def __init__(self, join: JoinConfig, dedupe: DedupeConfig, knowledge: Knowledge | None = None) -> None:
+        self.joiner = Joiner(join, knowledge)
+        self.span_window = SpanWindow(int(dedupe.window_s * 1e9), dedupe.ids_max, dedupe.emitters_max)
+        self._decoder = Decoder()
+
+    def process(self, exports: Sequence[Export], counts: Counts, observe: Observer) -> Iterator[Event]:
+        """Decode and join, a bounded number of bytes at a time; what cannot be used is counted."""
+        for batch in _batches(exports):
+            self._add(batch, counts, observe)
+            yield from self.joiner.drain()
+
+    def _add(self, exports: Sequence[Export], counts: Counts, observe: Observer) -> None:
+        decoded = self._decoder.decode([(e.payload, e.peer) for e in exports], self.span_window.admit, counts)
+        for export, resources in zip(exports, decoded, strict=True):
+            if resources is None:  # admission has parsed the envelope only
+                spans = _spans_of(export)
+                counts[table.DECODED_SPANS] += spans
+                counts[table.SKIPPED_SPANS, Skip.INCONSISTENT] += spans
+                continue
+            for telemetry in resources:
+                observe(telemetry)
+                self.joiner.add(telemetry, export.recording)
+
+    def resume(self, joiner: Joiner, span_window: SpanWindow) -> None:
+        """Continue with what an earlier process held."""
+        self.joiner = joiner
+        self.span_window.take_over(span_window)
+
+
+def _batches(exports: Sequence[Export]) -> Iterator[Sequence[Export]]:
+    """What is decoded at once: small exports together, of a large one a piece at a time, because it takes memory."""
+    together: list[Export] = []
+    for export in exports:
+        if len(export.payload) <= PIECE_BYTES:
+            together.append(export)
+            continue
+        if together:
+            yield together
+            together = []
+        for piece in pieces(export.payload):
+            yield [export if piece is export.payload else export._replace(payload=piece, spans=0)]
+    if together:
+        yield together
+
+
+def _spans_of(export: Export) -> int:
+    """Spans of an export that nobody could read, or of a piece of one."""
+    spans = count_spans(export.payload)
+    return export.spans if isinstance(spans, Outcome) else spans

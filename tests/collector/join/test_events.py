@@ -1,0 +1,94 @@
+"""Draining the join gives events, in the order in which a learner has to take them."""
+
+from __future__ import annotations
+
+import pytest
+
+from collector.config.schema import DedupeConfig, JoinConfig
+from collector.join.events import Described, Event, Renamed, Rows, Succeeded
+from collector.telemetry import Counts
+from collector.worker.correlator import Correlator
+from online.rows import Lane, Quality
+from tests.support.telemetry_builders import MONO_NS, exports_of, many_jobs, pieces, run_engine
+
+ORDER = (Renamed, Described, Rows, Succeeded)
+
+
+def drains(exports, join: JoinConfig | None = None) -> list[list[Event]]:
+    """What each export made the join say, and what was left at the end."""
+    correlator = Correlator(join or JoinConfig(), DedupeConfig())
+    events = [list(correlator.process([export], Counts(), lambda _: None)) for export in exports]
+    return [*events, correlator.joiner.drain(flush=True)]
+
+
+def flat(parts: list[list[Event]]) -> list[Event]:
+    return [event for part in parts for event in part]
+
+
+def of_server(run, **knobs):
+    return exports_of(pieces(run, facts=tuple((f"vllm.{name}", value) for name, value in knobs.items())), 5)
+
+
+@pytest.fixture(scope="module")
+def comes_back_otherwise():
+    """A server without a model's name, which is said later; then it restarts with other flags."""
+    first, second = run_engine(many_jobs(120)), run_engine(many_jobs(30, seed=3), start_ns=MONO_NS + 3600 * 10**9)
+    nameless, named = of_server(first), of_server(first, model="m", max_num_seqs="64")
+    half = len(nameless) // 2
+    return drains([*nameless[:half], *named[half:], *of_server(second, model="m", max_num_seqs="128")])
+
+
+def test_events_of_a_drain_come_in_the_order_renamed_described_rows_succeeded(comes_back_otherwise):
+    for part in comes_back_otherwise:
+        places = [ORDER.index(type(event)) for event in part]
+        assert places == sorted(places)
+    assert {type(event) for event in flat(comes_back_otherwise)} == set(ORDER)
+
+
+def test_a_configuration_is_described_before_its_first_rows_come(comes_back_otherwise):
+    described: set[str] = set()
+    for event in flat(comes_back_otherwise):
+        if isinstance(event, Described):
+            described.add(event.config_id)
+        elif isinstance(event, Rows):
+            assert event.config_id in described
+
+
+def test_a_succession_comes_after_the_last_rows_of_what_the_server_was(comes_back_otherwise):
+    events = flat(comes_back_otherwise)
+    (at,) = [place for place, event in enumerate(events) if isinstance(event, Succeeded)]
+    assert any(isinstance(event, Rows) and event.config_id == events[at].old for event in events[:at])
+    assert not any(isinstance(event, Rows) and event.config_id == events[at].old for event in events[at:])
+    assert any(isinstance(event, Rows) and event.config_id == events[at].new for event in events[at:])
+
+
+def test_a_rename_takes_along_the_rows_that_are_held(comes_back_otherwise):
+    events = flat(comes_back_otherwise)
+    (renamed,) = [event for event in events if isinstance(event, Renamed)]
+    rows = [event for event in events if isinstance(event, Rows) and event.lane is Lane.PUBLISHED]
+    first = run_engine(many_jobs(120))
+    (straight,) = {e.config_id for e in flat(drains(of_server(first, model="m", max_num_seqs="64"))) if type(e) is Rows}
+    assert straight == renamed.new
+    assert any(event.config_id == renamed.new for event in rows)
+
+
+def test_an_unchanged_configuration_is_described_once():
+    run = run_engine(many_jobs(60))
+    described = [event for event in flat(drains(of_server(run, model="m"))) if isinstance(event, Described)]
+    assert len({(event.config_id, event.quality) for event in described}) == len(described)
+    assert described[-1].facts == {"model": "m"}
+    assert described[-1].quality is Quality.STEPS
+
+
+def test_the_quick_lane_says_nothing_when_everything_is_flushed():
+    run = run_engine(many_jobs(60))
+    last = drains(of_server(run, model="m"))[-1]
+    assert {event.lane for event in last if isinstance(event, Rows)} == {Lane.PUBLISHED}
+
+
+def test_draining_twice_says_nothing_new():
+    correlator = Correlator(JoinConfig(), DedupeConfig())
+    exports = of_server(run_engine(many_jobs(60)), model="m")
+    assert list(correlator.process(exports, Counts(), lambda _: None))
+    correlator.joiner.drain(flush=True)
+    assert correlator.joiner.drain() == []

@@ -1,7 +1,7 @@
 """``tracefit``: argv in, exit code out (0 done, 1 failed, 2 usage, 78 bad configuration).
 
-The commands are imported when they run: the environment below has to be set before numpy and grpc are, and ``--help``
-should not cost a second.
+The commands are imported when they run, and nothing that is imported here imports numpy or grpc: the environment below
+has to be set before they are, and ``--help`` should not cost a second.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from collector import __version__
-from collector.config import ENV_FILE, Config, ConfigError, fast, json_schema, load, to_yaml
+from collector.config import ENV_FILE, Config, ConfigError, json_schema, load, profile_names, to_yaml
 from collector.runtime import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -43,10 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_packages(package_files())
         code: int = arguments.command(arguments)
     except ConfigError as error:
-        _note(str(error))
+        _warn(str(error))
         return EXIT_CONFIG
     except StartError as error:
-        _note(f"error: {error}")
+        _warn(f"error: {error}")
         return EXIT_FAILED
     except BrokenPipeError:  # `tracefit replay … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -60,11 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"tracefit {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
     run = commands.add_parser("run", help="receive telemetry, learn, publish")
-    run.add_argument("--fast", action="store_true", help="bulk profile: rls alone, one feature set, blocks of 512")
     run.set_defaults(command=_run)
-
     replay = commands.add_parser("replay", help="learn from recordings")
     replay.add_argument(
         "files", nargs="+", type=Path, metavar="FILE", help="OTLP .pb.gz, OTLP JSON lines, KV JSON lines"
@@ -72,8 +70,35 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--snapshot", required=True, type=Path, metavar="OUT", help="where the coefficients go")
     replay.add_argument("--state", type=Path, metavar="OUT", help="save what was learned, for donors and merges")
     replay.set_defaults(command=_replay)
-
     export = commands.add_parser("export", help="print a snapshot's coefficients as BLIS loads them")
+    _add_export_arguments(export)
+    demo = commands.add_parser("demo", help="watch a real sidecar learn from a recording, 20 times faster")
+    demo.add_argument("--speed", type=float, default=20.0, help="how much faster than recorded (default 20)")
+    demo.add_argument("--recording", type=Path, help="a recording other than the bundled one")
+    demo.add_argument("--directory", type=Path, help="where its snapshot and log go (default snapshots/demo)")
+    demo.set_defaults(command=_demo)
+    evaluate = commands.add_parser("evaluate", help="compare every modelling system on recordings")
+    _add_evaluate_arguments(evaluate)
+    donors = commands.add_parser("donors", help="pool saved states: what they know, what to measure next")
+    donors.add_argument("paths", nargs="+", type=Path, metavar="DIR", help="state files, or directories of them")
+    donors.add_argument("--select", action="append", type=Path, default=[], metavar="FILE", help="choose rows of this")
+    donors.add_argument("--per-stratum", type=int, default=20, help="rows to keep of each stratum (20)")
+    donors.set_defaults(command=_donors)
+    merge = commands.add_parser("merge", help="add what several sidecars learned into one state")
+    merge.add_argument("states", nargs="+", type=Path, metavar="STATE", help="state files of sidecars or replays")
+    merge.add_argument("-o", "--out", type=Path, required=True, metavar="OUT", help="the merged state")
+    merge.set_defaults(command=_merge)
+    check = commands.add_parser("check-config", help="check the configuration and print what holds")
+    check.add_argument("--schema", action="store_true", help="print the JSON Schema of the configuration instead")
+    check.set_defaults(command=_check_config)
+    for command in (run, replay, evaluate, donors, merge, check):
+        command.add_argument("--config", type=Path, metavar="FILE", help=f"YAML (default: ${ENV_FILE})")
+    for command in (run, replay, check):
+        command.add_argument("--profile", choices=profile_names(), help="start from a configuration that comes along")
+    return parser
+
+
+def _add_export_arguments(export: argparse.ArgumentParser) -> None:
     export.add_argument("snapshot", type=Path, metavar="SNAPSHOT", help="snapshot.json of the sidecar or of a replay")
     export.add_argument("--format", required=True, choices=["blis-yaml", "blis-flags"], help="a file, or its flags")
     export.add_argument("--config", metavar="ID", help="config_id, or the beginning of one; needed if there are more")
@@ -82,13 +107,8 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--alpha", choices=["server", "effective"], default="server", help="see docs/blis.md (server)")
     export.set_defaults(command=_export)
 
-    demo = commands.add_parser("demo", help="watch a real sidecar learn from a recording, 20 times faster")
-    demo.add_argument("--speed", type=float, default=20.0, help="how much faster than recorded (default 20)")
-    demo.add_argument("--recording", type=Path, help="a recording other than the bundled one")
-    demo.add_argument("--directory", type=Path, help="where its snapshot and log go (default snapshots/demo)")
-    demo.set_defaults(command=_demo)
 
-    evaluate = commands.add_parser("evaluate", help="compare every modelling system on recordings")
+def _add_evaluate_arguments(evaluate: argparse.ArgumentParser) -> None:
     evaluate.add_argument("files", nargs="+", type=Path, metavar="FILE", help="OTLP .pb.gz or OTLP JSON lines")
     evaluate.add_argument("--html", type=Path, metavar="OUT", help="write the report with its plots as one page")
     evaluate.add_argument("--json", type=Path, metavar="OUT", help="write every number as JSON")
@@ -100,25 +120,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     evaluate.set_defaults(command=_evaluate)
 
-    donors = commands.add_parser("donors", help="pool saved states: what they know, what to measure next")
-    donors.add_argument("paths", nargs="+", type=Path, metavar="DIR", help="state files, or directories of them")
-    donors.add_argument("--select", action="append", type=Path, default=[], metavar="FILE", help="choose rows of this")
-    donors.add_argument("--per-stratum", type=int, default=20, help="rows to keep of each stratum (20)")
-    donors.set_defaults(command=_donors)
-
-    merge = commands.add_parser("merge", help="add what several sidecars learned into one state")
-    merge.add_argument("states", nargs="+", type=Path, metavar="STATE", help="state files of sidecars or replays")
-    merge.add_argument("-o", "--out", type=Path, required=True, metavar="OUT", help="the merged state")
-    merge.set_defaults(command=_merge)
-
-    check = commands.add_parser("check-config", help="check the configuration and print what holds")
-    check.add_argument("--schema", action="store_true", help="print the JSON Schema of the configuration instead")
-    check.set_defaults(command=_check_config)
-
-    for command in (run, replay, evaluate, donors, merge, check):
-        command.add_argument("--config", type=Path, metavar="FILE", help=f"YAML (default: ${ENV_FILE})")
-    return parser
-
 
 def _path(arguments: argparse.Namespace) -> Path | None:
     named = os.environ.get(ENV_FILE)
@@ -126,20 +127,17 @@ def _path(arguments: argparse.Namespace) -> Path | None:
 
 
 def _load(arguments: argparse.Namespace) -> Config:
-    return load(_path(arguments), os.environ)
+    return load(_path(arguments), os.environ, vars(arguments).get("profile"))
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    def read() -> Config:
-        return fast(_load(arguments)) if arguments.fast else _load(arguments)
-
-    config, path = read(), _path(arguments)
+    config, path = _load(arguments), _path(arguments)
     from .app import ConfigSource, run  # noqa: PLC0415
 
     stop = Stop()
     stop.listen()
     # a pipe has nothing to say when it is read again
-    source = ConfigSource(path, read) if path is not None and path.is_file() else None
+    source = ConfigSource(path, partial(_load, arguments)) if path is not None and path.is_file() else None
     return EXIT_OK if run(config, SystemClock(), stop, source) else EXIT_FAILED
 
 
@@ -148,7 +146,7 @@ def _replay(arguments: argparse.Namespace) -> int:
     from collector.commands.replay import replay  # noqa: PLC0415
 
     return replay(
-        arguments.files, arguments.snapshot, config, SystemClock(), say=_say, note=_note, state=arguments.state
+        arguments.files, arguments.snapshot, config, SystemClock(), say=_say, note=_warn, state=arguments.state
     )
 
 
@@ -164,7 +162,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         systems=tuple(name.strip() for name in arguments.systems.split(",") if name.strip()),
         leave_out=arguments.leave_out,
     )
-    return run(arguments.files, config, options, say=_say, note=_note)
+    return run(arguments.files, config, options, say=_say, note=_warn)
 
 
 def _donors(arguments: argparse.Namespace) -> int:
@@ -172,14 +170,14 @@ def _donors(arguments: argparse.Namespace) -> int:
     from collector.evaluate.donors import Options, run  # noqa: PLC0415
 
     options = Options(per_stratum=arguments.per_stratum, recordings=tuple(arguments.select))
-    return run(arguments.paths, config, options, say=_say, note=_note)
+    return run(arguments.paths, config, options, say=_say, note=_warn)
 
 
 def _merge(arguments: argparse.Namespace) -> int:
     config = _load(arguments)
     from collector.commands.merge import run  # noqa: PLC0415
 
-    return run(arguments.states, arguments.out, config, say=_say, note=_note)
+    return run(arguments.states, arguments.out, config, say=_say, note=_warn)
 
 
 def _export(arguments: argparse.Namespace) -> int:
@@ -192,7 +190,7 @@ def _export(arguments: argparse.Namespace) -> int:
         hardware=arguments.hardware,
         alpha=arguments.alpha,
     )
-    return run(arguments.snapshot, options, say=_say, note=_note)
+    return run(arguments.snapshot, options, say=_say, note=_warn)
 
 
 def _demo(arguments: argparse.Namespace) -> int:
@@ -213,7 +211,7 @@ def _check_config(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _note(text: str) -> None:
+def _warn(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

@@ -68,8 +68,8 @@ def demo(recording: Path | None, speed: float, say: Say, directory: Path | None 
 def _feed(source: Path, speed: float, ports: Ports, say: Say) -> None:
     clock = SystemClock()
     feeder = Feeder(f"127.0.0.1:{ports.grpc}", schedule(source, speed, clock, say), clock)
-    feeder.start()
     try:
+        feeder.start()
         _watch(feeder, ports.pages, say)
     finally:
         feeder.stop()

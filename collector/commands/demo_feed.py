@@ -7,7 +7,6 @@ demo. The learner sees exactly the intervals that were measured.
 from __future__ import annotations
 
 import gzip
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +18,7 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 
 from collector.receive.otlp import METHOD
 from collector.recordings import Recording
-from collector.runtime import Clock, StartError
+from collector.runtime import Clock, StartError, Task
 
 MONOTONIC_NS_KEYS = frozenset(
     {"step.ts_start_ns", "step.ts_end_ns", "step.ts_output_ns", "step.ts_done_ns", "ts.monotonic_ns"}
@@ -31,6 +30,7 @@ MONOTONIC_FLOOR_NS = 3_600_000_000_000
 """A machine that booted just now has a monotonic clock near 0; the recording must not begin before its boot."""
 
 SEND_TIMEOUT_S = 30.0
+RETRY_S = 1.0
 _RETRYABLE = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
 
 
@@ -111,52 +111,52 @@ def _shift_attribute(attribute: KeyValue, shift: Shift) -> None:
 
 
 class Feeder:
-    """Sends a schedule through a real channel, in a thread of its own; an acknowledged export is counted."""
+    """Sends a schedule through a real channel; an acknowledged export is counted."""
 
     def __init__(self, target: str, sendings: Iterator[Sending], clock: Clock) -> None:
         self.recorded_s = 0.0
         self.exports = 0
         self.problem = ""
-        self._target = target
         self._sendings = sendings
         self._clock = clock
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
+        self._start_ns = 0
+        self._next: Sending | None = None
+        self._channel = grpc.insecure_channel(target)
+        self._export: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(METHOD)
+        self._task = Task("feeder", self._send_next)
 
     def start(self) -> None:
         """Begin to send."""
-        self._thread.start()
+        self._start_ns = self._clock.monotonic_ns()
+        self._next = next(self._sendings, None)
+        self._task.start()
 
     def stop(self) -> None:
         """No further export; the one under way ends."""
-        self._stop.set()
-        self._thread.join(SEND_TIMEOUT_S)
+        self._task.stop(SEND_TIMEOUT_S)
+        self._channel.close()
 
     @property
     def running(self) -> bool:
         """There is more to send."""
-        return self._thread.is_alive()
+        return self._task.running
 
-    def _run(self) -> None:
-        start_ns = self._clock.monotonic_ns()
-        with grpc.insecure_channel(self._target) as channel:
-            export: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(METHOD)
-            for sending in self._sendings:
-                early_s = sending.after_s - (self._clock.monotonic_ns() - start_ns) / 1e9
-                if self._stop.wait(max(early_s, 0.0)) or not self._send(export, sending.payload):
-                    return
-                self.exports += 1
-                self.recorded_s = sending.recorded_s
-
-    def _send(self, export: grpc.UnaryUnaryMultiCallable[bytes, bytes], payload: bytes) -> bool:
-        while not self._stop.is_set():
-            try:
-                export(payload, timeout=SEND_TIMEOUT_S, wait_for_ready=True)
-            except grpc.RpcError as error:
-                if error.code() not in _RETRYABLE:
-                    self.problem = f"the sidecar refused an export: {error.code().name}"
-                    return False
-                self._stop.wait(1.0)
-            else:
-                return True
-        return False
+    def _send_next(self) -> float | None:
+        """Send what is due; the seconds until the next export is, None after the last."""
+        sending = self._next
+        if sending is None:
+            return None
+        early_s = sending.after_s - (self._clock.monotonic_ns() - self._start_ns) / 1e9
+        if early_s > 0:
+            return early_s
+        try:
+            self._export(sending.payload, timeout=SEND_TIMEOUT_S, wait_for_ready=True)
+        except grpc.RpcError as error:
+            if error.code() in _RETRYABLE:
+                return RETRY_S
+            self.problem = f"the sidecar refused an export: {error.code().name}"
+            return None
+        self.exports += 1
+        self.recorded_s = sending.recorded_s
+        self._next = next(self._sendings, None)
+        return 0.0

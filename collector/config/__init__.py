@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .errors import ConfigError
-from .load import ENV_FILE, ENV_PREFIX, fast, json_schema, load, to_yaml
+from .load import ENV_FILE, ENV_PREFIX, json_schema, load, profile_names, to_yaml
 from .reload import ConfigWatch, Reload
 from .schema import (
     Config,
@@ -11,6 +11,7 @@ from .schema import (
     DedupeConfig,
     DiscoveryConfig,
     DiscoveryEndpoint,
+    Endpoint,
     GrpcConfig,
     HttpReceiverConfig,
     JoinConfig,
@@ -32,6 +33,7 @@ __all__ = [
     "DedupeConfig",
     "DiscoveryConfig",
     "DiscoveryEndpoint",
+    "Endpoint",
     "GrpcConfig",
     "HttpReceiverConfig",
     "JoinConfig",
@@ -41,9 +43,9 @@ __all__ = [
     "Reload",
     "RuleConfig",
     "TlsConfig",
-    "fast",
     "json_schema",
     "load",
     "parse_endpoint",
+    "profile_names",
     "to_yaml",
 ]

@@ -1,8 +1,9 @@
-"""Configuration: defaults, YAML, environment; checked whole before anything starts.
+"""Configuration: defaults, profile, YAML, environment; checked whole before anything starts.
 
 Strongest first: ``TRACEFIT_<SECTION>__<KEY>`` variables (two underscores go one level down, values are YAML, so lists
-work), the YAML file, the defaults here. Where the OpenTelemetry Collector has the same knob, the key has its name.
-An unknown key, a key given twice or a value out of range is a :class:`ConfigError` with the key's path.
+work), the YAML file, a profile (a configuration file that comes with tracefit), the defaults here. Where the
+OpenTelemetry Collector has the same knob, the key has its name. An unknown key, a key given twice or a value out of
+range is a :class:`ConfigError` with the key's path.
 """
 
 from __future__ import annotations
@@ -23,22 +24,19 @@ ENV_FILE = "TRACEFIT_CONFIG"
 """The one variable that is no key: the path of the configuration file."""
 
 
-def fast(config: Config) -> Config:
-    """The bulk profile: one learner, one feature set, large blocks and batches, no quick lane (so no drift alarm)."""
-    return msgspec.structs.replace(
-        config,
-        learners=("rls",),
-        feature_sets=config.feature_sets[:1],
-        live_sets=(),
-        queue=msgspec.structs.replace(config.queue, batch_bytes=max(config.queue.batch_bytes, 4 * 2**20)),
-        join=msgspec.structs.replace(config.join, quick_lane=False, block_steps=8192),
-        bank=msgspec.structs.replace(config.bank, block_rows=512, block_s=60.0, detector="none"),
-    )
+_PROFILES = Path(__file__).parent / "profiles"
 
 
-def load(path: Path | None, environ: Mapping[str, str]) -> Config:
+def profile_names() -> list[str]:
+    """The configuration files that come with tracefit."""
+    return sorted(path.stem for path in _PROFILES.glob("*.yaml"))
+
+
+def load(path: Path | None, environ: Mapping[str, str], profile: str | None = None) -> Config:
     """The configuration, or a ConfigError that names the key at fault."""
     tree = _read_yaml(path) if path is not None else {}
+    if profile is not None:
+        tree = _merge(_read_yaml(_PROFILES / f"{profile}.yaml"), tree)
     origin: dict[str, str] = {}
     for variable in sorted(environ):
         if variable.startswith(ENV_PREFIX) and variable != ENV_FILE:
@@ -99,6 +97,15 @@ def _parse_yaml(text: str, origin: str) -> Any:
     except (yaml.YAMLError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         # the last three come from a tag that lies about its value: !!bool 2, !!int '', !!map [1], !!timestamp x
         raise ConfigError(origin, f"not YAML: {type(error).__name__}") from None
+
+
+def _merge(weaker: dict[str, Any], stronger: dict[str, Any]) -> dict[str, Any]:
+    """Sections key by key, values whole."""
+    merged = weaker | stronger
+    for key in weaker.keys() & stronger.keys():
+        if isinstance(weaker[key], dict) and isinstance(stronger[key], dict):
+            merged[key] = _merge(weaker[key], stronger[key])
+    return merged
 
 
 def _override(tree: dict[str, Any], variable: str, text: str, origin: dict[str, str]) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import enum
 import hashlib
 import logging
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +27,7 @@ RELOADABLE: Final = (
     "configurations.model_config",
     "configurations.hardware_file",
 )
-KEYS_TOLD: Final = 8
+KEYS_NAMED_MAX: Final = 8
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +41,7 @@ class Reload(enum.StrEnum):
 
 
 class ConfigWatch:
-    """Looks at the file every interval; ``poll`` is one look.
+    """Compares the file with what runs; ``poll`` is one look, ``poll_on_time`` one of many.
 
     Args:
         path: the file.
@@ -70,22 +69,13 @@ class ConfigWatch:
         self._count = count
         self._interval_s = interval_s
         self._digest: bytes | None = None
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="config-watch", daemon=True)
         self.problem = ""
         """What is wrong with the file, or which keys wait for a restart; empty when it is what runs."""
 
-    def start(self) -> None:
-        """Begin to look."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Look no more; the thread ends with its look."""
-        self._stop.set()
-
-    def _run(self) -> None:
-        while not self._stop.wait(self._interval_s):
-            self.poll()
+    def poll_on_time(self) -> float:
+        """Look once; the seconds until the next look."""
+        self.poll()
+        return self._interval_s
 
     def poll(self) -> Reload | None:
         """Look once; None if the file is what it was."""
@@ -93,7 +83,7 @@ class ConfigWatch:
         if digest == self._digest:
             return None
         first, self._digest = self._digest is None, digest
-        outcome = self._take(first=first)
+        outcome = self._adopt(first=first)
         if outcome is not None:
             self._count(outcome)
         return outcome
@@ -104,7 +94,7 @@ class ConfigWatch:
         except OSError:
             return b""
 
-    def _take(self, *, first: bool) -> Reload | None:
+    def _adopt(self, *, first: bool) -> Reload | None:
         try:
             config = self._read()
             changed = differences(self._running, config)
@@ -117,7 +107,7 @@ class ConfigWatch:
             return Reload.INVALID
         self._running = with_reloadable(self._running, config)
         waiting = [key for key in changed if key not in reloadable]
-        self.problem = f"needs a restart: {', '.join(waiting[:KEYS_TOLD])}" if waiting else ""
+        self.problem = f"needs a restart: {', '.join(waiting[:KEYS_NAMED_MAX])}" if waiting else ""
         if first and not changed:
             return None
         applied, waits = ", ".join(reloadable) or "nothing", self.problem or "nothing waits for a restart"

@@ -17,13 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from collector.config import Config
 from collector.receive import Export
-from collector.runtime import Clock, Files, Health, StartError, SystemFiles, give_back
+from collector.runtime import Clock, Files, Health, StartError, SystemFiles, Task, give_back
 from collector.telemetry import Metrics, Outcome, Restored, table
-from exporters.files import SNAPSHOT_NAME
 
 from .journal import Full, Journal, left_behind
 from .store import StateStore
@@ -34,7 +31,7 @@ if TYPE_CHECKING:
 NAME = "state-writer"
 CHECK_IN_TIMEOUT_S = 120.0
 """A write that takes longer hangs in the kernel: only a restart, with another volume, helps."""
-_WAKE_S = 1.0
+_PAUSE_S = 1.0
 _EARLY_NS = 1_000_000_000
 """States asked for by a journal that fills up come at most this often."""
 _JOURNAL_SHARE = 0.5
@@ -61,7 +58,6 @@ class Durability:
         self._pipeline = pipeline
         self._publisher = publisher
         self._metrics = metrics
-        self._health = health
         self._clock = clock
         self._interval_ns = int(config.state.interval_s * 1e9)
         self._writes_journal = config.durability == "journal"
@@ -80,12 +76,12 @@ class Durability:
         self._taken_ns = clock.monotonic_ns()
         self._dirty = False
         self._failing: set[str] = set()
-        self._ready = threading.Condition()
+        self._lock = threading.Lock()
+        """Guards ``_pending`` and ``_writing``."""
         self._pending: tuple[bytes, int] | None = None
         self._writing = False
-        self._stopping = False
         self._last_written = True
-        self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
+        self._task = Task(NAME, self._write_pending, health=health, turn_timeout_s=CHECK_IN_TIMEOUT_S)
         metrics.follow(table.JOURNAL_BYTES, lambda: self._journal.size_bytes if self._journal else 0)
         metrics.set(table.JOURNAL_CAPACITY, self._made_journal.capacity_bytes if self._writes_journal else 0)
 
@@ -95,11 +91,10 @@ class Durability:
         """Restore, find the journal's rest, begin to write; the directory must exist."""
         self._restored, image = self._store.load(self._pipeline.restore)
         self._metrics.set(table.STATE_RESTORED, 1, self._restored)
-        self._publisher.resume(max(image.generation if image is not None else 0, _published(self._directory)))
+        self._publisher.resume(image.generation if image is not None else 0)
         if self._writes_journal or left_behind(self._directory):
             self._open_journal(image.seq if image is not None else 0)
-        self._health.register(NAME, CHECK_IN_TIMEOUT_S)
-        self._thread.start()
+        self._task.start()
 
     def _open_journal(self, applied_seq: int) -> None:
         try:
@@ -114,20 +109,16 @@ class Durability:
 
     def stop(self) -> bool:
         """Write what was handed over last; False if that was not possible."""
-        if self._thread.ident is not None:
-            with self._ready:
-                self._stopping = True
-                self._ready.notify_all()
-            self._thread.join()
-            self._health.unregister(NAME)
+        self._task.stop()
+        self._write_pending()
         if self._journal is not None:
             self._journal.close()
         return self._last_written
 
-    def told(self) -> dict[str, str]:
-        """What this process began with, for readiness."""
-        found = {"state": str(self._restored)}
-        return found | ({"state_problem": self._store.problem} if self._store.problem else {})
+    def readiness_detail(self) -> dict[str, str]:
+        """What this process began with."""
+        problem = {"state_problem": self._store.problem} if self._store.problem else {}
+        return {"state": str(self._restored), **problem}
 
     # --- in ---------------------------------------------------------------------------------------------------------
 
@@ -170,7 +161,12 @@ class Durability:
         self._metrics.add(table.JOURNAL_REPLAYED, sum(export.spans for export in taken))
         return taken
 
-    def processed(self) -> None:
+    @property
+    def keeps_backlog(self) -> bool:
+        """Whether what is acknowledged and not learned is there for the next process."""
+        return self._writes_journal
+
+    def record_batch(self) -> None:
         """A batch has been processed: the next state differs from the last one."""
         self._dirty = True
 
@@ -187,9 +183,9 @@ class Durability:
             _log.exception("state could not be taken")
             return
         self._dirty = False
-        with self._ready:
+        with self._lock:
             self._pending = body, self._pipeline.applied_seq
-            self._ready.notify_all()
+        self._task.wake()
 
     def _due(self) -> bool:
         return self._clock.monotonic_ns() - self._taken_ns >= self._interval_ns and not self._writing
@@ -207,23 +203,18 @@ class Durability:
 
     # --- the writer's -----------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while True:
-            self._health.check_in(NAME)
-            with self._ready:
-                self._writing = False
-                if self._pending is None and not self._stopping:
-                    self._ready.wait(_WAKE_S)
-                pending, self._pending = self._pending, None
-                self._writing = pending is not None
-                if pending is None and self._stopping:
-                    return
-            if pending is not None:
-                self._last_written = self._write(*pending)
-                pending = None  # a state's blocks are the largest there are
-                give_back()
-                if not self._last_written:
-                    self._dirty = True  # a race with the worker loses nothing: it only asks for one more state
+    def _write_pending(self) -> float:
+        with self._lock:
+            self._writing = self._pending is not None
+            pending, self._pending = self._pending, None
+        if pending is not None:
+            self._last_written = self._write(*pending)
+            pending = None  # a state's blocks are the largest there are
+            give_back()
+            self._writing = False
+            if not self._last_written:
+                self._dirty = True  # a race with the worker loses nothing: it only asks for one more state
+        return _PAUSE_S
 
     def _write(self, body: bytes, seq: int) -> bool:
         try:
@@ -238,15 +229,3 @@ class Durability:
         if self._journal is not None:
             self._journal.applied(self._store.covered_seq)
         return True
-
-
-class _Numbered(msgspec.Struct):
-    generation: int = 0
-
-
-def _published(directory: Path) -> int:
-    """The generation that readers of the snapshot file have seen; theirs must not go back."""
-    try:
-        return msgspec.json.decode((directory / SNAPSHOT_NAME).read_bytes(), type=_Numbered).generation
-    except (OSError, msgspec.DecodeError):
-        return 0

@@ -14,7 +14,6 @@ from __future__ import annotations
 import http.client
 import re
 import socket
-import threading
 import urllib.parse
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,7 +21,7 @@ from typing import Any
 import msgspec
 
 from collector.config import DiscoveryConfig, DiscoveryEndpoint
-from collector.runtime import Clock
+from collector.runtime import Clock, Task
 from collector.telemetry import DiscoveryOutcome
 
 from .facts import TEXT_CHARS_MAX, Fact
@@ -51,28 +50,27 @@ class Discovery:
         self._count = count
         self._knowledge = knowledge
         self._clock = clock
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="discovery", daemon=True)
+        self._due_ns = dict.fromkeys(config.endpoints, 0)
+        self._task = Task("discovery", self._ask_due)
 
     def start(self) -> None:
         """Begin, if there is anybody to ask."""
         if self._config.endpoints:
-            self._thread.start()
+            self._task.start()
 
-    def stop(self) -> None:
+    def stop(self) -> bool:
         """Ask no more; a question under way ends by its own timeout."""
-        self._stop.set()
+        self._task.request_stop()
+        return True
 
-    def _run(self) -> None:
-        due_ns = dict.fromkeys(self._config.endpoints, 0)
-        while not self._stop.is_set():
-            for endpoint, when_ns in due_ns.items():
-                if when_ns <= self._clock.monotonic_ns():
-                    answered = self.ask(endpoint)
-                    wait_s = self._config.refresh_s if answered else self._config.interval_s
-                    due_ns[endpoint] = self._clock.monotonic_ns() + int(wait_s * 1e9)
-            left_ns = min(due_ns.values()) - self._clock.monotonic_ns()
-            self._stop.wait(max(left_ns / 1e9, 0.05))
+    def _ask_due(self) -> float:
+        for endpoint, due_ns in self._due_ns.items():
+            if due_ns <= self._clock.monotonic_ns():
+                answered = self.ask(endpoint)
+                wait_s = self._config.refresh_s if answered else self._config.interval_s
+                self._due_ns[endpoint] = self._clock.monotonic_ns() + int(wait_s * 1e9)
+        left_ns = min(self._due_ns.values()) - self._clock.monotonic_ns()
+        return max(left_ns / 1e9, 0.05)
 
     def ask(self, endpoint: DiscoveryEndpoint) -> bool:
         """Ask one server all three questions; whether any was answered."""

@@ -1,4 +1,4 @@
-"""What any service has: clock, health, stop, logs, memory, file system, errors."""
+"""What any service has: tasks, clock, health, stop, logs, memory, file system, exit codes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from .memory import (
     tune_malloc,
 )
 from .stop import Stop
+from .tasks import Part, Task
 
 __all__ = [
     "EXIT_CONFIG",
@@ -27,10 +28,12 @@ __all__ = [
     "Files",
     "Health",
     "MemoryGuard",
+    "Part",
     "StartError",
     "Stop",
     "SystemClock",
     "SystemFiles",
+    "Task",
     "cgroup_limit_bytes",
     "check_packages",
     "give_back",

@@ -18,26 +18,29 @@ class Health:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._deadline_ns: dict[str, int] = {}
-        self._seen_ns: dict[str, int] = {}
+        """Guards everything below."""
+        self._timeout_ns: dict[str, int] = {}
+        self._due_ns: dict[str, int] = {}
         self._serving = False
 
     def register(self, name: str, timeout_s: float) -> None:
         """From now on ``name`` has to check in at least every ``timeout_s``."""
         with self._lock:
-            self._deadline_ns[name] = int(timeout_s * 1e9)
-            self._seen_ns[name] = self._clock.monotonic_ns()
+            self._timeout_ns[name] = int(timeout_s * 1e9)
+            self._due_ns[name] = self._clock.monotonic_ns() + self._timeout_ns[name]
 
-    def check_in(self, name: str) -> None:
-        """The subsystem is at work."""
+    def check_in(self, name: str, pause_s: float = 0.0) -> None:
+        """The subsystem is at work, and will be again after a pause; of no effect once it is unregistered."""
         with self._lock:
-            self._seen_ns[name] = self._clock.monotonic_ns()
+            timeout_ns = self._timeout_ns.get(name)
+            if timeout_ns is not None:
+                self._due_ns[name] = self._clock.monotonic_ns() + timeout_ns + int(pause_s * 1e9)
 
     def unregister(self, name: str) -> None:
         """The subsystem ended as it should."""
         with self._lock:
-            self._deadline_ns.pop(name, None)
-            self._seen_ns.pop(name, None)
+            self._timeout_ns.pop(name, None)
+            self._due_ns.pop(name, None)
 
     def set_serving(self, serving: bool) -> None:
         """The receivers are open (or not any more)."""
@@ -48,9 +51,7 @@ class Health:
         """Subsystems that missed their deadline."""
         now_ns = self._clock.monotonic_ns()
         with self._lock:
-            return tuple(
-                name for name, timeout_ns in self._deadline_ns.items() if now_ns - self._seen_ns[name] > timeout_ns
-            )
+            return tuple(name for name, due_ns in self._due_ns.items() if now_ns > due_ns)
 
     def alive(self) -> bool:
         """Nobody is late."""

@@ -7,15 +7,20 @@ exporter wait. Readers take the reference and need no lock.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from collector.runtime import Clock, StartError
+import msgspec
+
+from collector.runtime import Clock, Health, StartError, Task
 from collector.telemetry import Metrics, table
 from exporters.files import SNAPSHOT_NAME, write_atomically, write_snapshot
 from online import Snapshot
+
+WRITER = "snapshot-writer"
+WRITE_TIMEOUT_S = 120.0
+"""A write that takes longer hangs in the kernel."""
 
 _log = logging.getLogger(__name__)
 
@@ -68,8 +73,8 @@ class Publisher:
         return self._generation
 
     def resume(self, generation: int) -> None:
-        """Generations go on where an earlier process ended."""
-        self._generation = generation
+        """Generations go on where an earlier process ended: readers' must not go back."""
+        self._generation = max(self._generation, generation)
 
     def set_interval(self, interval_s: float) -> None:
         """From the next generation on; from any thread."""
@@ -108,23 +113,22 @@ class SnapshotWriter:
         self,
         directory: Path,
         publisher: Publisher,
-        metrics: Metrics,
-        clock: Clock,
         interval_s: float,
-        check_in: Callable[[], None] = lambda: None,
+        *,
+        metrics: Metrics,
+        health: Health,
+        clock: Clock,
     ) -> None:
-        self._check_in = check_in
         self.path = directory / SNAPSHOT_NAME
         self._publisher = publisher
         self._metrics = metrics
         self._clock = clock
         self._interval_s = interval_s
         self._written_generation = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="snapshot-writer", daemon=True)
+        self._task = Task(WRITER, self._write_on_time, health=health, turn_timeout_s=WRITE_TIMEOUT_S)
 
     def start(self) -> None:
-        """Prove that the directory takes files, then begin."""
+        """Prove that the directory takes files, find the generation that readers have seen, begin."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             probe = self.path.parent / f".{SNAPSHOT_NAME}.probe"
@@ -132,7 +136,8 @@ class SnapshotWriter:
             probe.unlink()
         except OSError as error:
             raise StartError(f"cannot write to snapshot.directory {self.path.parent}: {error.strerror}") from None
-        self._thread.start()
+        self._publisher.resume(_published_generation(self.path))
+        self._task.start()
 
     def set_interval(self, interval_s: float) -> None:
         """From the next write on; from any thread."""
@@ -140,15 +145,12 @@ class SnapshotWriter:
 
     def stop(self) -> bool:
         """End the timer and write the last generation; False if that could not be done."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._task.stop()
         return self._write()
 
-    def _run(self) -> None:
-        while not self._stop.wait(self._interval_s):
-            self._write()
-            self._check_in()
+    def _write_on_time(self) -> float:
+        self._write()
+        return self._interval_s
 
     def _write(self) -> bool:
         snapshot = self._publisher.current()
@@ -165,3 +167,15 @@ class SnapshotWriter:
             return False
         self._written_generation = snapshot.generation
         return True
+
+
+class _Numbered(msgspec.Struct):
+    generation: int = 0
+
+
+def _published_generation(path: Path) -> int:
+    """The generation in a snapshot file, 0 without one."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Numbered).generation
+    except (OSError, msgspec.DecodeError):
+        return 0

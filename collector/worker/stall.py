@@ -23,7 +23,7 @@ class Progress:
 
 
 class StallWatch:
-    """Told after every batch; asked at any time from the same thread."""
+    """Fed after every batch; asked at any time from the same thread."""
 
     def __init__(self, clock: Clock, after_s: float) -> None:
         self._clock = clock
@@ -33,7 +33,7 @@ class StallWatch:
         self._at = Progress()
         self._now = Progress()
 
-    def saw(self, progress: Progress) -> None:
+    def record(self, progress: Progress) -> None:
         """A batch of spans has been processed; counts so far."""
         now_ns = self._clock.monotonic_ns()
         self._now = progress

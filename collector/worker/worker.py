@@ -7,13 +7,12 @@ that the check-ins and new generations keep coming under load.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from collector.decode.kv import KvBatch
 from collector.receive import AdmissionQueue, Batch, Export
-from collector.runtime import Clock, Health
+from collector.runtime import Clock, Health, Task
 from collector.telemetry import Counts, Metrics, Stall, table
 from online import RowOutcome, Target
 
@@ -22,8 +21,10 @@ from .stall import Progress, StallWatch
 
 NAME = "worker"
 IDLE_WAIT_S = 0.5
-CHECK_IN_TIMEOUT_S = 60.0
+TURN_TIMEOUT_S = 60.0
 """Longer than the slowest batch (one 32 MiB export); past it the thread hangs and a restart is the cure."""
+LAST_BATCH_S = 2.0
+"""For the batch under way and the last generation, when the time to drain is up."""
 
 _log = logging.getLogger(__name__)
 
@@ -47,11 +48,16 @@ class Processor(Protocol):
 class Keeper(Protocol):
     """What the worker needs of :class:`~collector.durable.keeper.Durability`."""
 
+    @property
+    def keeps_backlog(self) -> bool:
+        """Whether what is acknowledged and not learned is there for the next process."""
+        ...
+
     def backlog(self, bytes_max: int) -> list[Export]:
         """The next exports that an earlier process acknowledged."""
         ...
 
-    def processed(self) -> None:
+    def record_batch(self) -> None:
         """A batch has been processed."""
         ...
 
@@ -60,105 +66,104 @@ class Keeper(Protocol):
         ...
 
 
-class _KeepNothing:
-    def backlog(self, bytes_max: int) -> list[Export]:  # noqa: ARG002
-        return []
-
-    def processed(self) -> None:
-        return
-
-    def tick(self, *, final: bool = False) -> None:  # noqa: ARG002
-        return
-
-
 class Worker:
-    """Runs until the queue is closed and empty, or until it is told to leave the rest."""
+    """Runs until the queue is closed and empty, or until its time to drain it is up.
+
+    Args:
+        queue: closed and drained by ``stop``.
+        processor: the pipeline; this thread alone touches it.
+        publisher: makes a generation after a turn if one is due.
+        keeper: takes the state after a turn if it is due, and has what an earlier process left.
+        take_kv: the KV events since the last call.
+        stall_watch: says why nothing is learned.
+        batch_bytes: of exports in one turn, at most.
+        drain_s: how long ``stop`` lets it drain the queue; then ``LAST_BATCH_S`` for the batch under way.
+        on_death: called when the thread ends by an error.
+    """
 
     def __init__(
         self,
         queue: AdmissionQueue[Export],
         processor: Processor,
         publisher: Publisher,
+        keeper: Keeper,
         *,
+        take_kv: Callable[[], Sequence[KvBatch]],
+        stall_watch: StallWatch,
+        batch_bytes: int,
+        drain_s: float,
         health: Health,
         metrics: Metrics,
         clock: Clock,
-        batch_bytes: int,
         on_death: Callable[[], None],
-        take_kv: Callable[[], Sequence[KvBatch]] = tuple,
-        keep: Keeper | None = None,
-        watch: StallWatch | None = None,
     ) -> None:
         self._queue = queue
         self._processor = processor
         self._publisher = publisher
-        self._health = health
+        self._keeper = keeper
+        self._take_kv = take_kv
+        self._stall_watch = stall_watch
+        self._batch_bytes = batch_bytes
+        self._drain_s = drain_s
         self._metrics = metrics
         self._clock = clock
-        self._batch_bytes = batch_bytes
-        self._on_death = on_death
-        self._take_kv = take_kv
-        self._keep: Keeper = keep or _KeepNothing()
-        self._watch = watch
-        self._batches_failed = self._spans_understood = self._rows_offered = self._rows_learned = 0
+        self._progress = Progress()
         self._stalled: Stall | None = None
         self._behind = True
-        self._abandon = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
-        self.died = False
+        self._abandoned = False
+        self._task = Task(NAME, self._turn, health=health, turn_timeout_s=TURN_TIMEOUT_S, on_death=on_death)
 
     def start(self) -> None:
         """Begin."""
-        self._health.register(NAME, CHECK_IN_TIMEOUT_S)
-        self._thread.start()
+        self._task.start()
 
-    def finish(self, drain_s: float, last_batch_s: float) -> bool:
-        """Wait until the closed queue is drained; after ``drain_s`` leave the rest. True if nothing was left."""
-        if self._thread.ident is None:
-            return True  # never started
-        self._thread.join(drain_s)
-        if self._thread.is_alive():
-            self._abandon.set()
-            self._thread.join(last_batch_s)
-        return not self._thread.is_alive() and not self._abandon.is_set() and not self.died
+    def stop(self) -> bool:
+        """Close the queue and drain it, as far as the time allows; False if something acknowledged is not learned."""
+        self._queue.close()
+        ended = self._task.join(self._drain_s)
+        if not ended:
+            self._abandoned = True
+            ended = self._task.join(LAST_BATCH_S)
+        if ended and not self._abandoned and not self._task.died:
+            return True
+        if self._keeper.keeps_backlog and not self._task.died:
+            _log.warning("stopped before the queue was drained: the rest is in the journal")
+            return True
+        _log.error("stopped before the queue was drained: %d bytes not learned from", self._queue.in_flight_bytes)
+        return False
 
-    def _run(self) -> None:
-        try:
-            while (self._behind or not self._queue.exhausted) and not self._abandon.is_set():
-                self.step(IDLE_WAIT_S)
-            self._keep.tick(final=True)
+    def _turn(self) -> float | None:
+        if self._abandoned or (self._queue.exhausted and not self._behind):
+            self._keeper.tick(final=True)
             self._publisher.tick(final=True)
-            self._health.unregister(NAME)
-        except BaseException:  # noqa: BLE001 -- whatever it was, main must hear of it
-            self.died = True
-            _log.exception("worker died")
-            self._on_death()
+            return None
+        self.step(IDLE_WAIT_S)
+        return 0.0
 
     def step(self, wait_s: float) -> None:
-        """One turn: a batch if there is one, then a state and a generation if they are due."""
-        self._health.check_in(NAME)
+        """A batch if there is one, then a state and a generation if they are due."""
         if self._behind:  # what an earlier process acknowledged comes before anything new
-            backlog = self._keep.backlog(self._batch_bytes)
+            backlog = self._keeper.backlog(self._batch_bytes)
             self._behind = bool(backlog)
             if backlog:
                 self._learn(Batch(tuple(backlog), 0, 0))
         if not self._behind:
-            self._take(wait_s)
-        self._look()
-        self._keep.tick()
+            self._learn_from_queue(wait_s)
+        self._report_stall()
+        self._keeper.tick()
         self._publisher.tick()
 
-    def _take(self, wait_s: float) -> None:
+    def _learn_from_queue(self, wait_s: float) -> None:
         batch = self._queue.take(self._batch_bytes, wait_s)
-        self._hear(self._take_kv())
+        self._process_kv(self._take_kv())
         if batch is not None:
             try:
                 self._learn(batch)
             finally:
                 self._queue.done(batch.size_bytes)
 
-    def _look(self) -> None:
-        stalled = self._watch.stalled() if self._watch is not None else None
+    def _report_stall(self) -> None:
+        stalled = self._stall_watch.stalled()
         if stalled is self._stalled:
             return
         for reason in Stall:
@@ -169,7 +174,7 @@ class Worker:
             _log.info("learning goes on")
         self._stalled = stalled
 
-    def _hear(self, batches: Sequence[KvBatch]) -> None:
+    def _process_kv(self, batches: Sequence[KvBatch]) -> None:
         if not batches:
             return
         try:
@@ -178,26 +183,29 @@ class Worker:
             _log.exception("KV events failed")
         self._metrics.merge(self._processor.take_counts())
 
-    def _note(self, counts: Counts) -> None:
-        if self._watch is None:
-            return
-        self._spans_understood += int(counts[table.DECODED_SPANS_OK])
-        self._rows_offered += int(counts.total(table.ROWS))
-        self._rows_learned += int(sum(counts[table.ROWS, target, RowOutcome.LEARNED] for target in Target))
-        self._watch.saw(Progress(self._batches_failed, self._spans_understood, self._rows_offered, self._rows_learned))
+    def _record_progress(self, counts: Counts, *, failed: bool) -> None:
+        before = self._progress
+        self._progress = Progress(
+            before.batches_failed + failed,
+            before.spans_understood + int(counts[table.DECODED_SPANS_OK]),
+            before.rows_offered + int(counts.total(table.ROWS)),
+            before.rows_learned + int(sum(counts[table.ROWS, target, RowOutcome.LEARNED] for target in Target)),
+        )
+        self._stall_watch.record(self._progress)
 
     def _learn(self, batch: Batch[Export]) -> None:
         start_ns = self._clock.monotonic_ns()
+        failed = False
         try:
             self._processor.process(batch.items)
         except Exception:  # noqa: BLE001
             # process() counts bad input and does not raise; this is a fault of ours, and no reason to stop receiving
             self._metrics.add(table.WORKER_FAILED_SPANS, sum(export.spans for export in batch.items))
-            self._batches_failed += 1
+            failed = True
             _log.exception("batch failed")
-        self._keep.processed()
+        self._keeper.record_batch()
         counts = self._processor.take_counts()
         self._metrics.merge(counts)
-        self._note(counts)
+        self._record_progress(counts, failed=failed)
         self._metrics.set(table.WORKER_LAG, batch.waited_ns / 1e9)
         self._metrics.observe(table.WORKER_BATCH, (self._clock.monotonic_ns() - start_ns) / 1e9)

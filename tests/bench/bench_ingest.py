@@ -17,6 +17,7 @@ from pathlib import Path
 from tests.bench.decode_cost import measure
 from tests.bench.ingest_load import SERVER_CPU, Load, bare, pinned, sidecar, snapshot
 
+BULK_PROFILE = ("--profile", "bulk")
 FAST = {
     "FEATURE_SETS": "[custom]",
     "CUSTOM": "{step_time: [intercept, prefill_tokens, decode_tokens, kv_blocks_used]}",
@@ -59,7 +60,10 @@ def bulk(board, load):
         reference = load.run(server, **BULK)["server"]["us_per_step"]
     with bare("intake") as server:
         taken = load.run(server, **BULK)
-    with tempfile.TemporaryDirectory() as directory, sidecar("--fast", directory=directory, **FAST) as server:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        sidecar(*BULK_PROFILE, directory=directory, **FAST) as server,
+    ):
         learned = load.run(server, **BULK)
     cost = learned["server"]["us_per_step"]
     board.at_most("receive, decode, admit: 1000 steps a call", taken["server"]["us_per_step"], 1.9, "us/step")
@@ -89,7 +93,10 @@ def default_profile(board, load):
 
 
 def large_export(board, load):
-    with tempfile.TemporaryDirectory() as directory, sidecar("--fast", directory=directory, **FAST) as server:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        sidecar(*BULK_PROFILE, directory=directory, **FAST) as server,
+    ):
         report = load.run(server, steps_per_sec=0, spans_per_rpc=512, pool_rpcs=1, max_rpcs=2, workers=1, settle=3)
     grown_mb = report["server"]["rss_max_seen_mb"] - report["server"]["rss_before_mb"]
     board.at_most("24.5 MB exports: steps not accepted", report["dropped_steps"], 0)
@@ -97,7 +104,10 @@ def large_export(board, load):
 
 
 def latency(board, load):
-    with tempfile.TemporaryDirectory() as directory, sidecar("--fast", directory=directory, **FAST) as server:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        sidecar(*BULK_PROFILE, directory=directory, **FAST) as server,
+    ):
         found = load.run(server, steps_per_sec=20_000, spans_per_rpc=1, workers=4, duration=20)["latency_ms"]
     board.at_most("20,000 steps/s while learning: p50", found["p50"], 1, "ms")
     board.at_most("20,000 steps/s while learning: p99", found["p99"], 10, "ms")
@@ -117,7 +127,7 @@ def overload(board, load):
 def coefficients(board, load):
     for rate in (1.0, 0.3):
         with tempfile.TemporaryDirectory() as directory:
-            with sidecar("--fast", directory=directory, **FAST) as server:
+            with sidecar(*BULK_PROFILE, directory=directory, **FAST) as server:
                 report = load.run(server, steps_per_sec=5000, workers=1, duration=4 / rate, sample_rate=rate)
                 server.stop()
             model = snapshot(directory)["configs"][0]["targets"]["step_time"]["models"]["custom"]

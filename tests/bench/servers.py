@@ -21,10 +21,13 @@ from collector.join.dedupe import SpanWindow
 from collector.receive.admission import AdmissionQueue
 from collector.receive.intake import Intake
 from collector.receive.otlp.otlp_grpc import OtlpGrpcReceiver
+from collector.receive.otlp.way_in import WayIn
 from collector.runtime.clock import SystemClock
+from collector.runtime.health import Health
 from collector.runtime.memory import tune_malloc
 from collector.telemetry import Counts
 from collector.telemetry.metrics import Metrics
+from collector.telemetry.reasons import Transport
 
 
 class _Reference(trace_service_pb2_grpc.TraceServiceServicer):
@@ -50,8 +53,9 @@ def intake():
     config = QueueConfig()
     clock = SystemClock()
     queue = AdmissionQueue(clock, capacity_bytes=config.capacity_bytes, wait_s=config.wait_s, waiters_max=6)
+    way_in = WayIn(Transport.GRPC, Intake(queue, Metrics(CollectorRegistry())), clock)
     receiver = OtlpGrpcReceiver(
-        GrpcConfig(endpoint="127.0.0.1:0"), Intake(queue, Metrics(CollectorRegistry())).offer, clock=clock
+        GrpcConfig(endpoint="127.0.0.1:0"), way_in, health=Health(clock), clock=clock, grace_s=0.0
     )
 
     def work():
@@ -63,7 +67,8 @@ def intake():
                 queue.done(batch.size_bytes)
 
     threading.Thread(target=work, daemon=True).start()
-    return receiver.start(), receiver
+    receiver.start()
+    return receiver.port, receiver
 
 
 def main():

@@ -17,12 +17,12 @@ from prometheus_client import CollectorRegistry, Counter, disable_created_metric
 from prometheus_client.process_collector import ProcessCollector
 
 from exporters.pages.routing import Request
-from exporters.pages.server import HttpServer
 from exporters.pages.snapshot_pages import SnapshotDocuments
 from exporters.prometheus.exposition import MetricsPage
 from exporters.routes import make_routes
 from exporters.status_page.status_page import StatusPage
 from tests.support import exporter_cases as cases
+from tests.support.pages import page_server
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 OWN_SERIES = 150
@@ -88,9 +88,7 @@ def test_an_unchanged_snapshot_costs_at_most_1_ms_on_the_wire():
     shown = cases.full_snapshot(50)
     page = MetricsPage(own_registry(), lambda: shown)
     healthy = lambda: (True, {})  # noqa: E731 - a probe
-    server = HttpServer(
-        "127.0.0.1", 0, make_routes(page, SnapshotDocuments(lambda: shown), alive=healthy, ready=healthy)
-    )
+    server = page_server(make_routes(page, SnapshotDocuments(lambda: shown), alive=healthy, ready=healthy))
     server.start()
     with closing(http.client.HTTPConnection("127.0.0.1", server.port, 10)) as client:
         client.request("GET", "/snapshot")
@@ -113,9 +111,7 @@ def test_a_scraper_every_10_ms_leaves_memory_alone():
     shown = cases.full_snapshot(50)
     page = MetricsPage(own_registry(), lambda: shown)
     healthy = lambda: (True, {})  # noqa: E731 - a probe
-    server = HttpServer(
-        "127.0.0.1", 0, make_routes(page, SnapshotDocuments(lambda: shown), alive=healthy, ready=healthy)
-    )
+    server = page_server(make_routes(page, SnapshotDocuments(lambda: shown), alive=healthy, ready=healthy))
     server.start()
 
     def scrape(times):

@@ -13,13 +13,13 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from exporters.pages.server import HttpServer
 from exporters.pages.snapshot_pages import SnapshotDocuments
 from exporters.prometheus.exposition import MetricsPage
 from exporters.routes import make_routes
 from tests.conftest import find_tool
 from tests.support import exporter_cases as cases
 from tests.support.builders import call_export, make_export, running_sidecar
+from tests.support.pages import page_server
 from tests.support.paths import ROOT
 
 RULES = ROOT / "deploy" / "monitoring" / "rules.yaml"
@@ -28,7 +28,8 @@ DEADLINE_S = 60
 
 
 def free_port():
-    server = HttpServer("127.0.0.1", 0, ())
+    server = page_server(())
+    server.start()
     port = server.port
     server.stop()
     return port
@@ -47,7 +48,7 @@ def drifting_page():
 
     page = MetricsPage(CollectorRegistry(), source, exemplar_of=lambda *_: TRACE_ID)
     healthy = lambda: (True, {})  # noqa: E731 - a probe
-    server = HttpServer("127.0.0.1", 0, make_routes(page, SnapshotDocuments(source), alive=healthy, ready=healthy))
+    server = page_server(make_routes(page, SnapshotDocuments(source), alive=healthy, ready=healthy))
     server.start()
     try:
         yield server.port

@@ -14,19 +14,20 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
+from collector.runtime.exits import StartError
 from exporters.files.blis import export
 from exporters.pages.routing import Route, dispatch, plain
-from exporters.pages.server import HttpServer
 from exporters.pages.snapshot_pages import SnapshotDocuments
 from exporters.prometheus.exposition import MetricsPage
 from exporters.routes import make_routes
 from online.snapshot import Snapshot
 from tests.support import exporter_cases as cases
+from tests.support.pages import page_server
 
 
 @contextmanager
 def running(routes, **kwargs):
-    server = HttpServer("127.0.0.1", 0, routes, **kwargs)
+    server = page_server(routes, **kwargs)
     server.start()
     try:
         yield server
@@ -220,8 +221,8 @@ def test_idle_connections_cannot_lock_a_scraper_out(sidecar):
         try:
             with closing(http.client.HTTPConnection("127.0.0.1", server.port, 5)) as client:
                 assert ask(client, "/metrics")[0].status == 200
-            assert server.open_connections <= 4
-            assert server.closed_for_room >= 9
+            assert server.connections.size() <= 4
+            assert server.connections.closed_for_room >= 9
         finally:
             for connection in idle:
                 connection.close()
@@ -246,9 +247,9 @@ def test_a_reader_of_one_byte_at_a_time_is_dropped_after_the_timeout():
     assert status == 200
 
 
-def test_a_port_in_use_is_an_os_error(sidecar):
-    with running(sidecar.routes) as server, pytest.raises(OSError, match="in use"):
-        HttpServer("127.0.0.1", server.port, sidecar.routes)
+def test_a_port_in_use_is_one_clear_sentence(sidecar):
+    with running(sidecar.routes) as server, pytest.raises(StartError, match=r"for the pages: .*in use"):
+        page_server(sidecar.routes, port=server.port).start()
 
 
 def test_stop_lets_a_response_under_way_finish():
@@ -259,7 +260,7 @@ def test_stop_lets_a_response_under_way_finish():
         release.wait(10)
         return plain(HTTPStatus.OK, "done")
 
-    server = HttpServer("127.0.0.1", 0, (Route("/", slow),))
+    server = page_server((Route("/", slow),), grace_s=10)
     server.start()
     answers = []
     with closing(http.client.HTTPConnection("127.0.0.1", server.port, 10)) as client:
@@ -267,7 +268,7 @@ def test_stop_lets_a_response_under_way_finish():
         asking.start()
         entered.wait(10)
         threading.Timer(0.05, release.set).start()
-        server.stop(grace_s=10)
+        server.stop()
         asking.join()
     assert answers == [b"done\n"]
     server.stop()
@@ -290,7 +291,7 @@ def test_ipv6_is_served_where_the_machine_has_it(sidecar):
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
         pytest.skip("no IPv6 loopback here")
-    server = HttpServer("::1", 0, sidecar.routes)
+    server = page_server(sidecar.routes, address="::1")
     server.start()
     with closing(http.client.HTTPConnection("::1", server.port, 5)) as client:
         assert ask(client, "/healthz")[0].status == 200

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 import pytest
 from prometheus_client import CollectorRegistry
 
-from exporters.pages.server import HttpServer
 from exporters.pages.snapshot_pages import SnapshotDocuments
 from exporters.prometheus.exposition import MetricsPage
 from exporters.routes import make_routes
 from exporters.status_page.status_page import StatusPage
 from tests.conftest import find_tool
 from tests.support import exporter_cases as cases
+from tests.support.pages import page_server
 
 
 class Source:
@@ -37,7 +37,7 @@ def serving(source, change=lambda route: route):
     healthy = lambda: (True, {})  # noqa: E731 - a probe
     documents = SnapshotDocuments(source)
     routes = make_routes(MetricsPage(own, source), documents, alive=healthy, ready=healthy, status_page=page)
-    server = HttpServer("127.0.0.1", 0, tuple(map(change, routes)))
+    server = page_server(tuple(map(change, routes)))
     server.start()
     try:
         yield f"http://127.0.0.1:{server.port}/"

@@ -166,6 +166,21 @@ class CountingProcessor:
         return self
 
 
+class NoKeeper:
+    """In place of durability: nothing was left behind, nothing is kept."""
+
+    keeps_backlog = False
+
+    def backlog(self, _):
+        return []
+
+    def record_batch(self):
+        pass
+
+    def tick(self, *, final=False):
+        pass
+
+
 def make_config(directory: Path, **overrides: str) -> Config:
     """Port 0 everywhere, files under ``directory``; overrides by environment names without the prefix."""
     environ = {

@@ -236,7 +236,7 @@ class Day:
 
     def _look(self, number, count):
         eventually(lambda: not self.sidecar.queue.in_flight_bytes, 60)
-        keep = self.sidecar._keep
+        keep = self.sidecar._keeper
         eventually(lambda: not (keep._dirty or keep._pending or keep._writing), 60)  # its end gives pages back
         snapshot = self.sidecar.snapshot()
         assert snapshot is not None

@@ -97,7 +97,7 @@ def test_a_full_journal_refuses_for_a_while_and_says_why(tmp_path, monkeypatch):
     with running_sidecar(
         tmp_path, DURABILITY="journal", JOURNAL__CAPACITY_MIB="1", STATE__INTERVAL_S="3600"
     ) as sidecar:
-        monkeypatch.setattr(sidecar._keep, "_journal_waits", lambda: False)
+        monkeypatch.setattr(sidecar._keeper, "_journal_waits", lambda: False)
         with pytest.raises(grpc.RpcError) as caught:  # noqa: PT012
             for number in range(100):
                 send(sidecar, 1 + number * 500, 50)

@@ -15,6 +15,8 @@ from collector.config.errors import ConfigError
 from collector.config.load import load
 from collector.config.schema import KvConfig, KvEndpoint
 from collector.receive.kv.kv_zmq import KvSubscriber, KvUnavailable
+from collector.runtime.clock import SystemClock
+from collector.runtime.health import Health
 from collector.telemetry.reasons import KvSkip
 from tests.support.kv_cases import payload, stored
 
@@ -95,6 +97,9 @@ class Publisher:
         self.router.close()
 
 
+CLOCK = SystemClock()
+
+
 @pytest.fixture
 def context():
     with zmq.Context() as one:
@@ -113,7 +118,7 @@ def subscribe():
     running = []
 
     def start(*endpoints, **settings):
-        one = KvSubscriber(KvConfig(endpoints=endpoints, **settings), time.monotonic)
+        one = KvSubscriber(KvConfig(endpoints=endpoints, **settings), CLOCK, Health(CLOCK))
         one.start()
         running.append(one)
         return one
@@ -318,17 +323,19 @@ def test_good_settings_are_taken_from_the_file_or_the_environment(tmp_path):
 
 def test_an_address_that_cannot_be_opened_is_said_at_the_start(publisher):
     for endpoint in ("tcp://no-port", f"tcp://*:{publisher.port}"):
-        one = KvSubscriber(KvConfig(endpoints=(KvEndpoint(endpoint=endpoint),)), time.monotonic)
+        one = KvSubscriber(KvConfig(endpoints=(KvEndpoint(endpoint=endpoint),)), CLOCK, Health(CLOCK))
         with pytest.raises(KvUnavailable, match="tcp://"):
             one.start()
 
 
 def test_without_pyzmq_the_start_says_what_to_install():
     code = (
-        "import sys, time; sys.modules['zmq'] = None\n"
+        "import sys; sys.modules['zmq'] = None\n"
+        "from collector.runtime import Health, SystemClock\n"
         "from collector.config import KvEndpoint, KvConfig\n"
         "from collector.receive.kv.kv_zmq import *\n"
-        "try: KvSubscriber(KvConfig(endpoints=(KvEndpoint(endpoint='tcp://127.0.0.1:1'),)), time.monotonic).start()\n"
+        "config = KvConfig(endpoints=(KvEndpoint(endpoint='tcp://127.0.0.1:1'),))\n"
+        "try: KvSubscriber(config, SystemClock(), Health(SystemClock())).start()\n"
         "except KvUnavailable as error: print(error)\n"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -341,7 +348,7 @@ def test_pyzmq_is_not_imported_until_a_subscriber_starts():
 
 
 def test_stopping_twice_or_unstarted_is_harmless():
-    one = KvSubscriber(KvConfig(endpoints=(KvEndpoint(endpoint="tcp://127.0.0.1:1"),)), time.monotonic)
+    one = KvSubscriber(KvConfig(endpoints=(KvEndpoint(endpoint="tcp://127.0.0.1:1"),)), CLOCK, Health(CLOCK))
     one.stop()
     one.start()
     one.stop()

@@ -21,10 +21,12 @@ from collector.config.schema import GrpcConfig
 from collector.receive.admission import AdmissionQueue
 from collector.receive.intake import Intake
 from collector.receive.otlp.otlp_grpc import SERVICE, OtlpGrpcReceiver
+from collector.receive.otlp.way_in import WayIn
 from collector.runtime.clock import SystemClock
 from collector.runtime.exits import StartError
+from collector.runtime.health import Health
 from collector.telemetry.metrics import Metrics
-from collector.telemetry.reasons import Outcome
+from collector.telemetry.reasons import Outcome, Transport
 from collector.telemetry.table import ACCEPTED_SPANS, FAILED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, REQUESTS
 from tests.support.builders import call_export, eventually, make_export
 
@@ -32,15 +34,24 @@ CODE = grpc.StatusCode
 MIB = 1 << 20
 
 
+def make_receiver(config, intake, grace_s=0.0):
+    clock = SystemClock()
+    way_in = WayIn(Transport.GRPC, intake, clock)
+    return OtlpGrpcReceiver(config, way_in, health=Health(clock), clock=clock, grace_s=grace_s)
+
+
 class Receiver:
     """A receiver without a worker, so that a test decides when there is room."""
 
-    def __init__(self, offer=None, *, wait_s=0.1, capacity_bytes=MIB, config=None):
+    def __init__(self, offer=None, *, wait_s=0.1, capacity_bytes=MIB, config=None, grace_s=0.0):
         self.metrics = Metrics(CollectorRegistry())
         self.queue = AdmissionQueue(SystemClock(), capacity_bytes=capacity_bytes, wait_s=wait_s, waiters_max=6)
         self.intake = Intake(self.queue, self.metrics)
-        self.server = OtlpGrpcReceiver(config or GrpcConfig(endpoint="127.0.0.1:0"), offer or self.intake.offer)
-        self.port = self.server.start()
+        if offer is not None:
+            self.intake.offer = offer
+        self.server = make_receiver(config or GrpcConfig(endpoint="127.0.0.1:0"), self.intake, grace_s)
+        self.server.start()
+        self.port = self.server.port
 
     def fill(self):
         self.queue.put(None, self.queue.capacity_bytes)
@@ -51,9 +62,9 @@ class Receiver:
 
 @pytest.fixture
 def receiver():
-    made = Receiver()
+    made = Receiver(grace_s=0.5)
     yield made
-    made.server.stop(0)
+    made.server.stop()
 
 
 def status_of(port, payload, **kwargs):
@@ -129,7 +140,7 @@ def test_a_waiting_export_enters_as_soon_as_there_is_room():
         caller.join(10)
         assert answers == [CODE.OK]
     finally:
-        receiver.server.stop(0)
+        receiver.server.stop()
 
 
 def test_a_waiting_export_hears_the_reason_before_its_own_deadline():
@@ -138,7 +149,7 @@ def test_a_waiting_export_hears_the_reason_before_its_own_deadline():
         receiver.fill()
         assert status_of(receiver.port, ONE, timeout_s=1.5)[0] is CODE.RESOURCE_EXHAUSTED
     finally:
-        receiver.server.stop(0)
+        receiver.server.stop()
 
 
 def test_with_six_of_eight_handlers_waiting_health_and_empty_calls_still_get_through():
@@ -156,7 +167,7 @@ def test_with_six_of_eight_handlers_waiting_health_and_empty_calls_still_get_thr
             caller.join(10)
         assert receiver.count(REFUSED_SPANS, "shutting_down") == 6
     finally:
-        receiver.server.stop(0)
+        receiver.server.stop()
 
 
 def test_shutting_down_is_unavailable(receiver):
@@ -173,7 +184,7 @@ def test_our_own_fault_is_internal_and_tells_nothing_of_its_inside():
         code, error = status_of(receiver.port, ONE)
         assert (code, error.details()) == (CODE.INTERNAL, "internal error")
     finally:
-        receiver.server.stop(0)
+        receiver.server.stop()
 
 
 @pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
@@ -185,7 +196,7 @@ def test_the_size_limit_holds_after_decompression(compression):
         assert status_of(receiver.port, bomb, compression=compression)[0] is CODE.RESOURCE_EXHAUSTED
         assert status_of(receiver.port, ONE, compression=compression)[0] is CODE.OK
     finally:
-        receiver.server.stop(0)
+        receiver.server.stop()
 
 
 def test_an_export_beyond_the_old_four_mebibytes_is_accepted():
@@ -195,7 +206,7 @@ def test_an_export_beyond_the_old_four_mebibytes_is_accepted():
         assert len(big) > 4 * MIB
         assert status_of(receiver.port, big)[0] is CODE.OK
     finally:
-        receiver.server.stop(0)
+        receiver.server.stop()
 
 
 @pytest.mark.parametrize(
@@ -223,12 +234,12 @@ def test_health_serves_until_the_stop_begins(receiver):
         assert caught.value.code() is CODE.NOT_FOUND
         watch = health.Watch(health_pb2.HealthCheckRequest(service=""), timeout=20)
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
-        receiver.server.stop(0.5)
+        receiver.server.stop()
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 def test_a_second_server_on_the_same_port_is_one_clear_sentence(receiver):
-    second = OtlpGrpcReceiver(GrpcConfig(endpoint=f"127.0.0.1:{receiver.port}"), receiver.intake.offer)
+    second = make_receiver(GrpcConfig(endpoint=f"127.0.0.1:{receiver.port}"), receiver.intake)
     with pytest.raises(StartError, match=f"cannot listen on 127.0.0.1:{receiver.port}.*in use"):
         second.start()
 

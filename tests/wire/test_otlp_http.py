@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 import zlib
+from types import SimpleNamespace
 
 import pytest
 from google.rpc import status_pb2
@@ -18,10 +19,13 @@ from prometheus_client import CollectorRegistry
 from collector.config.schema import HttpReceiverConfig
 from collector.receive.admission import AdmissionQueue
 from collector.receive.intake import Intake
-from collector.receive.otlp.otlp_http import CONTENT_TYPE, Budget, OtlpHttpReceiver, inflate
+from collector.receive.otlp.otlp_http import CONTENT_TYPE, Budget, inflate, make_http_receiver
+from collector.receive.otlp.way_in import WayIn
 from collector.runtime.clock import SystemClock
 from collector.runtime.exits import StartError
+from collector.runtime.health import Health
 from collector.telemetry.metrics import Metrics
+from collector.telemetry.reasons import Transport
 from collector.telemetry.table import ACCEPTED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, REQUESTS
 from tests.support.builders import eventually, make_export, running_sidecar
 
@@ -31,20 +35,23 @@ PROTOBUF = {"Content-Type": CONTENT_TYPE}
 GZIP = PROTOBUF | {"Content-Encoding": "gzip"}
 
 
+def make_receiver(config, intake, tokens=None):
+    clock = SystemClock()
+    return make_http_receiver(config, WayIn(Transport.HTTP, intake, clock, tokens), health=Health(clock), grace_s=0)
+
+
 class Receiver:
     """A receiver without a worker, so that a test decides when there is room."""
 
-    def __init__(self, *, offer=None, wait_s=0.1, accepts=None, **config):
+    def __init__(self, *, offer=None, wait_s=0.1, tokens=None, **config):
         self.metrics = Metrics(CollectorRegistry())
         self.queue = AdmissionQueue(SystemClock(), capacity_bytes=MIB, wait_s=wait_s, waiters_max=6)
         self.intake = Intake(self.queue, self.metrics)
-        self.server = OtlpHttpReceiver(
-            HttpReceiverConfig(endpoint="127.0.0.1:0", **config),
-            offer or self.intake.offer,
-            accepts=accepts,
-            turn_away=self.intake.turn_away,
-        )
-        self.port = self.server.start()
+        if offer is not None:
+            self.intake.offer = offer
+        self.server = make_receiver(HttpReceiverConfig(endpoint="127.0.0.1:0", **config), self.intake, tokens)
+        self.server.start()
+        self.port = self.server.port
 
     def post(self, body, headers=PROTOBUF, path="/v1/traces", method="POST"):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
@@ -63,7 +70,7 @@ def running(**kwargs):
     try:
         yield receiver
     finally:
-        receiver.server.stop(0)
+        receiver.server.stop()
 
 
 @pytest.fixture
@@ -220,7 +227,7 @@ def test_bodies_beyond_the_common_budget_wait_and_are_then_turned_away():
 
 
 def test_with_tokens_only_those_who_bear_one_get_in():
-    with running(accepts=lambda header: header == "Bearer good") as receiver:
+    with running(tokens=SimpleNamespace(accepts=lambda header: header == "Bearer good")) as receiver:
         status, _, response = receiver.post(ONE)
         assert (status, response.getheader("WWW-Authenticate")) == (401, "Bearer")
         assert receiver.post(ONE, PROTOBUF | {"Authorization": "Bearer bad"})[0] == 401
@@ -229,7 +236,7 @@ def test_with_tokens_only_those_who_bear_one_get_in():
 
 
 def test_a_port_in_use_is_one_clear_sentence(receiver):
-    second = OtlpHttpReceiver(HttpReceiverConfig(endpoint=f"127.0.0.1:{receiver.port}"), receiver.intake.offer)
+    second = make_receiver(HttpReceiverConfig(endpoint=f"127.0.0.1:{receiver.port}"), receiver.intake)
     with pytest.raises(StartError, match=f"cannot listen on 127.0.0.1:{receiver.port} for OTLP/HTTP"):
         second.start()
 

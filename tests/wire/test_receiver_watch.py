@@ -15,16 +15,19 @@ import pytest
 
 from collector.app import Sidecar
 from collector.config.schema import GrpcConfig
-from collector.receive.kv import kv_intake
-from collector.receive.otlp import otlp_grpc, otlp_http, watch
-from collector.receive.otlp.grpc_probe import Answer, call_health
+from collector.receive.kv import kv_zmq
+from collector.receive.otlp import otlp_grpc, otlp_http
 from collector.receive.otlp.otlp_grpc import OtlpGrpcReceiver
-from collector.receive.otlp.reception import GRPC_NAME, HTTP_NAME
-from collector.receive.otlp.watch import CHECK_IN_TIMEOUT_S, HUNG_S
+from collector.receive.otlp.way_in import HUNG_S, WayIn
+from collector.runtime.health import Health
+from collector.telemetry.reasons import Transport
 from tests.support.builders import FakeClock, call_export, eventually, get, make_config, make_export, running_sidecar
 from tests.support.paths import DOCS
 from tests.wire.certificates import Authority
 
+GRPC_NAME, HTTP_NAME = otlp_grpc.NAME, otlp_http.NAME
+LATE_S = 61.0
+"""Longer than any receiver may go without a check-in."""
 OPENSSL = shutil.which("openssl")
 PAYLOAD = make_export(1).SerializeToString()
 
@@ -60,7 +63,7 @@ def clock():
 @pytest.fixture
 def sidecar(tmp_path, clock, monkeypatch):
     """Behind a clock of ours; its receivers look around often enough for a test."""
-    for module in (watch, otlp_http):
+    for module in (otlp_grpc, otlp_http):
         monkeypatch.setattr(module, "CHECK_EVERY_S", 0.05)
     with contextlib.ExitStack() as stack:
         kv = f"[{{endpoint: 'ipc://{tmp_path}/kv'}}]"
@@ -85,32 +88,32 @@ def only_late(sidecar, name):
 
 
 def test_everybody_who_checks_in_stays_alive_as_time_goes_by(sidecar, clock):
-    assert {GRPC_NAME, HTTP_NAME, kv_intake.NAME, "worker", "state-writer", "snapshot-writer"} == set(
-        sidecar.health._deadline_ns
+    assert {GRPC_NAME, HTTP_NAME, kv_zmq.NAME, "worker", "state-writer", "snapshot-writer"} == set(
+        sidecar.health._due_ns
     )
     for _ in range(3):
-        clock.advance(CHECK_IN_TIMEOUT_S + 1)
+        clock.advance(LATE_S)
         eventually(lambda: alive(sidecar) == (200, []))
 
 
 def test_an_http_receiver_that_no_longer_accepts_is_not_alive_until_it_does(sidecar, clock, hang, monkeypatch):
-    monkeypatch.setattr(sidecar._reception.http._server, "verify_request", lambda *_: hang() or True)
+    monkeypatch.setattr(sidecar._receivers.http._server, "verify_request", lambda *_: hang() or True)
     with socket.create_connection(("127.0.0.1", sidecar.otlp_http_port)):
         hang.has_caught()
-        clock.advance(CHECK_IN_TIMEOUT_S + 1)
+        clock.advance(LATE_S)
         only_late(sidecar, HTTP_NAME)
         hang.over.set()
         eventually(lambda: alive(sidecar) == (200, []))
 
 
 def test_an_http_receiver_in_which_an_export_hangs_is_not_alive(sidecar, clock, hang, monkeypatch):
-    monkeypatch.setattr(sidecar._keep._made_journal, "sync", hang)
-    sidecar._keep._journal = sidecar._keep._made_journal
+    monkeypatch.setattr(sidecar._keeper._made_journal, "sync", hang)
+    sidecar._keeper._journal = sidecar._keeper._made_journal
     connection = HTTPConnection("127.0.0.1", sidecar.otlp_http_port)
     connection.request("POST", "/v1/traces", PAYLOAD, {"Content-Type": "application/x-protobuf"})
     hang.has_caught()
     for _ in range(2):
-        clock.advance(max(CHECK_IN_TIMEOUT_S, HUNG_S) + 1)
+        clock.advance(HUNG_S + 1)
     only_late(sidecar, HTTP_NAME)
     hang.over.set()
     assert connection.getresponse().status == 200
@@ -121,8 +124,8 @@ def test_an_http_receiver_in_which_an_export_hangs_is_not_alive(sidecar, clock, 
 def test_a_kv_receiver_whose_thread_hangs_is_not_alive(sidecar, clock, hang, monkeypatch):
     monkeypatch.setattr(sidecar._kv._subscriber, "_attend", hang)
     hang.has_caught()
-    clock.advance(kv_intake.CHECK_IN_TIMEOUT_S + 1)
-    only_late(sidecar, kv_intake.NAME)
+    clock.advance(kv_zmq.TURN_TIMEOUT_S + 1)
+    only_late(sidecar, kv_zmq.NAME)
     hang.over.set()
     eventually(lambda: alive(sidecar) == (200, []))
 
@@ -134,7 +137,7 @@ def test_a_grpc_receiver_whose_handlers_all_hang_is_not_alive(sidecar, clock, ha
     with grpc.insecure_channel(f"127.0.0.1:{sidecar.grpc_port}") as channel:
         calls = [channel.unary_unary(otlp_grpc.METHOD).future(PAYLOAD) for _ in range(threads)]
         hang.has_caught(threads)
-        clock.advance(CHECK_IN_TIMEOUT_S + 1)
+        clock.advance(LATE_S)
         only_late(sidecar, GRPC_NAME)
         hang.over.set()
         eventually(lambda: alive(sidecar) == (200, []))
@@ -147,7 +150,14 @@ def test_a_grpc_receiver_whose_serving_thread_has_ended_is_not_alive(sidecar, cl
         patch.setattr("grpc._server._process_event_and_continue", lambda *_: False)
         with pytest.raises(grpc.RpcError):
             call_export(sidecar.grpc_port, PAYLOAD, timeout_s=0.3)
-    clock.advance(CHECK_IN_TIMEOUT_S + 1)
+    clock.advance(LATE_S)
+    only_late(sidecar, GRPC_NAME)
+
+
+def test_a_grpc_receiver_whose_listener_is_gone_is_not_alive(sidecar, clock):
+    sidecar._receivers.grpc._server.stop(None).wait(10)
+    eventually(lambda: not sidecar._receivers.grpc._listens())
+    clock.advance(LATE_S)
     only_late(sidecar, GRPC_NAME)
 
 
@@ -156,68 +166,34 @@ def authority(tmp_path):
     return Authority(tmp_path, OPENSSL)
 
 
-def test_the_call_to_ourselves_is_answered_in_the_clear_and_through_tls(tmp_path, authority):
-    with running_sidecar(tmp_path) as sidecar:
-        assert call_health("0.0.0.0", sidecar.grpc_port, tls=False, timeout_s=5) is Answer.SERVING
-    for days in (2, -1):
-        cert, key = authority.pair(f"server{days}", days=days)
-        settings = {"RECEIVERS__TLS__CERT_FILE": str(cert), "RECEIVERS__TLS__KEY_FILE": str(key)}
-        with running_sidecar(tmp_path, **settings) as sidecar:
-            assert call_health("127.0.0.1", sidecar.grpc_port, tls=True, timeout_s=5) is Answer.SERVING
-
-
-def test_where_strangers_are_turned_away_the_handlers_threads_have_to_run(tmp_path, authority, hang, monkeypatch):
-    monkeypatch.setattr(watch, "POOL_WAIT_S", 0.1)
-    cert, key = authority.pair("server")
+@pytest.mark.parametrize("days", [2, -1])
+def test_who_is_turned_away_by_tls_also_an_expired_one_does_not_matter_to_health(tmp_path, authority, days):
+    cert, key = authority.pair("server", days=days)
     settings = {"CERT_FILE": str(cert), "KEY_FILE": str(key), "CLIENT_CA_FILE": str(authority.ca)}
     with running_sidecar(tmp_path, **{f"RECEIVERS__TLS__{k}": v for k, v in settings.items()}) as sidecar:
-        assert call_health("127.0.0.1", sidecar.grpc_port, tls=True, timeout_s=5) is Answer.CLOSED
-        check, seen = sidecar._reception.grpc.check, []
-        monkeypatch.setattr(check, "_check_in", lambda: seen.append(1))
-        check.look()
-        assert seen == [1]
-        held = [check._pool.submit(hang) for _ in range(sidecar.config.receivers.grpc.threads)]
-        check.look()
-        assert seen == [1]
-        hang.over.set()
-        assert [task.result(20) for task in held] == [None] * len(held)
-        monkeypatch.undo()
+        sidecar._receivers.grpc._check_server()
+        assert sidecar._receivers.grpc._is_well()
 
 
-def test_a_full_server_is_alive():
+def test_a_full_server_is_well(clock):
     config = GrpcConfig(endpoint="127.0.0.1:0", max_connections=2)
-    seen = []
-    receiver = OtlpGrpcReceiver(config, lambda *_: None, check_in=lambda: seen.append(1))
-    port = receiver.start()
+    way_in = WayIn(Transport.GRPC, None, clock)
+    receiver = OtlpGrpcReceiver(config, way_in, health=Health(clock), clock=clock, grace_s=0.1)
+    receiver.start()
     with contextlib.ExitStack() as stack:
-        stack.callback(receiver.stop, 0.1)
+        stack.callback(receiver.stop)
+
+        def take_place():
+            guest = stack.enter_context(socket.create_connection(("127.0.0.1", receiver.port)))
+            return guest.recv(9)  # the server's SETTINGS: the place is taken
+
         for _ in range(2):
-            guest = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-            assert guest.recv(9), "the server's SETTINGS: the place is taken"
-        assert call_health("127.0.0.1", port, tls=False, timeout_s=5) is Answer.CLOSED
-        receiver.check.look()
-    assert seen == [1]
-
-
-def test_nobody_there_and_somebody_mute_are_both_silence():
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        port = mute.getsockname()[1]
-        assert call_health("127.0.0.1", port, tls=False, timeout_s=0.1) is Answer.SILENT
-        assert call_health("127.0.0.1", port, tls=True, timeout_s=0.1) is Answer.SILENT
-    assert call_health("127.0.0.1", port, tls=False, timeout_s=0.1) is Answer.SILENT
-
-
-def test_an_answer_that_is_no_yes_is_not_taken_for_one():
-    receiver = OtlpGrpcReceiver(GrpcConfig(endpoint="127.0.0.1:0"), lambda *_: None)
-    port = receiver.start()
-    try:
-        assert call_health("127.0.0.1", port, tls=False, timeout_s=5) is Answer.SERVING
-        receiver._health.set("", 2)
-        assert call_health("127.0.0.1", port, tls=False, timeout_s=5) is Answer.SILENT
-    finally:
-        receiver.stop(0.1)
+            eventually(take_place)  # the check at the start may still have one
+        assert not take_place()
+        receiver._check_server()
+        assert receiver._is_well()
 
 
 def test_the_runbook_names_everybody_who_may_be_late(sidecar):
     chapter = (DOCS / "runbooks.md").read_text(encoding="utf-8").split("## TracefitDown")[1].split("\n## ")[0]
-    assert all(f"`{name}`" in chapter for name in sidecar.health._deadline_ns)
+    assert all(f"`{name}`" in chapter for name in sidecar.health._due_ns)

@@ -12,23 +12,14 @@ from collector.telemetry import KvSkip, Metrics, SequenceCounts, table
 
 from .kv_zmq import KvSubscriber, KvUnavailable
 
-NAME = "kv-receiver"
-CHECK_IN_TIMEOUT_S = 60.0
-"""Its thread takes a turn every half second; a turn that reads a thousand of the largest messages takes a while."""
-
 
 class KvIntake:
     """The subscriber, if endpoints are configured; without them nothing is opened and pyzmq is not needed."""
 
     def __init__(self, settings: KvConfig, metrics: Metrics, clock: Clock, health: Health) -> None:
         self._metrics = metrics
-        self._health = health
-        self._subscriber = (
-            KvSubscriber(settings, lambda: clock.monotonic_ns() / 1e9, check_in=lambda: health.check_in(NAME))
-            if settings.endpoints
-            else None
-        )
-        self._told: dict[tuple[str, str], int] = {}
+        self._subscriber = KvSubscriber(settings, clock, health) if settings.endpoints else None
+        self._exported: dict[tuple[str, str], int] = {}
         metrics.follow(table.KV_QUEUE, lambda: self._subscriber.queued if self._subscriber is not None else 0)
 
     def start(self) -> None:
@@ -39,38 +30,37 @@ class KvIntake:
             self._subscriber.start()
         except KvUnavailable as error:
             raise ConfigError("receivers.kv.endpoints", str(error)) from None
-        self._health.register(NAME, CHECK_IN_TIMEOUT_S)
 
-    def stop(self) -> None:
+    def stop(self) -> bool:
         """Stop listening."""
         if self._subscriber is not None:
-            self._health.unregister(NAME)
             self._subscriber.stop()
+        return True
 
     def take(self) -> Sequence[KvBatch]:
         """What came since the last call."""
-        one = self._subscriber
-        if one is None:
+        if self._subscriber is None:
             return ()
-        batches = one.take()
-        self._tell(one)
+        batches = self._subscriber.take()
+        self._export_counts(self._subscriber)
         return batches
 
-    def _tell(self, one: KvSubscriber) -> None:
+    def _export_counts(self, subscriber: KvSubscriber) -> None:
         """Add what the receiver counted since the last time; its thread alone writes the counts."""
-        counts = one.counts
-        self._metrics.add(table.KV_RECEIVED_MESSAGES, self._since("received", "", counts.received))
-        self._metrics.add(table.KV_RECEIVED_OK, self._since("accepted", "", counts.accepted))
-        self._metrics.add(table.KV_DROPPED_MESSAGES, self._since("dropped", "", counts.dropped))
+        counts = subscriber.counts
+        self._metrics.add(table.KV_RECEIVED_MESSAGES, self._increase("received", "", counts.received))
+        self._metrics.add(table.KV_RECEIVED_OK, self._increase("accepted", "", counts.accepted))
+        self._metrics.add(table.KV_DROPPED_MESSAGES, self._increase("dropped", "", counts.dropped))
         for reason in KvSkip:
-            skipped = self._since("skipped", reason, counts.skipped[reason])
-            self._metrics.add(table.KV_RECEIVED_SKIPPED, skipped, reason)
-        for endpoint, sequence in one.sequences().items():
-            for each in fields(SequenceCounts):
-                new = self._since(endpoint, each.name, getattr(sequence, each.name))
-                self._metrics.add(table.KV_SEQUENCE, new, each.name)
+            self._metrics.add(
+                table.KV_RECEIVED_SKIPPED, self._increase("skipped", reason, counts.skipped[reason]), reason
+            )
+        for endpoint, sequence in subscriber.sequences().items():
+            for count in fields(SequenceCounts):
+                increase = self._increase(endpoint, count.name, getattr(sequence, count.name))
+                self._metrics.add(table.KV_SEQUENCE, increase, count.name)
 
-    def _since(self, kind: str, name: str, value: int) -> int:
-        before = self._told.get((kind, name), 0)
-        self._told[kind, name] = value
+    def _increase(self, kind: str, name: str, value: int) -> int:
+        before = self._exported.get((kind, name), 0)
+        self._exported[kind, name] = value
         return value - before

@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from collector.config import KvConfig, KvEndpoint
 from collector.decode.kv import KvBatch, read_frames
+from collector.runtime import Clock, Health, Task
 from collector.telemetry import KvSkip, SequenceCounts
 
 from .kv_sequence import EndpointSequence
 
+NAME = "kv-receiver"
+TURN_TIMEOUT_S = 60.0
+"""A turn that reads a thousand of the largest messages takes a while."""
+STOP_TIMEOUT_S = 5.0
 _POLL_MS = 500
 _MESSAGES_PER_TURN = 1000
-_CONTROL = "inproc://tracefit-kv-stop"
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 10_000, 30_000
 _RECONNECT_MS, _RECONNECT_MAX_MS = 200, 10_000
 
@@ -43,13 +46,13 @@ class KvCounts:
 class _Subscription:
     """The sockets of one endpoint; used by the subscriber's thread only."""
 
-    def __init__(self, zmq: Any, context: Any, one: KvEndpoint, settings: KvConfig) -> None:
-        self.sequence = EndpointSequence(bool(one.replay), settings.replay_timeout_s, settings.replay_pause_max_s)
-        self.name = one.endpoint
-        self._zmq, self._context, self._replay = zmq, context, one.replay
+    def __init__(self, zmq: Any, context: Any, endpoint: KvEndpoint, settings: KvConfig) -> None:
+        self.sequence = EndpointSequence(bool(endpoint.replay), settings.replay_timeout_s, settings.replay_pause_max_s)
+        self.name = endpoint.endpoint
+        self._zmq, self._context, self._replay = zmq, context, endpoint.replay
         self._bytes_max = settings.message_bytes_max
-        self.sub = self._open(zmq.SUB, one.endpoint, settings.queue_batches)
-        self.sub.setsockopt(zmq.SUBSCRIBE, one.topic.encode())
+        self.sub = self._open(zmq.SUB, endpoint.endpoint, settings.queue_batches)
+        self.sub.setsockopt(zmq.SUBSCRIBE, endpoint.topic.encode())
         self.dealer: Any = None
 
     def _open(self, kind: int, address: str, high_water: int) -> Any:
@@ -98,25 +101,18 @@ class _Subscription:
 class KvSubscriber:
     """Subscribes to every endpoint in one thread; the worker takes what came."""
 
-    def __init__(
-        self,
-        settings: KvConfig,
-        monotonic_s: Callable[[], float],
-        wake: Callable[[], None] = lambda: None,
-        check_in: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, settings: KvConfig, clock: Clock, health: Health) -> None:
         self.counts = KvCounts()
         self._settings = settings
-        self._monotonic_s = monotonic_s
-        self._wake = wake
-        self._check_in = check_in
-        self._queue: deque[KvBatch] = deque()
+        self._clock = clock
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        """Guards the queue and, with it, ``counts.dropped``; all else belongs to the task."""
+        self._queue: deque[KvBatch] = deque()
+        self._task = Task(NAME, self._receive, health=health, turn_timeout_s=TURN_TIMEOUT_S)
         self._subscriptions: list[_Subscription] = []
         self._zmq: Any = None
         self._context: Any = None
-        self._stop_sender: Any = None
+        self._poller: Any = None
 
     @property
     def queued(self) -> int:
@@ -126,11 +122,11 @@ class KvSubscriber:
     @property
     def alive(self) -> bool:
         """Whether the thread runs."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._task.running
 
     def sequences(self) -> dict[str, SequenceCounts]:
         """Gaps, replays and restarts by endpoint."""
-        return {one.name: one.sequence.counts for one in self._subscriptions}
+        return {subscription.name: subscription.sequence.counts for subscription in self._subscriptions}
 
     def start(self) -> None:
         """Open the sockets and start the thread; returns at once, whether or not anybody is there."""
@@ -140,31 +136,27 @@ class KvSubscriber:
             raise KvUnavailable("pyzmq is not installed: pip install 'tracefit[kv]'") from None
         self._zmq = zmq
         self._context = zmq.Context()
+        self._poller = zmq.Poller()
         try:
-            for one in self._settings.endpoints:
-                self._subscriptions.append(_Subscription(zmq, self._context, one, self._settings))
+            for endpoint in self._settings.endpoints:
+                self._subscriptions.append(_Subscription(zmq, self._context, endpoint, self._settings))
         except KvUnavailable:
             self._close()
-            self._context.term()
             raise
-        control = self._context.socket(zmq.PAIR)
-        control.bind(_CONTROL)
-        self._stop_sender = self._context.socket(zmq.PAIR)
-        self._stop_sender.setsockopt(zmq.LINGER, 0)
-        self._stop_sender.connect(_CONTROL)
-        self._thread = threading.Thread(target=self._run, args=(control,), name="tracefit-kv", daemon=True)
-        self._thread.start()
+        for subscription in self._subscriptions:
+            self._poller.register(subscription.sub, zmq.POLLIN)
+        self._task.start()
 
-    def stop(self, timeout_s: float = 5.0) -> None:
-        """Stop the thread and close the sockets."""
-        if self._thread is None:
-            return
-        self._stop_sender.send(b"", flags=self._zmq.NOBLOCK)
-        self._thread.join(timeout_s)
-        self._stop_sender.close()
-        if not self._thread.is_alive():
-            self._context.term()
-        self._thread = None
+    def stop(self) -> None:
+        """End the task and close the sockets."""
+        if self._task.stop(STOP_TIMEOUT_S) and self._context is not None:
+            self._close()
+
+    def _close(self) -> None:
+        for subscription in self._subscriptions:
+            subscription.close()
+        self._context.term()
+        self._context = None
 
     def take(self) -> list[KvBatch]:
         """What came since the last call, in order of arrival."""
@@ -173,72 +165,56 @@ class KvSubscriber:
             self._queue.clear()
         return out
 
-    # --- the thread -------------------------------------------------------------------------------------------------
+    # --- the task ---------------------------------------------------------------------------------------------------
 
-    def _run(self, control: Any) -> None:
-        zmq = self._zmq
-        poller = zmq.Poller()
-        poller.register(control, zmq.POLLIN)
-        for one in self._subscriptions:
-            poller.register(one.sub, zmq.POLLIN)
-        try:
-            while True:
-                self._check_in()
-                ready = dict(poller.poll(_POLL_MS))
-                if control in ready:
-                    return
-                before = len(self._queue)
-                for one in self._subscriptions:
-                    if one.sub in ready:
-                        self._read(one, one.sub, poller, live=True)
-                    if one.dealer is not None and one.dealer in ready:
-                        self._read(one, one.dealer, poller, live=False)
-                    self._attend(one, poller)
-                if len(self._queue) > before:
-                    self._wake()
-        finally:
-            control.close()
-            self._close()
+    def _receive(self) -> float:
+        ready = dict(self._poller.poll(_POLL_MS))
+        for subscription in self._subscriptions:
+            if subscription.sub in ready:
+                self._read(subscription, subscription.sub, live=True)
+            if subscription.dealer is not None and subscription.dealer in ready:
+                self._read(subscription, subscription.dealer, live=False)
+            self._attend(subscription)
+        return 0.0
 
-    def _close(self) -> None:
-        for one in self._subscriptions:
-            one.close()
-
-    def _attend(self, one: _Subscription, poller: Any) -> None:
+    def _attend(self, subscription: _Subscription) -> None:
         """Ask again for what is missing, or give up on an answer."""
-        now_s = self._monotonic_s()
-        if one.sequence.overdue(now_s):
-            one.hang_up(poller)
-        seq = one.sequence.request(now_s)
+        now_s = self._now_s()
+        if subscription.sequence.overdue(now_s):
+            subscription.hang_up(self._poller)
+        seq = subscription.sequence.request(now_s)
         if seq is not None:
             try:
-                one.ask(seq, poller)
+                subscription.ask(seq, self._poller)
             except (self._zmq.ZMQError, KvUnavailable):
                 return  # overdue in a while, then asked again
 
-    def _read(self, one: _Subscription, socket: Any, poller: Any, *, live: bool) -> None:
+    def _now_s(self) -> float:
+        return self._clock.monotonic_ns() / 1e9
+
+    def _read(self, subscription: _Subscription, socket: Any, *, live: bool) -> None:
+        sequence = subscription.sequence
         for _ in range(_MESSAGES_PER_TURN):
             try:
                 frames = socket.recv_multipart(flags=self._zmq.NOBLOCK)
             except self._zmq.ZMQError:
                 return
-            self.counts.received += 1
-            batch = read_frames(frames, one.name)
-            if batch is None and not live:
-                self.counts.received -= 1  # the end of a replay carries nothing
-                one.sequence.finished()
-                one.hang_up(poller)
+            batch = read_frames(frames, subscription.name)
+            if batch is None and not live:  # the end of a replay carries nothing
+                sequence.finished()
+                subscription.hang_up(self._poller)
                 return
+            self.counts.received += 1
             if batch is None:
                 self.counts.skipped[KvSkip.FRAMES] += 1
             elif isinstance(batch, KvSkip):
                 self.counts.skipped[batch] += 1
             elif live:
-                one.sequence.live(batch.rank, batch.seq)
+                sequence.live(batch.rank, batch.seq)
                 self._accept(batch)
             else:
-                one.sequence.answered(self._monotonic_s())
-                if one.sequence.replayed(batch.rank, batch.seq):
+                sequence.answered(self._now_s())
+                if sequence.replayed(batch.rank, batch.seq):
                     self._accept(batch)
                 else:
                     self.counts.skipped[KvSkip.DUPLICATE] += 1

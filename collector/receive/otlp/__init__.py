@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from .otlp_grpc import METHOD
-from .reception import Reception
+from .receivers import Receivers, make_receivers
 
 __all__ = [
     "METHOD",
-    "Reception",
+    "Receivers",
+    "make_receivers",
 ]

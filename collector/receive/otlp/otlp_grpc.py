@@ -12,9 +12,11 @@ call that waits holds one of few threads.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent import futures
 from typing import NoReturn
 
@@ -23,14 +25,11 @@ from grpc_health.v1 import health as grpc_health
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from collector.config import GrpcConfig, parse_endpoint
-from collector.receive.admission import Refused
-from collector.receive.status import INCOMPLETE, INTERNAL, UNAUTHENTICATED, answer
-from collector.receive.status import Answer as Reply
-from collector.runtime import Clock, StartError, SystemClock
-from collector.telemetry import Outcome, Transport
+from collector.receive.status import INCOMPLETE, INTERNAL, UNAUTHENTICATED, Answer, answer
+from collector.runtime import Clock, Health, StartError, Task
+from collector.telemetry import Outcome
 
-from .grpc_probe import Answer, call_health
-from .watch import SelfCheck
+from .way_in import CHECK_EVERY_S, WayIn
 
 SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
 METHOD = f"/{SERVICE}/Export"
@@ -43,13 +42,14 @@ DEADLINE_MARGIN_S = 0.5
 KEEPALIVE_S = 60
 HANDSHAKE_S = 10
 WATCH_S = 0.5
-CHECK_TIMEOUT_S = 5.0
 STALLED_S = 1.0
 """When too few threads are left, calls that have waited this long for their message give way."""
 
-Offer = Callable[[bytes, str, Transport, float | None], Refused | None]
-TurnAway = Callable[[Transport, Outcome], None]
-Accepts = Callable[[str | None], bool]
+NAME = "grpc-receiver"
+CHECK_TIMEOUT_S = 5.0
+"""For the listener to take a connection, and for the handlers' pool to run a task."""
+CHECK_IN_TIMEOUT_S = 40.0
+"""Two checks may fail, as in a process that got no processor for a while."""
 
 _log = logging.getLogger(__name__)
 
@@ -62,15 +62,8 @@ class _Arrivals:
         self._waiting_max = waiting_max
         self._clock = clock
         self._lock = threading.Lock()
+        """Guards ``_since_ns``."""
         self._since_ns: dict[grpc.ServicerContext, int] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="grpc-arrivals", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stop.set()
 
     def receive(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes | None:
         """The message of a call; None if it ended without one."""
@@ -92,20 +85,19 @@ class _Arrivals:
             patience_ns = min(self._timeout_ns, int(STALLED_S * 1e9)) if crowded else self._timeout_ns
             return [context for context, since_ns in self._since_ns.items() if now_ns - since_ns > patience_ns]
 
-    def _run(self) -> None:
-        while not self._stop.wait(WATCH_S):
-            for context in self.overdue():
-                context.cancel()
+    def cancel_overdue(self) -> float:
+        """A turn of the watch over silent calls."""
+        for context in self.overdue():
+            context.cancel()
+        return WATCH_S
 
 
 class _ExportHandler(grpc.GenericRpcHandler):
     """Routes the one method we serve; grpcio answers UNIMPLEMENTED to all others."""
 
-    def __init__(self, offer: Offer, arrivals: _Arrivals, accepts: Accepts | None, turn_away: TurnAway) -> None:
-        self._offer = offer
+    def __init__(self, way_in: WayIn, arrivals: _Arrivals) -> None:
+        self._way_in = way_in
         self._arrivals = arrivals
-        self._accepts = accepts
-        self._turn_away = turn_away
         self._method: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_unary_rpc_method_handler(self._export)
         self._stranger: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_unary_rpc_method_handler(self._refuse)
 
@@ -113,17 +105,16 @@ class _ExportHandler(grpc.GenericRpcHandler):
         """The handler of a method, None if it is not ours."""
         if handler_call_details.method != METHOD:
             return None
-        if self._accepts is not None and not self._accepts(_authorization(handler_call_details)):
-            return self._stranger
-        return self._method
+        admitted = self._way_in.admits(_authorization(handler_call_details))
+        return self._method if admitted else self._stranger
 
     def _export(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         payload = self._arrivals.receive(messages, context)
         if payload is None:
-            self._turn_away(Transport.GRPC, Outcome.INCOMPLETE)
+            self._way_in.turn_away(Outcome.INCOMPLETE)
             _abort(context, INCOMPLETE)
         try:
-            refused = self._offer(payload, context.peer(), Transport.GRPC, _patience_s(context))
+            refused = self._way_in.offer(payload, context.peer(), _patience_s(context))
         except Exception:  # noqa: BLE001 -- an exception's text would reach the client as status UNKNOWN
             _log.exception("export failed")
             _abort(context, INTERNAL)
@@ -132,7 +123,7 @@ class _ExportHandler(grpc.GenericRpcHandler):
         return RESPONSE_OK
 
     def _refuse(self, _: Iterator[bytes], context: grpc.ServicerContext) -> NoReturn:
-        self._turn_away(Transport.GRPC, Outcome.UNAUTHENTICATED)
+        self._way_in.turn_away(Outcome.UNAUTHENTICATED)
         _abort(context, UNAUTHENTICATED)
 
 
@@ -146,36 +137,42 @@ def _patience_s(context: grpc.ServicerContext) -> float | None:
     return None if remaining_s is None else max(remaining_s - DEADLINE_MARGIN_S, 0.0)
 
 
-def _abort(context: grpc.ServicerContext, reply: Reply) -> NoReturn:
+def _abort(context: grpc.ServicerContext, reply: Answer) -> NoReturn:
     context.set_trailing_metadata(reply.trailers)
     context.abort(reply.code, reply.text)
 
 
 class OtlpGrpcReceiver:
-    """A server on one endpoint; ``start`` once, ``stop`` once."""
+    """A server on one endpoint; ``port`` is known after ``start``, 0 before."""
 
     def __init__(
         self,
         config: GrpcConfig,
-        offer: Offer,
+        way_in: WayIn,
         *,
+        health: Health,
+        clock: Clock,
+        grace_s: float,
         credentials: grpc.ServerCredentials | None = None,
-        accepts: Accepts | None = None,
-        turn_away: TurnAway = lambda _transport, _outcome: None,
-        clock: Clock | None = None,
-        check_in: Callable[[], None] = lambda: None,
     ) -> None:
-        self._port = 0
+        self.port = 0
         self._endpoint = parse_endpoint(config.endpoint)
+        self._way_in = way_in
+        self._grace_s = grace_s
         self._credentials = credentials
-        self._health = grpc_health.HealthServicer()
+        self._health_service = grpc_health.HealthServicer()
         waiting_max = max(config.threads - 2, 1)
-        self._arrivals = _Arrivals(config.receive_timeout_s, waiting_max, clock or SystemClock())
-        pool = futures.ThreadPoolExecutor(config.threads, thread_name_prefix="grpc")
-        self.check = SelfCheck(self._call, pool, check_in)
+        arrivals = _Arrivals(config.receive_timeout_s, waiting_max, clock)
+        self._watch = Task("grpc-arrivals", arrivals.cancel_overdue)
+        self._check = Task(
+            NAME, self._check_server, health=health, turn_timeout_s=CHECK_IN_TIMEOUT_S, is_well=self._is_well
+        )
+        self._serves = True
+        self._serving_threads: list[threading.Thread] = []
+        self._pool = futures.ThreadPoolExecutor(config.threads, thread_name_prefix="grpc")
         self._server = grpc.server(
-            pool,
-            handlers=[_ExportHandler(offer, self._arrivals, accepts, turn_away)],
+            self._pool,
+            handlers=[_ExportHandler(way_in, arrivals)],
             options=[
                 ("grpc.so_reuseport", 0),  # by default a second sidecar on the same port starts and shares it silently
                 ("grpc.max_receive_message_length", config.max_recv_msg_size_mib << 20),  # holds after decompression
@@ -187,38 +184,70 @@ class OtlpGrpcReceiver:
                 ("grpc.keepalive_timeout_ms", 20_000),
             ],
         )
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health_service, self._server)
 
-    def start(self) -> int:
-        """Bind and serve; the port taken."""
+    def start(self) -> None:
+        """Bind and serve, or raise StartError."""
+        self.port = self._bind()
+        threads_before = set(threading.enumerate())
+        self._server.start()
+        new_threads = set(threading.enumerate()) - threads_before
+        self._serving_threads = [thread for thread in new_threads if thread.name.endswith("(_serve)")]
+        self._watch.start()
+        for name in ("", SERVICE):
+            self._health_service.set(name, health_pb2.HealthCheckResponse.SERVING)
+        self._check.start()
+
+    def _bind(self) -> int:
         endpoint = str(self._endpoint)
-        try:
+        port = 0
+        with contextlib.suppress(RuntimeError):
             if self._credentials is None:
-                port: int = self._server.add_insecure_port(endpoint)
+                port = self._server.add_insecure_port(endpoint)
             else:
                 port = self._server.add_secure_port(endpoint, self._credentials)
-        except RuntimeError:
-            port = 0
         if port == 0:
             raise StartError(
                 f"cannot listen on {endpoint} for OTLP/gRPC: the port is in use or the address is not ours"
             )
-        self._server.start()
-        self._arrivals.start()
-        for name in ("", SERVICE):
-            self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        self._port = port
-        self.check.start()
         return port
 
-    def _call(self) -> Answer:
-        return call_health(
-            self._endpoint.address, self._port, tls=self._credentials is not None, timeout_s=CHECK_TIMEOUT_S
-        )
-
-    def stop(self, grace_s: float) -> None:
+    def stop(self) -> bool:
         """Health flips, new calls are UNAVAILABLE, calls in flight get ``grace_s`` to finish."""
-        self.check.stop()
-        self._health.enter_graceful_shutdown()
-        self._server.stop(grace_s).wait(grace_s + 1.0)
-        self._arrivals.stop()
+        self._check.request_stop()
+        self._health_service.enter_graceful_shutdown()
+        self._server.stop(self._grace_s).wait(self._grace_s + 1.0)
+        self._watch.request_stop()
+        return True
+
+    # --- does it still receive --------------------------------------------------------------------------------------
+
+    def _is_well(self) -> bool:
+        return self._serves and self._way_in.flows()
+
+    def _check_server(self) -> float:
+        """A turn of the check: whatever stands between a client's connection and a handler is there and moves."""
+        self._serves = (
+            self._listens() and all(map(threading.Thread.is_alive, self._serving_threads)) and self._pool_runs()
+        )
+        return CHECK_EVERY_S
+
+    def _listens(self) -> bool:
+        """Whether the listener takes a connection; one that it closes at once, for lack of a place, is as good."""
+        address = self._endpoint.address
+        for own_address in (address, "127.0.0.1") if address == "::" else (address,):
+            try:
+                socket.create_connection((own_address, self.port), CHECK_TIMEOUT_S).close()
+            except OSError:  # nobody listens, or we have no descriptor left: clients fare no better
+                continue
+            return True
+        return False
+
+    def _pool_runs(self) -> bool:
+        """Whether one of the handlers' threads is free, or becomes so in time."""
+        ran = threading.Event()
+        try:
+            self._pool.submit(ran.set)
+        except RuntimeError:  # shut down
+            return False
+        return ran.wait(CHECK_TIMEOUT_S)

@@ -19,10 +19,10 @@ AFTER_S = 600.0
 def watched(later, *, minutes=11, first=None):
     clock = FakeClock()
     watch = StallWatch(clock, AFTER_S)
-    watch.saw(first or Progress())
+    watch.record(first or Progress())
     for _ in range(minutes):
         clock.advance(60)
-        watch.saw(later)
+        watch.record(later)
     return clock, watch
 
 
@@ -44,9 +44,9 @@ def test_it_takes_its_time_and_ends_with_the_first_row():
     clock, watch = watched(Progress(spans_understood=1), minutes=9)
     assert watch.stalled() is None
     clock.advance(61)
-    watch.saw(Progress(spans_understood=2))
+    watch.record(Progress(spans_understood=2))
     assert watch.stalled() is Stall.JOIN
-    watch.saw(Progress(spans_understood=3, rows_offered=1, rows_learned=1))
+    watch.record(Progress(spans_understood=3, rows_offered=1, rows_learned=1))
     assert watch.stalled() is None
 
 
@@ -54,7 +54,7 @@ def test_silence_is_no_stall():
     clock, watch = watched(Progress(spans_understood=1))
     clock.advance(AFTER_S + 1)
     assert watch.stalled() is None
-    watch.saw(Progress(spans_understood=2))
+    watch.record(Progress(spans_understood=2))
     assert watch.stalled() is None, "the first span after a quiet night begins anew"
 
 

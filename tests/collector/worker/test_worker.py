@@ -20,16 +20,18 @@ from collector.telemetry.table import (
     WORKER_FAILED_SPANS,
     WORKER_LAG,
 )
+from collector.worker import worker
 from collector.worker.publish import Publisher, SnapshotWriter
-from collector.worker.worker import CHECK_IN_TIMEOUT_S, Worker
+from collector.worker.stall import StallWatch
+from collector.worker.worker import TURN_TIMEOUT_S, Worker
 from tests.support import exporter_cases as cases
-from tests.support.builders import CountingProcessor, FakeClock, as_json, eventually
+from tests.support.builders import CountingProcessor, FakeClock, NoKeeper, as_json, eventually
 
 
 class House:
     """A worker with everything around it, and a clock that moves by hand."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, drain_s=10.0):
         self.clock = FakeClock()
         self.metrics = Metrics(CollectorRegistry())
         self.health = Health(self.clock)
@@ -42,13 +44,19 @@ class House:
             self.queue,
             self.processor,
             self.publisher,
+            NoKeeper(),
+            take_kv=tuple,
+            stall_watch=StallWatch(self.clock, 600.0),
+            batch_bytes=100,
+            drain_s=drain_s,
             health=self.health,
             metrics=self.metrics,
             clock=self.clock,
-            batch_bytes=100,
             on_death=self.died,
         )
-        self.writer = SnapshotWriter(directory, self.publisher, self.metrics, self.clock, interval_s=3600)
+        self.writer = SnapshotWriter(
+            directory, self.publisher, 3600, metrics=self.metrics, health=self.health, clock=self.clock
+        )
 
     def died(self):
         self.deaths += 1
@@ -73,11 +81,13 @@ def test_queued_exports_are_learned_from_together_and_make_room(house):
 
 
 def test_a_turn_without_work_checks_in(house):
-    house.worker._health.register("worker", CHECK_IN_TIMEOUT_S)
-    house.clock.advance(CHECK_IN_TIMEOUT_S + 1)
-    assert not house.health.alive()
-    house.worker.step(0)
-    assert house.health.alive()
+    house.worker.start()
+    for _ in range(3):
+        house.clock.advance(TURN_TIMEOUT_S + 1)
+        eventually(house.health.alive)
+    assert house.worker.stop()
+    house.clock.advance(TURN_TIMEOUT_S + 1)
+    assert house.health.alive(), "who ended as it should is not late"
 
 
 def test_a_batch_that_fails_is_counted_and_makes_room(house):
@@ -91,22 +101,22 @@ def test_a_batch_that_fails_is_counted_and_makes_room(house):
 def test_a_closed_queue_is_drained_before_the_worker_ends(house):
     for _ in range(50):
         house.put()
-    house.queue.close()
     house.worker.start()
-    assert house.worker.finish(10, 1)
+    assert house.worker.stop()
     assert sum(len(batch) for batch in house.processor.batches) == 50
     assert house.publisher.current().generation >= 1
 
 
-def test_a_worker_that_cannot_finish_in_time_says_so(house):
+def test_a_worker_that_cannot_finish_in_time_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker, "LAST_BATCH_S", 0.05)
+    house = House(tmp_path, drain_s=0.05)
     house.processor.gate.clear()
     house.put(size_bytes=100)
     house.put(size_bytes=100)
-    house.queue.close()
     house.worker.start()
-    assert not house.worker.finish(0.05, 0.05)
+    assert not house.worker.stop()
     house.processor.gate.set()
-    eventually(lambda: not house.worker._thread.is_alive())
+    assert house.worker._task.join(10)
     assert len(house.processor.batches) == 1, "the rest is left"
 
 
@@ -118,7 +128,7 @@ def test_a_worker_that_dies_tells_the_process(house, monkeypatch):
     house.put()
     house.worker.start()
     eventually(lambda: house.deaths == 1)
-    assert not house.worker.finish(1, 1)
+    assert not house.worker.stop()
 
 
 def test_a_generation_is_made_only_when_something_was_learned_and_not_too_often(house):

@@ -1,0 +1,13 @@
+"""HTTP/1.1 from the standard library, bounded; a room of its own, because it costs an import that few need."""
+
+from __future__ import annotations
+
+from .bounded_server import HttpServer
+from .handler import Handler, Reply, page_handler
+
+__all__ = [
+    "Handler",
+    "HttpServer",
+    "Reply",
+    "page_handler",
+]

@@ -7,7 +7,7 @@ import json
 import grpc
 import pytest
 
-from collector.durable.keeper import CHECK_IN_TIMEOUT_S, NAME
+from collector.durable.keeper import _PAUSE_S, CHECK_IN_TIMEOUT_S, NAME
 from collector.durable.store import NAME as STATE
 from collector.durable.store import PREVIOUS_NAME
 from collector.runtime.clock import SystemClock
@@ -123,9 +123,8 @@ def test_two_sidecars_cannot_share_a_journal(tmp_path):
 def test_a_writer_that_hangs_makes_the_process_not_alive(tmp_path, monkeypatch):
     with running_sidecar(tmp_path) as sidecar:
         assert sidecar.health.alive()
-        late = sidecar.health._seen_ns[NAME] - int((CHECK_IN_TIMEOUT_S + 1) * 1e9)
-        monkeypatch.setattr(sidecar.health, "check_in", lambda _: None)
-        sidecar.health._seen_ns[NAME] = late
+        monkeypatch.setattr(sidecar.health, "check_in", lambda *_: None)
+        sidecar.health._due_ns[NAME] -= int((CHECK_IN_TIMEOUT_S + _PAUSE_S + 1) * 1e9)
         assert sidecar.health.late() == (NAME,)
     assert SystemClock().monotonic_ns() > 0
 

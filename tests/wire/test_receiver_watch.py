@@ -167,12 +167,23 @@ def authority(tmp_path):
 
 
 @pytest.mark.parametrize("days", [2, -1])
-def test_who_is_turned_away_by_tls_also_an_expired_one_does_not_matter_to_health(tmp_path, authority, days):
+def test_where_strangers_are_turned_away_the_handlers_threads_have_to_run(tmp_path, authority, hang, monkeypatch, days):
+    monkeypatch.setattr(otlp_grpc, "CHECK_TIMEOUT_S", 0.1)
     cert, key = authority.pair("server", days=days)
     settings = {"CERT_FILE": str(cert), "KEY_FILE": str(key), "CLIENT_CA_FILE": str(authority.ca)}
     with running_sidecar(tmp_path, **{f"RECEIVERS__TLS__{k}": v for k, v in settings.items()}) as sidecar:
-        sidecar._receivers.grpc._check_server()
-        assert sidecar._receivers.grpc._is_well()
+        receiver = sidecar._receivers.grpc
+
+        def is_well():
+            receiver._check_server()
+            return receiver._is_well()
+
+        eventually(is_well)
+        held = [receiver._pool.submit(hang) for _ in range(sidecar.config.receivers.grpc.threads)]
+        assert not is_well()
+        hang.over.set()
+        assert [task.result(20) for task in held] == [None] * len(held)
+        eventually(is_well)
 
 
 def test_a_full_server_is_well(clock):

@@ -27,7 +27,7 @@ from .snapshot import (
     TargetSnapshot,
 )
 from .state import StateError
-from .target import RLS, BankSettings, Model, check_settings, make_learner
+from .target import RLS, BankSettings, Learner, check_settings, make_learner, make_rls, publishes
 
 __all__ = [
     "PHASES",
@@ -44,7 +44,7 @@ __all__ = [
     "Floats",
     "Ints",
     "Lane",
-    "Model",
+    "Learner",
     "ModelSnapshot",
     "Quality",
     "ResidualSnapshot",
@@ -56,6 +56,8 @@ __all__ = [
     "TargetSnapshot",
     "check_settings",
     "make_learner",
+    "make_rls",
     "merge_states",
+    "publishes",
     "strata_of",
 ]

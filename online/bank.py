@@ -16,17 +16,14 @@ import copy
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
-from online.features import Facts, FeatureSet, build, custom
-from online.rls import Prior, donation
+from online.features import Fact, Facts, FeatureSet, build, custom
+from online.rls import Prior
 from online.target import CUSTOM, BankSettings, TargetState, check_settings
-from online.transfer import Donor, DonorPool, donor_of
+from online.transfer import Donor, DonorPool, Priors, donor_of, priors_of
 
 from .rows import Lane, RowBlock, RowOutcome, Target
 from .snapshot import TargetSnapshot
 from .state import State, StateError, decode, encode
-
-Known = dict[str, str | int | float | bool]
-Priors = dict[tuple[str, str, tuple[str, ...]], Prior]
 
 
 class Bank:
@@ -46,9 +43,8 @@ class Bank:
         self.learned_rows = 0
         self.evictions = 0
         self._configs: OrderedDict[str, dict[Target, TargetState]] = OrderedDict()
-        self._facts: dict[str, Known] = {}
+        self._facts: dict[str, dict[str, Fact]] = {}
         self._priors: dict[str, Priors] = {}
-        self._donors: list[tuple[Known, Priors]] = []
         self.pool = DonorPool()
 
     # ---------------------------------------------------------------- rows in
@@ -57,14 +53,11 @@ class Bank:
         """Learn rows of one target; what became of them."""
         if not len(rows):
             return Counter()
-        state = self._state(config_id, target)
-        design, outcome = state.evaluate(rows)
-        if len(design):
-            state.learn(design, quick=lane is Lane.QUICK)
-            self.learned_rows += len(design)
+        outcome = self._target(config_id, target).learn(rows, quick=lane is Lane.QUICK)
+        self.learned_rows += outcome[RowOutcome.LEARNED]
         return outcome
 
-    def _state(self, config_id: str, target: Target) -> TargetState:
+    def _target(self, config_id: str, target: Target) -> TargetState:
         if config_id not in self._configs:
             while len(self._configs) >= self.settings.bank.configs_max:
                 self.drop(next(iter(self._configs)))
@@ -81,9 +74,9 @@ class Bank:
         facts = self._facts.get(config_id, {})
         priors = self._priors.get(config_id, {})
 
-        def prior_for(name: str, columns: tuple[str, ...]) -> Prior | None:
-            same_model = priors.get((state.target.value, name, columns))
-            return same_model or self.pool.prior(name, state.target, facts)
+        def prior_for(features: FeatureSet) -> Prior | None:
+            same_model = priors.get((state.target.value, features.name, features.names))
+            return same_model or self.pool.prior(features.name, state.target, facts)
 
         for names, published in ((self.settings.feature_sets, True), (self.settings.live_sets, False)):
             for name in names:
@@ -105,9 +98,9 @@ class Bank:
         known.update(facts)
         self._forget_unlearned()
         if config_id not in self._priors:
-            donor = self._donor(known)
-            if donor is not None:
-                self._take_priors(config_id, donor)
+            priors = self.pool.same_model(known)
+            if priors:
+                self._set_priors(config_id, priors)
         for state in self._configs.get(config_id, {}).values():
             self._offer(config_id, state)
 
@@ -129,56 +122,40 @@ class Bank:
             self._configs[new] = targets
             self._priors.setdefault(new, priors)
         else:
-            self._join(new, targets)
+            self._merge_targets(new, targets)
 
     def inherit(self, config_id: str, donor_id: str) -> None:
         """A configuration changed: start the new one's models with the old one's coefficients as the prior."""
         if donor_id in self._configs and donor_id != config_id:
-            self._take_priors(config_id, self._donated(donor_id))
+            self._set_priors(config_id, priors_of(self.statistics(donor_id)))
 
-    def _take_priors(self, config_id: str, priors: Priors) -> None:
+    def _set_priors(self, config_id: str, priors: Priors) -> None:
         self._priors[config_id] = priors
         for target, state in self._configs.get(config_id, {}).items():
-            for name, model in state.rls_models():
-                if not model.started and model.prior is None:
-                    model.prior = priors.get((target.value, name, model.features.names))
-
-    def _donated(self, config_id: str) -> Priors:
-        found: Priors = {}
-        for target, state in self._configs[config_id].items():
-            for name, model in copy.deepcopy(state).rls_models():
-                prior = donation(model)
+            for learner in state.publishers():
+                prior = priors.get((target.value, learner.features.name, learner.features.names))
                 if prior is not None:
-                    found[target.value, name, model.features.names] = prior
-        return found
-
-    def _donor(self, facts: Known) -> Priors | None:
-        """The donor of the same model that shares most other facts; coefficients do not travel between models."""
-        same = [(d, p) for d, p in self._donors if "model" in facts and d.get("model") == facts["model"]]
-        if not same:
-            return None
-        return max(same, key=lambda donor: sum(donor[0].get(k) == v for k, v in facts.items()))[1]
+                    learner.offer_prior(prior)
 
     def add_donors(self, data: bytes) -> int:
         """Learn what other configurations may start from out of a state file; how many donors it held."""
         donors = Bank(self.settings)
         donors.restore(data)
         for config_id in donors.configs():
-            self._donors.append((donors._facts.get(config_id, {}), donors._donated(config_id)))
             self.pool.add(donors.statistics(config_id))
-        del self._donors[: -self.pool.configs_max]
         return len(donors.configs())
 
     def statistics(self, config_id: str) -> list[Donor]:
         """What one configuration knows, per target and feature set, to be pooled with others."""
-        found: list[Donor] = []
+        donors: list[Donor] = []
         for state in self._configs[config_id].values():
-            for _, model in copy.deepcopy(state).rls_models():
-                if model.started:
-                    model.release()
-                donor = donor_of(config_id, self._facts.get(config_id, {}), model)
-                found += [] if donor is None else [donor]
-        return found
+            for learner in copy.deepcopy(state).publishers():
+                prior = learner.donation()
+                if learner.started:
+                    learner.refit(release=True)
+                donor = donor_of(config_id, self.facts(config_id), learner, prior)
+                donors += [] if donor is None else [donor]
+        return donors
 
     def facts(self, config_id: str) -> Facts:
         """What is known of a configuration."""
@@ -197,14 +174,14 @@ class Bank:
 
     def targets(self, config_id: str) -> dict[str, TargetSnapshot]:
         """What is published of a configuration now, partial blocks included."""
-        found: dict[str, TargetSnapshot] = {}
+        snapshots: dict[str, TargetSnapshot] = {}
         for target, state in self._configs.get(config_id, {}).items():
             flushed = copy.deepcopy(state)
             flushed.flush()
             snapshot = flushed.snapshot()
             if snapshot is not None:
-                found[target.value] = snapshot
-        return dict(sorted(found.items()))
+                snapshots[target.value] = snapshot
+        return dict(sorted(snapshots.items()))
 
     # ---------------------------------------------------------------- state
 
@@ -250,7 +227,7 @@ class Bank:
         if priors:
             self._priors[config_id] = priors
         for target, state in saved["targets"].items():
-            left_out = self._state(config_id, Target(target)).restore(state)
+            left_out = self._target(config_id, Target(target)).restore(state)
             skipped += [f"{config_id}/{target}/{name}" for name in left_out]
         return skipped
 
@@ -261,10 +238,10 @@ class Bank:
             if config_id not in self._configs:
                 self._configs[config_id] = targets
             else:
-                self._join(config_id, targets)
+                self._merge_targets(config_id, targets)
         self.learned_rows += other.learned_rows
 
-    def _join(self, config_id: str, targets: dict[Target, TargetState]) -> None:
+    def _merge_targets(self, config_id: str, targets: dict[Target, TargetState]) -> None:
         mine = self._configs[config_id]
         for target, state in targets.items():
             if target in mine:

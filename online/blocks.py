@@ -58,7 +58,11 @@ class Groups:
 
 @dataclass(slots=True)
 class Design:
-    """Evaluated rows; see the module's docstring for shapes. ``complete``: no x is NaN, known without looking."""
+    """Evaluated rows; see the module's docstring for shapes.
+
+    ``complete``: no x is NaN, known without looking. ``base_us``: what another learner predicts, (n,), for one that
+    corrects it.
+    """
 
     x: Floats
     phase: Floats
@@ -70,6 +74,7 @@ class Design:
     end_ns: Ints
     complete: bool = False
     groups: Groups | None = None
+    base_us: Floats | None = None
 
     def __len__(self) -> int:
         """Number of rows n."""
@@ -148,7 +153,7 @@ class Design:
         return Design(**joined, complete=all(part.complete for part in parts))
 
 
-DESIGN_FIELDS = tuple(f.name for f in fields(Design) if f.name not in ("complete", "groups"))
+DESIGN_FIELDS = tuple(f.name for f in fields(Design) if f.name not in ("complete", "groups", "base_us"))
 
 
 class Cutter:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -129,6 +130,29 @@ def unpack(target: object, names: Iterable[str], state: Mapping[str, Any]) -> No
     checked = {name: _fitting(target, name, state) for name in names}
     for name, value in checked.items():
         setattr(target, name, value)
+
+
+def pack_paths(source: object, paths: Mapping[str, str]) -> State:
+    """Attributes of an object and of its members by their names in the state: name -> dotted path."""
+    state: State = {}
+    for name, path in paths.items():
+        owner, attribute = _owner(source, path)
+        state[name] = pack(owner, (attribute,))[attribute]
+    return state
+
+
+def unpack_paths(target: object, paths: Mapping[str, str], state: Mapping[str, Any]) -> None:
+    """Set them again; see :func:`unpack`."""
+    for name, path in paths.items():
+        owner, attribute = _owner(target, path)
+        if name not in state:
+            raise StateError(f"{path} is missing")
+        unpack(owner, (attribute,), {attribute: state[name]})
+
+
+def _owner(source: object, path: str) -> tuple[object, str]:
+    members, _, attribute = path.rpartition(".")
+    return attrgetter(members)(source) if members else source, attribute
 
 
 def _fitting(target: object, name: str, state: Mapping[str, Any]) -> Any:

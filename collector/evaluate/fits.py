@@ -1,21 +1,22 @@
 """Systems learned on a recording: frozen at the cut, and prequential over all of it.
 
-The learner is the bank's (``online.make``), fed in blocks of 32 rows as live; what is scored after the cut are the
+The learner is the bank's default, fed in blocks of 32 rows as live; what is scored after the cut are the
 published coefficients, which then learn nothing more. Rows in which a system does not know a column are scored by
 nobody of that system, and counted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from collector.identity import Fact
-from online import RLS, Design, Floats, Model, RowBlock, Target, make_learner, strata_of
+from online import Design, Floats, Learner, RowBlock, Target, make_rls, strata_of
 from online.features import FeatureSet, build
 from online.prediction import stratum_name
-from online.river import QUANTILE, QuantileLearner, ResidualLearner, RiverLearner
+from online.river import QuantileLearner
 from online.rls import LearnerSettings, Prior, RlsLearner
 
 BLOCK_ROWS = 32
@@ -33,7 +34,7 @@ class Fit:
 
     system: str
     features: FeatureSet
-    learner: Model
+    learner: RlsLearner
     identifiable: int
     rows: int
 
@@ -43,12 +44,12 @@ class Fit:
         return len(self.features)
 
     def predict(self, rows: RowBlock) -> Floats:
-        """Microseconds per row by the published coefficients, (n,); NaN where a column is not known."""
+        """See :func:`predict`."""
         return predict(self.learner, self.features, rows)
 
     def interval(self, rows: RowBlock) -> tuple[Floats, Floats] | None:
         """10th and 90th percentile of observed / predicted as published for each row's stratum, (n,) each."""
-        published = self.learner.intervals.snapshot() if isinstance(self.learner, RlsLearner) else None
+        published = self.learner.members.champion.intervals.snapshot()
         if published is None:
             return None
         pooled = (published.p10, published.p50, published.p90)
@@ -67,30 +68,33 @@ def design(features: FeatureSet, rows: RowBlock) -> Design:
     return whole if known.all() else whole.take(known)
 
 
-def learn(features: FeatureSet, rows: RowBlock, learner: str = RLS, prior: Prior | None = None) -> Model | None:
+def blocks(rows: Design) -> Iterator[Design]:
+    """Rows in blocks, as live."""
+    for start in range(0, len(rows), BLOCK_ROWS):
+        yield rows.slice(start, min(start + BLOCK_ROWS, len(rows)))
+
+
+def learn(features: FeatureSet, rows: RowBlock, prior: Prior | None = None) -> RlsLearner | None:
     """A learner fed with all rows; None when they were too few to begin."""
-    model = make_learner(learner, features, LearnerSettings(), prior)
-    if isinstance(model, ResidualLearner):
-        return None  # corrects another learner's prediction; it has none of its own
-    made = design(features, rows)
-    for start in range(0, len(made), BLOCK_ROWS):
-        model.learn(made.slice(start, min(start + BLOCK_ROWS, len(made))))
-    return model if model.started else None
+    learner = make_rls(features, LearnerSettings(), prior)
+    _learn_blocks(learner, features, rows)
+    return learner if learner.started else None
 
 
-def predict(model: Model, features: FeatureSet, rows: RowBlock) -> Floats:
-    """Microseconds per row, (n,)."""
+def _learn_blocks(learner: Learner, features: FeatureSet, rows: RowBlock) -> None:
+    for block in blocks(design(features, rows)):
+        learner.learn(block)
+
+
+def predict(learner: RlsLearner, features: FeatureSet, rows: RowBlock) -> Floats:
+    """Microseconds per row by the published coefficients, (n,); NaN where a column is not known."""
+    beta = learner.members.slow.beta[: len(features)]
     with np.errstate(invalid="ignore", over="ignore"):
         x = features.evaluate(rows)
         known = np.isfinite(x).all(axis=1)
-        out = np.full(len(rows), np.nan)
-        if not known.any():
-            return out
-        if isinstance(model, RlsLearner):
-            out[known] = model.predict(x[known], live=False)
-        elif isinstance(model, RiverLearner):
-            out[known] = model.predict(x[known], rows.steps[known].astype(np.float64))
-    return out
+        prediction = np.full(len(rows), np.nan)
+        prediction[known] = x[known] @ beta
+    return prediction
 
 
 def fit(system: str, target: Target, facts: dict[str, Fact], rows: RowBlock) -> Fit | None:
@@ -156,24 +160,20 @@ def prequential(system: str, facts: dict[str, Fact], rows: RowBlock, points: int
     if features is None:
         return None
     settings = LearnerSettings()
-    model = make_learner(RLS, features, settings)
-    assert isinstance(model, RlsLearner)  # noqa: S101  RLS makes one
-    made = design(features, rows)
+    learner = make_rls(features, settings)
     errors: list[Floats] = []
     ends: list[int] = []
     course = Course()
     reported = 0
-    for start in range(0, len(made), BLOCK_ROWS):
-        block = made.slice(start, min(start + BLOCK_ROWS, len(made)))
-        if model.started and start >= settings.start_rows:
-            predicted = model.predict(block.x, live=True)
+    for number, block in enumerate(blocks(design(features, rows))):
+        if learner.started and number * BLOCK_ROWS >= settings.start_rows:
+            predicted = learner.predict(block)
             errors.append(np.abs(predicted - block.elapsed_us) / block.elapsed_us)
             ends.append(int(block.end_ns[-1]))
-        model.learn(block)
-        drift = getattr(model, "drift", None)
-        found = drift.snapshot() if drift is not None else None
-        if found is not None and found.count > reported:
-            reported = found.count
+        learner.learn(block)
+        drift = learner.members.drift.snapshot()
+        if drift.count > reported:
+            reported = drift.count
             course.drifts_ns.append(int(block.end_ns[-1]))
     if not errors:
         return course
@@ -192,11 +192,9 @@ def quantile_coverage(facts: dict[str, Fact], learned: RowBlock, scored: RowBloc
     features = build("rece", Target.STEP_TIME, facts)
     if features is None:
         return None
-    model = learn(features, learned, QUANTILE)
-    if not isinstance(model, QuantileLearner):
+    learner, test = QuantileLearner(features), design(features, scored)
+    _learn_blocks(learner, features, learned)
+    if not learner.started or len(test) == 0:
         return None
-    made = design(features, scored)
-    if len(made) == 0:
-        return None
-    bounds = model.interval(made.x, made.steps)
-    return float(np.mean((made.elapsed_us >= bounds[:, 0]) & (made.elapsed_us <= bounds[:, 2])))
+    bounds = learner.interval(test)
+    return float(np.mean((test.elapsed_us >= bounds[:, 0]) & (test.elapsed_us <= bounds[:, 2])))

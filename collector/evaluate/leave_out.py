@@ -17,7 +17,7 @@ import numpy as np
 from collector.identity import IDENTITY, Fact
 from online import Target
 from online.features.systems import BSR_ARD, HFD_TL, PORTABLE, RECE, SYSTEMS, System
-from online.rls import Prior, RlsLearner
+from online.rls import Prior
 from online.transfer import Donor
 from online.transfer import configuration_space as rece
 from online.transfer import population as transfer
@@ -76,7 +76,7 @@ def _donor(system: System, capture: Capture) -> Donor | None:
     if features is None:
         return None
     model = learn(features, capture.full[STEP].rows)
-    return transfer.donor_of(capture.name, capture.facts, model) if isinstance(model, RlsLearner) else None
+    return None if model is None else transfer.donor_of(capture.name, capture.facts, model)
 
 
 def _variants(system: System, capture: Capture, donors: Sequence[Donor]) -> list[Transfer]:

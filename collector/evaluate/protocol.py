@@ -10,7 +10,6 @@ import numpy as np
 
 from collector.identity import Fact
 from online import REQUEST_FEATURES, Floats, Quality, RowBlock, Snapshot, Target
-from online.rls import RlsLearner
 
 from .captures import Capture
 from .fits import Course, Fit, ape, fit, prequential, quantile_coverage, rows_to_goal
@@ -229,7 +228,7 @@ def _picture(made: Fit, scored: RowBlock, course: Course | None) -> Picture:
     clipped = np.clip(ratio, -HISTOGRAM_REACH, HISTOGRAM_REACH)
     course = course or Course()
     start_ns = course.end_ns[0] if course.end_ns else 0
-    snapshot = made.learner.snapshot() if isinstance(made.learner, RlsLearner) else None
+    snapshot = made.learner.snapshot()
     return Picture(
         observed_us=scored.elapsed_us[chosen].tolist(),
         predicted_us=prediction[chosen].tolist(),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from .cells import Fit
+from .cells import SpeedFit
 from .detectors import DriftSettings, make_detector
 from .monitor import DriftMonitor, Verdict
 
 __all__ = [
     "DriftMonitor",
     "DriftSettings",
-    "Fit",
+    "SpeedFit",
     "Verdict",
     "make_detector",
 ]

@@ -31,7 +31,7 @@ _STATE = ("rows", "log_y", "spread", "x")
 
 
 @dataclass(slots=True)
-class Fit:
+class SpeedFit:
     """beta (p,), the robust scale of its relative residuals, and the evidence: A (p, p) and its effective rows."""
 
     beta: Floats
@@ -57,7 +57,7 @@ class Fit:
 
 
 @dataclass(slots=True)
-class Rows:
+class CellRows:
     """What a block says to the cells: x (n, p), e (n,) against their references, and the beta that predicted."""
 
     x: Floats
@@ -89,7 +89,7 @@ class Cells:
         predicted: Floats = self.x[ids] @ beta
         return self.log_y[ids] - np.log(np.maximum(predicted, TINY))
 
-    def learn(self, groups: Groups, usual: Floats, rows: Rows, settings: DriftSettings) -> None:
+    def learn(self, groups: Groups, usual: Floats, rows: CellRows, settings: DriftSettings) -> None:
         """Move the references of the visited cells toward these rows, which are in the order of the groups."""
         ids, starts, count = groups.ids, groups.starts, groups.sizes
         before, spread = self.rows[ids], self.spread[ids]

@@ -34,7 +34,7 @@ from online.rows import Floats, Ints, Mask
 from online.snapshot import DriftSnapshot
 from online.state import State, pack, unpack
 
-from .cells import Cells, Fit, Rows
+from .cells import CellRows, Cells, SpeedFit
 from .detectors import DriftSettings, Never, make_detector
 
 _CLIP = 8.0
@@ -91,7 +91,7 @@ class DriftMonitor:
         self.alarms = self.confirmed = self.refuted = 0
         self.last: tuple[int, float] | None = None
 
-    def learn(self, cell: Ints, x: Floats, log_ratio: Floats, fit: Fit, end_ns: int) -> Verdict:
+    def learn(self, cell: Ints, x: Floats, log_ratio: Floats, fit: SpeedFit, end_ns: int) -> Verdict:
         """One block: x (n, p), log_ratio = log(y / x beta) (n,), and the fit that predicted."""
         if isinstance(self.detector, Never):
             return Verdict.NOTHING  # nobody would compare, so nothing is remembered
@@ -113,7 +113,7 @@ class DriftMonitor:
         e = log_ratio - np.repeat(reference, sizes)
         u = np.minimum(np.maximum(e / np.repeat(spread, sizes), -_CLIP), _CLIP)
         if all_known:
-            cells.learn(groups, usual, Rows(x, e, fit.beta), settings)
+            cells.learn(groups, usual, CellRows(x, e, fit.beta), settings)
         else:
             keep = np.repeat(known, sizes) | (np.abs(log_ratio) < _STALL)
             self._meet(cell[order][keep], x[keep], log_ratio[keep], fit)
@@ -123,7 +123,7 @@ class DriftMonitor:
         back[order] = np.arange(len(order))
         return self._judge(e[back], u[back], end_ns)
 
-    def _meet(self, cell: Ints, x: Floats, log_ratio: Floats, fit: Fit) -> None:
+    def _meet(self, cell: Ints, x: Floats, log_ratio: Floats, fit: SpeedFit) -> None:
         """Learn references where some are new, from rows without the stalls, which must not become one; by cell."""
         if not len(cell):
             return
@@ -133,7 +133,7 @@ class DriftMonitor:
             cells.open(groups, fresh, x, log_ratio, beta)
             self.opened[groups.ids[fresh]] = self.row
         usual = cells.usual(groups.ids, beta)
-        cells.learn(groups, usual, Rows(x, log_ratio - np.repeat(usual, groups.sizes), beta), self.settings)
+        cells.learn(groups, usual, CellRows(x, log_ratio - np.repeat(usual, groups.sizes), beta), self.settings)
 
     def _judge(self, compared: Floats, u: Floats, end_ns: int) -> Verdict:
         keep = self.settings.gain_rows

@@ -3,13 +3,14 @@
 from online.features.systems import SYSTEMS, System
 
 from .columns import INTERCEPT, UNITS, Column, FeatureSet, Raw, raw_column, sum_steps
-from .registry import Factory, Facts, build, custom, portable, register, registered, shape
+from .registry import Fact, Factory, Facts, build, custom, portable, register, registered, shape
 
 __all__ = [
     "INTERCEPT",
     "SYSTEMS",
     "UNITS",
     "Column",
+    "Fact",
     "Factory",
     "Facts",
     "FeatureSet",

@@ -126,6 +126,11 @@ class FeatureSet:
         """Column names, in the order of the coefficients."""
         return tuple(column.name for column in self.columns)
 
+    @property
+    def signed(self) -> bool:
+        """Whether a coefficient may be negative: such a set is for prediction and is not published."""
+        return any(column.signed for column in self.columns)
+
     def __len__(self) -> int:
         """Number of columns p."""
         return len(self.columns)

@@ -14,7 +14,8 @@ from online.rows import Target
 
 from .columns import INTERCEPT, Column, FeatureSet, raw_column
 
-Facts = Mapping[str, str | int | float | bool]
+Fact = str | int | float | bool
+Facts = Mapping[str, Fact]
 Factory = Callable[[Target, Facts], FeatureSet | None]
 
 _FACTORIES: dict[str, Factory] = {}

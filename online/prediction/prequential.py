@@ -54,6 +54,10 @@ class PrequentialError:
         self.sum_ape = self.sum_ape * kept + sum_ape
         self.total = self.total * kept + n
 
+    def mean(self) -> float:
+        """Infinite before the first prediction."""
+        return self.sum_ape / self.total if self.total > 0.0 else np.inf
+
     def quantile(self, share: float) -> float:
         """Interpolated quantile; needs at least one error."""
         cumulative = np.cumsum(self.histogram)
@@ -67,7 +71,7 @@ class PrequentialError:
         """As ratios; None before the first prediction."""
         if self.total <= 0.0:
             return None
-        return ErrorSnapshot(mape=self.sum_ape / self.total, median_ape=self.quantile(0.5), p90_ape=self.quantile(0.9))
+        return ErrorSnapshot(mape=self.mean(), median_ape=self.quantile(0.5), p90_ape=self.quantile(0.9))
 
     def add(self, other: PrequentialError) -> None:
         """Errors of both."""

@@ -85,7 +85,7 @@ def _tau(name: str) -> float:
     return tau
 
 
-class Rows:
+class GuardedModel:
     """A guarded River model over rows of a feature set."""
 
     def __init__(self, name: str, features: FeatureSet) -> None:
@@ -156,9 +156,12 @@ class Rows:
 class RiverLearner:
     """One River regressor on one feature set of one target."""
 
+    publishes = False
+    needs_base = False
+
     def __init__(self, name: str, features: FeatureSet) -> None:
         self.features = features
-        self.inner = Rows(name, features)
+        self.inner = GuardedModel(name, features)
         self.median_us = 0.0
         self.rows = 0
         self.error = PrequentialError()
@@ -181,10 +184,10 @@ class RiverLearner:
             self.error.learn(np.abs(predicted - per_step) / per_step)
         self.rows += len(block)
 
-    def predict(self, x: Floats, steps: Floats) -> Floats:
-        """Microseconds for rows x (n, p) of steps (n,) each."""
-        relative = np.minimum(np.maximum(self.inner.predict(x / steps[:, None]), _LOW), _HIGH)
-        return self.median_us * steps * (1.0 + relative)
+    def predict(self, block: Design) -> Floats:
+        """Microseconds, (n,)."""
+        relative = np.minimum(np.maximum(self.inner.predict(block.x / block.steps[:, None]), _LOW), _HIGH)
+        return self.median_us * block.steps * (1.0 + relative)
 
     def snapshot(self) -> ModelSnapshot | None:
         """Rows and error; its weights are in moving units and mean nothing on their own, so they are not listed."""
@@ -209,9 +212,12 @@ class RiverLearner:
 class ResidualLearner:
     """``river:residual``: what the linear form leaves over, for live prediction, while it helps."""
 
+    publishes = False
+    needs_base = True
+
     def __init__(self, features: FeatureSet) -> None:
         self.features = features
-        self.inner = Rows(RESIDUAL, features)
+        self.inner = GuardedModel(RESIDUAL, features)
         self.rows = 0
         self.base_error = self.own_error = 0.0
         self.error = PrequentialError()
@@ -226,9 +232,9 @@ class ResidualLearner:
         """Whether its corrections are better than none, lately."""
         return self.started and self.own_error < self.base_error
 
-    def learn(self, block: Design, base_us: Floats) -> None:
-        """Rows of a block beside the live prediction made for them, (n,)."""
-        y = block.elapsed_us
+    def learn(self, block: Design) -> None:
+        """Predict, score and learn each row's residual against the base's prediction."""
+        y, base_us = block.elapsed_us, _base_of(block)
         ratio = np.minimum(np.maximum(y / np.maximum(base_us, 1e-9) - 1.0, -_RESIDUAL_MAX), _RESIDUAL_MAX).tolist()
         rows = self.inner.rows(block.x / block.steps[:, None])
         seen = [self.inner.learn_one(row, r) for row, r in zip(rows, ratio, strict=True)]
@@ -241,12 +247,13 @@ class ResidualLearner:
         self.own_error += rate * (min(float(np.median(own)), 1.0) - self.own_error)
         self.rows += len(y)
 
-    def correct(self, x: Floats, steps: Floats, base_us: Floats) -> Floats:
-        """The live prediction with the correction, or as it is while that is better."""
+    def predict(self, block: Design) -> Floats:
+        """The base's prediction with the correction, or as it is while that is better: microseconds, (n,)."""
+        base_us = _base_of(block)
         if not self.wins:
             return base_us
-        relative = np.minimum(np.maximum(self.inner.predict(x / steps[:, None]), -_RESIDUAL_MAX), _RESIDUAL_MAX)
-        return base_us * (1.0 + relative)
+        ratio = self.inner.predict(block.x / block.steps[:, None])
+        return base_us * (1.0 + np.minimum(np.maximum(ratio, -_RESIDUAL_MAX), _RESIDUAL_MAX))
 
     def snapshot(self) -> ModelSnapshot | None:
         """Rows and error; it has no coefficients of its own."""
@@ -264,3 +271,8 @@ class ResidualLearner:
         unpack(self, ("rows", "base_error", "own_error"), state["plain"])
         self.error.restore(state["error"])
         self.inner.restore(state["model"])
+
+
+def _base_of(block: Design) -> Floats:
+    assert block.base_us is not None  # noqa: S101  whoever calls a learner that needs a base gives it
+    return block.base_us

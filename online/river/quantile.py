@@ -17,7 +17,7 @@ from online.blocks import Design
 from online.features import FeatureSet
 from online.rows import Floats
 
-from .challengers import QUANTILE, RiverLearner, Rows
+from .challengers import QUANTILE, GuardedModel, RiverLearner
 
 TAUS = (0.1, 0.5, 0.9)
 _LOW, _HIGH = -1.0, 10.0
@@ -28,7 +28,7 @@ class QuantileLearner(RiverLearner):
 
     def __init__(self, features: FeatureSet) -> None:
         super().__init__(QUANTILE, features)
-        self.outer = {tau: Rows(f"{QUANTILE}@{tau}", features) for tau in (TAUS[0], TAUS[-1])}
+        self.outer = {tau: GuardedModel(f"{QUANTILE}@{tau}", features) for tau in (TAUS[0], TAUS[-1])}
 
     def learn(self, block: Design) -> None:
         """Predict, score and learn each row; the outer quantiles learn beside the median."""
@@ -39,8 +39,9 @@ class QuantileLearner(RiverLearner):
             for row, t in zip(model.rows(block.x / block.steps[:, None]), target, strict=True):
                 model.learn_one(row, t)
 
-    def interval(self, x: Floats, steps: Floats) -> Floats:
+    def interval(self, block: Design) -> Floats:
         """Quantiles 0.1, 0.5, 0.9 in microseconds, (n, 3), in order."""
-        relative = [self.outer.get(tau, self.inner).predict(x / steps[:, None]) for tau in TAUS]
+        steps = block.steps[:, None]
+        relative = [self.outer.get(tau, self.inner).predict(block.x / steps) for tau in TAUS]
         bounded = np.minimum(np.maximum(np.stack(relative, axis=1), _LOW), _HIGH)
-        return np.sort(self.median_us * steps[:, None] * (1.0 + bounded), axis=1)
+        return np.sort(self.median_us * steps * (1.0 + bounded), axis=1)

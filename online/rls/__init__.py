@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from .ard import ArdLearner
+from .ard import RelevantMember
 from .covariance_learner import CovarianceLearner
-from .learner_report import donation
+from .learner_settings import LearnerSettings
+from .merging import merge
 from .prior import Prior
-from .rls_learner import LearnerSettings, RlsLearner
+from .rls_learner import RlsLearner
 from .robust import middle
 from .solve import solve
 
 __all__ = [
-    "ArdLearner",
     "CovarianceLearner",
     "LearnerSettings",
     "Prior",
+    "RelevantMember",
     "RlsLearner",
-    "donation",
+    "merge",
     "middle",
     "solve",
 ]

@@ -22,9 +22,9 @@ import numpy as np
 from online.features import INTERCEPT, FeatureSet
 from online.rows import Floats, Mask
 
-from .fast_member import SLOW
+from .learner_settings import LearnerSettings
 from .prior import Prior
-from .rls_learner import LearnerSettings, RlsLearner
+from .slow_member import SlowMember
 from .solve import RELATIVE_RIDGE
 
 PRUNED = 1e12
@@ -34,50 +34,49 @@ _CHANGES_MAX = 4
 _LEAST_GAIN = 1e-3
 
 
-class ArdLearner(RlsLearner):
-    """``rls`` whose prior precisions are found by evidence maximisation.
+class RelevantMember(SlowMember):
+    """A slow member whose prior precisions are found by evidence maximisation.
 
     Attributes:
         alpha: prior precision per column in 1 / us^2 of its coefficient, (p,); negative = pruned.
+        weight: diagonal of A, (p,): the unit of a pruned column's precision.
     """
 
-    extra = ("alpha", "_weight")
+    saved = {"alpha": "alpha", "_weight": "weight"}  # noqa: RUF012  a constant
 
     def __init__(self, features: FeatureSet, settings: LearnerSettings, prior: Prior | None = None) -> None:
         super().__init__(features, settings, prior)
+        self._names = features.names
         self._always = np.array([c.formula == INTERCEPT for c in features.columns])
-        self._weight = np.zeros(self.p)
+        self.weight = np.zeros(self.p)
         self.alpha = np.where(self._always, 0.0, -1.0)
 
-    def open_phases(self) -> None:
-        """Phases are always in use."""
-        if not self.phases:
-            super().open_phases()
-            more = self.phases
-            self._always = np.concatenate([self._always, np.ones(more, np.bool_)])
-            self._weight = np.concatenate([self._weight, np.zeros(more)])
-            self.alpha = np.concatenate([self.alpha, np.zeros(more)])
+    def widen(self, more: int) -> None:
+        """Columns that come later are phases, which are always in use."""
+        super().widen(more)
+        self._always = np.concatenate([self._always, np.ones(more, np.bool_)])
+        self.weight = np.concatenate([self.weight, np.zeros(more)])
+        self.alpha = np.concatenate([self.alpha, np.zeros(more)])
 
     @property
     def used(self) -> tuple[str, ...]:
         """Names of the columns in use."""
-        return tuple(name for j, name in enumerate(self.features.names) if self.alpha[j] >= 0.0)
+        return tuple(name for j, name in enumerate(self._names) if self.alpha[j] >= 0.0)
 
-    def precision(self) -> Floats:
+    def precision(self, scale: float, median_us: float) -> Floats:
         """The relevance of each column, on top of what a prior says of it."""
-        known = super().precision()
-        variance = float(self.scale[SLOW]) ** 2
-        relevance = np.where(self.alpha >= 0.0, variance * self.alpha, PRUNED * self._weight)
+        known = super().precision(scale, median_us)
+        relevance = np.where(self.alpha >= 0.0, scale**2 * self.alpha, PRUNED * self.weight)
         return relevance if known is None else known + relevance
 
-    def _solve(self, g: Floats) -> None:
+    def solve(self, g: Floats, scale: float, median_us: float) -> Floats:
+        """Change relevances where that raises the evidence, then solve."""
         p = self.p
-        self._weight = np.maximum(g.diagonal()[:p], 1e-300)
-        variance = float(self.scale[SLOW]) ** 2
+        self.weight = np.maximum(g.diagonal()[:p], 1e-300)
         for _ in range(_CHANGES_MAX):
-            if not self._improve(g[:p, :p], g[:p, p], variance):
+            if not self._improve(g[:p, :p], g[:p, p], scale**2):
                 break
-        super()._solve(g)
+        return super().solve(g, scale, median_us)
 
     def _improve(self, a: Floats, b: Floats, variance: float) -> bool:
         """The one change of alpha that raises the evidence most; False when none is worth it."""

@@ -26,6 +26,9 @@ _RIDGE = 1e-6
 class CovarianceLearner:
     """One feature set on one target of one configuration."""
 
+    publishes = False
+    needs_base = False
+
     def __init__(self, features: FeatureSet) -> None:
         p = len(features)
         self.features = features
@@ -57,9 +60,9 @@ class CovarianceLearner:
             self.error.learn(ape)
         self.rows += len(block)
 
-    def predict(self, x: Floats) -> Floats:
-        """Microseconds for rows x (n, p)."""
-        predicted: Floats = self.rls.predict(x / np.where(self.unit > 0.0, self.unit, 1.0)) * self.unit_us
+    def predict(self, block: Design) -> Floats:
+        """Microseconds, (n,)."""
+        predicted: Floats = self.rls.predict(block.x / np.where(self.unit > 0.0, self.unit, 1.0)) * self.unit_us
         return predicted
 
     def snapshot(self) -> ModelSnapshot | None:

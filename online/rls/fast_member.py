@@ -17,9 +17,6 @@ from online.state import State, pack, unpack
 
 from .solve import solve
 
-SLOW, FAST = 0, 1
-"""Columns of whatever is kept for both members."""
-
 _TINY = 1e-150
 
 

@@ -24,16 +24,22 @@ Reference: Belsley, Kuh and Welsch, Regression Diagnostics (1980).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from online.features import Column
 from online.rows import Floats, Mask
+from online.snapshot import FeatureSnapshot
 
 from .solve import RELATIVE_RIDGE
 
 IDENTIFIED_SHARE, PRIOR_SHARE, IDENTIFIED_ERROR, CONSTANT_CV = 0.9, 0.5, 0.2, 1e-6
 _STUDENT = 1.21
+
+ABSENT = "absent"
+"""Status of a column without evidence and without a prior; it is not published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,18 +107,44 @@ def diagnose(evidence: Evidence, solved: Solved) -> Diagnosis:
 
 
 def _status(solved: Solved, share: Floats, stderr: Floats, excitation: Floats) -> tuple[str, ...]:
-    found = []
+    statuses = []
     for j, beta in enumerate(solved.beta.tolist()):
         if not solved.live[j]:
-            found.append("absent")
+            statuses.append(ABSENT)
         elif not solved.passive[j]:
-            found.append("at_bound")
+            statuses.append("at_bound")
         elif share[j] < PRIOR_SHARE and solved.has_prior[j]:
-            found.append("prior_only")
+            statuses.append("prior_only")
         elif excitation[j] < CONSTANT_CV and j > 0:
-            found.append("constant")
+            statuses.append("constant")
         elif share[j] > IDENTIFIED_SHARE and stderr[j] < IDENTIFIED_ERROR * abs(beta):
-            found.append("identified")
+            statuses.append("identified")
         else:
-            found.append("weak")
-    return tuple(found)
+            statuses.append("weak")
+    return tuple(statuses)
+
+
+def feature_snapshots(
+    columns: Sequence[Column], beta: Floats, live_beta: Floats, means: Floats | None, diagnosis: Diagnosis
+) -> list[FeatureSnapshot]:
+    """What is published of columns with evidence or a prior: beta, live_beta and means are theirs, then others'."""
+    return [
+        FeatureSnapshot(
+            name=column.name,
+            unit=column.unit,
+            coefficient=float(beta[j]),
+            status=diagnosis.status[j],
+            stderr=float(diagnosis.stderr[j]),
+            live_coefficient=float(live_beta[j]),
+            learned_share=float(diagnosis.share[j]),
+            excitation=_finite(diagnosis.excitation[j]),
+            vif=_finite(diagnosis.vif[j]),
+            mean=None if means is None else float(means[j]),
+        )
+        for j, column in enumerate(columns)
+        if diagnosis.status[j] != ABSENT
+    ]
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None

@@ -20,7 +20,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from online.blocks import Design
 from online.rows import Floats
+
+SLOW, FAST = 0, 1
+"""Columns of whatever is kept for both members."""
+
+BOTH, FAST_ONLY = slice(0, 2), slice(1, 2)
 
 HUBER = 2.5
 BISQUARE = 4.685
@@ -29,6 +35,49 @@ SCALE_MIN = 0.005
 _MAD_TO_SD = 1.4826
 _SCALE_RATE = 0.15
 _ENOUGH = 64
+_MEDIAN_ROWS = 512.0
+
+
+class Weighing:
+    """Weights of rows for both members, and what they follow.
+
+    Args:
+        robust: False = a mean fit.
+
+    Attributes:
+        scale: s of the slow and the fast member, (2,).
+        median_us: m, running.
+        start_median_us: m0, of the start-up rows.
+    """
+
+    __slots__ = ("median_us", "robust", "scale", "start_median_us")
+
+    def __init__(self, *, robust: bool) -> None:
+        self.robust = robust
+        self.scale = np.full(2, 0.05)
+        self.median_us = self.start_median_us = 0.0
+
+    @property
+    def slow_scale(self) -> float:
+        """Scale of the slow member."""
+        return float(self.scale[SLOW])
+
+    def weigh(self, block: Design, prediction: Floats, members: slice = BOTH) -> tuple[Floats, Floats]:
+        """Huber's shares and weights for both members, (n, 2); the scales of ``members`` move with the residuals."""
+        y, steps = block.elapsed_us[:, None], block.steps[:, None]
+        if not self.robust:
+            flat = np.repeat(block.weight[:, None] / self.start_median_us**2, 2, axis=1)
+            return np.ones_like(flat), flat
+        # Rows that overlap (weight < 1) tell of the same steps; this one alone tells of weight * steps.
+        root = np.sqrt(steps * block.weight[:, None])
+        u, share, weight = weights(y, root, prediction, FLOOR * self.median_us * steps, self.scale)
+        self.scale[members] = step_scale(self.scale, u)[members]
+        return share, weight
+
+    def follow(self, block: Design) -> None:
+        """Move the median toward this block's."""
+        rate = min(1.0, len(block) / _MEDIAN_ROWS)
+        self.median_us += rate * (float(middle(block.elapsed_us / block.steps)) - self.median_us)
 
 
 def weights(

@@ -13,11 +13,51 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from online.blocks import Design
 from online.rows import Floats
 
 from .robust import FLOOR, bisquare, irls_scale, weights
 
 _HUBER_PASSES, _PASSES = 6, 9
+
+
+MIN_START_ROWS = 3
+
+
+class Startup:
+    """Rows held until there are enough to fit.
+
+    Attributes:
+        held: the rows; None before the first and after the last.
+        holding: whether rows are still held.
+        started: whether there was a first fit.
+    """
+
+    __slots__ = ("held", "holding", "start_rows", "started")
+
+    def __init__(self, start_rows: int) -> None:
+        self.start_rows = start_rows
+        self.held: Design | None = None
+        self.holding = True
+        self.started = False
+
+    def hold(self, block: Design) -> None:
+        """Add rows."""
+        self.held = block if self.held is None else Design.concatenate([self.held, block])
+
+    @property
+    def fittable(self) -> bool:
+        """Whether the rows held are enough for a fit of all of them."""
+        return self.held is not None and len(self.held) >= MIN_START_ROWS
+
+    @property
+    def complete(self) -> bool:
+        """Whether the rows held are enough to become statistics."""
+        return self.held is not None and len(self.held) >= self.start_rows
+
+    def end(self) -> None:
+        """The rows have become statistics."""
+        self.held, self.holding = None, False
 
 
 @dataclass(frozen=True, slots=True)

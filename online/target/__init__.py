@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .learners import RLS, Model, make_learner
+from .learners import RLS, Learner, make_learner, make_rls, publishes
 from .settings import CUSTOM, BankSettings, check_settings
 from .target_state import TargetState
 
@@ -10,8 +10,10 @@ __all__ = [
     "CUSTOM",
     "RLS",
     "BankSettings",
-    "Model",
+    "Learner",
     "TargetState",
     "check_settings",
     "make_learner",
+    "make_rls",
+    "publishes",
 ]

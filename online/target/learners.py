@@ -1,4 +1,4 @@
-"""Which learner a configured name and a feature set make: the one place that knows them all.
+"""What the bank asks of a learner, and which one a configured name and a feature set make.
 
 ``rls`` on ``bsr_ard`` determines relevance itself; ``river:quantile`` is three quantile models in one. All else is
 the plain learner of its name.
@@ -6,27 +6,68 @@ the plain learner of its name.
 
 from __future__ import annotations
 
+from typing import Protocol, TypeGuard
+
+from online.blocks import Design
 from online.features import FeatureSet
 from online.river import PREFIX, QUANTILE, RESIDUAL, QuantileLearner, ResidualLearner, RiverLearner, make
-from online.rls import ArdLearner, CovarianceLearner, LearnerSettings, Prior, RlsLearner
+from online.rls import CovarianceLearner, LearnerSettings, Prior, RelevantMember, RlsLearner
+from online.rows import Floats
+from online.snapshot import ModelSnapshot
+from online.state import State
 
 RLS = "rls"
 COVARIANCE = "rls_covariance"
 RELEVANCE_SETS = frozenset({"bsr_ard"})
 """Sets on which ``rls`` prunes."""
 
-Model = RlsLearner | RiverLearner | ResidualLearner | CovarianceLearner
+
+class Learner(Protocol):
+    """One feature set on one target of one configuration.
+
+    Attributes:
+        features: columns of the blocks it is given.
+        publishes: it has what a target publishes: error bars, intervals, drift, statistics that merge and donate.
+        needs_base: it corrects the default learner's live prediction, which the block then carries.
+    """
+
+    features: FeatureSet
+    publishes: bool
+    needs_base: bool
+
+    @property
+    def started(self) -> bool:
+        """Whether a prediction means anything yet."""
+
+    def learn(self, block: Design) -> Floats | None:
+        """Predict, score and learn rows; log(y / prediction) by published coefficients, (n,), where there are any."""
+
+    def predict(self, block: Design) -> Floats:
+        """Live prediction: microseconds, (n,)."""
+
+    def snapshot(self) -> ModelSnapshot | None:
+        """The model as published; None while there is nothing to say."""
+
+    def state(self) -> State:
+        """For the state file."""
+
+    def restore(self, state: State) -> None:
+        """Fill this fresh learner from the state file; StateError where it does not fit."""
 
 
-def make_learner(name: str, features: FeatureSet, settings: LearnerSettings, prior: Prior | None = None) -> Model:
+def publishes(learner: Learner) -> TypeGuard[RlsLearner]:
+    """Whether it is of the family whose coefficients a target publishes."""
+    return learner.publishes
+
+
+def make_learner(name: str, features: FeatureSet, settings: LearnerSettings, prior: Prior | None = None) -> Learner:
     """A fresh learner; ``prior`` goes to the ``rls`` family only.
 
     Raises:
         ValueError: if there is no learner of that name.
     """
     if name == RLS:
-        kind = ArdLearner if features.name in RELEVANCE_SETS else RlsLearner
-        return kind(features, settings, prior)
+        return make_rls(features, settings, prior)
     if name == COVARIANCE:
         return CovarianceLearner(features)
     if name == QUANTILE:
@@ -35,6 +76,13 @@ def make_learner(name: str, features: FeatureSet, settings: LearnerSettings, pri
         return ResidualLearner(features)
     check_learner(name)
     return RiverLearner(name, features)
+
+
+def make_rls(features: FeatureSet, settings: LearnerSettings, prior: Prior | None = None) -> RlsLearner:
+    """A fresh default learner."""
+    if features.name in RELEVANCE_SETS:
+        return RlsLearner(features, settings, prior, RelevantMember)
+    return RlsLearner(features, settings, prior)
 
 
 def check_learner(name: str) -> None:

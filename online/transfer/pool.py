@@ -1,8 +1,10 @@
-"""The pool of donors: statistics of other configurations, and the priors they make for a new one.
+"""The pool of donors: what other configurations learned, and the priors it makes for a new one, near and far.
 
-For a feature set that is one of the systems, donors of any model pool in the system's full coefficients
-(:mod:`online.transfer`). ``portable`` has none that carry over: a token costs another model something else. There the
-prior is the one of ``physics``, projected:
+Near: of the donors with the same model, the one that shares most other facts; its own coefficients make the prior.
+
+Far: donors of any model, where none has the same. For a feature set that is one of the systems, they pool in the
+system's full coefficients (:mod:`online.transfer`). ``portable`` has none that carry over: a token costs another model
+something else. There the prior is the one of ``physics``, projected:
 
     minimise over beta >= 0   sum over typical steps i of ((x_i beta - yhat_i) / yhat_i)^2      yhat_i by physics
 
@@ -46,6 +48,19 @@ _CONTEXTS = (100.0, 500.0, 1000.0, 2000.0)
 _PREFILLS = (0.0, 0.0, 0.0, 16.0, 256.0, 1024.0)
 
 
+Priors = dict[tuple[str, str, tuple[str, ...]], Prior]
+"""By target, feature set and its columns."""
+
+
+def priors_of(donors: Sequence[Donor]) -> Priors:
+    """What these donors' own coefficients are worth to a configuration with the same columns; the first one counts."""
+    priors: Priors = {}
+    for donor in donors:
+        if donor.prior is not None:
+            priors.setdefault((donor.features.target.value, donor.features.name, donor.features.names), donor.prior)
+    return priors
+
+
 class DonorPool:
     """Donors by feature set and target, of the newest ``configs_max`` configurations."""
 
@@ -66,6 +81,14 @@ class DonorPool:
         order = list(dict.fromkeys(donor.config_id for donor in self._donors))
         kept = set(order[-self.configs_max :])
         self._donors = [donor for donor in self._donors if donor.config_id in kept]
+
+    def same_model(self, facts: Facts) -> Priors:
+        """Priors by the nearest donor of the same model; none without one."""
+        donors = [d for d in self._donors if "model" in facts and d.facts.get("model") == facts["model"]]
+        if not donors:
+            return {}
+        nearest = max(donors, key=lambda donor: sum(donor.facts.get(k) == v for k, v in facts.items()))
+        return priors_of([donor for donor in donors if donor.config_id == nearest.config_id])
 
     def prior(self, name: str, target: Target, facts: Facts) -> Prior | None:
         """A prior for one set of a new configuration; None without donors that say anything of it."""

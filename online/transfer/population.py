@@ -16,7 +16,7 @@ Reference: algorithms, section 4.3; Raina et al., Constructing informative prior
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,30 +38,35 @@ FROZEN_SD = 1e-6
 class Donor:
     """What one configuration learned of one target with one live set.
 
-    Shapes: a (p, p), b (p,), without phases; ``mean_us`` the mean step, ``rows`` what it rests on.
+    Shapes: a (p, p), b (p,), without phases; ``mean_us`` the mean step, ``rows`` what it rests on. ``prior`` is what a
+    configuration of the same model starts from: phases are in it.
     """
 
     config_id: str
-    facts: Mapping[str, str | int | float | bool]
+    facts: Facts
     features: FeatureSet
     a: Floats
     b: Floats
     beta: Floats
     mean_us: float
     rows: float
+    prior: Prior | None = None
 
 
-def donor_of(config_id: str, facts: Facts, learner: RlsLearner) -> Donor | None:
+def donor_of(config_id: str, facts: Facts, learner: RlsLearner, prior: Prior | None = None) -> Donor | None:
     """A learner's slow statistics as a donor; None before it has any."""
     p, q = len(learner.features), learner.p
-    g = learner.slow.total()
+    slow = learner.members.slow
+    g = slow.strata.total()
     mean_us = learner.mean_us()
     if not g.any() or mean_us is None:
         return None
     a, b = g[:p, :p], g[:p, q]
     if q > p:  # phases belong to the stamps of that server, not to its work: take their share out at their estimate
-        b = b - g[:p, p:q] @ learner.beta[p:q]
-    return Donor(config_id, dict(facts), learner.features, a, b, learner.beta[:p], mean_us, learner.effective_rows())
+        b = b - g[:p, p:q] @ slow.beta[p:q]
+    return Donor(
+        config_id, dict(facts), learner.features, a, b, slow.beta[:p], mean_us, learner.effective_rows(), prior
+    )
 
 
 def matrix(system: System, target: Target, facts: Facts, names: Sequence[str]) -> tuple[tuple[str, ...], Floats] | None:

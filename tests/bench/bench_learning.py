@@ -21,7 +21,6 @@ from collector.config.schema import BankConfig, Config
 from online.bank import Bank, merge_states
 from online.blocks import Cutter
 from online.features.registry import portable
-from online.rls.learner_report import diagnosis_of
 from online.rows import RowBlock, Target
 from tests.bench import captured, simulated
 from tests.support.streams import BETA, steps
@@ -65,7 +64,7 @@ def _steady(job):
 
     def hook(at, model):
         while ends and min(ends) < at:
-            frozen.append((min(ends), model.beta[: len(features)].copy()))
+            frozen.append((min(ends), model.members.slow.beta[: len(features)].copy()))
             ends.remove(min(ends))
 
     run = simulated.prequential(rows, features, hook)
@@ -84,8 +83,8 @@ def _steady(job):
         "p90": 100 * np.quantile(live, 0.9),
         "covered": 100 * run.covered()[HELD_ROWS:].mean(),
         "frozen": 100 * worst,
-        "alarms": run.model.drift.alarms,
-        "reports": run.model.drift.confirmed,
+        "alarms": run.model.members.drift.alarms,
+        "reports": run.model.members.drift.confirmed,
         "rows": len(run.y),
     }
 
@@ -99,9 +98,9 @@ def _changed(job):
     first = {}
 
     def hook(at, model):
-        if at > onset and model.drift.alarms:
+        if at > onset and model.members.drift.alarms:
             first.setdefault("alarm", at - onset)
-        if at > onset and model.drift.confirmed:
+        if at > onset and model.members.drift.confirmed:
             first.setdefault("report", at - onset)
 
     run = simulated.prequential(rows, simulated.physics(stream.cfg), hook)
@@ -158,26 +157,27 @@ def endurance_lines():
     """Ten million steps that excite next to nothing, then the workload returns."""
     rich, dull, back = steps(8000, 1), steps(64, 2, batch=(8, 8), prefill_share=0.0), steps(400, 3)
     state = simulated.TargetState(Target.STEP_TIME, RLS)
-    state.offer(portable(Target.STEP_TIME), lambda _n, _c: None, published=True)
-    model = state.models["portable"][1]
-    for block in state.cutter.push(state.evaluate(rich.rows)[0]):
-        state.learn_block(block)
+    state.offer(portable(Target.STEP_TIME), lambda _features: None, published=True)
+    model = state.models["portable"]
+    for block in state.cutter.push(state.matrix.evaluate(rich.rows)[0]):
+        model.learn(block)
     # One constant step with noise, over and over: blocks of 4096 for speed, the statistics do not care.
     rng = np.random.default_rng(4)
     raw = np.repeat(dull.rows.raw[:1], 4096, axis=0)
     wide = Cutter(4096, 10**18)
     for _ in range(10_000_000 // 4096 + 1):
         y = dull.truth_us[0] * np.exp(0.01 * rng.standard_normal(4096))
-        for block in wide.push(state.evaluate(RowBlock.of_lines(raw, y))[0]):
-            state.learn_block(block)
-    diagnosis = diagnosis_of(model)
-    finite = all(np.isfinite(a).all() for a in (model.slow.g, model.fast.f, model.beta, model.meat.m))
+        for block in wide.push(state.matrix.evaluate(RowBlock.of_lines(raw, y))[0]):
+            model.learn(block)
+    diagnosis, members = model.diagnosis(), model.members
+    slow = members.slow
+    finite = all(np.isfinite(a).all() for a in (slow.strata.g, members.fast.f, slow.beta, slow.meat.m))
     yield Line("1e7 dull steps: state finite", str(finite), "True", finite)
     yield Line("1e7 dull steps: scaled condition", f"{diagnosis.condition:.2g}", "<= 1e8", diagnosis.condition <= 1e8)
     ape = []
-    for block in Cutter(32, 10**18).push(state.evaluate(back.rows)[0]):
-        ape.append(np.abs(model.predict(block.x) - block.elapsed_us) / block.elapsed_us)
-        state.learn_block(block)
+    for block in Cutter(32, 10**18).push(state.matrix.evaluate(back.rows)[0]):
+        ape.append(np.abs(model.predict(block) - block.elapsed_us) / block.elapsed_us)
+        model.learn(block)
     yield at_most("MAPE of the first 200 after excitation returns", 100 * np.concatenate(ape)[:200].mean(), 1.5, " %")
 
 

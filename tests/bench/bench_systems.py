@@ -25,7 +25,7 @@ import numpy as np
 from collector.config.load import load
 from collector.config.schema import Config, JoinConfig
 from collector.evaluate.captures import load as load_capture
-from collector.evaluate.fits import NINE, ape, identifiable, learn, predict
+from collector.evaluate.fits import NINE, ape, design, identifiable, learn, predict
 from collector.evaluate.protocol import evaluate
 from collector.identity.knowledge import Knowledge, shipped_sheets
 from collector.recordings.reader import Recording, TimedExport, merged
@@ -185,10 +185,10 @@ def cost_of_a_prediction(streams) -> None:
     for system in NINE:
         features = build(system, STEP, facts)
         model = learn(features, rows.slice(0, 600))
-        model.predict(features.evaluate(step))
+        model.predict(design(features, step))
         start = time.process_time()
         for _ in range(300):
-            model.predict(features.evaluate(step))
+            model.predict(design(features, step))
         spent = (time.process_time() - start) / 300 * 1e6
         slowest = max(slowest, spent)
         cells.append(f"{system} {spent:.0f}")

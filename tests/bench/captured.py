@@ -139,5 +139,5 @@ def _live(rows):
         tail = (np.arange(len(run.y)) >= TAIL * len(run.y)) & np.isfinite(run.live)
         best[name] = 100 * run.ape("live")[tail].mean()
         if name == "portable":
-            drift = (run.model.drift.alarms, run.model.drift.refuted, run.model.drift.confirmed)
+            drift = (run.model.members.drift.alarms, run.model.members.drift.refuted, run.model.members.drift.confirmed)
     return best, drift

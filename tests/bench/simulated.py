@@ -125,22 +125,22 @@ def prequential(rows, features, hook=None, *, block_rows=32, settings=None, resi
     """Predict every block of rows, then learn it; hook(rows so far, learner) after each block."""
     settings = settings or Config(learners=("rls",), live_sets=(), bank=BankConfig(block_rows=block_rows))
     state = TargetState(Target.STEP_TIME, settings)
-    state.offer(features, lambda _name, _columns: None, published=True)
-    design, _ = state.evaluate(rows)
-    model = state.models[features.name][1]
+    state.offer(features, lambda _features: None, published=True)
+    design, _ = state.matrix.evaluate(rows)
+    model = state.models[features.name]
     n = len(design)
     run = Run(model, design.elapsed_us, *(np.full(n, np.nan) for _ in range(4)))
     at = 0
     for block in state.cutter.push(design):
         here = slice(at, at + len(block))
         if model.started:
-            run.slow[here] = model.predict(block.x, live=False)
-            run.live[here] = base = model.predict(block.x)
-            ratio = model.intervals.ratios(block.stratum)
-            run.low[here], run.high[here] = base * ratio[:, 0], base * ratio[:, 2]
+            run.slow[here] = model.predict_published(block)
+            run.live[here] = block.base_us = model.predict(block)
+            ratio = model.members.champion.intervals.ratios(block.stratum)
+            run.low[here], run.high[here] = block.base_us * ratio[:, 0], block.base_us * ratio[:, 2]
             if residual is not None:
-                run.live[here] = residual.correct(block.x, block.steps, base)
-                residual.learn(block, base)
+                run.live[here] = residual.predict(block)
+                residual.learn(block)
         model.learn(block)
         at += len(block)
         if hook is not None:

@@ -17,7 +17,7 @@ SEES = [name for name in DETECTORS if name != "none"]
 def _run(detector, **kind):
     settings = Config(learners=("rls",), live_sets=(), bank=BankConfig(detector=detector))
     stream = steps(6000, 31, noise=0.02, **kind)
-    return prequential(stream.rows, portable(Target.STEP_TIME), settings=settings).model.drift
+    return prequential(stream.rows, portable(Target.STEP_TIME), settings=settings).model.members.drift
 
 
 @pytest.mark.parametrize("detector", DETECTORS)
@@ -79,8 +79,8 @@ def prequential_design(n):
     from online.target import TargetState
 
     state = TargetState(Target.STEP_TIME, Config(learners=("rls",), live_sets=()))
-    state.offer(portable(Target.STEP_TIME), lambda _n, _c: None, published=True)
-    return state.evaluate(steps(n, 3).rows)[0]
+    state.offer(portable(Target.STEP_TIME), lambda _features: None, published=True)
+    return state.matrix.evaluate(steps(n, 3).rows)[0]
 
 
 NOISES = {

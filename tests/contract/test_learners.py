@@ -6,7 +6,12 @@ import pytest
 
 from collector.config.schema import Config
 from online.bank import Bank
+from online.features.registry import portable
+from online.rls import LearnerSettings
 from online.rows import STEP_FEATURES, RowBlock, RowOutcome, Target
+from online.state import decode, encode
+from online.target import make_learner
+from tests.support.designs import design_of
 from tests.support.streams import BETA, NAMES, steps
 
 LEARNERS = (
@@ -165,6 +170,27 @@ def test_a_copied_feature_shares_the_coefficient_and_harms_no_prediction(learner
         found = {f.name: f.coefficient for f in target.models["custom"].features}
         assert abs(found["requests"] + found["running"] - BETA[3]) < 0.05 * BETA[3]
         assert target.models["custom"].error.mape < 0.02
+
+
+def test_a_learner_predicts_blocks_and_says_what_it_is_and_needs(learner):
+    features = portable(TARGET)
+    design = design_of(steps(600, 12).rows, features)
+    design.base_us = design.elapsed_us * 1.1
+    model = make_learner(learner, features, LearnerSettings())
+    assert model.features is features
+    assert (model.publishes, model.needs_base) == (learner == "rls", learner == "river:residual")
+    assert not model.started
+    assert model.snapshot() is None
+    model.learn(design)
+    assert model.started
+    predicted = model.predict(design)
+    assert predicted.shape == (600,)
+    assert np.isfinite(predicted).all()
+    again = make_learner(learner, features, LearnerSettings())
+    again.restore(decode(encode(model.state())))
+    if learner in SAVED:
+        assert np.array_equal(again.predict(design), predicted)
+        assert again.snapshot() == model.snapshot()
 
 
 def test_state_goes_through_bytes_and_back():

@@ -8,9 +8,8 @@ from collector.config.schema import Config
 from online.drift.detectors import DETECTORS, DriftSettings
 from online.prediction.prequential import PrequentialError
 from online.river.challengers import LINEAR, RESIDUAL
-from online.rls import hac, robust
+from online.rls import LearnerSettings, hac, robust
 from online.rls.identify import IDENTIFIED_ERROR
-from online.rls.rls_learner import LearnerSettings
 from online.rls.solve import RELATIVE_RIDGE
 from tests.support.paths import DOCS
 

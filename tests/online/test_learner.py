@@ -8,10 +8,10 @@ from collector.config.schema import BankConfig, Config
 from online.bank import Bank
 from online.features.registry import portable
 from online.prediction.prequential import PrequentialError
-from online.rls.learner_report import diagnosis_of
 from online.rows import PHASES, Lane, RowBlock, Target
 from online.target import TargetState
 from tests.bench.simulated import prequential
+from tests.support.designs import design_of
 from tests.support.streams import BETA, NAMES, steps
 
 RLS = Config(learners=("rls",))
@@ -69,8 +69,8 @@ def test_phases_are_learned_and_not_published():
     bank.learn("c", TARGET, shifted.slice(500, 3000))
     assert [f.name for f in _model(bank).features] == list(NAMES)
     assert np.allclose(_found(bank), BETA, rtol=0.05)
-    learner = bank._configs["c"][TARGET].models["portable"][1]
-    assert np.allclose(learner.beta[4:], offset_us, atol=60)
+    learner = bank._configs["c"][TARGET].models["portable"]
+    assert np.allclose(learner.members.slow.beta[4:], offset_us, atol=60)
 
 
 def test_phases_go_through_the_state():
@@ -97,9 +97,9 @@ def test_the_quick_lane_moves_the_live_coefficients_only():
     a, b = _model(with_it), _model(without)
     assert [f.coefficient for f in a.features] == [f.coefficient for f in b.features]
     assert a.error == b.error
-    live = with_it._configs["c"][TARGET].models["portable"][1]
+    live = with_it._configs["c"][TARGET].models["portable"]
     probe = portable(TARGET).evaluate(steps(50, 5).rows)
-    assert np.allclose(probe @ live.fast.beta / (probe @ BETA), 1.15, atol=0.03)
+    assert np.allclose(probe @ live.members.fast.beta / (probe @ BETA), 1.15, atol=0.03)
 
 
 def test_stalls_are_in_the_mean_factor_and_not_in_the_coefficients():
@@ -136,9 +136,11 @@ def test_a_refuted_alarm_leaves_the_coefficients_where_they_were():
     y[1500:1590] *= 1.6
     spell = RowBlock(rows.raw, rows.offsets, y, rows.phase, rows.weight, rows.end_ns, rows.engine, rows.quality)
     run = prequential(spell, portable(TARGET))
-    assert run.model.drift.alarms >= 1
-    assert run.model.drift.confirmed == 0
-    assert np.allclose(run.model.beta[:4], prequential(rows, portable(TARGET)).model.beta[:4], rtol=0.05)
+    assert run.model.members.drift.alarms >= 1
+    assert run.model.members.drift.confirmed == 0
+    assert np.allclose(
+        run.model.members.slow.beta[:4], prequential(rows, portable(TARGET)).model.members.slow.beta[:4], rtol=0.05
+    )
     assert run.ape("slow")[1700:2900].mean() < 0.015
 
 
@@ -161,7 +163,7 @@ def test_a_change_of_mix_is_not_a_change_of_speed():
     requests = rows.raw[:, 6]
     y = rows.elapsed_us * np.where(requests % 3 == 0, 1.2, 1.0)
     bent = RowBlock(rows.raw, rows.offsets, y, rows.phase, rows.weight, rows.end_ns, rows.engine, rows.quality)
-    assert prequential(bent, portable(TARGET)).model.drift.confirmed == 0
+    assert prequential(bent, portable(TARGET)).model.members.drift.confirmed == 0
 
 
 def test_errors_have_the_quantiles_of_the_rows():
@@ -221,16 +223,16 @@ def test_standard_errors_hold_when_noise_has_a_memory():
 
 def test_a_long_dull_stretch_costs_nothing():
     state = TargetState(TARGET, Config(learners=("rls",), live_sets=(), bank=BankConfig(block_rows=4096, block_s=1e9)))
-    state.offer(portable(TARGET), lambda _name, _columns: None, published=True)
+    state.offer(portable(TARGET), lambda _features: None, published=True)
     rich, dull, back = steps(8192, 1), steps(1, 2, batch=(8, 8), prefill_share=0.0), steps(200, 3)
-    model = state.models["portable"][1]
-    state.learn(state.evaluate(rich.rows)[0])
+    model = state.models["portable"]
+    state.learn(rich.rows)
     rng = np.random.default_rng(4)
     raw = np.repeat(dull.rows.raw, 4096, axis=0)
     for _ in range(100):
         y = dull.truth_us[0] * np.exp(0.01 * rng.standard_normal(4096))
-        state.learn(state.evaluate(RowBlock.of_lines(raw, y))[0])
-    x = portable(TARGET).evaluate(back.rows)
-    assert np.abs(model.predict(x, live=False) / back.truth_us - 1).mean() < 0.01
-    assert np.abs(model.predict(x) / back.truth_us - 1).mean() < 0.015
-    assert diagnosis_of(model).condition < 1e8
+        state.learn(RowBlock.of_lines(raw, y))
+    block = design_of(back.rows, portable(TARGET))
+    assert np.abs(model.predict_published(block) / back.truth_us - 1).mean() < 0.01
+    assert np.abs(model.predict(block) / back.truth_us - 1).mean() < 0.015
+    assert model.diagnosis().condition < 1e8

@@ -10,7 +10,7 @@ from collector.config.schema import Config
 from online.bank import Bank, merge_states
 from online.blocks import Cutter
 from online.prediction.residuals import RATIO_BOUNDS, Residuals
-from online.rls.rls_learner import LearnerSettings, RlsLearner
+from online.rls import LearnerSettings, RlsLearner
 from online.rows import Target
 from online.snapshot import ResidualSnapshot
 from online.target import make_learner
@@ -66,13 +66,13 @@ def test_they_are_of_the_published_coefficients_before_the_row_was_learned():
     bank = Bank(Config(learners=("rls",), live_sets=()))
     bank.learn("c", Target.STEP_TIME, rows)
     target = bank._configs["c"][Target.STEP_TIME]
-    features = target.sets["portable"][0]
+    features = target.matrix.sets["portable"][0]
     alone = make_learner("rls", features, LearnerSettings())
     assert isinstance(alone, RlsLearner)
     ratios = []
-    for block in Cutter(bank.settings.bank.block_rows, 10**9).push(target.evaluate(rows)[0]):
+    for block in Cutter(bank.settings.bank.block_rows, 10**9).push(target.matrix.evaluate(rows)[0]):
         if alone.started:
-            ratios.append(block.elapsed_us / (block.x @ alone.beta[: len(features)]))
+            ratios.append(block.elapsed_us / (block.x @ alone.members.slow.beta[: len(features)]))
         alone.learn(block)
     expected = np.bincount(np.searchsorted(RATIO_BOUNDS, np.concatenate(ratios)), minlength=len(RATIO_BOUNDS) + 1)
     assert target.residuals.rows.tolist() == expected.tolist()

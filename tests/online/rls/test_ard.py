@@ -6,9 +6,7 @@ import pytest
 from online.features.columns import Column, FeatureSet
 from online.river.challengers import make
 from online.river.quantile import QuantileLearner
-from online.rls import learner_state
-from online.rls.ard import ArdLearner
-from online.rls.rls_learner import LearnerSettings
+from online.rls import LearnerSettings, RelevantMember, RlsLearner
 from online.rows import STEP_FEATURES, RowBlock, Target
 from online.state import decode, encode
 from online.target import make_learner
@@ -41,29 +39,30 @@ def _learn(learner, rows):
 
 def test_columns_that_say_nothing_are_pruned_and_the_others_are_found():
     learner = make_learner("rls", SET, LearnerSettings())
-    assert isinstance(learner, ArdLearner)
+    assert isinstance(learner.members.slow, RelevantMember)
     _learn(learner, _rows(3000, 1))
-    assert set(NAMES) <= set(learner.used)
-    assert len(set(learner.used) & set(NOISE_COLUMNS)) <= 1
-    found = learner.beta[:4]
+    assert set(NAMES) <= set(learner.members.slow.used)
+    assert len(set(learner.members.slow.used) & set(NOISE_COLUMNS)) <= 1
+    found = learner.members.slow.beta[:4]
     assert np.allclose(found, BETA, rtol=0.03)
-    pruned = [j for j, name in enumerate(SET.names) if name not in learner.used]
+    pruned = [j for j, name in enumerate(SET.names) if name not in learner.members.slow.used]
     typical = 10.0 / np.median(_rows(100, 2).elapsed_us)
-    assert np.abs(learner.beta[pruned] * typical).max() < 1e-6
+    assert np.abs(learner.members.slow.beta[pruned] * typical).max() < 1e-6
 
 
 def test_a_pruned_column_comes_back_when_it_begins_to_matter():
-    learner = ArdLearner(SET, LearnerSettings(half_life_steps=60.0, half_life_us=1e6))
+    learner = RlsLearner(SET, LearnerSettings(half_life_steps=60.0, half_life_us=1e6), None, RelevantMember)
     _learn(learner, _rows(2000, 3))
-    assert "waiting" not in learner.used
+    assert "waiting" not in learner.members.slow.used
     _learn(learner, _rows(3000, 4, used=2000.0))
-    assert "waiting" in learner.used
-    assert abs(learner.beta[SET.names.index("waiting")] / 2000.0 - 1) < 0.3  # Huber holds the first such rows back
+    assert "waiting" in learner.members.slow.used
+    coefficient = learner.members.slow.beta[SET.names.index("waiting")]
+    assert abs(coefficient / 2000.0 - 1) < 0.3  # Huber holds the first such rows back
 
 
 def test_only_the_set_of_bsr_ard_prunes():
     other = FeatureSet("portable", Target.STEP_TIME, SET.columns)
-    assert not isinstance(make_learner("rls", other, LearnerSettings()), ArdLearner)
+    assert not isinstance(make_learner("rls", other, LearnerSettings()).members.slow, RelevantMember)
 
 
 def test_quantiles_come_in_order_and_cover_what_they_say():
@@ -75,11 +74,11 @@ def test_quantiles_come_in_order_and_cover_what_they_say():
     for start in range(0, 5000, 50):
         learner.learn(design.slice(start, start + 50))
     test = design.slice(5000, 6000)
-    bounds = learner.interval(test.x, test.steps)
+    bounds = learner.interval(test)
     assert (np.diff(bounds, axis=1) >= 0).all()
     inside = (test.elapsed_us >= bounds[:, 0]) & (test.elapsed_us <= bounds[:, 2])
     assert 0.6 < inside.mean() < 0.95
-    assert np.median(np.abs(learner.predict(test.x, test.steps) / test.elapsed_us - 1)) < 0.15
+    assert np.median(np.abs(learner.predict(test) / test.elapsed_us - 1)) < 0.15
 
 
 def test_a_huge_row_leaves_quantiles_finite():
@@ -87,23 +86,23 @@ def test_a_huge_row_leaves_quantiles_finite():
     learner = QuantileLearner(features)
     rows = RowBlock.of_lines(np.full((40, len(STEP_FEATURES)), 1e11), np.full(40, 1e11))
     learner.learn(design_of(rows, features))
-    assert np.isfinite(learner.interval(np.ones((3, 4)), np.ones(3))).all()
+    assert np.isfinite(learner.interval(design_of(steps(3, 1).rows, features))).all()
 
 
 def test_a_restored_learner_goes_on_bit_by_bit():
-    whole = ArdLearner(SET, LearnerSettings())
+    whole = RlsLearner(SET, LearnerSettings(), None, RelevantMember)
     rows = _rows(2000, 9)
     design = design_of(rows, SET)
     for start in range(0, 1600, 32):
         whole.learn(design.slice(start, start + 32))
-    half = ArdLearner(SET, LearnerSettings())
-    learner_state.restore(half, decode(encode(learner_state.save(whole))))
+    half = RlsLearner(SET, LearnerSettings(), None, RelevantMember)
+    half.restore(decode(encode(whole.state())))
     assert half.snapshot() == whole.snapshot()
     for learner in (half, whole):
         for start in range(1600, 2000, 32):
             learner.learn(design.slice(start, min(start + 32, 2000)))
-    assert np.array_equal(half.beta, whole.beta)
-    assert half.used == whole.used
+    assert np.array_equal(half.members.slow.beta, whole.members.slow.beta)
+    assert half.members.slow.used == whole.members.slow.used
 
 
 ODD = {
@@ -122,13 +121,13 @@ ODD = {
 def test_odd_rows_leave_relevance_and_coefficients_finite(odd):
     design = design_of(_rows(1000, 11), SET)
     design.x, design.elapsed_us = ODD[odd](design.x, design.elapsed_us)
-    learner = ArdLearner(SET, LearnerSettings())
+    learner = RlsLearner(SET, LearnerSettings(), None, RelevantMember)
     for start in range(0, 1000, 32):
         learner.learn(design.slice(start, min(start + 32, 1000)))
-    assert np.isfinite(learner.beta).all()
-    assert np.isfinite(learner.alpha).all()
-    assert (learner.beta[: len(SET)] >= 0).all()
-    encode(learner_state.save(learner))
+    assert np.isfinite(learner.members.slow.beta).all()
+    assert np.isfinite(learner.members.slow.alpha).all()
+    assert (learner.members.slow.beta[: len(SET)] >= 0).all()
+    encode(learner.state())
 
 
 @pytest.mark.parametrize("name", ["river:quantile@1.5", "river:quantile@x", "river:quantile@0"])
@@ -138,13 +137,13 @@ def test_a_quantile_outside_its_range_is_refused(name):
 
 
 def test_rows_between_other_stamps_open_the_phases_which_are_always_in_use():
-    learner = ArdLearner(SET, LearnerSettings())
+    learner = RlsLearner(SET, LearnerSettings(), None, RelevantMember)
     design = design_of(_rows(1200, 4), SET)
     design.phase[600:, 0] = 1.0
     for start in range(0, 1200, 32):
         learner.learn(design.slice(start, min(start + 32, 1200)))
     assert learner.phases == 2
-    assert np.isfinite(learner.beta).all()
-    again = ArdLearner(SET, LearnerSettings())
-    learner_state.restore(again, decode(encode(learner_state.save(learner))))
-    assert np.array_equal(again.alpha, learner.alpha)
+    assert np.isfinite(learner.members.slow.beta).all()
+    again = RlsLearner(SET, LearnerSettings(), None, RelevantMember)
+    again.restore(decode(encode(learner.state())))
+    assert np.array_equal(again.members.slow.alpha, learner.members.slow.alpha)

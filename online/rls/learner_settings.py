@@ -1,0 +1,22 @@
+"""Bounds and rates of one ``rls`` learner; what each of them does stands in the module that uses it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from online.drift import DriftSettings
+
+
+class LearnerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Half-lives in steps and busy time, shares as ratios."""
+
+    half_life_steps: float = 4000.0
+    half_life_us: float = 600e6
+    fast_half_life_steps: float = 300.0
+    start_rows: int = 256
+    fast_prior_share: float = 0.25
+    fast_prior_floor: float = 0.01
+    champion_rate: float = 0.08
+    champion_advantage: float = 0.9
+    alarm_keep: float = 0.02
+    drift: DriftSettings = DriftSettings()

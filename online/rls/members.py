@@ -1,0 +1,182 @@
+"""The slow and the fast member together: weighed alike, the champion of them predicts live, a monitor watches both.
+
+    slow  what is published: stratified statistics, half-life max(4000 steps, 10 min) (online/rls/slow_member.py)
+    fast  for live prediction: half-life 300 steps around the slow member (online/rls/fast_member.py)
+
+Each block once: predict (that is the prequential error), weigh by the prediction, learn, solve. A suspected change of
+speed (online/drift) is predicted at once, by the fast member, and believed later: until it is confirmed the slow
+member's rows go to statistics on the side, judged by the suspected speed.
+
+Shapes: block of n rows, z (n, q) = [x, phase, y, l] with q = p + 2, predictions (n, 2), one column per member.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from online.blocks import Design
+from online.drift import DriftMonitor, SpeedFit, Verdict
+from online.features import FeatureSet
+from online.rows import Floats, Target
+
+from .champion import Champion
+from .fast_member import FastMember
+from .learner_settings import LearnerSettings
+from .means import Means
+from .prior import Prior
+from .robust import FAST, FAST_ONLY, SLOW, Weighing
+from .slow_member import SlowMember
+from .startup import Start
+
+
+class Members:
+    """Both members over p columns.
+
+    Args:
+        features: their columns.
+        settings: bounds and rates.
+        prior: what is known of the coefficients before the first row.
+        slow_kind: what keeps and solves the published statistics.
+    """
+
+    def __init__(
+        self, features: FeatureSet, settings: LearnerSettings, prior: Prior | None, slow_kind: type[SlowMember]
+    ) -> None:
+        p = len(features)
+        self._settings = settings
+        # A robust fit of a skewed time is far off in the mean, and the mean of post_decode is what adds up to E2E.
+        self.weighing = Weighing(robust=features.target is not Target.POST_DECODE)
+        self.slow = slow_kind(features, settings, prior)
+        self.fast = FastMember(p, settings.fast_half_life_steps, settings.fast_prior_share, settings.fast_prior_floor)
+        self.champion = Champion(settings)
+        self.drift = DriftMonitor(p, settings.drift)
+        self.means = Means(p + 2, settings.half_life_steps)
+
+    def widen(self, more: int) -> None:
+        """Give all of them ``more`` columns, free of sign, after their p."""
+        self.means.widen(self.slow.p, more)
+        self.slow.widen(more)
+        self.fast = self.fast.widened(more)
+        self.drift.cells.widen(more)
+
+    @property
+    def live_beta(self) -> Floats:
+        """Coefficients that predict live, (p,)."""
+        return self.fast.beta if self.champion.member == FAST else self.slow.beta
+
+    def predict(self, z: Floats) -> Floats:
+        """Of both members for rows z, (n, 2)."""
+        p = self.slow.p
+        betas = np.empty((p, 2))
+        betas[:, SLOW], betas[:, FAST] = self.slow.beta, self.fast.beta
+        prediction: Floats = z[:, :p] @ betas
+        return prediction
+
+    # ---------------------------------------------------------------- learning
+
+    def score(self, block: Design, prediction: Floats) -> Floats:
+        """Count errors; log(y / prediction) of the slow member, (n,)."""
+        return self.champion.score(block, prediction, on_trial=self.slow.trial is not None)
+
+    def learn(self, block: Design, z: Floats) -> Floats:
+        """Rows of the published lane; log(y / prediction) by the published coefficients as they were before, (n,)."""
+        prediction = self.predict(z)
+        log_ratio = self.score(block, prediction)
+        if self.weighing.robust and self._watch_speed(block, z, log_ratio):
+            prediction = self.predict(z)
+        if self.slow.trial is not None:
+            prediction[:, SLOW] *= self.drift.gain
+        share, weight = self.weighing.weigh(block, prediction)
+        if self.slow.learn(block, z, weight[:, SLOW], share[:, SLOW], prediction[:, SLOW]):
+            self.solve_slow()
+        if not self.champion.quick:
+            self.fast.learn(block.steps, z, weight[:, FAST])
+            self._solve_fast()
+        self.weighing.follow(block)
+        return log_ratio
+
+    def learn_quick(self, block: Design, z: Floats) -> None:
+        """Rows of the quick lane: they move the fast member and its scores, never what is published."""
+        prediction = self.predict(z)
+        self.champion.score_quick(block, prediction, on_trial=self.slow.trial is not None)
+        _, weight = self.weighing.weigh(block, prediction, FAST_ONLY)
+        self.fast.learn(block.steps, z, weight[:, FAST])
+        self._solve_fast()
+
+    def start(self, scale: float) -> None:
+        """The slow member has been fitted to the held rows: the fast one begins there."""
+        self.weighing.scale[:] = scale
+        self.fast.reset(self.slow.beta)
+        self.fast.passive = self.slow.passive.copy()
+
+    def release(self, held: Design, z: Floats, start: Start) -> None:
+        """The held rows become statistics of both."""
+        self.slow.strata.learn(held, z, start.weight, start.share)
+        self.fast.learn(held.steps, z, start.weight)
+        self.solve_slow()
+        self._solve_fast()
+
+    def solve_slow(self) -> None:
+        """Published coefficients from what is remembered."""
+        self.slow.solve_strata(self.weighing.slow_scale, self.weighing.median_us)
+
+    def _solve_fast(self) -> None:
+        slow = self.slow
+        mean = slow.beta if slow.trial is None else self.drift.gain * slow.beta
+        self.fast.solve(mean, slow.per_row, self.weighing.slow_scale, slow.free)
+
+    # ---------------------------------------------------------------- change of speed
+
+    def _watch_speed(self, block: Design, z: Floats, log_ratio: Floats) -> bool:
+        """Look for a change of speed and act on it; True if predictions are no longer what they were."""
+        slow = self.slow
+        fit = SpeedFit(slow.beta, self.weighing.slow_scale, slow.evidence, slow.evidence_rows)
+        verdict = self.drift.learn(block.cell, z[:, : slow.p], log_ratio, fit, int(block.end_ns[-1]))
+        if verdict is Verdict.ALARM:
+            self.refute_trial()
+            self._open_trial()
+        elif verdict is Verdict.CONFIRMED:
+            self._accept_trial()
+        elif verdict is Verdict.REFUTED:
+            self.refute_trial()
+        return verdict is not Verdict.NOTHING
+
+    def _open_trial(self) -> None:
+        self.slow.open_trial()
+        self.fast.reset(self.drift.gain * self.slow.beta)
+        self.champion.open_trial()
+        self.weighing.scale *= 2.0
+
+    def _accept_trial(self) -> None:
+        self.slow.accept_trial(self.drift.gain)
+        self.means.discount(self._settings.alarm_keep, self.drift.gain)
+        self.champion.close_trial()
+        self.solve_slow()
+        self._solve_fast()
+
+    def refute_trial(self) -> None:
+        """Give up a suspicion. Its rows were judged by a speed that was none, and are forgotten with it."""
+        if self.slow.trial is not None:
+            self.slow.trial = None
+            self.champion.close_trial()
+            self._solve_fast()
+
+    # ---------------------------------------------------------------- merging
+
+    def add(self, other: Members) -> None:
+        """What both know; scale and median are weighed by rows."""
+        rows, others = float(self.slow.strata.n1.sum()), float(other.slow.strata.n1.sum())
+        share = others / (rows + others) if rows + others > 0.0 else 0.5
+        mine, theirs = self.weighing, other.weighing
+        mine.scale[:] = (1.0 - share) * mine.scale[SLOW] + share * theirs.scale[SLOW]
+        mine.median_us += share * (theirs.median_us - mine.median_us)
+        self.slow.add(other.slow)
+        self.champion.add(other.champion)
+        self.means.add(other.means)
+
+    def restart_live(self) -> None:
+        """Fast member and detector start over from the published coefficients, as after a merge."""
+        self.drift = DriftMonitor(self.slow.p, self._settings.drift)
+        self.fast.reset(self.slow.beta)
+        self.champion.restart()
+        self.slow.trial = None

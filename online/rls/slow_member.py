@@ -1,0 +1,172 @@
+"""The slow member: stratified statistics and the published coefficients that solve them.
+
+    G    = sum over strata of decayed w z z'                      z = [x, phase, y, l], G: (q, q) (online/rls/strata.py)
+    beta = argmin over beta_j >= 0 where not free   beta' (A + H) beta - 2 (b + H beta0)' beta      A, b: blocks of G
+    H_jj = (max(s, misfit) / sd_j)^2 + shrink_j / m^2             beta0, sd: the prior; s: scale, m: median us per step
+
+While a change of speed is suspected, rows go to statistics on the side. Confirmed with gain g, what was known before is
+kept at 2 % and multiplied by g, and the rows on the side join it; refuted, they are forgotten and nothing has happened.
+
+Guarantee: beta is a function of the published lane's rows alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from online.blocks import Design
+from online.features import FeatureSet
+from online.rows import Floats, Mask
+
+from .hac import Meat
+from .identify import Diagnosis, Evidence, Solved, diagnose
+from .learner_settings import LearnerSettings
+from .prior import Prior
+from .solve import solve
+from .strata import Strata
+
+_TINY_US = 1e-9
+
+
+class SlowMember:
+    """Statistics and solution of p columns.
+
+    Attributes:
+        p: features and phases.
+        prior: of the coefficients, if there is one.
+        free: columns that may be negative, (p,).
+        beta: published coefficients and phases, (p,).
+        passive: columns that are off their bound, (p,).
+        live: columns with evidence or a prior, (p,).
+        evidence, evidence_rows: A (p, p) as it was solved last, and its rows in Huber shares.
+        per_row: diagonal of A per row, (p,).
+        strata, meat: what is remembered, for the coefficients and for their error bars.
+        trial: statistics on the side while a change of speed is suspected.
+    """
+
+    saved: Mapping[str, str] = {}
+    """What a subclass adds to the state: name there -> attribute."""
+
+    def __init__(self, features: FeatureSet, settings: LearnerSettings, prior: Prior | None = None) -> None:
+        p = len(features)
+        self._settings = settings
+        self.p = p
+        self.prior = None if prior is None else prior.sized(p)
+        self.free: Mask = np.array([column.signed for column in features.columns])
+        shrink = np.array([column.shrink for column in features.columns])
+        self._shrink = shrink if shrink.any() else None
+        self.beta = np.zeros(p)
+        self.passive: Mask = np.zeros(p, np.bool_)
+        self.live: Mask = np.zeros(p, np.bool_)
+        self.evidence, self.evidence_rows = np.zeros((p, p)), 1.0
+        self.per_row = np.zeros(p)
+        self.strata = self._new_strata()
+        self.meat = Meat(p)
+        self.trial: Strata | None = None
+
+    def _new_strata(self) -> Strata:
+        return Strata(self.p + 2, self._settings.half_life_steps, self._settings.half_life_us)
+
+    def widen(self, more: int) -> None:
+        """Give it ``more`` columns, free of sign, after its p."""
+        p = self.p
+        self.p = p + more
+        self.prior = None if self.prior is None else self.prior.sized(self.p)
+        self.free = np.concatenate([self.free, np.ones(more, np.bool_)])
+        if self._shrink is not None:
+            self._shrink = np.concatenate([self._shrink, np.zeros(more)])
+        for name in ("beta", "passive", "live", "per_row"):
+            value = getattr(self, name)
+            setattr(self, name, np.concatenate([value, np.zeros(more, value.dtype)]))
+        self.evidence = np.pad(self.evidence, (0, more))
+        self.strata = self.strata.widened(p, more)
+        self.meat = self.meat.widened(more)
+        self.trial = None if self.trial is None else self.trial.widened(p, more)
+
+    # ---------------------------------------------------------------- learning
+
+    def learn(self, block: Design, z: Floats, weight: Floats, share: Floats, prediction: Floats) -> bool:
+        """Add rows z (n, q) of weight, Huber's share and prediction (n,); False if they went to the trial."""
+        if self.trial is not None:
+            self.trial.learn(block, z, weight, share)
+            return False
+        kept = self.strata.learn(block, z, weight, share)
+        groups = block.grouped()
+        scores = z[:, : self.p] * (weight * (block.elapsed_us - prediction))[:, None]
+        self.meat.learn(groups, kept, scores[groups.order])
+        return True
+
+    def open_trial(self) -> Strata:
+        """Begin statistics on the side; those of an earlier suspicion are forgotten."""
+        self.trial = self._new_strata()
+        return self.trial
+
+    def accept_trial(self, gain: float) -> None:
+        """Keep little of what was known, at the new speed, and join what was learned on the side."""
+        assert self.trial is not None  # noqa: S101  only after a suspicion
+        keep = self._settings.alarm_keep
+        self.strata.discount(keep, gain)
+        self.meat.discount(keep)
+        self.strata.decay(self.trial.clock)
+        self.strata.add(self.trial)
+        self.trial = None
+
+    def decay(self, spent: Floats) -> None:
+        """Forget as if rows worth ``spent`` (32,) half-lives had been learned in each stratum."""
+        self.strata.decay(spent)
+        self.meat.decay(spent)
+
+    def add(self, other: SlowMember) -> None:
+        """Statistics of both; see Strata.add."""
+        self.strata.add(other.strata)
+        self.meat.add(other.meat)
+
+    # ---------------------------------------------------------------- solving
+
+    def precision(self, scale: float, median_us: float) -> Floats | None:
+        """Diagonal of H without the solver's relative ridge, (p,); None = no prior of any kind."""
+        shrunk = None if self._shrink is None else self._shrink / max(median_us, _TINY_US) ** 2
+        if self.prior is None:
+            return shrunk
+        known = self.prior.precision(scale)
+        return known if shrunk is None else known + shrunk
+
+    def solve(self, g: Floats, scale: float, median_us: float) -> Floats:
+        """Solve statistics (q, q) for beta (p,), and keep it."""
+        p = self.p
+        solution = solve(
+            g[:p, :p],
+            g[:p, p],
+            self.free,
+            self.passive | ~self.live,
+            prior_precision=self.precision(scale, median_us),
+            prior_mean=None if self.prior is None else self.prior.mean,
+        )
+        self.beta, self.passive, self.live = solution.beta, solution.passive, solution.live
+        return self.beta
+
+    def solve_strata(self, scale: float, median_us: float) -> None:
+        """Solve what is remembered."""
+        p, g = self.p, self.strata.total()
+        self.evidence, self.evidence_rows = g[:p, :p], max(float(self.strata.n1.sum()), 1.0)
+        self.per_row = g.diagonal()[:p] / self.evidence_rows
+        self.solve(g, scale, median_us)
+
+    def diagnosis(self, g: Floats, scale: float, median_us: float) -> Diagnosis:
+        """Error bars and status of beta, which solves g (q, q)."""
+        p = self.p
+        precision = self.precision(scale, median_us)
+        known = np.zeros(p) if precision is None else precision
+        meat, windows = self.meat.total()
+        evidence = Evidence(
+            a=g[:p, :p],
+            precision=known,
+            with_steps=g[:p, p + 1],
+            steps=max(float(g[p + 1, p + 1]), 1e-300),
+            variance=scale**2,
+            meat=meat,
+            windows=windows,
+        )
+        return diagnose(evidence, Solved(self.beta, self.passive, self.live, known > 0.0))

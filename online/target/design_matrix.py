@@ -1,0 +1,108 @@
+"""The columns of all feature sets of one target side by side.
+
+    X = [X_1 | X_2 | ...]        X: (n, P), X_s: (n, p_s), the columns of set s in a slice of their own
+
+Rows that are no measurement are left out and counted. A set that does not know a row's columns has NaN there; a row
+that no set knows is left out too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from online.blocks import Design, strata_of
+from online.features import FeatureSet
+from online.rows import RowBlock, RowOutcome, Target
+
+VALUE_MAX = 1e12
+"""A feature, weight or time (us) beyond this is not a measurement."""
+
+ELAPSED_US_MIN = 1e-3
+"""A time below this is not a measurement."""
+
+
+class DesignMatrix:
+    """Which set has which columns.
+
+    Attributes:
+        sets: feature sets by name, with the columns of the design each has.
+        width: columns P.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.sets: dict[str, tuple[FeatureSet, slice]] = {}
+        self.width = 0
+
+    def add(self, features: FeatureSet) -> None:
+        """Append a set's columns."""
+        self.sets[features.name] = (features, slice(self.width, self.width + len(features)))
+        self.width += len(features)
+
+    def evaluate(self, rows: RowBlock) -> tuple[Design, Counter[RowOutcome]]:
+        """The rows that can be learned, and what became of all."""
+        y, weight = rows.elapsed_us, rows.weight
+        finite = np.isfinite(y) & np.isfinite(weight) & np.isfinite(rows.phase).all(axis=1)
+        positive = (y > 0.0) & (weight > 0.0)
+        x = np.empty((len(rows), self.width))
+        known = np.zeros(len(rows), np.bool_)
+        complete = True
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            bounded = (y >= ELAPSED_US_MIN) & (y <= VALUE_MAX) & (weight <= VALUE_MAX) & (weight >= 1.0 / VALUE_MAX)
+            bounded &= (np.abs(rows.phase) <= 1.0).all(axis=1)
+            for features, where in self.sets.values():
+                part = features.evaluate(rows)
+                x[:, where] = part
+                inside = (np.abs(part) <= VALUE_MAX).all(axis=1)
+                here = np.isfinite(part).all(axis=1)
+                known |= here
+                bounded &= inside | ~here
+                complete &= bool(inside.all())
+        good = finite & positive & bounded & known
+        learned = int(np.count_nonzero(good))
+        outcome = Counter({RowOutcome.LEARNED: learned})
+        if learned < len(rows):
+            outcome[RowOutcome.NOT_FINITE] = int(np.count_nonzero(~finite))
+            outcome[RowOutcome.NOT_POSITIVE] = int(np.count_nonzero(finite & ~positive))
+            outcome[RowOutcome.OUT_OF_RANGE] = int(np.count_nonzero(finite & positive & ~bounded))
+            outcome[RowOutcome.UNKNOWN_FEATURE] = int(np.count_nonzero(finite & positive & bounded & ~known))
+            if not learned:  # as of every target for which no set is configured
+                return Design.empty(self.width), outcome
+        stratum, cell = strata_of(self._target, rows)
+        steps = rows.steps.astype(np.float64)
+        design = Design(x, rows.phase, y, steps, weight, stratum, cell, rows.end_ns, complete)
+        return (design if learned == len(rows) else design.take(good)), outcome
+
+    def view(self, block: Design, name: str) -> Design:
+        """The rows of a block that one set knows, with its columns only."""
+        x = block.x[:, self.sets[name][1]]
+        if not block.complete:
+            known = np.atleast_1d(np.isfinite(x).all(axis=1))
+            if not known.all():
+                view = block.take(known)
+                view.x = x[known]
+                return view
+        view = block.slice(0, len(block))
+        view.x, view.groups = x, block.grouped()
+        return view
+
+    def same_columns(self, saved: Sequence[tuple[str, list[str]]]) -> tuple[dict[str, slice], int]:
+        """Where a saved design of these sets has the columns of today's sets; and its width."""
+        same: dict[str, slice] = {}
+        start = 0
+        for name, columns in saved:
+            if name in self.sets and list(self.sets[name][0].names) == columns:
+                same[name] = slice(start, start + len(columns))
+            start += len(columns)
+        return same, start
+
+    def rearranged(self, waiting: Design, same: dict[str, slice]) -> Design:
+        """A saved design with today's columns; what it does not know is NaN."""
+        x = np.full((len(waiting), self.width), np.nan)
+        for name, where in same.items():
+            x[:, self.sets[name][1]] = waiting.x[:, where]
+        waiting.x = x
+        return waiting

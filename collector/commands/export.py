@@ -56,7 +56,7 @@ def run(path: Path, options: Options, *, say: Say, note: Say) -> int:
     return EXIT_OK
 
 
-def _read(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
@@ -65,14 +65,14 @@ def _read(path: Path) -> bytes:
 
 def _read_snapshot(path: Path) -> Snapshot:
     try:
-        return Snapshot.from_json(_read(path))
+        return Snapshot.from_json(_read_bytes(path))
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise StartError(f"{path} is no snapshot: {error}") from None
 
 
 def _read_model_config(path: Path) -> Mapping[str, Any]:
     try:
-        tree = json.loads(_read(path))
+        tree = json.loads(_read_bytes(path))
     except (ValueError, RecursionError) as error:
         raise StartError(f"--model-config: {path} is not JSON: {error}") from None
     if not isinstance(tree, dict):

@@ -86,11 +86,11 @@ def _with_progress(recordings: Sequence[Recording], clock: Clock, note: Say) -> 
         now_ns = clock.monotonic_ns()
         if now_ns - said_ns >= PROGRESS_INTERVAL_NS:
             said_ns = now_ns
-            done = sum(recording.position_bytes for recording in recordings) / total_bytes
-            note(f"{done:4.0%}  {exports} exports, {spans} spans")
+            share = sum(recording.position_bytes for recording in recordings) / total_bytes
+            note(f"{share:4.0%}  {exports} exports, {spans} spans")
     elapsed_s = (clock.monotonic_ns() - start_ns) / 1e9
-    beside = f" and {kv_batches} batches of KV events" if kv_batches else ""
-    note(f"read {exports} exports, {spans} spans{beside} in {elapsed_s:.1f} s")
+    kv_text = f" and {kv_batches} batches of KV events" if kv_batches else ""
+    note(f"read {exports} exports, {spans} spans{kv_text} in {elapsed_s:.1f} s")
 
 
 def _batches(timed: Iterator[Timed], bytes_max: int) -> Iterator[list[Timed]]:

@@ -51,17 +51,21 @@ class Decoder:
         """
         exports = [_parse(payload) for payload, _ in payloads]
         spans = [list(_step_spans(export)) for export in exports]
-        taken = self._take(list(itertools.chain.from_iterable(spans)))
+        columns = self._match_spans(list(itertools.chain.from_iterable(spans)))
         out: list[list[Telemetry] | None] = []
         for export, (_, peer), own in zip(exports, payloads, spans, strict=True):
-            mine = list(itertools.islice(taken, len(own)))
-            rest = _parse_rest(export)
-            out.append(plain.read(rest, peer, admit_span, counts, iter(mine)) if rest is not None else None)
+            columns_of_export = list(itertools.islice(columns, len(own)))
+            remainder = _parse_remainder(export)
+            out.append(
+                plain.read(remainder, peer, admit_span, counts, iter(columns_of_export))
+                if remainder is not None
+                else None
+            )
         return out
 
-    def _take(self, spans: list[Any]) -> Iterator[plain.Taken]:
+    def _match_spans(self, spans: list[Any]) -> Iterator[plain.Taken]:
         """Take the events out of the spans that a template reads; one result per span."""
-        found = _Found(sum(len(span.events) for span in spans))
+        columns = _Columns(sum(len(span.events) for span in spans))
         ends: list[int] = []
         chunk: list[bytes] = []
         first = 0
@@ -70,19 +74,19 @@ class Decoder:
             span.ClearField("events")  # no event is held twice
             ends.append(first + len(chunk))
             while len(chunk) >= CHUNK:
-                found.add(chunk[:CHUNK], first, self._match_layouts(chunk[:CHUNK]))
+                columns.add(chunk[:CHUNK], first, self._match_layouts(chunk[:CHUNK]))
                 first += CHUNK
                 del chunk[:CHUNK]
         if chunk:
-            found.add(chunk, first, self._match_layouts(chunk))
-        return _give_back(spans, ends, found.matched(), iter(found.left))
+            columns.add(chunk, first, self._match_layouts(chunk))
+        return _split_by_span(spans, ends, columns.matched(), iter(columns.left))
 
     def _match_layouts(self, chunk: list[bytes]) -> Matched:
         if max(map(len, chunk)) > EVENT_MAX:
             chunk = [event if len(event) <= EVENT_MAX else b"" for event in chunk]
         events = Events(chunk)
         todo = events.summaries()
-        found: list[Matched] = []
+        matches: list[Matched] = []
         tried: set[Shape] = set()
         for _ in range(ROUNDS_MAX):
             if not len(todo):
@@ -94,15 +98,15 @@ class Decoder:
                 continue
             tried.add(layout)
             matched = template.match(events, todo)
-            if len(matched.at) == len(todo) and not found:
+            if len(matched.at) == len(todo) and not matches:
                 return matched
-            found.append(matched)
+            matches.append(matched)
             todo = np.setdiff1d(todo[1:], matched.at, assume_unique=True)
-        if not found:
+        if not matches:
             return _NONE
-        at = np.concatenate([matched.at for matched in found])
+        at = np.concatenate([matched.at for matched in matches])
         order = np.argsort(at)
-        return Matched(at[order], np.concatenate([matched.rows for matched in found])[order])
+        return Matched(at[order], np.concatenate([matched.rows for matched in matches])[order])
 
     def _template(self, layout: Shape) -> Template | None:
         template = self._templates.get(layout)
@@ -120,7 +124,7 @@ class Decoder:
 _NONE: Final = Matched(np.empty(0, np.intp), np.empty((0, len(STEP_FIELDS)), np.int64))
 
 
-class _Found:
+class _Columns:
     """Rows of all chunks in one array, and the events that are left, in order."""
 
     def __init__(self, events: int) -> None:
@@ -152,7 +156,7 @@ def _parse(payload: bytes) -> Any:
         return None
 
 
-def _parse_rest(export: Any) -> ExportTraceServiceRequest | None:
+def _parse_remainder(export: Any) -> ExportTraceServiceRequest | None:
     if export is None:
         return None
     data = export.SerializeToString()
@@ -172,7 +176,7 @@ def _step_spans(export: Any) -> Iterator[Any]:
                     yield from scope_spans.items
 
 
-def _give_back(spans: list[Any], ends: list[int], matched: Matched, left: Iterator[bytes]) -> Iterator[plain.Taken]:
+def _split_by_span(spans: list[Any], ends: list[int], matched: Matched, left: Iterator[bytes]) -> Iterator[plain.Taken]:
     """Each span gets the events back that did not match; its item says what is missing."""
     first = start = 0
     for span, end, stop in zip(spans, ends, np.searchsorted(matched.at, ends).tolist(), strict=True):

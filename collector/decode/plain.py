@@ -68,15 +68,15 @@ def _read_resource(
     for scope_spans in resource_spans.scope_spans:
         scope = scope_spans.scope.name
         for span in scope_spans.spans:
-            done = next(taken) if scope == words.STEP_SCOPE else None
-            events = len(span.events) + (len(done.at) if done else 0)
+            columns = next(taken) if scope == words.STEP_SCOPE else None
+            events = len(span.events) + (len(columns.at) if columns else 0)
             counts[table.DECODED_SPANS] += 1
             counts[table.DECODED_EVENTS] += events
             counts[table.SDK_DROPPED_EVENTS] += span.dropped_events_count
             try:
                 _check_span(scope, span, out.instance, admit_span)
-                if done:
-                    steps.append(_read_steps(span.events, done, snapshots, counts))
+                if columns:
+                    steps.append(_read_steps(span.events, columns, snapshots, counts))
                 elif scope == words.CORE_SCOPE:
                     out.core.append(core_span(span, counts))
                 elif scope == words.API_SCOPE:

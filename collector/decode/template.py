@@ -76,7 +76,7 @@ def shape(event: bytes) -> Shape | None:
     end = len(event)
     if end > EVENT_MAX or event[:1] != b"\x09" or event[_NAME_AT:_BODY_AT] != _NAME:
         return None
-    found = []
+    pairs = []
     at = _BODY_AT
     try:
         while at < end:
@@ -84,11 +84,11 @@ def shape(event: bytes) -> Shape | None:
             tag = event[at + key_bytes + 6]
             if not KEY_MIN <= key_bytes <= KEY_MAX or tag not in (_TAG_INT, _TAG_DOUBLE):
                 return None
-            found.append((event[at + 4 : at + 4 + key_bytes], tag))
+            pairs.append((event[at + 4 : at + 4 + key_bytes], tag))
             at += 2 + event[at + 1]
     except IndexError:
         return None
-    return tuple(found) if at == end and len(found) <= ATTRIBUTES_MAX else None
+    return tuple(pairs) if at == end and len(pairs) <= ATTRIBUTES_MAX else None
 
 
 def learnable(layout: Shape) -> bool:

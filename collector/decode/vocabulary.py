@@ -26,7 +26,6 @@ REQUEST_SPAN: Final = "llm_request"
 SUMMARY_EVENT: Final = "step.BATCH_SUMMARY"
 SNAPSHOT_EVENT: Final = "step.REQUEST_SNAPSHOT"
 JOURNEY_PREFIX: Final = "journey."
-API_PREFIX: Final = "api."
 
 ATTRIBUTES_MAX: Final = 128
 """Attributes read per resource, span or event; vLLM sends at most 24."""

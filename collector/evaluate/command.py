@@ -90,11 +90,11 @@ def _default_key(captures: Sequence[Capture]) -> str:
 
 
 def _unique_names(captures: Sequence[Capture]) -> None:
-    seen: dict[str, int] = {}
+    captures_by_name: dict[str, int] = {}
     for capture in captures:
-        seen[capture.name] = seen.get(capture.name, 0) + 1
-        if seen[capture.name] > 1:
-            capture.name = f"{capture.name}#{seen[capture.name]}"
+        captures_by_name[capture.name] = captures_by_name.get(capture.name, 0) + 1
+        if captures_by_name[capture.name] > 1:
+            capture.name = f"{capture.name}#{captures_by_name[capture.name]}"
 
 
 def _snapshot(path: Path | None) -> Snapshot | None:

@@ -83,10 +83,10 @@ def _summary(report: Report) -> Iterator[str]:
     yield "<section><h2>Mean step error of each system</h2>" + _open_table()
     yield "<tr><th>system</th>" + "".join(f"<th>{_text(c.name)}</th>" for c in report.captures)
     yield "<th>pairs misranked by p99</th></tr>"
-    found = [{score.system: score.step_mape for score in capture.scores} for capture in report.captures]
-    best = [min((v for v in column.values() if v is not None), default=None) for column in found]
+    errors = [{score.system: score.step_mape for score in capture.scores} for capture in report.captures]
+    best = [min((v for v in column.values() if v is not None), default=None) for column in errors]
     for system in systems:
-        cells = "".join(_td(column.get(system), lowest) for column, lowest in zip(found, best, strict=True))
+        cells = "".join(_td(column.get(system), lowest) for column, lowest in zip(errors, best, strict=True))
         misranked = report.inversions.get(system)
         yield f"<tr><td>{_text(system)}</td>{cells}<td>{'-' if misranked is None else misranked}</td></tr>"
     yield "</table></div></section>"

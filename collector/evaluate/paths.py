@@ -45,8 +45,8 @@ class Timeline:
     """Rows of one engine in time order."""
 
     def __init__(self, rows: RowBlock, engine: int) -> None:
-        mine = np.flatnonzero(rows.engine == engine)
-        self.index = mine[np.argsort(rows.end_ns[mine], kind="stable")]
+        of_engine = np.flatnonzero(rows.engine == engine)
+        self.index = of_engine[np.argsort(rows.end_ns[of_engine], kind="stable")]
         self.end = rows.end_ns[self.index].astype(np.float64)
         self.elapsed = rows.elapsed_us[self.index] * 1e3
         self.start = self.end - self.elapsed
@@ -68,7 +68,7 @@ class Timeline:
 def paths_of(rows: RowBlock, requests: Sequence[Request]) -> Paths:
     """The path of every request that its rows cover."""
     lines: dict[int, Timeline] = {}
-    found, uncovered = [], 0
+    paths, uncovered = [], 0
     for request in requests:
         line = lines.setdefault(request.engine, Timeline(rows, request.engine))
         index, share = line.between(request.scheduled_ns, request.finished_ns)
@@ -79,8 +79,8 @@ def paths_of(rows: RowBlock, requests: Sequence[Request]) -> Paths:
         first, part = line.between(request.scheduled_ns, request.first_token_ns)
         prefill = np.zeros(len(index))
         prefill[np.searchsorted(index, first)] = part
-        found.append(Path(request, index, share, prefill))
-    return Paths(found, uncovered)
+        paths.append(Path(request, index, share, prefill))
+    return Paths(paths, uncovered)
 
 
 def predicted(paths: Sequence[Path], prediction_us: Floats) -> tuple[Floats, Floats]:

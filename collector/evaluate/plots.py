@@ -138,19 +138,19 @@ def histogram(picture: Picture) -> str:
     return _figure(f"Residuals of {total} steps", body + _axis_names("observed ÷ predicted - 1", "steps"))
 
 
-def coefficients(found: Sequence[Coefficient]) -> str:
+def coefficients(shown: Sequence[Coefficient]) -> str:
     """Coefficients with their 95 % intervals, each relative to itself: how sure, not how large."""
-    if not found:
+    if not shown:
         return '<p class="quiet">no coefficients are published</p>'
     step, label_width, value_width, width = 20.0, 150.0, 230.0, 620.0
-    height = step * len(found) + 24
+    height = step * len(shown) + 24
     reach = 1.0
 
     def at(ratio: float) -> float:
         return label_width + (1 + max(-1.0, min(1.0, ratio / reach))) / 2 * (width - label_width - value_width)
 
     body = f'<line class="zero" x1="{at(0):.1f}" y1="2" x2="{at(0):.1f}" y2="{height - 20:.1f}"/>'
-    for i, c in enumerate(found):
+    for i, c in enumerate(shown):
         y = step * i + 12
         body += f'<text x="{label_width - 10}" y="{y + 4}" text-anchor="end">{escape(c.name)}</text>'
         if c.stderr is not None and c.coefficient > 0:

@@ -54,15 +54,17 @@ def published_scores(
         errors = ape(prediction, scored.elapsed_us)
         if len(errors) == 0:
             continue
-        found: dict[str, float | None] = {} if requests_only else request_scores(paths, published.predict(rows), alphas)
-        found |= {
+        by_score: dict[str, float | None] = {}
+        if not requests_only:
+            by_score |= request_scores(paths, published.predict(rows), alphas)
+        by_score |= {
             "step_mape": float(errors.mean()),
             "step_median": float(np.median(errors)),
             "step_p90": float(np.quantile(errors, 0.9)),
         }
         out.append(
             score_of(
-                found,
+                by_score,
                 system=f"snapshot/{name}",
                 columns=len(features),
                 identifiable=sum(f.status == "identified" for f in model.features),

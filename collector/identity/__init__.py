@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from .discovery import Discovery
 from .facts import IDENTITY, Fact, Facts, FactSource
-from .knowledge import Knowledge, cannot_derive, shipped_sheets
+from .knowledge import Knowledge, cannot_derive
+from .sheet_files import shipped_sheets
 
 __all__ = [
     "IDENTITY",

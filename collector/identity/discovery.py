@@ -74,17 +74,17 @@ class Discovery:
 
     def ask(self, endpoint: DiscoveryEndpoint) -> bool:
         """Ask one server all three questions; whether any was answered."""
-        found: dict[str, Fact] = {}
+        answers: dict[str, Fact] = {}
         for path, read in QUESTIONS.items():
             outcome, body = fetch(endpoint.url, path, self._config.timeout_s, self._clock)
             if outcome is DiscoveryOutcome.ANSWERED:
                 facts = read(body)
                 outcome = outcome if facts else DiscoveryOutcome.UNEXPECTED
-                found |= facts
+                answers |= facts
             self._count(outcome)
-        if found:
-            self._knowledge.discovered(endpoint.instance, found)
-        return bool(found)
+        if answers:
+            self._knowledge.discovered(endpoint.instance, answers)
+        return bool(answers)
 
 
 def fetch(base: str, path: str, timeout_s: float, clock: Clock) -> tuple[DiscoveryOutcome, bytes]:

@@ -116,7 +116,7 @@ class Facts:
             self.learn({name: value for name, (s, value) in other._facts.items() if s is source}, source)
 
     def held(self) -> Held:
-        """As they stand, for :meth:`is_another_server`."""
+        """A copy of the facts and their sources, for :meth:`is_another_server`."""
         return dict(self._facts)
 
     def is_another_server(self, before: Held) -> bool:
@@ -157,11 +157,11 @@ class Facts:
 
     def contradictions(self) -> dict[str, str]:
         """Claims that lost against a stronger source: by name, who claimed what."""
-        found: dict[str, list[str]] = {}
+        claims_by_name: dict[str, list[str]] = {}
         for (name, source), value in sorted(self._claims.items()):
             if self._facts[name][1] != value:
-                found.setdefault(name, []).append(f"{source.label}: {value}")
-        return {name: "; ".join(claims) for name, claims in found.items()}
+                claims_by_name.setdefault(name, []).append(f"{source.label}: {value}")
+        return {name: "; ".join(claims) for name, claims in claims_by_name.items()}
 
     def known(self) -> dict[str, Fact]:
         """All facts by name."""

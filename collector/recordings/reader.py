@@ -81,10 +81,10 @@ class Recording:
         return self.size_bytes if self._raw.closed else min(self._raw.tell(), self.size_bytes)
 
     def __iter__(self) -> Iterator[Timed]:
-        newest_unix_nano = found = 0
+        newest_unix_nano = entries = 0
         for payload in self._payloads():
             if isinstance(payload, KvBatch):
-                found += 1
+                entries += 1
                 newest_unix_nano = max(newest_unix_nano, payload.ts_unix_ns)
                 yield TimedKv(newest_unix_nano, payload)
                 continue
@@ -92,10 +92,10 @@ class Recording:
             if isinstance(spans, Outcome):
                 self.undecodable += 1
                 continue
-            found += 1
+            entries += 1
             newest_unix_nano = max(newest_unix_nano, newest_end_unix_nano(payload))
             yield TimedExport(newest_unix_nano, Export(payload, self.label, TRANSPORT, spans, self.label))
-        if not found:
+        if not entries:
             self._warn(f"{self.label}: neither length-delimited OTLP traces nor lines of OTLP/JSON or KV events")
         elif self.undecodable:
             self._warn(f"{self.label}: {self.undecodable} entries are no OTLP traces")

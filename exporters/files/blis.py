@@ -23,22 +23,22 @@ whole slope and alpha[1] takes up the difference at the mean output length. The 
 simulated by BLIS and never exported.
 
 Guarantee: a step time or a mean post-decode time predicted from the exported file equals ours within 0.15 %
-(tests/unit/test_blis.py), as far as whole microseconds allow.
+(tests/exporters/test_blis.py), as far as whole microseconds allow.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from exporters.labels import label_value, printable
+from exporters.labels import label_value
 from online import ConfigSnapshot, FeatureSnapshot, Snapshot, TargetSnapshot
 
+from .blis_render import Coefficients, render_flags, render_yaml
 from .blis_sheet import BANDWIDTH_TB_S, bandwidth_of, shape_of
 
 N_BETAS = 11
-MAX_COMMENT_CHARS = 400
 MAX_ALPHA_US = 1e12
 MAX_MEAN_TOKENS = 1e9
 ALPHAS = ("server", "effective")
@@ -49,15 +49,6 @@ _STEP_COLUMNS = {"prefill_tokens": 8, "decode_context_tokens": 9, "requests": 5,
 
 class BlisError(ValueError):
     """The configuration cannot be exported; the text says what is missing and which option supplies it."""
-
-
-class Coefficients(NamedTuple):
-    """What BLIS loads, and what a reader should know about it."""
-
-    alpha: tuple[int, int, int]
-    beta: tuple[float, ...]
-    kv_us_per_token: float
-    notes: tuple[str, ...]
 
 
 def blis_coefficients(
@@ -210,55 +201,6 @@ def _mean_tokens(target: TargetSnapshot, fixed_us: float, per_token_us: float) -
     return tokens if tokens <= MAX_MEAN_TOKENS else None
 
 
-def render_flags(coefficients: Coefficients) -> bytes:
-    """The flags of ``blis run`` and ``blis replay``; giving both selects the trained-physics backend by itself."""
-    alpha = ",".join(map(str, coefficients.alpha))
-    beta = ",".join(map(_number, coefficients.beta))
-    return f"--alpha-coeffs {alpha} --beta-coeffs {beta}\n".encode()
-
-
-def render_yaml(snapshot: Snapshot, config: ConfigSnapshot, coefficients: Coefficients) -> bytes:
-    """A file for ``--defaults-filepath``.
-
-    BLIS refuses unknown keys, so everything about the numbers stands in comments.
-    """
-    facts = (f"{key}: {value}" for key, value in sorted(config.config.items()))
-    step = config.targets["step_time"]
-    model = step.models["portable"]
-    head = [
-        f"tracefit {snapshot.tracefit_version}, snapshot generation {snapshot.generation}",
-        f"created_unix_nano {snapshot.created_unix_nano}, config {config.config_id}, telemetry {config.telemetry}",
-        *facts,
-        f"step_time rows {model.rows}, effective rows {model.effective_rows:.1f}",
-    ]
-    head.append(f"kv_us_per_token {coefficients.kv_us_per_token!r} (BLIS's formula and figures)")
-    if model.error is not None:
-        head.append(f"step_time median error {model.error.median_ape:.4f}, p90 {model.error.p90_ape:.4f}")
-    if step.mean_factor is not None:
-        head.append(f"step_time mean / robust fit {step.mean_factor:.4f} (not applied)")
-    head.extend(coefficients.notes)
-    head.append("pass --model-config-folder and --hardware-config: BLIS looks for them beside this file otherwise")
-    lines = [f"# {printable(line, MAX_COMMENT_CHARS)}" for line in head]
-    lines += [
-        "version: 0.0.1",
-        "defaults: {}",
-        "workloads: {}",
-        "trained_physics_coefficients:",
-        f"  alpha_coeffs: [{', '.join(map(str, coefficients.alpha))}]",
-        f"  beta_coeffs: [{', '.join(map(_number, coefficients.beta))}]",
-    ]
-    return ("\n".join(lines) + "\n").encode()
-
-
-def _number(value: float) -> str:
-    """Shortest text that reads back as the same number, with the dot that YAML 1.1 readers ask for."""
-    text = repr(float(value))
-    mantissa, e, exponent = text.partition("e")
-    if e and "." not in mantissa:
-        return f"{mantissa}.0e{exponent}"
-    return "0" if text == "0.0" else text
-
-
 def export(
     snapshot: Snapshot,
     *,
@@ -281,16 +223,16 @@ def export(
     Raises:
         BlisError: with one clear sentence.
     """
-    config = _choose(snapshot, config_id)
-    found = blis_coefficients(config, model_config=model_config, hardware=hardware, alpha=alpha)
+    config = _choose_config(snapshot, config_id)
+    coefficients = blis_coefficients(config, model_config=model_config, hardware=hardware, alpha=alpha)
     if file_format == "blis-flags":
-        return render_flags(found)
+        return render_flags(coefficients)
     if file_format == "blis-yaml":
-        return render_yaml(snapshot, config, found)
+        return render_yaml(snapshot, config, coefficients)
     raise BlisError(f"--format: expected blis-yaml or blis-flags, got {file_format!r}")
 
 
-def _choose(snapshot: Snapshot, config_id: str | None) -> ConfigSnapshot:
+def _choose_config(snapshot: Snapshot, config_id: str | None) -> ConfigSnapshot:
     matches = [config for config in snapshot.configs if config.config_id.startswith(config_id or "")]
     if len(matches) == 1:
         return matches[0]

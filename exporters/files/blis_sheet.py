@@ -45,8 +45,8 @@ def shape_of(model_config: Mapping[str, Any]) -> Shape | None:
     values = {**model_config, **inner} if isinstance(inner, Mapping) else model_config
 
     def number(*names: str) -> int:
-        found = (values.get(name) for name in names)
-        return next((int(v) for v in found if isinstance(v, int | float) and not isinstance(v, bool) and v >= 1), 0)
+        given = (values.get(name) for name in names)
+        return next((int(v) for v in given if isinstance(v, int | float) and not isinstance(v, bool) and v >= 1), 0)
 
     layers, hidden, heads = number("num_hidden_layers"), number("hidden_size"), number("num_attention_heads")
     kv_heads = number("num_key_value_heads", "num_kv_heads", "multi_query_group_num") or heads

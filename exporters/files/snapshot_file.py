@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from online import Snapshot
 
-from .blis import BlisError, blis_coefficients, render_yaml
+from .blis import BlisError, blis_coefficients
+from .blis_render import render_yaml
 
 SNAPSHOT_NAME = "snapshot.json"
 BLIS_SUFFIX = ".blis.yaml"

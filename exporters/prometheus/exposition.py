@@ -152,8 +152,8 @@ def accepts_gzip(accept_encoding: str) -> bool:
 
 def _header_items(header: str) -> Iterable[tuple[str, dict[str, str]]]:
     for item in header.lower().split(",")[:32]:
-        head, *rest = (part.strip() for part in item.split(";"))
-        pairs = (part.partition("=") for part in rest)
+        head, *parameters = (part.strip() for part in item.split(";"))
+        pairs = (part.partition("=") for part in parameters)
         yield head, {key.strip(): value.strip().strip('"') for key, _, value in pairs}
 
 

@@ -85,17 +85,17 @@ def _value(family: Metric) -> float:
 
 def accounting_section(own: Collector) -> str:
     """The section of the page."""
-    found = account(own)
-    lost = [flow for flow in found.losses if flow.total]
-    quiet = [flow for flow in found.losses if not flow.total]
+    sums = account(own)
+    lost = [flow for flow in sums.losses if flow.total]
+    quiet = [flow for flow in sums.losses if not flow.total]
     verdict = "Nothing was lost or left out." if not lost else "Some telemetry was left out; each reason is counted."
     parts = [
         '<section id="accounting" aria-labelledby="accounting-title" data-live>',
         '<h2 id="accounting-title">Queue and losses</h2>',
         f'<p class="verdict {"some" if lost else "none"}">{verdict}</p>',
-        _meter_table(found.meters),
+        _meter_table(sums.meters),
         _flow_table("Left out", lost),
-        _flow_table("Flow", [flow for flow in found.flows if flow.total]),
+        _flow_table("Flow", [flow for flow in sums.flows if flow.total]),
     ]
     if quiet:
         names = "".join(f"<li><code>{escape(flow.name)}</code> {escape(flow.help)}</li>" for flow in quiet)

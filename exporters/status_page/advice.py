@@ -57,9 +57,9 @@ STATUS: dict[str, str] = {
 
 def advice_for(config: ConfigSnapshot) -> list[Advice]:
     """Advice on one configuration, most important first; never empty."""
-    found = [QUALITY.get(config.telemetry, NOTHING_YET)]
+    paragraphs = [QUALITY.get(config.telemetry, NOTHING_YET)]
     if "model" not in config.config:
-        found.append(
+        paragraphs.append(
             Advice(
                 "fair",
                 "The model is unknown, so each engine is a configuration of its own.",
@@ -68,7 +68,7 @@ def advice_for(config: ConfigSnapshot) -> list[Advice]:
             )
         )
     if config.targets and "post_decode" not in config.targets:
-        found.append(
+        paragraphs.append(
             Advice(
                 "fair",
                 "Time outside the steps (alpha) is incomplete.",
@@ -76,4 +76,4 @@ def advice_for(config: ConfigSnapshot) -> list[Advice]:
                 ("--enable-journey-tracing",),
             )
         )
-    return found
+    return paragraphs

@@ -70,15 +70,17 @@ def _links(name: str) -> str:
 
 
 def _advice(config: ConfigSnapshot) -> str:
-    first, *rest = advice_for(config)
+    first, *others = advice_for(config)
     engines = ", ".join(sorted({engine.scheduling for engine in config.engines}))
     plural = "engine" if len(config.engines) == 1 else "engines"
-    seen = f"{len(config.engines)} {plural}" + (f", {escape(engines)} scheduling" if engines else "")
-    heads = [f'<strong>{escape(config.telemetry)}</strong> {escape(first.meaning)} <span class="quiet">{seen}</span>']
-    heads += [escape(other.meaning) for other in rest]
+    emitters = f"{len(config.engines)} {plural}" + (f", {escape(engines)} scheduling" if engines else "")
+    heads = [
+        f'<strong>{escape(config.telemetry)}</strong> {escape(first.meaning)} <span class="quiet">{emitters}</span>'
+    ]
+    heads += [escape(other.meaning) for other in others]
     return "".join(
         f'<div class="quality {advice.level}"><p>{head}</p>{_remedy(advice)}</div>'
-        for advice, head in zip((first, *rest), heads, strict=True)
+        for advice, head in zip((first, *others), heads, strict=True)
     )
 
 
@@ -244,8 +246,8 @@ def _models(target: TargetSnapshot) -> str:
 def _identity(config: ConfigSnapshot) -> str:
     cells = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in sorted(config.config.items()))
     engines = "".join(
-        f"<li><code>{escape(one.instance)}</code> {escape(one.scheduling)}, last step {count(one.last_step)}</li>"
-        for one in config.engines[:32]
+        f"<li><code>{escape(e.instance)}</code> {escape(e.scheduling)}, last step {count(e.last_step)}</li>"
+        for e in config.engines[:32]
     )
     key = f"identity-{escape(config.config_id)}"
     body = f'<dl class="numbers">{cells}</dl><ul>{engines}</ul>'

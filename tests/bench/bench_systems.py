@@ -27,7 +27,8 @@ from collector.config.schema import Config, JoinConfig
 from collector.evaluate.captures import load as load_capture
 from collector.evaluate.fits import NINE, ape, design, identifiable, learn, predict
 from collector.evaluate.protocol import evaluate
-from collector.identity.knowledge import Knowledge, shipped_sheets
+from collector.identity.knowledge import Knowledge
+from collector.identity.sheet_files import shipped_sheets
 from collector.recordings.reader import Recording, TimedExport, merged
 from collector.worker.build import make_pipeline
 from collector.worker.pipeline import Pipeline

@@ -16,7 +16,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporters.files.blis import BlisError, blis_coefficients, export, render_flags, render_yaml
+from exporters.files.blis import BlisError, blis_coefficients, export
+from exporters.files.blis_render import render_flags, render_yaml
 from exporters.files.blis_sheet import Shape, bandwidth_of, shape_of
 from online.snapshot import FeatureSnapshot, ModelSnapshot, TargetSnapshot
 from tests.support import exporter_cases as cases

@@ -49,10 +49,10 @@ LINE_MARK: Final = b'"payload_b64"'
 def read_line(line: bytes, source: str) -> KvBatch | KvSkip:
     """One recorded message; what else the line holds (a decoded copy, say) is skipped over unread."""
     try:
-        found = _LINE.decode(line)
+        line_record = _LINE.decode(line)
     except wire.BAD:
         return KvSkip.UNDECODABLE
-    return read_payload(found.payload_b64, source, found.seq)
+    return read_payload(line_record.payload_b64, source, line_record.seq)
 
 
 def read_frames(frames: Sequence[bytes], source: str) -> KvBatch | KvSkip | None:

@@ -97,11 +97,11 @@ def _moved(direction: Direction | None, phase: Phase, count: str = "block_count"
     """A reader of moves: of a fixed direction, or of the one its media tell."""
 
     def read(counted: Counted, fields: Mapping[str, Value]) -> None:
-        found = direction if direction is not None else Direction.between(*_media(fields))
+        towards = direction if direction is not None else Direction.between(*_media(fields))
         outcome = Phase.FAILED if phase is Phase.COMPLETED and fields.get("success", True) is False else phase
         step = _integer(fields, "scheduler_step", NOT_NUMBERED)
         request = fingerprint(_text(fields, "request_id"))
-        counted.moved(Move(found, outcome, _integer(fields, count), step, request))
+        counted.moved(Move(towards, outcome, _integer(fields, count), step, request))
 
     return read
 

@@ -7,7 +7,7 @@ from collector.cli import main
 from collector.config.schema import Config
 from collector.evaluate import donors as command
 from collector.evaluate.donors import Options, possible, read_states
-from collector.identity.knowledge import shipped_sheets
+from collector.identity.sheet_files import shipped_sheets
 from online.bank import Bank
 from online.features.registry import build
 from online.features.sheets.deployment import sheet_of

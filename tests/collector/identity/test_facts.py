@@ -8,13 +8,8 @@ from collector.config.errors import ConfigError
 from collector.config.load import load
 from collector.config.schema import ConfigurationsConfig, RuleConfig
 from collector.identity.facts import CLAIMS_MAX, Facts, FactSource, config_id
-from collector.identity.knowledge import (
-    MODEL_FILE_BYTES_MAX,
-    FileRefused,
-    Knowledge,
-    cannot_derive,
-    read_architecture,
-)
+from collector.identity.knowledge import Knowledge, cannot_derive
+from collector.identity.sheet_files import MODEL_FILE_BYTES_MAX, FileRefused, read_architecture
 from online.features.sheets.architecture import SheetError
 from tests.support.sheet_cases import DENSE, GQA
 

@@ -27,12 +27,11 @@ from .snapshot import (
     TargetSnapshot,
 )
 from .state import StateError
-from .target import RLS, BankSettings, Learner, check_settings, make_learner, make_rls, publishes
+from .target import BankSettings, Learner, check_settings, make_rls
 
 __all__ = [
     "PHASES",
     "REQUEST_FEATURES",
-    "RLS",
     "STEP_FEATURES",
     "Bank",
     "BankSettings",
@@ -55,9 +54,7 @@ __all__ = [
     "Target",
     "TargetSnapshot",
     "check_settings",
-    "make_learner",
     "make_rls",
     "merge_states",
-    "publishes",
     "strata_of",
 ]

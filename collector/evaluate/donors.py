@@ -21,8 +21,7 @@ from online import Bank, Floats, StateError, Target
 from online.features import Facts
 from online.features.sheets import HardwareSheet, SheetError, architecture, model_sheet
 from online.features.systems import SYSTEMS
-from online.transfer import Donor, pool, select, strata_of
-from online.transfer import configuration_space as rece
+from online.transfer import Donor, configuration_vector, coverage, measure_next, pool, select, selection_strata
 
 from .captures import Capture, load
 from .fits import ape, learn, predict
@@ -107,12 +106,12 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
 
 
 def _donor_table(found: dict[str, tuple[Facts, list[Donor]]]) -> Iterator[str]:
-    vectors = {config_id: rece.vector(facts) for config_id, (facts, _) in found.items()}
+    vectors = {config_id: configuration_vector(facts) for config_id, (facts, _) in found.items()}
     table = [["donor", *_SHOWN, "rows", "nearest other"]]
     for config_id, (facts, donors) in found.items():
         mine = vectors[config_id]
         others = [v for other, v in vectors.items() if other != config_id and v is not None]
-        distance = "no sheet" if mine is None else f"{rece.coverage(mine, others):.2f}" if others else "-"
+        distance = "no sheet" if mine is None else f"{coverage(mine, others):.2f}" if others else "-"
         rows = max((d.rows for d in donors if d.features.target is Target.STEP_TIME), default=0.0)
         table.append([config_id, *(str(facts.get(name, "-")) for name in _SHOWN), f"{rows:.0f}", distance])
     yield "Donors"
@@ -133,14 +132,16 @@ def _pooled(found: dict[str, tuple[Facts, list[Donor]]]) -> Iterator[str]:
 
 
 def _measure_next(seen: dict[str, Facts]) -> Iterator[str]:
-    known = [v for facts in seen.values() if (v := rece.vector(facts)) is not None]
-    candidates = {name: v for name, facts in possible(seen, shipped_sheets()) if (v := rece.vector(facts)) is not None}
+    known = [v for facts in seen.values() if (v := configuration_vector(facts)) is not None]
+    candidates = {
+        name: v for name, facts in possible(seen, shipped_sheets()) if (v := configuration_vector(facts)) is not None
+    }
     yield ""
     if not known or not candidates:
         yield "What to measure next cannot be said: no donor has a model file and a known GPU"
         return
     yield "Measure next (farthest from everything measured)"
-    found = rece.measure_next(candidates, known, NEXT)
+    found = measure_next(candidates, known, NEXT)
     yield from aligned([["configuration", "coverage"], *([name, f"{distance:.2f}"] for name, distance in found)])
 
 
@@ -172,7 +173,7 @@ def _selection(capture: Capture, per_stratum: int) -> Iterator[str]:
     if rows is None or features is None or len(rows) == 0:
         yield f"{capture.name}: no rows to choose from, or no sheet"
         return
-    stratum = strata_of(target, rows)
+    stratum = selection_strata(target, rows)
     kept = select(features.evaluate(rows), rows.elapsed_us, stratum, per_stratum)
     scored = capture.scored(target)
 

@@ -18,9 +18,7 @@ from collector.identity import IDENTITY, Fact
 from online import Target
 from online.features.systems import BSR_ARD, HFD_TL, PORTABLE, RECE, SYSTEMS, System
 from online.rls import Prior
-from online.transfer import Donor
-from online.transfer import configuration_space as rece
-from online.transfer import population as transfer
+from online.transfer import Donor, bias_and_scale, donor_of, ensemble, frozen, pool, specialists
 
 from .captures import Capture
 from .fits import ape, learn, predict
@@ -76,12 +74,12 @@ def _donor(system: System, capture: Capture) -> Donor | None:
     if features is None:
         return None
     model = learn(features, capture.full[STEP].rows)
-    return None if model is None else transfer.donor_of(capture.name, capture.facts, model)
+    return None if model is None else donor_of(capture.name, capture.facts, model)
 
 
 def _variants(system: System, capture: Capture, donors: Sequence[Donor]) -> list[Transfer]:
     facts: dict[str, Fact] = capture.facts
-    pooled = transfer.pool(system, STEP, donors)
+    pooled = pool(system, STEP, donors)
     prior = None if pooled is None else pooled.prior(facts)
     if prior is None:
         return []
@@ -89,13 +87,12 @@ def _variants(system: System, capture: Capture, donors: Sequence[Donor]) -> list
     found = [_transfer(system, "prior", capture, len(donors), prior, cold)]
     features = system.live(STEP, facts)
     if system is HFD_TL and features is not None:
-        frozen = transfer.frozen(prior, features)
-        found.append(_transfer(system, "frozen", capture, len(donors), frozen, cold))
+        found.append(_transfer(system, "frozen", capture, len(donors), frozen(prior, features), cold))
     if system is RECE:
-        specialists = rece.specialists(system, STEP, donors)
-        together = rece.ensemble(facts, specialists)
+        clusters = specialists(system, STEP, donors)
+        together = ensemble(facts, clusters)
         if together is not None:
-            found.append(_transfer(system, f"{len(specialists)} specialists", capture, len(donors), together, cold))
+            found.append(_transfer(system, f"{len(clusters)} specialists", capture, len(donors), together, cold))
     if system is BSR_ARD:
         found.append(_bias_and_scale(system, capture, len(donors), prior))
     return found
@@ -142,7 +139,7 @@ def _bias_and_scale(system: System, capture: Capture, donors: int, prior: Prior)
         known = np.isfinite(base)
         if not known.any():
             continue
-        bias, scale = transfer.bias_and_scale(base[known], head.elapsed_us[known])
+        bias, scale = bias_and_scale(base[known], head.elapsed_us[known])
         errors = ape(bias * rows.steps + scale * (features.evaluate(rows) @ mean), rows.elapsed_us)
         if len(errors):
             out[str(count)] = float(errors.mean())

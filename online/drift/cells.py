@@ -103,8 +103,8 @@ class Cells:
         self.x[ids] = x
         usual = usual + share * np.add.reduceat(bounded, starts)
         self.log_y[ids] = usual + np.log(np.maximum(x @ rows.beta, TINY))
-        seen = np.add.reduceat(np.abs(bounded), starts)
-        self.spread[ids] = spread + (_MEAN_ABS_TO_SD * share) * seen - rate * spread
+        absolute = np.add.reduceat(np.abs(bounded), starts)
+        self.spread[ids] = spread + (_MEAN_ABS_TO_SD * share) * absolute - rate * spread
         self.rows[ids] = before + count
 
     def widen(self, more: int) -> None:

@@ -127,9 +127,9 @@ class RiverDetector(_Stateless):
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self.model = self._make()
+        self.model = self._fresh_model()
 
-    def _make(self) -> Any:
+    def _fresh_model(self) -> Any:
         drift = importlib.import_module("river.drift")
         if self.kind == "adwin":
             return drift.ADWIN(delta=1e-3)
@@ -145,7 +145,7 @@ class RiverDetector(_Stateless):
 
     def reset(self) -> None:
         """A fresh detector."""
-        self.model = self._make()
+        self.model = self._fresh_model()
 
 
 class Never(_Stateless):

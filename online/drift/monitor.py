@@ -116,14 +116,14 @@ class DriftMonitor:
             cells.learn(groups, usual, CellRows(x, e, fit.beta), settings)
         else:
             keep = np.repeat(known, sizes) | (np.abs(log_ratio) < _STALL)
-            self._meet(cell[order][keep], x[keep], log_ratio[keep], fit)
+            self._learn_references(cell[order][keep], x[keep], log_ratio[keep], fit)
         self.row += len(cell)
         # Back in the order of time.
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
-        return self._judge(e[back], u[back], end_ns)
+        return self._decide(e[back], u[back], end_ns)
 
-    def _meet(self, cell: Ints, x: Floats, log_ratio: Floats, fit: SpeedFit) -> None:
+    def _learn_references(self, cell: Ints, x: Floats, log_ratio: Floats, fit: SpeedFit) -> None:
         """Learn references where some are new, from rows without the stalls, which must not become one; by cell."""
         if not len(cell):
             return
@@ -135,18 +135,18 @@ class DriftMonitor:
         usual = cells.usual(groups.ids, beta)
         cells.learn(groups, usual, CellRows(x, log_ratio - np.repeat(usual, groups.sizes), beta), self.settings)
 
-    def _judge(self, compared: Floats, u: Floats, end_ns: int) -> Verdict:
+    def _decide(self, compared: Floats, u: Floats, end_ns: int) -> Verdict:
         keep = self.settings.gain_rows
         self.recent = [*self.recent, *compared[-keep:].tolist()][-keep:]
-        alarm = self._detect(u)
+        alarm = self._detect_shift(u)
         if self.suspicious:
             self.since.extend((compared + math.log(self.gain)).tolist())
-            verdict = self._confirm()
+            verdict = self._test_alarm()
             if verdict is not Verdict.NOTHING:
                 return verdict
-        return self._raise(end_ns) if alarm else Verdict.NOTHING
+        return self._open_alarm(end_ns) if alarm else Verdict.NOTHING
 
-    def _detect(self, u: Floats) -> bool:
+    def _detect_shift(self, u: Floats) -> bool:
         size = self.detector.group
         values = np.concatenate([self.waiting, u])
         full = len(values) // size
@@ -154,7 +154,7 @@ class DriftMonitor:
         self.waiting = values[full * size :].tolist()
         return self.detector.update(medians.tolist())
 
-    def _raise(self, end_ns: int) -> Verdict:
+    def _open_alarm(self, end_ns: int) -> Verdict:
         gain = float(np.median(self.recent))
         if abs(gain) < self.settings.gate:
             return Verdict.NOTHING
@@ -171,7 +171,7 @@ class DriftMonitor:
         self.alarms += 1
         return Verdict.ALARM
 
-    def _confirm(self) -> Verdict:
+    def _test_alarm(self) -> Verdict:
         """After each full group: refuted by the first that is not off, confirmed by the last."""
         settings = self.settings
         size = settings.confirm_rows

@@ -114,14 +114,14 @@ class GuardedModel:
 
     def predict(self, x: Floats) -> Floats:
         """Predictions of rows (n, p), 0 where there is none."""
-        found = []
+        predictions = []
         for row in self.rows(x):
             try:
                 predicted = float(self.model.predict_one(row))
             except (ArithmeticError, ValueError, TypeError, LookupError):
                 predicted = math.nan
-            found.append(predicted if math.isfinite(predicted) else 0.0)
-        return np.array(found)
+            predictions.append(predicted if math.isfinite(predicted) else 0.0)
+        return np.array(predictions)
 
     def state(self) -> State | None:
         """Of the linear models; None for others."""
@@ -178,9 +178,9 @@ class RiverLearner:
             self.median_us = float(middle(per_step))
         target = np.minimum(np.maximum(per_step / self.median_us - 1.0, _LOW), _HIGH).tolist()
         rows = self.inner.rows(block.x / block.steps[:, None])
-        seen = [self.inner.learn_one(row, t) for row, t in zip(rows, target, strict=True)]
+        ratios = [self.inner.learn_one(row, t) for row, t in zip(rows, target, strict=True)]
         if self.started:
-            predicted = self.median_us * (1.0 + np.minimum(np.maximum(np.array(seen), _LOW), _HIGH))
+            predicted = self.median_us * (1.0 + np.minimum(np.maximum(np.array(ratios), _LOW), _HIGH))
             self.error.learn(np.abs(predicted - per_step) / per_step)
         self.rows += len(block)
 
@@ -237,8 +237,8 @@ class ResidualLearner:
         y, base_us = block.elapsed_us, _base_of(block)
         ratio = np.minimum(np.maximum(y / np.maximum(base_us, 1e-9) - 1.0, -_RESIDUAL_MAX), _RESIDUAL_MAX).tolist()
         rows = self.inner.rows(block.x / block.steps[:, None])
-        seen = [self.inner.learn_one(row, r) for row, r in zip(rows, ratio, strict=True)]
-        corrected = base_us * (1.0 + np.minimum(np.maximum(np.array(seen), -_RESIDUAL_MAX), _RESIDUAL_MAX))
+        ratios = [self.inner.learn_one(row, r) for row, r in zip(rows, ratio, strict=True)]
+        corrected = base_us * (1.0 + np.minimum(np.maximum(np.array(ratios), -_RESIDUAL_MAX), _RESIDUAL_MAX))
         base, own = np.abs(base_us - y) / y, np.abs(corrected - y) / y
         if self.started:
             self.error.learn(own if self.wins else base)

@@ -74,11 +74,11 @@ class RelevantMember(SlowMember):
         p = self.p
         self.weight = np.maximum(g.diagonal()[:p], 1e-300)
         for _ in range(_CHANGES_MAX):
-            if not self._improve(g[:p, :p], g[:p, p], scale**2):
+            if not self._improve_evidence(g[:p, :p], g[:p, p], scale**2):
                 break
         return super().solve(g, scale, median_us)
 
-    def _improve(self, a: Floats, b: Floats, variance: float) -> bool:
+    def _improve_evidence(self, a: Floats, b: Floats, variance: float) -> bool:
         """The one change of alpha that raises the evidence most; False when none is worth it."""
         diagonal = a.diagonal()
         on = (self.alpha >= 0.0) & (diagonal > 0.0)
@@ -92,9 +92,9 @@ class RelevantMember(SlowMember):
         inside = on & ~self._always
         alpha = np.where(inside, self.alpha, 1.0)
         factor = np.where(inside, alpha / np.maximum(alpha - s_all, 1e-12 * alpha), 1.0)
-        return self._step(factor * s_all, factor * q_all, inside)
+        return self._change_relevance(factor * s_all, factor * q_all, inside)
 
-    def _step(self, s: Floats, q: Floats, on: Mask) -> bool:
+    def _change_relevance(self, s: Floats, q: Floats, on: Mask) -> bool:
         relevance = q * q - s
         # A column that can only enter with the wrong sign is not relevant: coefficients are non-negative.
         relevant = (relevance > 0.0) & (s > 0.0) & ((q > 0.0) | self.free)

@@ -46,9 +46,9 @@ class Meat:
         self.window[groups.ids] += np.add.reduceat(scores, groups.starts, axis=0)
         self.rows += len(scores)
         if self.rows >= WINDOW_ROWS:
-            self._close()
+            self._close_window()
 
-    def _close(self) -> None:
+    def _close_window(self) -> None:
         mine, own = self.window, self.window.sum(axis=0)
         whole, self.last = own + self.last, own
         left, right = self._left, self._right

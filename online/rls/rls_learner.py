@@ -184,10 +184,6 @@ class RlsLearner:
         """Live prediction by the champion, phases left out: microseconds, (n,)."""
         return block.x @ self.members.live_beta[: len(self.features)]
 
-    def predict_published(self, block: Design) -> Floats:
-        """Prediction by the published coefficients, phases left out: microseconds, (n,)."""
-        return block.x @ self.members.slow.beta[: len(self.features)]
-
     def statistics(self) -> Floats:
         """Sum of w z z' behind the published coefficients, (q, q); held rows are fitted again, with the same result."""
         held = self.startup.held

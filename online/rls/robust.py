@@ -103,9 +103,9 @@ def middle(values: Floats) -> Floats:
 
 def step_scale(scale: Floats, u: Floats) -> Floats:
     """The scale after a block of relative residuals u (n, k)."""
-    seen = np.maximum(_MAD_TO_SD * middle(np.abs(u.T)), SCALE_MIN)
+    spread = np.maximum(_MAD_TO_SD * middle(np.abs(u.T)), SCALE_MIN)
     rate = _SCALE_RATE * min(1.0, len(u) / 32.0)
-    moved: Floats = scale * np.minimum(np.maximum(seen / scale, 0.5), 2.0) ** rate
+    moved: Floats = scale * np.minimum(np.maximum(spread / scale, 0.5), 2.0) ** rate
     return moved
 
 

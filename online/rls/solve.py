@@ -75,8 +75,8 @@ def _solve_live(a: Floats, right: Floats, free: Mask, warm: Mask) -> Solution:
     live = a.diagonal() > _NOTHING
     on = live.nonzero()[0]
     if len(on):
-        found = solve(a[on[:, None], on], right[on], free[on], warm[on])
-        beta[on], passive[on] = found.beta, found.passive
+        solution = solve(a[on[:, None], on], right[on], free[on], warm[on])
+        beta[on], passive[on] = solution.beta, solution.passive
     return Solution(beta, passive, live)
 
 

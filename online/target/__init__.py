@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from .learners import RLS, Learner, make_learner, make_rls, publishes
+from .learners import Learner, make_learner, make_rls
 from .settings import CUSTOM, BankSettings, check_settings
 from .target_state import TargetState
 
 __all__ = [
     "CUSTOM",
-    "RLS",
     "BankSettings",
     "Learner",
     "TargetState",
     "check_settings",
     "make_learner",
     "make_rls",
-    "publishes",
 ]

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from .configuration_space import configuration_vector, coverage, ensemble, measure_next, specialists
 from .pool import DonorPool, Priors, priors_of
-from .population import Donor, donor_of, pool
-from .selection import select, strata_of
+from .population import Donor, bias_and_scale, donor_of, frozen, pool
+from .selection import select, selection_strata
 
 __all__ = [
     "Donor",
     "DonorPool",
     "Priors",
+    "bias_and_scale",
+    "configuration_vector",
+    "coverage",
     "donor_of",
+    "ensemble",
+    "frozen",
+    "measure_next",
     "pool",
     "priors_of",
     "select",
-    "strata_of",
+    "selection_strata",
+    "specialists",
 ]

@@ -50,7 +50,7 @@ VECTOR = (
 )
 
 
-def vector(facts: Facts) -> Floats | None:
+def configuration_vector(facts: Facts) -> Floats | None:
     """The configuration as a point, shape (14,); None without the sheets."""
     sheet, _ = sheet_of(facts)
     if sheet is None:
@@ -76,19 +76,19 @@ def vector(facts: Facts) -> Floats | None:
     )
 
 
-def similarity(one: Floats, other: Floats) -> float:
+def similarity(a: Floats, b: Floats) -> float:
     """Cosine of the angle between two configurations."""
-    return float(one @ other / max(float(np.linalg.norm(one) * np.linalg.norm(other)), 1e-300))
+    return float(a @ b / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-300))
 
 
-def coverage(candidate: Floats, seen: Sequence[Floats]) -> float:
+def coverage(candidate: Floats, measured: Sequence[Floats]) -> float:
     """Distance to the nearest configuration seen; infinite when none was."""
-    return min((float(np.linalg.norm(candidate - s)) / np.sqrt(len(candidate)) for s in seen), default=float("inf"))
+    return min((float(np.linalg.norm(candidate - s)) / np.sqrt(len(candidate)) for s in measured), default=float("inf"))
 
 
-def measure_next(candidates: Mapping[str, Floats], seen: Sequence[Floats], count: int) -> list[tuple[str, float]]:
+def measure_next(candidates: Mapping[str, Floats], measured: Sequence[Floats], count: int) -> list[tuple[str, float]]:
     """The ``count`` candidates to measure, farthest first, with their coverage when their turn comes."""
-    left, known = dict(candidates), list(seen)
+    left, known = dict(candidates), list(measured)
     out: list[tuple[str, float]] = []
     while left and len(out) < count:
         scores = {name: coverage(v, known) for name, v in left.items()}
@@ -110,7 +110,7 @@ def specialists(system: System, target: Target, donors: Sequence[Donor]) -> list
     """Clusters of donors by greedy covering in the order given, each pooled."""
     clusters: list[tuple[list[Floats], list[Donor]]] = []
     for donor in donors:
-        v = vector(donor.facts)
+        v = configuration_vector(donor.facts)
         if v is None:
             continue
         near = [(coverage(v, [np.mean(points, axis=0)]), points, members) for points, members in clusters]
@@ -120,30 +120,30 @@ def specialists(system: System, target: Target, donors: Sequence[Donor]) -> list
             best[2].append(donor)
         else:
             clusters.append(([v], [donor]))
-    made = [(np.mean(points, axis=0), pool(system, target, members)) for points, members in clusters]
-    return [Specialist(centre, pooled) for centre, pooled in made if pooled is not None]
+    pooled_clusters = [(np.mean(points, axis=0), pool(system, target, members)) for points, members in clusters]
+    return [Specialist(centre, pooled) for centre, pooled in pooled_clusters if pooled is not None]
 
 
-def weights(facts: Facts, found: Sequence[Specialist]) -> Floats:
-    """Softmax weights of the heaviest specialists for a configuration, shape (len(found),); the others 0."""
-    v = vector(facts)
-    if v is None or not found:
-        return np.zeros(len(found))
-    close = np.array([similarity(v, s.centre) for s in found]) / TEMPERATURE
+def specialist_weights(facts: Facts, known: Sequence[Specialist]) -> Floats:
+    """Softmax weights of the heaviest specialists for a configuration, shape (len(known),); the others 0."""
+    v = configuration_vector(facts)
+    if v is None or not known:
+        return np.zeros(len(known))
+    close = np.array([similarity(v, s.centre) for s in known]) / TEMPERATURE
     weight = np.exp(close - close.max())
     weight[np.argsort(-weight)[HEAVIEST:]] = 0.0
     return np.asarray(weight / weight.sum())
 
 
-def ensemble(facts: Facts, found: Sequence[Specialist]) -> Prior | None:
+def ensemble(facts: Facts, known: Sequence[Specialist]) -> Prior | None:
     """The weighted specialists as one coefficient vector and its spread; None where none applies."""
-    share = weights(facts, found)
-    priors = [(w, s.pooled.prior(facts)) for w, s in zip(share, found, strict=True) if w > 0.0]
-    known = [(w, p) for w, p in priors if p is not None]
-    total = sum(w for w, _ in known)
-    if not known or total <= 0.0:
+    share = specialist_weights(facts, known)
+    priors = [(w, s.pooled.prior(facts)) for w, s in zip(share, known, strict=True) if w > 0.0]
+    usable = [(w, p) for w, p in priors if p is not None]
+    total = sum(w for w, _ in usable)
+    if not usable or total <= 0.0:
         return None
-    mean = np.asarray(sum((w / total * p.mean for w, p in known), np.zeros_like(known[0][1].mean)))
-    apart = np.sqrt(sum((w / total * (p.mean - mean) ** 2 for w, p in known), np.zeros_like(mean)))
-    sd = np.min([p.sd for _, p in known], axis=0)
-    return Prior(mean, np.maximum(sd, apart), known[0][1].misfit)
+    mean = np.asarray(sum((w / total * p.mean for w, p in usable), np.zeros_like(usable[0][1].mean)))
+    apart = np.sqrt(sum((w / total * (p.mean - mean) ** 2 for w, p in usable), np.zeros_like(mean)))
+    sd = np.min([p.sd for _, p in usable], axis=0)
+    return Prior(mean, np.maximum(sd, apart), usable[0][1].misfit)

@@ -111,10 +111,10 @@ class DonorPool:
 def sheet_prior(facts: Facts) -> Prior | None:
     """What the data sheets alone say of ``physics``' step time; None without them."""
     names = full_names(PHYSICS, Target.STEP_TIME, [facts])
-    made = matrix(PHYSICS, Target.STEP_TIME, facts, names)
-    if made is None:
+    mapping = matrix(PHYSICS, Target.STEP_TIME, facts, names)
+    if mapping is None:
         return None
-    mean = made[1] @ np.array([SHEET_GAMMA.get(name, 0.0) for name in names])
+    mean = mapping[1] @ np.array([SHEET_GAMMA.get(name, 0.0) for name in names])
     return with_phases(Prior(mean, SHEET_SD * np.maximum(mean, 1e-12)), Target.STEP_TIME)
 
 
@@ -137,16 +137,18 @@ def project(prior: Prior, facts: Facts) -> Prior | None:
     return _with_source(Prior(beta, sd), prior, source)
 
 
-def _with_source(found: Prior, physics: Prior, source: FeatureSet) -> Prior:
+def _with_source(projected: Prior, physics: Prior, source: FeatureSet) -> Prior:
     """At least as unsure as physics is of a whole step: the projection cannot know more."""
     relative = physics.sd[: len(source)] / np.maximum(physics.mean[: len(source)], 1e-12)
     weight = physics.mean[: len(source)] > 0.0
     unsure = (
         float(np.median(relative[weight & np.isfinite(relative)])) if (weight & np.isfinite(relative)).any() else 0.0
     )
-    sd = np.maximum(found.sd, unsure * found.mean)
+    sd = np.maximum(projected.sd, unsure * projected.mean)
     k = len(PHASES)
-    return Prior(np.concatenate([found.mean, np.zeros(k)]), np.concatenate([sd, np.full(k, np.inf)]), physics.misfit)
+    return Prior(
+        np.concatenate([projected.mean, np.zeros(k)]), np.concatenate([sd, np.full(k, np.inf)]), physics.misfit
+    )
 
 
 def typical_steps(sheet: Sheet) -> RowBlock:

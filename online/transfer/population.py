@@ -74,10 +74,10 @@ def matrix(system: System, target: Target, facts: Facts, names: Sequence[str]) -
 
     ``names`` are the full system's, from :func:`full_names`. A column that this configuration has not is not in M.
     """
-    found, live = full(system, target, facts), system.live(target, facts)
-    if found is None or live is None:
+    table, live = full(system, target, facts), system.live(target, facts)
+    if table is None or live is None:
         return None
-    constants = found[1]
+    constants = table[1]
     m = np.zeros((len(live.names), len(names)))
     for i, name in enumerate(live.names):
         m[i, names.index(name)] = 1.0
@@ -92,9 +92,9 @@ def full_names(system: System, target: Target, configs: Sequence[Facts]) -> tupl
     """Columns of the full system that any of these configurations has, in a stable order."""
     names: dict[str, None] = {}
     for facts in configs:
-        found, live = full(system, target, facts), system.live(target, facts)
-        if found is not None and live is not None:
-            names |= dict.fromkeys((*live.names, *found[1]))
+        table, live = full(system, target, facts), system.live(target, facts)
+        if table is not None and live is not None:
+            names |= dict.fromkeys((*live.names, *table[1]))
     return tuple(names)
 
 
@@ -114,10 +114,10 @@ class Pooled:
         """Prior of a configuration's live set; None where the system does not apply or nothing carries over."""
         names = full_names(self.system, self.target, [facts])
         known = tuple(dict.fromkeys((*self.names, *names)))
-        made = matrix(self.system, self.target, facts, known)
-        if made is None or not self.gamma.any():
+        mapping = matrix(self.system, self.target, facts, known)
+        if mapping is None or not self.gamma.any():
             return None
-        live, m = made
+        live, m = mapping
         gamma = np.zeros(len(known))
         gamma[: len(self.names)] = self.gamma
         mean = m @ gamma
@@ -146,10 +146,10 @@ class Pooled:
         """Relative distance of the donors' own coefficients from the pooled ones, weighted by what each knows."""
         total, weight = np.zeros(len(live)), np.zeros(len(live))
         for d in self.donors:
-            made = matrix(self.system, self.target, d.facts, self.names)
-            if made is None:
+            mapping = matrix(self.system, self.target, d.facts, self.names)
+            if mapping is None:
                 continue
-            pooled = made[1] @ self.gamma
+            pooled = mapping[1] @ self.gamma
             known = d.a.diagonal() / np.maximum(np.linalg.eigvalsh(d.a).max(), 1e-300)
             for j, name in enumerate(d.features.names):
                 if name in live and pooled[j] > 0.0:
@@ -172,10 +172,10 @@ def pool(system: System, target: Target, donors: Sequence[Donor]) -> Pooled | No
     q = len(names)
     a, b = np.zeros((q, q)), np.zeros(q)
     for donor in used:
-        made = matrix(system, target, donor.facts, names)
-        if made is None or made[0] != donor.features.names:
+        mapping = matrix(system, target, donor.facts, names)
+        if mapping is None or mapping[0] != donor.features.names:
             continue
-        m = made[1]
+        m = mapping[1]
         a += m.T @ donor.a @ m
         b += m.T @ donor.b
     free, warm = np.zeros(q, np.bool_), np.ones(q, np.bool_)

@@ -21,7 +21,7 @@ USAGE_EDGES = (0.25, 0.5, 0.75)
 _RIDGE = 1e-6
 
 
-def strata_of(target: Target, rows: RowBlock) -> Ints:
+def selection_strata(target: Target, rows: RowBlock) -> Ints:
     """Stratum of each row by its first step, shape (n,); what is not known counts as none waiting, nothing used."""
     first = rows.raw[rows.offsets[:-1]]
     waiting = np.nan_to_num(first[:, target.vocabulary.index("waiting")])
@@ -35,7 +35,7 @@ def select(x: Floats, elapsed_us: Floats, stratum: Ints, per_stratum: int) -> ND
     Args:
         x: (n, p) features; rows that are not finite are never taken.
         elapsed_us: (n,) times, > 0.
-        stratum: (n,) from :func:`strata_of`.
+        stratum: (n,) from :func:`selection_strata`.
         per_stratum: how many.
     """
     usable = np.isfinite(x).all(axis=1) & (elapsed_us > 0.0)

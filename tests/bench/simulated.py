@@ -134,7 +134,7 @@ def prequential(rows, features, hook=None, *, block_rows=32, settings=None, resi
     for block in state.cutter.push(design):
         here = slice(at, at + len(block))
         if model.started:
-            run.slow[here] = model.predict_published(block)
+            run.slow[here] = block.x @ model.members.slow.beta[: len(features)]
             run.live[here] = block.base_us = model.predict(block)
             ratio = model.members.champion.intervals.ratios(block.stratum)
             run.low[here], run.high[here] = block.base_us * ratio[:, 0], block.base_us * ratio[:, 2]

@@ -35,7 +35,6 @@ class ModelSheet:
     heads: int
     kv_heads: int
     head_dim: int
-    vocab: int
     experts: int
     experts_per_token: int
     moe_layers: int
@@ -113,7 +112,6 @@ def _derive(arch: Mapping[str, Scalar], number: Mapping[str, int], *, latent: bo
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        vocab=number["vocab_size"],
         experts=experts if moe_layers else 0,
         experts_per_token=active_experts if moe_layers else 0,
         moe_layers=moe_layers,

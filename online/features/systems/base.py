@@ -106,9 +106,9 @@ def full(system: System, target: Target, facts: Facts) -> tuple[tuple[Column, ..
     return None if columns is None else (columns, constant_values(columns))
 
 
-def systems(found: tuple[System, ...]) -> dict[str, System]:
+def systems(members: tuple[System, ...]) -> dict[str, System]:
     """By name."""
-    return {system.name: system for system in found}
+    return {system.name: system for system in members}
 
 
 def tokens(raw: Raw) -> Floats:

@@ -11,7 +11,7 @@ from online.rls import LearnerSettings, RlsLearner
 from online.rows import Target
 from online.transfer import configuration_space as rece
 from online.transfer import population as transfer
-from online.transfer.selection import select, strata_of
+from online.transfer.selection import select, selection_strata
 from tests.support.configurations import CONFIGS, rows_of
 from tests.support.designs import design_of
 
@@ -114,10 +114,10 @@ def test_the_nearest_specialist_weighs_most():
     donors = _donors(RECE, list(CONFIGS))
     found = rece.specialists(RECE, STEP, donors)
     assert 2 <= len(found) <= len(donors)
-    share = rece.weights(CONFIGS["7b"], found)
+    share = rece.specialist_weights(CONFIGS["7b"], found)
     assert share.sum() == pytest.approx(1.0)
     assert np.count_nonzero(share) <= rece.HEAVIEST
-    near = [rece.similarity(rece.vector(CONFIGS["7b"]), s.centre) for s in found]
+    near = [rece.similarity(rece.configuration_vector(CONFIGS["7b"]), s.centre) for s in found]
     assert int(np.argmax(share)) == int(np.argmax(near))
 
 
@@ -130,14 +130,14 @@ def test_an_ensemble_of_one_is_its_specialist():
 
 
 def test_coverage_is_zero_where_one_has_been_and_the_farthest_is_measured_next():
-    vectors = {name: rece.vector(facts) for name, facts in CONFIGS.items()}
+    vectors = {name: rece.configuration_vector(facts) for name, facts in CONFIGS.items()}
     assert rece.coverage(vectors["7b"], list(vectors.values())) == 0.0
     assert rece.coverage(vectors["7b"], []) == float("inf")
     order = rece.measure_next({k: v for k, v in vectors.items() if k != "7b"}, [vectors["7b"]], 4)
     scores = [score for _, score in order]
     assert scores == sorted(scores, reverse=True)
     assert scores[0] == max(rece.coverage(v, [vectors["7b"]]) for k, v in vectors.items() if k != "7b")
-    assert rece.vector({}) is None
+    assert rece.configuration_vector({}) is None
 
 
 def test_selected_rows_teach_more_than_as_many_consecutive_ones():
@@ -163,7 +163,7 @@ def test_selection_takes_from_every_stratum_and_skips_what_is_not_finite():
     names = STEP.vocabulary
     rows.raw[:, names.index("waiting")] = np.repeat([0.0, 1.0, 4.0, 9.0], 50)
     rows.raw[:, names.index("kv_usage_ratio")] = 0.1
-    stratum = strata_of(STEP, rows)
+    stratum = selection_strata(STEP, rows)
     assert sorted(set(stratum.tolist())) == [0, 4, 8, 12]
     x = build("physics", STEP, CONFIGS["7b"]).evaluate(rows)
     x[3] = np.nan

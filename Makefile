@@ -6,24 +6,21 @@ STAMP := $(VENV)/.installed
 CONFIG ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-vllm demo-vllm-clean test e2e-vllm run bench bench-rows bench-learning bench-systems \
-	bench-ingest validate check-vllm-releases fuzz torture soak stress bench-journal lint clean
+.PHONY: help demo demo-vllm demo-vllm-clean test e2e-vllm run bench validate check-vllm-releases fuzz torture soak stress \
+	lint clean
 
 help:
 	@echo "make demo   watch coefficients being learned from a recording of a real server"
 	@echo "make test   the test suite"
 	@echo "make run    the sidecar itself (CONFIG=file.yaml)"
 	@echo "make demo-vllm  the same with a real, un-forked vLLM on this CPU, our plugin and a load (first set-up: minutes, GBs)"
-	@echo "make bench  measure what the documents state"
-	@echo "make bench-rows      every number of the rows beside its target"
-	@echo "make bench-ingest    every number of the receive path beside its target"
-	@echo "make bench-systems   every number of the modelling systems beside its target"
-	@echo "make bench-learning  every number of the learning core beside its target"
+	@echo "make bench WHAT=x  measure what the documents state, every number beside its target; x is one of"
+	@echo "            $(BENCHES)"
+	@echo "            (ARGS='names of sections'; h100 needs TABLES=DIR and TOOLS=DIR, other sections take TOOLS=DIR)"
 	@echo "make torture  kill the real process 110 times, with bad disks and jumping clocks, and compare with one never killed"
 	@echo "make soak     a day of traffic in minutes: memory, files, threads, accounting"
 	@echo "make stress   producers, scrapers, pullers and a shutdown at once"
 	@echo "make fuzz     every parser, 60 s each"
-	@echo "make bench-journal   what the journal costs, and how long a start takes after a crash"
 	@echo "make validate FILE=x.yaml  manifests against the schemas of Kubernetes"
 	@echo "make lint   ruff, mypy --strict, import contracts"
 
@@ -55,15 +52,30 @@ check-vllm-releases: $(STAMP)
 run: $(STAMP)
 	@$(BIN)/tracefit run $(if $(CONFIG),--config $(CONFIG))
 
+BENCHES := exporters h100 ingest intake journal kv learning plugin rows systems
+WHAT ?=
+ARGS ?=
+JUDGES = $(if $(TOOLS),--tools $(TOOLS)) $(if $(TABLES),--tables $(TABLES))
+bench_exporters = $(BIN)/python -m pytest -s tests/bench/test_exporters.py $(ARGS)
+bench_intake = $(BIN)/python -m pytest -s tests/bench/test_intake.py $(ARGS)
+bench_kv = $(BIN)/python -m pytest -s tests/bench/test_kv.py $(ARGS)
+bench_plugin = $(BIN)/python deploy/vllm-plugin/bench/hook_cost.py $(ARGS)
+bench_ingest = $(BIN)/python -m tests.bench.bench_ingest $(ARGS)
+bench_learning = $(BIN)/python -m tests.bench.bench_learning $(JUDGES)
+bench_rows = $(BIN)/python -m tests.bench.bench_rows $(JUDGES) $(ARGS)
+bench_systems = $(BIN)/python -m tests.bench.bench_systems $(JUDGES) $(ARGS)
+define bench_h100
+$(BIN)/python -m tests.bench.bench_rows $(JUDGES) h100
+$(BIN)/python -m tests.bench.bench_systems $(JUDGES) h100
+endef
+define bench_journal
+$(BIN)/python -m tests.bench.bench_journal
+$(BIN)/python -m tests.bench.bench_journal --fsync
+$(BIN)/python -m tests.bench.bench_journal --recovery
+endef
 bench: $(STAMP)
-	$(BIN)/python -m pytest tests/bench -s
-
-bench-rows: $(STAMP)
-	$(BIN)/python -m tests.bench.bench_rows
-
-LOAD ?= $(wildcard ../shared/tools/otlp_load.py)
-bench-ingest: $(STAMP)
-	$(BIN)/python -m tests.bench.bench_ingest $(if $(LOAD),--load $(LOAD))
+	$(if $(filter $(WHAT),$(BENCHES)),,$(error make bench WHAT=x, x one of: $(BENCHES)))
+	$(bench_$(WHAT))
 
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz.fuzz_decode --seconds 60
@@ -79,20 +91,9 @@ soak: $(STAMP)
 stress: $(STAMP)
 	$(BIN)/python -X dev -m tests.torture.stress --seconds 30
 
-bench-journal: $(STAMP)
-	$(BIN)/python -m tests.bench.bench_journal
-	$(BIN)/python -m tests.bench.bench_journal --fsync
-	$(BIN)/python -m tests.bench.bench_journal --recovery
-
 FILE ?= mine.yaml
 validate: $(STAMP)
 	@$(BIN)/kubernetes-validate --strict $(FILE)
-
-bench-systems: $(STAMP)
-	$(BIN)/python -m tests.bench.bench_systems
-
-bench-learning: $(STAMP)
-	$(BIN)/python -m tests.bench.bench_learning
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

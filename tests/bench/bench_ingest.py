@@ -1,7 +1,7 @@
-"""What receiving costs, every number beside its target: ``python -m tests.bench.bench_ingest --load otlp_load.py``.
+"""What receiving costs, every number beside its target: ``make bench WHAT=ingest``; names of sections run only those.
 
-Without the load generator only decoding is measured, and a line says so. The server runs on CPU 0, the generator on
-CPU 1; a busy machine spoils rates and latencies, CPU per step and ratios less. Exit 1 if a number misses its target.
+The server runs on CPU 0, the load generator on CPU 1; a busy machine spoils rates and latencies, CPU per step and
+ratios less. Exit 1 if a number misses its target.
 """
 
 from __future__ import annotations
@@ -15,14 +15,11 @@ import time
 from pathlib import Path
 
 from tests.bench.decode_cost import measure
-from tests.bench.ingest_load import SERVER_CPU, Load, bare, pinned, sidecar, snapshot
+from tests.bench.ingest_load import SERVER_CPU, bare, pinned, send, sidecar, snapshot
 
 BULK_PROFILE = ("--profile", "bulk")
-FAST = {
-    "FEATURE_SETS": "[custom]",
-    "CUSTOM": "{step_time: [intercept, prefill_tokens, decode_tokens, kv_blocks_used]}",
-}
-BULK = {"steps_per_sec": 0, "duration": 8, "settle": 1, "workers": 2}
+FAST = {"FEATURE_SETS": "[portable]"}
+BULK = {"steps_per_sec": 0, "duration": 8, "settle_s": 1, "workers": 2}
 DECODE_TARGETS_US = {100: 2.1, 1000: 1.05, 5000: 1.13}
 
 
@@ -48,23 +45,20 @@ class Board:
         sys.stdout.flush()
 
 
-def decoding(board, _load):
+def decoding(board):
     for steps, target_us in DECODE_TARGETS_US.items():
         cost = measure(steps)
         board.at_most(f"decode, {steps} steps a call", cost["columnar"], target_us, "us/step")
         board.note(f"plain decoder {cost['plain']:.1f}, parse and a dict per event {cost['dict']:.1f} us/step")
 
 
-def bulk(board, load):
+def bulk(board):
     with bare("reference") as server:
-        reference = load.run(server, **BULK)["server"]["us_per_step"]
+        reference = send(server, **BULK)["server"]["us_per_step"]
     with bare("intake") as server:
-        taken = load.run(server, **BULK)
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        sidecar(*BULK_PROFILE, directory=directory, **FAST) as server,
-    ):
-        learned = load.run(server, **BULK)
+        taken = send(server, **BULK)
+    with tempfile.TemporaryDirectory() as directory, sidecar(*BULK_PROFILE, directory=directory, **FAST) as server:
+        learned = send(server, **BULK)
     cost = learned["server"]["us_per_step"]
     board.at_most("receive, decode, admit: 1000 steps a call", taken["server"]["us_per_step"], 1.9, "us/step")
     board.at_most("bulk profile, into the learner: 1000 steps a call", cost, 4, "us/step")
@@ -76,74 +70,66 @@ def bulk(board, load):
     )
 
 
-def default_profile(board, load):
-    usual = {"steps_per_sec": 1000, "workers": 1, "requests_per_rpc": 20, "duration": 30}
+def default_profile(board):
+    usual = {"steps_per_sec": 1000, "workers": 1, "requests": True, "duration": 30}
     for learners, target, loaded_mb in (("[rls]", 20, 125), ("[rls, 'river:linear']", 50, 205)):
         with tempfile.TemporaryDirectory() as directory, sidecar(directory=directory, LEARNERS=learners) as server:
             time.sleep(2)
             idle_mb, before_s = server.rss_mb(), server.cpu_s()
             time.sleep(10)
             idle = (server.cpu_s() - before_s) * 100
-            report = load.run(server, **usual)["server"]
+            report = send(server, **usual)["server"]
         if learners == "[rls]":
             board.at_most("idle", idle, 2, "millicores")
             board.at_most("RSS idle", idle_mb, 85, "MB")
         board.at_most(f"1000 steps/s + 20 requests/s, {learners}", report["millicores"], target, "millicores")
-        board.at_most(f"RSS loaded, {learners}", report["rss_max_seen_mb"], loaded_mb, "MB")
+        board.at_most(f"RSS loaded, {learners}", report["rss_max_mb"], loaded_mb, "MB")
 
 
-def large_export(board, load):
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        sidecar(*BULK_PROFILE, directory=directory, **FAST) as server,
-    ):
-        report = load.run(server, steps_per_sec=0, spans_per_rpc=512, pool_rpcs=1, max_rpcs=2, workers=1, settle=3)
-    grown_mb = report["server"]["rss_max_seen_mb"] - report["server"]["rss_before_mb"]
+def large_export(board):
+    with tempfile.TemporaryDirectory() as directory, sidecar(*BULK_PROFILE, directory=directory, **FAST) as server:
+        report = send(server, steps_per_sec=0, spans_per_rpc=512, pool_rpcs=1, max_rpcs=2, workers=1, settle_s=3)
+    grown_mb = report["server"]["rss_max_mb"] - report["server"]["rss_before_mb"]
     board.at_most("24.5 MB exports: steps not accepted", report["dropped_steps"], 0)
     board.at_most("24.5 MB exports: RSS growth", grown_mb, 120, "MB")
 
 
-def latency(board, load):
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        sidecar(*BULK_PROFILE, directory=directory, **FAST) as server,
-    ):
-        found = load.run(server, steps_per_sec=20_000, spans_per_rpc=1, workers=4, duration=20)["latency_ms"]
+def latency(board):
+    with tempfile.TemporaryDirectory() as directory, sidecar(*BULK_PROFILE, directory=directory, **FAST) as server:
+        found = send(server, steps_per_sec=20_000, spans_per_rpc=1, workers=4, duration=20)["latency_ms"]
     board.at_most("20,000 steps/s while learning: p50", found["p50"], 1, "ms")
     board.at_most("20,000 steps/s while learning: p99", found["p99"], 10, "ms")
 
 
-def overload(board, load):
+def overload(board):
     with tempfile.TemporaryDirectory() as directory, sidecar(directory=directory, LEARNERS="[rls]") as server:
-        free = load.run(server, steps_per_sec=0, duration=4, workers=2)
+        free = send(server, steps_per_sec=0, duration=4, workers=2)
         rate = 2 * free["steps_per_sec"]
-        report = load.run(server, steps_per_sec=rate, workers=6, spans_per_rpc=5, duration=30)
+        report = send(server, steps_per_sec=rate, workers=6, spans_per_rpc=5, duration=30)
     board.at_most(f"overload, {rate:.0f} steps/s offered for 30 s: steps lost", report["dropped_steps"], 0)
-    grown_mb = report["server"]["rss_max_seen_mb"] - report["server"]["rss_before_mb"]
+    grown_mb = report["server"]["rss_max_mb"] - report["server"]["rss_before_mb"]
     board.at_most("overload: RSS growth (queue bound 16.8 + 25)", grown_mb, 41.8, "MB")
     board.note(f"{report['steps_per_sec']:.0f} steps/s accepted, {report['retries']} retries")
 
 
-def coefficients(board, load):
+def coefficients(board):
     for rate in (1.0, 0.3):
         with tempfile.TemporaryDirectory() as directory:
             with sidecar(*BULK_PROFILE, directory=directory, **FAST) as server:
-                report = load.run(server, steps_per_sec=5000, workers=1, duration=4 / rate, sample_rate=rate)
+                report = send(server, steps_per_sec=5000, workers=1, duration=4 / rate, sample_rate=rate)
                 server.stop()
-            model = snapshot(directory)["configs"][0]["targets"]["step_time"]["models"]["custom"]
-        truth = report["truth"][0]["beta_us"]
-        for feature, true in zip(model["features"], truth, strict=True):
-            off = abs(feature["coefficient"] / true - 1) * 100
-            target = 5 if feature["name"] == "kv_blocks_used" else 2
-            board.at_most(f"{feature['name']} after 20,000 steps, sampled at {rate:g}", off, target, "% off")
+            model = snapshot(directory)["configs"][0]["targets"]["step_time"]["models"]["portable"]
+        for feature in model["features"]:
+            off = abs(feature["coefficient"] / report["beta_us"][feature["name"]] - 1) * 100
+            board.at_most(f"{feature['name']} after 20,000 steps, sampled at {rate:g}", off, 2, "% off")
 
 
-def start(board, load):
+def start(board):
     with tempfile.TemporaryDirectory() as directory:
         began_s = time.monotonic()
         with sidecar(directory=directory, LEARNERS="[rls]") as server:
             up_s = time.monotonic() - began_s
-            report = load.run(server, max_rpcs=1, workers=1, spans_per_rpc=1)
+            report = send(server, max_rpcs=1, workers=1, spans_per_rpc=1)
         board.at_most("start to first export accepted", up_s + report["latency_ms"]["max"] / 1e3, 1.5, "s")
     code = "import time, collector.app; print(time.process_time())"
     costs = []
@@ -173,16 +159,11 @@ SECTIONS = {
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--load", type=Path, default=Path("../shared/tools/otlp_load.py"), help="the load generator")
     parser.add_argument("sections", nargs="*", choices=[[], *SECTIONS], help="default: all")
-    arguments = parser.parse_args()
     board = Board()
-    wanted = arguments.sections or list(SECTIONS)
-    if not arguments.load.exists():
-        board.note(f"{arguments.load} is not here: decoding only")
-        wanted = ["decoding"]
+    wanted = parser.parse_args().sections or list(SECTIONS)
     for name in wanted:
-        SECTIONS[name](board, Load(arguments.load))
+        SECTIONS[name](board)
         board.note(f"{name}: tasks waited for a CPU in {pressure()} % of the last minute; 10^7 additions {pace()} s")
     return 1 if board.missed else 0
 

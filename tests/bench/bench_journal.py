@@ -20,7 +20,8 @@ from collector.durable.journal import Journal
 from collector.receive.export_request import Export
 from collector.runtime.clock import SystemClock
 from collector.telemetry.table import DECODED_SPANS
-from tests.support.builders import make_config, make_export
+from tests.support.sidecars import make_config
+from tests.support.step_exports import make_export
 
 STEPS = 1000
 

@@ -1,7 +1,6 @@
-"""Every number of the learning core beside its target: ``make bench-learning``.
+"""Every number of the learning core beside its target: ``make bench WHAT=learning``.
 
-Exit status 1 if a target is missed. What cannot be measured here (no simulator, no captures beside the project) is
-printed as skipped, never as passed.
+Exit status 1 if a target is missed. What needs ``--tools`` (tests/bench/outside.py) is printed as skipped without it.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import os
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import argparse
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -23,7 +23,9 @@ from online.blocks import Cutter
 from online.features.registry import portable
 from online.rows import RowBlock, Target
 from tests.bench import captured, simulated
-from tests.support.streams import BETA, steps
+from tests.bench.outside import add_arguments, outside_of
+from tests.support.linear_steps import BETA, steps
+from tests.support.roofline_steps import MACHINES, Slowdown, simulate
 
 STREAM_ROWS = 84_000
 DRIFT_ROWS = 24_000
@@ -56,10 +58,9 @@ def between(what, value, low, high, unit="", digits=1):
 
 def _steady(job):
     name, seed, order = job
-    sim = simulated.load_simulator()
-    stream = sim.get(name, STREAM_ROWS, seed=seed, segments=simulated.segments(order))
-    rows, features = simulated.rows_of(stream), simulated.physics(stream.cfg)
-    frozen, segment = [], stream.steps["seg"]
+    stream = simulate(name, STREAM_ROWS, seed, simulated.segments(order))
+    rows, features = stream.rows, simulated.physics(stream.machine)
+    frozen, segment = [], stream.segment
     ends = {int(np.flatnonzero(segment == s)[-1]) for s in np.unique(segment)}
 
     def hook(at, model):
@@ -68,7 +69,7 @@ def _steady(job):
             ends.remove(min(ends))
 
     run = simulated.prequential(rows, features, hook)
-    good = (stream.steps["outlier"] == 0) & (np.arange(len(run.y)) >= HELD_ROWS) & np.isfinite(run.slow)
+    good = ~stream.outlier[: len(run.y)] & (np.arange(len(run.y)) >= HELD_ROWS) & np.isfinite(run.slow)
     x = features.evaluate(rows)[: len(run.y)]
     worst = 0.0
     for end, beta in frozen:
@@ -91,10 +92,8 @@ def _steady(job):
 
 def _changed(job):
     name, gain, seed = job
-    sim = simulated.load_simulator()
-    segments = simulated.segments(0)
-    stream = sim.get(name, DRIFT_ROWS, seed=seed, segments=segments, drifts=((0.74, "all", gain, 0),))
-    rows, onset = simulated.rows_of(stream), int(0.74 * DRIFT_ROWS)
+    stream = simulate(name, DRIFT_ROWS, seed, simulated.segments(0), [Slowdown(0.74, gain)])
+    onset = int(0.74 * DRIFT_ROWS)
     first = {}
 
     def hook(at, model):
@@ -103,8 +102,8 @@ def _changed(job):
         if at > onset and model.members.drift.confirmed:
             first.setdefault("report", at - onset)
 
-    run = simulated.prequential(rows, simulated.physics(stream.cfg), hook)
-    good = (stream.steps["outlier"][: len(run.y)] == 0) & np.isfinite(run.live)
+    run = simulated.prequential(stream.rows, simulated.physics(stream.machine), hook)
+    good = ~stream.outlier[: len(run.y)] & np.isfinite(run.live)
     after = good & (np.arange(len(run.y)) >= onset) & (np.arange(len(run.y)) < onset + 500)
     return {
         "name": name,
@@ -116,12 +115,8 @@ def _changed(job):
 
 
 def simulated_lines(pool):
-    """Accuracy, false reports, coverage and drift on the simulator's six machines."""
-    sim = simulated.load_simulator()
-    if sim is None:
-        yield Line("simulated machines", "SKIPPED", f"needs {simulated.SIMULATOR}", None)
-        return
-    names = list(sim.CONFIGS)
+    """Accuracy, false reports, coverage and drift on the six machines."""
+    names = list(MACHINES)
     runs = list(pool.map(_steady, [(n, 1000 + 7 * i, i) for i in range(2) for n in names]))
     for run in runs:
         yield at_most(f"live MAPE {run['name']} (published {run['slow']:.2f} %)", run["live"], 2.0, " %")
@@ -150,7 +145,7 @@ def simulated_lines(pool):
             yield Line(f"x2 P10-P90 coverage, 500 rows, {name}", f"{value:.1f} %", ">= 75 %", bool(value >= 75))
 
 
-# ------------------------------------------------------------------- what needs no simulator but ours
+# ------------------------------------------------------------------- linear machines
 
 
 def endurance_lines():
@@ -249,6 +244,9 @@ def speed_lines():
 
 def main():
     """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
+    outside = outside_of(parser.parse_args())
     missed = skipped = 0
     with ProcessPoolExecutor() as pool:
         sections = (
@@ -257,7 +255,7 @@ def main():
             ("coefficients", coefficient_lines(pool)),
             ("endurance", endurance_lines()),
             ("simulated machines", simulated_lines(pool)),
-            ("real captures", captured.lines(Line, pool)),
+            ("recordings", captured.lines(Line, pool, outside)),
         )
         for title, lines in sections:
             print(f"\n{title}")

@@ -1,13 +1,15 @@
-"""Every number promised about rows, beside its target: ``python -m tests.bench.bench_rows``; exit 1 on a miss.
+"""Every number promised about rows, beside its target: ``make bench WHAT=rows``; exit 1 on a miss.
 
-Needs the reference captures and scorer in ``../shared`` (beside this repository); says so loudly and exits 0 without.
-Names of sections on the command line run only those: gates rebuild mode h100 shuffle cost memory.
+Names of sections run only those: rebuild mode cost memory shuffle, and with arguments (tests/bench/outside.py) gates
+(``--tools``) and h100 (``--tools``, ``--tables``), which are skipped, loudly, without.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
+import os
 import random
 import subprocess
 import sys
@@ -31,20 +33,13 @@ from collector.join.window import StepWindow
 from collector.receive.export_request import Export
 from collector.telemetry import Counts
 from collector.worker.pipeline import Pipeline
-from tests.support.telemetry_builders import (
-    MONO_NS,
-    SHARED,
-    UNIX_NS,
-    Piece,
-    coefficients,
-    export_of,
-    new_pipeline,
-    pieces_in,
-    recording,
-    spans_in,
-)
+from tests.bench.outside import Outside, add_arguments, outside_of
+from tests.support.paths import DATA
+from tests.support.pipelines import coefficients, new_pipeline
+from tests.support.recordings import received, recording
+from tests.support.toy_engine import MONO_NS, UNIX_NS
+from tests.support.toy_spans import Piece, export_of, pieces_in, spans_in
 
-CAPTURES, TOOLS = SHARED / "captures", SHARED / "tools"
 HARD = {
     "holdout_100": "c1 c4 c5 c6 c7 c10",
     "holdout_10": "c1 c4 c5 c6 c7 c10",
@@ -81,19 +76,14 @@ class Report:
 
 
 def capture_dir(short: str) -> Path:
-    return next(path for path in CAPTURES.iterdir() if path.name.split("_")[0] == short)
+    return next(path for path in DATA.iterdir() if path.name.split("_")[0] == short)
 
 
 # --- gates ----------------------------------------------------------------------------------------------------------
 
 
-def gates(report: Report) -> None:
-    sys.path.insert(0, str(TOOLS / "score"))
-    import capture
-    import gate
-    import score
-    import split
-
+def gates(report: Report, outside: Outside) -> None:
+    capture, gate, score, split = map(outside.score, ("capture", "gate", "score", "split"))
     with tempfile.TemporaryDirectory() as directory:
         for hard, table in ((True, HARD), (False, SOFT)):
             for key, names in table.items():
@@ -289,22 +279,20 @@ def replayed(exports: Sequence[Export]) -> Pipeline:
 # --- request tables ---------------------------------------------------------------------------------------------------
 
 
-def h100(report: Report) -> None:
-    experiments = json.loads((SHARED / "ground_truth" / "configs.json").read_text())
+def h100(report: Report, outside: Outside) -> None:
+    experiments = outside.experiments()
     with tempfile.TemporaryDirectory() as directory:
         here = Path(directory)
         timed = []
         for name in experiments:
-            out = here / f"{name}.pb.gz"
-            run_tool("requests_to_otlp.py", name, str(out), "--until-frac", "0.6")
+            out = outside.as_otlp(name, here / f"{name}.pb.gz", "--until-frac", "0.6")
             timed += [(newest_end(e.payload), str(out), e._replace(peer=name)) for e in recording(out)]
         timed.sort(key=lambda item: item[:2])
         start_s = time.process_time()
         pipeline = replayed([export for _, _, export in timed])
         report.line("h100 replay, CPU s", time.process_time() - start_s, "", None)
         (here / "snapshot.json").write_bytes(pipeline.snapshot(0, 1).to_json())
-        run_tool("replay.py", str(here / "snapshot.json"), "--from-frac", "0.8", "--json", str(here / "out.json"))
-        errors = {name: 100 * abs(one["e2e"]) for name, one in json.loads((here / "out.json").read_text()).items()}
+        errors = replayed_errors(outside, here / "snapshot.json", here / "out.json")
     for name, error in errors.items():
         report.line(f"h100 {name[16:]} |E2E| %", error, "", None)
     report.most("h100 mean |E2E| %", float(np.mean(list(errors.values()))), 3.0)
@@ -316,8 +304,20 @@ def newest_end(payload: bytes) -> int:
     return max(piece.span.end_time_unix_nano for _, piece in pieces_in([Export(payload, "", "", 0)]))
 
 
-def run_tool(tool: str, *arguments: str) -> None:
-    subprocess.run([sys.executable, str(TOOLS / tool), *arguments], check=True, stdout=subprocess.DEVNULL)
+def replayed_errors(outside: Outside, snapshot: Path, out: Path) -> dict[str, float]:
+    """|end-to-end error| in % by experiment, of the last fifth of each table."""
+    command = [
+        sys.executable,
+        str(outside.tools / "replay.py"),
+        str(snapshot),
+        "--from-frac",
+        "0.8",
+        "--json",
+        str(out),
+    ]
+    environ = os.environ | {"GROUND_TRUTH": str(outside.tables)}
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environ)
+    return {name: 100 * abs(one["e2e"]) for name, one in json.loads(out.read_text()).items()}
 
 
 # --- order, duplicates, pieces ----------------------------------------------------------------------------------------
@@ -327,18 +327,11 @@ def shuffle(report: Report) -> None:
     for name, seed in itertools.product(("c1", "c3", "c5", "c6", "c7"), range(2)):
         exports = recording(capture_dir(name) / "otlp.pb.gz")
         expected = coefficients(replayed(exports))
-        index = (capture_dir(name) / "otlp.idx.jsonl.gz").resolve()
-        received = received_ns(index)
-        pieces = [(at, one) for at, export in zip(received, exports, strict=True) for one in pieces_in([export])]
+        stamps = [line["recv_unix_ns"] for line in received(capture_dir(name) / "otlp.pb.gz")]
+        pieces = [(at, one) for at, export in zip(stamps, exports, strict=True) for one in pieces_in([export])]
         found = coefficients(replayed(mixed(pieces, random.Random(seed), exports[0].recording)))
         worst = max(abs(found.get(key, np.inf) - value) / max(abs(value), 1e-12) for key, value in expected.items())
         report.most(f"{name} shuffled, duplicated, cut (seed {seed}): coefficients off", worst, 1e-9)
-
-
-def received_ns(index: Path) -> list[int]:
-    import gzip
-
-    return [json.loads(line)["recv_unix_ns"] for line in gzip.decompress(index.read_bytes()).splitlines()]
 
 
 def mixed(pieces: list[tuple[int, tuple[str, Piece]]], chance: random.Random, label: str) -> list[Export]:
@@ -458,20 +451,27 @@ def journey(number: int, first: int, last: int, start_ns: int, end_ns: int) -> C
     return CoreSpan(ids, ids, b"t" * 16, f"r{number}", 200, marks, Finish.LENGTH, offset_ns, end_ns + offset_ns)
 
 
-SECTIONS = {f.__name__: f for f in (rebuild, mode, cost, memory, shuffle, h100, gates)}
+SECTIONS = {section.__name__: section for section in (rebuild, mode, cost, memory, shuffle)}
+JUDGED = {"gates": gates, "h100": h100}
 
 
-def main(names: Sequence[str]) -> int:
-    if not (CAPTURES.is_dir() and TOOLS.is_dir()):
-        print(f"SKIPPED, NOTHING MEASURED: {SHARED} is not here; bench-rows needs its captures, tools and ground truth")
-        return 0
-    report = Report()
-    for name in names or SECTIONS:
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sections", nargs="*", choices=[[], *SECTIONS, *JUDGED], help="default: all")
+    add_arguments(parser)
+    options = parser.parse_args()
+    outside, report = outside_of(options), Report()
+    for name in options.sections or [*SECTIONS, *JUDGED]:
         print(f"--- {name}", flush=True)
-        SECTIONS[name](report)
+        if name in SECTIONS:
+            SECTIONS[name](report)
+        elif outside.tools is None or (name == "h100" and outside.tables is None):
+            print("SKIPPED, NOTHING MEASURED: needs --tools" + ", --tables" * (name == "h100"))
+        else:
+            JUDGED[name](report, outside)
     print(f"{len(report.misses)} missed" + "".join(f"\n  {miss}" for miss in report.misses))
     return 1 if report.misses else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

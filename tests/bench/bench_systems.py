@@ -1,13 +1,13 @@
-"""Every number of the systems, beside its target: ``make bench-systems``.
+"""Every number of the systems, beside its target: ``make bench WHAT=systems``; CPU time is process time of one thread.
 
-Streams of the simulator, H100 request tables and captures lie beside the project; where they are absent their section
-is skipped, loudly. CPU time is process time of one thread.
+Names of sections run only those: simulated recordings, and with arguments (tests/bench/outside.py) scorer (``--tools``)
+and h100 (``--tools``, ``--tables``), which are skipped, loudly, without.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-import importlib.util
 import json
 import os
 import subprocess
@@ -15,8 +15,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-
-from tests.support.paths import ROOT
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -28,22 +26,23 @@ from collector.evaluate.captures import load as load_capture
 from collector.evaluate.fits import NINE, ape, design, identifiable, learn, predict
 from collector.evaluate.protocol import evaluate
 from collector.identity.knowledge import Knowledge
-from collector.identity.sheet_files import shipped_sheets
 from collector.recordings.reader import Recording, TimedExport, merged
 from collector.worker.build import make_pipeline
 from collector.worker.pipeline import Pipeline
 from online.features.registry import build
-from online.features.sheets import architecture
 from online.features.systems import SYSTEMS
 from online.rows import STEP_FEATURES, RowBlock, Target
 from online.snapshot import Snapshot
 from online.transfer import population as transfer
+from tests.bench.outside import Outside, add_arguments, outside_of
+from tests.support.paths import DATA
+from tests.support.recordings import otlp_file
+from tests.support.roofline_steps import MACHINES, WARM_UP_STEPS, Segment, Stream, simulate
 
-SHARED = ROOT.parent / "shared"
 STEP = Target.STEP_TIME
-SEEN = ((0.25, "general", 0.5), (0.25, "codegen", 0.8), (0.2, "roleplay", 0.3), (0.15, "general", 1.1))
-SEEN = (*SEEN, (0.15, "reasoning", 0.6))
-UNSEEN = ((0.5, "prefill_heavy", 0.6), (0.5, "decode_heavy", 0.8))
+SEEN = (Segment(0.25, "chat", 0.5), Segment(0.25, "code", 0.8), Segment(0.2, "chat", 0.3), Segment(0.15, "chat", 1.1),
+        Segment(0.15, "reasoning", 0.6))  # fmt: skip
+UNSEEN = (Segment(0.5, "summaries", 0.6), Segment(0.5, "stories", 0.8))
 CUT = 0.6
 
 failures: list[str] = []
@@ -61,79 +60,20 @@ def quietly(*_: object) -> None:
     """Nobody listens."""
 
 
-def simulator():
-    """The stream simulator, or None."""
-    path = SHARED / "tools" / "streams.py"
-    if not path.exists():
-        return None
-    spec = importlib.util.spec_from_file_location("streams", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["streams"] = module
-    spec.loader.exec_module(module)
-    return module
+def rows_of(stream: Stream) -> tuple[RowBlock, np.ndarray]:
+    """Steps of a stream without the first (warm-up), and which of them are outliers."""
+    used = np.arange(len(stream.rows)) >= WARM_UP_STEPS
+    return stream.rows.take(used), stream.outlier[used]
 
 
-def facts_of(cfg) -> dict:
-    """The facts of a simulated configuration."""
-    model = cfg.arch()
-    config = {
-        "model_type": "mixtral" if model["N"] else "llama",
-        "hidden_size": model["d"],
-        "intermediate_size": model["dff"],
-        "num_hidden_layers": model["L"],
-        "num_attention_heads": model["H"],
-        "num_key_value_heads": model["kvh"],
-        "vocab_size": model["V"],
-        "num_local_experts": model["N"],
-        "num_experts_per_tok": model["k"] or 1,
-    }
-    sheet = shipped_sheets()[{"H100": "H100-SXM", "A100": "A100-80"}[cfg.gpu]]
-    return {
-        **architecture(config),
-        **sheet.facts("bfloat16"),
-        "gpu": cfg.gpu,
-        "tensor_parallel_size": cfg.tp,
-        "max_num_batched_tokens": cfg.max_tok,
-        "max_num_seqs": cfg.max_seqs,
-        "max_model_len": 4096,
-        "block_size": 16,
-        "enable_chunked_prefill": True,
-        "enable_prefix_caching": cfg.prefix_hit > 0,
-    }
-
-
-def rows_of(stream) -> tuple[RowBlock, np.ndarray]:
-    """Steps of a stream as rows, without empty ones and the first 60 (warm-up); and which of them are outliers."""
-    s = stream.steps
-    lines = np.full((stream.n, len(STEP_FEATURES)), np.nan)
-    columns = {
-        "prefill_tokens": s["pf_tok"],
-        "prefill_requests": s["n_pf"],
-        "decode_requests": s["n_dc"],
-        "decode_tokens": s["n_dc"],
-        "decode_context_tokens": s["sum_ctx"] + s["n_dc"],
-        "prefill_attention": s["pf_work"],
-        "requests": s["n_pf"] + s["n_dc"],
-        "running": s["running"],
-        "waiting": s["waiting"],
-        "kv_usage_ratio": s["kv_used"] / stream.cfg.kv_blocks,
-        "kv_blocks_used": s["kv_used"],
-    }
-    for name, values in columns.items():
-        lines[:, STEP_FEATURES.index(name)] = values
-    rows = RowBlock.of_lines(lines, s["cycle"], end_ns=np.cumsum(s["cycle"] * 1e3).astype(np.int64))
-    used = (columns["requests"] > 0) & (np.arange(stream.n) >= 60)
-    return rows.take(used), (s["outlier"] > 0)[used]
-
-
-def unseen_workloads(streams) -> None:
+def unseen_workloads() -> None:
     """Learned from some workloads, scored on others that never occurred."""
     print("\nUnseen workloads (simulator), step MAPE %, identifiable/columns")
     found: dict[str, list[float]] = {name: [] for name in NINE}
-    for name, cfg in streams.CONFIGS.items():
-        facts = facts_of(cfg)
-        seen, _ = rows_of(streams.get(name, 12000, 905, SEEN))
-        test, outlier = rows_of(streams.get(name, 6000, 906, UNSEEN))
+    for name, machine in MACHINES.items():
+        facts = machine.facts()
+        seen, _ = rows_of(simulate(name, 12_000, 905, SEEN))
+        test, outlier = rows_of(simulate(name, 6000, 906, UNSEEN))
         test = test.take(~outlier)
         cells = []
         for system in NINE:
@@ -146,15 +86,15 @@ def unseen_workloads(streams) -> None:
     print(verdict("physics, median over configurations, %", float(np.median(found["physics"])), 3.0))
 
 
-def leave_one_configuration_out(streams) -> None:
+def leave_one_configuration_out() -> None:
     """Donors are the other configurations; the first rows after warm-up, scored on the last half."""
     print("\nLeave one simulated configuration out, physics, step MAPE %")
     physics = next(s for s in SYSTEMS if s.name == "physics")
     data = {}
-    for name, cfg in streams.CONFIGS.items():
-        rows, outlier = rows_of(streams.get(name, 12000, 907))
+    for name, machine in MACHINES.items():
+        rows, outlier = rows_of(simulate(name, 12_000, 907, SEEN + UNSEEN))
         half = np.arange(len(rows)) > len(rows) // 2
-        data[name] = (facts_of(cfg), rows, rows.take(half & ~outlier))
+        data[name] = (machine.facts(), rows, rows.take(half & ~outlier))
     donors = {n: transfer.donor_of(n, f, learn(physics.live(STEP, f), r)) for n, (f, r, _) in data.items()}
     worst = {20: 0.0, 100: 0.0}
     for name, (facts, rows, test) in data.items():
@@ -174,11 +114,11 @@ def leave_one_configuration_out(streams) -> None:
     print(verdict("worst configuration after 100 rows, %", worst[100], 8.0))
 
 
-def cost_of_a_prediction(streams) -> None:
+def cost_of_a_prediction() -> None:
     """One step of 128 requests, per system."""
     print("\nOne prediction for a step of 128 requests, us CPU")
-    facts = facts_of(streams.CONFIGS["C_mixtral_h100_tp2"])
-    rows, _ = rows_of(streams.get("C_mixtral_h100_tp2", 3000, 908))
+    facts = MACHINES["mixtral_h100_tp2"].facts()
+    rows, _ = rows_of(simulate("mixtral_h100_tp2", 3000, 908, SEEN))
     step = rows.slice(1000, 1001)
     step.raw[:, STEP_FEATURES.index("requests")] = 128.0
     slowest = 0.0
@@ -199,7 +139,7 @@ def cost_of_a_prediction(streams) -> None:
 
 def knowledge_of_captures() -> Knowledge:
     """The captures' models and machine, as a user would configure them."""
-    models = SHARED / "captures" / "models"
+    models = DATA / "models"
     knobs = {
         "gpu": "cpu-capture",
         "dtype": "float32",
@@ -232,15 +172,15 @@ def configured(tree: dict) -> Config:
 def cost_of_an_evaluation(knowledge: Knowledge) -> None:
     """All nine systems on one capture of 2,400 steps."""
     start = time.process_time()
-    captures = load_capture(SHARED / "captures/c3_preempt/otlp.pb.gz", knowledge, JoinConfig(), CUT, quietly)
+    captures = load_capture(otlp_file("c3_preempt"), knowledge, JoinConfig(), CUT, quietly)
     evaluate(captures, NINE, learn_until=CUT, left_out="workload", version="bench", tell=quietly)
     print("\n" + verdict("evaluate, nine systems on 2,400 steps, s CPU", time.process_time() - start, 60.0))
 
 
-def against_the_scorer(knowledge: Knowledge) -> None:
+def against_the_scorer(knowledge: Knowledge, outside: Outside) -> None:
     """The same snapshot, scored by the independent scorer and by evaluate."""
     print("\nThe same snapshot by the scorer and by evaluate, percentage points apart")
-    scorer = SHARED / "tools" / "score"
+    scorer = outside.tools / "score"
     for name in ("c5_offload", "c6_saturated", "c7_async_sim"):
         with tempfile.TemporaryDirectory() as directory:
             part, snapshot = Path(directory) / "part", Path(directory) / "s.json"
@@ -249,7 +189,7 @@ def against_the_scorer(knowledge: Knowledge) -> None:
             snapshot.write_bytes(pipeline.snapshot(1, 1).to_json())
             command = [sys.executable, str(scorer / "score.py"), "--snapshot", str(snapshot), "--json"]
             judged = json.loads(call([*command, "--capture", name.split("_")[0]], scorer))
-            path = SHARED / "captures" / name / "otlp.pb.gz"
+            path = Path(outside.score("capture").path_of(name)) / "otlp.pb.gz"  # with its truth, where it has one
             captures = load_capture(path, knowledge, JoinConfig(), CUT, quietly)
             report = evaluate(
                 captures,
@@ -270,7 +210,7 @@ def against_the_scorer(knowledge: Knowledge) -> None:
 
 
 def call(command: list[str], cwd: Path) -> str:
-    """Run a tool beside the project."""
+    """Run a tool from outside."""
     return subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True).stdout
 
 
@@ -288,20 +228,15 @@ def learned(paths: list[Path], pipeline: Pipeline) -> Pipeline:
     return pipeline
 
 
-def h100_request_tables() -> None:
+def h100_request_tables(outside: Outside) -> None:
     """Leave one workload out per model: learned from the others of it, prior from data sheets and donor models."""
-    truth = SHARED / "ground_truth"
-    configs = json.loads((truth / "configs.json").read_text())
-    sys.path.insert(0, str(SHARED / "tools"))
-    replay = importlib.import_module("replay")
+    configs, replay = outside.experiments(), outside.replay()
     print("\nH100 request tables, leave one workload out per model, replayed: mean E2E error %, without prior / with")
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         tables = {}
         for experiment in configs:
-            tables[experiment] = directory / f"{experiment}.pb.gz"
-            tool = str(SHARED / "tools" / "requests_to_otlp.py")
-            call([sys.executable, tool, experiment, str(tables[experiment])], SHARED)
+            tables[experiment] = outside.as_otlp(experiment, directory / f"{experiment}.pb.gz")
         models = {experiment: config["model_short"] for experiment, config in configs.items()}
         tree = {"learners": ["rls"], "feature_sets": ["portable", "physics"]}
         tree["configurations"] = {"rules": model_rules(configs, directory)}
@@ -352,26 +287,39 @@ def model_rules(configs: dict, directory: Path) -> list[dict]:
     return list(rules.values())
 
 
+def simulated(_outside: Outside) -> None:
+    """What streams of roofline machines can say."""
+    unseen_workloads()
+    leave_one_configuration_out()
+    cost_of_a_prediction()
+
+
+def recordings(_outside: Outside) -> None:
+    """What bundled recordings can say."""
+    cost_of_an_evaluation(knowledge_of_captures())
+
+
+def scorer(outside: Outside) -> None:
+    """What an independent scorer says."""
+    against_the_scorer(knowledge_of_captures(), outside)
+
+
+SECTIONS = {"simulated": simulated, "recordings": recordings, "scorer": scorer, "h100": h100_request_tables}
+NEEDS = {"scorer": ("tools",), "h100": ("tools", "tables")}
+
+
 def main() -> int:
     """All sections; exit 1 if a target is missed."""
-    chosen = set(sys.argv[1:])
-    streams = simulator()
-    if streams is None:
-        print("SKIPPED: no simulator beside the project: unseen workloads, transfer, cost of a prediction")
-    elif not chosen or "simulated" in chosen:
-        unseen_workloads(streams)
-        leave_one_configuration_out(streams)
-        cost_of_a_prediction(streams)
-    if not (SHARED / "captures").exists():
-        print("SKIPPED: no captures beside the project: cost of an evaluation, agreement with the scorer")
-    elif not chosen or "captures" in chosen:
-        knowledge = knowledge_of_captures()
-        cost_of_an_evaluation(knowledge)
-        against_the_scorer(knowledge)
-    if not (SHARED / "ground_truth").exists():
-        print("SKIPPED: no request tables beside the project: leave one H100 workload out")
-    elif not chosen or "h100" in chosen:
-        h100_request_tables()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sections", nargs="*", choices=[[], *SECTIONS], help="default: all")
+    add_arguments(parser)
+    options = parser.parse_args()
+    for name in options.sections or SECTIONS:
+        lacking = [need for need in NEEDS.get(name, ()) if getattr(options, need) is None]
+        if lacking:
+            print(f"\nSKIPPED {name}: needs " + ", ".join(f"--{need}" for need in lacking))
+        else:
+            SECTIONS[name](outside_of(options))
     print("\n" + (f"MISSED: {', '.join(failures)}" if failures else "every target holds"))
     return 1 if failures else 0
 

@@ -1,15 +1,14 @@
-"""The learning core on real captures, through the collector's own decoding and join."""
+"""The learning core on the bundled recordings, through the collector's own decoding and join."""
 
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
-import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
+from google.protobuf.internal.encoder import _VarintBytes
 
 from collector.commands.replay import replay
 from collector.config.schema import Config
@@ -19,28 +18,27 @@ from online.features.registry import portable, shape
 from online.river.challengers import ResidualLearner
 from online.rows import Lane, RowBlock, Target
 from tests.bench.simulated import prequential
-from tests.support.paths import ROOT
+from tests.support.recordings import messages, otlp_file, received
 
-SHARED = ROOT.parent / "shared"
-SCORER, CAPTURES = SHARED / "tools" / "score", SHARED / "captures"
 NAMES = {"c1": "c1_mixed", "c4": "c4_abort_errors", "c5": "c5_offload", "c6": "c6_saturated", "c7": "c7_async_sim"}
 NAMES["c10"] = "c10_long"
 LIVE_LIMITS = {"c1": 6.0, "c5": 10.0}
 TAIL = 0.6
 
 
-def lines(line, pool):
-    """Gates, live error, drift and the compile step of each capture."""
-    if not SCORER.exists() or not CAPTURES.exists():
-        yield line("real captures", "SKIPPED", f"needs {SHARED}", None)
-        return
-    for found in pool.map(_measure, NAMES.items()):
+def lines(line, pool, outside):
+    """Gates, live error, drift and the compile step of each recording."""
+    if outside.tools is None:
+        yield line("gates of the recordings", "SKIPPED", "needs --tools", None)
+    for found in pool.map(_measure, NAMES.items(), [outside] * len(NAMES)):
         yield from (line(*each) for each in found)
 
 
-def _measure(item):
+def _measure(item, outside):
     short, name = item
-    found = [_gate(short, name, gate) for gate in ("holdout_100", "fit_100")]
+    found = []
+    if outside.tools is not None:
+        found = [_gate(short, name, gate, outside) for gate in ("holdout_100", "fit_100")]
     rows = _rows(_bytes_until(name, 1.0))
     best, drift = _live(rows)
     limit, value = LIVE_LIMITS.get(short), min(best.values())
@@ -54,9 +52,9 @@ def _measure(item):
     return found
 
 
-def _gate(short, name, gate):
-    scorer, thresholds = _scorer()
-    limit = thresholds[name][gate]
+def _gate(short, name, gate, outside):
+    scorer = outside.score("score")
+    limit = outside.thresholds()[name][gate]
     fraction = 1.0 if gate.startswith("fit") else scorer.K.cut_of(short)
     with tempfile.TemporaryDirectory() as directory:
         part, out = Path(directory) / f"{name}.pb.gz", Path(directory) / "snapshot.json"
@@ -64,7 +62,7 @@ def _gate(short, name, gate):
             file.write(_bytes_until(name, fraction))
         replay([part], out, Config(learners=("rls",)), SystemClock(), say=_quiet, note=_quiet)
         snapshot = json.loads(out.read_text())
-    result = scorer.score(snapshot, str(CAPTURES / name), 0.0 if gate.startswith("fit") else None)
+    result = scorer.score(snapshot, scorer.K.path_of(short), 0.0 if gate.startswith("fit") else None)
     mape, e2e = result["step"]["mape"], result["request"]["e2e_gate"]
     good = mape <= limit["mape"] and e2e <= limit["e2e"] and not result["negative_or_nonfinite"]
     return f"{short} {gate}: MAPE / E2E %", f"{mape:.1f} / {e2e:.1f}", f"<= {limit['mape']} / {limit['e2e']}", good
@@ -74,36 +72,13 @@ def _quiet(_text):
     pass
 
 
-def _scorer():
-    sys.path.insert(0, str(SCORER))
-    spec = importlib.util.spec_from_file_location("score", SCORER / "score.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module, json.loads((SCORER / "thresholds.json").read_text())
-
-
 def _bytes_until(name, fraction):
-    """Length-delimited exports received in the first part of the capture, by receive time."""
-    with gzip.open(CAPTURES / name / "otlp.pb.gz", "rb") as file:
-        data = file.read()
-    with gzip.open(CAPTURES / name / "otlp.idx.jsonl.gz", "rt") as file:
-        received = [json.loads(one)["recv_unix_ns"] for one in file]
-    cut = min(received) + int(fraction * (max(received) - min(received)))
-    kept, at = [], 0
-    for stamp in received:
-        start = at
-        size = shift = 0
-        while True:
-            byte = data[at]
-            at += 1
-            size |= (byte & 0x7F) << shift
-            shift += 7
-            if not byte & 0x80:
-                break
-        at += size
-        if stamp <= cut:
-            kept.append(data[start:at])
-    return b"".join(kept)
+    """Length-delimited exports received in the first part of the recording, by receive time."""
+    path = otlp_file(name)
+    stamps = [line["recv_unix_ns"] for line in received(path)]
+    cut = min(stamps) + int(fraction * (max(stamps) - min(stamps)))
+    pairs = zip(stamps, messages(path), strict=True)
+    return b"".join(_VarintBytes(len(payload)) + payload for stamp, payload in pairs if stamp <= cut)
 
 
 def _rows(data):

@@ -1,7 +1,6 @@
 """A server on one CPU, the load generator on the other, and what it reports.
 
-The generator is not part of this repository; its path comes in from the command line. All CPU figures are the server's,
-as the kernel accounts them.
+All CPU figures are the server's, as the kernel accounts them.
 """
 
 from __future__ import annotations
@@ -98,21 +97,28 @@ def _ports(process, log):
     raise RuntimeError("the sidecar did not start")
 
 
-class Load:
-    """The generator."""
-
-    def __init__(self, path):
-        self._path = path
-
-    def run(self, server, **options):
-        """Its report; options by their names, True for flags."""
-        arguments = []
-        for name, value in options.items():
-            arguments += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-        process = pinned(LOAD_CPU, self._path, "--target", f"127.0.0.1:{server.port}", "--server-pid", server.pid,
-                         *arguments, stdout=subprocess.PIPE)  # fmt: skip
-        out, _ = process.communicate()
-        return json.loads(out)
+def send(server, *, settle_s=2.0, **options):
+    """The generator's report for a load with these options (True for flags), and what the server spent on it."""
+    arguments = []
+    for name, value in options.items():
+        arguments += [f"--{name.replace('_', '-')}", *([] if value is True else [value])]
+    before_s, before_mb, started_s = server.cpu_s(), server.rss_mb(), time.monotonic()
+    process = pinned(LOAD_CPU, "-m", "tests.bench.send_load", "--target", f"127.0.0.1:{server.port}", *arguments,
+                     stdout=subprocess.PIPE)  # fmt: skip
+    highest_mb = before_mb
+    while process.poll() is None:
+        highest_mb = max(highest_mb, server.rss_mb())
+        time.sleep(0.1)
+    report = json.loads(process.stdout.read())
+    time.sleep(settle_s)
+    cpu_s, wall_s = server.cpu_s() - before_s, time.monotonic() - started_s
+    report["server"] = {
+        "us_per_step": cpu_s / max(report["steps"], 1) * 1e6,
+        "millicores": cpu_s / wall_s * 1e3,
+        "rss_before_mb": before_mb,
+        "rss_max_mb": max(highest_mb, server.rss_mb()),
+    }
+    return report
 
 
 def snapshot(directory):

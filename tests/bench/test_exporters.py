@@ -1,4 +1,4 @@
-"""CPU of the pages at full size: 50 configurations with the default sets. ``pytest tests/bench/bench_exporters.py -s``.
+"""CPU of the pages at full size: 50 configurations with the default sets. ``make bench WHAT=exporters``.
 
 Process CPU time, best of several runs, so that a busy machine changes little. The limits are the project's promises.
 """

@@ -7,7 +7,7 @@ import time
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from collector.receive.count import count_spans
-from tests.support.builders import make_export
+from tests.support.step_exports import make_export
 
 STEPS = 1000
 ROUNDS = 15

@@ -10,7 +10,8 @@ import msgspec
 from collector.config.schema import JoinConfig
 from collector.decode.kv.messages import read_payload
 from collector.join.kv.owners import KvSources
-from tests.support.kv_cases import FIELDS, TS_S, joined, kv_batches, sequences
+from tests.support.kv_batches import FIELDS, TS_S, kv_batches
+from tests.support.kv_joins import joined, sequences
 
 EVENTS, ROUNDS, REPEATS = 10, 9, 300
 

@@ -9,7 +9,7 @@ from online.features.registry import portable
 from online.prediction.prediction_intervals import Intervals
 from online.rows import Target
 from tests.bench.simulated import prequential
-from tests.support.streams import steps
+from tests.support.linear_steps import steps
 
 SEES = [name for name in DETECTORS if name != "none"]
 

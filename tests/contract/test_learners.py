@@ -12,7 +12,7 @@ from online.rows import STEP_FEATURES, RowBlock, RowOutcome, Target
 from online.state import decode, encode
 from online.target import make_learner
 from tests.support.designs import design_of
-from tests.support.streams import BETA, NAMES, steps
+from tests.support.linear_steps import BETA, NAMES, steps
 
 LEARNERS = (
     "rls",

@@ -18,9 +18,10 @@ from exporters.prometheus.exposition import MetricsPage
 from exporters.routes import make_routes
 from tests.conftest import find_tool
 from tests.support import exporter_cases as cases
-from tests.support.builders import call_export, make_export, running_sidecar
 from tests.support.pages import page_server
 from tests.support.paths import ROOT
+from tests.support.sidecars import call_export, running_sidecar
+from tests.support.step_exports import make_export
 
 RULES = ROOT / "deploy" / "monitoring" / "rules.yaml"
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"

@@ -8,7 +8,7 @@ from collector.config.schema import JoinConfig, KvConfig, KvEndpoint
 from collector.decode.kv.span_events import EVENTS
 from collector.telemetry.reasons import SequenceEvent
 from collector.telemetry.table import TABLE
-from tests.support.kv_cases import FIELDS
+from tests.support.kv_batches import FIELDS
 from tests.support.paths import ROOT
 
 TEXT = (ROOT / "docs" / "kv-events.md").read_text()

@@ -6,11 +6,10 @@ them; nothing is shared with the exporter.
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import math
 
 import msgspec
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given, settings
@@ -21,9 +20,6 @@ from exporters.files.blis_render import render_flags, render_yaml
 from exporters.files.blis_sheet import Shape, bandwidth_of, shape_of
 from online.snapshot import FeatureSnapshot, ModelSnapshot, TargetSnapshot
 from tests.support import exporter_cases as cases
-from tests.support.paths import ROOT
-
-SHARED = ROOT.parent / "shared"
 
 LLAMA_70B = {"num_hidden_layers": 80, "hidden_size": 8192, "num_attention_heads": 64, "num_key_value_heads": 8}
 TOP_LEVEL_KEYS = {"defaults", "version", "workloads", "trained_physics_coefficients", "lora", "kv_offload_devices"}
@@ -99,25 +95,46 @@ def test_blis_predicts_our_step_time(values, batch):
     assert theirs == pytest.approx(our_step_us(values, batch), rel=1e-9)
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def served_us(step_us, alpha, requests, *, seats=64, budget=2048):
+    """Summed (time to first token, end to end) of (arrival_us, prompt, outputs), served as vLLM does."""
+    queueing_us, fixed_us, per_token_us = alpha
+    queue = sorted((arrival + queueing_us, number) for number, (arrival, _, _) in enumerate(requests))
+    running, first, done, now = [], {}, {}, 0.0  # running: [number, tokens computed, tokens out]
+    while queue or running:
+        if not running:
+            now = max(now, queue[0][0])
+        while queue and queue[0][0] <= now and len(running) < seats:
+            running.append([queue.pop(0)[1], 0, 0])
+        decodes = [seat for seat in running if seat[2]]
+        left, prefills = budget - len(decodes), []
+        for seat in running:
+            tokens = 0 if seat[2] else min(left, requests[seat[0]][1] - seat[1])
+            if tokens:
+                prefills.append((seat, tokens))
+                left -= tokens
+        prefill_tokens, progress = sum(tokens for _, tokens in prefills), sum(seat[1] for seat in decodes)
+        now += step_us((prefill_tokens, len(prefills), len(decodes), progress))
+        for seat, tokens in [*((seat, 1) for seat in decodes), *prefills]:
+            number, prompt, outputs = seat[0], *requests[seat[0]][1:]
+            seat[1] += tokens
+            seat[2] += seat[1] >= prompt
+            if seat[2] == 1:
+                first.setdefault(number, now - requests[number][0])
+            if seat[2] == outputs:
+                running.remove(seat)
+                done[number] = now - requests[number][0] + fixed_us + per_token_us * outputs
+    return sum(first.values()), sum(done.values())
+
+
 @pytest.mark.parametrize(
-    "which", ["7b-tp1-general", "70b-tp4-general", "34b-tp2-codegen", "mixtral-8x7b-v0-1-tp2-general"]
+    ("sheet", "tensor_parallel_size"),
+    [
+        ({"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 32}, 1),
+        (LLAMA_70B, 4),
+        ({"num_hidden_layers": 48, "hidden_size": 8192, "num_attention_heads": 64, "num_key_value_heads": 8}, 2),
+    ],
 )
-def test_replay_with_the_exported_file_equals_replay_with_ours(which):
-    path = SHARED / "tools" / "replay.py"
-    if not path.exists():
-        pytest.skip(f"no {path.name} beside the repository: the round trip through it is not run")
-    spec = importlib.util.spec_from_file_location("replay", path)
-    replay = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(replay)
-    name, experiment = next((n, e) for n, e in replay.load_configs().items() if which in n)
-    sheet = experiment["model_config"]
-    model_config = {
-        "num_hidden_layers": sheet["num_layers"],
-        "hidden_size": sheet["hidden_dim"],
-        "num_attention_heads": sheet["num_heads"],
-        "num_key_value_heads": sheet["num_kv_heads"],
-    }
+def test_200_requests_served_with_the_exported_file_take_as_long_as_with_ours(sheet, tensor_parallel_size):
     values = {"intercept": 13396.0, "prefill_tokens": 90.25, "decode_context_tokens": 0.09, "requests": 2.5}
     config = config_with(
         step_time=step_target(values),
@@ -125,22 +142,19 @@ def test_replay_with_the_exported_file_equals_replay_with_ours(which):
         post_decode=line_target(0.0, 0.0, None),
     )
     config = msgspec.structs.replace(
-        config, config={"model": experiment["model_id"], "gpu": "H100", "tensor_parallel_size": experiment["tp"]}
+        config, config={"model": "m", "gpu": "H100", "tensor_parallel_size": tensor_parallel_size}
     )
-    found = blis_coefficients(config, model_config=model_config)
-    exact = json.loads(cases.snapshot(config).to_json())
-    key = replay.config_key(experiment)
-    ours = replay.from_tracefit(exact)["configs"][key]
-    theirs = {"kind": "trained-physics", "alpha": found.alpha, "beta": found.beta}
-    results = [
-        replay.simulate(
-            replay.load_exp(name, experiment), replay.make_latency(model, replay.load_exp(name, experiment)), upto=200
-        )
-        for model in (ours, theirs)
-    ]
-    for mine, blis in zip(*results, strict=True):  # first TTFT, then end to end
-        total, other = (sum(us for us in list_ if us is not None) for list_ in (mine, blis))
-        assert other == pytest.approx(total, rel=0.0015)
+    coefficients = blis_coefficients(config, model_config=sheet)
+    random = np.random.default_rng(7)
+    arrivals = np.cumsum(random.exponential(150_000, 200))
+    requests = [(at, int(random.integers(50, 3000)), int(random.integers(1, 250))) for at in arrivals]
+    ours = served_us(lambda batch: our_step_us(values, batch), (9315.0, 0.0, 0.0), requests)
+    theirs = served_us(
+        lambda batch: blis_step_us(coefficients.beta, sheet, tensor_parallel_size, bandwidth_of("H100"), batch),
+        coefficients.alpha,
+        requests,
+    )
+    assert theirs == pytest.approx(ours, rel=1e-9)
 
 
 @pytest.mark.parametrize(

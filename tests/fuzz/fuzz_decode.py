@@ -59,7 +59,7 @@ def guide(options):
 
     with atheris.instrument_imports(include=list(DECODERS)):
         from tests.fuzz.targets import GUIDES, check_events, check_export, check_export_alone
-        from tests.support.kv_cases import exports
+        from tests.support.recordings import payloads as exports
 
     sound = [step_event(random.Random(number)) for number in range(2000)]
     layouts = {

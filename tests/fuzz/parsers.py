@@ -26,8 +26,9 @@ from collector.recordings.reader import Recording
 from collector.runtime.exits import StartError
 from tests.fuzz.mutations import edited
 from tests.support import otlp_bytes as otlp
-from tests.support.builders import delimited, make_export, otlp_json
-from tests.support.kv_cases import kv_lines, payload, stored
+from tests.support.kv_batches import payload, stored
+from tests.support.recordings import kv_lines
+from tests.support.step_exports import delimited, make_export, otlp_json
 
 CORPUS = Path(__file__).parent / "corpus"
 

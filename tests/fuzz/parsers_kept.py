@@ -24,8 +24,8 @@ from online import state as bank_state
 from online.state import StateError
 from tests.fuzz.mutations import edited_tree
 from tests.fuzz.parsers import Held, Kv, Parser
-from tests.support.builders import make_export
-from tests.support.kv_cases import kv_lines
+from tests.support.recordings import kv_lines
+from tests.support.step_exports import make_export
 
 
 class State(Parser):

@@ -25,8 +25,8 @@ from tests.fuzz.mutations import edited_tree, step_event
 from tests.fuzz.parsers import CORPUS
 from tests.fuzz.parsers_kept import _sealed_bank
 from tests.support import otlp_bytes as otlp
-from tests.support.builders import attribute, make_export
 from tests.support.decode_oracle import decode_in_columns
+from tests.support.step_exports import attribute, make_export
 
 
 @pytest.mark.parametrize("name", PARSERS)

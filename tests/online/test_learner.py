@@ -12,7 +12,7 @@ from online.rows import PHASES, Lane, RowBlock, Target
 from online.target import TargetState
 from tests.bench.simulated import prequential
 from tests.support.designs import design_of
-from tests.support.streams import BETA, NAMES, steps
+from tests.support.linear_steps import BETA, NAMES, steps
 
 RLS = Config(learners=("rls",))
 TARGET = Target.STEP_TIME

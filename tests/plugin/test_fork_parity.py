@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-import gzip
 import random
 
-import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from tracefit_vllm.exporter import Exporter
 from tracefit_vllm.settings import Settings
 from tracefit_vllm.tap import Tap
 
 from tests.plugin.fakes import Request, Scheduler, Status, drive
-from tests.support.paths import ROOT
+from tests.support.recordings import payloads
 
-CAPTURE = ROOT.parent / "shared" / "captures" / "f1_fork_parity" / "otlp.pb.gz"
 FORK_ONLY = {
     "step.REQUEST_SNAPSHOT": {"kv.blocks_allocated_gpu", "kv.blocks_cached_gpu", "request.effective_prompt_len"}
 }
-
-
-def messages(data):
-    at = 0
-    while at < len(data):
-        size = shift = 0
-        while True:
-            byte = data[at]
-            at += 1
-            size |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                break
-        yield ExportTraceServiceRequest.FromString(data[at : at + size])
-        at += size
 
 
 def kinds(requests, source=None):
@@ -53,9 +35,8 @@ def kinds(requests, source=None):
 
 
 def test_every_event_of_the_forks_engine_core_is_sent_with_the_same_attributes_and_types(receiver):
-    if not CAPTURE.exists():
-        pytest.skip(f"the capture of the fork is not there: {CAPTURE}")
-    fork_events, fork_spans = kinds(messages(gzip.decompress(CAPTURE.read_bytes())), "fork")
+    sent = [ExportTraceServiceRequest.FromString(payload) for payload in payloads("f1_fork_parity")]
+    fork_events, fork_spans = kinds(sent, "fork")
     scheduler = Scheduler(blocks=20)
     settings = Settings(target=receiver.target, interval_s=0.02, snapshot_sample=1.0)
     assert Tap(scheduler, settings, Exporter(settings, {}), random.Random(1)).attach()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from collector.config.schema import BankConfig, Config
 from online.bank import Bank
 from online.rows import STEP_FEATURES, RowBlock, RowOutcome, Target
-from tests.support.streams import BETA, steps
+from tests.support.linear_steps import BETA, steps
 
 RLS = Config(learners=("rls",))
 

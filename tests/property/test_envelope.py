@@ -14,7 +14,8 @@ from collector.receive.intake import Intake
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import Outcome, Transport
 from collector.telemetry.table import ACCEPTED_SPANS, FAILED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, REQUESTS
-from tests.support.builders import FakeClock, make_export
+from tests.support.clocks import FakeClock
+from tests.support.step_exports import make_export
 
 texts = st.text(max_size=5)
 spans = st.builds(

@@ -27,15 +27,9 @@ from collector.worker.pipeline import Pipeline
 from online.bank import Bank
 from online.rows import Lane, RowOutcome
 from tests.support.paths import DATA
-from tests.support.telemetry_builders import (
-    Piece,
-    assert_accounted,
-    coefficients,
-    export_of,
-    new_pipeline,
-    pieces_in,
-    recording,
-)
+from tests.support.pipelines import assert_accounted, coefficients, new_pipeline
+from tests.support.recordings import recording
+from tests.support.toy_spans import Piece, export_of, pieces_in
 
 LATE_NS = 10 * 10**9
 STEPS_MAX, REQUESTS_MAX = 4096, 400

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from collector.decode.kv.batches import KvBatch
 from collector.decode.kv.messages import read_frames, read_line, read_payload
 from collector.telemetry.reasons import KvSkip
-from tests.support.kv_cases import FIELDS, payload, stored
+from tests.support.kv_batches import FIELDS, payload, stored
 
 scalars = (
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary(max_size=40)

@@ -14,7 +14,7 @@ from online.rls import LearnerSettings, RlsLearner
 from online.rows import Target
 from online.snapshot import ResidualSnapshot
 from online.target import make_learner
-from tests.support.streams import steps
+from tests.support.linear_steps import steps
 
 BOTH = Config(learners=("rls", "river:linear"))
 # Two published sets, so that the champion can change: one that knows what step time depends on, and one that is blind.

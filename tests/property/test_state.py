@@ -14,7 +14,7 @@ from online.bank import Bank, merge_states
 from online.rls.strata import Strata
 from online.rows import RowBlock, Target
 from online.state import StateError
-from tests.support.streams import steps
+from tests.support.linear_steps import steps
 
 RLS = Config(learners=("rls",))
 ALL = Config(learners=("rls", "rls_covariance", "river:linear", "river:residual"))

@@ -12,8 +12,8 @@ from online.features.sheets import architecture
 from online.features.systems.base import full
 from online.rows import STEP_FEATURES, Target
 from online.transfer.population import full_names, matrix
+from tests.support.linear_steps import steps
 from tests.support.sheet_cases import shipped_sheets
-from tests.support.streams import steps
 
 GAMMA = {
     "intercept": 1500.0,

@@ -32,8 +32,8 @@ from collector.config.load import load
 from collector.receive.export_request import Export
 from collector.receive.otlp.otlp_grpc import METHOD
 from collector.worker.build import make_pipeline
-from tests.support.builders import attribute, make_export, step_attributes
 from tests.support.paths import ROOT
+from tests.support.step_exports import attribute, make_export, step_attributes
 
 FAULTS = ("none", "full", "read-only", "slow", "clock")
 READY_S = 20.0

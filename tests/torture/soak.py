@@ -29,7 +29,8 @@ from collector.receive.otlp.otlp_grpc import METHOD
 from collector.runtime.clock import SystemClock
 from collector.runtime.memory import resident_bytes, tune_malloc
 from tests.support import otlp_bytes as otlp
-from tests.support.builders import eventually, get, make_config, metric
+from tests.support.clocks import eventually
+from tests.support.sidecars import get, make_config, metric
 
 HOUR_NS = 3_600_000_000_000
 NIGHT = frozenset({12, 13, 14, 15, 16, 17})

@@ -29,7 +29,8 @@ from collector.receive.otlp.otlp_grpc import METHOD
 from collector.runtime.clock import SystemClock
 from collector.telemetry.reasons import Transport
 from collector.telemetry.table import ACCEPTED_SPANS, DECODED_SPANS, FAILED_SPANS, RECEIVED_SPANS, REFUSED_SPANS
-from tests.support.builders import make_config, make_export
+from tests.support.sidecars import make_config
+from tests.support.step_exports import make_export
 
 SWITCH_S = 1e-5
 HANG_S = 120

@@ -25,7 +25,9 @@ from collector.telemetry.table import (
     WORKER_FAILED_SPANS,
 )
 from tests.support import otlp_bytes as otlp
-from tests.support.builders import call_export, eventually, make_export, running_sidecar
+from tests.support.clocks import eventually
+from tests.support.sidecars import call_export, running_sidecar
+from tests.support.step_exports import make_export
 
 CODE = grpc.StatusCode
 MIB = 1 << 20

@@ -13,7 +13,9 @@ from collector.durable.store import PREVIOUS_NAME
 from collector.runtime.clock import SystemClock
 from collector.runtime.exits import StartError
 from collector.telemetry.reasons import Outcome
-from tests.support.builders import call_export, eventually, get, make_export, metric, running_sidecar
+from tests.support.clocks import eventually
+from tests.support.sidecars import call_export, get, metric, running_sidecar
+from tests.support.step_exports import make_export
 
 JOURNAL = {"DURABILITY": "journal", "STATE__INTERVAL_S": "0.2"}
 

@@ -8,8 +8,12 @@ from base64 import b64decode
 import pytest
 
 from collector.config.errors import ConfigError
-from tests.support.builders import call_export, eventually, get, make_export, metric, running_sidecar
-from tests.support.kv_cases import exports, kv_lines, payload, stored
+from tests.support.clocks import eventually
+from tests.support.kv_batches import payload, stored
+from tests.support.recordings import kv_lines
+from tests.support.recordings import payloads as exports
+from tests.support.sidecars import call_export, get, metric, running_sidecar
+from tests.support.step_exports import make_export
 
 zmq = pytest.importorskip("zmq")
 

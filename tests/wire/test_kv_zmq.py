@@ -18,7 +18,7 @@ from collector.receive.kv.kv_zmq import KvSubscriber, KvUnavailable
 from collector.runtime.clock import SystemClock
 from collector.runtime.health import Health
 from collector.telemetry.reasons import KvSkip
-from tests.support.kv_cases import payload, stored
+from tests.support.kv_batches import payload, stored
 
 zmq = pytest.importorskip("zmq")
 

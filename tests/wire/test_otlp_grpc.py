@@ -28,7 +28,9 @@ from collector.runtime.health import Health
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import Outcome, Transport
 from collector.telemetry.table import ACCEPTED_SPANS, FAILED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, REQUESTS
-from tests.support.builders import call_export, eventually, make_export
+from tests.support.clocks import eventually
+from tests.support.sidecars import call_export
+from tests.support.step_exports import make_export
 
 CODE = grpc.StatusCode
 MIB = 1 << 20

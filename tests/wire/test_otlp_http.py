@@ -27,7 +27,9 @@ from collector.runtime.health import Health
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import Transport
 from collector.telemetry.table import ACCEPTED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, REQUESTS
-from tests.support.builders import eventually, make_export, running_sidecar
+from tests.support.clocks import eventually
+from tests.support.sidecars import running_sidecar
+from tests.support.step_exports import make_export
 
 MIB = 1 << 20
 ONE = make_export().SerializeToString()

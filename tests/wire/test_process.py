@@ -19,17 +19,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from collector.recordings.reader import Recording
-from tests.support.builders import (
-    as_json,
-    call_export,
-    eventually,
-    make_export,
-    metric,
-    otlp_json,
-    running_sidecar,
-    write_recording,
-)
+from tests.support.clocks import eventually
 from tests.support.paths import ROOT
+from tests.support.sidecars import as_json, call_export, metric, running_sidecar
+from tests.support.step_exports import make_export, otlp_json, write_recording
 
 HOME = ROOT
 TRACEFIT = [sys.executable, "-m", "collector"]

@@ -21,8 +21,10 @@ from collector.receive.otlp.otlp_grpc import OtlpGrpcReceiver
 from collector.receive.otlp.way_in import HUNG_S, WayIn
 from collector.runtime.health import Health
 from collector.telemetry.reasons import Transport
-from tests.support.builders import FakeClock, call_export, eventually, get, make_config, make_export, running_sidecar
+from tests.support.clocks import FakeClock, eventually
 from tests.support.paths import DOCS
+from tests.support.sidecars import call_export, get, make_config, running_sidecar
+from tests.support.step_exports import make_export
 from tests.wire.certificates import Authority
 
 GRPC_NAME, HTTP_NAME = otlp_grpc.NAME, otlp_http.NAME

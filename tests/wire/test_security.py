@@ -19,7 +19,9 @@ from collector.receive.otlp.otlp_http import CONTENT_TYPE
 from collector.runtime.clock import SystemClock
 from collector.telemetry.table import ACCEPTED_SPANS, RECEIVED_SPANS, REQUESTS
 from tests.conftest import find_tool
-from tests.support.builders import attribute, eventually, make_config, make_export, running_sidecar
+from tests.support.clocks import eventually
+from tests.support.sidecars import make_config, running_sidecar
+from tests.support.step_exports import attribute, make_export
 from tests.wire.certificates import Authority
 
 CODE = grpc.StatusCode

@@ -13,18 +13,9 @@ from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from collector.runtime.exits import StartError
-from tests.support.builders import (
-    STEP_US,
-    T0_NS,
-    as_json,
-    call_export,
-    eventually,
-    get,
-    make_export,
-    metric,
-    running_sidecar,
-    step_attributes,
-)
+from tests.support.clocks import T0_NS, eventually
+from tests.support.sidecars import as_json, call_export, get, metric, running_sidecar
+from tests.support.step_exports import STEP_US, make_export, step_attributes
 
 STEPS = 400
 PREFILL = {

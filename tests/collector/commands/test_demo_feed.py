@@ -16,7 +16,7 @@ from collector.commands.demo_feed import (
 )
 from collector.decode.vocabulary import API_TIME, JOURNEY_FIELDS, SUMMARY_FIELDS
 from collector.runtime.exits import StartError
-from tests.support.builders import FakeClock
+from tests.support.clocks import FakeClock
 
 SHIFT = Shift(unix_ns=10**15, mono_ns=-(10**9))
 

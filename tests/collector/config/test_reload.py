@@ -11,7 +11,9 @@ from collector.config.load import load
 from collector.config.reload import RELOADABLE, Reload, differences
 from collector.runtime.clock import SystemClock
 from collector.telemetry.table import CONFIG_RELOADS
-from tests.support.builders import call_export, eventually, get, make_export
+from tests.support.clocks import eventually
+from tests.support.sidecars import call_export, get
+from tests.support.step_exports import make_export
 
 ENVIRON = {
     "TRACEFIT_RECEIVERS__GRPC__ENDPOINT": "127.0.0.1:0",

@@ -18,28 +18,21 @@ from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, RowDrop, Skip
 from online import RowOutcome
 from online.rows import Target
-from tests.support.telemetry_builders import (
+from tests.support.pipelines import assert_accounted, coefficients, new_pipeline, replayed
+from tests.support.step_exports import attribute
+from tests.support.toy_engine import MONO_NS, UNIX_NS, Job, many_jobs, run_engine
+from tests.support.toy_spans import (
     API_SCOPE,
     CORE_SCOPE,
-    MONO_NS,
     STEP_SCOPE,
     STOCK_SCOPE,
-    UNIX_NS,
-    Job,
     Piece,
     api_span,
-    assert_accounted,
-    attribute,
-    coefficients,
     core_span,
     export_of,
     exports_of,
-    many_jobs,
-    new_pipeline,
     pieces,
     put,
-    replayed,
-    run_engine,
     span_id,
     step_span,
     stock_span,

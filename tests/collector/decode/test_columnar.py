@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-
 import numpy as np
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -14,35 +12,12 @@ from collector.decode.template import EVENT_MAX, KEY_MAX, shape
 from collector.telemetry import table
 from tests.support import otlp_bytes as otlp
 from tests.support.decode_oracle import assert_same, decode_in_columns
-from tests.support.paths import DATA, ROOT
+from tests.support.recordings import all_recordings, messages
 
-CAPTURES = ROOT.parent / "shared" / "captures"
-BUNDLED = DATA
-
-
-def recordings():
-    found = sorted([*BUNDLED.glob("*/otlp.pb.gz"), *CAPTURES.glob("*/otlp.pb.gz")])
-    return [pytest.param(path, id=f"{path.parent.parent.name}-{path.parent.name}") for path in found]
+RECORDINGS = [pytest.param(path, id=f"{path.parent.parent.name}-{path.parent.name}") for path in all_recordings()]
 
 
-def messages(path):
-    data = gzip.decompress(path.read_bytes())
-    at = 0
-    while at < len(data):
-        size = shift = 0
-        while True:
-            byte = data[at]
-            at += 1
-            size |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                break
-        yield data[at : at + size]
-        at += size
-
-
-@pytest.mark.skipif(not recordings(), reason="neither bundled recordings nor ../shared/captures are here")
-@pytest.mark.parametrize("path", recordings())
+@pytest.mark.parametrize("path", RECORDINGS)
 def test_every_recording_decodes_as_the_plain_decoder_has_it_and_without_its_help(path):
     payloads = [(message, f"peer-{number % 3}") for number, message in enumerate(messages(path))]
     counts = assert_same(payloads)

@@ -16,23 +16,21 @@ from collector.decode.vocabulary import SUMMARY_FIELDS
 from collector.telemetry import Counts, table
 from collector.telemetry.reasons import Skip
 from tests.support.paths import DATA
-from tests.support.telemetry_builders import (
+from tests.support.pipelines import assert_accounted
+from tests.support.recordings import recording
+from tests.support.step_exports import attribute
+from tests.support.toy_engine import UNIX_NS, Job, run_engine
+from tests.support.toy_spans import (
     API_SCOPE,
     CORE_SCOPE,
     STEP_SCOPE,
     STOCK_SCOPE,
-    UNIX_NS,
-    Job,
     Piece,
     api_span,
-    assert_accounted,
-    attribute,
     core_span,
     decoded,
     export_of,
     put,
-    recording,
-    run_engine,
     span_id,
     step_span,
     stock_span,

@@ -16,7 +16,7 @@ from collector.decode.plain import decode
 from collector.decode.records import fingerprint
 from collector.telemetry import Counts, table
 from collector.telemetry.reasons import Direction, KvSkip, Phase, Skip
-from tests.support.kv_cases import FIELDS, TS_S, batch, kv_batches, named, otlp_events, payload, raw_batches, stored
+from tests.support.kv_batches import FIELDS, TS_S, batch, kv_batches, named, otlp_events, payload, raw_batches, stored
 
 SEQ = (7).to_bytes(8, "big")
 

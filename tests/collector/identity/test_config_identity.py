@@ -7,15 +7,9 @@ import pytest
 from collector.identity.facts import IDENTITY, Facts, FactSource, config_id, parse_fact, resource_facts
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent
-from tests.support.telemetry_builders import (
-    MONO_NS,
-    coefficients,
-    exports_of,
-    many_jobs,
-    new_pipeline,
-    pieces,
-    run_engine,
-)
+from tests.support.pipelines import coefficients, new_pipeline
+from tests.support.toy_engine import MONO_NS, many_jobs, run_engine
+from tests.support.toy_spans import exports_of, pieces
 
 
 def test_a_stronger_source_wins_whenever_it_speaks():

@@ -9,7 +9,8 @@ from collector.join.events import Described, Event, Renamed, Rows, Succeeded
 from collector.telemetry import Counts
 from collector.worker.correlator import Correlator
 from online.rows import Lane, Quality
-from tests.support.telemetry_builders import MONO_NS, exports_of, many_jobs, pieces, run_engine
+from tests.support.toy_engine import MONO_NS, many_jobs, run_engine
+from tests.support.toy_spans import exports_of, pieces
 
 ORDER = (Renamed, Described, Rows, Succeeded)
 

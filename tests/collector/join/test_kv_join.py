@@ -19,20 +19,9 @@ from collector.telemetry import Counts, table
 from collector.telemetry.reasons import KvSkip
 from collector.worker.pipeline import Pipeline
 from online.rows import STEP_FEATURES, Target
-from tests.support.kv_cases import (
-    TS_S,
-    batch,
-    exports,
-    joined,
-    kv_batches,
-    otlp_events,
-    rebuilt_over_true,
-    rows_by_target,
-    rows_of,
-    sequences,
-    stored,
-    telemetry,
-)
+from tests.support.kv_batches import TS_S, batch, kv_batches, otlp_events, stored
+from tests.support.kv_joins import joined, rebuilt_over_true, rows_by_target, rows_of, sequences, telemetry
+from tests.support.recordings import payloads as exports
 
 SETTINGS = JoinConfig(quick_lane=False)
 BLOCK_COLUMNS = [STEP_FEATURES.index(name) for name in ("offload_blocks", "restore_blocks", "evicted_blocks")]

@@ -10,7 +10,7 @@ import pytest
 from collector.join.kv.timeline import KvTimeline
 from collector.join.window import REBUILT_DTYPE
 from collector.telemetry.reasons import KvSkip
-from tests.support.kv_cases import TS_S, batch, stored
+from tests.support.kv_batches import TS_S, batch, stored
 
 T0 = round(TS_S * 1e9)
 MS = 1_000_000

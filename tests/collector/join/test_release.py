@@ -13,14 +13,9 @@ from collector.config.schema import JoinConfig
 from collector.join.emitter import TargetRows
 from collector.join.release import Release, horizon
 from online.rows import STEP_FEATURES, RowBlock, Target
-from tests.support.telemetry_builders import (
-    coefficients,
-    exports_of,
-    many_jobs,
-    pieces,
-    replayed,
-    run_engine,
-)
+from tests.support.pipelines import coefficients, replayed
+from tests.support.toy_engine import many_jobs, run_engine
+from tests.support.toy_spans import exports_of, pieces
 
 S = 10**9
 

@@ -10,17 +10,10 @@ from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent
 from online import RowOutcome
 from online.rows import Quality, Target
-from tests.support.telemetry_builders import (
-    SHARED,
-    Run,
-    coefficients,
-    exports_of,
-    many_jobs,
-    pieces,
-    recording,
-    replayed,
-    run_engine,
-)
+from tests.support.pipelines import coefficients, replayed
+from tests.support.recordings import otlp_file, recording
+from tests.support.toy_engine import Run, many_jobs, run_engine
+from tests.support.toy_spans import exports_of, pieces
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +67,7 @@ def test_too_few_common_steps_prove_nothing(run):
 
 
 def test_a_real_engine_with_fork_and_plugin_is_counted_once():
-    path = SHARED / "captures" / "f1_fork_parity" / "otlp.pb.gz"
-    if not path.exists():
-        pytest.skip(f"NOT CHECKED: {path} is not here (reference captures beside this repository)")
-    pipeline = replayed(recording(path))
+    pipeline = replayed(recording(otlp_file("f1_fork_parity")))
     counts = pipeline.take_counts()
     assert counts[table.JOIN_EVENTS, JoinEvent.DOUBLE_EMITTER] == 1
     engines = [engine for config in pipeline.snapshot(0, 1).configs for engine in config.engines if engine.last_step]

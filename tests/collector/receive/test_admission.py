@@ -8,7 +8,7 @@ import pytest
 
 from collector.receive.admission import HINT_MAX_S, HINT_MIN_S, AdmissionQueue, Refused
 from collector.telemetry.reasons import Outcome
-from tests.support.builders import FakeClock, eventually
+from tests.support.clocks import FakeClock, eventually
 
 CAPACITY = 1000
 

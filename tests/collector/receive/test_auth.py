@@ -6,7 +6,7 @@ import pytest
 
 from collector.config.errors import ConfigError
 from collector.receive.auth import TokenFile
-from tests.support.builders import FakeClock
+from tests.support.clocks import FakeClock
 
 OLD, NEW = "old-token-0123456789", "new-token-0123456789"
 

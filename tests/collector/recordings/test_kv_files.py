@@ -13,10 +13,11 @@ from collector.config.schema import Config
 from collector.recordings.reader import Recording, TimedExport, TimedKv, merged
 from collector.runtime.clock import SystemClock
 from collector.worker.pipeline import Pipeline
-from tests.support.builders import make_export, write_recording
-from tests.support.kv_cases import kv_lines, recording
+from tests.support.paths import DATA
+from tests.support.recordings import kv_lines
+from tests.support.step_exports import make_export, write_recording
 
-C5 = recording("c5_offload")
+C5 = DATA / "c5_offload"
 FILES = (C5 / "kv.jsonl.gz", C5 / "otlp.pb.gz")
 
 

@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from collector.recordings.otlp_json import to_protobuf
 from collector.recordings.reader import Recording, merged
 from collector.runtime.exits import StartError
-from tests.support.builders import attribute, delimited, make_export, otlp_json, write_recording
+from tests.support.step_exports import attribute, delimited, make_export, otlp_json, write_recording
 
 EXPORTS = [make_export(first_step=first) for first in (1, 11, 21)]
 

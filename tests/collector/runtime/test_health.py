@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collector.runtime.health import Health
-from tests.support.builders import FakeClock
+from tests.support.clocks import FakeClock
 
 
 def test_who_misses_its_deadline_is_late_until_it_checks_in():

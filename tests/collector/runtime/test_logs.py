@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from collector.runtime.logs import INTERVAL_S, OncePerInterval
-from tests.support.builders import FakeClock
+from tests.support.clocks import FakeClock
 
 
 @pytest.fixture

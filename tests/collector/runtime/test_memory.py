@@ -11,7 +11,8 @@ from collector.runtime.memory import MemoryGuard, cgroup_limit_bytes, give_back,
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import Outcome, Transport
 from collector.telemetry.table import ACCEPTED_SPANS, RECEIVED_SPANS, REFUSED_SPANS
-from tests.support.builders import FakeClock, make_export
+from tests.support.clocks import FakeClock
+from tests.support.step_exports import make_export
 
 MIB = 1 << 20
 

@@ -8,7 +8,7 @@ import pytest
 
 from collector.runtime.health import Health
 from collector.runtime.tasks import Task
-from tests.support.builders import FakeClock, eventually
+from tests.support.clocks import FakeClock, eventually
 
 
 class Turns:

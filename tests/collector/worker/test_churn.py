@@ -13,7 +13,7 @@ from collector.receive.export_request import Export
 from collector.telemetry import Counts, table
 from collector.telemetry.reasons import JoinEvent
 from collector.worker.pipeline import Pipeline
-from tests.support.builders import make_export
+from tests.support.step_exports import make_export
 
 ENGINES = 3
 STEPS = 60

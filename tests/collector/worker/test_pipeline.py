@@ -11,19 +11,12 @@ from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, Skip
 from collector.worker.build import make_pipeline
 from online.rows import RowOutcome, Target
-from tests.support.builders import make_export
 from tests.support.paths import DATA
-from tests.support.telemetry_builders import (
-    assert_accounted,
-    coefficients,
-    exports_of,
-    many_jobs,
-    new_pipeline,
-    pieces,
-    recording,
-    replayed,
-    run_engine,
-)
+from tests.support.pipelines import assert_accounted, coefficients, new_pipeline, replayed
+from tests.support.recordings import recording
+from tests.support.step_exports import make_export
+from tests.support.toy_engine import many_jobs, run_engine
+from tests.support.toy_spans import exports_of, pieces
 
 RECORDINGS = ["c1_mixed", "c3_preempt", "c5_offload", "c6_saturated", "c7_async_sim"]
 

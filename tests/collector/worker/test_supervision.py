@@ -11,7 +11,8 @@ from collector.telemetry.reasons import Stall
 from collector.worker.build import make_pipeline
 from collector.worker.stall import Progress, StallWatch
 from online.rows import RowOutcome, Target
-from tests.support.builders import FakeClock, make_export
+from tests.support.clocks import FakeClock
+from tests.support.step_exports import make_export
 
 AFTER_S = 600.0
 

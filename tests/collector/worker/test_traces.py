@@ -13,7 +13,8 @@ from collector.worker.traces import PROCESSES_MAX, SPACING_NS, TRACES_MAX, Trace
 from exporters.prometheus.exposition import MetricsPage
 from online.snapshot import DriftSnapshot, EngineSnapshot
 from tests.support import exporter_cases as cases
-from tests.support.builders import STEP_US, T0_NS, make_export
+from tests.support.clocks import T0_NS
+from tests.support.step_exports import STEP_US, make_export
 
 PER_SPAN, CHANGE_AT, STEPS = 100, 2000, 6000
 

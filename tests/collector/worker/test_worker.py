@@ -25,7 +25,8 @@ from collector.worker.publish import Publisher, SnapshotWriter
 from collector.worker.stall import StallWatch
 from collector.worker.worker import TURN_TIMEOUT_S, Worker
 from tests.support import exporter_cases as cases
-from tests.support.builders import CountingProcessor, FakeClock, NoKeeper, as_json, eventually
+from tests.support.clocks import FakeClock, eventually
+from tests.support.sidecars import CountingProcessor, NoKeeper, as_json
 
 
 class House:

@@ -7,7 +7,7 @@ from online.blocks import CELLS, STRATA, Cutter, Design, strata_of
 from online.features.columns import UNITS, Column, FeatureSet
 from online.features.registry import build, custom, portable, register, registered, shape
 from online.rows import PHASES, STEP_FEATURES, RowBlock, Target
-from tests.support.streams import steps
+from tests.support.linear_steps import steps
 
 
 def _rows(lines, offsets):

@@ -11,7 +11,7 @@ from online.rows import STEP_FEATURES, RowBlock, Target
 from online.state import decode, encode
 from online.target import make_learner
 from tests.support.designs import design_of
-from tests.support.streams import BETA, NAMES, steps
+from tests.support.linear_steps import BETA, NAMES, steps
 
 NOISE_COLUMNS = ("waiting", "kv_usage_ratio", "finished", "preempted")
 SET = FeatureSet(

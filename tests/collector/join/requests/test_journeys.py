@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from collector.join.requests import journeys
 from collector.join.steps.raw_features import complete, rebuilt_counts
 from collector.join.window import StepWindow
-from tests.support.telemetry_builders import Job, Run, columns_of, core_of, many_jobs, run_engine
+from tests.support.toy_engine import Job, Run, many_jobs, run_engine
+from tests.support.toy_spans import columns_of, core_of
 
 
 class Batches:

@@ -10,20 +10,9 @@ from collector.join.requests.occupancy import RequestSequence
 from collector.telemetry import table
 from collector.telemetry.reasons import RowDrop
 from online.rows import STEP_FEATURES, Quality, RowBlock, Target
-from tests.support.telemetry_builders import (
-    STOCK_SCOPE,
-    UNIX_NS,
-    Piece,
-    coefficients,
-    exports_of,
-    many_jobs,
-    new_pipeline,
-    pieces,
-    replayed,
-    run_engine,
-    stock_of,
-    stock_span,
-)
+from tests.support.pipelines import coefficients, new_pipeline, replayed
+from tests.support.toy_engine import UNIX_NS, many_jobs, run_engine
+from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, pieces, stock_of, stock_span
 
 COLUMN = {name: index for index, name in enumerate(STEP_FEATURES)}
 

@@ -15,18 +15,9 @@ from collector.join.window import StepWindow
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, RowDrop
 from online.rows import REQUEST_FEATURES, Quality, Target
-from tests.support.telemetry_builders import (
-    Job,
-    api_of,
-    coefficients,
-    columns_of,
-    core_of,
-    exports_of,
-    many_jobs,
-    pieces,
-    replayed,
-    run_engine,
-)
+from tests.support.pipelines import coefficients, replayed
+from tests.support.toy_engine import Job, many_jobs, run_engine
+from tests.support.toy_spans import api_of, columns_of, core_of, exports_of, pieces
 
 
 @pytest.fixture(scope="module")

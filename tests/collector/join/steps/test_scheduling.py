@@ -9,8 +9,11 @@ from collector.decode.records import STEP_DTYPE
 from collector.join.steps.scheduling import Scheduling, SchedulingVotes, votes
 from collector.join.window import REBUILT_DTYPE
 from tests.support.paths import DATA
-from tests.support.telemetry_builders import exports_of as exports
-from tests.support.telemetry_builders import many_jobs, pieces, recording, replayed, run_engine
+from tests.support.pipelines import replayed
+from tests.support.recordings import recording
+from tests.support.toy_engine import many_jobs, run_engine
+from tests.support.toy_spans import exports_of as exports
+from tests.support.toy_spans import pieces
 
 
 def columns(before: int, after: int, *, seen: bool = True):

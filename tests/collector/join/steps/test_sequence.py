@@ -16,7 +16,8 @@ from collector.join.steps.warm_up import WarmUp
 from collector.telemetry import Counts, table
 from collector.telemetry.reasons import JoinEvent, RowDrop
 from online.rows import STEP_FEATURES, Quality, RowBlock
-from tests.support.telemetry_builders import BETA_US, Job, Run, columns_of, core_of, many_jobs, run_engine
+from tests.support.toy_engine import BETA_US, Job, Run, many_jobs, run_engine
+from tests.support.toy_spans import columns_of, core_of
 
 NO_SNAPSHOTS = np.empty(0, SNAPSHOT_DTYPE)
 COLUMN = {name: index for index, name in enumerate(STEP_FEATURES)}

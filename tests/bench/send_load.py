@@ -1,0 +1,141 @@
+"""Send the load generator's stream to ``--target HOST:PORT`` and report what became of it.
+
+Each worker is one engine on a connection of its own with one call in flight, as vLLM's exporter has. It retries as
+that exporter does: after the hint of RetryInfo, else after 1, 2, 4, … seconds, six times in all. The report is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+
+import grpc
+import numpy as np
+from google.rpc.error_details_pb2 import RetryInfo
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+from tests.support.otlp_load import BETA_US, Stream
+
+METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+RETRY_TRAILER = "google.rpc.retryinfo-bin"
+RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED)
+TRIES, DEADLINE_S = 6, 10.0
+
+
+@dataclass
+class Outcome:
+    """What one worker sent."""
+
+    steps: int = 0
+    dropped_steps: int = 0
+    retries: int = 0
+    latencies_ms: list[float] = field(default_factory=list)
+
+
+class Worker(threading.Thread):
+    """One engine that sends until its time or its calls are over."""
+
+    def __init__(self, target: str, stream: Stream, start_s: float, options: argparse.Namespace):
+        super().__init__()
+        self.outcome = Outcome()
+        self._target, self._stream, self._start_s, self._options = target, stream, start_s, options
+
+    def run(self) -> None:
+        sizes = [("grpc.max_send_message_length", -1)]
+        with grpc.insecure_channel(self._target, options=sizes) as channel:
+            call = channel.unary_unary(METHOD)
+            grpc.channel_ready_future(channel).result(30)
+            number = sent = 0
+            pace = self._options.steps_per_sec / self._options.workers
+            end_s = self._start_s + self._options.duration
+            while number < self._options.max_rpcs:
+                due_s = self._start_s + (sent / pace if pace else 0.0)
+                if max(due_s, time.monotonic()) >= end_s:
+                    break
+                time.sleep(max(0.0, due_s - time.monotonic()))
+                export = self._stream.export(number)
+                self._send(call, export)
+                number += 1
+                sent += export.steps
+
+    def _send(self, call, export) -> None:
+        for attempt in range(TRIES):
+            started_s = time.monotonic()
+            try:
+                answer = call(export.payload, timeout=DEADLINE_S)
+            except grpc.RpcError as error:
+                if error.code() not in RETRIED or attempt == TRIES - 1:
+                    break
+                self.outcome.retries += 1
+                time.sleep(_wait_s(error, attempt))
+                continue
+            self.outcome.latencies_ms.append((time.monotonic() - started_s) * 1e3)
+            if ExportTraceServiceResponse.FromString(answer).partial_success.rejected_spans:
+                break
+            self.outcome.steps += export.steps
+            return
+        self.outcome.dropped_steps += export.steps
+
+
+def _wait_s(error: grpc.RpcError, attempt: int) -> float:
+    for key, value in error.trailing_metadata() or ():
+        if key == RETRY_TRAILER:
+            delay = RetryInfo.FromString(value).retry_delay
+            return delay.seconds + delay.nanos / 1e9
+    return 2.0**attempt
+
+
+def report(workers: list[Worker], seconds: float) -> dict:
+    """What all workers sent together."""
+    outcomes = [worker.outcome for worker in workers]
+    latencies_ms = np.array([ms for outcome in outcomes for ms in outcome.latencies_ms] or [float("nan")])
+    steps = sum(outcome.steps for outcome in outcomes)
+    return {
+        "steps": steps,
+        "seconds": seconds,
+        "steps_per_sec": steps / seconds,
+        "dropped_steps": sum(outcome.dropped_steps for outcome in outcomes),
+        "retries": sum(outcome.retries for outcome in outcomes),
+        "latency_ms": {
+            "p50": float(np.percentile(latencies_ms, 50)),
+            "p99": float(np.percentile(latencies_ms, 99)),
+            "max": float(latencies_ms.max()),
+        },
+        "beta_us": BETA_US,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--steps-per-sec", type=float, default=0.0, help="over all workers; 0: as fast as it is taken")
+    parser.add_argument("--duration", type=float, default=60.0, help="seconds")
+    parser.add_argument("--max-rpcs", type=int, default=sys.maxsize, help="calls of each worker")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--spans-per-rpc", type=int, default=10, help="of 100 steps each")
+    parser.add_argument("--pool-rpcs", type=int, default=20, help="calls of one lap")
+    parser.add_argument("--sample-rate", type=float, default=1.0)
+    parser.add_argument("--requests", action="store_true", help="journeys too")
+    options = parser.parse_args()
+    streams = [
+        Stream(
+            1 + number, instance=f"load-{number}", spans_per_rpc=options.spans_per_rpc, pool_rpcs=options.pool_rpcs,
+            sample_rate=options.sample_rate, requests=options.requests,
+        )
+        for number in range(options.workers)
+    ]  # fmt: skip
+    start_s = time.monotonic()
+    workers = [Worker(options.target, stream, start_s, options) for stream in streams]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    json.dump(report(workers, time.monotonic() - start_s), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

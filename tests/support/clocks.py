@@ -1,0 +1,35 @@
+"""Time in tests: a clock that is moved by hand, and waiting for another thread or process."""
+
+from __future__ import annotations
+
+import threading
+
+T0_NS = 1_795_000_000_000_000_000
+
+
+class FakeClock:
+    """Time passes when told to."""
+
+    def __init__(self, monotonic_ns: int = 1_000_000_000, unix_nano: int = T0_NS):
+        self._monotonic_ns = monotonic_ns
+        self._unix_nano = unix_nano
+
+    def monotonic_ns(self) -> int:
+        return self._monotonic_ns
+
+    def unix_nano(self) -> int:
+        return self._unix_nano
+
+    def advance(self, seconds: float) -> None:
+        self._monotonic_ns += int(seconds * 1e9)
+        self._unix_nano += int(seconds * 1e9)
+
+
+def eventually(condition, timeout_s: float = 10.0) -> None:
+    """Wait for another thread or process to get there."""
+    pause = threading.Event()
+    for _ in range(int(timeout_s / 0.02)):
+        if condition():
+            return
+        pause.wait(0.02)
+    assert condition()

@@ -1,0 +1,89 @@
+"""The join fed with a recording and its KV batches, and how well prefill tokens are rebuilt."""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+import numpy as np
+
+from collector.config.schema import JoinConfig
+from collector.decode.plain import decode
+from collector.join.events import Rows
+from collector.join.joiner import Joiner
+from collector.telemetry import Counts
+from tests.support.recordings import payloads
+
+
+@functools.cache
+def _decoded(name):
+    return [one for export in payloads(name) for one in decode(export, "peer", lambda *_: None, Counts())]
+
+
+def telemetry(name, keep=lambda _step: True):
+    """Decoded exports; summaries of steps that ``keep`` refuses are left out, as sampling would."""
+    out = []
+    for one in map(copy.copy, _decoded(name)):
+        chosen = np.array([keep(int(step)) for step in one.steps["step_id"]], bool)
+        if not chosen.all():
+            one.steps = one.steps[chosen]
+            one.snapshots = one.snapshots[:0]
+        out.append(one)
+    return out
+
+
+def prefill_tokens(name):
+    """What the summaries say, by (instance, step)."""
+    return {
+        (one.instance, int(row["step_id"])): float(row["prefill_tokens"])
+        for one in telemetry(name)
+        for row in one.steps
+    }
+
+
+def joined(name, batches, keep=lambda _step: True, settings=None):
+    """A joiner that has taken a whole recording, flushed, and the rows it gave."""
+    joiner = Joiner(settings or JoinConfig(quick_lane=False))
+    for one in batches:
+        joiner.kv.add(one)
+    for one in telemetry(name, keep):
+        joiner.add(one)
+    return joiner, rows_of(joiner.drain(flush=True))
+
+
+def rows_of(events):
+    return [event for event in events if isinstance(event, Rows)]
+
+
+def sequences(joiner):
+    return {engine.instance: one for engine in joiner._engines.values() for one in engine.sequences}
+
+
+def rebuilt_over_true(name, batches, keep=lambda _step: True):
+    """Rebuilt ÷ true prefill tokens over steps without a summary, and the share of prefilling steps that are exact."""
+    joiner, _ = joined(name, batches, keep)
+    rebuilt = true = exact = count = 0.0
+    by_instance = sequences(joiner)
+    for (instance, step), tokens in prefill_tokens(name).items():
+        window = by_instance[instance].window
+        if keep(step) or not 0 <= step - window.base < window.size:
+            continue
+        cell = window.rebuilt[step - window.base]
+        asynchronous = by_instance[instance].votes.decided.value == "async"
+        found = cell["prefill_tokens"] + (cell["first_requests"] if asynchronous else 0)
+        rebuilt, true = rebuilt + found, true + tokens
+        count += tokens > 0
+        exact += tokens > 0 and abs(found - tokens) < 0.5
+    return rebuilt / true, exact / count
+
+
+def rows_by_target(rows):
+    """Everything that was given, one matrix per target: features, offsets, time, phase."""
+    out = {}
+    for one in rows:
+        block = one.rows
+        parts = out.setdefault((one.config_id, one.target), ([], [], []))
+        parts[0].append(block.raw)
+        parts[1].append(np.diff(block.offsets))
+        parts[2].append(np.column_stack((block.elapsed_us, block.end_ns, block.phase)))
+    return {key: tuple(np.concatenate(part) for part in parts) for key, parts in out.items()}

@@ -1,0 +1,111 @@
+"""A sidecar that runs in this process, what stands in for its pipeline, and clients that talk to it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import urllib.request
+from collections.abc import Iterator
+from http.client import HTTPResponse
+from pathlib import Path
+
+import grpc
+
+from collector.app import Sidecar
+from collector.config.load import load
+from collector.config.schema import Config
+from collector.receive.otlp.otlp_grpc import METHOD
+from collector.runtime.clock import SystemClock
+from collector.telemetry import Counts
+from online.snapshot import Snapshot
+
+
+class CountingProcessor:
+    """In place of the pipeline: remembers what it was given, in batches; may be held back or made to fail."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.error: Exception | None = None
+        self.learned_rows = 0
+
+    def process(self, exports) -> None:
+        self.gate.wait(30)
+        self.batches.append(tuple(exports))
+        if self.error is not None:
+            raise self.error
+        self.learned_rows += sum(export.spans for export in exports)
+
+    def take_counts(self) -> Counts:
+        return Counts()
+
+    def snapshot(self, now_unix_nano: int, generation: int) -> Snapshot:
+        return Snapshot(generation=generation, created_unix_nano=now_unix_nano, tracefit_version="0", configs=[])
+
+    def flushed(self) -> CountingProcessor:
+        return self
+
+
+class NoKeeper:
+    """In place of durability: nothing was left behind, nothing is kept."""
+
+    keeps_backlog = False
+
+    def backlog(self, _):
+        return []
+
+    def record_batch(self):
+        pass
+
+    def tick(self, *, final=False):
+        pass
+
+
+def make_config(directory: Path, **overrides: str) -> Config:
+    """Port 0 everywhere, files under ``directory``; overrides by environment names without the prefix."""
+    environ = {
+        "TRACEFIT_RECEIVERS__GRPC__ENDPOINT": "127.0.0.1:0",
+        "TRACEFIT_RECEIVERS__HTTP__ENDPOINT": "127.0.0.1:0",
+        "TRACEFIT_EXPORTERS__HTTP__ENDPOINT": "127.0.0.1:0",
+        "TRACEFIT_SNAPSHOT__DIRECTORY": str(directory),
+        "TRACEFIT_SNAPSHOT__PUBLISH_INTERVAL_S": "0.05",
+        "TRACEFIT_LEARNERS": "[rls]",
+    }
+    environ |= {f"TRACEFIT_{name}": value for name, value in overrides.items()}
+    return load(None, environ)
+
+
+@contextlib.contextmanager
+def running_sidecar(directory: Path, **overrides: str) -> Iterator[Sidecar]:
+    sidecar = Sidecar(make_config(directory, **overrides), SystemClock())
+    sidecar.start()
+    try:
+        yield sidecar
+    finally:
+        sidecar.stop()
+
+
+def call_export(port: int, payload: bytes, *, timeout_s: float = 20, compression=None, wait=True) -> bytes:
+    """One raw call; grpc.RpcError tells the status."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        return channel.unary_unary(METHOD)(payload, timeout=timeout_s, compression=compression, wait_for_ready=wait)
+
+
+def get(port: int, path: str) -> bytes:
+    response: HTTPResponse
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as response:
+        return response.read()
+
+
+def metric(port: int, series: str) -> float:
+    """The value of one series of the page."""
+    for line in get(port, "/metrics").decode().splitlines():
+        if line.startswith(series + " "):
+            return float(line.rsplit(" ", 1)[1])
+    raise AssertionError(f"{series} is not on the page")
+
+
+def as_json(path: Path) -> dict:
+    return json.loads(path.read_bytes())

@@ -1,0 +1,106 @@
+"""Exports of one steadily decoding engine, and the files they are recorded in."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from pathlib import Path
+
+from google.protobuf.internal.encoder import _VarintBytes
+from google.protobuf.json_format import MessageToDict
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+
+from tests.support.clocks import T0_NS
+
+STEP_US = 20_000
+
+
+def attribute(key: str, value: object) -> KeyValue:
+    kinds = {bool: "bool_value", int: "int_value", float: "double_value", str: "string_value", bytes: "bytes_value"}
+    return KeyValue(key=key, value=AnyValue(**{kinds[type(value)]: value}))
+
+
+def step_attributes(step: int, **changes: object) -> dict[str, object]:
+    """A decode-only step of one busy engine: two requests, one step every STEP_US."""
+    start_ns = 10**12 + step * STEP_US * 1000
+    return {
+        "step.id": step,
+        "step.ts_start_ns": start_ns,
+        "step.ts_end_ns": start_ns + 90_000,
+        "step.duration_us": 90,
+        "queue.running_depth": 2,
+        "queue.waiting_depth": 0,
+        "batch.num_prefill_reqs": 0,
+        "batch.num_decode_reqs": 2,
+        "batch.scheduled_tokens": 2,
+        "batch.prefill_tokens": 0,
+        "batch.decode_tokens": 2,
+        "batch.num_finished": 0,
+        "batch.num_preempted": 0,
+        "kv.usage_gpu_ratio": 0.25,
+        "kv.blocks_total_gpu": 100,
+        "kv.blocks_free_gpu": 75,
+        "batch.context_tokens": 400 + step % 7,
+        "batch.context_tokens_single": 400 + step % 7,
+        "batch.context_tokens_multi": 0,
+        "batch.num_multi_reqs": 0,
+        "batch.multi_tokens": 0,
+        **changes,
+    }
+
+
+def make_export(
+    spans: int = 1, *, steps_per_span: int = 10, first_step: int = 1, instance: str = "engine-0"
+) -> ExportTraceServiceRequest:
+    """Step spans with consecutive steps, span ids unique per first step."""
+    request = ExportTraceServiceRequest()
+    resource = request.resource_spans.add()
+    resource.resource.attributes.append(attribute("service.instance.id", instance))
+    scope = resource.scope_spans.add()
+    scope.scope.name = "vllm.scheduler.step"
+    for index in range(spans):
+        step = first_step + index * steps_per_span
+        span = scope.spans.add(
+            name=f"scheduler_steps_{index + 1}",
+            trace_id=step.to_bytes(16, "big"),
+            span_id=step.to_bytes(8, "big"),
+            start_time_unix_nano=T0_NS + step * STEP_US * 1000,
+            end_time_unix_nano=T0_NS + (step + steps_per_span) * STEP_US * 1000,
+        )
+        for number in range(step, step + steps_per_span):
+            event = span.events.add(name="step.BATCH_SUMMARY", time_unix_nano=T0_NS + number * STEP_US * 1000)
+            event.attributes.extend(attribute(key, value) for key, value in step_attributes(number).items())
+    return request
+
+
+def delimited(*requests: ExportTraceServiceRequest) -> bytes:
+    payloads = [request.SerializeToString() for request in requests]
+    return b"".join(_VarintBytes(len(payload)) + payload for payload in payloads)
+
+
+def otlp_json(request, *, ints=str):
+    """As the Collector's file exporter writes it: hex ids, 64-bit integers as strings."""
+
+    def convert(node):
+        if isinstance(node, list):
+            return [convert(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        out = {}
+        for key, value in node.items():
+            if key in {"traceId", "spanId", "parentSpanId"}:
+                out[key] = base64.b64decode(value).hex()
+            elif key in {"intValue", "timeUnixNano", "startTimeUnixNano", "endTimeUnixNano"}:
+                out[key] = ints(value)
+            else:
+                out[key] = convert(value)
+        return out
+
+    return json.dumps(convert(MessageToDict(request, use_integers_for_enums=True))).encode() + b"\n"
+
+
+def write_recording(path: Path, *requests: ExportTraceServiceRequest) -> Path:
+    path.write_bytes(gzip.compress(delimited(*requests)))
+    return path

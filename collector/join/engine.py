@@ -12,7 +12,7 @@ import numpy as np
 
 from collector.config import JoinConfig
 from collector.decode import ApiSpan, CoreSpan, MarkKind, StepColumns, Telemetry
-from collector.identity import Facts
+from collector.identity import Facts, FactSource
 from collector.join.requests import QUEUE_STATE_AGE_NS, ApiQueueing, RequestRow, extent_of, request_block, rows_of, runs
 from collector.join.steps import Advance, Scheduling, Sequence, WarmUp
 from collector.telemetry import Counts, JoinEvent, RowDrop, table
@@ -255,6 +255,8 @@ class Engine:
     def _advance(self, process: Process, *, flush: bool) -> list[TargetRows]:
         step: Advance = process.sequence.advance(flush=flush)
         self._counts.merge(step.counts)
+        if step.counts[table.JOIN_EVENTS, JoinEvent.SPECULATIVE_STEP]:
+            self.facts.learn({"speculative_decoding": True}, FactSource.TELEMETRY)
         out = []
         rows = process.warm_up.pass_through(step.rows, flush=flush)
         if len(rows):

@@ -371,6 +371,7 @@ class Sequence:
         steps, cells = steps[:-1], cells[:-1]
         counts = rebuilt_counts(cells, asynchronous=asynchronous)
         self._habits.learn(steps, cells, counts)
+        out.counts[table.JOIN_EVENTS, JoinEvent.SPECULATIVE_STEP] += self._speculative_steps(steps, cells, stop)
         if self.has_journeys and not self.has_exact_context:
             busy = cells["seen"] & (steps["scheduled_tokens"] > 0)
             matched = int(np.count_nonzero(busy & complete(steps, cells, counts)))
@@ -379,6 +380,17 @@ class Sequence:
         if stop % self._settings.block_steps == 0 or not self._habits.settled:
             self._habits.settle()
             self.votes.settle_block()
+
+    def _speculative_steps(self, steps: NDArray[np.void], cells: NDArray[np.void], stop: int) -> int:
+        """Steps with more decode tokens than decoding requests, unless a preemption in the window explains them.
+
+        A request that was preempted computes its tokens anew, several in a step; without one, they were speculated.
+        """
+        excess = cells["seen"] & (steps["decode_tokens"] > steps["decode_requests"])
+        if not excess.any() or self.window is None:
+            return 0
+        preempted = self.window.steps["preempted"][: max(0, stop - self.window.base)].any()
+        return 0 if preempted else int(np.count_nonzero(excess))
 
     def forget(self, keep_unix_ns: int) -> None:
         """Drop steps behind the frontier; with journeys, only those older than ``keep_unix_ns`` and ``window_s``.

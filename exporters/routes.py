@@ -22,8 +22,6 @@ from exporters.pages import JSON, Request, Response, Route, Routes, SnapshotDocu
 from exporters.prometheus import MetricsPage
 from exporters.status_page import StatusPage
 
-__all__ = ["Probe", "SnapshotDocuments", "answer_metrics", "answer_probe", "make_routes"]
-
 Probe = Callable[[], tuple[bool, Mapping[str, object]]]
 
 

@@ -63,14 +63,14 @@ class _UniqueKeys(yaml.SafeLoader):
     """YAML says that a key given twice is an error; PyYAML keeps the last one silently."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[str] = set()
+        keys: set[str] = set()
         for key_node, _ in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise yaml.constructor.ConstructorError(None, None, "a key is not a word", key_node.start_mark)
-            if key_node.value in seen:
+            if key_node.value in keys:
                 problem = f"key {key_node.value!r} given twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
-            seen.add(key_node.value)
+            keys.add(key_node.value)
         return super().construct_mapping(node, deep)
 
 

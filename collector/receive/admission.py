@@ -69,7 +69,7 @@ class AdmissionQueue(Generic[T]):
         self._closed = False
         self._drain_bytes_per_s = 0.0
         self._taken_ns = clock.monotonic_ns()
-        lock = threading.Lock()
+        lock = threading.Lock()  # one for both conditions; guards everything above that changes
         self._room = threading.Condition(lock)
         self._work = threading.Condition(lock)
 

@@ -1,6 +1,6 @@
 """Who are you: bearer tokens from a file, one per line so that an old and a new one can hold side by side.
 
-The file is looked at again at most once a second and read when it has changed (a mounted Secret is swapped whole).
+The file is checked at most once a second and read when it has changed (a mounted Secret is swapped whole).
 While it cannot be read or holds no token the last good tokens stay in force. Tokens are compared in constant time, by
 their digests, and never logged.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from collector.config import ConfigError
 from collector.runtime import Clock
 
-LOOK_AGAIN_NS = 1_000_000_000
+CHECK_EVERY_NS = 1_000_000_000
 TOKEN_BYTES_MIN = 16
 FILE_BYTES_MAX = 65_536
 TOKENS_MAX = 16
@@ -31,7 +31,8 @@ class TokenFile:
         self._path = Path(path)
         self._clock = clock
         self._lock = threading.Lock()
-        self._looked_ns = clock.monotonic_ns()
+        """Guards everything below."""
+        self._checked_ns = clock.monotonic_ns()
         try:
             self._version = self._stat()
             self._digests = self._read()
@@ -49,12 +50,12 @@ class TokenFile:
     def _current(self) -> tuple[bytes, ...]:
         with self._lock:
             now_ns = self._clock.monotonic_ns()
-            if now_ns - self._looked_ns >= LOOK_AGAIN_NS:
-                self._looked_ns = now_ns
-                self._look()
+            if now_ns - self._checked_ns >= CHECK_EVERY_NS:
+                self._checked_ns = now_ns
+                self._reload_if_changed()
             return self._digests
 
-    def _look(self) -> None:
+    def _reload_if_changed(self) -> None:
         try:
             version = self._stat()
             if version == self._version:

@@ -36,7 +36,8 @@ class TlsFiles:
         self._config = config
         self._clock = clock
         self._lock = threading.Lock()
-        self._looked_ns = clock.monotonic_ns()
+        """Guards everything below."""
+        self._checked_ns = clock.monotonic_ns()
         try:
             self._version = self._stat()
             self._context, self._material = self._load()
@@ -46,13 +47,13 @@ class TlsFiles:
     def context(self) -> ssl.SSLContext:
         """For the next handshake of a socket server."""
         with self._lock:
-            self._look()
+            self._reload_if_changed()
             return self._context
 
     def material(self) -> Material:
         """For the next handshake of gRPC."""
         with self._lock:
-            self._look()
+            self._reload_if_changed()
             return self._material
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
@@ -73,11 +74,11 @@ class TlsFiles:
             require_client_authentication=bool(given.client_ca),
         )
 
-    def _look(self) -> None:
+    def _reload_if_changed(self) -> None:
         now_ns = self._clock.monotonic_ns()
-        if now_ns - self._looked_ns < self._config.reload_interval_s * 1e9:
+        if now_ns - self._checked_ns < self._config.reload_interval_s * 1e9:
             return
-        self._looked_ns = now_ns
+        self._checked_ns = now_ns
         try:
             version = self._stat()
             if version == self._version:

@@ -36,30 +36,30 @@ class Files(Protocol):
 
 
 class SystemFiles:
-    """The real ones."""
+    """The calls of the operating system."""
 
     def open(self, path: Path) -> int:
         """Create a file for appending."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def write(self, descriptor: int, parts: list[bytes]) -> int:
-        """writev(2)."""
+        """Like writev(2)."""
         return os.writev(descriptor, parts)
 
     def truncate(self, descriptor: int, size_bytes: int) -> None:
-        """ftruncate(2)."""
+        """Like ftruncate(2)."""
         os.ftruncate(descriptor, size_bytes)
 
     def sync(self, descriptor: int) -> None:
-        """fdatasync(2)."""
+        """Like fdatasync(2)."""
         os.fdatasync(descriptor)
 
     def unlink(self, path: Path) -> None:
-        """Remove it."""
+        """Remove a file."""
         path.unlink()
 
     def replace(self, source: Path, target: Path) -> None:
-        """rename(2)."""
+        """Like rename(2)."""
         source.replace(target)
 
 

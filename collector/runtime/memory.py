@@ -16,7 +16,7 @@ from pathlib import Path
 
 from .clock import Clock
 
-LOOK_AGAIN_NS = 250_000_000
+CHECK_EVERY_NS = 250_000_000
 CGROUP_SHARE = 0.8
 LARGE_BLOCK_BYTES = 4 << 20
 KEPT_BYTES = 32 << 20
@@ -28,14 +28,15 @@ _UNLIMITED_BYTES = 1 << 60
 
 
 class MemoryGuard:
-    """Called by the receivers' threads; looks at most four times a second."""
+    """Called by the receivers' threads; reads the size at most four times a second."""
 
     def __init__(self, limit_bytes: int | None, read_bytes: Callable[[], int], clock: Clock) -> None:
         self.limit_bytes = limit_bytes
         self._read_bytes = read_bytes
         self._clock = clock
         self._lock = threading.Lock()
-        self._looked_ns: int | None = None
+        """Guards what was read last, and when."""
+        self._checked_ns: int | None = None
         self._short = False
 
     def is_short(self) -> bool:
@@ -44,8 +45,8 @@ class MemoryGuard:
             return False
         with self._lock:
             now_ns = self._clock.monotonic_ns()
-            if self._looked_ns is None or now_ns - self._looked_ns >= LOOK_AGAIN_NS:
-                self._looked_ns = now_ns
+            if self._checked_ns is None or now_ns - self._checked_ns >= CHECK_EVERY_NS:
+                self._checked_ns = now_ns
                 self._short = self._read_bytes() > self.limit_bytes
             return self._short
 

@@ -2,7 +2,8 @@
 
 A :class:`Part` is started once and stopped once, in the order of a list (collector/app.py) and back. Whatever of ours
 runs beside the main thread is a :class:`Task`: a name, a turn, and how long a turn may take before the task counts as
-hung (collector/runtime/health.py). Nothing else here starts a thread, but for the connections of a server.
+hung (collector/runtime/health.py). Else only servers start threads: gRPC its own, the HTTP server one for each
+connection.
 """
 
 from __future__ import annotations

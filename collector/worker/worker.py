@@ -114,7 +114,7 @@ class Worker:
         self._task = Task(NAME, self._turn, health=health, turn_timeout_s=TURN_TIMEOUT_S, on_death=on_death)
 
     def start(self) -> None:
-        """Begin."""
+        """Begin to take turns."""
         self._task.start()
 
     def stop(self) -> bool:

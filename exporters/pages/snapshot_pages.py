@@ -75,8 +75,8 @@ class SnapshotDocuments:
 
         def render(snapshot: Snapshot) -> bytes:
             config = _find(snapshot, request.captures[0])
-            found = blis_coefficients(config, alpha=alpha)
-            return render_flags(found) if file_format == "flags" else render_yaml(snapshot, config, found)
+            coefficients = blis_coefficients(config, alpha=alpha)
+            return render_flags(coefficients) if file_format == "flags" else render_yaml(snapshot, config, coefficients)
 
         content_type = YAML if file_format == "yaml" else TEXT
         return self._answer(request, ("blis", request.captures[0], file_format, alpha), render, content_type)

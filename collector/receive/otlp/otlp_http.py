@@ -1,6 +1,6 @@
 """OTLP/HTTP: POST /v1/traces with protobuf, plain or gzip, on standard library threads.
 
-That server costs a third of any other we measured. What it lacks is here:
+The standard library's server costs a third of any other we measured. What it lacks is here:
 
 * a body is read piece by piece against a budget shared by all requests, so that a declared length costs nothing and the
   memory of all bodies together is bounded; a client has ``timeout_s`` for the whole of it;
@@ -94,6 +94,7 @@ class Budget:
         self._left = capacity_bytes
         self._wait_s = wait_s
         self._room = threading.Condition()
+        """Guards ``_left``."""
 
     def take(self, size_bytes: int) -> bool:
         """Reserve, waiting for a while; False if there is no room."""

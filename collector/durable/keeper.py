@@ -109,7 +109,7 @@ class Durability:
 
     def stop(self) -> bool:
         """Write what was handed over last; False if that was not possible."""
-        self._task.stop()
+        self._task.stop(None)
         self._write_pending()
         if self._journal is not None:
             self._journal.close()

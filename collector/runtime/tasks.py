@@ -15,6 +15,8 @@ from typing import Protocol
 
 from .health import Health
 
+STOP_TIMEOUT_S = 5.0
+
 _log = logging.getLogger(__name__)
 
 
@@ -86,8 +88,8 @@ class Task:
             self._thread.join(timeout_s)
         return not self.running
 
-    def stop(self, timeout_s: float | None = None) -> bool:
-        """Request the stop and wait for it, as long as it takes or ``timeout_s``; whether it has ended."""
+    def stop(self, timeout_s: float | None = STOP_TIMEOUT_S) -> bool:
+        """Request the stop and wait for the turn under way (None: as long as it takes); whether it has ended."""
         self.request_stop()
         return self.join(timeout_s)
 

@@ -145,7 +145,7 @@ class SnapshotWriter:
 
     def stop(self) -> bool:
         """End the timer and write the last generation; False if that could not be done."""
-        self._task.stop()
+        self._task.stop(None)
         return self._write()
 
     def _write_on_time(self) -> float:

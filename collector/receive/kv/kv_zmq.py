@@ -22,7 +22,6 @@ from .kv_sequence import EndpointSequence
 NAME = "kv-receiver"
 TURN_TIMEOUT_S = 60.0
 """A turn that reads a thousand of the largest messages takes a while."""
-STOP_TIMEOUT_S = 5.0
 _POLL_MS = 500
 _MESSAGES_PER_TURN = 1000
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 10_000, 30_000
@@ -149,7 +148,7 @@ class KvSubscriber:
 
     def stop(self) -> None:
         """End the task and close the sockets."""
-        if self._task.stop(STOP_TIMEOUT_S) and self._context is not None:
+        if self._task.stop() and self._context is not None:
             self._close()
 
     def _close(self) -> None:

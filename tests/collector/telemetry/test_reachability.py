@@ -67,23 +67,21 @@ from collector.telemetry.reasons import (
 )
 from collector.worker.stall import Progress, StallWatch
 from online.rows import RowOutcome, Target
-from tests.support.builders import FakeClock, call_export, eventually, make_export, running_sidecar
-from tests.support.kv_cases import stored
-from tests.support.telemetry_builders import (
+from tests.support.clocks import FakeClock, eventually
+from tests.support.kv_batches import stored
+from tests.support.pipelines import new_pipeline, replayed
+from tests.support.sidecars import call_export, running_sidecar
+from tests.support.step_exports import attribute, make_export
+from tests.support.toy_engine import Job, many_jobs, run_engine
+from tests.support.toy_spans import (
     CORE_SCOPE,
     STEP_SCOPE,
     STOCK_SCOPE,
-    Job,
     Piece,
-    attribute,
     core_span,
     export_of,
     exports_of,
-    many_jobs,
-    new_pipeline,
     pieces,
-    replayed,
-    run_engine,
     step_span,
     stock_span,
 )

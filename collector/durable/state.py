@@ -22,15 +22,15 @@ from collector.join import (
     BlockRatio,
     EmitterIds,
     Engine,
+    EngineProcess,
     Joiner,
     PendingRequest,
-    Process,
     Release,
     SpanWindow,
 )
 from collector.join.kv import KvSources
 from collector.join.requests import HANDOFFS_MAX, ApiQueueing, Request, RequestSequence
-from collector.join.steps import Sequence, WarmUp
+from collector.join.steps import StepSequence, WarmUp
 from collector.telemetry import Counts
 from online import RowBlock, Target
 
@@ -124,7 +124,7 @@ _ENGINE_KINDS = [
             "_held": list[RowBlock],
         },
     ),
-    Kind(Process, {"sequence": Sequence, "warm_up": WarmUp, "requests": list[PendingRequest]}),
+    Kind(EngineProcess, {"sequence": StepSequence, "warm_up": WarmUp, "requests": list[PendingRequest]}),
     Kind(
         Engine,
         {
@@ -134,7 +134,7 @@ _ENGINE_KINDS = [
             "facts": Facts,
             "ratio": BlockRatio,
             "api_queueing": ApiQueueing,
-            "_processes": list[Process],
+            "_processes": list[EngineProcess],
         },
         rest=_engine_rest,
     ),

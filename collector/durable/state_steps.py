@@ -13,7 +13,7 @@ from collector.identity import Knowledge
 from collector.join import REBUILT_DTYPE, BlockRatio, StepWindow
 from collector.join.kv import BATCH_DTYPE, ENTRY_DTYPE, KvSources, KvSteps, KvTimeline, Prefill, Prefills
 from collector.join.requests import Chunks
-from collector.join.steps import Habits, Scheduling, SchedulingVotes, Sequence, Sums
+from collector.join.steps import Frontier, Habits, ProcessContext, Scheduling, SchedulingVotes, StepSequence, Sums
 from collector.telemetry import Counts
 from online import PHASES, Quality, RowBlock
 
@@ -99,17 +99,11 @@ STEP_KINDS = [
     Kind(Sums, dict.fromkeys(_SUMS, float)),
     Kind(Habits, {"ratio": BlockRatio, "settled": bool, "_past": Sums, "_block": Sums}),
     Kind(Chunks, {"first_step": int, "last_step": int, "scheduled_ns": int, "left": float, "done": float}),
+    Kind(Frontier, {"emitted_to": int, "learned_to": int}),
     Kind(
-        Sequence,
+        ProcessContext,
         {
-            "_engine": int,
-            "_habits": Habits,
-            "window": StepWindow | None,
-            "frontier": int,
-            "_learned_to": int,
-            "_fresh": tuple[int, int] | None,
-            "event_unix_ns": int,
-            "first_unix_ns": int,
+            "habits": Habits,
             "votes": SchedulingVotes,
             "scheduling_fact": Scheduling,
             "budget_fact_tokens": float | None,
@@ -117,11 +111,24 @@ STEP_KINDS = [
             "has_journeys": bool,
             "has_exact_context": bool,
             "has_done_stamps": bool,
-            "kv": KvSteps,
-            "_chunks": list[Chunks],
+            "event_unix_ns": int,
+            "first_unix_ns": int,
+            "longest_run_ns": int,
             "_scheduled_tokens_max": int,
             "_first_finish_unix_ns": int,
-            "_longest_run_ns": int,
+        },
+        rest=settings_rest,
+    ),
+    Kind(
+        StepSequence,
+        {
+            "_engine": int,
+            "context": ProcessContext,
+            "frontier": Frontier,
+            "window": StepWindow | None,
+            "kv": KvSteps,
+            "_fresh_steps": tuple[int, int] | None,
+            "_chunks": list[Chunks],
         },
         rest=settings_rest,
     ),
@@ -177,7 +184,7 @@ KV_KINDS = [
         {
             "_lives": OrderedDict[tuple[str, int, str], list[KvTimeline]],
             "_unbound": list[tuple[KvTimeline, str]],
-            "_bound": list[tuple[KvTimeline, Sequence]],
+            "_bound": list[tuple[KvTimeline, StepSequence]],
         },
         rest=_kv_rest,
     ),

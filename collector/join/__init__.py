@@ -7,7 +7,8 @@ from .api_spans import ApiSpans
 from .block_ratio import BlockRatio
 from .dedupe import EmitterIds, SpanWindow
 from .emitter import Emitter, facts_of
-from .engine import Engine, PendingRequest, Process
+from .engine import Engine
+from .engine_process import EngineProcess, PendingRequest
 from .events import Described, Event, Renamed, Rows, Succeeded
 from .joiner import Joiner
 from .release import Release
@@ -22,10 +23,10 @@ __all__ = [
     "Emitter",
     "EmitterIds",
     "Engine",
+    "EngineProcess",
     "Event",
     "Joiner",
     "PendingRequest",
-    "Process",
     "Release",
     "Renamed",
     "Rows",

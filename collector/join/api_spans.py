@@ -7,7 +7,8 @@ from collections import OrderedDict
 from collector.decode import ApiSpan
 from collector.identity import FactSource
 
-from .engine import Engine, PendingRequest
+from .engine import Engine
+from .engine_process import PendingRequest
 
 
 class ApiSpans:

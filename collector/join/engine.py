@@ -6,45 +6,23 @@ that its late spans still find it. Rows of an older sequence leave before those 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
 
 from collector.config import JoinConfig
-from collector.decode import ApiSpan, CoreSpan, MarkKind, StepColumns, Telemetry
+from collector.decode import CoreSpan, MarkKind, StepColumns, Telemetry
 from collector.identity import Facts, FactSource
 from collector.join.requests import QUEUE_STATE_AGE_NS, ApiQueueing, RequestRow, extent_of, request_block, rows_of, runs
-from collector.join.steps import Advance, Scheduling, Sequence, WarmUp
+from collector.join.steps import Scheduling, StepSequence, WarmUp
 from collector.telemetry import Counts, JoinEvent, RowDrop, table
 from online import EngineSnapshot, Quality, RowBlock, Target
 
 from .block_ratio import BlockRatio
 from .emitter import TargetRows
+from .engine_process import EngineProcess, PendingRequest
 from .window import StepWindow
 
 _CONFLICTS_MAX = 3
 """Restarts within the grace time from which on two engines must share one instance id."""
-
-
-@dataclass(slots=True)
-class PendingRequest:
-    """A finished request waiting for its API span and for the frontier to pass it."""
-
-    span: CoreSpan
-    last_step: int
-    queued_unix_ns: int
-    start_unix_ns: int
-    end_unix_ns: int
-    api: ApiSpan | None = None
-
-
-@dataclass(slots=True)
-class Process:
-    """One sequence with what belongs to it."""
-
-    sequence: Sequence
-    warm_up: WarmUp
-    requests: list[PendingRequest] = field(default_factory=list)
 
 
 class Engine:
@@ -60,7 +38,7 @@ class Engine:
         self._counts = Counts()
         self._settings = settings
         self._remembered_ns = int((settings.window_s - settings.grace_s) * 1e9)
-        self._processes: list[Process] = []
+        self._processes: list[EngineProcess] = []
 
     # --- what it is -------------------------------------------------------------------------------------------------
 
@@ -90,7 +68,7 @@ class Engine:
         return sum(len(p.requests) for p in self._processes)
 
     @property
-    def sequences(self) -> list[Sequence]:
+    def sequences(self) -> list[StepSequence]:
         """The processes it has been, oldest first."""
         return [p.sequence for p in self._processes]
 
@@ -109,7 +87,7 @@ class Engine:
         newest = self._processes[-1].sequence if self._processes else None
         return EngineSnapshot(
             instance=self.instance,
-            scheduling=(newest.votes.decided if newest is not None else Scheduling.UNKNOWN).value,
+            scheduling=(newest.scheduling if newest is not None else Scheduling.UNKNOWN).value,
             last_step=newest.last_step if newest is not None else 0,
         )
 
@@ -168,13 +146,8 @@ class Engine:
         request = known or PendingRequest(
             span, extent[1], span.marks[0].ts_ns + offset_ns, start.ts_ns + offset_ns, last.ts_ns + offset_ns
         )
-        process.requests.append(request)
-        if len(process.requests) > self._settings.requests_max:
-            # a sixteenth at once: sorting for every request that comes would be quadratic
-            process.requests.sort(key=_order)
-            evicted = len(process.requests) // 16 + 1
-            del process.requests[:evicted]
-            self._counts[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] += evicted
+        evicted = process.add_request(request, self._settings.requests_max)
+        self._counts[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] += evicted
         return request
 
     def _split_restarts(self, steps: StepColumns) -> list[StepColumns]:
@@ -189,13 +162,13 @@ class Engine:
             return []
         return np.split(steps, falls) if len(falls) else [steps]
 
-    def _process_of(self, unix_ns: int, step: int) -> Process:
+    def _process_of(self, unix_ns: int, step: int) -> EngineProcess:
         """The process in which step ids and wall clock grow together; a new one after a restart."""
         for process in reversed(self._processes):
             sequence = process.sequence
             newer_in_time = unix_ns >= sequence.event_unix_ns
             newer_in_steps = step >= sequence.last_step
-            before = unix_ns < sequence.first_unix_ns
+            before = unix_ns < sequence.context.first_unix_ns
             if newer_in_steps and before and process is not self._processes[0]:
                 continue
             if newer_in_time and not newer_in_steps and self._restarted(sequence, unix_ns, step):
@@ -206,24 +179,27 @@ class Engine:
         if len(self._processes) > _CONFLICTS_MAX:
             self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] += 1
             del self._processes[0]
-        sequence = Sequence(self._settings, self.number, self.ratio)
-        self.configure(sequence)
-        process = Process(sequence, WarmUp(self._settings.warm_up_rows))
+        sequence = StepSequence(self._settings, self.number, self.ratio)
+        self._teach(sequence)
+        process = EngineProcess(sequence, WarmUp(self._settings.warm_up_rows))
         self._processes.append(process)
         return process
 
-    def _restarted(self, sequence: Sequence, unix_ns: int, step: int) -> bool:
+    def _restarted(self, sequence: StepSequence, unix_ns: int, step: int) -> bool:
         """A smaller step id at a later time. Two stamps of one step may swap; a whole process does not."""
         return sequence.last_step - step > 1 or unix_ns - sequence.event_unix_ns > int(self._settings.grace_s * 1e9)
 
-    def configure(self, sequence: Sequence | None = None) -> None:
-        """Hand known facts to the sequences."""
-        for one in [sequence] if sequence is not None else [p.sequence for p in self._processes]:
-            one.budget_fact_tokens = self.facts.number("max_num_batched_tokens")
-            mode = self.facts.get("async_scheduling")
-            if isinstance(mode, bool):
-                one.scheduling_fact = Scheduling.ASYNC if mode else Scheduling.SYNC
+    def configure(self) -> None:
+        """The facts have changed: hand those that rows depend on to the sequences."""
         self.ratio.fact_tokens = self.facts.number("block_size")
+        for process in self._processes:
+            self._teach(process.sequence)
+
+    def _teach(self, sequence: StepSequence) -> None:
+        scheduling = {True: Scheduling.ASYNC, False: Scheduling.SYNC}
+        mode = self.facts.get("async_scheduling")
+        known = scheduling[mode] if isinstance(mode, bool) else Scheduling.UNKNOWN
+        sequence.learn_facts(self.facts.number("max_num_batched_tokens"), known)
 
     def take_counts(self) -> Counts:
         """Counts since the last call."""
@@ -232,10 +208,10 @@ class Engine:
 
     # --- out --------------------------------------------------------------------------------------------------------
 
-    def quick(self) -> list[RowBlock]:
+    def quick_rows(self) -> list[RowBlock]:
         """Step rows for the quick lane, once the pace of the process is known."""
-        found = [p.sequence.quick() for p in self._processes if p.warm_up.over]
-        return [rows for rows in found if rows is not None]
+        blocks = [p.sequence.quick_rows() for p in self._processes if p.warm_up.over]
+        return [rows for rows in blocks if rows is not None]
 
     def advance(self, *, flush: bool = False) -> list[TargetRows]:
         """Rows that are final now, published lane."""
@@ -252,35 +228,35 @@ class Engine:
             del self._processes[0]
         return out
 
-    def _advance(self, process: Process, *, flush: bool) -> list[TargetRows]:
-        step: Advance = process.sequence.advance(flush=flush)
-        self._counts.merge(step.counts)
-        if step.counts[table.JOIN_EVENTS, JoinEvent.SPECULATIVE_STEP]:
+    def _advance(self, process: EngineProcess, *, flush: bool) -> list[TargetRows]:
+        advance = process.sequence.advance(flush=flush)
+        self._counts.merge(advance.counts)
+        if advance.counts[table.JOIN_EVENTS, JoinEvent.SPECULATIVE_STEP]:
             self.facts.learn({"speculative_decoding": True}, FactSource.TELEMETRY)
         out = []
-        rows = process.warm_up.pass_through(step.rows, flush=flush)
+        rows = process.warm_up.pass_through(advance.rows, flush=flush)
         if len(rows):
             out.append(TargetRows(Target.STEP_TIME, rows))
-        out += [TargetRows(Target.SCHEDULE_TIME, block) for block in step.schedule_rows if len(block)]
+        out += [TargetRows(Target.SCHEDULE_TIME, block) for block in advance.schedule_rows if len(block)]
         if process.warm_up.over:
             self._counts[table.DROPPED_ROWS, RowDrop.WARM_UP] += process.warm_up.dropped
             process.warm_up.dropped = 0
             out += self._request_rows(process, flush=flush)
         oldest = min((r.queued_unix_ns for r in process.requests), default=process.sequence.event_unix_ns)
-        process.sequence.forget(oldest - QUEUE_STATE_AGE_NS)
+        process.sequence.forget_steps(oldest - QUEUE_STATE_AGE_NS)
         return out
 
-    def _request_rows(self, process: Process, *, flush: bool) -> list[TargetRows]:
+    def _request_rows(self, process: EngineProcess, *, flush: bool) -> list[TargetRows]:
         """Requests in order of their end; the first one that must wait holds the others back."""
         window = process.sequence.window
         if window is None:
             return []
-        process.requests.sort(key=_order)
+        process.sort_requests()
         grace_unix_ns = process.sequence.event_unix_ns - int(self._settings.grace_s * 1e9)
         found: dict[Target, list[RequestRow]] = {}
         done = 0
         for request in process.requests:
-            passed = process.sequence.frontier > request.last_step
+            passed = process.sequence.frontier.emitted_to > request.last_step
             if not flush and not (passed and (request.api is not None or request.end_unix_ns <= grace_unix_ns)):
                 break
             done += 1
@@ -298,7 +274,3 @@ class Engine:
         return [
             TargetRows(target, request_block(rows, self.number, self.quality)) for target, rows in sorted(found.items())
         ]
-
-
-def _order(request: PendingRequest) -> tuple[int, bytes]:
-    return request.end_unix_ns, request.span.span_id

@@ -179,7 +179,7 @@ class Joiner:
             config_id = self._config_ids[key]
             self._hold_rows(config_id, engine.instance, engine.advance(flush=flush))
             if self._settings.quick_lane and not flush:
-                quick += [Rows(config_id, Target.STEP_TIME, block, Lane.QUICK) for block in engine.quick()]
+                quick += [Rows(config_id, Target.STEP_TIME, block, Lane.QUICK) for block in engine.quick_rows()]
         return quick
 
     def _advance_api_process(self, key: _Key, process: ApiProcess, *, flush: bool) -> list[Renamed]:

@@ -1,9 +1,8 @@
 """One engine process's steps by step id: what summaries said and what journeys rebuild, as dense columns.
 
 Step ids are 1, 2, 3 ... per process, one per ``schedule()`` call, so the index of a step is its id minus a base.
-Requests
-add themselves to slices of the columns as their journeys arrive (addition commutes: order of arrival does not matter).
-Bounded by ``steps_max``; steps far older than the newest are forgotten.
+Requests add themselves to slices of the columns as their journeys arrive (addition commutes: order of arrival does not
+matter). Bounded by ``steps_max``; steps far older than the newest are forgotten.
 """
 
 from __future__ import annotations
@@ -42,9 +41,8 @@ REBUILT_DTYPE = np.dtype(
     ]
 )
 """Per step, from journeys: what ran; ``quick``: its row has gone down the quick lane; ``first_*`` is the part of
-decode that is a request's first decode step
-(counted as
-prefill by asynchronous summaries); the newest FIRST_TOKEN/FINISHED stamp and the oldest SCHEDULED stamp, 0 = none."""
+decode that is a request's first decode step (counted as prefill by asynchronous summaries); the newest
+FIRST_TOKEN/FINISHED stamp and the oldest SCHEDULED stamp, 0 = none."""
 
 _GROWTH_STEPS = 1024
 
@@ -76,6 +74,18 @@ class StepWindow:
             self.rebuilt = _grown(self.rebuilt, capacity)
         self.size = max(self.size, needed)
 
+    def reach_within(self, first_step: int, last_step: int, steps_max: int, *, keep_from: int) -> None:
+        """As :meth:`reach`, of the newest ``steps_max`` ids; back only where rows have not left (``keep_from``)."""
+        low = max(first_step, last_step - steps_max + 1)
+        if self.size and low < self.base:
+            oldest = max(keep_from, self.newest_step - steps_max + 1) if keep_from else low
+            low = max(low, min(oldest, self.base))
+        if last_step - self.base >= steps_max and self.size:
+            self.forget_before(last_step - steps_max + 1)
+            low = max(low, self.base)
+        if low <= last_step:  # else all of it is late: it must not stretch the window back to where it was
+            self.reach(low, last_step)
+
     def columns(self, first_step: int, stop_step: int) -> tuple[StepColumns, NDArray[np.void]]:
         """Summaries and rebuilt columns of first_step..stop_step-1; ids outside the window read as never seen."""
         low, high = first_step - self.base, stop_step - self.base
@@ -89,6 +99,18 @@ class StepWindow:
             np.concatenate((no_steps[:front], self.steps[inner], no_steps[front:])),
             np.concatenate((no_cells[:front], self.rebuilt[inner], no_cells[front:])),
         )
+
+    def speculative_steps(self, first_step: int, stop_step: int) -> int:
+        """Steps of first_step..stop_step-1 with more decode tokens than decoding requests, if those were speculated.
+
+        A request that was preempted computes its tokens anew, several in a step: a preemption in the window explains
+        them too.
+        """
+        steps, cells = self.columns(first_step, stop_step)
+        excess = cells["seen"] & (steps["decode_tokens"] > steps["decode_requests"])
+        if not excess.any() or self.steps["preempted"][: max(0, stop_step - self.base)].any():
+            return 0
+        return int(np.count_nonzero(excess))
 
     def forget_before(self, step: int) -> None:
         """Drop ids below ``step``; done lazily, when half of the columns would go."""

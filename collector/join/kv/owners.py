@@ -37,11 +37,15 @@ _LIVES_MAX = 4
 
 
 class KvSequence(Protocol):
-    """What an engine process shows of itself; :class:`~collector.join.steps.sequence.Sequence` is one."""
+    """What an engine process shows of itself; :class:`~collector.join.steps.sequence.StepSequence` is one."""
 
     window: StepWindow | None
     kv: KvSteps
-    event_unix_ns: int
+
+    @property
+    def event_unix_ns(self) -> int:
+        """Newest event heard of."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +133,7 @@ class KvSources:
                 continue
             owner, since_unix_ns = found
             life.bind(since_unix_ns, self._grace_ns)
-            owner.kv.timeline = life
-            owner.kv.prefills.stamps.clear()
+            owner.kv.bind(life)
             self._bound.append((life, owner))
             free = [(name, one) for name, one in free if one is not owner]
             self._unbound = [entry for entry in self._unbound if entry[0] is not life]

@@ -87,8 +87,8 @@ class Prefills:
         self._pending = [p for p in self._pending if p.first_step >= stop_step]
         self._decodes = [d for d in self._decodes if d[1] >= stop_step]
 
-    def hold(self, window: StepWindow, stop_step: int, settled_unix_ns: int) -> int:
-        """Stop before prefills that ended too lately for all of their batches to be here."""
+    def final_stop(self, window: StepWindow, stop_step: int, settled_unix_ns: int) -> int:
+        """The first step of a prefill that ended too lately for all of its batches to be here, else ``stop_step``."""
         for group in self._groups(stop_step):
             end = _end_step(window, max(p.last_step for p in group))
             if int(window.rebuilt["completed_unix_ns"][end - window.base]) > settled_unix_ns:

@@ -33,6 +33,11 @@ class KvSteps:
         """Whether steps carry block columns; NaN where nothing is known."""
         return self.timeline is not None
 
+    def bind(self, timeline: KvTimeline) -> None:
+        """The publisher is recognised: nothing more has to be remembered to recognise it by."""
+        self.timeline = timeline
+        self.prefills.stamps.clear()
+
     def add(self, span: CoreSpan, chunks: Sequence[Chunks], found: Sequence[Run]) -> list[Chunks]:
         """Note a request laid over its steps in these runs; returns ``chunks``, its multi-step prefills."""
         self.prefills.add(span, chunks, found)
@@ -42,11 +47,11 @@ class KvSteps:
         """Final steps whose batches have had time to arrive."""
         return final if self.timeline is None else final & (unix_ns <= event_unix_ns - LATENESS_NS)
 
-    def hold(self, window: StepWindow | None, stop_step: int, event_unix_ns: int) -> int:
+    def final_stop(self, window: StepWindow, stop_step: int, event_unix_ns: int) -> int:
         """``stop_step``, or the first step of a prefill whose batches may still be on their way."""
-        if self.timeline is None or window is None:
+        if self.timeline is None:
             return stop_step
-        return self.prefills.hold(window, stop_step, event_unix_ns - LATENESS_NS)
+        return self.prefills.final_stop(window, stop_step, event_unix_ns - LATENESS_NS)
 
     def take_hits(self, window: StepWindow, stop_step: int, waited_ns: int, *, asynchronous: bool) -> None:
         """Subtract prefix hits from rebuilt prefills that begin below ``stop_step``, and forget those.

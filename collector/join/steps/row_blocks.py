@@ -11,7 +11,7 @@ from collector.telemetry import Counts, RowDrop, table
 from online import Ints, Quality, RowBlock
 
 from . import boundaries
-from .raw_features import Cells, Rebuilt, complete
+from .raw_features import Cells, Rebuilt, complete, rebuilt_counts
 
 Bools = NDArray[np.bool_]
 
@@ -25,6 +25,13 @@ class Columns:
     counts: Rebuilt
     empty: Bools
 
+    @classmethod
+    def of(cls, steps: Cells, cells: Cells, *, asynchronous: bool) -> Columns:
+        """The columns of a step window."""
+        counts = rebuilt_counts(cells, asynchronous=asynchronous)
+        empty = boundaries.empty_steps(steps, cells, counts.prefill_requests + counts.decode_requests)
+        return cls(steps, cells, counts, empty)
+
     def cut(self, here: slice) -> Columns:
         """A run of these steps, as views."""
         return Columns(self.steps[here], self.cells[here], self.counts.cut(here), self.empty[here])
@@ -35,8 +42,7 @@ class Trust:
     """What decides whether a rebuilt step may be used.
 
     ``journeys_sampled``: not all requests send journeys, counts are scaled, none can be checked.
-    ``open_after_unix_ns``:
-    at the end of a stream, requests that began after it may still run and have not been heard of.
+    ``open_after_unix_ns``: at the end of a stream, requests that began after it may still run unheard of.
     """
 
     has_journeys: bool
@@ -53,13 +59,13 @@ def neighbours(seen: Bools) -> tuple[Ints, Ints]:
     return before, np.where(after == len(seen), -1, after)
 
 
-def drops(around: Columns, found: boundaries.Stamps, trust: Trust) -> list[tuple[RowDrop, Bools]]:
+def drops(around: Columns, stamps: boundaries.Stamps, trust: Trust) -> list[tuple[RowDrop, Bools]]:
     """Which intervals between consecutive stamps give no row, by reason, the first reason first.
 
-    ``around`` holds the steps that the stamps index; shape of each mask: (len(found.step) - 1,).
+    ``around`` holds the steps that the stamps index; shape of each mask: (len(stamps.step) - 1,).
     """
-    low, high = int(found.step[0]), int(found.step[-1])
-    starts = found.step[:-1] - low
+    low, high = int(stamps.step[0]), int(stamps.step[-1])
+    starts = stamps.step[:-1] - low
     here = slice(low, high)
     holes = ~around.cells["seen"][here]
     before, after = neighbours(around.cells["seen"])
@@ -71,21 +77,21 @@ def drops(around: Columns, found: boundaries.Stamps, trust: Trust) -> list[tuple
     incomplete = np.logical_or.reduceat(holes & ~credible[here], starts)
     if trust.open_after_unix_ns is not None:
         beyond = np.logical_or.reduceat(holes & (after[here] < 0), starts)
-        incomplete |= beyond & (found.unix_ns[1:] > trust.open_after_unix_ns)
+        incomplete |= beyond & (stamps.unix_ns[1:] > trust.open_after_unix_ns)
     idle = np.logical_or.reduceat(around.empty[here], starts)
     return [
         (RowDrop.IDLE, idle & ~incomplete),
         (RowDrop.INCOMPLETE, incomplete),
-        (RowDrop.TIME_ORDER, np.diff(found.ns) <= 0),
-        (RowDrop.TOO_LONG, np.diff(found.step) > trust.row_steps_max),
+        (RowDrop.TIME_ORDER, np.diff(stamps.ns) <= 0),
+        (RowDrop.TOO_LONG, np.diff(stamps.step) > trust.row_steps_max),
     ]
 
 
 def pack(
     raw: NDArray[np.float64],
     seen: Bools,
-    found: boundaries.Stamps,
-    bad: list[tuple[RowDrop, Bools]],
+    stamps: boundaries.Stamps,
+    dropped: list[tuple[RowDrop, Bools]],
     *,
     engine: int,
     quality: Quality,
@@ -94,11 +100,11 @@ def pack(
 
     ``raw`` (m, r) and ``seen`` (m,) describe the steps from the first stamp to the last.
     """
-    dropped = Counts()
-    offsets = (found.step - found.step[0]).astype(np.int64)
+    counts = Counts()
+    offsets = (stamps.step - stamps.step[0]).astype(np.int64)
     keep = np.ones(len(offsets) - 1, bool)
-    for reason, mask in bad:
-        dropped[table.DROPPED_ROWS, reason] += int(np.count_nonzero(mask & keep))
+    for reason, mask in dropped:
+        counts[table.DROPPED_ROWS, reason] += int(np.count_nonzero(mask & keep))
         keep &= ~mask
     whole = np.logical_and.reduceat(seen, offsets[:-1])
     has_summaries = quality is not Quality.JOURNEYS
@@ -106,11 +112,23 @@ def pack(
     block = RowBlock(
         raw=raw,
         offsets=offsets,
-        elapsed_us=np.diff(found.ns) / 1e3,
-        phase=boundaries.phase_columns(found.kind, has_start=has_summaries),
+        elapsed_us=np.diff(stamps.ns) / 1e3,
+        phase=boundaries.phase_columns(stamps.kind, has_start=has_summaries),
         weight=np.ones(len(keep)),
-        end_ns=found.unix_ns[1:].astype(np.int64),
+        end_ns=stamps.unix_ns[1:].astype(np.int64),
         engine=np.full(len(keep), engine, np.int64),
         quality=row_quality.astype(np.int64),
     )
-    return (block if keep.all() else block.take(keep)), dropped
+    return (block if keep.all() else block.take(keep)), counts
+
+
+def schedule_rows(raw: NDArray[np.float64], covered: Columns, *, engine: int, quality: Quality) -> RowBlock:
+    """What ``schedule()`` took in each step with a summary, shape of ``raw``: (m, r), of the steps ``covered``."""
+    timed = np.flatnonzero(covered.cells["seen"] & ~covered.empty)
+    return RowBlock.of_lines(
+        raw[timed],
+        covered.steps["duration_us"][timed].astype(float),
+        end_ns=covered.steps["unix_ns"][timed],
+        engine=engine,
+        quality=quality,
+    )

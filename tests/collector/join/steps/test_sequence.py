@@ -11,7 +11,7 @@ from collector.config.schema import JoinConfig
 from collector.decode.records import SNAPSHOT_DTYPE
 from collector.join.block_ratio import BlockRatio
 from collector.join.steps.scheduling import Scheduling
-from collector.join.steps.sequence import Sequence
+from collector.join.steps.sequence import StepSequence
 from collector.join.steps.warm_up import WarmUp
 from collector.telemetry import Counts, table
 from collector.telemetry.reasons import JoinEvent, RowDrop
@@ -28,7 +28,7 @@ class Feed:
 
     def __init__(self, run: Run, **settings: float) -> None:
         self.run, self.steps = run, columns_of(run)
-        self.sequence = Sequence(JoinConfig(**settings), 0, BlockRatio())
+        self.sequence = StepSequence(JoinConfig(**settings), 0, BlockRatio())
         self.rows: list[RowBlock] = []
         self.counts = Counts()
 
@@ -117,7 +117,7 @@ def test_summaries_alone_give_rows_with_context_from_blocks_or_none(run):
     assert len(feed.block) > 500
     assert np.isnan(feed.block.raw[:, COLUMN["decode_context_tokens"]]).any()
     feed = Feed(run)
-    feed.sequence._habits.ratio.fact_tokens = 16.0
+    feed.sequence.context.habits.ratio.fact_tokens = 16.0
     feed.summaries(ids(run)).advance(flush=True)
     context = feed.block.raw[:, COLUMN["decode_context_tokens"]]
     truth = np.array(run.context_tokens, float)[run.truth("batch.scheduled_tokens") > 0][: len(context)]
@@ -129,7 +129,7 @@ def test_a_step_waits_for_its_journeys_and_leaves_when_they_are_complete(run):
     early = [job for job in run.jobs if job.step_of("FINISHED") < 600]
     feed.journeys(early).advance()
     first_open = min(job.step_of("SCHEDULED") for job in run.jobs if job not in early)
-    assert 0 < feed.sequence.frontier <= first_open
+    assert 0 < feed.sequence.frontier.emitted_to <= first_open
     feed.journeys([job for job in run.jobs if job not in early]).advance(flush=True)
     assert feed.events[JoinEvent.STEP_MISMATCHED] == 0
     np.testing.assert_allclose(feed.predicted_us(), feed.block.elapsed_us, rtol=1e-3, atol=250)
@@ -140,7 +140,7 @@ def test_a_step_whose_journeys_never_come_is_used_after_the_window():
     feed = Feed(run, window_s=5.0, grace_s=1.0).summaries(ids(run))
     feed.journeys([job for index, job in enumerate(run.jobs) if index % 9]).advance()
     newest = run.summaries[-1]["step.ts_start_ns"]
-    passed = run.summaries[feed.sequence.frontier - 1]["step.ts_start_ns"]
+    passed = run.summaries[feed.sequence.frontier.emitted_to - 1]["step.ts_start_ns"]
     assert newest - passed >= 5e9
     # whole blocks pass, so up to a block of steps more than the window is held
     assert newest - passed < 5e9 + 257 * 30e6
@@ -153,9 +153,9 @@ def test_a_hole_is_final_only_after_the_grace_time():
     keep = [step for step in ids(run) if not 400 <= step < 410]
     feed = Feed(run, grace_s=20.0).journeys()
     feed.summaries([step for step in keep if step < 700]).advance()
-    assert 256 <= feed.sequence.frontier <= 400
+    assert 256 <= feed.sequence.frontier.emitted_to <= 400
     feed = Feed(run, grace_s=0.5).journeys().summaries(keep).advance()
-    assert feed.sequence.frontier > 410
+    assert feed.sequence.frontier.emitted_to > 410
 
 
 @pytest.mark.parametrize("every", [1, 5])
@@ -219,12 +219,12 @@ def test_recomputed_tokens_are_prefill_work(run):
 
 
 def test_mode_is_told_by_stamps_else_by_the_fact_else_synchronous(run):
-    assert Feed(run).summaries(ids(run)).advance(flush=True).sequence.votes.decided is not Scheduling.ASYNC
+    assert Feed(run).summaries(ids(run)).advance(flush=True).sequence.scheduling is not Scheduling.ASYNC
     late = run_engine(many_jobs(80), asynchronous=True)
     told = Feed(late).journeys().summaries(ids(late)).advance(flush=True)
-    assert told.sequence.votes.decided is Scheduling.ASYNC
+    assert told.sequence.scheduling is Scheduling.ASYNC
     fact = Feed(late).summaries(ids(late))
-    fact.sequence.scheduling_fact = Scheduling.ASYNC
+    fact.sequence.learn_facts(None, Scheduling.ASYNC)
     fact.advance(flush=True)
     np.testing.assert_allclose(fact.block.elapsed_us[5:50], told.block.elapsed_us[5:50])
 
@@ -236,7 +236,7 @@ def test_what_is_behind_the_window_is_forgotten_and_counted_late():
         last = start + 499
         feed.journeys([j for j in run.jobs if start <= j.step_of("FINISHED") <= last])
         feed.summaries(range(start, last + 1)).advance()
-        feed.sequence.forget(feed.sequence.event_unix_ns - 10**9)  # no request looks further back
+        feed.sequence.forget_steps(feed.sequence.event_unix_ns - 10**9)  # no request looks further back
     assert feed.sequence.window is not None
     assert feed.sequence.window.size < 5000
     before = feed.events[JoinEvent.JOURNEY_LATE]

@@ -1,0 +1,64 @@
+"""Ask what tracefit learned: what a step costs, what requests see, how many fit. Standard library only.
+
+    >>> import tracefit
+    >>> snapshot = tracefit.load(EXAMPLE)              # a path, a URL (http://host:9464) or bytes
+    >>> config = snapshot.config(model="llama")
+    >>> step = config.step_time(prefill_tokens=512, requests=20, decode_context_tokens=30_000)
+    >>> f"{step.us:.0f} us, 8 of 10 within {step.low:.0f} to {step.high:.0f}, usable: {step.usable}"
+    '35250 us, 8 of 10 within 33488 to 37718, usable: True'
+
+Many steps at once, as columns; a plain number stands for a whole column:
+
+    >>> steps = config.step_time(requests=[1, 8, 64], decode_context_tokens=[900, 7_200, 57_600])
+    >>> [round(us) for us in steps.us], steps[2].extrapolated
+    ([8145, 9460, 20120], ('shape',))
+
+What 20 chats of 2,000 prompt and 300 output tokens see, and how many fit 30 ms between tokens:
+
+    >>> seen = config.request(prompt_tokens=2000, output_tokens=300, concurrency=20)
+    >>> f"TTFT {seen.ttft.ms:.0f} ms, ITL {seen.itl.ms:.1f} ms, {seen.output_tokens_per_s:.0f} tokens/s"
+    'TTFT 101 ms, ITL 19.8 ms, 993 tokens/s'
+    >>> plan = config.plan(prompt_tokens=2000, output_tokens=300, itl_ms=30, ttft_ms=1000)
+    >>> plan.concurrency, plan.limit
+    (36, 'itl')
+
+Every error is a :class:`TracefitError` whose text is one sentence:
+
+    >>> config.step_time(requests=-1)
+    Traceback (most recent call last):
+    tracefit.faults.BadInputError: requests: expected 0 to 1e+06, got -1
+
+Times are microseconds. The package imports nothing but the standard library and may be copied into another program.
+"""
+
+from __future__ import annotations
+
+from .capacity import Plan
+from .changes import ConfigDiff, Diff, Move, TypicalStep
+from .closed_loop import Estimate, RequestEstimate
+from .configured import Config, Snapshot, load
+from .document import Coefficient
+from .faults import BadInputError, LoadError, NoCoefficientsError, NotFoundError, TracefitError
+from .step_model import Limits, Prediction, Predictions
+
+__all__ = [
+    "BadInputError",
+    "Coefficient",
+    "Config",
+    "ConfigDiff",
+    "Diff",
+    "Estimate",
+    "Limits",
+    "LoadError",
+    "Move",
+    "NoCoefficientsError",
+    "NotFoundError",
+    "Plan",
+    "Prediction",
+    "Predictions",
+    "RequestEstimate",
+    "Snapshot",
+    "TracefitError",
+    "TypicalStep",
+    "load",
+]

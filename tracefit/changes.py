@@ -1,0 +1,143 @@
+"""What changed between two snapshots: coefficients in standard errors, and what that does to a typical step.
+
+    z = (b' - b) / sqrt(stderr² + stderr'²)            both errors known, not both zero
+    typical step: the means of the features in the older snapshot; its time then and now
+
+Configurations are paired by config_id; those left over by model, GPU and tensor parallelism where that is unambiguous
+(a new version of vLLM makes a new id), and at last the only one left on each side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from .document import Coefficient, Described, Document
+from .faults import NoCoefficientsError
+from .step_model import FEATURES, STEP_TIME, Limits, StepModel, computable_model
+
+NOTABLE = 3.0
+"""Standard errors from which on a coefficient counts as moved."""
+
+
+class Move(NamedTuple):
+    """One coefficient in both; ``standard_errors`` is signed, None where one of the errors is not known."""
+
+    target: str
+    feature: str
+    unit: str
+    before: float
+    after: float
+    standard_errors: float | None
+    status_before: str
+    status_after: str
+
+    @property
+    def moved(self) -> bool:
+        """By more than three standard errors."""
+        return self.standard_errors is not None and abs(self.standard_errors) > NOTABLE
+
+
+class TypicalStep(NamedTuple):
+    """One step of the older snapshot's mean work, in microseconds by both."""
+
+    prefill_tokens: float
+    requests: float
+    decode_context_tokens: float
+    before_us: float
+    after_us: float
+
+
+class ConfigDiff(NamedTuple):
+    """One configuration in both; ``step`` is None where a side cannot predict or the mean work is not known."""
+
+    before_id: str
+    after_id: str
+    moves: tuple[Move, ...]
+    step: TypicalStep | None
+
+
+class Diff(NamedTuple):
+    """From one snapshot to another: paired configurations, and the ids that only one of them has."""
+
+    configs: tuple[ConfigDiff, ...]
+    only_before: tuple[str, ...]
+    only_after: tuple[str, ...]
+
+
+def compared(before: Document, after: Document) -> Diff:
+    """See the module's docstring."""
+    old, new = list(before.configs), list(after.configs)
+    pairs = _paired(old, new, lambda config: config.config_id)
+    pairs += _paired(old, new, _machine)
+    if len(old) == len(new) == 1:
+        pairs.append((old.pop(), new.pop()))
+    return Diff(
+        tuple(_config_diff(*pair) for pair in pairs),
+        tuple(each.config_id for each in old),
+        tuple(each.config_id for each in new),
+    )
+
+
+def _machine(config: Described) -> object:
+    facts = config.facts
+    return (facts["model"], facts.get("gpu"), facts.get("tensor_parallel_size")) if "model" in facts else None
+
+
+def _paired(
+    old: list[Described], new: list[Described], key: Callable[[Described], object]
+) -> list[tuple[Described, Described]]:
+    """Take from both lists what one key names on each side exactly once."""
+    pairs = []
+    for this in list(old):
+        wanted = key(this)
+        others = [each for each in new if key(each) == wanted]
+        if wanted is not None and len(others) == 1 and sum(key(each) == wanted for each in old) == 1:
+            pairs.append((this, others[0]))
+            old.remove(this)
+            new.remove(others[0])
+    return pairs
+
+
+def _config_diff(before: Described, after: Described) -> ConfigDiff:
+    shared = sorted(before.targets.keys() & after.targets.keys(), key=lambda each: (each != STEP_TIME, each))
+    moves = [
+        _move(name, one, other)
+        for name in shared
+        for one in _portable(before, name)
+        for other in _portable(after, name)
+        if one.name == other.name
+    ]
+    return ConfigDiff(before.config_id, after.config_id, tuple(moves), _typical_step(before, after))
+
+
+def _portable(config: Described, target: str) -> tuple[Coefficient, ...]:
+    model = config.targets[target].models.get("portable")
+    return model.coefficients if model is not None else ()
+
+
+def _move(target: str, one: Coefficient, other: Coefficient) -> Move:
+    distance = _standard_errors(other.value - one.value, one.stderr, other.stderr)
+    return Move(target, one.name, one.unit, one.value, other.value, distance, one.status, other.status)
+
+
+def _standard_errors(change: float, *errors: float | None) -> float | None:
+    known = [each for each in errors if each is not None]
+    if len(known) < len(errors) or not any(known):
+        return None
+    return change / math.sqrt(sum(each * each for each in known))
+
+
+def _typical_step(before: Described, after: Described) -> TypicalStep | None:
+    try:
+        models: Sequence[StepModel] = [StepModel(config, Limits()) for config in (before, after)]
+        coefficients = computable_model(before.config_id, STEP_TIME, before.targets.get(STEP_TIME)).coefficients
+    except NoCoefficientsError:
+        return None
+    means = {each.name: each.mean for each in coefficients}
+    prefill, context, requests = (means.get(name) for name in FEATURES[1:])
+    if prefill is None or context is None or requests is None:
+        return None
+    times = [model.mean_us(prefill, requests, context) for model in models]
+    return TypicalStep(prefill, requests, context, times[0], times[1])

@@ -1,0 +1,314 @@
+"""The two things a caller holds: a snapshot, and one configuration of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import overload
+
+from .capacity import Plan
+from .capacity import plan as planned
+from .changes import Diff, compared
+from .closed_loop import ClosedLoop, RequestEstimate, Workload
+from .document import Coefficient, Described, Document, parse
+from .faults import LoadError, NoCoefficientsError, NotFoundError, checked
+from .fetching import BYTES_MAX, fetch, is_url, read_file
+from .step_model import STEP_TIME, Limits, Prediction, Predictions, StepModel, computable_model
+
+
+class Config:
+    """One configuration: a model on a GPU with its settings.
+
+    Attributes:
+        config_id: its name in metrics and files.
+        facts: what is known of it: model, gpu, tensor_parallel_size, …
+        limits: what the engine can hold and do, as far as ``facts`` tell; see :meth:`assuming`.
+    """
+
+    def __init__(self, described: Described, limits: Limits | None = None) -> None:
+        self.config_id = described.config_id
+        self.facts: Mapping[str, str | int | float | bool] = described.facts
+        self.limits = _limits(described) if limits is None else limits
+        self._described = described
+        self._steps: StepModel | None = None
+        self._loop: ClosedLoop | None = None
+
+    def __repr__(self) -> str:
+        return f"<tracefit.Config {self.config_id} {self.model or 'unknown model'} on {self.gpu or 'unknown GPU'}>"
+
+    @property
+    def model(self) -> str:
+        """Name of the model, empty if nobody said."""
+        return str(self.facts.get("model", ""))
+
+    @property
+    def gpu(self) -> str:
+        """Name of the GPU, empty if nobody said."""
+        return str(self.facts.get("gpu", ""))
+
+    @property
+    def usable(self) -> bool:
+        """Whether its predictions may be used where something was seen; ``reasons`` says why not."""
+        return not self.reasons
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why it should not be used yet, one clause each; empty if it may."""
+        try:
+            return self._model().reasons
+        except NoCoefficientsError as error:
+            return (str(error),)
+
+    def coefficients(self, target: str = STEP_TIME) -> tuple[Coefficient, ...]:
+        """What predictions are made with, in the order they are published.
+
+        Raises:
+            NoCoefficientsError: nothing was learned about that target.
+        """
+        return computable_model(self.config_id, target, self._described.targets.get(target)).coefficients
+
+    def assuming(
+        self,
+        *,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        kv_tokens: int | None = None,
+    ) -> Config:
+        """The same with limits that its telemetry did not tell, or other ones."""
+        given = {
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "kv_tokens": kv_tokens,
+        }
+        known = {
+            name: int(checked(name, value, 2 if name == "max_num_batched_tokens" else 1, 1e12))
+            for name, value in given.items()
+            if value is not None
+        }
+        return Config(self._described, self.limits._replace(**known))
+
+    @overload
+    def step_time(
+        self, *, prefill_tokens: float = 0, requests: float, decode_context_tokens: float = 0
+    ) -> Prediction: ...
+    @overload
+    def step_time(
+        self,
+        *,
+        prefill_tokens: Sequence[float] | float = 0,
+        requests: Sequence[float],
+        decode_context_tokens: Sequence[float] | float = 0,
+    ) -> Predictions: ...
+    @overload
+    def step_time(
+        self,
+        *,
+        prefill_tokens: Sequence[float],
+        requests: float,
+        decode_context_tokens: Sequence[float] | float = 0,
+    ) -> Predictions: ...
+    @overload
+    def step_time(
+        self, *, prefill_tokens: float = 0, requests: float, decode_context_tokens: Sequence[float]
+    ) -> Predictions: ...
+    def step_time(
+        self,
+        *,
+        prefill_tokens: Sequence[float] | float = 0,
+        requests: Sequence[float] | float,
+        decode_context_tokens: Sequence[float] | float = 0,
+    ) -> Prediction | Predictions:
+        """Time of a step, or of many: a sequence for any of them gives a sequence.
+
+        Args:
+            prefill_tokens: prompt tokens computed in the step, without those found in the prefix cache.
+            requests: requests in the step, prefilling and decoding.
+            decode_context_tokens: for each request that decodes, its tokens computed before and those of this step.
+
+        Raises:
+            BadInputError: a number is negative, not finite or absurd; it names the parameter.
+            NoCoefficientsError: there is nothing to predict with.
+        """
+        steps = self._model()
+        for value in (prefill_tokens, requests, decode_context_tokens):
+            if hasattr(value, "__iter__") and not isinstance(value, (str, bytes)):
+                return steps.predict_many(prefill_tokens, requests, decode_context_tokens)
+        return steps.predict(prefill_tokens, requests, decode_context_tokens)
+
+    def request(
+        self, *, prompt_tokens: float, output_tokens: float, concurrency: float = 1, prefix_hit: float = 0.0
+    ) -> RequestEstimate:
+        """TTFT, ITL and E2E of equal requests when ``concurrency`` of them are in flight all the time.
+
+        Args:
+            prompt_tokens: mean length of the prompt, cached or not.
+            output_tokens: mean length of the answer.
+            concurrency: in flight, this one included; need not be whole.
+            prefix_hit: share of the prompt found in the prefix cache, 0 to 1.
+
+        Raises:
+            BadInputError, NoCoefficientsError: as :meth:`step_time`.
+        """
+        work = Workload.of(prompt_tokens, output_tokens, prefix_hit)
+        return self._closed_loop().estimate(work, concurrency)
+
+    def plan(
+        self,
+        *,
+        prompt_tokens: float,
+        output_tokens: float,
+        itl_ms: float | None = None,
+        ttft_ms: float | None = None,
+        rate: float | None = None,
+        prefix_hit: float = 0.0,
+        safe: bool = False,
+    ) -> Plan:
+        """The largest concurrency within the targets, and what limits it.
+
+        Args:
+            prompt_tokens: mean length of the prompt, cached or not.
+            output_tokens: mean length of the answer.
+            itl_ms: target for the mean time between tokens; None for no target.
+            ttft_ms: target for the mean time to the first token; None for no target.
+            rate: requests per second that should be served.
+            prefix_hit: share of the prompt found in the prefix cache, 0 to 1.
+            safe: hold the upper end of the band against the targets.
+
+        Raises:
+            BadInputError, NoCoefficientsError: as :meth:`step_time`.
+        """
+        work = Workload.of(prompt_tokens, output_tokens, prefix_hit)
+        return planned(self._closed_loop(), work, itl_ms, ttft_ms, rate, safe=safe)
+
+    def _model(self) -> StepModel:
+        if self._steps is None:
+            self._steps = StepModel(self._described, self.limits)
+        return self._steps
+
+    def _closed_loop(self) -> ClosedLoop:
+        if self._loop is None:
+            self._loop = ClosedLoop(self._model(), self._described.targets)
+        return self._loop
+
+
+class Snapshot:
+    """What was learned at one moment; see :func:`load`.
+
+    Attributes:
+        generation, created_unix_nano, tracefit_version: of the document.
+        configs: every configuration in it.
+    """
+
+    def __init__(self, document: Document, source: _Source) -> None:
+        self.generation = document.generation
+        self.created_unix_nano = document.created_unix_nano
+        self.tracefit_version = document.tracefit_version
+        self.configs: tuple[Config, ...] = tuple(map(Config, document.configs))
+        self._document = document
+        self._source = source
+
+    def __repr__(self) -> str:
+        return f"<tracefit.Snapshot generation {self.generation}, {len(self.configs)} configurations>"
+
+    def refresh(self) -> Snapshot:
+        """The newest one from where this came from; this very one if nothing is new (a URL is asked by ETag).
+
+        Raises:
+            LoadError: as :func:`load`; this snapshot stays good.
+        """
+        return self._source.load(self)
+
+    def config(self, config_id: str = "", *, model: str = "", gpu: str = "") -> Config:
+        """The only configuration that fits.
+
+        Args:
+            config_id: the whole, or the beginning.
+            model: a part of the name is enough, in any case of letters.
+            gpu: the same.
+
+        Raises:
+            NotFoundError: none fits, or several; it lists them.
+        """
+        fitting = [
+            each
+            for each in self.configs
+            if each.config_id.startswith(config_id)
+            and model.lower() in each.model.lower()
+            and gpu.lower() in each.gpu.lower()
+        ]
+        exact = [each for each in fitting if each.model == model] if model else []
+        fitting = exact or fitting
+        if len(fitting) == 1:
+            return fitting[0]
+        listed = ", ".join(f"{each.config_id} ({each.model or '?'} on {each.gpu or '?'})" for each in self.configs)
+        how = "several configurations fit" if fitting else "no configuration fits"
+        raise NotFoundError(f"{how}; the snapshot has {listed or 'none'}")
+
+    def diff(self, other: Snapshot) -> Diff:
+        """What changed from this one to ``other``; see :class:`Diff`."""
+        return compared(self._document, other._document)
+
+
+class _Source:
+    """Where a snapshot comes from, and what tells whether it is new."""
+
+    def __init__(self, source: str | bytes, token: str | None, timeout_s: float) -> None:
+        self._source = source
+        self._token = token
+        self._timeout_s = timeout_s
+        self._tag = ""
+
+    def load(self, current: Snapshot | None) -> Snapshot:
+        tag = self._tag if current is not None else ""
+        source = self._source
+        if isinstance(source, bytes):
+            if current is not None:
+                return current
+            return Snapshot(parse(source, "this"), self)
+        if is_url(source):
+            fetched = fetch(source, token=self._token, tag=tag, timeout_s=self._timeout_s)
+        else:
+            fetched = read_file(source, tag)
+        if fetched.data is None:
+            assert current is not None  # noqa: S101 - only a tag makes it None
+            return current
+        snapshot = Snapshot(parse(fetched.data, source), self)
+        self._tag = fetched.tag
+        return snapshot
+
+
+def load(source: str | bytes | os.PathLike[str], *, token: str | None = None, timeout_s: float = 10.0) -> Snapshot:
+    """A snapshot from a file, a URL or bytes.
+
+    Args:
+        source: a path, an http(s) URL (``http://host:9464`` means its ``/snapshot``), or the document itself.
+        token: sent as a bearer token, to that host only.
+        timeout_s: for the whole answer of a URL.
+
+    Raises:
+        LoadError: one sentence: not there, too slow, too big, a page for people, another schema, …
+    """
+    checked("timeout_s", timeout_s, 1e-3, 3600.0)
+    if token is not None and not (token.isascii() and token.isprintable()):
+        raise LoadError("the token has characters that no header can hold")
+    if isinstance(source, (bytes, bytearray)):
+        if len(source) > BYTES_MAX:
+            raise LoadError(f"this is larger than {BYTES_MAX >> 20} MiB, which no snapshot is")
+        return _Source(bytes(source), token, timeout_s).load(None)
+    return _Source(os.fspath(source), token, timeout_s).load(None)
+
+
+def _limits(described: Described) -> Limits:
+    """From the facts, where they are whole and positive."""
+
+    def fact(name: str) -> int | None:
+        value = described.facts.get(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+    blocks, block_size = fact("num_gpu_blocks"), fact("block_size")
+    budget = fact("max_num_batched_tokens")
+    return Limits(
+        fact("max_num_seqs"),
+        budget if budget is not None and budget > 1 else None,
+        blocks * block_size if blocks and block_size else None,
+    )

@@ -1,0 +1,251 @@
+"""The snapshot document, checked and typed: the only module that touches JSON.
+
+Accepted: schema ``tracefit.snapshot/1`` and its minors (``/1.4``), whose unknown keys pass. What a prediction needs is
+checked here, once, with the place of what is wrong; everything else is left as it was sent. No number that is not
+finite gets through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from .faults import FINITE_MAX, LoadError
+
+SCHEMA = "tracefit.snapshot/1"
+Ratios = tuple[float, float]
+Object = Mapping[str, Any]
+
+
+class Coefficient(NamedTuple):
+    """One coefficient: ``value`` per ``unit``, its standard error, and the mean of its feature (None: not known)."""
+
+    name: str
+    unit: str
+    value: float
+    stderr: float | None
+    status: str
+    mean: float | None
+
+
+class Model(NamedTuple):
+    """Coefficients learned on one feature set; errors are ratios, None before anything was predicted."""
+
+    name: str
+    coefficients: tuple[Coefficient, ...]
+    rows: int
+    mape: float | None
+    median_ape: float | None
+
+
+class Interval(NamedTuple):
+    """P10 and P90 of observed ÷ predicted: over all, and by stratum."""
+
+    pooled: Ratios
+    strata: Mapping[str, Ratios]
+
+
+class Seen(NamedTuple):
+    """Lowest and highest value of each feature per step, and the names of the visited cells (empty: not known)."""
+
+    features: Mapping[str, Ratios]
+    cells: frozenset[str]
+
+
+class Target(NamedTuple):
+    """Everything known about one kind of time.
+
+    ``factors`` are the shape factors by cell name; ``mean_factor`` is mean ÷ robust fit.
+    """
+
+    name: str
+    champion: str
+    models: Mapping[str, Model]
+    interval: Interval | None
+    factors: Mapping[str, float]
+    seen: Seen | None
+    mean_us: float | None
+    mean_factor: float
+
+
+class Described(NamedTuple):
+    """One configuration as published."""
+
+    config_id: str
+    facts: Mapping[str, str | int | float | bool]
+    telemetry: str
+    engines: int
+    quarantined: str
+    targets: Mapping[str, Target]
+
+
+class Document(NamedTuple):
+    """The whole snapshot as published."""
+
+    generation: int
+    created_unix_nano: int
+    tracefit_version: str
+    configs: tuple[Described, ...]
+
+
+def parse(data: bytes, where: str) -> Document:
+    """Read a snapshot.
+
+    Raises:
+        LoadError: one sentence that begins with ``where``.
+    """
+    if data[:256].lstrip().lower().startswith((b"<!doctype", b"<html")):
+        raise LoadError(f"{where} is a page for people, not a snapshot")
+    import json  # noqa: PLC0415 - a tenth of the time to import this package
+
+    try:
+        tree = json.loads(data)
+    except (ValueError, RecursionError):
+        raise LoadError(f"{where} is not a snapshot: it is not JSON") from None
+    if not isinstance(tree, dict) or not isinstance(schema := tree.get("schema", SCHEMA), str) or "configs" not in tree:
+        raise LoadError(f"{where} is JSON, but not a snapshot of tracefit")
+    if schema != SCHEMA and not schema.startswith(SCHEMA + "."):
+        raise LoadError(f"{where} has schema {schema[:64]!r}; this client reads {SCHEMA} and its minors")
+    try:
+        return Document(
+            _whole(tree, "generation"),
+            _whole(tree, "created_unix_nano"),
+            str(tree.get("tracefit_version", "")),
+            tuple(_config(each) for each in _list(tree["configs"], "configs")),
+        )
+    except _Wrong as error:
+        raise LoadError(f"{where} is not a snapshot: {error}") from None
+
+
+class _Wrong(Exception):
+    """Where the document is not what it should be."""
+
+
+def _config(tree: Any) -> Described:
+    tree = _object(tree, "configs")
+    config_id = str(tree.get("config_id", ""))
+    facts = _object(tree.get("config", {}), f"{config_id}.config")
+    return Described(
+        config_id,
+        {key: value for key, value in facts.items() if isinstance(value, (str, int, float, bool))},
+        str(tree.get("telemetry", "")),
+        len(_list(tree.get("engines", []), f"{config_id}.engines")),
+        str(tree.get("quarantined", "")),
+        {
+            name: _target(name, each, f"{config_id}.{name}")
+            for name, each in _object(tree.get("targets", {}), f"{config_id}.targets").items()
+        },
+    )
+
+
+def _target(name: str, tree: Any, where: str) -> Target:
+    tree = _object(tree, where)
+    models = _object(tree.get("models", {}), f"{where}.models")
+    factor = _maybe(tree, "mean_factor", where)
+    return Target(
+        name,
+        str(tree.get("champion", "")),
+        {key: _model(key, each, f"{where}.{key}") for key, each in models.items()},
+        _interval(tree.get("interval"), f"{where}.interval"),
+        {
+            cell: _positive(_object(each, where), "factor", f"{where}.shape_factors.{cell}")
+            for cell, each in _object(tree.get("shape_factors") or {}, f"{where}.shape_factors").items()
+        },
+        _seen(tree.get("seen"), f"{where}.seen"),
+        _maybe(tree, "mean_us", where),
+        1.0 if factor is None else factor,
+    )
+
+
+def _model(name: str, tree: Any, where: str) -> Model:
+    tree = _object(tree, where)
+    error = _object(tree.get("prediction_error") or tree.get("error") or {}, f"{where}.error")
+    return Model(
+        name,
+        tuple(_coefficient(each, where) for each in _list(tree.get("features", []), f"{where}.features")),
+        _whole(tree, "rows"),
+        _maybe(error, "mape", where),
+        _maybe(error, "median_ape", where),
+    )
+
+
+def _coefficient(tree: Any, where: str) -> Coefficient:
+    tree = _object(tree, f"{where}.features")
+    name = str(tree.get("name", ""))
+    return Coefficient(
+        name,
+        str(tree.get("unit", "")),
+        _number(tree.get("coefficient"), f"{where}.{name}"),
+        _maybe(tree, "stderr", f"{where}.{name}"),
+        str(tree.get("status", "")),
+        _maybe(tree, "mean", f"{where}.{name}"),
+    )
+
+
+def _interval(tree: Any, where: str) -> Interval | None:
+    if tree is None:
+        return None
+    tree = _object(tree, where)
+    strata = {}
+    for name, ratios in _object(tree.get("strata") or {}, where).items():
+        p10, _, p90 = _numbers(ratios, 3, f"{where}.{name}")
+        strata[name] = (p10, p90)
+    return Interval((_number(tree.get("p10"), where), _number(tree.get("p90"), where)), strata)
+
+
+def _seen(tree: Any, where: str) -> Seen | None:
+    if tree is None:
+        return None
+    tree = _object(tree, where)
+    features = {}
+    for name, bounds in _object(tree.get("features") or {}, where).items():
+        lowest, highest = _numbers(bounds, 2, f"{where}.{name}")
+        features[name] = (lowest, highest)
+    return Seen(features, frozenset(str(each) for each in _list(tree.get("cells") or [], where)))
+
+
+# ------------------------------------------------------------------- the checks
+
+
+def _object(tree: Any, where: str) -> Object:
+    if not isinstance(tree, dict):
+        raise _Wrong(f"{where}: expected an object")
+    return tree
+
+
+def _list(tree: Any, where: str) -> list[Any]:
+    if not isinstance(tree, list):
+        raise _Wrong(f"{where}: expected a list")
+    return tree
+
+
+def _number(value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < FINITE_MAX:
+        raise _Wrong(f"{where}: expected a finite number")
+    return float(value)
+
+
+def _numbers(tree: Any, length: int, where: str) -> list[float]:
+    values = [_number(each, where) for each in _list(tree, where)]
+    if len(values) != length:
+        raise _Wrong(f"{where}: expected {length} numbers")
+    return values
+
+
+def _positive(tree: Object, key: str, where: str) -> float:
+    value = _number(tree.get(key), where)
+    if value <= 0.0:
+        raise _Wrong(f"{where}: expected a positive number")
+    return value
+
+
+def _maybe(tree: Object, key: str, where: str) -> float | None:
+    value = tree.get(key)
+    return None if value is None else _number(value, f"{where}.{key}")
+
+
+def _whole(tree: Object, key: str) -> int:
+    value = tree.get(key, 0)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _Wrong(f"{key}: expected a whole number")
+    return value

@@ -1,0 +1,56 @@
+"""What goes wrong, one sentence each, and the check of every number that a caller hands in."""
+
+from __future__ import annotations
+
+TOKENS_MAX = 1e9
+"""More tokens than this in one step or request is a mistake, not a question."""
+
+FINITE_MAX = 1e300
+"""No number of a snapshot or of a caller is larger."""
+
+REQUESTS_MAX = 1e6
+"""The same for requests."""
+
+
+class TracefitError(Exception):
+    """Everything this package raises on purpose; its text is one sentence for the user."""
+
+
+class LoadError(TracefitError):
+    """The snapshot cannot be had: no file, no answer, too slow, too big, or not a snapshot."""
+
+
+class NotFoundError(TracefitError):
+    """No configuration of the snapshot, or more than one, is what was asked for."""
+
+
+class NoCoefficientsError(TracefitError):
+    """The configuration has nothing to predict with; the text says which and why."""
+
+
+class BadInputError(TracefitError, ValueError):
+    """A number that makes no sense; ``parameter`` names it."""
+
+    def __init__(self, parameter: str, problem: str) -> None:
+        super().__init__(f"{parameter}: {problem}")
+        self.parameter = parameter
+
+
+def checked(parameter: str, value: object, low: float, high: float) -> float:
+    """The number itself, if it lies between the bounds.
+
+    Raises:
+        BadInputError: it is no number, not finite, or outside.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        try:  # the scalars of numpy and decimal are numbers too
+            number = float(value) if hasattr(value, "__float__") and not isinstance(value, bool) else None
+        except (TypeError, ValueError):
+            number = None
+        if number is None:
+            raise BadInputError(parameter, f"expected a number, got {type(value).__name__}")
+        value = number
+    if not low <= value <= high:  # false for NaN too
+        got = f", got {float(value):g}" if not abs(value) > FINITE_MAX else ""
+        raise BadInputError(parameter, f"expected {low:g} to {high:g}{got}")
+    return value

@@ -1,0 +1,326 @@
+"""What a step costs: coefficients times work, times the factor of the step's shape, with a band.
+
+    us   = (b0 + bP P + bC C + bn n) · F(cell)         P prefill tokens, C tokens of decode context, n requests
+    low  = us · p10(stratum) - 1.28 s                  high = us · p90(stratum) + 1.28 s
+    s    = F sqrt(sum_j (x_j stderr_j)^2) outside of what was seen, 0 inside
+
+Microseconds. p10 and p90 are measured: eighty per cent of the steps of that stratum fell between them, so inside of
+what was seen nothing has to be added. Outside, the errors of the coefficients count as well; their covariance is not
+published, so they are added as if independent, which is more than the truth where two columns stand in for each other.
+
+``portable`` is used, the set that every consumer can compute. A cell without a factor has F = 1; a stratum without an
+interval has the pooled one. Guards: ``low <= us <= high``, and ``low >= 0``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple, cast, overload
+
+from .document import Described, Model, Target
+from .faults import REQUESTS_MAX, TOKENS_MAX, BadInputError, NoCoefficientsError, checked
+from .shapes import TOKEN_CLASSES, cell_of_class, stratum_name, stratum_of_cell, token_class
+
+STEP_TIME = "step_time"
+FEATURES = ("intercept", "prefill_tokens", "decode_context_tokens", "requests")
+_NORMAL_P90 = 1.2816
+_STRIDE = 64  # > TOKEN_CLASSES
+_CLASSES_END = 8192
+_ROWS_MIN = 256
+_MEDIAN_APE_MAX = 0.25
+_SHAPE_ENTRIES_MAX = 65536
+
+
+class Prediction(NamedTuple):
+    """Time of one step in microseconds, with the band that eight of ten fall into.
+
+    ``extrapolated`` names what lies outside of what was learned from: a feature, ``shape`` (no such batch was seen) or
+    a limit of the engine. ``usable``: the coefficients carry this answer.
+    """
+
+    us: float
+    low: float
+    high: float
+    extrapolated: tuple[str, ...]
+    usable: bool
+
+
+class Predictions(Sequence[Prediction]):
+    """Many of them by column; one of them is made when it is asked for."""
+
+    __slots__ = ("_model", "_work", "high", "low", "us")
+
+    def __init__(
+        self, model: StepModel, work: tuple[Sequence[float], ...], us: list[float], low: list[float], high: list[float]
+    ) -> None:
+        self._model = model
+        self._work = work
+        self.us = us
+        self.low = low
+        self.high = high
+
+    def __len__(self) -> int:
+        return len(self.us)
+
+    @overload
+    def __getitem__(self, index: int) -> Prediction: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Prediction]: ...
+    def __getitem__(self, index: int | slice) -> Prediction | Sequence[Prediction]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        prefill, requests, context = (column[index] for column in self._work)
+        return self._model.predict(prefill, requests, context)
+
+    @property
+    def extrapolated(self) -> list[tuple[str, ...]]:
+        """What lies outside of what was seen, per step."""
+        return [self._model.outside(*step) for step in zip(*self._work, strict=True)]
+
+
+class Limits(NamedTuple):
+    """What the engine can hold and do in one step; None: nobody said."""
+
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    kv_tokens: int | None = None
+
+
+class StepModel:
+    """Step times of one configuration.
+
+    Raises:
+        NoCoefficientsError: there is nothing that this client can predict with.
+    """
+
+    __slots__ = (
+        "_classes",
+        "_interval",
+        "_shapes",
+        "_strata",
+        "coefficients",
+        "limits",
+        "mean_factor",
+        "model",
+        "reasons",
+        "target",
+    )
+
+    def __init__(self, config: Described, limits: Limits) -> None:
+        if config.quarantined:
+            raise NoCoefficientsError(f"configuration {config.config_id} is quarantined: {config.quarantined}")
+        target = config.targets.get(STEP_TIME)
+        self.model = computable_model(config.config_id, STEP_TIME, target)
+        assert target is not None  # noqa: S101 - computable_model raised
+        self.target = target
+        self.limits = limits
+        by_name = {each.name: each for each in self.model.coefficients}
+        values = [by_name[name].value if name in by_name else 0.0 for name in FEATURES]
+        self.coefficients: tuple[float, float, float, float] = (values[0], values[1], values[2], values[3])
+        self.mean_factor = min(max(target.mean_factor, 0.5), 2.0)
+        self._interval = target.interval
+        seen = target.seen
+        self._strata = (
+            frozenset(map(stratum_of_cell, seen.cells))
+            if seen and seen.cells
+            else frozenset(target.interval.strata if target.interval else ())
+        )
+        self.reasons = _doubts(self.model)
+        self._shapes = _Shapes(self)
+        self._classes = _classes_table()
+
+    # ---------------------------------------------------------------- one step
+
+    def predict(self, prefill_tokens: object, requests: object, decode_context_tokens: object) -> Prediction:
+        """One step, from numbers nobody has looked at yet."""
+        prefill = checked("prefill_tokens", prefill_tokens, 0.0, TOKENS_MAX)
+        batch = checked("requests", requests, 0.0, REQUESTS_MAX)
+        context = checked("decode_context_tokens", decode_context_tokens, 0.0, TOKENS_MAX)
+        us, low, high = self.band(prefill, batch, context)
+        outside = self.outside(prefill, batch, context)
+        if outside:
+            spread_us = self.spread_us(prefill, batch, context)
+            low, high = max(0.0, low - spread_us), high + spread_us
+        return Prediction(us, low, high, outside, self.usable(outside, prefill, batch, context))
+
+    def band(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> tuple[float, float, float]:
+        """us, low and high of one step inside of what was seen; the numbers are trusted."""
+        b0, b_prefill, b_context, b_requests = self.coefficients
+        factor, p10, p90 = self._shapes[_STRIDE * round(requests) + token_class(prefill_tokens)]
+        us = (b0 + b_prefill * prefill_tokens + b_context * decode_context_tokens + b_requests * requests) * factor
+        return us, us * p10, us * p90
+
+    def mean_us(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> float:
+        """The middle of the band alone."""
+        return self.band(prefill_tokens, requests, decode_context_tokens)[0]
+
+    def outside(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> tuple[str, ...]:
+        """Names of what was never seen like that."""
+        names = []
+        seen, limits = self.target.seen, self.limits
+        if seen is not None:
+            for name, value in zip(FEATURES[1:], (prefill_tokens, decode_context_tokens, requests), strict=True):
+                bounds = seen.features.get(name)
+                if bounds is not None and not bounds[0] <= value <= bounds[1]:
+                    names.append(name)
+        if self._strata and stratum_name(prefill_tokens, requests) not in self._strata:
+            names.append("shape")
+        if limits.max_num_seqs is not None and requests > limits.max_num_seqs:
+            names.append("max_num_seqs")
+        if limits.max_num_batched_tokens is not None and prefill_tokens > limits.max_num_batched_tokens:
+            names.append("max_num_batched_tokens")
+        return tuple(names)
+
+    def spread_us(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> float:
+        """1.28 standard errors of the sum, as if the coefficients' errors were independent."""
+        work = dict(zip(FEATURES, (1.0, prefill_tokens, decode_context_tokens, requests), strict=True))
+        variance = sum((work[c.name] * (c.stderr or 0.0)) ** 2 for c in self.model.coefficients)
+        factor = self._shapes[_STRIDE * round(requests) + token_class(prefill_tokens)][0]
+        return _NORMAL_P90 * factor * math.sqrt(variance)
+
+    def usable(self, outside: Collection[str], prefill: float, requests: float, context: float) -> bool:
+        """Inside of what was seen the sum carries; outside every term that makes up a tenth must be identified."""
+        if self.reasons or not outside:
+            return not self.reasons
+        work = (1.0, prefill, context, requests)
+        terms = {name: b * x for name, b, x in zip(FEATURES, self.coefficients, work, strict=True)}
+        least = 0.1 * sum(terms.values())
+        return all(c.status == "identified" or terms[c.name] < least for c in self.model.coefficients)
+
+    # ---------------------------------------------------------------- many steps
+
+    def predict_many(self, prefill_tokens: object, requests: object, decode_context_tokens: object) -> Predictions:
+        """Columns of steps; a plain number stands for a whole column."""
+        prefill, batch, context = _columns(
+            (prefill_tokens, requests, decode_context_tokens),
+            ("prefill_tokens", "requests", "decode_context_tokens"),
+        )
+        b0, b_prefill, b_context, b_requests = self.coefficients
+        shapes, classes = self._shapes, self._classes
+        whole = isinstance(sum(batch), int) and isinstance(sum(prefill), int)  # one float makes the sum a float
+        if whole and (not prefill or max(prefill) < _CLASSES_END):
+            pairs = cast("Iterable[tuple[int, int]]", zip(batch, prefill, strict=True))
+            keys = [shapes[_STRIDE * n + classes[p]] for n, p in pairs]
+        else:
+            keys = [shapes[_STRIDE * round(n) + token_class(p)] for n, p in zip(batch, prefill, strict=True)]
+        us = [
+            (b0 + b_prefill * p + b_context * c + b_requests * n) * shape[0]
+            for p, n, c, shape in zip(prefill, batch, context, keys, strict=True)
+        ]
+        low = [each * shape[1] for each, shape in zip(us, keys, strict=True)]
+        high = [each * shape[2] for each, shape in zip(us, keys, strict=True)]
+        return Predictions(self, (prefill, batch, context), us, low, high)
+
+
+class _Shapes(dict[int, tuple[float, float, float]]):
+    """Factor, p10 and p90 by requests · 64 + class of prefill tokens; looked up by name once, bounded."""
+
+    __slots__ = ("_factors", "_pooled", "_strata")
+
+    def __init__(self, model: StepModel) -> None:
+        super().__init__()
+        interval = model.target.interval
+        self._factors = model.target.factors
+        self._pooled = (1.0, 1.0) if interval is None else interval.pooled
+        self._strata = {} if interval is None else interval.strata
+
+    def __missing__(self, key: int) -> tuple[float, float, float]:
+        requests, tokens_class = divmod(key, _STRIDE)
+        p10, p90 = self._strata.get(stratum_name(tokens_class, requests), self._pooled)
+        factor = self._factors.get(cell_of_class(tokens_class, requests), 1.0)
+        if len(self) >= _SHAPE_ENTRIES_MAX:
+            self.clear()
+        self[key] = found = (factor, min(p10, 1.0), max(p90, 1.0))
+        return found
+
+
+def computable_model(config_id: str, name: str, target: Target | None) -> Model:
+    """``portable``, else the champion if its features are those of a step; the reason why not."""
+    if target is None:
+        raise NoCoefficientsError(f"configuration {config_id} has learned nothing about {name} yet")
+    for key in ("portable", target.champion):
+        model = target.models.get(key)
+        if model is not None and model.coefficients and all(c.name in FEATURES for c in model.coefficients):
+            return model
+    listed = ", ".join(sorted(key for key, model in target.models.items() if model.coefficients))
+    raise NoCoefficientsError(
+        f"configuration {config_id} publishes no coefficients of {name} that can be computed from prefill tokens, "
+        f"requests and context" + (f" (only {listed})" if listed else "")
+    )
+
+
+def _doubts(model: Model) -> tuple[str, ...]:
+    """Why these coefficients should not be bet on; empty if they may."""
+    doubts = []
+    if all(each.status == "prior_only" for each in model.coefficients):
+        doubts.append("every coefficient is a donor's or a data sheet's")
+    elif model.rows < _ROWS_MIN:
+        doubts.append(f"learned from {model.rows} rows, fewer than {_ROWS_MIN}")
+    if model.median_ape is not None and model.median_ape > _MEDIAN_APE_MAX:
+        doubts.append(f"half of its predictions are off by more than {model.median_ape:.0%}")
+    if sum(abs(each.value) for each in model.coefficients) <= 0.0:
+        doubts.append("every coefficient is zero")
+    return tuple(doubts)
+
+
+def _classes_table() -> bytes:
+    """Class of every number of prefill tokens below 8192; classes are ranges, so made range by range."""
+    if not _CLASSES:
+        start = 0
+        while start < _CLASSES_END:
+            this = token_class(start)
+            stop = next(t for t in _edges(start) if token_class(t) != this)
+            _CLASSES.extend(bytes([this]) * (min(stop, _CLASSES_END) - start))
+            start = stop
+    return bytes(_CLASSES)
+
+
+_CLASSES = bytearray()
+
+
+def _edges(start: int) -> Iterable[int]:
+    yield start + 1
+    for tokens_class in range(1, TOKEN_CLASSES + 1):
+        edge = math.ceil(2 ** (tokens_class / 2))
+        if edge > start:
+            yield from (edge - 1, edge, edge + 1)
+
+
+def _columns(values: tuple[object, ...], names: tuple[str, ...]) -> list[Sequence[float]]:
+    """Columns of one length, checked as a whole."""
+    lists: list[list[float] | tuple[float, ...] | None] = []
+    for name, value in zip(names, values, strict=True):
+        if isinstance(value, (list, tuple)):
+            lists.append(value)
+        elif hasattr(value, "tolist"):  # numpy, array, pandas
+            listed = value.tolist()
+            lists.append(listed if isinstance(listed, list) else None)
+        elif isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
+            lists.append(list(value))
+        else:
+            checked(name, value, 0.0, TOKENS_MAX)
+            lists.append(None)
+    lengths = {len(column) for column in lists if column is not None}
+    if len(lengths) != 1:
+        raise BadInputError(" and ".join(names), f"columns of different lengths: {sorted(lengths)}")
+    length = lengths.pop()
+    columns: list[Sequence[float]] = [
+        [cast("float", value)] * length if column is None else column
+        for column, value in zip(lists, values, strict=True)
+    ]
+    for name, column in zip(names, columns, strict=True):
+        _check_column(name, column, REQUESTS_MAX if name == "requests" else TOKENS_MAX)
+    return columns
+
+
+def _check_column(name: str, column: Sequence[float], highest: float) -> None:
+    try:
+        total = sum(column)
+        good = not column or (min(column) >= 0 and max(column) <= highest and math.isfinite(total))
+    except TypeError:
+        good = False
+    if not good:
+        for index, value in enumerate(column):
+            checked(f"{name}[{index}]", value, 0.0, highest)
+        raise BadInputError(name, "expected numbers")

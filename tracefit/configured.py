@@ -10,7 +10,7 @@ from .capacity import Plan
 from .capacity import plan as planned
 from .changes import Diff, compared
 from .closed_loop import ClosedLoop, RequestEstimate, Workload
-from .document import Coefficient, Described, Document, parse
+from .document import Coefficient, Described, Document, Target, parse
 from .faults import LoadError, NoCoefficientsError, NotFoundError, checked
 from .fetching import BYTES_MAX, fetch, is_url, read_file
 from .step_model import STEP_TIME, Limits, Prediction, Predictions, StepModel, computable_model
@@ -23,12 +23,17 @@ class Config:
         config_id: its name in metrics and files.
         facts: what is known of it: model, gpu, tensor_parallel_size, …
         limits: what the engine can hold and do, as far as ``facts`` tell; see :meth:`assuming`.
+        targets: everything published about each kind of time, ``step_time`` above all.
+        engines: how many share these coefficients; ``telemetry``: how good their signals are.
     """
 
     def __init__(self, described: Described, limits: Limits | None = None) -> None:
         self.config_id = described.config_id
         self.facts: Mapping[str, str | int | float | bool] = described.facts
         self.limits = _limits(described) if limits is None else limits
+        self.targets: Mapping[str, Target] = described.targets
+        self.engines = described.engines
+        self.telemetry = described.telemetry
         self._described = described
         self._steps: StepModel | None = None
         self._loop: ClosedLoop | None = None

@@ -16,6 +16,8 @@ With prefill, by the octave of n (at most 11) and the half octave of P, k = floo
 
     prefill:LOW-HIGH:TLOW-THIGH                       TLOW = ceil(2^(k/2)), THIGH = ceil(2^((k+1)/2)) - 1
 
+k = 1 holds no whole number, only means of several steps; its THIGH is below its TLOW, and it is named 1.5.
+
 The first class of several octaves (n beyond 512) begins at 559; 505 to 558 are one cell and it is named 505-558. The
 last class of each kind has no end and is named LOW+. ``decode:0`` is a step without requests.
 """
@@ -89,7 +91,9 @@ def _octave_name(kind: str, octave: int) -> str:
 @lru_cache(maxsize=512)
 def _prefill_cell(octave: int, half: int) -> str:
     low, high = _ceil_power(half, 2), _ceil_power(half + 1, 2) - 1
-    tokens = f"{low}+" if half == _HALF_OCTAVE_MAX else (f"{low}" if low >= high else f"{low}-{high}")
+    tokens = f"{low}+" if half == _HALF_OCTAVE_MAX else f"{low}-{high}"
+    if low >= high:
+        tokens = f"{low}" if low == high else "1.5"
     first, last = 2**octave, 2 ** (octave + 1) - 1
     requests = f"{first}+" if octave == _CELL_OCTAVE_MAX else (f"{first}" if first == last else f"{first}-{last}")
     return f"prefill:{requests}:{tokens}"

@@ -1,0 +1,96 @@
+"""``tracefit predict``: what one step costs, or what requests see at a load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from collector.runtime import EXIT_FAILED, EXIT_OK
+from tracefit import Config, Prediction, RequestEstimate, Snapshot, TracefitError
+
+from .answers import Say, as_json, caveats, chosen, headline, with_band
+
+_NO_FACTOR = 1e-9
+
+
+class Step(NamedTuple):
+    """A step to be predicted."""
+
+    prefill_tokens: float
+    requests: float
+    decode_context_tokens: float
+
+
+class Load(NamedTuple):
+    """Requests in flight to be predicted."""
+
+    prompt_tokens: float
+    output_tokens: float
+    concurrency: float
+    prefix_hit: float = 0.0
+
+
+def predict(
+    snapshot: Snapshot, question: Step | Load, *, config_id: str | None, in_json: bool, say: Say, note: Say
+) -> int:
+    """Print the answer; failed without coefficients that may be used, and for a number that makes no sense."""
+    try:
+        config = chosen(snapshot, config_id)
+        if isinstance(question, Step):
+            answer: Prediction | RequestEstimate = config.step_time(**question._asdict())
+        else:
+            answer = config.request(**question._asdict())
+    except TracefitError as error:
+        note(f"error: {error}")
+        return EXIT_FAILED
+    if in_json:
+        say(as_json({"config_id": config.config_id, "asked": question._asdict(), **answer_tree(answer)}))
+    else:
+        say(headline(config))
+        for line in _step_lines(config, question, answer) if isinstance(question, Step) else load_lines(answer):
+            say(f"  {line}")
+    for caveat in caveats(config, answer.extrapolated):
+        note(caveat)
+    return EXIT_OK if config.usable else EXIT_FAILED
+
+
+def answer_tree(answer: Prediction | RequestEstimate) -> dict[str, object]:
+    """For JSON."""
+    tree: dict[str, object] = answer._asdict()
+    for key, value in tree.items():
+        if hasattr(value, "_asdict"):
+            tree[key] = value._asdict()
+    return tree
+
+
+def _step_lines(config: Config, step: Step, answer: Prediction | RequestEstimate) -> Iterator[str]:
+    assert isinstance(answer, Prediction)  # noqa: S101 - a step was asked for
+    yield f"step      {_work(step)}"
+    yield f"takes     {with_band(answer)}"
+    work = {"intercept": 1.0, **step._asdict()}
+    terms = {each.name: each.value * work[each.name] for each in config.coefficients()}
+    total = sum(terms.values())
+    if total > 0.0:
+        factor = answer.us / total
+        shares = ", ".join(f"{name} {value / total:.0%}" for name, value in terms.items())
+        yield f"of which  {shares}" + (f"; times {factor:.3f} for this shape" if abs(factor - 1.0) > _NO_FACTOR else "")
+
+
+def _work(step: Step) -> str:
+    return (
+        f"{step.prefill_tokens:,.0f} prefill tokens, {step.requests:,.3g} requests, "
+        f"{step.decode_context_tokens:,.0f} tokens of decode context"
+    )
+
+
+def load_lines(answer: Prediction | RequestEstimate) -> Iterator[str]:
+    """What requests see, as `plan` prints it too."""
+    assert isinstance(answer, RequestEstimate)  # noqa: S101 - a load was asked for
+    waiting = f", {answer.concurrency - answer.running:.3g} wait" if answer.concurrency > answer.running else ""
+    yield f"in flight {answer.concurrency:.4g} requests ({answer.running:.4g} run{waiting})"
+    yield f"TTFT      {with_band(answer.ttft)}"
+    yield f"ITL       {with_band(answer.itl)}"
+    yield f"E2E       {with_band(answer.e2e)}"
+    yield f"rate      {answer.requests_per_s:.3g} requests/s, {answer.output_tokens_per_s:,.0f} output tokens/s"
+    if answer.prefill_bound:
+        yield "limit     prefills fill every step: more requests only wait longer"

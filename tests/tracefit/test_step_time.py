@@ -1,0 +1,176 @@
+"""A step: coefficients times work times factor, with a band, and the truth about what was never seen."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tracefit
+from tests.tracefit.example_snapshot import encoded, tree
+
+CONFIG = tracefit.load(encoded()).config()
+
+tokens = st.one_of(st.integers(0, 20_000), st.floats(0, 1e6, allow_nan=False))
+requests = st.one_of(st.integers(0, 600), st.floats(0, 1e4, allow_nan=False))
+steps = st.tuples(tokens, requests, st.one_of(st.integers(0, 10**7), st.floats(0, 1e8)))
+
+
+def changed(edit):
+    """The example after an edit of its step_time."""
+    bent = tree()
+    edit(bent["configs"][0]["targets"]["step_time"])
+    return tracefit.load(encoded(bent)).config()
+
+
+def test_it_is_the_sum_of_the_terms_times_the_factor_of_the_shape():
+    plain = 7_900 + 42 * 512 + 0.11 * 30_000 + 95 * 20
+    step = CONFIG.step_time(prefill_tokens=512, requests=20, decode_context_tokens=30_000)
+    assert step.us == pytest.approx(1.03 * plain, rel=1e-12)
+    assert (step.low, step.high) == pytest.approx((0.95 * step.us, 1.07 * step.us))
+
+
+def test_without_factors_seen_and_interval_the_line_remains():
+    def bare(target):
+        for key in ("shape_factors", "seen", "interval"):
+            del target[key]
+
+    step = changed(bare).step_time(prefill_tokens=512, requests=20)
+    assert step.us == step.low == step.high == 7_900 + 42 * 512 + 95 * 20
+    assert step.extrapolated == ()
+
+
+@given(steps)
+def test_the_band_holds_the_prediction(step):
+    answer = CONFIG.step_time(prefill_tokens=step[0], requests=step[1], decode_context_tokens=step[2])
+    assert 0 <= answer.low <= answer.us <= answer.high
+    assert math.isfinite(answer.high)
+
+
+@given(st.lists(steps, max_size=40))
+@settings(max_examples=50)
+def test_columns_say_the_same_as_one_by_one(listed):
+    columns = list(zip(*listed, strict=True)) or [(), (), ()]
+    many = CONFIG.step_time(prefill_tokens=columns[0], requests=columns[1], decode_context_tokens=columns[2])
+    one_by_one = [
+        CONFIG.step_time(prefill_tokens=p, requests=n, decode_context_tokens=c) for p, n, c in listed
+    ]
+    assert list(many) == one_by_one
+    assert many.us == [each.us for each in one_by_one]
+    assert many.extrapolated == [each.extrapolated for each in one_by_one]
+
+
+@given(steps, st.floats(0, 1e5))
+def test_more_context_is_never_faster(step, more):
+    base = dict(prefill_tokens=step[0], requests=step[1])
+    few, many = (CONFIG.step_time(decode_context_tokens=step[2] + extra, **base).us for extra in (0, more))
+    assert many >= few
+
+
+def test_a_number_stands_for_a_whole_column():
+    many = CONFIG.step_time(prefill_tokens=0, requests=[1, 8], decode_context_tokens=100)
+    assert many[1] == CONFIG.step_time(requests=8, decode_context_tokens=100)
+    assert len(many[0:2]) == len(many) == 2
+
+
+def test_arrays_are_columns():
+    numpy = pytest.importorskip("numpy")
+    many = CONFIG.step_time(requests=numpy.array([1, 8]), decode_context_tokens=numpy.array([5.0, 6.0]))
+    assert many.us[1] == CONFIG.step_time(requests=8, decode_context_tokens=6.0).us
+    assert CONFIG.step_time(requests=numpy.int64(8)).us == CONFIG.step_time(requests=8).us
+
+
+def test_what_was_never_seen_is_named_and_its_band_is_wider():
+    inside = CONFIG.step_time(requests=40, decode_context_tokens=150_000)
+    outside = CONFIG.step_time(requests=40, decode_context_tokens=400_000)
+    assert inside.extrapolated == ()
+    assert outside.extrapolated == ("decode_context_tokens",)
+    assert outside.high / outside.us > inside.high / inside.us
+    assert outside.usable
+
+
+def test_outside_a_weak_coefficient_does_not_carry():
+    config = changed(lambda t: t["models"]["portable"]["features"][2].update(status="weak"))
+    assert config.step_time(requests=40, decode_context_tokens=150_000).usable
+    assert not config.step_time(requests=40, decode_context_tokens=400_000).usable
+
+
+def test_beyond_the_engine_itself_is_named():
+    assert "max_num_seqs" in CONFIG.step_time(requests=129).extrapolated
+    assert "max_num_batched_tokens" in CONFIG.step_time(prefill_tokens=9000, requests=2).extrapolated
+
+
+def test_the_evidence_of_a_snapshot_without_seen_is_its_strata():
+    config = changed(lambda t: t.pop("seen"))
+    assert config.step_time(requests=9).extrapolated == ()
+    assert config.step_time(requests=40).extrapolated == ("shape",)
+
+
+@pytest.mark.parametrize(
+    ("edit", "why"),
+    [
+        (lambda t: t["models"]["portable"].update(rows=100), "100 rows"),
+        (lambda t: t["models"]["portable"]["error"].update(median_ape=0.4), "40%"),
+        (lambda t: [f.update(status="prior_only") for f in t["models"]["portable"]["features"]], "donor"),
+        (lambda t: [f.update(coefficient=0.0) for f in t["models"]["portable"]["features"]], "zero"),
+    ],
+)
+def test_what_should_not_be_bet_on_says_why(edit, why):
+    config = changed(edit)
+    assert why in "; ".join(config.reasons)
+    assert not config.usable
+    assert not config.step_time(requests=8).usable
+
+
+@pytest.mark.parametrize(
+    ("edit", "why"),
+    [
+        (lambda c: c["targets"].pop("step_time"), "learned nothing about step_time"),
+        (lambda c: c["targets"]["step_time"].update(models={}), "no coefficients of step_time"),
+        (lambda c: c.update(quarantined="ValueError: x"), "quarantined: ValueError"),
+    ],
+)
+def test_without_coefficients_the_reason_is_given(edit, why):
+    bent = tree()
+    edit(bent["configs"][0])
+    config = tracefit.load(encoded(bent)).config()
+    assert why in config.reasons[0]
+    with pytest.raises(tracefit.NoCoefficientsError, match=why):
+        config.step_time(requests=1)
+
+
+def test_a_set_that_needs_a_data_sheet_is_left_to_the_sidecar():
+    def physics(target):
+        target["models"] = {"physics": target["models"]["portable"]}
+        target["models"]["physics"]["features"][1]["name"] = "t_weight"
+        target["champion"] = "physics"
+
+    with pytest.raises(tracefit.NoCoefficientsError, match="only physics"):
+        changed(physics).step_time(requests=1)
+
+
+BAD = [-1, -1e-9, math.nan, math.inf, -math.inf, 10**12, 1e300, 10**400, "5", None, True, [], {}, object()]
+
+
+@pytest.mark.parametrize("name", ["prefill_tokens", "requests", "decode_context_tokens"])
+@pytest.mark.parametrize("value", BAD, ids=lambda each: repr(each)[:12])
+def test_a_number_that_makes_no_sense_is_refused_by_name(name, value):
+    step = {"prefill_tokens": 0, "requests": 1, "decode_context_tokens": 0, name: value}
+    if value == []:
+        assert len(CONFIG.step_time(**step)) == 0
+        return
+    with pytest.raises(tracefit.BadInputError, match=name) as raised:
+        CONFIG.step_time(**step)
+    assert raised.value.parameter.startswith(name)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("value", [each for each in BAD if each not in ([], {}, True)], ids=lambda each: repr(each)[:12])
+def test_in_a_column_it_is_refused_by_its_place(value):
+    with pytest.raises(tracefit.BadInputError, match=r"requests\[2\]"):
+        CONFIG.step_time(requests=[1, 2, value])
+
+
+def test_columns_of_different_lengths_are_refused():
+    with pytest.raises(tracefit.BadInputError, match="different lengths"):
+        CONFIG.step_time(requests=[1, 2], prefill_tokens=[1, 2, 3])

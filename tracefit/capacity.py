@@ -77,7 +77,7 @@ def plan(loop: ClosedLoop, work: Workload, itl_ms: object, ttft_ms: object, rate
         return points[n]
 
     best = _largest(at, slo, end)
-    limit = slot_limit if best == end and end == int(slots) else "none"
+    limit = slot_limit if best == end and slots < CONCURRENCY_MAX + 1 else "none"
     if best < end:
         limit = "token_budget" if at(best + 1).prefill_bound else slo.broken_by(at(best + 1))
     here = at(max(best, 1))

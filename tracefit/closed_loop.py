@@ -18,7 +18,8 @@ Mean values follow; step() is the coefficients with the factor of the shape, tim
     V    = E s(J + 1, n)                       a step in which it prefills itself
     R    = k V + (O - 1) ITL                   time in the batch
     wait = (N - n) R / n                       for a slot: n slots, each free every R
-         + E s² / 2 E s  if n > 1 and N <= n   for the end of the running step, which nobody interrupts
+         + E s² / 2 E s                        for the end of the running step, which nobody interrupts, if there
+                                               is one (n > 1, N <= n) and k does not count it (not prefill-bound)
     TTFT = api_queueing + wait + k V + first_response
     E2E  = TTFT + (O - 1) ITL + post_decode
     X    = N / E2E                             requests per second (Little's law)
@@ -180,8 +181,9 @@ class ClosedLoop:
                     first += share * times[0]
                     second += share * times[0] * times[0]
         itl = _scaled(decode, factor)
-        rest_us = factor * second / (2.0 * first) if n > 1 and first > 0.0 else 0.0
-        return _Batch(itl, _scaled(prefill, factor), k, rest_us, full > chunks)
+        bound = full > chunks  # then k counts the steps that a request waits in
+        rest_us = factor * second / (2.0 * first) if n > 1 and first > 0.0 and not bound else 0.0
+        return _Batch(itl, _scaled(prefill, factor), k, rest_us, bound)
 
     def _composed(self, work: Workload, in_flight: float, running: float, at: _Batch) -> RequestEstimate:
         tokens = work.output - 1.0

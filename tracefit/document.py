@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from .faults import FINITE_MAX, LoadError
+from .faults import FINITE_MAX, LoadError, printable
 
 SCHEMA = "tracefit.snapshot/1"
 Ratios = tuple[float, float]
@@ -110,7 +110,7 @@ def parse(data: bytes, where: str) -> Document:
         return Document(
             _whole(tree, "generation"),
             _whole(tree, "created_unix_nano"),
-            str(tree.get("tracefit_version", "")),
+            _text(tree, "tracefit_version"),
             tuple(_config(each) for each in _list(tree["configs"], "configs")),
         )
     except _Wrong as error:
@@ -123,14 +123,18 @@ class _Wrong(Exception):
 
 def _config(tree: Any) -> Described:
     tree = _object(tree, "configs")
-    config_id = str(tree.get("config_id", ""))
+    config_id = _text(tree, "config_id")
     facts = _object(tree.get("config", {}), f"{config_id}.config")
     return Described(
         config_id,
-        {key: value for key, value in facts.items() if isinstance(value, (str, int, float, bool))},
-        str(tree.get("telemetry", "")),
+        {
+            key: printable(value) if isinstance(value, str) else value
+            for key, value in facts.items()
+            if isinstance(value, (str, int, float, bool))
+        },
+        _text(tree, "telemetry"),
         len(_list(tree.get("engines", []), f"{config_id}.engines")),
-        str(tree.get("quarantined", "")),
+        _text(tree, "quarantined"),
         {
             name: _target(name, each, f"{config_id}.{name}")
             for name, each in _object(tree.get("targets", {}), f"{config_id}.targets").items()
@@ -144,7 +148,7 @@ def _target(name: str, tree: Any, where: str) -> Target:
     factor = _maybe(tree, "mean_factor", where)
     return Target(
         name,
-        str(tree.get("champion", "")),
+        _text(tree, "champion"),
         {key: _model(key, each, f"{where}.{key}") for key, each in models.items()},
         _interval(tree.get("interval"), f"{where}.interval"),
         {
@@ -171,13 +175,13 @@ def _model(name: str, tree: Any, where: str) -> Model:
 
 def _coefficient(tree: Any, where: str) -> Coefficient:
     tree = _object(tree, f"{where}.features")
-    name = str(tree.get("name", ""))
+    name = _text(tree, "name")
     return Coefficient(
         name,
-        str(tree.get("unit", "")),
+        _text(tree, "unit"),
         _number(tree.get("coefficient"), f"{where}.{name}"),
         _maybe(tree, "stderr", f"{where}.{name}"),
-        str(tree.get("status", "")),
+        _text(tree, "status"),
         _maybe(tree, "mean", f"{where}.{name}"),
     )
 
@@ -211,6 +215,10 @@ def _object(tree: Any, where: str) -> Object:
     if not isinstance(tree, dict):
         raise _Wrong(f"{where}: expected an object")
     return tree
+
+
+def _text(tree: Object, key: str) -> str:
+    return printable(str(tree.get(key, "")))
 
 
 def _list(tree: Any, where: str) -> list[Any]:

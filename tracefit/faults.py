@@ -12,8 +12,19 @@ REQUESTS_MAX = 1e6
 """The same for requests."""
 
 
+_TEXT_CHARS_MAX = 1000
+
+
+def printable(text: str) -> str:
+    """On one line, without what a terminal would obey, and bounded: servers and documents may say anything."""
+    return "".join(each if each.isprintable() else " " for each in text[:_TEXT_CHARS_MAX]).strip()
+
+
 class TracefitError(Exception):
     """Everything this package raises on purpose; its text is one sentence for the user."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(printable(text))
 
 
 class LoadError(TracefitError):

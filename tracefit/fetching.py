@@ -118,14 +118,20 @@ def _ask(url: str, token: str | None, tag: str, timeout_s: float) -> Fetched | s
         connection.connect()
         watch.start()
         connection.request("GET", path, headers=headers)
-        return _read_answer(url, connection.getresponse(), tag)
-    except (OSError, HTTPException, ValueError) as error:
+        with connection.getresponse() as response:
+            answer = _read_answer(url, response, tag)
+        if watch.fired:  # a shut socket looks like the end of the answer
+            raise TimeoutError
+    except (OSError, HTTPException, ValueError, LoadError) as error:
         if watch.fired or isinstance(error, TimeoutError):
             raise LoadError(f"{url} did not answer within {timeout_s:.3g} s") from None
+        if isinstance(error, LoadError):
+            raise
         raise LoadError(f"{url} cannot be asked: {_sentence(error)}") from None
     finally:
         watch.stop()
         connection.close()
+    return answer
 
 
 class _Watch:

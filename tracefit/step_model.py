@@ -15,7 +15,8 @@ interval has the pooled one. Guards: ``low <= us <= high``, and ``low >= 0``.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple, cast, overload
 
 from .document import Described, Model, Target
@@ -296,7 +297,7 @@ def _columns(values: tuple[object, ...], names: tuple[str, ...]) -> list[Sequenc
         elif hasattr(value, "tolist"):  # numpy, array, pandas
             listed = value.tolist()
             lists.append(listed if isinstance(listed, list) else None)
-        elif isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, Set)):
+        elif isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, AbstractSet)):
             lists.append(list(value))
         else:
             checked(name, value, 0.0, TOKENS_MAX)  # a number for the whole column

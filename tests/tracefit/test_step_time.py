@@ -52,9 +52,7 @@ def test_the_band_holds_the_prediction(step):
 def test_columns_say_the_same_as_one_by_one(listed):
     columns = list(zip(*listed, strict=True)) or [(), (), ()]
     many = CONFIG.step_time(prefill_tokens=columns[0], requests=columns[1], decode_context_tokens=columns[2])
-    one_by_one = [
-        CONFIG.step_time(prefill_tokens=p, requests=n, decode_context_tokens=c) for p, n, c in listed
-    ]
+    one_by_one = [CONFIG.step_time(prefill_tokens=p, requests=n, decode_context_tokens=c) for p, n, c in listed]
     assert list(many) == one_by_one
     assert many.us == [each.us for each in one_by_one]
     assert many.extrapolated == [each.extrapolated for each in one_by_one]
@@ -62,7 +60,7 @@ def test_columns_say_the_same_as_one_by_one(listed):
 
 @given(steps, st.floats(0, 1e5))
 def test_more_context_is_never_faster(step, more):
-    base = dict(prefill_tokens=step[0], requests=step[1])
+    base = {"prefill_tokens": step[0], "requests": step[1]}
     few, many = (CONFIG.step_time(decode_context_tokens=step[2] + extra, **base).us for extra in (0, more))
     assert many >= few
 
@@ -165,7 +163,9 @@ def test_a_number_that_makes_no_sense_is_refused_by_name(name, value):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("value", [each for each in BAD if each not in ([], {}, True)], ids=lambda each: repr(each)[:12])
+@pytest.mark.parametrize(
+    "value", [each for each in BAD if each not in ([], {}, True)], ids=lambda each: repr(each)[:12]
+)
 def test_in_a_column_it_is_refused_by_its_place(value):
     with pytest.raises(tracefit.BadInputError, match=r"requests\[2\]"):
         CONFIG.step_time(requests=[1, 2, value])

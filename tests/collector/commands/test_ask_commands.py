@@ -1,0 +1,176 @@
+"""`predict`, `plan`, `show` and `diff` on a loaded snapshot: what is printed, in text and JSON, and the exit code."""
+
+import json
+
+import pytest
+
+import tracefit
+from collector.commands.answers import duration, milliseconds
+from collector.commands.diff import diff
+from collector.commands.plan import Assumed, Targets, plan
+from collector.commands.predict import Load, Step, predict
+from collector.commands.show import show
+from tests.tracefit.example_snapshot import encoded, tree
+
+SNAPSHOT = tracefit.load(encoded())
+
+
+class Printed:
+    """What a command said, and what it noted beside."""
+
+    def __init__(self, command, *args, **options):
+        self.said, self.noted = [], []
+        self.code = command(*args, **options, say=self.said.append, note=self.noted.append)
+        self.text = "\n".join(self.said)
+
+    @property
+    def tree(self):
+        return json.loads(self.text)
+
+
+def asked(command, *args, in_json=False, **options):
+    return Printed(command, *args, config_id=None, in_json=in_json, **options)
+
+
+def changed(edit):
+    bent = tree()
+    edit(bent["configs"][0])
+    return tracefit.load(encoded(bent))
+
+
+def test_predict_says_what_a_step_takes_and_what_it_is_made_of():
+    printed = asked(predict, SNAPSHOT, Step(512, 20, 30_000))
+    assert (printed.code, printed.noted) == (0, [])
+    assert "35.6 ms   (8 of 10: 33.9 ms to 38.1 ms)" in printed.text
+    assert "intercept 23%, prefill_tokens 62%" in printed.text
+    assert "times 1.030 for this shape" in printed.text
+
+
+def test_predict_in_json_has_the_keys_of_the_client():
+    printed = asked(predict, SNAPSHOT, Step(512, 20, 30_000), in_json=True)
+    answer = SNAPSHOT.config().step_time(prefill_tokens=512, requests=20, decode_context_tokens=30_000)
+    assert printed.tree["us"] == answer.us
+    assert printed.tree["asked"] == {"prefill_tokens": 512, "requests": 20, "decode_context_tokens": 30_000}
+
+
+def test_predict_says_what_requests_see():
+    printed = asked(predict, SNAPSHOT, Load(2000, 300, 20))
+    assert printed.code == 0
+    for word in ("TTFT      130 ms", "ITL       20.2 ms", "E2E       6.18 s", "3.24 requests/s"):
+        assert word in printed.text
+    assert asked(predict, SNAPSHOT, Load(2000, 300, 20), in_json=True).tree["itl"]["us"] == pytest.approx(20_223, abs=1)
+
+
+def test_what_lies_outside_is_noted_with_what_was_seen():
+    printed = asked(predict, SNAPSHOT, Step(0, 64, 57_600))
+    assert printed.code == 0
+    assert printed.noted == ["outside of what was learned from: requests (1 to 60 seen), shape"]
+
+
+def test_plan_says_how_many_fit_and_why_not_more():
+    printed = asked(plan, SNAPSHOT, Targets(2000, 300, itl_ms=30, ttft_ms=1000, rate=12), Assumed())
+    assert printed.code == 0
+    for word in ("fits      35 requests", "one more request breaks the ITL target", "4 engines are needed", "<-"):
+        assert word in printed.text
+    assert "slots" not in printed.text
+
+
+def test_plan_takes_limits_that_nobody_told():
+    printed = asked(plan, SNAPSHOT, Targets(2000, 300, itl_ms=30), Assumed(kv_tokens=20_000), in_json=True)
+    assert printed.tree["limit"] == "kv_capacity"
+    assert printed.tree["curve"][0]["concurrency"] == 1
+
+
+def test_plan_without_an_answer_fails():
+    printed = asked(plan, SNAPSHOT, Targets(2000, 300, itl_ms=5), Assumed())
+    assert printed.code == 1
+    assert "not even one request" in printed.text
+
+
+def test_show_has_every_coefficient_with_its_error():
+    printed = asked(show, SNAPSHOT)
+    assert printed.code == 0
+    for word in ("verdict   usable", "7,900 ± 40", "identified", "max_num_seqs 128", "decode:1 x0.97", "api_queueing"):
+        assert word in printed.text
+    coefficients = asked(show, SNAPSHOT, in_json=True).tree["configs"][0]["targets"]["step_time"]["coefficients"]
+    assert [each["value"] for each in coefficients] == [7900, 42, 0.11, 95]
+
+
+def test_diff_says_what_moved_and_what_it_costs():
+    def slower(config):
+        config["targets"]["step_time"]["models"]["portable"]["features"][0]["coefficient"] = 8_400.0
+
+    printed = Printed(diff, SNAPSHOT, changed(slower), in_json=False)
+    assert printed.code == 0
+    assert "+8.8 standard errors  MOVED" in printed.text
+    assert "(+3.7%)" in printed.text
+    moves = Printed(diff, SNAPSHOT, changed(slower), in_json=True).tree["configs"][0]["moves"]
+    assert [each["feature"] for each in moves if each["moved"]] == ["intercept"]
+
+
+def test_diff_of_strangers_fails():
+    other = tree()
+    other["configs"] = []
+    printed = Printed(diff, SNAPSHOT, tracefit.load(encoded(other)), in_json=False)
+    assert printed.code == 1
+    assert "no configuration in common" in printed.noted[0]
+
+
+ASKED = [
+    (predict, (Step(0, 1, 0),)),
+    (predict, (Load(100, 10, 1),)),
+    (plan, (Targets(100, 10, itl_ms=30), Assumed())),
+]
+
+
+@pytest.mark.parametrize(("command", "question"), ASKED)
+def test_without_coefficients_it_fails_and_says_which_and_why(command, question):
+    printed = asked(command, changed(lambda config: config["targets"].pop("step_time")), *question)
+    assert printed.code == 1
+    assert printed.noted == ["error: configuration 0f3c5a9b77e1 has learned nothing about step_time yet"]
+
+
+@pytest.mark.parametrize(("command", "question"), ASKED)
+def test_with_coefficients_that_should_not_be_used_it_answers_and_fails(command, question):
+    def young(config):
+        config["targets"]["step_time"]["models"]["portable"]["rows"] = 40
+
+    printed = asked(command, changed(young), *question)
+    assert printed.said
+    assert printed.code == 1
+    assert "40 rows" in printed.noted[0]
+
+
+@pytest.mark.parametrize(
+    ("command", "question", "why"),
+    [
+        (predict, (Step(-1, 1, 0),), "prefill_tokens"),
+        (predict, (Load(100, 10, 1, 2.0),), "prefix_hit"),
+        (plan, (Targets(100, 10, itl_ms=float("nan")), Assumed()), "itl_ms"),
+        (plan, (Targets(100, 10), Assumed(max_num_seqs=0)), "max_num_seqs"),
+    ],
+)
+def test_a_number_that_makes_no_sense_is_an_error_that_names_it(command, question, why):
+    printed = asked(command, SNAPSHOT, *question)
+    assert printed.code == 1
+    assert printed.noted[0].startswith(f"error: {why}")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("30ms", 30), ("1.5s", 1500), ("900us", 0.9), ("900 µs", 0.9), ("25", 25), (" 2 s ", 2000)]
+)
+def test_times_are_read_with_their_unit(text, value):
+    assert milliseconds(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["", "ms", "-3ms", "nan", "1e9", "3 min", "1,5s", "9" * 40])
+def test_what_is_no_time_is_refused(text):
+    with pytest.raises(ValueError, match="no time like"):
+        milliseconds(text)
+
+
+@pytest.mark.parametrize(
+    ("us", "text"), [(0.0, "0 µs"), (850, "850 µs"), (29_574, "29.6 ms"), (6.18e6, "6.18 s"), (2.5e9, "2,500 s")]
+)
+def test_times_are_written_in_the_unit_that_suits(us, text):
+    assert duration(us) == text

@@ -1,0 +1,326 @@
+"""Where snapshots come from, and everything that can be wrong with them: one sentence each, never a hang."""
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tracefit
+from tests.tracefit.example_snapshot import encoded, tree
+from tracefit import fetching
+
+
+class Page(BaseHTTPRequestHandler):
+    """Answers with what the test put into the server."""
+
+    def do_GET(self):
+        self.server.asked.append((self.path, dict(self.headers)))
+        self.server.answer(self)
+
+    def log_message(self, *_):
+        """Say nothing."""
+
+    def send(self, status=200, body=b"", **headers):
+        self.send_response(status)
+        headers = {"Content_Length": str(len(body)), "Content_Type": "application/json", **headers}
+        for name, value in headers.items():
+            if value is not None:
+                self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@contextlib.contextmanager
+def serving(answer):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    server.daemon_threads = True
+    server.asked, server.answer = [], answer
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield server, f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def refused(source, **options):
+    with pytest.raises(tracefit.LoadError) as raised:
+        tracefit.load(source, **options)
+    message = str(raised.value)
+    assert "\n" not in message
+    assert len(message) < 400
+    return message
+
+
+# -------------------------------------------------------------------- good ones
+
+
+def test_bytes_a_path_and_a_url_say_the_same(tmp_path):
+    (tmp_path / "snapshot.json").write_bytes(encoded())
+    with serving(lambda page: page.send(body=encoded(), ETag='"a"')) as (_, url):
+        sources = [encoded(), tmp_path / "snapshot.json", str(tmp_path / "snapshot.json"), url, f"{url}/snapshot"]
+        assert {tracefit.load(source).config().step_time(requests=3) for source in sources} == {
+            tracefit.load(encoded()).config().step_time(requests=3)
+        }
+
+
+def test_a_url_is_asked_again_by_its_etag_and_with_its_token():
+    def answer(page):
+        if page.headers["If-None-Match"] == '"a"':
+            page.send(304, ETag='"a"', Content_Length=None)
+        else:
+            page.send(body=encoded(), ETag='"a"')
+
+    with serving(answer) as (server, url):
+        snapshot = tracefit.load(url, token="secret")
+        assert snapshot.refresh() is snapshot
+        server.answer = lambda page: page.send(body=encoded({**tree(), "generation": 43}), ETag='"b"')
+        newer = snapshot.refresh()
+        assert (snapshot.generation, newer.generation) == (42, 43)
+    assert [path for path, _ in server.asked] == ["/snapshot"] * 3
+    assert {headers["Authorization"] for _, headers in server.asked} == {"Bearer secret"}
+
+
+def test_a_file_is_read_again_when_it_was_replaced(tmp_path):
+    path = tmp_path / "snapshot.json"
+    path.write_bytes(encoded())
+    snapshot = tracefit.load(path)
+    assert snapshot.refresh() is snapshot
+    (tmp_path / "new").write_bytes(encoded({**tree(), "generation": 43}))
+    os.replace(tmp_path / "new", path)
+    assert snapshot.refresh().generation == 43
+
+
+def test_a_failed_refresh_leaves_the_snapshot_good(tmp_path):
+    path = tmp_path / "snapshot.json"
+    path.write_bytes(encoded())
+    snapshot = tracefit.load(path)
+    path.unlink()
+    with pytest.raises(tracefit.LoadError):
+        snapshot.refresh()
+    assert snapshot.config().step_time(requests=1).us > 0
+    path.write_bytes(encoded())
+    assert snapshot.refresh().generation == 42
+
+
+def test_a_later_minor_with_keys_nobody_knows_is_read():
+    later = tree()
+    later["schema"] = "tracefit.snapshot/1.7"
+    later["new"] = later["configs"][0]["new"] = later["configs"][0]["targets"]["step_time"]["new"] = {"a": [1]}
+    later["configs"][0]["targets"]["step_time"]["models"]["portable"]["features"][0]["new"] = None
+    assert tracefit.load(encoded(later)).config() is not None
+
+
+# -------------------------------------------------------------------- what is no snapshot
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "not JSON"),
+        (b"\x00\xff", "not JSON"),
+        (b"<!DOCTYPE html><html>", "page for people"),
+        (b"[1]", "not a snapshot of tracefit"),
+        (b'{"a": 1}', "not a snapshot of tracefit"),
+        (b"[" * 100_000, "not JSON"),
+        (b'{"schema": "tracefit.snapshot/2", "configs": []}', "reads tracefit.snapshot/1"),
+        (b'{"schema": "tracefit.snapshot/10", "configs": []}', "reads tracefit.snapshot/1"),
+        (b'{"schema": 7, "configs": []}', "not a snapshot of tracefit"),
+        (b'{"schema": "tracefit.snapshot/1", "configs": {}}', "configs: expected a list"),
+        (b'{"schema": "tracefit.snapshot/1", "configs": [], "generation": "x"}', "generation: expected a whole"),
+        (b'{"configs": [], "generation": ' + b"9" * 5000 + b"}", "not JSON"),
+    ],
+    ids=lambda each: repr(each)[:24],
+)
+def test_what_is_no_snapshot_is_refused_in_one_sentence(data, why):
+    assert why in refused(data)
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999", '"5"', "null", "true", "[]"])
+def test_a_coefficient_that_is_no_finite_number_is_refused_with_its_place(value):
+    text = json.dumps(tree()).replace("7900.0", value, 1)
+    assert "0f3c5a9b77e1.step_time.portable.intercept: expected a finite number" in refused(text.encode())
+
+
+def test_a_factor_of_nothing_or_less_is_refused():
+    bent = tree()
+    bent["configs"][0]["targets"]["step_time"]["shape_factors"]["decode:8"]["factor"] = 0.0
+    assert "shape_factors.decode:8" in refused(encoded(bent))
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+        max_leaves=6,
+    ),
+    st.data(),
+)
+@settings(max_examples=150, deadline=None)
+def test_whatever_stands_anywhere_it_is_read_or_refused(junk, data):
+    bent = tree()
+    node, path = bent, []
+    while isinstance(node, (dict, list)) and node and (not path or data.draw(st.integers(0, 5))):
+        key = data.draw(st.sampled_from(sorted(node) if isinstance(node, dict) else range(len(node))))
+        path.append((node, key))
+        node = node[key]
+    path[-1][0][path[-1][1]] = junk
+    try:
+        snapshot = tracefit.load(json.dumps(bent).encode())
+    except tracefit.LoadError as error:
+        assert "\n" not in str(error)
+        return
+    for config in snapshot.configs:
+        with contextlib.suppress(tracefit.NoCoefficientsError):
+            config.step_time(requests=[1, 5], prefill_tokens=[0, 70])
+            with contextlib.suppress(tracefit.BadInputError):
+                config.plan(prompt_tokens=100, output_tokens=10, itl_ms=30)
+
+
+def test_a_path_that_is_none(tmp_path):
+    assert "cannot read" in refused(tmp_path / "nothing.json")
+    assert "cannot read" in refused(tmp_path)
+    assert "cannot read" in refused("a\0b")
+
+
+def test_a_file_larger_than_any_snapshot(tmp_path):
+    with (tmp_path / "big").open("wb") as file:
+        file.truncate(fetching.BYTES_MAX + 1)
+    assert "larger than 64 MiB" in refused(tmp_path / "big")
+
+
+# -------------------------------------------------------------------- what servers do
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (lambda page: page.send(body=b"<html>", Content_Type="text/html; charset=utf-8"), "page for people"),
+        (lambda page: page.send(body=b"<html>"), "page for people"),
+        (lambda page: page.send(401), "wants a token"),
+        (lambda page: page.send(404), "has no snapshot"),
+        (lambda page: page.send(503), "learned nothing yet"),
+        (lambda page: page.send(500), "status 500"),
+        (lambda page: page.send(204), "status 204"),
+        (lambda page: page.send(302, Location="/snapshot"), "redirects more than 3 times"),
+        (lambda page: page.send(302), "redirects to nowhere"),
+        (lambda page: page.send(302, Location="file:///etc/passwd"), "no http:// or https:// URL"),
+        (lambda page: page.send(body=b"{}", Content_Length="1000000000"), "more than 64 MiB"),
+        (lambda page: page.send(body=b"{}", Content_Length="1000"), "broke off"),
+        (lambda page: page.wfile.write(b"HTTP/1.1 200 OK\r\n" + b"A: " + b"a" * 70_000), "cannot be asked"),
+        (lambda page: page.wfile.write(b"nonsense\r\n\r\n"), "cannot be asked"),
+        (lambda page: page.connection.close(), "cannot be asked"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_what_a_server_does_wrong_is_said_with_its_url(answer, why):
+    with serving(answer) as (_, url):
+        message = refused(url, timeout_s=5)
+    assert why in message
+    assert "http://" in message or "file://" in message
+
+
+def test_a_server_that_never_stops_sending_is_cut_off(monkeypatch):
+    monkeypatch.setattr(fetching, "BYTES_MAX", 2**20)
+
+    def endless(page):
+        page.send(body=b"[", Content_Length=None)
+        with contextlib.suppress(OSError):
+            while True:
+                page.wfile.write(b" " * 65536)
+
+    with serving(endless) as (_, url):
+        assert "more than 1 MiB" in refused(url)
+
+
+def silent(page):
+    time.sleep(3)
+
+
+def dripping(page):
+    with contextlib.suppress(OSError):
+        page.wfile.write(b"HTTP/1.1 200 OK\r\n")
+        for _ in range(60):
+            page.wfile.write(b"A: b\r\n")
+            time.sleep(0.05)
+
+
+def dripping_body(page):
+    page.send(body=b"[", Content_Length=None)
+    with contextlib.suppress(OSError):
+        for _ in range(60):
+            page.wfile.write(b" ")
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize("answer", [silent, dripping, dripping_body])
+def test_a_server_that_hangs_or_drips_is_left_in_time(answer):
+    with serving(answer) as (_, url):
+        began = time.monotonic()
+        assert "did not answer within" in refused(url, timeout_s=0.4)
+        assert time.monotonic() - began < 1.5
+
+
+def test_nobody_listens():
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        assert "refused" in refused(url)
+
+
+def test_a_token_does_not_follow_to_another_host():
+    with serving(lambda page: page.send(body=encoded())) as (other, other_url):
+        with serving(lambda page: page.send(302, Location=f"{other_url}/snapshot")) as (_, url):
+            assert "another host" in refused(url, token="secret")
+            assert other.asked == []
+            assert tracefit.load(url).generation == 42
+
+
+@pytest.mark.parametrize("url", ["http://", "http://[", "http://h:port/", "http://h/a b", "http://h/ä", "http:///x"])
+def test_what_is_no_url_is_refused(url):
+    assert "URL" in refused(url)
+
+
+def test_a_token_that_no_header_can_hold_is_refused():
+    assert "header" in refused("http://127.0.0.1:1", token="a\r\nb: c")
+
+
+# -------------------------------------------------------------------- which configuration
+
+
+def fleet():
+    both = tree()
+    other = json.loads(json.dumps(both["configs"][0]))
+    other["config_id"] = "beef00000000"
+    other["config"].update(model="meta-llama/Llama-3-8B-Instruct", gpu="NVIDIA A100")
+    both["configs"].append(other)
+    return tracefit.load(encoded(both))
+
+
+@pytest.mark.parametrize(
+    ("asked", "config_id"),
+    [
+        ({"gpu": "h100"}, "0f3c5a9b77e1"),
+        ({"model": "instruct"}, "beef00000000"),
+        ({"model": "meta-llama/Llama-3-8B"}, "0f3c5a9b77e1"),
+        ({"config_id": "beef"}, "beef00000000"),
+        ({"model": "llama", "gpu": "A100"}, "beef00000000"),
+    ],
+)
+def test_a_configuration_is_found_by_a_part_of_its_names(asked, config_id):
+    assert fleet().config(**asked).config_id == config_id
+
+
+@pytest.mark.parametrize(("asked", "why"), [({}, "several"), ({"model": "qwen"}, "no configuration fits")])
+def test_none_or_several_are_listed(asked, why):
+    with pytest.raises(tracefit.NotFoundError, match=rf"{why}.*0f3c5a9b77e1 .*beef00000000"):
+        fleet().config(**asked)

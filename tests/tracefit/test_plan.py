@@ -1,0 +1,109 @@
+"""The largest concurrency: within the targets, limited by what limits it, and close to a stepped engine's."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tracefit
+from tests.tracefit.closed_engine import run
+from tests.tracefit.example_snapshot import encoded
+from tests.tracefit.test_requests import BARE, step
+
+CONFIG = tracefit.load(encoded()).config()
+CHAT = {"prompt_tokens": 2000, "output_tokens": 300}
+
+
+def test_at_the_answer_the_target_holds_and_one_more_breaks_it():
+    plan = CONFIG.plan(**CHAT, itl_ms=30)
+    assert plan.limit == "itl"
+    assert plan.at.concurrency == plan.concurrency
+    assert CONFIG.request(**CHAT, concurrency=plan.concurrency).itl.ms <= 30
+    assert CONFIG.request(**CHAT, concurrency=plan.concurrency + 1).itl.ms > 30
+
+
+@given(st.floats(100, 8000), st.floats(2, 1500), st.floats(9, 200), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_every_smaller_probe_of_the_curve_keeps_the_target(prompt, output, itl_ms, safe):
+    plan = CONFIG.plan(prompt_tokens=prompt, output_tokens=output, itl_ms=itl_ms, safe=safe)
+    for point in plan.curve:
+        if point.concurrency <= plan.concurrency:
+            assert (point.itl.high if safe else point.itl.us) <= itl_ms * 1e3
+    assert [point.concurrency for point in plan.curve] == sorted({point.concurrency for point in plan.curve})
+
+
+def test_the_safe_side_is_smaller():
+    plain, safe = (CONFIG.plan(**CHAT, itl_ms=30, safe=side) for side in (False, True))
+    assert 0 < safe.concurrency < plain.concurrency
+    assert safe.at.itl.high <= 30_000
+
+
+@pytest.mark.parametrize(
+    ("limits", "targets", "limit"),
+    [
+        ({}, {"itl_ms": 30}, "itl"),
+        ({}, {"ttft_ms": 140}, "ttft"),
+        ({"max_num_seqs": 8}, {"itl_ms": 30}, "max_num_seqs"),
+        ({"kv_tokens": 20_000}, {"itl_ms": 30}, "kv_capacity"),
+        ({"max_num_batched_tokens": 60, "kv_tokens": 10**7}, {"itl_ms": 10_000, "ttft_ms": 60_000}, "token_budget"),
+    ],
+)
+def test_what_limits_is_named(limits, targets, limit):
+    assert CONFIG.assuming(**limits).plan(**CHAT, **targets).limit == limit
+
+
+def test_kv_capacity_leaves_room_for_requests_whose_phases_agree():
+    held = CONFIG.assuming(kv_tokens=100_000).plan(**CHAT).concurrency
+    assert held * (2000 + 150) < 100_000 < (held + 4) * (2000 + 150)
+
+
+def test_where_no_limit_is_known_it_says_so():
+    bare = tracefit.load(encoded()).config()
+    bare.limits = tracefit.Limits()
+    bare._loop = bare._steps = None
+    plan = bare.plan(**CHAT)
+    assert plan.limit == "none"
+
+
+def test_a_target_that_nothing_keeps_gives_none():
+    plan = CONFIG.plan(**CHAT, itl_ms=5)
+    assert (plan.concurrency, plan.limit, plan.at.concurrency) == (0, "itl", 1)
+
+
+def test_a_rate_is_served_by_so_many_engines():
+    alone = CONFIG.plan(**CHAT, itl_ms=30, rate=2.0)
+    assert alone.sustains_rate
+    assert alone.replicas == 1
+    assert alone.at_rate.requests_per_s == pytest.approx(2.0, rel=1e-3)
+    fleet = CONFIG.plan(**CHAT, itl_ms=30, rate=40.0)
+    assert not fleet.sustains_rate
+    assert fleet.replicas == math.ceil(40.0 / fleet.at.requests_per_s)
+    assert fleet.at_rate is None
+    assert CONFIG.plan(**CHAT, itl_ms=5, rate=1.0).replicas is None
+
+
+MIXES = [(2000, 300, 30), (500, 200, 20), (1000, 100, 30), (300, 400, 15), (4000, 100, 60), (1000, 1000, 25)]
+
+
+@pytest.mark.parametrize(("prompt", "output", "itl_ms"), MIXES)
+def test_it_is_within_five_per_cent_of_a_stepped_engine(prompt, output, itl_ms):
+    planned = BARE.assuming(kv_tokens=10**9).plan(prompt_tokens=prompt, output_tokens=output, itl_ms=itl_ms)
+
+    def itl_ms_of(n):
+        load = {"concurrency": n, "prompt": prompt, "output": output, "budget": 8192, "slots": 128}
+        return run(step, **load, finished=max(400, 12 * n)).itl_us / 1e3
+
+    low, high = 1, 128
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if itl_ms_of(middle) <= itl_ms else (low, middle)
+    assert planned.limit == "itl"
+    assert abs(planned.concurrency - low) <= max(1, 0.05 * low)
+
+
+@pytest.mark.parametrize("name", ["itl_ms", "ttft_ms", "rate", "prompt_tokens", "output_tokens", "prefix_hit"])
+@pytest.mark.parametrize("value", [-1, math.nan, math.inf, 10**12, "5", [1]], ids=repr)
+def test_a_number_that_makes_no_sense_is_refused_by_name(name, value):
+    with pytest.raises(tracefit.BadInputError, match=f"^{name}: "):
+        CONFIG.plan(**{**CHAT, name: value})

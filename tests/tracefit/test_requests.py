@@ -1,0 +1,128 @@
+"""Requests in a closed loop: mean values against an engine that is stepped request by request."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tracefit
+from tests.tracefit.closed_engine import run
+from tests.tracefit.example_snapshot import encoded, tree
+
+STEPS_ONLY = tree()
+_TARGETS = STEPS_ONLY["configs"][0]["targets"]
+STEPS_ONLY["configs"][0]["targets"] = {"step_time": _TARGETS["step_time"]}
+_TARGETS["step_time"]["mean_factor"] = 1.0
+CONFIG = tracefit.load(encoded()).config()
+BARE = tracefit.load(encoded(STEPS_ONLY)).config()
+
+
+def step(prefill_tokens, requests, decode_context_tokens):
+    return BARE.step_time(
+        prefill_tokens=prefill_tokens, requests=requests, decode_context_tokens=decode_context_tokens
+    ).us
+
+
+LOADS = {
+    "alone": {"concurrency": 1, "prompt": 1000, "output": 100},
+    "chat": {"concurrency": 24, "prompt": 800, "output": 250},
+    "cached chat": {"concurrency": 24, "prompt": 2000, "output": 200, "prefix_hit": 0.8},
+    "many": {"concurrency": 100, "prompt": 300, "output": 200},
+    "long prompts, few tokens": {"concurrency": 16, "prompt": 3000, "output": 40},
+    "chunked prompts": {"concurrency": 12, "prompt": 6000, "output": 150, "budget": 2048},
+    "prefill-bound": {"concurrency": 48, "prompt": 3000, "output": 20, "budget": 4096},
+    "more than slots": {"concurrency": 60, "prompt": 500, "output": 150, "slots": 16},
+    "embedding-like": {"concurrency": 8, "prompt": 2000, "output": 1},
+}
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_means_are_those_of_the_stepped_engine(load):
+    given = dict(LOADS[load])
+    engine = {"budget": given.pop("budget", 8192), "slots": given.pop("slots", 128)}
+    truth = run(step, **given, **engine)
+    seen = BARE.assuming(
+        max_num_seqs=engine["slots"], max_num_batched_tokens=engine["budget"], kv_tokens=10**9
+    ).request(
+        prompt_tokens=given["prompt"],
+        output_tokens=given["output"],
+        concurrency=given["concurrency"],
+        prefix_hit=given.get("prefix_hit", 0.0),
+    )
+    if given["output"] > 1:
+        assert seen.itl.us == pytest.approx(truth.itl_us, rel=0.06)
+    assert seen.e2e.us == pytest.approx(truth.e2e_us, rel=0.06)
+    assert seen.requests_per_s == pytest.approx(truth.requests_per_s, rel=0.06)
+
+
+def test_what_a_request_costs_outside_of_the_steps_is_added_once():
+    with_api = CONFIG.request(prompt_tokens=1000, output_tokens=100, concurrency=1)
+    without = BARE.request(prompt_tokens=1000, output_tokens=100, concurrency=1)
+    stretched = CONFIG.step_time(prefill_tokens=1000, requests=1).us * 1.02
+    assert with_api.ttft.us == pytest.approx(stretched + 1.1 * (900 + 0.4 * 1000) + 1200)
+    assert without.ttft.us == pytest.approx(stretched / 1.02)
+    after = with_api.e2e.us - with_api.ttft.us - 99 * with_api.itl.us
+    assert after == pytest.approx(1500 + 1.7 * 100)
+
+
+work = {
+    "prompt_tokens": st.floats(1, 20_000),
+    "output_tokens": st.floats(1, 4_000),
+    "prefix_hit": st.floats(0, 1),
+}
+
+
+@given(**work, concurrency=st.floats(1, 500))
+@settings(max_examples=150)
+def test_every_answer_is_whole_and_littles_law_holds(concurrency, **asked):
+    seen = CONFIG.request(concurrency=concurrency, **asked)
+    for each in (seen.ttft, seen.itl, seen.e2e):
+        assert 0 <= each.low <= each.us * (1 + 1e-12)
+        assert each.us <= each.high * (1 + 1e-12)
+        assert math.isfinite(each.high)
+    assert seen.requests_per_s * seen.e2e.us == pytest.approx(concurrency * 1e6)
+    assert seen.running <= min(concurrency, 128)
+
+
+@given(**work, concurrency=st.integers(1, 200))
+@settings(max_examples=100)
+def test_more_cached_prompt_is_never_later(concurrency, **asked):
+    asked["prefix_hit"] = 0.0
+    cold = BARE.assuming(max_num_batched_tokens=10**9).request(concurrency=concurrency, **asked)
+    asked["prefix_hit"] = 1.0
+    warm = BARE.assuming(max_num_batched_tokens=10**9).request(concurrency=concurrency, **asked)
+    assert warm.ttft.us <= cold.ttft.us * 1.04  # the factor of one shape is 1.03
+
+
+def test_between_two_whole_numbers_it_is_between():
+    two, half, three = (CONFIG.request(prompt_tokens=500, output_tokens=200, concurrency=n).itl.us for n in (2, 2.5, 3))
+    assert half == pytest.approx((two + three) / 2)
+
+
+def test_one_output_token_has_no_itl():
+    seen = CONFIG.request(prompt_tokens=500, output_tokens=1)
+    assert seen.itl == (0.0, 0.0, 0.0)
+    assert seen.e2e.us > seen.ttft.us > 0
+
+
+def test_what_waits_for_a_slot_is_not_in_the_batch():
+    seen = CONFIG.assuming(max_num_seqs=8).request(prompt_tokens=500, output_tokens=100, concurrency=32)
+    full = CONFIG.request(prompt_tokens=500, output_tokens=100, concurrency=8)
+    assert seen.running == 8
+    assert seen.itl.us == pytest.approx(full.itl.us)
+    assert seen.ttft.us > 3 * 100 * seen.itl.us
+
+
+@pytest.mark.parametrize("name", ["prompt_tokens", "output_tokens", "concurrency", "prefix_hit"])
+@pytest.mark.parametrize("value", [-1, math.nan, math.inf, 10**12, "5", None, [1, 2]], ids=repr)
+def test_a_number_that_makes_no_sense_is_refused_by_name(name, value):
+    asked = {"prompt_tokens": 100, "output_tokens": 10, "concurrency": 1, "prefix_hit": 0.0, name: value}
+    with pytest.raises(tracefit.BadInputError, match=f"^{name}: ") as raised:
+        CONFIG.request(**asked)
+    assert raised.value.parameter == name
+
+
+def test_a_request_that_the_engine_cannot_hold_is_refused():
+    with pytest.raises(tracefit.BadInputError, match="kv_capacity"):
+        CONFIG.assuming(kv_tokens=1000).request(prompt_tokens=2000, output_tokens=10)

@@ -31,6 +31,8 @@ _CLASSES_END = 8192
 _ROWS_MIN = 256
 _MEDIAN_APE_MAX = 0.25
 _SHAPE_ENTRIES_MAX = 65536
+_MEANS_OF_STEPS = ("journeys", "requests")
+"""Qualities of telemetry whose rows cover many steps each."""
 
 
 class Prediction(NamedTuple):
@@ -121,12 +123,7 @@ class StepModel:
         self.coefficients: tuple[float, float, float, float] = (values[0], values[1], values[2], values[3])
         self.mean_factor = min(max(target.mean_factor, 0.5), 2.0)
         self._interval = target.interval
-        seen = target.seen
-        self._strata = (
-            frozenset(map(stratum_of_cell, seen.cells))
-            if seen and seen.cells
-            else frozenset(target.interval.strata if target.interval else ())
-        )
+        self._strata = _visited(target, whole_steps=config.telemetry not in _MEANS_OF_STEPS)
         self.reasons = _doubts(self.model)
         self._shapes = _Shapes(self)
         self._classes = _classes_table()
@@ -217,7 +214,7 @@ class StepModel:
 class _Shapes(dict[int, tuple[float, float, float]]):
     """Factor, p10 and p90 by requests · 64 + class of prefill tokens; looked up by name once, bounded."""
 
-    __slots__ = ("_factors", "_pooled", "_strata")
+    __slots__ = ("_by_octave", "_factors", "_pooled", "_strata")
 
     def __init__(self, model: StepModel) -> None:
         super().__init__()
@@ -225,15 +222,41 @@ class _Shapes(dict[int, tuple[float, float, float]]):
         self._factors = model.target.factors
         self._pooled = (1.0, 1.0) if interval is None else interval.pooled
         self._strata = {} if interval is None else interval.strata
+        self._by_octave: dict[int, tuple[float, float, float]] = {}
 
     def __missing__(self, key: int) -> tuple[float, float, float]:
         requests, tokens_class = divmod(key, _STRIDE)
-        p10, p90 = self._strata.get(stratum_name(tokens_class, requests), self._pooled)
-        factor = self._factors.get(cell_of_class(tokens_class, requests), 1.0)
         if len(self) >= _SHAPE_ENTRIES_MAX:
             self.clear()
-        self[key] = found = (factor, min(p10, 1.0), max(p90, 1.0))
-        return found
+        if not tokens_class:
+            self[key] = found = self._named(0, requests)
+            return found
+        octave = requests.bit_length() * _STRIDE + tokens_class  # with prefill all of an octave are one shape
+        known = self._by_octave.get(octave)
+        if known is None:
+            known = self._by_octave[octave] = self._named(tokens_class, requests)
+        self[key] = known
+        return known
+
+    def _named(self, tokens_class: int, requests: int) -> tuple[float, float, float]:
+        p10, p90 = self._strata.get(stratum_name(tokens_class, requests), self._pooled)
+        factor = self._factors.get(cell_of_class(tokens_class, requests), 1.0) if self._factors else 1.0
+        return factor, min(p10, 1.0), max(p90, 1.0)
+
+
+def _visited(target: Target, *, whole_steps: bool) -> frozenset[str]:
+    """Strata with evidence; empty where nobody said.
+
+    A row that is the mean of many steps nearly always has some prefill in it: of such rows only the batch size counts.
+    """
+    if target.seen is not None and target.seen.cells:
+        strata = set(map(stratum_of_cell, target.seen.cells))
+    else:
+        strata = set(target.interval.strata if target.interval is not None else ())
+    if not whole_steps:
+        sizes = {name.partition(":")[2] for name in strata}
+        strata = {f"{kind}:{size}" for kind in ("decode", "prefill") for size in sizes}
+    return frozenset(strata)
 
 
 def computable_model(config_id: str, name: str, target: Target | None) -> Model:

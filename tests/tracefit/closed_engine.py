@@ -30,42 +30,41 @@ class Truth:
     running: float
 
 
-def run(step, *, concurrency, prompt, output, prefix_hit=0.0, slots=10**9, budget=10**9, finished=600, seed=1):
-    """Equal prompts, outputs spread evenly over ±50 % so that phases do not stay in step.
+class Engine:
+    """Continuous batching: every running request in every step, prefills in order of arrival within the budget."""
 
-    Args:
-        step: (prefill_tokens, requests, decode_context_tokens) -> us.
-        finished: requests after which it ends; the first quarter of them is warm-up.
-    """
-    draw = random.Random(seed)
-    uncached = max(1, round(prompt * (1 - prefix_hit)))
-    now_us, running, waiting, done, batches = 0.0, [], deque(), [], []
+    def __init__(self, step, *, prompt, output, prefix_hit, slots, budget, seed):
+        self.step, self.slots, self.budget = step, slots, budget
+        self.prompt, self.output = prompt, output
+        self.uncached = max(1, round(prompt * (1 - prefix_hit)))
+        self.draw = random.Random(seed)
+        self.now_us, self.running, self.waiting, self.batches = 0.0, [], deque(), []
 
-    def arrive(at_us, ahead=1.0):
-        length = max(1, round(draw.uniform(0.5, 1.5) * output * ahead))
-        waiting.append(Request(at_us, uncached, length, prompt - uncached))
+    def arrive(self, ahead=1.0):
+        """A request with a prompt like all and an output of its own."""
+        length = max(1, round(self.draw.uniform(0.5, 1.5) * self.output * ahead))
+        self.waiting.append(Request(self.now_us, self.uncached, length, self.prompt - self.uncached))
 
-    for _ in range(concurrency):
-        arrive(0.0, draw.random())
-    while len(done) < finished:
-        room, prefill, context = budget, 0.0, 0.0
-        for each in running:
-            if each.prefill_left <= 0:
-                room -= 1
-                context += each.context + 1
+    def _chunks(self, room):
         chunks = []
-        for each in running:
-            if each.prefill_left > 0 and room > 0:
-                chunks.append((each, min(each.prefill_left, room)))
-                room -= chunks[-1][1]
-        while waiting and len(running) < slots and room > 0 and waiting[0].arrived_us <= now_us:
-            running.append(waiting.popleft())
-            chunks.append((running[-1], min(running[-1].prefill_left, room)))
+        prefilling = [each for each in self.running if each.prefill_left > 0]
+        while room > 0 and (prefilling or (self.waiting and len(self.running) < self.slots)):
+            if prefilling:
+                request = prefilling.pop(0)
+            else:
+                request = self.waiting.popleft()
+                self.running.append(request)
+            chunks.append((request, min(request.prefill_left, room)))
             room -= chunks[-1][1]
-        prefill = sum(tokens for _, tokens in chunks)
-        decoding = [each for each in running if each.prefill_left <= 0]
-        batches.append(len(decoding) + len(chunks))
-        now_us += step(prefill, len(decoding) + len(chunks), context)
+        return chunks
+
+    def advance(self):
+        """One step; the requests that ended in it."""
+        decoding = [each for each in self.running if each.prefill_left <= 0]
+        chunks = self._chunks(self.budget - len(decoding))
+        batch = len(decoding) + len(chunks)
+        self.batches.append(batch)
+        self.now_us += self.step(sum(tokens for _, tokens in chunks), batch, sum(each.context + 1 for each in decoding))
         for each in decoding:
             each.produced += 1
             each.context += 1
@@ -73,17 +72,34 @@ def run(step, *, concurrency, prompt, output, prefix_hit=0.0, slots=10**9, budge
             each.prefill_left -= tokens
             each.context += tokens
             if each.prefill_left <= 0:
-                each.produced, each.first_us = 1, now_us
-        for each in [each for each in running if each.prefill_left <= 0 and each.produced >= each.output]:
-            running.remove(each)
-            done.append((each, now_us))
-            arrive(now_us)
+                each.produced, each.first_us = 1, self.now_us
+        ended = [each for each in self.running if each.prefill_left <= 0 and each.produced >= each.output]
+        for each in ended:
+            self.running.remove(each)
+        return ended
+
+
+def run(step, *, concurrency, prompt, output, prefix_hit=0.0, slots=10**9, budget=10**9, finished=600, seed=1):
+    """Equal prompts, outputs spread evenly over ±50 % so that phases do not stay in step.
+
+    Args:
+        step: (prefill_tokens, requests, decode_context_tokens) -> us.
+        finished: requests after which it ends; the first quarter of them is warm-up.
+    """
+    engine = Engine(step, prompt=prompt, output=output, prefix_hit=prefix_hit, slots=slots, budget=budget, seed=seed)
+    for _ in range(concurrency):
+        engine.arrive(engine.draw.random())
+    done = []
+    while len(done) < finished:
+        for each in engine.advance():
+            done.append((each, engine.now_us))
+            engine.arrive()
     kept = done[finished // 4 :]
     gaps = sum(end - each.first_us for each, end in kept)
     return Truth(
         sum(each.first_us - each.arrived_us for each, _ in kept) / len(kept),
         gaps / max(1, sum(each.output - 1 for each, _ in kept)),
         sum(end - each.arrived_us for each, end in kept) / len(kept),
-        (len(kept) - 1) / (kept[-1][1] - kept[0][1]) * 1e6,
-        sum(batches) / len(batches),
+        (len(kept) - 1) / max(kept[-1][1] - kept[0][1], 1.0) * 1e6,
+        sum(engine.batches) / len(engine.batches),
     )

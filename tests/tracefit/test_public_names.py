@@ -10,6 +10,9 @@ from tests.support.paths import ROOT
 from tests.tracefit.example_snapshot import encoded
 from tracefit import shapes
 
+CONFIG_ATTRIBUTES = (
+    "config_id facts limits model gpu usable reasons targets engines telemetry".split()  # noqa: SIM905 - as above
+)
 FIELDS = {
     "Coefficient": "name unit value stderr status mean",
     "Prediction": "us low high extrapolated usable",

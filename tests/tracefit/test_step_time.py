@@ -104,6 +104,15 @@ def test_the_evidence_of_a_snapshot_without_seen_is_its_strata():
     assert config.step_time(requests=40).extrapolated == ("shape",)
 
 
+def test_rows_of_many_steps_are_evidence_by_their_batch_size_alone():
+    bent = tree()
+    bent["configs"][0]["telemetry"] = "requests"
+    bent["configs"][0]["targets"]["step_time"]["seen"]["cells"] = ["prefill:8-15:1"]
+    config = tracefit.load(encoded(bent)).config()
+    assert config.step_time(requests=9).extrapolated == ()
+    assert config.step_time(requests=40).extrapolated == ("shape",)
+
+
 @pytest.mark.parametrize(
     ("edit", "why"),
     [

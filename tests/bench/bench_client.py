@@ -1,0 +1,228 @@
+"""Every number of the client beside its target: ``python -m tests.bench.bench_client [--captures DIR]``.
+
+Costs, predictions against the sidecar's own, requests against recordings with client-side truth, and the largest
+concurrency against simulated machines that are stepped in a closed loop. Exit status 1 if a target is missed; what
+cannot be measured here is printed as skipped, never as passed. CPU time of this process, the best of several rounds.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import argparse
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import tracefit
+from online.bank import Bank
+from online.features.registry import portable
+from online.rows import STEP_FEATURES, Target
+from online.settings import BankSettings
+from online.snapshot import ConfigSnapshot, Snapshot
+from tests.bench import client_minutes, client_tables, simulated
+from tests.support.paths import ROOT
+from tests.tracefit.closed_engine import run
+from tests.tracefit.example_snapshot import encoded
+
+CAPTURES = ROOT.parent / "shared" / "captures"
+ROWS = 60_000
+MANY = 10_000
+WITHIN = 0.1
+MACHINES = ("A_7b_h100_tp1", "B_70b_h100_tp4", "D_34b_h100_tp2", "E_8b_a100_tp1", "F_8b_h100_async")
+MIXES = ((600, 230), (1800, 60), (200, 400), (700, 800))
+missed: list[str] = []
+
+
+def line(what, value, limit=None, unit=""):
+    """One number; a miss is remembered."""
+    verdict = "" if limit is None else f"   target <= {limit:g}{unit}   {'holds' if value <= limit else 'MISSED'}"
+    if limit is not None and value > limit:
+        missed.append(what)
+    sys.stdout.write(f"{what:<64} {value:9.3f}{unit}{verdict}\n")
+    sys.stdout.flush()
+
+
+# ------------------------------------------------------------------- costs
+
+
+def _best_s(call, rounds, repeats=1):
+    best = float("inf")
+    for _ in range(rounds):
+        start = time.process_time()
+        for _ in range(repeats):
+            call()
+        best = min(best, (time.process_time() - start) / repeats)
+    return best
+
+
+def costs():
+    """What a caller pays."""
+    config = tracefit.load(encoded()).config()
+    draw = random.Random(1)
+    prefill = [draw.choice((0, 0, 0, draw.randrange(2000))) for _ in range(MANY)]
+    requests = [draw.randrange(1, 256) for _ in range(MANY)]
+    context = [draw.randrange(500_000) for _ in range(MANY)]
+    one = _best_s(lambda: config.step_time(prefill_tokens=512, requests=20, decode_context_tokens=30_000), 20, 500)
+    line("one prediction", 1e6 * one, 20, " µs")
+    columns = {"prefill_tokens": prefill, "requests": requests, "decode_context_tokens": context}
+    fresh = tracefit.load(encoded()).config()
+    line("10,000 in columns, the first time", 1e3 * _best_s(lambda: fresh.step_time(**columns), 1), unit=" ms")
+    line("10,000 in columns", 1e3 * _best_s(lambda: config.step_time(**columns), 20), 5, " ms")
+    chat = {"prompt_tokens": 2000, "output_tokens": 300}
+    line("request", 1e6 * _best_s(lambda: config.request(**chat, concurrency=20), 20, 100), unit=" µs")
+    line("plan", 1e3 * _best_s(lambda: config.plan(**chat, itl_ms=30, ttft_ms=1000, rate=3), 10, 5), 20, " ms")
+    line("load from bytes", 1e3 * _best_s(lambda: tracefit.load(encoded()), 10, 5), unit=" ms")
+    code = "import time; t = time.process_time(); import tracefit; print(time.process_time() - t)"
+    imports = [
+        float(subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True).stdout)
+        for _ in range(5)
+    ]
+    line("import tracefit", 1e3 * min(imports), 30, " ms")
+
+
+# ------------------------------------------------------------------- the sidecar's own
+
+
+def _learned(rows, facts):
+    """The learner's coefficients as published, and as the client loads them."""
+    bank = Bank(BankSettings(learners=("rls",), feature_sets=("portable",), live_sets=()))
+    bank.learn("c0", Target.STEP_TIME, rows)
+    published = ConfigSnapshot(config_id="c0", config=facts, engines=[], telemetry="steps", targets=bank.targets("c0"))
+    snapshot = Snapshot(generation=1, created_unix_nano=1, tracefit_version="0", configs=[published])
+    return published, tracefit.load(snapshot.to_json()).config()
+
+
+def _same_as_the_sidecar(rows, published, config):
+    features = published.targets["step_time"].models["portable"].features
+    own = portable(Target.STEP_TIME).evaluate(rows) @ np.array([each.coefficient for each in features])
+    names = ("prefill_tokens", "requests", "decode_context_tokens")
+    columns = {name: rows.raw[:, STEP_FEATURES.index(name)].tolist() for name in names}
+    asked = np.array(config.step_time(**columns).us)
+    return float(np.max(np.abs(asked / own - 1.0)))
+
+
+# ------------------------------------------------------------------- simulated machines
+
+
+def _true_step(sim, cfg, prompt):
+    """The simulator's physics as a function of what a step is made of; noise as its mean."""
+    model, gpu = cfg.arch(), cfg.hw()
+
+    def step(prefill, requests, context):
+        prefills = min(requests, -(-prefill // prompt))
+        decodes = requests - prefills
+        longest = 1.3 * context / decodes if decodes else 0.0
+        gpu_us, cpu_us = sim.physics(
+            cfg, model, gpu, prefills, prefill, prefill * prompt / 2, decodes, context, longest, prefills, 0, 0
+        )
+        return (max(gpu_us, cpu_us) + 250 if cfg.async_sched else gpu_us + cpu_us) + 90
+
+    return step
+
+
+def _largest(step, cfg, prompt, output, itl_us):
+    def itl(n):
+        load = {"concurrency": n, "prompt": prompt, "output": output, "slots": cfg.max_seqs, "budget": cfg.max_tok}
+        return run(step, **load, finished=max(200, 5 * n)).itl_us
+
+    low, high = 0, min(cfg.max_seqs, int(cfg.kv_blocks * 16 / (prompt + output))) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if itl(middle) <= itl_us else (low, middle)
+    return low, itl
+
+
+def machines():
+    """Largest concurrency, from coefficients learned on a noisy stream of other mixes."""
+    sim = simulated.load_simulator()
+    if sim is None:
+        sys.stdout.write(f"simulated machines: SKIPPED, needs {simulated.SIMULATOR}\n")
+        return
+    errors, safe_held, total = [], 0, 0
+    for name in MACHINES:
+        stream = sim.get(name, ROWS, seed=77, segments=simulated.segments(0))
+        rows, cfg = simulated.rows_of(stream), sim.CONFIGS[name]
+        limits = {"max_num_seqs": cfg.max_seqs, "max_num_batched_tokens": cfg.max_tok}
+        published, config = _learned(rows, {**limits, "block_size": 16, "num_gpu_blocks": cfg.kv_blocks})
+        line(f"{name}: client against sidecar, relative", _same_as_the_sidecar(rows, published, config), 1e-9)
+        for prompt, output in MIXES:
+            step = _true_step(sim, cfg, prompt)
+            alone_us = step(0, 1, prompt + output / 2)
+            for times in (1.5, 2.0):
+                target_us = times * alone_us
+                best, itl = _largest(step, cfg, prompt, output, target_us)
+                asked = {"prompt_tokens": prompt, "output_tokens": output, "itl_ms": target_us / 1e3}
+                plan, safe = config.plan(**asked), config.plan(**asked, safe=True)
+                if plan.limit not in ("itl", "token_budget") or best < 4:
+                    continue
+                errors.append(abs(plan.concurrency - best) / best)
+                total += 1
+                safe_held += safe.concurrency <= best or itl(safe.concurrency) <= target_us
+                sys.stdout.write(
+                    f"   {prompt:>5}/{output:<4} ITL {target_us / 1e3:5.1f} ms: true {best:4d}"
+                    f"  plan {plan.concurrency:4d}  safe {safe.concurrency:4d}\n"
+                )
+    line("plan's concurrency, median error", 100 * float(np.median(errors)), 5, " %")
+    line("plan's concurrency, p90 error", 100 * float(np.quantile(errors, 0.9)), unit=" %")
+    line("safe plans that break the target", 100 * (1 - safe_held / total), 10, " %")
+
+
+# ------------------------------------------------------------------- recordings
+
+
+def recordings(captures):
+    """Mean ITL of every later minute."""
+    if not captures.exists():
+        sys.stdout.write(f"recordings: SKIPPED, needs {captures}\n")
+        return
+    inside = total = 0
+    for name in client_minutes.LIMITS:
+        minutes = client_minutes.judge(captures / name)
+        for each in minutes:
+            sys.stdout.write(
+                f"   {name:<20} {each.prompt:5.0f}/{each.output:<4.0f} met {each.met:5.2f} hit {each.prefix_hit:.2f}"
+                f"  ITL {each.true_us / 1e3:6.1f} ms, said {each.said.itl.ms:6.1f} ({each.error:+.1%})"
+                f"  {'inside' if each.inside else 'OUTSIDE'}\n"
+            )
+        inside += sum(each.inside for each in minutes)
+        total += len(minutes)
+        limit = None if name.startswith("c2") else 10
+        line(f"{name}: mean ITL error", 100 * np.mean([abs(each.error) for each in minutes]), limit, " %")
+    line("minutes outside of the published band", 100 * (1 - inside / total), 20, " %")
+
+
+# ------------------------------------------------------------------- request tables
+
+
+def tables(directory, converter):
+    """Mean ITL and E2E of H100 runs at their own mix."""
+    found = sorted(directory.glob("2*.csv.gz")) if converter.exists() else []
+    if not found:
+        sys.stdout.write(f"request tables: SKIPPED, needs {directory}\n")
+        return
+    good = 0
+    for table in found:
+        itl, e2e = client_tables.judge(table, converter)
+        good += max(abs(itl), abs(e2e)) <= WITHIN
+        sys.stdout.write(f"   {table.name.removesuffix('.csv.gz')[16:]:<40} ITL {itl:+.1%}  E2E {e2e:+.1%}\n")
+    line(f"tables of {len(found)} not within 10 % in both", len(found) - good, 0.2 * len(found))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--captures", type=Path, default=CAPTURES, help="recordings with client.jsonl.gz")
+    parser.add_argument("--tables", type=Path, default=CAPTURES.parent / "ground_truth", help="request tables")
+    arguments = parser.parse_args()
+    costs()
+    recordings(arguments.captures)
+    machines()
+    tables(arguments.tables, CAPTURES.parent / "tools" / "requests_to_otlp.py")
+    sys.stdout.write("\n".join(["", *(f"missed: {each}" for each in missed)]) + "\n")
+    sys.exit(bool(missed))

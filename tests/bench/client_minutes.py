@@ -1,0 +1,184 @@
+"""Recordings with the client's own clock: learned on the first part, asked for each later minute's mean mix.
+
+Of a minute: mean prompt and output of the requests in it (each by the share of its time that lies there), how many a
+decoding request met per step, and the share of prompt tokens that were never computed. Truth is the client's: time
+between first and last chunk by tokens.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+import tracefit
+from collector.commands.replay import replay
+from collector.config.schema import Config
+from collector.runtime.clock import SystemClock
+
+LEARN_UNTIL = 0.6
+MINUTE_NS = 60e9
+HITS_FROM_PROMPTS = ("c10_long",)  # every step summary arrived, and it has prefix hits
+LIMITS = {
+    "c1_mixed": {"max_num_seqs": 32},
+    "c2_long_prefill_mp": {"max_num_seqs": 32, "max_num_batched_tokens": 512},
+    "c6_saturated": {"max_num_seqs": 8},
+    "c10_long": {"max_num_seqs": 32, "max_num_batched_tokens": 1024},
+}
+"""What the server of each recording was started with."""
+
+
+@dataclass
+class Sent:
+    """One request as its client saw it, on the clock of the telemetry."""
+
+    sent_ns: int
+    first_ns: int | None
+    last_ns: int | None
+    end_ns: int
+    prompt: int
+    output: int
+
+
+@dataclass
+class Minute:
+    """One minute's mix, its true ITL and what was predicted."""
+
+    prompt: float
+    output: float
+    met: float
+    prefix_hit: float
+    true_us: float
+    said: tracefit.RequestEstimate
+
+    @property
+    def error(self):
+        """Relative, signed."""
+        return self.said.itl.us / self.true_us - 1.0
+
+    @property
+    def inside(self):
+        """Whether the truth lies in the published band."""
+        return self.said.itl.low <= self.true_us <= self.said.itl.high
+
+
+def judge(capture: Path) -> list[Minute]:
+    """Every later minute of one recording."""
+    exports, received = _exports(capture)
+    cut_unix_ns = min(received) + LEARN_UNTIL * (max(received) - min(received))
+    config = _learn([data for data, at in zip(exports, received, strict=True) if at <= cut_unix_ns])
+    config = config.assuming(**LIMITS[capture.name])
+    requests, offset_ns = _requests(capture)
+    steps = _steps(exports)
+    start, end = cut_unix_ns - offset_ns, max(each.end_ns for each in requests)
+    minutes = max(1, round((end - start) / MINUTE_NS))
+    width = (end - start) / minutes
+    found = []
+    for index in range(minutes):
+        window = (start + index * width, start + (index + 1) * width)
+        found.append(_minute(config, capture.name, window, requests, steps))
+    return found
+
+
+def _minute(config, name, window, requests, steps):
+    def share(begin, end):
+        return max(0.0, min(window[1], end) - max(window[0], begin)) / max(end - begin, 1)
+
+    streamed = [each for each in requests if each.first_ns and each.output > 1 and each.last_ns > each.first_ns]
+    decoding = [(each, share(each.first_ns, each.last_ns)) for each in streamed]
+    true_us = sum((each.last_ns - each.first_ns) * part for each, part in decoding) / 1e3
+    true_us /= sum((each.output - 1) * part for each, part in decoding)
+    alive = [(each, share(each.sent_ns, each.end_ns)) for each in requests]
+    weight = sum(part for _, part in alive)
+    prompt = sum(each.prompt * part for each, part in alive) / weight
+    output = sum(each.output * part for each, part in alive) / weight
+    inside = [each for each in steps if window[0] <= each[0] < window[1]]
+    met = sum(n * decodes for _, _, n, decodes in inside) / max(1, sum(decodes for *_, decodes in inside))
+    hit = 0.0
+    if name in HITS_FROM_PROMPTS:
+        sent = sum(each.prompt for each in requests if window[0] <= each.sent_ns < window[1])
+        hit = min(1.0, max(0.0, 1.0 - sum(prefill for _, prefill, _, _ in inside) / max(1, sent)))
+    said = config.request(prompt_tokens=prompt, output_tokens=output, concurrency=max(1.0, met), prefix_hit=hit)
+    return Minute(prompt, output, met, hit, true_us, said)
+
+
+def _learn(exports):
+    with tempfile.TemporaryDirectory() as directory:
+        part, out = Path(directory) / "part.pb.gz", Path(directory) / "snapshot.json"
+        with gzip.open(part, "wb", compresslevel=1) as file:
+            for data in exports:
+                file.write(_varint(len(data)) + data)
+        replay([part], out, Config(), SystemClock(), say=_quiet, note=_quiet)
+        return tracefit.load(out).config()
+
+
+def _quiet(_text):
+    pass
+
+
+def _exports(capture):
+    with gzip.open(capture / "otlp.pb.gz", "rb") as file:
+        data = file.read()
+    with gzip.open(capture / "otlp.idx.jsonl.gz", "rt") as file:
+        received = [json.loads(line)["recv_unix_ns"] for line in file]
+    exports, at = [], 0
+    for _ in received:
+        size = shift = 0
+        while True:
+            byte = data[at]
+            at += 1
+            size |= (byte & 0x7F) << shift
+            shift += 7
+            if not byte & 0x80:
+                break
+        exports.append(data[at : at + size])
+        at += size
+    return exports, received
+
+
+def _varint(number):
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _requests(capture):
+    found = []
+    with gzip.open(capture / "client.jsonl.gz", "rt") as file:
+        for line in map(json.loads, file):
+            if line["outcome"] != "done":
+                continue
+            prompt = (line.get("usage") or {}).get("prompt_tokens") or line["words_in"] + 3  # the chat template's
+            whole = line["finish_reason"] == "length" or not line.get("n_chunks")
+            output = line["max_tokens"] if whole else line["n_chunks"]
+            first, last = line.get("first_chunk_mono_ns"), line.get("last_chunk_mono_ns")
+            found.append(
+                Sent(line["sent_mono_ns"], first, last, line["end_mono_ns"], prompt * line["n"], output * line["n"])
+            )
+            offset_ns = line["sent_unix_ns"] - line["sent_mono_ns"]
+    return found, offset_ns
+
+
+def _steps(exports):
+    """Start, prefill tokens, requests and decode requests of every step that was told, in order."""
+    found = []
+    for data in exports:
+        for resource in ExportTraceServiceRequest.FromString(data).resource_spans:
+            for scope in resource.scope_spans:
+                for span in scope.spans:
+                    found += [_summary(event) for event in span.events if event.name.endswith("BATCH_SUMMARY")]
+    return sorted(found)
+
+
+def _summary(event):
+    value = {each.key: each.value.int_value for each in event.attributes}
+    decodes = value["batch.num_decode_reqs"]
+    requests = value["batch.num_prefill_reqs"] + decodes
+    return value["step.ts_start_ns"], value["batch.prefill_tokens"], requests, decodes

@@ -1,0 +1,66 @@
+"""Request tables of H100 runs: learned as an un-forked vLLM would tell them, asked for the run's own mix.
+
+Truth of a table: mean time per output token after the first, and mean end-to-end time. The load is the mean number in
+flight that a request met; of the prompts all but some seven tokens were in the prefix cache, as the step events of
+these runs say.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import tracefit
+from collector.commands.replay import replay
+from collector.config.schema import Config
+from collector.runtime.clock import SystemClock
+
+UNCACHED_TOKENS = 7
+
+
+def judge(table: Path, converter: Path):
+    """Relative errors of mean ITL and E2E, signed."""
+    with tempfile.TemporaryDirectory() as directory:
+        part, out = Path(directory) / "run.pb.gz", Path(directory) / "snapshot.json"
+        name = table.name.removesuffix(".csv.gz")
+        subprocess.run([sys.executable, converter, name, part, "--data", table.parent], check=True, capture_output=True)
+        replay([part], out, Config(learners=("rls",)), SystemClock(), say=_quiet, note=_quiet)
+        config = tracefit.load(out).config()
+    with gzip.open(table, "rt") as file:
+        rows = [row for row in csv.DictReader(file) if row["has_error"] not in {"1", "True", "true"}]
+    prompt, output, e2e_s, ttft_s = (
+        [float(row[key]) for row in rows] for key in ("sim_input_tokens", "sim_output_tokens", "e2e_s", "ttft_s")
+    )
+    itl_us = 1e6 * (sum(e2e_s) - sum(ttft_s)) / (sum(output) - len(rows))
+    mean_prompt = sum(prompt) / len(rows)
+    met, mean = _in_flight([float(row["arrival_us"]) / 1e6 for row in rows], e2e_s)
+    # beyond the slots the wait grows with the queue, whose mean over time is what Little's law is about
+    slots = config.limits.max_num_seqs or float("inf")
+    said = config.request(
+        prompt_tokens=mean_prompt,
+        output_tokens=sum(output) / len(rows),
+        concurrency=max(1.0, met if met <= slots else mean),
+        prefix_hit=1.0 - UNCACHED_TOKENS / mean_prompt,
+    )
+    return said.itl.us / itl_us - 1.0, said.e2e.us / 1e6 / (sum(e2e_s) / len(rows)) - 1.0
+
+
+def _in_flight(arrivals_s, e2e_s):
+    """Mean number in flight as requests met it, and over time."""
+    events = sorted(
+        [(at, 1) for at in arrivals_s] + [(at + e2e, -1) for at, e2e in zip(arrivals_s, e2e_s, strict=True)]
+    )
+    number, first, second, last = 0, 0.0, 0.0, events[0][0]
+    for at, change in events:
+        first += number * (at - last)
+        second += number * number * (at - last)
+        last, number = at, number + change
+    return second / first, first / (events[-1][0] - events[0][0])
+
+
+def _quiet(_text):
+    pass

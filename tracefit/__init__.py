@@ -36,9 +36,10 @@ from __future__ import annotations
 from .capacity import Plan
 from .changes import ConfigDiff, Diff, Move, TypicalStep
 from .closed_loop import Estimate, RequestEstimate
-from .configured import Config, Snapshot, load
+from .configured import Config
 from .document import Coefficient, Interval, Model, Seen, Target
 from .faults import BadInputError, LoadError, NoCoefficientsError, NotFoundError, TracefitError
+from .loading import Snapshot, load
 from .step_model import Limits, Prediction, Predictions
 
 __all__ = [

@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from .document import Coefficient, Described, Document
+from .evidence import FEATURES, STEP_TIME, computable_model
 from .faults import NoCoefficientsError
-from .step_model import FEATURES, STEP_TIME, Limits, StepModel, computable_model
+from .step_model import Limits, StepModel
 
 NOTABLE = 3.0
 """Standard errors from which on a coefficient counts as moved."""
@@ -139,5 +140,5 @@ def _typical_step(before: Described, after: Described) -> TypicalStep | None:
     prefill, context, requests = (means.get(name) for name in FEATURES[1:])
     if prefill is None or context is None or requests is None:
         return None
-    times = [model.mean_us(prefill, requests, context) for model in models]
+    times = [model.band(prefill, requests, context)[0] for model in models]
     return TypicalStep(prefill, requests, context, times[0], times[1])

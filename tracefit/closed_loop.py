@@ -205,7 +205,7 @@ class ClosedLoop:
         if tokens:
             outside.update(dict.fromkeys(steps.outside(0.0, running, context)))
         if outside:
-            share = steps.spread_us(piece, running, context) / max(steps.mean_us(piece, running, context), 1e-9)
+            share = steps.spread_us(piece, running, context) / max(steps.band(piece, running, context)[0], 1e-9)
             ttft, itl, e2e = (each.widened(share) for each in (ttft, itl, e2e))
         usable = steps.usable(outside, piece, running, context)
         return RequestEstimate(

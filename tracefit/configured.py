@@ -1,19 +1,17 @@
-"""The two things a caller holds: a snapshot, and one configuration of it."""
+"""One configuration of a snapshot: what a caller asks."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import overload
 
 from .capacity import Plan
 from .capacity import plan as planned
-from .changes import Diff, compared
 from .closed_loop import ClosedLoop, RequestEstimate, Workload
-from .document import Coefficient, Described, Document, Target, parse
-from .faults import LoadError, NoCoefficientsError, NotFoundError, checked
-from .fetching import BYTES_MAX, fetch, is_url, read_file
-from .step_model import STEP_TIME, Limits, Prediction, Predictions, StepModel, computable_model
+from .document import Coefficient, Described, Target
+from .evidence import STEP_TIME, computable_model
+from .faults import NoCoefficientsError, checked
+from .step_model import Limits, Prediction, Predictions, StepModel
 
 
 class Config:
@@ -194,113 +192,6 @@ class Config:
         if self._loop is None:
             self._loop = ClosedLoop(self._model(), self._described.targets)
         return self._loop
-
-
-class Snapshot:
-    """What was learned at one moment; see :func:`load`.
-
-    Attributes:
-        generation, created_unix_nano, tracefit_version: of the document.
-        configs: every configuration in it.
-    """
-
-    def __init__(self, document: Document, source: _Source) -> None:
-        self.generation = document.generation
-        self.created_unix_nano = document.created_unix_nano
-        self.tracefit_version = document.tracefit_version
-        self.configs: tuple[Config, ...] = tuple(map(Config, document.configs))
-        self._document = document
-        self._source = source
-
-    def __repr__(self) -> str:
-        return f"<tracefit.Snapshot generation {self.generation}, {len(self.configs)} configurations>"
-
-    def refresh(self) -> Snapshot:
-        """The newest one from where this came from; this very one if nothing is new (a URL is asked by ETag).
-
-        Raises:
-            LoadError: as :func:`load`; this snapshot stays good.
-        """
-        return self._source.load(self)
-
-    def config(self, config_id: str = "", *, model: str = "", gpu: str = "") -> Config:
-        """The only configuration that fits.
-
-        Args:
-            config_id: the whole, or the beginning.
-            model: a part of the name is enough, in any case of letters.
-            gpu: the same.
-
-        Raises:
-            NotFoundError: none fits, or several; it lists them.
-        """
-        fitting = [
-            each
-            for each in self.configs
-            if each.config_id.startswith(config_id)
-            and model.lower() in each.model.lower()
-            and gpu.lower() in each.gpu.lower()
-        ]
-        exact = [each for each in fitting if each.model == model] if model else []
-        fitting = exact or fitting
-        if len(fitting) == 1:
-            return fitting[0]
-        listed = ", ".join(f"{each.config_id} ({each.model or '?'} on {each.gpu or '?'})" for each in self.configs)
-        how = "several configurations fit" if fitting else "no configuration fits"
-        raise NotFoundError(f"{how}; the snapshot has {listed or 'none'}")
-
-    def diff(self, other: Snapshot) -> Diff:
-        """What changed from this one to ``other``; see :class:`Diff`."""
-        return compared(self._document, other._document)
-
-
-class _Source:
-    """Where a snapshot comes from, and what tells whether it is new."""
-
-    def __init__(self, source: str | bytes, token: str | None, timeout_s: float) -> None:
-        self._source = source
-        self._token = token
-        self._timeout_s = timeout_s
-        self._tag = ""
-
-    def load(self, current: Snapshot | None) -> Snapshot:
-        tag = self._tag if current is not None else ""
-        source = self._source
-        if isinstance(source, bytes):
-            if current is not None:
-                return current
-            return Snapshot(parse(source, "this"), self)
-        if is_url(source):
-            fetched = fetch(source, token=self._token, tag=tag, timeout_s=self._timeout_s)
-        else:
-            fetched = read_file(source, tag)
-        if fetched.data is None:
-            assert current is not None  # noqa: S101 - only a tag makes it None
-            return current
-        snapshot = Snapshot(parse(fetched.data, source), self)
-        self._tag = fetched.tag
-        return snapshot
-
-
-def load(source: str | bytes | os.PathLike[str], *, token: str | None = None, timeout_s: float = 10.0) -> Snapshot:
-    """A snapshot from a file, a URL or bytes.
-
-    Args:
-        source: a path, an http(s) URL (``http://host:9464`` means its ``/snapshot``), or the document itself.
-        token: sent as a bearer token, to that host only.
-        timeout_s: for the whole answer of a URL.
-
-    Raises:
-        LoadError: one sentence: not there, too slow, too big, a page for people, another schema, …
-    """
-    checked("timeout_s", timeout_s, 1e-3, 3600.0)
-    if token is not None and not (token.isascii() and token.isprintable()):
-        raise LoadError("the token has characters that no header can hold")
-    if isinstance(source, (bytes, bytearray)):
-        if len(source) > BYTES_MAX:
-            raise LoadError(f"this is larger than {BYTES_MAX >> 20} MiB, which no snapshot is")
-        return _Source(bytes(source), token, timeout_s).load(None)
-    return _Source(os.fspath(source), token, timeout_s).load(None)
 
 
 def _limits(described: Described) -> Limits:

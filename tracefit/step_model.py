@@ -19,20 +19,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple, cast, overload
 
-from .document import Described, Model, Target
+from .document import Described
+from .evidence import FEATURES, STEP_TIME, computable_model, doubts_of, visited_strata
 from .faults import REQUESTS_MAX, TOKENS_MAX, BadInputError, NoCoefficientsError, checked
-from .shapes import TOKEN_CLASSES, cell_of_class, stratum_name, stratum_of_cell, token_class
+from .shapes import TOKEN_CLASSES, cell_of_class, stratum_name, token_class
 
-STEP_TIME = "step_time"
-FEATURES = ("intercept", "prefill_tokens", "decode_context_tokens", "requests")
 _NORMAL_P90 = 1.2816
 _STRIDE = 64  # > TOKEN_CLASSES
 _CLASSES_END = 8192
-_ROWS_MIN = 256
-_MEDIAN_APE_MAX = 0.25
 _SHAPE_ENTRIES_MAX = 65536
-_MEANS_OF_STEPS = ("journeys", "requests")
-"""Qualities of telemetry whose rows cover many steps each."""
 
 
 class Prediction(NamedTuple):
@@ -123,8 +118,8 @@ class StepModel:
         self.coefficients: tuple[float, float, float, float] = (values[0], values[1], values[2], values[3])
         self.mean_factor = min(max(target.mean_factor, 0.5), 2.0)
         self._interval = target.interval
-        self._strata = _visited(target, whole_steps=config.telemetry not in _MEANS_OF_STEPS)
-        self.reasons = _doubts(self.model)
+        self._strata = visited_strata(target, config.telemetry)
+        self.reasons = doubts_of(self.model)
         self._shapes = _Shapes(self)
         self._classes = _classes_table()
 
@@ -148,10 +143,6 @@ class StepModel:
         factor, p10, p90 = self._shapes[_STRIDE * round(requests) + token_class(prefill_tokens)]
         us = (b0 + b_prefill * prefill_tokens + b_context * decode_context_tokens + b_requests * requests) * factor
         return us, us * p10, us * p90
-
-    def mean_us(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> float:
-        """The middle of the band alone."""
-        return self.band(prefill_tokens, requests, decode_context_tokens)[0]
 
     def outside(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> tuple[str, ...]:
         """Names of what was never seen like that."""
@@ -242,50 +233,6 @@ class _Shapes(dict[int, tuple[float, float, float]]):
         p10, p90 = self._strata.get(stratum_name(tokens_class, requests), self._pooled)
         factor = self._factors.get(cell_of_class(tokens_class, requests), 1.0) if self._factors else 1.0
         return factor, min(p10, 1.0), max(p90, 1.0)
-
-
-def _visited(target: Target, *, whole_steps: bool) -> frozenset[str]:
-    """Strata with evidence; empty where nobody said.
-
-    A row that is the mean of many steps nearly always has some prefill in it: of such rows only the batch size counts.
-    """
-    if target.seen is not None and target.seen.cells:
-        strata = set(map(stratum_of_cell, target.seen.cells))
-    else:
-        strata = set(target.interval.strata if target.interval is not None else ())
-    if not whole_steps:
-        sizes = {name.partition(":")[2] for name in strata}
-        strata = {f"{kind}:{size}" for kind in ("decode", "prefill") for size in sizes}
-    return frozenset(strata)
-
-
-def computable_model(config_id: str, name: str, target: Target | None) -> Model:
-    """``portable``, else the champion if its features are those of a step; the reason why not."""
-    if target is None:
-        raise NoCoefficientsError(f"configuration {config_id} has learned nothing about {name} yet")
-    for key in ("portable", target.champion):
-        model = target.models.get(key)
-        if model is not None and model.coefficients and all(c.name in FEATURES for c in model.coefficients):
-            return model
-    listed = ", ".join(sorted(key for key, model in target.models.items() if model.coefficients))
-    raise NoCoefficientsError(
-        f"configuration {config_id} publishes no coefficients of {name} that can be computed from prefill tokens, "
-        f"requests and context" + (f" (only {listed})" if listed else "")
-    )
-
-
-def _doubts(model: Model) -> tuple[str, ...]:
-    """Why these coefficients should not be bet on; empty if they may."""
-    doubts = []
-    if all(each.status == "prior_only" for each in model.coefficients):
-        doubts.append("every coefficient is a donor's or a data sheet's")
-    elif model.rows < _ROWS_MIN:
-        doubts.append(f"learned from {model.rows} rows, fewer than {_ROWS_MIN}")
-    if model.median_ape is not None and model.median_ape > _MEDIAN_APE_MAX:
-        doubts.append(f"half of its predictions are off by more than {model.median_ape:.0%}")
-    if sum(abs(each.value) for each in model.coefficients) <= 0.0:
-        doubts.append("every coefficient is zero")
-    return tuple(doubts)
 
 
 def _classes_table() -> bytes:

@@ -1,4 +1,4 @@
-"""Start-up guard: three packages with everyday names must be ours.
+"""Start-up guard: packages with everyday names must be ours.
 
 Two distributions that own the same top-level package overwrite each other silently, and pip check sees nothing.
 """
@@ -11,11 +11,11 @@ from pathlib import Path
 
 from collector.config import ConfigError
 
-PACKAGES = ("collector", "online", "exporters")
+PACKAGES = ("collector", "online", "exporters", "tracefit")
 
 
 def package_files() -> dict[str, str]:
-    """Where Python would import each of the three packages from."""
+    """Where Python would import each of our packages from."""
     specs = {name: find_spec(name) for name in PACKAGES}
     return {name: (spec.origin or "a namespace package") if spec else "nowhere" for name, spec in specs.items()}
 

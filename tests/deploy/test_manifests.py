@@ -399,7 +399,7 @@ def test_the_image_runs_as_the_user_that_the_manifests_name():
     assert re.findall(r"^EXPOSE (.*)$", dockerfile, re.MULTILINE) == ["4317 4318 9464"]
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     assert ignored[0] == "*"
-    assert {"!collector", "!online", "!exporters", "!requirements.lock"} <= set(ignored)
+    assert {"!collector", "!online", "!exporters", "!tracefit", "!requirements.lock"} <= set(ignored)
 
 
 def test_pruning_keeps_what_the_program_needs_and_only_that():

@@ -146,6 +146,13 @@ def test_without_coefficients_the_reason_is_given(edit, why):
         config.step_time(requests=1)
 
 
+def test_coefficients_of_every_target_are_had():
+    assert [each.name for each in CONFIG.coefficients("api_queueing")] == ["intercept", "prompt_tokens"]
+    assert CONFIG.coefficients()[0].value == 7_900
+    with pytest.raises(tracefit.NoCoefficientsError, match="queue_wait"):
+        CONFIG.coefficients("queue_wait")
+
+
 def test_a_set_that_needs_a_data_sheet_is_left_to_the_sidecar():
     def physics(target):
         target["models"] = {"physics": target["models"]["portable"]}

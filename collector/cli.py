@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from collector import __version__
+from collector.commands.questions import add_question_parsers
 from collector.config import ENV_FILE, Config, ConfigError, json_schema, load, profile_names, to_yaml
 from collector.runtime import (
     EXIT_CONFIG,
@@ -88,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     merge.add_argument("states", nargs="+", type=Path, metavar="STATE", help="state files of sidecars or replays")
     merge.add_argument("-o", "--out", type=Path, required=True, metavar="OUT", help="the merged state")
     merge.set_defaults(command=_merge)
+    add_question_parsers(commands, _ask)
     check = commands.add_parser("check-config", help="check the configuration and print what holds")
     check.add_argument("--schema", action="store_true", help="print the JSON Schema of the configuration instead")
     check.set_defaults(command=_check_config)
@@ -191,6 +193,12 @@ def _export(arguments: argparse.Namespace) -> int:
         alpha=arguments.alpha,
     )
     return run(arguments.snapshot, options, say=_say, note=_warn)
+
+
+def _ask(arguments: argparse.Namespace) -> int:
+    from collector.commands.ask import ask  # noqa: PLC0415
+
+    return ask(arguments, _say, _warn)
 
 
 def _demo(arguments: argparse.Namespace) -> int:

@@ -61,7 +61,8 @@ class Snapshot:
         if len(fitting) == 1:
             return fitting[0]
         listed = ", ".join(f"{each.config_id} ({each.model or '?'} on {each.gpu or '?'})" for each in self.configs)
-        how = "several configurations fit" if fitting else "no configuration fits"
+        asked = ", ".join(repr(word) for word in (config_id, model, gpu) if word)
+        how = f"{'several configurations fit' if fitting else 'no configuration fits'}{asked and ' '}{asked}"
         raise NotFoundError(f"{how}; the snapshot has {listed or 'none'}")
 
     def diff(self, other: Snapshot) -> Diff:

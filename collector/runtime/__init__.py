@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .clock import Clock, SystemClock
-from .exits import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, StartError
+from .exits import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_USAGE, StartError
 from .filesystem import Files, SystemFiles, sync_directory
 from .guard import check_packages, package_files
 from .health import Health
@@ -23,6 +23,7 @@ __all__ = [
     "EXIT_CONFIG",
     "EXIT_FAILED",
     "EXIT_OK",
+    "EXIT_USAGE",
     "LARGE_BLOCK_BYTES",
     "Clock",
     "Files",

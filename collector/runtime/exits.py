@@ -9,6 +9,7 @@ from __future__ import annotations
 
 EXIT_OK = 0
 EXIT_FAILED = 1
+EXIT_USAGE = 2
 EXIT_CONFIG = 78
 """EX_CONFIG of sysexits.h."""
 

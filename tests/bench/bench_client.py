@@ -19,12 +19,12 @@ import time
 from pathlib import Path
 
 import numpy as np
+from online.settings import BankSettings
 
 import tracefit
 from online.bank import Bank
 from online.features.registry import portable
 from online.rows import STEP_FEATURES, Target
-from online.settings import BankSettings
 from online.snapshot import ConfigSnapshot, Snapshot
 from tests.bench import client_minutes, client_tables, simulated
 from tests.support.paths import ROOT

@@ -1,0 +1,57 @@
+"""The arguments of the commands that ask a snapshot: ``predict``, ``plan``, ``show``, ``diff``; files and URLs alike.
+
+Imports nothing heavy, since every ``tracefit --help`` reads it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+Answer = Callable[[argparse.Namespace], int]
+
+
+def add_question_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser], answer: Answer) -> None:
+    """Add the four commands; ``question`` names the one that was given."""
+    predict = commands.add_parser("predict", help="what one step costs, or what requests see at a load")
+    _add_source(predict, "snapshot")
+    _add_number(predict, "--prefill", "prefill tokens of the step")
+    _add_number(predict, "--requests", "requests in the step")
+    _add_number(predict, "--context", "tokens of decode context of the step")
+    _add_request(predict, required=False)
+    _add_number(predict, "--concurrency", "requests in flight")
+    plan = commands.add_parser("plan", help="how many requests fit the targets, and what limits them")
+    _add_source(plan, "snapshot")
+    _add_request(plan, required=True)
+    plan.add_argument("--itl", metavar="TIME", help="largest mean time between tokens, like 30ms")
+    plan.add_argument("--ttft", metavar="TIME", help="largest mean time to first token, like 1s")
+    _add_number(plan, "--rate", "requests per second that arrive: how many engines do they need")
+    plan.add_argument("--safe", action="store_true", help="hold the upper edge of the interval against the targets")
+    for option in ("--max-num-seqs", "--max-num-batched-tokens", "--kv-tokens"):
+        plan.add_argument(option, type=int, metavar="N", help="a limit of the engine that its telemetry did not tell")
+    show = commands.add_parser("show", help="a snapshot for eyes")
+    _add_source(show, "snapshot")
+    diff = commands.add_parser("diff", help="which coefficients moved between two snapshots, and what that does")
+    _add_source(diff, "before", "after")
+    for command in (predict, plan, show):
+        command.add_argument("--config", metavar="ID", help="config_id, or its beginning; needed if there are more")
+    for name, command in (("predict", predict), ("plan", plan), ("show", show), ("diff", diff)):
+        command.set_defaults(command=answer, question=name)
+
+
+def _add_source(command: argparse.ArgumentParser, *names: str) -> None:
+    for name in names:
+        command.add_argument(name, metavar="SNAPSHOT", help="snapshot.json, or the address of a sidecar")
+    command.add_argument("--token-file", type=Path, metavar="FILE", help="bearer token for the address")
+    command.add_argument("--json", action="store_true", help="print one JSON document, times in microseconds")
+
+
+def _add_request(command: argparse.ArgumentParser, *, required: bool) -> None:
+    command.add_argument("--prompt", type=float, required=required, metavar="N", help="prompt tokens of a request")
+    command.add_argument("--output", type=float, required=required, metavar="N", help="output tokens of a request")
+    command.add_argument("--prefix-hit", type=float, default=0.0, metavar="RATIO", help="share of prompts cached (0)")
+
+
+def _add_number(command: argparse.ArgumentParser, option: str, meaning: str) -> None:
+    command.add_argument(option, type=float, metavar="N", help=meaning)

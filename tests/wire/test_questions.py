@@ -1,0 +1,87 @@
+"""`tracefit predict | plan | show | diff` as a user calls them: on a file, and on a server that wants a token."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from collector.cli import main
+from tests.tracefit.example_snapshot import encoded
+
+
+@pytest.fixture
+def snapshot(tmp_path):
+    path = tmp_path / "snapshot.json"
+    path.write_bytes(encoded())
+    return str(path)
+
+
+@pytest.fixture
+def address():
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            accepted = self.headers.get("Authorization") == "Bearer secret"
+            body = encoded() if accepted else b"no"
+            self.send_response(200 if accepted else 401)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_step_and_a_load_are_predicted_from_a_file(snapshot, capsys):
+    assert main(["predict", snapshot, "--requests", "20", "--prefill", "512", "--context", "30000", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["us"] == pytest.approx(35_642, abs=1)
+    assert main(["predict", snapshot, "--prompt", "2000", "--output", "300", "--concurrency", "20"]) == 0
+    assert "ITL       20.2 ms" in capsys.readouterr().out
+
+
+def test_a_plan_reads_times_with_their_units(snapshot, capsys):
+    assert main(["plan", snapshot, "--prompt", "2000", "--output", "300", "--itl", "30ms", "--ttft", "1s"]) == 0
+    assert "fits      35 requests in flight" in capsys.readouterr().out
+
+
+def test_a_snapshot_is_shown_and_compared_with_itself(snapshot, capsys):
+    assert main(["show", snapshot]) == 0
+    assert main(["diff", snapshot, snapshot]) == 0
+    assert "MOVED" not in capsys.readouterr().out
+
+
+def test_a_running_sidecar_is_asked_by_its_address_and_with_its_token(address, tmp_path, capsys):
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    assert main(["show", address, "--token-file", str(token)]) == 0
+    assert main(["show", address]) == 1
+    assert "token" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["predict", "SNAPSHOT"], 2, "give a step"),
+        (["predict", "SNAPSHOT", "--prefill", "3"], 2, "--requests"),
+        (["predict", "SNAPSHOT", "--requests", "3", "--output", "3"], 2, "give a step"),
+        (["predict", "SNAPSHOT", "--output", "3"], 2, "--prompt"),
+        (["predict", "SNAPSHOT", "--requests", "nan"], 1, "requests"),
+        (["predict", "SNAPSHOT", "--requests", "1e12"], 1, "requests"),
+        (["plan", "SNAPSHOT", "--prompt", "3", "--output", "3", "--itl", "3 weeks"], 2, "--itl"),
+        (["plan", "SNAPSHOT", "--prompt", "-3", "--output", "3", "--itl", "30ms"], 1, "prompt_tokens"),
+        (["show", "SNAPSHOT", "--config", "zzz"], 1, "zzz"),
+        (["show", "/nowhere/snapshot.json"], 1, "/nowhere/snapshot.json"),
+        (["show", "SNAPSHOT", "--token-file", "/nowhere/token"], 1, "/nowhere/token"),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_one_sentence(snapshot, capsys, arguments, code, said):
+    assert main([snapshot if word == "SNAPSHOT" else word for word in arguments]) == code
+    message = capsys.readouterr().err
+    assert said in message
+    assert message.count("\n") == 1

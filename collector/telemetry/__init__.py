@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import table
-from .counts import Counts, SequenceCounts
+from .counts import Counts
 from .metrics import Metrics
 from .reasons import (
     GPU,
@@ -15,6 +15,7 @@ from .reasons import (
     Phase,
     Restored,
     RowDrop,
+    SequenceEvent,
     Skip,
     Stall,
     Transport,
@@ -32,7 +33,7 @@ __all__ = [
     "Phase",
     "Restored",
     "RowDrop",
-    "SequenceCounts",
+    "SequenceEvent",
     "Skip",
     "Stall",
     "Transport",

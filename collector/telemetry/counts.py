@@ -7,8 +7,6 @@ Not safe from several threads; whoever takes the counts adds them to the live me
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from .table import Kind, Metric
 
 Row = Metric | tuple[Metric, *tuple[str, ...]]
@@ -42,17 +40,3 @@ class Counts(dict[Row, float]):
 def metric_of(row: Row) -> Metric:
     """The metric of a row."""
     return row if isinstance(row, Metric) else row[0]
-
-
-@dataclass(slots=True)
-class SequenceCounts:
-    """What happened to the numbers of one endpoint: missing = recovered + unrecoverable + still missing."""
-
-    gaps: int = 0
-    missing: int = 0
-    recovered: int = 0
-    unrecoverable: int = 0
-    restarts: int = 0
-    replays_requested: int = 0
-    replays_finished: int = 0
-    replays_unanswered: int = 0

@@ -17,6 +17,7 @@ from collector.config.schema import KvConfig, KvEndpoint
 from collector.receive.kv.kv_zmq import KvSubscriber, KvUnavailable
 from collector.runtime.clock import SystemClock
 from collector.runtime.health import Health
+from collector.telemetry import table
 from collector.telemetry.reasons import KvSkip
 from tests.support.kv_batches import payload, stored
 
@@ -149,7 +150,8 @@ def test_batches_arrive_as_records_with_the_endpoint_as_their_source(publisher, 
     until(lambda: len(taken.seqs()) == 3)
     assert [one.stored_blocks for one in taken.batches] == [1, 2, 3]
     assert {one.source for one in taken.batches} == {publisher.endpoint}
-    assert subscriber.counts.received == subscriber.counts.accepted == 3
+    counts = subscriber.counts()
+    assert counts[table.KV_RECEIVED_MESSAGES] == counts[table.KV_RECEIVED_OK] == 3
 
 
 def test_only_the_topic_asked_for_is_subscribed(publisher, subscribe):
@@ -170,11 +172,12 @@ def test_a_gap_is_replayed_and_nothing_comes_twice(context, subscribe, form):
     assert publisher.serve_replay() == 2
     taken = Taken(subscriber)
     until(lambda: len(taken.seqs()) == 6)
-    until(lambda: subscriber.sequences()[publisher.endpoint].replays_finished == 1)
+    until(lambda: subscriber.counts()[table.KV_SEQUENCE, "replays_finished"] == 1)
     assert sorted(taken.seqs()) == [0, 1, 2, 3, 4, 5]
-    counts = subscriber.sequences()[publisher.endpoint]
-    assert (counts.gaps, counts.missing, counts.recovered, counts.unrecoverable) == (1, 2, 2, 0)
-    assert subscriber.counts.skipped == {KvSkip.DUPLICATE: 2}
+    counts = subscriber.counts()
+    numbers = counts.by_label(table.KV_SEQUENCE)
+    assert (numbers["gaps"], numbers["missing"], numbers["recovered"], "unrecoverable" in numbers) == (1, 2, 2, False)
+    assert counts.by_label(table.KV_RECEIVED_SKIPPED) == {KvSkip.DUPLICATE: 2}
     publisher.close()
 
 
@@ -188,7 +191,7 @@ def test_a_late_start_asks_for_what_came_before_and_what_is_gone_is_counted(cont
     assert publisher.serve_replay() == 0
     taken = Taken(subscriber)
     until(lambda: sorted(taken.seqs()) == [3, 4, 5])
-    until(lambda: subscriber.sequences()[publisher.endpoint].unrecoverable == 3)
+    until(lambda: subscriber.counts()[table.KV_SEQUENCE, "unrecoverable"] == 3)
     publisher.close()
 
 
@@ -197,7 +200,7 @@ def test_a_replay_that_never_answers_costs_nothing_but_the_gap(publisher, subscr
     publisher.wait_for_subscriber()
     publisher.publish(lose=True)
     publisher.publish(stored(1))
-    until(lambda: subscriber.sequences()[publisher.endpoint].replays_unanswered >= 1)
+    until(lambda: subscriber.counts()[table.KV_SEQUENCE, "replays_unanswered"] >= 1)
     publisher.publish(stored(2))
     taken = Taken(subscriber)
     until(lambda: taken.seqs() == [1, 2])
@@ -231,9 +234,10 @@ def test_garbage_is_counted_by_reason_and_the_next_message_is_read(publisher, su
     publisher.publish(stored(1))
     taken = Taken(subscriber)
     until(lambda: taken.seqs() == [3])
-    counts = subscriber.counts
-    assert counts.skipped == {KvSkip.FRAMES: 4, KvSkip.UNDECODABLE: 2, KvSkip.OUT_OF_RANGE: 1}
-    assert counts.received == counts.accepted + counts.skipped.total() == 8
+    counts = subscriber.counts()
+    skipped = counts.by_label(table.KV_RECEIVED_SKIPPED)
+    assert skipped == {KvSkip.FRAMES: 4, KvSkip.UNDECODABLE: 2, KvSkip.OUT_OF_RANGE: 1}
+    assert counts[table.KV_RECEIVED_MESSAGES] == counts[table.KV_RECEIVED_OK] + sum(skipped.values()) == 8
 
 
 def test_a_publisher_that_comes_back_is_heard_again_and_counts_as_restarted(context, subscribe):
@@ -249,7 +253,7 @@ def test_a_publisher_that_comes_back_is_heard_again_and_counts_as_restarted(cont
     second.wait_for_subscriber()
     second.publish(stored(2))
     until(lambda: taken.seqs() == [0, 1, 2, 0])
-    assert subscriber.sequences()[first.endpoint].restarts == 1
+    assert subscriber.counts()[table.KV_SEQUENCE, "restarts"] == 1
     second.close()
 
 
@@ -263,7 +267,7 @@ def test_several_endpoints_are_numbered_apart(context, subscribe):
             one.publish(stored(1))
     taken = Taken(subscriber)
     until(lambda: len(taken.seqs()) == 12)
-    assert all(counts.gaps == 0 for counts in subscriber.sequences().values())
+    assert subscriber.counts()[table.KV_SEQUENCE, "gaps"] == 0
     for one in publishers:
         one.close()
 
@@ -273,8 +277,8 @@ def test_a_full_queue_loses_the_oldest_and_says_so(publisher, subscribe):
     publisher.wait_for_subscriber()
     for sent in range(1, 101):
         publisher.publish(stored(1))
-        until(lambda sent=sent: subscriber.counts.accepted == sent)  # the socket's own queue is as short
-    assert (subscriber.queued, subscriber.counts.dropped) == (10, 90)
+        until(lambda sent=sent: subscriber.counts()[table.KV_RECEIVED_OK] == sent)  # the socket's own queue is as short
+    assert (subscriber.queued, subscriber.counts()[table.KV_DROPPED_MESSAGES]) == (10, 90)
     assert [one.seq for one in subscriber.take()] == list(range(90, 100))
     assert subscriber.queued == 0
 

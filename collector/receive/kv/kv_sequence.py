@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from collector.telemetry import SequenceCounts
+from collector.telemetry import Counts, SequenceEvent, table
 
 MISSING_MAX = 10_000
 """Numbers remembered as missing per rank: as many as vLLM's publisher buffers by default."""
@@ -31,7 +31,7 @@ class EndpointSequence:
     can_replay: bool
     timeout_s: float
     pause_max_s: float
-    counts: SequenceCounts = field(default_factory=SequenceCounts)
+    counts: Counts = field(default_factory=Counts)
     _ranks: dict[int, _Numbers] = field(default_factory=dict)
     _deadline_s: float | None = None
     _not_before_s: float = 0.0
@@ -47,19 +47,19 @@ class EndpointSequence:
         """A batch came by subscription."""
         numbers = self._ranks.setdefault(rank, _Numbers())
         if numbers.expected is not None and seq < numbers.expected:
-            self.counts.restarts += 1
-            self.counts.unrecoverable += len(numbers.missing)
+            self.counts[table.KV_SEQUENCE, SequenceEvent.RESTARTS] += 1
+            self.counts[table.KV_SEQUENCE, SequenceEvent.UNRECOVERABLE] += len(numbers.missing)
             numbers = self._ranks[rank] = _Numbers()
             self._requested.pop(rank, None)
         start = numbers.expected or 0
         if seq > start:
-            self.counts.gaps += 1
-            self.counts.missing += seq - start
+            self.counts[table.KV_SEQUENCE, SequenceEvent.GAPS] += 1
+            self.counts[table.KV_SEQUENCE, SequenceEvent.MISSING] += seq - start
             old = max(start, seq - MISSING_MAX)
             numbers.missing.update(range(old, seq))
             excess = sorted(numbers.missing)[:-MISSING_MAX]
             numbers.missing.difference_update(excess)
-            self.counts.unrecoverable += old - start + len(excess)
+            self.counts[table.KV_SEQUENCE, SequenceEvent.UNRECOVERABLE] += old - start + len(excess)
         numbers.expected = seq + 1
 
     def replayed(self, rank: int, seq: int) -> bool:
@@ -68,7 +68,7 @@ class EndpointSequence:
         if numbers is None or seq not in numbers.missing:
             return False
         numbers.missing.discard(seq)
-        self.counts.recovered += 1
+        self.counts[table.KV_SEQUENCE, SequenceEvent.RECOVERED] += 1
         return True
 
     def request(self, now_s: float) -> int | None:
@@ -78,7 +78,7 @@ class EndpointSequence:
             return None
         self._deadline_s = now_s + self.timeout_s
         self._requested = {rank: max(missing) for rank, missing in wanted.items()}
-        self.counts.replays_requested += 1
+        self.counts[table.KV_SEQUENCE, SequenceEvent.REPLAYS_REQUESTED] += 1
         return min(min(missing) for missing in wanted.values())
 
     def answered(self, now_s: float) -> None:
@@ -91,8 +91,8 @@ class EndpointSequence:
         for rank, newest in self._requested.items():
             gone = {seq for seq in self._ranks[rank].missing if seq <= newest}
             self._ranks[rank].missing -= gone
-            self.counts.unrecoverable += len(gone)
-        self.counts.replays_finished += 1
+            self.counts[table.KV_SEQUENCE, SequenceEvent.UNRECOVERABLE] += len(gone)
+        self.counts[table.KV_SEQUENCE, SequenceEvent.REPLAYS_FINISHED] += 1
         self._deadline_s, self._pause_s = None, _PAUSE_MIN_S
         self._requested = {}
 
@@ -100,7 +100,7 @@ class EndpointSequence:
         """Whether the outstanding request has gone unanswered; the next one waits twice as long as the last did."""
         if self._deadline_s is None or now_s < self._deadline_s:
             return False
-        self.counts.replays_unanswered += 1
+        self.counts[table.KV_SEQUENCE, SequenceEvent.REPLAYS_UNANSWERED] += 1
         self._deadline_s = None
         self._not_before_s = now_s + self._pause_s
         self._pause_s = min(2 * self._pause_s, self.pause_max_s)

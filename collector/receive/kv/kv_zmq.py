@@ -8,14 +8,13 @@ optional dependency (extra ``kv``), imported when the first subscriber starts.
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
-from dataclasses import dataclass, field
+from collections import deque
 from typing import Any
 
 from collector.config import KvConfig, KvEndpoint
 from collector.decode.kv import KvBatch, read_frames
 from collector.runtime import Clock, Health, Task
-from collector.telemetry import KvSkip, SequenceCounts
+from collector.telemetry import Counts, KvSkip, table
 
 from .kv_sequence import EndpointSequence
 
@@ -30,16 +29,6 @@ _RECONNECT_MS, _RECONNECT_MAX_MS = 200, 10_000
 
 class KvUnavailable(Exception):
     """KV endpoints are configured, but pyzmq is not installed or an endpoint cannot be used."""
-
-
-@dataclass(slots=True)
-class KvCounts:
-    """received = accepted + Σ skipped; ``dropped`` of the accepted ones left the full queue unread."""
-
-    received: int = 0
-    accepted: int = 0
-    skipped: Counter[KvSkip] = field(default_factory=Counter)
-    dropped: int = 0
 
 
 class _Subscription:
@@ -101,11 +90,11 @@ class KvSubscriber:
     """Subscribes to every endpoint in one thread; the worker takes what came."""
 
     def __init__(self, settings: KvConfig, clock: Clock, health: Health) -> None:
-        self.counts = KvCounts()
+        self._counts = Counts()
         self._settings = settings
         self._clock = clock
         self._lock = threading.Lock()
-        """Guards the queue and, with it, ``counts.dropped``; all else belongs to the task."""
+        """Guards the queue; all else belongs to the task."""
         self._queue: deque[KvBatch] = deque()
         self._task = Task(NAME, self._receive, health=health, turn_timeout_s=TURN_TIMEOUT_S)
         self._subscriptions: list[_Subscription] = []
@@ -123,9 +112,12 @@ class KvSubscriber:
         """Whether the thread runs."""
         return self._task.running
 
-    def sequences(self) -> dict[str, SequenceCounts]:
-        """Gaps, replays and restarts by endpoint."""
-        return {subscription.name: subscription.sequence.counts for subscription in self._subscriptions}
+    def counts(self) -> Counts:
+        """What was counted since the start: received = accepted + Σ skipped; dropped ones were accepted before."""
+        counts = Counts(self._counts)
+        for subscription in self._subscriptions:
+            counts.merge(Counts(subscription.sequence.counts))  # copied at once: its thread goes on counting
+        return counts
 
     def start(self) -> None:
         """Open the sockets and start the thread; returns at once, whether or not anybody is there."""
@@ -203,11 +195,11 @@ class KvSubscriber:
                 sequence.finished()
                 subscription.hang_up(self._poller)
                 return
-            self.counts.received += 1
+            self._counts[table.KV_RECEIVED_MESSAGES] += 1
             if batch is None:
-                self.counts.skipped[KvSkip.FRAMES] += 1
+                self._counts[table.KV_RECEIVED_SKIPPED, KvSkip.FRAMES] += 1
             elif isinstance(batch, KvSkip):
-                self.counts.skipped[batch] += 1
+                self._counts[table.KV_RECEIVED_SKIPPED, batch] += 1
             elif live:
                 sequence.live(batch.rank, batch.seq)
                 self._accept(batch)
@@ -216,12 +208,12 @@ class KvSubscriber:
                 if sequence.replayed(batch.rank, batch.seq):
                     self._accept(batch)
                 else:
-                    self.counts.skipped[KvSkip.DUPLICATE] += 1
+                    self._counts[table.KV_RECEIVED_SKIPPED, KvSkip.DUPLICATE] += 1
 
     def _accept(self, batch: KvBatch) -> None:
-        self.counts.accepted += 1
+        self._counts[table.KV_RECEIVED_OK] += 1
         with self._lock:
             self._queue.append(batch)
             if len(self._queue) > self._settings.queue_batches:
                 self._queue.popleft()
-                self.counts.dropped += 1
+                self._counts[table.KV_DROPPED_MESSAGES] += 1

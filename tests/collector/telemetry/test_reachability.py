@@ -353,7 +353,7 @@ def publisher_numbers() -> Reached:
     sequence.request(10.0)
     assert sequence.overdue(20.0)
     sequence.live(0, 0)
-    return [event for event in SequenceEvent if getattr(sequence.counts, event)]
+    return labels_of(sequence.counts)
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,10 @@
 
 Code renders from it, documents are compared with it. Every label value comes from a closed set, except ``config``,
 whose number is capped by the learner, and those of ``tracefit_config_info``, which has one series per configuration.
+
+A table of its own beside ``collector.telemetry``'s: that one holds counters of a process, whose label sets exist from
+the start; this one describes what is drawn from a snapshot, label values and all, and exporters never import the
+collector.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from collector.join import (
     SpanWindow,
 )
 from collector.join.kv import KvSources
-from collector.join.requests import HANDOFFS_MAX, ApiQueueing, Request, RequestSequence
+from collector.join.requests import HANDOFFS_MAX, ApiQueueing, HeldRequest, RequestSequence
 from collector.join.steps import StepSequence, WarmUp
 from collector.telemetry import Counts
 from online import RowBlock, Target
@@ -80,7 +80,7 @@ _REQUEST_KINDS = [
     ),
     Kind(ApiQueueing, {"requests": int, "wait_us": float, "handoffs_us": Bounded(float, HANDOFFS_MAX)}),
     Kind(
-        Request,
+        HeldRequest,
         {
             "first_s": float,
             "last_s": float,
@@ -95,8 +95,8 @@ _REQUEST_KINDS = [
         {
             "_engine": int,
             "_epoch_unix_ns": int,
-            "_held": list[Request],
-            "_pending": list[tuple[int, bytes, Request]],
+            "_held": list[HeldRequest],
+            "_pending": list[tuple[int, bytes, HeldRequest]],
             "_emitted_until_unix_ns": int,
             "event_unix_ns": int,
         },

@@ -31,7 +31,7 @@ Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ScoredRequest:
     """One naturally ended request; times in wall clock ns, ``delivered`` of its engine-core span."""
 
     engine: int
@@ -66,7 +66,7 @@ class Capture:
     telemetry: str
     full: dict[Target, Delivered]
     learned: dict[Target, RowBlock]
-    requests: list[Request]
+    requests: list[ScoredRequest]
     cut_ns: int
     cannot_derive: tuple[str, ...] = ()
     dropped_rows: dict[str, int] = field(default_factory=dict)
@@ -235,8 +235,8 @@ def _deliver(rows: RowBlock, unix: Ints, *, behind: bool) -> Delivered:
     return Delivered(rows, nearest[:, 1], nearest[:, 2] - behind)
 
 
-def _requests(stream: _Stream, label: str, instances: set[str]) -> list[Request]:
-    out = []
+def _requests(stream: _Stream, label: str, instances: set[str]) -> list[ScoredRequest]:
+    requests = []
     for instance, span, delivered_ns in stream.core:
         engine = stream.correlator.joiner.engine_of(instance, label)
         if engine is None or engine.instance not in instances or span.finish not in (Finish.STOPPED, Finish.LENGTH):
@@ -248,8 +248,8 @@ def _requests(stream: _Stream, label: str, instances: set[str]) -> list[Request]
             continue
         api = stream.api.get(span.parent_span_id)
         alone = api is not None and api.samples == 1
-        out.append(
-            Request(
+        requests.append(
+            ScoredRequest(
                 engine=engine.number,
                 prompt_tokens=span.prompt_tokens,
                 output_tokens=span.marks[-1].output_tokens,
@@ -262,7 +262,7 @@ def _requests(stream: _Stream, label: str, instances: set[str]) -> list[Request]
                 departed_ns=_stamp(api.departed_ns, span) if api is not None and alone else None,
             )
         )
-    return sorted(out, key=lambda request: request.finished_ns)
+    return sorted(requests, key=lambda request: request.finished_ns)
 
 
 def _stamp(mono_ns: int, span: CoreSpan) -> int | None:

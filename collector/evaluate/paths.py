@@ -18,7 +18,7 @@ import numpy as np
 
 from online import Floats, Ints, RowBlock
 
-from .captures import Request
+from .captures import ScoredRequest
 
 COVER_MIN, COVER_MAX = 0.97, 1.03
 
@@ -27,7 +27,7 @@ COVER_MIN, COVER_MAX = 0.97, 1.03
 class Path:
     """One request with the rows of its path, (k,) indices and shares, and how many of them precede the first token."""
 
-    request: Request
+    request: ScoredRequest
     rows: Ints
     share: Floats
     prefill: Floats
@@ -65,7 +65,7 @@ class Timeline:
         return self.index[here][used], share[used]
 
 
-def paths_of(rows: RowBlock, requests: Sequence[Request]) -> Paths:
+def paths_of(rows: RowBlock, requests: Sequence[ScoredRequest]) -> Paths:
     """The path of every request that its rows cover."""
     lines: dict[int, Timeline] = {}
     paths, uncovered = [], 0

@@ -79,7 +79,7 @@ class Engine:
 
     @property
     def released(self) -> bool:
-        """Whether rows have left already: too late to find out that somebody else tells the same."""
+        """Whether rows have left already: too late to find out that a second emitter reports the same steps."""
         return bool(self._processes) and self._processes[0].warm_up.over
 
     def snapshot(self) -> EngineSnapshot:
@@ -136,9 +136,9 @@ class Engine:
     def _add_request(self, span: CoreSpan, known: PendingRequest | None = None) -> PendingRequest | None:
         last = span.marks[-1]
         process = self._process_of(last.ts_ns + span.unix_minus_mono_ns, last.step_id)
-        found = tuple(runs(span.marks))
-        self._counts.merge(process.sequence.add_request(span, found))
-        extent = extent_of(found)
+        request_runs = tuple(runs(span.marks))
+        self._counts.merge(process.sequence.add_request(span, request_runs))
+        extent = extent_of(request_runs)
         if extent is None:
             return None
         start = next(mark for mark in span.marks if mark.kind is MarkKind.SCHEDULED)
@@ -253,7 +253,7 @@ class Engine:
             return []
         process.sort_requests()
         grace_unix_ns = process.sequence.event_unix_ns - int(self._settings.grace_s * 1e9)
-        found: dict[Target, list[RequestRow]] = {}
+        by_target: dict[Target, list[RequestRow]] = {}
         done = 0
         for request in process.requests:
             passed = process.sequence.frontier.emitted_to > request.last_step
@@ -269,8 +269,9 @@ class Engine:
                 self.api_queueing.add(request.span, request.api)
             remembered = request.end_unix_ns - request.queued_unix_ns < self._remembered_ns
             for row in rows_of(request.span, request.api, window if remembered else None):
-                found.setdefault(row.target, []).append(row)
+                by_target.setdefault(row.target, []).append(row)
         del process.requests[:done]
         return [
-            TargetRows(target, request_block(rows, self.number, self.quality)) for target, rows in sorted(found.items())
+            TargetRows(target, request_block(rows, self.number, self.quality))
+            for target, rows in sorted(by_target.items())
         ]

@@ -49,7 +49,7 @@ class KvSequence(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class Rhythm:
     """How well a life fits an engine process, and since when that is known."""
 
     since_unix_ns: int
@@ -87,7 +87,7 @@ class KvSources:
     # --- in ---------------------------------------------------------------------------------------------------------
 
     def add(self, batch: KvBatch) -> None:
-        """Take one batch; what is done with it is counted."""
+        """Add one batch; what is done with it is counted."""
         count_batch(self.counts, batch, self._life_of(batch).add(batch))
 
     def _life_of(self, batch: KvBatch) -> KvTimeline:
@@ -126,30 +126,30 @@ class KvSources:
             life.forget_before(owner.event_unix_ns - 2 * self._window_ns)
         if not self._unbound:
             return
-        free = [(instance, one) for instance, one in sequences if not one.kv.known]
+        free = [(instance, sequence) for instance, sequence in sequences if not sequence.kv.known]
         for life, instance in list(self._unbound):
-            found = self._owner(life, instance, free, flush=flush) if free and len(life) else None
-            if found is None:
+            binding = self._owner(life, instance, free, flush=flush) if free and len(life) else None
+            if binding is None:
                 continue
-            owner, since_unix_ns = found
+            owner, since_unix_ns = binding
             life.bind(since_unix_ns, self._grace_ns)
             owner.kv.bind(life)
             self._bound.append((life, owner))
-            free = [(name, one) for name, one in free if one is not owner]
+            free = [(name, sequence) for name, sequence in free if sequence is not owner]
             self._unbound = [entry for entry in self._unbound if entry[0] is not life]
 
     def _owner(
         self, life: KvTimeline, instance: str, free: list[tuple[str, KvSequence]], *, flush: bool
     ) -> tuple[KvSequence, int | None] | None:
         if instance:
-            mine = [one for name, one in free if name == instance]
-            return (mine[-1], None) if mine else None
+            own = [sequence for name, sequence in free if name == instance]
+            return (own[-1], None) if own else None
         best: tuple[float, int, KvSequence] | None = None
-        for _, one in free:
-            until = one.event_unix_ns if flush else one.event_unix_ns - self._grace_ns
-            found = evidence(life.times(), one, until)
-            if found is not None and (best is None or found.share > best[0]):
-                best = found.share, found.since_unix_ns, one
+        for _, sequence in free:
+            until = sequence.event_unix_ns if flush else sequence.event_unix_ns - self._grace_ns
+            rhythm = evidence(life.times(), sequence, until)
+            if rhythm is not None and (best is None or rhythm.share > best[0]):
+                best = rhythm.share, rhythm.since_unix_ns, sequence
         return (best[2], best[1]) if best is not None else None
 
     def take_counts(self) -> Counts:
@@ -171,7 +171,7 @@ def _fits(batch: KvBatch, oldest_ns: int, oldest_seq: int, newest_ns: int, newes
     return oldest_ns <= batch.ts_unix_ns <= newest_ns
 
 
-def evidence(batch_times_ns: Ints, sequence: KvSequence, until_unix_ns: int) -> Evidence | None:
+def evidence(batch_times_ns: Ints, sequence: KvSequence, until_unix_ns: int) -> Rhythm | None:
     """The earliest moment by which enough prefill ends were answered by a batch; None while there is no such moment.
 
     Ends: FIRST_TOKEN stamps (known when the request had finished), and starts of steps after a summary with prefill
@@ -193,7 +193,7 @@ def evidence(batch_times_ns: Ints, sequence: KvSequence, until_unix_ns: int) -> 
     if not enough.any():
         return None
     first = int(np.argmax(enough))
-    return Evidence(int(known_ns[first]), float(share[first]))
+    return Rhythm(int(known_ns[first]), float(share[first]))
 
 
 def _ends(sequence: KvSequence) -> tuple[Ints, Ints]:

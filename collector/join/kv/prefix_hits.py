@@ -60,10 +60,10 @@ class Prefills:
         """(when it was known, when a prefill ended), wall clock: what a publisher is recognised by."""
         self.hit_tokens = 0.0
 
-    def add(self, span: CoreSpan, chunks: Sequence[Chunks], found: Sequence[Run]) -> None:
-        """Take a finished request, its runs, and the multi-step prefills laid for it."""
+    def add(self, span: CoreSpan, chunks: Sequence[Chunks], runs: Sequence[Run]) -> None:
+        """Add a finished request, its runs, and the multi-step prefills laid for it."""
         by_step = {chunk.first_step: chunk for chunk in chunks}
-        for run in found:
+        for run in runs:
             prefill, decoding = _of(run, span)
             prefill.chunk = by_step.get(run.first_step)
             self._pending.append(prefill)
@@ -102,7 +102,7 @@ class Prefills:
         groups = self._groups(stop_step) if timeline.block_size else []
         if not groups:
             return
-        beside = _Beside(
+        concurrent = _Concurrent(
             np.sort(np.array([p.first_step for p in self._pending])),
             np.array(self._decodes, np.int64).reshape(-1, 3),
             lag=1 if asynchronous else 0,
@@ -114,7 +114,7 @@ class Prefills:
                 continue
             if window.rebuilt["scheduled_unix_ns"][here.start] < from_unix_ns:
                 continue
-            blocks = _hit_blocks(group, beside, window, timeline, asynchronous=asynchronous)
+            blocks = _hit_blocks(group, concurrent, window, timeline, asynchronous=asynchronous)
             if blocks > 0:
                 self._share(group, blocks * timeline.block_size, timeline.block_size, window)
 
@@ -135,18 +135,18 @@ class Prefills:
     def _share(self, group: list[Prefill], hit_tokens: float, size: int, window: StepWindow) -> None:
         left = hit_tokens
         for resumed in (True, False):
-            some = [(p, float((p.tokens - 1) // size * size)) for p in group if p.resumed is resumed]
-            most = sum(cap for _, cap in some)
+            capped = [(p, float((p.tokens - 1) // size * size)) for p in group if p.resumed is resumed]
+            most = sum(cap for _, cap in capped)
             given = min(left, most)
             left -= given
-            for prefill, cap in some:
+            for prefill, cap in capped:
                 if given > 0:
                     _subtract(prefill, given * cap / most, window)
         self.hit_tokens += hit_tokens
 
 
 @dataclass(frozen=True, slots=True)
-class _Beside:
+class _Concurrent:
     """What runs beside a group: steps in which prefills begin, shape (p,), in order; decoding, shape (d, 3).
 
     A line of ``decodes`` is a request's (first step, last step, context after the first). ``lag``: steps between
@@ -171,13 +171,13 @@ class _Beside:
 
 
 def _hit_blocks(
-    group: list[Prefill], beside: _Beside, window: StepWindow, timeline: KvTimeline, *, asynchronous: bool
+    group: list[Prefill], concurrent: _Concurrent, window: StepWindow, timeline: KvTimeline, *, asynchronous: bool
 ) -> float:
     """Hit blocks of the group; 0 where it cannot be told."""
     size = timeline.block_size
     first, prefilled = group[0].first_step, max(p.last_step for p in group)
     last = _end_step(window, prefilled)
-    if not all(p.known for p in group) or beside.begin_within(prefilled, last):
+    if not all(p.known for p in group) or concurrent.begin_within(prefilled, last):
         return 0.0
     stored = _stored(window, timeline, first, last, asynchronous=asynchronous)
     if stored is None:
@@ -185,7 +185,7 @@ def _hit_blocks(
     loaded = sum(timeline.loaded_blocks(p.request_id) for p in group if not p.resumed)
     expected = sum(p.tokens // size for p in group)
     most = sum((p.tokens - 1) // size for p in group)
-    return min(max(0.0, expected - (stored - beside.filled(first, last, size)) + loaded), most)
+    return min(max(0.0, expected - (stored - concurrent.filled(first, last, size)) + loaded), most)
 
 
 def _subtract(prefill: Prefill, tokens: float, window: StepWindow) -> None:

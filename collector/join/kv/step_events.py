@@ -38,9 +38,9 @@ class KvSteps:
         self.timeline = timeline
         self.prefills.stamps.clear()
 
-    def add(self, span: CoreSpan, chunks: Sequence[Chunks], found: Sequence[Run]) -> list[Chunks]:
-        """Note a request laid over its steps in these runs; returns ``chunks``, its multi-step prefills."""
-        self.prefills.add(span, chunks, found)
+    def add_request(self, span: CoreSpan, chunks: Sequence[Chunks], runs: Sequence[Run]) -> list[Chunks]:
+        """Record a request laid over its steps in these runs; returns ``chunks``, its multi-step prefills."""
+        self.prefills.add(span, chunks, runs)
         return list(chunks)
 
     def settled(self, final: Bools, unix_ns: Ints, event_unix_ns: int) -> Bools:

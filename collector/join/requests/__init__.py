@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .api_queueing import HANDOFFS_MAX, ApiQueueing, with_handoffs
 from .journeys import Chunks, Run, extent_of, runs
-from .occupancy import Request, RequestSequence
+from .occupancy import HeldRequest, RequestSequence
 from .request_rows import QUEUE_STATE_AGE_NS, RequestRow, request_block, rows_of
 
 __all__ = [
@@ -12,7 +12,7 @@ __all__ = [
     "QUEUE_STATE_AGE_NS",
     "ApiQueueing",
     "Chunks",
-    "Request",
+    "HeldRequest",
     "RequestRow",
     "RequestSequence",
     "Run",

@@ -1,8 +1,7 @@
 """What is known of ARRIVED -> QUEUED beside the rows of idle arrivals.
 
-Requests that meet a busy engine wait for the running step, which no coefficient may carry (design §3): they are in
-the plain
-mean only. Where hardly a request finds the engine idle, ARRIVED -> HANDOFF stands in for the API's own work.
+Requests that meet a busy engine wait for the running step, which no coefficient may carry: they are in the plain mean
+only. Where hardly a request finds the engine idle, ARRIVED -> HANDOFF stands in for the API's own work.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class ApiQueueing:
     handoffs_us: deque[float] = field(default_factory=lambda: deque(maxlen=HANDOFFS_MAX))
 
     def add(self, span: CoreSpan, api: ApiSpan) -> None:
-        """Take one request with its API span."""
+        """Count one request with its API span."""
         queued = span.marks[0]
         if api.arrived_ns == MISSING or queued.kind is not MarkKind.QUEUED or queued.ts_ns < api.arrived_ns:
             return
@@ -41,11 +40,11 @@ class ApiQueueing:
             self.handoffs_us.append((api.handoff_ns - api.arrived_ns) / 1e3)
 
 
-def with_handoffs(target: TargetSnapshot | None, seen: Iterable[ApiQueueing]) -> TargetSnapshot | None:
+def with_handoffs(target: TargetSnapshot | None, queueings: Iterable[ApiQueueing]) -> TargetSnapshot | None:
     """The target with the plain mean of all requests; with too few idle rows, the median hand-off in their place."""
-    every = list(seen)
-    requests = sum(one.requests for one in every)
-    handoffs_us = [value for one in every for value in one.handoffs_us]
+    known = list(queueings)
+    requests = sum(queueing.requests for queueing in known)
+    handoffs_us = [value for queueing in known for value in queueing.handoffs_us]
     idle_rows = max((model.rows for model in target.models.values()), default=0) if target is not None else 0
     if idle_rows < _IDLE_ROWS_MIN and len(handoffs_us) >= _HANDOFFS_MIN:
         intercept = FeatureSnapshot(name="intercept", unit="us", coefficient=median(handoffs_us), status="weak")
@@ -53,4 +52,4 @@ def with_handoffs(target: TargetSnapshot | None, seen: Iterable[ApiQueueing]) ->
         target = TargetSnapshot(vector="alpha", unit="us", champion="portable", models={"portable": model})
     if target is None or requests == 0:
         return target
-    return msgspec.structs.replace(target, mean_us=sum(one.wait_us for one in every) / requests)
+    return msgspec.structs.replace(target, mean_us=sum(queueing.wait_us for queueing in known) / requests)

@@ -2,10 +2,8 @@
 
 ``scheduler.step`` of SCHEDULED, FIRST_TOKEN, PREEMPTED and FINISHED says which steps a request was part of. Between
 SCHEDULED and FIRST_TOKEN it prefills; from the step after FIRST_TOKEN on it decodes one token a step, its context
-growing
-by one; after a preemption it recomputes prompt and outputs first. Prefill in several steps is split later, when the
-token
-budget of those steps is known (:func:`split_chunks`).
+growing by one; after a preemption it recomputes prompt and outputs first. Prefill in several steps is split later, when
+the token budget of those steps is known (:func:`split_chunks`).
 """
 
 from __future__ import annotations
@@ -52,18 +50,18 @@ class Run:
         return min(max(0, steps - (self.outputs_end - self.outputs)), steps - 1)
 
 
-def extent_of(found: Sequence[Run]) -> tuple[int, int] | None:
+def extent_of(request_runs: Sequence[Run]) -> tuple[int, int] | None:
     """First and last step of a request's runs."""
-    return (found[0].first_step, found[-1].last_step) if found else None
+    return (request_runs[0].first_step, request_runs[-1].last_step) if request_runs else None
 
 
-def lay(span: CoreSpan, window: StepWindow, found: Sequence[Run] | None = None) -> list[Chunks]:
+def lay(span: CoreSpan, window: StepWindow, request_runs: Sequence[Run] | None = None) -> list[Chunks]:
     """Add the request to the columns of its steps (which must be reachable); returns its multi-step prefills.
 
-    ``found``: its runs, where the caller has them already.
+    ``request_runs``: its runs, where the caller has them already.
     """
     chunks = []
-    for run in runs(span.marks) if found is None else found:
+    for run in runs(span.marks) if request_runs is None else request_runs:
         if run.outputs == 0:
             chunks += _lay_prefill(run, span.prompt_tokens, window)
         else:
@@ -176,7 +174,7 @@ def split_chunks(
     vLLM schedules decodes first, then running prefills in order, so a prefill takes what the others leave of the step's
     prefill tokens (known from its summary) or of the token budget. Without either: an even split, marked approximate.
     """
-    rest = []
+    unfinished = []
     for chunk in sorted(chunks, key=lambda c: (c.scheduled_ns, c.first_step, c.last_step)):
         for step in range(chunk.first_step, min(chunk.last_step + 1, stop_step)):
             index = step - window.base
@@ -190,8 +188,8 @@ def split_chunks(
             chunk.left -= tokens
         chunk.first_step = max(chunk.first_step, stop_step)
         if chunk.first_step <= chunk.last_step:
-            rest.append(chunk)
-    return rest
+            unfinished.append(chunk)
+    return unfinished
 
 
 def _at_most(left: float, steps_after: int, share: float) -> float:

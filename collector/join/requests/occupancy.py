@@ -5,12 +5,10 @@ requests between their first and last token are the decode batch; each is assume
 
     n(t) = #{j : F_j < t <= E_j}            C(t) = Σ_j prompt_j + ½ + r_j (t - F_j)      r_j = (N_j - 1) / (E_j - F_j)
     row i: ℓ = N_i - 1, y = E_i - F_i, features of step k at the middle of its k-th token, prompts of requests whose
-    first
-    token falls into it as its prefill; weight 1 / mean n, since the windows of n requests tell the same story
+    first token falls into it as its prefill; weight 1 / mean n, since the windows of n requests tell the same story
 
-Aborted requests send no span: their share of the batch is missing. A row is final when every request that overlaps
-it has
-been heard of: ``window_s`` later, or at the end of the stream, when no known request lasts long enough to still run.
+Aborted requests send no span: their share of the batch is missing. A row is final when every request that overlaps it
+has been heard of: ``window_s`` later, or at the end of the stream, when no known request is long enough to still run.
 """
 
 from __future__ import annotations
@@ -40,8 +38,8 @@ _COLUMN = {name: index for index, name in enumerate(STEP_FEATURES)}
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """Times in seconds since the sequence's epoch."""
+class HeldRequest:
+    """A finished request that others may overlap; times in seconds since the sequence's epoch."""
 
     first_s: float
     last_s: float
@@ -51,10 +49,10 @@ class Request:
     span: RequestSpan
 
 
-class _Batch:
+class _DecodeBatch:
     """n(t), C(t) and cumulative prefill as sums over requests sorted by first and by last token."""
 
-    def __init__(self, requests: list[Request]) -> None:
+    def __init__(self, requests: list[HeldRequest]) -> None:
         first = np.array([r.first_s for r in requests])
         last = np.array([r.last_s for r in requests])
         prompt = np.array([r.prompt_tokens for r in requests])
@@ -107,8 +105,8 @@ class RequestSequence:
         self._settings = settings
         self._engine = engine
         self._epoch_unix_ns = 0
-        self._held: list[Request] = []
-        self._pending: list[tuple[int, bytes, Request]] = []
+        self._held: list[HeldRequest] = []
+        self._pending: list[tuple[int, bytes, HeldRequest]] = []
         self._emitted_until_unix_ns = 0
         self.event_unix_ns = 0
         self.counts = Counts()
@@ -142,7 +140,9 @@ class RequestSequence:
         self._epoch_unix_ns = self._epoch_unix_ns or span.arrival_unix_ns
         first_s = (span.arrival_unix_ns - self._epoch_unix_ns) / 1e9 + span.first_token_s
         self.event_unix_ns = max(self.event_unix_ns, span.end_unix_ns)
-        request = Request(first_s, first_s + decode_s, float(span.prompt_tokens), span.output_tokens, end_unix_ns, span)
+        request = HeldRequest(
+            first_s, first_s + decode_s, float(span.prompt_tokens), span.output_tokens, end_unix_ns, span
+        )
         self._held.append(request)
         heapq.heappush(self._pending, (end_unix_ns, span.span_id, request))
         if len(self._pending) > self._settings.requests_max:
@@ -161,7 +161,7 @@ class RequestSequence:
         while self._pending and (flush or self._pending[0][0] <= horizon_unix_ns):
             ready.append(heapq.heappop(self._pending)[2])
         usable = self._finished(ready) if flush else ready
-        batch = _Batch(self._held)
+        batch = _DecodeBatch(self._held)
         out = [(Target.STEP_TIME, rows) for rows in self._step_rows(usable, batch)]
         out += self._request_rows(ready)
         self._emitted_until_unix_ns = ready[-1].end_unix_ns
@@ -169,7 +169,7 @@ class RequestSequence:
         self._held = [r for r in self._held if r.last_s >= kept_s]
         return out
 
-    def _finished(self, ready: list[Request]) -> list[Request]:
+    def _finished(self, ready: list[HeldRequest]) -> list[HeldRequest]:
         """At the end of the stream: those that no request still running can overlap."""
         longest_s = max(r.last_s - r.first_s for r in self._held)
         open_after_s = max(r.last_s for r in self._held) - longest_s
@@ -178,9 +178,9 @@ class RequestSequence:
         self.counts[table.DROPPED_ROWS, RowDrop.INCOMPLETE] += unfinished
         return usable
 
-    def _step_rows(self, requests: list[Request], batch: _Batch) -> list[RowBlock]:
+    def _step_rows(self, requests: list[HeldRequest], batch: _DecodeBatch) -> list[RowBlock]:
         out: list[RowBlock] = []
-        group: list[Request] = []
+        group: list[HeldRequest] = []
         lines = 0
         for request in requests:
             steps = request.output_tokens - 1
@@ -195,7 +195,7 @@ class RequestSequence:
             out.append(self._block(group, batch))
         return out
 
-    def _block(self, requests: list[Request], batch: _Batch) -> RowBlock:
+    def _block(self, requests: list[HeldRequest], batch: _DecodeBatch) -> RowBlock:
         steps = np.array([r.output_tokens - 1 for r in requests])
         offsets = np.concatenate(([0], np.cumsum(steps)))
         first = np.array([r.first_s for r in requests])
@@ -225,10 +225,10 @@ class RequestSequence:
             quality=np.full(n, int(Quality.REQUESTS), np.int64),
         )
 
-    def _request_rows(self, requests: list[Request]) -> list[tuple[Target, RowBlock]]:
+    def _request_rows(self, requests: list[HeldRequest]) -> list[tuple[Target, RowBlock]]:
         """queue_wait of all; api_queueing of those that arrived while no other request was there."""
         queue = _Queue(self._held)
-        found: dict[Target, list[RequestRow]] = {}
+        by_target: dict[Target, list[RequestRow]] = {}
         for request in requests:
             span = request.span
             waits_s = {Target.QUEUE_WAIT: span.queue_s}
@@ -237,14 +237,16 @@ class RequestSequence:
             raw = (float(span.prompt_tokens), float(span.output_tokens), *queue.met_by(span))
             for target, wait_s in waits_s.items():
                 if not math.isnan(wait_s):
-                    found.setdefault(target, []).append(RequestRow(target, raw, wait_s * 1e6, request.end_unix_ns))
-        return [(target, request_block(rows, self._engine, Quality.REQUESTS)) for target, rows in sorted(found.items())]
+                    by_target.setdefault(target, []).append(RequestRow(target, raw, wait_s * 1e6, request.end_unix_ns))
+        return [
+            (target, request_block(rows, self._engine, Quality.REQUESTS)) for target, rows in sorted(by_target.items())
+        ]
 
 
 class _Queue:
     """The queue that a request met, from all spans: SCHEDULED = first token - prefill, QUEUED = that - queue."""
 
-    def __init__(self, requests: list[Request]) -> None:
+    def __init__(self, requests: list[HeldRequest]) -> None:
         spans = [request.span for request in requests]
         self._arrived = np.sort([span.arrival_unix_ns for span in spans])
         self._ended = np.sort([request.end_unix_ns for request in requests])

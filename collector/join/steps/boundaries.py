@@ -37,7 +37,7 @@ class Stamps:
     kind: Ints
 
     def take(self, chosen: Bools) -> Stamps:
-        """Some of them."""
+        """The stamps of the chosen boundaries."""
         return Stamps(self.step[chosen], self.ns[chosen], self.unix_ns[chosen], self.kind[chosen])
 
 
@@ -76,12 +76,12 @@ def stamps(steps: Cells, cells: Cells, empty: Bools, *, asynchronous: bool) -> S
 
 def pairs(steps: Cells, cells: Cells, empty: Bools, *, asynchronous: bool, done: bool) -> tuple[Ints, Floats]:
     """Steps timed by summaries alone (the quick lane): index within the columns, elapsed us."""
-    found = done_stamps(steps, cells, empty) if done else stamps(steps, cells, empty, asynchronous=asynchronous)
-    start = found.kind == START
-    next_too = start[:-1] & start[1:] & (np.diff(found.step) == 1)
-    index = found.step[:-1]
+    stamped = done_stamps(steps, cells, empty) if done else stamps(steps, cells, empty, asynchronous=asynchronous)
+    start = stamped.kind == START
+    next_too = start[:-1] & start[1:] & (np.diff(stamped.step) == 1)
+    index = stamped.step[:-1]
     timed = next_too & cells["seen"][index] & ~empty[index]
-    elapsed_us = np.diff(found.ns)[timed] / 1e3
+    elapsed_us = np.diff(stamped.ns)[timed] / 1e3
     return index[timed], elapsed_us
 
 

@@ -1,6 +1,6 @@
 """What is known of an engine process as a whole: what its telemetry carries, how it schedules, where context is from.
 
-None of it takes anything back: once summaries, journeys or exact context were seen, rows are made with them.
+Nothing is taken back: once summaries, journeys or exact context were seen, rows are made with them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Synchronous or asynchronous scheduling, told from where end stamps lie (wire contract §5.6).
 
-FIRST_TOKEN and FINISHED of step s come before ts_start(s + 1) if the engine waits for each step, after it if the
-next step
-is scheduled while s runs. SCHEDULED of s + 1 tells the same where there is no summary.
+FIRST_TOKEN and FINISHED of step s come before ts_start(s + 1) if the engine waits for each step, after it if the next
+step is scheduled while s runs. SCHEDULED of s + 1 tells the same where there is no summary.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class StepSequence:
             return counts
         if extent[0] < self.frontier.emitted_to and not context.has_exact_context:
             counts[table.JOIN_EVENTS, JoinEvent.JOURNEY_LATE] += 1
-        self._chunks += self.kv.add(span, journeys.lay(span, window, runs), runs)
+        self._chunks += self.kv.add_request(span, journeys.lay(span, window, runs), runs)
         first = next(mark for mark in span.marks if mark.kind is MarkKind.SCHEDULED)
         context.longest_run_ns = max(context.longest_run_ns, last.ts_ns - first.ts_ns)
         return counts

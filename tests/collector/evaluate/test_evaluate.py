@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from collector.evaluate import plots
-from collector.evaluate.captures import Capture, Delivered, Request
+from collector.evaluate.captures import Capture, Delivered, ScoredRequest
 from collector.evaluate.fits import NINE, fit, identifiable, prequential, rows_to_goal
 from collector.evaluate.leave_out import group, leave_one_out
 from collector.evaluate.page import page
@@ -44,7 +44,7 @@ def _rows(elapsed_ms, lines_per_row=None):
 
 def _request(scheduled, first, finished, tokens=3, engine=0):
     stamps = [int(x * MS) for x in (scheduled, first, finished)]
-    return Request(engine, 10, tokens, 0, *stamps, delivered_ns=stamps[-1])
+    return ScoredRequest(engine, 10, tokens, 0, *stamps, delivered_ns=stamps[-1])
 
 
 def test_a_path_is_the_steps_between_scheduled_and_finished():
@@ -88,7 +88,9 @@ def test_request_scores_by_hand():
 
 def test_the_full_time_adds_alphas_and_the_observed_wait():
     rows = _rows([10, 20, 30, 40])
-    request = Request(0, 10, 3, 8 * MS, 10 * MS, 30 * MS, 100 * MS, 100 * MS, arrived_ns=5 * MS, departed_ns=104 * MS)
+    request = ScoredRequest(
+        0, 10, 3, 8 * MS, 10 * MS, 30 * MS, 100 * MS, 100 * MS, arrived_ns=5 * MS, departed_ns=104 * MS
+    )
     paths = paths_of(rows, [request]).paths
     alphas = {"api_queueing": np.array([3000.0]), "post_decode": np.array([4000.0])}
     found = request_scores(paths, rows.elapsed_us, alphas)
@@ -116,7 +118,7 @@ def _capture(name, system=PHYSICS, n=900, seed=0):
     ends = rows.end_ns
     for first in range(5, n - 40, 17):
         start, token, end = int(ends[first]), int(ends[first + 1]), int(ends[first + 30])
-        requests.append(Request(0, 50, 30, start, start, token, end, end))
+        requests.append(ScoredRequest(0, 50, 30, start, start, token, end, end))
     return Capture(
         name=name,
         config_id=name,

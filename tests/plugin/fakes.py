@@ -106,7 +106,8 @@ class NullEventPublisher(Publisher):
 
 
 def vllm_config(**over: Any) -> SimpleNamespace:
-    knobs = {"rank": 0, "ranks": 1, "model": "tiny", "asynchronous": False, **over}
+    """What a scheduler is given in the engine core of rank ``rank`` of a server with ``ranks`` data parallel ranks."""
+    knobs = {"rank": 0, "ranks": 1, "moe": False, "model": "tiny", "asynchronous": False, **over}
     return SimpleNamespace(
         model_config=SimpleNamespace(
             served_model_name=knobs["model"],
@@ -115,14 +116,7 @@ def vllm_config(**over: Any) -> SimpleNamespace:
             quantization=None,
             max_model_len=2048,
         ),
-        parallel_config=SimpleNamespace(
-            tensor_parallel_size=2,
-            pipeline_parallel_size=1,
-            enable_expert_parallel=False,
-            data_parallel_size=knobs["ranks"],
-            data_parallel_rank=0,
-            data_parallel_index=knobs["rank"],
-        ),
+        parallel_config=parallel_config(knobs["rank"], knobs["ranks"], moe=knobs["moe"]),
         scheduler_config=SimpleNamespace(
             max_num_seqs=32,
             max_num_batched_tokens=64,
@@ -135,6 +129,28 @@ def vllm_config(**over: Any) -> SimpleNamespace:
         kv_transfer_config=None,
         observability_config=SimpleNamespace(),
     )
+
+
+def parallel_config(rank: int, ranks: int, *, moe: bool) -> SimpleNamespace:
+    """As ``EngineCoreProc.run_engine_core`` leaves it before it makes the scheduler (vLLM 0.32)."""
+    config = SimpleNamespace(
+        tensor_parallel_size=2,
+        pipeline_parallel_size=1,
+        enable_expert_parallel=moe,
+        data_parallel_size=ranks,
+        data_parallel_size_local=ranks,
+        data_parallel_rank=0,
+        data_parallel_rank_local=rank,
+        data_parallel_index=rank,
+        # five are drawn where the user asked for ranks, and one is taken
+        _data_parallel_master_port_list=[20001, 20002, 20003, 20004] if ranks > 1 else [],
+    )
+    if ranks > 1 and moe:
+        config.data_parallel_rank = rank
+    else:  # reconfigure_for_independent_dp_rank()
+        config.data_parallel_size = config.data_parallel_size_local = 1
+        config.data_parallel_rank = 0
+    return config
 
 
 class Plan:

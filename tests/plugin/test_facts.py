@@ -54,14 +54,32 @@ def test_the_users_own_attributes_win():
     assert (found["vllm.model"], found["team"]) == ("llama", "a")
 
 
-def test_one_users_instance_id_for_two_ranks_is_told_apart():
+@pytest.mark.parametrize("moe", [False, True], ids=["dense", "moe"])
+def test_one_users_instance_id_for_two_ranks_is_told_apart(moe):
     settings = Settings(resource={"service.instance.id": "pod"})
-    ids = {
-        resource_attributes(Scheduler(config=vllm_config(rank=rank, ranks=2)), settings)["service.instance.id"]
-        for rank in (0, 1)
-    }
-    assert ids == {"pod/dp0", "pod/dp1"}
+    resources = [
+        resource_attributes(Scheduler(config=vllm_config(rank=rank, ranks=2, moe=moe)), settings) for rank in (0, 1)
+    ]
+    assert [found["service.instance.id"] for found in resources] == ["pod/dp0", "pod/dp1"]
+    assert [found["vllm.data_parallel_rank"] for found in resources] == [0, 1]
     assert resource_attributes(Scheduler(), settings)["service.instance.id"] == "pod"
+
+
+def test_a_vllm_that_names_no_group_of_ranks_still_has_its_index():
+    scheduler = Scheduler(config=vllm_config(rank=1, ranks=2))
+    del scheduler.vllm_config.parallel_config._data_parallel_master_port_list
+    found = resource_attributes(scheduler, Settings(resource={"service.instance.id": "pod"}))
+    assert found["service.instance.id"] == "pod/dp1"
+
+
+def test_the_data_parallel_size_counts_the_ranks_that_step_together():
+    sizes = [
+        resource_attributes(Scheduler(config=vllm_config(rank=1, ranks=2, moe=moe)), Settings())[
+            "vllm.data_parallel_size"
+        ]
+        for moe in (False, True)
+    ]
+    assert sizes == [1, 2]  # each rank of a dense model is an engine of its own
 
 
 def test_an_async_scheduler_is_known_by_its_class_too():

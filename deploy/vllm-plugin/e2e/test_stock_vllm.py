@@ -198,11 +198,15 @@ def test_few_blocks_no_statistics_two_front_ends_and_kv_events(binaries, model, 
 
 
 def test_two_data_parallel_ranks_are_two_engines(binaries, model, tmp_path):
-    unbound = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # a list of cores would have to name some for each rank
-    recorder, outcomes = serve(binaries, model, tmp_path, 10, 1.5, "--data-parallel-size", "2", kinds=BRIEF, **unbound)
+    environment = {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # a list of cores would have to name some for each rank
+        "OTEL_RESOURCE_ATTRIBUTES": "service.instance.id=pod-1",
+    }
+    flags = ("--data-parallel-size", "2")
+    recorder, outcomes = serve(binaries, model, tmp_path, 10, 1.5, *flags, kinds=BRIEF, **environment)
     assert set(outcomes) == {"200"}
     by_instance = recorder.steps()
-    assert len(by_instance) == 2
+    assert set(by_instance) == {"pod-1/dp0", "pod-1/dp1"}
     ranks = {resource["vllm.data_parallel_rank"] for _, resource, *_ in recorder.events()}
     assert ranks == {0, 1}
     for steps in by_instance.values():

@@ -69,7 +69,7 @@ def resource_attributes(scheduler: Any, settings: Settings) -> dict[str, Value]:
     device = _device_name()
     if device:
         found["hw.gpu.name"] = device
-    return _with_users(found, settings.resource)
+    return _with_users(found, settings.resource, _data_parallel_rank(config))
 
 
 def _model(config: Any) -> dict[str, Value]:
@@ -109,10 +109,22 @@ def _device_name() -> str:
         return ""
 
 
-def _with_users(found: dict[str, Value], users: Mapping[str, str]) -> dict[str, Value]:
+def _with_users(found: dict[str, Value], users: Mapping[str, str], rank: int | None) -> dict[str, Value]:
     merged: dict[str, Value] = {**found, **users}
-    ranks = found.get("vllm.data_parallel_size", 1)
-    if "service.instance.id" in users and isinstance(ranks, int) and ranks > 1:
+    if "service.instance.id" in users and rank is not None:
         # One environment serves all ranks, and their step ids collide: the instance must tell them apart.
-        merged["service.instance.id"] = f"{users['service.instance.id']}/dp{found.get('vllm.data_parallel_rank', 0)!r}"
+        merged["service.instance.id"] = f"{users['service.instance.id']}/dp{rank}"
     return merged
+
+
+def _data_parallel_rank(config: Any) -> int | None:
+    """Return the rank of this engine core among those of its server; None where it is the only one.
+
+    A rank of a dense model is told by its core that it is alone (``reconfigure_for_independent_dp_rank``: size 1, rank
+    0). What is left of the server it belongs to are its index and the ports drawn for the group.
+    """
+    parallel = getattr(config, "parallel_config", None)
+    index = next((n for n in (dig(parallel, "data_parallel_index"), dig(parallel, "data_parallel_rank")) if n), 0)
+    of_several = dig(parallel, "data_parallel_size") or 1
+    drawn_ports = dig(parallel, "_data_parallel_master_port_list")
+    return int(index) if index > 0 or of_several > 1 or drawn_ports else None

@@ -15,15 +15,28 @@ from __future__ import annotations
 import copy
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from online.features import Fact, Facts, FeatureSet, build, custom
 from online.rls import Prior
-from online.target import CUSTOM, BankSettings, TargetState, check_settings
+from online.target import CUSTOM, BankSettings, SavedTarget, TargetState, check_settings
 from online.transfer import Donor, DonorPool, Priors, donor_of, priors_of
 
 from .rows import Lane, RowBlock, RowOutcome, Target
 from .snapshot import TargetSnapshot
-from .state import State, StateError, decode, encode
+from .state import LEARNERS, Count, Image, StateError, decode, encode, saved
+
+
+@dataclass
+class SavedBank:
+    """What is learned, in the state file."""
+
+    STATE = saved("bank")
+
+    learned_rows: Count
+    targets: dict[str, dict[Target, SavedTarget]]
+    facts: dict[str, dict[str, Fact]]
+    priors: dict[str, Priors]
 
 
 class Bank:
@@ -185,50 +198,43 @@ class Bank:
 
     # ---------------------------------------------------------------- state
 
-    def state(self) -> bytes:
-        """Everything, as it stands: partial blocks are saved, not flushed."""
-        configs = [
-            {
-                "id": config_id,
-                "facts": self._facts.get(config_id, {}),
-                "priors": [[*key[:2], list(key[2]), p.state()] for key, p in self._priors.get(config_id, {}).items()],
-                "targets": {target.value: state.state() for target, state in targets.items()},
-            }
+    def saved(self) -> SavedBank:
+        """For the state file: partial blocks are saved, not flushed."""
+        targets = {
+            config_id: {target: state.saved() for target, state in targets.items()}
             for config_id, targets in self._configs.items()
-        ]
-        return encode({"configs": configs, "learned_rows": self.learned_rows})
+        }
+        facts = {config_id: known for config_id, known in self._facts.items() if config_id in targets}
+        priors = {config_id: known for config_id, known in self._priors.items() if config_id in targets}
+        return SavedBank(self.learned_rows, targets, facts, priors)
+
+    def state(self) -> bytes:
+        """A state file of all that is learned."""
+        return encode({LEARNERS: self.saved()})
 
     def restore(self, data: bytes) -> list[str]:
+        """Continue from a state file, a sidecar's or one of the learners alone; see :meth:`load`."""
+        return self.load(decode(data))
+
+    def load(self, image: Image) -> list[str]:
         """Continue from a state; the names of models in it that are not configured, which are left out.
 
         Raises:
-            StateError: the state is corrupt or does not fit; the bank is as it was before.
+            StateError: the state does not fit; the bank is as it was before.
         """
+        state: SavedBank = image.load(LEARNERS, SavedBank)
         fresh = Bank(self.settings)
-        skipped: list[str] = []
+        fresh._facts, fresh._priors = state.facts, state.priors
+        skipped = []
         try:
-            payload = decode(data)
-            for saved in payload["configs"]:
-                skipped += fresh._restore_config(saved)
-            fresh.learned_rows = int(payload["learned_rows"])
+            for config_id, targets in state.targets.items():
+                for target, saved_target in targets.items():
+                    left_out = fresh._target(config_id, target).restore(saved_target)
+                    skipped += [f"{config_id}/{target}/{name}" for name in left_out]
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise error if isinstance(error, StateError) else StateError(f"state does not fit: {error!r}") from error
         self._configs, self._facts, self._priors = fresh._configs, fresh._facts, fresh._priors
-        self.learned_rows = fresh.learned_rows
-        return skipped
-
-    def _restore_config(self, saved: State) -> list[str]:
-        config_id, skipped = str(saved["id"]), []
-        self._facts[config_id] = dict(saved["facts"])
-        priors: Priors = {}
-        for target, name, columns, state in saved["priors"]:
-            # Phases, which only step_time has, are columns of the prior too.
-            priors[target, name, tuple(columns)] = Prior.restored(state, len(state["mean"]))
-        if priors:
-            self._priors[config_id] = priors
-        for target, state in saved["targets"].items():
-            left_out = self._target(config_id, Target(target)).restore(state)
-            skipped += [f"{config_id}/{target}/{name}" for name in left_out]
+        self.learned_rows = state.learned_rows
         return skipped
 
     def merge(self, other: Bank) -> None:

@@ -23,10 +23,11 @@ from typing import Any
 import numpy as np
 
 from .rows import PHASES, Floats, Ints, Mask, RowBlock, Target
-from .state import State, StateError
+from .state import Array, StateError, saved
 
 STRATA = 32
 CELLS = 512
+_F8, _I8 = np.dtype(np.float64), np.dtype(np.int64)
 _OCTAVES = 16
 _EXACT, _PADDED = 16.0, 512.0
 
@@ -63,6 +64,18 @@ class Design:
     ``complete``: no x is NaN, known without looking. ``base_us``: what another learner predicts, (n,), for one that
     corrects it.
     """
+
+    STATE = saved(
+        "design",
+        x=Array(_F8, columns=-1, nan=True),
+        phase=Array(_F8, columns=len(PHASES)),
+        elapsed_us=Array(_F8),
+        steps=Array(_F8),
+        weight=Array(_F8),
+        stratum=Array(_I8),
+        cell=Array(_I8),
+        end_ns=Array(_I8),
+    )
 
     x: Floats
     phase: Floats
@@ -105,26 +118,15 @@ class Design:
         """The chosen rows."""
         return Design(**{name: getattr(self, name)[mask] for name in DESIGN_FIELDS})
 
-    def state(self) -> State:
-        """For the state file."""
-        return {name: np.ascontiguousarray(getattr(self, name)) for name in DESIGN_FIELDS}
-
-    @staticmethod
-    def restored(state: State, columns: int) -> Design:
-        """From the state file; x may hold NaN where a set does not know a row, nothing else may."""
-        values = {name: state[name] for name in DESIGN_FIELDS}
-        design = Design(**values)
-        n = len(design)
-        for name, value in values.items():
-            kind = "i" if name in ("stratum", "cell", "end_ns") else "f"
-            width = {"x": (n, columns), "phase": (n, len(PHASES))}.get(name, (n,))
-            if not isinstance(value, np.ndarray) or value.dtype.kind != kind or value.shape != width:
-                raise StateError(f"Design.{name}: expected {kind}8 of shape {width}")
-            if kind == "f" and not (np.isfinite(value) | ((name == "x") & np.isnan(value))).all():
-                raise StateError(f"Design.{name}: not finite")
-        if ((design.stratum < 0) | (design.stratum >= STRATA) | (design.cell < 0) | (design.cell >= CELLS)).any():
-            raise StateError("Design: stratum or cell out of range")
-        return design
+    def restored(self) -> None:
+        """X may hold NaN where a set does not know a row, nothing else may."""
+        self.complete, self.groups, self.base_us = False, None, None
+        if not len(self) or any(len(getattr(self, name)) != len(self) for name in DESIGN_FIELDS):
+            raise StateError("columns of different lengths, or no rows")
+        if np.isinf(self.x).any():
+            raise StateError("x: not finite")
+        if ((self.stratum < 0) | (self.stratum >= STRATA) | (self.cell < 0) | (self.cell >= CELLS)).any():
+            raise StateError("stratum or cell out of range")
 
     @staticmethod
     def empty(columns: int) -> Design:

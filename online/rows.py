@@ -23,8 +23,11 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from .state import Array, StateError, saved
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+_F8, _I8 = np.dtype(np.float64), np.dtype(np.int64)
 Mask = NDArray[np.bool_]
 
 STEP_FEATURES: tuple[str, ...] = (
@@ -137,6 +140,18 @@ class RowBlock:
     index of the emitting engine; quality (n,) int64, a :class:`Quality`.
     """
 
+    STATE = saved(
+        "row_block",
+        raw=Array(_F8, columns=-1, nan=True),
+        offsets=Array(_I8),
+        elapsed_us=Array(_F8, nan=True),
+        phase=Array(_F8, columns=len(PHASES), nan=True),
+        weight=Array(_F8, nan=True),
+        end_ns=Array(_I8),
+        engine=Array(_I8),
+        quality=Array(_I8),
+    )
+
     raw: Floats
     offsets: Ints
     elapsed_us: Floats
@@ -149,6 +164,17 @@ class RowBlock:
     def __len__(self) -> int:
         """Number of rows n."""
         return len(self.elapsed_us)
+
+    def restored(self) -> None:
+        """Columns are of one length, and the rows cover the lines."""
+        n = len(self)
+        lengths = {len(column) for column in (self.phase, self.weight, self.end_ns, self.engine, self.quality)}
+        if lengths != {n} or len(self.offsets) != n + 1 or self.offsets[0] != 0:
+            raise StateError("columns of different lengths")
+        if (np.diff(self.offsets) < 1).any() or self.offsets[-1] != len(self.raw):
+            raise StateError("offsets do not cover the lines")
+        if not np.isin(self.quality, [int(quality) for quality in Quality]).all():
+            raise StateError("a quality nobody knows")
 
     @property
     def steps(self) -> Ints:

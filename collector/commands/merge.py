@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from collector.config import Config
-from collector.durable import learners_of
 from collector.runtime import EXIT_FAILED, EXIT_OK, StartError
 from collector.worker import check_learning
 from exporters.files import write_atomically
@@ -25,12 +24,9 @@ def run(paths: Sequence[Path], out: Path, config: Config, *, say: Say, note: Say
     parts = []
     for path in paths:
         try:
-            parts.append(learners_of(path.read_bytes()))
+            parts.append(path.read_bytes())
         except OSError as error:
             raise StartError(f"cannot read {path}: {error.strerror}") from None
-        except StateError as error:
-            note(f"{path}: {error}")
-            return EXIT_FAILED
     try:
         merged = merge_states(parts, config)
     except StateError as error:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from .codec import LayoutError
-from .image import learners_of
+from .image import JOIN, PROGRESS, SPANS, Progress, progress_of, read_image
 from .keeper import Durability
-from .state_steps import Context
 
 __all__ = [
-    "Context",
+    "JOIN",
+    "PROGRESS",
+    "SPANS",
     "Durability",
-    "LayoutError",
-    "learners_of",
+    "Progress",
+    "progress_of",
+    "read_image",
 ]

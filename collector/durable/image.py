@@ -1,80 +1,51 @@
-r"""A state file: everything a restart needs, sealed.
+"""What is in a sidecar's state file: everything a restart needs, so that stop and restart is no restart.
 
-    b"tracefit.sidecar/1\n"  |  SHA-256 of the rest (32 bytes)  |  MessagePack map
+    progress   how far journal and snapshots had come
+    spans      span ids seen lately
+    join       every engine process's window, requests and API spans that wait, rows held for their turn, KV publishers
+    learners   everything learned, partial blocks included (the part that ``replay --state`` writes alone)
 
-Guarantees: a file cut at any byte or with any bit flipped is refused as a whole; nothing is executed that the bytes
-name. What the map holds of each class is listed in collector/durable/state.py and collector/durable/state_steps.py.
+What of each class is saved stands in the class (``STATE``); the file is described in online/state/file.py. Decoded
+layouts (collector/decode/columnar.py) are a cache and stay out. Bounds and settings are the new process's: what is held
+beyond a bound that has become smaller goes as it would have gone anyway.
+
+Guarantee: a pipeline restored from the state of another one gives bitwise the same rows and coefficients for the same
+further exports (tests/property/test_sidecar_state.py).
 """
 
 from __future__ import annotations
 
-import hashlib
-from typing import Any
+from dataclasses import dataclass
 
-import msgspec
-import numpy as np
+from online.state import Count, Image, decode, saved
 
-from online import StateError
+from .version_1 import join_graph, progress_graph
 
-MAGIC = b"tracefit.sidecar/1\n"
-VERSION = 1
-_DIGEST_BYTES = 32
-_HEAD_BYTES = len(MAGIC) + _DIGEST_BYTES
+PROGRESS, SPANS, JOIN = "progress", "spans", "join"
+MIGRATIONS = {2: {PROGRESS: progress_graph, SPANS: join_graph, JOIN: join_graph}}
+"""See online.state.Migrations; the learners have theirs."""
 
 
-class StateImage(msgspec.Struct, frozen=True):
-    """A state as taken: ``seq`` is the last journal entry in it, ``generation`` the last one published."""
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """``seq`` is the last journal entry in a state, ``generation`` the last snapshot published before it."""
 
-    seq: int
-    generation: int
-    spans: dict[str, Any]
-    joiner: dict[str, Any]
-    bank: bytes
-    version: int = VERSION
+    STATE = saved("progress")
 
-
-def encode(image: StateImage) -> bytes:
-    """MessagePack of an image, without head: shares nothing with the pipeline any more."""
-    return msgspec.msgpack.encode(image, enc_hook=_plain_number)
+    seq: Count = 0
+    generation: Count = 0
 
 
-def sealed(body: bytes) -> bytes:
-    """The file: head, checksum, body."""
-    return b"".join((MAGIC, hashlib.sha256(body).digest(), body))
-
-
-def decode(data: bytes) -> StateImage:
+def read_image(data: bytes) -> Image:
     """The image in a file.
 
     Raises:
-        StateError: truncated, corrupt, not a state file, or of another version.
+        StateError: truncated, corrupt, not a state file, or of a version that cannot be read.
     """
-    if not data.startswith(MAGIC):
-        raise StateError(f"not a state file: it does not begin with {MAGIC.decode().strip()!r}")
-    body = memoryview(data)[_HEAD_BYTES:]
-    if hashlib.sha256(body).digest() != data[len(MAGIC) : _HEAD_BYTES]:
-        raise StateError(f"corrupt state file: the checksum of {len(body)} bytes does not match")
-    try:
-        image = msgspec.msgpack.decode(body, type=StateImage)
-    except (ValueError, RecursionError, OverflowError) as error:  # also of text that is no UTF-8
-        raise StateError(f"corrupt state file: {error}") from error
-    if image.version != VERSION:
-        raise StateError(f"state version {image.version} cannot be read, expected {VERSION}")
-    if image.seq < 0 or image.generation < 0:
-        raise StateError("corrupt state file: a count is negative")
-    return image
+    return decode(data, MIGRATIONS)
 
 
-def learners_of(data: bytes) -> bytes:
-    """The learners' part of a sidecar's state file, as ``replay --state`` writes it; other bytes come back as they are.
-
-    Raises:
-        StateError: a sidecar's state file that cannot be read.
-    """
-    return decode(data).bank if data.startswith(MAGIC) else data
-
-
-def _plain_number(value: object) -> object:
-    if isinstance(value, np.generic):
-        return value.item()
-    raise NotImplementedError(f"{type(value).__name__} in a state")  # what msgspec asks of an enc_hook
+def progress_of(image: Image) -> Progress:
+    """How far it had come."""
+    progress: Progress = image.load(PROGRESS, Progress)
+    return progress

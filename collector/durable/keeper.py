@@ -89,11 +89,11 @@ class Durability:
 
     def start(self) -> None:
         """Restore, find the journal's rest, begin to write; the directory must exist."""
-        self._restored, image = self._store.load(self._pipeline.restore)
+        self._restored, progress = self._store.load(self._pipeline.restore)
         self._metrics.set(table.STATE_RESTORED, 1, self._restored)
-        self._publisher.resume(image.generation if image is not None else 0)
+        self._publisher.resume(progress.generation)
         if self._writes_journal or left_behind(self._directory):
-            self._open_journal(image.seq if image is not None else 0)
+            self._open_journal(progress.seq)
         self._task.start()
 
     def _open_journal(self, applied_seq: int) -> None:

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from collector.runtime import Files, SystemFiles, sync_directory
 from collector.telemetry import Restored
-from online import StateError
+from online.state import Image, StateError, sealed
 
-from .image import StateImage, decode, sealed
+from .image import Progress, progress_of, read_image
 
 NAME = "state.bin"
 PREVIOUS_NAME = "state.bin.previous"
@@ -45,7 +45,7 @@ class StateStore:
         """The last journal entry that both generations contain: what comes before is needed no more."""
         return min(self._seqs) if len(self._seqs) > 1 else 0
 
-    def load(self, restore: Callable[[StateImage], list[str]]) -> tuple[Restored, StateImage | None]:
+    def load(self, restore: Callable[[Image], list[str]]) -> tuple[Restored, Progress]:
         """Hand the newest usable state to ``restore``; bad ones are put aside and said loudly."""
         tried = False
         for path, outcome in ((self._path, Restored.NEWEST), (self._previous, Restored.PREVIOUS)):
@@ -59,7 +59,8 @@ class StateStore:
                 continue
             tried = True
             try:
-                image = decode(data)
+                image = read_image(data)
+                progress = progress_of(image)
                 left_out = restore(image)
             except StateError as error:
                 self._tell(path, str(error))
@@ -67,13 +68,13 @@ class StateStore:
                 continue
             if left_out:
                 _log.warning("models of the state that are not configured were left out: %s", ", ".join(left_out))
-            _log.info("continuing from %s, journal entry %d", path.name, image.seq)
-            self._seqs = [image.seq]
-            return outcome, image
+            _log.info("continuing from %s, journal entry %d", path.name, progress.seq)
+            self._seqs = [progress.seq]
+            return outcome, progress
         if tried:
             _log.error("cold start: no state file could be used; everything is learned anew")
-            return Restored.COLD, None
-        return Restored.EMPTY, None
+            return Restored.COLD, Progress()
+        return Restored.EMPTY, Progress()
 
     def write(self, body: bytes, seq: int) -> int:
         """Write a generation; its size.

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 
 from collector.config import Config, JoinConfig
-from collector.durable import learners_of
 from collector.identity import Fact, Knowledge, shipped_sheets
 from collector.runtime import EXIT_FAILED, EXIT_OK, StartError
 from online import Bank, Floats, StateError, Target
@@ -85,7 +84,7 @@ def read_states(paths: Sequence[Path], bank: Bank, note: Say) -> dict[str, tuple
             if path.stat().st_size > STATE_BYTES_MAX:
                 raise StateError(f"larger than {STATE_BYTES_MAX >> 20} MiB")
             one = Bank(bank.settings)
-            one.restore(learners_of(path.read_bytes()))
+            one.restore(path.read_bytes())
         except OSError as error:
             note(f"{path}: cannot be read: {error.strerror}")
         except StateError as error:

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from online.state import saved
+
 Fact = str | int | float | bool
 
 IDENTITY: tuple[str, ...] = (
@@ -85,6 +87,14 @@ Held = dict[str, tuple[FactSource, Fact]]
 
 class Facts:
     """Facts about one engine with their sources."""
+
+    STATE = saved(
+        "facts",
+        _facts=dict[str, tuple[FactSource, Fact]],
+        _claims=dict[tuple[str, FactSource], Fact],
+        conflicts=int,
+        version=int,
+    )
 
     def __init__(self) -> None:
         self._facts: Held = {}

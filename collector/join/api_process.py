@@ -9,12 +9,23 @@ from collector.join.requests import ApiQueueing, RequestSequence
 from collector.join.steps import Scheduling
 from collector.telemetry import Counts, RowDrop, table
 from online import EngineSnapshot, Quality
+from online.state import saved
 
 from .emitter import TargetRows
 
 
 class ApiProcess:
     """Its steps are never heard of: rows come from the occupancy that its request spans rebuild."""
+
+    STATE = saved(
+        "api_process",
+        instance=str,
+        recording=str,
+        facts=Facts,
+        requests=RequestSequence,
+        api_queueing=ApiQueueing,
+        fresh=lambda join: ApiProcess("", "", 0, join),
+    )
 
     def __init__(self, instance: str, recording: str, number: int, settings: JoinConfig) -> None:
         self.instance = instance

@@ -6,6 +6,7 @@ from collections import OrderedDict
 
 from collector.decode import ApiSpan
 from collector.identity import FactSource
+from online.state import saved
 
 from .engine import Engine
 from .engine_process import PendingRequest
@@ -13,6 +14,13 @@ from .engine_process import PendingRequest
 
 class ApiSpans:
     """API spans seen lately, and the requests that wait for theirs; each bounded by ``requests_max``."""
+
+    STATE = saved(
+        "api_spans",
+        _spans=OrderedDict[bytes, ApiSpan],
+        _waiting=OrderedDict[bytes, list[tuple[Engine, PendingRequest]]],
+        _waiting_count=int,
+    )
 
     def __init__(self, requests_max: int) -> None:
         self._requests_max = requests_max

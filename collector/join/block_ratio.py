@@ -8,6 +8,7 @@ import numpy as np
 
 from collector.decode import StepColumns
 from online import Floats
+from online.state import saved
 
 
 @dataclass(slots=True)
@@ -16,6 +17,8 @@ class BlockRatio:
 
     ``context_tokens`` and ``blocks`` are sums over the same steps.
     """
+
+    STATE = saved("block_ratio")
 
     fact_tokens: float | None = None
     event_tokens: float = 0.0

@@ -11,20 +11,35 @@ import heapq
 from dataclasses import dataclass, field
 
 from collector.telemetry import Skip
+from online.state import saved
 
 
 @dataclass(slots=True)
 class EmitterIds:
     """Ids of one emitting instance; ``horizon_ns`` is the end of the newest one forgotten."""
 
+    STATE = saved(
+        "emitter_ids",
+        by_age=list[tuple[int, bytes]],
+        newest_ns=int,
+        horizon_ns=int,
+        fresh=lambda _: EmitterIds(),
+    )
+
     ids: set[bytes] = field(default_factory=set)
     by_age: list[tuple[int, bytes]] = field(default_factory=list)
     newest_ns: int = 0
     horizon_ns: int = 0
 
+    def restored(self) -> None:
+        """Ids are saved with their age."""
+        self.ids = {span_id for _, span_id in self.by_age}
+
 
 class SpanWindow:
     """Span ids seen lately, per emitting instance; bounded by age, by ids and by emitters."""
+
+    STATE = saved("span_window", _emitters=dict[str, EmitterIds])
 
     def __init__(self, window_ns: int, ids_max: int, emitters_max: int) -> None:
         self._window_ns = window_ns
@@ -55,9 +70,8 @@ class SpanWindow:
             emitter.ids.discard(forgotten)
         return None
 
-    def take_over(self, other: SpanWindow) -> None:
-        """Continue with what another window remembers, within the bounds of this one."""
-        self._emitters = other._emitters
+    def restored(self) -> None:
+        """Within the bounds of this window, which may be smaller than those of the one that was saved."""
         while len(self._emitters) > self._emitters_max:
             self._forget_oldest_emitter()
 

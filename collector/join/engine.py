@@ -15,6 +15,7 @@ from collector.join.requests import QUEUE_STATE_AGE_NS, ApiQueueing, RequestRow,
 from collector.join.steps import Scheduling, StepSequence, WarmUp
 from collector.telemetry import Counts, JoinEvent, RowDrop, table
 from online import EngineSnapshot, Quality, RowBlock, Target
+from online.state import saved
 
 from .block_ratio import BlockRatio
 from .emitter import TargetRows
@@ -27,6 +28,18 @@ _CONFLICTS_MAX = 3
 
 class Engine:
     """Everything known about one emitting engine."""
+
+    STATE = saved(
+        "engine",
+        instance=str,
+        recording=str,
+        number=int,
+        facts=Facts,
+        ratio=BlockRatio,
+        api_queueing=ApiQueueing,
+        _processes=list[EngineProcess],
+        fresh=lambda join: Engine("", "", 0, join),
+    )
 
     def __init__(self, instance: str, recording: str, number: int, settings: JoinConfig) -> None:
         self.instance = instance

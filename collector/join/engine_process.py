@@ -6,11 +6,14 @@ from dataclasses import dataclass, field
 
 from collector.decode import ApiSpan, CoreSpan
 from collector.join.steps import StepSequence, WarmUp
+from online.state import saved
 
 
 @dataclass(slots=True)
 class PendingRequest:
     """A finished request waiting for its API span and for the frontier to pass it."""
+
+    STATE = saved("pending_request")
 
     span: CoreSpan
     last_step: int
@@ -23,6 +26,8 @@ class PendingRequest:
 @dataclass(slots=True)
 class EngineProcess:
     """One step sequence with what belongs to it."""
+
+    STATE = saved("engine_process")
 
     sequence: StepSequence
     warm_up: WarmUp

@@ -13,6 +13,7 @@ from collector.identity import facts as identity
 from collector.join.kv import KvSources
 from collector.telemetry import Counts, JoinEvent, RowDrop, table
 from online import Lane, Quality, Target
+from online.state import saved
 
 from .api_process import ApiProcess
 from .api_spans import ApiSpans
@@ -31,6 +32,18 @@ _Known = tuple[Quality, tuple[tuple[str, int], ...]]
 
 class Joiner:
     """Telemetry in, rows per configuration out; bounded in engines, steps and open requests."""
+
+    STATE = saved(
+        "joiner",
+        _engines=OrderedDict[_Key, Engine],
+        _api_processes=OrderedDict[_Key, ApiProcess],
+        _aliases=dict[_Key, Engine],
+        _emitter_count=int,
+        _api_spans=ApiSpans,
+        _releases=dict[str, Release],
+        _config_ids=dict[_Key, str],
+        kv=KvSources,
+    )
 
     def __init__(self, settings: JoinConfig, knowledge: Knowledge | None = None) -> None:
         self._settings = settings

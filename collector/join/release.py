@@ -13,12 +13,15 @@ import numpy as np
 
 from collector.config import JoinConfig
 from online import RowBlock, Target
+from online.state import saved
 
 from .emitter import Emitter, TargetRows
 
 
 class Release:
     """Rows of one configuration on their way to its models; each engine's come in the order of their end."""
+
+    STATE = saved("release", _held=dict[Target, dict[str, deque[RowBlock]]], fresh=lambda _: Release())
 
     def __init__(self) -> None:
         self._held: dict[Target, dict[str, deque[RowBlock]]] = {}

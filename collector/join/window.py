@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.decode import STEP_DTYPE, SnapshotColumns, StepColumns
+from online.state import Array, StateError, saved
 
 REBUILT_DTYPE = np.dtype(
     [
@@ -50,11 +51,20 @@ _GROWTH_STEPS = 1024
 class StepWindow:
     """Dense columns over step ids [base, base + size)."""
 
+    STATE = saved("step_window", base=int, size=int, steps=Array(STEP_DTYPE), rebuilt=Array(REBUILT_DTYPE))
+
     def __init__(self, first_step: int) -> None:
         self.base = first_step
         self.size = 0
         self.steps: StepColumns = np.zeros(_GROWTH_STEPS, STEP_DTYPE)
         self.rebuilt: NDArray[np.void] = np.zeros(_GROWTH_STEPS, REBUILT_DTYPE)
+
+    def restored(self) -> None:
+        """Both columns reach as far as it says."""
+        if len(self.steps) != len(self.rebuilt) or not 0 <= self.size <= len(self.steps):
+            raise StateError("columns of different lengths")
+        if self.base < 0 or self.base + self.size >= 1 << 62:
+            raise StateError("step ids out of range")
 
     @property
     def newest_step(self) -> int:

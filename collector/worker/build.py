@@ -6,7 +6,6 @@ from pathlib import Path
 
 from collector import __version__
 from collector.config import Config, ConfigError
-from collector.durable import learners_of
 from collector.identity import Knowledge
 from online import StateError, check_settings
 
@@ -28,7 +27,7 @@ def make_pipeline(config: Config, knowledge: Knowledge | None = None) -> Pipelin
     pipeline = Pipeline(config, __version__, knowledge or Knowledge(config.configurations))
     for number, path in enumerate(config.donors):
         try:
-            pipeline.add_donors(learners_of(Path(path).read_bytes()))
+            pipeline.add_donors(Path(path).read_bytes())
         except OSError as error:
             raise ConfigError(f"donors[{number}]", f"{path}: cannot be read: {error.strerror}") from None
         except StateError as error:

@@ -45,11 +45,6 @@ class Correlator:
                 observe(telemetry)
                 self.joiner.add(telemetry, export.recording)
 
-    def resume(self, joiner: Joiner, span_window: SpanWindow) -> None:
-        """Continue with what an earlier process held."""
-        self.joiner = joiner
-        self.span_window.take_over(span_window)
-
 
 def _batches(exports: Sequence[Export]) -> Iterator[Sequence[Export]]:
     """What is decoded at once: small exports together, of a large one a piece at a time, because it takes memory."""

@@ -11,9 +11,7 @@ import msgspec
 from collector.config import Config
 from collector.decode import Telemetry
 from collector.decode.kv import KvBatch
-from collector.durable import Context, LayoutError
-from collector.durable import image as state_image
-from collector.durable import state as states
+from collector.durable import JOIN, PROGRESS, SPANS, Progress, progress_of
 from collector.identity import Fact, Knowledge, cannot_derive
 from collector.join import Described, Emitter, Event, Joiner, Renamed, Rows, Succeeded, facts_of
 from collector.join.requests import with_handoffs
@@ -28,6 +26,7 @@ from online import (
     Target,
     TargetSnapshot,
 )
+from online.state import LEARNERS, Image, body_of
 
 from .correlator import Correlator
 from .quarantine import Quarantine
@@ -40,6 +39,7 @@ class Pipeline:
     """Exports in, coefficients out."""
 
     def __init__(self, config: Config, version: str, knowledge: Knowledge | None = None) -> None:
+        self._settings = config
         self._correlator = Correlator(config.join, config.dedupe, knowledge)
         self._bank = Bank(config)
         self._quarantine = Quarantine(self._bank)
@@ -49,7 +49,6 @@ class Pipeline:
         self._traces = TraceLog()
         self.exemplars: Traces = {}
         """Traces behind the drifts of the newest snapshot; replaced, never edited."""
-        self._context = Context(config.join, self.joiner.knowledge)
         self.applied_seq = 0
         """Number of the last journal entry that has been processed."""
 
@@ -98,32 +97,28 @@ class Pipeline:
         return self._bank.add_donors(data)
 
     def whole_state(self, generation: int = 0) -> bytes:
-        """Everything a restart needs, as it stands: nothing is flushed."""
-        return state_image.encode(
-            state_image.StateImage(
-                seq=self.applied_seq,
-                generation=generation,
-                spans=states.dump_spans(self._correlator.span_window),
-                joiner=states.dump_joiner(self.joiner),
-                bank=self._bank.state(),
-            )
+        """Everything a restart needs, not flushed: the body of a state file."""
+        return body_of(
+            {
+                PROGRESS: Progress(self.applied_seq, generation),
+                SPANS: self._correlator.span_window,
+                JOIN: self.joiner,
+                LEARNERS: self._bank.saved(),
+            }
         )
 
-    def restore(self, image: state_image.StateImage) -> list[str]:
+    def restore(self, image: Image) -> list[str]:
         """Continue from a state; names of models in it that are not configured, which are left out.
 
         Raises:
             StateError: it does not fit; the pipeline is as it was before.
         """
-        held = None
-        try:
-            held = states.load_joiner(image.joiner, self._context), states.load_spans(image.spans)
-        except LayoutError as error:
-            _log.warning("of another version's state only what was learned is continued: %s", error)
-        left_out = self._bank.restore(image.bank)
-        if held is not None:
-            self._correlator.resume(*held)
-        self.applied_seq = image.seq
+        progress = progress_of(image)
+        fresh = Correlator(self._settings.join, self._settings.dedupe, self.joiner.knowledge)
+        image.load(SPANS, fresh.span_window)
+        image.load(JOIN, fresh.joiner, self._settings.join)
+        left_out = self._bank.load(image)
+        self._correlator, self.applied_seq = fresh, progress.seq
         return left_out
 
     def take_counts(self) -> Counts:

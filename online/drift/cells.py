@@ -18,7 +18,7 @@ import numpy as np
 
 from online.blocks import CELLS, Groups
 from online.rows import Floats, Ints, Mask
-from online.state import State, pack, unpack
+from online.state import saved
 
 from .detectors import DriftSettings
 
@@ -27,7 +27,6 @@ TINY = 1e-12
 _MEAN_ABS_TO_SD = 1.2533
 _LEARN_CLIP = 4.0
 _UNSEEN = 1e-30
-_STATE = ("rows", "log_y", "spread", "x")
 
 
 @dataclass(slots=True)
@@ -67,6 +66,8 @@ class CellRows:
 
 class Cells:
     """References of all cells: rows (512,), mean log y (512,), spread (512,), mean x (512, p)."""
+
+    STATE = saved("cells", rows=Floats, log_y=Floats, spread=Floats, x=Floats)
 
     __slots__ = ("log_y", "rows", "spread", "x")
 
@@ -110,11 +111,3 @@ class Cells:
     def widen(self, more: int) -> None:
         """Columns never seen: their usual work is 0."""
         self.x = np.concatenate([self.x, np.zeros((CELLS, more))], axis=1)
-
-    def state(self) -> State:
-        """For the state file."""
-        return pack(self, _STATE)
-
-    def restore(self, state: State) -> None:
-        """From the state file."""
-        unpack(self, _STATE, state)

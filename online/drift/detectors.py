@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from online.state import State, pack, unpack
+from online.state import Finite, saved
 
 _NOISE_RATE, _NOISE_CLIP = 0.01, 3.0
 _MANY = 24
@@ -56,15 +56,11 @@ class Detector(Protocol):
     def reset(self) -> None:
         """Start over, after an alarm."""
 
-    def state(self) -> State:
-        """For the state file."""
-
-    def restore(self, state: State) -> None:
-        """From the state file."""
-
 
 class Cusum:
     """Two-sided cumulative sum with slack."""
+
+    STATE = saved("cusum", up=Finite, down=Finite, noise=Finite)
 
     def __init__(self, settings: DriftSettings) -> None:
         self.group = settings.group
@@ -99,25 +95,11 @@ class Cusum:
         """Both sums to zero."""
         self.up = self.down = 0.0
 
-    def state(self) -> State:
-        """The sums and the noise."""
-        return pack(self, ("up", "down", "noise"))
-
-    def restore(self, state: State) -> None:
-        """The sums and the noise."""
-        unpack(self, ("up", "down", "noise"), state)
-
 
 class _Stateless:
     """Starts over with the process."""
 
-    def state(self) -> State:
-        """Nothing."""
-        return {}
-
-    def restore(self, state: State) -> None:
-        """Nothing."""
-        del state
+    STATE = saved("stateless_detector")
 
 
 class RiverDetector(_Stateless):

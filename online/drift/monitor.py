@@ -32,28 +32,13 @@ import numpy as np
 from online.blocks import CELLS, Groups
 from online.rows import Floats, Ints, Mask
 from online.snapshot import DriftSnapshot
-from online.state import State, pack, unpack
+from online.state import Count, Finite, LikeFresh, saved
 
 from .cells import CellRows, Cells, SpeedFit
 from .detectors import DriftSettings, Never, make_detector
 
 _CLIP = 8.0
 _STALL = 0.9  # |log(y / yhat)|, a factor of 2.5
-_STATE = (
-    "waiting",
-    "recent",
-    "since",
-    "suspicious",
-    "groups",
-    "row",
-    "opened",
-    "shifted",
-    "gain",
-    "alarm_ns",
-    "alarms",
-    "confirmed",
-    "refuted",
-)
 
 
 class Verdict(enum.Enum):
@@ -73,6 +58,26 @@ class DriftMonitor:
         alarms, confirmed, refuted: counts since the start.
         last: event time and gain of the last confirmed change; None before.
     """
+
+    STATE = saved(
+        "drift_monitor",
+        cells=Cells,
+        detector=LikeFresh,
+        waiting=list[Finite],
+        recent=list[Finite],
+        since=list[Finite],
+        suspicious=bool,
+        groups=Count,
+        row=Count,
+        opened=Ints,
+        shifted=Mask,
+        gain=Finite,
+        alarm_ns=int,
+        alarms=Count,
+        confirmed=Count,
+        refuted=Count,
+        last=tuple[int, Finite] | None,
+    )
 
     def __init__(self, p: int, settings: DriftSettings) -> None:
         self.settings = settings
@@ -197,14 +202,3 @@ class DriftMonitor:
         """Confirmed changes only."""
         last_ns, gain = (None, None) if self.last is None else self.last
         return DriftSnapshot(last_unix_nano=last_ns, gain=gain, count=self.confirmed)
-
-    def state(self) -> State:
-        """For the state file."""
-        return {**pack(self, _STATE), "cells": self.cells.state(), "detector": self.detector.state(), "last": self.last}
-
-    def restore(self, state: State) -> None:
-        """From the state file."""
-        unpack(self, _STATE, state)
-        self.cells.restore(state["cells"])
-        self.detector.restore(state["detector"])
-        self.last = None if state["last"] is None else (int(state["last"][0]), float(state["last"][1]))

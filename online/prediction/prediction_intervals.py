@@ -21,7 +21,7 @@ import numpy as np
 from online.blocks import STRATA, Design
 from online.rows import Floats, Ints
 from online.snapshot import IntervalSnapshot
-from online.state import State, pack, unpack
+from online.state import Count, saved
 
 _SCALE, _PER_UNIT, _BINS = 0.02, 8.0, 88
 _SHARES = np.array([0.1, 0.5, 0.9])
@@ -30,7 +30,6 @@ _MISS = 0.1
 _WIDTH_MIN, _OFFSET_MAX = 0.002, 1.0
 _PUBLISHED_ROWS = 30
 _TABLE_ROWS = 1024
-_STATE = ("histogram", "offset", "table", "stale_rows", "rows")
 
 
 class Intervals:
@@ -41,6 +40,8 @@ class Intervals:
         rate: step of the conformal offsets per row.
         borrowed_rows: weight of the pooled histogram in each stratum.
     """
+
+    STATE = saved("intervals", histogram=Floats, offset=Floats, table=Floats, stale_rows=int, rows=Count)
 
     __slots__ = ("borrowed_rows", "half_life_rows", "histogram", "offset", "rate", "rows", "stale_rows", "table")
 
@@ -137,14 +138,6 @@ class Intervals:
         self.offset[:] = 0.0
         if self.histogram.any():
             self.table, self.stale_rows = self._quantiles(), 0
-
-    def state(self) -> State:
-        """For the state file."""
-        return pack(self, _STATE)
-
-    def restore(self, state: State) -> None:
-        """From the state file."""
-        unpack(self, _STATE, state)
 
 
 def stratum_name(stratum: int) -> str:

@@ -12,10 +12,9 @@ import numpy as np
 
 from online.rows import Floats
 from online.snapshot import ErrorSnapshot
-from online.state import State, pack, unpack
+from online.state import Finite, saved
 
 _LOW, _HIGH, _BINS = 1e-4, 10.0, 192
-_STATE = ("histogram", "sum_ape", "total")
 _PER_LOG = _BINS / np.log(_HIGH / _LOW)
 
 
@@ -33,6 +32,8 @@ class PrequentialError:
     Args:
         half_life_rows: rows after which an error counts half.
     """
+
+    STATE = saved("prequential_error", histogram=Floats, sum_ape=Finite, total=Finite)
 
     __slots__ = ("half_life_rows", "histogram", "sum_ape", "total")
 
@@ -78,11 +79,3 @@ class PrequentialError:
         self.histogram += other.histogram
         self.sum_ape += other.sum_ape
         self.total += other.total
-
-    def state(self) -> State:
-        """For the state file."""
-        return pack(self, _STATE)
-
-    def restore(self, state: State) -> None:
-        """From the state file."""
-        unpack(self, _STATE, state)

@@ -16,17 +16,18 @@ import numpy as np
 
 from online.rows import Floats, Ints
 from online.snapshot import ResidualSnapshot
-from online.state import State, StateError, pack, unpack
+from online.state import Finite, StateError, saved
 
 RATIO_BOUNDS = (0.5, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 2.0)
 _CLASSES = len(RATIO_BOUNDS) + 1
 _LOG_BOUNDS = np.log(RATIO_BOUNDS)
 _LOG_MAX = float(np.log(10.0))
-_STATE = ("rows", "ratio_sum")
 
 
 class Residuals:
     """Of one target of one configuration."""
+
+    STATE = saved("residuals", rows=Ints, ratio_sum=Finite)
 
     __slots__ = ("ratio_sum", "rows")
 
@@ -53,16 +54,7 @@ class Residuals:
             return None
         return ResidualSnapshot(ratio_bounds=list(RATIO_BOUNDS), rows=self.rows.tolist(), ratio_sum=self.ratio_sum)
 
-    def state(self) -> State:
-        """For the state file."""
-        return pack(self, _STATE)
-
-    def restore(self, state: State) -> None:
-        """From the state file.
-
-        Raises:
-            StateError: it does not fit, or is negative.
-        """
-        unpack(self, _STATE, state)
+    def restored(self) -> None:
+        """Counts only grow."""
         if (self.rows < 0).any() or self.ratio_sum < 0.0:
-            raise StateError("Residuals: negative")
+            raise StateError("negative")

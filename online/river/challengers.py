@@ -25,6 +25,7 @@ import importlib
 import math
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from online.blocks import Design
@@ -33,7 +34,7 @@ from online.prediction import PrequentialError
 from online.rls import middle
 from online.rows import Floats
 from online.snapshot import ModelSnapshot
-from online.state import State, StateError, pack, unpack
+from online.state import Count, Finite, saved
 
 PREFIX = "river:"
 LINEAR, RESIDUAL, QUANTILE = "river:linear", "river:residual", "river:quantile"
@@ -85,8 +86,21 @@ def _tau(name: str) -> float:
     return tau
 
 
+class LinearState(msgspec.Struct):
+    """What a linear model and its scaler know."""
+
+    counts: dict[str, int]
+    means: dict[str, Finite]
+    vars: dict[str, Finite]
+    weights: dict[str, Finite]
+    intercept: Finite
+    iterations: int
+
+
 class GuardedModel:
     """A guarded River model over rows of a feature set."""
+
+    STATE = saved("river_model", linear=LinearState)
 
     def __init__(self, name: str, features: FeatureSet) -> None:
         self.name = name
@@ -123,38 +137,39 @@ class GuardedModel:
             predictions.append(predicted if math.isfinite(predicted) else 0.0)
         return np.array(predictions)
 
-    def state(self) -> State | None:
-        """Of the linear models; None for others."""
-        if self.name not in (LINEAR, RESIDUAL):
-            return None
-        scaler, linear = self.model["StandardScaler"], self.model["LinearRegression"]
-        return {
-            "counts": {k: int(v) for k, v in scaler.counts.items()},
-            "means": {k: float(v) for k, v in scaler.means.items()},
-            "vars": {k: float(v) for k, v in scaler.vars.items()},
-            "weights": {k: float(v) for k, v in linear.weights.items()},
-            "intercept": float(linear.intercept),
-            "iterations": int(linear.optimizer.n_iterations),
-        }
+    @property
+    def is_saved(self) -> bool:
+        """Whether it goes on after a restart."""
+        return self.name in (LINEAR, RESIDUAL)
 
-    def restore(self, state: State | None) -> None:
-        """From :meth:`state`."""
-        if state is None or self.name not in (LINEAR, RESIDUAL):
-            return
-        numbers = [*state["means"].values(), *state["vars"].values(), *state["weights"].values(), state["intercept"]]
-        if not all(isinstance(v, float) and math.isfinite(v) for v in numbers):
-            raise StateError(f"{self.name}: not finite")
+    @property
+    def linear(self) -> LinearState:
+        """Of a linear model, for the state file."""
         scaler, linear = self.model["StandardScaler"], self.model["LinearRegression"]
-        scaler.counts.update(state["counts"])
-        scaler.means.update(state["means"])
-        scaler.vars.update(state["vars"])
-        linear._weights.update(state["weights"])  # noqa: SLF001  river offers no other way in
-        linear.intercept = state["intercept"]
-        linear.optimizer.n_iterations = state["iterations"]
+        return LinearState(
+            counts={k: int(v) for k, v in scaler.counts.items()},
+            means={k: float(v) for k, v in scaler.means.items()},
+            vars={k: float(v) for k, v in scaler.vars.items()},
+            weights={k: float(v) for k, v in linear.weights.items()},
+            intercept=float(linear.intercept),
+            iterations=int(linear.optimizer.n_iterations),
+        )
+
+    @linear.setter
+    def linear(self, state: LinearState) -> None:
+        scaler, linear = self.model["StandardScaler"], self.model["LinearRegression"]
+        scaler.counts.update(state.counts)
+        scaler.means.update(state.means)
+        scaler.vars.update(state.vars)
+        linear._weights.update(state.weights)  # noqa: SLF001  river offers no other way in
+        linear.intercept = state.intercept
+        linear.optimizer.n_iterations = state.iterations
 
 
 class RiverLearner:
     """One River regressor on one feature set of one target."""
+
+    STATE = saved("river", inner=GuardedModel, median_us=Finite, rows=Count, error=PrequentialError)
 
     publishes = False
     needs_base = False
@@ -165,6 +180,11 @@ class RiverLearner:
         self.median_us = 0.0
         self.rows = 0
         self.error = PrequentialError()
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether it goes on after a restart; another starts over."""
+        return self.inner.is_saved
 
     @property
     def started(self) -> bool:
@@ -195,25 +215,22 @@ class RiverLearner:
             return None
         return ModelSnapshot(features=[], rows=self.rows, effective_rows=float(self.rows), error=self.error.snapshot())
 
-    def state(self) -> State:
-        """For the state file."""
-        plain = pack(self, ("median_us", "rows"))
-        return {"plain": plain, "error": self.error.state(), "model": self.inner.state()}
-
-    def restore(self, state: State) -> None:
-        """From the state file; a model that is not saved keeps nothing else either."""
-        if state["model"] is None:
-            return
-        unpack(self, ("median_us", "rows"), state["plain"])
-        self.error.restore(state["error"])
-        self.inner.restore(state["model"])
-
 
 class ResidualLearner:
     """``river:residual``: what the linear form leaves over, for live prediction, while it helps."""
 
+    STATE = saved(
+        "river_residual",
+        inner=GuardedModel,
+        rows=Count,
+        base_error=Finite,
+        own_error=Finite,
+        error=PrequentialError,
+    )
+
     publishes = False
     needs_base = True
+    is_saved = True
 
     def __init__(self, features: FeatureSet) -> None:
         self.features = features
@@ -260,17 +277,6 @@ class ResidualLearner:
         if not self.started:
             return None
         return ModelSnapshot(features=[], rows=self.rows, effective_rows=float(self.rows), error=self.error.snapshot())
-
-    def state(self) -> State:
-        """For the state file."""
-        plain = pack(self, ("rows", "base_error", "own_error"))
-        return {"plain": plain, "error": self.error.state(), "model": self.inner.state()}
-
-    def restore(self, state: State) -> None:
-        """From the state file."""
-        unpack(self, ("rows", "base_error", "own_error"), state["plain"])
-        self.error.restore(state["error"])
-        self.inner.restore(state["model"])
 
 
 def _base_of(block: Design) -> Floats:

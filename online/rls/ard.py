@@ -21,6 +21,7 @@ import numpy as np
 
 from online.features import INTERCEPT, FeatureSet
 from online.rows import Floats, Mask
+from online.state import saved
 
 from .learner_settings import LearnerSettings
 from .prior import Prior
@@ -42,7 +43,7 @@ class RelevantMember(SlowMember):
         weight: diagonal of A, (p,): the unit of a pruned column's precision.
     """
 
-    saved = {"alpha": "alpha", "_weight": "weight"}  # noqa: RUF012  a constant
+    STATE = saved("relevant_member", SlowMember.STATE, alpha=Floats, weight=Floats)
 
     def __init__(self, features: FeatureSet, settings: LearnerSettings, prior: Prior | None = None) -> None:
         super().__init__(features, settings, prior)

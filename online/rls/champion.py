@@ -15,6 +15,7 @@ import numpy as np
 from online.blocks import Design
 from online.prediction import Intervals, PrequentialError, binned
 from online.rows import Floats
+from online.state import StateError, saved
 
 from .learner_settings import LearnerSettings
 from .robust import FAST, SLOW, middle
@@ -34,6 +35,16 @@ class Champion:
         live_error, intervals: of the live prediction.
     """
 
+    STATE = saved(
+        "champion",
+        member=int,
+        recent=Floats,
+        quick=bool,
+        error=PrequentialError,
+        live_error=PrequentialError,
+        intervals=Intervals,
+    )
+
     def __init__(self, settings: LearnerSettings) -> None:
         self._rate, self._advantage = settings.champion_rate, settings.champion_advantage
         self.member = SLOW
@@ -41,6 +52,11 @@ class Champion:
         self.quick = False
         self.error, self.live_error = PrequentialError(), PrequentialError()
         self.intervals = Intervals()
+
+    def restored(self) -> None:
+        """There are two members."""
+        if self.member not in (SLOW, FAST):
+            raise StateError(f"no member {self.member}")
 
     def score(self, block: Design, prediction: Floats, *, on_trial: bool) -> Floats:
         """Errors of predictions (n, 2) of the published lane; log(y / prediction) of the slow member, (n,)."""

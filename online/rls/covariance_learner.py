@@ -15,7 +15,7 @@ from online.features import FeatureSet
 from online.prediction import PrequentialError
 from online.rows import Floats
 from online.snapshot import FeatureSnapshot, ModelSnapshot
-from online.state import State, pack, unpack
+from online.state import Count, Finite, saved
 
 from .recursion import CovarianceRLS
 
@@ -26,8 +26,19 @@ _RIDGE = 1e-6
 class CovarianceLearner:
     """One feature set on one target of one configuration."""
 
+    STATE = saved(
+        "rls_covariance",
+        rls=CovarianceRLS,
+        unit=Floats,
+        unit_us=Finite,
+        rows=Count,
+        refused=Count,
+        error=PrequentialError,
+    )
+
     publishes = False
     needs_base = False
+    is_saved = True
 
     def __init__(self, features: FeatureSet) -> None:
         p = len(features)
@@ -82,15 +93,3 @@ class CovarianceLearner:
         return ModelSnapshot(
             features=features, rows=self.rows, effective_rows=float(self.rows), error=self.error.snapshot()
         )
-
-    def state(self) -> State:
-        """For the state file."""
-        recursion = pack(self.rls, ("theta", "covariance", "rows"))
-        plain = pack(self, ("unit", "unit_us", "rows", "refused"))
-        return {"rls": recursion, "plain": plain, "error": self.error.state()}
-
-    def restore(self, state: State) -> None:
-        """From the state file."""
-        unpack(self.rls, ("theta", "covariance", "rows"), state["rls"])
-        unpack(self, ("unit", "unit_us", "rows", "refused"), state["plain"])
-        self.error.restore(state["error"])

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from online.rows import Floats, Mask
-from online.state import State, pack, unpack
+from online.state import saved
 
 from .solve import solve
 
@@ -28,6 +28,8 @@ class FastMember:
         half_life_steps: of everything it knows.
         prior_share, prior_floor: tau, see the equations.
     """
+
+    STATE = saved("fast_member", f=Floats, beta=Floats, passive=Mask)
 
     __slots__ = ("beta", "f", "half_life_steps", "p", "passive", "prior_floor", "prior_share")
 
@@ -74,11 +76,3 @@ class FastMember:
         wide.f[old[:, None], old] = self.f
         wide.beta[:p], wide.passive[:p] = self.beta, self.passive
         return wide
-
-    def state(self) -> State:
-        """For the state file."""
-        return pack(self, ("f", "beta", "passive"))
-
-    def restore(self, state: State) -> None:
-        """From the state file."""
-        unpack(self, ("f", "beta", "passive"), state)

@@ -18,14 +18,15 @@ import numpy as np
 
 from online.blocks import STRATA, Groups
 from online.rows import Floats
-from online.state import State, pack, unpack
+from online.state import Count, saved
 
 WINDOW_ROWS = 128
-_STATE = ("m", "windows", "window", "last", "rows")
 
 
 class Meat:
     """M of p columns in 32 strata, and the window that is being filled."""
+
+    STATE = saved("meat", m=Floats, windows=Floats, window=Floats, last=Floats, rows=Count)
 
     __slots__ = ("_left", "_right", "last", "m", "p", "rows", "window", "windows")
 
@@ -93,11 +94,3 @@ class Meat:
         wide.last[: self.p] = self.last
         wide.windows, wide.rows = self.windows, self.rows
         return wide
-
-    def state(self) -> State:
-        """For the state file."""
-        return pack(self, _STATE)
-
-    def restore(self, state: State) -> None:
-        """From the state file."""
-        unpack(self, _STATE, state)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from online.rows import Floats
+from online.state import saved
 
 
 class Means:
@@ -19,6 +20,8 @@ class Means:
     Attributes:
         sums: decayed sums of z, (q,).
     """
+
+    STATE = saved("means", sums=Floats)
 
     __slots__ = ("_half_life_steps", "sums")
 

@@ -18,6 +18,7 @@ from online.blocks import Design
 from online.drift import DriftMonitor, SpeedFit, Verdict
 from online.features import FeatureSet
 from online.rows import Floats, Target
+from online.state import saved
 
 from .champion import Champion
 from .fast_member import FastMember
@@ -38,6 +39,16 @@ class Members:
         prior: what is known of the coefficients before the first row.
         slow_kind: what keeps and solves the published statistics.
     """
+
+    STATE = saved(
+        "members",
+        weighing=Weighing,
+        slow=SlowMember,
+        fast=FastMember,
+        champion=Champion,
+        drift=DriftMonitor,
+        means=Means,
+    )
 
     def __init__(
         self, features: FeatureSet, settings: LearnerSettings, prior: Prior | None, slow_kind: type[SlowMember]

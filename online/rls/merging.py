@@ -27,7 +27,7 @@ def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_
     if other.startup.holding:
         return
     if into.startup.holding:
-        into.restore(other.state())
+        into.startup, into.members, into.rows = other.startup, other.members, other.rows
     else:
         if not side_by_side:
             earlier, later = (into, other) if other_is_later else (other, into)

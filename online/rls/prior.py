@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from online.rows import Floats
-from online.state import State, StateError
+from online.state import Array, Finite, StateError, saved
 
+_F8 = np.dtype(np.float64)
 _SHARE, _FLOOR, _TINY = 0.15, 0.02, 1e-150
 
 
@@ -27,6 +28,8 @@ class Prior:
     ``misfit`` is a relative error below which a few rows are not believed against the prior: neighbouring rows err
     together (clock wander, one batch size), and a hundred of them know less than a hundred independent ones.
     """
+
+    STATE = saved("prior", mean=Array(_F8), sd=Array(_F8, nan=True), misfit=Finite)
 
     mean: Floats
     sd: Floats
@@ -45,19 +48,10 @@ class Prior:
         mean = np.concatenate([self.mean, np.zeros(more)])[:p]
         return Prior(mean, np.concatenate([self.sd, np.full(more, np.inf)])[:p])
 
-    def state(self) -> State:
-        """For the state file: precision per unit scale, because infinite deviations do not belong in one."""
-        return {"mean": self.mean, "inverse": 1.0 / self.sd, "misfit": self.misfit}
-
-    @staticmethod
-    def restored(state: State, p: int) -> Prior:
-        """From the state file."""
-        mean, inverse = state["mean"], state["inverse"]
-        fits = all(isinstance(a, np.ndarray) and a.shape == (p,) and np.isfinite(a).all() for a in (mean, inverse))
-        if not fits or (inverse < 0.0).any():
-            raise StateError(f"Prior: expected {p} finite means and precisions")
-        with np.errstate(divide="ignore"):
-            return Prior(mean, 1.0 / inverse, float(state.get("misfit", 0.0)))
+    def restored(self) -> None:
+        """Every column has a mean and a deviation, which may be infinite."""
+        if self.mean.shape != self.sd.shape or not (self.sd > 0.0).all():
+            raise StateError(f"expected {len(self.mean)} deviations above 0")
 
     def precision(self, scale: float) -> Floats:
         """H's diagonal for noise of this relative scale, (p,)."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 import numpy as np
 
 from online.rows import Floats
+from online.state import Count, saved
 
 
 class CovarianceRLS:
@@ -30,6 +31,8 @@ class CovarianceRLS:
         forgetting: lam in (0, 1]; 1 forgets nothing.
         trace_max: bound of trace(P), as a multiple of its first value.
     """
+
+    STATE = saved("recursion", theta=Floats, covariance=Floats, rows=Count)
 
     __slots__ = ("_cap", "covariance", "forgetting", "rows", "theta")
 

@@ -9,15 +9,13 @@ lane or the intervals. Reading changes nothing that is learned later.
 
 from __future__ import annotations
 
-from operator import attrgetter
-
 import numpy as np
 
 from online.blocks import Design
 from online.features import FeatureSet
 from online.rows import PHASES, Floats
 from online.snapshot import ModelSnapshot
-from online.state import State, StateError, pack_paths, unpack_paths
+from online.state import Count, StateError, saved
 
 from .identify import Diagnosis, feature_snapshots
 from .learner_settings import LearnerSettings
@@ -26,37 +24,6 @@ from .prior import Prior
 from .robust import SLOW
 from .slow_member import SlowMember
 from .startup import Start, Startup, fit_start
-
-_NUMBERS = {
-    "beta": "members.slow.beta",
-    "live": "members.slow.live",
-    "passive": "members.slow.passive",
-    "per_row": "members.slow.per_row",
-    "evidence": "members.slow.evidence",
-    "slow_rows": "members.slow.evidence_rows",
-    "scale": "members.weighing.scale",
-    "median_us": "members.weighing.median_us",
-    "start_median_us": "members.weighing.start_median_us",
-    "rows": "rows",
-    "champion": "members.champion.member",
-    "quick": "members.champion.quick",
-    "recent": "members.champion.recent",
-    "sums": "members.means.sums",
-    "started": "startup.started",
-    "holding": "startup.holding",
-}
-"""Names in the state file, and whose attributes they are."""
-
-_PARTS = {
-    "slow": "slow.strata",
-    "fast": "fast",
-    "meat": "slow.meat",
-    "error": "champion.error",
-    "live_error": "champion.live_error",
-    "intervals": "champion.intervals",
-    "drift": "drift",
-}
-"""The same for members with a state of their own."""
 
 
 class RlsLearner:
@@ -75,8 +42,11 @@ class RlsLearner:
         members: the slow and the fast member and what they share.
     """
 
+    STATE = saved("rls", has_phases=bool, rows=Count, startup=Startup, members=Members)
+
     publishes = True
     needs_base = False
+    is_saved = True
 
     def __init__(
         self,
@@ -101,6 +71,22 @@ class RlsLearner:
     def started(self) -> bool:
         """Whether there was a first fit."""
         return self.startup.started
+
+    @property
+    def has_phases(self) -> bool:
+        """Whether there are phase columns; restored first, because it makes room."""
+        return self.phases > 0
+
+    @has_phases.setter
+    def has_phases(self, opened: bool) -> None:
+        if opened:
+            self.open_phases()
+
+    def restored(self) -> None:
+        """Rows that are held have this learner's columns."""
+        held = self.startup.held
+        if held is not None and held.x.shape[1] != len(self.features):
+            raise StateError(f"held rows of {held.x.shape[1]} columns, expected {len(self.features)}")
 
     def offer_prior(self, prior: Prior) -> None:
         """Take a prior, unless there is one or learning has begun."""
@@ -239,41 +225,3 @@ class RlsLearner:
             live_error=champion.live_error.snapshot(),
             scale=members.weighing.slow_scale,
         )
-
-    # ---------------------------------------------------------------- state
-
-    def _numbers(self) -> dict[str, str]:
-        return _NUMBERS | {name: f"members.slow.{attribute}" for name, attribute in self.members.slow.saved.items()}
-
-    def state(self) -> State:
-        """Everything that its next block depends on; the prior goes with it."""
-        slow, held = self.members.slow, self.startup.held
-        return {
-            **{name: attrgetter(path)(self.members).state() for name, path in _PARTS.items()},
-            "phases": self.phases > 0,
-            "plain": pack_paths(self, self._numbers()),
-            "trial": None if slow.trial is None else slow.trial.state(),
-            "start": None if held is None else held.state(),
-            "prior": None if slow.prior is None else slow.prior.state(),
-        }
-
-    def restore(self, state: State) -> None:
-        """Fill a fresh learner of the same columns.
-
-        Raises:
-            StateError: the state does not fit; the learner must then be thrown away.
-        """
-        try:
-            if state["phases"]:
-                self.open_phases()
-            for name, path in _PARTS.items():
-                attrgetter(path)(self.members).restore(state[name])
-            unpack_paths(self, self._numbers(), state["plain"])
-            slow, held, prior = self.members.slow, state["start"], state["prior"]
-            slow.trial = None
-            if state["trial"] is not None:
-                slow.open_trial().restore(state["trial"])
-            self.startup.held = None if held is None else Design.restored(held, len(self.features))
-            slow.prior = None if prior is None else Prior.restored(prior, self.p)
-        except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
-            raise error if isinstance(error, StateError) else StateError(f"rls state: {error!r}") from error

@@ -22,6 +22,7 @@ import numpy as np
 
 from online.blocks import Design
 from online.rows import Floats
+from online.state import Finite, saved
 
 SLOW, FAST = 0, 1
 """Columns of whatever is kept for both members."""
@@ -49,6 +50,8 @@ class Weighing:
         median_us: m, running.
         start_median_us: m0, of the start-up rows.
     """
+
+    STATE = saved("weighing", scale=Floats, median_us=Finite, start_median_us=Finite)
 
     __slots__ = ("median_us", "robust", "scale", "start_median_us")
 

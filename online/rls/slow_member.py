@@ -12,13 +12,12 @@ Guarantee: beta is a function of the published lane's rows alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from online.blocks import Design
 from online.features import FeatureSet
 from online.rows import Floats, Mask
+from online.state import Finite, MadeBy, StateError, saved
 
 from .hac import Meat
 from .identify import Diagnosis, Evidence, Solved, diagnose
@@ -46,8 +45,19 @@ class SlowMember:
         trial: statistics on the side while a change of speed is suspected.
     """
 
-    saved: Mapping[str, str] = {}
-    """What a subclass adds to the state: name there -> attribute."""
+    STATE = saved(
+        "slow_member",
+        beta=Floats,
+        passive=Mask,
+        live=Mask,
+        evidence=Floats,
+        evidence_rows=Finite,
+        per_row=Floats,
+        strata=Strata,
+        meat=Meat,
+        trial=MadeBy("new_strata"),
+        prior=Prior | None,
+    )
 
     def __init__(self, features: FeatureSet, settings: LearnerSettings, prior: Prior | None = None) -> None:
         p = len(features)
@@ -62,12 +72,18 @@ class SlowMember:
         self.live: Mask = np.zeros(p, np.bool_)
         self.evidence, self.evidence_rows = np.zeros((p, p)), 1.0
         self.per_row = np.zeros(p)
-        self.strata = self._new_strata()
+        self.strata = self.new_strata()
         self.meat = Meat(p)
         self.trial: Strata | None = None
 
-    def _new_strata(self) -> Strata:
+    def new_strata(self) -> Strata:
+        """Empty statistics of its columns."""
         return Strata(self.p + 2, self._settings.half_life_steps, self._settings.half_life_us)
+
+    def restored(self) -> None:
+        """A prior is of its columns."""
+        if self.prior is not None and len(self.prior.mean) != self.p:
+            raise StateError(f"a prior of {len(self.prior.mean)} columns, expected {self.p}")
 
     def widen(self, more: int) -> None:
         """Give it ``more`` columns, free of sign, after its p."""
@@ -100,7 +116,7 @@ class SlowMember:
 
     def open_trial(self) -> Strata:
         """Begin statistics on the side; those of an earlier suspicion are forgotten."""
-        self.trial = self._new_strata()
+        self.trial = self.new_strata()
         return self.trial
 
     def accept_trial(self, gain: float) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from online.blocks import Design
 from online.rows import Floats
+from online.state import saved
 
 from .robust import FLOOR, bisquare, irls_scale, weights
 
@@ -32,6 +33,8 @@ class Startup:
         holding: whether rows are still held.
         started: whether there was a first fit.
     """
+
+    STATE = saved("startup", held=Design | None, holding=bool, started=bool)
 
     __slots__ = ("held", "holding", "start_rows", "started")
 

@@ -23,9 +23,8 @@ import numpy as np
 
 from online.blocks import STRATA, Design
 from online.rows import Floats
-from online.state import State, pack, unpack
+from online.state import saved
 
-_STATE = ("g", "n1", "n2", "clock")
 _MAX_AGE = 1000.0  # 2^-1000 is still a normal number; older is 0 for every purpose
 
 
@@ -37,6 +36,8 @@ class Strata:
         half_life_steps: steps after which a row counts half, where the busy time below is not longer.
         half_life_us: busy time after which a row counts half, where the steps above are not more.
     """
+
+    STATE = saved("strata", g=Floats, n1=Floats, n2=Floats, clock=Floats)
 
     __slots__ = ("_expand", "_left", "_right", "clock", "g", "half_life_steps", "half_life_us", "n1", "n2", "q")
 
@@ -119,11 +120,3 @@ class Strata:
         wide.g[:, wide._expand[place[self._left], place[self._right]]] = self.g
         wide.n1, wide.n2, wide.clock = self.n1, self.n2, self.clock
         return wide
-
-    def state(self) -> State:
-        """For the state file."""
-        return pack(self, _STATE)
-
-    def restore(self, state: State) -> None:
-        """From the state file."""
-        unpack(self, _STATE, state)

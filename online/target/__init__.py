@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from .learners import Learner, make_learner, make_rls
 from .settings import CUSTOM, BankSettings, check_settings
-from .target_state import TargetState
+from .target_state import SavedTarget, TargetState
 
 __all__ = [
     "CUSTOM",
     "BankSettings",
     "Learner",
+    "SavedTarget",
     "TargetState",
     "check_settings",
     "make_learner",

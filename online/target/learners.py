@@ -14,7 +14,6 @@ from online.river import PREFIX, QUANTILE, RESIDUAL, QuantileLearner, ResidualLe
 from online.rls import CovarianceLearner, LearnerSettings, Prior, RelevantMember, RlsLearner
 from online.rows import Floats
 from online.snapshot import ModelSnapshot
-from online.state import State
 
 RLS = "rls"
 COVARIANCE = "rls_covariance"
@@ -36,6 +35,10 @@ class Learner(Protocol):
     needs_base: bool
 
     @property
+    def is_saved(self) -> bool:
+        """Whether it goes on after a restart; another starts over."""
+
+    @property
     def started(self) -> bool:
         """Whether a prediction means anything yet."""
 
@@ -47,12 +50,6 @@ class Learner(Protocol):
 
     def snapshot(self) -> ModelSnapshot | None:
         """The model as published; None while there is nothing to say."""
-
-    def state(self) -> State:
-        """For the state file."""
-
-    def restore(self, state: State) -> None:
-        """Fill this fresh learner from the state file; StateError where it does not fit."""
 
 
 def publishes(learner: Learner) -> TypeGuard[RlsLearner]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,13 +14,28 @@ from online.prediction import Residuals
 from online.rls import Prior, RlsLearner, merge
 from online.rows import RowBlock, RowOutcome, Target
 from online.snapshot import ErrorSnapshot, ModelSnapshot, TargetSnapshot
-from online.state import State, StateError
+from online.state import Kept, StateError, saved
 
 from .design_matrix import DesignMatrix
 from .learners import RLS, Learner, make_learner, publishes
 from .settings import BankSettings, rates
 
 PriorFor = Callable[[FeatureSet], Prior | None]
+
+
+@dataclass
+class SavedTarget:
+    """A target in the state file, with the columns of the design by set; models are filled once they are made."""
+
+    STATE = saved("target", fresh=lambda _: SavedTarget([], None, None, {}, Residuals(), 0, 0))
+
+    sets: list[tuple[str, list[str]]]
+    pending: Design | None
+    quick: Design | None
+    models: dict[str, Kept]
+    residuals: Residuals
+    first_ns: int
+    last_ns: int
 
 
 class TargetState:
@@ -157,34 +173,33 @@ class TargetState:
 
     # ---------------------------------------------------------------- state
 
-    def state(self) -> State:
-        """For the state file."""
-        pending, quick = self.cutter.pending(), self.quick.pending()
-        return {
-            "sets": [[name, list(features.names)] for name, (features, _) in self.matrix.sets.items()],
-            "pending": None if pending is None else pending.state(),
-            "quick": None if quick is None else quick.state(),
-            "models": {name: model.state() for name, model in self.models.items()},
-            "residuals": self.residuals.state(),
-            "first_ns": self.first_ns,
-            "last_ns": self.last_ns,
-        }
+    def saved(self) -> SavedTarget:
+        """For the state file; the objects in it are this target's own."""
+        return SavedTarget(
+            sets=[(name, list(features.names)) for name, (features, _) in self.matrix.sets.items()],
+            pending=self.cutter.pending(),
+            quick=self.quick.pending(),
+            models={name: model for name, model in self.models.items() if model.is_saved},
+            residuals=self.residuals,
+            first_ns=self.first_ns,
+            last_ns=self.last_ns,
+        )
 
-    def restore(self, state: State) -> list[str]:
+    def restore(self, state: SavedTarget) -> list[str]:
         """Fill this fresh target; the names of models in the state that are not configured with the same columns."""
-        same, width = self.matrix.same_columns(state["sets"])
+        same, width = self.matrix.same_columns(state.sets)
         skipped = []
-        for name, saved in state["models"].items():
+        for name, kept in state.models.items():
             if name in self.models and name.rpartition("/")[2] in same:
-                self.models[name].restore(saved)
+                kept.fill(self.models[name])
             else:
                 skipped.append(name)
-        for cutter, key in ((self.cutter, "pending"), (self.quick, "quick")):
-            if state[key] is not None:
-                cutter.restore(self.matrix.rearranged(Design.restored(state[key], width), same))
-        if state["residuals"] is not None:  # None: of a version that did not count them
-            self.residuals.restore(state["residuals"])
-        self.first_ns, self.last_ns = int(state["first_ns"]), int(state["last_ns"])
+        for cutter, waiting in ((self.cutter, state.pending), (self.quick, state.quick)):
+            if waiting is not None:
+                if waiting.x.shape[1] != width:
+                    raise StateError(f"waiting rows of {waiting.x.shape[1]} columns, expected {width}")
+                cutter.restore(self.matrix.rearranged(waiting, same))
+        self.residuals, self.first_ns, self.last_ns = state.residuals, state.first_ns, state.last_ns
         return skipped
 
     def merge(self, other: TargetState) -> None:

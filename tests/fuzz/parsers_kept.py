@@ -16,12 +16,12 @@ from collector.config.errors import ConfigError
 from collector.config.schema import Config as Settings
 from collector.config.schema import JoinConfig
 from collector.decode.kv.messages import read_line
-from collector.durable.image import decode, encode, sealed
+from collector.durable import progress_of, read_image
 from collector.durable.journal import _HEAD, _PREFIX, Journal
 from collector.receive.export_request import Export
 from collector.worker.build import make_pipeline
-from online import state as bank_state
-from online.state import StateError
+from online.state import StateError, sealed, version_2
+from online.state.file import _DIGEST_BYTES, MAGIC
 from tests.fuzz.mutations import edited_tree
 from tests.fuzz.parsers import Held, Kv, Parser
 from tests.support.recordings import kv_lines
@@ -29,7 +29,7 @@ from tests.support.step_exports import make_export
 
 
 class State(Parser):
-    """State files and the learners' part of them; the damage is sealed anew, so that it gets behind the checksums."""
+    """State files and the learners' part of them, of today and older; the damage is sealed anew, to get behind sums."""
 
     tokens = (*Kv.tokens, b"\xca\x7f\xc0\0\0", b"\xc4\x00", b"\x91")
     bred_bytes_max = 3000
@@ -40,7 +40,6 @@ class State(Parser):
             learners=("rls",), feature_sets=("portable",), live_sets=(), join=JoinConfig(warm_up_rows=0)
         )
         self._pipeline = make_pipeline(self._config)
-        self._fresh = decode(sealed(self._pipeline.whole_state(0)))
 
     def seeds(self):
         bodies = [self._pipeline_after().whole_state(0)]
@@ -49,7 +48,8 @@ class State(Parser):
         learned = self._pipeline_after(make_export(40, steps_per_span=12))
         learned.flush()
         oldest = b"\x82\xa7version\x01\xa5state\x81\xa7configs\x91\x81\xa7targets\x81\xa1t\x80"
-        return [*bodies * 12, decode(sealed(learned.whole_state(9))).bank, _sealed_bank(oldest)]
+        sidecar = msgspec.msgpack.encode({**_EMPTY_SIDECAR, "bank": sealed(oldest)})
+        return [*bodies * 12, learned.whole_state(9), _body(learned.state()), oldest, version_2.SIDECAR_MAGIC + sidecar]
 
     def _pipeline_after(self, export=None, kv=()):
         pipeline = make_pipeline(self._config)
@@ -60,7 +60,7 @@ class State(Parser):
 
     def edited(self, rng, data):
         """Often values are replaced, which no damaged byte does without the lengths before it."""
-        if rng.random() < 0.6 or not data.startswith(b"\x87"):
+        if rng.random() < 0.6 or not data.startswith(b"\x82"):
             return super().edited(rng, data)
         try:
             tree = msgspec.msgpack.decode(data)
@@ -71,39 +71,53 @@ class State(Parser):
             return super().edited(rng, data)
 
     def parse(self, data):
-        if data.startswith(bank_state.MAGIC):
-            body = data[len(bank_state.MAGIC) + bank_state._DIGEST_BYTES :]
-            return self._restore(encode(msgspec.structs.replace(self._fresh, bank=_sealed_bank(body))))
         try:
-            decode(data)
+            read_image(data)
         except StateError:
-            return self._restore(data)
+            return self._restore(_sealed(data))
         raise AssertionError("a file without its checksum was read")
 
-    def _restore(self, body):
+    def _restore(self, file):
         try:
-            image = decode(sealed(body))
+            image = read_image(file)
+            self._bank().load(image)
+            assert _finite(self._pipeline._bank.saved())
             self._pipeline.restore(image)
         except StateError:
             return False
-        assert _finite(bank_state.decode(image.bank))
-        assert min(image.seq, image.generation) >= 0
+        progress = progress_of(image)
+        assert min(progress.seq, progress.generation) >= 0
         return True
 
-
-def _sealed_bank(body):
-    digest = hashlib.blake2b(body, digest_size=bank_state._DIGEST_BYTES).digest()
-    return bank_state.MAGIC + digest + body
+    def _bank(self):
+        return self._pipeline._bank
 
 
-def _finite(value, *, or_nan=False):
+_EMPTY_SIDECAR = {"version": 1, "seq": 1, "generation": 1, "joiner": {}, "spans": {}, "described": {}}
+
+
+def _body(file):
+    return file[len(MAGIC) + _DIGEST_BYTES :]
+
+
+def _sealed(body):
+    """The file of a body, of a sidecar's of version 1 where it says so."""
+    if not body.startswith(version_2.SIDECAR_MAGIC):
+        return sealed(body)
+    rest = body[len(version_2.SIDECAR_MAGIC) :]
+    return version_2.SIDECAR_MAGIC + hashlib.sha256(rest).digest() + rest
+
+
+def _finite(value, name=""):
     """No number that is not finite; ``x`` of waiting rows may hold NaN where a set does not know a row."""
+    if hasattr(value, "STATE"):
+        return all(_finite(getattr(value, each), each) for each in value.STATE.hints)
     if isinstance(value, dict):
-        return all(_finite(item, or_nan=name == "x") for name, item in value.items())
+        return all(map(_finite, value.values()))
     if isinstance(value, list | tuple):
         return all(map(_finite, value))
-    if isinstance(value, np.ndarray):
-        return value.dtype.kind != "f" or not (np.isinf(value).any() or (np.isnan(value).any() and not or_nan))
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+        return name == "sd" or not (np.isinf(value).any() or (np.isnan(value).any() and name != "x"))
     return not isinstance(value, float) or math.isfinite(value)
 
 

@@ -11,19 +11,18 @@ import pytest
 from collector.config.errors import ConfigError
 from collector.config.load import load
 from collector.config.schema import Config
-from collector.durable import image as states
+from collector.durable import read_image
 from collector.identity.facts import Facts, FactSource
 from collector.receive import count as envelope
 from collector.receive.export_request import Export
 from collector.worker.build import make_pipeline
 from online.blocks import Design
 from online.rows import PHASES
-from online.state import StateError, decode
+from online.state import StateError, decode, encode, sealed
 from tests.fuzz import targets
 from tests.fuzz.fuzz_parsers import PARSERS, Seen, fuzz
 from tests.fuzz.mutations import edited_tree, step_event
 from tests.fuzz.parsers import CORPUS
-from tests.fuzz.parsers_kept import _sealed_bank
 from tests.support import otlp_bytes as otlp
 from tests.support.decode_oracle import decode_in_columns
 from tests.support.step_exports import attribute, make_export
@@ -87,13 +86,13 @@ def test_a_variable_whose_tag_lies_is_a_config_error():
 @pytest.mark.parametrize(("value", "refused"), [(np.nan, False), (np.inf, True), (-np.inf, True)])
 def test_a_waiting_row_may_not_know_a_feature_but_not_hold_an_infinite_one(value, refused):
     one, index = np.ones(1), np.zeros(1, np.int64)
-    state = dict.fromkeys(("elapsed_us", "steps", "weight"), one) | dict.fromkeys(("stratum", "cell", "end_ns"), index)
-    state |= {"x": np.array([[1.0, value]]), "phase": np.ones((1, len(PHASES)))}
+    x, phase = np.array([[1.0, value]]), np.ones((1, len(PHASES)))
+    file = encode({"rows": Design(x, phase, one, one, one, index, index, index)})
     if refused:
         with pytest.raises(StateError, match="x: not finite"):
-            Design.restored(state, 2)
+            decode(file).load("rows", Design)
     else:
-        assert len(Design.restored(state, 2)) == 1
+        assert len(decode(file).load("rows", Design)) == 1
 
 
 def test_the_guided_comparison_takes_what_columns_take():
@@ -124,7 +123,7 @@ def test_the_guided_comparison_notices_one_wrong_number(monkeypatch):
 def test_a_state_of_an_earlier_version_that_is_none_is_refused(payload):
     body = b"\x82\xa7version\x01\xa5state" + payload
     with pytest.raises(StateError):
-        decode(_sealed_bank(body))
+        decode(sealed(body)).graph("learners")
 
 
 @pytest.mark.parametrize("text", ["9" * 30, "-" + "9" * 19, "1" * 128])
@@ -136,7 +135,7 @@ def test_a_fact_beyond_64_bits_in_an_export_does_not_stop_the_saving_of_the_stat
     pipeline.flush()
     assert pipeline.learned_rows > 0
     again = make_pipeline(Config(learners=("rls",)))
-    again.restore(states.decode(states.sealed(pipeline.whole_state(1))))
+    again.restore(read_image(sealed(pipeline.whole_state(1))))
     assert again.learned_rows == pipeline.learned_rows
 
 

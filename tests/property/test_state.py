@@ -1,6 +1,8 @@
 """Stop and restart is no restart; a damaged state is never half believed; merging adds."""
 
 import itertools
+import json
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -8,13 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from collector.commands.replay import replay
 from collector.config.schema import Config
-from online import state as codec
+from collector.runtime import SystemClock
 from online.bank import Bank, merge_states
 from online.rls.strata import Strata
 from online.rows import RowBlock, Target
-from online.state import StateError
+from online.state import VERSION, StateError, layout
 from tests.support.linear_steps import steps
+from tests.support.paths import DATA
+from tests.support.state_files import STATES, body_of_file, file_of, kept_file, with_value
 
 RLS = Config(learners=("rls",))
 ALL = Config(learners=("rls", "rls_covariance", "river:linear", "river:residual"))
@@ -83,67 +88,83 @@ def test_a_state_with_one_bit_flipped_is_refused_and_the_old_one_kept(saved, dat
     assert _published(bank) == before
 
 
-def test_a_newer_version_is_refused_by_number(monkeypatch):
-    monkeypatch.setattr(codec, "VERSION", 3)
-    newer = codec.encode({"configs": [], "learned_rows": 0})
-    monkeypatch.undo()
-    with pytest.raises(StateError, match="version 3 is newer than 2"):
-        codec.decode(newer)
+def test_a_newer_version_is_refused_by_number(saved):
+    with pytest.raises(StateError, match="version 4 is newer than 3"):
+        Bank(RLS).restore(file_of({**body_of_file(saved), "version": 4}))
 
 
-def test_an_older_version_is_migrated_step_by_step(saved, monkeypatch):
-    monkeypatch.setattr(codec, "VERSION", 4)
-    with pytest.raises(StateError, match="no migration to 3"):
-        codec.decode(saved)
-    monkeypatch.setitem(codec.MIGRATIONS, 2, lambda s: {**s, "one": 1})
-    monkeypatch.setitem(codec.MIGRATIONS, 3, lambda s: {**s, "two": s["one"] + 1})
-    assert codec.decode(saved)["two"] == 2
+def test_a_state_of_version_2_goes_on_with_the_same_coefficients(tmp_path, monkeypatch):
+    """Written by ``replay --state`` of the recording when states were nested maps."""
+    monkeypatch.chdir(DATA)
+    files = [Path("c5_offload", name) for name in ("otlp.pb.gz", "kv.jsonl.gz")]
+    state = tmp_path / "state.bin"
+    replay(files, tmp_path / "snapshot.json", Config(), SystemClock(), say=print, note=print, state=state)
+    migrated, today = Bank(Config()), Bank(Config())
+    assert migrated.restore(kept_file("learned_2.bin")) == []
+    assert today.restore(state.read_bytes()) == []
+    (config_id,) = today.configs()
+    assert migrated.configs() == [config_id]
+    assert migrated.facts(config_id) == today.facts(config_id)
+    for number in range(3):
+        assert _published(migrated, config_id) == _published(today, config_id)
+        for bank in (migrated, today):
+            _learn(bank, steps(400, number).rows, config_id)
+    assert migrated.learned_rows == today.learned_rows
+    assert migrated.state() == today.state()
 
 
-def test_a_state_of_version_1_goes_on_and_counts_residuals_from_zero(saved, monkeypatch):
-    payload = codec.decode(saved)
-    for target in payload["configs"][0]["targets"].values():
+def version_1():
+    """Before version 2 residuals were not counted."""
+    body = body_of_file(kept_file("learned_2.bin"))
+    for target in body["state"]["configs"][0]["targets"].values():
         del target["residuals"]
-    monkeypatch.setattr(codec, "VERSION", 1)
-    old = codec.encode(payload)
-    monkeypatch.undo()
-    bank, today = Bank(RLS), Bank(RLS)
-    bank.restore(old)
-    today.restore(saved)
+    return {**body, "version": 1}
+
+
+def test_a_state_of_version_1_goes_on_and_counts_residuals_from_zero():
+    bank, today = Bank(Config()), Bank(Config())
+    bank.restore(file_of(version_1()))
+    today.restore(kept_file("learned_2.bin"))
+    (config_id,) = bank.configs()
     for each in (bank, today):
-        _learn(each, steps(96, 9).rows)
-    migrated, same = bank.targets("c")["step_time"], today.targets("c")["step_time"]
+        _learn(each, steps(96, 9).rows, config_id)
+    migrated, same = bank.targets(config_id)["step_time"], today.targets(config_id)["step_time"]
     assert migrated.models == same.models
     assert 0 < sum(migrated.residuals.rows) < sum(same.residuals.rows)
 
 
-def test_a_state_of_version_1_without_what_it_must_have_is_refused(monkeypatch):
-    monkeypatch.setattr(codec, "VERSION", 1)
-    old = codec.encode({"configs": [{"id": "c"}], "learned_rows": 0})
-    monkeypatch.undo()
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_a_state_of_an_older_version_without_what_it_must_have_is_refused(version):
     with pytest.raises(StateError):
-        Bank(RLS).restore(old)
+        Bank(RLS).restore(file_of({"version": version, "state": {"configs": [{"id": "c"}], "learned_rows": 0}}))
 
 
-def test_a_state_whose_values_do_not_fit_is_refused(saved):
-    payload = codec.decode(saved)
-    plain = payload["configs"][0]["targets"]["step_time"]["models"]["portable"]["plain"]
-    for key, value in (("scale", np.zeros(3)), ("beta", np.full(6, np.nan)), ("rows", "many"), ("median_us", np.inf)):
-        kept = plain[key]
-        plain[key] = value
-        with pytest.raises(StateError, match=key):
-            Bank(RLS).restore(codec.encode(payload))
-        plain[key] = kept
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        ("weighing", "scale", ["<f8", [3], b""]),
+        ("slow_member", "beta", ["<f8", [6], b"\xff" * 48]),
+        ("rls", "rows", "many"),
+        ("weighing", "median_us", np.inf),
+        ("champion", "member", 2),
+        ("startup", "held", 0),
+        ("residuals", "rows", ["<i8", [10], b"\xff" * 80]),
+        ("residuals", "rows", ["<i8", [3], b""]),
+        ("residuals", "ratio_sum", np.inf),
+        ("bank", "learned_rows", -1),
+    ],
+)
+def test_a_state_whose_values_do_not_fit_is_refused_by_name(saved, kind, name, value):
+    damaged = with_value(saved, "learners", kind, name, value)
+    with pytest.raises(StateError, match=f"{kind}: |{kind}.{name}: "):
+        Bank(RLS).restore(damaged)
 
 
-def test_a_state_whose_residuals_do_not_fit_is_refused(saved):
-    payload = codec.decode(saved)
-    target = payload["configs"][0]["targets"]["step_time"]
-    good = target["residuals"]
-    for key, value in (("rows", -good["rows"] - 1), ("rows", np.zeros(3, np.int64)), ("ratio_sum", np.inf)):
-        target["residuals"] = {**good, key: value}
-        with pytest.raises(StateError, match="Residuals"):
-            Bank(RLS).restore(codec.encode(payload))
+def test_what_is_saved_of_each_class_changes_only_with_the_version():
+    """If this fails: VERSION + 1, a migration of the part, a kept file of the old version, and the new layout."""
+    known = json.loads((STATES / "layout.json").read_bytes())
+    classes = {kind: names for kind, names in layout().items() if not kind.startswith("test_")}
+    assert {"version": VERSION, "classes": classes} == known
 
 
 def test_models_no_longer_configured_are_named_and_left_out():

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from collector.decode.kv import KvBatch, count_batch
 from collector.join.window import StepWindow
 from collector.telemetry import Counts, table
 from online import Ints
+from online.state import Named, saved
 
 from .step_events import KvSteps
 from .timeline import KvTimeline
@@ -58,6 +59,13 @@ class Rhythm:
 
 class KvSources:
     """All publishers; bounded in publishers, lives and batches."""
+
+    STATE = saved(
+        "kv_sources",
+        _lives=OrderedDict[tuple[str, int, str], list[KvTimeline]],
+        _unbound=list[tuple[KvTimeline, str]],
+        _bound=list[tuple[KvTimeline, Annotated[KvSequence, Named("step_sequence")]]],
+    )
 
     def __init__(self, settings: JoinConfig) -> None:
         self._grace_ns = int(settings.grace_s * 1e9)

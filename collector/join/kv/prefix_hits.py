@@ -27,6 +27,7 @@ from collector.decode import CoreSpan
 from collector.join.requests import Chunks, Run
 from collector.join.window import StepWindow
 from online import Ints
+from online.state import saved
 
 from .timeline import KvTimeline
 
@@ -40,6 +41,8 @@ _END_STEPS_MAX = 64
 class Prefill:
     """One prefill, or the recomputation after a preemption, over steps first_step..last_step."""
 
+    STATE = saved("prefill")
+
     first_step: int
     last_step: int
     tokens: int
@@ -52,6 +55,14 @@ class Prefill:
 
 class Prefills:
     """Prefills of one engine process that have not been passed, and the decoding beside them."""
+
+    STATE = saved(
+        "prefills",
+        _pending=list[Prefill],
+        _decodes=list[tuple[int, int, int]],
+        stamps=list[tuple[int, int]],
+        hit_tokens=float,
+    )
 
     def __init__(self) -> None:
         self._pending: list[Prefill] = []

@@ -13,6 +13,7 @@ from collector.join.block_ratio import BlockRatio
 from collector.join.requests import Chunks, Run
 from collector.join.window import StepWindow
 from online import Ints
+from online.state import saved
 
 from .prefix_hits import Prefills
 from .timeline import LATENESS_NS, KvTimeline
@@ -24,6 +25,8 @@ Cells = NDArray[np.void]
 @dataclass(slots=True)
 class KvSteps:
     """The publisher of a process, once recognised, and the prefills it may correct."""
+
+    STATE = saved("kv_steps")
 
     timeline: KvTimeline | None = None
     prefills: Prefills = field(default_factory=Prefills)

@@ -18,6 +18,7 @@ from collector.decode import MISSING
 from collector.decode.kv import KvBatch
 from collector.telemetry import Direction, KvSkip, Phase
 from online import Floats, Ints
+from online.state import Array, saved
 
 Cells = NDArray[np.void]
 
@@ -37,6 +38,27 @@ ENTRY_DTYPE = np.dtype(
 
 class KvTimeline:
     """Batches of one publisher process, bounded by count and by age."""
+
+    STATE = saved(
+        "kv_timeline",
+        source=str,
+        rank=int,
+        block_size=int,
+        offload_block_size=int,
+        _since_unix_ns=int | None,
+        _grace_ns=int,
+        numbered=bool,
+        _batches=Array(BATCH_DTYPE),
+        _entries=Array(ENTRY_DTYPE),
+        _new_batches=list[tuple[int, int, int]],
+        _new_entries=list[tuple[int, int, int, int, int, int]],
+        _seqs=set[int],
+        _loads=dict[str, tuple[int, int]],
+        _horizon_ns=int,
+        oldest=tuple[int, int],
+        newest=tuple[int, int],
+        fresh=lambda join: KvTimeline("", 0, join.kv_batches_max),
+    )
 
     def __init__(self, source: str, rank: int, batches_max: int) -> None:
         self.source = source

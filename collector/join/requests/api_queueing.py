@@ -15,6 +15,7 @@ import msgspec
 
 from collector.decode import MISSING, ApiSpan, CoreSpan, MarkKind
 from online import FeatureSnapshot, ModelSnapshot, TargetSnapshot
+from online.state import saved
 
 _IDLE_ROWS_MIN = 20
 _HANDOFFS_MIN = 20
@@ -24,6 +25,8 @@ HANDOFFS_MAX = 512
 @dataclass(slots=True)
 class ApiQueueing:
     """Sums over all requests of one engine, and their latest hand-offs."""
+
+    STATE = saved("api_queueing", fresh=lambda _: ApiQueueing())
 
     requests: int = 0
     wait_us: float = 0.0

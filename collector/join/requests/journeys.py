@@ -15,6 +15,7 @@ import numpy as np
 
 from collector.decode import CoreSpan, Finish, Mark, MarkKind
 from collector.join.window import StepWindow
+from online.state import saved
 
 NATURAL = frozenset({Finish.STOPPED, Finish.LENGTH})
 """Ends that are stamped at a step boundary; aborts are handled between steps."""
@@ -23,6 +24,8 @@ NATURAL = frozenset({Finish.STOPPED, Finish.LENGTH})
 @dataclass(slots=True)
 class Chunks:
     """One prefill spread over steps first..last; ``left`` tokens are not yet given to a step."""
+
+    STATE = saved("chunks")
 
     first_step: int
     last_step: int

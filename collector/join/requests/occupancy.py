@@ -23,6 +23,7 @@ from collector.config import JoinConfig
 from collector.decode import RequestSpan
 from collector.telemetry import Counts, RowDrop, table
 from online import PHASES, STEP_FEATURES, Floats, Ints, Quality, RowBlock, Target
+from online.state import saved
 
 from .request_rows import RequestRow, request_block
 
@@ -40,6 +41,8 @@ _COLUMN = {name: index for index, name in enumerate(STEP_FEATURES)}
 @dataclass(frozen=True, slots=True)
 class HeldRequest:
     """A finished request that others may overlap; times in seconds since the sequence's epoch."""
+
+    STATE = saved("request")
 
     first_s: float
     last_s: float
@@ -100,6 +103,17 @@ class _Side:
 
 class RequestSequence:
     """Request spans of one API process."""
+
+    STATE = saved(
+        "request_sequence",
+        _engine=int,
+        _epoch_unix_ns=int,
+        _held=list[HeldRequest],
+        _pending=list[tuple[int, bytes, HeldRequest]],
+        _emitted_until_unix_ns=int,
+        event_unix_ns=int,
+        fresh=lambda join: RequestSequence(join, 0),
+    )
 
     def __init__(self, settings: JoinConfig, engine: int) -> None:
         self._settings = settings

@@ -16,10 +16,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from online.state import saved
+
 
 @dataclass(slots=True)
 class Frontier:
     """See the module's docstring."""
+
+    STATE = saved("frontier")
 
     emitted_to: int = 0
     learned_to: int = 0

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from collector.join.block_ratio import BlockRatio
+from online.state import saved
 
 from .raw_features import Cells, Rebuilt, complete, snapshot_complete
 
@@ -30,6 +31,8 @@ _STEPS_SHARE = 0.7
 class Sums:
     """What steps add up to."""
 
+    STATE = saved("sums")
+
     context_tokens: float = 0.0
     blocks: float = 0.0
     rebuilt_requests: float = 0.0
@@ -46,6 +49,8 @@ class Sums:
 @dataclass(slots=True)
 class Habits:
     """Decayed sums over whole blocks of passed steps, and the block under way."""
+
+    STATE = saved("habits")
 
     ratio: BlockRatio
     settled: bool = False

@@ -12,6 +12,7 @@ from collector.decode import MISSING, StepColumns
 from collector.join.block_ratio import BlockRatio
 from collector.telemetry import Counts, JoinEvent, table
 from online import Quality
+from online.state import saved
 
 from . import boundaries
 from .habits import Habits
@@ -22,6 +23,23 @@ from .scheduling import Scheduling, SchedulingVotes
 
 class ProcessContext:
     """Sources, scheduling mode and habits of one engine process; times are wall clock."""
+
+    STATE = saved(
+        "process_context",
+        habits=Habits,
+        votes=SchedulingVotes,
+        scheduling_fact=Scheduling,
+        budget_fact_tokens=float | None,
+        event_unix_ns=int,
+        first_unix_ns=int,
+        has_summaries=bool,
+        has_journeys=bool,
+        has_exact_context=bool,
+        has_done_stamps=bool,
+        longest_run_ns=int,
+        _scheduled_tokens_max=int,
+        _first_finish_unix_ns=int,
+    )
 
     def __init__(self, settings: JoinConfig, ratio: BlockRatio) -> None:
         self._settings = settings

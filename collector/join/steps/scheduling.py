@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from online.state import saved
+
 _VOTES_MIN = 8
 _SWITCH_SHARE = 0.9
 _DECAY = 0.5
@@ -28,6 +30,8 @@ class Scheduling(enum.StrEnum):
 @dataclass(slots=True)
 class SchedulingVotes:
     """Decides once there are enough votes, then re-checks with forgetting."""
+
+    STATE = saved("scheduling_votes")
 
     decided: Scheduling = Scheduling.UNKNOWN
     sync: float = 0.0

@@ -19,6 +19,7 @@ from collector.join.requests import journeys
 from collector.join.window import StepWindow
 from collector.telemetry import Counts, JoinEvent, RowDrop, table
 from online import Quality, RowBlock
+from online.state import saved
 
 from .finality import finality
 from .frontier import Frontier
@@ -52,6 +53,18 @@ class _Reading(NamedTuple):
 
 class StepSequence:
     """Steps of one engine process, from its first to its restart."""
+
+    STATE = saved(
+        "step_sequence",
+        _engine=int,
+        context=ProcessContext,
+        frontier=Frontier,
+        window=StepWindow | None,
+        kv=KvSteps,
+        _fresh_steps=tuple[int, int] | None,
+        _chunks=list[journeys.Chunks],
+        fresh=lambda join: StepSequence(join, 0, BlockRatio()),
+    )
 
     def __init__(self, settings: JoinConfig, engine: int, ratio: BlockRatio) -> None:
         self._settings = settings

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from online import STEP_FEATURES, RowBlock
+from online.state import saved
 
 _FIRST_ROWS = 3
 _LONG_US = 2e6
@@ -21,6 +22,8 @@ _LONG_RATIO = 20.0
 @dataclass(slots=True)
 class WarmUp:
     """Holds rows until the pace of the engine is known, then passes them through."""
+
+    STATE = saved("warm_up")
 
     rows_min: int
     over: bool = False

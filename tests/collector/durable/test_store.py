@@ -6,29 +6,30 @@ import errno
 
 import pytest
 
-from collector.durable.image import StateImage, encode
+from collector.durable.image import PROGRESS, Progress, progress_of
 from collector.durable.store import NAME, PREVIOUS_NAME, StateStore
 from collector.runtime.filesystem import SystemFiles
 from collector.telemetry.reasons import Restored
-from online.state import StateError
+from online.state import StateError, body_of
 
 
 def body(seq):
-    return encode(StateImage(seq=seq, generation=seq, spans={}, joiner={}, bank=b""))
+    return body_of({PROGRESS: Progress(seq=seq, generation=seq)})
 
 
 def load(directory, refuse=()):
     seen = []
 
     def restore(image):
-        if image.seq in refuse:
+        seq = progress_of(image).seq
+        if seq in refuse:
             raise StateError("does not fit")
-        seen.append(image.seq)
+        seen.append(seq)
         return []
 
     store = StateStore(directory)
-    outcome, image = store.load(restore)
-    assert seen == ([] if image is None else [image.seq])
+    outcome, progress = store.load(restore)
+    assert (seen or [0]) == [progress.seq]
     return store, outcome, seen
 
 

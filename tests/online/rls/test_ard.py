@@ -8,10 +8,11 @@ from online.river.challengers import make
 from online.river.quantile import QuantileLearner
 from online.rls import LearnerSettings, RelevantMember, RlsLearner
 from online.rows import STEP_FEATURES, RowBlock, Target
-from online.state import decode, encode
+from online.state import encode
 from online.target import make_learner
 from tests.support.designs import design_of
 from tests.support.linear_steps import BETA, NAMES, steps
+from tests.support.state_files import through_bytes
 
 NOISE_COLUMNS = ("waiting", "kv_usage_ratio", "finished", "preempted")
 SET = FeatureSet(
@@ -95,8 +96,7 @@ def test_a_restored_learner_goes_on_bit_by_bit():
     design = design_of(rows, SET)
     for start in range(0, 1600, 32):
         whole.learn(design.slice(start, start + 32))
-    half = RlsLearner(SET, LearnerSettings(), None, RelevantMember)
-    half.restore(decode(encode(whole.state())))
+    half = through_bytes(whole, RlsLearner(SET, LearnerSettings(), None, RelevantMember))
     assert half.snapshot() == whole.snapshot()
     for learner in (half, whole):
         for start in range(1600, 2000, 32):
@@ -127,7 +127,7 @@ def test_odd_rows_leave_relevance_and_coefficients_finite(odd):
     assert np.isfinite(learner.members.slow.beta).all()
     assert np.isfinite(learner.members.slow.alpha).all()
     assert (learner.members.slow.beta[: len(SET)] >= 0).all()
-    encode(learner.state())
+    encode({"learner": learner})
 
 
 @pytest.mark.parametrize("name", ["river:quantile@1.5", "river:quantile@x", "river:quantile@0"])
@@ -144,6 +144,5 @@ def test_rows_between_other_stamps_open_the_phases_which_are_always_in_use():
         learner.learn(design.slice(start, min(start + 32, 1200)))
     assert learner.phases == 2
     assert np.isfinite(learner.members.slow.beta).all()
-    again = RlsLearner(SET, LearnerSettings(), None, RelevantMember)
-    again.restore(decode(encode(learner.state())))
+    again = through_bytes(learner, RlsLearner(SET, LearnerSettings(), None, RelevantMember))
     assert np.array_equal(again.members.slow.alpha, learner.members.slow.alpha)

@@ -1,0 +1,330 @@
+"""Graphs of declared classes: what is read back is what was written, and what does not fit is refused."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from online.rows import Floats, Mask
+from online.state import (
+    Array,
+    Count,
+    Finite,
+    Image,
+    Kept,
+    LikeFresh,
+    MadeBy,
+    Named,
+    StateError,
+    body_of,
+    decode,
+    encode,
+    saved,
+    sealed,
+)
+from online.state import file as state_file
+from online.state.graph import dump, load
+
+CELL = np.dtype([("seen", "?"), ("time_ns", "i8")])
+
+
+class Colour(enum.StrEnum):
+    RED = "red"
+
+
+class Mark(msgspec.Struct, frozen=True):
+    kind: Colour
+    ts_ns: int
+
+
+@dataclass(slots=True)
+class Leaf:
+    STATE = saved("test_leaf", mark=Mark, rows=Count)
+    mark: Mark
+    rows: int = 0
+
+
+class Table:
+    STATE = saved("test_table", values=Floats, used=Mask, mean=Finite)
+
+    def __init__(self, columns: int) -> None:
+        self.values = np.zeros((4, columns))
+        self.used = np.zeros(columns, np.bool_)
+        self.mean = 0.0
+
+
+class Twig:
+    STATE = saved("test_twig", level=Finite)
+
+    def __init__(self) -> None:
+        self.level = 0.0
+
+
+class Stateless:
+    STATE = saved("test_stateless")
+
+
+class Tree:
+    STATE = saved(
+        "test_tree",
+        fresh=lambda columns: Tree(columns),  # noqa: PLW0108 -- Tree is not known yet
+        leaves=list[Leaf],
+        first=Leaf | None,
+        _by_name=OrderedDict[tuple[str, int], Leaf],
+        latest=deque[float],
+        counts=Counter[Colour],
+        ids=set[int],
+        table=Table,
+        trial=MadeBy("new_table"),
+        detector=LikeFresh,
+        cells=Array(CELL),
+        lines=Array(np.dtype("f8"), columns=2, nan=True),
+        named=Named("old_name", tuple[int, str] | None),
+        mixed=list[Leaf | Twig],
+        later=Annotated[object, Named("test_later")] | None,
+    )
+
+    def __init__(self, columns: int = 3) -> None:
+        self._columns = columns
+        self.leaves: list[Leaf] = []
+        self.first: Leaf | None = None
+        self._by_name: OrderedDict[tuple[str, int], Leaf] = OrderedDict()
+        self.latest: deque[float] = deque(maxlen=3)
+        self.counts: Counter[Colour] = Counter()
+        self.ids: set[int] = set()
+        self.table = Table(columns)
+        self.trial: Table | None = None
+        self.detector: Twig | Stateless = Twig()
+        self.cells = np.zeros(0, CELL)
+        self.lines = np.zeros((0, 2))
+        self.named: tuple[int, str] | None = None
+        self.mixed: list[Leaf | Twig] = []
+        self.later: object = None
+        self.total = 0
+
+    def new_table(self) -> Table:
+        return Table(self._columns)
+
+    def restored(self) -> None:
+        self.total = sum(leaf.rows for leaf in self.leaves)
+        if self.total > 100:
+            raise StateError("more rows than there can be")
+
+
+@dataclass
+class Shelf:
+    STATE = saved("test_shelf", items=dict[str, Kept])
+    items: dict[str, object]
+
+
+def grown() -> Tree:
+    tree = Tree()
+    tree.leaves = [Leaf(Mark(Colour.RED, n), n) for n in range(3)]
+    tree.first = tree.leaves[0]
+    tree._by_name["a", 1] = tree.leaves[1]
+    tree.latest.extend([1.0, 2.0, 3.0, 4.0])
+    tree.counts[Colour.RED] = 2
+    tree.ids = {5, 7}
+    tree.table.values[2] = [0.0, -0.0, 1.5]
+    tree.table.used[1] = True
+    tree.trial = Table(3)
+    tree.trial.mean = 0.25
+    tree.detector.level = 4.0
+    tree.cells = np.array([(True, 1), (False, 0), (True, 3), (False, 0)], CELL)
+    tree.lines = np.array([[1.0, np.nan], [0.0, 0.0]])
+    tree.named = (1, "x")
+    tree.mixed = [Twig(), tree.leaves[2]]
+    return tree
+
+
+def through_bytes(graph):
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(graph))
+
+
+def again(graph=None, root=Tree, context=3):
+    return load(through_bytes(dump(grown())) if graph is None else graph, root, context)
+
+
+def test_everything_declared_is_read_back_and_derived():
+    tree, read = grown(), again()
+    assert read.leaves == tree.leaves
+    assert read.first is read.leaves[0]
+    assert read._by_name == tree._by_name
+    assert read._by_name["a", 1] is read.leaves[1]
+    assert read.latest == deque([2.0, 3.0, 4.0])
+    assert read.latest.maxlen == 3
+    assert (read.counts, read.ids, read.named, read.total) == (tree.counts, {5, 7}, (1, "x"), 3)
+    assert read.table.values.tobytes() == tree.table.values.tobytes()
+    assert read.table.used.tolist() == [False, True, False]
+    assert read.trial.mean == 0.25
+    assert read.detector.level == 4.0
+    assert read.cells.tobytes() == tree.cells.tobytes()
+    assert read.lines.tobytes() == tree.lines.tobytes()
+    assert [type(item) for item in read.mixed] == [Twig, Leaf]
+    assert read.mixed[1] is read.leaves[2]
+    assert through_bytes(dump(read)) == through_bytes(dump(tree))
+
+
+def test_a_fresh_object_is_filled_and_keeps_what_is_not_declared():
+    tree = Tree()
+    table = tree.table
+    assert again(root=tree) is tree
+    assert tree.table is table
+    assert tree._columns == 3
+    tree.cells["time_ns"] = 9  # what was read can be written to
+
+
+@given(arrays.arrays(np.float64, st.tuples(st.integers(0, 9), st.just(2)), elements=st.sampled_from([0.0, -0.0, 1.5])))
+def test_arrays_are_bitwise_the_same(lines):
+    tree = Tree()
+    tree.lines = lines
+    assert again(through_bytes(dump(tree))).lines.tobytes() == lines.tobytes()
+
+
+def test_rows_of_zeros_cost_a_bit():
+    tree = Tree(1000)
+    sparse = len(encode({"x": tree}))
+    tree.table.values[1, 1] = 1.0
+    assert len(encode({"x": tree})) - sparse < 8100
+    assert sparse < 1000
+
+
+def test_another_kind_of_detector_leaves_the_fresh_one():
+    tree = grown()
+    tree.detector = Stateless()
+    read = again(through_bytes(dump(tree)))
+    assert read.detector.level == 0.0
+
+
+def test_what_is_kept_is_filled_later_and_only_as_what_it_is():
+    read = load(through_bytes(dump(Shelf({"twig": Twig(), "leaf": Leaf(Mark(Colour.RED, 1), 7)}))), Shelf, None)
+    assert {name: kept.kind for name, kept in read.items.items()} == {"twig": "test_twig", "leaf": "test_leaf"}
+    assert read.items["leaf"].fill(Leaf(Mark(Colour.RED, 0))).rows == 7
+    with pytest.raises(StateError, match="of kind 'test_leaf', not test_twig"):
+        read.items["leaf"].fill(Twig())
+
+
+def test_a_name_in_the_file_outlives_the_attributes():
+    kinds = dump(grown())["kinds"]["test_tree"]
+    assert "old_name" in kinds
+    assert "by_name" in kinds
+    assert "named" not in kinds
+
+
+def test_the_order_of_attributes_in_the_file_is_its_own():
+    graph = through_bytes(dump(grown()))
+    graph["kinds"]["test_leaf"].reverse()
+    for kind, values in graph["objects"]:
+        if kind == "test_leaf":
+            values.reverse()
+    assert again(graph).leaves == grown().leaves
+
+
+def edited(kind, name, value):
+    graph = through_bytes(dump(grown()))
+    place = graph["kinds"][kind].index(name)
+    values = next(values for each, values in graph["objects"] if each == kind)
+    values[place] = value(values[place]) if callable(value) else value
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "problem"),
+    [
+        ("test_leaf", "rows", -1, "test_leaf.rows: .*>= 0"),
+        ("test_leaf", "rows", 99, "more rows than there can be"),
+        ("test_leaf", "mark", {"kind": "blue", "ts_ns": 1}, "test_leaf.mark"),
+        ("test_table", "mean", float("nan"), "test_table.mean"),
+        ("test_table", "mean", float("inf"), "test_table.mean"),
+        (
+            "test_table",
+            "values",
+            ["<f8", [3, 3], b""],
+            r"test_table.values: array of shape \[3, 3\], expected \[4, 3\]",
+        ),
+        ("test_table", "values", ["<i8", [4, 3], b""], "array of <i8, expected <f8"),
+        ("test_table", "values", ["<f8", [4, 3], b"\0" * 97], "97 bytes for an array of 96"),
+        ("test_table", "values", ["<f8", [4, 3], np.array([np.inf]).tobytes()], "not finite"),
+        ("test_table", "values", ["<f8", [4, 3], b"\0" * 24, b"\xc0"], "test_table.values"),
+        ("test_tree", "lines", ["<f8", [1, 3], b""], "expected 2 columns"),
+        ("test_tree", "cells", ["<f8", [1 << 25], b""], "array of <f8"),
+        ("test_tree", "cells", lambda array: [array[0], [1 << 25], b""], "array of shape"),
+        ("test_tree", "cells", lambda array: [array[0], [], b""], "test_tree.cells: array of shape"),
+        ("test_tree", "cells", lambda array: [array[0], [-1], b""], "array of shape"),
+        ("test_tree", "cells", None, "test_tree.cells"),
+        ("test_tree", "first", 99, "99 is no number of an object"),
+        ("test_tree", "first", 0, "object 0 is of kind 'test_tree', not test_leaf"),
+        ("test_tree", "first", True, "True is no number"),
+        ("test_tree", "table", None, "None is no number"),
+        ("test_tree", "mixed", [0], "not test_leaf or test_twig"),
+        ("test_tree", "leaves", 5, "test_tree.leaves"),
+        ("test_tree", "latest", ["x"], "test_tree.latest"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused_by_name(kind, name, value, problem):
+    with pytest.raises(StateError, match=problem):
+        again(edited(kind, name, value))
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [None, [], {}, {"kinds": {}, "objects": [], "root": 0}, {"kinds": 1, "objects": [["test_tree", []]], "root": 0}],
+)
+def test_what_is_no_graph_is_refused(graph):
+    with pytest.raises(StateError):
+        load(graph, Tree, 3)
+
+
+def test_another_layout_is_refused_by_what_differs():
+    graph = through_bytes(dump(grown()))
+    graph["kinds"]["test_leaf"].append("something_new")
+    with pytest.raises(StateError, match="test_leaf: another layout, which differs in something_new"):
+        again(graph)
+
+
+def test_a_class_that_declares_nothing_cannot_be_saved():
+    tree = grown()
+    tree.leaves.append(object())
+    with pytest.raises(TypeError, match="object declares no state"):
+        dump(tree)
+
+
+def test_a_kind_is_declared_once():
+    with pytest.raises((TypeError, RuntimeError)):
+
+        class Again:
+            STATE = saved("test_leaf")
+
+
+def test_a_part_is_migrated_step_by_step_from_the_version_that_wrote_it(monkeypatch):
+    data = encode({"tree": grown()})
+    steps = []
+
+    def step(version):
+        return lambda graph: [steps.append(version), graph][1]
+
+    parts = decode(data)._parts
+    monkeypatch.setattr(state_file, "VERSION", 5)
+    image = Image(3, parts, {3: {"tree": step(3), "other": step(0)}, 4: {"tree": step(4)}})
+    assert image.load("tree", Tree, 3).total == 3
+    assert steps == [3, 4]
+
+
+def test_a_newer_version_is_refused_by_number():
+    body = msgspec.msgpack.decode(body_of({"tree": grown()}))
+    with pytest.raises(StateError, match="version 4 is newer than 3"):
+        decode(sealed(msgspec.msgpack.encode({**body, "version": 4})))
+
+
+def test_a_part_that_is_not_there_is_named():
+    with pytest.raises(StateError, match="no tree in this state file"):
+        decode(encode({"twig": Twig()})).load("tree", Tree, 3)

@@ -15,18 +15,16 @@ import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from collector.config import Config
 from collector.receive import Export
 from collector.runtime import Clock, Files, Health, StartError, SystemFiles, Task, give_back
-from collector.telemetry import Metrics, Outcome, Restored, table
+from collector.telemetry import Metrics, Outcome, table
+from online.state import Image
 
 from .journal import Full, Journal, left_behind
 from .store import StateStore
-
-if TYPE_CHECKING:
-    from collector.worker import Pipeline, Publisher
 
 NAME = "state-writer"
 CHECK_IN_TIMEOUT_S = 120.0
@@ -39,14 +37,42 @@ _JOURNAL_SHARE = 0.5
 _log = logging.getLogger(__name__)
 
 
+class Restartable(Protocol):
+    """What is saved: the worker's pipeline."""
+
+    applied_seq: int
+    """Number of the last journal entry that has been processed."""
+
+    def whole_state(self, generation: int) -> bytes:
+        """Everything a restart needs: the body of a state file."""
+        ...
+
+    def restore(self, image: Image) -> list[str]:
+        """Continue from a state; what of it is not configured. StateError if it does not fit."""
+        ...
+
+
+class Generations(Protocol):
+    """Numbers of published snapshots, which go on after a restart."""
+
+    @property
+    def generation(self) -> int:
+        """Number of the newest."""
+        ...
+
+    def resume(self, generation: int) -> None:
+        """Go on behind this one."""
+        ...
+
+
 class Durability:
     """``start`` and ``stop`` once; ``record`` under the queue's lock, ``sync`` by receivers, the rest by the worker."""
 
     def __init__(
         self,
         config: Config,
-        pipeline: Pipeline,
-        publisher: Publisher,
+        pipeline: Restartable,
+        publisher: Generations,
         *,
         metrics: Metrics,
         health: Health,
@@ -61,7 +87,6 @@ class Durability:
         self._clock = clock
         self._interval_ns = int(config.state.interval_s * 1e9)
         self._writes_journal = config.durability == "journal"
-        self._directory = directory
         self._store = StateStore(directory, files)
         self._journal: Journal | None = None
         self._made_journal = Journal(
@@ -72,7 +97,6 @@ class Durability:
             files=files,
         )
         self._backlog: Iterator[Export] = iter(())
-        self._restored = Restored.EMPTY
         self._taken_ns = clock.monotonic_ns()
         self._dirty = False
         self._failing: set[str] = set()
@@ -89,10 +113,10 @@ class Durability:
 
     def start(self) -> None:
         """Restore, find the journal's rest, begin to write; the directory must exist."""
-        self._restored, progress = self._store.load(self._pipeline.restore)
-        self._metrics.set(table.STATE_RESTORED, 1, self._restored)
+        progress = self._store.load(self._pipeline.restore)
+        self._metrics.set(table.STATE_RESTORED, 1, self._store.restored)
         self._publisher.resume(progress.generation)
-        if self._writes_journal or left_behind(self._directory):
+        if self._writes_journal or left_behind(self._store.directory):
             self._open_journal(progress.seq)
         self._task.start()
 
@@ -100,9 +124,9 @@ class Durability:
         try:
             self._made_journal.open(applied_seq)
         except BlockingIOError:
-            raise StartError(f"another process uses the journal in {self._directory}") from None
+            raise StartError(f"another process uses the journal in {self._store.directory}") from None
         except OSError as error:
-            raise StartError(f"cannot use the journal in {self._directory}: {error.strerror}") from None
+            raise StartError(f"cannot use the journal in {self._store.directory}: {error.strerror}") from None
         self._journal = self._made_journal
         self._backlog = self._journal.entries(applied_seq)
         self._metrics.set(table.JOURNAL_DAMAGED, self._journal.damaged_bytes)
@@ -118,7 +142,7 @@ class Durability:
     def readiness_detail(self) -> dict[str, str]:
         """What this process began with."""
         problem = {"state_problem": self._store.problem} if self._store.problem else {}
-        return {"state": str(self._restored), **problem}
+        return {"state": str(self._store.restored), **problem}
 
     # --- in ---------------------------------------------------------------------------------------------------------
 

@@ -33,10 +33,13 @@ class StateStore:
     """Used by the starting thread, then by the writer's."""
 
     def __init__(self, directory: Path, files: Files | None = None) -> None:
+        self.directory = directory
         self._path = directory / NAME
         self._previous = directory / PREVIOUS_NAME
         self._files: Files = files or SystemFiles()
         self._seqs: list[int] = []
+        self.restored = Restored.EMPTY
+        """What a start began with."""
         self.problem = ""
         """Why a file could not be used; shown by readiness."""
 
@@ -45,8 +48,8 @@ class StateStore:
         """The last journal entry that both generations contain: what comes before is needed no more."""
         return min(self._seqs) if len(self._seqs) > 1 else 0
 
-    def load(self, restore: Callable[[Image], list[str]]) -> tuple[Restored, Progress]:
-        """Hand the newest usable state to ``restore``; bad ones are put aside and said loudly."""
+    def load(self, restore: Callable[[Image], list[str]]) -> Progress:
+        """Hand the newest usable state to ``restore``; unusable ones are put aside and logged as errors."""
         tried = False
         for path, outcome in ((self._path, Restored.NEWEST), (self._previous, Restored.PREVIOUS)):
             try:
@@ -54,7 +57,7 @@ class StateStore:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                self._tell(path, error.strerror or type(error).__name__)
+                self._report(path, error.strerror or type(error).__name__)
                 tried = True
                 continue
             tried = True
@@ -63,18 +66,19 @@ class StateStore:
                 progress = progress_of(image)
                 left_out = restore(image)
             except StateError as error:
-                self._tell(path, str(error))
+                self._report(path, str(error))
                 self._put_aside(path)
                 continue
             if left_out:
                 _log.warning("models of the state that are not configured were left out: %s", ", ".join(left_out))
             _log.info("continuing from %s, journal entry %d", path.name, progress.seq)
             self._seqs = [progress.seq]
-            return outcome, progress
+            self.restored = outcome
+            return progress
         if tried:
             _log.error("cold start: no state file could be used; everything is learned anew")
-            return Restored.COLD, Progress()
-        return Restored.EMPTY, Progress()
+            self.restored = Restored.COLD
+        return Progress()
 
     def write(self, body: bytes, seq: int) -> int:
         """Write a generation; its size.
@@ -106,7 +110,7 @@ class StateStore:
         self._seqs = [*self._seqs[-1:], seq]
         return len(data)
 
-    def _tell(self, path: Path, problem: str) -> None:
+    def _report(self, path: Path, problem: str) -> None:
         self.problem = f"{path.name}: {problem}"
         _log.error("state file cannot be used: %s", self.problem)
 

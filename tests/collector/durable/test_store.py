@@ -28,9 +28,9 @@ def load(directory, refuse=()):
         return []
 
     store = StateStore(directory)
-    outcome, progress = store.load(restore)
+    progress = store.load(restore)
     assert (seen or [0]) == [progress.seq]
-    return store, outcome, seen
+    return store, store.restored, seen
 
 
 @pytest.fixture

@@ -65,3 +65,19 @@ def facts_of(emitters: Iterable[Emitter]) -> dict[str, Fact]:
     for emitter in emitters:
         facts |= emitter.facts.known() | emitter.facts.identity(emitter.instance, emitter.recording)
     return facts
+
+
+class Known(NamedTuple):
+    """What is known of a configuration: the best telemetry that it sends, and the version of each emitter's facts."""
+
+    quality: Quality
+    versions: tuple[tuple[str, int], ...]
+
+
+def known_of(emitters: Iterable[Emitter]) -> Known:
+    """What the emitters of one configuration say together."""
+    emitters = list(emitters)
+    return Known(
+        min(emitter.quality for emitter in emitters),
+        tuple((emitter.instance, emitter.facts.version) for emitter in emitters),
+    )

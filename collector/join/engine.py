@@ -108,7 +108,11 @@ class Engine:
 
     def add(self, telemetry: Telemetry, *, with_steps: bool = True) -> list[PendingRequest]:
         """Add what one export says of this engine; returns its requests, to be given their API spans."""
-        for steps in self._split_restarts(telemetry.steps) if with_steps else ():
+        lives = _split_restarts(telemetry.steps) if with_steps else []
+        if len(lives) > _CONFLICTS_MAX + 1:
+            self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] += len(telemetry.steps)
+            lives = []
+        for steps in lives:
             process = self._process_of(int(steps["unix_ns"][-1]), int(steps["step_id"][-1]))
             snapshots = telemetry.snapshots
             low, high = int(steps["step_id"].min()), int(steps["step_id"].max())
@@ -163,18 +167,6 @@ class Engine:
         self._counts[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] += evicted
         return request
 
-    def _split_restarts(self, steps: StepColumns) -> list[StepColumns]:
-        """Runs of growing step ids in wall clock order: one, but for restarts and colliding engines."""
-        if len(steps) == 0:
-            return []
-        if len(steps) > 1 and not (np.diff(steps["unix_ns"]) >= 0).all():
-            steps = steps[np.argsort(steps["unix_ns"], kind="stable")]
-        falls = np.flatnonzero(np.diff(steps["step_id"]) < 0) + 1
-        if len(falls) > _CONFLICTS_MAX:
-            self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] += len(steps)
-            return []
-        return np.split(steps, falls) if len(falls) else [steps]
-
     def _process_of(self, unix_ns: int, step: int) -> EngineProcess:
         """The process in which step ids and wall clock grow together; a new one after a restart."""
         for process in reversed(self._processes):
@@ -193,7 +185,7 @@ class Engine:
             self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] += 1
             del self._processes[0]
         sequence = StepSequence(self._settings, self.number, self.ratio)
-        self._teach(sequence)
+        _teach_facts(sequence, self.facts)
         process = EngineProcess(sequence, WarmUp(self._settings.warm_up_rows))
         self._processes.append(process)
         return process
@@ -206,13 +198,7 @@ class Engine:
         """The facts have changed: hand those that rows depend on to the sequences."""
         self.ratio.fact_tokens = self.facts.number("block_size")
         for process in self._processes:
-            self._teach(process.sequence)
-
-    def _teach(self, sequence: StepSequence) -> None:
-        scheduling = {True: Scheduling.ASYNC, False: Scheduling.SYNC}
-        mode = self.facts.get("async_scheduling")
-        known = scheduling[mode] if isinstance(mode, bool) else Scheduling.UNKNOWN
-        sequence.learn_facts(self.facts.number("max_num_batched_tokens"), known)
+            _teach_facts(process.sequence, self.facts)
 
     def take_counts(self) -> Counts:
         """Counts since the last call."""
@@ -288,3 +274,20 @@ class Engine:
             TargetRows(target, request_block(rows, self.number, self.quality))
             for target, rows in sorted(by_target.items())
         ]
+
+
+def _split_restarts(steps: StepColumns) -> list[StepColumns]:
+    """Runs of growing step ids in wall clock order: one, but for restarts and colliding engines."""
+    if len(steps) == 0:
+        return []
+    if len(steps) > 1 and not (np.diff(steps["unix_ns"]) >= 0).all():
+        steps = steps[np.argsort(steps["unix_ns"], kind="stable")]
+    falls = np.flatnonzero(np.diff(steps["step_id"]) < 0) + 1
+    return np.split(steps, falls) if len(falls) else [steps]
+
+
+def _teach_facts(sequence: StepSequence, facts: Facts) -> None:
+    """Hand a step sequence the facts that its rows depend on."""
+    mode = facts.get("async_scheduling")
+    known = {True: Scheduling.ASYNC, False: Scheduling.SYNC}[mode] if isinstance(mode, bool) else Scheduling.UNKNOWN
+    sequence.learn_facts(facts.number("max_num_batched_tokens"), known)

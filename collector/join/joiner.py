@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from collector.config import JoinConfig
@@ -12,22 +11,20 @@ from collector.identity import Knowledge
 from collector.identity import facts as identity
 from collector.join.kv import KvSources
 from collector.telemetry import Counts, JoinEvent, RowDrop, table
-from online import Lane, Quality, Target
+from online import Lane, Target
 from online.state import saved
 
 from .api_process import ApiProcess
 from .api_spans import ApiSpans
-from .emitter import Emitter, TargetRows, facts_of
+from .emitter import Emitter, Known, TargetRows, facts_of, known_of
 from .engine import Engine
 from .events import Described, Event, Renamed, Rows, Succeeded
-from .release import Release, horizon
+from .release import Release, release_rows
 from .same_engine import same_engine
 
 _Key = tuple[str, str]
 """(recording, instance) of an emitter."""
 _E = TypeVar("_E", bound=Emitter)
-_Known = tuple[Quality, tuple[tuple[str, int], ...]]
-"""The quality of a configuration's telemetry, and the version of each emitter's facts."""
 
 
 class Joiner:
@@ -55,7 +52,7 @@ class Joiner:
         self._api_spans = ApiSpans(settings.requests_max)
         self._releases: dict[str, Release] = {}
         self._config_ids: dict[_Key, str] = {}
-        self._described: dict[str, _Known] = {}
+        self._described: dict[str, Known] = {}
         self._succeeded: list[Succeeded] = []
         self._counts = Counts()
         self.kv = KvSources(settings)
@@ -169,8 +166,15 @@ class Joiner:
         for key, process in self._api_processes.items():
             renamed += self._advance_api_process(key, process, flush=flush)
         emitters = self._emitters_by_config()
+        before, self._described = self._described, {key: known_of(own) for key, own in sorted(emitters.items())}
+        described = [
+            Described(config_id, facts_of(emitters[config_id]), known.quality)
+            for config_id, known in self._described.items()
+            if before.get(config_id) != known
+        ]
+        released = release_rows(self._releases, emitters, self._settings, flush=flush)
         succeeded, self._succeeded = self._succeeded, []
-        return [*renamed, *self._describe(emitters), *quick, *self._release_rows(emitters, flush=flush), *succeeded]
+        return [*renamed, *described, *quick, *released, *succeeded]
 
     def _identify(self, key: _Key, emitter: Emitter) -> list[Renamed]:
         """Find the emitter's configuration; a fact learned later renames it and keeps its state."""
@@ -222,30 +226,6 @@ class Joiner:
         if rows:
             self._releases.setdefault(config_id, Release()).add(instance, rows)
 
-    def _release_rows(self, emitters: Mapping[str, list[Emitter]], *, flush: bool) -> list[Rows]:
-        out = []
-        for config_id in sorted(self._releases):
-            own = emitters.get(config_id, [])
-            everything = flush or not own  # evicted or renamed: nobody is left to wait for
-            released = self._releases[config_id].take(None if everything else horizon(own, self._settings))
-            if not own:
-                del self._releases[config_id]
-            out += [Rows(config_id, target, rows) for target, rows in released]
-        return out
-
-    def _describe(self, emitters: Mapping[str, list[Emitter]]) -> list[Described]:
-        """Configurations of which something else is known than when they were last described."""
-        known: dict[str, _Known] = {
-            config_id: (_quality(own), tuple((emitter.instance, emitter.facts.version) for emitter in own))
-            for config_id, own in sorted(emitters.items())
-        }
-        before, self._described = self._described, known
-        return [
-            Described(config_id, facts_of(emitters[config_id]), version[0])
-            for config_id, version in known.items()
-            if before.get(config_id) != version
-        ]
-
     # --- what it holds ----------------------------------------------------------------------------------------------
 
     def _emitters_by_config(self) -> dict[str, list[Emitter]]:
@@ -292,8 +272,3 @@ class Joiner:
 
 def _config_id(emitter: Emitter) -> str:
     return identity.config_id(emitter.facts.identity(emitter.instance, emitter.recording))
-
-
-def _quality(emitters: Iterable[Emitter]) -> Quality:
-    """The best telemetry that any of them sends."""
-    return min(emitter.quality for emitter in emitters)

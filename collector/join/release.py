@@ -7,7 +7,7 @@ no engine is silent for longer than the window; a silent engine holds nobody up 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from online import RowBlock, Target
 from online.state import saved
 
 from .emitter import Emitter, TargetRows
+from .events import Rows
 
 
 class Release:
@@ -84,3 +85,18 @@ def horizon(engines: Sequence[Emitter], settings: JoinConfig) -> int:
     speaking = [e.safe_unix_ns for e in engines if e.event_unix_ns >= newest - int(settings.window_s * 1e9)]
     grace = newest - int(settings.grace_s * 1e9)
     return min(grace, *speaking) if len(engines) > 1 else grace
+
+
+def release_rows(
+    releases: dict[str, Release], emitters: Mapping[str, list[Emitter]], settings: JoinConfig, *, flush: bool
+) -> list[Rows]:
+    """Rows whose turn has come, configuration by configuration; the hold of one without emitters ends with its rows."""
+    out = []
+    for config_id in sorted(releases):
+        own = emitters.get(config_id, [])
+        everything = flush or not own  # evicted or renamed: nobody is left to wait for
+        released = releases[config_id].take(None if everything else horizon(own, settings))
+        if not own:
+            del releases[config_id]
+        out += [Rows(config_id, target, rows) for target, rows in released]
+    return out

@@ -122,6 +122,20 @@ class StepWindow:
             return 0
         return int(np.count_nonzero(excess))
 
+    def boundary_unix_ns(self, step: int, earliest_unix_ns: int) -> int:
+        """Wall clock of the boundary at which ``step`` begins, as far as stamps tell; no earlier than the default."""
+        index = min(step - self.base, len(self.rebuilt) - 1)
+        if self.rebuilt["seen"][index]:
+            return int(self.steps["unix_ns"][index])
+        completed_unix_ns = self.rebuilt["completed_unix_ns"][max(0, index - 1)]
+        return int(max(completed_unix_ns, self.rebuilt["scheduled_unix_ns"][index], earliest_unix_ns))
+
+    def first_seen_after(self, unix_ns: int, otherwise: int) -> int:
+        """First step whose summary is younger, or ``otherwise``."""
+        seen = self.rebuilt["seen"][: self.size] & (self.steps["unix_ns"][: self.size] > unix_ns)
+        younger = np.flatnonzero(seen)
+        return self.base + int(younger[0]) if len(younger) else otherwise
+
     def forget_before(self, step: int) -> None:
         """Drop ids below ``step``; done lazily, when half of the columns would go."""
         gone = step - self.base

@@ -76,8 +76,6 @@ class StepSequence:
         self._fresh_steps: tuple[int, int] | None = None
         self._chunks: list[journeys.Chunks] = []
 
-    # --- in ---------------------------------------------------------------------------------------------------------
-
     def add_summaries(self, steps: StepColumns, snapshots: SnapshotColumns) -> Counts:
         """Add step summaries (any order) and request snapshots of this process."""
         counts = Counts()
@@ -139,8 +137,6 @@ class StepSequence:
         self.window.reach_within(first_step, last_step, self._settings.steps_max, keep_from=self.frontier.emitted_to)
         return self.window
 
-    # --- what it is -------------------------------------------------------------------------------------------------
-
     @property
     def event_unix_ns(self) -> int:
         """Newest event heard of."""
@@ -167,14 +163,7 @@ class StepSequence:
         emitted_to, first_unix_ns = self.frontier.emitted_to, self.context.first_unix_ns
         if self.window is None or not emitted_to:
             return first_unix_ns
-        cells, steps = self.window.rebuilt, self.window.steps
-        index = min(emitted_to - self.window.base, len(cells) - 1)
-        if cells["seen"][index]:
-            return int(steps["unix_ns"][index])
-        before = max(0, index - 1)
-        return int(max(cells["completed_unix_ns"][before], cells["scheduled_unix_ns"][index], first_unix_ns))
-
-    # --- out --------------------------------------------------------------------------------------------------------
+        return self.window.boundary_unix_ns(emitted_to, first_unix_ns)
 
     def advance(self, *, flush: bool = False) -> Advance:
         """Move the frontier over every final step and return the rows passed; ``flush``: nothing more will come."""
@@ -307,7 +296,4 @@ class StepSequence:
         horizon_ns = self.event_unix_ns
         if self.context.has_journeys:
             horizon_ns = min(keep_unix_ns, horizon_ns - int(self._settings.window_s * 1e9))
-        seen = window.rebuilt["seen"][: window.size]
-        recent = np.flatnonzero(seen & (window.steps["unix_ns"][: window.size] > horizon_ns))
-        oldest = window.base + int(recent[0]) if len(recent) else emitted_to
-        window.forget_before(min(oldest, emitted_to - 2))
+        window.forget_before(min(window.first_seen_after(horizon_ns, emitted_to), emitted_to - 2))

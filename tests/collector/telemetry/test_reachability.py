@@ -32,7 +32,8 @@ from collector.config.schema import DedupeConfig, HttpReceiverConfig, JoinConfig
 from collector.decode.kv import count_batch, read_frames
 from collector.decode.kv.messages import read_payload
 from collector.decode.records import STEP_DTYPE, CoreSpan, Mark, MarkKind, Telemetry
-from collector.durable.image import StateImage, encode
+from collector.durable.image import PROGRESS
+from collector.durable.image import Progress as SavedProgress
 from collector.durable.store import NAME, PREVIOUS_NAME, StateStore
 from collector.identity.discovery import fetch
 from collector.identity.knowledge import Knowledge
@@ -67,6 +68,7 @@ from collector.telemetry.reasons import (
 )
 from collector.worker.stall import Progress, StallWatch
 from online.rows import RowOutcome, Target
+from online.state import body_of
 from tests.support.clocks import FakeClock, eventually
 from tests.support.kv_batches import stored
 from tests.support.pipelines import new_pipeline, replayed
@@ -449,11 +451,13 @@ def stalls() -> Reached:
 
 def restores(tmp_path) -> Reached:
     def load():
-        return StateStore(tmp_path).load(lambda _: [])[0]
+        store = StateStore(tmp_path)
+        store.load(lambda _: [])
+        return store.restored
 
     out = [load()]
     for seq in (10, 20):
-        StateStore(tmp_path).write(encode(StateImage(seq=seq, generation=seq, spans={}, joiner={}, bank=b"")), seq)
+        StateStore(tmp_path).write(body_of({PROGRESS: SavedProgress(seq=seq, generation=seq)}), seq)
     out.append(load())
     (tmp_path / NAME).write_bytes(b"x")
     out.append(load())

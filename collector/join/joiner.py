@@ -210,7 +210,8 @@ class Joiner:
             renamed = self._identify(key, process)
             self._hold_rows(self._config_ids[key], process.instance, rows)
             return renamed
-        self._config_ids.pop(key, None)
+        if key not in self._engines:  # both may be told by one service.instance.id: that of a pod
+            self._config_ids.pop(key, None)
         usable = []
         for target_rows in rows:
             if len(engine_configs) > 1:
@@ -229,7 +230,7 @@ class Joiner:
     # --- what it holds ----------------------------------------------------------------------------------------------
 
     def _emitters_by_config(self) -> dict[str, list[Emitter]]:
-        emitters: dict[_Key, Emitter] = {**self._engines, **self._api_processes}
+        emitters: dict[_Key, Emitter] = {**self._api_processes, **self._engines}
         by_config: dict[str, list[Emitter]] = {}
         for key, config_id in self._config_ids.items():
             if key in emitters:

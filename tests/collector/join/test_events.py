@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from collector.config.schema import DedupeConfig, JoinConfig
+from collector.decode.records import Telemetry
 from collector.join.events import Described, Event, Renamed, Rows, Succeeded
+from collector.join.joiner import Joiner
 from collector.telemetry import Counts
 from collector.worker.correlator import Correlator
 from online.rows import Lane, Quality
 from tests.support.toy_engine import MONO_NS, many_jobs, run_engine
-from tests.support.toy_spans import exports_of, pieces
+from tests.support.toy_spans import columns_of, exports_of, pieces, stock_of
 
 ORDER = (Renamed, Described, Rows, Succeeded)
 
@@ -93,3 +95,18 @@ def test_draining_twice_says_nothing_new():
     assert list(correlator.process(exports, Counts(), lambda _: None))
     correlator.joiner.drain(flush=True)
     assert correlator.joiner.drain() == []
+
+
+@pytest.mark.parametrize("name", ["pod-1", "somebody else"])
+def test_request_spans_under_the_name_of_the_engine_itself_leave_its_configuration_alone(name):
+    """One ``service.instance.id`` for a pod names its API processes and its engine alike."""
+    run = run_engine(many_jobs(60))
+    joiner = Joiner(JoinConfig())
+    joiner.add(Telemetry("pod-1", {"vllm.model": "m"}, steps=columns_of(run)))
+    for process in (name, "another process"):
+        span = stock_of(process, 10.0, prompt=100, outputs=11, ttft_s=0.5, decode_s=1.0)
+        joiner.add(Telemetry(process, {"vllm.model": "m"}, requests=[span]))
+    for _ in range(2):
+        joiner.drain()
+        (config_id,) = joiner.config_ids()
+        assert [emitter.snapshot().last_step for emitter in joiner.emitters_of(config_id)] == [len(run.summaries)]

@@ -6,12 +6,13 @@ STAMP := $(VENV)/.installed
 CONFIG ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-vllm demo-vllm-clean test e2e-vllm run bench validate check-vllm-releases fuzz torture soak stress \
+.PHONY: help demo demo-vllm demo-vllm-clean test e2e-vllm run bench coverage validate check-vllm-releases fuzz torture soak stress \
 	lint clean
 
 help:
 	@echo "make demo   watch coefficients being learned from a recording of a real server"
 	@echo "make test   the test suite"
+	@echo "make coverage  the same, with what it covered beside the gate"
 	@echo "make run    the sidecar itself (CONFIG=file.yaml)"
 	@echo "make demo-vllm  the same with a real, un-forked vLLM on this CPU, our plugin and a load (first set-up: minutes, GBs)"
 	@echo "make bench WHAT=x  measure what the documents state, every number beside its target; x is one of"
@@ -41,7 +42,10 @@ demo-vllm-clean: $(STAMP)
 	@$(BIN)/python deploy/vllm-plugin/demo/demo.py --remove
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	$(BIN)/python -m pytest -n auto --dist worksteal $(TESTS)
+
+coverage: $(STAMP)
+	$(BIN)/python -m pytest -n auto --dist worksteal --cov --cov-report=term:skip-covered
 
 e2e-vllm: $(STAMP)
 	$(BIN)/python -m pytest deploy/vllm-plugin/e2e -s
@@ -59,7 +63,10 @@ JUDGES = $(if $(TOOLS),--tools $(TOOLS)) $(if $(TABLES),--tables $(TABLES))
 bench_exporters = $(BIN)/python -m pytest -s tests/bench/test_exporters.py $(ARGS)
 bench_intake = $(BIN)/python -m pytest -s tests/bench/test_intake.py $(ARGS)
 bench_kv = $(BIN)/python -m pytest -s tests/bench/test_kv.py $(ARGS)
-bench_plugin = $(BIN)/python deploy/vllm-plugin/bench/hook_cost.py $(ARGS)
+define bench_plugin
+$(BIN)/python deploy/vllm-plugin/bench/hook_cost.py $(ARGS)
+$(BIN)/python -m pytest -s tests/bench/test_plugin_hooks.py
+endef
 bench_ingest = $(BIN)/python -m tests.bench.bench_ingest $(ARGS)
 bench_learning = $(BIN)/python -m tests.bench.bench_learning $(JUDGES)
 bench_rows = $(BIN)/python -m tests.bench.bench_rows $(JUDGES) $(ARGS)
@@ -103,4 +110,4 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) dist build .coverage .coverage.* htmlcov .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.paths import DATA
 
-settings.register_profile("busy", suppress_health_check=[HealthCheck.too_slow], deadline=None)
-settings.load_profile("busy")  # how fast inputs are made depends on who else uses the machine
+settings.register_profile("untimed", suppress_health_check=[HealthCheck.too_slow], deadline=None)
+settings.load_profile("untimed")  # how long an example takes depends on who else uses the machine
 
 
 @pytest.fixture

@@ -153,9 +153,7 @@ def test_grpc_calls_that_never_send_their_message_do_not_hold_the_threads(sideca
     with grpc.insecure_channel(f"127.0.0.1:{sidecar.grpc_port}") as channel:
         calls = [channel.stream_unary(METHOD).future(nothing(), timeout=60) for _ in range(20)]
         eventually(lambda: not any(call.done() for call in calls))
-        start_s = time.monotonic()
-        assert code_of(sidecar.grpc_port, ONE, timeout_s=30) is CODE.OK
-        assert time.monotonic() - start_s < 20
+        assert code_of(sidecar.grpc_port, ONE, timeout_s=30) is CODE.OK  # the others hold out for 60 s
         eventually(lambda: sidecar.metrics.value(REQUESTS, "grpc", "incomplete") >= 8)
         never.set()
     assert_well(sidecar)

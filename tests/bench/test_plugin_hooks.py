@@ -5,12 +5,10 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
-from tracefit_vllm.sender import GIVE_UP_S
-from tracefit_vllm.settings import Settings
 
-from tests.plugin.conftest import PLUGIN
+from tests.support.paths import ROOT
 
-SPEC = importlib.util.spec_from_file_location("hook_cost", PLUGIN / "bench" / "hook_cost.py")
+SPEC = importlib.util.spec_from_file_location("hook_cost", ROOT / "deploy" / "vllm-plugin" / "bench" / "hook_cost.py")
 hook_cost = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(hook_cost)
 
@@ -20,8 +18,3 @@ SPEC.loader.exec_module(hook_cost)
 def test_a_step_costs_the_engines_thread_no_more_than_the_limit(mix, requests, limit_us):
     best_us = min(hook_cost.measure(requests, hook_cost.MIXES[mix], 1000)[0] for _ in range(3))
     assert 0.5 < best_us < limit_us  # below 0.5 nothing would have been measured
-
-
-def test_a_minute_without_the_receiver_loses_nothing_at_300_steps_a_second():
-    assert GIVE_UP_S > 60
-    assert Settings().queue_items >= 60 * 300

@@ -56,7 +56,7 @@ check-vllm-releases: $(STAMP)
 run: $(STAMP)
 	@$(BIN)/tracefit run $(if $(CONFIG),--config $(CONFIG))
 
-BENCHES := exporters h100 ingest intake journal kv learning plugin rows systems
+BENCHES := client exporters h100 ingest intake journal kv learning plugin rows systems
 WHAT ?=
 ARGS ?=
 JUDGES = $(if $(TOOLS),--tools $(TOOLS)) $(if $(TABLES),--tables $(TABLES))
@@ -67,6 +67,7 @@ define bench_plugin
 $(BIN)/python deploy/vllm-plugin/bench/hook_cost.py $(ARGS)
 $(BIN)/python -m pytest -s tests/bench/test_plugin_hooks.py
 endef
+bench_client = $(BIN)/python -m tests.bench.bench_client $(if $(CAPTURES),--captures $(CAPTURES)) $(JUDGES)
 bench_ingest = $(BIN)/python -m tests.bench.bench_ingest $(ARGS)
 bench_learning = $(BIN)/python -m tests.bench.bench_learning $(JUDGES)
 bench_rows = $(BIN)/python -m tests.bench.bench_rows $(JUDGES) $(ARGS)

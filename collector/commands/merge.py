@@ -1,6 +1,6 @@
 """``tracefit merge``: what several sidecars learned, as one state.
 
-Statistics are added stratum by stratum, so that the result equals one learner that saw all of it (design invariant 6);
+Statistics are added stratum by stratum, so that the result equals one learner that saw all of it (invariant 6);
 what waits in a join window belongs to its sidecar and is left out. The result serves ``donors`` and further merges.
 """
 

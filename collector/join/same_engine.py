@@ -8,7 +8,7 @@ from .engine import Engine
 
 _STEPS_MIN = 20
 _TOLERANCE_NS = 50_000
-"""Both read CLOCK_MONOTONIC at entry of the same schedule() call; they differ by 0.5-1.6 us (producer-plugin.md §1)."""
+"""Both read CLOCK_MONOTONIC at entry of the same schedule() call; they differ by 0.5-1.6 us (wire contract §9)."""
 
 
 def same_engine(a: Engine, b: Engine) -> bool:

@@ -6,7 +6,7 @@ t is the relative target of :mod:`online.river.challengers`. The median is the p
 crossed quantiles are put in order when read, which never makes the pinball loss worse.
 
 Reference: Koenker and Bassett, Regression quantiles (Econometrica 1978); Chernozhukov et al., Quantile and probability
-curves without crossing (Econometrica 2010); seed system 7.
+curves without crossing (Econometrica 2010); docs/systems.md, source 7.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ of their vectors. A prediction is the weighted mean of the heaviest specialists;
 their mean is one coefficient vector, computed once per configuration and not once per step.
 
 Donor choice is greedy farthest point: measure next what lies farthest from everything measured; at most twice as far
-from optimal as any choice (Gonzalez, Theor. Comput. Sci. 1985). Reference: seed system 7.
+from optimal as any choice (Gonzalez, Theor. Comput. Sci. 1985). Reference: docs/systems.md, source 7.
 """
 
 from __future__ import annotations

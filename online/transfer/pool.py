@@ -11,7 +11,7 @@ something else. There the prior is the one of ``physics``, projected:
 with sd 15 % of beta, 1 % of a typical step's worth, and the misfit of the projection as a share of beta. A data sheet
 alone, without any donor, makes a physics prior too (``sheet_prior``): the ratios below are what measured servers need
 of the sheet's limits, each known within a factor of about 1.5.
-Reference: algorithms, section 0.3 (weights explain most of what looks like fixed overhead) and 4.3.
+Reading the weights explains most of what looks like fixed overhead; measured in docs/systems.md, Transfer.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ A new configuration c gets    beta0 = M_c gamma    tau_j = max(spread_j, 0.15 be
 spread_j is how far the donors' own coefficients lie from M_d gamma, relative to it and weighted by how well each donor
 knows it; y / x_rms is a whole step's worth of the column. Rows are weighted 1 / y^2, so a slow configuration counts as
 much as a fast one. Scale: with the first rows of c at hand, ``rescaled`` multiplies beta0 by their median y / yhat.
-Reference: algorithms, section 4.3; Raina et al., Constructing informative priors using transfer learning (ICML 2006).
+Reference: Raina et al., Constructing informative priors using transfer learning (ICML 2006).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ stratum the rows are taken that the fit is least sure of, one at a time:
     i* = argmax x_i' C x_i        C <- C - C x x' C / (1 + x' C x)        C = (A + ridge)^-1, rows in relative units
 
 so that a taken row makes its like uninteresting. The strata keep rare operating points in, however alike their rows.
-Reference: seed system 5; Fedorov, Theory of Optimal Experiments (1972), the D-optimal exchange.
+Reference: docs/systems.md, source 5; Fedorov, Theory of Optimal Experiments (1972), the D-optimal exchange.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Every number of the client beside its target: ``python -m tests.bench.bench_client [--captures DIR]``.
+"""Every number of the client beside its target: ``make bench WHAT=client``.
 
 Costs, predictions against the sidecar's own, requests against recordings with client-side truth, and the largest
-concurrency against simulated machines that are stepped in a closed loop. Exit status 1 if a target is missed; what
-cannot be measured here is printed as skipped, never as passed. CPU time of this process, the best of several rounds.
+concurrency against simulated machines that are stepped in a closed loop. Exit status 1 if a target is missed. CPU time
+of this process, the best of several rounds. Recordings with the client's clock come from ``--captures``, request tables
+from ``--tables`` and ``--tools`` (tests/bench/outside.py); without them these sections are skipped, loudly.
 """
 
 from __future__ import annotations
@@ -19,23 +20,24 @@ import time
 from pathlib import Path
 
 import numpy as np
-from online.settings import BankSettings
 
 import tracefit
+from collector.config import Config
 from online.bank import Bank
 from online.features.registry import portable
 from online.rows import STEP_FEATURES, Target
 from online.snapshot import ConfigSnapshot, Snapshot
 from tests.bench import client_minutes, client_tables, simulated
+from tests.bench.outside import add_arguments, outside_of
 from tests.support.paths import ROOT
+from tests.support.roofline_steps import MACHINES, Physics, simulate
 from tests.tracefit.closed_engine import run
 from tests.tracefit.example_snapshot import encoded
 
-CAPTURES = ROOT.parent / "shared" / "captures"
 ROWS = 60_000
 MANY = 10_000
 WITHIN = 0.1
-MACHINES = ("A_7b_h100_tp1", "B_70b_h100_tp4", "D_34b_h100_tp2", "E_8b_a100_tp1", "F_8b_h100_async")
+PLANNED = ("7b_h100", "70b_h100_tp4", "34b_h100_tp2", "8b_a100", "8b_h100_async")
 MIXES = ((600, 230), (1800, 60), (200, 400), (700, 800))
 missed: list[str] = []
 
@@ -92,7 +94,7 @@ def costs():
 
 def _learned(rows, facts):
     """The learner's coefficients as published, and as the client loads them."""
-    bank = Bank(BankSettings(learners=("rls",), feature_sets=("portable",), live_sets=()))
+    bank = Bank(Config(learners=("rls",), feature_sets=("portable",), live_sets=()))
     bank.learn("c0", Target.STEP_TIME, rows)
     published = ConfigSnapshot(config_id="c0", config=facts, engines=[], telemetry="steps", targets=bank.targets("c0"))
     snapshot = Snapshot(generation=1, created_unix_nano=1, tracefit_version="0", configs=[published])
@@ -111,28 +113,23 @@ def _same_as_the_sidecar(rows, published, config):
 # ------------------------------------------------------------------- simulated machines
 
 
-def _true_step(sim, cfg, prompt):
-    """The simulator's physics as a function of what a step is made of; noise as its mean."""
-    model, gpu = cfg.arch(), cfg.hw()
+def _true_step(machine, prompt):
+    """The machine's physics as a function of what a step is made of; noise as its mean."""
+    physics = Physics(machine)
 
     def step(prefill, requests, context):
         prefills = min(requests, -(-prefill // prompt))
-        decodes = requests - prefills
-        longest = 1.3 * context / decodes if decodes else 0.0
-        gpu_us, cpu_us = sim.physics(
-            cfg, model, gpu, prefills, prefill, prefill * prompt / 2, decodes, context, longest, prefills, 0, 0
-        )
-        return (max(gpu_us, cpu_us) + 250 if cfg.async_sched else gpu_us + cpu_us) + 90
+        return physics.step_us(prefill, prefill * prompt / 2, requests - prefills, context, requests) + 90
 
     return step
 
 
-def _largest(step, cfg, prompt, output, itl_us):
+def _largest(step, machine, prompt, output, itl_us):
     def itl(n):
-        load = {"concurrency": n, "prompt": prompt, "output": output, "slots": cfg.max_seqs, "budget": cfg.max_tok}
+        load = {"concurrency": n, "prompt": prompt, "output": output, "slots": machine.seats, "budget": machine.budget}
         return run(step, **load, finished=max(200, 5 * n)).itl_us
 
-    low, high = 0, min(cfg.max_seqs, int(cfg.kv_blocks * 16 / (prompt + output))) + 1
+    low, high = 0, min(machine.seats, int(machine.blocks * 16 / (prompt + output))) + 1
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if itl(middle) <= itl_us else (low, middle)
@@ -141,23 +138,18 @@ def _largest(step, cfg, prompt, output, itl_us):
 
 def machines():
     """Largest concurrency, from coefficients learned on a noisy stream of other mixes."""
-    sim = simulated.load_simulator()
-    if sim is None:
-        sys.stdout.write(f"simulated machines: SKIPPED, needs {simulated.SIMULATOR}\n")
-        return
     errors, safe_held, total = [], 0, 0
-    for name in MACHINES:
-        stream = sim.get(name, ROWS, seed=77, segments=simulated.segments(0))
-        rows, cfg = simulated.rows_of(stream), sim.CONFIGS[name]
-        limits = {"max_num_seqs": cfg.max_seqs, "max_num_batched_tokens": cfg.max_tok}
-        published, config = _learned(rows, {**limits, "block_size": 16, "num_gpu_blocks": cfg.kv_blocks})
+    for name in PLANNED:
+        machine, rows = MACHINES[name], simulate(name, ROWS, 77, simulated.segments(0)).rows
+        limits = {"max_num_seqs": machine.seats, "max_num_batched_tokens": machine.budget}
+        published, config = _learned(rows, {**limits, "block_size": 16, "num_gpu_blocks": machine.blocks})
         line(f"{name}: client against sidecar, relative", _same_as_the_sidecar(rows, published, config), 1e-9)
         for prompt, output in MIXES:
-            step = _true_step(sim, cfg, prompt)
+            step = _true_step(machine, prompt)
             alone_us = step(0, 1, prompt + output / 2)
             for times in (1.5, 2.0):
                 target_us = times * alone_us
-                best, itl = _largest(step, cfg, prompt, output, target_us)
+                best, itl = _largest(step, machine, prompt, output, target_us)
                 asked = {"prompt_tokens": prompt, "output_tokens": output, "itl_ms": target_us / 1e3}
                 plan, safe = config.plan(**asked), config.plan(**asked, safe=True)
                 if plan.limit not in ("itl", "token_budget") or best < 4:
@@ -179,8 +171,8 @@ def machines():
 
 def recordings(captures):
     """Mean ITL of every later minute."""
-    if not captures.exists():
-        sys.stdout.write(f"recordings: SKIPPED, needs {captures}\n")
+    if captures is None:
+        sys.stdout.write("recordings: SKIPPED, needs --captures\n")
         return
     inside = total = 0
     for name in client_minutes.LIMITS:
@@ -201,12 +193,12 @@ def recordings(captures):
 # ------------------------------------------------------------------- request tables
 
 
-def tables(directory, converter):
+def tables(outside):
     """Mean ITL and E2E of H100 runs at their own mix."""
-    found = sorted(directory.glob("2*.csv.gz")) if converter.exists() else []
-    if not found:
-        sys.stdout.write(f"request tables: SKIPPED, needs {directory}\n")
+    if outside.tables is None or outside.tools is None:
+        sys.stdout.write("request tables: SKIPPED, needs --tables, --tools\n")
         return
+    converter, found = outside.tools / "requests_to_otlp.py", sorted(outside.tables.glob("2*.csv.gz"))
     good = 0
     for table in found:
         itl, e2e = client_tables.judge(table, converter)
@@ -217,12 +209,12 @@ def tables(directory, converter):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--captures", type=Path, default=CAPTURES, help="recordings with client.jsonl.gz")
-    parser.add_argument("--tables", type=Path, default=CAPTURES.parent / "ground_truth", help="request tables")
+    parser.add_argument("--captures", type=Path, help="recordings with client.jsonl.gz")
+    add_arguments(parser)
     arguments = parser.parse_args()
     costs()
     recordings(arguments.captures)
     machines()
-    tables(arguments.tables, CAPTURES.parent / "tools" / "requests_to_otlp.py")
+    tables(outside_of(arguments))
     sys.stdout.write("\n".join(["", *(f"missed: {each}" for each in missed)]) + "\n")
     sys.exit(bool(missed))

@@ -1,4 +1,4 @@
-"""Invariants 1-4 of the design, on a recording that is reordered, duplicated, dropped, delayed and cut at will.
+"""Invariants 1 to 4 of docs/architecture.md on a recording that is reordered, duplicated, dropped, delayed and cut.
 
 1. received = accepted + skipped, for spans and events; rows have such an equation too.
 2. Nothing grows without bound, nothing non-finite comes out.

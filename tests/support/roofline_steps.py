@@ -107,7 +107,7 @@ MACHINES = {
 }
 
 
-class _Physics:
+class Physics:
     """Time of one step of a machine, without noise."""
 
     def __init__(self, machine: Machine):
@@ -182,7 +182,7 @@ def simulate(
 ) -> Stream:  # fmt: skip
     """n busy steps of a machine."""
     machine, rng = MACHINES[name], np.random.default_rng([seed, *name.encode()])
-    physics, seats = _Physics(machine), _Seats(np.zeros(0), np.zeros(0), [], [])
+    physics, seats = Physics(machine), _Seats(np.zeros(0), np.zeros(0), [], [])
     ends = np.cumsum([segment.share for segment in segments])
     segment_of = np.minimum(np.searchsorted(ends / ends[-1], np.arange(n) / n, side="right"), len(segments) - 1)
     lines = np.full((n, len(STEP_FEATURES)), np.nan)

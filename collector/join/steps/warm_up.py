@@ -1,6 +1,6 @@
 """The first rows of an engine process: one-time compilation must not be learned.
 
-The first step after start-up carries 10-21 s of compilation against 25 ms of work (measured on real captures).
+The first step after start-up carries 10-21 s of compilation against 25 ms of work (wire contract §9).
 The first ``rows_min`` rows are held; among the first three, those longer than 2 s and 20 times the median pace are
 dropped, and so is every request that spans one.
 """

@@ -2,7 +2,7 @@
 
 Its sources name it by its successor only, so its features are not known. Here: RECE's columns, PICF's products that
 RECE lacks, and the columns that only ``physics`` has; the learner ``ard`` (:mod:`online.rls`) decides which of them the
-data can tell apart. Reference: seed system 6; Tipping, Sparse Bayesian learning (JMLR 2001).
+data can tell apart. Reference: docs/systems.md, source 6; Tipping, Sparse Bayesian learning (JMLR 2001).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .base import System, column, pairs, ratio, tokens
 from .physics import has_prefill, hinge, moved_us
 from .rece import RECE, step_columns
 
-_BSR = "BSR-ARD (seed system 6)"
+_BSR = "BSR-ARD (source 6)"
 
 
 def _step(sheet: Sheet | None) -> tuple[Column, ...] | None:
@@ -43,7 +43,7 @@ def _step(sheet: Sheet | None) -> tuple[Column, ...] | None:
 BSR_ARD = System(
     name="bsr_ard",
     title="sparse Bayesian regression over the widest dictionary",
-    reference="seed system 6",
+    reference="source 6",
     tables={
         Target.STEP_TIME: _step,
         Target.QUEUE_WAIT: RECE.tables[Target.QUEUE_WAIT],

@@ -6,7 +6,7 @@
 
 Stage 1 fits base and configuration on pooled donors; stage 2 keeps those and fits the residual of a new configuration
 (:mod:`online.transfer`, ``frozen``), or takes them as a prior and updates everything (``prior``), which is better.
-D kv_bytes_per_token reads as written: decode tokens, not their context. Reference: seed system 5.
+D kv_bytes_per_token reads as written: decode tokens, not their context. Reference: docs/systems.md, source 5.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .base import System, column, constant, intercept, tokens
 RESIDUAL = frozenset({"intercept", "usage_squared", "queue_squared"})
 """Columns of stage 2."""
 
-_HFD = "HFD-TL (seed system 5)"
+_HFD = "HFD-TL (source 5)"
 
 
 def _step(sheet: Sheet | None) -> tuple[Column, ...] | None:
@@ -58,6 +58,6 @@ def _request(sheet: Sheet | None) -> tuple[Column, ...] | None:
 HFD_TL = System(
     name="hfd_tl",
     title="base, configuration and residual, with transfer",
-    reference="seed system 5",
+    reference="source 5",
     tables={Target.STEP_TIME: _step, Target.QUEUE_WAIT: _request, Target.API_QUEUEING: _request},
 )

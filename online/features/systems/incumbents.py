@@ -87,7 +87,7 @@ def _roofline_request(_: Sheet | None) -> tuple[Column, ...]:
 BLACKBOX = System(
     name="blackbox",
     title="the incumbent: prefill and decode tokens",
-    reference="BLIS blackbox backend (seed system 1)",
+    reference="BLIS blackbox backend (source 1)",
     tables={
         Target.STEP_TIME: _blackbox_step,
         Target.QUEUE_WAIT: _blackbox_request,
@@ -98,7 +98,7 @@ BLACKBOX = System(
 ROOFLINE = System(
     name="roofline",
     title="the other incumbent: data-sheet limits with two learnable efficiencies",
-    reference="BLIS roofline backend (seed system 2)",
+    reference="BLIS roofline backend (source 2)",
     tables={
         Target.STEP_TIME: _roofline_step,
         Target.QUEUE_WAIT: _roofline_request,

@@ -15,7 +15,8 @@ beta, r = P / T, first match wins, saturation first (as written it could only be
 
 alpha:  low_load (Q <= 2) [1, M/1000]   high_pressure (u > 0.85) [1/(1-u+0.01), Q u, M u]   normal_load [Q, M/Nb, R/Ns]
 
-Reference: seed system 4; Jacobs et al., Adaptive mixtures of local experts (1991). See ``absent`` for what is left out.
+Reference: docs/systems.md, source 4; Jacobs et al., Adaptive mixtures of local experts (1991). ``absent`` says what is
+left out.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from .base import System, column, ratio, tokens
 BAND = 0.05
 """Half width of the zone around a boundary in which two experts share a row."""
 
-_MOLE = "MoLE-RD (seed system 4)"
+_MOLE = "MoLE-RD (source 4)"
 Formula = Callable[[Raw], Floats]
 
 
@@ -145,7 +146,7 @@ def _request(sheet: Sheet | None) -> tuple[Column, ...] | None:
 MOLE_RD = System(
     name="mole_rd",
     title="a linear expert per regime, softly gated",
-    reference="seed system 4",
+    reference="source 4",
     tables={Target.STEP_TIME: _step, Target.QUEUE_WAIT: _request, Target.API_QUEUEING: _request},
     absent={
         "prefix miss ratio (low_load)": "nobody knows it when a request is queued",

@@ -11,7 +11,7 @@ hinge adds what computing costs beyond them at 62 % of peak (measured H100 GEMM 
     queue_wait    1   waiting   t_prompt = M token_us   saturated = [R >= Ns] (Q + 1)     Little's law takes over there
 
 Where nobody saw the chunks of a prefill, pairs are estimated (base.pairs). Reference: Williams, Waterman and Patterson,
-Roofline (CACM 2009); algorithms, sections 4 and 7.
+Roofline (CACM 2009); docs/systems.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from online.rows import Floats, Target
 from .base import System, column, constant, intercept, pairs, tokens
 
 GEMM_EFFICIENCY = 0.62
-_ROOFLINE = "Roofline (CACM 2009); algorithms §7"
+_ROOFLINE = "Roofline (CACM 2009)"
 
 
 def hinge(sheet: Sheet, step_tokens: Floats) -> Floats:
@@ -107,7 +107,7 @@ def _queue(sheet: Sheet | None) -> tuple[Column, ...] | None:
 PHYSICS = System(
     name="physics",
     title="compact roofline columns in physical microseconds",
-    reference="this project; algorithms §4 and §7",
+    reference="this project",
     tables={Target.STEP_TIME: _step, Target.API_QUEUEING: _api, Target.QUEUE_WAIT: _queue},
     ties=_ties,
 )

@@ -9,7 +9,7 @@ all layers. P^2 / (tp F) is multiplied by the attention FLOPs per pair, D kv_blo
 times the block, and k D by the bytes of an expert, so that all are microseconds: a constant factor per configuration
 that no fit within one can see. 1 / Ns and the flag are constant within a configuration. As published there is no
 intercept (its reviewers ask for one); the live form has the bias of the configuration.
-Reference: seed system 3.
+Reference: docs/systems.md, source 3.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from online.rows import Floats, Target
 from .base import System, column, constant, ratio, tokens
 
 EPSILON = 0.01
-_PICF = "PICF (seed system 3)"
+_PICF = "PICF (source 3)"
 
 
 def _step(sheet: Sheet | None) -> tuple[Column, ...] | None:
@@ -81,6 +81,6 @@ def _request(sheet: Sheet | None) -> tuple[Column, ...] | None:
 PICF = System(
     name="picf",
     title="physics-informed compositional features",
-    reference="seed system 3",
+    reference="source 3",
     tables={Target.STEP_TIME: _step, Target.QUEUE_WAIT: _request, Target.API_QUEUEING: _request},
 )

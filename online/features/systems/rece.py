@@ -7,7 +7,7 @@
             (tp-1) M/link   R/Ns   (R/Ns) u
 
 Columns that a configuration makes zero (one GPU, no experts, no offload) are not there. Specialists, similarity and
-coverage: :mod:`online.transfer`; quantiles: the learner ``river:quantile``. Reference: seed system 7.
+coverage: :mod:`online.transfer`; quantiles: the learner ``river:quantile``. Reference: docs/systems.md, source 7.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .base import System, column, constant, intercept, tokens
 LINK_LATENCY_US = 9.0
 """Latency of a small all-reduce over NVLink; a constant factor within one configuration."""
 
-_RECE = "RECE (seed system 7)"
+_RECE = "RECE (source 7)"
 
 
 def step_columns(sheet: Sheet, reference: str = _RECE) -> tuple[Column, ...] | None:
@@ -99,7 +99,7 @@ def _request(sheet: Sheet | None) -> tuple[Column, ...] | None:
 RECE = System(
     name="rece",
     title="quantile ensemble with configuration embeddings",
-    reference="seed system 7",
+    reference="source 7",
     tables={
         Target.STEP_TIME: lambda sheet: None if sheet is None else step_columns(sheet),
         Target.QUEUE_WAIT: _request,

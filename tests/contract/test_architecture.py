@@ -1,0 +1,165 @@
+"""The plan of the house: rooms, faces, names, sizes. Arrows between rooms are held by import-linter."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+PACKAGES = ("collector", "exporters", "online", "tracefit")
+MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+FACES = [path for path in MODULES if path.name == "__init__.py"]
+ROOMS_MAX = {"collector": 16, "online": 12}
+MODULE_LINES, FUNCTION_LINES, CLASS_LINES, ATTRIBUTES = 350, 60, 250, 20
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+SIDE_DOORS = {
+    "collector/app.py": {"collector.runtime.logs", "exporters.routes"},
+    "collector/decode/plain.py": {"collector.decode.kv.span_events"},
+    "collector/join/joiner.py": {"collector.identity.facts"},
+    "collector/join/steps/sequence.py": {"collector.join.requests.journeys"},
+    "collector/receive/count.py": {"collector.decode.wire"},
+    # Each command is imported when it runs: a face would import them all.
+    "collector/cli.py": {
+        "collector.commands.ask",
+        "collector.commands.demo",
+        "collector.commands.export",
+        "collector.commands.merge",
+        "collector.commands.questions",
+        "collector.commands.replay",
+        "collector.evaluate.command",
+        "collector.evaluate.donors",
+        "collector.runtime.logs",
+    },
+}
+"""Modules that are entered beside their room's face, by who does."""
+LARGE_CLASSES = {"Engine", "Joiner", "StepSequence"}
+"""Classes that are larger than they should be."""
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def room_of(path: Path) -> tuple[str, ...]:
+    return path.relative_to(ROOT).parts[:-1]
+
+
+def is_module(parts: tuple[str, ...]) -> bool:
+    return ROOT.joinpath(*parts).with_suffix(".py").is_file()
+
+
+def imported(path: Path) -> Iterator[tuple[str, ...]]:
+    """Modules and rooms of ours that a module imports, as parts of their dotted names."""
+    room = room_of(path)
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Import):
+            yield from (tuple(alias.name.split(".")) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = room[: len(room) - node.level + 1] if node.level else ()
+            target = (*above, *(node.module or "").split(".")) if node.module else above
+            modules = [(*target, alias.name) for alias in node.names if is_module((*target, alias.name))]
+            yield from modules or [target]
+
+
+def face_of(room: tuple[str, ...]) -> list[str]:
+    """Names in a face's ``__all__``."""
+    for node in parse(ROOT.joinpath(*room, "__init__.py")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return ast.literal_eval(node.value)
+    return []
+
+
+def beside_the_face(path: Path, target: tuple[str, ...]) -> bool:
+    """Whether an import enters another room than its own and those above it, and not by the face."""
+    room = target[:-1]
+    if target[0] not in PACKAGES or not is_module(target) or room_of(path)[: len(room)] == room:
+        return False
+    return target[-1] not in face_of(room)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=named)
+def test_another_room_is_entered_by_its_face(path):
+    entered = {".".join(target) for target in imported(path) if beside_the_face(path, target)}
+    assert entered == SIDE_DOORS.get(named(path), set()), "what is no longer entered leaves SIDE_DOORS"
+
+
+@pytest.mark.parametrize("face", FACES, ids=named)
+def test_a_face_lists_what_it_gives_and_gives_what_it_lists(face):
+    tree, listed = parse(face), face_of(room_of(face))
+    taken = {
+        alias.asname or alias.name
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module != "__future__"
+        for alias in node.names
+    }
+    module = importlib.import_module(".".join(room_of(face)))
+    assert [name for name in listed if not hasattr(module, name)] == []
+    assert listed == sorted(listed, key=lambda name: (not name.isupper(), not name[0].isupper(), name))
+    assert taken <= set(listed)
+
+
+def test_no_two_modules_of_the_product_bear_one_name():
+    places = defaultdict(list)
+    for path in MODULES:
+        if not path.name.startswith("__") and path.parts[-2] != "tracefit":
+            places[path.stem].append(named(path))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+@pytest.mark.parametrize("package", ROOMS_MAX)
+def test_the_ground_floor_has_few_doors(package):
+    doors = {path.name for path in (ROOT / package).iterdir() if not path.name.startswith("__")}
+    assert len(doors) <= ROOMS_MAX[package], doors
+
+
+@pytest.mark.parametrize("path", MODULES, ids=named)
+def test_a_module_says_what_it_is_and_stays_small(path):
+    tree = parse(path)
+    assert ast.get_docstring(tree)
+    assert len(path.read_text().splitlines()) <= MODULE_LINES
+    for node in ast.walk(tree):
+        if isinstance(node, FUNCTIONS):
+            assert length_of(node) <= FUNCTION_LINES, node.name
+        if isinstance(node, ast.ClassDef):
+            assert (length_of(node) > CLASS_LINES) == (node.name in LARGE_CLASSES), node.name
+            assert len(attributes_of(node)) <= ATTRIBUTES, (node.name, sorted(attributes_of(node)))
+
+
+def length_of(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> int:
+    return node.end_lineno - node.lineno + 1
+
+
+def attributes_of(node: ast.ClassDef) -> set[str]:
+    """Attributes that methods set on themselves."""
+    stored = (each for method in node.body if isinstance(method, FUNCTIONS) for each in ast.walk(method))
+    return {
+        each.attr
+        for each in stored
+        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store) and ast.unparse(each.value) == "self"
+    }
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests" / "bench").glob("*.py")), ids=named)
+def test_every_bench_can_be_imported(path):
+    """Nothing else notices, before a bench is run, that what it measures bears another name."""
+    importlib.import_module(f"tests.bench.{path.stem}")
+
+
+def test_nothing_in_the_checkout_reaches_outside_of_it():
+    leading_up = []
+    for pattern in ("Makefile", ".ci/run", "*.md", "docs/*.md", "**/*.py"):
+        for path in ROOT.glob(pattern):
+            if ".venv" not in path.parts:
+                marks = ("ROOT." + "parent", "../" + "shared", "/" + "work/")
+                leading_up += [f"{named(path)}: {mark}" for mark in marks if mark in path.read_text()]
+    assert leading_up == []

@@ -19,7 +19,7 @@ import prometheus_client
 from prometheus_client import CollectorRegistry
 
 from collector import __version__
-from collector.config import Config, ConfigError, ConfigWatch, parse_endpoint
+from collector.config import Config, ConfigError, ConfigWatch, Fallback, Loaded, parse_endpoint, save_last_good
 from collector.durable import Durability
 from collector.identity import Discovery, Knowledge
 from collector.receive import AdmissionQueue, Export, Intake, TokenFile
@@ -77,9 +77,11 @@ class Sidecar:
         on_death: Callable[[], None] = lambda: None,
         files: Files | None = None,
         source: ConfigSource | None = None,
+        fallback: Fallback | None = None,
     ) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the counter series
         self.config = config
+        self._fallback = fallback
         self.metrics = metrics = Metrics(CollectorRegistry())
         self.health = health = Health(clock)
         self._knowledge = Knowledge(config.configurations)
@@ -176,6 +178,7 @@ class Sidecar:
             apply=self._reconfigure,
             count=partial(self.metrics.add, table.CONFIG_RELOADS, 1),
             interval_s=self.config.reload_interval_s,
+            fallback=self._fallback,
         )
 
     def _reconfigure(self, config: Config) -> None:
@@ -222,6 +225,8 @@ class Sidecar:
         )
         if pages.token_file:
             routes = protect(routes, TokenFile(pages.token_file, "exporters.http.token_file", clock).accepts)
+        elif self._fallback is not None and self._fallback.closed:
+            routes = protect(routes, lambda _: False)
         handler = page_handler(partial(dispatch, routes), PAGE_TIMEOUT_S)
         return HttpServer("pages", parse_endpoint(pages.endpoint), handler, "the pages")
 
@@ -229,10 +234,14 @@ class Sidecar:
         metrics, pipeline = self.metrics, self.pipeline
         metrics.set(table.QUEUE_CAPACITY, self.config.queue.capacity_bytes)
         metrics.set(table.CONFIGS_CAPACITY, self.config.bank.configs_max)
+        metrics.follow(table.CONFIG_DEGRADED, lambda: self._fallback is not None and bool(self._config_problem()))
         metrics.follow(table.QUEUE_BYTES, lambda: self.queue.queued_bytes)
         metrics.follow(table.IN_FLIGHT_BYTES, lambda: self.queue.in_flight_bytes)
         metrics.follow(table.OPEN_REQUESTS, lambda: pipeline.joiner.open_requests)
         metrics.follow(table.WATERMARK_AGE, lambda: pipeline.joiner.watermark_age_s)
+
+    def _config_problem(self) -> str:
+        return self.watch.problem if self.watch is not None else str(self._fallback or "")
 
     # --- what the probes are told -----------------------------------------------------------------------------------
 
@@ -241,20 +250,25 @@ class Sidecar:
         return not late, {"late": list(late)}
 
     def _probe_ready(self) -> tuple[bool, Mapping[str, object]]:
-        problem = self.watch.problem if self.watch is not None else ""
+        problem = self._config_problem()
         config_problem = {"config_problem": problem} if problem else {}
         detail = {"late": list(self.health.late()), **self._keeper.readiness_detail(), **config_problem}
         return self.health.ready(), detail
 
 
-def run(config: Config, clock: Clock, stop: Stop, source: ConfigSource | None = None) -> bool:
+def run(loaded: Loaded, clock: Clock, stop: Stop, source: ConfigSource | None = None) -> bool:
     """Serve until asked to stop, or until the worker dies; True if nothing was lost."""
     # A handler that has its answer ready waits this long for the interpreter while the worker computes; the default of
     # 5 ms, paid several times in a call, is most of what an exporter would notice.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     tune_malloc()
+    config, fallback = loaded
     logs.set_level(config.log_level)
-    sidecar = Sidecar(config, clock, on_death=stop.ask, source=source)
+    if fallback is not None:
+        _log.error("%s", fallback)
+    sidecar = Sidecar(config, clock, on_death=stop.ask, source=source, fallback=fallback)
     sidecar.start()
+    if fallback is None and config.config.on_error == "degrade":
+        save_last_good(config)
     stop.wait()
     return sidecar.stop()

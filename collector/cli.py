@@ -16,7 +16,7 @@ from pathlib import Path
 
 from collector import __version__
 from collector.commands.questions import add_question_parsers
-from collector.config import ENV_FILE, Config, ConfigError, json_schema, load, profile_names, to_yaml
+from collector.config import ENV_FILE, Config, ConfigError, json_schema, load, load_or_degrade, profile_names, to_yaml
 from collector.runtime import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -133,14 +133,21 @@ def _load(arguments: argparse.Namespace) -> Config:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    config, path = _load(arguments), _path(arguments)
+    path, clock = _path(arguments), SystemClock()
     from .app import ConfigSource, run  # noqa: PLC0415
+    from .commands.check import check  # noqa: PLC0415
 
+    def read() -> Config:
+        config = _load(arguments)
+        check(config, clock)
+        return config
+
+    loaded = load_or_degrade(path, os.environ, arguments.profile, partial(check, clock=clock))
     stop = Stop()
     stop.listen()
     # a pipe has nothing to say when it is read again
-    source = ConfigSource(path, partial(_load, arguments)) if path is not None and path.is_file() else None
-    return EXIT_OK if run(config, SystemClock(), stop, source) else EXIT_FAILED
+    source = ConfigSource(path, read) if path is not None and (path.is_file() or loaded.fallback) else None
+    return EXIT_OK if run(loaded, clock, stop, source) else EXIT_FAILED
 
 
 def _replay(arguments: argparse.Namespace) -> int:
@@ -212,9 +219,9 @@ def _check_config(arguments: argparse.Namespace) -> int:
         print(json.dumps(json_schema(), indent=2))
         return EXIT_OK
     config = _load(arguments)
-    from collector.worker import make_pipeline  # noqa: PLC0415
+    from collector.commands.check import check  # noqa: PLC0415
 
-    make_pipeline(config)
+    check(config, SystemClock())
     print(to_yaml(config), end="")
     return EXIT_OK
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .errors import ConfigError
+from .fallback import Fallback, Loaded, load_or_degrade, save_last_good
 from .load import ENV_FILE, ENV_PREFIX, json_schema, load, profile_names, to_yaml
 from .reload import ConfigWatch, Reload
 from .schema import (
@@ -34,18 +35,22 @@ __all__ = [
     "DiscoveryConfig",
     "DiscoveryEndpoint",
     "Endpoint",
+    "Fallback",
     "GrpcConfig",
     "HttpReceiverConfig",
     "JoinConfig",
     "KvConfig",
     "KvEndpoint",
+    "Loaded",
     "ReceiversConfig",
     "Reload",
     "RuleConfig",
     "TlsConfig",
     "json_schema",
     "load",
+    "load_or_degrade",
     "parse_endpoint",
     "profile_names",
+    "save_last_good",
     "to_yaml",
 ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import yaml
@@ -24,6 +24,16 @@ ENV_FILE = "TRACEFIT_CONFIG"
 """The one variable that is no key: the path of the configuration file."""
 
 
+_SERVICE_LINK: Final = re.compile(
+    r"""TRACEFIT_(?:[A-Z0-9]+_)*?(?:
+        SERVICE_HOST | SERVICE_PORT(?:_[A-Z0-9]+)*
+      | PORT | PORT_[0-9]+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?
+    )""",
+    re.VERBOSE,
+)
+"""What Kubernetes puts into every container for a Service named ``tracefit`` or ``tracefit-…``."""
+_SERVICE_LINK_VALUE: Final = re.compile(r"(?:(?:tcp|udp|sctp)://.*|[0-9a-fA-F.:]+|tcp|udp|sctp|None)", re.IGNORECASE)
+
 _PROFILES = Path(__file__).parent / "profiles"
 
 
@@ -34,18 +44,25 @@ def profile_names() -> list[str]:
 
 def load(path: Path | None, environ: Mapping[str, str], profile: str | None = None) -> Config:
     """The configuration, or a ConfigError that names the key at fault."""
-    tree = _read_yaml(path) if path is not None else {}
+    tree = read_yaml(path) if path is not None else {}
     if profile is not None:
-        tree = _merge(_read_yaml(_PROFILES / f"{profile}.yaml"), tree)
+        tree = _merge(read_yaml(_PROFILES / f"{profile}.yaml"), tree)
     origin: dict[str, str] = {}
     for variable in sorted(environ):
-        if variable.startswith(ENV_PREFIX) and variable != ENV_FILE:
+        if _is_key(variable, environ[variable]):
             _override(tree, variable, environ[variable], origin)
     try:
         return msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
         key, problem = _explain(str(error))
         raise ConfigError(origin.get(key, key), problem) from None
+
+
+def _is_key(variable: str, value: str) -> bool:
+    """Whether a variable sets a key: it has our prefix and is neither the file nor a service link of Kubernetes."""
+    if not variable.startswith(ENV_PREFIX) or variable == ENV_FILE:
+        return False
+    return not (_SERVICE_LINK.fullmatch(variable) and _SERVICE_LINK_VALUE.fullmatch(value))
 
 
 def to_yaml(config: Config) -> str:
@@ -74,7 +91,8 @@ class _UniqueKeys(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The sections of a file, unchecked; a ConfigError if it is no YAML."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from .errors import ConfigError
+from .fallback import Fallback
 from .schema import Config
 
 RELOADABLE: Final = (
@@ -50,6 +51,7 @@ class ConfigWatch:
         apply: puts the reloadable keys of a configuration in force, all or (ConfigError) none.
         count: called with the outcome of every changed file.
         interval_s: between two looks.
+        fallback: why ``running`` is not what the file says, if it is wrong from the start.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class ConfigWatch:
         apply: Callable[[Config], None],
         count: Callable[[Reload], None],
         interval_s: float,
+        fallback: Fallback | None = None,
     ) -> None:
         self._path = path
         self._read = read
@@ -69,7 +72,8 @@ class ConfigWatch:
         self._count = count
         self._interval_s = interval_s
         self._digest: bytes | None = None
-        self.problem = ""
+        self._holds = fallback.holds if fallback is not None else "the former configuration stays"
+        self.problem = str(fallback or "")
         """What is wrong with the file, or which keys wait for a restart; empty when it is what runs."""
 
     def poll_on_time(self) -> float:
@@ -102,7 +106,7 @@ class ConfigWatch:
             if reloadable:
                 self._apply(config)
         except ConfigError as error:
-            self.problem = f"the former configuration stays: {error}"
+            self.problem = f"{self._holds}: {error.key}: {error.problem}"
             _log.warning("%s", self.problem)
             return Reload.INVALID
         self._running = with_reloadable(self._running, config)

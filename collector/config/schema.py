@@ -255,9 +255,20 @@ class ShutdownConfig(_Section, frozen=True, kw_only=True):
     drain_s: Annotated[float, msgspec.Meta(ge=0, le=300)] = 5.0
 
 
+class StartConfig(_Section, frozen=True, kw_only=True):
+    """What becomes of a start whose configuration is wrong.
+
+    ``exit``: exit code 78 and one sentence. ``degrade``: the last good configuration, or the defaults, hold until it is
+    mended. If the file is no YAML, ``TRACEFIT_CONFIG__ON_ERROR`` still says which.
+    """
+
+    on_error: Literal["exit", "degrade"] = "exit"
+
+
 class Config(_Section, frozen=True, kw_only=True):
     """Everything that can be configured."""
 
+    config: StartConfig = StartConfig()
     receivers: ReceiversConfig = ReceiversConfig()
     queue: QueueConfig = QueueConfig()
     memory: MemoryConfig = MemoryConfig()

@@ -224,6 +224,12 @@ CONFIG_RELOADS = Metric(
     "Changes of the configuration file while running, by outcome.",
     (("outcome", tuple(Reload)),),
 )
+CONFIG_DEGRADED = Metric(
+    "config_degraded",
+    _G,
+    "",
+    "1 while the last good configuration or the defaults hold, because the one given at the start was wrong.",
+)
 BUILD_INFO = Metric("build_info", _G, "", "The running version; always 1.", (("version", (__version__,)),))
 
 TABLE: tuple[Metric, ...] = tuple(each for each in tuple(globals().values()) if isinstance(each, Metric))

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from collector.config.fallback import load_or_degrade
 from collector.config.load import load
 from collector.config.schema import Config
 from exporters.routes import make_routes
@@ -213,19 +214,50 @@ def test_every_tracefit_container_meets_the_restricted_profile_and_more(renderin
         assert set(container["resources"]["requests"]) == {"cpu", "memory"}
 
 
-def test_probes_ask_pages_that_exist_and_readiness_never_waits_for_learning(renderings):
+def test_probes_ask_pages_that_exist(renderings):
     nothing = lambda: (True, {})  # noqa: E731 - a probe
     routes = {route.pattern for route in make_routes(None, _Documents(), alive=nothing, ready=nothing)}
     for container in tracefit_containers(renderings):
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         assert ports["http-metrics"] == int(Config().exporters.http.endpoint.rpartition(":")[2])
-        assert (
-            container["startupProbe"]["httpGet"]["path"] == container["readinessProbe"]["httpGet"]["path"] == "/readyz"
-        )
         assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
-        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        for probe in {"startupProbe", "readinessProbe", "livenessProbe"} & container.keys():
             assert container[probe]["httpGet"]["path"] in routes
             assert container[probe]["httpGet"]["port"] == "http-metrics"
+
+
+def tracefit_pods(renderings):
+    """The specs of all pods with a tracefit in them."""
+    for documents in renderings:
+        for workload in (*of_kind(documents, "Deployment"), *of_kind(documents, "StatefulSet")):
+            if "tracefit" in containers_of(workload):
+                yield workload["spec"]["template"]["spec"]
+
+
+def test_beside_a_vllm_no_probe_of_the_sidecar_holds_its_start_or_takes_its_traffic(renderings):
+    beside = [
+        container
+        for container in tracefit_containers(renderings)
+        if "TRACEFIT_RECEIVERS__GRPC__ENDPOINT" not in {e["name"] for e in container["env"]}
+    ]
+    assert len(beside) == 7, "all but the gateway's"
+    for container in beside:
+        assert not {"startupProbe", "readinessProbe"} & container.keys()
+
+
+def test_a_wrong_or_missing_configuration_keeps_no_pod_from_starting(renderings, tmp_path):
+    for container in tracefit_containers(renderings):
+        environment = {e["name"]: e["value"] for e in container["env"] if e["name"].startswith("TRACEFIT_")}
+        config, fallback = load_or_degrade(tmp_path / "missing.yaml", environment)
+        assert fallback is not None
+        mounts = {m["mountPath"] for m in container.get("volumeMounts", ())} | {"/dev/shm"}
+        assert any(Path(config.snapshot.directory).is_relative_to(mount) for mount in mounts)
+    for spec in tracefit_pods(renderings):
+        assert all(v["configMap"].get("optional") for v in spec["volumes"] if v["name"] == "tracefit-config")
+
+
+def test_no_service_called_tracefit_reaches_the_environment(renderings):
+    assert all(spec["enableServiceLinks"] is False for spec in tracefit_pods(renderings))
 
 
 class _Documents:
@@ -234,7 +266,6 @@ class _Documents:
 
 def test_environment_and_configuration_of_the_manifests_are_accepted(renderings):
     config = load(KUSTOMIZE / "base" / "tracefit.yaml", {})
-    assert config.snapshot.directory == "/var/lib/tracefit"
     assert config.shutdown.grace_s + config.shutdown.drain_s < 20
     seen = set()
     for container in tracefit_containers(renderings):
@@ -242,10 +273,15 @@ def test_environment_and_configuration_of_the_manifests_are_accepted(renderings)
         seen |= set(environment)
         named = environment.pop("TRACEFIT_CONFIG", None)
         assert named in {None, "/etc/tracefit/tracefit.yaml"}
-        directory = load(None, environment).snapshot.directory if named is None else config.snapshot.directory
+        directory = load(None, environment).snapshot.directory
         mounts = {m["mountPath"] for m in container.get("volumeMounts", ())} | {"/dev/shm"}
         assert any(Path(directory).is_relative_to(mount) for mount in mounts)
-    assert seen == {"TRACEFIT_CONFIG", "TRACEFIT_SNAPSHOT__DIRECTORY", "TRACEFIT_RECEIVERS__GRPC__ENDPOINT"}
+    assert seen == {
+        "TRACEFIT_CONFIG",
+        "TRACEFIT_CONFIG__ON_ERROR",
+        "TRACEFIT_SNAPSHOT__DIRECTORY",
+        "TRACEFIT_RECEIVERS__GRPC__ENDPOINT",
+    }
 
 
 def test_vllm_is_told_where_to_send_in_every_example(example):

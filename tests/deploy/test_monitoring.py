@@ -9,10 +9,15 @@ from itertools import pairwise
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
 
+from collector.telemetry import Metrics, table
 from exporters.labels import base_unit
+from exporters.prometheus import MetricsPage
 from exporters.prometheus.families import FAMILIES, PAGE_FAMILIES
 from tests.conftest import find_tool
+from tests.support import exporter_cases as cases
 from tests.support.paths import ROOT
 
 MONITORING = ROOT / "deploy" / "monitoring"
@@ -184,3 +189,36 @@ def test_panels_have_their_own_ids_and_do_not_overlap():
 def test_units_of_coefficient_panels_are_those_that_the_exporter_writes():
     asked = set(re.findall(r'unit="([a-z_]+)"', json.dumps(dashboard()).replace('\\"', '"')))
     assert asked == {base_unit(unit)[0] for unit in ("us", "us/token", "us/request")}
+
+
+def idle_series():
+    """Everything on the page, at a standstill for an hour, as promtool's input."""
+    own = Metrics(CollectorRegistry())
+    own.set(table.QUEUE_CAPACITY, 16 * 2**20)
+    page = MetricsPage(own.registry, cases.snapshot).render()
+    for family in text_string_to_metric_families(page.body.decode()):
+        for sample in family.samples:
+            labels = {"job": "tracefit", "instance": "pod-1:9464", **sample.labels}
+            text = ",".join(f"{name}={json.dumps(value)}" for name, value in labels.items())
+            yield {"series": f"{sample.name}{{{text}}}", "values": f"{sample.value}x60"}
+
+
+def shipped_expressions():
+    """Of rules, dashboard and docs/metrics.md, with the dashboard's variables as Grafana fills them in."""
+    yield from (rule["expr"] for group in rules()["groups"] for rule in group["rules"])
+    for _, expression in expressions():
+        timed = expression.replace("$__rate_interval", "5m").replace("$__range", "30m")
+        yield re.sub(r"\$\w+", ".*", timed)
+    (block,) = re.findall(r"```promql\n(.*?)```", (ROOT / "docs" / "metrics.md").read_text(), re.DOTALL)
+    yield from ("\n".join(lines.splitlines()[1:]).replace("[1h]", "[30m]") for lines in block.split("\n\n"))
+
+
+def test_no_shipped_expression_is_nan_while_nothing_happens(tmp_path):
+    asked = [*shipped_expressions(), 'tracefit_rows_total{target="step_time",outcome="learned"} * NaN']
+    checks = [{"expr": f"({expr}) != ({expr})", "eval_time": "50m", "exp_samples": []} for expr in asked]
+    test = {"interval": "1m", "input_series": list(idle_series()), "promql_expr_test": checks}
+    (tmp_path / "idle.yaml").write_text(yaml.safe_dump({"tests": [test]}))
+    done = promtool("test", "rules", "idle.yaml", directory=tmp_path)
+    found = re.findall(r"^\s*expr: \"(.*?)\", time", done.stdout + done.stderr, re.MULTILINE | re.DOTALL)
+    assert len(found) == 1, done.stdout + done.stderr
+    assert "* NaN" in found[0], "the one that has to be"

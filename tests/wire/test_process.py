@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from collector.recordings.reader import Recording
 from tests.support.clocks import eventually
 from tests.support.paths import ROOT
-from tests.support.sidecars import as_json, call_export, metric, running_sidecar
+from tests.support.sidecars import as_json, call_export, get, metric, running_sidecar
 from tests.support.step_exports import make_export, otlp_json, write_recording
 
 HOME = ROOT
@@ -57,7 +57,7 @@ def running_process(directory, **variables):
     )
     process = subprocess.Popen([*TRACEFIT, "run"], stderr=subprocess.PIPE, text=True, env=settings)
     try:
-        said = re.search(r"port (\d+), pages on port (\d+)", process.stderr.readline())
+        said = next(filter(None, (re.search(r"port (\d+), pages on port (\d+)", line) for line in process.stderr)))
         yield process, int(said[1]), int(said[2])
     finally:
         process.kill()
@@ -154,6 +154,35 @@ def test_bad_configuration_is_exit_78_and_one_sentence_naming_the_key(tmp_path, 
         assert ended.returncode == 78
         assert sentence in ended.stderr
         assert len(ended.stderr.splitlines()) == 1
+
+
+def test_in_a_pod_a_bad_configuration_does_not_end_the_process(tmp_path):
+    """First a start with a good one, which is kept; then with a bad one, which is passed over and said."""
+    file = tmp_path / "config.yaml"
+    variables = {"TRACEFIT_CONFIG": str(file), "TRACEFIT_CONFIG__ON_ERROR": "degrade"}
+    for text, degraded in (("queue: {wait_s: 1.5}", 0), ("feature_sets: [magic]", 1)):
+        file.write_text(text)
+        with running_process(tmp_path, **variables) as (_, _, http_port):
+            assert metric(http_port, "tracefit_config_degraded") == degraded
+            if degraded:
+                assert b"the last good configuration holds: feature_sets" in get(http_port, "/readyz")
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("receivers: {token_file: /nope}", "receivers.token_file"),
+        ("exporters: {http: {token_file: /nope}}", "exporters.http.token_file"),
+        ("receivers: {tls: {cert_file: /nope, key_file: /nope}}", "receivers.tls"),
+        ("receivers: {tls: {client_ca_file: /nope}}", "receivers.tls.cert_file"),
+    ],
+)
+def test_check_config_finds_missing_files(tmp_path, text, key):
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    ended = tracefit("check-config", "--config", file)
+    assert ended.returncode == 78
+    assert ended.stderr.startswith(f"config error: {key}: ")
 
 
 def test_usage_errors_are_exit_2():

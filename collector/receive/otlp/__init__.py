@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from .otlp_grpc import METHOD
-from .receivers import Receivers, make_receivers
+from .receivers import Receivers, make_receivers, read_credentials
 
 __all__ = [
     "METHOD",
     "Receivers",
     "make_receivers",
+    "read_credentials",
 ]

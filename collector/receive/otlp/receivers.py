@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
+import logging
 from typing import NamedTuple
 
-from collector.config import ReceiversConfig
+from collector.config import ConfigError, ReceiversConfig, parse_endpoint
 from collector.receive.auth import TokenFile
 from collector.receive.intake import Intake
 from collector.receive.tls import TlsFiles
@@ -16,6 +18,8 @@ from .otlp_grpc import OtlpGrpcReceiver
 from .otlp_http import make_http_receiver
 from .way_in import WayIn
 
+_log = logging.getLogger(__name__)
+
 
 class Receivers(NamedTuple):
     """Either has its ``port`` after its start; HTTP can be switched off."""
@@ -24,12 +28,21 @@ class Receivers(NamedTuple):
     http: HttpServer | None
 
 
+def read_credentials(config: ReceiversConfig, clock: Clock) -> tuple[TlsFiles | None, TokenFile | None]:
+    """What closes the receivers; a ConfigError names what is asked for and cannot be read."""
+    if not config.tls.cert_file and (config.tls.key_file or config.tls.client_ca_file):
+        raise ConfigError("receivers.tls.cert_file", "has to be given with key_file or client_ca_file")
+    tls = TlsFiles(config.tls, clock) if config.tls.cert_file else None
+    return tls, TokenFile(config.token_file, "receivers.token_file", clock) if config.token_file else None
+
+
 def make_receivers(
     config: ReceiversConfig, intake: Intake, *, health: Health, clock: Clock, grace_s: float
 ) -> Receivers:
     """The receivers that the configuration asks for; calls in flight get ``grace_s`` together when they stop."""
-    tls = TlsFiles(config.tls, clock) if config.tls.cert_file else None
-    tokens = TokenFile(config.token_file, "receivers.token_file", clock) if config.token_file else None
+    tls, tokens = read_credentials(config, clock)
+    if tls is None and tokens is None:
+        _warn_of_open_ports(config)
     grace_s = grace_s / 2 if config.http.enabled else grace_s
     grpc = OtlpGrpcReceiver(
         config.grpc,
@@ -51,3 +64,19 @@ def make_receivers(
         else None
     )
     return Receivers(grpc, http)
+
+
+def _warn_of_open_ports(config: ReceiversConfig) -> None:
+    listening = {"receivers.grpc.endpoint": config.grpc.endpoint}
+    if config.http.enabled:
+        listening["receivers.http.endpoint"] = config.http.endpoint
+    for key, endpoint in listening.items():
+        if not _is_loopback(parse_endpoint(endpoint).address):
+            _log.warning("%s: %s is open to anybody; set receivers.token_file or receivers.tls", key, endpoint)
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"

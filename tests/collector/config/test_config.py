@@ -139,3 +139,37 @@ def test_a_profile_holds_below_the_file_and_the_environment(tmp_path):
 @pytest.mark.parametrize("profile", profile_names())
 def test_every_profile_that_comes_along_is_a_configuration_that_learns(profile):
     assert make_pipeline(load(None, {}, profile)).learned_rows == 0
+
+
+SERVICE_LINKS = {
+    "TRACEFIT_SERVICE_HOST": "10.0.0.1",
+    "TRACEFIT_SERVICE_PORT": "9464",
+    "TRACEFIT_SERVICE_PORT_HTTP_METRICS": "9464",
+    "TRACEFIT_PORT": "tcp://10.0.0.1:9464",
+    "TRACEFIT_PORT_9464_TCP": "tcp://10.0.0.1:9464",
+    "TRACEFIT_PORT_9464_TCP_PROTO": "tcp",
+    "TRACEFIT_PORT_9464_TCP_PORT": "9464",
+    "TRACEFIT_PORT_9464_TCP_ADDR": "10.0.0.1",
+    "TRACEFIT_HEADLESS_PORT_4317_UDP": "udp://[fd00::1]:4317",
+    "TRACEFIT_HEADLESS_SERVICE_HOST": "fd00::1",
+}
+
+
+def test_what_kubernetes_says_of_a_service_called_tracefit_is_no_configuration():
+    assert load(None, SERVICE_LINKS) == Config()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("TRACEFIT_PORT", "yes"),
+        ("TRACEFIT_SERVICE_HOST", "my.host"),
+        ("TRACEFIT_SERVICE", "10.0.0.1"),
+        ("TRACEFIT_HTTP__PORT", "9464"),
+        ("TRACEFIT_PORTS", "9464"),
+        ("TRACEFIT_PORT_9464", "9464"),
+    ],
+)
+def test_only_service_links_are_passed_over(variable, value):
+    with pytest.raises(ConfigError):
+        load(None, {variable: value})

@@ -1,0 +1,183 @@
+"""A wrong configuration ends a terminal's start and degrades a pod's: last good, then defaults, and never more open."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+
+import pytest
+
+from collector.app import ConfigSource, Sidecar
+from collector.config import ConfigError, Fallback, load, load_or_degrade, save_last_good
+from collector.config.fallback import LAST_GOOD
+from collector.runtime.clock import SystemClock
+from collector.telemetry.table import CONFIG_DEGRADED
+from tests.support.sidecars import get, metric
+
+DEGRADE = {"TRACEFIT_CONFIG__ON_ERROR": "degrade"}
+PORTS = {
+    "TRACEFIT_RECEIVERS__GRPC__ENDPOINT": "127.0.0.1:0",
+    "TRACEFIT_RECEIVERS__HTTP__ENDPOINT": "127.0.0.1:0",
+    "TRACEFIT_EXPORTERS__HTTP__ENDPOINT": "127.0.0.1:0",
+    "TRACEFIT_LEARNERS": "[rls]",
+    "TRACEFIT_RELOAD_INTERVAL_S": "3600",
+}
+
+
+@pytest.fixture
+def environ(tmp_path):
+    return DEGRADE | {"TRACEFIT_SNAPSHOT__DIRECTORY": str(tmp_path)}
+
+
+@pytest.fixture
+def given(tmp_path):
+    return tmp_path / "tracefit.yaml"
+
+
+WRONG = ("recievers: {}", "queue: {wait_s: soon}", "{ not: [yaml", "\xff", None)
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_on_a_terminal_a_wrong_configuration_ends_the_start(given, text):
+    if text is not None:
+        given.write_text(text, encoding="latin-1")
+    with pytest.raises(ConfigError):
+        load_or_degrade(given, {})
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_a_wrong_file_leaves_the_defaults_and_the_environment(given, environ, text):
+    if text is not None:
+        given.write_text(text, encoding="latin-1")
+    config, fallback = load_or_degrade(given, environ | {"TRACEFIT_QUEUE__BATCH_BYTES": "99"})
+    assert config == load(None, environ | {"TRACEFIT_QUEUE__BATCH_BYTES": "99"})
+    assert fallback.holds == "the defaults hold"
+    assert not fallback.closed
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_what_held_before_holds_on(given, environ, text):
+    save_last_good(load(None, environ | {"TRACEFIT_JOIN__WINDOW_S": "77"}))
+    if text is not None:
+        given.write_text(text, encoding="latin-1")
+    config, fallback = load_or_degrade(given, environ)
+    assert config.join.window_s == 77
+    assert fallback.holds == "the last good configuration holds"
+
+
+def test_a_last_good_configuration_that_is_good_no_more_is_passed_over(given, environ, tmp_path):
+    (tmp_path / LAST_GOOD).write_text("gone: {}")
+    given.write_text("recievers: {}")
+    assert load_or_degrade(given, environ).fallback.holds == "the defaults hold"
+
+
+def test_the_file_may_say_it_too_as_long_as_it_is_yaml(given, tmp_path):
+    given.write_text(f"config: {{on_error: degrade}}\nsnapshot: {{directory: {tmp_path}}}\nnonsense: 1\n")
+    save_last_good(load(None, {"TRACEFIT_SNAPSHOT__DIRECTORY": str(tmp_path)}))
+    assert load_or_degrade(given, {}).fallback == (
+        "nonsense: unknown key",
+        "the last good configuration holds",
+        False,
+    )
+
+
+def test_a_variable_that_cannot_be_used_is_left_out_and_the_others_hold(environ):
+    config, fallback = load_or_degrade(
+        None, environ | {"TRACEFIT_QUEUE__WAITS": "1", "TRACEFIT_JOIN__WINDOW_S": "77", "TRACEFIT_BANK": "5"}
+    )
+    assert config.join.window_s == 77
+    assert "TRACEFIT_BANK" in fallback.problem
+
+
+def test_what_only_shows_when_it_is_used_degrades_too(given, environ):
+    def check(config):
+        if "magic" in config.feature_sets:
+            raise ConfigError("feature_sets", "'magic' is not known")
+
+    given.write_text("feature_sets: [magic]")
+    config, fallback = load_or_degrade(given, environ, check=check)
+    assert config == load(None, environ)
+    assert str(fallback) == "the defaults hold: feature_sets: 'magic' is not known"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "exporters: {http: {token_file: /nope}}\nx: 1",
+        "receivers: {tls: {cert_file: /x, key_file: /y}}\nx: 1",
+        "{token_file",
+    ],
+)
+def test_the_defaults_open_nothing_that_was_to_be_closed(given, environ, text):
+    given.write_text(text)
+    config, fallback = load_or_degrade(given, environ | {"TRACEFIT_RECEIVERS__GRPC__ENDPOINT": "0.0.0.0:4317"})
+    assert config.receivers.grpc.endpoint == "127.0.0.1:4317"
+    assert fallback.closed
+
+
+def ready(sidecar):
+    return json.loads(get(sidecar.http_port, "/readyz"))
+
+
+def running(given, environ):
+    config, fallback = load_or_degrade(given, environ)
+    source = ConfigSource(given, lambda: load(given, environ))
+    sidecar = Sidecar(config, SystemClock(), source=source, fallback=fallback)
+    sidecar.start()
+    return sidecar
+
+
+def test_a_degraded_sidecar_serves_and_says_so_until_the_file_is_mended(given, environ):
+    given.write_text("recievers: {}")
+    sidecar = running(given, environ | PORTS)
+    try:
+        for _ in range(2):
+            assert ready(sidecar)["ok"] is True
+            assert "the defaults hold: recievers: unknown key" in ready(sidecar)["config_problem"]
+            assert "recievers" in get(sidecar.http_port, "/").decode()
+            assert metric(sidecar.http_port, "tracefit_config_degraded") == 1
+            sidecar.watch.poll()
+        given.write_text("bank: {configs_max: 3}")
+        sidecar.watch.poll()
+        assert ready(sidecar)["config_problem"] == "needs a restart: bank.configs_max"
+        assert metric(sidecar.http_port, "tracefit_config_degraded") == 1
+        given.write_text("log_level: info")
+        sidecar.watch.poll()
+        assert "config_problem" not in ready(sidecar)
+        assert metric(sidecar.http_port, "tracefit_config_degraded") == 0
+    finally:
+        sidecar.stop()
+
+
+def test_a_sidecar_that_had_to_be_closed_shows_health_and_metrics_only(environ):
+    config = load(None, environ | PORTS)
+    sidecar = Sidecar(config, SystemClock(), fallback=Fallback("no token", "the defaults hold", closed=True))
+    sidecar.start()
+    try:
+        assert ready(sidecar)["config_problem"] == "the defaults hold: no token"
+        assert sidecar.metrics.value(CONFIG_DEGRADED) == 1
+        for page in ("/", "/snapshot"):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                get(sidecar.http_port, page)
+            assert refused.value.code == 401
+            refused.value.close()
+    finally:
+        sidecar.stop()
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        ({"GRPC__ENDPOINT": "0.0.0.0:0"}, 1),
+        ({"GRPC__ENDPOINT": '"[::]:0"', "HTTP__ENDPOINT": "0.0.0.0:0"}, 2),
+        ({"GRPC__ENDPOINT": "localhost:0"}, 0),
+        ({"GRPC__ENDPOINT": "0.0.0.0:0", "TOKEN_FILE": "token"}, 0),
+    ],
+)
+def test_a_receiver_that_is_open_to_the_world_is_a_warning(environ, tmp_path, caplog, settings, warned):
+    (tmp_path / "token").write_text("a token of sixteen bytes")
+    settings = {name: str(tmp_path / value) if value == "token" else value for name, value in settings.items()}
+    variables = {f"TRACEFIT_RECEIVERS__{name}": value for name, value in settings.items()}
+    Sidecar(load(None, environ | PORTS | variables), SystemClock())
+    lines = [record.message for record in caplog.records if "is open to anybody" in record.message]
+    assert len(lines) == warned

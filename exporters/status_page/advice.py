@@ -34,8 +34,7 @@ QUALITY: dict[str, Advice] = {
     "requests": Advice(
         "poor",
         "One span per request, no steps: coefficients settle slowly.",
-        "Put the tracefit producer plugin into the vLLM image (deploy/vllm-plugin), or run a vLLM with step tracing:",
-        ("--step-tracing-enabled", "--enable-journey-tracing"),
+        "Put the tracefit producer plugin into the vLLM image (deploy/vllm-plugin).",
     ),
 }
 
@@ -45,6 +44,15 @@ NOTHING_YET = Advice(
     "Point vLLM at this sidecar:",
     ("--otlp-traces-endpoint http://127.0.0.1:4317",),
 )
+
+NO_CONTEXT = Advice(
+    "poor",
+    "No step times yet: without a block size or journeys the decode context of a step cannot be known.",
+    "Set vllm.block_size, or trace journeys:",
+    ('OTEL_RESOURCE_ATTRIBUTES="vllm.block_size=…"',),
+)
+
+ALPHA_INCOMPLETE = "Time outside the steps (alpha) is incomplete."
 
 STATUS: dict[str, str] = {
     "identified": "the data pin it down",
@@ -67,13 +75,19 @@ def advice_for(config: ConfigSnapshot) -> list[Advice]:
                 ('OTEL_RESOURCE_ATTRIBUTES="vllm.model=…,hw.gpu.name=…"',),
             )
         )
-    if config.targets and "post_decode" not in config.targets:
-        paragraphs.append(
-            Advice(
-                "fair",
-                "Time outside the steps (alpha) is incomplete.",
-                "Trace journeys:",
-                ("--enable-journey-tracing",),
-            )
-        )
-    return paragraphs
+    untimed_steps = config.telemetry in ("steps", "sampled") and "step_time" not in config.targets
+    if config.targets and untimed_steps and "block_size" not in config.config:
+        paragraphs.append(NO_CONTEXT)
+    alpha = _alpha_advice(config)
+    return [*paragraphs, alpha] if alpha is not None else paragraphs
+
+
+def _alpha_advice(config: ConfigSnapshot) -> Advice | None:
+    """What would complete the times outside the steps; a flag only where the vLLM that sends this knows it."""
+    if not config.targets or "post_decode" in config.targets or config.telemetry == "requests":
+        return None
+    if config.telemetry != "steps+":
+        return Advice("fair", ALPHA_INCOMPLETE, "Trace journeys:", ("--enable-journey-tracing",))
+    if "api_queueing" in config.targets:
+        return None
+    return Advice("fair", ALPHA_INCOMPLETE, "Let the API server send its spans, too:", NOTHING_YET.flags)

@@ -152,6 +152,21 @@ def test_advice_is_never_empty_and_knows_what_is_missing():
     assert len(advice_for(cases.config())) == 1
 
 
+@pytest.mark.parametrize("quality", ["steps+", "requests"])
+def test_no_advice_has_a_flag_that_a_stock_vllm_does_not_know(quality):
+    config = cases.config(targets={"step_time": cases.target("step_time")}, telemetry=quality)
+    flags = [flag for advice in advice_for(config) for flag in advice.flags]
+    assert not [flag for flag in flags if "journey" in flag or "step-tracing" in flag]
+
+
+def test_steps_whose_context_cannot_be_known_are_said_with_the_way_out():
+    config = cases.config(targets={"schedule_time": cases.target("schedule_time")}, telemetry="steps")
+    facts = {name: fact for name, fact in config.config.items() if name != "block_size"}
+    text = words(cases.snapshot(msgspec.structs.replace(config, config=facts)))
+    assert "the decode context of a step cannot be known" in text
+    assert "Set vllm.block_size, or trace journeys" in text
+
+
 def test_before_the_first_snapshot_it_says_how_to_begin():
     text = words(None)
     assert "Waiting for telemetry" in text

@@ -89,7 +89,7 @@ _QUALITY_LABELS = {
 
 
 class Target(enum.StrEnum):
-    """What is predicted, in microseconds (design: one row of the targets' table each)."""
+    """What is predicted, in microseconds: the first two of a step, the others of a request."""
 
     STEP_TIME = "step_time"
     SCHEDULE_TIME = "schedule_time"

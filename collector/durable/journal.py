@@ -5,7 +5,7 @@
 
 ``length`` counts what follows the CRC, and the CRC covers it. Numbers grow by one, from 1.
 
-Guarantees (tests/unit/test_journal.py, tests/torture):
+Guarantees (tests/collector/durable/test_journal.py, tests/torture):
 
 * An entry that was appended is read back after the death of the process; after the death of the node too, if ``sync``
   returned (``journal.fsync: true``).

@@ -215,7 +215,7 @@ class Durability:
         return self._clock.monotonic_ns() - self._taken_ns >= self._interval_ns and not self._writing
 
     def _journal_waits(self) -> bool:
-        """It fills up, and goes only down when both generations contain its oldest entries: one state is not enough."""
+        """Whether the journal fills up: it shrinks only when both generations contain its oldest entries."""
         journal = self._journal
         return (
             journal is not None

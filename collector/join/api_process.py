@@ -73,5 +73,5 @@ class ApiProcess:
         return counts
 
     def snapshot(self) -> EngineSnapshot:
-        """It schedules nothing itself, and knows no step."""
+        """An API process schedules nothing and knows no step."""
         return EngineSnapshot(instance=self.instance, scheduling=Scheduling.UNKNOWN.value, last_step=0)

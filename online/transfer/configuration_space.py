@@ -32,23 +32,6 @@ HEAVIEST = 3
 CLUSTER_RADIUS = 0.2
 """Configurations at most this far from a centre share its specialist."""
 
-VECTOR = (
-    "hidden / 4096",
-    "layers / 32",
-    "kv heads / heads",
-    "moe",
-    "experts / 8",
-    "flops / 1e15",
-    "bandwidth / 3e12",
-    "memory / 80",
-    "max_num_batched_tokens / 8192",
-    "max_num_seqs / 256",
-    "1 / tp",
-    "chunked",
-    "prefix",
-    "offload",
-)
-
 
 def configuration_vector(facts: Facts) -> Floats | None:
     """The configuration as a point, shape (14,); None without the sheets."""

@@ -150,7 +150,7 @@ class KvTimeline:
         self._loads = {request: load for request, load in self._loads.items() if load[0] > self._horizon_ns}
 
     def bind(self, since_unix_ns: int | None, grace_ns: int) -> None:
-        """It was recognised at this moment of event time; None: it was never in doubt."""
+        """The owner was recognised at this moment of event time; None: it was never in doubt."""
         self._since_unix_ns = since_unix_ns
         self._grace_ns = grace_ns
 

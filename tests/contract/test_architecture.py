@@ -27,6 +27,7 @@ SIDE_DOORS = {
     # Each command is imported when it runs: a face would import them all.
     "collector/cli.py": {
         "collector.commands.ask",
+        "collector.commands.check",
         "collector.commands.demo",
         "collector.commands.export",
         "collector.commands.merge",

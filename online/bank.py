@@ -91,11 +91,10 @@ class Bank:
             same_model = priors.get((state.target.value, features.name, features.names))
             return same_model or self.pool.prior(features.name, state.target, facts)
 
-        for names, published in ((self.settings.feature_sets, True), (self.settings.live_sets, False)):
-            for name in names:
-                features = self._build(name, state.target, facts)
-                if features is not None:
-                    state.offer(features, prior_for, published=published)
+        for name in self.settings.feature_sets:
+            features = self._build(name, state.target, facts)
+            if features is not None:
+                state.offer(features, prior_for)
 
     def _build(self, name: str, target: Target, facts: Facts) -> FeatureSet | None:
         if name == CUSTOM:

@@ -27,6 +27,8 @@ from .state import Array, StateError, saved
 
 STRATA = 32
 CELLS = 512
+PREFILL_CELL = 128
+"""The first cell of steps with prefill."""
 _F8, _I8 = np.dtype(np.float64), np.dtype(np.int64)
 _OCTAVES = 16
 _EXACT, _PADDED = 16.0, 512.0
@@ -262,4 +264,4 @@ def _decode_cell(requests: Floats) -> Ints:
 
 def _prefill_cell(octave: Ints, prefill: Floats) -> Ints:
     tokens = np.clip(2.0 * np.log2(np.maximum(prefill, 1.0)), 0, 31).astype(np.int64)
-    return 128 + octave.clip(0, 11) * 32 + tokens
+    return PREFILL_CELL + octave.clip(0, 11) * 32 + tokens

@@ -43,8 +43,9 @@ class ErrorSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 class ModelSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One learner on one feature set.
 
-    ``error`` is of the published coefficients, ``live_error`` of the live prediction; ``scale`` is the robust spread
-    of their relative residuals. A model that only predicts lists no features.
+    ``error`` is of the published coefficients alone, ``prediction_error`` of their product with the target's shape
+    factors, ``live_error`` of the live prediction; ``scale`` is the robust spread of the coefficients' relative
+    residuals. A model that only predicts lists no features.
     """
 
     features: list[FeatureSnapshot]
@@ -52,6 +53,7 @@ class ModelSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     effective_rows: float
     condition_number: float | None = None
     error: ErrorSnapshot | None = None
+    prediction_error: ErrorSnapshot | None = None
     live_error: ErrorSnapshot | None = None
     scale: float | None = None
 
@@ -63,6 +65,20 @@ class IntervalSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     p50: float
     p90: float
     strata: dict[str, tuple[float, float, float]] = {}
+
+
+class ShapeFactorSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step of one batch shape takes per x beta of ``portable``; shrunk already; ``rows`` stand behind it."""
+
+    factor: float
+    rows: float
+
+
+class SeenSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """What was learned from: lowest and highest value per step of each column, and the batch shapes."""
+
+    features: dict[str, tuple[float, float]]
+    cells: list[str]
 
 
 class ResidualSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +106,9 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     ``champion`` is the published model with the lowest prequential error; ``live_champion`` may be one that only
     predicts. ``mean_factor`` (mean time per robustly predicted time: stalls) stands beside the coefficients and is
-    never folded into them.
+    never folded into them. ``shape_factors``: of the coefficients of ``portable``, by batch shape (``decode:3``,
+    ``prefill:8-15:64-90``); a shape that is not listed has 1. Where they are, ``interval`` and ``mean_factor`` are
+    relative to x beta F.
     """
 
     vector: str
@@ -98,11 +116,23 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     champion: str
     models: dict[str, ModelSnapshot]
     interval: IntervalSnapshot | None = None
+    shape_factors: dict[str, ShapeFactorSnapshot] = {}
+    seen: SeenSnapshot | None = None
     residuals: ResidualSnapshot | None = None
     drift: DriftSnapshot | None = None
     mean_us: float | None = None
     mean_factor: float | None = None
     live_champion: str | None = None
+
+    @property
+    def prediction_error(self) -> ErrorSnapshot | None:
+        """Of what is published to predict with: coefficients times shape factors, else the champion's coefficients."""
+        for name in ("portable", self.champion):
+            model = self.models.get(name)
+            if model is not None and model.prediction_error is not None:
+                return model.prediction_error
+        champion = self.models.get(self.champion)
+        return None if champion is None else champion.error
 
 
 class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):

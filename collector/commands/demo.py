@@ -154,7 +154,7 @@ def _watch(feeder: Feeder, port: int, say: Say) -> None:
             header = names
             say(f"{'recorded':>9} {'rows':>6} " + " ".join(f"{_short(name):>{_CELL}}" for name in names) + "  error")
         cells = " ".join(f"{_cell(feature):>{_CELL}}" for feature in model.features)
-        error = f"{model.error.median_ape:6.1%}" if model.error else ""
+        error = "" if model.prediction_error is None else f"{model.prediction_error.median_ape:6.1%}"
         say(f"{feeder.recorded_s:>7.0f} s {model.rows:>6} {cells} {error}")
 
 

@@ -30,7 +30,9 @@ def _headline(config: ConfigSnapshot) -> str:
 
 
 def _error(model: ModelSnapshot) -> str:
-    return "" if model.error is None else f", median error {model.error.median_ape:.1%}"
+    error = "" if model.error is None else f", median error {model.error.median_ape:.1%}"
+    shaped = model.prediction_error
+    return error if shaped is None else f"{error}, with shape factors {shaped.median_ape:.1%}"
 
 
 def _coefficient(feature: FeatureSnapshot) -> str:

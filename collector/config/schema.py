@@ -289,5 +289,4 @@ class Config(_Section, frozen=True, kw_only=True):
     donors: Annotated[tuple[str, ...], msgspec.Meta(max_length=256)] = ()
     learners: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=16)] = ("rls", "river:linear")
     feature_sets: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=32)] = ("portable", "physics")
-    live_sets: Annotated[tuple[str, ...], msgspec.Meta(max_length=8)] = ("shape",)
     custom: dict[str, tuple[str, ...]] = {}

@@ -17,7 +17,7 @@ from online import Snapshot
 from online.features import registered
 
 from .captures import Capture, load
-from .fits import NINE
+from .fits import NINE, SHAPE_SUFFIX
 from .leave_out import KEYS, group
 from .page import page
 from .protocol import evaluate
@@ -51,9 +51,9 @@ def run(paths: Sequence[Path], config: Config, options: Options, *, say: Say, no
     Returns:
         Exit code: failed if no recording had anything to score.
     """
-    systems = options.systems or NINE
+    systems = options.systems or ("portable" + SHAPE_SUFFIX, *NINE)
     for system in systems:
-        if system not in registered():
+        if system.removesuffix(SHAPE_SUFFIX) not in registered():
             raise ConfigError("--systems", f"{system!r} is not one of {', '.join(registered())}")
     if not 0.0 < options.learn_until < 1.0:
         raise ConfigError("--learn-until", f"expected a share between 0 and 1, got {options.learn_until}")

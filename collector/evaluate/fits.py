@@ -24,6 +24,9 @@ RANK_TOLERANCE = 1e-3
 LEARNING_CURVE = (20, 50, 100, 200, 500, 1000, 2000)
 GOAL = 0.10
 
+SHAPE_SUFFIX = " × shape"
+"""Of a system whose prediction is multiplied by the factor of each row's batch shape."""
+
 NINE = ("portable", "physics", "blackbox", "roofline", "picf", "mole_rd", "hfd_tl", "bsr_ard", "rece")
 """The systems of the sources, in the order of tables."""
 
@@ -45,10 +48,12 @@ class Fit:
 
     def predict(self, rows: RowBlock) -> Floats:
         """See :func:`predict`."""
-        return predict(self.learner, self.features, rows)
+        return predict(self.learner, self.features, rows, shaped=self.system.endswith(SHAPE_SUFFIX))
 
     def interval(self, rows: RowBlock) -> tuple[Floats, Floats] | None:
         """10th and 90th percentile of observed / predicted as published for each row's stratum, (n,) each."""
+        if self.system.endswith(SHAPE_SUFFIX):
+            return None  # what is published is of the coefficients alone
         published = self.learner.members.champion.intervals.snapshot()
         if published is None:
             return None
@@ -86,20 +91,32 @@ def _learn_blocks(learner: Learner, features: FeatureSet, rows: RowBlock) -> Non
         learner.learn(block)
 
 
-def predict(learner: RlsLearner, features: FeatureSet, rows: RowBlock) -> Floats:
-    """Microseconds per row by the published coefficients, (n,); NaN where a column is not known."""
+def predict(learner: RlsLearner, features: FeatureSet, rows: RowBlock, *, shaped: bool = False) -> Floats:
+    """Microseconds per row by the published coefficients, (n,); NaN where a column is not known.
+
+    ``shaped``: times the factor of the row's batch shape.
+    """
     beta = learner.members.slow.beta[: len(features)]
     with np.errstate(invalid="ignore", over="ignore"):
         x = features.evaluate(rows)
         known = np.isfinite(x).all(axis=1)
         prediction = np.full(len(rows), np.nan)
         prediction[known] = x[known] @ beta
+    if shaped:
+        prediction *= np.exp(learner.log_factors(strata_of(features.target, rows)[1]))
     return prediction
+
+
+def build_set(system: str, target: Target, facts: dict[str, Fact]) -> FeatureSet | None:
+    """Columns of a system; None where it does not apply."""
+    if system.endswith(SHAPE_SUFFIX) and target.vector != "beta":
+        return None
+    return build(system.removesuffix(SHAPE_SUFFIX), target, facts)
 
 
 def fit(system: str, target: Target, facts: dict[str, Fact], rows: RowBlock) -> Fit | None:
     """A system learned on rows; None where it does not apply or could not begin."""
-    features = build(system, target, facts)
+    features = build_set(system, target, facts)
     if features is None or len(rows) == 0:
         return None
     model = learn(features, rows)
@@ -131,13 +148,16 @@ def ape(prediction_us: Floats, elapsed_us: Floats) -> Floats:
 
 def rows_to_goal(system: str, facts: dict[str, Fact], learned: RowBlock, scored: RowBlock) -> int | None:
     """The fewest first rows from which on a cold start scores 10 % or less, on a fixed grid; None if never."""
-    features = build(system, Target.STEP_TIME, facts)
+    features = build_set(system, Target.STEP_TIME, facts)
     if features is None:
         return None
     reached: int | None = None
     for count in [n for n in LEARNING_CURVE if n < len(learned)] + [len(learned)]:
         model = learn(features, learned.slice(0, count))
-        errors = ape(predict(model, features, scored), scored.elapsed_us) if model is not None else np.ones(1)
+        shaped = system.endswith(SHAPE_SUFFIX)
+        errors = (
+            np.ones(1) if model is None else ape(predict(model, features, scored, shaped=shaped), scored.elapsed_us)
+        )
         good = len(errors) > 0 and float(errors.mean()) <= GOAL
         reached = (reached or count) if good else None
     return reached
@@ -156,7 +176,7 @@ class Course:
 
 def prequential(system: str, facts: dict[str, Fact], rows: RowBlock, points: int = 120) -> Course | None:
     """Predict every block before learning it, over all rows; the first 256 rows are the start-up and not counted."""
-    features = build(system, Target.STEP_TIME, facts)
+    features = build_set(system, Target.STEP_TIME, facts)
     if features is None:
         return None
     settings = LearnerSettings()
@@ -168,6 +188,10 @@ def prequential(system: str, facts: dict[str, Fact], rows: RowBlock, points: int
     for number, block in enumerate(blocks(design(features, rows))):
         if learner.started and number * BLOCK_ROWS >= settings.start_rows:
             predicted = learner.predict(block)
+            if system.endswith(SHAPE_SUFFIX):
+                predicted = (
+                    block.x @ learner.members.slow.beta[: len(features)] * np.exp(learner.log_factors(block.cell))
+                )
             errors.append(np.abs(predicted - block.elapsed_us) / block.elapsed_us)
             ends.append(int(block.end_ns[-1]))
         learner.learn(block)

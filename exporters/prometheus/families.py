@@ -81,7 +81,13 @@ FAMILIES: tuple[Family, ...] = (
         "tracefit_live_error_median_ratio",
         "gauge",
         _TARGET,
-        "Median relative error of the best live prediction, which follows changes at once; step_time only.",
+        "Median relative error of the published prediction, coefficients times shape factors; step_time only.",
+    ),
+    Family(
+        "tracefit_shape_factor_ratio",
+        "gauge",
+        (*_TARGET, "shape"),
+        "Time of a step per time by the coefficients of portable, by batch shape of 64 rows or more; step_time only.",
     ),
     Family(
         "tracefit_step_residual_ratio",

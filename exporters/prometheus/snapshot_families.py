@@ -41,6 +41,7 @@ class Sample(NamedTuple):
 
 
 STEP_TIME = "step_time"
+SHAPE_ROWS_MIN = 64.0
 """The target that has every family; what is said of the others is in the snapshot, or the page would not fit."""
 
 BUCKET, SUM, COUNT = "_bucket", "_sum", "_count"
@@ -235,9 +236,12 @@ def _step_samples(samples: Samples, labels: tuple[str, ...], target: TargetSnaps
     champion = target.models.get(target.champion)
     if champion is not None and champion.error is not None:
         samples["tracefit_error_p90_ratio"].append(Sample(labels, champion.error.p90_ape))
-    live = [model.live_error.median_ape for model in target.models.values() if model.live_error is not None]
-    if live:
-        samples["tracefit_live_error_median_ratio"].append(Sample(labels, min(live)))
+    error = target.prediction_error
+    if error is not None:
+        samples["tracefit_live_error_median_ratio"].append(Sample(labels, error.median_ape))
+    for shape, each in sorted(target.shape_factors.items()):
+        if each.rows >= SHAPE_ROWS_MIN:
+            samples["tracefit_shape_factor_ratio"].append(Sample((*labels, label_value(shape)), each.factor))
     if "portable" in target.models:
         _portable_samples(samples, (*labels, "portable"), target.models["portable"])
 

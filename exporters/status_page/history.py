@@ -83,9 +83,9 @@ class History:
         if key not in self._tracks and len(self._tracks) >= MAX_COURSES:
             return
         track = self._tracks.setdefault(key, _Track())
-        champion = target.models.get(target.champion)
-        if champion is not None and champion.error is not None:
-            track.add(Point(now_unix_nano, champion.error.median_ape, champion.error.p90_ape))
+        error = target.prediction_error
+        if error is not None:
+            track.add(Point(now_unix_nano, error.median_ape, error.p90_ape))
         if target.drift is not None and target.drift.last_unix_nano is not None:
             track.mark(Drift(target.drift.last_unix_nano, target.drift.gain))
 

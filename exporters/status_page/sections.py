@@ -10,6 +10,7 @@ from .history import History
 from .text import FEATURE_NAMES, TARGET_NAMES, coefficient, count, duration, escape, factor, percent
 
 MAX_STRATA = 12
+MAX_SHAPES = 16
 MAX_AXIS = 0.5
 """Beyond half of the coefficient an error bar or a live value is drawn at the edge; the numbers stand beside."""
 MIXTURE_VIF = 10.0
@@ -103,7 +104,7 @@ def _target(name: str, target: TargetSnapshot, config: ConfigSnapshot, history: 
         charts = f'<div class="charts">{error}</figure>{_calibration(target)}</div>'
     body = (
         f'<p class="equation" aria-label="Equation">{_equation(name, model)}</p>{_numbers(target)}'
-        f"{_coefficients(name, model)}{charts}{_models(target)}"
+        f"{_coefficients(name, model)}{charts}{_shape_factors(target)}{_models(target)}"
     )
     summary = f'<h3>{title}</h3><span class="vector">{escape(target.vector)}</span>{_headline(target)}'
     key = f"target-{escape(config.config_id)}-{escape(name)}"
@@ -112,12 +113,12 @@ def _target(name: str, target: TargetSnapshot, config: ConfigSnapshot, history: 
 
 
 def _headline(target: TargetSnapshot) -> str:
-    champion = target.models.get(target.champion)
     words = []
     if target.mean_us is not None:
         words.append(f"mean over all {duration(target.mean_us)}")
-    if champion is not None and champion.error is not None:
-        words.append(f"error {percent(champion.error.median_ape)}")
+    error = target.prediction_error
+    if error is not None:
+        words.append(f"error {percent(error.median_ape)}")
     return f'<span class="headline">{" · ".join(words)}</span>'
 
 
@@ -139,8 +140,11 @@ def _numbers(target: TargetSnapshot) -> str:
     cells: list[tuple[str, str]] = []
     if model is not None:
         cells += [("rows", count(model.rows)), ("effective rows", count(model.effective_rows))]
-        if model.error is not None:
-            cells += [("median error", percent(model.error.median_ape)), ("p90 error", percent(model.error.p90_ape))]
+        error = target.prediction_error
+        if error is not None:
+            cells += [("median error", percent(error.median_ape)), ("p90 error", percent(error.p90_ape))]
+        if target.shape_factors and model.error is not None:
+            cells.append(("median error of coefficients alone", percent(model.error.median_ape)))
     if target.interval is not None:
         cells.append(("observed ÷ predicted", f"{factor(target.interval.p10)} – {factor(target.interval.p90)}"))
     if target.drift is not None:
@@ -220,6 +224,24 @@ def _calibration(target: TargetSnapshot) -> str:
     ]
     chart = calibration_chart(rows)
     return f"<figure><figcaption>Observed ÷ predicted, by operating point</figcaption>{chart}</figure>"
+
+
+def _shape_factors(target: TargetSnapshot) -> str:
+    """The batch shapes with the most rows, and what each takes per time by the coefficients."""
+    if not target.shape_factors:
+        return ""
+    shown = sorted(target.shape_factors.items(), key=lambda item: (-item[1].rows, item[0]))[:MAX_SHAPES]
+    rows = "".join(
+        f'<tr><th scope="row">{escape(name)}</th><td class="num">×{factor(each.factor)}</td>'
+        f'<td class="num">{count(int(each.rows))}</td></tr>'
+        for name, each in shown
+    )
+    caption = f"Shape factors: a step takes the sum of the coefficients times this ({len(shown)} of "
+    return (
+        f'<table class="models"><caption>{caption}{len(target.shape_factors)} batch shapes; any other: ×1)</caption>'
+        '<thead><tr><th scope="col">batch shape</th><th scope="col" class="num">factor</th>'
+        f'<th scope="col" class="num">rows</th></tr></thead><tbody>{rows}</tbody></table>'
+    )
 
 
 def _models(target: TargetSnapshot) -> str:

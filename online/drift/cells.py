@@ -3,7 +3,8 @@
     X_c <- X_c + rho (mean x - X_c)                            mean work of cell c, (p,)
     U_c <- U_c + rho mean(clip(e, -4 s_c, 4 s_c))              usual log ratio, U_c = Y_c - log X_c beta
     s_c <- s_c + rho (1.2533 mean |e| - s_c)                   spread
-    rho  = rows of the block / (min(rows before, 256) + rows of the block)
+    rho  = rows of the block / (min(rows before, 2048) + rows of the block)
+    F_c = exp(U_c n_c / (n_c + 8))                             shape factor: the prediction of a step is x beta F_c
 
 e is relative to the cell's reference. What is kept is Y_c, in absolute terms, so that a reference stays true while
 beta is still being learned. Clipping bounds what a stall can do; a cell opens with the median of its first rows.
@@ -27,6 +28,7 @@ TINY = 1e-12
 _MEAN_ABS_TO_SD = 1.2533
 _LEARN_CLIP = 4.0
 _UNSEEN = 1e-30
+_SHRINK_ROWS = 8.0
 
 
 @dataclass(slots=True)
@@ -90,6 +92,25 @@ class Cells:
         predicted: Floats = self.x[ids] @ beta
         return self.log_y[ids] - np.log(np.maximum(predicted, TINY))
 
+    def log_factors(self, beta: Floats) -> Floats:
+        """Log F_c = U_c n_c / (n_c + 8) of all cells, (512,); 0 where there are no rows."""
+        rows = self.rows
+        ids = np.flatnonzero(rows)
+        factors = np.zeros(CELLS)
+        factors[ids] = self.usual(ids, beta) * rows[ids] / (rows[ids] + _SHRINK_ROWS)
+        return factors
+
+    def unusual_work(self, groups: Groups, x: Floats, beta: Floats) -> Floats:
+        """|log(x beta / X_c beta)| of rows x (n, p) in the order of the groups, (n,); 0 in cells never seen.
+
+        The fit alone says what that much more or less work costs, and a form that misfits is wrong by a share of it.
+        """
+        usual = np.where(self.rows[groups.ids] > 0.0, self.x[groups.ids] @ beta, 0.0)
+        expected = np.repeat(usual, groups.sizes)
+        work = np.abs(np.log(np.maximum(x @ beta, TINY)) - np.log(np.maximum(expected, TINY)))
+        unusual: Floats = np.where(expected > 0.0, work, 0.0)
+        return unusual
+
     def learn(self, groups: Groups, usual: Floats, rows: CellRows, settings: DriftSettings) -> None:
         """Move the references of the visited cells toward these rows, which are in the order of the groups."""
         ids, starts, count = groups.ids, groups.starts, groups.sizes
@@ -107,6 +128,15 @@ class Cells:
         absolute = np.add.reduceat(np.abs(bounded), starts)
         self.spread[ids] = spread + (_MEAN_ABS_TO_SD * share) * absolute - rate * spread
         self.rows[ids] = before + count
+
+    def add(self, other: Cells, rows_max: float) -> None:
+        """Rows of both, as far as they are remembered: ``rows_max`` at most of each cell."""
+        mine, theirs = np.minimum(self.rows, rows_max), np.minimum(other.rows, rows_max)
+        share = theirs / np.maximum(mine + theirs, 1.0)
+        for name in ("log_y", "spread", "x"):
+            own, others = getattr(self, name), getattr(other, name)
+            own += (share if own.ndim == 1 else share[:, None]) * (others - own)
+        self.rows += other.rows
 
     def widen(self, more: int) -> None:
         """Columns never seen: their usual work is 0."""

@@ -29,7 +29,7 @@ class DriftSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     detector: str = "cusum"
     cell_rows_min: int = 16
-    cell_rows_max: int = 256
+    cell_rows_max: int = 2048
     spread_min: float = 0.005
     group: int = 8
     slack: float = 1.5
@@ -43,6 +43,10 @@ class DriftSettings(msgspec.Struct, frozen=True, kw_only=True):
     confirm_rows: int = 32
     confirm_off: float = 0.03
     confirm_share: float = 0.5
+    group_share: float = 0.25
+    confirm_rows_min: int = 16
+    confirm_gain: float = 0.2
+    work_slack: float = 0.25
 
 
 class Detector(Protocol):

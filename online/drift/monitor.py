@@ -26,16 +26,18 @@ from __future__ import annotations
 
 import enum
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
-from online.blocks import CELLS, Groups
+from online.blocks import CELLS, PREFILL_CELL, Groups
 from online.rows import Floats, Ints, Mask
 from online.snapshot import DriftSnapshot
 from online.state import Count, Finite, LikeFresh, saved
 
 from .cells import CellRows, Cells, SpeedFit
-from .detectors import DriftSettings, Never, make_detector
+from .detectors import DriftSettings, make_detector
+from .phase_watch import PhaseWatch
 
 _CLIP = 8.0
 _STALL = 0.9  # |log(y / yhat)|, a factor of 2.5
@@ -48,10 +50,21 @@ class Verdict(enum.Enum):
     ALARM = 1
     CONFIRMED = 2
     REFUTED = 3
+    PREFILL = 4
+    """Confirmed, for the steps with prefill alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What a block said about speed, new time per old time of the last alarm, and whether that is still on trial."""
+
+    verdict: Verdict
+    gain: float
+    suspicious: bool
 
 
 class DriftMonitor:
-    """Cells, detector, gate and confirmation of one model.
+    """Cells, detector, gate and confirmation of one target, by the coefficients of one of its models.
 
     Attributes:
         gain: new time per old time of the last alarm.
@@ -63,6 +76,7 @@ class DriftMonitor:
         "drift_monitor",
         cells=Cells,
         detector=LikeFresh,
+        prefill=PhaseWatch,
         waiting=list[Finite],
         recent=list[Finite],
         since=list[Finite],
@@ -83,6 +97,7 @@ class DriftMonitor:
         self.settings = settings
         self.cells = Cells(p)
         self.detector = make_detector(settings)
+        self.prefill = PhaseWatch(settings)
         self.waiting: list[float] = []
         self.recent: list[float] = []
         self.since: list[float] = []
@@ -96,10 +111,8 @@ class DriftMonitor:
         self.alarms = self.confirmed = self.refuted = 0
         self.last: tuple[int, float] | None = None
 
-    def learn(self, cell: Ints, x: Floats, log_ratio: Floats, fit: SpeedFit, end_ns: int) -> Verdict:
+    def learn(self, cell: Ints, x: Floats, log_ratio: Floats, fit: SpeedFit, end_ns: int) -> Speed:
         """One block: x (n, p), log_ratio = log(y / x beta) (n,), and the fit that predicted."""
-        if isinstance(self.detector, Never):
-            return Verdict.NOTHING  # nobody would compare, so nothing is remembered
         cells, settings = self.cells, self.settings
         groups = Groups.of(cell)
         order, sizes = groups.order, groups.sizes
@@ -116,23 +129,65 @@ class DriftMonitor:
             strange = settings.stranger_spread * fit.scale * fit.stretch(x[groups.starts])
             spread = np.where(known, spread, strange)
         e = log_ratio - np.repeat(reference, sizes)
-        u = np.minimum(np.maximum(e / np.repeat(spread, sizes), -_CLIP), _CLIP)
+        spread = np.hypot(np.repeat(spread, sizes), settings.work_slack * cells.unusual_work(groups, x, fit.beta))
+        u = np.minimum(np.maximum(e / spread, -_CLIP), _CLIP)
         if all_known:
             cells.learn(groups, usual, CellRows(x, e, fit.beta), settings)
         else:
             keep = np.repeat(known, sizes) | (np.abs(log_ratio) < _STALL)
-            self._learn_references(cell[order][keep], x[keep], log_ratio[keep], fit)
+            self._learn_references(cell[order][keep], x[keep], log_ratio[keep], fit.beta)
         self.row += len(cell)
         # Back in the order of time.
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
-        return self._decide(e[back], u[back], end_ns)
+        e, u = e[back], u[back]
+        verdict = self._decide(e, u, end_ns)
+        if verdict is Verdict.NOTHING and not self.suspicious:
+            verdict = self._watch_prefill(cell, e, u, end_ns)
+        else:
+            self.prefill.reset()
+        return Speed(verdict, self.gain, self.suspicious)
 
-    def _learn_references(self, cell: Ints, x: Floats, log_ratio: Floats, fit: SpeedFit) -> None:
+    def _watch_prefill(self, cell: Ints, e: Floats, u: Floats, end_ns: int) -> Verdict:
+        """Look for a change of the steps with prefill alone."""
+        rows = cell >= PREFILL_CELL
+        gain = self.prefill.learn(e[rows], u[rows]) if rows.any() else 0.0
+        if not gain:
+            return Verdict.NOTHING
+        self.gain = math.exp(gain)
+        self.cells.log_y[PREFILL_CELL:] += gain * (self.cells.rows[PREFILL_CELL:] > 0.0)
+        self.alarms += 1
+        self.confirmed += 1
+        self.last = (end_ns, self.gain)
+        return Verdict.PREFILL
+
+    def unchanged(self) -> Speed:
+        """What is said of rows that were not compared."""
+        return Speed(Verdict.NOTHING, self.gain, self.suspicious)
+
+    def log_factors(self, beta: Floats) -> Floats:
+        """Log F of all cells, (512,): a change of speed belongs to beta, also while it is only suspected."""
+        if not self.suspicious:
+            return self.cells.log_factors(beta)
+        return self.cells.log_factors(beta) - math.log(self.gain) * self.shifted
+
+    def open_cells(self, cell: Ints, x: Floats, log_ratio: Floats, beta: Floats) -> None:
+        """References from the rows of the first fit, without those that it left out."""
+        self._learn_references(cell, x, log_ratio, beta)
+        self.row += len(cell)
+
+    def restarted(self) -> DriftMonitor:
+        """A monitor that knows the same cells and has seen no change."""
+        fresh = DriftMonitor(self.cells.x.shape[1], self.settings)
+        fresh.cells = self.cells
+        return fresh
+
+    def _learn_references(self, cell: Ints, x: Floats, log_ratio: Floats, beta: Floats) -> None:
         """Learn references where some are new, from rows without the stalls, which must not become one; by cell."""
         if not len(cell):
             return
-        cells, beta, groups = self.cells, fit.beta, Groups.of(cell)
+        order = cell.argsort(kind="stable")
+        cells, groups, x, log_ratio = self.cells, Groups.of(cell[order]), x[order], log_ratio[order]
         fresh = cells.rows[groups.ids] == 0.0
         if fresh.any():
             cells.open(groups, fresh, x, log_ratio, beta)
@@ -178,25 +233,30 @@ class DriftMonitor:
 
     def _test_alarm(self) -> Verdict:
         """After each full group: refuted by the first that is not off, confirmed by the last."""
-        settings = self.settings
-        size = settings.confirm_rows
-        least = max(settings.confirm_off, settings.confirm_share * abs(math.log(self.gain)))
-        sign = math.copysign(1.0, self.gain - 1.0)
-        while len(self.since) >= size:
-            group, self.since = self.since[:size], self.since[size:]
-            if sign * float(np.median(group)) <= least:
-                self.since, self.suspicious = [], False
-                self.refuted += 1
-                self.cells.log_y -= math.log(self.gain) * self.shifted
-                self.detector.reset()
-                return Verdict.REFUTED
-            self.groups += 1
-            if self.groups >= settings.confirm_groups:
-                self.since, self.suspicious = [], False
-                self.confirmed += 1
-                self.last = (self.alarm_ns, self.gain)
-                return Verdict.CONFIRMED
-        return Verdict.NOTHING
+        settings, gain = self.settings, abs(math.log(self.gain))
+        # A change far beyond the gate needs fewer rows to be believed.
+        size = max(settings.confirm_rows_min, round(settings.confirm_rows * min(1.0, settings.confirm_gain / gain)))
+        groups = min(len(self.since) // size, settings.confirm_groups)
+        if groups == self.groups:
+            return Verdict.NOTHING
+        self.groups = groups
+        off = math.copysign(1.0, self.gain - 1.0) * np.asarray(self.since[: groups * size])
+        least = float(np.median(off.reshape(groups, size), axis=1).min())
+        complete = groups == settings.confirm_groups
+        refuted = least <= max(settings.confirm_off, settings.group_share * gain)
+        if not refuted and complete:
+            refuted = float(np.median(off)) <= settings.confirm_share * gain
+        if not (refuted or complete):
+            return Verdict.NOTHING
+        self.since, self.suspicious = [], False
+        if not refuted:
+            self.confirmed += 1
+            self.last = (self.alarm_ns, self.gain)
+            return Verdict.CONFIRMED
+        self.refuted += 1
+        self.cells.log_y -= math.log(self.gain) * self.shifted
+        self.detector.reset()
+        return Verdict.REFUTED
 
     def snapshot(self) -> DriftSnapshot:
         """Confirmed changes only."""

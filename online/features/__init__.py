@@ -3,7 +3,7 @@
 from online.features.systems import SYSTEMS, System
 
 from .columns import INTERCEPT, UNITS, Column, FeatureSet, Raw, raw_column, sum_steps
-from .registry import Fact, Factory, Facts, build, custom, portable, register, registered, shape
+from .registry import Fact, Factory, Facts, build, custom, portable, register, registered
 
 __all__ = [
     "INTERCEPT",
@@ -22,6 +22,5 @@ __all__ = [
     "raw_column",
     "register",
     "registered",
-    "shape",
     "sum_steps",
 ]

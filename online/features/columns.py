@@ -77,8 +77,6 @@ class Column:
         unit: of its coefficient.
         formula: raw column name, ``intercept``, or a function of :class:`Raw`.
         reference: where the definition comes from (a paper, a data sheet, a contract), for the documentation.
-        signed: the coefficient may be negative; such a column is for prediction and is not published.
-        shrink: a prior at 0 worth this many median rows; 0 = no prior.
         constant: the same in every step of one configuration: no single configuration can tell its coefficient from
             the intercept, so it serves transfer between configurations only and is not part of a live set.
     """
@@ -87,8 +85,6 @@ class Column:
     unit: str
     formula: Formula
     reference: str = ""
-    signed: bool = False
-    shrink: float = 0.0
     constant: bool = False
 
 
@@ -125,11 +121,6 @@ class FeatureSet:
     def names(self) -> tuple[str, ...]:
         """Column names, in the order of the coefficients."""
         return tuple(column.name for column in self.columns)
-
-    @property
-    def signed(self) -> bool:
-        """Whether a coefficient may be negative: such a set is for prediction and is not published."""
-        return any(column.signed for column in self.columns)
 
     def __len__(self) -> int:
         """Number of columns p."""

@@ -7,12 +7,11 @@ not know, and that is not an error. A name that nobody registered is one, and is
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 from online.rows import Target
 
-from .columns import INTERCEPT, Column, FeatureSet, raw_column
+from .columns import INTERCEPT, FeatureSet, raw_column
 
 Fact = str | int | float | bool
 Facts = Mapping[str, Fact]
@@ -73,39 +72,4 @@ def custom(target: Target, names: Sequence[str]) -> FeatureSet:
     return FeatureSet("custom", target, tuple(raw_column(name, "configuration") for name in names))
 
 
-_SHRINK_ROWS = 4.0
-_SHAPE_EDGES = (1, 2, 3, 4, 5, 9, 17, 33, 65, 129)
-
-
-def _batch_indicator(low: int, high: float) -> Column:
-    label = str(low) if high == low + 1 else f"{low}-{high - 1:.0f}" if high < float("inf") else f"{low}+"
-    return Column(
-        name=f"batch_{label}",
-        unit="us",
-        formula=lambda raw: ((raw["requests"] >= low) & (raw["requests"] < high)).astype(float),
-        reference="GEMV to GEMM jumps and cheap multiples: no linear form can follow them",
-        signed=True,
-        shrink=_SHRINK_ROWS,
-    )
-
-
-def shape(target: Target, facts: Facts | None = None) -> FeatureSet | None:
-    """``portable`` and one free offset per batch size: for live prediction only, of step_time only."""
-    del facts
-    if target is not Target.STEP_TIME:
-        return None
-    edges = (*_SHAPE_EDGES, float("inf"))
-    indicators = tuple(_batch_indicator(int(low), high) for low, high in itertools.pairwise(edges))
-    prefill = Column(
-        name="has_prefill",
-        unit="us",
-        formula=lambda raw: (raw["prefill_tokens"] > 0).astype(float),
-        reference="leaving the decode-only graph",
-        signed=True,
-        shrink=_SHRINK_ROWS,
-    )
-    return FeatureSet("shape", target, (*portable(target).columns, *indicators, prefill))
-
-
 register("portable", portable)
-register("shape", shape)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from .prediction_intervals import Intervals, stratum_name
 from .prequential import PrequentialError, binned
 from .residuals import Residuals
+from .shaped_prediction import ShapedPrediction, cell_name
 
 __all__ = [
     "Intervals",
     "PrequentialError",
     "Residuals",
+    "ShapedPrediction",
     "binned",
+    "cell_name",
     "stratum_name",
 ]

@@ -64,20 +64,20 @@ class RelevantMember(SlowMember):
         """Names of the columns in use."""
         return tuple(name for j, name in enumerate(self._names) if self.alpha[j] >= 0.0)
 
-    def precision(self, scale: float, median_us: float) -> Floats:
+    def precision(self, scale: float) -> Floats:
         """The relevance of each column, on top of what a prior says of it."""
-        known = super().precision(scale, median_us)
+        known = super().precision(scale)
         relevance = np.where(self.alpha >= 0.0, scale**2 * self.alpha, PRUNED * self.weight)
         return relevance if known is None else known + relevance
 
-    def solve(self, g: Floats, scale: float, median_us: float) -> Floats:
+    def solve(self, g: Floats, scale: float) -> Floats:
         """Change relevances where that raises the evidence, then solve."""
         p = self.p
         self.weight = np.maximum(g.diagonal()[:p], 1e-300)
         for _ in range(_CHANGES_MAX):
             if not self._improve_evidence(g[:p, :p], g[:p, p], scale**2):
                 break
-        return super().solve(g, scale, median_us)
+        return super().solve(g, scale)
 
     def _improve_evidence(self, a: Floats, b: Floats, variance: float) -> bool:
         """The one change of alpha that raises the evidence most; False when none is worth it."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from online.blocks import Design
-from online.drift import DriftMonitor, SpeedFit, Verdict
+from online.drift import DriftMonitor, Speed, SpeedFit, Verdict
 from online.features import FeatureSet
 from online.rows import Floats, Target
 from online.state import saved
@@ -62,6 +62,7 @@ class Members:
         self.champion = Champion(settings)
         self.drift = DriftMonitor(p, settings.drift)
         self.means = Means(p + 2, settings.half_life_steps)
+        self.speed: Speed | None = None
 
     def widen(self, more: int) -> None:
         """Give all of them ``more`` columns, free of sign, after their p."""
@@ -89,12 +90,19 @@ class Members:
         """Count errors; log(y / prediction) of the slow member, (n,)."""
         return self.champion.score(block, prediction, on_trial=self.slow.trial is not None)
 
-    def learn(self, block: Design, z: Floats) -> Floats:
-        """Rows of the published lane; log(y / prediction) by the published coefficients as they were before, (n,)."""
+    def learn(self, block: Design, z: Floats, speed: Speed | None = None) -> Floats:
+        """Rows of the published lane; log(y / prediction) by the published coefficients as they were before, (n,).
+
+        ``speed``: what another learner of the target found; None = this one watches.
+        """
         prediction = self.predict(z)
         log_ratio = self.score(block, prediction)
-        if self.weighing.robust and self._watch_speed(block, z, log_ratio):
-            prediction = self.predict(z)
+        if self.weighing.robust:
+            if speed is None:
+                speed = self._watch_speed(block, z, log_ratio)
+            self.speed = speed
+            if self._act(speed):
+                prediction = self.predict(z)
         if self.slow.trial is not None:
             prediction[:, SLOW] *= self.drift.gain
         share, weight = self.weighing.weigh(block, prediction)
@@ -123,13 +131,17 @@ class Members:
     def release(self, held: Design, z: Floats, start: Start) -> None:
         """The held rows become statistics of both."""
         self.slow.strata.learn(held, z, start.weight, start.share)
+        prediction = z[:, : self.slow.p] @ self.slow.beta
+        usual = (start.share > 0.0) & (prediction > 0.0)
+        log_ratio = np.log(held.elapsed_us[usual] / prediction[usual])
+        self.drift.open_cells(held.cell[usual], z[usual, : self.slow.p], log_ratio, self.slow.beta)
         self.fast.learn(held.steps, z, start.weight)
         self.solve_slow()
         self._solve_fast()
 
     def solve_slow(self) -> None:
         """Published coefficients from what is remembered."""
-        self.slow.solve_strata(self.weighing.slow_scale, self.weighing.median_us)
+        self.slow.solve_strata(self.weighing.slow_scale)
 
     def _solve_fast(self) -> None:
         slow = self.slow
@@ -138,19 +150,29 @@ class Members:
 
     # ---------------------------------------------------------------- change of speed
 
-    def _watch_speed(self, block: Design, z: Floats, log_ratio: Floats) -> bool:
-        """Look for a change of speed and act on it; True if predictions are no longer what they were."""
+    def _watch_speed(self, block: Design, z: Floats, log_ratio: Floats) -> Speed:
+        """Look for a change of speed."""
         slow = self.slow
         fit = SpeedFit(slow.beta, self.weighing.slow_scale, slow.evidence, slow.evidence_rows)
-        verdict = self.drift.learn(block.cell, z[:, : slow.p], log_ratio, fit, int(block.end_ns[-1]))
-        if verdict is Verdict.ALARM:
+        return self.drift.learn(block.cell, z[:, : slow.p], log_ratio, fit, int(block.end_ns[-1]))
+
+    def _act(self, speed: Speed) -> bool:
+        """Act on a change of speed; True if predictions are no longer what they were."""
+        self.drift.gain = speed.gain
+        on_trial = self.slow.trial is not None
+        if speed.verdict is Verdict.ALARM:
             self.refute_trial()
             self._open_trial()
-        elif verdict is Verdict.CONFIRMED:
+        elif on_trial and speed.verdict is Verdict.CONFIRMED:
             self._accept_trial()
-        elif verdict is Verdict.REFUTED:
+        elif on_trial and not speed.suspicious:
             self.refute_trial()
-        return verdict is not Verdict.NOTHING
+        elif speed.verdict is Verdict.PREFILL:
+            self.slow.discount_prefill(self._settings.alarm_keep, speed.gain)
+            self.solve_slow()
+        else:
+            return False
+        return True
 
     def _open_trial(self) -> None:
         self.slow.open_trial()
@@ -183,11 +205,12 @@ class Members:
         mine.median_us += share * (theirs.median_us - mine.median_us)
         self.slow.add(other.slow)
         self.champion.add(other.champion)
+        self.drift.cells.add(other.drift.cells, self._settings.drift.cell_rows_max)
         self.means.add(other.means)
 
     def restart_live(self) -> None:
         """Fast member and detector start over from the published coefficients, as after a merge."""
-        self.drift = DriftMonitor(self.slow.p, self._settings.drift)
+        self.drift = self.drift.restarted()
         self.fast.reset(self.slow.beta)
         self.champion.restart()
         self.slow.trial = None

@@ -12,9 +12,11 @@ from __future__ import annotations
 import numpy as np
 
 from online.blocks import Design
+from online.drift import Speed
 from online.features import FeatureSet
-from online.rows import PHASES, Floats
-from online.snapshot import ModelSnapshot
+from online.prediction import cell_name
+from online.rows import PHASES, Floats, Ints
+from online.snapshot import ModelSnapshot, ShapeFactorSnapshot
 from online.state import Count, StateError, saved
 
 from .identify import Diagnosis, feature_snapshots
@@ -95,8 +97,12 @@ class RlsLearner:
 
     # ---------------------------------------------------------------- learning
 
-    def learn(self, block: Design) -> Floats | None:
+    def learn(self, block: Design, speed: Speed | None = None) -> Floats | None:
         """Predict, score, learn, solve; block.x has this set's columns only and is finite.
+
+        Args:
+            block: rows of the published lane.
+            speed: what another learner of the target, which watches, found in these rows; None = watch alone.
 
         Returns:
             log(y / prediction) by the published coefficients as they were before, (n,); None before the first fit.
@@ -107,7 +113,7 @@ class RlsLearner:
         self.rows += len(block)
         self.members.means.learn(z, float(block.steps @ block.weight))
         if not self.startup.holding:
-            return self.members.learn(block, z)
+            return self.members.learn(block, z, speed)
         log_ratio = self.members.score(block, self.members.predict(z)) if self.started else None
         self.startup.hold(block)
         self.refit()
@@ -160,7 +166,7 @@ class RlsLearner:
         z = self._augment(held)
 
         def solve_for(g: Floats, scale: float) -> Floats:
-            return slow.solve(g, scale, weighing.median_us)
+            return slow.solve(g, scale)
 
         return z, fit_start(z, held.weight, solve_for, robust=weighing.robust)
 
@@ -182,7 +188,20 @@ class RlsLearner:
     def diagnosis(self) -> Diagnosis:
         """Error bars and status of the published coefficients; needs a first fit."""
         g, weighing = self.statistics(), self.members.weighing
-        return self.members.slow.diagnosis(g, weighing.slow_scale, weighing.median_us)
+        return self.members.slow.diagnosis(g, weighing.slow_scale)
+
+    def log_factors(self, cell: Ints) -> Floats:
+        """Log F of each row's batch shape, (n,); 0 where the shape was never seen."""
+        return self.members.drift.log_factors(self.members.slow.beta)[cell]
+
+    def shape_factors(self) -> dict[str, ShapeFactorSnapshot]:
+        """Factor of each batch shape that was seen, by name."""
+        drift = self.members.drift
+        factors, rows = np.exp(drift.log_factors(self.members.slow.beta)), drift.cells.rows
+        return {
+            cell_name(c): ShapeFactorSnapshot(factor=float(factors[c]), rows=float(rows[c]))
+            for c in np.flatnonzero(rows).tolist()
+        }
 
     def effective_rows(self) -> float:
         """Rows that the published coefficients rest on, after forgetting and down-weighting."""
@@ -209,14 +228,13 @@ class RlsLearner:
         return self.members.means.factor(self.members.slow.beta) if self.started else None
 
     def snapshot(self) -> ModelSnapshot | None:
-        """The model as published; None before the first fit. A set with columns free of sign lists no features."""
+        """The model as published; None before the first fit."""
         if not self.started:
             return None
         diagnosis, members, champion = self.diagnosis(), self.members, self.members.champion
-        columns = () if self.features.signed else self.features.columns
         return ModelSnapshot(
             features=feature_snapshots(
-                columns, members.slow.beta, members.live_beta, members.means.per_step(), diagnosis
+                self.features.columns, members.slow.beta, members.live_beta, members.means.per_step(), diagnosis
             ),
             rows=self.rows,
             effective_rows=self.effective_rows(),

@@ -2,7 +2,7 @@
 
     G    = sum over strata of decayed w z z'                      z = [x, phase, y, l], G: (q, q) (online/rls/strata.py)
     beta = argmin over beta_j >= 0 where not free   beta' (A + H) beta - 2 (b + H beta0)' beta      A, b: blocks of G
-    H_jj = (max(s, misfit) / sd_j)^2 + shrink_j / m^2             beta0, sd: the prior; s: scale, m: median us per step
+    H_jj = (max(s, misfit) / sd_j)^2                              beta0, sd: the prior; s: scale
 
 While a change of speed is suspected, rows go to statistics on the side. Confirmed with gain g, what was known before is
 kept at 2 % and multiplied by g, and the rows on the side join it; refuted, they are forgotten and nothing has happened.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from online.blocks import Design
+from online.blocks import STRATA, Design
 from online.features import FeatureSet
 from online.rows import Floats, Mask
 from online.state import Finite, MadeBy, StateError, saved
@@ -25,8 +25,6 @@ from .learner_settings import LearnerSettings
 from .prior import Prior
 from .solve import solve
 from .strata import Strata
-
-_TINY_US = 1e-9
 
 
 class SlowMember:
@@ -64,9 +62,7 @@ class SlowMember:
         self._settings = settings
         self.p = p
         self.prior = None if prior is None else prior.sized(p)
-        self.free: Mask = np.array([column.signed for column in features.columns])
-        shrink = np.array([column.shrink for column in features.columns])
-        self._shrink = shrink if shrink.any() else None
+        self.free: Mask = np.zeros(p, np.bool_)
         self.beta = np.zeros(p)
         self.passive: Mask = np.zeros(p, np.bool_)
         self.live: Mask = np.zeros(p, np.bool_)
@@ -91,8 +87,6 @@ class SlowMember:
         self.p = p + more
         self.prior = None if self.prior is None else self.prior.sized(self.p)
         self.free = np.concatenate([self.free, np.ones(more, np.bool_)])
-        if self._shrink is not None:
-            self._shrink = np.concatenate([self._shrink, np.zeros(more)])
         for name in ("beta", "passive", "live", "per_row"):
             value = getattr(self, name)
             setattr(self, name, np.concatenate([value, np.zeros(more, value.dtype)]))
@@ -129,6 +123,10 @@ class SlowMember:
         self.strata.add(self.trial)
         self.trial = None
 
+    def discount_prefill(self, keep: float, gain: float) -> None:
+        """Keep little of what was known of steps with prefill, at their new speed."""
+        self.strata.discount(keep, gain, slice(STRATA // 2, None))
+
     def decay(self, spent: Floats) -> None:
         """Forget as if rows worth ``spent`` (32,) half-lives had been learned in each stratum."""
         self.strata.decay(spent)
@@ -141,15 +139,11 @@ class SlowMember:
 
     # ---------------------------------------------------------------- solving
 
-    def precision(self, scale: float, median_us: float) -> Floats | None:
+    def precision(self, scale: float) -> Floats | None:
         """Diagonal of H without the solver's relative ridge, (p,); None = no prior of any kind."""
-        shrunk = None if self._shrink is None else self._shrink / max(median_us, _TINY_US) ** 2
-        if self.prior is None:
-            return shrunk
-        known = self.prior.precision(scale)
-        return known if shrunk is None else known + shrunk
+        return None if self.prior is None else self.prior.precision(scale)
 
-    def solve(self, g: Floats, scale: float, median_us: float) -> Floats:
+    def solve(self, g: Floats, scale: float) -> Floats:
         """Solve statistics (q, q) for beta (p,), and keep it."""
         p = self.p
         solution = solve(
@@ -157,23 +151,23 @@ class SlowMember:
             g[:p, p],
             self.free,
             self.passive | ~self.live,
-            prior_precision=self.precision(scale, median_us),
+            prior_precision=self.precision(scale),
             prior_mean=None if self.prior is None else self.prior.mean,
         )
         self.beta, self.passive, self.live = solution.beta, solution.passive, solution.live
         return self.beta
 
-    def solve_strata(self, scale: float, median_us: float) -> None:
+    def solve_strata(self, scale: float) -> None:
         """Solve what is remembered."""
         p, g = self.p, self.strata.total()
         self.evidence, self.evidence_rows = g[:p, :p], max(float(self.strata.n1.sum()), 1.0)
         self.per_row = g.diagonal()[:p] / self.evidence_rows
-        self.solve(g, scale, median_us)
+        self.solve(g, scale)
 
-    def diagnosis(self, g: Floats, scale: float, median_us: float) -> Diagnosis:
+    def diagnosis(self, g: Floats, scale: float) -> Diagnosis:
         """Error bars and status of beta, which solves g (q, q)."""
         p = self.p
-        precision = self.precision(scale, median_us)
+        precision = self.precision(scale)
         known = np.zeros(p) if precision is None else precision
         meat, windows = self.meat.total()
         evidence = Evidence(

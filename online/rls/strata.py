@@ -88,16 +88,16 @@ class Strata:
         squares = float(self.n2.sum())
         return float(self.n1.sum()) ** 2 / squares if squares > 0.0 else 0.0
 
-    def discount(self, keep: float, gain: float) -> None:
+    def discount(self, keep: float, gain: float, strata: slice = slice(None)) -> None:
         """Keep this share of all evidence and say that the same work now takes ``gain`` times as long.
 
         y becomes gain y and the weight l / yhat^2 becomes w / gain^2, as if the rows had been seen after the change.
         """
         target = self.q - 2
         power = (self._left == target).astype(np.float64) + (self._right == target)
-        self.g *= keep * gain ** (power - 2.0)
-        self.n1 *= keep
-        self.n2 *= keep
+        self.g[strata] *= keep * gain ** (power - 2.0)
+        self.n1[strata] *= keep
+        self.n2[strata] *= keep
 
     def decay(self, spent: Floats) -> None:
         """Forget as if rows worth ``spent`` (32,) half-lives had been learned in each stratum."""

@@ -115,6 +115,7 @@ def _target(graph: _GraphWriter, state: dict[str, Any]) -> int:
         "quick": _design(graph, state["quick"]),
         "models": [[name, _model(graph, model)] for name, model in state["models"].items() if _goes_on(model)],
         "residuals": graph.add("residuals", residuals),
+        "shaped": [],
     }
     return graph.add("target", values)
 
@@ -178,7 +179,16 @@ def _model(graph: _GraphWriter, state: dict[str, Any]) -> int:
 def _drift(graph: _GraphWriter, state: dict[str, Any]) -> int:
     cells = graph.add("cells", state["cells"])
     detector = graph.add("cusum" if state["detector"] else "stateless_detector", state["detector"])
-    return graph.add("drift_monitor", {**state, "cells": cells, "detector": detector})
+    calm = {"up": 0.0, "down": 0.0, "noise": 0.0} if state["detector"] else {}
+    prefill: dict[str, Any] = {
+        "detector": graph.add("cusum" if state["detector"] else "stateless_detector", calm),
+        "waiting": [],
+        "recent": [],
+        "since": [],
+        "suspected": 0.0,
+    }
+    watch = graph.add("phase_watch", prefill)
+    return graph.add("drift_monitor", {**state, "cells": cells, "detector": detector, "prefill": watch})
 
 
 def _design(graph: _GraphWriter, state: dict[str, Any] | None) -> int | None:

@@ -42,7 +42,7 @@ class Learner(Protocol):
     def started(self) -> bool:
         """Whether a prediction means anything yet."""
 
-    def learn(self, block: Design) -> Floats | None:
+    def learn(self, block: Design, /) -> Floats | None:
         """Predict, score and learn rows; log(y / prediction) by published coefficients, (n,), where there are any."""
 
     def predict(self, block: Design) -> Floats:

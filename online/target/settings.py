@@ -51,10 +51,6 @@ class BankSettings(Protocol):
         """Registered names, or ``custom``."""
 
     @property
-    def live_sets(self) -> tuple[str, ...]:
-        """Feature sets that only predict (free of sign, not published)."""
-
-    @property
     def custom(self) -> Mapping[str, tuple[str, ...]]:
         """Raw names per target of the set ``custom``."""
 
@@ -67,10 +63,9 @@ def check_settings(settings: BankSettings) -> None:
     """Raises ValueError naming the first key that cannot work."""
     for name in settings.learners:
         check_learner(name)
-    for key, names in (("feature_sets", settings.feature_sets), ("live_sets", settings.live_sets)):
-        for name in names:
-            if name != CUSTOM and name not in registered():
-                raise ValueError(f"{key}: {name!r} is not one of {', '.join((*registered(), CUSTOM))}")
+    for name in settings.feature_sets:
+        if name != CUSTOM and name not in registered():
+            raise ValueError(f"feature_sets: {name!r} is not one of {', '.join((*registered(), CUSTOM))}")
     for target, names in settings.custom.items():
         if target not in set(Target):
             raise ValueError(f"custom: {target!r} is not one of {', '.join(Target)}")

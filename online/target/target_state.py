@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from online.blocks import Cutter, Design
+from online.drift import Speed, Verdict
 from online.features import FeatureSet
-from online.prediction import Residuals
+from online.prediction import Residuals, ShapedPrediction
 from online.rls import Prior, RlsLearner, merge
 from online.rows import RowBlock, RowOutcome, Target
 from online.snapshot import ErrorSnapshot, ModelSnapshot, TargetSnapshot
@@ -20,6 +23,9 @@ from .design_matrix import DesignMatrix
 from .learners import RLS, Learner, make_learner, publishes
 from .settings import BankSettings, rates
 
+SHAPED = "portable"
+"""The feature set that shape factors belong to."""
+
 PriorFor = Callable[[FeatureSet], Prior | None]
 
 
@@ -27,13 +33,14 @@ PriorFor = Callable[[FeatureSet], Prior | None]
 class SavedTarget:
     """A target in the state file, with the columns of the design by set; models are filled once they are made."""
 
-    STATE = saved("target", fresh=lambda _: SavedTarget([], None, None, {}, Residuals(), 0, 0))
+    STATE = saved("target", fresh=lambda _: SavedTarget([], None, None, {}, Residuals(), {}, 0, 0))
 
     sets: list[tuple[str, list[str]]]
     pending: Design | None
     quick: Design | None
     models: dict[str, Kept]
     residuals: Residuals
+    shaped: dict[str, Kept]
     first_ns: int
     last_ns: int
 
@@ -44,6 +51,7 @@ class TargetState:
     Attributes:
         matrix: feature sets and their columns.
         models: learners by published name.
+        shaped: the prediction of a step with shape factors; None for targets without shapes, or without ``portable``.
         first_ns, last_ns: event time learned from, 0 before any row.
     """
 
@@ -57,19 +65,22 @@ class TargetState:
         self.matrix = DesignMatrix(target)
         self.models: dict[str, Learner] = {}
         self.residuals = Residuals()
+        self.shaped: ShapedPrediction | None = None
         self.first_ns = self.last_ns = 0
 
-    def offer(self, features: FeatureSet, prior_for: PriorFor, *, published: bool) -> None:
+    def offer(self, features: FeatureSet, prior_for: PriorFor) -> None:
         """Start models on a feature set that has become available."""
         if features.name in self.matrix.sets:
             return
         self.matrix.add(features)
         for cutter in (self.cutter, self.quick):
             cutter.widen(self.matrix.width)
-        for learner in self.settings.learners if published else (RLS,):
+        for learner in self.settings.learners:
             key = features.name if learner == RLS else f"{learner}/{features.name}"
             prior = prior_for(features) if learner == RLS else None
             self.models[key] = make_learner(learner, features, rates(self.settings), prior)
+        if self.shaped is None and SHAPED in self.models and self.target.vector == "beta":
+            self.shaped = ShapedPrediction(len(features))
 
     def publishers(self) -> Iterator[RlsLearner]:
         """Learners whose coefficients are published, or predict by the same statistics."""
@@ -103,19 +114,44 @@ class TargetState:
                 if base is not None and base.started:
                     view.base_us = base.predict(view)
                     model.learn(view)
-        champion = self._predictor()
+        champion, watcher = self._predictor(), self._watcher()
+        speed = None
+        if watcher is not None:
+            speed = self._learn_watched(watcher, views[watcher.features.name], is_champion=watcher is champion)
         for model in self.models.values():
             view = views[model.features.name]
-            if len(view) and not model.needs_base:
-                log_ratio = model.learn(view)
-                if model is champion and log_ratio is not None:
-                    self.residuals.learn(log_ratio)
+            if model is watcher or model.needs_base or not len(view):
+                continue
+            log_ratio = model.learn(view, speed) if publishes(model) else model.learn(view)
+            if model is champion and log_ratio is not None:
+                self.residuals.learn(log_ratio)
+
+    def _learn_watched(self, watcher: RlsLearner, view: Design, *, is_champion: bool) -> Speed:
+        """The model that watches for changes of speed learns first: what it finds goes for all of them."""
+        drift = watcher.members.drift
+        if not len(view):
+            return drift.unchanged()
+        log_factors = watcher.log_factors(view.cell)
+        log_ratio = watcher.learn(view)
+        if is_champion and log_ratio is not None:
+            self.residuals.learn(log_ratio)
+        speed = watcher.members.speed or drift.unchanged()
+        if self.shaped is not None and watcher is self.models[SHAPED]:
+            self.shaped.learn(view, None if log_ratio is None else log_ratio - log_factors)
+            found = speed.verdict
+            self.shaped.follow(suspected=found is Verdict.ALARM, confirmed=found is Verdict.CONFIRMED)
+        return speed
+
+    def _watcher(self) -> RlsLearner | None:
+        """``portable``, which every consumer computes and shape factors belong to; else the first that publishes."""
+        model = self.models.get(SHAPED)
+        return model if model is not None and publishes(model) else next(self.publishers(), None)
 
     def _predictor(self) -> RlsLearner | None:
         """The published champion as of now, without making a snapshot; None before the first fit."""
         best, least = None, np.inf
         for _, model in sorted(self.models.items()):
-            if publishes(model) and model.started and not model.features.signed:
+            if publishes(model) and model.started:
                 mape = model.members.champion.error.mean()
                 if best is None or mape < least:
                     best, least = model, mape
@@ -142,10 +178,13 @@ class TargetState:
         for name, model in sorted(self.models.items()):
             snapshot = model.snapshot()
             if snapshot is not None:
+                if name == SHAPED and self.shaped is not None:
+                    snapshot = msgspec.structs.replace(snapshot, prediction_error=self.shaped.error.snapshot())
                 models[name] = snapshot
         champion = self._champion(models)
         if champion is None:
             return None
+        watcher = self._watcher()
         learner, vector = self.models[champion], self.target.vector
         live_champion = _lowest({name: model.live_error or model.error for name, model in models.items()})
         if not publishes(learner):
@@ -157,13 +196,26 @@ class TargetState:
             unit="us",
             champion=champion,
             models=models,
-            interval=learner.members.champion.intervals.snapshot(by_stratum=vector == "beta"),
             residuals=self.residuals.snapshot(),
-            drift=learner.members.drift.snapshot(),
+            drift=None if watcher is None else watcher.members.drift.snapshot(),
             mean_us=learner.mean_us(),
-            mean_factor=learner.mean_factor(),
             live_champion=live_champion,
+            **self._shape_parts(learner),
         )
+
+    def _shape_parts(self, champion: RlsLearner) -> dict[str, Any]:
+        """Shape factors, and what is relative to the prediction by them; by the champion where there are none."""
+        shaped, model = self.shaped, self.models.get(SHAPED)
+        if shaped is None or model is None or not publishes(model):
+            intervals, mean_factor = champion.members.champion.intervals, champion.mean_factor()
+            by_stratum = self.target.vector == "beta"
+            return {"interval": intervals.snapshot(by_stratum=by_stratum), "mean_factor": mean_factor}
+        return {
+            "shape_factors": model.shape_factors(),
+            "seen": shaped.seen(model.features.names),
+            "interval": shaped.intervals.snapshot(),
+            "mean_factor": shaped.mean_factor(),
+        }
 
     def _champion(self, models: dict[str, ModelSnapshot]) -> str | None:
         """The published ``rls`` model with the lowest error; without ``rls``, whatever has coefficients or is there."""
@@ -181,6 +233,7 @@ class TargetState:
             quick=self.quick.pending(),
             models={name: model for name, model in self.models.items() if model.is_saved},
             residuals=self.residuals,
+            shaped={} if self.shaped is None else {SHAPED: self.shaped},
             first_ns=self.first_ns,
             last_ns=self.last_ns,
         )
@@ -199,6 +252,8 @@ class TargetState:
                 if waiting.x.shape[1] != width:
                     raise StateError(f"waiting rows of {waiting.x.shape[1]} columns, expected {width}")
                 cutter.restore(self.matrix.rearranged(waiting, same))
+        if self.shaped is not None and SHAPED in state.shaped and SHAPED in same:
+            state.shaped[SHAPED].fill(self.shaped)
         self.residuals, self.first_ns, self.last_ns = state.residuals, state.first_ns, state.last_ns
         return skipped
 
@@ -218,6 +273,8 @@ class TargetState:
                 )
             merge(model, theirs, other_is_later=later, side_by_side=side_by_side)
         self.residuals.add(other.residuals)
+        if self.shaped is not None and other.shaped is not None:
+            self.shaped.add(other.shaped)
         self.first_ns = min(self.first_ns or other.first_ns, other.first_ns)
         self.last_ns = max(self.last_ns, other.last_ns)
 

@@ -94,7 +94,7 @@ def costs():
 
 def _learned(rows, facts):
     """The learner's coefficients as published, and as the client loads them."""
-    bank = Bank(Config(learners=("rls",), feature_sets=("portable",), live_sets=()))
+    bank = Bank(Config(learners=("rls",), feature_sets=("portable",)))
     bank.learn("c0", Target.STEP_TIME, rows)
     published = ConfigSnapshot(config_id="c0", config=facts, engines=[], telemetry="steps", targets=bank.targets("c0"))
     snapshot = Snapshot(generation=1, created_unix_nano=1, tracefit_version="0", configs=[published])

@@ -30,7 +30,7 @@ from tests.support.roofline_steps import MACHINES, Slowdown, simulate
 STREAM_ROWS = 84_000
 DRIFT_ROWS = 24_000
 HELD_ROWS = 256
-RLS = Config(learners=("rls",), live_sets=())
+RLS = Config(learners=("rls",))
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def endurance_lines():
     """Ten million steps that excite next to nothing, then the workload returns."""
     rich, dull, back = steps(8000, 1), steps(64, 2, batch=(8, 8), prefill_share=0.0), steps(400, 3)
     state = simulated.TargetState(Target.STEP_TIME, RLS)
-    state.offer(portable(Target.STEP_TIME), lambda _features: None, published=True)
+    state.offer(portable(Target.STEP_TIME), lambda _features: None)
     model = state.models["portable"]
     for block in state.cutter.push(state.matrix.evaluate(rich.rows)[0]):
         model.learn(block)
@@ -227,7 +227,7 @@ def speed_lines():
     """The whole learner, rows in to statistics, errors, intervals and drift: CPU time of the quietest of 200 chunks."""
     rows = steps(44_096, 1, stalls=0.005).rows
     for block_rows, target in ((32, None), (64, 250_000), (512, 1_000_000)):
-        bank = Bank(Config(learners=("rls",), live_sets=(), bank=BankConfig(block_rows=block_rows, block_s=1e9)))
+        bank = Bank(Config(learners=("rls",), bank=BankConfig(block_rows=block_rows, block_s=1e9)))
         bank.learn("c", Target.STEP_TIME, rows.slice(0, 4096))
         best, chunk = float("inf"), 1024
         for k in range(200):

@@ -58,9 +58,9 @@ class Run:
 
 def prequential(rows, features, hook=None, *, block_rows=32, settings=None, residual=None):
     """Predict every block of rows, then learn it; hook(rows so far, learner) after each block."""
-    settings = settings or Config(learners=("rls",), live_sets=(), bank=BankConfig(block_rows=block_rows))
+    settings = settings or Config(learners=("rls",), bank=BankConfig(block_rows=block_rows))
     state = TargetState(Target.STEP_TIME, settings)
-    state.offer(features, lambda _features: None, published=True)
+    state.offer(features, lambda _features: None)
     design, _ = state.matrix.evaluate(rows)
     model = state.models[features.name]
     n = len(design)

@@ -15,7 +15,7 @@ SEES = [name for name in DETECTORS if name != "none"]
 
 
 def _run(detector, **kind):
-    settings = Config(learners=("rls",), live_sets=(), bank=BankConfig(detector=detector))
+    settings = Config(learners=("rls",), bank=BankConfig(detector=detector))
     stream = steps(6000, 31, noise=0.02, **kind)
     return prequential(stream.rows, portable(Target.STEP_TIME), settings=settings).model.members.drift
 
@@ -78,8 +78,8 @@ def _covered(noise, n=12_000, shift_at=None):
 def prequential_design(n):
     from online.target import TargetState
 
-    state = TargetState(Target.STEP_TIME, Config(learners=("rls",), live_sets=()))
-    state.offer(portable(Target.STEP_TIME), lambda _features: None, published=True)
+    state = TargetState(Target.STEP_TIME, Config(learners=("rls",)))
+    state.offer(portable(Target.STEP_TIME), lambda _features: None)
     return state.matrix.evaluate(steps(n, 3).rows)[0]
 
 

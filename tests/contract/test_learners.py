@@ -156,7 +156,7 @@ def test_few_rows_leave_everything_finite(learner, n):
 
 
 def test_a_copied_feature_shares_the_coefficient_and_harms_no_prediction(learner):
-    settings = {"feature_sets": ("custom",), "live_sets": ()}
+    settings = {"feature_sets": ("custom",)}
     names = ("intercept", "prefill_tokens", "decode_context_tokens", "requests", "running")
     rows = steps(2000, 9).rows
     raw = rows.raw.copy()
@@ -216,7 +216,7 @@ def test_memory_reaches_a_plateau(learner):
 def test_the_order_of_the_features_does_not_matter():
     found = []
     for names in (NAMES, NAMES[::-1]):
-        bank = Bank(Config(learners=("rls",), feature_sets=("custom",), custom={"step_time": names}, live_sets=()))
+        bank = Bank(Config(learners=("rls",), feature_sets=("custom",), custom={"step_time": names}))
         bank.learn("c", TARGET, steps(1500, 11).rows)
         found.append({f.name: f.coefficient for f in bank.targets("c")["step_time"].models["custom"].features})
     for name, value in found[0].items():

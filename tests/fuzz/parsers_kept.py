@@ -36,9 +36,7 @@ class State(Parser):
 
     def __init__(self, directory) -> None:
         super().__init__(directory)
-        self._config = Settings(
-            learners=("rls",), feature_sets=("portable",), live_sets=(), join=JoinConfig(warm_up_rows=0)
-        )
+        self._config = Settings(learners=("rls",), feature_sets=("portable",), join=JoinConfig(warm_up_rows=0))
         self._pipeline = make_pipeline(self._config)
 
     def seeds(self):

@@ -186,16 +186,19 @@ def test_errors_forget():
     assert error.snapshot().mape < 0.011
 
 
-def test_the_shape_set_predicts_what_no_line_can_and_lists_nothing():
+def test_shape_factors_predict_what_no_line_can_and_leave_the_coefficients_alone():
     rows = steps(4000, 16, batch=(1, 8)).rows
     y = rows.elapsed_us * np.where(rows.raw[:, 6] % 4 == 0, 0.8, 1.0)
     bent = RowBlock(rows.raw, rows.offsets, y, rows.phase, rows.weight, rows.end_ns, rows.engine, rows.quality)
     bank = Bank(RLS)
     bank.learn("c", TARGET, bent)
     target = bank.targets("c")["step_time"]
-    assert target.models["shape"].features == []
-    assert target.models["shape"].live_error.mape < 0.5 * target.models["portable"].live_error.mape
-    assert (target.champion, target.live_champion) == ("portable", "shape")
+    model = target.models["portable"]
+    assert model.prediction_error.mape < 0.5 * model.error.mape
+    factors = {name: each.factor for name, each in target.shape_factors.items() if name.startswith("decode")}
+    assert 0.75 < factors["decode:4"] / factors["decode:5"] < 0.9
+    assert set(target.shape_factors) == set(target.seen.cells)
+    assert target.seen.features["requests"] == (1.0, rows.raw[:, 6].max())
 
 
 def test_a_set_that_becomes_available_later_starts_then():
@@ -215,15 +218,15 @@ def test_a_set_that_becomes_available_later_starts_then():
 def test_standard_errors_hold_when_noise_has_a_memory():
     hits = []
     for seed in range(40):
-        bank = Bank(Config(learners=("rls",), live_sets=()))
+        bank = Bank(Config(learners=("rls",)))
         bank.learn("c", TARGET, steps(4096, 900 + seed, noise=0.02, autocorrelation=0.97).rows)
         hits += [abs(f.coefficient - b) < 1.96 * f.stderr for f, b in zip(_model(bank).features, BETA, strict=True)]
     assert 0.87 < np.mean(hits) < 0.99
 
 
 def test_a_long_dull_stretch_costs_nothing():
-    state = TargetState(TARGET, Config(learners=("rls",), live_sets=(), bank=BankConfig(block_rows=4096, block_s=1e9)))
-    state.offer(portable(TARGET), lambda _features: None, published=True)
+    state = TargetState(TARGET, Config(learners=("rls",), bank=BankConfig(block_rows=4096, block_s=1e9)))
+    state.offer(portable(TARGET), lambda _features: None)
     rich, dull, back = steps(8192, 1), steps(1, 2, batch=(8, 8), prefill_share=0.0), steps(200, 3)
     model = state.models["portable"]
     state.learn(rich.rows)

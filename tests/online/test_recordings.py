@@ -31,9 +31,11 @@ def test_the_coefficients_are_those_of_that_machine(step_time):
     assert all(f.coefficient >= 0.0 for f in found.values())
 
 
-def test_the_shapes_of_a_cpu_are_predicted_live_by_the_shape_set(step_time):
-    assert step_time.models["shape"].live_error.median_ape < 0.05
-    assert step_time.models["shape"].features == []
+def test_the_shapes_of_a_cpu_are_predicted_by_their_factors(step_time):
+    model = step_time.models["portable"]
+    assert model.prediction_error.median_ape < 0.05
+    assert model.prediction_error.mape < 0.75 * model.error.mape
+    assert {"decode:1", "decode:2", "decode:3", "decode:4"} <= set(step_time.shape_factors)
 
 
 def test_eighty_per_cent_of_the_ratios_lie_in_a_band_that_holds_one(step_time):

@@ -18,7 +18,7 @@ from tests.support.linear_steps import steps
 
 BOTH = Config(learners=("rls", "river:linear"))
 # Two published sets, so that the champion can change: one that knows what step time depends on, and one that is blind.
-TWO = Config(learners=("rls",), feature_sets=("portable", "custom"), custom={"step_time": ("requests",)}, live_sets=())
+TWO = Config(learners=("rls",), feature_sets=("portable", "custom"), custom={"step_time": ("requests",)})
 
 
 def _residuals(bank, target="step_time"):
@@ -63,7 +63,7 @@ def test_whoever_looks_sees_them_only_grow_whatever_the_machine_does(seed, drift
 
 def test_they_are_of_the_published_coefficients_before_the_row_was_learned():
     rows = steps(700, 3, stalls=0.01).rows
-    bank = Bank(Config(learners=("rls",), live_sets=()))
+    bank = Bank(Config(learners=("rls",)))
     bank.learn("c", Target.STEP_TIME, rows)
     target = bank._configs["c"][Target.STEP_TIME]
     features = target.matrix.sets["portable"][0]

@@ -11,7 +11,7 @@ from collector.worker.pipeline import Pipeline
 
 
 def new_pipeline(**settings) -> Pipeline:
-    return Pipeline(Config(**settings, learners=("rls",), live_sets=()), "0")
+    return Pipeline(Config(**settings, learners=("rls",)), "0")
 
 
 def replayed(exports: Iterable[Export], batch: int = 1, **settings) -> Pipeline:

@@ -17,7 +17,7 @@ from online.transfer.pool import DonorPool, project, sheet_prior, typical_steps
 from tests.support.configurations import CONFIGS, rows_of
 
 STEP = Target.STEP_TIME
-SETTINGS = Config(learners=("rls",), live_sets=())
+SETTINGS = Config(learners=("rls",))
 
 
 def _state(name, seed=0, n=1200):

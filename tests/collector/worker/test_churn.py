@@ -52,7 +52,6 @@ def test_what_is_held_does_not_grow_with_the_processes_ever_seen(doubles, monkey
         dedupe=DedupeConfig(emitters_max=ENGINES),
         bank=BankConfig(configs_max=4),
         learners=("rls",),
-        live_sets=(),
     )
     pipeline = Pipeline(config, "0")
     met, held = Counts(), []

@@ -5,9 +5,8 @@ import pytest
 
 from online.blocks import CELLS, STRATA, Cutter, Design, strata_of
 from online.features.columns import UNITS, Column, FeatureSet
-from online.features.registry import build, custom, portable, register, registered, shape
+from online.features.registry import build, custom, portable, register, registered
 from online.rows import PHASES, STEP_FEATURES, RowBlock, Target
-from tests.support.linear_steps import steps
 
 
 def _rows(lines, offsets):
@@ -64,14 +63,6 @@ def test_portable_exists_for_every_target_with_units(target):
 def test_every_raw_name_has_a_unit():
     for target in Target:
         assert set(target.vocabulary) <= set(UNITS)
-
-
-def test_shape_gives_each_step_one_batch_size():
-    rows = steps(500, 1, batch=(1, 300)).rows
-    features = shape(Target.STEP_TIME)
-    indicators = [j for j, c in enumerate(features.columns) if c.name.startswith("batch_")]
-    assert (features.evaluate(rows)[:, indicators].sum(axis=1) == 1.0).all()
-    assert shape(Target.QUEUE_WAIT) is None
 
 
 def test_a_registered_set_can_be_built_by_name_and_may_not_apply():

@@ -84,12 +84,6 @@ FAMILIES: tuple[Family, ...] = (
         "Median relative error of the published prediction, coefficients times shape factors; step_time only.",
     ),
     Family(
-        "tracefit_shape_factor_ratio",
-        "gauge",
-        (*_TARGET, "shape"),
-        "Time of a step per time by the coefficients of portable, by batch shape of 64 rows or more; step_time only.",
-    ),
-    Family(
         "tracefit_step_residual_ratio",
         "histogram",
         _TARGET,
@@ -146,6 +140,12 @@ FAMILIES: tuple[Family, ...] = (
         "gauge",
         _TARGET,
         "New time divided by old time at the last change of speed; step_time only.",
+    ),
+    Family(
+        "tracefit_shape_factor_ratio",
+        "gauge",
+        (*_TARGET, "shape"),
+        "Time of a step per time by the coefficients, by batch shape, the 16 with most rows; portable, step_time only.",
     ),
 )
 """Every per-configuration family, most important first."""

@@ -41,7 +41,8 @@ class Sample(NamedTuple):
 
 
 STEP_TIME = "step_time"
-SHAPE_ROWS_MIN = 64.0
+SHAPES_MAX = 16
+"""Batch shapes of a configuration: those with the most rows."""
 """The target that has every family; what is said of the others is in the snapshot, or the page would not fit."""
 
 BUCKET, SUM, COUNT = "_bucket", "_sum", "_count"
@@ -239,9 +240,9 @@ def _step_samples(samples: Samples, labels: tuple[str, ...], target: TargetSnaps
     error = target.prediction_error
     if error is not None:
         samples["tracefit_live_error_median_ratio"].append(Sample(labels, error.median_ape))
-    for shape, each in sorted(target.shape_factors.items()):
-        if each.rows >= SHAPE_ROWS_MIN:
-            samples["tracefit_shape_factor_ratio"].append(Sample((*labels, label_value(shape)), each.factor))
+    most = sorted(target.shape_factors.items(), key=lambda item: (-item[1].rows, item[0]))[:SHAPES_MAX]
+    for shape, each in sorted(most):
+        samples["tracefit_shape_factor_ratio"].append(Sample((*labels, label_value(shape)), each.factor))
     if "portable" in target.models:
         _portable_samples(samples, (*labels, "portable"), target.models["portable"])
 

@@ -3,7 +3,7 @@
     X_c <- X_c + rho (mean x - X_c)                            mean work of cell c, (p,)
     U_c <- U_c + rho mean(clip(e, -4 s_c, 4 s_c))              usual log ratio, U_c = Y_c - log X_c beta
     s_c <- s_c + rho (1.2533 mean |e| - s_c)                   spread
-    rho  = rows of the block / (min(rows before, 2048) + rows of the block)
+    rho  = rows of the block / (min(rows before, 256) + rows of the block)
     F_c = exp(U_c n_c / (n_c + 8))                             shape factor: the prediction of a step is x beta F_c
 
 e is relative to the cell's reference. What is kept is Y_c, in absolute terms, so that a reference stays true while

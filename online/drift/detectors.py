@@ -1,9 +1,9 @@
 """Change detectors: normalised medians in, alarm out. What the medians are: online/drift/monitor.py.
 
-``cusum``, the default, is two-sided with slack k and limit h, both stretched where medians are noisy by nature:
+``cusum``, the default, is two-sided with a slack and a limit that do not depend on how well the form fits: what the
+medians are relative to, the usual time of the same batch shape, does not either.
 
-    c   = max(1, 2 n)         n: decayed mean of |m|, m clipped at 3
-    S+  = max(0, S+ + m - 1.5 c),  S- = max(0, S- - m - 1.5 c)        alarm: max(S+, S-) > 12 c
+    S+  = max(0, S+ + m - 1.5),  S- = max(0, S- - m - 1.5)        alarm: max(S+, S-) > 12
 
 ``adwin`` (delta 1e-3) and ``page_hinkley`` are River's, on medians of 32, because per row they raise hundreds to
 thousands of false alarms per million; their state is not saved, they start over with the process. KSWIN is not
@@ -16,12 +16,8 @@ import importlib
 from typing import Any, Protocol
 
 import msgspec
-import numpy as np
 
 from online.state import Finite, saved
-
-_NOISE_RATE, _NOISE_CLIP = 0.01, 3.0
-_MANY = 24
 
 
 class DriftSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,11 +25,10 @@ class DriftSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     detector: str = "cusum"
     cell_rows_min: int = 16
-    cell_rows_max: int = 2048
+    cell_rows_max: int = 256
     spread_min: float = 0.005
     group: int = 8
     slack: float = 1.5
-    noise_share: float = 2.0
     limit: float = 12.0
     gate: float = 0.06
     gain_rows: int = 16
@@ -44,8 +39,6 @@ class DriftSettings(msgspec.Struct, frozen=True, kw_only=True):
     confirm_off: float = 0.03
     confirm_share: float = 0.5
     group_share: float = 0.25
-    confirm_rows_min: int = 16
-    confirm_gain: float = 0.2
     work_slack: float = 0.25
 
 
@@ -64,35 +57,21 @@ class Detector(Protocol):
 class Cusum:
     """Two-sided cumulative sum with slack."""
 
-    STATE = saved("cusum", up=Finite, down=Finite, noise=Finite)
+    STATE = saved("cusum", up=Finite, down=Finite)
 
     def __init__(self, settings: DriftSettings) -> None:
         self.group = settings.group
         self.slack, self.limit = settings.slack, settings.limit
-        self.noise_share = settings.noise_share
-        self.noise = 0.0
         self.up = self.down = 0.0
 
     def update(self, medians: list[float]) -> bool:
         """See the module's equations."""
-        if len(medians) >= _MANY and self.up == self.down == 0.0:
-            sizes = np.abs(medians)
-            if float(sizes.max()) <= self.slack:
-                # Nothing rises from 0: only the noise moves, all at once.
-                kept = (1.0 - _NOISE_RATE) ** np.arange(len(sizes), -1, -1.0)
-                self.noise = self.noise * float(kept[0]) + _NOISE_RATE * float(
-                    kept[1:] @ np.minimum(sizes, _NOISE_CLIP)
-                )
-                return False
-        up, down, noise, alarm = self.up, self.down, self.noise, False
+        up, down, slack, alarm = self.up, self.down, self.slack, False
         for value in medians:
-            calm = max(1.0, self.noise_share * noise)
-            slack = calm * self.slack
             up = max(0.0, up + value - slack)
             down = max(0.0, down - value - slack)
-            noise += _NOISE_RATE * (min(abs(value), _NOISE_CLIP) - noise)
-            alarm = alarm or up > calm * self.limit or down > calm * self.limit
-        self.up, self.down, self.noise = up, down, noise
+            alarm = alarm or up > self.limit or down > self.limit
+        self.up, self.down = up, down
         return alarm
 
     def reset(self) -> None:

@@ -234,8 +234,7 @@ class DriftMonitor:
     def _test_alarm(self) -> Verdict:
         """After each full group: refuted by the first that is not off, confirmed by the last."""
         settings, gain = self.settings, abs(math.log(self.gain))
-        # A change far beyond the gate needs fewer rows to be believed.
-        size = max(settings.confirm_rows_min, round(settings.confirm_rows * min(1.0, settings.confirm_gain / gain)))
+        size = settings.confirm_rows
         groups = min(len(self.since) // size, settings.confirm_groups)
         if groups == self.groups:
             return Verdict.NOTHING

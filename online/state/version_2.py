@@ -178,8 +178,9 @@ def _model(graph: _GraphWriter, state: dict[str, Any]) -> int:
 
 def _drift(graph: _GraphWriter, state: dict[str, Any]) -> int:
     cells = graph.add("cells", state["cells"])
-    detector = graph.add("cusum" if state["detector"] else "stateless_detector", state["detector"])
-    calm = {"up": 0.0, "down": 0.0, "noise": 0.0} if state["detector"] else {}
+    sums = {name: state["detector"][name] for name in ("up", "down") if state["detector"]}
+    detector = graph.add("cusum" if sums else "stateless_detector", sums)
+    calm = {"up": 0.0, "down": 0.0} if state["detector"] else {}
     prefill: dict[str, Any] = {
         "detector": graph.add("cusum" if state["detector"] else "stateless_detector", calm),
         "waiting": [],

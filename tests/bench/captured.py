@@ -14,7 +14,7 @@ from collector.commands.replay import replay
 from collector.config.schema import Config
 from collector.runtime.clock import SystemClock
 from online.bank import Bank
-from online.features.registry import portable, shape
+from online.features.registry import portable
 from online.river.challengers import ResidualLearner
 from online.rows import Lane, RowBlock, Target
 from tests.bench.simulated import prequential
@@ -107,12 +107,12 @@ def _live(rows):
     best = {}
     for name, features, residual in (
         ("portable", portable(Target.STEP_TIME), None),
-        ("shape", shape(Target.STEP_TIME), None),
+        ("portable × shape", portable(Target.STEP_TIME), None),
         ("residual", portable(Target.STEP_TIME), ResidualLearner(portable(Target.STEP_TIME))),
     ):
         run = prequential(rows, features, residual=residual)
         tail = (np.arange(len(run.y)) >= TAIL * len(run.y)) & np.isfinite(run.live)
-        best[name] = 100 * run.ape("live")[tail].mean()
+        best[name] = 100 * run.ape("shaped" if "shape" in name else "live")[tail].mean()
         if name == "portable":
             drift = (run.model.members.drift.alarms, run.model.members.drift.refuted, run.model.members.drift.confirmed)
     return best, drift

@@ -44,11 +44,12 @@ class Run:
     y: np.ndarray
     slow: np.ndarray
     live: np.ndarray
+    shaped: np.ndarray
     low: np.ndarray
     high: np.ndarray
 
     def ape(self, which):
-        """Relative error of ``slow`` or ``live``, (n,)."""
+        """Relative error of ``slow``, ``live`` or ``shaped``, (n,)."""
         return np.abs(getattr(self, which) - self.y) / self.y
 
     def covered(self):
@@ -64,12 +65,13 @@ def prequential(rows, features, hook=None, *, block_rows=32, settings=None, resi
     design, _ = state.matrix.evaluate(rows)
     model = state.models[features.name]
     n = len(design)
-    run = Run(model, design.elapsed_us, *(np.full(n, np.nan) for _ in range(4)))
+    run = Run(model, design.elapsed_us, *(np.full(n, np.nan) for _ in range(5)))
     at = 0
     for block in state.cutter.push(design):
         here = slice(at, at + len(block))
         if model.started:
             run.slow[here] = block.x @ model.members.slow.beta[: len(features)]
+            run.shaped[here] = run.slow[here] * np.exp(model.log_factors(block.cell))
             run.live[here] = block.base_us = model.predict(block)
             ratio = model.members.champion.intervals.ratios(block.stratum)
             run.low[here], run.high[here] = block.base_us * ratio[:, 0], block.base_us * ratio[:, 2]

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -10,15 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collector.commands.replay import replay
 from collector.config.schema import Config
-from collector.runtime import SystemClock
 from online.bank import Bank, merge_states
 from online.rls.strata import Strata
 from online.rows import RowBlock, Target
 from online.state import VERSION, StateError, layout
 from tests.support.linear_steps import steps
-from tests.support.paths import DATA
 from tests.support.state_files import STATES, body_of_file, file_of, kept_file, with_value
 
 RLS = Config(learners=("rls",))
@@ -100,7 +96,8 @@ def test_a_state_of_version_2_goes_on_with_the_same_coefficients():
     assert migrated.restore(kept_file("learned_2.bin")) == [f"{config_id}/step_time/shape"]
     saved = body_of_file(kept_file("learned_2.bin"))["state"]["configs"][0]["targets"]["step_time"]["models"]
     target = migrated.targets(config_id)["step_time"]
-    beta = np.frombuffer(_array(saved["portable"]["plain"]["beta"]), "<f8")
+    *_, raw = msgspec.msgpack.decode(saved["portable"]["plain"]["beta"].data)
+    beta = np.frombuffer(raw, "<f8")
     assert [f.coefficient for f in target.models["portable"].features] == beta[:4].tolist()
     assert target.shape_factors
     assert target.models["portable"].prediction_error is None

@@ -1,0 +1,137 @@
+"""The published prediction of a step is x beta F: by whom it is computed, and what its factors survive."""
+
+import json
+
+import numpy as np
+import pytest
+
+import tracefit
+from collector.commands.replay import replay
+from collector.config.schema import Config
+from collector.runtime import SystemClock
+from online.bank import Bank, merge_states
+from online.features.registry import custom, portable
+from online.rows import STEP_FEATURES, RowBlock, Target
+from online.target import TargetState
+from tests.support.linear_steps import steps
+from tests.support.paths import DATA
+
+RLS = Config(learners=("rls",))
+TARGET = Target.STEP_TIME
+
+
+def bent(n, seed, gain=1.0):
+    """Steps of a machine on which multiples of four are cheap."""
+    rows = steps(n, seed, batch=(1, 8)).rows
+    y = gain * rows.elapsed_us * np.where(rows.raw[:, 6] % 4 == 0, 0.8, 1.0)
+    return RowBlock(rows.raw, rows.offsets, y, rows.phase, rows.weight, rows.end_ns, rows.engine, rows.quality)
+
+
+def factors(bank):
+    return {name: each.factor for name, each in bank.targets("c")["step_time"].shape_factors.items()}
+
+
+def learned(*parts):
+    bank = Bank(RLS)
+    for rows in parts:
+        bank.learn("c", TARGET, rows)
+    return bank
+
+
+def test_the_client_computes_what_the_sidecar_predicts(tmp_path):
+    snapshot, state = tmp_path / "snapshot.json", tmp_path / "state.bin"
+    recording = DATA / "c1_mixed" / "otlp.pb.gz"
+    assert replay([recording], snapshot, Config(), SystemClock(), say=print, note=print, state=state) == 0
+    bank = Bank(Config())
+    bank.restore(state.read_bytes())
+    (config_id,) = bank.configs()
+    config = tracefit.load(snapshot).config(config_id)
+    target = bank._configs[config_id][TARGET]
+    target.flush()
+    work = [(0, n, 300 * n) for n in (1, 2, 3, 4, 8, 17, 40, 600)]
+    work += [(p, n, 200) for p in (1, 7, 64, 700) for n in (1, 3)]
+    names = ("prefill_tokens", "requests", "decode_context_tokens")
+    raw = np.zeros((len(work), len(STEP_FEATURES)))
+    for name, column in zip(names, zip(*work, strict=True), strict=True):
+        raw[:, STEP_FEATURES.index(name)] = column
+    design, _ = target.matrix.evaluate(RowBlock.of_lines(raw, np.ones(len(work))))
+    model = target.models["portable"]
+    x = design.x[:, target.matrix.sets["portable"][1]]
+    own = x @ model.members.slow.beta[:4] * np.exp(model.log_factors(design.cell))
+    asked = [config.step_time(prefill_tokens=p, requests=n, decode_context_tokens=c).us for p, n, c in work]
+    assert asked == pytest.approx(own.tolist(), rel=1e-9)
+    assert len({round(each.factor, 6) for each in bank.targets(config_id)["step_time"].shape_factors.values()}) > 3
+    assert json.loads(snapshot.read_bytes())["configs"][0]["targets"]["step_time"]["seen"]["cells"]
+
+
+def test_factors_survive_a_restart():
+    bank, again = learned(bent(2000, 1)), Bank(RLS)
+    again.restore(bank.state())
+    assert again.targets("c") == bank.targets("c")
+    for each in (bank, again):
+        each.learn("c", TARGET, bent(300, 2))
+    assert again.targets("c") == bank.targets("c")
+
+
+def test_factors_survive_a_merge():
+    parts = [learned(bent(2000, seed)).state() for seed in (1, 2)]
+    merged = Bank(RLS)
+    merged.restore(merge_states(parts, RLS))
+    one = factors(learned(bent(2000, 1)))
+    both = factors(merged)
+    assert set(one) <= set(both)
+    assert all(both[name] == pytest.approx(one[name], rel=0.03) for name in one if name.startswith("decode"))
+    target = merged.targets("c")["step_time"]
+    assert target.models["portable"].prediction_error.mape < 0.5 * target.models["portable"].error.mape
+
+
+def test_a_change_of_speed_moves_the_coefficients_and_not_the_factors():
+    before, after = learned(bent(4000, 3)), learned(bent(4000, 3), bent(2000, 4, gain=1.4))
+    target = after.targets("c")["step_time"]
+    assert target.drift.count == 1
+    was = before.targets("c")["step_time"].models["portable"].features[0].coefficient
+    assert target.models["portable"].features[0].coefficient == pytest.approx(1.4 * was, rel=0.05)
+    for name, factor in factors(before).items():
+        if name.startswith("decode"):
+            assert factors(after)[name] == pytest.approx(factor, rel=0.06)
+
+
+def test_a_shape_with_few_rows_is_hardly_moved_by_them():
+    state = TargetState(TARGET, RLS)
+    state.offer(portable(TARGET), lambda _features: None)
+    rows = steps(2000, 5, batch=(1, 4), prefill_share=0.0).rows
+    state.learn(rows)
+    strange = steps(2, 6, batch=(12, 12), prefill_share=0.0).rows
+    strange = RowBlock.of_lines(strange.raw, 1.5 * strange.elapsed_us)
+    state.learn(strange)
+    state.flush()
+    factor = state.snapshot().shape_factors["decode:12"].factor
+    assert 1.05 < factor < 1.15
+
+
+def test_targets_without_shapes_have_no_factors():
+    bank = Bank(RLS)
+    raw = np.abs(np.random.default_rng(0).normal(100.0, 30.0, (500, 6)))
+    bank.learn("c", Target.API_QUEUEING, RowBlock.of_lines(raw, 800.0 + raw[:, 0]))
+    target = bank.targets("c")["api_queueing"]
+    assert target.shape_factors == {}
+    assert target.seen is None
+    assert target.interval is not None
+
+
+def test_every_model_of_a_target_hears_of_a_change_from_the_one_that_watches():
+    columns = ("requests", "intercept")
+    state = TargetState(
+        TARGET, Config(learners=("rls",), feature_sets=("portable", "custom"), custom={"step_time": columns})
+    )
+    for features in (portable(TARGET), custom(TARGET, columns)):
+        state.offer(features, lambda _features: None)
+    state.learn(steps(4000, 7, batch=(1, 8), prefill_share=0.0).rows)
+    was = {name: model.members.slow.beta.copy() for name, model in state.models.items()}
+    slow = steps(2000, 8, batch=(1, 8), prefill_share=0.0).rows
+    state.learn(RowBlock.of_lines(slow.raw, 1.5 * slow.elapsed_us))
+    assert state.models["custom"].members.drift.alarms == 0
+    assert state.snapshot().drift.count == 1
+    x = np.array([4.0, 1.0])
+    now = state.models["custom"].members.slow.beta
+    assert float(now @ x) == pytest.approx(1.5 * float(was["custom"] @ x), rel=0.05)

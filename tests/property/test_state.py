@@ -98,7 +98,8 @@ def test_a_state_of_version_2_goes_on_with_the_same_coefficients():
     target = migrated.targets(config_id)["step_time"]
     *_, raw = msgspec.msgpack.decode(saved["portable"]["plain"]["beta"].data)
     beta = np.frombuffer(raw, "<f8")
-    assert [f.coefficient for f in target.models["portable"].features] == beta[:4].tolist()
+    models = migrated._configs[config_id][Target.STEP_TIME].models
+    assert models["portable"].members.slow.beta.tolist() == beta.tolist()
     assert target.shape_factors
     assert target.models["portable"].prediction_error is None
     again.restore(migrated.state())

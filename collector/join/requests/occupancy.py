@@ -141,11 +141,8 @@ class RequestSequence:
             self.counts[table.DROPPED_ROWS, RowDrop.INCOMPLETE] += 1
             return
         decode_s = span.decode_s if not math.isnan(span.decode_s) else span.e2e_s - span.first_token_s
-        if not decode_s >= 0:
-            self.counts[table.DROPPED_ROWS, RowDrop.TIME_ORDER] += 1
-            return
-        end_unix_ns = span.arrival_unix_ns + int((span.first_token_s + decode_s) * 1e9)
-        if end_unix_ns > span.end_unix_ns + _SLACK_NS:
+        end_unix_ns = span.arrival_unix_ns + int((span.first_token_s + decode_s) * 1e9) if decode_s >= 0 else 0
+        if not end_unix_ns or end_unix_ns > span.end_unix_ns + _SLACK_NS:
             self.counts[table.DROPPED_ROWS, RowDrop.TIME_ORDER] += 1
             return
         if span.output_tokens > _OUTPUT_TOKENS_MAX:
@@ -154,9 +151,8 @@ class RequestSequence:
         self._epoch_unix_ns = self._epoch_unix_ns or span.arrival_unix_ns
         first_s = (span.arrival_unix_ns - self._epoch_unix_ns) / 1e9 + span.first_token_s
         self.event_unix_ns = max(self.event_unix_ns, span.end_unix_ns)
-        request = HeldRequest(
-            first_s, first_s + decode_s, float(span.prompt_tokens), span.output_tokens, end_unix_ns, span
-        )
+        last_s, prompt_tokens = first_s + decode_s, float(span.prompt_tokens)
+        request = HeldRequest(first_s, last_s, prompt_tokens, span.output_tokens, end_unix_ns, span)
         self._held.append(request)
         heapq.heappush(self._pending, (end_unix_ns, span.span_id, request))
         if len(self._pending) > self._settings.requests_max:

@@ -137,7 +137,7 @@ def read_models(body: bytes) -> dict[str, Fact]:
 
 
 def read_version(body: bytes) -> dict[str, Fact]:
-    """VLLM's version."""
+    """The version of vLLM, out of what ``/version`` answered."""
     answer = _json(body)
     version = answer.get("version") if isinstance(answer, Mapping) else None
     return {"vllm_version": version[:64]} if isinstance(version, str) and version else {}

@@ -3,7 +3,7 @@
 ``cusum``, the default, is two-sided with a slack and a limit that do not depend on how well the form fits: what the
 medians are relative to, the usual time of the same batch shape, does not either.
 
-    S+  = max(0, S+ + m - 1.5),  S- = max(0, S- - m - 1.5)        alarm: max(S+, S-) > 12
+    S+  = max(0, S+ + m - 1.75),  S- = max(0, S- - m - 1.75)      alarm: max(S+, S-) > 14
 
 ``adwin`` (delta 1e-3) and ``page_hinkley`` are River's, on medians of 32, because per row they raise hundreds to
 thousands of false alarms per million; their state is not saved, they start over with the process. KSWIN is not
@@ -28,8 +28,8 @@ class DriftSettings(msgspec.Struct, frozen=True, kw_only=True):
     cell_rows_max: int = 256
     spread_min: float = 0.005
     group: int = 8
-    slack: float = 1.5
-    limit: float = 12.0
+    slack: float = 1.75
+    limit: float = 14.0
     gate: float = 0.06
     gain_rows: int = 16
     onset_rows: int = 128
@@ -38,7 +38,6 @@ class DriftSettings(msgspec.Struct, frozen=True, kw_only=True):
     confirm_rows: int = 32
     confirm_off: float = 0.03
     confirm_share: float = 0.5
-    group_share: float = 0.25
     work_slack: float = 0.25
 
 

@@ -242,9 +242,7 @@ class DriftMonitor:
         off = math.copysign(1.0, self.gain - 1.0) * np.asarray(self.since[: groups * size])
         least = float(np.median(off.reshape(groups, size), axis=1).min())
         complete = groups == settings.confirm_groups
-        refuted = least <= max(settings.confirm_off, settings.group_share * gain)
-        if not refuted and complete:
-            refuted = float(np.median(off)) <= settings.confirm_share * gain
+        refuted = least <= max(settings.confirm_off, settings.confirm_share * gain)
         if not (refuted or complete):
             return Verdict.NOTHING
         self.since, self.suspicious = [], False

@@ -56,7 +56,7 @@ check-vllm-releases: $(STAMP)
 run: $(STAMP)
 	@$(BIN)/tracefit run $(if $(CONFIG),--config $(CONFIG))
 
-BENCHES := client exporters h100 ingest intake journal kv learning plugin rows systems
+BENCHES := client exporters h100 ingest intake journal kv learning pages plugin rows systems
 WHAT ?=
 ARGS ?=
 JUDGES = $(if $(TOOLS),--tools $(TOOLS)) $(if $(TABLES),--tables $(TABLES))
@@ -70,6 +70,7 @@ endef
 bench_client = $(BIN)/python -m tests.bench.bench_client $(if $(CAPTURES),--captures $(CAPTURES)) $(JUDGES)
 bench_ingest = $(BIN)/python -m tests.bench.bench_ingest $(ARGS)
 bench_learning = $(BIN)/python -m tests.bench.bench_learning $(JUDGES)
+bench_pages = $(BIN)/python -m tests.bench.bench_pages $(ARGS)
 bench_rows = $(BIN)/python -m tests.bench.bench_rows $(JUDGES) $(ARGS)
 bench_systems = $(BIN)/python -m tests.bench.bench_systems $(JUDGES) $(ARGS)
 define bench_h100

@@ -1,6 +1,6 @@
 """The composition root: builds the sidecar, starts its parts in order, stops them in reverse. It alone knows everybody.
 
-    pages ─ snapshot writer ─ durability ─ discovery ─ config watch ─ worker ─ KV events ─ OTLP/gRPC ─ OTLP/HTTP
+    pages ─ snapshot writer ─ durability ─ discovery ─ config watch ─ worker ─ KV events ─ scraper ─ OTLP/gRPC ─ OTLP/HTTP
 
 Stop, within ``shutdown.grace_s + shutdown.drain_s`` and a second or two: readiness flips, calls in flight finish, the
 queue drains, the last generation is published and written, the pages close last so that a scrape still sees it.
@@ -25,6 +25,7 @@ from collector.identity import Discovery, Knowledge
 from collector.receive import AdmissionQueue, Export, Intake, TokenFile
 from collector.receive.kv import KvIntake
 from collector.receive.otlp import Receivers, make_receivers
+from collector.receive.scrape import Scraper
 from collector.runtime import (
     Clock,
     Files,
@@ -111,6 +112,7 @@ class Sidecar:
             record=self._keeper.record,
         )
         self._kv = KvIntake(config.receivers.kv, metrics, clock, health)
+        self._scraper = Scraper(config.receivers.scrape, clock, partial(metrics.add, table.SCRAPES, 1))
         self._receivers = self._make_receivers(clock)
         self._pages = self._make_pages(clock)
         self.watch = self._make_watch(source) if source is not None and config.reload_interval_s else None
@@ -122,6 +124,7 @@ class Sidecar:
             *((Task("config-watch", self.watch.poll_on_time),) if self.watch is not None else ()),
             self._make_worker(clock, on_death),
             self._kv,
+            self._scraper,
             self._receivers.grpc,
             *((self._receivers.http,) if self._receivers.http is not None else ()),
         )
@@ -194,6 +197,7 @@ class Sidecar:
             self._publisher,
             self._keeper,
             take_kv=self._kv.take,
+            take_pages=self._scraper.take,
             stall_watch=StallWatch(clock, self.config.state.stalled_after_s),
             batch_bytes=self.config.queue.batch_bytes,
             drain_s=self.config.shutdown.drain_s,
@@ -235,6 +239,9 @@ class Sidecar:
         metrics.set(table.QUEUE_CAPACITY, self.config.queue.capacity_bytes)
         metrics.set(table.CONFIGS_CAPACITY, self.config.bank.configs_max)
         metrics.follow(table.CONFIG_DEGRADED, lambda: self._fallback is not None and bool(self._config_problem()))
+        metrics.set(table.SCRAPED_SERVERS_CAPACITY, self.config.receivers.scrape.servers_max)
+        metrics.follow(table.SCRAPED_SERVERS, lambda: self._scraper.servers)
+        metrics.follow(table.COMPLETENESS, lambda: pipeline.joiner.pages.completeness)
         metrics.follow(table.QUEUE_BYTES, lambda: self.queue.queued_bytes)
         metrics.follow(table.IN_FLIGHT_BYTES, lambda: self.queue.in_flight_bytes)
         metrics.follow(table.OPEN_REQUESTS, lambda: pipeline.joiner.open_requests)

@@ -16,7 +16,17 @@ from pathlib import Path
 
 from collector import __version__
 from collector.commands.questions import add_question_parsers
-from collector.config import ENV_FILE, Config, ConfigError, json_schema, load, load_or_degrade, profile_names, to_yaml
+from collector.config import (
+    ENV_FILE,
+    Config,
+    ConfigError,
+    json_schema,
+    load,
+    load_or_degrade,
+    profile_names,
+    scraping,
+    to_yaml,
+)
 from collector.runtime import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -63,6 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"tracefit {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="receive telemetry, learn, publish")
+    run.add_argument(
+        "--scrape", action="append", default=[], metavar="URL", help="learn from a server's own page of metrics"
+    )
     run.set_defaults(command=_run)
     replay = commands.add_parser("replay", help="learn from recordings")
     replay.add_argument(
@@ -138,11 +151,12 @@ def _run(arguments: argparse.Namespace) -> int:
     from .commands.check import check  # noqa: PLC0415
 
     def read() -> Config:
-        config = _load(arguments)
+        config = scraping(_load(arguments), arguments.scrape)
         check(config, clock)
         return config
 
     loaded = load_or_degrade(path, os.environ, arguments.profile, partial(check, clock=clock))
+    loaded = loaded._replace(config=scraping(loaded.config, arguments.scrape))
     stop = Stop()
     stop.listen()
     # a pipe has nothing to say when it is read again

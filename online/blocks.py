@@ -120,6 +120,13 @@ class Design:
         """The chosen rows."""
         return Design(**{name: getattr(self, name)[mask] for name in DESIGN_FIELDS})
 
+    def widened(self, columns: int) -> Design:
+        """The same rows with so many columns; the new ones are not known: NaN."""
+        unknown = np.full((len(self), columns - self.x.shape[1]), np.nan)
+        wide = self.slice(0, len(self))
+        wide.x, wide.complete = np.concatenate([self.x, unknown], axis=1), False
+        return wide
+
     def restored(self) -> None:
         """X may hold NaN where a set does not know a row, nothing else may."""
         self.complete, self.groups, self.base_us = False, None, None
@@ -213,10 +220,8 @@ class Cutter:
 
     def widen(self, columns: int) -> None:
         """Give the waiting rows more columns, which they do not know: NaN."""
-        waiting = self.pending()
-        if waiting is not None:
-            unknown = np.full((len(waiting), columns - waiting.x.shape[1]), np.nan)
-            waiting.x, waiting.complete = np.concatenate([waiting.x, unknown], axis=1), False
+        if self.pending() is not None:
+            self._parts = [self._parts[0].widened(columns)]
 
 
 def strata_of(target: Target, rows: RowBlock) -> tuple[Ints, Ints]:

@@ -72,6 +72,7 @@ class Quality(enum.IntEnum):
     SAMPLED = 2
     JOURNEYS = 3
     REQUESTS = 4
+    METRICS = 5
 
     @property
     def label(self) -> str:
@@ -85,6 +86,7 @@ _QUALITY_LABELS = {
     Quality.SAMPLED: "sampled",
     Quality.JOURNEYS: "journeys",
     Quality.REQUESTS: "requests",
+    Quality.METRICS: "metrics",
 }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from collector.config import Config
-from collector.recordings import Recording, Timed, TimedExport, TimedKv, merged
+from collector.recordings import Recording, Timed, TimedExport, TimedKv, TimedPage, merged
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, StartError
 from collector.worker import make_pipeline
 from exporters.files import write_atomically
@@ -44,16 +44,18 @@ def replay(
         raise StartError(f"cannot write {out}: there is no such directory")
     pipeline = make_pipeline(config)
     recordings = [Recording(path, note) for path in paths]
-    newest_unix_nano = spans = 0
+    newest_unix_nano = spans = pages = 0
     for batch in _batches(_with_progress(recordings, clock, note), config.queue.batch_bytes):
         exports = [timed.export for timed in batch if isinstance(timed, TimedExport)]
         pipeline.process_kv([timed.batch for timed in batch if isinstance(timed, TimedKv)])
+        pipeline.process_pages([timed.page for timed in batch if isinstance(timed, TimedPage)])
         pipeline.process(exports)
         newest_unix_nano = max(newest_unix_nano, batch[-1].unix_nano)
         spans += sum(export.spans for export in exports)
+        pages += sum(isinstance(timed, TimedPage) for timed in batch)
     pipeline.flush()
     if not pipeline.learned_rows:
-        note(f"nothing was learned from {spans} spans")
+        note(f"nothing was learned from {spans} spans" + (f" and {pages} pages" if pages else ""))
         return EXIT_FAILED
     snapshot = pipeline.snapshot(newest_unix_nano, 1)
     _write(out, snapshot.to_json())
@@ -75,11 +77,13 @@ def _write(path: Path, data: bytes) -> None:
 def _with_progress(recordings: Sequence[Recording], clock: Clock, note: Say) -> Iterator[Timed]:
     total_bytes = max(sum(recording.size_bytes for recording in recordings), 1)
     start_ns = said_ns = clock.monotonic_ns()
-    spans = exports = kv_batches = 0
+    spans = exports = kv_batches = pages = 0
     for timed in merged(recordings):
         yield timed
         if isinstance(timed, TimedKv):
             kv_batches += 1
+        elif isinstance(timed, TimedPage):
+            pages += 1
         else:
             exports += 1
             spans += timed.export.spans
@@ -90,6 +94,7 @@ def _with_progress(recordings: Sequence[Recording], clock: Clock, note: Say) -> 
             note(f"{share:4.0%}  {exports} exports, {spans} spans")
     elapsed_s = (clock.monotonic_ns() - start_ns) / 1e9
     kv_text = f" and {kv_batches} batches of KV events" if kv_batches else ""
+    kv_text += f" and {pages} pages" if pages else ""
     note(f"read {exports} exports, {spans} spans{kv_text} in {elapsed_s:.1f} s")
 
 

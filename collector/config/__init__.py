@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .errors import ConfigError
 from .fallback import Fallback, Loaded, load_or_degrade, save_last_good
-from .load import ENV_FILE, ENV_PREFIX, json_schema, load, profile_names, to_yaml
+from .load import ENV_FILE, ENV_PREFIX, json_schema, load, profile_names, scraping, to_yaml
 from .reload import ConfigWatch, Reload
 from .schema import (
     Config,
@@ -20,6 +20,8 @@ from .schema import (
     KvEndpoint,
     ReceiversConfig,
     RuleConfig,
+    ScrapeConfig,
+    ScrapeEndpoint,
     TlsConfig,
     parse_endpoint,
 )
@@ -45,6 +47,8 @@ __all__ = [
     "ReceiversConfig",
     "Reload",
     "RuleConfig",
+    "ScrapeConfig",
+    "ScrapeEndpoint",
     "TlsConfig",
     "json_schema",
     "load",
@@ -52,5 +56,6 @@ __all__ = [
     "parse_endpoint",
     "profile_names",
     "save_last_good",
+    "scraping",
     "to_yaml",
 ]

@@ -9,7 +9,7 @@ range is a :class:`ConfigError` with the key's path.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ import msgspec
 import yaml
 
 from .errors import ConfigError
-from .schema import Config
+from .schema import Config, ScrapeEndpoint
 
 ENV_PREFIX = "TRACEFIT_"
 ENV_FILE = "TRACEFIT_CONFIG"
@@ -40,6 +40,18 @@ _PROFILES = Path(__file__).parent / "profiles"
 def profile_names() -> list[str]:
     """The configuration files that come with tracefit."""
     return sorted(path.stem for path in _PROFILES.glob("*.yaml"))
+
+
+def scraping(config: Config, urls: Sequence[str]) -> Config:
+    """The same with these pages to scrape, beside those of the file; an address alone means its ``/metrics``."""
+    more = [{"url": url if "://" in url else f"http://{url}"} for url in urls]
+    try:
+        endpoints = msgspec.convert(more, tuple[ScrapeEndpoint, ...])
+    except msgspec.ValidationError as error:
+        raise ConfigError("--scrape", str(error)) from None
+    receivers, scrape = config.receivers, config.receivers.scrape
+    scrape = msgspec.structs.replace(scrape, endpoints=scrape.endpoints + endpoints)
+    return msgspec.structs.replace(config, receivers=msgspec.structs.replace(receivers, scrape=scrape))
 
 
 def load(path: Path | None, environ: Mapping[str, str], profile: str | None = None) -> Config:

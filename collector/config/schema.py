@@ -55,6 +55,8 @@ class JoinConfig(_Section, frozen=True, kw_only=True):
     """Finished requests and API spans waiting for their other half, per engine."""
     engines_max: Bound = 64
     """Engines held; the one silent longest makes room."""
+    page_engines_max: Bound = 1024
+    """Engines known by their pages alone; the one not scraped for longest makes room."""
     row_steps_max: Bound = 512
     """Longest interval that still gives a row: long intervals sum their stalls."""
     warm_up_rows: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 64
@@ -177,12 +179,43 @@ class TlsConfig(_Section, frozen=True, kw_only=True):
     reload_interval_s: Annotated[float, msgspec.Meta(ge=0.1, le=86_400)] = 10.0
 
 
+class ScrapeEndpoint(_Section, frozen=True, kw_only=True):
+    """A server's page. ``resolve: all`` asks every address behind the name, as of a headless Service."""
+
+    url: Annotated[str, msgspec.Meta(pattern=r"^https?://[^\s/?#@]+(/[^\s#]*)?$", max_length=512)]
+    resolve: Literal["one", "all"] = "one"
+
+
+class ScrapeConfig(_Section, frozen=True, kw_only=True):
+    """Servers' own pages of counters: needs nothing of them but their port. Nothing is asked without a target."""
+
+    endpoints: Annotated[tuple[ScrapeEndpoint, ...], msgspec.Meta(max_length=256)] = ()
+    files: Annotated[tuple[str, ...], msgspec.Meta(max_length=16)] = ()
+    """Targets in Prometheus's file discovery format, read again while running."""
+    interval_s: Annotated[float, msgspec.Meta(ge=0.05, le=3_600)] = 1.0
+    """Longest pause between two pages of one server; fast steps make it shorter."""
+    interval_min_s: Annotated[float, msgspec.Meta(ge=0.05, le=3_600)] = 0.25
+    timeout_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = 2.0
+    refresh_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 30.0
+    """How often names and files are looked at again."""
+    servers_max: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 256
+    threads: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
+    queue_pages: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1024
+    """Pages that wait for the worker; beyond it the oldest go, counted."""
+    token_file: str = ""
+    """Its token goes into ``Authorization: Bearer``."""
+    ca_file: str = ""
+    """Who signs the certificates of ``https`` targets; empty: whom the system trusts."""
+    insecure_skip_verify: bool = False
+
+
 class ReceiversConfig(_Section, frozen=True, kw_only=True):
     """Ways in. With a token file both ask for ``Authorization: Bearer``."""
 
     grpc: GrpcConfig = GrpcConfig()
     http: HttpReceiverConfig = HttpReceiverConfig()
     kv: KvConfig = KvConfig()
+    scrape: ScrapeConfig = ScrapeConfig()
     tls: TlsConfig = TlsConfig()
     token_file: str = ""
 

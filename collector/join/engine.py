@@ -38,6 +38,7 @@ class Engine:
         ratio=BlockRatio,
         api_queueing=ApiQueueing,
         _processes=list[EngineProcess],
+        steps_heard=int,
         fresh=lambda join: Engine("", "", 0, join),
     )
 
@@ -49,6 +50,7 @@ class Engine:
         self.ratio = BlockRatio()
         self.api_queueing = ApiQueueing()
         self._counts = Counts()
+        self.steps_heard = 0
         self._settings = settings
         self._remembered_ns = int((settings.window_s - settings.grace_s) * 1e9)
         self._processes: list[EngineProcess] = []
@@ -108,6 +110,7 @@ class Engine:
 
     def add(self, telemetry: Telemetry, *, with_steps: bool = True) -> list[PendingRequest]:
         """Add what one export says of this engine; returns its requests, to be given their API spans."""
+        self.steps_heard += int(np.count_nonzero(telemetry.steps["scheduled_tokens"])) if with_steps else 0
         lives = _split_restarts(telemetry.steps) if with_steps else []
         if len(lives) > _CONFLICTS_MAX + 1:
             self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] += len(telemetry.steps)

@@ -7,9 +7,11 @@ from typing import TypeVar
 
 from collector.config import JoinConfig
 from collector.decode import Telemetry
-from collector.identity import Knowledge
+from collector.decode.pages import ScrapedPage
+from collector.identity import FactSource, Knowledge
 from collector.identity import facts as identity
 from collector.join.kv import KvSources
+from collector.join.pages import PageEngine, PageEngines
 from collector.telemetry import Counts, JoinEvent, RowDrop, table
 from online import Lane, Target
 from online.state import saved
@@ -40,6 +42,7 @@ class Joiner:
         _releases=dict[str, Release],
         _config_ids=dict[_Key, str],
         kv=KvSources,
+        pages=PageEngines,
     )
 
     def __init__(self, settings: JoinConfig, knowledge: Knowledge | None = None) -> None:
@@ -56,6 +59,7 @@ class Joiner:
         self._succeeded: list[Succeeded] = []
         self._counts = Counts()
         self.kv = KvSources(settings)
+        self.pages = PageEngines(settings)
 
     # --- in ---------------------------------------------------------------------------------------------------------
 
@@ -78,6 +82,12 @@ class Joiner:
             self._counts[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] += self._api_spans.match(engine, request)
         if not engine.released:
             self._merge_double(key, engine)
+
+    def add_page(self, page: ScrapedPage) -> None:
+        """Add what a server's page counted."""
+        for key in self.pages.add(page, self._next_number, self.knowledge):
+            self._config_ids.pop(key, None)
+            self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] += 1
 
     def _engine_for(self, key: _Key, telemetry: Telemetry) -> Engine:
         engine = self._aliases.get(key) or self._engines.get(key) or self._new_engine(key)
@@ -165,6 +175,8 @@ class Joiner:
         quick = self._advance_engines(flush=flush)
         for key, process in self._api_processes.items():
             renamed += self._advance_api_process(key, process, flush=flush)
+        for key, page in self.pages.by_key.items():
+            renamed += self._advance_page(key, page)
         emitters = self._emitters_by_config()
         before, self._described = self._described, {key: known_of(own) for key, own in sorted(emitters.items())}
         described = [
@@ -223,6 +235,22 @@ class Joiner:
         self._hold_rows(min(engine_configs), process.instance, usable)
         return []
 
+    def _advance_page(self, key: _Key, page: PageEngine) -> list[Renamed]:
+        """Where others tell more of the same engine, its page gives facts, and what it taught becomes their prior."""
+        told_by = self.pages.told_by(key, {**self._engines, **self._api_processes})
+        if not told_by:
+            renamed = self._identify(key, page)
+            self._hold_rows(self._config_ids[key], page.instance, page.advance())
+            return renamed
+        page.yield_to(told_by)
+        for emitter in told_by:
+            emitter.facts.learn(page.facts.known(), FactSource.DISCOVERY)
+        before = self._config_ids.pop(key, None)
+        if before is not None and before not in self._config_ids.values():
+            heirs = {_config_id(emitter) for emitter in told_by}
+            self._succeeded += [Succeeded(before, heir) for heir in sorted(heirs)[:1]]
+        return []
+
     def _hold_rows(self, config_id: str, instance: str, rows: list[TargetRows]) -> None:
         if rows:
             self._releases.setdefault(config_id, Release()).add(instance, rows)
@@ -230,7 +258,7 @@ class Joiner:
     # --- what it holds ----------------------------------------------------------------------------------------------
 
     def _emitters_by_config(self) -> dict[str, list[Emitter]]:
-        emitters: dict[_Key, Emitter] = {**self._api_processes, **self._engines}
+        emitters: dict[_Key, Emitter] = {**self.pages.by_key, **self._api_processes, **self._engines}
         by_config: dict[str, list[Emitter]] = {}
         for key, config_id in self._config_ids.items():
             if key in emitters:
@@ -268,7 +296,7 @@ class Joiner:
         return counts
 
     def _emitters(self) -> list[Emitter]:
-        return [*self._engines.values(), *self._api_processes.values()]
+        return [*self._engines.values(), *self._api_processes.values(), *self.pages.by_key.values()]
 
 
 def _config_id(emitter: Emitter) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from .reader import Recording, Timed, TimedExport, TimedKv, merged
+from .reader import Recording, Timed, TimedExport, TimedKv, TimedPage, merged
 
 __all__ = [
     "Recording",
     "Timed",
     "TimedExport",
     "TimedKv",
+    "TimedPage",
     "merged",
 ]

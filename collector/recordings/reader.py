@@ -1,10 +1,12 @@
 """Recordings as a receiver: what a file holds is told by its content, and several files are merged by event time.
 
-Three kinds, each also gzipped: exports as protobuf, each preceded by its length as a varint; exports as JSON, one line
-each (the OpenTelemetry Collector's file exporter); messages of a KV publisher, one JSON line each. A damaged file gives
+Four kinds, each also gzipped: exports as protobuf, each preceded by its length as a varint; exports as JSON, one line
+each (the OpenTelemetry Collector's file exporter); messages of a KV publisher, one JSON line each; scraped
+pages of counters, one JSON line each. A damaged file gives
 what precedes the damage. Every file is a source of its own, named by its path.
 
-The merge key of an export is the newest span end seen so far in its file, that of a KV batch the newest batch's time:
+The merge key of an export is the newest span end seen so far in its file, that of a KV batch or a page
+the newest one's time:
 never decreasing, so that the order within a file stays as recorded, and independent of the order of the files on the
 command line.
 """
@@ -20,9 +22,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from collector.decode.kv import LINE_MARK, KvBatch, read_line
+from collector.decode.pages import PageParser, ScrapedPage, is_page_line, read_page_line
 from collector.receive import Export, count_spans, newest_end_unix_nano
 from collector.runtime import StartError
-from collector.telemetry import KvSkip, Outcome
+from collector.telemetry import KvSkip, Outcome, ScrapeOutcome
 
 from .otlp_json import to_protobuf
 
@@ -59,7 +62,19 @@ class TimedKv(NamedTuple):
         return self.batch.source
 
 
-Timed = TimedExport | TimedKv
+class TimedPage(NamedTuple):
+    """A page of counters and its place in event time."""
+
+    unix_nano: int
+    page: ScrapedPage
+
+    @property
+    def label(self) -> str:
+        """The file it comes from."""
+        return self.page.recording
+
+
+Timed = TimedExport | TimedKv | TimedPage
 
 
 class Recording:
@@ -88,6 +103,11 @@ class Recording:
                 newest_unix_nano = max(newest_unix_nano, payload.ts_unix_ns)
                 yield TimedKv(newest_unix_nano, payload)
                 continue
+            if isinstance(payload, ScrapedPage):
+                entries += 1
+                newest_unix_nano = max(newest_unix_nano, payload.unix_ns)
+                yield TimedPage(newest_unix_nano, payload)
+                continue
             spans = count_spans(payload)
             if isinstance(spans, Outcome):
                 self.undecodable += 1
@@ -96,7 +116,7 @@ class Recording:
             newest_unix_nano = max(newest_unix_nano, newest_end_unix_nano(payload))
             yield TimedExport(newest_unix_nano, Export(payload, self.label, TRANSPORT, spans, self.label))
         if not entries:
-            self._warn(f"{self.label}: neither length-delimited OTLP traces nor lines of OTLP/JSON or KV events")
+            self._warn(f"{self.label}: neither length-delimited OTLP traces nor lines of OTLP/JSON, KV events or pages")
         elif self.undecodable:
             self._warn(f"{self.label}: {self.undecodable} entries are no OTLP traces")
 
@@ -104,7 +124,7 @@ class Recording:
         """The exports alone."""
         return (timed for timed in self if isinstance(timed, TimedExport))
 
-    def _payloads(self) -> Iterator[bytes | KvBatch]:
+    def _payloads(self) -> Iterator[bytes | KvBatch | ScrapedPage]:
         try:
             with self._raw:
                 magic = self._raw.read(len(GZIP_MAGIC))
@@ -115,9 +135,17 @@ class Recording:
         except (EOFError, zlib.error, OSError) as error:
             self._warn(f"{self.label}: damaged after {self.position_bytes} bytes ({error})")
 
-    def _lines(self, stream: io.BufferedReader) -> Iterator[bytes | KvBatch]:
+    def _lines(self, stream: io.BufferedReader) -> Iterator[bytes | KvBatch | ScrapedPage]:
+        parser = PageParser()
         for line in stream:
             if line.isspace():
+                continue
+            if is_page_line(line):
+                page = read_page_line(line, parser, self.label)
+                if isinstance(page, ScrapeOutcome):
+                    self.undecodable += 1
+                else:
+                    yield page
                 continue
             if LINE_MARK in line:
                 batch = read_line(line, self.label)

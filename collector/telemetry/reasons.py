@@ -22,6 +22,8 @@ class RowDrop(enum.StrEnum):
     TOO_LONG = "too_long"
     TIME_ORDER = "time_order"
     RESTART = "restart"
+    PREEMPTION = "preemption"
+    """Between two scrapes a request was preempted: it computes its tokens again."""
     TOLD_BY_STEPS = "told_by_steps"
     """Made from request spans, where engines send their steps themselves."""
     WHICH_CONFIG = "which_config"
@@ -57,6 +59,27 @@ class DiscoveryOutcome(enum.StrEnum):
     REFUSED = "refused"
     TOO_LARGE = "too_large"
     UNEXPECTED = "unexpected"
+
+
+class ScrapeOutcome(enum.StrEnum):
+    """How a question for a page of counters ended."""
+
+    TAKEN = "taken"
+    UNREACHABLE = "unreachable"
+    TIMEOUT = "timeout"
+    REDIRECT = "redirect"
+    REFUSED = "refused"
+    UNAUTHENTICATED = "unauthenticated"
+    UNEXPECTED = "unexpected"
+    TOO_LARGE = "too_large"
+    TRUNCATED = "truncated"
+    NOT_A_PAGE = "not_a_page"
+    NOT_A_NUMBER = "not_a_number"
+    UNKNOWN_ENGINE = "unknown_engine"
+    MISSING_FAMILIES = "missing_families"
+    TOO_MANY_ENGINES = "too_many_engines"
+    DROPPED = "dropped"
+    """Taken, and pushed out by newer pages before anybody learned from it."""
 
 
 class Transport(enum.StrEnum):
@@ -201,6 +224,7 @@ CLOSED_SETS: Final[tuple[type[enum.StrEnum], ...]] = (
     Restored,
     RowDrop,
     RowOutcome,
+    ScrapeOutcome,
     SequenceEvent,
     Skip,
     Stall,

@@ -25,6 +25,7 @@ from .reasons import (
     Phase,
     Restored,
     RowDrop,
+    ScrapeOutcome,
     SequenceEvent,
     Skip,
     Stall,
@@ -180,6 +181,21 @@ DISCOVERY = Metric(
     "questions",
     "Questions to vLLM's own endpoints, by how they ended.",
     (("outcome", tuple(DiscoveryOutcome)),),
+)
+SCRAPES = Metric(
+    "scrape_pages",
+    _C,
+    "pages",
+    "Questions for servers' pages of counters, by how they ended.",
+    (("outcome", tuple(ScrapeOutcome)),),
+)
+SCRAPED_SERVERS = Metric("scrape_servers", _G, "servers", "Servers whose pages are asked for.")
+SCRAPED_SERVERS_CAPACITY = Metric("scrape_servers_capacity", _G, "servers", "Most servers that are asked.")
+COMPLETENESS = Metric(
+    "telemetry_completeness_ratio",
+    _G,
+    "",
+    "Steps heard of by telemetry / steps counted on the same engine's page, the worst engine; NaN without both.",
 )
 SNAPSHOT_WRITTEN = Metric(
     "snapshot_last_write_timestamp_seconds", _G, "seconds", "When the snapshot file was last written; 0 = not yet."

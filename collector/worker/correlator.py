@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from collector.config import DedupeConfig, JoinConfig
 from collector.decode import PIECE_BYTES, Decoder, Telemetry, pieces
+from collector.decode.pages import ScrapedPage
 from collector.identity import Knowledge
 from collector.join import Event, Joiner, SpanWindow
 from collector.receive import Export, count_spans
@@ -44,6 +45,13 @@ class Correlator:
             for telemetry in resources:
                 observe(telemetry)
                 self.joiner.add(telemetry, export.recording)
+
+    def process_pages(self, pages: Sequence[ScrapedPage]) -> Iterator[Event]:
+        """Join what servers counted."""
+        for page in pages:
+            self.joiner.add_page(page)
+        if pages:
+            yield from self.joiner.drain()
 
 
 def _batches(exports: Sequence[Export]) -> Iterator[Sequence[Export]]:

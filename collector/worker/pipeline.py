@@ -11,6 +11,7 @@ import msgspec
 from collector.config import Config
 from collector.decode import Telemetry
 from collector.decode.kv import KvBatch
+from collector.decode.pages import ScrapedPage
 from collector.durable import JOIN, PROGRESS, SPANS, Progress, progress_of
 from collector.identity import Fact, Knowledge, cannot_derive
 from collector.join import Described, Emitter, Event, Joiner, Renamed, Rows, Succeeded, facts_of
@@ -76,6 +77,11 @@ class Pipeline:
         """Add KV events; the steps they are about learn from them at the next export or flush."""
         for batch in batches:
             self.joiner.kv.add(batch)
+
+    def process_pages(self, pages: Sequence[ScrapedPage]) -> None:
+        """Learn from what servers counted between two pages."""
+        for event in self._correlator.process_pages(pages):
+            self._apply(event)
 
     def flush(self) -> None:
         """End of a replay: everything held becomes rows, or is dropped for a reason."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from collector.decode.kv import KvBatch
+from collector.decode.pages import ScrapedPage
 from collector.receive import AdmissionQueue, Batch, Export
 from collector.runtime import Clock, Health, Task
 from collector.telemetry import Counts, Metrics, Stall, table
@@ -38,6 +39,10 @@ class Processor(Protocol):
 
     def process_kv(self, batches: Sequence[KvBatch]) -> None:
         """Take KV events."""
+        ...
+
+    def process_pages(self, pages: Sequence[ScrapedPage]) -> None:
+        """Learn from scraped pages."""
         ...
 
     def take_counts(self) -> Counts:
@@ -75,6 +80,7 @@ class Worker:
         publisher: makes a generation after a turn if one is due.
         keeper: takes the state after a turn if it is due, and has what an earlier process left.
         take_kv: the KV events since the last call.
+        take_pages: the pages scraped since the last call.
         stall_watch: says why nothing is learned.
         batch_bytes: of exports in one turn, at most.
         drain_s: how long ``stop`` lets it drain the queue; then ``LAST_BATCH_S`` for the batch under way.
@@ -89,6 +95,7 @@ class Worker:
         keeper: Keeper,
         *,
         take_kv: Callable[[], Sequence[KvBatch]],
+        take_pages: Callable[[], Sequence[ScrapedPage]] = tuple,
         stall_watch: StallWatch,
         batch_bytes: int,
         drain_s: float,
@@ -102,6 +109,7 @@ class Worker:
         self._publisher = publisher
         self._keeper = keeper
         self._take_kv = take_kv
+        self._take_pages = take_pages
         self._stall_watch = stall_watch
         self._batch_bytes = batch_bytes
         self._drain_s = drain_s
@@ -155,7 +163,7 @@ class Worker:
 
     def _learn_from_queue(self, wait_s: float) -> None:
         batch = self._queue.take(self._batch_bytes, wait_s)
-        self._process_kv(self._take_kv())
+        self._process_others(self._take_kv(), self._take_pages())
         if batch is not None:
             try:
                 self._learn(batch)
@@ -174,13 +182,14 @@ class Worker:
             _log.info("learning goes on")
         self._stalled = stalled
 
-    def _process_kv(self, batches: Sequence[KvBatch]) -> None:
-        if not batches:
+    def _process_others(self, batches: Sequence[KvBatch], pages: Sequence[ScrapedPage]) -> None:
+        if not batches and not pages:
             return
         try:
             self._processor.process_kv(batches)
+            self._processor.process_pages(pages)
         except Exception:  # noqa: BLE001 -- as in _learn
-            _log.exception("KV events failed")
+            _log.exception("KV events or pages failed")
         self._metrics.merge(self._processor.take_counts())
 
     def _record_progress(self, counts: Counts, *, failed: bool) -> None:

@@ -63,7 +63,7 @@ FAMILIES: tuple[Family, ...] = (
         "tracefit_telemetry_quality",
         "gauge",
         ("config", "quality"),
-        "1 for the telemetry a configuration is learned from: steps+, steps, sampled, journeys, requests.",
+        "1 for the telemetry a configuration is learned from: steps+, steps, sampled, journeys, requests, metrics.",
     ),
     Family(
         "tracefit_error_median_ratio",
@@ -100,7 +100,7 @@ FAMILIES: tuple[Family, ...] = (
         "tracefit_coefficient_status",
         "gauge",
         (*_FEATURE, "status"),
-        "1 for the status: identified, weak, at_bound, prior_only, constant; portable only.",
+        "1 for the status: identified, weak, at_bound, prior_only, constant, unidentified; portable only.",
     ),
     Family("tracefit_drift_detections_total", "counter", _TARGET, "Confirmed changes of speed."),
     Family("tracefit_engines", "gauge", ("config", "scheduling"), "Engines seen, by scheduling mode."),

@@ -36,12 +36,17 @@ QUALITY: dict[str, Advice] = {
         "One span per request, no steps: coefficients settle slowly.",
         "Put the tracefit producer plugin into the vLLM image (deploy/vllm-plugin).",
     ),
+    "metrics": Advice(
+        "fair",
+        "The server's own page of counters: predictions nearly as good as from steps, single coefficients less so.",
+        "To tell the coefficients apart, put the tracefit producer plugin into the vLLM image (deploy/vllm-plugin).",
+    ),
 }
 
 NOTHING_YET = Advice(
     "poor",
     "No telemetry has been learned from.",
-    "Point vLLM at this sidecar:",
+    "Name a server to scrape (tracefit run --scrape http://host:8000/metrics), or point vLLM at this sidecar:",
     ("--otlp-traces-endpoint http://127.0.0.1:4317",),
 )
 
@@ -60,6 +65,7 @@ STATUS: dict[str, str] = {
     "at_bound": "zero, because a cost cannot be negative",
     "prior_only": "taken from a donor or a data sheet; no evidence yet",
     "constant": "its feature has not varied",
+    "unidentified": "it trades with the others; only the prediction is of use",
 }
 
 

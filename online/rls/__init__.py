@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from .ard import RelevantMember
 from .covariance_learner import CovarianceLearner
+from .jackknife import ROWS_MAX as JACKKNIFE_ROWS
+from .jackknife import with_jackknife
 from .learner_settings import LearnerSettings
 from .merging import merge
 from .prior import Prior
@@ -12,6 +14,7 @@ from .robust import middle
 from .solve import solve
 
 __all__ = [
+    "JACKKNIFE_ROWS",
     "CovarianceLearner",
     "LearnerSettings",
     "Prior",
@@ -20,4 +23,5 @@ __all__ = [
     "merge",
     "middle",
     "solve",
+    "with_jackknife",
 ]

@@ -16,6 +16,7 @@ import numpy as np
 from online.blocks import Design, strata_of
 from online.features import FeatureSet
 from online.rows import RowBlock, RowOutcome, Target
+from online.state import StateError
 
 VALUE_MAX = 1e12
 """A feature, weight or time (us) beyond this is not a measurement."""
@@ -99,8 +100,10 @@ class DesignMatrix:
             start += len(columns)
         return same, start
 
-    def rearranged(self, waiting: Design, same: dict[str, slice]) -> Design:
-        """A saved design with today's columns; what it does not know is NaN."""
+    def rearranged(self, waiting: Design, same: dict[str, slice], width: int) -> Design:
+        """A saved design of ``width`` columns with today's columns; what it does not know is NaN."""
+        if waiting.x.shape[1] != width:
+            raise StateError(f"saved rows of {waiting.x.shape[1]} columns, expected {width}")
         x = np.full((len(waiting), self.width), np.nan)
         for name, where in same.items():
             x[:, self.sets[name][1]] = waiting.x[:, where]

@@ -14,14 +14,15 @@ from online.blocks import Cutter, Design
 from online.drift import Speed, Verdict
 from online.features import FeatureSet
 from online.prediction import Residuals, ShapedPrediction
-from online.rls import Prior, RlsLearner, merge
-from online.rows import RowBlock, RowOutcome, Target
+from online.rls import Prior, RlsLearner, merge, with_jackknife
+from online.rows import Quality, RowBlock, RowOutcome, Target
 from online.snapshot import ErrorSnapshot, ModelSnapshot, TargetSnapshot
 from online.state import Kept, StateError, saved
 
 from .design_matrix import DesignMatrix
 from .learners import RLS, Learner, make_learner, publishes
 from .settings import BankSettings, rates
+from .window_rows import WindowRows
 
 SHAPED = "portable"
 """The feature set that shape factors belong to."""
@@ -33,7 +34,9 @@ PriorFor = Callable[[FeatureSet], Prior | None]
 class SavedTarget:
     """A target in the state file, with the columns of the design by set; models are filled once they are made."""
 
-    STATE = saved("target", fresh=lambda _: SavedTarget([], None, None, {}, Residuals(), {}, 0, 0))
+    STATE = saved(
+        "target", fresh=lambda _: SavedTarget([], None, None, {}, Residuals(), {}, WindowRows(finer=True), 0, 0)
+    )
 
     sets: list[tuple[str, list[str]]]
     pending: Design | None
@@ -41,6 +44,7 @@ class SavedTarget:
     models: dict[str, Kept]
     residuals: Residuals
     shaped: dict[str, Kept]
+    windows: WindowRows
     first_ns: int
     last_ns: int
 
@@ -66,6 +70,7 @@ class TargetState:
         self.models: dict[str, Learner] = {}
         self.residuals = Residuals()
         self.shaped: ShapedPrediction | None = None
+        self.windows = WindowRows()
         self.first_ns = self.last_ns = 0
 
     def offer(self, features: FeatureSet, prior_for: PriorFor) -> None:
@@ -75,6 +80,7 @@ class TargetState:
         self.matrix.add(features)
         for cutter in (self.cutter, self.quick):
             cutter.widen(self.matrix.width)
+        self.windows.widen(self.matrix.width)
         for learner in self.settings.learners:
             key = features.name if learner == RLS else f"{learner}/{features.name}"
             prior = prior_for(features) if learner == RLS else None
@@ -97,6 +103,7 @@ class TargetState:
             for block in self.quick.push(design):
                 self._learn_quick(block)
             return outcome
+        self.windows.learn(design, windows=bool((rows.quality == Quality.METRICS).all()))
         first_ns = int(design.end_ns.min())
         self.first_ns = min(self.first_ns, first_ns) if self.first_ns else first_ns
         self.last_ns = max(self.last_ns, int(design.end_ns.max()))
@@ -180,6 +187,8 @@ class TargetState:
             if snapshot is not None:
                 if name == SHAPED and self.shaped is not None:
                     snapshot = msgspec.structs.replace(snapshot, prediction_error=self.shaped.error.snapshot())
+                if self.windows.rows is not None and publishes(model):
+                    snapshot = with_jackknife(snapshot, model, self.matrix.view(self.windows.rows, model.features.name))
                 models[name] = snapshot
         champion = self._champion(models)
         if champion is None:
@@ -234,6 +243,7 @@ class TargetState:
             models={name: model for name, model in self.models.items() if model.is_saved},
             residuals=self.residuals,
             shaped={} if self.shaped is None else {SHAPED: self.shaped},
+            windows=self.windows,
             first_ns=self.first_ns,
             last_ns=self.last_ns,
         )
@@ -247,14 +257,15 @@ class TargetState:
                 kept.fill(self.models[name])
             else:
                 skipped.append(name)
-        for cutter, waiting in ((self.cutter, state.pending), (self.quick, state.quick)):
-            if waiting is not None:
-                if waiting.x.shape[1] != width:
-                    raise StateError(f"waiting rows of {waiting.x.shape[1]} columns, expected {width}")
-                cutter.restore(self.matrix.rearranged(waiting, same))
+        for cutter, pending in ((self.cutter, state.pending), (self.quick, state.quick)):
+            if pending is not None:
+                cutter.restore(self.matrix.rearranged(pending, same, width))
+        if state.windows.rows is not None:
+            self.matrix.rearranged(state.windows.rows, same, width)
         if self.shaped is not None and SHAPED in state.shaped and SHAPED in same:
             state.shaped[SHAPED].fill(self.shaped)
-        self.residuals, self.first_ns, self.last_ns = state.residuals, state.first_ns, state.last_ns
+        self.residuals, self.windows = state.residuals, state.windows
+        self.first_ns, self.last_ns = state.first_ns, state.last_ns
         return skipped
 
     def merge(self, other: TargetState) -> None:
@@ -275,6 +286,7 @@ class TargetState:
         self.residuals.add(other.residuals)
         if self.shaped is not None and other.shaped is not None:
             self.shaped.add(other.shaped)
+        self.windows.add(other.windows, other_is_later=later)
         self.first_ns = min(self.first_ns or other.first_ns, other.first_ns)
         self.last_ns = max(self.last_ns, other.last_ns)
 

@@ -105,7 +105,12 @@ def renderings(tmp_path_factory):
         for kind in ("Deployment", "StatefulSet")
         for way in ("sidecar", "plain")
     ]
-    whole = (KUSTOMIZE / "overlays" / "example", KUSTOMIZE / "overlays" / "stock-vllm", DEPLOY / "otel-gateway")
+    whole = (
+        KUSTOMIZE / "overlays" / "example",
+        KUSTOMIZE / "overlays" / "stock-vllm",
+        DEPLOY / "otel-gateway",
+        DEPLOY / "scrape-gateway",
+    )
     return [*map(kustomize, whole), *combined]
 
 
@@ -201,7 +206,7 @@ def tracefit_containers(renderings):
 
 def test_every_tracefit_container_meets_the_restricted_profile_and_more(renderings):
     found = list(tracefit_containers(renderings))
-    assert len(found) == 8
+    assert len(found) == 9
     for container in found:
         context = container["securityContext"]
         assert context["runAsNonRoot"] is True
@@ -421,6 +426,22 @@ def test_the_gateway_keeps_one_pod_with_one_tracefit():
     assert config["receivers"]["otlp"]["protocols"]["grpc"]["max_recv_msg_size_mib"] == (
         Config().receivers.grpc.max_recv_msg_size_mib
     )
+
+
+def test_the_scraping_gateway_asks_every_pod_behind_its_headless_service():
+    config = load(DEPLOY / "scrape-gateway" / "config.yaml", {})
+    (endpoint,) = config.receivers.scrape.endpoints
+    documents = kustomize(DEPLOY / "scrape-gateway")
+    (headless,) = [s for s in of_kind(documents, "Service") if s["spec"].get("clusterIP") == "None"]
+    port = headless["spec"]["ports"][0]["port"]
+    assert endpoint.url == f"http://{headless['metadata']['name']}:{port}/metrics"
+    assert endpoint.resolve == "all"
+    (gateway,) = of_kind(documents, "StatefulSet")
+    assert gateway["spec"]["replicas"] == 1
+    (pages,) = [s for s in of_kind(documents, "Service") if s is not headless]
+    assert pages["spec"]["selector"].items() <= gateway["spec"]["template"]["metadata"]["labels"].items()
+    (mounted,) = of_kind(documents, "ConfigMap")
+    assert set(mounted["data"]) == {"tracefit.yaml"}
 
 
 def test_no_yaml_1_1_word_slipped_in_as_a_boolean():

@@ -1,0 +1,222 @@
+"""A page of Prometheus text or OpenMetrics -> the numbers that are needed, per engine; the rest is stepped over.
+
+    name{label="value",...} number [timestamp] [# exemplar]
+
+A page is the same lines with other numbers every time, so the places of the needed ones are remembered with the bytes
+that precede each number: while those stand where they stood, a page costs one split and some fifty conversions. Any
+difference (a line more, a label that changed), and every 64th page, is read line by line again.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import NamedTuple
+
+import msgspec
+
+from collector.telemetry import ScrapeOutcome
+
+from .engine_flavours import CACHE_INFO, COPY_LABEL, ENGINE_LABEL, NEEDED, SERIES, Flavour, Meaning, Series, family
+
+PAGE_BYTES_MAX = 8 * 2**20
+ENGINES_MAX = 64
+"""Data-parallel ranks on one page."""
+_REREAD_PAGES = 64
+_LABELS_BYTES_MAX = 4096
+_TEXT_CHARS_MAX = 256
+_LABEL = re.compile(rb'\s*([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"\s*,?')
+_HTML = re.compile(rb"\s*<(?:!doctype|html|\?xml|head|body)", re.IGNORECASE)
+_DIGITS_MAX = 18
+NAN = math.nan
+
+Facts = dict[str, str]
+
+
+class EngineReading(msgspec.Struct, frozen=True, gc=False):
+    """What the page says of one engine: ``values[meaning]``, NaN where the page has no such family."""
+
+    engine: str
+    model: str
+    flavour: Flavour
+    values: tuple[float, ...]
+    facts: dict[str, int | bool]
+
+
+class _Place(NamedTuple):
+    """A needed number: the line it is in, the bytes before it, and where it is added."""
+
+    line: int
+    before: bytes
+    engine: int
+    meaning: Meaning
+
+
+class _Layout(NamedTuple):
+    lines: int
+    places: tuple[_Place, ...]
+    engines: tuple[tuple[str, str, Flavour, dict[str, int | bool]], ...]
+
+
+class PageParser:
+    """Reads the pages of one server, which mostly look alike.
+
+    Attributes:
+        missing: names of needed families that the last page lacked, when that was the reason to skip it.
+    """
+
+    def __init__(self) -> None:
+        self._layout: _Layout | None = None
+        self._pages = 0
+        self.missing: tuple[str, ...] = ()
+
+    def parse(self, page: bytes) -> tuple[EngineReading, ...] | ScrapeOutcome:
+        """Readings per engine, or why there are none."""
+        if len(page) > PAGE_BYTES_MAX:
+            return ScrapeOutcome.TOO_LARGE
+        if not page.endswith(b"\n"):  # the last number may be the beginning of another one
+            return ScrapeOutcome.NOT_A_PAGE if _HTML.match(page) else ScrapeOutcome.TRUNCATED
+        lines = page.split(b"\n")
+        self._pages += 1
+        layout = self._layout
+        values = None
+        if layout is not None and layout.lines == len(lines) and self._pages % _REREAD_PAGES:
+            values = _numbers(lines, layout)
+        if values is None:
+            found = self._read_layout(page, lines)
+            if isinstance(found, ScrapeOutcome):
+                self._layout = None
+                return found
+            self._layout = layout = found
+            values = _numbers(lines, layout)
+        if layout is None or values is None:
+            self._layout = None
+            return ScrapeOutcome.NOT_A_NUMBER
+        return tuple(
+            EngineReading(name, model, flavour, tuple(numbers), facts)
+            for (name, model, flavour, facts), numbers in zip(layout.engines, values, strict=True)
+        )
+
+    def _read_layout(self, page: bytes, lines: list[bytes]) -> _Layout | ScrapeOutcome:
+        search = _Search()
+        for number, line in enumerate(lines):
+            name, brace, _ = line.partition(b"{")
+            series = SERIES.get(name if brace else name.partition(b" ")[0])
+            if series is not None:
+                search.add(number, line, series)
+            elif line.startswith(CACHE_INFO):
+                search.infos.append(_labels(line)[0])
+        if not search.known:
+            return ScrapeOutcome.NOT_A_PAGE if _HTML.match(page) else ScrapeOutcome.UNKNOWN_ENGINE
+        if len(search.known) > ENGINES_MAX:
+            return ScrapeOutcome.TOO_MANY_ENGINES
+        self.missing = _missing(search.known[0][2], {meaning for index, meaning in search.best if index == 0})
+        return ScrapeOutcome.MISSING_FAMILIES if self.missing else search.layout(len(lines))
+
+
+class _Search:
+    """Needed series of a page that is read line by line."""
+
+    def __init__(self) -> None:
+        self.known: list[tuple[str, str, Flavour, dict[str, int | bool]]] = []
+        self.best: dict[tuple[int, Meaning], int] = {}
+        self.infos: list[Facts] = []
+        self._engines: dict[str, int] = {}
+        self._places: list[tuple[int, _Place]] = []
+        self._copies: dict[tuple[Series, tuple[tuple[str, str], ...]], str] = {}
+
+    def add(self, number: int, line: bytes, series: Series) -> None:
+        """Note where a needed number stands."""
+        labels, end = _labels(line)
+        if end < 0 or (series.only is not None and labels.get(series.only[0]) != series.only[1]):
+            return
+        copy = labels.pop(COPY_LABEL, "")
+        if self._copies.setdefault((series, tuple(sorted(labels.items()))), copy) != copy:
+            return
+        name = labels.get(ENGINE_LABEL, "0")
+        index = self._engines.setdefault(name, len(self.known))
+        if index == len(self.known):
+            if index > ENGINES_MAX:
+                return
+            self.known.append((name, labels.get("model_name", ""), series.flavour, {}))
+        self._places.append((series.rank, _Place(number, line[:end], index, series.meaning)))
+        key = (index, series.meaning)
+        self.best[key] = min(self.best.get(key, series.rank), series.rank)
+
+    def layout(self, lines: int) -> _Layout:
+        """The places of the best series of each meaning, and the facts in labels."""
+        for info in self.infos:
+            for name, index in self._engines.items():
+                if info.get(ENGINE_LABEL, name) == name:
+                    self.known[index][3].update(_cache_facts(info))
+        chosen = tuple(place for rank, place in self._places if rank == self.best[place.engine, place.meaning])
+        return _Layout(lines, chosen, tuple(self.known))
+
+
+def _missing(flavour: Flavour, found: set[Meaning]) -> tuple[str, ...]:
+    lacking = sorted(NEEDED[flavour] - found)
+    # How long steps take comes from the latencies or from the clock; how many there were, from the steps' counter or
+    # from the latencies' one.
+    if Meaning.STEPS not in found and Meaning.ITL_COUNT not in found:
+        lacking.append(Meaning.STEPS if flavour is Flavour.VLLM else Meaning.ITL_COUNT)
+    return tuple(dict.fromkeys(family(flavour, meaning) for meaning in lacking))
+
+
+def _numbers(lines: list[bytes], layout: _Layout) -> list[list[float]] | None:
+    """Values per engine; None where a line is not what it was, or where a number is none."""
+    values = [[NAN] * len(Meaning) for _ in layout.engines]
+    for line_number, before, engine, meaning in layout.places:
+        line = lines[line_number]
+        if not line.startswith(before):
+            return None
+        text = line[len(before) :]
+        try:
+            value = float(text)
+        except ValueError:
+            value = _first_number(text)
+        if not 0.0 <= value < math.inf:
+            return None
+        row = values[engine]
+        row[meaning] = value if math.isnan(row[meaning]) else row[meaning] + value
+    return values
+
+
+def _first_number(text: bytes) -> float:
+    """The number before a timestamp or an exemplar; NaN for anything else."""
+    parts = text.split(None, 1)
+    try:
+        return float(parts[0]) if parts else NAN
+    except ValueError:
+        return NAN
+
+
+def _name_end(line: bytes) -> int:
+    end = line.find(b"{")
+    return end if end >= 0 else line.find(b" ")
+
+
+def _labels(line: bytes) -> tuple[Facts, int]:
+    """Labels, and where the number begins; -1 for a line that is none."""
+    at = _name_end(line)
+    if at < 0:
+        return {}, -1
+    if line[at : at + 1] == b" ":
+        return {}, at + 1
+    labels: Facts = {}
+    at += 1
+    limit = at + _LABELS_BYTES_MAX
+    while match := _LABEL.match(line, at, limit):
+        labels[match[1].decode()] = match[2].decode("utf-8", "replace")[:_TEXT_CHARS_MAX]
+        at = match.end()
+    return (labels, at + 1) if line[at : at + 1] == b"}" else ({}, -1)
+
+
+def _cache_facts(labels: Facts) -> dict[str, int | bool]:
+    out: dict[str, int | bool] = {}
+    for name in ("block_size", "num_gpu_blocks"):
+        text = labels.get(name, "")
+        if text.isascii() and text.isdigit() and int(text[:_DIGITS_MAX]) > 0:
+            out[name] = int(text[:_DIGITS_MAX])
+    if labels.get("enable_prefix_caching") in ("True", "False"):
+        out["enable_prefix_caching"] = labels["enable_prefix_caching"] == "True"
+    return out

@@ -1,0 +1,23 @@
+"""Scraped counters: windows between scrapes, and the rows they give."""
+
+from __future__ import annotations
+
+from .completeness import SCRAPES_MAX as COMPLETENESS_SCRAPES
+from .completeness import Completeness
+from .page_engine import PageEngine
+from .page_engines import PageEngines
+from .page_rows import PageRow, page_block
+from .scrape_state import Occupancy, Scrape
+from .scrape_windows import ScrapeWindows
+
+__all__ = [
+    "COMPLETENESS_SCRAPES",
+    "Completeness",
+    "Occupancy",
+    "PageEngine",
+    "PageEngines",
+    "PageRow",
+    "Scrape",
+    "ScrapeWindows",
+    "page_block",
+]

@@ -1,0 +1,91 @@
+"""One engine of a scraped server, seen as an emitter beside engines that send steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from collector.decode.pages import EngineReading, Meaning
+from collector.identity import Facts
+from collector.join.api_process import ApiProcess
+from collector.join.emitter import TargetRows
+from collector.join.engine import Engine
+from collector.join.requests import ApiQueueing
+from collector.join.steps import Scheduling
+from collector.telemetry import Counts, RowDrop, table
+from online import EngineSnapshot, Quality, Target
+
+from .completeness import Completeness
+from .page_rows import PageRow, page_block
+from .scrape_windows import ScrapeWindows
+
+
+class PageEngine:
+    """What an :class:`~collector.join.engine.Engine` is for steps, for counters only."""
+
+    def __init__(self, instance: str, recording: str, number: int, server: str = "") -> None:
+        self.instance = instance
+        self.recording = recording
+        self.server = server
+        self.number = number
+        self.facts = Facts()
+        self.api_queueing = ApiQueueing()
+        self.windows = ScrapeWindows()
+        self.completeness = Completeness()
+        self.reading_facts: tuple[str, dict[str, int | bool]] = ("", {})
+        self._rows: list[PageRow] = []
+        self._counts = Counts()
+
+    @property
+    def event_unix_ns(self) -> int:
+        """When it was last scraped."""
+        newest = self.windows.newest
+        return newest.unix_ns if newest is not None else 0
+
+    @property
+    def safe_unix_ns(self) -> int:
+        """No row that will come ends before this wall clock time."""
+        return self.event_unix_ns
+
+    @property
+    def quality(self) -> Quality:
+        """Windows between scrapes."""
+        return Quality.METRICS
+
+    @property
+    def open_requests(self) -> int:
+        """It knows of no single request."""
+        return 0
+
+    def add(self, unix_ns: int, mono_ns: int, reading: EngineReading) -> None:
+        """Take a scrape."""
+        row = self.windows.add(unix_ns, mono_ns, reading)
+        self.completeness.count(unix_ns, reading.values[Meaning.STEPS])
+        if row is not None:
+            self._rows.append(row)
+
+    def advance(self, *, flush: bool = False) -> list[TargetRows]:  # noqa: ARG002 -- nothing is held back
+        """Rows since the last call: they come in order and are final at once."""
+        rows, self._rows = self._rows, []
+        return [TargetRows(Target.STEP_TIME, page_block(rows, self.number))] if rows else []
+
+    def yield_to(self, emitters: Sequence[Engine | ApiProcess]) -> None:
+        """Others tell more of the same engine: no rows, but a yardstick for how much of it arrives."""
+        self._counts[table.DROPPED_ROWS, RowDrop.TOLD_BY_STEPS] += len(self._rows)
+        self._rows.clear()
+        self.completeness.hear(emitters)
+
+    def take_counts(self) -> Counts:
+        """Counts since the last call."""
+        counts, self._counts = self._counts, Counts()
+        for reason, windows in self.windows.drops.items():
+            counts[table.DROPPED_ROWS, reason] += windows
+        self.windows.drops.clear()
+        return counts
+
+    def snapshot(self) -> EngineSnapshot:
+        """Its counter of steps; how it schedules does not matter to windows."""
+        newest = self.windows.newest
+        steps = newest.value(Meaning.STEPS) if newest is not None else 0.0
+        last_step = 0 if math.isnan(steps) else int(steps)
+        return EngineSnapshot(instance=self.instance, scheduling=Scheduling.UNKNOWN.value, last_step=last_step)

@@ -1,0 +1,87 @@
+"""Engines known by their pages: one per server and ``engine`` label, and who else tells of them.
+
+Where an engine sends its steps, or its requests, the page teaches facts only: what it counts is the yardstick for how
+much of the telemetry arrived.
+"""
+
+from __future__ import annotations
+
+import math
+import urllib.parse
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+
+from collector.config import JoinConfig
+from collector.decode.pages import EngineReading, ScrapedPage
+from collector.identity import FactSource, Knowledge
+from collector.join.api_process import ApiProcess
+from collector.join.engine import Engine
+
+from .page_engine import PageEngine
+
+Key = tuple[str, str]
+Emitters = Mapping[Key, Engine | ApiProcess]
+
+
+class PageEngines:
+    """Bounded in engines: the one not scraped for longest makes room.
+
+    Attributes:
+        by_key: recording and instance -> engine.
+    """
+
+    def __init__(self, settings: JoinConfig) -> None:
+        self._settings = settings
+        self.by_key: OrderedDict[Key, PageEngine] = OrderedDict()
+
+    def add(self, page: ScrapedPage, next_number: Callable[[], int], knowledge: Knowledge) -> list[Key]:
+        """Take a page; the engines that made room for new ones."""
+        evicted: list[Key] = []
+        for reading in page.engines:
+            key = (page.recording, instance_of(page.instance, reading.engine))
+            if key not in self.by_key:
+                evicted += self._make_room()
+                self.by_key[key] = PageEngine(key[1], key[0], next_number(), page.instance)
+            engine = self.by_key[key]
+            _inform(engine, reading, knowledge)
+            engine.add(page.unix_ns, page.mono_ns, reading)
+        return evicted
+
+    def _make_room(self) -> list[Key]:
+        if len(self.by_key) < self._settings.page_engines_max:
+            return []
+        oldest = min(self.by_key, key=lambda key: self.by_key[key].event_unix_ns)
+        del self.by_key[oldest]
+        return [oldest]
+
+    @property
+    def completeness(self) -> float:
+        """Share of the counted steps that telemetry told of, of the worst engine; NaN where nothing can be compared."""
+        ratios = [e.completeness.ratio for e in self.by_key.values() if e.completeness.ratio is not None]
+        return min(ratios, default=math.nan)
+
+    def told_by(self, key: Key, emitters: Emitters) -> list[Engine | ApiProcess]:
+        """Emitters of the same engine that tell more than the page.
+
+        The only server is whoever sends. Of several, the one whose host the emitter names; two ranks of one server
+        cannot be told apart, and both are left to the telemetry.
+        """
+        servers = {engine.server for (recording, _), engine in self.by_key.items() if recording == key[0]}
+        beside = [emitter for (recording, _), emitter in emitters.items() if recording == key[0]]
+        if len(servers) == 1:
+            return beside
+        host = urllib.parse.urlsplit(self.by_key[key].server).hostname or ""
+        return [emitter for emitter in beside if host and host in emitter.instance]
+
+
+def instance_of(server: str, engine: str) -> str:
+    """The first rank goes by its server's name."""
+    return server if engine == "0" else f"{server}#{engine}"
+
+
+def _inform(engine: PageEngine, reading: EngineReading, knowledge: Knowledge) -> None:
+    if engine.reading_facts != (reading.model, reading.facts):
+        engine.reading_facts = (reading.model, dict(reading.facts))
+        facts = dict(reading.facts) | ({"model": reading.model} if reading.model else {})
+        engine.facts.learn(facts, FactSource.DISCOVERY)
+    knowledge.apply(engine.facts, {}, engine.server, engine.recording)

@@ -1,0 +1,99 @@
+"""Which two scrapes make a row: windows end at clean scrapes and hold enough steps.
+
+A prompt is credited whole at its last chunk, so a window that ends within a prefill has computed what the next one is
+credited with. Such a scrape ends no window; after six in a row one is cut anyway. A window with too few steps goes on
+too. Scrapes far apart are all taken: there a longer window costs more than a prompt in the wrong one. Nothing is
+learned across a restart, or of a window in which a request was preempted: it computes its tokens again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from statistics import median
+
+from collector.decode.pages import EngineReading, Flavour, Meaning
+from collector.telemetry import RowDrop
+
+from .page_rows import STEPS_MIN, PageRow, WindowSums, row_of, went_back, window_sums
+from .scrape_state import Occupancy, Scrape
+
+UNCLEAN_MAX = 6
+_COPIES_WINDOWS = 20
+_COPIES_KEPT = 64
+
+
+@dataclass(slots=True)
+class ScrapeWindows:
+    """Scrapes of one engine in order of time, and the rows between them."""
+
+    occupancy: Occupancy = field(default_factory=Occupancy)
+    start: Scrape | None = None
+    newest: Scrape | None = None
+    scrapes: int = 0
+    """Since the start of the open window."""
+    copies: int = 1
+    """Front ends that each count a step in which a request of theirs took part."""
+    drops: Counter[RowDrop] = field(default_factory=Counter)
+    _ratios: list[float] = field(default_factory=list)
+
+    def add(self, unix_ns: int, mono_ns: int, reading: EngineReading) -> PageRow | None:
+        """Take the next scrape; the row that it ends, if it ends one."""
+        newest = self.newest
+        if newest is not None and mono_ns <= newest.mono_ns:
+            if unix_ns <= newest.unix_ns:
+                self.drops[RowDrop.TIME_ORDER] += 1
+                return None
+            self.start = newest = None  # another host's clock: this one was restarted elsewhere
+            self.scrapes = 0
+        if newest is not None:
+            unix_ns = max(unix_ns, newest.unix_ns)  # the wall clock was set back: rows stay in order
+        scrape = self.occupancy.scrape(reading.flavour, unix_ns, mono_ns, reading.values, reading.facts)
+        if newest is not None and went_back(newest, scrape):
+            self.drops[RowDrop.RESTART] += 1
+            self._begin_anew()
+            scrape = self.occupancy.scrape(reading.flavour, unix_ns, mono_ns, reading.values, reading.facts)
+        self.newest = scrape
+        if self.start is None:
+            self.scrapes += 1
+            if scrape.clean or self.scrapes > UNCLEAN_MAX:
+                self._open(scrape)
+            return None
+        self.scrapes += 1
+        window = window_sums(reading.flavour, self.start, scrape, self.scrapes, self.copies)
+        wait = self.scrapes <= UNCLEAN_MAX and window.close
+        if wait and not (scrape.clean and (window.steps >= STEPS_MIN or window.steps == 0)):
+            return None
+        return self._close(window, reading.flavour)
+
+    def _open(self, scrape: Scrape) -> None:
+        self.start, self.scrapes = scrape, 0
+
+    def _begin_anew(self) -> None:
+        self.occupancy, self.start, self.newest, self.scrapes = Occupancy(), None, None, 0
+
+    def _close(self, window: WindowSums, flavour: Flavour) -> PageRow | None:
+        start, end = window.start, window.end
+        self._open(end)
+        if window.steps == 0:
+            return None
+        if end.value(Meaning.PREEMPTIONS) > start.value(Meaning.PREEMPTIONS):
+            self.drops[RowDrop.PREEMPTION] += 1
+            return None
+        if flavour is Flavour.VLLM:
+            self._count_copies(window)
+        row = row_of(window)
+        if isinstance(row, RowDrop):
+            self.drops[row] += 1
+            return None
+        return row
+
+    def _count_copies(self, window: WindowSums) -> None:
+        """Several API servers count each step once each: decoding requests per counted step fall below those held."""
+        held = (window.start.decoding + window.end.decoding) / 2.0
+        if held < 1.0 or not window.decoded:
+            return
+        self._ratios.append(held * window.steps * self.copies / window.decoded)
+        if len(self._ratios) >= _COPIES_WINDOWS:
+            self.copies = max(1, round(median(self._ratios)))
+            del self._ratios[:-_COPIES_KEPT]

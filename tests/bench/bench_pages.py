@@ -1,0 +1,282 @@
+"""Every number of learning from /metrics pages, beside its target: ``make bench WHAT=pages``.
+
+Pages are a real server's (m1_pages, whose steps were recorded beside them) and those of other recordings made from
+their steps. Learned on the first 60 % of the time, scored on every busy step of the rest. ``complete``: the same fit on
+complete step telemetry.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import itertools
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from collector.config import JoinConfig
+from collector.decode.pages import Meaning, PageParser, read_page_line
+from collector.evaluate.captures import load
+from collector.evaluate.fits import design, predict
+from collector.evaluate.page_baselines import KalmanCycle, fit_line
+from collector.identity import Knowledge
+from collector.join.pages import PageEngine
+from online import STEP_FEATURES, RowBlock, Target
+from online.features import build
+from online.rls import LearnerSettings, RlsLearner
+from online.rls.jackknife import with_jackknife
+from tests.support.page_server import padded
+from tests.support.paths import ROOT
+from tests.support.step_pages import pages_of
+
+CAPTURES = ROOT.parent / "shared" / "captures"
+SETTINGS = LearnerSettings(
+    start_rows=1 << 30
+)  # one fit of all rows: what a half-life of minutes forgets is not the question
+FEATURES = build("portable", Target.STEP_TIME, {})
+LEARN = 0.6
+INTERVALS = {
+    "m1_pages": {0.5: 1.1, 1.0: 1.25, 15.0: 1.6},
+    "c5_offload": {0.5: 1.1, 1.0: 1.25},
+    "c6_saturated": {0.5: 1.1, 1.0: 1.25},
+    "c7_async_sim": {0.25: 2.0},
+    "c10_long": {0.5: 1.1, 1.0: 1.25, 15.0: 1.6},
+}
+failures: list[str] = []
+
+
+def line(name, value, target="", good=None, note=""):
+    verdict = "" if good is None else ("holds" if good else "MISSED")
+    if good is False:
+        failures.append(name)
+    print(f"{name:<58} {value:>10}   {target:<12} {verdict:<7} {note}", flush=True)
+
+
+@dataclass
+class Case:
+    """One recording: all its steps, those scored, and the error of complete telemetry."""
+
+    name: str
+    steps: RowBlock
+    learned: RowBlock
+    scored: RowBlock
+    cut_ns: int
+    complete: RlsLearner
+
+
+def case_of(name):
+    (capture,) = load(CAPTURES / name / "otlp.pb.gz", Knowledge(), JoinConfig(), LEARN, lambda _: None)
+    rows = capture.full[Target.STEP_TIME].rows
+    rows = rows.take(np.isfinite(FEATURES.evaluate(rows)).all(axis=1))
+    cut_ns = int(rows.end_ns[0] + LEARN * (rows.end_ns[-1] - rows.end_ns[0]))
+    after = rows.take((rows.end_ns > cut_ns) & (rows.steps == 1))
+    if capture.truth_us:
+        full = capture.full[Target.STEP_TIME]
+        truth = capture.truth_us
+        end = dict(zip(full.rows.end_ns.tolist(), full.step_id.tolist(), strict=True))
+        after.elapsed_us[:] = [
+            truth.get(end[e], t) for e, t in zip(after.end_ns.tolist(), after.elapsed_us, strict=True)
+        ]
+    before = rows.take(rows.end_ns <= cut_ns)
+    return Case(name, rows, before, after, cut_ns, fit(before))
+
+
+def fit(rows):
+    if rows is None or len(rows) < 3:
+        return None
+    learner = RlsLearner(FEATURES, SETTINGS)
+    learner.learn(design(FEATURES, rows))
+    return learner
+
+
+def errors(learner, rows):
+    """Median and mean absolute error, bias; per cent."""
+    predicted = predict(learner, FEATURES, rows)
+    error = 100 * np.abs(predicted / rows.elapsed_us - 1)
+    return float(np.median(error)), float(error.mean()), 100 * float(predicted.sum() / rows.elapsed_us.sum() - 1)
+
+
+def page_rows(pages, until_ns=None, since_ns=0):
+    engine = PageEngine("bench", "", 0)
+    for page in pages:
+        if since_ns <= page.unix_ns and (until_ns is None or page.unix_ns <= until_ns):
+            engine.add(page.unix_ns, page.mono_ns, page.engines[0])
+    found = engine.advance([])
+    return found[0].rows if found else None
+
+
+def recorded(path):
+    parser = PageParser()
+    with gzip.open(path) as file:
+        return [read_page_line(text, parser, "m1") for text in file]
+
+
+def pages_every(case, every_s, path):
+    if case.name != "m1_pages":
+        return pages_of(CAPTURES / case.name / "otlp.pb.gz", case.steps, every_s)
+    pages = recorded(path)
+    stride = max(1, round(every_s / 0.5))
+    return pages[::stride]
+
+
+# --- steps and coefficients -------------------------------------------------------------------------------------------
+
+
+def steps(case, path):
+    median, mean, bias = errors(case.complete, case.scored)
+    line(
+        f"{case.name} complete: mean error %",
+        f"{mean:.1f}",
+        note=f"median {median:.1f}, bias {bias:+.1f}, {coefficients(case.complete)}",
+    )
+    for every_s, limit in INTERVALS[case.name].items():
+        rows = page_rows(pages_every(case, every_s, path), case.cut_ns)
+        learner = fit(rows)
+        found = errors(learner, case.scored)
+        ratio = found[1] / mean
+        note = f"mean {found[1]:.1f}, median {found[0]:.1f}, bias {found[2]:+.1f}, {len(rows)} rows, "
+        note += coefficients(learner)
+        line(
+            f"{case.name} every {every_s:g} s: mean error / complete",
+            f"{ratio:.2f}",
+            f"<= {limit}",
+            ratio <= limit,
+            note,
+        )
+        if every_s == 0.5:
+            prefill(case, learner, rows)
+
+
+def prefill(case, learner, rows):
+    theirs, ours = float(case.complete.beta[1]), float(learner.beta[1])
+    off = 100 * abs(ours / theirs - 1)
+    judged = with_jackknife(learner.snapshot(), learner, design(FEATURES, rows))
+    status = {feature.name: feature.status for feature in judged.features}
+    good = off <= 15 or status["prefill_tokens"] != "identified"
+    line(f"{case.name} prefill coefficient off by %", f"{off:.0f}", "<= 15, weak", good, str(status))
+
+
+def coefficients(learner):
+    return " ".join(f"{value:.4g}" for value in learner.beta[: len(FEATURES)])
+
+
+# --- windows of 15 s --------------------------------------------------------------------------------------------------
+
+
+def itl_windows(case, path):
+    """Mean inter-token latency of 15 s windows: learned every 1 s, features at 0.5 s; beside the neighbours' models."""
+    pages = pages_every(case, 0.5, path)
+    learner = fit(page_rows(pages_every(case, 1.0, path), case.cut_ns))
+    ours, line_x, truth, batch, prompts, ttft = [], [], [], [], [], []
+    begin_ns, end_ns = pages[0].unix_ns, pages[-1].unix_ns
+    edges = np.arange(begin_ns, end_ns, 15 * 10**9)
+    column = STEP_FEATURES.index("decode_requests")
+    inside_of = []
+    for low, high in itertools.pairwise(edges):
+        inside = [page for page in pages if low <= page.unix_ns <= high]
+        first, last = inside[0].engines[0].values, inside[-1].engines[0].values
+        decoded = last[Meaning.ITL_COUNT] - first[Meaning.ITL_COUNT]
+        rows = page_rows(inside)
+        if rows is None or decoded < 10:
+            continue
+        decoding = np.add.reduceat(rows.raw[:, column], rows.offsets[:-1]) / rows.steps
+        predicted = predict(learner, FEATURES, rows)
+        ours.append(float((predicted * decoding).sum() / (decoding * rows.steps).sum()))
+        truth.append(1e6 * (last[Meaning.ITL_SECONDS] - first[Meaning.ITL_SECONDS]) / decoded)
+        line_x.append(float(np.mean([page.engines[0].values[Meaning.KV_USAGE_RATIO] for page in inside])))
+        batch.append(float(np.mean([page.engines[0].values[Meaning.RUNNING] for page in inside])))
+        started = last[Meaning.FIRST_TOKENS] - first[Meaning.FIRST_TOKENS]
+        prompts.append((last[Meaning.PROMPT_TOKENS] - first[Meaning.PROMPT_TOKENS]) / max(started, 1.0))
+        ttft.append(float("nan"))
+        inside_of.append(high > case.cut_ns)
+    ours, truth, line_x, test = np.array(ours), np.array(truth), np.array(line_x), np.array(inside_of)
+    off = 100 * np.abs(ours / truth - 1)[test]
+    line(
+        f"{case.name} ITL of 15 s windows, mean error %",
+        f"{off.mean():.1f}",
+        "<= 10",
+        bool(off.mean() <= 10),
+        f"median {np.median(off):.1f}, {test.sum()} windows",
+    )
+    fitted = fit_line(line_x[~test], truth[~test], points_min=2)
+    if fitted is not None and np.ptp(line_x):
+        off = 100 * np.abs((fitted[0] * line_x + fitted[1]) / truth - 1)[test]
+        line(
+            f"{case.name}   ITL = A k + B",
+            f"{off.mean():.1f}",
+            note=f"median {np.median(off):.1f}, {int((~test).sum())} points to learn from, its own rule wants 10",
+        )
+    kalman, predicted = KalmanCycle(), []
+    for i in range(len(truth)):
+        predicted.append(1e6 * kalman.predict(batch[i]))
+        if not test[i]:
+            kalman.learn(batch[i], prompts[i], truth[i] / 1e6, ttft[i])
+    off = 100 * np.abs(np.array(predicted) / truth - 1)[test]
+    line(f"{case.name}   Kalman on cycle means", f"{off.mean():.1f}", note=f"median {np.median(off):.1f}")
+
+
+# --- how long it takes ------------------------------------------------------------------------------------------------
+
+
+def minutes(case, path):
+    pages = pages_every(case, 1.0, path)
+    goal = 1.25 * errors(case.complete, case.scored)[0]
+    begin_ns = pages[0].unix_ns
+    name = f"{case.name} minutes to 1.25 x complete, 9 of 10 starts"
+    for length_min in (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0):
+        last_ns = case.cut_ns - int(length_min * 60e9)
+        if last_ns <= begin_ns:
+            break
+        good = 0
+        for start_ns in np.linspace(begin_ns, last_ns, 10).astype(np.int64):
+            learner = fit(page_rows(pages, start_ns + int(length_min * 60e9), start_ns))
+            good += learner is not None and errors(learner, case.scored)[0] <= goal
+        if good >= 9:
+            line(name, f"{length_min:g}", "<= 1.5", length_min <= 1.5)
+            return
+    line(name, "never", "<= 1.5", good=False)
+
+
+# --- cost -------------------------------------------------------------------------------------------------------------
+
+
+def parsing(path):
+    with gzip.open(path.with_name("metrics.txt.gz") if path.with_name("metrics.txt.gz").exists() else path) as file:
+        whole = file.read()
+    page = padded(whole, 2000) if b"# TYPE" in whole[:4096] and whole[:1] != b"{" else None
+    if page is None:
+        return
+    for name, parser_of in (("line by line", PageParser), ("as the last one looked", None)):
+        kept = PageParser()
+        kept.parse(page)
+        begin_s, count = time.process_time(), 200
+        for _ in range(count):
+            (parser_of() if parser_of else kept).parse(page)
+        cost_ms = 1e3 * (time.process_time() - begin_s) / count
+        line(f"page of 2,000 lines, {name}, ms CPU", f"{cost_ms:.2f}", "<= 1.5", cost_ms <= 1.5)
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--pages", type=Path, default=CAPTURES / "m1_pages" / "pages.jsonl.gz")
+    arguments.add_argument("--only", default=",".join(INTERVALS))
+    chosen = arguments.parse_args()
+    if not chosen.pages.exists():
+        print(f"SKIPPED: no {chosen.pages}")
+        return 0
+    for name in chosen.only.split(","):
+        case = case_of(name)
+        steps(case, chosen.pages)
+        if name in ("m1_pages", "c10_long"):
+            itl_windows(case, chosen.pages)
+            minutes(case, chosen.pages)
+    parsing(chosen.pages)
+    print(f"missed: {', '.join(failures) or 'nothing'}")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

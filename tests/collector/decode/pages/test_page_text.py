@@ -1,0 +1,152 @@
+"""A page of counters: what is read of it, and what is not."""
+
+import gzip
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collector.decode.pages import Flavour, Meaning, PageParser, is_page_line, read_page_line
+from collector.telemetry import ScrapeOutcome
+from tests.support.page_server import RECORDED, padded, recorded_pages
+
+PAGES = [page for _, page in recorded_pages()]
+
+V0 = b"""# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{model_name="m"} 2.0
+vllm:gpu_cache_usage_perc{model_name="m"} 0.5
+vllm:prompt_tokens_total{model_name="m"} 100.0
+vllm:generation_tokens_total{model_name="m"} 50.0
+vllm:time_to_first_token_seconds_count{model_name="m"} 5.0
+vllm:time_per_output_token_seconds_sum{model_name="m"} 1.5
+vllm:time_per_output_token_seconds_count{model_name="m"} 45.0
+vllm:request_success_total{finished_reason="stop",model_name="m"} 2.0
+vllm:request_success_total{finished_reason="length",model_name="m"} 1.0
+vllm:cache_config_info{block_size="16",num_gpu_blocks="100",enable_prefix_caching="False"} 1.0
+"""
+
+SGLANG = b"""sglang:num_running_reqs{engine_type="unified",model_name="m",tp_rank="0"} 3.0
+sglang:num_used_tokens{engine_type="unified",model_name="m",tp_rank="0"} 900.0
+sglang:prompt_tokens_total{model_name="m"} 4000.0
+sglang:generation_tokens_total{model_name="m"} 600.0
+sglang:time_to_first_token_seconds_count{model_name="m"} 9.0
+sglang:inter_token_latency_seconds_count{model_name="m"} 500.0
+sglang:inter_token_latency_seconds_sum{model_name="m"} 10.0
+sglang:num_requests_total{model_name="m"} 6.0
+sglang:realtime_tokens_total{mode="prefill_compute",model_name="m",tp_rank="0"} 3000.0
+sglang:realtime_tokens_total{mode="prefill_compute",model_name="m",tp_rank="1"} 3000.0
+sglang:realtime_tokens_total{mode="decode",model_name="m",tp_rank="0"} 600.0
+"""
+
+
+def only(page):
+    (reading,) = PageParser().parse(page)
+    return reading
+
+
+def test_the_numbers_of_a_real_page_are_read():
+    reading = only(PAGES[-1])
+    assert (reading.engine, reading.model, reading.flavour) == ("0", "tiny", Flavour.VLLM)
+    assert reading.facts == {"block_size": 32, "num_gpu_blocks": 2048, "enable_prefix_caching": True}
+    assert reading.values[Meaning.STEPS] == 5844
+    assert reading.values[Meaning.STEP_TOKENS] == 169605
+    assert reading.values[Meaning.FINISHED] == 792  # over all reasons
+    assert reading.values[Meaning.PREFIX_HIT_TOKENS] == 13728
+    assert math.isnan(reading.values[Meaning.KV_USED_TOKENS])
+
+
+def test_a_parser_that_knows_the_page_reads_what_a_fresh_one_reads():
+    kept = PageParser()
+    for page in PAGES[::7]:
+        assert kept.parse(page) == PageParser().parse(page)
+
+
+def test_a_page_that_changed_its_shape_is_read_anew():
+    kept = PageParser()
+    kept.parse(PAGES[10])
+    assert kept.parse(padded(PAGES[11], 900)) == PageParser().parse(PAGES[11])
+    swapped = PAGES[12].replace(b'model_name="tiny"', b'model_name="other"')
+    assert kept.parse(swapped)[0].model == "other"
+
+
+def test_old_names_of_vllm_mean_the_same():
+    reading = only(V0)
+    assert reading.values[Meaning.ITL_COUNT] == 45
+    assert reading.values[Meaning.KV_USAGE_RATIO] == 0.5
+    assert reading.values[Meaning.FINISHED] == 3
+    assert reading.facts == {"block_size": 16, "num_gpu_blocks": 100, "enable_prefix_caching": False}
+
+
+def test_a_family_under_both_names_counts_once():
+    both = V0 + b'vllm:inter_token_latency_seconds_count{model_name="m"} 46.0\n'
+    assert only(both).values[Meaning.ITL_COUNT] == 46
+
+
+def test_sglang_is_read_and_its_ranks_are_not_added_up():
+    reading = only(SGLANG)
+    assert reading.flavour is Flavour.SGLANG
+    assert reading.values[Meaning.RUNNING] == 3
+    assert reading.values[Meaning.PREFILL_TOKENS] == 3000
+
+
+def test_engines_of_one_page_are_told_apart():
+    second = PAGES[5].replace(b'engine="0"', b'engine="1"')
+    readings = PageParser().parse(PAGES[5] + second)
+    assert [reading.engine for reading in readings] == ["0", "1"]
+    assert readings[0].values[: Meaning.KV_USED_TOKENS] == readings[1].values[: Meaning.KV_USED_TOKENS]
+
+
+def test_labels_with_braces_quotes_and_timestamps_do_not_confuse():
+    odd = PAGES[5].replace(b'model_name="tiny"} 2', b'model_name="a} 9 \\"b"} 2').replace(b".0\n", b".0 1700000000\n")
+    assert not isinstance(PageParser().parse(odd), ScrapeOutcome)
+
+
+@pytest.mark.parametrize(
+    ("page", "outcome"),
+    [
+        (b"", ScrapeOutcome.TRUNCATED),
+        (b"<!DOCTYPE html><html>\n", ScrapeOutcome.NOT_A_PAGE),
+        (b"<html><body>no</body>", ScrapeOutcome.NOT_A_PAGE),
+        (PAGES[5][:-2], ScrapeOutcome.TRUNCATED),
+        (b"go_goroutines 12\n", ScrapeOutcome.UNKNOWN_ENGINE),
+        (b"x" * (9 * 2**20), ScrapeOutcome.TOO_LARGE),
+        (V0.replace(b"num_requests_running", b"requests_running_now"), ScrapeOutcome.MISSING_FAMILIES),
+        (V0.replace(b"} 100.0", b"} NaN"), ScrapeOutcome.NOT_A_NUMBER),
+        (V0.replace(b"} 100.0", b"} -1.0"), ScrapeOutcome.NOT_A_NUMBER),
+        (V0.replace(b"} 100.0", b"} +Inf"), ScrapeOutcome.NOT_A_NUMBER),
+        (V0.replace(b"} 100.0", b"} many"), ScrapeOutcome.NOT_A_NUMBER),
+        (b"".join(PAGES[5].replace(b'"0"', b'"%d"' % n) for n in range(70)), ScrapeOutcome.TOO_MANY_ENGINES),
+    ],
+)
+def test_what_is_no_page_is_refused_for_a_reason(page, outcome):
+    assert PageParser().parse(page) is outcome
+
+
+def test_a_family_that_went_missing_is_named():
+    parser = PageParser()
+    parser.parse(V0.replace(b"time_per_output_token_seconds", b"per_token"))
+    assert parser.missing == ("vllm:iteration_tokens_total_count",)
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_no_bytes_make_it_raise(data):
+    page = bytearray(V0)
+    for _ in range(data.draw(st.integers(1, 8))):
+        at = data.draw(st.integers(0, len(page) - 1))
+        page[at] = data.draw(st.integers(0, 255))
+    found = PageParser().parse(bytes(page) + b"\n")
+    if not isinstance(found, ScrapeOutcome):
+        assert all(math.isnan(value) or value >= 0 for reading in found for value in reading.values)
+
+
+def test_a_line_of_a_recording_is_a_page():
+    line = gzip.decompress(RECORDED.read_bytes()).splitlines()[3]
+    assert is_page_line(line)
+    page = read_page_line(line, PageParser(), "file")
+    entry = json.loads(line)
+    assert (page.unix_ns, page.mono_ns, page.recording) == (entry["unix_ns"], entry["sent_mono_ns"], "file")
+    assert read_page_line(b'{"unix_ns": 1, "page": 7}', PageParser(), "file") is ScrapeOutcome.NOT_A_PAGE
+    assert read_page_line(b'{"unix_ns": -1, "page": ""}', PageParser(), "file") is ScrapeOutcome.NOT_A_NUMBER

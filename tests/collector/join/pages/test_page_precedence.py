@@ -1,0 +1,128 @@
+"""A page beside richer telemetry: the page gives facts and the yardstick, the telemetry gives the rows."""
+
+import math
+
+import pytest
+
+from collector.config import Config
+from collector.decode.pages import ScrapedPage
+from collector.durable import image as state_image
+from collector.join import Engine
+from collector.join.pages import Completeness
+from collector.recordings import Recording, TimedPage
+from collector.telemetry import RowDrop, table
+from collector.worker.build import make_pipeline
+from online import Target
+from tests.collector.join.pages.test_scrape_windows import SimulatedEngine
+from tests.support.page_server import RECORDED
+from tests.support.paths import DATA
+
+PAGES = [timed.page for timed in Recording(RECORDED, print) if isinstance(timed, TimedPage)]
+CONFIG = Config(learners=("rls",))
+
+
+def live(page, server="http://10.0.0.7:8000", shift_ns=0):
+    return ScrapedPage(server, page.unix_ns + shift_ns, page.mono_ns, page.engines)
+
+
+def exports():
+    return [
+        timed.export._replace(recording="") for timed in Recording(DATA / "c10_long" / "otlp.pb.gz", print).exports()
+    ]
+
+
+def learned(pipeline):
+    return {config.config_id: config for config in pipeline.snapshot(0, 1).configs}
+
+
+def test_pages_alone_are_learned_from_and_say_so():
+    pipeline = make_pipeline(CONFIG)
+    for page in PAGES:
+        pipeline.process_pages([live(page)])
+    pipeline.flush()
+    (config,) = learned(pipeline).values()
+    assert config.telemetry == "metrics"
+    assert config.config["model"] == "tiny"
+    assert config.config["block_size"] == 32
+    assert config.sources["block_size"] == "discovery"
+    portable = config.targets["step_time"].models["portable"]
+    found = {f.name: f for f in portable.features}
+    assert found["intercept"].coefficient == pytest.approx(16_000, rel=0.1)
+    assert found["prefill_tokens"].coefficient == pytest.approx(600, rel=0.15)
+    assert found["prefill_tokens"].status == "identified"
+
+
+def test_how_pages_are_handed_over_changes_nothing():
+    one, other = make_pipeline(CONFIG), make_pipeline(CONFIG)
+    for page in PAGES:
+        one.process_pages([live(page)])
+    for start in range(0, len(PAGES), 37):
+        other.process_pages([live(page) for page in PAGES[start : start + 37]])
+    one.flush()
+    other.flush()
+    assert one.snapshot(0, 1) == other.snapshot(0, 1)
+
+
+def test_a_restart_in_the_middle_changes_no_bit():
+    straight, halting = make_pipeline(CONFIG), make_pipeline(CONFIG)
+    for number, page in enumerate(PAGES):
+        straight.process_pages([live(page)])
+        halting.process_pages([live(page)])
+        if number in (5, 100, 333):
+            again = make_pipeline(CONFIG)
+            assert again.restore(state_image.decode(state_image.sealed(halting.whole_state(generation=1)))) == []
+            halting = again
+    assert halting.whole_state() == straight.whole_state()
+
+
+def test_where_an_engine_sends_steps_its_page_gives_facts_and_no_rows():
+    with_pages, without = make_pipeline(CONFIG), make_pipeline(CONFIG)
+    stream = exports()
+    for number, export in enumerate(stream):
+        without.process([export])
+        with_pages.process([export])
+        if number >= len(stream) // 2:
+            with_pages.process_pages([live(PAGES[number])])
+    with_pages.flush()
+    without.flush()
+    (plain,), (facts,) = learned(without).values(), learned(with_pages).values()
+    assert facts.telemetry == plain.telemetry
+    assert facts.config["num_gpu_blocks"] == 2048
+    mine, theirs = (c.targets["step_time"].models["portable"].features for c in (facts, plain))
+    assert [f.coefficient for f in mine] == [f.coefficient for f in theirs]
+
+
+def test_rows_of_a_page_that_others_tell_of_are_counted():
+    pipeline = make_pipeline(CONFIG)
+    for export in exports()[:20]:
+        pipeline.process([export])
+    pipeline.take_counts()
+    for page in PAGES:
+        pipeline.process_pages([live(page)])
+    counts = pipeline.take_counts()
+    assert counts[table.DROPPED_ROWS, RowDrop.TOLD_BY_STEPS] > 100
+    assert counts[table.ROWS, Target.STEP_TIME, "learned"] == 0
+
+
+def test_of_several_servers_only_the_one_that_sends_is_left_to_its_telemetry():
+    pipeline = make_pipeline(CONFIG)
+    for export in exports()[:20]:
+        pipeline.process([export])
+    for page in PAGES:
+        pipeline.process_pages([live(page, "http://10.0.0.7:8000"), live(page, "http://10.0.0.8:8000")])
+    pipeline.flush()
+    assert {config.telemetry for config in learned(pipeline).values()} >= {"metrics"}
+
+
+def test_completeness_is_steps_heard_over_steps_counted():
+    simulated, completeness = SimulatedEngine(), Completeness()
+    engine = Engine("engine", "", 0, CONFIG.join)
+    assert math.isnan(make_pipeline(CONFIG).joiner.pages.completeness)
+    for number in range(1, 60):
+        simulated.run(1.0, 4)
+        completeness.count(number * 10**9, simulated.values[0])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Engine, "event_unix_ns", number * 10**9)
+            engine.steps_heard = int(0.8 * simulated.values[0])
+            completeness.hear([engine])
+    assert completeness.ratio == pytest.approx(0.8, abs=0.01)

@@ -1,0 +1,246 @@
+"""Two scrapes make an interval equation: checked on a simulated engine whose coefficients are known."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+
+from collector.decode.pages import EngineReading, Flavour, Meaning
+from collector.join.pages import PageEngine, ScrapeWindows
+from collector.telemetry import RowDrop
+from online import STEP_FEATURES, Quality, Target
+from online.features import build
+
+FEATURES = build("portable", Target.STEP_TIME, {})
+TRUE = np.array([10_000.0, 200.0, 1.5, 300.0])  # us: step, prefill token, context token, request
+FACTS = {"block_size": 32, "num_gpu_blocks": 4096}
+
+
+class SimulatedEngine:
+    """Runs steps by known coefficients and keeps vLLM's counters."""
+
+    def __init__(self, seed=0, budget=512, frontends=1, abort=0.0, preempt=0.0):
+        self.chance = random.Random(seed)
+        self.budget, self.frontends, self.abort, self.preempt = budget, frontends, abort, preempt
+        self.now_us, self.values = 0.0, [0.0] * len(Meaning)
+        self.values[Meaning.KV_USED_TOKENS] = self.values[Meaning.PREFILL_TOKENS] = math.nan
+        self.running = []  # [prompt, computed, output so far, output wanted]
+
+    def count(self, meaning, amount=1.0):
+        self.values[meaning] += amount
+
+    def step(self):
+        left, prefill, context, decoding = self.budget, 0, 0, 0
+        first, done = [], []
+        for request in self.running:
+            if request[1] < request[0]:
+                chunk = min(left, request[0] - request[1])
+                left -= chunk
+                prefill += chunk
+                request[1] += chunk
+                if chunk and request[1] == request[0]:
+                    first.append(request)
+            else:
+                decoding += 1
+                context += request[0] + request[2]
+                request[2] += 1
+        requests = decoding + sum(1 for r in self.running if r[2] == 0)
+        took_us = float(TRUE @ [1, prefill, context, requests])
+        self.now_us += took_us
+        for request in first:
+            request[2] = 1
+            self.count(Meaning.FIRST_TOKENS)
+            self.count(Meaning.PROMPT_TOKENS, request[0])
+            self.count(Meaning.STEP_TOKENS, request[0] + 1)
+        for request in list(self.running):
+            if request[2] >= request[3]:
+                self.running.remove(request)
+                done.append(request)
+                self.count(Meaning.FINISHED)
+                self.count(Meaning.FINISHED_PROMPT_TOKENS, request[0])
+                self.count(Meaning.FINISHED_GENERATED_TOKENS, request[2])
+            elif request[2] and self.chance.random() < self.abort:
+                self.running.remove(request)
+        output = decoding + len(first)
+        self.count(Meaning.GENERATED_TOKENS, output)
+        self.count(Meaning.STEP_TOKENS, decoding)
+        self.count(Meaning.ITL_COUNT, decoding)
+        self.count(Meaning.ITL_SECONDS, decoding * took_us / 1e6)
+        self.count(Meaning.STEPS, min(self.frontends, output))
+        if self.chance.random() < self.preempt:
+            self.count(Meaning.PREEMPTIONS)
+        self.values[Meaning.RUNNING] = float(len(self.running))
+        used = sum(r[1] + r[2] for r in self.running)
+        self.values[Meaning.KV_USAGE_RATIO] = used / (FACTS["block_size"] * FACTS["num_gpu_blocks"])
+
+    def run(self, seconds, rate):
+        """Steps until the clock has moved on so far; requests come at ``rate`` per second."""
+        end_us = self.now_us + seconds * 1e6
+        while self.now_us < end_us:
+            if not self.running and self.chance.random() > rate * 0.05:
+                self.now_us += 20_000  # idle
+                continue
+            while len(self.running) < 24 and self.chance.random() < rate * 0.02 + (not self.running):
+                self.running.append([self.chance.randint(8, 900), 0, 0, self.chance.randint(2, 120)])
+            self.step()
+
+    def reading(self, **other):
+        values = list(self.values)
+        for name, value in other.items():
+            values[Meaning[name.upper()]] = value
+        return EngineReading("0", "m", Flavour.VLLM, tuple(values), FACTS)
+
+
+def scraped(engine, every_s=0.5, seconds=120, rates=(3, 8, 1, 5), without=()):
+    page = PageEngine("server", "", 0)
+    for number in range(int(seconds / every_s)):
+        engine.run(every_s, rates[int(number * every_s / 10) % len(rates)])
+        gone = dict.fromkeys(without, math.nan)
+        page.add(10**18 + int(engine.now_us * 1e3), int(engine.now_us * 1e3), engine.reading(**gone))
+    return page
+
+
+def rows_of(page):
+    (found,) = page.advance([])
+    assert found.target is Target.STEP_TIME
+    return found.rows
+
+
+def fitted(rows):
+    x = FEATURES.evaluate(rows) / rows.elapsed_us[:, None]
+    beta, *_ = np.linalg.lstsq(x, np.ones(len(rows)), rcond=None)
+    return beta
+
+
+def test_known_coefficients_are_found_from_counters_alone():
+    rows = rows_of(scraped(SimulatedEngine()))
+    beta = fitted(rows)
+    assert len(rows) > 100
+    assert np.abs(FEATURES.evaluate(rows) @ TRUE / rows.elapsed_us - 1).mean() < 0.05
+    assert beta[0] == pytest.approx(TRUE[0], rel=0.15)
+    assert beta[1] == pytest.approx(TRUE[1], rel=0.15)
+    assert beta[2] == pytest.approx(TRUE[2], rel=0.25)
+
+
+def test_rows_are_of_quality_metrics_in_event_time_order_and_cover_the_counted_steps():
+    engine = SimulatedEngine()
+    rows = rows_of(scraped(engine))
+    assert set(rows.quality.tolist()) == {Quality.METRICS}
+    assert (np.diff(rows.end_ns) >= 0).all()
+    assert 0.9 * engine.values[Meaning.STEPS] <= rows.steps.sum() <= engine.values[Meaning.STEPS]
+
+
+def test_the_raw_lines_of_a_row_add_up_to_its_requests_and_tokens():
+    rows = rows_of(scraped(SimulatedEngine(), every_s=1.0))
+    column = {name: index for index, name in enumerate(STEP_FEATURES)}
+    total = rows.raw[:, column["decode_requests"]] + rows.raw[:, column["prefill_requests"]]
+    assert np.allclose(total, rows.raw[:, column["requests"]])
+    assert (rows.raw[:, column["prefill_tokens"]] >= 0).all()
+
+
+def test_windows_end_at_clean_scrapes_or_after_six_that_are_not():
+    page, engine, unclean, in_a_row = PageEngine("server", "", 0), SimulatedEngine(budget=64), 0, 0
+    for _ in range(200):
+        engine.run(0.1, 1)
+        page.add(10**18 + int(engine.now_us * 1e3), int(engine.now_us * 1e3), engine.reading())
+        ended = page.windows.scrapes == 0
+        clean = page.windows.newest.clean
+        in_a_row = 0 if clean else in_a_row + 1
+        unclean += not clean
+        assert clean or not ended or in_a_row >= 6
+    assert unclean > 20
+
+
+def test_aborted_requests_are_left_out_and_the_context_is_exact_again_after_idle_time():
+    engine = SimulatedEngine(abort=0.002)
+    page = scraped(engine, seconds=60)
+    assert page.windows.newest.left > 0
+    engine.running.clear()
+    engine.values[Meaning.RUNNING] = 0.0
+    at_ns = int(engine.now_us * 1e3) + 10**9
+    page.add(10**18 + at_ns, at_ns, engine.reading())
+    assert page.windows.newest.context_tokens == 0.0
+    assert page.windows.newest.decoding == 0.0
+    beta = fitted(rows_of(page))
+    assert beta[0] == pytest.approx(TRUE[0], rel=0.2)
+
+
+def test_windows_with_a_preemption_give_no_rows():
+    page = scraped(SimulatedEngine(preempt=0.01), seconds=30)
+    rows = rows_of(page)
+    drops = page.take_drops()
+    assert drops[RowDrop.PREEMPTION] > 0
+    assert len(rows) > 0
+    assert page.take_drops() == {}
+
+
+def test_several_front_ends_count_a_step_several_times_and_are_found_out():
+    page = scraped(SimulatedEngine(frontends=2), seconds=120)
+    assert page.windows.copies == 2
+    late = rows_of(page)
+    late = late.take(np.arange(len(late)) > 60)
+    assert np.abs(FEATURES.evaluate(late) @ TRUE / late.elapsed_us - 1).mean() < 0.15
+
+
+def test_one_front_end_is_one():
+    assert scraped(SimulatedEngine(), seconds=60).windows.copies == 1
+
+
+def test_without_latencies_the_clock_gives_rows_of_busy_windows():
+    page = scraped(SimulatedEngine(), every_s=0.5, rates=(8,), without=("itl_count", "itl_seconds"))
+    beta = fitted(rows_of(page))
+    assert beta[0] == pytest.approx(TRUE[0], rel=0.3)
+    assert beta[1] == pytest.approx(TRUE[1], rel=0.3)
+
+
+def test_without_a_counter_of_steps_the_mean_batch_tells_how_many_there_were():
+    page = scraped(SimulatedEngine(), without=("steps", "step_tokens"))
+    beta = fitted(rows_of(page))
+    assert beta[0] == pytest.approx(TRUE[0], rel=0.35)
+
+
+def test_an_idle_server_gives_no_rows_and_no_drops():
+    windows = ScrapeWindows()
+    reading = SimulatedEngine().reading()
+    assert not any(windows.add(10**18 + n, n, reading) for n in range(1, 50))
+    assert windows.drops == {}
+
+
+def test_a_restart_begins_anew():
+    engine, page = SimulatedEngine(), None
+    page = scraped(engine, seconds=20)
+    rows_of(page)
+    fresh = SimulatedEngine(seed=1)
+    for n in range(1, 41):
+        fresh.run(0.5, 5)
+        at_ns = int((engine.now_us + fresh.now_us) * 1e3) + n
+        page.add(10**18 + at_ns, at_ns, fresh.reading())
+    rows = rows_of(page)
+    assert page.take_drops()[RowDrop.RESTART] == 1
+    assert np.abs(FEATURES.evaluate(rows) @ TRUE / rows.elapsed_us - 1).mean() < 0.1
+
+
+def test_scrapes_out_of_order_are_counted_and_change_nothing():
+    engine, page = SimulatedEngine(), PageEngine("server", "", 0)
+    for _ in range(20):
+        engine.run(0.5, 5)
+        at_ns = int(engine.now_us * 1e3)
+        page.add(10**18 + at_ns, at_ns, engine.reading())
+        page.add(10**18 + at_ns - 5, at_ns - 5, engine.reading(steps=0.0))
+    assert page.take_drops() == {RowDrop.TIME_ORDER: 20}
+
+
+def test_a_wall_clock_set_back_keeps_rows_in_order_and_another_host_begins_a_new_window():
+    engine, page = SimulatedEngine(), PageEngine("server", "", 0)
+    for n in range(40):
+        engine.run(0.5, 5)
+        back_ns = 3600 * 10**9 if n > 20 else 0
+        at_ns = int(engine.now_us * 1e3)
+        page.add(10**18 + at_ns - back_ns, at_ns, engine.reading())
+    assert (np.diff(rows_of(page).end_ns) >= 0).all()
+    engine.run(0.5, 5)
+    page.add(2 * 10**18, 5, engine.reading())  # a monotonic clock of another boot
+    engine.run(0.5, 5)
+    page.add(2 * 10**18 + 10**9, 10**9, engine.reading())
+    assert page.take_drops() == {}

@@ -1,0 +1,216 @@
+"""Scraping real sockets: good servers, and every kind of bad one."""
+
+import itertools
+import json
+import shutil
+import ssl
+import time
+
+import pytest
+
+from collector.config import Config, ConfigError, ScrapeConfig, ScrapeEndpoint, scraping
+from collector.receive.scrape import Cadence, Scraper, TargetList, read_targets
+from collector.runtime import SystemClock
+from collector.telemetry import ScrapeOutcome
+from tests.support.page_server import PageServer, recorded_pages
+from tests.wire.certificates import Authority
+
+PAGE = recorded_pages()[-1][1]
+
+
+def config_of(*urls, **other):
+    endpoints = tuple(ScrapeEndpoint(url=url) for url in urls)
+    quick = {"interval_s": 0.1, "interval_min_s": 0.05, "timeout_s": 0.5, "threads": 2}
+    return ScrapeConfig(endpoints=endpoints, **{**quick, **other})
+
+
+def outcomes(config, wanted, seconds=5.0):
+    """Scrape until ``wanted`` outcomes have come; the outcomes and the pages."""
+    seen, pages = [], []
+    scraper = Scraper(config, SystemClock(), seen.append)
+    scraper.start()
+    end_s = time.monotonic() + seconds
+    while len(seen) < wanted and time.monotonic() < end_s:
+        time.sleep(0.02)
+        pages += scraper.take()
+    scraper.stop()
+    return list(seen), pages + scraper.take()
+
+
+def test_a_page_is_taken_again_and_again_over_one_connection():
+    with PageServer(lambda *_: (200, {}, PAGE)) as server:
+        seen, pages = outcomes(config_of(server.url), 5)
+        assert set(seen) == {ScrapeOutcome.TAKEN}
+        assert len(pages) >= 5
+        assert pages[0].instance == f"http://127.0.0.1:{server.port}"
+        assert pages[0].engines[0].model == "tiny"
+        assert all(before.mono_ns < after.mono_ns for before, after in itertools.pairwise(pages))
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        ((302, {"Location": "http://127.0.0.1:1/"}, b""), ScrapeOutcome.REDIRECT),
+        ((503, {}, b""), ScrapeOutcome.REFUSED),
+        ((401, {}, b""), ScrapeOutcome.UNAUTHENTICATED),
+        ((200, {}, b"<html>hello</html>\n"), ScrapeOutcome.NOT_A_PAGE),
+        ((200, {"Content-Length": str(500 * 2**20)}, b"x"), ScrapeOutcome.TOO_LARGE),
+        ((200, {}, PAGE.replace(b"num_requests_running", b"now_running")), ScrapeOutcome.MISSING_FAMILIES),
+        ((200, {}, PAGE[:-3]), ScrapeOutcome.TRUNCATED),
+        ((200, {}, None), ScrapeOutcome.TIMEOUT),
+    ],
+)
+def test_a_bad_server_is_counted_by_reason_and_gives_no_page(answer, outcome):
+    with PageServer(lambda *_: answer) as server:
+        seen, pages = outcomes(config_of(server.url), 1)
+        assert seen[0] is outcome
+        assert pages == []
+
+
+def test_nobody_there_and_no_http():
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        seen, _ = outcomes(config_of(f"http://127.0.0.1:{free.getsockname()[1]}/metrics"), 1)
+    assert seen[0] is ScrapeOutcome.UNREACHABLE
+
+
+def test_a_server_that_hangs_does_not_keep_the_others_waiting():
+    with PageServer(lambda *_: (200, {}, None)) as hanging, PageServer(lambda *_: (200, {}, PAGE)) as good:
+        seen, pages = outcomes(config_of(hanging.url, good.url), 12)
+        assert seen.count(ScrapeOutcome.TAKEN) >= 8
+        assert {page.instance for page in pages} == {f"http://127.0.0.1:{good.port}"}
+
+
+def test_a_server_that_scales_to_zero_and_back_is_found_again():
+    down = []
+
+    def answer(*_):
+        return (503, {}, b"") if down else (200, {}, PAGE)
+
+    with PageServer(answer) as server:
+        scraper = Scraper(config_of(server.url), SystemClock(), seen := [].append)
+        assert seen
+        scraper.start()
+        time.sleep(0.4)
+        down.append(1)
+        time.sleep(0.4)
+        scraper.take()
+        down.clear()
+        time.sleep(1.5)
+        assert scraper.take()
+        scraper.stop()
+
+
+def test_a_token_is_sent_and_read_again(tmp_path):
+    token = tmp_path / "token"
+    token.write_text("first\n")
+    with PageServer(lambda *_: (200, {}, PAGE)) as server:
+        outcomes(config_of(server.url, token_file=str(token)), 2)
+        assert server.asked[0][1]["Authorization"] == "Bearer first"
+    with pytest.raises(ConfigError, match="token_file"):
+        Scraper(config_of("http://h/metrics", token_file=str(tmp_path / "none")), SystemClock())
+
+
+def test_tls_needs_a_certificate_that_is_trusted(tmp_path):
+    authority = Authority(tmp_path, shutil.which("openssl"))
+    certificate, key = authority.pair("server")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with PageServer(lambda *_: (200, {}, PAGE), context=context) as server:
+        url = f"https://127.0.0.1:{server.port}/metrics"
+        assert outcomes(config_of(url), 1)[0][0] is ScrapeOutcome.UNREACHABLE
+        assert outcomes(config_of(url, insecure_skip_verify=True), 1)[0][0] is ScrapeOutcome.TAKEN
+        assert outcomes(config_of(url, ca_file=str(authority.ca)), 1)[0][0] is ScrapeOutcome.TAKEN
+
+
+def test_old_pages_go_when_nobody_takes_them():
+    with PageServer(lambda *_: (200, {}, PAGE)) as server:
+        seen = []
+        scraper = Scraper(config_of(server.url, queue_pages=2), SystemClock(), seen.append)
+        scraper.start()
+        time.sleep(1.0)
+        scraper.stop()
+        assert ScrapeOutcome.DROPPED in seen
+        assert len(scraper.take()) == 2
+
+
+# --- who is asked -----------------------------------------------------------------------------------------------------
+
+
+def test_every_address_behind_a_name_is_a_server_of_its_own():
+    config = ScrapeConfig(endpoints=(ScrapeEndpoint(url="http://vllm.ns.svc:8000/metrics", resolve="all"),))
+    answers = [["10.0.0.1", "10.0.0.2"], OSError("no such name"), ["10.0.0.2"]]
+
+    def resolve(_host, _port):
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    targets = TargetList(config, resolve)
+    assert [target.server for target in targets.look()] == ["http://10.0.0.1:8000", "http://10.0.0.2:8000"]
+    assert len(targets.look()) == 2  # what it gave before stays
+    assert [target.server for target in targets.look()] == ["http://10.0.0.2:8000"]
+    assert not targets.static
+
+
+def test_a_file_of_targets_is_read_as_prometheus_reads_it(tmp_path):
+    path = tmp_path / "targets.json"
+    labels = {"__scheme__": "https", "__metrics_path__": "/m"}
+    path.write_text(json.dumps([{"targets": ["a:1", "b:2"]}, {"targets": ["c:3"], "labels": labels}]))
+    assert [t.url for t in read_targets(path)] == ["http://a:1/metrics", "http://b:2/metrics", "https://c:3/m"]
+    path.write_text("- targets: ['a:1']\n")
+    assert [t.server for t in read_targets(path)] == ["http://a:1"]
+    for bad in ("{", "7", "[{}]", '[{"targets": ["ftp://x"]}]', '[{"targets": ["a:notaport"]}]'):
+        path.write_text(bad)
+        with pytest.raises(ValueError, match=r"."):
+            read_targets(path)
+
+
+def test_the_number_of_servers_is_bounded():
+    endpoints = tuple(ScrapeEndpoint(url=f"http://h{n}/metrics") for n in range(20))
+    assert len(TargetList(ScrapeConfig(endpoints=endpoints, servers_max=7)).look()) == 7
+
+
+def test_the_command_line_adds_to_the_file():
+    config = scraping(Config(), ["http://h:8000/metrics", "other:9000"])
+    assert [e.url for e in config.receivers.scrape.endpoints] == ["http://h:8000/metrics", "http://other:9000"]
+    with pytest.raises(ConfigError, match="--scrape"):
+        scraping(Config(), ["ftp://h"])
+
+
+# --- how often --------------------------------------------------------------------------------------------------------
+
+
+def test_the_pace_follows_the_steps_within_its_bounds():
+    cadence = Cadence(0.25, 1.0)
+    assert cadence.interval_s == 1.0
+    for _ in range(40):
+        cadence.answered(1.0, 100.0, 0.001)  # 10 ms a step
+    assert cadence.interval_s == 0.25
+    for _ in range(40):
+        cadence.answered(1.0, 20.0, 0.001)  # 50 ms a step
+    assert cadence.interval_s == pytest.approx(0.5, rel=0.05)
+    cadence.answered(1.0, 0.0, 0.001)
+    assert cadence.interval_s == 1.0
+
+
+def test_a_page_costs_two_per_cent_of_the_time_at_most():
+    cadence = Cadence(0.25, 1.0)
+    for _ in range(40):
+        cadence.answered(1.0, 1000.0, 0.012)
+    assert cadence.interval_s == pytest.approx(0.6, rel=0.01)
+
+
+def test_failures_are_asked_less_often():
+    cadence = Cadence(0.25, 1.0)
+    intervals = []
+    for _ in range(8):
+        cadence.failed()
+        intervals.append(cadence.interval_s)
+    assert intervals == sorted(intervals)
+    assert intervals[-1] == 30.0
+    cadence.answered(1.0, 10.0, 0.001)
+    assert cadence.interval_s <= 1.0

@@ -1,0 +1,120 @@
+"""A server of recorded pages: what a scraper meets, and what it should never meet."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from tests.support.paths import DATA
+
+RECORDED = DATA / "m1_pages" / "pages.jsonl.gz"
+
+
+def recorded_pages(path: Path = RECORDED) -> list[tuple[float, bytes]]:
+    """Seconds since the first page, and the page."""
+    entries = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    begin_ns = entries[0]["sent_mono_ns"]
+    return [((e["sent_mono_ns"] - begin_ns) / 1e9, e["page"].encode() + b"\n") for e in entries]
+
+
+def padded(page: bytes, lines: int) -> bytes:
+    """The page with lines of families that nobody asks for, as a whole page has."""
+    missing = lines - page.count(b"\n")
+    return page + b"".join(
+        b'other:seconds_bucket{engine="0",le="%d.0",model_name="tiny"} 12.0\n' % number for number in range(missing)
+    )
+
+
+class PageServer:
+    """Serves a recording in real time (times ``speed``), or whatever ``answer`` gives.
+
+    ``answer(path, elapsed_s)`` -> (status, headers, body); body None: never answers.
+    """
+
+    def __init__(self, answer=None, *, pages=None, speed=1.0, context=None):
+        self.begin_s = time.monotonic()
+        self.asked = []
+        self._pages = pages
+        self._speed = speed
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            wbufsize = -1
+
+            def do_GET(self):
+                elapsed_s = time.monotonic() - server.begin_s
+                server.asked.append((self.path, dict(self.headers)))
+                status, headers, body = (answer or server.recorded)(self.path, elapsed_s)
+                if body is None:
+                    time.sleep(30)
+                    return
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                if "Content-Length" not in headers:
+                    self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                try:
+                    self.wfile.write(body)
+                except OSError:
+                    self.close_connection = True
+
+            def setup(self):
+                super().setup()
+                self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+            def log_message(self, *_):
+                pass
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 256
+
+            def handle_error(self, *_):
+                pass
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        if context is not None:
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self.port = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}/metrics"
+
+    def recorded(self, _path, elapsed_s):
+        pages = self._pages
+        at_s = elapsed_s * self._speed
+        page = next((page for when, page in reversed(pages) if when <= at_s), pages[0][1])
+        return 200, {"Content-Type": "text/plain"}, page
+
+    def close(self):
+        self._server.shutdown()
+        self._server.server_close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def main():
+    """``python -m tests.support.page_server LINES``: prints its port; every path is a server of the same recording."""
+    pages = [(at, padded(page, int(sys.argv[1]))) for at, page in recorded_pages()]
+    server = PageServer(pages=pages)
+    print(server.port, flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

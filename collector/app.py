@@ -1,6 +1,6 @@
 """The composition root: builds the sidecar, starts its parts in order, stops them in reverse. It alone knows everybody.
 
-    pages ─ snapshot writer ─ durability ─ discovery ─ config watch ─ worker ─ KV events ─ scraper ─ OTLP/gRPC ─ OTLP/HTTP
+    pages ─ snapshot writer ─ durability ─ discovery ─ config watch ─ worker ─ KV events ─ scraper ─ gRPC ─ HTTP
 
 Stop, within ``shutdown.grace_s + shutdown.drain_s`` and a second or two: readiness flips, calls in flight finish, the
 queue drains, the last generation is published and written, the pages close last so that a scrape still sees it.

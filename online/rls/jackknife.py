@@ -50,9 +50,9 @@ def jackknife(learner: RlsLearner, rows: Design) -> Floats:
     if n < ROWS_MIN:
         return np.full(p, np.inf)
     x, y, steps = rows.x, rows.elapsed_us, rows.steps
-    root = np.sqrt(steps * rows.weight)[:, None]
+    root, scale = np.sqrt(steps * rows.weight)[:, None], learner.members.weighing.scale[:1]
     floor = FLOOR * float(np.median(y / steps)) * steps
-    _, _, w = weights(y[:, None], root, (x @ slow.beta[:p])[:, None], floor[:, None], learner.members.weighing.scale[:1])
+    _, _, w = weights(y[:, None], root, (x @ slow.beta[:p])[:, None], floor[:, None], scale)
     xw = x * w
     groups = min(GROUPS, n // 2)
     starts = np.arange(groups) * n // groups

@@ -28,11 +28,10 @@ from online import STEP_FEATURES, RowBlock, Target
 from online.features import build
 from online.rls import LearnerSettings, RlsLearner
 from online.rls.jackknife import with_jackknife
-from tests.support.page_server import padded
-from tests.support.paths import ROOT
+from tests.support.page_server import padded, recorded_pages
+from tests.support.paths import DATA
 from tests.support.step_pages import pages_of
 
-CAPTURES = ROOT.parent / "shared" / "captures"
 SETTINGS = LearnerSettings(
     start_rows=1 << 30
 )  # one fit of all rows: what a half-life of minutes forgets is not the question
@@ -60,6 +59,7 @@ class Case:
     """One recording: all its steps, those scored, and the error of complete telemetry."""
 
     name: str
+    otlp: Path
     steps: RowBlock
     learned: RowBlock
     scored: RowBlock
@@ -67,8 +67,8 @@ class Case:
     complete: RlsLearner
 
 
-def case_of(name):
-    (capture,) = load(CAPTURES / name / "otlp.pb.gz", Knowledge(), JoinConfig(), LEARN, lambda _: None)
+def case_of(name, otlp):
+    (capture,) = load(otlp, Knowledge(), JoinConfig(), LEARN, lambda _: None)
     rows = capture.full[Target.STEP_TIME].rows
     rows = rows.take(np.isfinite(FEATURES.evaluate(rows)).all(axis=1))
     cut_ns = int(rows.end_ns[0] + LEARN * (rows.end_ns[-1] - rows.end_ns[0]))
@@ -81,7 +81,7 @@ def case_of(name):
             truth.get(end[e], t) for e, t in zip(after.end_ns.tolist(), after.elapsed_us, strict=True)
         ]
     before = rows.take(rows.end_ns <= cut_ns)
-    return Case(name, rows, before, after, cut_ns, fit(before))
+    return Case(name, otlp, rows, before, after, cut_ns, fit(before))
 
 
 def fit(rows):
@@ -104,7 +104,7 @@ def page_rows(pages, until_ns=None, since_ns=0):
     for page in pages:
         if since_ns <= page.unix_ns and (until_ns is None or page.unix_ns <= until_ns):
             engine.add(page.unix_ns, page.mono_ns, page.engines[0])
-    found = engine.advance([])
+    found = engine.advance()
     return found[0].rows if found else None
 
 
@@ -116,7 +116,7 @@ def recorded(path):
 
 def pages_every(case, every_s, path):
     if case.name != "m1_pages":
-        return pages_of(CAPTURES / case.name / "otlp.pb.gz", case.steps, every_s)
+        return pages_of(case.otlp, case.steps, every_s)
     pages = recorded(path)
     stride = max(1, round(every_s / 0.5))
     return pages[::stride]
@@ -244,36 +244,36 @@ def minutes(case, path):
 
 
 def parsing(path):
-    with gzip.open(path.with_name("metrics.txt.gz") if path.with_name("metrics.txt.gz").exists() else path) as file:
-        whole = file.read()
-    page = padded(whole, 2000) if b"# TYPE" in whole[:4096] and whole[:1] != b"{" else None
-    if page is None:
-        return
-    for name, parser_of in (("line by line", PageParser), ("as the last one looked", None)):
+    whole = path.with_name("metrics.txt.gz")
+    page = gzip.decompress(whole.read_bytes()) if whole.exists() else recorded_pages(path)[-1][1]
+    page = padded(page, 2000)
+    for name, fresh in (("line by line", True), ("as the last one looked", False)):
         kept = PageParser()
         kept.parse(page)
         begin_s, count = time.process_time(), 200
         for _ in range(count):
-            (parser_of() if parser_of else kept).parse(page)
+            (PageParser() if fresh else kept).parse(page)
         cost_ms = 1e3 * (time.process_time() - begin_s) / count
         line(f"page of 2,000 lines, {name}, ms CPU", f"{cost_ms:.2f}", "<= 1.5", cost_ms <= 1.5)
 
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--pages", type=Path, default=CAPTURES / "m1_pages" / "pages.jsonl.gz")
+    arguments.add_argument("--recordings", type=Path, default=DATA, help="a directory of recordings by name")
     arguments.add_argument("--only", default=",".join(INTERVALS))
     chosen = arguments.parse_args()
-    if not chosen.pages.exists():
-        print(f"SKIPPED: no {chosen.pages}")
-        return 0
+    pages = chosen.recordings / "m1_pages" / "pages.jsonl.gz"
     for name in chosen.only.split(","):
-        case = case_of(name)
-        steps(case, chosen.pages)
+        otlp = chosen.recordings / name / "otlp.pb.gz"
+        if not otlp.exists():
+            print(f"{name}: SKIPPED, its steps are not at {otlp} (--recordings)")
+            continue
+        case = case_of(name, otlp)
+        steps(case, pages)
         if name in ("m1_pages", "c10_long"):
-            itl_windows(case, chosen.pages)
-            minutes(case, chosen.pages)
-    parsing(chosen.pages)
+            itl_windows(case, pages)
+            minutes(case, pages)
+    parsing(pages)
     print(f"missed: {', '.join(failures) or 'nothing'}")
     return 1 if failures else 0
 

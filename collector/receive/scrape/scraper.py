@@ -128,7 +128,7 @@ class Scraper:
                 thread.start()
 
     def stop(self) -> bool:
-        """Ask no more; always True: nothing scraped is promised to anybody. A question under way ends by its own timeout, and is not waited for."""
+        """Ask no more; a question under way ends by its own timeout. Always True: no page is owed to anybody."""
         with self._wake:
             self._stopped = True
             self._wake.notify_all()

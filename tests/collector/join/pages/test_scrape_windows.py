@@ -8,7 +8,7 @@ import pytest
 
 from collector.decode.pages import EngineReading, Flavour, Meaning
 from collector.join.pages import PageEngine, ScrapeWindows
-from collector.telemetry import RowDrop
+from collector.telemetry import RowDrop, table
 from online import STEP_FEATURES, Quality, Target
 from online.features import build
 
@@ -102,9 +102,14 @@ def scraped(engine, every_s=0.5, seconds=120, rates=(3, 8, 1, 5), without=()):
 
 
 def rows_of(page):
-    (found,) = page.advance([])
+    (found,) = page.advance()
     assert found.target is Target.STEP_TIME
     return found.rows
+
+
+def drops_of(page):
+    """Windows without a row since the last call, by reason."""
+    return page.take_counts().by_label(table.DROPPED_ROWS)
 
 
 def fitted(rows):
@@ -169,10 +174,10 @@ def test_aborted_requests_are_left_out_and_the_context_is_exact_again_after_idle
 def test_windows_with_a_preemption_give_no_rows():
     page = scraped(SimulatedEngine(preempt=0.01), seconds=30)
     rows = rows_of(page)
-    drops = page.take_drops()
+    drops = drops_of(page)
     assert drops[RowDrop.PREEMPTION] > 0
     assert len(rows) > 0
-    assert page.take_drops() == {}
+    assert drops_of(page) == {}
 
 
 def test_several_front_ends_count_a_step_several_times_and_are_found_out():
@@ -217,7 +222,7 @@ def test_a_restart_begins_anew():
         at_ns = int((engine.now_us + fresh.now_us) * 1e3) + n
         page.add(10**18 + at_ns, at_ns, fresh.reading())
     rows = rows_of(page)
-    assert page.take_drops()[RowDrop.RESTART] == 1
+    assert drops_of(page)[RowDrop.RESTART] == 1
     assert np.abs(FEATURES.evaluate(rows) @ TRUE / rows.elapsed_us - 1).mean() < 0.1
 
 
@@ -228,7 +233,7 @@ def test_scrapes_out_of_order_are_counted_and_change_nothing():
         at_ns = int(engine.now_us * 1e3)
         page.add(10**18 + at_ns, at_ns, engine.reading())
         page.add(10**18 + at_ns - 5, at_ns - 5, engine.reading(steps=0.0))
-    assert page.take_drops() == {RowDrop.TIME_ORDER: 20}
+    assert drops_of(page) == {RowDrop.TIME_ORDER: 20}
 
 
 def test_a_wall_clock_set_back_keeps_rows_in_order_and_another_host_begins_a_new_window():
@@ -243,4 +248,4 @@ def test_a_wall_clock_set_back_keeps_rows_in_order_and_another_host_begins_a_new
     page.add(2 * 10**18, 5, engine.reading())  # a monotonic clock of another boot
     engine.run(0.5, 5)
     page.add(2 * 10**18 + 10**9, 10**9, engine.reading())
-    assert page.take_drops() == {}
+    assert drops_of(page) == {}

@@ -151,7 +151,7 @@ def steps(case, path):
 
 
 def prefill(case, learner, rows):
-    theirs, ours = float(case.complete.beta[1]), float(learner.beta[1])
+    theirs, ours = float(case.complete.members.slow.beta[1]), float(learner.members.slow.beta[1])
     off = 100 * abs(ours / theirs - 1)
     judged = with_jackknife(learner.snapshot(), learner, design(FEATURES, rows))
     status = {feature.name: feature.status for feature in judged.features}
@@ -160,7 +160,7 @@ def prefill(case, learner, rows):
 
 
 def coefficients(learner):
-    return " ".join(f"{value:.4g}" for value in learner.beta[: len(FEATURES)])
+    return " ".join(f"{value:.4g}" for value in learner.members.slow.beta[: len(FEATURES)])
 
 
 # --- windows of 15 s --------------------------------------------------------------------------------------------------

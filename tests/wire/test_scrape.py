@@ -1,0 +1,33 @@
+"""The whole sidecar, learning from nothing but a server's page, on real sockets."""
+
+from __future__ import annotations
+
+from tests.support.clocks import eventually
+from tests.support.page_server import PageServer, recorded_pages
+from tests.support.sidecars import get, metric, running_sidecar
+
+
+def test_a_server_with_nothing_set_is_learned_from_by_its_page_alone(tmp_path):
+    with PageServer(pages=recorded_pages(), speed=20.0) as server:
+        scrape = {
+            "RECEIVERS__SCRAPE__ENDPOINTS": f"[{{url: '{server.url}'}}]",
+            "RECEIVERS__SCRAPE__INTERVAL_S": "0.05",
+            "RECEIVERS__SCRAPE__INTERVAL_MIN_S": "0.05",
+            "JOIN__GRACE_S": "0",
+        }
+        with running_sidecar(tmp_path, **scrape) as sidecar:
+
+            def learned():
+                snapshot = sidecar.snapshot()
+                targets = snapshot.configs[0].targets if snapshot is not None and snapshot.configs else {}
+                return "step_time" in targets and targets["step_time"].models["portable"].rows >= 60
+
+            eventually(learned, 30.0)
+            (config,) = sidecar.snapshot().configs
+            assert config.telemetry == "metrics"
+            assert config.config["model"] == "tiny"
+            intercept = config.targets["step_time"].models["portable"].features[0]
+            assert 12_000 < intercept.coefficient < 22_000
+            assert metric(sidecar.http_port, 'tracefit_scrape_pages_total{outcome="taken"}') > 60
+            assert metric(sidecar.http_port, "tracefit_scrape_servers") == 1
+            assert b"metrics" in get(sidecar.http_port, "/")

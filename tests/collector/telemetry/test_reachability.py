@@ -28,9 +28,17 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from collector.config import Config, ConfigError, ConfigurationsConfig, ConfigWatch
-from collector.config.schema import DedupeConfig, HttpReceiverConfig, JoinConfig, RuleConfig
+from collector.config.schema import (
+    DedupeConfig,
+    HttpReceiverConfig,
+    JoinConfig,
+    RuleConfig,
+    ScrapeConfig,
+    ScrapeEndpoint,
+)
 from collector.decode.kv import count_batch, read_frames
 from collector.decode.kv.messages import read_payload
+from collector.decode.pages import EngineReading, Flavour, Meaning
 from collector.decode.records import STEP_DTYPE, CoreSpan, Mark, MarkKind, Telemetry
 from collector.durable.image import PROGRESS
 from collector.durable.image import Progress as SavedProgress
@@ -39,6 +47,7 @@ from collector.identity.discovery import fetch
 from collector.identity.knowledge import Knowledge
 from collector.join.joiner import Joiner
 from collector.join.kv.owners import KvSources
+from collector.join.pages import PageEngine
 from collector.receive.admission import AdmissionQueue
 from collector.receive.count import FIELDS_MAX, SPANS_MAX
 from collector.receive.export_request import Export
@@ -46,6 +55,7 @@ from collector.receive.intake import Intake
 from collector.receive.kv.kv_sequence import EndpointSequence
 from collector.receive.otlp.otlp_http import CONTENT_TYPE, make_http_receiver
 from collector.receive.otlp.way_in import WayIn
+from collector.receive.scrape import Scraper
 from collector.runtime.clock import SystemClock
 from collector.runtime.health import Health
 from collector.telemetry import Counts, Metrics, table
@@ -61,6 +71,7 @@ from collector.telemetry.reasons import (
     Reload,
     Restored,
     RowDrop,
+    ScrapeOutcome,
     SequenceEvent,
     Skip,
     Stall,
@@ -71,6 +82,7 @@ from online.rows import RowOutcome, Target
 from online.state import body_of
 from tests.support.clocks import FakeClock, eventually
 from tests.support.kv_batches import stored
+from tests.support.page_server import PageServer, recorded_pages
 from tests.support.pipelines import new_pipeline, replayed
 from tests.support.sidecars import call_export, running_sidecar
 from tests.support.step_exports import attribute, make_export
@@ -516,6 +528,56 @@ def questions() -> Reached:
     return [*out, fetch("http://127.0.0.1:99999", "/", 5.0, SystemClock())[0]]
 
 
+def answer_oddly(listener: socket.socket) -> None:
+    """One answer that is no HTTP."""
+    connection, _ = listener.accept()
+    with connection:
+        connection.recv(65_536)
+        connection.sendall(b"not HTTP\r\n\r\n")
+
+
+def scrapes() -> Reached:
+    page = recorded_pages()[-1][1]
+    answers = {
+        "/taken": (200, {}, page),
+        "/hangs": (200, {}, None),
+        "/redirect": (302, {"Location": "/"}, b""),
+        "/refused": (500, {}, b""),
+        "/unauthenticated": (403, {}, b""),
+        "/large": (200, {"Content-Length": str(2**30)}, b""),
+        "/cut": (200, {}, page[:-3]),
+        "/html": (200, {}, b"<html></html>\n"),
+        "/nan": (200, {}, page.replace(b"792.0", b"NaN")),
+        "/other": (200, {}, b"go_goroutines 1\n"),
+        "/renamed": (200, {}, page.replace(b"num_requests_running", b"now_running")),
+        "/engines": (200, {}, b"".join(page.replace(b'engine="0"', b'engine="%d"' % n) for n in range(70))),
+    }
+    with PageServer(lambda path, _: answers[path]) as server:
+        urls = [f"http://127.0.0.1:{server.port}{path}" for path in answers]
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            nobody = f"http://127.0.0.1:{closed.getsockname()[1]}/metrics"
+        with socket.create_server(("127.0.0.1", 0)) as mute:
+            threading.Thread(target=answer_oddly, args=(mute,), daemon=True).start()
+            strange = f"http://127.0.0.1:{mute.getsockname()[1]}/metrics"
+            endpoints = tuple(ScrapeEndpoint(url=url) for url in (*urls, nobody, strange))
+            pace = {"interval_s": 0.05, "interval_min_s": 0.05, "timeout_s": 0.3, "queue_pages": 1, "threads": 8}
+            out: list[ScrapeOutcome] = []
+            scraper = Scraper(ScrapeConfig(endpoints=endpoints, **pace), SystemClock(), out.append)
+            scraper.start()
+            eventually(lambda: set(out) == set(ScrapeOutcome), 10.0)
+            scraper.stop()
+    return out
+
+
+def preempted_between_two_pages() -> Reached:
+    engine, values = PageEngine("server", "", 0), [100.0] * len(Meaning)
+    for number in range(1, 3):
+        values = [value + 10.0 * number for value in values]
+        values[Meaning.RUNNING] = 0.0
+        engine.add(number * 10**9, number * 10**9, EngineReading("0", "m", Flavour.VLLM, tuple(values), {}))
+    return engine.take_counts().by_label(table.DROPPED_ROWS)
+
+
 CASES = (
     Case(odd_spans, tuple(Skip)),
     Case(two_runs_of_one_engine, (
@@ -549,6 +611,8 @@ CASES = (
     Case(restores, tuple(Restored)),
     Case(reloads, tuple(Reload)),
     Case(questions, tuple(DiscoveryOutcome)),
+    Case(scrapes, tuple(ScrapeOutcome)),
+    Case(preempted_between_two_pages, (RowDrop.PREEMPTION,)),
 )  # fmt: skip
 
 

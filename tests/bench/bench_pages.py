@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import itertools
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -17,13 +18,16 @@ from pathlib import Path
 
 import numpy as np
 
-from collector.config import JoinConfig
+from collector.config import Config, JoinConfig, ScrapeConfig, ScrapeEndpoint
 from collector.decode.pages import Meaning, PageParser, read_page_line
 from collector.evaluate.captures import load
 from collector.evaluate.fits import design, predict
 from collector.evaluate.page_baselines import KalmanCycle, fit_line
 from collector.identity import Knowledge
 from collector.join.pages import PageEngine
+from collector.receive.scrape import Scraper
+from collector.runtime import SystemClock
+from collector.worker import make_pipeline
 from online import STEP_FEATURES, RowBlock, Target
 from online.features import build
 from online.rls import LearnerSettings, RlsLearner
@@ -257,6 +261,36 @@ def parsing(path):
         line(f"page of 2,000 lines, {name}, ms CPU", f"{cost_ms:.2f}", "<= 1.5", cost_ms <= 1.5)
 
 
+def serving(servers, limit_cores, seconds=20.0):
+    """Scraping, parsing, joining and learning of so many servers in this process; they are another one."""
+    command = [sys.executable, "-m", "tests.support.page_server", "2000"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        port = int(process.stdout.readline())
+        scrape = ScrapeConfig(
+            endpoints=tuple(ScrapeEndpoint(url=f"http://127.0.0.1:{port}/{n}/metrics") for n in range(servers)),
+            interval_min_s=1.0,
+        )
+        scraper, pipeline = Scraper(scrape, SystemClock()), make_pipeline(Config(learners=("rls",)))
+        scraper.start()
+        time.sleep(2.0)
+        begin_s, cpu_s, taken = time.monotonic(), time.process_time(), 0
+        while time.monotonic() < begin_s + seconds:
+            time.sleep(0.25)
+            pages = scraper.take()
+            taken += len(pages)
+            pipeline.process_pages(pages)
+        cores = (time.process_time() - cpu_s) / (time.monotonic() - begin_s)
+        scraper.stop()
+        process.terminate()
+    line(
+        f"{servers} servers every second, cores",
+        f"{cores:.4f}",
+        f"<= {limit_cores}",
+        cores <= limit_cores,
+        f"{taken} pages",
+    )
+
+
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--recordings", type=Path, default=DATA, help="a directory of recordings by name")
@@ -274,6 +308,8 @@ def main() -> int:
             itl_windows(case, pages)
             minutes(case, pages)
     parsing(pages)
+    serving(1, 0.003)
+    serving(100, 0.25)
     print(f"missed: {', '.join(failures) or 'nothing'}")
     return 1 if failures else 0
 

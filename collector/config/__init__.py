@@ -5,6 +5,16 @@ from __future__ import annotations
 from .errors import ConfigError
 from .fallback import Fallback, Loaded, load_or_degrade, save_last_good
 from .load import ENV_FILE, ENV_PREFIX, json_schema, load, profile_names, scraping, to_yaml
+from .receiver_config import (
+    GrpcConfig,
+    HttpReceiverConfig,
+    KvConfig,
+    KvEndpoint,
+    ReceiversConfig,
+    ScrapeConfig,
+    ScrapeEndpoint,
+    TlsConfig,
+)
 from .reload import ConfigWatch, Reload
 from .schema import (
     Config,
@@ -12,19 +22,10 @@ from .schema import (
     DedupeConfig,
     DiscoveryConfig,
     DiscoveryEndpoint,
-    Endpoint,
-    GrpcConfig,
-    HttpReceiverConfig,
     JoinConfig,
-    KvConfig,
-    KvEndpoint,
-    ReceiversConfig,
     RuleConfig,
-    ScrapeConfig,
-    ScrapeEndpoint,
-    TlsConfig,
-    parse_endpoint,
 )
+from .section import Endpoint, parse_endpoint
 
 __all__ = [
     "ENV_FILE",

@@ -18,7 +18,8 @@ import msgspec
 
 from .errors import ConfigError
 from .load import ENV_PREFIX, load, read_yaml, to_yaml
-from .schema import Config, ReceiversConfig, SnapshotConfig
+from .receiver_config import ReceiversConfig
+from .schema import Config, SnapshotConfig
 
 LAST_GOOD: Final = "last-good-config.yaml"
 """Beside the snapshot; the effective configuration, environment and profile included."""

@@ -17,7 +17,8 @@ import msgspec
 import yaml
 
 from .errors import ConfigError
-from .schema import Config, ScrapeEndpoint
+from .receiver_config import ScrapeEndpoint
+from .schema import Config
 
 ENV_PREFIX = "TRACEFIT_"
 ENV_FILE = "TRACEFIT_CONFIG"

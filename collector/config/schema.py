@@ -3,43 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import msgspec
 
-Address = Annotated[
-    str, msgspec.Meta(pattern=r"^((tcp|ipc|inproc)://.+)?$", description="tcp://host:port or ipc://path")
-]
+from .receiver_config import ReceiversConfig
+from .section import Bound, HostPort, Section
 
 
-class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A level of the configuration."""
-
-
-class KvEndpoint(_Section, frozen=True, kw_only=True):
-    """One publisher (a data-parallel rank): where it publishes and, if it does, where it replays."""
-
-    endpoint: Annotated[Address, msgspec.Meta(min_length=1)]
-    replay: Address = ""
-    topic: Annotated[str, msgspec.Meta(max_length=256)] = ""
-
-
-class KvConfig(_Section, frozen=True, kw_only=True):
-    """KV-cache events over ZMQ; nothing is opened without endpoints."""
-
-    endpoints: Annotated[tuple[KvEndpoint, ...], msgspec.Meta(max_length=64)] = ()
-    queue_batches: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
-    """Batches that wait for the worker; beyond it the oldest go, counted."""
-    message_bytes_max: Annotated[int, msgspec.Meta(ge=1024, le=2**30)] = 16 * 2**20
-    """A larger message closes the connection (libzmq), which comes back by itself."""
-    replay_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 10.0
-    replay_pause_max_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 300.0
-
-
-Bound = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
-
-
-class JoinConfig(_Section, frozen=True, kw_only=True):
+class JoinConfig(Section, frozen=True, kw_only=True):
     """How long a row waits for the journeys that complete it, and what may be held meanwhile.
 
     Times are event time: what the telemetry says, never when it was processed.
@@ -69,7 +41,7 @@ class JoinConfig(_Section, frozen=True, kw_only=True):
     """Send rows down the quick lane too: live prediction and drift do not wait for journeys."""
 
 
-class DedupeConfig(_Section, frozen=True, kw_only=True):
+class DedupeConfig(Section, frozen=True, kw_only=True):
     """How long and how many span ids are remembered (event time)."""
 
     window_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 600.0
@@ -85,22 +57,22 @@ Whole = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 """YAML's integers have no end; those of a state file have."""
 
 
-class RuleConfig(_Section, frozen=True, kw_only=True):
+class RuleConfig(Section, frozen=True, kw_only=True):
     """What is true of engines that match: every pattern (``*``, ``?``) of ``match`` holds; an empty one matches all."""
 
-    match: dict[str, str] = {}
-    facts: dict[str, str | Whole | Finite | bool] = {}
+    match: dict[str, str] = msgspec.field(default_factory=dict)
+    facts: dict[str, str | Whole | Finite | bool] = msgspec.field(default_factory=dict)
     model_config: str | None = None
 
 
-class DiscoveryEndpoint(_Section, frozen=True, kw_only=True):
+class DiscoveryEndpoint(Section, frozen=True, kw_only=True):
     """A vLLM server to ask about itself; ``instance`` says (by pattern) which engines it answers for."""
 
     url: Annotated[str, msgspec.Meta(pattern=r"^https?://[^\s/?#]+/?$", max_length=256)]
     instance: str = "*"
 
 
-class DiscoveryConfig(_Section, frozen=True, kw_only=True):
+class DiscoveryConfig(Section, frozen=True, kw_only=True):
     """Which servers to ask, and how patiently."""
 
     endpoints: Annotated[tuple[DiscoveryEndpoint, ...], msgspec.Meta(max_length=16)] = ()
@@ -109,7 +81,7 @@ class DiscoveryConfig(_Section, frozen=True, kw_only=True):
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = 2.0
 
 
-class ConfigurationsConfig(_Section, frozen=True, kw_only=True):
+class ConfigurationsConfig(Section, frozen=True, kw_only=True):
     """Who the engines are, where they do not say it themselves."""
 
     rules: Annotated[tuple[RuleConfig, ...], msgspec.Meta(max_length=1000)] = ()
@@ -118,115 +90,13 @@ class ConfigurationsConfig(_Section, frozen=True, kw_only=True):
     discovery: DiscoveryConfig = DiscoveryConfig()
 
 
-Mebibytes = Annotated[int, msgspec.Meta(ge=1, le=1024)]
-
-
-class Endpoint(NamedTuple):
-    """Where to listen."""
-
-    address: str
-    port: int
-
-    def __str__(self) -> str:
-        host = f"[{self.address}]" if ":" in self.address else self.address
-        return f"{host}:{self.port}"
-
-
-_HOST_PORT = (
-    r"^(\[[0-9A-Fa-f:.]+\]|[^:\s\[\]]+)"
-    r":([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])$"
-)
-
-
-HostPort = Annotated[
-    str, msgspec.Meta(pattern=_HOST_PORT, description="host:port or [v6]:port; port 0 takes a free one")
-]
-
-
-def parse_endpoint(text: str) -> Endpoint:
-    """Split a checked ``host:port``."""
-    address, _, port = text.rpartition(":")
-    return Endpoint(address.strip("[]"), int(port))
-
-
-class GrpcConfig(_Section, frozen=True, kw_only=True):
-    """OTLP/gRPC."""
-
-    endpoint: HostPort = "127.0.0.1:4317"
-    max_recv_msg_size_mib: Mebibytes = 32
-    max_connections: Annotated[int, msgspec.Meta(ge=2, le=65_536)] = 256
-    max_concurrent_streams: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 128
-    threads: Annotated[int, msgspec.Meta(ge=3, le=256)] = 8
-    receive_timeout_s: Annotated[float, msgspec.Meta(ge=0.1, le=300)] = 10.0
-
-
-class HttpReceiverConfig(_Section, frozen=True, kw_only=True):
-    """OTLP/HTTP, protobuf only."""
-
-    enabled: bool = True
-    endpoint: HostPort = "127.0.0.1:4318"
-    max_request_body_size_mib: Mebibytes = 32
-    max_connections: Annotated[int, msgspec.Meta(ge=2, le=1024)] = 64
-    timeout_s: Annotated[float, msgspec.Meta(ge=0.1, le=300)] = 10.0
-
-
-class TlsConfig(_Section, frozen=True, kw_only=True):
-    """TLS of both OTLP receivers; a client CA makes it mutual. Files may be replaced while we run."""
-
-    cert_file: str = ""
-    key_file: str = ""
-    client_ca_file: str = ""
-    reload_interval_s: Annotated[float, msgspec.Meta(ge=0.1, le=86_400)] = 10.0
-
-
-class ScrapeEndpoint(_Section, frozen=True, kw_only=True):
-    """A server's page. ``resolve: all`` asks every address behind the name, as of a headless Service."""
-
-    url: Annotated[str, msgspec.Meta(pattern=r"^https?://[^\s/?#@]+(/[^\s#]*)?$", max_length=512)]
-    resolve: Literal["one", "all"] = "one"
-
-
-class ScrapeConfig(_Section, frozen=True, kw_only=True):
-    """Servers' own pages of counters: needs nothing of them but their port. Nothing is asked without a target."""
-
-    endpoints: Annotated[tuple[ScrapeEndpoint, ...], msgspec.Meta(max_length=256)] = ()
-    files: Annotated[tuple[str, ...], msgspec.Meta(max_length=16)] = ()
-    """Targets in Prometheus's file discovery format, read again while running."""
-    interval_s: Annotated[float, msgspec.Meta(ge=0.05, le=3_600)] = 1.0
-    """Longest pause between two pages of one server; fast steps make it shorter."""
-    interval_min_s: Annotated[float, msgspec.Meta(ge=0.05, le=3_600)] = 0.25
-    timeout_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = 2.0
-    refresh_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 30.0
-    """How often names and files are looked at again."""
-    servers_max: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 256
-    threads: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
-    queue_pages: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1024
-    """Pages that wait for the worker; beyond it the oldest go, counted."""
-    token_file: str = ""
-    """Its token goes into ``Authorization: Bearer``."""
-    ca_file: str = ""
-    """Who signs the certificates of ``https`` targets; empty: whom the system trusts."""
-    insecure_skip_verify: bool = False
-
-
-class ReceiversConfig(_Section, frozen=True, kw_only=True):
-    """Ways in. With a token file both ask for ``Authorization: Bearer``."""
-
-    grpc: GrpcConfig = GrpcConfig()
-    http: HttpReceiverConfig = HttpReceiverConfig()
-    kv: KvConfig = KvConfig()
-    scrape: ScrapeConfig = ScrapeConfig()
-    tls: TlsConfig = TlsConfig()
-    token_file: str = ""
-
-
-class MemoryConfig(_Section, frozen=True, kw_only=True):
+class MemoryConfig(Section, frozen=True, kw_only=True):
     """Exports are refused while the process uses more; 0 means 80 % of the cgroup's limit, if it has one."""
 
     limit_mib: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
 
 
-class QueueConfig(_Section, frozen=True, kw_only=True):
+class QueueConfig(Section, frozen=True, kw_only=True):
     """Between the receivers and the worker. Bytes count until they are learned from."""
 
     capacity_bytes: Annotated[int, msgspec.Meta(ge=65_536, le=2**34)] = 16 * 2**20
@@ -234,7 +104,7 @@ class QueueConfig(_Section, frozen=True, kw_only=True):
     batch_bytes: Annotated[int, msgspec.Meta(ge=1, le=2**30)] = 2 * 2**20
 
 
-class HttpConfig(_Section, frozen=True, kw_only=True):
+class HttpConfig(Section, frozen=True, kw_only=True):
     """Metrics, health, snapshot."""
 
     endpoint: HostPort = "0.0.0.0:9464"  # read-only pages; Prometheus sits in another pod
@@ -242,13 +112,13 @@ class HttpConfig(_Section, frozen=True, kw_only=True):
     """With it, everything but metrics and health asks for a token of this file."""
 
 
-class ExportersConfig(_Section, frozen=True, kw_only=True):
+class ExportersConfig(Section, frozen=True, kw_only=True):
     """Ways out."""
 
     http: HttpConfig = HttpConfig()
 
 
-class SnapshotConfig(_Section, frozen=True, kw_only=True):
+class SnapshotConfig(Section, frozen=True, kw_only=True):
     """The published coefficients: how often a new generation, where and how often on disk."""
 
     directory: str = "snapshots"
@@ -256,14 +126,14 @@ class SnapshotConfig(_Section, frozen=True, kw_only=True):
     publish_interval_s: Annotated[float, msgspec.Meta(ge=0.05, le=3_600)] = 5.0
 
 
-class StateConfig(_Section, frozen=True, kw_only=True):
+class StateConfig(Section, frozen=True, kw_only=True):
     """``state.bin`` beside the snapshot: how often, and after how long learning nothing is called a stall."""
 
     interval_s: Annotated[float, msgspec.Meta(ge=0.1, le=86_400)] = 60.0
     stalled_after_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 600.0
 
 
-class JournalConfig(_Section, frozen=True, kw_only=True):
+class JournalConfig(Section, frozen=True, kw_only=True):
     """Where ``durability: journal`` keeps what was acknowledged, in the snapshot's directory."""
 
     capacity_mib: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 256
@@ -272,7 +142,7 @@ class JournalConfig(_Section, frozen=True, kw_only=True):
     """Survive the death of the node too, at the price of a disk flush per acknowledgement."""
 
 
-class BankConfig(_Section, frozen=True, kw_only=True):
+class BankConfig(Section, frozen=True, kw_only=True):
     """Bounds of the learners."""
 
     block_rows: Bound = 32
@@ -281,14 +151,14 @@ class BankConfig(_Section, frozen=True, kw_only=True):
     configs_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 64
 
 
-class ShutdownConfig(_Section, frozen=True, kw_only=True):
+class ShutdownConfig(Section, frozen=True, kw_only=True):
     """Budget of a graceful stop; it has to fit the pod's terminationGracePeriodSeconds."""
 
     grace_s: Annotated[float, msgspec.Meta(ge=0, le=300)] = 3.0
     drain_s: Annotated[float, msgspec.Meta(ge=0, le=300)] = 5.0
 
 
-class StartConfig(_Section, frozen=True, kw_only=True):
+class StartConfig(Section, frozen=True, kw_only=True):
     """What becomes of a start whose configuration is wrong.
 
     ``exit``: exit code 78 and one sentence. ``degrade``: the last good configuration, or the defaults, hold until it is
@@ -298,7 +168,7 @@ class StartConfig(_Section, frozen=True, kw_only=True):
     on_error: Literal["exit", "degrade"] = "exit"
 
 
-class Config(_Section, frozen=True, kw_only=True):
+class Config(Section, frozen=True, kw_only=True):
     """Everything that can be configured."""
 
     config: StartConfig = StartConfig()
@@ -322,4 +192,4 @@ class Config(_Section, frozen=True, kw_only=True):
     donors: Annotated[tuple[str, ...], msgspec.Meta(max_length=256)] = ()
     learners: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=16)] = ("rls", "river:linear")
     feature_sets: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=32)] = ("portable", "physics")
-    custom: dict[str, tuple[str, ...]] = {}
+    custom: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)

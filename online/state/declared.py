@@ -17,7 +17,8 @@ underscores; an attribute that was renamed keeps its old name there: ``_lives=Na
 
 Reading makes an object (``fresh(context)`` in the declaration, else empty) or is given one, and sets the attributes in
 the declared order. Objects that a fresh one already has are filled, not replaced. A method ``restored()``, if there is
-one, is called at the end: it derives what is not saved and raises :class:`StateError` for what cannot be.
+one, is called at the end: it derives what is not saved and raises :class:`StateError` for what cannot be. An attribute
+that the file does not have, because it was added since, stays as the fresh object has it.
 
 Every change of what is declared is a new version of the file with a migration (online/state/file.py);
 tests/property/test_state.py holds the layout.

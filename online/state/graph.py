@@ -90,7 +90,7 @@ class _Reader:
         self._kinds: Mapping[str, list[str]] = graph["kinds"]
         self._objects: list[Any] = graph["objects"]
         self._context = context
-        self._places: dict[str, list[int]] = {}
+        self._places: dict[str, dict[str, int]] = {}
         self._made: dict[int, Any] = {}
 
     def handle(self, number: Any) -> _Handle:
@@ -114,7 +114,13 @@ class _Reader:
         if kind != declared.kind:
             raise StateError(f"object {number} is of kind {kind!r}, not {declared.kind}")
         self._made[number] = instance
-        for (name, form, made_by), place in zip(_forms(declared), self._places_of(declared), strict=True):
+        places = self._places_of(declared)
+        for (name, form, made_by), name_in_file in zip(_forms(declared), declared.names, strict=True):
+            place = places.get(name_in_file)
+            if place is None:
+                if not hasattr(instance, name):
+                    raise StateError(f"{kind}: another layout, which differs in {name_in_file}")
+                continue
             try:
                 value = values[place]
                 if made_by is None:
@@ -130,15 +136,15 @@ class _Reader:
             instance.restored()
         return instance
 
-    def _places_of(self, declared: Saved) -> list[int]:
-        """Where the file has each attribute."""
+    def _places_of(self, declared: Saved) -> dict[str, int]:
+        """Where the file has each attribute; what it does not have stays as the fresh object has it."""
         places = self._places.get(declared.kind)
         if places is None:
             names = self._kinds[declared.kind]
-            if sorted(names) != sorted(declared.names):
+            if len({*names} & {*declared.names}) < len(names):
                 differing = ", ".join(sorted({*names} ^ {*declared.names}))
                 raise StateError(f"{declared.kind}: another layout, which differs in {differing}")
-            places = self._places[declared.kind] = [names.index(name) for name in declared.names]
+            places = self._places[declared.kind] = {name: place for place, name in enumerate(names)}
         return places
 
 

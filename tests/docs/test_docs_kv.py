@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from collector.config.schema import JoinConfig, KvConfig, KvEndpoint
+from collector.config import JoinConfig, KvConfig, KvEndpoint
 from collector.decode.kv.span_events import EVENTS
 from collector.telemetry.reasons import SequenceEvent
 from collector.telemetry.table import TABLE

@@ -11,9 +11,9 @@ import time
 import msgspec
 import pytest
 
+from collector.config import KvConfig, KvEndpoint
 from collector.config.errors import ConfigError
 from collector.config.load import load
-from collector.config.schema import KvConfig, KvEndpoint
 from collector.receive.kv.kv_zmq import KvSubscriber, KvUnavailable
 from collector.runtime.clock import SystemClock
 from collector.runtime.health import Health

@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
 from prometheus_client import CollectorRegistry
 
-from collector.config.schema import GrpcConfig
+from collector.config import GrpcConfig
 from collector.receive.admission import AdmissionQueue
 from collector.receive.intake import Intake
 from collector.receive.otlp.otlp_grpc import SERVICE, OtlpGrpcReceiver

@@ -16,7 +16,7 @@ from google.rpc import status_pb2
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from prometheus_client import CollectorRegistry
 
-from collector.config.schema import HttpReceiverConfig
+from collector.config import HttpReceiverConfig
 from collector.receive.admission import AdmissionQueue
 from collector.receive.intake import Intake
 from collector.receive.otlp.otlp_http import CONTENT_TYPE, Budget, inflate, make_http_receiver

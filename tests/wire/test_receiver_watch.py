@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from collector.app import Sidecar
-from collector.config.schema import GrpcConfig
+from collector.config import GrpcConfig
 from collector.receive.kv import kv_zmq
 from collector.receive.otlp import otlp_grpc, otlp_http
 from collector.receive.otlp.otlp_grpc import OtlpGrpcReceiver

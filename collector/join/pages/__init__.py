@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .completeness import SCRAPES_MAX as COMPLETENESS_SCRAPES
 from .completeness import Completeness
 from .page_engine import PageEngine
 from .page_engines import PageEngines
@@ -11,7 +10,6 @@ from .scrape_state import Occupancy, Scrape
 from .scrape_windows import ScrapeWindows
 
 __all__ = [
-    "COMPLETENESS_SCRAPES",
     "Completeness",
     "Occupancy",
     "PageEngine",

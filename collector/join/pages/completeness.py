@@ -17,8 +17,9 @@ import numpy as np
 
 from collector.join.api_process import ApiProcess
 from collector.join.engine import Engine
+from online.state import saved
 
-SCRAPES_MAX = 256
+_SCRAPES_MAX = 256
 _STEPS_MIN, _STEPS_MAX = 100.0, 4096.0
 
 
@@ -26,8 +27,10 @@ _STEPS_MIN, _STEPS_MAX = 100.0, 4096.0
 class Completeness:
     """Of one engine; ``ratio`` is None until a hundred steps were counted beside telemetry."""
 
+    STATE = saved("completeness", fresh=lambda _: Completeness())
+
     ratio: float | None = None
-    _counted: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=SCRAPES_MAX))
+    _counted: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_SCRAPES_MAX))
     _since: tuple[float, int] | None = None
     """Counted and heard at the begin."""
 

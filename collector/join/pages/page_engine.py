@@ -14,6 +14,7 @@ from collector.join.requests import ApiQueueing
 from collector.join.steps import Scheduling
 from collector.telemetry import Counts, RowDrop, table
 from online import EngineSnapshot, Quality, Target
+from online.state import saved
 
 from .completeness import Completeness
 from .page_rows import PageRow, page_block
@@ -22,6 +23,21 @@ from .scrape_windows import ScrapeWindows
 
 class PageEngine:
     """What an :class:`~collector.join.engine.Engine` is for steps, for counters only."""
+
+    STATE = saved(
+        "page_engine",
+        instance=str,
+        recording=str,
+        server=str,
+        number=int,
+        facts=Facts,
+        api_queueing=ApiQueueing,
+        windows=ScrapeWindows,
+        completeness=Completeness,
+        reading_facts=tuple[str, dict[str, int | bool]],
+        _rows=list[PageRow],
+        fresh=lambda _: PageEngine("", "", 0),
+    )
 
     def __init__(self, instance: str, recording: str, number: int, server: str = "") -> None:
         self.instance = instance

@@ -16,6 +16,7 @@ from collector.decode.pages import EngineReading, ScrapedPage
 from collector.identity import FactSource, Knowledge
 from collector.join.api_process import ApiProcess
 from collector.join.engine import Engine
+from online.state import saved
 
 from .page_engine import PageEngine
 
@@ -29,6 +30,12 @@ class PageEngines:
     Attributes:
         by_key: recording and instance -> engine.
     """
+
+    STATE = saved(
+        "page_engines",
+        by_key=OrderedDict[Key, PageEngine],
+        fresh=lambda join: PageEngines(join),  # noqa: PLW0108 -- PageEngines is not known yet
+    )
 
     def __init__(self, settings: JoinConfig) -> None:
         self._settings = settings

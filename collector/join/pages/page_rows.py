@@ -30,6 +30,7 @@ import numpy as np
 from collector.decode.pages import Flavour, Meaning
 from collector.telemetry import RowDrop
 from online import PHASES, STEP_FEATURES, Floats, Quality, RowBlock
+from online.state import saved
 
 from .scrape_state import Scrape
 
@@ -64,6 +65,8 @@ class WindowSums:
 @dataclass(frozen=True, slots=True)
 class PageRow:
     """One row: its time, its steps, and the sums of its columns."""
+
+    STATE = saved("page_row")
 
     end_ns: int
     elapsed_us: float

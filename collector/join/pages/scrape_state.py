@@ -21,6 +21,7 @@ import math
 from dataclasses import dataclass
 
 from collector.decode.pages import Flavour, Meaning
+from online.state import saved
 
 NAN = math.nan
 
@@ -28,6 +29,8 @@ NAN = math.nan
 @dataclass(frozen=True, slots=True)
 class Scrape:
     """One scrape with what follows from it; ``values`` by :class:`~collector.decode.pages.Meaning`."""
+
+    STATE = saved("scrape")
 
     unix_ns: int
     mono_ns: int
@@ -50,6 +53,8 @@ class Scrape:
 @dataclass(slots=True)
 class Occupancy:
     """What has to be remembered from scrape to scrape: requests and tokens that aborted requests left behind."""
+
+    STATE = saved("occupancy")
 
     left: float = 0.0
     ghost_left: float = 0.0

@@ -14,6 +14,7 @@ from statistics import median
 
 from collector.decode.pages import EngineReading, Flavour, Meaning
 from collector.telemetry import RowDrop
+from online.state import saved
 
 from .page_rows import STEPS_MIN, PageRow, WindowSums, row_of, went_back, window_sums
 from .scrape_state import Occupancy, Scrape
@@ -26,6 +27,17 @@ _COPIES_KEPT = 64
 @dataclass(slots=True)
 class ScrapeWindows:
     """Scrapes of one engine in order of time, and the rows between them."""
+
+    STATE = saved(
+        "scrape_windows",
+        occupancy=Occupancy,
+        start=Scrape | None,
+        newest=Scrape | None,
+        scrapes=int,
+        copies=int,
+        _ratios=list[float],
+        fresh=lambda _: ScrapeWindows(),
+    )
 
     occupancy: Occupancy = field(default_factory=Occupancy)
     start: Scrape | None = None

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from collector.config import Config, Endpoint, parse_endpoint
 from collector.config.errors import ConfigError
 from collector.config.load import json_schema, load, profile_names, to_yaml
-from collector.config.schema import Config, Endpoint, parse_endpoint
 from collector.worker.build import make_pipeline
 
 

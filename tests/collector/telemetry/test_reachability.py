@@ -27,8 +27,11 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from collector.config import Config, ConfigError, ConfigurationsConfig, ConfigWatch
-from collector.config.schema import (
+from collector.config import (
+    Config,
+    ConfigError,
+    ConfigurationsConfig,
+    ConfigWatch,
     DedupeConfig,
     HttpReceiverConfig,
     JoinConfig,

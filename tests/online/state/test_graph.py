@@ -291,6 +291,27 @@ def test_another_layout_is_refused_by_what_differs():
         again(graph)
 
 
+def without(kind: str, name: str):
+    graph = through_bytes(dump(grown()))
+    place = graph["kinds"][kind].index(name)
+    del graph["kinds"][kind][place]
+    for values in (values for known, values in graph["objects"] if known == kind):
+        del values[place]
+    return graph
+
+
+def test_an_attribute_that_was_added_since_is_what_a_fresh_object_has():
+    tree = again(without("test_tree", "old_name"))
+    assert tree.named is None
+    assert tree.ids == {5, 7}
+    assert again(without("test_table", "mean")).table.mean == 0.0
+
+
+def test_an_attribute_that_a_fresh_object_has_not_either_is_missed():
+    with pytest.raises(StateError, match="test_leaf: another layout, which differs in mark"):
+        again(without("test_leaf", "mark"))
+
+
 def test_a_class_that_declares_nothing_cannot_be_saved():
     tree = grown()
     tree.leaves.append(object())

@@ -6,7 +6,6 @@ import pytest
 
 from collector.config import Config
 from collector.decode.pages import ScrapedPage
-from collector.durable import image as state_image
 from collector.join import Engine
 from collector.join.pages import Completeness
 from collector.recordings import Recording, TimedPage
@@ -61,18 +60,6 @@ def test_how_pages_are_handed_over_changes_nothing():
     one.flush()
     other.flush()
     assert one.snapshot(0, 1) == other.snapshot(0, 1)
-
-
-def test_a_restart_in_the_middle_changes_no_bit():
-    straight, halting = make_pipeline(CONFIG), make_pipeline(CONFIG)
-    for number, page in enumerate(PAGES):
-        straight.process_pages([live(page)])
-        halting.process_pages([live(page)])
-        if number in (5, 100, 333):
-            again = make_pipeline(CONFIG)
-            assert again.restore(state_image.decode(state_image.sealed(halting.whole_state(generation=1)))) == []
-            halting = again
-    assert halting.whole_state() == straight.whole_state()
 
 
 def test_where_an_engine_sends_steps_its_page_gives_facts_and_no_rows():

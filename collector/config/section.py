@@ -1,0 +1,43 @@
+"""What sections of the configuration are made of: their base, and types that several keys have."""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A level of the configuration."""
+
+
+Bound = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
+Mebibytes = Annotated[int, msgspec.Meta(ge=1, le=1024)]
+
+
+class Endpoint(NamedTuple):
+    """Where to listen."""
+
+    address: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{host}:{self.port}"
+
+
+_HOST_PORT = (
+    r"^(\[[0-9A-Fa-f:.]+\]|[^:\s\[\]]+)"
+    r":([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])$"
+)
+
+
+HostPort = Annotated[
+    str, msgspec.Meta(pattern=_HOST_PORT, description="host:port or [v6]:port; port 0 takes a free one")
+]
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """Split a checked ``host:port``."""
+    address, _, port = text.rpartition(":")
+    return Endpoint(address.strip("[]"), int(port))

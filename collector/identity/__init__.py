@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .discovery import Discovery
-from .facts import IDENTITY, Fact, Facts, FactSource
+from .facts import IDENTITY, Fact, Facts, FactSource, config_id
 from .knowledge import Knowledge, cannot_derive
 from .sheet_files import shipped_sheets
 
@@ -15,5 +15,6 @@ __all__ = [
     "Facts",
     "Knowledge",
     "cannot_derive",
+    "config_id",
     "shipped_sheets",
 ]

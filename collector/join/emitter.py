@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
-from collector.identity import Fact, Facts
+from collector.identity import Fact, Facts, config_id
 from collector.join.requests import ApiQueueing
 from collector.telemetry import Counts
 from online import EngineSnapshot, Quality, RowBlock, Target
@@ -67,17 +67,6 @@ def facts_of(emitters: Iterable[Emitter]) -> dict[str, Fact]:
     return facts
 
 
-class Known(NamedTuple):
-    """What is known of a configuration: the best telemetry that it sends, and the version of each emitter's facts."""
-
-    quality: Quality
-    versions: tuple[tuple[str, int], ...]
-
-
-def known_of(emitters: Iterable[Emitter]) -> Known:
-    """What the emitters of one configuration say together."""
-    emitters = list(emitters)
-    return Known(
-        min(emitter.quality for emitter in emitters),
-        tuple((emitter.instance, emitter.facts.version) for emitter in emitters),
-    )
+def config_id_of(emitter: Emitter) -> str:
+    """The configuration that learns from it."""
+    return config_id(emitter.facts.identity(emitter.instance, emitter.recording))

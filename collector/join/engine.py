@@ -73,11 +73,6 @@ class Engine:
         return self._processes[-1].sequence.quality if self._processes else Quality.JOURNEYS
 
     @property
-    def open_steps(self) -> int:
-        """Steps held."""
-        return sum(p.sequence.window.size for p in self._processes if p.sequence.window is not None)
-
-    @property
     def open_requests(self) -> int:
         """Finished requests that still wait."""
         return sum(len(p.requests) for p in self._processes)

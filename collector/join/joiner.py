@@ -8,19 +8,19 @@ from typing import TypeVar
 from collector.config import JoinConfig
 from collector.decode import Telemetry
 from collector.decode.pages import ScrapedPage
-from collector.identity import FactSource, Knowledge
-from collector.identity import facts as identity
+from collector.identity import Knowledge
 from collector.join.kv import KvSources
-from collector.join.pages import PageEngine, PageEngines
+from collector.join.pages import PageEngines
 from collector.telemetry import Counts, JoinEvent, RowDrop, table
 from online import Lane, Target
 from online.state import saved
 
 from .api_process import ApiProcess
 from .api_spans import ApiSpans
-from .emitter import Emitter, Known, TargetRows, facts_of, known_of
+from .describe import Known, describe
+from .emitter import Emitter, TargetRows, config_id_of
 from .engine import Engine
-from .events import Described, Event, Renamed, Rows, Succeeded
+from .events import Event, Renamed, Rows, Succeeded
 from .release import Release, release_rows
 from .same_engine import same_engine
 
@@ -130,7 +130,7 @@ class Joiner:
 
     def _succeed(self, key: _Key, engine: Engine) -> Engine:
         """The server came back as another configuration: what it was ends with its rows, and is the new one's prior."""
-        new = _config_id(engine)
+        new = config_id_of(engine)
         old = self._config_ids.get(key)
         if old is None or old == new:
             return engine
@@ -175,22 +175,21 @@ class Joiner:
         quick = self._advance_engines(flush=flush)
         for key, process in self._api_processes.items():
             renamed += self._advance_api_process(key, process, flush=flush)
-        for key, page in self.pages.by_key.items():
-            renamed += self._advance_page(key, page)
+        untold, succeeded = self.pages.yield_to(
+            [*self._engines.items(), *self._api_processes.items()], self._config_ids
+        )
+        for key, page in untold:
+            renamed += self._identify(key, page)
+            self._hold_rows(self._config_ids[key], page.instance, page.advance())
         emitters = self._emitters_by_config()
-        before, self._described = self._described, {key: known_of(own) for key, own in sorted(emitters.items())}
-        described = [
-            Described(config_id, facts_of(emitters[config_id]), known.quality)
-            for config_id, known in self._described.items()
-            if before.get(config_id) != known
-        ]
+        described, self._described = describe(emitters, self._described)
         released = release_rows(self._releases, emitters, self._settings, flush=flush)
-        succeeded, self._succeeded = self._succeeded, []
+        succeeded, self._succeeded = self._succeeded + succeeded, []
         return [*renamed, *described, *quick, *released, *succeeded]
 
     def _identify(self, key: _Key, emitter: Emitter) -> list[Renamed]:
         """Find the emitter's configuration; a fact learned later renames it and keeps its state."""
-        config_id = _config_id(emitter)
+        config_id = config_id_of(emitter)
         before = self._config_ids.get(key)
         if before == config_id:
             return []
@@ -233,22 +232,6 @@ class Joiner:
             else:
                 usable.append(target_rows)
         self._hold_rows(min(engine_configs), process.instance, usable)
-        return []
-
-    def _advance_page(self, key: _Key, page: PageEngine) -> list[Renamed]:
-        """Where others tell more of the same engine, its page gives facts, and what it taught becomes their prior."""
-        told_by = self.pages.told_by(key, {**self._engines, **self._api_processes})
-        if not told_by:
-            renamed = self._identify(key, page)
-            self._hold_rows(self._config_ids[key], page.instance, page.advance())
-            return renamed
-        page.yield_to(told_by)
-        for emitter in told_by:
-            emitter.facts.learn(page.facts.known(), FactSource.DISCOVERY)
-        before = self._config_ids.pop(key, None)
-        if before is not None and before not in self._config_ids.values():
-            heirs = {_config_id(emitter) for emitter in told_by}
-            self._succeeded += [Succeeded(before, heir) for heir in sorted(heirs)[:1]]
         return []
 
     def _hold_rows(self, config_id: str, instance: str, rows: list[TargetRows]) -> None:
@@ -297,7 +280,3 @@ class Joiner:
 
     def _emitters(self) -> list[Emitter]:
         return [*self._engines.values(), *self._api_processes.values(), *self.pages.by_key.values()]
-
-
-def _config_id(emitter: Emitter) -> str:
-    return identity.config_id(emitter.facts.identity(emitter.instance, emitter.recording))

@@ -178,7 +178,7 @@ class Telling(RuleBasedStateMachine):
         assert len(joiner._api_spans._spans) <= REQUESTS_MAX
         assert sum(len(waiting) for waiting in joiner._api_spans._waiting.values()) <= REQUESTS_MAX
         for engine in joiner._engines.values():
-            assert engine.open_steps <= 2 * STEPS_MAX
+            assert sum(s.window.size for s in engine.sequences if s.window is not None) <= 2 * STEPS_MAX
 
     def teardown(self) -> None:
         if not hasattr(self, "pipeline"):

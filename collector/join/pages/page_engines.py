@@ -9,19 +9,21 @@ from __future__ import annotations
 import math
 import urllib.parse
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 
 from collector.config import JoinConfig
 from collector.decode.pages import EngineReading, ScrapedPage
 from collector.identity import FactSource, Knowledge
 from collector.join.api_process import ApiProcess
+from collector.join.emitter import config_id_of
 from collector.join.engine import Engine
+from collector.join.events import Succeeded
 from online.state import saved
 
 from .page_engine import PageEngine
 
 Key = tuple[str, str]
-Emitters = Mapping[Key, Engine | ApiProcess]
+Emitters = Sequence[tuple[Key, Engine | ApiProcess]]
 
 
 class PageEngines:
@@ -67,14 +69,35 @@ class PageEngines:
         ratios = [e.completeness.ratio for e in self.by_key.values() if e.completeness.ratio is not None]
         return min(ratios, default=math.nan)
 
-    def told_by(self, key: Key, emitters: Emitters) -> list[Engine | ApiProcess]:
+    def yield_to(
+        self, emitters: Emitters, config_ids: dict[Key, str]
+    ) -> tuple[list[tuple[Key, PageEngine]], list[Succeeded]]:
+        """Where others tell more of the same engine, its page gives facts, and what it taught becomes their prior.
+
+        ``config_ids`` forgets such a page. Returns the pages that nobody tells more than, and what became a prior.
+        """
+        untold, succeeded = [], []
+        for key, page in self.by_key.items():
+            told_by = self._told_by(key, emitters)
+            if not told_by:
+                untold.append((key, page))
+                continue
+            page.yield_to(told_by)
+            for emitter in told_by:
+                emitter.facts.learn(page.facts.known(), FactSource.DISCOVERY)
+            before = config_ids.pop(key, None)
+            if before is not None and before not in config_ids.values():
+                succeeded.append(Succeeded(before, min(config_id_of(emitter) for emitter in told_by)))
+        return untold, succeeded
+
+    def _told_by(self, key: Key, emitters: Emitters) -> list[Engine | ApiProcess]:
         """Emitters of the same engine that tell more than the page.
 
         The only server is whoever sends. Of several, the one whose host the emitter names; two ranks of one server
         cannot be told apart, and both are left to the telemetry.
         """
         servers = {engine.server for (recording, _), engine in self.by_key.items() if recording == key[0]}
-        beside = [emitter for (recording, _), emitter in emitters.items() if recording == key[0]]
+        beside = [emitter for (recording, _), emitter in emitters if recording == key[0]]
         if len(servers) == 1:
             return beside
         host = urllib.parse.urlsplit(self.by_key[key].server).hostname or ""

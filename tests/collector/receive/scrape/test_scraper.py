@@ -12,6 +12,7 @@ from collector.config import Config, ConfigError, ScrapeConfig, ScrapeEndpoint, 
 from collector.receive.scrape import Cadence, Scraper, TargetList, read_targets
 from collector.runtime import SystemClock
 from collector.telemetry import ScrapeOutcome
+from tests.support.clocks import eventually
 from tests.support.page_server import PageServer, recorded_pages
 from tests.wire.certificates import Authority
 
@@ -130,9 +131,8 @@ def test_old_pages_go_when_nobody_takes_them():
         seen = []
         scraper = Scraper(config_of(server.url, queue_pages=2), SystemClock(), seen.append)
         scraper.start()
-        time.sleep(1.0)
+        eventually(lambda: ScrapeOutcome.DROPPED in seen, 10.0)
         scraper.stop()
-        assert ScrapeOutcome.DROPPED in seen
         assert len(scraper.take()) == 2
 
 

@@ -51,7 +51,8 @@ def scraping(config: Config, urls: Sequence[str]) -> Config:
     except msgspec.ValidationError as error:
         raise ConfigError("--scrape", str(error)) from None
     receivers, scrape = config.receivers, config.receivers.scrape
-    scrape = msgspec.structs.replace(scrape, endpoints=scrape.endpoints + endpoints)
+    new = tuple(endpoint for endpoint in endpoints if endpoint not in scrape.endpoints)
+    scrape = msgspec.structs.replace(scrape, endpoints=scrape.endpoints + new)
     return msgspec.structs.replace(config, receivers=msgspec.structs.replace(receivers, scrape=scrape))
 
 

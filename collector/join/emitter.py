@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from collector.identity import Fact, Facts, config_id
 from collector.join.requests import ApiQueueing
 from collector.telemetry import Counts
 from online import EngineSnapshot, Quality, RowBlock, Target
+
+Key = tuple[str, str]
+"""(recording, instance) of an emitter."""
 
 
 class TargetRows(NamedTuple):
@@ -70,3 +73,12 @@ def facts_of(emitters: Iterable[Emitter]) -> dict[str, Fact]:
 def config_id_of(emitter: Emitter) -> str:
     """The configuration that learns from it."""
     return config_id(emitter.facts.identity(emitter.instance, emitter.recording))
+
+
+def by_config(emitters: Mapping[Key, Emitter], config_ids: Mapping[Key, str]) -> dict[str, list[Emitter]]:
+    """Emitters by configuration, in the order in which their configurations became known."""
+    grouped: dict[str, list[Emitter]] = {}
+    for key, known_as in config_ids.items():
+        if key in emitters:
+            grouped.setdefault(known_as, []).append(emitters[key])
+    return grouped

@@ -18,14 +18,12 @@ from online.state import saved
 from .api_process import ApiProcess
 from .api_spans import ApiSpans
 from .describe import Known, describe
-from .emitter import Emitter, TargetRows, config_id_of
+from .emitter import Emitter, Key, TargetRows, by_config, config_id_of
 from .engine import Engine
 from .events import Event, Renamed, Rows, Succeeded
 from .release import Release, release_rows
 from .same_engine import same_engine
 
-_Key = tuple[str, str]
-"""(recording, instance) of an emitter."""
 _E = TypeVar("_E", bound=Emitter)
 
 
@@ -34,13 +32,13 @@ class Joiner:
 
     STATE = saved(
         "joiner",
-        _engines=OrderedDict[_Key, Engine],
-        _api_processes=OrderedDict[_Key, ApiProcess],
-        _aliases=dict[_Key, Engine],
+        _engines=OrderedDict[Key, Engine],
+        _api_processes=OrderedDict[Key, ApiProcess],
+        _aliases=dict[Key, Engine],
         _emitter_count=int,
         _api_spans=ApiSpans,
         _releases=dict[str, Release],
-        _config_ids=dict[_Key, str],
+        _config_ids=dict[Key, str],
         kv=KvSources,
         pages=PageEngines,
     )
@@ -48,13 +46,13 @@ class Joiner:
     def __init__(self, settings: JoinConfig, knowledge: Knowledge | None = None) -> None:
         self._settings = settings
         self.knowledge = knowledge or Knowledge()
-        self._engines: OrderedDict[_Key, Engine] = OrderedDict()
-        self._api_processes: OrderedDict[_Key, ApiProcess] = OrderedDict()
-        self._aliases: dict[_Key, Engine] = {}
+        self._engines: OrderedDict[Key, Engine] = OrderedDict()
+        self._api_processes: OrderedDict[Key, ApiProcess] = OrderedDict()
+        self._aliases: dict[Key, Engine] = {}
         self._emitter_count = 0
         self._api_spans = ApiSpans(settings.requests_max)
         self._releases: dict[str, Release] = {}
-        self._config_ids: dict[_Key, str] = {}
+        self._config_ids: dict[Key, str] = {}
         self._described: dict[str, Known] = {}
         self._succeeded: list[Succeeded] = []
         self._counts = Counts()
@@ -89,7 +87,7 @@ class Joiner:
             self._config_ids.pop(key, None)
             self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] += 1
 
-    def _engine_for(self, key: _Key, telemetry: Telemetry) -> Engine:
+    def _engine_for(self, key: Key, telemetry: Telemetry) -> Engine:
         engine = self._aliases.get(key) or self._engines.get(key) or self._new_engine(key)
         before = engine.facts.held()
         if self._teach_facts(engine, telemetry):
@@ -104,20 +102,20 @@ class Joiner:
         self._counts[table.JOIN_EVENTS, JoinEvent.FACT_CONFLICT] += emitter.facts.conflicts - before
         return changed
 
-    def _new_engine(self, key: _Key) -> Engine:
+    def _new_engine(self, key: Key) -> Engine:
         if len(self._engines) >= self._settings.engines_max:
             evicted = self._evict_oldest(self._engines)
             self._aliases = {k: e for k, e in self._aliases.items() if e is not evicted}
         engine = self._engines[key] = Engine(key[1], key[0], self._next_number(), self._settings)
         return engine
 
-    def _new_api_process(self, key: _Key) -> ApiProcess:
+    def _new_api_process(self, key: Key) -> ApiProcess:
         if len(self._api_processes) >= self._settings.engines_max:
             self._evict_oldest(self._api_processes)
         process = self._api_processes[key] = ApiProcess(key[1], key[0], self._next_number(), self._settings)
         return process
 
-    def _evict_oldest(self, emitters: OrderedDict[_Key, _E]) -> _E:
+    def _evict_oldest(self, emitters: OrderedDict[Key, _E]) -> _E:
         """Make room: the emitter silent longest goes."""
         oldest = min(emitters, key=lambda key: emitters[key].event_unix_ns)
         self._config_ids.pop(oldest, None)
@@ -128,7 +126,7 @@ class Joiner:
         self._emitter_count += 1
         return self._emitter_count - 1
 
-    def _succeed(self, key: _Key, engine: Engine) -> Engine:
+    def _succeed(self, key: Key, engine: Engine) -> Engine:
         """The server came back as another configuration: what it was ends with its rows, and is the new one's prior."""
         new = config_id_of(engine)
         old = self._config_ids.get(key)
@@ -143,7 +141,7 @@ class Joiner:
         self._succeeded.append(Succeeded(old, new))
         return heir
 
-    def _merge_double(self, key: _Key, engine: Engine) -> None:
+    def _merge_double(self, key: Key, engine: Engine) -> None:
         """Two emitters on one engine: the richer one goes on, the other one's requests are added to it."""
         for other_key, other in self._engines.items():
             if other is engine or other_key[0] != key[0] or not same_engine(engine, other):
@@ -175,10 +173,9 @@ class Joiner:
         quick = self._advance_engines(flush=flush)
         for key, process in self._api_processes.items():
             renamed += self._advance_api_process(key, process, flush=flush)
-        untold, succeeded = self.pages.yield_to(
-            [*self._engines.items(), *self._api_processes.items()], self._config_ids
-        )
-        for key, page in untold:
+        senders: list[tuple[Key, Engine | ApiProcess]] = [*self._engines.items(), *self._api_processes.items()]
+        pages_alone, succeeded = self.pages.yield_to(senders, self._config_ids)
+        for key, page in pages_alone:
             renamed += self._identify(key, page)
             self._hold_rows(self._config_ids[key], page.instance, page.advance())
         emitters = self._emitters_by_config()
@@ -187,7 +184,7 @@ class Joiner:
         succeeded, self._succeeded = self._succeeded + succeeded, []
         return [*renamed, *described, *quick, *released, *succeeded]
 
-    def _identify(self, key: _Key, emitter: Emitter) -> list[Renamed]:
+    def _identify(self, key: Key, emitter: Emitter) -> list[Renamed]:
         """Find the emitter's configuration; a fact learned later renames it and keeps its state."""
         config_id = config_id_of(emitter)
         before = self._config_ids.get(key)
@@ -210,7 +207,7 @@ class Joiner:
                 quick += [Rows(config_id, Target.STEP_TIME, block, Lane.QUICK) for block in engine.quick_rows()]
         return quick
 
-    def _advance_api_process(self, key: _Key, process: ApiProcess, *, flush: bool) -> list[Renamed]:
+    def _advance_api_process(self, key: Key, process: ApiProcess, *, flush: bool) -> list[Renamed]:
         """Request spans belong to the only configuration of engines known beside them, else to their own process.
 
         Where engines send steps, request spans teach nothing about steps.
@@ -241,12 +238,7 @@ class Joiner:
     # --- what it holds ----------------------------------------------------------------------------------------------
 
     def _emitters_by_config(self) -> dict[str, list[Emitter]]:
-        emitters: dict[_Key, Emitter] = {**self.pages.by_key, **self._api_processes, **self._engines}
-        by_config: dict[str, list[Emitter]] = {}
-        for key, config_id in self._config_ids.items():
-            if key in emitters:
-                by_config.setdefault(config_id, []).append(emitters[key])
-        return by_config
+        return by_config({**self.pages.by_key, **self._api_processes, **self._engines}, self._config_ids)
 
     def emitters_of(self, config_id: str) -> list[Emitter]:
         """Emitters of one configuration, in order of appearance."""

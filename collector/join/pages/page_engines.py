@@ -15,14 +15,13 @@ from collector.config import JoinConfig
 from collector.decode.pages import EngineReading, ScrapedPage
 from collector.identity import FactSource, Knowledge
 from collector.join.api_process import ApiProcess
-from collector.join.emitter import config_id_of
+from collector.join.emitter import Key, config_id_of
 from collector.join.engine import Engine
 from collector.join.events import Succeeded
 from online.state import saved
 
 from .page_engine import PageEngine
 
-Key = tuple[str, str]
 Emitters = Sequence[tuple[Key, Engine | ApiProcess]]
 
 
@@ -76,21 +75,21 @@ class PageEngines:
 
         ``config_ids`` forgets such a page. Returns the pages that nobody tells more than, and what became a prior.
         """
-        untold, succeeded = [], []
+        alone, succeeded = [], []
         for key, page in self.by_key.items():
-            told_by = self._told_by(key, emitters)
-            if not told_by:
-                untold.append((key, page))
+            richer = self._richer_emitters(key, emitters)
+            if not richer:
+                alone.append((key, page))
                 continue
-            page.yield_to(told_by)
-            for emitter in told_by:
+            page.yield_to(richer)
+            for emitter in richer:
                 emitter.facts.learn(page.facts.known(), FactSource.DISCOVERY)
             before = config_ids.pop(key, None)
             if before is not None and before not in config_ids.values():
-                succeeded.append(Succeeded(before, min(config_id_of(emitter) for emitter in told_by)))
-        return untold, succeeded
+                succeeded.append(Succeeded(before, min(config_id_of(emitter) for emitter in richer)))
+        return alone, succeeded
 
-    def _told_by(self, key: Key, emitters: Emitters) -> list[Engine | ApiProcess]:
+    def _richer_emitters(self, key: Key, emitters: Emitters) -> list[Engine | ApiProcess]:
         """Emitters of the same engine that tell more than the page.
 
         The only server is whoever sends. Of several, the one whose host the emitter names; two ranks of one server

@@ -214,3 +214,11 @@ def test_failures_are_asked_less_often():
     assert intervals[-1] == 30.0
     cadence.answered(1.0, 10.0, 0.001)
     assert cadence.interval_s <= 1.0
+
+
+def test_a_page_named_twice_is_asked_once():
+    config = scraping(Config(), ["http://a:8000/metrics"])
+    assert scraping(config, ["http://a:8000/metrics", "http://b/metrics"]).receivers.scrape.endpoints == (
+        ScrapeEndpoint(url="http://a:8000/metrics"),
+        ScrapeEndpoint(url="http://b/metrics"),
+    )

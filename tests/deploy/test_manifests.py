@@ -240,12 +240,14 @@ def tracefit_pods(renderings):
 
 
 def test_beside_a_vllm_no_probe_of_the_sidecar_holds_its_start_or_takes_its_traffic(renderings):
-    beside = [
-        container
-        for container in tracefit_containers(renderings)
-        if "TRACEFIT_RECEIVERS__GRPC__ENDPOINT" not in {e["name"] for e in container["env"]}
+    gateways = [
+        spec["containers"][0]
+        for spec in tracefit_pods(renderings)
+        if [c["name"] for c in (*spec.get("initContainers", ()), *spec["containers"])] == ["tracefit"]
     ]
-    assert len(beside) == 7, "all but the gateway's"
+    assert len(gateways) == 2
+    beside = [container for container in tracefit_containers(renderings) if container not in gateways]
+    assert len(beside) == 7
     for container in beside:
         assert not {"startupProbe", "readinessProbe"} & container.keys()
 

@@ -47,7 +47,7 @@ HARD = {
     "fit_10": "c1 c5 c6 c7 c10",
     "fit_0": "c1 c5 c6 c7 c10",
 }
-SOFT = {"holdout_100": "c0 c2 c3 c9", "holdout_10": "c0 c2 c3 c9", "holdout_0": "c0 c2 c9"}
+SOFT = {"holdout_100": "c2 c3 c9", "holdout_10": "c2 c3 c9", "holdout_0": "c2 c9"}
 TRUTH_C7 = {
     "intercept": (7063.0, 0.03),
     "prefill_tokens": (45.0, 0.03),

@@ -154,7 +154,6 @@ def knowledge_of_captures() -> Knowledge:
             "rules": [
                 {"facts": knobs, "model_config": str(models / "modelB.config.json")},
                 {"match": {"recording": "*c9_dp2*"}, "model_config": str(models / "tinyA.config.json")},
-                {"match": {"recording": "*c0_smoke*"}, "model_config": str(models / "tinyA.config.json")},
             ],
         }
     }

@@ -15,7 +15,8 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from prometheus_client import CollectorRegistry
 
-from collector.config import GrpcConfig, QueueConfig
+from collector.config import GrpcConfig
+from collector.config.schema import QueueConfig
 from collector.decode.columnar import Decoder
 from collector.join.dedupe import SpanWindow
 from collector.receive.admission import AdmissionQueue

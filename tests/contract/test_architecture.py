@@ -21,7 +21,6 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 SIDE_DOORS = {
     "collector/app.py": {"collector.runtime.logs", "exporters.routes"},
     "collector/decode/plain.py": {"collector.decode.kv.span_events"},
-    "collector/join/joiner.py": {"collector.identity.facts"},
     "collector/join/steps/sequence.py": {"collector.join.requests.journeys"},
     "collector/receive/count.py": {"collector.decode.wire"},
     # Each command is imported when it runs: a face would import them all.

@@ -238,10 +238,13 @@ def test_replay_of_nothing_learnable_is_exit_1_and_leaves_no_snapshot(tmp_path):
     ("content", "sentence"),
     [
         (None, "error: cannot read"),
-        (b"", "neither length-delimited OTLP traces nor lines of OTLP/JSON or KV events"),
-        (b"hello, I am a text\n", "neither length-delimited OTLP traces nor lines of OTLP/JSON or KV events"),
-        (gzip.compress(os.urandom(5000)), "neither length-delimited OTLP traces nor lines of OTLP/JSON or KV events"),
-        (b'{"resourceSpans": 3}\n', "neither length-delimited OTLP traces nor lines of OTLP/JSON or KV events"),
+        (b"", "neither length-delimited OTLP traces nor lines of OTLP/JSON, KV events or pages"),
+        (b"hello, I am a text\n", "neither length-delimited OTLP traces nor lines of OTLP/JSON, KV events or pages"),
+        (
+            gzip.compress(os.urandom(5000)),
+            "neither length-delimited OTLP traces nor lines of OTLP/JSON, KV events or pages",
+        ),
+        (b'{"resourceSpans": 3}\n', "neither length-delimited OTLP traces nor lines of OTLP/JSON, KV events or pages"),
     ],
 )
 def test_a_file_that_is_no_recording_is_exit_1_and_says_so(tmp_path, content, sentence):

@@ -234,17 +234,20 @@ def test_replay_of_nothing_learnable_is_exit_1_and_leaves_no_snapshot(tmp_path):
     assert not (tmp_path / "s.json").exists()
 
 
+NO_RECORDING = "neither length-delimited OTLP traces nor lines of OTLP/JSON, KV events or pages"
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
         (None, "error: cannot read"),
-        (b"", "neither length-delimited OTLP traces nor lines of OTLP/JSON, KV events or pages"),
-        (b"hello, I am a text\n", "neither length-delimited OTLP traces nor lines of OTLP/JSON, KV events or pages"),
+        (b"", NO_RECORDING),
+        (b"hello, I am a text\n", NO_RECORDING),
         (
             gzip.compress(os.urandom(5000)),
-            "neither length-delimited OTLP traces nor lines of OTLP/JSON, KV events or pages",
+            NO_RECORDING,
         ),
-        (b'{"resourceSpans": 3}\n', "neither length-delimited OTLP traces nor lines of OTLP/JSON, KV events or pages"),
+        (b'{"resourceSpans": 3}\n', NO_RECORDING),
     ],
 )
 def test_a_file_that_is_no_recording_is_exit_1_and_says_so(tmp_path, content, sentence):

@@ -51,9 +51,8 @@ def demo(recording: Path | None, speed: float, say: Say, directory: Path | None 
     directory = directory or HOME / "snapshots" / "demo"
     directory.mkdir(parents=True, exist_ok=True)
     (directory / SNAPSHOT_NAME).unlink(missing_ok=True)
-    ports = Ports(_free_port(PORT_GRPC), _free_port(PORT_PAGES))
     interrupted = False
-    with _sidecar(ports, directory) as process:
+    with _claimed_ports() as ports, _sidecar(ports, directory) as process:
         try:
             _await_ready(process, ports.pages, directory)
             _announce(source, speed, ports, say)
@@ -75,6 +74,21 @@ def _feed(source: Path, speed: float, ports: Ports, say: Say) -> None:
         feeder.stop()
     if feeder.problem:
         say(feeder.problem)
+
+
+@contextlib.contextmanager
+def _claimed_ports() -> Iterator[Ports]:
+    """The well-known ports; others for a second demo, which would find them free until the first one's sidecar is up.
+
+    The claim is a name in the abstract namespace: it is as local to a network namespace as the ports, and goes with us.
+    """
+    with socket.socket(socket.AF_UNIX) as claim:
+        try:
+            claim.bind("\0tracefit-demo")
+            wanted = Ports(PORT_GRPC, PORT_PAGES)
+        except OSError:
+            wanted = Ports(0, 0)
+        yield Ports(_free_port(wanted.grpc), _free_port(wanted.pages))
 
 
 def _free_port(wanted: int) -> int:

@@ -32,7 +32,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def serve(self) -> None:
         """Reply the request that was read."""
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: the base class is no ABC, and a Handler alone answers nothing
 
     def send_reply(self, reply: Reply) -> None:
         """Send a reply whole, without its body where HTTP wants none."""

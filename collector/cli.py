@@ -175,9 +175,9 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 def _evaluate(arguments: argparse.Namespace) -> int:
     config = _load(arguments)
-    from collector.evaluate.command import Options, run  # noqa: PLC0415
+    from collector.evaluate.command import EvaluateOptions, evaluate_recordings  # noqa: PLC0415
 
-    options = Options(
+    options = EvaluateOptions(
         html=arguments.html,
         json=arguments.json,
         snapshot=arguments.snapshot,
@@ -185,35 +185,35 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         systems=tuple(name.strip() for name in arguments.systems.split(",") if name.strip()),
         leave_out=arguments.leave_out,
     )
-    return run(arguments.files, config, options, say=_say, note=_warn)
+    return evaluate_recordings(arguments.files, config, options, say=_say, note=_warn)
 
 
 def _donors(arguments: argparse.Namespace) -> int:
     config = _load(arguments)
-    from collector.evaluate.donors import Options, run  # noqa: PLC0415
+    from collector.evaluate.donors import DonorOptions, compare_donors  # noqa: PLC0415
 
-    options = Options(per_stratum=arguments.per_stratum, recordings=tuple(arguments.select))
-    return run(arguments.paths, config, options, say=_say, note=_warn)
+    options = DonorOptions(per_stratum=arguments.per_stratum, recordings=tuple(arguments.select))
+    return compare_donors(arguments.paths, config, options, say=_say, note=_warn)
 
 
 def _merge(arguments: argparse.Namespace) -> int:
     config = _load(arguments)
-    from collector.commands.merge import run  # noqa: PLC0415
+    from collector.commands.merge import merge_files  # noqa: PLC0415
 
-    return run(arguments.states, arguments.out, config, say=_say, note=_warn)
+    return merge_files(arguments.states, arguments.out, config, say=_say, note=_warn)
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from collector.commands.export import Options, run  # noqa: PLC0415
+    from collector.commands.export import ExportOptions, export_snapshot  # noqa: PLC0415
 
-    options = Options(
+    options = ExportOptions(
         file_format=arguments.format,
         config_id=arguments.config,
         model_config=arguments.model_config,
         hardware=arguments.hardware,
         alpha=arguments.alpha,
     )
-    return run(arguments.snapshot, options, say=_say, note=_warn)
+    return export_snapshot(arguments.snapshot, options, say=_say, note=_warn)
 
 
 def _ask(arguments: argparse.Namespace) -> int:

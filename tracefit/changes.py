@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from .document import Coefficient, Described, Document
+from .document import Coefficient, ConfigDocument, Document
 from .evidence import FEATURES, STEP_TIME, computable_model
 from .faults import NoCoefficientsError
 from .step_model import Limits, StepModel
@@ -81,14 +81,14 @@ def compared(before: Document, after: Document) -> Diff:
     )
 
 
-def _machine(config: Described) -> object:
+def _machine(config: ConfigDocument) -> object:
     facts = config.facts
     return (facts["model"], facts.get("gpu"), facts.get("tensor_parallel_size")) if "model" in facts else None
 
 
 def _paired(
-    old: list[Described], new: list[Described], key: Callable[[Described], object]
-) -> list[tuple[Described, Described]]:
+    old: list[ConfigDocument], new: list[ConfigDocument], key: Callable[[ConfigDocument], object]
+) -> list[tuple[ConfigDocument, ConfigDocument]]:
     """Take from both lists what one key names on each side exactly once."""
     pairs = []
     for this in list(old):
@@ -101,7 +101,7 @@ def _paired(
     return pairs
 
 
-def _config_diff(before: Described, after: Described) -> ConfigDiff:
+def _config_diff(before: ConfigDocument, after: ConfigDocument) -> ConfigDiff:
     shared = sorted(before.targets.keys() & after.targets.keys(), key=lambda each: (each != STEP_TIME, each))
     moves = [
         _move(name, one, other)
@@ -113,7 +113,7 @@ def _config_diff(before: Described, after: Described) -> ConfigDiff:
     return ConfigDiff(before.config_id, after.config_id, tuple(moves), _typical_step(before, after))
 
 
-def _portable(config: Described, target: str) -> tuple[Coefficient, ...]:
+def _portable(config: ConfigDocument, target: str) -> tuple[Coefficient, ...]:
     model = config.targets[target].models.get("portable")
     return model.coefficients if model is not None else ()
 
@@ -130,7 +130,7 @@ def _standard_errors(change: float, *errors: float | None) -> float | None:
     return change / math.sqrt(sum(each * each for each in known))
 
 
-def _typical_step(before: Described, after: Described) -> TypicalStep | None:
+def _typical_step(before: ConfigDocument, after: ConfigDocument) -> TypicalStep | None:
     try:
         models: Sequence[StepModel] = [StepModel(config, Limits()) for config in (before, after)]
         coefficients = computable_model(before.config_id, STEP_TIME, before.targets.get(STEP_TIME)).coefficients

@@ -8,7 +8,7 @@ from typing import overload
 from .capacity import Plan
 from .capacity import plan as planned
 from .closed_loop import ClosedLoop, RequestEstimate, Workload
-from .document import Coefficient, Described, Target
+from .document import Coefficient, ConfigDocument, Target
 from .evidence import STEP_TIME, computable_model
 from .faults import NoCoefficientsError, checked
 from .step_model import Limits, Prediction, Predictions, StepModel
@@ -25,7 +25,7 @@ class Config:
         engines: how many share these coefficients; ``telemetry``: how good their signals are.
     """
 
-    def __init__(self, described: Described, limits: Limits | None = None) -> None:
+    def __init__(self, described: ConfigDocument, limits: Limits | None = None) -> None:
         self.config_id = described.config_id
         self.facts: Mapping[str, str | int | float | bool] = described.facts
         self.limits = _limits(described) if limits is None else limits
@@ -194,7 +194,7 @@ class Config:
         return self._loop
 
 
-def _limits(described: Described) -> Limits:
+def _limits(described: ConfigDocument) -> Limits:
     """From the facts, where they are whole and positive."""
 
     def fact(name: str) -> int | None:

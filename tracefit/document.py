@@ -68,7 +68,7 @@ class Target(NamedTuple):
     mean_factor: float
 
 
-class Described(NamedTuple):
+class ConfigDocument(NamedTuple):
     """One configuration as published."""
 
     config_id: str
@@ -85,7 +85,7 @@ class Document(NamedTuple):
     generation: int
     created_unix_nano: int
     tracefit_version: str
-    configs: tuple[Described, ...]
+    configs: tuple[ConfigDocument, ...]
 
 
 def parse(data: bytes, where: str) -> Document:
@@ -121,11 +121,11 @@ class _Wrong(Exception):
     """Where the document is not what it should be."""
 
 
-def _config(tree: Any) -> Described:
+def _config(tree: Any) -> ConfigDocument:
     tree = _object(tree, "configs")
     config_id = _text(tree, "config_id")
     facts = _object(tree.get("config", {}), f"{config_id}.config")
-    return Described(
+    return ConfigDocument(
         config_id,
         {
             key: printable(value) if isinstance(value, str) else value

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple, cast, overload
 
-from .document import Described
+from .document import ConfigDocument
 from .evidence import FEATURES, STEP_TIME, computable_model, doubts_of, visited_strata
 from .faults import REQUESTS_MAX, TOKENS_MAX, BadInputError, NoCoefficientsError, checked
 from .shapes import TOKEN_CLASSES, cell_of_class, stratum_name, token_class
@@ -105,7 +105,7 @@ class StepModel:
         "target",
     )
 
-    def __init__(self, config: Described, limits: Limits) -> None:
+    def __init__(self, config: ConfigDocument, limits: Limits) -> None:
         if config.quarantined:
             raise NoCoefficientsError(f"configuration {config.config_id} is quarantined: {config.quarantined}")
         target = config.targets.get(STEP_TIME)

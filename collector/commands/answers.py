@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 
 from tracefit import Config, Estimate, Prediction, Snapshot
-
-Say = Callable[[str], None]
 
 _UNITS_MS = {"us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3, "": 1.0}
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s*(us|µs|ms|s|)")

@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 
 import tracefit
-from collector.runtime import EXIT_USAGE, StartError
+from collector.runtime import EXIT_USAGE, PrintLine, StartError
 
-from .answers import Say, milliseconds
+from .answers import milliseconds
 from .diff import diff
 from .plan import Assumed, Targets, plan
 from .predict import Load, Step, predict
 from .show import show
 
 
-def ask(arguments: argparse.Namespace, say: Say, note: Say) -> int:
+def ask(arguments: argparse.Namespace, say: PrintLine, note: PrintLine) -> int:
     """Answer ``predict``, ``plan``, ``show`` or ``diff``.
 
     Raises:

@@ -11,12 +11,12 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from collector.config import ENV_PREFIX
-from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, SystemClock
+from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError, SystemClock
 from exporters.files import SNAPSHOT_NAME
 from online import FeatureSnapshot, ModelSnapshot, Snapshot
 
@@ -31,8 +31,6 @@ START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
 _CELL = 21
 
-Say = Callable[[str], None]
-
 
 class Ports(NamedTuple):
     """Where the demo's sidecar listens, on loopback."""
@@ -41,7 +39,7 @@ class Ports(NamedTuple):
     pages: int
 
 
-def demo(recording: Path | None, speed: float, say: Say, directory: Path | None = None) -> int:
+def demo(recording: Path | None, speed: float, say: PrintLine, directory: Path | None = None) -> int:
     """Run the demo to its end or to Ctrl-C; the exit code says whether anything was learned."""
     source = recording or RECORDING
     if not source.is_file():
@@ -64,7 +62,7 @@ def demo(recording: Path | None, speed: float, say: Say, directory: Path | None 
     return EXIT_OK if learned or interrupted else EXIT_FAILED
 
 
-def _feed(source: Path, speed: float, ports: Ports, say: Say) -> None:
+def _feed(source: Path, speed: float, ports: Ports, say: PrintLine) -> None:
     clock = SystemClock()
     feeder = Feeder(f"127.0.0.1:{ports.grpc}", schedule(source, speed, clock, say), clock)
     try:
@@ -143,7 +141,7 @@ def _await_ready(process: subprocess.Popen[bytes], port: int, directory: Path) -
     raise StartError(f"the sidecar did not start: {''.join(tail) or 'no word from it'}")
 
 
-def _announce(source: Path, speed: float, ports: Ports, say: Say) -> None:
+def _announce(source: Path, speed: float, ports: Ports, say: PrintLine) -> None:
     say(f"A real sidecar is running; it is sent {source.parent.name}, recorded from a real vLLM, {speed:g}x faster.")
     say(f"  OTLP/gRPC  127.0.0.1:{ports.grpc}")
     for page in ("", "metrics", "snapshot", "healthz"):
@@ -151,7 +149,7 @@ def _announce(source: Path, speed: float, ports: Ports, say: Say) -> None:
     say("What one scheduler step costs, in µs (± one standard error), as the evidence comes in; Ctrl-C ends it.")
 
 
-def _watch(feeder: Feeder, port: int, say: Say) -> None:
+def _watch(feeder: Feeder, port: int, say: PrintLine) -> None:
     pause = threading.Event()
     header: tuple[str, ...] = ()
     shown = -1
@@ -198,7 +196,7 @@ def _get(port: int, path: str) -> bytes | None:
         return None
 
 
-def _conclude(path: Path, say: Say) -> bool:
+def _conclude(path: Path, say: PrintLine) -> bool:
     if not path.is_file():
         say("nothing was learned")
         return False

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from collector.runtime import EXIT_FAILED, EXIT_OK
+from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine
 from tracefit import ConfigDiff, Diff, Move, Snapshot, TypicalStep
 
-from .answers import Say, as_json, duration
+from .answers import as_json, duration
 
 
-def diff(before: Snapshot, after: Snapshot, *, in_json: bool, say: Say, note: Say) -> int:
+def diff(before: Snapshot, after: Snapshot, *, in_json: bool, say: PrintLine, note: PrintLine) -> int:
     """Print what changed; failed if the two have no configuration in common."""
     changes = before.diff(after)
     if in_json:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from collector.runtime import EXIT_FAILED, EXIT_OK, StartError
+from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
 from exporters.files import BlisError, export
 from online import Snapshot
 
-Say = Callable[[str], None]
 
-
-class Options(NamedTuple):
+class ExportOptions(NamedTuple):
     """What the command line chose; see ``exporters.files.blis.blis_coefficients``."""
 
     file_format: str
@@ -26,7 +24,7 @@ class Options(NamedTuple):
     alpha: str = "server"
 
 
-def run(path: Path, options: Options, *, say: Say, note: Say) -> int:
+def export_snapshot(path: Path, options: ExportOptions, *, say: PrintLine, note: PrintLine) -> int:
     """Print the export.
 
     Args:

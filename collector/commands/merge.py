@@ -6,19 +6,17 @@ what waits in a join window belongs to its sidecar and is left out. The result s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from collector.config import Config
-from collector.runtime import EXIT_FAILED, EXIT_OK, StartError
+from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
 from collector.worker import check_learning
 from exporters.files import write_atomically
 from online import Bank, StateError, merge_states
 
-Say = Callable[[str], None]
 
-
-def run(paths: Sequence[Path], out: Path, config: Config, *, say: Say, note: Say) -> int:
+def merge_files(paths: Sequence[Path], out: Path, config: Config, *, say: PrintLine, note: PrintLine) -> int:
     """Merge state files into ``out``; a state that is corrupt or does not fit is named, and nothing is written."""
     check_learning(config)
     parts = []

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from collector.runtime import EXIT_FAILED, EXIT_OK
+from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine
 from tracefit import Plan, Snapshot, TracefitError
 
-from .answers import Say, as_json, caveats, chosen, duration, headline
+from .answers import as_json, caveats, chosen, duration, headline
 from .predict import answer_tree, load_lines
 
 _LIMITS = {
@@ -48,8 +48,8 @@ def plan(
     *,
     config_id: str | None,
     in_json: bool,
-    say: Say,
-    note: Say,
+    say: PrintLine,
+    note: PrintLine,
 ) -> int:
     """Print the answer; failed without coefficients that may be used, and where not one request keeps the targets."""
     try:

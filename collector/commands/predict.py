@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from collector.runtime import EXIT_FAILED, EXIT_OK
+from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine
 from tracefit import Config, Prediction, RequestEstimate, Snapshot, TracefitError
 
-from .answers import Say, as_json, caveats, chosen, headline, with_band
+from .answers import as_json, caveats, chosen, headline, with_band
 
 _NO_FACTOR = 1e-9
 
@@ -31,7 +31,7 @@ class Load(NamedTuple):
 
 
 def predict(
-    snapshot: Snapshot, question: Step | Load, *, config_id: str | None, in_json: bool, say: Say, note: Say
+    snapshot: Snapshot, question: Step | Load, *, config_id: str | None, in_json: bool, say: PrintLine, note: PrintLine
 ) -> int:
     """Print the answer; failed without coefficients that may be used, and for a number that makes no sense."""
     try:

@@ -9,10 +9,12 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-Answer = Callable[[argparse.Namespace], int]
+QuestionHandler = Callable[[argparse.Namespace], int]
 
 
-def add_question_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser], answer: Answer) -> None:
+def add_question_parsers(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], answer: QuestionHandler
+) -> None:
     """Add the four commands; ``question`` names the one that was given."""
     predict = commands.add_parser("predict", help="what one step costs, or what requests see at a load")
     _add_source(predict, "snapshot")

@@ -5,12 +5,12 @@ The clock of a replay is the telemetry's own (the newest span end), so that the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from collector.config import Config
 from collector.recordings import Recording, Timed, TimedExport, TimedKv, TimedPage, merged
-from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, StartError
+from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError
 from collector.worker import make_pipeline
 from exporters.files import write_atomically
 
@@ -20,11 +20,16 @@ PROGRESS_INTERVAL_NS = 1_000_000_000
 KV_BATCH_BYTES = 256
 """What a batch of KV events counts for: it holds numbers only."""
 
-Say = Callable[[str], None]
-
 
 def replay(
-    paths: Sequence[Path], out: Path, config: Config, clock: Clock, *, say: Say, note: Say, state: Path | None = None
+    paths: Sequence[Path],
+    out: Path,
+    config: Config,
+    clock: Clock,
+    *,
+    say: PrintLine,
+    note: PrintLine,
+    state: Path | None = None,
 ) -> int:
     """Feed the files, write the snapshot, tell what was learned.
 
@@ -74,7 +79,7 @@ def _write(path: Path, data: bytes) -> None:
         raise StartError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _with_progress(recordings: Sequence[Recording], clock: Clock, note: Say) -> Iterator[Timed]:
+def _with_progress(recordings: Sequence[Recording], clock: Clock, note: PrintLine) -> Iterator[Timed]:
     total_bytes = max(sum(recording.size_bytes for recording in recordings), 1)
     start_ns = said_ns = clock.monotonic_ns()
     spans = exports = kv_batches = pages = 0

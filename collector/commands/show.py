@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from collector.runtime import EXIT_FAILED, EXIT_OK
+from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine
 from tracefit import Coefficient, Config, Model, NotFoundError, Snapshot, Target
 
-from .answers import Say, as_json, duration, headline
+from .answers import as_json, duration, headline
 
 _STEP_TIME = "step_time"
 _FACTORS_SHOWN = 8
 
 
-def show(snapshot: Snapshot, *, config_id: str | None, in_json: bool, say: Say, note: Say) -> int:
+def show(snapshot: Snapshot, *, config_id: str | None, in_json: bool, say: PrintLine, note: PrintLine) -> int:
     """Print every configuration, or one; failed if none has coefficients that may be used."""
     try:
         configs = (snapshot.config(config_id),) if config_id else snapshot.configs

@@ -26,7 +26,7 @@ from . import plain
 from . import vocabulary as words
 from .envelope import SlimExport
 from .records import STEP_FIELDS, Telemetry
-from .template import EVENT_MAX, Events, Matched, Shape, Template, learnable, shape
+from .template import EVENT_MAX, EventLayout, Events, Matched, Template, learnable, shape
 from .weight import is_too_dense
 
 CHUNK: Final = 1024
@@ -40,7 +40,7 @@ class Decoder:
     """Remembers layouts; what it returns does not depend on them."""
 
     def __init__(self) -> None:
-        self._templates: OrderedDict[Shape, Template] = OrderedDict()
+        self._templates: OrderedDict[EventLayout, Template] = OrderedDict()
 
     def decode(
         self, payloads: Sequence[tuple[bytes, str]], admit_span: plain.AdmitSpan, counts: Counts
@@ -87,7 +87,7 @@ class Decoder:
         events = Events(chunk)
         todo = events.summaries()
         matches: list[Matched] = []
-        tried: set[Shape] = set()
+        tried: set[EventLayout] = set()
         for _ in range(ROUNDS_MAX):
             if not len(todo):
                 break
@@ -108,7 +108,7 @@ class Decoder:
         order = np.argsort(at)
         return Matched(at[order], np.concatenate([matched.rows for matched in matches])[order])
 
-    def _template(self, layout: Shape) -> Template | None:
+    def _template(self, layout: EventLayout) -> Template | None:
         template = self._templates.get(layout)
         if template is None:
             if not learnable(layout):

@@ -23,7 +23,7 @@ OWN_SHARE: Final = 8
 _CONTAINERS: Final = (1, 2, 2)
 """By depth, the number of the repeated field below: resource_spans, scope_spans, spans."""
 
-Part = list[memoryview | bytes]
+Segments = list[memoryview | bytes]
 """The content of a message, in several buffers."""
 
 
@@ -46,9 +46,9 @@ def pieces(payload: bytes, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
         yield b"".join(part)
 
 
-def _cut(message: memoryview, depth: int, piece_bytes: int) -> Iterator[Part]:
+def _cut(message: memoryview, depth: int, piece_bytes: int) -> Iterator[Segments]:
     """Contents of messages like this one, none much larger than a piece if its items are not."""
-    own: Part = []
+    own: Segments = []
     items: list[tuple[memoryview, int]] = []
     for field, body_at, number in _fields(message):
         if number == _CONTAINERS[depth]:
@@ -84,5 +84,5 @@ def _fields(message: memoryview) -> Iterator[tuple[memoryview, int, int]]:
         yield message[start:at], body_at - start, tag >> 3 if tag & 7 == wire.BYTES else 0
 
 
-def _size(part: Part) -> int:
+def _size(part: Segments) -> int:
     return sum(map(len, part))

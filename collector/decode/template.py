@@ -67,11 +67,11 @@ _SQUEEZES: Final = {
     for bits, low, high in ((1, 0x007F007F007F007F, 8), (2, 0x00003FFF00003FFF, 16), (4, 0x0FFFFFFF, 32))
 }
 
-Shape = tuple[tuple[bytes, int], ...]
+EventLayout = tuple[tuple[bytes, int], ...]
 """Key and type tag of each attribute, in order."""
 
 
-def shape(event: bytes) -> Shape | None:
+def shape(event: bytes) -> EventLayout | None:
     """The layout of an event, None if it is not a summary of the form above."""
     end = len(event)
     if end > EVENT_MAX or event[:1] != b"\x09" or event[_NAME_AT:_BODY_AT] != _NAME:
@@ -91,7 +91,7 @@ def shape(event: bytes) -> Shape | None:
     return tuple(pairs) if at == end and len(pairs) <= ATTRIBUTES_MAX else None
 
 
-def learnable(layout: Shape) -> bool:
+def learnable(layout: EventLayout) -> bool:
     """The plain decoder would take such an event if its values are good: every field once, of its type."""
     if not all(key.isascii() for key, _ in layout):
         return False
@@ -139,7 +139,7 @@ class Matched(NamedTuple):
 class Template:
     """One layout, ready to be compared with many events."""
 
-    def __init__(self, layout: Shape) -> None:
+    def __init__(self, layout: EventLayout) -> None:
         keys = [key for key, _ in layout]
         self._n = len(layout)
         self._key_bytes = np.array([len(key) for key in keys], np.intp)[:, None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-Graph = dict[str, Any]
+from online.state import Graph
 
 _WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _KINDS = {"Emitter": "emitter_ids", "Process": "engine_process", "Sequence": "step_sequence"}

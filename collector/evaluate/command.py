@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ import msgspec
 from collector import __version__
 from collector.config import Config, ConfigError
 from collector.identity import Knowledge
-from collector.runtime import EXIT_FAILED, EXIT_OK, StartError
+from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
 from exporters.files import write_atomically
 from online import Snapshot
 from online.features import registered
@@ -23,11 +23,10 @@ from .page import page
 from .protocol import evaluate
 from .tables import lines
 
-Say = Callable[[str], None]
 _BAR = 24
 
 
-class Options(NamedTuple):
+class EvaluateOptions(NamedTuple):
     """What the command line said."""
 
     html: Path | None = None
@@ -38,7 +37,9 @@ class Options(NamedTuple):
     leave_out: str = ""
 
 
-def run(paths: Sequence[Path], config: Config, options: Options, *, say: Say, note: Say) -> int:
+def evaluate_recordings(
+    paths: Sequence[Path], config: Config, options: EvaluateOptions, *, say: PrintLine, note: PrintLine
+) -> int:
     """Evaluate all systems on the recordings.
 
     Args:
@@ -108,7 +109,7 @@ def _snapshot(path: Path | None) -> Snapshot | None:
         raise StartError(f"{path} is no snapshot: {error}") from None
 
 
-def _write(path: Path | None, data: bytes, say: Say) -> None:
+def _write(path: Path | None, data: bytes, say: PrintLine) -> None:
     if path is None:
         return
     try:
@@ -118,9 +119,9 @@ def _write(path: Path | None, data: bytes, say: Say) -> None:
     say(f"written: {path}")
 
 
-def _progress(note: Say, share: float, what: str) -> None:
+def _progress(note: PrintLine, share: float, what: str) -> None:
     full = round(_BAR * share)
     note(f"[{'#' * full}{'.' * (_BAR - full)}] {share:4.0%}  {what}")
 
 
-__all__ = ["KEYS", "Options", "run"]
+__all__ = ["KEYS", "EvaluateOptions", "evaluate_recordings"]

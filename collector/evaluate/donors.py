@@ -7,7 +7,7 @@ on as many of them as hold the weights, farthest first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from collector.config import Config, JoinConfig
 from collector.identity import Fact, Knowledge, shipped_sheets
-from collector.runtime import EXIT_FAILED, EXIT_OK, StartError
+from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
 from online import Bank, Floats, StateError, Target
 from online.features import Facts
 from online.features.sheets import HardwareSheet, SheetError, architecture, model_sheet
@@ -26,8 +26,6 @@ from .captures import Capture, load
 from .fits import ape, learn, predict
 from .tables import aligned
 
-Say = Callable[[str], None]
-
 STATE_BYTES_MAX = 256 * 2**20
 NEXT = 5
 GPUS = (1, 2, 4, 8)
@@ -37,14 +35,16 @@ WEIGHTS_SHARE = 0.8
 _SHOWN = ("model", "gpu", "tensor_parallel_size", "dtype", "max_num_seqs", "max_num_batched_tokens")
 
 
-class Options(NamedTuple):
+class DonorOptions(NamedTuple):
     """What the command line said."""
 
     per_stratum: int = 20
     recordings: tuple[Path, ...] = ()
 
 
-def run(paths: Sequence[Path], config: Config, options: Options, *, say: Say, note: Say) -> int:
+def compare_donors(
+    paths: Sequence[Path], config: Config, options: DonorOptions, *, say: PrintLine, note: PrintLine
+) -> int:
     """Pool the states under the paths and report.
 
     Args:
@@ -77,7 +77,7 @@ def run(paths: Sequence[Path], config: Config, options: Options, *, say: Say, no
     return EXIT_OK
 
 
-def read_states(paths: Sequence[Path], bank: Bank, note: Say) -> dict[str, tuple[Facts, list[Donor]]]:
+def read_states(paths: Sequence[Path], bank: Bank, note: PrintLine) -> dict[str, tuple[Facts, list[Donor]]]:
     """Facts and statistics by configuration; states of one configuration are merged, unusable files are noted."""
     for path in _files(paths):
         try:

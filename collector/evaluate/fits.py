@@ -164,7 +164,7 @@ def rows_to_goal(system: str, facts: dict[str, Fact], learned: RowBlock, scored:
 
 
 @dataclass(slots=True)
-class Course:
+class PrequentialCourse:
     """Prequential course of one system: per block its end, median and 90th percentile error; drift marks."""
 
     end_ns: list[int] = field(default_factory=list)
@@ -174,7 +174,7 @@ class Course:
     mape: float | None = None
 
 
-def prequential(system: str, facts: dict[str, Fact], rows: RowBlock, points: int = 120) -> Course | None:
+def prequential(system: str, facts: dict[str, Fact], rows: RowBlock, points: int = 120) -> PrequentialCourse | None:
     """Predict every block before learning it, over all rows; the first 256 rows are the start-up and not counted."""
     features = build_set(system, Target.STEP_TIME, facts)
     if features is None:
@@ -183,7 +183,7 @@ def prequential(system: str, facts: dict[str, Fact], rows: RowBlock, points: int
     learner = make_rls(features, settings)
     errors: list[Floats] = []
     ends: list[int] = []
-    course = Course()
+    course = PrequentialCourse()
     reported = 0
     for number, block in enumerate(blocks(design(features, rows))):
         if learner.started and number * BLOCK_ROWS >= settings.start_rows:

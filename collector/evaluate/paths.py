@@ -24,7 +24,7 @@ COVER_MIN, COVER_MAX = 0.97, 1.03
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class RequestPath:
     """One request with the rows of its path, (k,) indices and shares, and how many of them precede the first token."""
 
     request: ScoredRequest
@@ -37,7 +37,7 @@ class Path:
 class Paths:
     """All scored requests of a capture, and how many were left out."""
 
-    paths: list[Path]
+    paths: list[RequestPath]
     uncovered: int
 
 
@@ -79,11 +79,11 @@ def paths_of(rows: RowBlock, requests: Sequence[ScoredRequest]) -> Paths:
         first, part = line.between(request.scheduled_ns, request.first_token_ns)
         prefill = np.zeros(len(index))
         prefill[np.searchsorted(index, first)] = part
-        paths.append(Path(request, index, share, prefill))
+        paths.append(RequestPath(request, index, share, prefill))
     return Paths(paths, uncovered)
 
 
-def predicted(paths: Sequence[Path], prediction_us: Floats) -> tuple[Floats, Floats]:
+def predicted(paths: Sequence[RequestPath], prediction_us: Floats) -> tuple[Floats, Floats]:
     """Sum of the predictions along each path and up to its first token, each (n,) us; NaN where one is not known."""
     whole = np.array([float(prediction_us[p.rows] @ p.share) for p in paths])
     prefill = np.array([float(prediction_us[p.rows] @ p.prefill) for p in paths])

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from exporters.status_page import duration, escape
 
-from .protocol import HISTOGRAM_REACH, Coefficient, Picture
+from .protocol import HISTOGRAM_REACH, FittedCoefficient, Picture
 
 _WIDTH, _HEIGHT = 320.0, 230.0
 _LEFT, _BOTTOM, _TOP, _RIGHT = 46.0, 30.0, 10.0, 12.0
@@ -138,7 +138,7 @@ def histogram(picture: Picture) -> str:
     return _figure(f"Residuals of {total} steps", body + _axis_names("observed ÷ predicted - 1", "steps"))
 
 
-def coefficients(shown: Sequence[Coefficient]) -> str:
+def coefficients(shown: Sequence[FittedCoefficient]) -> str:
     """Coefficients with their 95 % intervals, each relative to itself: how sure, not how large."""
     if not shown:
         return '<p class="quiet">no coefficients are published</p>'

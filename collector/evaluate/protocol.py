@@ -12,9 +12,9 @@ from collector.identity import Fact
 from online import REQUEST_FEATURES, Floats, Quality, RowBlock, Snapshot, Target
 
 from .captures import Capture
-from .fits import Course, Fit, ape, fit, prequential, quantile_coverage, rows_to_goal
+from .fits import Fit, PrequentialCourse, ape, fit, prequential, quantile_coverage, rows_to_goal
 from .leave_out import Transfer, leave_one_out
-from .paths import Path, paths_of
+from .paths import RequestPath, paths_of
 from .published import ALPHAS, published_scores
 from .scores import Score, inversions, mean_error, request_scores, score_of, step_scores
 
@@ -27,7 +27,7 @@ Tell = Callable[[float, str], None]
 """Receives the share done and what is being done."""
 
 
-class Coefficient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class FittedCoefficient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One published coefficient with its error bar."""
 
     name: str
@@ -47,7 +47,7 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     course_median: list[float]
     course_p90: list[float]
     drifts_s: list[float]
-    coefficients: list[Coefficient]
+    coefficients: list[FittedCoefficient]
 
 
 class CaptureReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,7 +169,7 @@ def _score(
     made: Fit,
     scored: RowBlock,
     rows: RowBlock,
-    paths: Sequence[Path],
+    paths: Sequence[RequestPath],
     alphas: dict[str, Floats],
     *,
     requests_only: bool,
@@ -191,7 +191,7 @@ def _score(
     )
 
 
-def _alphas(capture: Capture, paths: Sequence[Path]) -> dict[str, Floats]:
+def _alphas(capture: Capture, paths: Sequence[RequestPath]) -> dict[str, Floats]:
     """What ``portable`` says of each request outside the steps; the same for all systems, which differ in the steps."""
     raw = np.full((len(paths), len(REQUEST_FEATURES)), np.nan)
     for i, path in enumerate(paths):
@@ -219,14 +219,14 @@ def _alpha_error(system: str, target: Target, capture: Capture) -> float | None:
     return float(np.median(errors)) if len(errors) else None
 
 
-def _picture(made: Fit, scored: RowBlock, course: Course | None) -> Picture:
+def _picture(made: Fit, scored: RowBlock, course: PrequentialCourse | None) -> Picture:
     prediction = made.predict(scored)
     known = np.flatnonzero(np.isfinite(prediction))
     chosen = known[:: max(1, -(-len(known) // SCATTER_POINTS))]
     ratio = scored.elapsed_us[known] / prediction[known] - 1.0
     edges = np.linspace(-HISTOGRAM_REACH, HISTOGRAM_REACH, HISTOGRAM_BINS + 1)
     clipped = np.clip(ratio, -HISTOGRAM_REACH, HISTOGRAM_REACH)
-    course = course or Course()
+    course = course or PrequentialCourse()
     start_ns = course.end_ns[0] if course.end_ns else 0
     snapshot = made.learner.snapshot()
     return Picture(
@@ -238,7 +238,7 @@ def _picture(made: Fit, scored: RowBlock, course: Course | None) -> Picture:
         course_p90=course.p90,
         drifts_s=[(at_ns - start_ns) / 1e9 for at_ns in course.drifts_ns],
         coefficients=[
-            Coefficient(
+            FittedCoefficient(
                 name=f.name,
                 unit=f.unit,
                 coefficient=f.coefficient,

@@ -11,7 +11,7 @@ from online.features import FeatureSet, build
 
 from .captures import Capture
 from .fits import ape
-from .paths import Path
+from .paths import RequestPath
 from .scores import Score, request_scores, score_of
 
 STEP = Target.STEP_TIME
@@ -35,7 +35,7 @@ def published_scores(
     capture: Capture,
     scored: RowBlock,
     rows: RowBlock,
-    paths: Sequence[Path],
+    paths: Sequence[RequestPath],
     *,
     requests_only: bool,
 ) -> list[Score]:
@@ -83,7 +83,7 @@ def _config_in(snapshot: Snapshot | None, capture: Capture) -> ConfigSnapshot | 
     return same[0] if same else snapshot.configs[0] if len(snapshot.configs) == 1 else None
 
 
-def _published_alphas(config: ConfigSnapshot | None, paths: Sequence[Path]) -> dict[str, Floats]:
+def _published_alphas(config: ConfigSnapshot | None, paths: Sequence[RequestPath]) -> dict[str, Floats]:
     out: dict[str, Floats] = {}
     columns = {
         "intercept": np.ones(len(paths)),

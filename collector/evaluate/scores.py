@@ -20,7 +20,7 @@ import numpy as np
 from online import Floats, RowBlock
 
 from .fits import Fit, ape
-from .paths import Path, predicted
+from .paths import RequestPath, predicted
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -88,7 +88,9 @@ def step_scores(fit: Fit, prediction_us: Floats, rows: RowBlock) -> dict[str, fl
     }
 
 
-def request_scores(paths: Sequence[Path], prediction_us: Floats, alphas: dict[str, Floats]) -> dict[str, float | None]:
+def request_scores(
+    paths: Sequence[RequestPath], prediction_us: Floats, alphas: dict[str, Floats]
+) -> dict[str, float | None]:
     """Scores per request; ``alphas`` holds predicted api_queueing and post_decode of each path's request, (n,) us."""
     if not paths:
         return {}

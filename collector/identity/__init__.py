@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from .discovery import Discovery
-from .facts import IDENTITY, Fact, Facts, FactSource, config_id
+from .facts import IDENTITY, EngineFacts, Fact, FactSource, config_id
 from .knowledge import Knowledge, cannot_derive
 from .sheet_files import shipped_sheets
 
 __all__ = [
     "IDENTITY",
     "Discovery",
+    "EngineFacts",
     "Fact",
     "FactSource",
-    "Facts",
     "Knowledge",
     "cannot_derive",
     "config_id",

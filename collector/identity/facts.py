@@ -85,7 +85,7 @@ _FROM_THE_SERVER = (FactSource.RESOURCE, FactSource.DISCOVERY)
 Held = dict[str, tuple[FactSource, Fact]]
 
 
-class Facts:
+class EngineFacts:
     """Facts about one engine with their sources."""
 
     STATE = saved(
@@ -120,7 +120,7 @@ class Facts:
         self.version += changed
         return changed
 
-    def take_over(self, other: Facts) -> None:
+    def take_over(self, other: EngineFacts) -> None:
         """Another emitter of the same engine knew these, from the sources it had."""
         for source in FactSource:
             self.learn({name: value for name, (s, value) in other._facts.items() if s is source}, source)

@@ -13,7 +13,7 @@ from typing import Any
 from collector.config import ConfigurationsConfig
 from online.features.sheets import SheetError, architecture, find, model_sheet
 
-from .facts import Fact, Facts, FactSource, resource_facts
+from .facts import EngineFacts, Fact, FactSource, resource_facts
 from .rules import Rule, configured_architecture, configured_sheets
 from .sheet_files import shipped_sheets
 
@@ -54,7 +54,7 @@ class Knowledge:
         others = tuple(item for item in self._discovered if item[0] != pattern)
         self._discovered = (*others, (pattern, dict(facts)))
 
-    def apply(self, facts: Facts, attributes: Mapping[str, str], instance: str, recording: str) -> bool:
+    def apply(self, facts: EngineFacts, attributes: Mapping[str, str], instance: str, recording: str) -> bool:
         """Teach an engine's facts all that is known of it; returns whether anything changed."""
         rules = self._rules
         applied = (attributes, self._discovered, rules, facts.version)
@@ -73,7 +73,7 @@ class Knowledge:
         self._applied[recording, instance] = (dict(attributes), self._discovered, rules, facts.version)
         return facts.version != before
 
-    def _apply_rules(self, facts: Facts, instance: str, recording: str) -> None:
+    def _apply_rules(self, facts: EngineFacts, instance: str, recording: str) -> None:
         arch = self._model
         for rule in self._rules:  # a later rule of the file wins over an earlier one
             if rule.matches({**facts.known(), "instance": instance, "recording": recording}):
@@ -82,14 +82,14 @@ class Knowledge:
         if arch is not None:
             facts.learn(_with_dtype(arch, facts), FactSource.MODEL_FILE)
 
-    def _apply_sheets(self, facts: Facts) -> None:
+    def _apply_sheets(self, facts: EngineFacts) -> None:
         gpu = facts.get("gpu")
         sheet = find(self._sheets, gpu) if isinstance(gpu, str) else None
         if sheet is not None:
             facts.learn(sheet.facts(compute_dtype(facts)), FactSource.SHEET)
 
 
-def compute_dtype(facts: Facts) -> str:
+def compute_dtype(facts: EngineFacts) -> str:
     """The dtype that matrices are multiplied in, by the names of a sheet's peaks."""
     if str(facts.get("quantization")) in _FP8:
         return "fp8"
@@ -99,7 +99,7 @@ def compute_dtype(facts: Facts) -> str:
     return "float32" if facts.get("element_bytes") == 4.0 else "auto"  # noqa: PLR2004  bytes of a float32
 
 
-def _with_dtype(arch: Mapping[str, Fact], facts: Facts) -> dict[str, Fact]:
+def _with_dtype(arch: Mapping[str, Fact], facts: EngineFacts) -> dict[str, Fact]:
     """The server's ``--dtype`` and ``--quantization`` say more than the file."""
     out = dict(arch)
     width = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}.get(str(facts.get("dtype")))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collector.config import JoinConfig
 from collector.decode import RequestSpan
-from collector.identity import Facts
+from collector.identity import EngineFacts
 from collector.join.requests import ApiQueueing, RequestSequence
 from collector.join.steps import Scheduling
 from collector.telemetry import Counts, RowDrop, table
@@ -21,7 +21,7 @@ class ApiProcess:
         "api_process",
         instance=str,
         recording=str,
-        facts=Facts,
+        facts=EngineFacts,
         requests=RequestSequence,
         api_queueing=ApiQueueing,
         fresh=lambda join: ApiProcess("", "", 0, join),
@@ -30,7 +30,7 @@ class ApiProcess:
     def __init__(self, instance: str, recording: str, number: int, settings: JoinConfig) -> None:
         self.instance = instance
         self.recording = recording
-        self.facts = Facts()
+        self.facts = EngineFacts()
         self.requests = RequestSequence(settings, number)
         self.api_queueing = ApiQueueing()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
-from collector.identity import Fact, Facts, config_id
+from collector.identity import EngineFacts, Fact, config_id
 from collector.join.requests import ApiQueueing
 from collector.telemetry import Counts
 from online import EngineSnapshot, Quality, RowBlock, Target
@@ -26,7 +26,7 @@ class Emitter(Protocol):
 
     instance: str
     recording: str
-    facts: Facts
+    facts: EngineFacts
     api_queueing: ApiQueueing
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 
 from collector.config import JoinConfig
 from collector.decode import CoreSpan, MarkKind, StepColumns, Telemetry
-from collector.identity import Facts, FactSource
+from collector.identity import EngineFacts, FactSource
 from collector.join.requests import QUEUE_STATE_AGE_NS, ApiQueueing, RequestRow, extent_of, request_block, rows_of, runs
 from collector.join.steps import Scheduling, StepSequence, WarmUp
 from collector.telemetry import Counts, JoinEvent, RowDrop, table
@@ -34,7 +34,7 @@ class Engine:
         instance=str,
         recording=str,
         number=int,
-        facts=Facts,
+        facts=EngineFacts,
         ratio=BlockRatio,
         api_queueing=ApiQueueing,
         _processes=list[EngineProcess],
@@ -46,7 +46,7 @@ class Engine:
         self.instance = instance
         self.recording = recording
         self.number = number
-        self.facts = Facts()
+        self.facts = EngineFacts()
         self.ratio = BlockRatio()
         self.api_queueing = ApiQueueing()
         self._counts = Counts()
@@ -284,7 +284,7 @@ def _split_restarts(steps: StepColumns) -> list[StepColumns]:
     return np.split(steps, falls) if len(falls) else [steps]
 
 
-def _teach_facts(sequence: StepSequence, facts: Facts) -> None:
+def _teach_facts(sequence: StepSequence, facts: EngineFacts) -> None:
     """Hand a step sequence the facts that its rows depend on."""
     mode = facts.get("async_scheduling")
     known = {True: Scheduling.ASYNC, False: Scheduling.SYNC}[mode] if isinstance(mode, bool) else Scheduling.UNKNOWN

@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from collector.decode import STEP_DTYPE, SnapshotColumns, StepColumns
 from online.state import Array, StateError, saved
 
+Cells = NDArray[np.void]
+"""One record per step of a window, of STEP_DTYPE (summaries) or REBUILT_DTYPE (journeys)."""
+
 REBUILT_DTYPE = np.dtype(
     [
         ("seen", "?"),

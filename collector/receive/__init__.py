@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .admission import AdmissionQueue, Batch
+from .admission import AdmissionQueue, QueueBatch
 from .auth import TokenFile
 from .count import count_spans, newest_end_unix_nano
 from .export_request import Export
@@ -10,9 +10,9 @@ from .intake import Intake
 
 __all__ = [
     "AdmissionQueue",
-    "Batch",
     "Export",
     "Intake",
+    "QueueBatch",
     "TokenFile",
     "count_spans",
     "newest_end_unix_nano",

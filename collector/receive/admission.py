@@ -36,7 +36,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch(Generic[T]):
+class QueueBatch(Generic[T]):
     """What the worker takes at once; it hands back ``size_bytes`` with ``done``. ``waited_ns`` is the oldest's wait."""
 
     items: tuple[T, ...]
@@ -100,7 +100,7 @@ class AdmissionQueue(Generic[T]):
             self._work.notify()
         return None
 
-    def take(self, batch_bytes_max: int, timeout_s: float) -> Batch[T] | None:
+    def take(self, batch_bytes_max: int, timeout_s: float) -> QueueBatch[T] | None:
         """Several exports together (small ones are cheaper that way), or None when there was nothing in time."""
         with self._work:
             if not self._items and not self._closed:
@@ -116,7 +116,7 @@ class AdmissionQueue(Generic[T]):
                 items.append(item)
                 taken_bytes += size_bytes
             self._queued_bytes -= taken_bytes
-            return Batch(tuple(items), taken_bytes, waited_ns)
+            return QueueBatch(tuple(items), taken_bytes, waited_ns)
 
     def done(self, size_bytes: int) -> None:
         """The worker is through with a batch: its bytes make room."""

@@ -18,6 +18,7 @@ from .memory import (
 )
 from .stop import Stop
 from .tasks import Part, Task
+from .terminal import PrintLine
 
 __all__ = [
     "EXIT_CONFIG",
@@ -30,6 +31,7 @@ __all__ = [
     "Health",
     "MemoryGuard",
     "Part",
+    "PrintLine",
     "StartError",
     "Stop",
     "SystemClock",

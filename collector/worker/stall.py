@@ -13,7 +13,7 @@ from collector.telemetry import Stall
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class WorkerProgress:
     """Counts since the process began, as the stages saw them."""
 
     batches_failed: int = 0
@@ -30,10 +30,10 @@ class StallWatch:
         self._after_ns = int(after_s * 1e9)
         self._since_ns: int | None = None
         self._newest_ns = 0
-        self._at = Progress()
-        self._now = Progress()
+        self._at = WorkerProgress()
+        self._now = WorkerProgress()
 
-    def record(self, progress: Progress) -> None:
+    def record(self, progress: WorkerProgress) -> None:
         """A batch of spans has been processed; counts so far."""
         now_ns = self._clock.monotonic_ns()
         self._now = progress

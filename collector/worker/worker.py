@@ -12,13 +12,13 @@ from typing import Protocol
 
 from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
-from collector.receive import AdmissionQueue, Batch, Export
+from collector.receive import AdmissionQueue, Export, QueueBatch
 from collector.runtime import Clock, Health, Task
 from collector.telemetry import Counts, Metrics, Stall, table
 from online import RowOutcome, Target
 
 from .publish import Publisher
-from .stall import Progress, StallWatch
+from .stall import StallWatch, WorkerProgress
 
 NAME = "worker"
 IDLE_WAIT_S = 0.5
@@ -115,7 +115,7 @@ class Worker:
         self._drain_s = drain_s
         self._metrics = metrics
         self._clock = clock
-        self._progress = Progress()
+        self._progress = WorkerProgress()
         self._stalled: Stall | None = None
         self._behind = True
         self._abandoned = False
@@ -154,7 +154,7 @@ class Worker:
             backlog = self._keeper.backlog(self._batch_bytes)
             self._behind = bool(backlog)
             if backlog:
-                self._learn(Batch(tuple(backlog), 0, 0))
+                self._learn(QueueBatch(tuple(backlog), 0, 0))
         if not self._behind:
             self._learn_from_queue(wait_s)
         self._report_stall()
@@ -194,7 +194,7 @@ class Worker:
 
     def _record_progress(self, counts: Counts, *, failed: bool) -> None:
         before = self._progress
-        self._progress = Progress(
+        self._progress = WorkerProgress(
             before.batches_failed + failed,
             before.spans_understood + int(counts[table.DECODED_SPANS_OK]),
             before.rows_offered + int(counts.total(table.ROWS)),
@@ -202,7 +202,7 @@ class Worker:
         )
         self._stall_watch.record(self._progress)
 
-    def _learn(self, batch: Batch[Export]) -> None:
+    def _learn(self, batch: QueueBatch[Export]) -> None:
         start_ns = self._clock.monotonic_ns()
         failed = False
         try:

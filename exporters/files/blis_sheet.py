@@ -19,7 +19,7 @@ BANDWIDTH_TB_S: dict[str, float] = {"H100": 3.35, "A100-SXM": 2.039, "A100-80": 
 """BwPeakTBs in BLIS's hardware_config.json, by its GPU names."""
 
 
-class Shape(NamedTuple):
+class AttentionShape(NamedTuple):
     """What BLIS needs to know of a model to size its KV cache."""
 
     layers: int
@@ -32,7 +32,7 @@ class Shape(NamedTuple):
         return elements * BYTES_PER_KV_ELEMENT / (bandwidth_tb_s * 1e6)
 
 
-def shape_of(model_config: Mapping[str, Any]) -> Shape | None:
+def shape_of(model_config: Mapping[str, Any]) -> AttentionShape | None:
     """Read a Hugging Face config.json, or configuration facts with the same names, as BLIS does.
 
     Args:
@@ -52,7 +52,7 @@ def shape_of(model_config: Mapping[str, Any]) -> Shape | None:
     kv_heads = number("num_key_value_heads", "num_kv_heads", "multi_query_group_num") or heads
     if not (layers and hidden and heads and hidden // heads):
         return None
-    return Shape(layers, kv_heads, hidden // heads)
+    return AttentionShape(layers, kv_heads, hidden // heads)
 
 
 def bandwidth_of(hardware: str) -> float | None:

@@ -26,7 +26,7 @@ RETRY_AFTER_S = 5
 """A first snapshot is due about this soon after the first telemetry (vLLM's exporter flushes every 5 s)."""
 
 
-class Document(NamedTuple):
+class SnapshotDocument(NamedTuple):
     """Bytes with their validators."""
 
     body: bytes
@@ -35,10 +35,10 @@ class Document(NamedTuple):
     last_modified: str
 
 
-def make_document(body: bytes, content_type: str, modified_unix_nano: int) -> Document:
+def make_document(body: bytes, content_type: str, modified_unix_nano: int) -> SnapshotDocument:
     """Attach a strong entity tag (over the exact bytes) and a date."""
     etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-    return Document(body, content_type, etag, formatdate(modified_unix_nano / 1e9, usegmt=True))
+    return SnapshotDocument(body, content_type, etag, formatdate(modified_unix_nano / 1e9, usegmt=True))
 
 
 class SnapshotDocuments:
@@ -52,7 +52,7 @@ class SnapshotDocuments:
         self._source = source
         self._lock = threading.Lock()
         self._shown: Snapshot | None = None
-        self._kept: dict[tuple[str, ...], Document] = {}  # at most 1 + configs x (1 + formats x alphas)
+        self._kept: dict[tuple[str, ...], SnapshotDocument] = {}  # at most 1 + configs x (1 + formats x alphas)
 
     def answer_snapshot(self, request: Request) -> Response:
         """Serve /snapshot."""
@@ -94,7 +94,7 @@ class SnapshotDocuments:
 
     def _document(
         self, key: tuple[str, ...], render: Callable[[Snapshot], bytes], content_type: str
-    ) -> Document | None:
+    ) -> SnapshotDocument | None:
         with self._lock:
             snapshot = self._source()
             if snapshot is not self._shown:
@@ -118,7 +118,7 @@ def _find(snapshot: Snapshot, config_id: str) -> ConfigSnapshot:
     raise _UnknownConfigError(config_id)
 
 
-def answer_document(document: Document | None, request: Request) -> Response:
+def answer_document(document: SnapshotDocument | None, request: Request) -> Response:
     """Serve a document: 503 if there is none yet, 304 if the client has it.
 
     ``If-Modified-Since`` is not looked at: two generations can share a second.

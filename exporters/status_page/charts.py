@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from .history import Course
+from .history import ErrorHistory
 from .text import escape, percent
 
 _NICE = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0)
@@ -55,7 +55,7 @@ def whisker(relative_stderr: float | None, relative_live: float | None, limit: f
     return _svg(width, 20, "whisker", "; ".join(words) or "uncertainty unknown", body)
 
 
-def error_chart(course: Course) -> str:
+def error_chart(course: ErrorHistory) -> str:
     """Error over time: line = median, area = up to the 90th percentile, dashed = a confirmed change of speed."""
     width, height, left, bottom = CHART_WIDTH, 190.0, 44.0, 22.0
     points = course.points

@@ -33,7 +33,7 @@ class Drift(NamedTuple):
     gain: float | None
 
 
-class Course(NamedTuple):
+class ErrorHistory(NamedTuple):
     """What a chart shows."""
 
     points: tuple[Point, ...]
@@ -89,8 +89,8 @@ class History:
         if target.drift is not None and target.drift.last_unix_nano is not None:
             track.mark(Drift(target.drift.last_unix_nano, target.drift.gain))
 
-    def course(self, config_id: str, target: str) -> Course:
+    def course(self, config_id: str, target: str) -> ErrorHistory:
         """What is remembered of one target; empty if nothing is."""
         with self._lock:
             track = self._tracks.get((config_id, target))
-            return Course((), ()) if track is None else Course(tuple(track.points), tuple(track.drifts))
+            return ErrorHistory((), ()) if track is None else ErrorHistory(tuple(track.points), tuple(track.drifts))

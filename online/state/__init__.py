@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .declared import Array, Count, Finite, Kept, LikeFresh, MadeBy, Named, Saved, StateError, layout, saved
 from .file import LEARNERS, VERSION, Image, Migrations, body_of, decode, encode, sealed
+from .graph import Graph
 
 __all__ = [
     "LEARNERS",
@@ -11,6 +12,7 @@ __all__ = [
     "Array",
     "Count",
     "Finite",
+    "Graph",
     "Image",
     "Kept",
     "LikeFresh",

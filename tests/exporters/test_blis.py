@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from exporters.files.blis import BlisError, blis_coefficients, export
 from exporters.files.blis_render import render_flags, render_yaml
-from exporters.files.blis_sheet import Shape, bandwidth_of, shape_of
+from exporters.files.blis_sheet import AttentionShape, bandwidth_of, shape_of
 from online.snapshot import FeatureSnapshot, ModelSnapshot, TargetSnapshot
 from tests.support import exporter_cases as cases
 
@@ -344,10 +344,10 @@ def test_gpu_names_are_understood(name, expected):
 @pytest.mark.parametrize(
     ("sheet", "expected"),
     [
-        (LLAMA_70B, Shape(80, 8, 128)),
-        ({**LLAMA_70B, "head_dim": 64}, Shape(80, 8, 128)),  # BLIS does not look at head_dim
-        ({"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32}, Shape(32, 32, 128)),
-        ({"text_config": LLAMA_70B, "num_hidden_layers": 2}, Shape(80, 8, 128)),
+        (LLAMA_70B, AttentionShape(80, 8, 128)),
+        ({**LLAMA_70B, "head_dim": 64}, AttentionShape(80, 8, 128)),  # BLIS does not look at head_dim
+        ({"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32}, AttentionShape(32, 32, 128)),
+        ({"text_config": LLAMA_70B, "num_hidden_layers": 2}, AttentionShape(80, 8, 128)),
         ({**LLAMA_70B, "num_attention_heads": 0}, None),
         ({**LLAMA_70B, "num_hidden_layers": True}, None),
         ({}, None),

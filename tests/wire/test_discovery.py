@@ -10,7 +10,7 @@ import pytest
 
 from collector.config.schema import DiscoveryConfig, DiscoveryEndpoint
 from collector.identity.discovery import BODY_BYTES_MAX, Discovery, read_metrics, read_models, read_version
-from collector.identity.facts import Facts
+from collector.identity.facts import EngineFacts
 from collector.identity.knowledge import Knowledge
 from collector.runtime.clock import SystemClock
 from collector.telemetry.reasons import DiscoveryOutcome
@@ -63,7 +63,7 @@ def _ask(url, timeout_s=2.0):
     count = lambda outcome: outcomes.update([outcome])  # noqa: E731
     discovery = Discovery(DiscoveryConfig(timeout_s=timeout_s), knowledge, SystemClock(), count)
     answered = discovery.ask(DiscoveryEndpoint(url=url))
-    facts = Facts()
+    facts = EngineFacts()
     knowledge.apply(facts, {}, "pod", "")
     return answered, facts, outcomes
 
@@ -170,7 +170,7 @@ def test_what_is_not_http_is_unexpected():
 
 
 def test_the_thread_asks_until_it_is_answered_and_stops(serve):
-    knowledge, facts = Knowledge(), Facts()
+    knowledge, facts = Knowledge(), EngineFacts()
     config = DiscoveryConfig(endpoints=(DiscoveryEndpoint(url=serve(GOOD)),))
     discovery = Discovery(config, knowledge, SystemClock())
     discovery.start()

@@ -12,7 +12,7 @@ NOT_NUMBERED: Final = -1
 """Sequence of a batch whose carrier does not count, step of an event that names none; as ``records.MISSING``."""
 
 
-class Move(msgspec.Struct, frozen=True, gc=False):
+class BlockMove(msgspec.Struct, frozen=True, gc=False):
     """Blocks moved or evicted; ``blocks`` counts the source's own blocks, ``step`` is NOT_NUMBERED where unnamed."""
 
     direction: Direction
@@ -39,7 +39,7 @@ class KvBatch(msgspec.Struct, frozen=True, gc=False):
     removed_below: int = 0
     block_size: int = 0
     offload_block_size: int = 0
-    moves: tuple[Move, ...] = ()
+    moves: tuple[BlockMove, ...] = ()
     events: int = 0
     foreign: int = 0
 

@@ -14,7 +14,7 @@ import msgspec
 from collector.decode.records import fingerprint
 from collector.telemetry import GPU, Direction, Phase
 
-from .batches import NOT_NUMBERED, Move
+from .batches import NOT_NUMBERED, BlockMove
 
 
 class ArrayEvent(msgspec.Struct, array_like=True, tag=True, gc=False):
@@ -62,13 +62,13 @@ class AllBlocksClearedMap(MapEvent):
     pass
 
 
-def _transfer(event: TransferInitiated | TransferCompleted | TransferInitiatedMap, phase: Phase) -> Move:
+def _transfer(event: TransferInitiated | TransferCompleted | TransferInitiatedMap, phase: Phase) -> BlockMove:
     direction = Direction.between(event.source_medium, event.dest_medium)
     return _move(direction, phase, event.block_count, event.scheduler_step, event.request_id)
 
 
-def _move(direction: Direction, phase: Phase, blocks: int, step: int | None = None, request_id: str = "") -> Move:
-    return Move(direction, phase, blocks, NOT_NUMBERED if step is None else step, fingerprint(request_id))
+def _move(direction: Direction, phase: Phase, blocks: int, step: int | None = None, request_id: str = "") -> BlockMove:
+    return BlockMove(direction, phase, blocks, NOT_NUMBERED if step is None else step, fingerprint(request_id))
 
 
 def _outcome(*, success: bool) -> Phase:
@@ -83,7 +83,7 @@ class TransferInitiated(ArrayEvent):
     block_count: int
     scheduler_step: int | None = None
 
-    def move(self) -> Move:
+    def move(self) -> BlockMove:
         """What moves, in blocks of the source."""
         return _transfer(self, Phase.INITIATED)
 
@@ -95,7 +95,7 @@ class TransferInitiatedMap(MapEvent):
     block_count: int
     scheduler_step: int | None = None
 
-    def move(self) -> Move:
+    def move(self) -> BlockMove:
         """What moves, in blocks of the source."""
         return _transfer(self, Phase.INITIATED)
 
@@ -109,7 +109,7 @@ class TransferCompleted(ArrayEvent):
     success: bool
     scheduler_step: int | None = None
 
-    def move(self) -> Move:
+    def move(self) -> BlockMove:
         """What moved; ``step`` is the one that began it."""
         return _transfer(self, _outcome(success=self.success))
 
@@ -117,7 +117,7 @@ class TransferCompleted(ArrayEvent):
 class TransferCompletedMap(TransferInitiatedMap):
     success: bool = True
 
-    def move(self) -> Move:
+    def move(self) -> BlockMove:
         """What moved; ``step`` is the one that began it."""
         return _transfer(self, _outcome(success=self.success))
 
@@ -128,7 +128,7 @@ class CacheLoadCommitted(ArrayEvent):
     block_count: int
     scheduler_step: int | None = None
 
-    def move(self) -> Move:
+    def move(self) -> BlockMove:
         """What was decided; stamped one step before the transfer it leads to (wire contract §7.4)."""
         return _move(Direction.RESTORE, Phase.COMMITTED, self.block_count, self.scheduler_step, self.request_id)
 
@@ -138,7 +138,7 @@ class CacheLoadCommittedMap(MapEvent):
     block_count: int
     scheduler_step: int | None = None
 
-    def move(self) -> Move:
+    def move(self) -> BlockMove:
         """What was decided; stamped one step before the transfer it leads to (wire contract §7.4)."""
         return _move(Direction.RESTORE, Phase.COMMITTED, self.block_count, self.scheduler_step, self.request_id)
 
@@ -149,7 +149,7 @@ class CacheStoreCommitted(ArrayEvent):
     block_count: int
     scheduler_step: int | None = None
 
-    def move(self) -> Move:
+    def move(self) -> BlockMove:
         """What was decided; the transfer begins a step later."""
         return _move(Direction.OFFLOAD, Phase.COMMITTED, self.block_count, self.scheduler_step, self.request_id)
 
@@ -159,7 +159,7 @@ class CacheStoreCommittedMap(MapEvent):
     block_count: int
     scheduler_step: int | None = None
 
-    def move(self) -> Move:
+    def move(self) -> BlockMove:
         """What was decided; the transfer begins a step later."""
         return _move(Direction.OFFLOAD, Phase.COMMITTED, self.block_count, self.scheduler_step, self.request_id)
 
@@ -170,7 +170,7 @@ class CacheEviction(ArrayEvent):
     eviction_reason: msgspec.Raw = msgspec.Raw()
     scheduler_step: int | None = None
 
-    def move(self) -> Move:
+    def move(self) -> BlockMove:
         """What left a tier, in its own blocks."""
         return _move(_tier(self.medium), Phase.EVICTED, self.blocks_evicted, self.scheduler_step)
 
@@ -180,7 +180,7 @@ class CacheEvictionMap(MapEvent):
     blocks_evicted: int
     scheduler_step: int | None = None
 
-    def move(self) -> Move:
+    def move(self) -> BlockMove:
         """What left a tier, in its own blocks."""
         return _move(_tier(self.medium), Phase.EVICTED, self.blocks_evicted, self.scheduler_step)
 
@@ -197,7 +197,7 @@ class RemoteTransferInitiated(ArrayEvent):
     dest_rank: msgspec.Raw
     block_count: int
 
-    def move(self) -> Move:
+    def move(self) -> BlockMove:
         """Blocks on their way to or from another server; no event says which."""
         return _move(Direction.REMOTE, Phase.INITIATED, self.block_count, None, self.request_id)
 
@@ -206,7 +206,7 @@ class RemoteTransferInitiatedMap(MapEvent):
     request_id: str
     block_count: int
 
-    def move(self) -> Move:
+    def move(self) -> BlockMove:
         """Blocks on their way to or from another server; no event says which."""
         return _move(Direction.REMOTE, Phase.INITIATED, self.block_count, None, self.request_id)
 
@@ -220,7 +220,7 @@ class RemoteTransferCompleted(ArrayEvent):
     block_count: int
     success: bool
 
-    def move(self) -> Move:
+    def move(self) -> BlockMove:
         """Blocks that came from or went to another server."""
         return _move(Direction.REMOTE, _outcome(success=self.success), self.block_count, None, self.request_id)
 
@@ -228,7 +228,7 @@ class RemoteTransferCompleted(ArrayEvent):
 class RemoteTransferCompletedMap(RemoteTransferInitiatedMap):
     success: bool = True
 
-    def move(self) -> Move:
+    def move(self) -> BlockMove:
         """Blocks that came from or went to another server."""
         return _move(Direction.REMOTE, _outcome(success=self.success), self.block_count, None, self.request_id)
 
@@ -260,7 +260,7 @@ AnyMap = (
 AnyEvent = AnyArray | AnyMap
 
 
-class Batch(msgspec.Struct, array_like=True, gc=False):
+class BatchOfArrays(msgspec.Struct, array_like=True, gc=False):
     ts: float
     events: list[AnyArray]
     data_parallel_rank: int | None = 0
@@ -284,9 +284,9 @@ class LooseMapBatch(msgspec.Struct, gc=False):
     data_parallel_rank: int | None = 0
 
 
-AnyBatch = Batch | BatchOfMaps | LooseBatch | LooseMapBatch
+AnyBatch = BatchOfArrays | BatchOfMaps | LooseBatch | LooseMapBatch
 
-BATCH = msgspec.msgpack.Decoder(Batch)
+BATCH = msgspec.msgpack.Decoder(BatchOfArrays)
 BATCH_OF_MAPS = msgspec.msgpack.Decoder(BatchOfMaps)
 LOOSE = msgspec.msgpack.Decoder(LooseBatch)
 LOOSE_MAP = msgspec.msgpack.Decoder(LooseMapBatch)

@@ -20,7 +20,7 @@ from collector.decode import vocabulary as words
 from collector.telemetry import GPU, KvSkip
 
 from . import layouts as wire
-from .batches import KvBatch, Move
+from .batches import BlockMove, KvBatch
 
 SEQ_END: Final = b"\xff" * 8
 """Sequence of the frame that closes a replay; its payload is empty."""
@@ -67,7 +67,7 @@ def read_frames(frames: Sequence[bytes], source: str) -> KvBatch | KvSkip | None
 def read_payload(payload: bytes, source: str, seq: int) -> KvBatch | KvSkip:
     """Decode one msgpack batch; ``seq`` is its publisher's count of batches."""
     try:
-        batch: wire.Batch | wire.BatchOfMaps = wire.BATCH.decode(payload)
+        batch: wire.BatchOfArrays | wire.BatchOfMaps = wire.BATCH.decode(payload)
     except wire.BAD:
         try:
             batch = wire.BATCH_OF_MAPS.decode(payload)
@@ -104,7 +104,7 @@ class Counted:
     def __init__(self) -> None:
         self.stored = self.removed = self.removed_below = self.foreign = 0
         self.block_size = self.offload_block_size = 0
-        self.moves: list[Move] = []
+        self.moves: list[BlockMove] = []
 
     def stored_in(self, medium: str | None, blocks: int, block_size: int, group: int | None) -> None:
         """Blocks entered a tier; of a hybrid cache's groups the first stands for all."""
@@ -125,7 +125,7 @@ class Counted:
         elif not group:
             self.removed += blocks
 
-    def moved(self, move: Move) -> None:
+    def moved(self, move: BlockMove) -> None:
         """Blocks moved between tiers, if the numbers make sense."""
         if 0 <= move.blocks <= words.COUNT_MAX and -1 <= move.step <= words.ID_MAX:
             self.moves.append(move)

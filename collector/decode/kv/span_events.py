@@ -13,13 +13,13 @@ from itertools import groupby
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from collector.decode.attributes import Value
 from collector.decode.records import fingerprint
 from collector.telemetry import GPU, Counts, Direction, KvSkip, Phase, Skip, table
 
-from .batches import NOT_NUMBERED, KvBatch, Move
+from .batches import NOT_NUMBERED, BlockMove, KvBatch
 from .messages import Counted
 
-Value = bool | int | float | str
 SOURCE = "otlp"
 
 
@@ -101,7 +101,7 @@ def _moved(direction: Direction | None, phase: Phase, count: str = "block_count"
         outcome = Phase.FAILED if phase is Phase.COMPLETED and fields.get("success", True) is False else phase
         step = _integer(fields, "scheduler_step", NOT_NUMBERED)
         request = fingerprint(_text(fields, "request_id"))
-        counted.moved(Move(towards, outcome, _integer(fields, count), step, request))
+        counted.moved(BlockMove(towards, outcome, _integer(fields, count), step, request))
 
     return read
 

@@ -30,7 +30,7 @@ _HTML = re.compile(rb"\s*<(?:!doctype|html|\?xml|head|body)", re.IGNORECASE)
 _DIGITS_MAX = 18
 NAN = math.nan
 
-Facts = dict[str, str]
+InfoLabels = dict[str, str]
 
 
 class EngineReading(msgspec.Struct, frozen=True, gc=False):
@@ -120,7 +120,7 @@ class _Search:
     def __init__(self) -> None:
         self.known: list[tuple[str, str, Flavour, dict[str, int | bool]]] = []
         self.best: dict[tuple[int, Meaning], int] = {}
-        self.infos: list[Facts] = []
+        self.infos: list[InfoLabels] = []
         self._engines: dict[str, int] = {}
         self._places: list[tuple[int, _Place]] = []
         self._copies: dict[tuple[Series, tuple[tuple[str, str], ...]], str] = {}
@@ -195,14 +195,14 @@ def _name_end(line: bytes) -> int:
     return end if end >= 0 else line.find(b" ")
 
 
-def _labels(line: bytes) -> tuple[Facts, int]:
+def _labels(line: bytes) -> tuple[InfoLabels, int]:
     """Labels, and where the number begins; -1 for a line that is none."""
     at = _name_end(line)
     if at < 0:
         return {}, -1
     if line[at : at + 1] == b" ":
         return {}, at + 1
-    labels: Facts = {}
+    labels: InfoLabels = {}
     at += 1
     limit = at + _LABELS_BYTES_MAX
     while match := _LABEL.match(line, at, limit):
@@ -211,7 +211,7 @@ def _labels(line: bytes) -> tuple[Facts, int]:
     return (labels, at + 1) if line[at : at + 1] == b"}" else ({}, -1)
 
 
-def _cache_facts(labels: Facts) -> dict[str, int | bool]:
+def _cache_facts(labels: InfoLabels) -> dict[str, int | bool]:
     out: dict[str, int | bool] = {}
     for name in ("block_size", "num_gpu_blocks"):
         text = labels.get(name, "")

@@ -6,20 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collector.decode import CoreSpan
 from collector.join.block_ratio import BlockRatio
 from collector.join.requests import Chunks, Run
-from collector.join.window import StepWindow
-from online import Ints
+from collector.join.window import Cells, StepWindow
+from online import Ints, Mask
 from online.state import saved
 
 from .prefix_hits import Prefills
 from .timeline import LATENESS_NS, KvTimeline
-
-Bools = NDArray[np.bool_]
-Cells = NDArray[np.void]
 
 
 @dataclass(slots=True)
@@ -46,7 +42,7 @@ class KvSteps:
         self.prefills.add(span, chunks, runs)
         return list(chunks)
 
-    def settled(self, final: Bools, unix_ns: Ints, event_unix_ns: int) -> Bools:
+    def settled(self, final: Mask, unix_ns: Ints, event_unix_ns: int) -> Mask:
         """Final steps whose batches have had time to arrive."""
         return final if self.timeline is None else final & (unix_ns <= event_unix_ns - LATENESS_NS)
 

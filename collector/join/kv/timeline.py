@@ -12,15 +12,13 @@ longer than that anyway, use it from the moment of recognition on, and where the
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collector.decode import MISSING
 from collector.decode.kv import KvBatch
+from collector.join.window import Cells
 from collector.telemetry import Direction, KvSkip, Phase
 from online import Floats, Ints
 from online.state import Array, saved
-
-Cells = NDArray[np.void]
 
 LATENESS_NS = 10_000_000_000
 """Events of one moment arrive within this time of each other; what is asked of a moment this old is final."""

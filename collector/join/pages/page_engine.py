@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from collector.decode.pages import EngineReading, Meaning
-from collector.identity import Facts
+from collector.identity import EngineFacts
 from collector.join.api_process import ApiProcess
 from collector.join.emitter import TargetRows
 from collector.join.engine import Engine
@@ -30,7 +30,7 @@ class PageEngine:
         recording=str,
         server=str,
         number=int,
-        facts=Facts,
+        facts=EngineFacts,
         api_queueing=ApiQueueing,
         windows=ScrapeWindows,
         completeness=Completeness,
@@ -44,7 +44,7 @@ class PageEngine:
         self.recording = recording
         self.server = server
         self.number = number
-        self.facts = Facts()
+        self.facts = EngineFacts()
         self.api_queueing = ApiQueueing()
         self.windows = ScrapeWindows()
         self.completeness = Completeness()

@@ -5,14 +5,12 @@ from __future__ import annotations
 from .frontier import Frontier
 from .habits import Habits, Sums
 from .process_context import ProcessContext
-from .raw_features import Cells
 from .scheduling import Scheduling, SchedulingVotes
 from .sequence import Advance, StepSequence
 from .warm_up import WarmUp
 
 __all__ = [
     "Advance",
-    "Cells",
     "Frontier",
     "Habits",
     "ProcessContext",

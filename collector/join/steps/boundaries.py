@@ -16,13 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collector.decode import MISSING
-from online import PHASES, Floats, Ints
-
-Bools = NDArray[np.bool_]
-Cells = NDArray[np.void]
+from collector.join.window import Cells
+from online import PHASES, Floats, Ints, Mask
 
 START, SCHEDULED, COMPLETED = -1, PHASES.index("scheduled"), PHASES.index("completed")
 
@@ -36,17 +33,17 @@ class Stamps:
     unix_ns: Ints
     kind: Ints
 
-    def take(self, chosen: Bools) -> Stamps:
+    def take(self, chosen: Mask) -> Stamps:
         """The stamps of the chosen boundaries."""
         return Stamps(self.step[chosen], self.ns[chosen], self.unix_ns[chosen], self.kind[chosen])
 
 
-def empty_steps(steps: Cells, cells: Cells, requests: Floats) -> Bools:
+def empty_steps(steps: Cells, cells: Cells, requests: Floats) -> Mask:
     """Steps that ran nothing: a summary without tokens, or no request in a rebuilt step."""
     return np.asarray(np.where(cells["seen"], steps["scheduled_tokens"] == 0, requests == 0))
 
 
-def stamps(steps: Cells, cells: Cells, empty: Bools, *, asynchronous: bool) -> Stamps:
+def stamps(steps: Cells, cells: Cells, empty: Mask, *, asynchronous: bool) -> Stamps:
     """The best stamp of every boundary 1..m-2 of m consecutive steps (the edges lack a neighbour).
 
     Index 0 is a step before the range of interest and the last one a step after it.
@@ -74,7 +71,7 @@ def stamps(steps: Cells, cells: Cells, empty: Bools, *, asynchronous: bool) -> S
     return Stamps(index + 1, ns[index], unix[index], kind[index])
 
 
-def pairs(steps: Cells, cells: Cells, empty: Bools, *, asynchronous: bool, done: bool) -> tuple[Ints, Floats]:
+def pairs(steps: Cells, cells: Cells, empty: Mask, *, asynchronous: bool, done: bool) -> tuple[Ints, Floats]:
     """Steps timed by summaries alone (the quick lane): index within the columns, elapsed us."""
     stamped = done_stamps(steps, cells, empty) if done else stamps(steps, cells, empty, asynchronous=asynchronous)
     start = stamped.kind == START
@@ -85,7 +82,7 @@ def pairs(steps: Cells, cells: Cells, empty: Bools, *, asynchronous: bool, done:
     return index[timed], elapsed_us
 
 
-def done_stamps(steps: Cells, cells: Cells, empty: Bools) -> Stamps:
+def done_stamps(steps: Cells, cells: Cells, empty: Mask) -> Stamps:
     """Stamps of an engine whose summaries carry ``ts_done_ns``; same shape rules as :func:`stamps`."""
     inner, before = slice(1, len(steps) - 1), slice(0, len(steps) - 2)
     wall_offset = steps["unix_ns"] - steps["ts_end_ns"]

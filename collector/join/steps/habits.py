@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from collector.join.block_ratio import BlockRatio
+from collector.join.window import Cells
 from online.state import saved
 
-from .raw_features import Cells, Rebuilt, complete, snapshot_complete
+from .raw_features import Rebuilt, complete, snapshot_complete
 
 FIRST_BLOCK_STEPS = 256
 """A new engine waits for its first block; the later ones only cost per block."""

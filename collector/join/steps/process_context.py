@@ -10,13 +10,14 @@ import numpy as np
 from collector.config import JoinConfig
 from collector.decode import MISSING, StepColumns
 from collector.join.block_ratio import BlockRatio
+from collector.join.window import Cells
 from collector.telemetry import Counts, JoinEvent, table
 from online import Quality
 from online.state import saved
 
 from . import boundaries
 from .habits import Habits
-from .raw_features import Cells, ContextSource, complete, rebuilt_counts
+from .raw_features import ContextSource, complete, rebuilt_counts
 from .row_blocks import Columns
 from .scheduling import Scheduling, SchedulingVotes
 

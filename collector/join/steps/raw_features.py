@@ -11,14 +11,11 @@ import enum
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collector.decode import MISSING
 from collector.join.block_ratio import BlockRatio
-from online import STEP_FEATURES, Floats, Ints
-
-Bools = NDArray[np.bool_]
-Cells = NDArray[np.void]
+from collector.join.window import Cells
+from online import STEP_FEATURES, Floats, Ints, Mask
 
 
 class ContextSource(enum.StrEnum):
@@ -72,7 +69,7 @@ def rebuilt_counts(cells: Cells, *, asynchronous: bool) -> Rebuilt:
     )
 
 
-def complete(steps: Cells, cells: Cells, counts: Rebuilt) -> Bools:
+def complete(steps: Cells, cells: Cells, counts: Rebuilt) -> Mask:
     """Steps whose journeys are all here: rebuilt request counts equal the summary's (no false positive was seen)."""
     return np.asarray(
         cells["seen"]
@@ -81,7 +78,7 @@ def complete(steps: Cells, cells: Cells, counts: Rebuilt) -> Bools:
     )
 
 
-def snapshot_complete(steps: Cells, cells: Cells) -> Bools:
+def snapshot_complete(steps: Cells, cells: Cells) -> Mask:
     """Steps whose request snapshots account for every scheduled token."""
     return np.asarray(
         cells["seen"]

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from collector.join.window import Cells
 from collector.telemetry import Counts, RowDrop, table
-from online import Ints, Quality, RowBlock
+from online import Ints, Mask, Quality, RowBlock
 
 from . import boundaries
-from .raw_features import Cells, Rebuilt, complete, rebuilt_counts
-
-Bools = NDArray[np.bool_]
+from .raw_features import Rebuilt, complete, rebuilt_counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,7 @@ class Columns:
     steps: Cells
     cells: Cells
     counts: Rebuilt
-    empty: Bools
+    empty: Mask
 
     @classmethod
     def of(cls, steps: Cells, cells: Cells, *, asynchronous: bool) -> Columns:
@@ -51,7 +50,7 @@ class Trust:
     row_steps_max: int
 
 
-def neighbours(seen: Bools) -> tuple[Ints, Ints]:
+def neighbours(seen: Mask) -> tuple[Ints, Ints]:
     """Index of the nearest seen step at or before, and at or after, each step; -1 where there is none."""
     index = np.arange(len(seen))
     before = np.maximum.accumulate(np.where(seen, index, -1))
@@ -59,7 +58,7 @@ def neighbours(seen: Bools) -> tuple[Ints, Ints]:
     return before, np.where(after == len(seen), -1, after)
 
 
-def drops(around: Columns, stamps: boundaries.Stamps, trust: Trust) -> list[tuple[RowDrop, Bools]]:
+def drops(around: Columns, stamps: boundaries.Stamps, trust: Trust) -> list[tuple[RowDrop, Mask]]:
     """Which intervals between consecutive stamps give no row, by reason, the first reason first.
 
     ``around`` holds the steps that the stamps index; shape of each mask: (len(stamps.step) - 1,).
@@ -89,9 +88,9 @@ def drops(around: Columns, stamps: boundaries.Stamps, trust: Trust) -> list[tupl
 
 def pack(
     raw: NDArray[np.float64],
-    seen: Bools,
+    seen: Mask,
     stamps: boundaries.Stamps,
-    dropped: list[tuple[RowDrop, Bools]],
+    dropped: list[tuple[RowDrop, Mask]],
     *,
     engine: int,
     quality: Quality,

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 _STOP_NS = 300_000_000
 
-Count = Callable[[ScrapeOutcome], None]
+CountOutcome = Callable[[ScrapeOutcome], None]
 
 
 class ScrapedServer:
@@ -91,7 +91,7 @@ def _steps_of(values: tuple[float, ...]) -> float:
 class Scraper:
     """All servers of the configuration."""
 
-    def __init__(self, config: ScrapeConfig, clock: Clock, count: Count = lambda _: None) -> None:
+    def __init__(self, config: ScrapeConfig, clock: Clock, count: CountOutcome = lambda _: None) -> None:
         self._config = config
         self._clock = clock
         self._count = count

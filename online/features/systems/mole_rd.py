@@ -35,7 +35,7 @@ BAND = 0.05
 """Half width of the zone around a boundary in which two experts share a row."""
 
 _MOLE = "MoLE-RD (source 4)"
-Formula = Callable[[Raw], Floats]
+RawFormula = Callable[[Raw], Floats]
 
 
 def ramp(value: Floats, boundary: float, band: float = BAND) -> Floats:
@@ -60,9 +60,9 @@ def request_gates(raw: Raw) -> dict[str, Floats]:
 
 
 def _experts(
-    gates: Callable[[Raw], dict[str, Floats]], experts: dict[str, dict[str, tuple[str, Formula]]]
+    gates: Callable[[Raw], dict[str, Floats]], experts: dict[str, dict[str, tuple[str, RawFormula]]]
 ) -> tuple[Column, ...]:
-    def gated(regime: str, formula: Formula) -> Formula:
+    def gated(regime: str, formula: RawFormula) -> RawFormula:
         def value(raw: Raw) -> Floats:
             weight = gates(raw)[regime]
             # 0 times an unknown is 0 here: an expert that is not asked need not know.
@@ -83,16 +83,16 @@ def _step(sheet: Sheet | None) -> tuple[Column, ...] | None:
         return None
     flop, byte = sheet.token_us, sheet.kv_token_us
     block = sheet.block_size
-    prefill: dict[str, tuple[str, Formula]] = {
+    prefill: dict[str, tuple[str, RawFormula]] = {
         "t_tok": ("us/us", lambda raw: raw["prefill_tokens"] * flop),
         "t_squared": ("us/us", lambda raw: raw["prefill_tokens"] ** 2 * sheet.pair_us),
         "requests": ("us/request", lambda raw: raw["prefill_requests"]),
     }
-    decode: dict[str, tuple[str, Formula]] = {
+    decode: dict[str, tuple[str, RawFormula]] = {
         "t_kv": ("us/us", lambda raw: raw["decode_context_tokens"] * byte),
         "tokens_running": ("us/token*request", lambda raw: raw["decode_tokens"] * raw["running"]),
     }
-    saturation: dict[str, tuple[str, Formula]] = {
+    saturation: dict[str, tuple[str, RawFormula]] = {
         "tokens": ("us/us", lambda raw: tokens(raw) * byte),
         "fragmentation": ("us/token", lambda raw: fragmentation(raw, block) * tokens(raw)),
         "pressure": ("us", lambda raw: 1.0 / (1.0 - np.clip(raw["kv_usage_ratio"], 0.0, 1.0) + 0.01)),
@@ -105,7 +105,7 @@ def _step(sheet: Sheet | None) -> tuple[Column, ...] | None:
         transfer = block * sheet.model.kv_bytes_per_token / sheet.tp / host
         decode["offload"] = ("us/us", lambda raw: (raw["offload_blocks"] + raw["restore_blocks"]) * transfer)
         saturation["evictions"] = ("us/us", lambda raw: raw["evicted_blocks"] * transfer)
-    mixed: dict[str, tuple[str, Formula]] = {
+    mixed: dict[str, tuple[str, RawFormula]] = {
         "prefill": ("us/us", lambda raw: raw["prefill_tokens"] * flop),
         "decode": ("us/us", lambda raw: raw["decode_tokens"] * byte),
         "mix": ("us", lambda raw: ratio(raw["prefill_tokens"] * raw["decode_tokens"], tokens(raw) ** 2)),

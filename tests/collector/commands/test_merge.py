@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from collector.commands.merge import run
+from collector.commands.merge import merge_files
 from collector.commands.replay import replay
 from collector.config.schema import Config
 from collector.runtime.clock import SystemClock
@@ -30,7 +30,7 @@ def test_states_of_different_configurations_stand_side_by_side(tmp_path):
         assert replay([recording], scratch, Config(), SystemClock(), say=said.append, note=said.append, state=path) == 0
         states.append(path)
     out, said = tmp_path / "fleet.bin", []
-    assert run(states, out, Config(), say=said.append, note=said.append) == 0
+    assert merge_files(states, out, Config(), say=said.append, note=said.append) == 0
     apart = coefficients(states[0]) | coefficients(states[1])
     together = coefficients(out)
     assert len(apart) == 2
@@ -43,6 +43,6 @@ def test_a_corrupt_state_is_named_and_nothing_is_written(tmp_path):
     bad = tmp_path / "bad.bin"
     bad.write_bytes(b"tracefit?")
     out, said = tmp_path / "fleet.bin", []
-    assert run([bad], out, Config(), say=said.append, note=said.append) == 1
+    assert merge_files([bad], out, Config(), say=said.append, note=said.append) == 1
     assert "1" in said[0] or "bad.bin" in said[0]
     assert not out.exists()

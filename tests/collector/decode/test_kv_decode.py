@@ -10,7 +10,7 @@ from collections import Counter
 import msgspec
 import pytest
 
-from collector.decode.kv.batches import KvBatch, Move, count_batch
+from collector.decode.kv.batches import BlockMove, KvBatch, count_batch
 from collector.decode.kv.messages import SEQ_END, array_length, read_frames, read_line, read_payload
 from collector.decode.plain import decode
 from collector.decode.records import fingerprint
@@ -36,14 +36,14 @@ EVENTS = [
     ["RemoteTransferCompleted", 3, "req", "NIXL", 0, 1, 5, True],
 ]
 MOVES = (
-    Move(Direction.OFFLOAD, Phase.INITIATED, 8, 7, fingerprint("req")),
-    Move(Direction.OFFLOAD, Phase.FAILED, 8, 7, fingerprint("req")),
-    Move(Direction.RESTORE, Phase.INITIATED, 4, 9, fingerprint("req")),
-    Move(Direction.RESTORE, Phase.COMMITTED, 4, 8, fingerprint("req")),
-    Move(Direction.OFFLOAD, Phase.COMMITTED, 4, 6, fingerprint("req")),
-    Move(Direction.OFFLOAD, Phase.EVICTED, 1, 7),
-    Move(Direction.REMOTE, Phase.INITIATED, 5, -1, fingerprint("req")),
-    Move(Direction.REMOTE, Phase.COMPLETED, 5, -1, fingerprint("req")),
+    BlockMove(Direction.OFFLOAD, Phase.INITIATED, 8, 7, fingerprint("req")),
+    BlockMove(Direction.OFFLOAD, Phase.FAILED, 8, 7, fingerprint("req")),
+    BlockMove(Direction.RESTORE, Phase.INITIATED, 4, 9, fingerprint("req")),
+    BlockMove(Direction.RESTORE, Phase.COMMITTED, 4, 8, fingerprint("req")),
+    BlockMove(Direction.OFFLOAD, Phase.COMMITTED, 4, 6, fingerprint("req")),
+    BlockMove(Direction.OFFLOAD, Phase.EVICTED, 1, 7),
+    BlockMove(Direction.REMOTE, Phase.INITIATED, 5, -1, fingerprint("req")),
+    BlockMove(Direction.REMOTE, Phase.COMPLETED, 5, -1, fingerprint("req")),
 )
 
 

@@ -6,7 +6,7 @@ import pytest
 from collector.cli import main
 from collector.config.schema import Config
 from collector.evaluate import donors as command
-from collector.evaluate.donors import Options, possible, read_states
+from collector.evaluate.donors import DonorOptions, possible, read_states
 from collector.identity.sheet_files import shipped_sheets
 from online.bank import Bank
 from online.features.registry import build
@@ -147,8 +147,8 @@ def test_donors_in_the_configuration_must_be_states(tmp_path, capsys):
 def test_rows_worth_keeping_are_chosen_from_a_recording(states, tmp_path, data_dir):
     (tmp_path / "a.bin").write_bytes(states["7b"])
     told = []
-    options = Options(per_stratum=5, recordings=(data_dir / "c1_mixed" / "otlp.pb.gz",))
-    assert command.run([tmp_path], Config(), options, say=told.append, note=lambda _: None) == 0
+    options = DonorOptions(per_stratum=5, recordings=(data_dir / "c1_mixed" / "otlp.pb.gz",))
+    assert command.compare_donors([tmp_path], Config(), options, say=told.append, note=lambda _: None) == 0
     assert any("no sheet" in line for line in told)
 
 

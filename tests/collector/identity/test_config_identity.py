@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collector.identity.facts import IDENTITY, Facts, FactSource, config_id, parse_fact, resource_facts
+from collector.identity.facts import IDENTITY, EngineFacts, FactSource, config_id, parse_fact, resource_facts
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent
 from tests.support.pipelines import coefficients, new_pipeline
@@ -13,7 +13,7 @@ from tests.support.toy_spans import exports_of, pieces
 
 
 def test_a_stronger_source_wins_whenever_it_speaks():
-    facts = Facts()
+    facts = EngineFacts()
     assert facts.learn({"model": "seen"}, FactSource.TELEMETRY)
     assert facts.learn({"model": "set"}, FactSource.RESOURCE)
     assert not facts.learn({"model": "discovered"}, FactSource.DISCOVERY)
@@ -23,7 +23,7 @@ def test_a_stronger_source_wins_whenever_it_speaks():
 
 
 def test_repeating_a_fact_changes_nothing():
-    facts = Facts()
+    facts = EngineFacts()
     facts.learn({"model": "a"}, FactSource.RESOURCE)
     assert not facts.learn({"model": "a"}, FactSource.RESOURCE)
     assert not facts.learn({"model": "a"}, FactSource.TELEMETRY)
@@ -34,27 +34,27 @@ def test_repeating_a_fact_changes_nothing():
     ("value", "number"), [(512, 512.0), (0, None), (-3, None), (True, None), ("x", None), (1.5, 1.5)]
 )
 def test_a_number_is_positive_or_unknown(value, number):
-    facts = Facts()
+    facts = EngineFacts()
     facts.learn({"block_size": value}, FactSource.RESOURCE)
     assert facts.number("block_size") == number
     assert facts.number("max_num_seqs") is None
 
 
 def test_identity_holds_only_what_identifies():
-    facts = Facts()
+    facts = EngineFacts()
     facts.learn({"model": "m", "num_gpu_blocks": 100, "tensor_parallel_size": 2}, FactSource.RESOURCE)
     assert facts.identity("i", "") == {"model": "m", "tensor_parallel_size": 2}
     assert facts.known()["num_gpu_blocks"] == 100
 
 
 def test_without_a_model_the_instance_is_part_of_the_identity():
-    facts = Facts()
+    facts = EngineFacts()
     facts.learn({"gpu": "H100"}, FactSource.RESOURCE)
     assert facts.identity("one", "") != facts.identity("two", "")
 
 
 def test_a_recording_is_a_source_of_its_own_unless_its_resource_names_a_model():
-    facts = Facts()
+    facts = EngineFacts()
     facts.learn({"model": "m"}, FactSource.TELEMETRY)
     assert facts.identity("i", "a.pb.gz") != facts.identity("i", "b.pb.gz")
     facts.learn({"model": "m"}, FactSource.RESOURCE)
@@ -145,7 +145,7 @@ def test_a_fact_that_flaps_without_a_restart_keeps_one_state():
 
 
 def test_an_adapter_asked_for_by_name_is_not_another_model():
-    facts = Facts()
+    facts = EngineFacts()
     assert facts.learn({"model": "base"}, FactSource.TELEMETRY)
     assert not facts.learn({"model": "adapter-7"}, FactSource.TELEMETRY)
     assert facts.get("model") == "base"

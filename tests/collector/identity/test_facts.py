@@ -7,7 +7,7 @@ import pytest
 from collector.config.errors import ConfigError
 from collector.config.load import load
 from collector.config.schema import ConfigurationsConfig, RuleConfig
-from collector.identity.facts import CLAIMS_MAX, Facts, FactSource, config_id
+from collector.identity.facts import CLAIMS_MAX, EngineFacts, FactSource, config_id
 from collector.identity.knowledge import Knowledge, cannot_derive
 from collector.identity.sheet_files import MODEL_FILE_BYTES_MAX, FileRefused, read_architecture
 from online.features.sheets.architecture import SheetError
@@ -16,7 +16,7 @@ from tests.support.sheet_cases import DENSE, GQA
 
 def test_the_stronger_source_wins_whichever_came_first():
     for order in ([FactSource.RESOURCE, FactSource.DISCOVERY], [FactSource.DISCOVERY, FactSource.RESOURCE]):
-        facts = Facts()
+        facts = EngineFacts()
         for source in order:
             facts.learn({"model": source.label}, source)
         assert facts.get("model") == "resource"
@@ -26,7 +26,7 @@ def test_the_stronger_source_wins_whichever_came_first():
 
 
 def test_a_contradiction_counts_once_however_often_it_is_repeated():
-    facts = Facts()
+    facts = EngineFacts()
     facts.learn({"gpu": "H100"}, FactSource.RESOURCE)
     for _ in range(50):
         facts.learn({"gpu": "A100"}, FactSource.RULES)
@@ -38,14 +38,14 @@ def test_a_contradiction_counts_once_however_often_it_is_repeated():
 
 
 def test_sources_that_agree_do_not_contradict():
-    facts = Facts()
+    facts = EngineFacts()
     facts.learn({"gpu": "H100"}, FactSource.RULES)
     facts.learn({"gpu": "H100"}, FactSource.RESOURCE)
     assert (facts.conflicts, facts.source("gpu")) == (0, FactSource.RESOURCE)
 
 
 def test_claims_are_bounded():
-    facts = Facts()
+    facts = EngineFacts()
     for i in range(CLAIMS_MAX * 2):
         facts.learn({f"f{i}": 1}, FactSource.RESOURCE)
         facts.learn({f"f{i}": 2}, FactSource.RULES)
@@ -54,7 +54,7 @@ def test_claims_are_bounded():
 
 
 def test_an_emitter_that_takes_over_keeps_the_sources():
-    one, other = Facts(), Facts()
+    one, other = EngineFacts(), EngineFacts()
     other.learn({"gpu": "H100"}, FactSource.DISCOVERY)
     one.take_over(other)
     assert one.sources() == {"gpu": "discovery"}
@@ -68,7 +68,7 @@ def model_file(tmp_path):
 
 
 def _apply(config, attributes=None, instance="pod-1", recording=""):
-    facts = Facts()
+    facts = EngineFacts()
     Knowledge(config).apply(facts, attributes or {}, instance, recording)
     return facts
 
@@ -119,7 +119,7 @@ def test_the_flags_of_the_server_say_more_than_the_file(model_file):
 def test_discovered_facts_reach_live_engines_of_their_pattern_only():
     knowledge = Knowledge()
     knowledge.discovered("pod-*", {"model": "m", "block_size": 16})
-    live, other, replayed = Facts(), Facts(), Facts()
+    live, other, replayed = EngineFacts(), EngineFacts(), EngineFacts()
     knowledge.apply(live, {}, "pod-1", "")
     knowledge.apply(other, {}, "job-1", "")
     knowledge.apply(replayed, {}, "pod-1", "file.pb.gz")
@@ -128,7 +128,7 @@ def test_discovered_facts_reach_live_engines_of_their_pattern_only():
 
 
 def test_what_is_discovered_later_is_learned_with_the_next_export():
-    knowledge, facts = Knowledge(), Facts()
+    knowledge, facts = Knowledge(), EngineFacts()
     assert knowledge.apply(facts, {"vllm.model": "m"}, "pod", "")
     assert not knowledge.apply(facts, {"vllm.model": "m"}, "pod", "")
     before = config_id(facts.identity("pod", ""))

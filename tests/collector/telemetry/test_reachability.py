@@ -80,7 +80,7 @@ from collector.telemetry.reasons import (
     Stall,
     Transport,
 )
-from collector.worker.stall import Progress, StallWatch
+from collector.worker.stall import StallWatch, WorkerProgress
 from online.rows import RowOutcome, Target
 from online.state import body_of
 from tests.support.clocks import FakeClock, eventually
@@ -456,10 +456,10 @@ def stalls() -> Reached:
     for later in ({"batches_failed": 3}, {}, understood, understood | {"rows_offered": 9}):
         clock = FakeClock()
         watch = StallWatch(clock, 600.0)
-        watch.record(Progress())
+        watch.record(WorkerProgress())
         for _ in range(11):
             clock.advance(60)
-            watch.record(Progress(**later))
+            watch.record(WorkerProgress(**later))
         out.append(watch.stalled())
     return out
 

@@ -9,7 +9,7 @@ from collector.receive.export_request import Export
 from collector.telemetry import table
 from collector.telemetry.reasons import Stall
 from collector.worker.build import make_pipeline
-from collector.worker.stall import Progress, StallWatch
+from collector.worker.stall import StallWatch, WorkerProgress
 from online.rows import RowOutcome, Target
 from tests.support.clocks import FakeClock
 from tests.support.step_exports import make_export
@@ -20,7 +20,7 @@ AFTER_S = 600.0
 def watched(later, *, minutes=11, first=None):
     clock = FakeClock()
     watch = StallWatch(clock, AFTER_S)
-    watch.record(first or Progress())
+    watch.record(first or WorkerProgress())
     for _ in range(minutes):
         clock.advance(60)
         watch.record(later)
@@ -30,10 +30,10 @@ def watched(later, *, minutes=11, first=None):
 @pytest.mark.parametrize(
     ("later", "reason"),
     [
-        (Progress(batches_failed=3), Stall.WORKER),
-        (Progress(), Stall.DECODE),
-        (Progress(spans_understood=9), Stall.JOIN),
-        (Progress(spans_understood=9, rows_offered=9), Stall.LEARNER),
+        (WorkerProgress(batches_failed=3), Stall.WORKER),
+        (WorkerProgress(), Stall.DECODE),
+        (WorkerProgress(spans_understood=9), Stall.JOIN),
+        (WorkerProgress(spans_understood=9, rows_offered=9), Stall.LEARNER),
     ],
 )
 def test_spans_without_rows_learned_are_a_stall_with_its_reason(later, reason):
@@ -42,20 +42,20 @@ def test_spans_without_rows_learned_are_a_stall_with_its_reason(later, reason):
 
 
 def test_it_takes_its_time_and_ends_with_the_first_row():
-    clock, watch = watched(Progress(spans_understood=1), minutes=9)
+    clock, watch = watched(WorkerProgress(spans_understood=1), minutes=9)
     assert watch.stalled() is None
     clock.advance(61)
-    watch.record(Progress(spans_understood=2))
+    watch.record(WorkerProgress(spans_understood=2))
     assert watch.stalled() is Stall.JOIN
-    watch.record(Progress(spans_understood=3, rows_offered=1, rows_learned=1))
+    watch.record(WorkerProgress(spans_understood=3, rows_offered=1, rows_learned=1))
     assert watch.stalled() is None
 
 
 def test_silence_is_no_stall():
-    clock, watch = watched(Progress(spans_understood=1))
+    clock, watch = watched(WorkerProgress(spans_understood=1))
     clock.advance(AFTER_S + 1)
     assert watch.stalled() is None
-    watch.record(Progress(spans_understood=2))
+    watch.record(WorkerProgress(spans_understood=2))
     assert watch.stalled() is None, "the first span after a quiet night begins anew"
 
 

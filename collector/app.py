@@ -132,12 +132,12 @@ class Sidecar:
 
     @property
     def http_port(self) -> int:
-        """Of the pages."""
+        """The port the pages are served on, which a configured 0 leaves open."""
         return self._pages.port
 
     @property
     def grpc_port(self) -> int:
-        """Of OTLP/gRPC."""
+        """The port of OTLP/gRPC, which a configured 0 leaves open."""
         return self._receivers.grpc.port
 
     @property
@@ -146,7 +146,7 @@ class Sidecar:
         return self._receivers.http.port if self._receivers.http is not None else 0
 
     def snapshot(self) -> Snapshot | None:
-        """The newest generation."""
+        """The newest generation that was published."""
         return self._publisher.current()
 
     def start(self) -> None:

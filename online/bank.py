@@ -174,7 +174,7 @@ class Bank:
         return dict(self._facts.get(config_id, {}))
 
     def drop(self, config_id: str) -> None:
-        """Forget a configuration."""
+        """Forget a configuration with all its learners."""
         for container in (self._configs, self._facts, self._priors):
             container.pop(config_id, None)
 

@@ -117,7 +117,7 @@ class Design:
         )
 
     def take(self, mask: Mask) -> Design:
-        """The chosen rows."""
+        """The design of the chosen rows only."""
         return Design(**{name: getattr(self, name)[mask] for name in DESIGN_FIELDS})
 
     def widened(self, columns: int) -> Design:
@@ -139,7 +139,7 @@ class Design:
 
     @staticmethod
     def empty(columns: int) -> Design:
-        """No rows."""
+        """A design without rows, of the same columns."""
         none, nothing = np.empty(0), np.empty(0, np.int64)
         return Design(
             np.empty((0, columns)),

@@ -126,7 +126,7 @@ class Feeder:
         self._task = Task("feeder", self._send_next)
 
     def start(self) -> None:
-        """Begin to send."""
+        """Begin to send in a thread of its own."""
         self._start_ns = self._clock.monotonic_ns()
         self._next = next(self._sendings, None)
         self._task.start()

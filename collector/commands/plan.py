@@ -70,7 +70,7 @@ def plan(
 
 
 def plan_tree(answer: Plan) -> dict[str, object]:
-    """For JSON."""
+    """The plan as a tree for ``--json``."""
     return {
         **answer._asdict(),
         "at": answer_tree(answer.at),

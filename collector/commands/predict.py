@@ -55,7 +55,7 @@ def predict(
 
 
 def answer_tree(answer: Prediction | RequestEstimate) -> dict[str, object]:
-    """For JSON."""
+    """The answer as a tree for ``--json``."""
     tree: dict[str, object] = answer._asdict()
     for key, value in tree.items():
         if hasattr(value, "_asdict"):

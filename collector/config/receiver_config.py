@@ -34,7 +34,7 @@ class KvConfig(Section, frozen=True, kw_only=True):
 
 
 class GrpcConfig(Section, frozen=True, kw_only=True):
-    """OTLP/gRPC."""
+    """The receiver of OTLP over gRPC."""
 
     endpoint: HostPort = "127.0.0.1:4317"
     max_recv_msg_size_mib: Mebibytes = 32

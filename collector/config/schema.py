@@ -105,7 +105,7 @@ class QueueConfig(Section, frozen=True, kw_only=True):
 
 
 class HttpConfig(Section, frozen=True, kw_only=True):
-    """Metrics, health, snapshot."""
+    """The server of metrics, health, snapshot and status page."""
 
     endpoint: HostPort = "0.0.0.0:9464"  # read-only pages; Prometheus sits in another pod
     token_file: str = ""
@@ -113,7 +113,7 @@ class HttpConfig(Section, frozen=True, kw_only=True):
 
 
 class ExportersConfig(Section, frozen=True, kw_only=True):
-    """Ways out."""
+    """The ways in which what was learned leaves the process."""
 
     http: HttpConfig = HttpConfig()
 

@@ -16,7 +16,7 @@ Mebibytes = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 
 
 class Endpoint(NamedTuple):
-    """Where to listen."""
+    """Where a server listens."""
 
     address: str
     port: int

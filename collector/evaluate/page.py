@@ -53,7 +53,7 @@ _NOT_AN_ERROR = frozenset({"pearson_r", "p99", "coverage"})
 
 
 def page(report: Report) -> str:
-    """The whole page."""
+    """Render the report as one HTML page."""
     body = "".join(_sections(report))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

@@ -66,7 +66,7 @@ def mean_error(predicted_us: Floats, observed_us: Floats) -> float | None:
 
 
 def step_scores(fit: Fit, prediction_us: Floats, rows: RowBlock) -> dict[str, float | None]:
-    """Diagnostics per step."""
+    """Score the predicted step times, step by step: a diagnostic beside the scores per request."""
     known = np.isfinite(prediction_us)
     y, f = rows.elapsed_us[known], prediction_us[known]
     if len(y) == 0:

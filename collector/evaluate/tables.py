@@ -27,7 +27,7 @@ COLUMNS: tuple[tuple[str, str], ...] = (
 
 
 def lines(report: Report) -> Iterator[str]:
-    """The whole report."""
+    """The report as text, line by line."""
     for capture in report.captures:
         yield from _capture(capture)
     if report.transfers:

@@ -88,7 +88,7 @@ class Discovery:
 
 
 def fetch(base: str, path: str, timeout_s: float, clock: Clock) -> tuple[DiscoveryOutcome, bytes]:
-    """One bounded GET."""
+    """Send one GET whose answer is bounded in bytes and time."""
     parts = urllib.parse.urlsplit(base)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     deadline_ns = clock.monotonic_ns() + int(timeout_s * 1e9)

@@ -51,11 +51,11 @@ class ApiProcess:
 
     @property
     def open_requests(self) -> int:
-        """Requests held."""
+        """How many requests wait for their counterpart."""
         return self.requests.open_requests
 
     def add(self, spans: list[RequestSpan]) -> None:
-        """Add finished requests."""
+        """Add finished requests to those that wait."""
         for span in spans:
             self.requests.add(span)
 

@@ -97,6 +97,6 @@ def http_answer(refused: Refused) -> HttpAnswer:
 
 
 def rpc_status(code: grpc.StatusCode, text: str) -> bytes:
-    """A serialised google.rpc.Status."""
+    """Serialise a google.rpc.Status, the body of a refusal over HTTP."""
     body: bytes = status_pb2.Status(code=code.value[0], message=text).SerializeToString()
     return body

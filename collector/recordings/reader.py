@@ -121,7 +121,7 @@ class Recording:
             self._warn(f"{self.label}: {self.undecodable} entries are no OTLP traces")
 
     def exports(self) -> Iterator[TimedExport]:
-        """The exports alone."""
+        """The exports of a recording without their times."""
         return (timed for timed in self if isinstance(timed, TimedExport))
 
     def _payloads(self) -> Iterator[bytes | KvBatch | ScrapedPage]:

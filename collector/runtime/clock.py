@@ -22,9 +22,9 @@ class SystemClock:
     """The clocks of this machine."""
 
     def monotonic_ns(self) -> int:
-        """CLOCK_MONOTONIC."""
+        """Nanoseconds of CLOCK_MONOTONIC."""
         return time.monotonic_ns()
 
     def unix_nano(self) -> int:
-        """CLOCK_REALTIME."""
+        """Nanoseconds of CLOCK_REALTIME."""
         return time.time_ns()

@@ -27,7 +27,7 @@ class Files(Protocol):
         ...
 
     def unlink(self, path: Path) -> None:
-        """Remove a file."""
+        """Remove one file from its directory."""
         ...
 
     def replace(self, source: Path, target: Path) -> None:
@@ -55,7 +55,7 @@ class SystemFiles:
         os.fdatasync(descriptor)
 
     def unlink(self, path: Path) -> None:
-        """Remove a file."""
+        """Remove one file from its directory."""
         path.unlink()
 
     def replace(self, source: Path, target: Path) -> None:

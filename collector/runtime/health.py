@@ -54,7 +54,7 @@ class Health:
             return tuple(name for name, due_ns in self._due_ns.items() if now_ns > due_ns)
 
     def alive(self) -> bool:
-        """Nobody is late."""
+        """Whether every part has checked in in time."""
         return not self.late()
 
     def ready(self) -> bool:

@@ -15,11 +15,11 @@ class Stop:
         self._signalled = False
 
     def ask(self) -> None:
-        """From any thread."""
+        """Ask for the stop, from any thread."""
         os.write(self._write_end, b".")
 
     def wait(self) -> None:
-        """Until somebody asked."""
+        """Block until somebody asked for the stop."""
         os.read(self._read_end, 1)
 
     def listen(self) -> None:

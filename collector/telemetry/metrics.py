@@ -49,7 +49,7 @@ class Metrics:
         self._counters[_row(metric, labels)].inc(amount)
 
     def set(self, metric: Metric, value: float, *labels: str) -> None:
-        """Set a gauge."""
+        """Set a gauge to a value."""
         self._gauges[_row(metric, labels)].set(value)
 
     def follow(self, metric: Metric, read: Callable[[], float]) -> None:

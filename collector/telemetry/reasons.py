@@ -174,7 +174,7 @@ class KvSkip(enum.StrEnum):
 
 
 class Direction(enum.StrEnum):
-    """Where blocks go."""
+    """Where KV blocks are moved to."""
 
     OFFLOAD = "offload"
     RESTORE = "restore"

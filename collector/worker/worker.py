@@ -34,11 +34,11 @@ class Processor(Protocol):
     """What the worker needs of the pipeline."""
 
     def process(self, exports: Sequence[Export]) -> None:
-        """Decode, join, learn."""
+        """Decode, join and learn a batch of exports."""
         ...
 
     def process_kv(self, batches: Sequence[KvBatch]) -> None:
-        """Take KV events."""
+        """Hand batches of KV events to the join."""
         ...
 
     def process_pages(self, pages: Sequence[ScrapedPage]) -> None:

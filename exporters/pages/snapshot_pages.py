@@ -55,7 +55,7 @@ class SnapshotDocuments:
         self._kept: dict[tuple[str, ...], SnapshotDocument] = {}  # at most 1 + configs x (1 + formats x alphas)
 
     def answer_snapshot(self, request: Request) -> Response:
-        """Serve /snapshot."""
+        """Answer ``/snapshot``, whole or one configuration."""
         return self._answer(request, ("snapshot",), lambda snapshot: snapshot.to_json(), JSON)
 
     def answer_config(self, request: Request) -> Response:

@@ -30,7 +30,7 @@ class Flow(NamedTuple):
 
 
 class Meter(NamedTuple):
-    """Something bounded."""
+    """How full one bounded thing is."""
 
     name: str
     help: str

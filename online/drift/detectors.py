@@ -113,7 +113,7 @@ class RiverDetector(_Stateless):
 
 
 class Never(_Stateless):
-    """No detection."""
+    """A detector that never detects, for a configured ``none``."""
 
     group = 32
 

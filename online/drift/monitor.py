@@ -256,6 +256,6 @@ class DriftMonitor:
         return Verdict.REFUTED
 
     def snapshot(self) -> DriftSnapshot:
-        """Confirmed changes only."""
+        """The confirmed changes; a suspicion is not published."""
         last_ns, gain = (None, None) if self.last is None else self.last
         return DriftSnapshot(last_unix_nano=last_ns, gain=gain, count=self.confirmed)

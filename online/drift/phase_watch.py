@@ -43,7 +43,7 @@ class PhaseWatch:
         self.suspected = 0.0
 
     def reset(self) -> None:
-        """Forget every suspicion."""
+        """Forget every suspicion and the residuals that led to it."""
         self.detector.reset()
         self.waiting, self.recent, self.since, self.suspected = [], [], [], 0.0
 

@@ -75,7 +75,7 @@ class PrequentialError:
         return ErrorSnapshot(mape=self.mean(), median_ape=self.quantile(0.5), p90_ape=self.quantile(0.9))
 
     def add(self, other: PrequentialError) -> None:
-        """Errors of both."""
+        """Add the errors of another record to these."""
         self.histogram += other.histogram
         self.sum_ape += other.sum_ape
         self.total += other.total

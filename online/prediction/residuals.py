@@ -44,7 +44,7 @@ class Residuals:
         self.ratio_sum += float(np.add.reduce(np.exp(log_ratio)))
 
     def add(self, other: Residuals) -> None:
-        """Rows of both."""
+        """Add the rows of another record to these."""
         self.rows += other.rows
         self.ratio_sum += other.ratio_sum
 
@@ -55,6 +55,6 @@ class Residuals:
         return ResidualSnapshot(ratio_bounds=list(RATIO_BOUNDS), rows=self.rows.tolist(), ratio_sum=self.ratio_sum)
 
     def restored(self) -> None:
-        """Counts only grow."""
+        """Take saved counts over; counts only grow."""
         if (self.rows < 0).any() or self.ratio_sum < 0.0:
             raise StateError("negative")

@@ -95,7 +95,7 @@ class ShapedPrediction:
         return SeenSnapshot(features=features, cells=sorted(map(cell_name, np.flatnonzero(self.cells).tolist())))
 
     def add(self, other: ShapedPrediction) -> None:
-        """Rows of both."""
+        """Add the rows of another record to these."""
         self.error.add(other.error)
         self.intervals.add(other.intervals)
         self.observed_us += other.observed_us

@@ -205,7 +205,7 @@ class RiverLearner:
         self.rows += len(block)
 
     def predict(self, block: Design) -> Floats:
-        """Microseconds, (n,)."""
+        """Predict a block, (n,) us."""
         relative = np.minimum(np.maximum(self.inner.predict(block.x / block.steps[:, None]), _LOW), _HIGH)
         return self.median_us * block.steps * (1.0 + relative)
 

@@ -72,7 +72,7 @@ class CovarianceLearner:
         self.rows += len(block)
 
     def predict(self, block: Design) -> Floats:
-        """Microseconds, (n,)."""
+        """Predict a block, (n,) us."""
         predicted: Floats = self.rls.predict(block.x / np.where(self.unit > 0.0, self.unit, 1.0)) * self.unit_us
         return predicted
 

@@ -43,7 +43,7 @@ class Means:
         self.sums = np.concatenate([self.sums[:at], np.zeros(more), self.sums[at:]])
 
     def add(self, other: Means) -> None:
-        """Sums of both."""
+        """Add the sums of another record to these."""
         self.sums = self.sums + other.sums
 
     def per_step(self) -> Floats | None:

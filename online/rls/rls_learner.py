@@ -66,7 +66,7 @@ class RlsLearner:
 
     @property
     def p(self) -> int:
-        """Features and phases."""
+        """The number of columns: features and phases."""
         return self.members.slow.p
 
     @property

@@ -45,7 +45,7 @@ class Startup:
         self.started = False
 
     def hold(self, block: Design) -> None:
-        """Add rows."""
+        """Hold rows back until there are enough to begin with."""
         self.held = block if self.held is None else Design.concatenate([self.held, block])
 
     @property

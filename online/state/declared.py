@@ -96,7 +96,7 @@ class Saved:
 
     @functools.cached_property
     def hints(self) -> dict[str, Any]:
-        """Type by attribute."""
+        """The declared type of each saved attribute."""
         declared = self._declared
         if not declared and dataclasses.is_dataclass(self.cls):
             types = typing.get_type_hints(self.cls, include_extras=True)

@@ -56,7 +56,7 @@ class BankSettings(Protocol):
 
     @property
     def bank(self) -> BankBounds:
-        """Blocks and bounds."""
+        """Sizes of blocks and bounds on what the bank holds."""
 
 
 def check_settings(settings: BankSettings) -> None:

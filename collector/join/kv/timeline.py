@@ -78,7 +78,7 @@ class KvTimeline:
         self.newest = (0, 0)
 
     def __len__(self) -> int:
-        """Batches held."""
+        """How many batches are held."""
         return len(self._batches) + len(self._new_batches)
 
     # --- in ---------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ class Completeness:
     """Counted and heard at the begin."""
 
     def count(self, unix_ns: int, steps: float) -> None:
-        """Take a scrape."""
+        """Add one scrape of the page to what it counted."""
         if self._counted and not (unix_ns > self._counted[-1][0] and steps >= self._counted[-1][1]):
             self._counted.clear()
             self._since = None

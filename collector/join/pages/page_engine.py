@@ -65,7 +65,7 @@ class PageEngine:
 
     @property
     def quality(self) -> Quality:
-        """Windows between scrapes."""
+        """Pages give rows of the quality ``metrics``."""
         return Quality.METRICS
 
     @property
@@ -74,7 +74,7 @@ class PageEngine:
         return 0
 
     def add(self, unix_ns: int, mono_ns: int, reading: EngineReading) -> None:
-        """Take a scrape."""
+        """Add one scrape; two clean ones make a window."""
         row = self.windows.add(unix_ns, mono_ns, reading)
         self.completeness.count(unix_ns, reading.values[Meaning.STEPS])
         if row is not None:

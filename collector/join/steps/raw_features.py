@@ -37,7 +37,7 @@ class Rebuilt:
     context_tokens: Floats
 
     def take(self, index: Ints) -> Rebuilt:
-        """The chosen steps."""
+        """The same counts for the chosen steps only."""
         return Rebuilt(
             self.prefill_requests[index],
             self.prefill_tokens[index],

@@ -31,7 +31,7 @@ class KvIntake:
             raise ConfigError("receivers.kv.endpoints", str(error)) from None
 
     def stop(self) -> bool:
-        """Stop listening."""
+        """Stop listening and join the thread."""
         if self._subscriber is not None:
             self._subscriber.stop()
         return True

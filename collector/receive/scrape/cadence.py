@@ -40,7 +40,7 @@ class Cadence:
             self.step_s = None
 
     def failed(self) -> None:
-        """No page came."""
+        """Note that no page came, so that the next try waits longer."""
         self.failures += 1
 
     @property

@@ -83,7 +83,7 @@ class PageClient:
         return found
 
     def close(self) -> None:
-        """Forget the connection."""
+        """Close the connection; the next request opens another."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

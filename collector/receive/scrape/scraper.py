@@ -44,7 +44,7 @@ class ScrapedServer:
         self._said: ScrapeOutcome | None = None
 
     def scrape(self) -> tuple[ScrapeOutcome, ScrapedPage | None]:
-        """Ask once."""
+        """Ask one server for its page once."""
         fetched = self._client.fetch()
         if isinstance(fetched, ScrapeOutcome):
             self.cadence.failed()
@@ -75,7 +75,7 @@ class ScrapedServer:
         return outcome
 
     def close(self) -> None:
-        """Ask no more."""
+        """Close the connection to this server."""
         self.gone = True
         self._client.close()
 
@@ -116,7 +116,7 @@ class Scraper:
 
     @property
     def servers(self) -> int:
-        """Servers known now."""
+        """How many servers are asked now."""
         return len(self._servers)
 
     def start(self) -> None:

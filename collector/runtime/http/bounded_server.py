@@ -103,7 +103,7 @@ class Connections:
         """Connections closed or refused so far because all places were taken."""
 
     def size(self) -> int:
-        """Places taken."""
+        """How many connections are served now."""
         with self._changed:
             return len(self._waiting) + len(self._busy)
 

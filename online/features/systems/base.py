@@ -107,7 +107,7 @@ def full(system: System, target: Target, facts: Facts) -> tuple[tuple[Column, ..
 
 
 def systems(members: tuple[System, ...]) -> dict[str, System]:
-    """By name."""
+    """The modelling systems by name."""
     return {system.name: system for system in members}
 
 

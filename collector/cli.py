@@ -120,6 +120,7 @@ def _add_export_arguments(export: argparse.ArgumentParser) -> None:
     export.add_argument("--model-config", type=Path, metavar="FILE", help="the model's config.json")
     export.add_argument("--hardware", metavar="NAME", help="GPU, or its memory bandwidth in TB/s")
     export.add_argument("--alpha", choices=["server", "effective"], default="server", help="see docs/blis.md (server)")
+    export.add_argument("--require", choices=["identified"], help="refuse if a coefficient is anything less")
     export.set_defaults(command=_export)
 
 
@@ -212,6 +213,7 @@ def _export(arguments: argparse.Namespace) -> int:
         model_config=arguments.model_config,
         hardware=arguments.hardware,
         alpha=arguments.alpha,
+        require=arguments.require,
     )
     return export_snapshot(arguments.snapshot, options, say=_say, note=_warn)
 

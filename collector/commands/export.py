@@ -22,6 +22,7 @@ class ExportOptions(NamedTuple):
     model_config: Path | None = None
     hardware: str | None = None
     alpha: str = "server"
+    require: str | None = None
 
 
 def export_snapshot(path: Path, options: ExportOptions, *, say: PrintLine, note: PrintLine) -> int:
@@ -31,7 +32,7 @@ def export_snapshot(path: Path, options: ExportOptions, *, say: PrintLine, note:
         path: the snapshot file.
         options: which configuration, and how.
         say: takes the export.
-        note: takes the sentence that says what is missing.
+        note: takes the sentence that says what is missing, and a warning of each coefficient that is not identified.
 
     Raises:
         StartError: a file cannot be read.
@@ -50,7 +51,12 @@ def export_snapshot(path: Path, options: ExportOptions, *, say: PrintLine, note:
     except BlisError as error:
         note(f"error: {error}")
         return EXIT_FAILED
-    say(exported.decode().removesuffix("\n"))
+    if options.require is not None and exported.doubtful:
+        note(f"error: --require {options.require}: {len(exported.doubtful)} not: {'; '.join(exported.doubtful)}")
+        return EXIT_FAILED
+    for coefficient in exported.doubtful:
+        note(f"warning: not identified: {coefficient}")
+    say(exported.content.decode().removesuffix("\n"))
     return EXIT_OK
 
 

@@ -30,12 +30,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from exporters.labels import label_value
+from exporters.labels import label_value, printable
 from online import ConfigSnapshot, FeatureSnapshot, Snapshot, TargetSnapshot
 
-from .blis_render import Coefficients, render_flags, render_yaml
+from .blis_render import MAX_COMMENT_CHARS, Coefficients, render_flags, render_yaml
 from .blis_sheet import BANDWIDTH_TB_S, bandwidth_of, shape_of
 
 N_BETAS = 11
@@ -67,7 +67,7 @@ def blis_coefficients(
         alpha: one of ``ALPHAS``.
 
     Returns:
-        3 alphas, 11 betas, and notes on everything that is not plainly identified.
+        3 alphas, 11 betas, the coefficients that are not identified, and notes on how the numbers came about.
 
     Raises:
         BlisError: a coefficient is absent, or the size of the KV cache cannot be known.
@@ -75,7 +75,7 @@ def blis_coefficients(
     if alpha not in ALPHAS:
         raise BlisError(f"--alpha: expected one of {', '.join(ALPHAS)}, got {alpha!r}")
     notes: list[str] = []
-    step = _features(config, "step_time", notes)
+    step = _features(config, "step_time")
     kv_us = _kv_us_per_token(config, model_config, hardware)
     beta = [0.0] * N_BETAS
     for name, index in _STEP_COLUMNS.items():
@@ -88,7 +88,7 @@ def blis_coefficients(
     ranks = config.config.get("data_parallel_size", 1)
     if ranks != 1:
         notes.append(f"data_parallel_size {ranks}: learned per rank; simulate one instance per rank")
-    return Coefficients((queueing, fixed, per_token), tuple(beta), kv_us, tuple(notes))
+    return Coefficients((queueing, fixed, per_token), tuple(beta), kv_us, _doubtful(config, alpha), tuple(notes))
 
 
 def _kv_us_per_token(config: ConfigSnapshot, model_config: Mapping[str, Any] | None, hardware: str | None) -> float:
@@ -118,14 +118,26 @@ def _kv_us_per_token(config: ConfigSnapshot, model_config: Mapping[str, Any] | N
     return shape.kv_us_per_token(ranks, bandwidth_tb_s)
 
 
-def _features(config: ConfigSnapshot, target: str, notes: list[str]) -> dict[str, FeatureSnapshot]:
-    """The target's portable coefficients by name; notes every status other than identified."""
+def _features(config: ConfigSnapshot, target: str) -> dict[str, FeatureSnapshot]:
+    """The target's portable coefficients by name."""
     known = config.targets.get(target)
     model = known.models.get("portable") if known is not None else None
     if model is None:
         raise BlisError(f"{target}: nothing learned yet, so its coefficients are absent")
-    notes.extend(f"{target} {f.name}: {f.status}" for f in model.features if f.status != "identified")
     return {feature.name: feature for feature in model.features}
+
+
+def _doubtful(config: ConfigSnapshot, alpha: str) -> tuple[str, ...]:
+    """Each exported coefficient whose status is not ``identified``, with that and its standard error."""
+    targets = ("step_time", "api_queueing", "post_decode", *(("first_response",) if alpha == "effective" else ()))
+    doubtful = []
+    for target in targets:
+        for feature in _features(config, target).values():
+            if feature.status != "identified":
+                error = "" if feature.stderr is None else f" ± {feature.stderr:.2g}"
+                value = f"{feature.coefficient:.4g}{error} {feature.unit}"
+                doubtful.append(printable(f"{target} {feature.name}: {feature.status}, {value}", MAX_COMMENT_CHARS))
+    return tuple(doubtful)
 
 
 def _value(features: Mapping[str, FeatureSnapshot], target: str, name: str) -> float:
@@ -139,7 +151,7 @@ def _value(features: Mapping[str, FeatureSnapshot], target: str, name: str) -> f
 
 def _queueing_us(config: ConfigSnapshot, alpha: str, notes: list[str]) -> int:
     """The constant nearest to the learned line c0 + c1 N, in the mean: its value at the mean prompt length."""
-    features = _features(config, "api_queueing", notes)
+    features = _features(config, "api_queueing")
     queueing_us = _value(features, "api_queueing", "intercept")
     if "prompt_tokens" in features:
         slope = _value(features, "api_queueing", "prompt_tokens")
@@ -150,7 +162,7 @@ def _queueing_us(config: ConfigSnapshot, alpha: str, notes: list[str]) -> int:
             queueing_us += slope * tokens
             notes.append(f"api_queueing prompt_tokens: {slope!r} us/token is in alpha[0] at the mean of {tokens:.1f}")
     if alpha == "effective":
-        responses = _features(config, "first_response", notes)
+        responses = _features(config, "first_response")
         mean_us = config.targets["first_response"].mean_us
         typical_us = _value(responses, "first_response", "intercept")
         queueing_us += typical_us if mean_us is None or not math.isfinite(mean_us) else mean_us
@@ -175,7 +187,7 @@ def _post_decode_us(config: ConfigSnapshot, notes: list[str]) -> tuple[int, int]
     Minimises E[(c0 + c1 N - a1 - a2 N)^2] over whole a2: the error is (c1 - a2)^2 Var N once a1 takes up the difference
     at the mean of N, so a2 is the nearest whole number, or the one below where a1 would be negative.
     """
-    features = _features(config, "post_decode", notes)
+    features = _features(config, "post_decode")
     fixed_us = _value(features, "post_decode", "intercept")
     per_token_us = _value(features, "post_decode", "output_tokens")
     tokens = _mean_of(features["output_tokens"])
@@ -201,6 +213,13 @@ def _mean_tokens(target: TargetSnapshot, fixed_us: float, per_token_us: float) -
     return tokens if tokens <= MAX_MEAN_TOKENS else None
 
 
+class Exported(NamedTuple):
+    """A file or flags, and each coefficient in it that is not identified."""
+
+    content: bytes
+    doubtful: tuple[str, ...]
+
+
 def export(
     snapshot: Snapshot,
     *,
@@ -209,8 +228,8 @@ def export(
     model_config: Mapping[str, Any] | None = None,
     hardware: str | None = None,
     alpha: str = "server",
-) -> bytes:
-    """What ``tracefit export`` prints.
+) -> Exported:
+    """What ``tracefit export`` prints, and what it has to say of it.
 
     Args:
         snapshot: where the coefficients are.
@@ -226,9 +245,9 @@ def export(
     config = _choose_config(snapshot, config_id)
     coefficients = blis_coefficients(config, model_config=model_config, hardware=hardware, alpha=alpha)
     if file_format == "blis-flags":
-        return render_flags(coefficients)
+        return Exported(render_flags(coefficients), coefficients.doubtful)
     if file_format == "blis-yaml":
-        return render_yaml(snapshot, config, coefficients)
+        return Exported(render_yaml(snapshot, config, coefficients), coefficients.doubtful)
     raise BlisError(f"--format: expected blis-yaml or blis-flags, got {file_format!r}")
 
 

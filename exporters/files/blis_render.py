@@ -16,6 +16,7 @@ class Coefficients(NamedTuple):
     alpha: tuple[int, int, int]
     beta: tuple[float, ...]
     kv_us_per_token: float
+    doubtful: tuple[str, ...]
     notes: tuple[str, ...]
 
 
@@ -45,7 +46,7 @@ def render_yaml(snapshot: Snapshot, config: ConfigSnapshot, coefficients: Coeffi
         head.append(f"step_time median error {model.error.median_ape:.4f}, p90 {model.error.p90_ape:.4f}")
     if step.mean_factor is not None:
         head.append(f"step_time mean / robust fit {step.mean_factor:.4f} (not applied)")
-    head.extend(coefficients.notes)
+    head.extend((*coefficients.doubtful, *coefficients.notes))
     head.append("pass --model-config-folder and --hardware-config: BLIS looks for them beside this file otherwise")
     lines = [f"# {printable(line, MAX_COMMENT_CHARS)}" for line in head]
     lines += [

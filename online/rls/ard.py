@@ -8,9 +8,11 @@ Each solve looks at one statistic pair per column,
     S_j = (A_jj - A_j C A_j') / s^2        Q_j = (b_j - A_j C b) / s^2       s_j, q_j: the same without column j
     alpha_j = s_j^2 / (q_j^2 - s_j)  where q_j^2 > s_j,  else the column is pruned (alpha_j = infinite)
 
-and makes the change that raises the evidence most, a few times. The statistics keep every column, so a pruned column
-comes back when the data ask for it: pruning is reversible, which is what an online learner needs. Intercept and phases
-are always in use. The constraint beta >= 0 is the solver's; a column it holds at zero is pruned by the next pass.
+and makes the change that raises the evidence most, a few times. A donor's prior is a few rows more: A + K and b + K m
+stand for A and b, K = diag(s^2 / sd^2) and m its mean. So a relevance pulls to 0, never to m, and what a donor thinks
+relevant is pruned once the rows say otherwise. The statistics keep every column, so a pruned column comes back when the
+data ask for it: pruning is reversible, which is what an online learner needs. Intercept and phases are always in use.
+The constraint beta >= 0 is the solver's; a column it holds at zero is pruned by the next pass.
 
 Reference: Tipping and Faul, Fast marginal likelihood maximisation for sparse Bayesian models (AISTATS 2003).
 """
@@ -66,18 +68,34 @@ class RelevantMember(SlowMember):
 
     def precision(self, scale: float) -> Floats:
         """The relevance of each column, on top of what a prior says of it."""
-        known = super().precision(scale)
         relevance = np.where(self.alpha >= 0.0, scale**2 * self.alpha, PRUNED * self.weight)
-        return relevance if known is None else known + relevance
+        return relevance + self._known(scale)
+
+    def _known(self, scale: float) -> Floats:
+        """A prior's own precision, (p,): K."""
+        return np.zeros(self.p) if self.prior is None else self.prior.precision(scale)
+
+    def prior_mean(self, scale: float) -> Floats | None:
+        """A prior's mean, as far as the relevance, which pulls to 0, lets it."""
+        if self.prior is None:
+            return None
+        whole = self.precision(scale)
+        return self._known(scale) * self.prior.mean / np.where(whole > 0.0, whole, 1.0)
 
     def solve(self, g: Floats, scale: float) -> Floats:
         """Change relevances where that raises the evidence, then solve."""
-        p = self.p
-        self.weight = np.maximum(g.diagonal()[:p], 1e-300)
+        p, known = self.p, self._known(scale)
+        a, b = g[:p, :p] + np.diag(known), g[:p, p]
+        if self.prior is not None:
+            b = b + known * self.prior.mean
+        self.weight = np.maximum(a.diagonal(), 1e-300)
         for _ in range(_CHANGES_MAX):
-            if not self._improve_evidence(g[:p, :p], g[:p, p], scale**2):
+            if not self._improve_evidence(a, b, scale**2):
                 break
-        return super().solve(g, scale)
+        super().solve(g, scale)
+        pruned = self.alpha < 0.0
+        self.beta[pruned], self.passive[pruned] = 0.0, False
+        return self.beta
 
     def _improve_evidence(self, a: Floats, b: Floats, variance: float) -> bool:
         """The one change of alpha that raises the evidence most; False when none is worth it."""

@@ -143,6 +143,14 @@ class SlowMember:
         """Diagonal of H without the solver's relative ridge, (p,); None = no prior of any kind."""
         return None if self.prior is None else self.prior.precision(scale)
 
+    def prior_mean(self, scale: float) -> Floats | None:  # noqa: ARG002 -- where precision() mixes, it depends on it
+        """What H pulls to, (p,); None = 0."""
+        return None if self.prior is None else self.prior.mean
+
+    def has_prior(self) -> Mask:
+        """Columns of which a donor or a data sheet says something, (p,)."""
+        return np.zeros(self.p, np.bool_) if self.prior is None else self.prior.precision(1.0) > 0.0
+
     def solve(self, g: Floats, scale: float) -> Floats:
         """Solve statistics (q, q) for beta (p,), and keep it."""
         p = self.p
@@ -152,7 +160,7 @@ class SlowMember:
             self.free,
             self.passive | ~self.live,
             prior_precision=self.precision(scale),
-            prior_mean=None if self.prior is None else self.prior.mean,
+            prior_mean=self.prior_mean(scale),
         )
         self.beta, self.passive, self.live = solution.beta, solution.passive, solution.live
         return self.beta
@@ -179,4 +187,4 @@ class SlowMember:
             meat=meat,
             windows=windows,
         )
-        return diagnose(evidence, Solved(self.beta, self.passive, self.live, known > 0.0))
+        return diagnose(evidence, Solved(self.beta, self.passive, self.live, self.has_prior()))

@@ -119,10 +119,10 @@ def test_blis_gets_the_bytes_that_the_command_line_gives(client, sidecar):
     path = "/snapshot/0f3c52aa9b1e/blis.yaml"
     response, body = ask(client, path)
     assert (response.status, response.getheader("Content-Type")) == (200, "application/yaml")
-    assert body == export(sidecar.snapshot)
+    assert body == export(sidecar.snapshot).content
     assert ask(client, path, If_None_Match=response.getheader("ETag"))[0].status == 304
-    assert ask(client, f"{path}?format=flags")[1] == export(sidecar.snapshot, file_format="blis-flags")
-    assert ask(client, f"{path}?alpha=effective")[1] == export(sidecar.snapshot, alpha="effective")
+    assert ask(client, f"{path}?format=flags")[1] == export(sidecar.snapshot, file_format="blis-flags").content
+    assert ask(client, f"{path}?alpha=effective")[1] == export(sidecar.snapshot, alpha="effective").content
     assert ask(client, f"{path}?format=toml")[0].status == 400
 
 

@@ -6,7 +6,7 @@ are left out there and serve transfer (``full``).
 
 from online.features.systems.hfd_tl import RESIDUAL
 
-from .base import System, full, live_columns, systems
+from .base import System, full, systems
 from .bsr_ard import BSR_ARD
 from .hfd_tl import HFD_TL
 from .incumbents import BLACKBOX, ROOFLINE
@@ -36,6 +36,5 @@ __all__ = [
     "SYSTEMS",
     "System",
     "full",
-    "live_columns",
     "systems",
 ]

@@ -7,7 +7,7 @@ with beta = (live, constant),
 
     x_live beta_live + sum_j k_j beta_j    k_j: value of the j-th constant column here    = intercept of the live form
 
-so a live form always has an intercept, also where its source has none.
+so a live form has an intercept also where its source has none; unless its columns add up to one already (gates).
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class System:
         absent: features of the source that our telemetry cannot give, with the reason.
         ties: adjusts the map from full to live coefficients (:mod:`online.transfer`) in place: ``(m, live, full,
             constants)``; for coefficients that scale with a constant, or that two columns share.
+        gated_intercepts: its columns hold an intercept in parts, weighed by gates that sum to 1; one more would be
+            their sum.
     """
 
     name: str
@@ -49,6 +51,7 @@ class System:
     tables: Mapping[Target, Table]
     absent: Mapping[str, str] = field(default_factory=dict)
     ties: Ties | None = None
+    gated_intercepts: bool = False
 
     def table(self, target: Target, facts: Facts) -> tuple[Column, ...] | None:
         """All columns for a configuration, constant ones included; None where the system does not apply."""
@@ -58,7 +61,10 @@ class System:
     def live(self, target: Target, facts: Facts) -> FeatureSet | None:
         """The set that one configuration's rows can identify."""
         columns = self.table(target, facts)
-        return None if columns is None else FeatureSet(self.name, target, live_columns(columns))
+        if columns is None:
+            return None
+        varying = tuple(c for c in columns if not c.constant)
+        return FeatureSet(self.name, target, varying if self.gated_intercepts else with_intercept(varying))
 
     def register(self) -> None:
         """Make the live form available under the system's name."""
@@ -82,12 +88,11 @@ def intercept(reference: str) -> Column:
     return Column(INTERCEPT, "us", INTERCEPT, reference)
 
 
-def live_columns(columns: tuple[Column, ...]) -> tuple[Column, ...]:
-    """Columns of the live form: an intercept, and what varies within a configuration."""
-    kept = tuple(c for c in columns if not c.constant)
-    if any(c.formula == INTERCEPT for c in kept):
-        return kept
-    return (intercept("bias of the configuration, in place of the columns that are constant within it"), *kept)
+def with_intercept(columns: tuple[Column, ...]) -> tuple[Column, ...]:
+    """Columns of a live form that has an intercept."""
+    if any(c.formula == INTERCEPT for c in columns):
+        return columns
+    return (intercept("bias of the configuration, in place of the columns that are constant within it"), *columns)
 
 
 def constant_values(columns: tuple[Column, ...]) -> dict[str, float]:

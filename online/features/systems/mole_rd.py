@@ -1,6 +1,6 @@
 """MoLE-RD: a linear expert per regime, softly gated, with an intercept per regime.
 
-    y = sum_r g_r(x) (c_r + sum_j beta_rj phi_rj(x))        g_r >= 0, sum_r g_r = 1
+    y = sum_r g_r(x) (c_r + sum_j beta_rj phi_rj(x))        g_r >= 0, sum_r g_r = 1, so the c_r need no other intercept
 
 The gates depend on the raw features only, so a mixture of linear experts is linear in all its coefficients: the columns
 are g_r phi_rj, and one solve on one (A, b) fits all experts together. Away from the boundaries a gate is 0 or 1 and the
@@ -153,4 +153,5 @@ MOLE_RD = System(
         "preemption regime": "a request's row does not say how many preemptions there were lately",
         "Q · mean service time (normal_load)": "the mean is one number per configuration: Q alone says it",
     },
+    gated_intercepts=True,
 )

@@ -61,6 +61,48 @@ def test_what_is_missing_is_one_sentence_that_names_the_option(files, capsys, op
     assert captured.err.count("\n") == 1
 
 
+@pytest.fixture
+def doubtful(files):
+    """A snapshot of which two coefficients are not identified."""
+    tree = json.loads((files / "snapshot.json").read_bytes())
+    tree["configs"] = tree["configs"][:1]
+    targets = tree["configs"][0]["targets"]
+    targets["step_time"]["models"]["portable"]["features"][3]["status"] = "weak"
+    targets["post_decode"]["models"]["portable"]["features"][1]["status"] = "constant\x1b[31m\n"
+    targets["first_response"]["models"]["portable"]["features"][0]["status"] = "prior_only"
+    (files / "doubtful.json").write_text(json.dumps(tree))
+    return ["--model-config", str(files / "config.json"), "--hardware", "H100"]
+
+
+@pytest.mark.parametrize("form", ["blis-yaml", "blis-flags"])
+def test_each_coefficient_that_is_not_identified_is_warned_of_by_name(files, doubtful, capsys, form):
+    assert export(files, *doubtful, snapshot="doubtful.json", form=form) == 0
+    captured = capsys.readouterr()
+    warnings = captured.err.splitlines()
+    assert [line.startswith("warning: not identified: ") for line in warnings] == [True, True]
+    assert "step_time requests: weak, 1300 ± 20 us/request" in warnings[0]
+    assert "post_decode output_tokens: constant" in warnings[1]
+    assert "\x1b" not in captured.err
+    assert ("step_time requests: weak" in captured.out) == (form == "blis-yaml")
+
+
+def test_identified_can_be_required(files, doubtful, capsys):
+    required = (*doubtful, "--require", "identified")
+    assert export(files, *required, snapshot="doubtful.json") == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("error: --require identified: 2 not: step_time requests")
+    assert export(files, "--config", "0f3c", *required) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_only_what_is_exported_has_to_be_identified(files, doubtful, capsys):
+    effective = (*doubtful, "--alpha", "effective", "--require", "identified")
+    assert export(files, *effective, snapshot="doubtful.json") == 1
+    assert "3 not" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": "other/1"}', "[" * 100_000, "\udcff"])
 def test_a_file_that_is_no_snapshot_is_one_sentence(files, capsys, content):
     (files / "broken.json").write_bytes(content.encode(errors="surrogateescape"))

@@ -16,7 +16,7 @@ import pytest
 from online.features.registry import build, registered
 from online.features.sheets.deployment import sheet_of
 from online.features.systems import SYSTEMS
-from online.features.systems.base import full, live_columns
+from online.features.systems.base import full
 from online.features.systems.mole_rd import request_gates, step_gates
 from online.rows import REQUEST_FEATURES, STEP_FEATURES, RowBlock, Target
 from tests.support.sheet_cases import DENSE, GQA, KNOBS, MOE, facts_of
@@ -213,14 +213,14 @@ def test_mole_rd_asks_one_expert_far_from_the_boundaries(model):
     }
     if model == "moe":
         expected["prefill.experts"] = 2 * 95 * token
-    assert {k: v for k, v in found.items() if v and k != "intercept"} == approx(expected)
+    assert {k: v for k, v in found.items() if v} == approx(expected)
     found = values("mole_rd", Target.STEP_TIME, MODELS[model], prefill_tokens=0.0)
     expected = {"decode.intercept": 1.0, "decode.t_kv": 400 * kv, "decode.tokens_running": 40.0}
     if model == "moe":
         expected["decode.experts"] = 4 * 5 * EXPERT
-    assert {k: v for k, v in found.items() if v and k != "intercept"} == approx(expected)
+    assert {k: v for k, v in found.items() if v} == approx(expected)
     found = values("mole_rd", Target.STEP_TIME, MODELS[model], kv_usage_ratio=0.97, kv_blocks_used=50.0)
-    assert {k: v for k, v in found.items() if v and k != "intercept"} == approx(
+    assert {k: v for k, v in found.items() if v} == approx(
         {
             "saturation.intercept": 1.0,
             "saturation.tokens": 35 * kv,
@@ -229,7 +229,7 @@ def test_mole_rd_asks_one_expert_far_from_the_boundaries(model):
         }
     )
     found = values("mole_rd", Target.STEP_TIME, MODELS[model], prefill_tokens=5.0)
-    assert {k: v for k, v in found.items() if v and k != "intercept"} == approx(
+    assert {k: v for k, v in found.items() if v} == approx(
         {
             "mixed.intercept": 1.0,
             "mixed.prefill": 5 * token,
@@ -238,6 +238,19 @@ def test_mole_rd_asks_one_expert_far_from_the_boundaries(model):
             "mixed.running_usage": 4.0,
         }
     )
+
+
+@pytest.mark.parametrize("target", [Target.STEP_TIME, Target.QUEUE_WAIT, Target.API_QUEUEING])
+def test_mole_rds_intercepts_are_those_of_its_regimes_alone(target):
+    """The gates sum to 1: a further intercept would be their sum, and none of the five could ever be known."""
+    features = build("mole_rd", target, MODELS["gqa"])
+    rng = np.random.default_rng(1)
+    raw = rng.uniform(0.0, 20.0, (400, len(target.vocabulary)))
+    raw[:, target.vocabulary.index("kv_usage_ratio")] = rng.uniform(0.0, 1.0, 400)
+    x = features.evaluate(RowBlock.of_lines(raw, np.ones(400)))
+    gated = [j for j, name in enumerate(features.names) if name.endswith("intercept")]
+    assert x[:, gated].sum(axis=1) == approx(np.ones(400))
+    assert np.linalg.matrix_rank(x[:, gated]) == len(gated)
 
 
 def test_mole_rd_with_offload_reads_the_transfers():
@@ -265,13 +278,13 @@ def test_gates_sum_to_one_and_are_soft_only_near_a_boundary():
 def test_mole_rd_of_a_request_by_regime():
     facts = MODELS["dense"]
     low = values("mole_rd", Target.QUEUE_WAIT, facts, waiting=2.0)
-    assert {k: v for k, v in low.items() if v and k != "intercept"} == approx({"low.intercept": 1.0, "low.prompt": 0.2})
+    assert {k: v for k, v in low.items() if v} == approx({"low.intercept": 1.0, "low.prompt": 0.2})
     high = values("mole_rd", Target.QUEUE_WAIT, facts, kv_usage_ratio=0.96)
-    assert {k: v for k, v in high.items() if v and k != "intercept"} == approx(
+    assert {k: v for k, v in high.items() if v} == approx(
         {"high.intercept": 1, "high.pressure": 20, "high.waiting_usage": 2.88, "high.prompt_usage": 192}
     )
     normal = values("mole_rd", Target.QUEUE_WAIT, facts)
-    assert {k: v for k, v in normal.items() if v and k != "intercept"} == approx(
+    assert {k: v for k, v in normal.items() if v} == approx(
         {"normal.intercept": 1, "normal.waiting": 3, "normal.chunks": 2, "normal.seats": 1}
     )
 
@@ -344,8 +357,7 @@ def test_bsr_ard_holds_rece_and_what_only_physics_and_picf_have(model):
 def test_constant_columns_are_marked_and_not_in_the_live_set():
     for system in SYSTEMS:
         for target in system.tables:
-            columns = system.table(target, MODELS["moe"])
-            live = live_columns(columns)
+            live = system.live(target, MODELS["moe"]).columns
             rng = np.random.default_rng(1)
             names = target.vocabulary
             raw = np.exp(rng.uniform(0, 5, (300, len(names))))

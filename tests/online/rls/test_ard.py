@@ -6,7 +6,8 @@ import pytest
 from online.features.columns import Column, FeatureSet
 from online.river.challengers import make
 from online.river.quantile import QuantileLearner
-from online.rls import LearnerSettings, RelevantMember, RlsLearner
+from online.rls import LearnerSettings, Prior, RelevantMember, RlsLearner
+from online.rls.slow_member import SlowMember
 from online.rows import STEP_FEATURES, RowBlock, Target
 from online.state import encode
 from online.target import make_learner
@@ -59,6 +60,38 @@ def test_a_pruned_column_comes_back_when_it_begins_to_matter():
     assert "waiting" in learner.members.slow.used
     coefficient = learner.members.slow.beta[SET.names.index("waiting")]
     assert abs(coefficient / 2000.0 - 1) < 0.3  # Huber holds the first such rows back
+
+
+def _donor_of(waiting, sd):
+    """What a donor says: the truth, but for a column that costs nothing here."""
+    mean = np.array([*BETA, waiting, 0.0, 0.0, 0.0])
+    return Prior(mean, np.array([*(0.15 * BETA), sd, 1.0, 1.0, 1.0]))
+
+
+@pytest.mark.parametrize("slow_kind", [SlowMember, RelevantMember])
+def test_a_donor_that_is_wrong_about_a_column_is_overruled_by_the_rows(slow_kind):
+    """Relevance pulls to 0: pulled to the donor's mean, a pruned column would stay there for ever."""
+    learner = RlsLearner(SET, LearnerSettings(), _donor_of(waiting=2000.0, sd=1000.0), slow_kind)
+    _learn(learner, _rows(4000, 7))
+    beta = learner.members.slow.beta
+    assert abs(beta[SET.names.index("waiting")]) < 20.0
+    assert np.allclose(beta[:4], BETA, rtol=0.03)
+    assert learner.snapshot().error.mape < 0.05
+
+
+def test_before_there_are_rows_to_speak_of_a_donor_is_believed():
+    learner = RlsLearner(SET, LearnerSettings(), _donor_of(waiting=0.0, sd=1.0), RelevantMember)
+    _learn(learner, _rows(8, 7))
+    assert np.allclose(learner.members.slow.beta[:4], BETA, rtol=0.25)
+
+
+def test_a_pruned_column_is_published_as_0_and_not_as_somebodys_prior():
+    learner = RlsLearner(SET, LearnerSettings(), None, RelevantMember)
+    _learn(learner, _rows(3000, 1))
+    used = learner.members.slow.used
+    pruned = [f for f in learner.snapshot().features if f.name not in used]
+    assert len(pruned) >= 3
+    assert {(f.coefficient, f.status) for f in pruned} == {(0.0, "at_bound")}
 
 
 def test_only_the_set_of_bsr_ard_prunes():

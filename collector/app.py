@@ -1,6 +1,6 @@
 """The composition root: builds the sidecar, starts its parts in order, stops them in reverse. It alone knows everybody.
 
-    pages ─ snapshot writer ─ durability ─ discovery ─ config watch ─ worker ─ KV events ─ scraper ─ gRPC ─ HTTP
+    pages ─ durability ─ snapshot writer ─ discovery ─ config watch ─ worker ─ KV events ─ scraper ─ gRPC ─ HTTP
 
 Stop, within ``shutdown.grace_s + shutdown.drain_s`` and a second or two: readiness flips, calls in flight finish, the
 queue drains, the last generation is published and written, the pages close last so that a scrape still sees it.
@@ -118,8 +118,8 @@ class Sidecar:
         self.watch = self._make_watch(source) if source is not None and config.reload_interval_s else None
         self._parts: tuple[Part, ...] = (
             self._pages,
-            self._writer,
             self._keeper,
+            self._writer,
             self._make_discovery(clock),
             *((Task("config-watch", self.watch.poll_on_time),) if self.watch is not None else ()),
             self._make_worker(clock, on_death),

@@ -1,44 +1,35 @@
 """The journal: what was acknowledged, on disk before it was acknowledged, until a saved state contains it.
 
-    journal.<first number, 16 hex digits>     segments, one after the other
-    record = length u32 | CRC-32 u32 | number u64 | meta length u16 | meta (MessagePack) | payload       little endian
-
-``length`` counts what follows the CRC, and the CRC covers it. Numbers grow by one, from 1.
+    journal.<first number, 16 hex digits>     segments of records, one after the other
 
 Guarantees (tests/collector/durable/test_journal.py, tests/torture):
 
 * An entry that was appended is read back after the death of the process; after the death of the node too, if ``sync``
   returned (``journal.fsync: true``).
-* A record that was cut or damaged is never read as one: reading a segment ends there, what is left of it is counted.
+* A record that was cut or damaged is never read as one; it is counted, and the others of its segment are read.
 * Files never hold more than ``capacity_bytes`` and one record; when they would, ``append`` raises :class:`Full`.
 * A write that failed leaves no half of a record behind that a later one could be appended to.
 
-An append file beats SQLite in WAL mode by the factor in docs/reliability.md (tests/bench/bench_journal.py).
+One process at a time: see collector/durable/directory.py. An append file beats SQLite in WAL mode by the factor in
+docs/reliability.md (tests/bench/bench_journal.py).
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
-import struct
 import threading
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from collector.receive import Export
 from collector.runtime import Files, SystemFiles, sync_directory
 
-_HEAD = struct.Struct("<IIQH")
-_PREFIX = struct.Struct("<II")
+from .journal_records import SEQ_MAX, read_records, record_parts
+
 _NAME = re.compile(r"journal\.([0-9a-f]{16})")
-LOCK_NAME = "journal.lock"
-RECORD_BYTES_MAX = 1 << 30
 
 
 class Full(OSError):
@@ -54,13 +45,15 @@ class Segment(NamedTuple):
     size_bytes: int
 
 
-class _Meta(msgspec.Struct, frozen=True, array_like=True):
-    peer: str
-    transport: str
-    spans: int
+class Damage(NamedTuple):
+    """What could not be read of an earlier process's journal."""
 
-
-_meta_decoder = msgspec.msgpack.Decoder(_Meta)
+    size_bytes: int = 0
+    """Bytes that are no whole record: damaged, or cut by the end of the process."""
+    entries: int = 0
+    """Numbers that are missing between those that could be read, and are in no state."""
+    tail_bytes: int = 0
+    """Of the bytes, those behind the last entry: at most one that was acknowledged."""
 
 
 class Journal:
@@ -87,11 +80,9 @@ class Journal:
         self._descriptor = -1
         self._first_seq = 0
         self._written_bytes = 0
-        self._lock_descriptor = -1
         self.last_seq = 0
         self._synced_seq = 0
-        self.damaged_bytes = 0
-        """Bytes at the end of segments that are no whole record: cut by a crash, or damaged."""
+        self.damage = Damage()
 
     # --- start and stop ---------------------------------------------------------------------------------------------
 
@@ -99,29 +90,33 @@ class Journal:
         """Find what an earlier process left, and be ready to append after it.
 
         Raises:
-            OSError: the directory cannot be used; BlockingIOError if another process uses this journal.
+            OSError: the directory cannot be used.
         """
-        self._lock_descriptor = os.open(self._directory / LOCK_NAME, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        found = sorted((path for path in self._directory.iterdir() if _NAME.fullmatch(path.name)), key=lambda p: p.name)
-        self.last_seq = applied_seq
-        for path in found:
-            first_seq = int(path.name.rpartition(".")[2], 16)
-            last_seq, size_bytes, good_bytes = first_seq - 1, path.stat().st_size, 0
-            for number, end in _scan(path):
-                last_seq, good_bytes = number, end
-            self.damaged_bytes += size_bytes - good_bytes
+        paths = sorted((path for path in self._directory.iterdir() if _NAME.fullmatch(path.name)), key=lambda p: p.name)
+        first_seqs = [int(path.name.rpartition(".")[2], 16) for path in paths]
+        missing = damaged_bytes = tail_bytes = 0
+        expected = first_seqs[0] if first_seqs else 0
+        for path, first_seq, end_seq in zip(paths, first_seqs, [*first_seqs[1:], SEQ_MAX], strict=False):
+            last_seq, size_bytes = first_seq - 1, path.stat().st_size
+            whole_bytes = tail_at = 0
+            for record in read_records(path, first_seq, end_seq):
+                missing += _missing(expected, record.export.seq, applied_seq)
+                last_seq, expected = record.export.seq, record.export.seq + 1
+                whole_bytes, tail_at = whole_bytes + record.end - record.begin, record.end
+            tail_bytes = size_bytes - tail_at
+            damaged_bytes += size_bytes - whole_bytes
             self._closed_segments.append(Segment(path, first_seq, last_seq, size_bytes))
-            self.last_seq = max(self.last_seq, last_seq)
+            if end_seq != SEQ_MAX:
+                missing += _missing(expected, end_seq, applied_seq)
+                expected = end_seq
+        self.damage = Damage(damaged_bytes, missing, tail_bytes)
+        self.last_seq = max((applied_seq, *(segment.last_seq for segment in self._closed_segments)))
         self._synced_seq = self.last_seq
 
     def close(self) -> None:
         """Give the files back."""
         with self._lock:
             self._end_segment()
-            if self._lock_descriptor >= 0:
-                os.close(self._lock_descriptor)
-                self._lock_descriptor = -1
 
     # --- in ---------------------------------------------------------------------------------------------------------
 
@@ -131,12 +126,9 @@ class Journal:
         Raises:
             OSError: it could not be written, and nothing of it is there.
         """
-        meta = msgspec.msgpack.encode(_Meta(export.peer, export.transport, export.spans))
         with self._lock:
             seq = self.last_seq + 1
-            inner = struct.pack("<QH", seq, len(meta)) + meta
-            crc = zlib.crc32(export.payload, zlib.crc32(inner))
-            parts = [_PREFIX.pack(len(inner) + len(export.payload), crc) + inner, export.payload]
+            parts = record_parts(export, seq)
             size_bytes = len(parts[0]) + len(parts[1])
             if self.size_bytes and self.size_bytes + size_bytes > self.capacity_bytes:
                 raise Full(0, "the journal is full")
@@ -222,9 +214,14 @@ class Journal:
         """Entries of earlier processes behind a number, in order; read one by one."""
         with self._lock:
             segments = list(self._closed_segments)
-        for segment in segments:
-            if segment.last_seq > after_seq:
-                yield from (export for export in _read(segment.path) if export.seq > after_seq)
+        end_seqs = [*(segment.first_seq for segment in segments[1:]), SEQ_MAX]
+        return (
+            record.export
+            for segment, end_seq in zip(segments, end_seqs, strict=False)
+            if segment.last_seq > after_seq
+            for record in read_records(segment.path, segment.first_seq, end_seq)
+            if record.export.seq > after_seq
+        )
 
     def applied(self, seq: int) -> None:
         """All saved states contain the entries up to ``seq``: segments with nothing else go."""
@@ -245,36 +242,9 @@ class Journal:
             self._closed_segments = keep
 
 
-def _scan(path: Path) -> Iterator[tuple[int, int]]:
-    """(number, end) of the whole records at the begin of a segment."""
-    for seq, _, _, end in _records(path):
-        yield seq, end
-
-
-def _read(path: Path) -> Iterator[Export]:
-    for seq, meta, payload, _ in _records(path):
-        yield Export(payload, meta.peer, meta.transport, meta.spans, seq=seq)
-
-
-def _records(path: Path) -> Iterator[tuple[int, _Meta, bytes, int]]:
-    end = 0
-    before = 0
-    with path.open("rb") as file:
-        while len(head := file.read(_HEAD.size)) == _HEAD.size:
-            length, crc, seq, meta_bytes = _HEAD.unpack(head)
-            rest_bytes = length - (_HEAD.size - _PREFIX.size)
-            if not meta_bytes <= rest_bytes <= RECORD_BYTES_MAX or (before and seq != before + 1):
-                return
-            rest = file.read(rest_bytes)
-            if len(rest) != rest_bytes or zlib.crc32(rest, zlib.crc32(head[_PREFIX.size :])) != crc:
-                return
-            try:
-                meta = _meta_decoder.decode(rest[:meta_bytes])
-            except (msgspec.DecodeError, UnicodeDecodeError):  # the checksum can be right all the same
-                return
-            end += _HEAD.size + rest_bytes
-            before = seq
-            yield seq, meta, rest[meta_bytes:], end
+def _missing(expected: int, seq: int, applied_seq: int) -> int:
+    """How many numbers from one to before the other are in no state."""
+    return max(0, seq - max(expected, applied_seq + 1))
 
 
 def left_behind(directory: Path) -> bool:

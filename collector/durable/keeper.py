@@ -23,6 +23,7 @@ from collector.runtime import Clock, Files, Health, StartError, SystemFiles, Tas
 from collector.telemetry import Metrics, Outcome, table
 from online.state import Image
 
+from .directory import Directory
 from .journal import Full, Journal, left_behind
 from .store import StateStore
 
@@ -79,18 +80,19 @@ class Durability:
         clock: Clock,
         files: Files | None = None,
     ) -> None:
-        directory = Path(config.snapshot.directory)
+        path = Path(config.snapshot.directory)
         files = files or SystemFiles()
+        self._directory = Directory(path, clock)
         self._pipeline = pipeline
         self._publisher = publisher
         self._metrics = metrics
         self._clock = clock
         self._interval_ns = int(config.state.interval_s * 1e9)
         self._writes_journal = config.durability == "journal"
-        self._store = StateStore(directory, files)
+        self._store = StateStore(path, files)
         self._journal: Journal | None = None
         self._made_journal = Journal(
-            directory,
+            path,
             capacity_bytes=config.journal.capacity_mib << 20,
             segment_bytes=config.journal.segment_mib << 20,
             fsync=config.journal.fsync,
@@ -99,7 +101,9 @@ class Durability:
         self._backlog: Iterator[Export] = iter(())
         self._taken_ns = clock.monotonic_ns()
         self._dirty = False
-        self._failing: set[str] = set()
+        self._failing: dict[Outcome, str] = {}
+        """Why exports are refused now."""
+        self._lost = ""
         self._lock = threading.Lock()
         """Guards ``_pending`` and ``_writing``."""
         self._pending: tuple[bytes, int] | None = None
@@ -112,24 +116,44 @@ class Durability:
     # --- start and stop ---------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Restore, find the journal's rest, begin to write; the directory must exist."""
+        """Take the directory, restore, find the journal's rest, begin to write."""
+        self._directory.take()
         progress = self._store.load(self._pipeline.restore)
         self._metrics.set(table.STATE_RESTORED, 1, self._store.restored)
+        self._metrics.set(table.STATE_WRITTEN, self._store.restored_unix_s)
         self._publisher.resume(progress.generation)
         if self._writes_journal or left_behind(self._store.directory):
             self._open_journal(progress.seq)
+        self._tell_beginning()
         self._task.start()
 
     def _open_journal(self, applied_seq: int) -> None:
         try:
             self._made_journal.open(applied_seq)
-        except BlockingIOError:
-            raise StartError(f"another process uses the journal in {self._store.directory}") from None
         except OSError as error:
             raise StartError(f"cannot use the journal in {self._store.directory}: {error.strerror}") from None
         self._journal = self._made_journal
         self._backlog = self._journal.entries(applied_seq)
-        self._metrics.set(table.JOURNAL_DAMAGED, self._journal.damaged_bytes)
+        damage = self._journal.damage
+        self._metrics.set(table.JOURNAL_DAMAGED, damage.size_bytes)
+        self._metrics.set(table.JOURNAL_LOST, damage.entries)
+        if damage.size_bytes or damage.entries:
+            tail = f"; {damage.tail_bytes} of them at the end, where one more may have been" if damage.tail_bytes else ""
+            self._lost = f"journal: {damage.entries} entries lost to damage, {damage.size_bytes} bytes{tail}"
+            _log.warning("%s; all others are learned from", self._lost)
+
+    def _tell_beginning(self) -> None:
+        """One line: what this process goes on from, how old that is, and what came after it and is lost."""
+        restored_unix_s, killed = self._store.restored_unix_s, self._directory.killed
+        age_s = max(self._clock.unix_nano() / 1e9 - restored_unix_s, 0.0)
+        text = f"continuing from {self._store.restored_name}, {age_s:.0f} s old" if restored_unix_s else "no state"
+        if self._journal is not None:
+            _log.info("%s; the journal is learned from behind entry %d", text, self._pipeline.applied_seq)
+        elif killed:
+            self._lost = f"what {killed}, acknowledged after its last state (durability: memory)"
+            _log.warning("%s; the process before was killed. Lost: %s", text, self._lost)
+        elif restored_unix_s:
+            _log.info("%s", text)
 
     def stop(self) -> bool:
         """Write what was handed over last; False if that was not possible."""
@@ -137,12 +161,18 @@ class Durability:
         self._write_pending()
         if self._journal is not None:
             self._journal.close()
+        self._directory.release()
         return self._last_written
 
     def readiness_detail(self) -> dict[str, str]:
-        """What this process began with."""
-        problem = {"state_problem": self._store.problem} if self._store.problem else {}
-        return {"state": str(self._store.restored), **problem}
+        """What this process began with, and why exports are refused now."""
+        details = {
+            "state": str(self._store.restored),
+            "state_problem": self._store.problem,
+            "lost": self._lost,
+            "refused": "; ".join(tuple(self._failing.values())),
+        }
+        return {name: text for name, text in details.items() if text}
 
     # --- in ---------------------------------------------------------------------------------------------------------
 
@@ -156,19 +186,26 @@ class Durability:
             return self._refuse(Outcome.JOURNAL_FULL, "journal is full")
         except OSError as error:
             return self._refuse(Outcome.JOURNAL_FAILED, f"journal cannot be written: {error.strerror}")
-        self._failing.clear()
         return recorded
 
     def _refuse(self, reason: Outcome, text: str) -> Outcome:
         if reason not in self._failing:  # one line per change
-            self._failing.add(reason)
             _log.error("%s; exports are refused", text)
+        self._failing[reason] = text
         return reason
 
     def sync(self) -> None:
         """Return when all entries so far will survive as long as was promised; OSError if they will not."""
-        if self._journal is not None:
+        if self._journal is None:
+            return
+        try:
             self._journal.sync(self._journal.last_seq)
+        except OSError as error:
+            self._refuse(Outcome.JOURNAL_FAILED, f"journal cannot be flushed: {error.strerror}")
+            raise
+        if self._failing:
+            self._failing.clear()
+            _log.info("exports are accepted again")
 
     # --- the worker's -----------------------------------------------------------------------------------------------
 

@@ -40,6 +40,9 @@ class StateStore:
         self._seqs: list[int] = []
         self.restored = Restored.EMPTY
         """What a start began with."""
+        self.restored_name = ""
+        self.restored_unix_s = 0.0
+        """The file, and when it was written; 0 without one."""
         self.problem = ""
         """Why a file could not be used; shown by readiness."""
 
@@ -54,6 +57,7 @@ class StateStore:
         for path, outcome in ((self._path, Restored.NEWEST), (self._previous, Restored.PREVIOUS)):
             try:
                 data = _read(path)
+                written_unix_s = path.stat().st_mtime
             except FileNotFoundError:
                 continue
             except OSError as error:
@@ -71,9 +75,8 @@ class StateStore:
                 continue
             if left_out:
                 _log.warning("models of the state that are not configured were left out: %s", ", ".join(left_out))
-            _log.info("continuing from %s, journal entry %d", path.name, progress.seq)
             self._seqs = [progress.seq]
-            self.restored = outcome
+            self.restored, self.restored_name, self.restored_unix_s = outcome, path.name, written_unix_s
             return progress
         if tried:
             _log.error("cold start: no state file could be used; everything is learned anew")

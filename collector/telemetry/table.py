@@ -211,7 +211,7 @@ STATE_RESTORED = Metric(
     (("outcome", tuple(Restored)),),
 )
 STATE_WRITTEN = Metric(
-    "state_last_write_timestamp_seconds", _G, "seconds", "When the state file was last written; 0 = not yet."
+    "state_last_write_timestamp_seconds", _G, "seconds", "When the newest state file was written, also by an earlier process; 0 = not yet."
 )
 STATE_BYTES = Metric("state_size_bytes", _G, "bytes", "Size of the state file last written.")
 STATE_WRITES = Metric("state_writes", _C, "writes", "State files written.")
@@ -221,6 +221,9 @@ JOURNAL_CAPACITY = Metric("journal_capacity_bytes", _G, "bytes", "Most that the 
 JOURNAL_REPLAYED = Metric("journal_replayed_spans", _C, "spans", "Spans learned from the journal after a restart.")
 JOURNAL_DAMAGED = Metric(
     "journal_damaged_bytes", _G, "bytes", "Bytes of an earlier process's journal that were no whole entry."
+)
+JOURNAL_LOST = Metric(
+    "journal_lost_entries", _G, "exports", "Entries of an earlier process's journal that were lost to damage."
 )
 LEARNING_STALLED = Metric(
     "learning_stalled",

@@ -130,7 +130,6 @@ class SnapshotWriter:
     def start(self) -> None:
         """Prove that the directory takes files, find the generation that readers have seen, begin."""
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             probe = self.path.parent / f".{SNAPSHOT_NAME}.probe"
             write_atomically(probe, b"")
             probe.unlink()

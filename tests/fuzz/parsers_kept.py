@@ -17,7 +17,8 @@ from collector.config.schema import Config as Settings
 from collector.config.schema import JoinConfig
 from collector.decode.kv.messages import read_line
 from collector.durable import progress_of, read_image
-from collector.durable.journal import _HEAD, _PREFIX, Journal
+from collector.durable.journal import Journal
+from collector.durable.journal_records import _HEAD, _PREFIX
 from collector.receive.export_request import Export
 from collector.worker.build import make_pipeline
 from online.state import StateError, sealed, version_2
@@ -141,8 +142,9 @@ class JournalFile(Parser):
         journal = Journal(self, capacity_bytes=1 << 20, segment_bytes=1 << 20, fsync=False)
         journal.open(0)
         numbers = [export.seq for export in journal.entries(0)]
-        assert numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else True
-        assert 0 <= journal.damaged_bytes <= len(data)
+        assert numbers == sorted(set(numbers))
+        assert 0 <= journal.damage.tail_bytes <= journal.damage.size_bytes <= len(data)
+        assert journal.damage.entries == (numbers[-1] - len(numbers) if numbers else 0)
         journal.close()
         return bool(numbers)
 

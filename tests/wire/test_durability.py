@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import time
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -113,13 +117,94 @@ def test_a_full_journal_refuses_for_a_while_and_says_why(tmp_path, monkeypatch):
         eventually(lambda: metric(sidecar.http_port, "tracefit_journal_size_bytes") < size)
 
 
-def test_two_sidecars_cannot_share_a_journal(tmp_path):
-    with (
-        running_sidecar(tmp_path, **JOURNAL),
-        pytest.raises(StartError, match="another process uses the journal"),
-        running_sidecar(tmp_path, **JOURNAL),
-    ):
-        pass
+@pytest.mark.parametrize("durability", ["memory", "journal"])
+def test_the_second_sidecar_on_a_directory_is_told_who_has_it_and_changes_nothing(tmp_path, durability):
+    with running_sidecar(tmp_path, DURABILITY=durability, STATE__INTERVAL_S="0.2") as sidecar:
+        send(sidecar, 1)
+        before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if "state" not in path.name}
+        with (
+            pytest.raises(StartError, match=rf"another process uses snapshot.directory .*: process {os.getpid()} on"),
+            running_sidecar(tmp_path, DURABILITY=durability),
+        ):
+            pass
+        assert before.items() <= {path.name: path.read_bytes() for path in tmp_path.iterdir()}.items()
+
+
+def files_at_a_kill(directory):
+    """The files as a kill would leave them now."""
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def laid_back(directory, files):
+    for path in directory.iterdir():
+        path.unlink()
+    for name, data in files.items():
+        (directory / name).write_bytes(data)
+
+
+def test_a_damaged_entry_is_the_only_one_lost_and_is_said(tmp_path, caplog):
+    with running_sidecar(tmp_path, DURABILITY="journal", STATE__INTERVAL_S="3600") as sidecar:
+        for number in range(5):
+            send(sidecar, 1 + 100 * number)
+        files = files_at_a_kill(tmp_path)
+    (name,) = [name for name in files if name.startswith("journal.0")]
+    data = bytearray(files[name])
+    data[len(data) // 2] ^= 4
+    laid_back(tmp_path, {**files, name: bytes(data)})
+    with running_sidecar(tmp_path, **JOURNAL) as sidecar:
+        eventually(lambda: metric(sidecar.http_port, "tracefit_journal_replayed_spans_total") == 40)
+        assert metric(sidecar.http_port, "tracefit_journal_lost_entries") == 1
+        assert "1 entries lost to damage" in json.loads(get(sidecar.http_port, "/readyz"))["lost"]
+        assert any(
+            record.levelname == "WARNING" and "1 entries lost to damage" in record.message for record in caplog.records
+        )
+
+
+def test_a_restart_after_a_kill_without_a_journal_says_what_is_lost_and_how_old_the_state_is(tmp_path, caplog):
+    with running_sidecar(tmp_path, STATE__INTERVAL_S="0.1") as sidecar:
+        send(sidecar, 1)
+        eventually((tmp_path / STATE).exists)
+        files = files_at_a_kill(tmp_path)
+    laid_back(tmp_path, files)
+    an_hour_ago_s = time.time() - 3600
+    os.utime(tmp_path / STATE, (an_hour_ago_s, an_hour_ago_s))
+    caplog.clear()
+    with running_sidecar(tmp_path) as sidecar:
+        told = json.loads(get(sidecar.http_port, "/readyz"))
+        assert told["lost"].startswith(f"what process {os.getpid()} on ")
+        assert metric(sidecar.http_port, "tracefit_state_last_write_timestamp_seconds") == pytest.approx(an_hour_ago_s)
+    (line,) = [record for record in caplog.records if "continuing from" in record.message]
+    assert line.levelname == "WARNING"
+    assert line.message.startswith("continuing from state.bin, 360")
+    assert "acknowledged after its last state (durability: memory)" in line.message
+    caplog.clear()
+    with running_sidecar(tmp_path) as sidecar:
+        assert "lost" not in json.loads(get(sidecar.http_port, "/readyz")), "the one before stopped in order"
+    assert "Lost" not in caplog.text
+
+
+def test_readiness_says_why_everything_is_refused_until_it_is_not(tmp_path, monkeypatch, caplog):
+    with running_sidecar(tmp_path, **JOURNAL) as sidecar:
+        caplog.set_level("INFO")
+        send(sidecar, 1)
+        full = OSError(errno.ENOSPC, "No space left on device")
+        monkeypatch.setattr(sidecar._keeper._journal, "append", Mock(side_effect=full))
+        with pytest.raises(grpc.RpcError):
+            send(sidecar, 101)
+        told = json.loads(get(sidecar.http_port, "/readyz"))
+        assert told["refused"] == "journal cannot be written: No space left on device"
+        monkeypatch.undo()
+        send(sidecar, 101)
+        assert "refused" not in json.loads(get(sidecar.http_port, "/readyz"))
+        assert "exports are accepted again" in caplog.text
+
+
+def test_a_disk_that_does_not_flush_is_why_exports_are_refused(tmp_path, monkeypatch):
+    with running_sidecar(tmp_path, JOURNAL__FSYNC="true", **JOURNAL) as sidecar:
+        monkeypatch.setattr(sidecar._keeper._journal, "sync", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+        with pytest.raises(grpc.RpcError):
+            send(sidecar, 1)
+        assert "cannot be flushed" in json.loads(get(sidecar.http_port, "/readyz"))["refused"]
 
 
 def test_a_writer_that_hangs_makes_the_process_not_alive(tmp_path, monkeypatch):

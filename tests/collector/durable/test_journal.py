@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import struct
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from collector.durable.journal import Full, Journal, left_behind
+from collector.durable import journal_records
+from collector.durable.journal import Damage, Full, Journal, left_behind
 from collector.receive.export_request import Export
 from collector.runtime.filesystem import SystemFiles
 
@@ -42,7 +44,7 @@ def test_what_was_appended_comes_back_in_order_with_its_numbers(tmp_path):
     assert list(again.entries(0)) == written
     assert list(again.entries(150)) == written[150:]
     assert again.append(export(7)).seq == 201
-    assert again.damaged_bytes == 0
+    assert again.damage == Damage()
 
 
 def test_segments_that_a_saved_state_contains_go_and_no_others(tmp_path):
@@ -84,23 +86,90 @@ def test_an_entry_larger_than_the_capacity_enters_an_empty_journal(tmp_path):
 
 @given(data=st.data())
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_damaged_segment_gives_its_whole_first_entries_and_never_a_wrong_one(tmp_path_factory, data):
+def test_a_flipped_bit_costs_the_entry_it_lies_in_and_a_cut_what_lies_behind_it(tmp_path_factory, data):
     directory = tmp_path_factory.mktemp("j")
     journal = make_journal(directory, segment_bytes=1 << 20)
-    written = [journal.append(export(n, 60)) for n in range(1, 21)]
+    written = [journal.append(export(n, data.draw(st.integers(0, 200)))) for n in range(1, 21)]
     journal.close()
     (path,) = segments(directory)
     whole = path.read_bytes()
     at = data.draw(st.integers(0, len(whole) - 1))
+    flips = data.draw(st.booleans())
     flip = bytes([whole[at] ^ (1 << data.draw(st.integers(0, 7)))]) + whole[at + 1 :]
-    path.write_bytes(whole[:at] + (flip if data.draw(st.booleans()) else b""))
+    path.write_bytes(whole[:at] + (flip if flips else b""))
     again = make_journal(directory)
     found = list(again.entries(0))
-    assert found == written[: len(found)]
-    assert len(found) >= at // (len(whole) // 20 + 1) - 1
-    assert len(found) < 20
-    assert again.append(export(9)).seq == len(found) + 1
+    assert [one for one in written if one in found] == found, "in order, and none that was never written"
+    damage = again.damage
+    if flips:
+        assert len(found) == 19
+        assert damage.entries == (0 if damage.tail_bytes else 1), "behind the last one nobody knows how many"
+        assert damage.size_bytes > 0
+    else:
+        assert found == written[: len(found)]
+        assert damage.entries == 0
+        assert damage.size_bytes == damage.tail_bytes
+    assert again.append(export(9)).seq == max((one.seq for one in found), default=0) + 1
     again.close()
+
+
+@pytest.mark.parametrize("first_seq", [1, 65_530])  # there the numbers' high bytes change
+def test_damage_in_several_places_of_several_segments_costs_those_entries_and_is_counted(tmp_path, first_seq):
+    journal = make_journal(tmp_path, first_seq - 1)
+    written = [journal.append(export(n, 400)) for n in range(40)]
+    journal.close()
+    assert len(segments(tmp_path)) > 3
+    size_bytes = 0
+    for number in (0, 7, 8, 21):
+        for path in segments(tmp_path):
+            data = path.read_bytes()
+            if written[number].payload in data:
+                path.write_bytes(data.replace(written[number].payload, b"x" * 400))
+                size_bytes += 400
+    again = make_journal(tmp_path, first_seq - 1)
+    found = list(again.entries(0))
+    assert found == [one for n, one in enumerate(written) if n not in {0, 7, 8, 21}]
+    assert again.damage.entries == 4
+    assert again.damage.size_bytes > size_bytes
+    assert again.damage.tail_bytes == 0
+    in_state = reopened(again, tmp_path, written[7].seq)
+    assert in_state.damage.entries == 2, "what a state contains is not lost"
+
+
+def test_a_length_that_is_wrong_does_not_hide_what_lies_behind_it(tmp_path):
+    """Records of equal size: a flipped bit of a length may lead to the begin of a later one."""
+    journal = make_journal(tmp_path, segment_bytes=1 << 20)
+    written = [journal.append(Export(bytes(n % 251 for n in range(512 - 38)), "peer", "grpc", 1)) for _ in range(8)]
+    journal.close()
+    (path,) = segments(tmp_path)
+    data = bytearray(path.read_bytes())
+    record_bytes = len(data) // 8
+    length = int.from_bytes(data[:4], "little") + 3 * record_bytes
+    data[:4] = length.to_bytes(4, "little")
+    path.write_bytes(data)
+    again = make_journal(tmp_path)
+    assert list(again.entries(0)) == written[1:]
+    assert again.damage.entries == 1
+
+
+@pytest.mark.parametrize(("heads", "last_is_found"), [(20, True), (2000, False)])
+def test_what_is_read_in_search_of_the_next_entry_is_bounded(tmp_path, monkeypatch, heads, last_is_found):
+    """A payload full of heads that claim to be long, in an entry whose length is damaged."""
+    monkeypatch.setattr(journal_records, "SEARCH_BYTES_MAX", 1 << 20)
+    journal = make_journal(tmp_path, segment_bytes=1 << 20)
+    first = journal.append(export(1))
+    head = struct.pack("<IIQH", 10_000, 0, 2, 0)
+    journal.append(Export(head * heads + bytes(10_000), "peer", "grpc", 1))
+    last = journal.append(export(3))
+    journal.close()
+    (path,) = segments(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[[*journal_records.read_records(path, 1)][1].begin] ^= 1
+    path.write_bytes(data)
+    again = make_journal(tmp_path)
+    assert list(again.entries(0)) == ([first, last] if last_is_found else [first])
+    assert bool(again.damage.entries) == last_is_found
+    assert bool(again.damage.tail_bytes) != last_is_found
 
 
 class Trouble(SystemFiles):
@@ -167,11 +236,3 @@ def test_without_fsync_nothing_is_flushed(tmp_path):
     journal = make_journal(tmp_path, files=files)
     journal.sync(journal.append(export(1)).seq)
     assert files.syncs == 0
-
-
-def test_two_processes_cannot_use_one_journal(tmp_path):
-    first = make_journal(tmp_path)
-    with pytest.raises(BlockingIOError):
-        make_journal(tmp_path)
-    first.close()
-    make_journal(tmp_path).close()

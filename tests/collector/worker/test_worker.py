@@ -234,6 +234,7 @@ def test_a_generation_is_written_once_and_the_last_one_at_the_end(house, tmp_pat
 
 def test_a_write_that_fails_is_counted_and_tried_again(tmp_path):
     directory = tmp_path / "d"
+    directory.mkdir()
     house = House(directory)
     house.writer.start()
     house.put()

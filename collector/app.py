@@ -3,7 +3,7 @@
     pages ─ durability ─ snapshot writer ─ discovery ─ config watch ─ worker ─ KV events ─ scraper ─ gRPC ─ HTTP
 
 Stop, within ``shutdown.grace_s + shutdown.drain_s`` and a second or two: readiness flips, calls in flight finish, the
-queue drains, the last generation is published and written, the pages close last so that a scrape still sees it.
+queue drains, the last state and generation are taken and written, the pages close last so that a scrape still sees it.
 """
 
 from __future__ import annotations

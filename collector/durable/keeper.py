@@ -137,10 +137,10 @@ class Durability:
         damage = self._journal.damage
         self._metrics.set(table.JOURNAL_DAMAGED, damage.size_bytes)
         self._metrics.set(table.JOURNAL_LOST, damage.entries)
-        if damage.size_bytes or damage.entries:
-            tail = f"; {damage.tail_bytes} of them at the end, where one more may have been" if damage.tail_bytes else ""
-            self._lost = f"journal: {damage.entries} entries lost to damage, {damage.size_bytes} bytes{tail}"
-            _log.warning("%s; all others are learned from", self._lost)
+        if damage.size_bytes:
+            tail = ", and what the last bytes were" if damage.tail_bytes else ""
+            self._lost = f"{damage.entries} entries of the journal{tail}: {damage.size_bytes} bytes are damaged or cut"
+            _log.warning("lost: %s; all others are learned from", self._lost)
 
     def _tell_beginning(self) -> None:
         """One line: what this process goes on from, how old that is, and what came after it and is lost."""
@@ -231,10 +231,10 @@ class Durability:
         """A batch has been processed: the next state differs from the last one."""
         self._dirty = True
 
-    def tick(self, *, final: bool = False) -> None:
-        """Take the state if it is due and hand it to the writer."""
+    def tick(self, *, final: bool = False) -> bool:
+        """Take the state if it is due and hand it to the writer; whether it was taken."""
         if not (self._dirty and (final or self._due())) and not self._journal_waits():
-            return
+            return False
         self._taken_ns = self._clock.monotonic_ns()
         try:
             body = self._pipeline.whole_state(self._publisher.generation)
@@ -242,11 +242,12 @@ class Durability:
             self._metrics.add(table.STATE_WRITE_ERRORS)
             self._last_written = False
             _log.exception("state could not be taken")
-            return
+            return False
         self._dirty = False
         with self._lock:
             self._pending = body, self._pipeline.applied_seq
         self._task.wake()
+        return True
 
     def _due(self) -> bool:
         return self._clock.monotonic_ns() - self._taken_ns >= self._interval_ns and not self._writing

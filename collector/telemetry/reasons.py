@@ -37,6 +37,8 @@ class JoinEvent(enum.StrEnum):
     STEP_MISMATCHED = "step_mismatched"
     STEP_DUPLICATE = "step_duplicate"
     STEP_LATE = "step_late"
+    STEP_MISSING = "step_missing"
+    """A step id whose summary never came: lost on the way, or left out by a sender that samples."""
     JOURNEY_LATE = "journey_late"
     JOURNEY_UNSCHEDULED = "journey_unscheduled"
     API_UNMATCHED = "api_unmatched"

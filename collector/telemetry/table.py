@@ -211,7 +211,10 @@ STATE_RESTORED = Metric(
     (("outcome", tuple(Restored)),),
 )
 STATE_WRITTEN = Metric(
-    "state_last_write_timestamp_seconds", _G, "seconds", "When the newest state file was written, also by an earlier process; 0 = not yet."
+    "state_last_write_timestamp_seconds",
+    _G,
+    "seconds",
+    "When the newest state file was written, be it by an earlier process; 0 = not yet.",
 )
 STATE_BYTES = Metric("state_size_bytes", _G, "bytes", "Size of the state file last written.")
 STATE_WRITES = Metric("state_writes", _C, "writes", "State files written.")

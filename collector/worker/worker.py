@@ -7,6 +7,7 @@ that the check-ins and new generations keep coming under load.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from collector.runtime import Clock, Health, Task
 from collector.telemetry import Counts, Metrics, Stall, table
 from online import RowOutcome, Target
 
+from .ending import Ending
 from .publish import Publisher
 from .stall import StallWatch, WorkerProgress
 
@@ -25,7 +27,7 @@ IDLE_WAIT_S = 0.5
 TURN_TIMEOUT_S = 60.0
 """Longer than the slowest batch (one 32 MiB export); past it the thread hangs and a restart is the cure."""
 LAST_BATCH_S = 2.0
-"""For the batch under way and the last generation, when the time to drain is up."""
+"""For the batch under way, when the time to drain is up; see collector/worker/ending.py for what comes behind it."""
 
 _log = logging.getLogger(__name__)
 
@@ -66,8 +68,8 @@ class Keeper(Protocol):
         """A batch has been processed."""
         ...
 
-    def tick(self, *, final: bool = False) -> None:
-        """Take the state if it is due."""
+    def tick(self, *, final: bool = False) -> bool:
+        """Take the state if it is due; whether it was taken."""
         ...
 
 
@@ -83,7 +85,7 @@ class Worker:
         take_pages: the pages scraped since the last call.
         stall_watch: says why nothing is learned.
         batch_bytes: of exports in one turn, at most.
-        drain_s: how long ``stop`` lets it drain the queue; then ``LAST_BATCH_S`` for the batch under way.
+        drain_s: how long ``stop`` lets it drain the queue and save; then ``LAST_BATCH_S``.
         on_death: called when the thread ends by an error.
     """
 
@@ -119,6 +121,7 @@ class Worker:
         self._stalled: Stall | None = None
         self._behind = True
         self._abandoned = False
+        self._ending = Ending(clock)
         self._task = Task(NAME, self._turn, health=health, turn_timeout_s=TURN_TIMEOUT_S, on_death=on_death)
 
     def start(self) -> None:
@@ -128,22 +131,24 @@ class Worker:
     def stop(self) -> bool:
         """Close the queue and drain it, as far as the time allows; False if something acknowledged is not learned."""
         self._queue.close()
-        ended = self._task.join(self._drain_s)
+        reserved_s = self._ending.reserved_s(self._drain_s)
+        ended = self._task.join(self._drain_s - reserved_s)
         if not ended:
             self._abandoned = True
-            ended = self._task.join(LAST_BATCH_S)
+            ended = self._task.join(reserved_s + LAST_BATCH_S)
         if ended and not self._abandoned and not self._task.died:
             return True
         if self._keeper.keeps_backlog and not self._task.died:
             _log.warning("stopped before the queue was drained: the rest is in the journal")
             return True
-        _log.error("stopped before the queue was drained: %d bytes not learned from", self._queue.in_flight_bytes)
+        rest = self._queue.take(sys.maxsize, 0.0)
+        lost = self._ending.lost(rest.items if rest is not None else (), ended=ended)
+        _log.error("stopped before everything was learned from and saved: %s", lost)
         return False
 
     def _turn(self) -> float | None:
         if self._abandoned or (self._queue.exhausted and not self._behind):
-            self._keeper.tick(final=True)
-            self._publisher.tick(final=True)
+            self._tick(final=True)
             return None
         self.step(IDLE_WAIT_S)
         return 0.0
@@ -158,8 +163,15 @@ class Worker:
         if not self._behind:
             self._learn_from_queue(wait_s)
         self._report_stall()
-        self._keeper.tick()
-        self._publisher.tick()
+        self._tick()
+
+    def _tick(self, *, final: bool = False) -> None:
+        with self._ending.timed("state"):
+            taken = self._keeper.tick(final=final)
+        if taken:
+            self._ending.record_state()
+        with self._ending.timed("generation"):
+            self._publisher.tick(final=final)
 
     def _learn_from_queue(self, wait_s: float) -> None:
         batch = self._queue.take(self._batch_bytes, wait_s)
@@ -206,7 +218,8 @@ class Worker:
         start_ns = self._clock.monotonic_ns()
         failed = False
         try:
-            self._processor.process(batch.items)
+            with self._ending.in_hand(batch.items):
+                self._processor.process(batch.items)
         except Exception:  # noqa: BLE001
             # process() counts bad input and does not raise; this is a fault of ours, and no reason to stop receiving
             self._metrics.add(table.WORKER_FAILED_SPANS, sum(export.spans for export in batch.items))

@@ -154,9 +154,10 @@ def test_a_damaged_entry_is_the_only_one_lost_and_is_said(tmp_path, caplog):
     with running_sidecar(tmp_path, **JOURNAL) as sidecar:
         eventually(lambda: metric(sidecar.http_port, "tracefit_journal_replayed_spans_total") == 40)
         assert metric(sidecar.http_port, "tracefit_journal_lost_entries") == 1
-        assert "1 entries lost to damage" in json.loads(get(sidecar.http_port, "/readyz"))["lost"]
+        assert "1 entries of the journal: " in json.loads(get(sidecar.http_port, "/readyz"))["lost"]
         assert any(
-            record.levelname == "WARNING" and "1 entries lost to damage" in record.message for record in caplog.records
+            record.levelname == "WARNING" and "1 entries of the journal: " in record.message
+            for record in caplog.records
         )
 
 
@@ -201,7 +202,9 @@ def test_readiness_says_why_everything_is_refused_until_it_is_not(tmp_path, monk
 
 def test_a_disk_that_does_not_flush_is_why_exports_are_refused(tmp_path, monkeypatch):
     with running_sidecar(tmp_path, JOURNAL__FSYNC="true", **JOURNAL) as sidecar:
-        monkeypatch.setattr(sidecar._keeper._journal, "sync", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+        monkeypatch.setattr(
+            sidecar._keeper._journal, "sync", Mock(side_effect=OSError(errno.EIO, "Input/output error"))
+        )
         with pytest.raises(grpc.RpcError):
             send(sidecar, 1)
         assert "cannot be flushed" in json.loads(get(sidecar.http_port, "/readyz"))["refused"]

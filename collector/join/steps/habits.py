@@ -73,6 +73,13 @@ class Habits:
         block.context_tokens += float(context[exact].sum())
         block.blocks += float((steps["kv_blocks_total"] - steps["kv_blocks_free"])[exact].sum())
 
+    def missing_steps(self, cells: Cells) -> int:
+        """Steps about to be learned whose summary never came, from the first on that did: without one, none."""
+        seen, block, past = cells["seen"], self._block, self._past
+        if block.steps + past.steps <= block.holes + past.holes:
+            seen = seen[np.argmax(seen) :] if seen.any() else seen[:0]
+        return int(np.count_nonzero(~seen))
+
     def settle(self) -> None:
         """End of a block: what it taught is in force from here on."""
         self._past.fold(self._block)

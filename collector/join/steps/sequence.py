@@ -194,7 +194,9 @@ class StepSequence:
     def _give_up_before(self, base: int, out: Advance) -> None:
         """Step ids have jumped: what lies before the window is lost, rows and unfinished prefills alike."""
         self._chunks = [chunk for chunk in self._chunks if chunk.first_step >= base]
+        left_steps = base - (self.frontier.learned_to or base)
         if self.frontier.give_up_before(base):
+            out.counts[table.JOIN_EVENTS, JoinEvent.STEP_MISSING] += max(left_steps, 0)
             out.counts[table.DROPPED_ROWS, RowDrop.RESTART] += 1
 
     def _final_stop(self, first: int, reading: _Reading) -> int:
@@ -280,6 +282,8 @@ class StepSequence:
         if first >= stop:
             return
         steps, cells = reading.window.columns(first, stop + 1)
+        heard_of = cells[: min(stop, reading.window.newest_step + 1) - first]
+        out.counts[table.JOIN_EVENTS, JoinEvent.STEP_MISSING] += self.context.habits.missing_steps(heard_of)
         out.counts[table.JOIN_EVENTS, JoinEvent.SPECULATIVE_STEP] += reading.window.speculative_steps(first, stop)
         out.counts.merge(self.context.learn_steps(steps, cells, asynchronous=reading.asynchronous))
         if stop % block_steps == 0 or not self.context.habits.settled:

@@ -588,6 +588,7 @@ CASES = (
     )),
     Case(steps_out_of_place, (
         JoinEvent.STEP_LATE, JoinEvent.STEP_DUPLICATE, JoinEvent.ENGINE_CONFLICT, RowDrop.TIME_ORDER, RowDrop.RESTART,
+        JoinEvent.STEP_MISSING,
     )),
     Case(journeys_out_of_place, (
         JoinEvent.STEP_MISMATCHED, JoinEvent.JOURNEY_LATE, JoinEvent.JOURNEY_UNSCHEDULED,

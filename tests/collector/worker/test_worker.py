@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import msgspec
 import pytest
@@ -21,6 +22,7 @@ from collector.telemetry.table import (
     WORKER_LAG,
 )
 from collector.worker import worker
+from collector.worker.ending import Ending
 from collector.worker.publish import Publisher, SnapshotWriter
 from collector.worker.stall import StallWatch
 from collector.worker.worker import TURN_TIMEOUT_S, Worker
@@ -108,17 +110,43 @@ def test_a_closed_queue_is_drained_before_the_worker_ends(house):
     assert house.publisher.current().generation >= 1
 
 
-def test_a_worker_that_cannot_finish_in_time_says_so(tmp_path, monkeypatch):
+def test_a_worker_that_cannot_finish_in_time_says_what_it_has_not_learned_from(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(worker, "LAST_BATCH_S", 0.05)
     house = House(tmp_path, drain_s=0.05)
     house.processor.gate.clear()
-    house.put(size_bytes=100)
-    house.put(size_bytes=100)
+    house.put(spans=3, size_bytes=100)
+    house.put(spans=4, size_bytes=100)
     house.worker.start()
     assert not house.worker.stop()
+    assert "7 spans not learned from, 0 learned from and in no state" in caplog.text
     house.processor.gate.set()
     assert house.worker._task.join(10)
     assert len(house.processor.batches) == 1, "the rest is left"
+
+
+def test_a_last_state_that_takes_too_long_counts_what_is_in_no_state(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(worker, "LAST_BATCH_S", 0.05)
+    house = House(tmp_path, drain_s=0.05)
+    house.put(spans=5)
+    house.worker.step(0)
+    gate = threading.Event()
+    monkeypatch.setattr(NoKeeper, "tick", lambda *_, **__: gate.wait(30))
+    house.worker.start()
+    assert not house.worker.stop()
+    assert "0 spans not learned from, 5 learned from and in no state" in caplog.text
+    gate.set()
+    assert house.worker._task.join(10)
+
+
+def test_a_stop_leaves_the_last_state_and_generation_the_time_that_they_took_before():
+    clock = FakeClock()
+    ending = Ending(clock)
+    assert ending.reserved_s(5.0) == 0.0
+    for what, took_s in (("state", 0.7), ("generation", 0.1), ("state", 0.2)):
+        with ending.timed(what):
+            clock.advance(took_s)
+    assert ending.reserved_s(5.0) == pytest.approx(2 * 0.8)
+    assert ending.reserved_s(2.0) == 1.0, "half of the time is for draining, whatever they take"
 
 
 def test_a_worker_that_dies_tells_the_process(house, monkeypatch):

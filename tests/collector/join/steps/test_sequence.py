@@ -112,6 +112,29 @@ def test_holes_without_journeys_give_no_row(run):
     assert feed.drops[RowDrop.INCOMPLETE] > 100
 
 
+def test_step_ids_that_never_came_are_counted_from_the_first_that_did(run):
+    last = len(run.summaries)
+    came = [step for step in ids(run) if step > 20 and step not in range(100, 140) and step != 200]
+    for _, jobs in (("journeys", run.jobs), ("none", [])):
+        feed = Feed(run).journeys(jobs).summaries(came).advance(flush=True)
+        assert feed.events[JoinEvent.STEP_MISSING] == 41
+        whole = Feed(run).journeys(jobs).summaries(ids(run)).advance(flush=True)
+        assert whole.events[JoinEvent.STEP_MISSING] == 0
+    pieces = Feed(run, steps_max=256)
+    for first in range(1, last, 50):
+        pieces.summaries(step for step in came if first <= step < first + 50).advance()
+    assert pieces.advance(flush=True).events[JoinEvent.STEP_MISSING] == 41, "whatever pieces it comes in"
+    assert Feed(run).journeys().advance(flush=True).events[JoinEvent.STEP_MISSING] == 0, "journeys alone have none"
+
+
+def test_steps_that_a_jump_of_the_ids_leaves_behind_are_missing(run):
+    feed = Feed(run, steps_max=256).summaries(range(1, 101)).advance(flush=True)
+    gap = feed.steps[100:200].copy()
+    gap["step_id"] += 1000
+    feed.counts.merge(feed.sequence.add_summaries(gap, NO_SNAPSHOTS))
+    assert feed.advance(flush=True).events[JoinEvent.STEP_MISSING] == pytest.approx(1000, abs=2)
+
+
 def test_summaries_alone_give_rows_with_context_from_blocks_or_none(run):
     feed = Feed(run).summaries(ids(run)).advance(flush=True)
     assert len(feed.block) > 500

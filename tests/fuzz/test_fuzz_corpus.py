@@ -12,7 +12,7 @@ from collector.config.errors import ConfigError
 from collector.config.load import load
 from collector.config.schema import Config
 from collector.durable import read_image
-from collector.identity.facts import Facts, FactSource
+from collector.identity.facts import EngineFacts, FactSource
 from collector.receive import count as envelope
 from collector.receive.export_request import Export
 from collector.worker.build import make_pipeline
@@ -141,6 +141,6 @@ def test_a_fact_beyond_64_bits_in_an_export_does_not_stop_the_saving_of_the_stat
 
 @pytest.mark.parametrize("value", [1 << 63, -(1 << 70), float("nan"), float("inf"), 1e300])
 def test_a_number_that_no_state_can_hold_is_no_fact(value):
-    facts = Facts()
+    facts = EngineFacts()
     assert not facts.learn({"max_model_len": value}, FactSource.DISCOVERY)
     assert facts.get("max_model_len") is None

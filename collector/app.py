@@ -44,7 +44,7 @@ from collector.runtime import (
 from collector.runtime.http import HttpServer, page_handler
 from collector.telemetry import Metrics, table
 from collector.worker import Pipeline, Publisher, SnapshotWriter, StallWatch, Worker, make_pipeline
-from exporters.pages import SnapshotDocuments, dispatch, protect
+from exporters.pages import AskPages, SnapshotDocuments, dispatch, protect
 from exporters.prometheus import MetricsPage
 from exporters.routes import make_routes
 from exporters.status_page import StatusPage
@@ -226,6 +226,7 @@ class Sidecar:
             alive=self._probe_alive,
             ready=self._probe_ready,
             status_page=self._status,
+            questions=AskPages(self._status.view),
         )
         if pages.token_file:
             routes = protect(routes, TokenFile(pages.token_file, "exporters.http.token_file", clock).accepts)

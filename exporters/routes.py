@@ -9,6 +9,10 @@
 | /snapshot | the newest snapshot; strong ETag, 304, Last-Modified; 503 + Retry-After before the first |
 | /snapshot/{config_id} | the same with one configuration; 404 if it is not in the newest snapshot |
 | /snapshot/{config_id}/blis.yaml | for BLIS; ?format=flags, ?alpha=effective; 422 with the reason if it cannot be |
+| /predict | what a step costs, or what requests see at a load; JSON, the parameters of ``tracefit predict`` |
+| /plan | how many requests fit the targets; JSON, the parameters of ``tracefit plan`` |
+
+docs/openapi.yaml describes them.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from exporters.pages import JSON, Request, Response, Route, Routes, SnapshotDocuments
+from exporters.pages import JSON, AskPages, Request, Response, Route, Routes, SnapshotDocuments
 from exporters.prometheus import MetricsPage
 from exporters.status_page import StatusPage
 
@@ -49,6 +53,7 @@ def make_routes(
     alive: Probe,
     ready: Probe,
     status_page: StatusPage | None = None,
+    questions: AskPages | None = None,
 ) -> Routes:
     """The table of routes.
 
@@ -58,8 +63,12 @@ def make_routes(
         alive: (ok, detail) of the process; the detail must be JSON.
         ready: (ok, detail) of the receivers.
         status_page: what / shows; without it / is 404.
+        questions: what /predict and /plan ask; without it they are 404.
     """
     home = () if status_page is None else (Route("/", status_page.answer),)
+    asked: Routes = ()
+    if questions is not None:
+        asked = (Route("/predict", questions.answer_predict), Route("/plan", questions.answer_plan))
     return (
         *home,
         Route("/metrics", lambda request: answer_metrics(metrics, request)),
@@ -68,4 +77,5 @@ def make_routes(
         Route("/snapshot", documents.answer_snapshot),
         Route("/snapshot/*", documents.answer_config),
         Route("/snapshot/*/blis.yaml", documents.answer_blis),
+        *asked,
     )

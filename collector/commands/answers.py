@@ -1,32 +1,13 @@
-"""What the commands that ask a snapshot share: how numbers are read and written, which configuration is meant.
-
-In JSON every time is in microseconds and the keys are those of the client's results, so that a program that reads one
-needs no second vocabulary.
-"""
+"""What the commands that ask a snapshot share: how numbers are written, which configuration is meant."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Collection, Iterator
 
+from exporters.what_if import QuestionError
 from tracefit import Config, Estimate, Prediction, Snapshot
 
-_UNITS_MS = {"us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3, "": 1.0}
-_DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s*(us|µs|ms|s|)")
 _SECOND_US, _MILLISECOND_US = 1e6, 1e3
-
-
-def milliseconds(text: str) -> float:
-    """Read ``30ms``, ``1.5s``, ``900us``; a number alone is milliseconds.
-
-    Raises:
-        ValueError: it is none of these.
-    """
-    match = _DURATION.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(f"{text!r} is no time like 30ms or 1.5s")
-    return float(match[1]) * _UNITS_MS[match[2]]
 
 
 def duration(us: float) -> str:
@@ -66,6 +47,8 @@ def chosen(snapshot: Snapshot, config_id: str | None) -> Config:
     return snapshot.config(config_id or "")
 
 
-def as_json(tree: object) -> str:
-    """One document, keys in order."""
-    return json.dumps(tree, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False)
+def refusal(error: Exception) -> str:
+    """Why there is no answer; of a question it names the option."""
+    if isinstance(error, QuestionError):
+        return f"error: --{error.parameter.replace('_', '-')}: {error.problem}"
+    return f"error: {error}"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import tracefit
 from collector.runtime import EXIT_USAGE, PrintLine, StartError
+from exporters.what_if import Load, QuestionError, Sizing, Step, milliseconds, read_sizing, read_step_or_load
 
-from .answers import milliseconds
+from .answers import refusal
 from .diff import diff
-from .plan import Assumed, Targets, plan
-from .predict import Load, Step, predict
+from .plan import plan
+from .predict import predict
 from .show import show
 
 
@@ -26,50 +28,27 @@ def ask(arguments: argparse.Namespace, say: PrintLine, note: PrintLine) -> int:
     if arguments.question == "show":
         return show(_load(arguments), config_id=arguments.config, in_json=in_json, say=say, note=note)
     try:
-        question = _step_or_load(arguments) if arguments.question == "predict" else _targets(arguments)
-    except ValueError as error:
-        note(f"error: {error}")
+        question = _question(vars(arguments))
+    except QuestionError as error:
+        note(refusal(error))
         return EXIT_USAGE
     snapshot = _load(arguments)
-    if isinstance(question, Targets):
-        assumed = Assumed(arguments.max_num_seqs, arguments.max_num_batched_tokens, arguments.kv_tokens)
-        return plan(snapshot, question, assumed, config_id=arguments.config, in_json=in_json, say=say, note=note)
+    if isinstance(question, Sizing):
+        return plan(snapshot, question, config_id=arguments.config, in_json=in_json, say=say, note=note)
     return predict(snapshot, question, config_id=arguments.config, in_json=in_json, say=say, note=note)
 
 
-def _step_or_load(arguments: argparse.Namespace) -> Step | Load:
-    of_step = [arguments.prefill, arguments.requests, arguments.context]
-    of_load = [arguments.prompt, arguments.output, arguments.concurrency]
-    stated = [any(value is not None for value in values) for values in (of_step, of_load)]
-    if stated == [True, False]:
-        if arguments.requests is None:
-            raise ValueError("a step needs --requests")
-        return Step(arguments.prefill or 0.0, arguments.requests, arguments.context or 0.0)
-    if stated == [False, True]:
-        if arguments.prompt is None or arguments.output is None:
-            raise ValueError("a load needs --prompt and --output")
-        concurrency = 1.0 if arguments.concurrency is None else arguments.concurrency
-        return Load(arguments.prompt, arguments.output, concurrency, arguments.prefix_hit)
-    raise ValueError("give a step (--requests, --prefill, --context) or a load (--prompt, --output, --concurrency)")
+def _question(options: dict[str, Any]) -> Step | Load | Sizing:
+    if options["question"] == "predict":
+        return read_step_or_load(options)
+    return read_sizing({**options, **{name: _option_ms(name, options[name]) for name in ("itl", "ttft")}})
 
 
-def _targets(arguments: argparse.Namespace) -> Targets:
-    return Targets(
-        prompt_tokens=arguments.prompt,
-        output_tokens=arguments.output,
-        itl_ms=_option_ms("--itl", arguments.itl),
-        ttft_ms=_option_ms("--ttft", arguments.ttft),
-        rate=arguments.rate,
-        prefix_hit=arguments.prefix_hit,
-        safe=arguments.safe,
-    )
-
-
-def _option_ms(option: str, text: str | None) -> float | None:
+def _option_ms(name: str, text: str | None) -> float | None:
     try:
         return None if text is None else milliseconds(text)
     except ValueError as error:
-        raise ValueError(f"{option}: {error}") from None
+        raise QuestionError(name, str(error)) from None
 
 
 def _load(arguments: argparse.Namespace, name: str = "snapshot") -> tracefit.Snapshot:

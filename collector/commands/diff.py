@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine
+from exporters.what_if import as_json
 from tracefit import ConfigDiff, Diff, Move, Snapshot, TypicalStep
 
-from .answers import as_json, duration
+from .answers import duration
 
 
 def diff(before: Snapshot, after: Snapshot, *, in_json: bool, say: PrintLine, note: PrintLine) -> int:

@@ -3,80 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine
+from exporters.what_if import LIMIT_WORDS, QuestionError, Sizing, Targets, as_json, plan_document, planned
 from tracefit import Plan, Snapshot, TracefitError
 
-from .answers import as_json, caveats, chosen, duration, headline
-from .predict import answer_tree, load_lines
-
-_LIMITS = {
-    "itl": "compute: one more request breaks the ITL target",
-    "ttft": "compute: one more request breaks the TTFT target",
-    "token_budget": "token budget: prefills fill every step",
-    "max_num_seqs": "max_num_seqs: the engine runs no more at once",
-    "kv_capacity": "KV cache: its blocks hold no more",
-    "none": "nothing that is known; give --max-num-seqs or --kv-tokens",
-}
-
-
-class Targets(NamedTuple):
-    """What is asked; the fields are those of :meth:`tracefit.Config.plan`."""
-
-    prompt_tokens: float
-    output_tokens: float
-    itl_ms: float | None = None
-    ttft_ms: float | None = None
-    rate: float | None = None
-    prefix_hit: float = 0.0
-    safe: bool = False
-
-
-class Assumed(NamedTuple):
-    """Limits that the telemetry did not tell; see :meth:`tracefit.Config.assuming`."""
-
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    kv_tokens: int | None = None
+from .answers import caveats, chosen, duration, headline, refusal
+from .predict import load_lines
 
 
 def plan(
-    snapshot: Snapshot,
-    targets: Targets,
-    assumed: Assumed,
-    *,
-    config_id: str | None,
-    in_json: bool,
-    say: PrintLine,
-    note: PrintLine,
+    snapshot: Snapshot, question: Sizing, *, config_id: str | None, in_json: bool, say: PrintLine, note: PrintLine
 ) -> int:
     """Print the answer; failed without coefficients that may be used, and where not one request keeps the targets."""
     try:
-        config = chosen(snapshot, config_id).assuming(**assumed._asdict())
-        answer = config.plan(**targets._asdict())
-    except TracefitError as error:
-        note(f"error: {error}")
+        config = chosen(snapshot, config_id)
+        answer = planned(config, question)
+    except (TracefitError, QuestionError) as error:
+        note(refusal(error))
         return EXIT_FAILED
     if in_json:
-        say(as_json({"config_id": config.config_id, "asked": targets._asdict(), **plan_tree(answer)}))
+        say(as_json(plan_document(config, question, answer)))
     else:
         say(headline(config))
-        for line in _lines(answer, targets):
+        for line in _lines(answer, question.targets):
             say(line)
     for caveat in caveats(config, answer.at.extrapolated):
         note(caveat)
     return EXIT_OK if config.usable and answer.concurrency else EXIT_FAILED
-
-
-def plan_tree(answer: Plan) -> dict[str, object]:
-    """The plan as a tree for ``--json``."""
-    return {
-        **answer._asdict(),
-        "at": answer_tree(answer.at),
-        "curve": [answer_tree(each) for each in answer.curve],
-        "at_rate": None if answer.at_rate is None else answer_tree(answer.at_rate),
-    }
 
 
 def _lines(answer: Plan, targets: Targets) -> Iterator[str]:
@@ -84,7 +38,7 @@ def _lines(answer: Plan, targets: Targets) -> Iterator[str]:
         yield f"  fits      {answer.concurrency} requests in flight{' on the safe side' if targets.safe else ''}"
     else:
         yield "  fits      not even one request keeps the targets; alone it sees"
-    yield f"  because   {_LIMITS[answer.limit]}"
+    yield f"  because   {LIMIT_WORDS[answer.limit]}"
     for line in load_lines(answer.at):
         yield f"  {line}"
     if targets.rate is not None:

@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine
+from exporters.what_if import Load, QuestionError, Step, as_json, predict_document, predicted
 from tracefit import Config, Prediction, RequestEstimate, Snapshot, TracefitError
 
-from .answers import as_json, caveats, chosen, headline, with_band
+from .answers import caveats, chosen, headline, refusal, with_band
 
 _NO_FACTOR = 1e-9
-
-
-class Step(NamedTuple):
-    """A step to be predicted."""
-
-    prefill_tokens: float
-    requests: float
-    decode_context_tokens: float
-
-
-class Load(NamedTuple):
-    """Requests in flight to be predicted."""
-
-    prompt_tokens: float
-    output_tokens: float
-    concurrency: float
-    prefix_hit: float = 0.0
 
 
 def predict(
@@ -36,15 +19,12 @@ def predict(
     """Print the answer; failed without coefficients that may be used, and for a number that makes no sense."""
     try:
         config = chosen(snapshot, config_id)
-        if isinstance(question, Step):
-            answer: Prediction | RequestEstimate = config.step_time(**question._asdict())
-        else:
-            answer = config.request(**question._asdict())
-    except TracefitError as error:
-        note(f"error: {error}")
+        answer = predicted(config, question)
+    except (TracefitError, QuestionError) as error:
+        note(refusal(error))
         return EXIT_FAILED
     if in_json:
-        say(as_json({"config_id": config.config_id, "asked": question._asdict(), **answer_tree(answer)}))
+        say(as_json(predict_document(config, question, answer)))
     else:
         say(headline(config))
         for line in _step_lines(config, question, answer) if isinstance(question, Step) else load_lines(answer):
@@ -52,15 +32,6 @@ def predict(
     for caveat in caveats(config, answer.extrapolated):
         note(caveat)
     return EXIT_OK if config.usable else EXIT_FAILED
-
-
-def answer_tree(answer: Prediction | RequestEstimate) -> dict[str, object]:
-    """The answer as a tree for ``--json``."""
-    tree: dict[str, object] = answer._asdict()
-    for key, value in tree.items():
-        if hasattr(value, "_asdict"):
-            tree[key] = value._asdict()
-    return tree
 
 
 def _step_lines(config: Config, step: Step, answer: Prediction | RequestEstimate) -> Iterator[str]:

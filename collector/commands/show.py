@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine
+from exporters.what_if import as_json
 from tracefit import Coefficient, Config, Model, NotFoundError, Snapshot, Target
 
-from .answers import as_json, duration, headline
+from .answers import duration, headline
 
 _STEP_TIME = "step_time"
 _FACTORS_SHOWN = 8

@@ -118,14 +118,19 @@ def _find(snapshot: Snapshot, config_id: str) -> ConfigSnapshot:
     raise _UnknownConfigError(config_id)
 
 
+def nothing_yet() -> Response:
+    """What is answered before the first snapshot."""
+    retry = (("Retry-After", str(RETRY_AFTER_S)), ("Cache-Control", "no-store"))
+    return plain(HTTPStatus.SERVICE_UNAVAILABLE, "nothing learned yet", retry)
+
+
 def answer_document(document: SnapshotDocument | None, request: Request) -> Response:
     """Serve a document: 503 if there is none yet, 304 if the client has it.
 
     ``If-Modified-Since`` is not looked at: two generations can share a second.
     """
     if document is None:
-        retry = (("Retry-After", str(RETRY_AFTER_S)), ("Cache-Control", "no-store"))
-        return plain(HTTPStatus.SERVICE_UNAVAILABLE, "nothing learned yet", retry)
+        return nothing_yet()
     validators = (
         ("ETag", document.etag),
         ("Last-Modified", document.last_modified),

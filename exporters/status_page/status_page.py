@@ -15,6 +15,7 @@ from importlib import resources
 
 from prometheus_client.registry import Collector
 
+from exporters.client_view import ClientView
 from exporters.pages import Request, Response
 from online import ConfigSnapshot, Snapshot
 
@@ -23,6 +24,7 @@ from .advice import NOTHING_YET
 from .history import History
 from .sections import config_facts, config_section, config_title
 from .text import age, count, escape, percent
+from .what_if import what_if_section
 
 HTML = "text/html; charset=utf-8"
 MAX_OVERVIEW = 200
@@ -39,7 +41,7 @@ def _csp_hash(text: str) -> str:
 
 _POLICY = (
     f"default-src 'none'; style-src {_csp_hash(_STYLE)}; script-src {_csp_hash(_SCRIPT)}; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'self'"
 )
 _HEADERS = (
     ("Content-Security-Policy", _POLICY),
@@ -58,6 +60,9 @@ class StatusPage:
         ready: (ok, detail) of the receivers.
         unix_nano: the clock, for ages only.
         version: shown in the header.
+
+    Attributes:
+        view: answers the what-if form; /predict and /plan may share it.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class StatusPage:
         version: str = "",
     ) -> None:
         self._source = source
+        self.view = ClientView(source)
         self._own = own
         self._ready = ready
         self._unix_nano = unix_nano
@@ -85,9 +91,10 @@ class StatusPage:
         snapshot = self._source()
         if snapshot is not None:
             self._history.record(snapshot)
-        return Response(HTTPStatus.OK, HTML, self._page(snapshot, request.query.get("config")).encode(), _HEADERS)
+        return Response(HTTPStatus.OK, HTML, self._page(snapshot, request.query).encode(), _HEADERS)
 
-    def _page(self, snapshot: Snapshot | None, chosen: str | None) -> str:
+    def _page(self, snapshot: Snapshot | None, query: Mapping[str, str]) -> str:
+        chosen = query.get("config")
         body = [self._header(snapshot)]
         if snapshot is None or not snapshot.configs:
             body.append(_empty())
@@ -95,6 +102,7 @@ class StatusPage:
             shown = [config for config in snapshot.configs if config.config_id == chosen] if chosen else []
             body.append(_overview(snapshot, chosen if shown else None))
             body += [config_section(config, self._history) for config in (shown or snapshot.configs[:MAX_DETAILS])]
+            body.append(what_if_section(snapshot, self.view, query))
         body.append(accounting_section(self._own))
         return (
             '<!doctype html><html lang="en"><head><meta charset="utf-8">'

@@ -16,6 +16,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, disable_created_metrics, enable_created_metrics
 from prometheus_client.process_collector import ProcessCollector
 
+from exporters.client_view import ClientView
+from exporters.pages import AskPages
 from exporters.pages.routing import Request
 from exporters.pages.snapshot_pages import SnapshotDocuments
 from exporters.prometheus.exposition import MetricsPage
@@ -142,3 +144,34 @@ def test_the_status_page_of_50_configurations_costs_at_most_50_ms():
         status_page=page,
     )[0]
     report("status page", cpu_ms(lambda: route.handler(Request("/", (), {}, {})), 5), 50)
+
+
+PREDICTIONS = {
+    "step": {"requests": "20", "prefill": "512", "context": "30000"},
+    "load": {"prompt": "2000", "output": "300", "concurrency": "20", "prefix_hit": "0.4"},
+    "crowd": {"prompt": "2000", "output": "300", "concurrency": "1000000"},
+}
+PLANS = {
+    "itl": {"prompt": "2000", "output": "300", "itl": "500ms"},
+    "rate": {"prompt": "2000", "output": "300", "itl": "500ms", "ttft": "5s", "rate": "3", "safe": "true"},
+    "to the end": {"prompt": "10", "output": "1000000000", "rate": "0.000001", "max_num_seqs": "999999"},
+}
+
+
+@pytest.mark.parametrize(("ask", "limit"), [("predict", 1), ("plan", 20)])
+def test_a_question_costs_little_of_50_configurations(ask, limit):
+    """As a simulator or router asks: again and again, and once with a configuration that nobody has asked for yet."""
+    shown = cases.full_snapshot(50)
+    for name, query in (PREDICTIONS if ask == "predict" else PLANS).items():
+        pages = AskPages(ClientView(lambda: shown))
+        answer = pages.answer_predict if ask == "predict" else pages.answer_plan
+        fresh = iter(shown.configs)
+        status = answer(Request("", (), {**query, "config": shown.configs[0].config_id}, {})).status
+        assert status == 200, name
+
+        def first(answer=answer, query=query, fresh=fresh):
+            answer(Request("", (), {**query, "config": next(fresh).config_id}, {}))
+
+        report(f"/{ask} {name}, first of a configuration", cpu_ms(first, 40), limit)
+        again = Request("", (), {**query, "config": shown.configs[0].config_id}, {})
+        report(f"/{ask} {name}, again", cpu_ms(lambda answer=answer, again=again: answer(again), 50), limit)

@@ -26,7 +26,7 @@ from online.rows import Quality
 from online.snapshot import DriftSnapshot, ErrorSnapshot
 from tests.support import exporter_cases as cases
 
-VOID = {"meta", "line", "circle", "rect", "path", "polygon", "polyline"}
+VOID = {"input", "meta", "line", "circle", "rect", "path", "polygon", "polyline"}
 
 
 class Document(HTMLParser):

@@ -5,11 +5,12 @@ import json
 import pytest
 
 import tracefit
-from collector.commands.answers import duration, milliseconds
+from collector.commands.answers import duration
 from collector.commands.diff import diff
-from collector.commands.plan import Assumed, Targets, plan
-from collector.commands.predict import Load, Step, predict
+from collector.commands.plan import plan
+from collector.commands.predict import predict
 from collector.commands.show import show
+from exporters.what_if import Assumed, Load, Sizing, Step, Targets, milliseconds
 from tests.tracefit.example_snapshot import encoded, tree
 
 SNAPSHOT = tracefit.load(encoded())
@@ -68,7 +69,7 @@ def test_what_lies_outside_is_noted_with_what_was_seen():
 
 
 def test_plan_says_how_many_fit_and_why_not_more():
-    printed = asked(plan, SNAPSHOT, Targets(2000, 300, itl_ms=30, ttft_ms=1000, rate=12), Assumed())
+    printed = asked(plan, SNAPSHOT, Sizing(Targets(2000, 300, itl_ms=30, ttft_ms=1000, rate=12)))
     assert printed.code == 0
     for word in ("fits      35 requests", "one more request breaks the ITL target", "4 engines are needed", "<-"):
         assert word in printed.text
@@ -76,13 +77,13 @@ def test_plan_says_how_many_fit_and_why_not_more():
 
 
 def test_plan_takes_limits_that_nobody_told():
-    printed = asked(plan, SNAPSHOT, Targets(2000, 300, itl_ms=30), Assumed(kv_tokens=20_000), in_json=True)
+    printed = asked(plan, SNAPSHOT, Sizing(Targets(2000, 300, itl_ms=30), Assumed(kv_tokens=20_000)), in_json=True)
     assert printed.tree["limit"] == "kv_capacity"
     assert printed.tree["curve"][0]["concurrency"] == 1
 
 
 def test_plan_without_an_answer_fails():
-    printed = asked(plan, SNAPSHOT, Targets(2000, 300, itl_ms=5), Assumed())
+    printed = asked(plan, SNAPSHOT, Sizing(Targets(2000, 300, itl_ms=5)))
     assert printed.code == 1
     assert "not even one request" in printed.text
 
@@ -119,7 +120,7 @@ def test_diff_of_strangers_fails():
 ASKED = [
     (predict, (Step(0, 1, 0),)),
     (predict, (Load(100, 10, 1),)),
-    (plan, (Targets(100, 10, itl_ms=30), Assumed())),
+    (plan, (Sizing(Targets(100, 10, itl_ms=30)),)),
 ]
 
 
@@ -144,16 +145,16 @@ def test_with_coefficients_that_should_not_be_used_it_answers_and_fails(command,
 @pytest.mark.parametrize(
     ("command", "question", "why"),
     [
-        (predict, (Step(-1, 1, 0),), "prefill_tokens"),
-        (predict, (Load(100, 10, 1, 2.0),), "prefix_hit"),
-        (plan, (Targets(100, 10, itl_ms=float("nan")), Assumed()), "itl_ms"),
-        (plan, (Targets(100, 10), Assumed(max_num_seqs=0)), "max_num_seqs"),
+        (predict, (Step(-1, 1, 0),), "prefill"),
+        (predict, (Load(100, 10, 1, 2.0),), "prefix-hit"),
+        (plan, (Sizing(Targets(100, 10, itl_ms=float("nan"))),), "itl"),
+        (plan, (Sizing(Targets(100, 10), Assumed(max_num_seqs=0)),), "max-num-seqs"),
     ],
 )
-def test_a_number_that_makes_no_sense_is_an_error_that_names_it(command, question, why):
+def test_a_number_that_makes_no_sense_is_an_error_that_names_the_option(command, question, why):
     printed = asked(command, SNAPSHOT, *question)
     assert printed.code == 1
-    assert printed.noted[0].startswith(f"error: {why}")
+    assert printed.noted[0].startswith(f"error: --{why}: ")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,42 @@
+"""Questions to the coefficients and their answers: read from text, answered by the client library, written as JSON."""
+
+from __future__ import annotations
+
+from .answer_documents import LIMIT_WORDS, as_json, plan_document, planned, predict_document, predicted
+from .asked import (
+    PLAN,
+    PREDICT,
+    Assumed,
+    Load,
+    Parameter,
+    QuestionError,
+    Sizing,
+    Step,
+    Targets,
+    milliseconds,
+    read_query,
+    read_sizing,
+    read_step_or_load,
+)
+
+__all__ = [
+    "LIMIT_WORDS",
+    "PLAN",
+    "PREDICT",
+    "Assumed",
+    "Load",
+    "Parameter",
+    "QuestionError",
+    "Sizing",
+    "Step",
+    "Targets",
+    "as_json",
+    "milliseconds",
+    "plan_document",
+    "planned",
+    "predict_document",
+    "predicted",
+    "read_query",
+    "read_sizing",
+    "read_step_or_load",
+]

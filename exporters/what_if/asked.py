@@ -1,0 +1,215 @@
+"""What can be asked of the coefficients, and how a question is read: command line, HTTP and the page read it here.
+
+A parameter of HTTP is the option of the command line without its dashes (``prefix_hit`` for ``--prefix-hit``). What a
+number may be is the client's business; here text becomes numbers, and it is seen whether a question is complete.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+_UNITS_MS = {"us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3, "": 1.0}
+_DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s*(us|µs|ms|s|)")
+_WHOLE = re.compile(r"\d{1,13}")
+_SHOWN_CHARS = 32
+_SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+class QuestionError(ValueError):
+    """A question that cannot be read; ``parameter`` is the one to mend."""
+
+    def __init__(self, parameter: str, problem: str) -> None:
+        super().__init__(f"{parameter}: {problem}")
+        self.parameter = parameter
+        self.problem = problem
+
+
+class Step(NamedTuple):
+    """A step to be predicted."""
+
+    prefill_tokens: float
+    requests: float
+    decode_context_tokens: float
+
+
+class Load(NamedTuple):
+    """Requests in flight to be predicted."""
+
+    prompt_tokens: float
+    output_tokens: float
+    concurrency: float
+    prefix_hit: float = 0.0
+
+
+class Targets(NamedTuple):
+    """What a plan should hold; the fields are those of :meth:`tracefit.Config.plan`."""
+
+    prompt_tokens: float
+    output_tokens: float
+    itl_ms: float | None = None
+    ttft_ms: float | None = None
+    rate: float | None = None
+    prefix_hit: float = 0.0
+    safe: bool = False
+
+
+class Assumed(NamedTuple):
+    """Limits that the telemetry did not tell; see :meth:`tracefit.Config.assuming`."""
+
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    kv_tokens: int | None = None
+
+
+class Sizing(NamedTuple):
+    """How many requests fit: the targets, and what is assumed of the engine."""
+
+    targets: Targets
+    assumed: Assumed = Assumed()
+
+
+class Parameter(NamedTuple):
+    """One parameter of a question; ``field`` is the client's name for it, where that is another."""
+
+    name: str
+    kind: str
+    meaning: str
+    required: bool = False
+    field: str = ""
+
+
+_CONFIG = Parameter("config", "text", "config_id, or its beginning; needed if there are more")
+_REQUEST = (
+    Parameter("prompt", "number", "prompt tokens of a request", field="prompt_tokens"),
+    Parameter("output", "number", "output tokens of a request", field="output_tokens"),
+)
+_PREFIX_HIT = Parameter("prefix_hit", "number", "share of prompts cached (0)")
+PREDICT = (
+    _CONFIG,
+    Parameter("prefill", "number", "prefill tokens of the step", field="prefill_tokens"),
+    Parameter("requests", "number", "requests in the step"),
+    Parameter("context", "number", "tokens of decode context of the step", field="decode_context_tokens"),
+    *_REQUEST,
+    _PREFIX_HIT,
+    Parameter("concurrency", "number", "requests in flight"),
+)
+PLAN = (
+    _CONFIG,
+    *(each._replace(required=True) for each in _REQUEST),
+    _PREFIX_HIT,
+    Parameter("itl", "time", "largest mean time between tokens, like 30ms", field="itl_ms"),
+    Parameter("ttft", "time", "largest mean time to first token, like 1s", field="ttft_ms"),
+    Parameter("rate", "number", "requests per second that arrive: how many engines do they need"),
+    Parameter("safe", "switch", "hold the upper edge of the interval against the targets"),
+    *(
+        Parameter(name, "whole", "a limit of the engine that its telemetry did not tell")
+        for name in ("max_num_seqs", "max_num_batched_tokens", "kv_tokens")
+    ),
+)
+_NAME_OF_FIELD = {each.field: each.name for each in (*PREDICT, *PLAN) if each.field}
+
+
+def parameter_of(field: str) -> str:
+    """The parameter behind one of the client's names."""
+    return _NAME_OF_FIELD.get(field, field)
+
+
+def milliseconds(text: str) -> float:
+    """Read ``30ms``, ``1.5s``, ``900us``; a number alone is milliseconds.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text[:_SHOWN_CHARS]!r} is no time like 30ms or 1.5s")
+    return float(match[1]) * _UNITS_MS[match[2]]
+
+
+def read_query(query: Mapping[str, str], parameters: tuple[Parameter, ...]) -> dict[str, Any]:
+    """The parameters of a URL as numbers, switches and text; those that were left out are not in it.
+
+    Raises:
+        QuestionError: a parameter is unknown, missing, or not what it should be.
+    """
+    by_name = {each.name: each for each in parameters}
+    given = {}
+    for name, text in query.items():
+        if name not in by_name:
+            raise QuestionError(name[:_SHOWN_CHARS], f"no such parameter; there are {', '.join(by_name)}")
+        try:
+            given[name] = _READERS[by_name[name].kind](text)
+        except ValueError as error:
+            raise QuestionError(name, str(error)) from None
+    for each in parameters:
+        if each.required and each.name not in given:
+            raise QuestionError(each.name, f"missing: {each.meaning}")
+    return given
+
+
+def read_step_or_load(given: Mapping[str, Any]) -> Step | Load:
+    """The question of ``predict``, from numbers by parameter; a missing one may be None.
+
+    Raises:
+        QuestionError: it is neither a step nor a load, or both, or incomplete.
+    """
+    step, load = ("requests", "prefill", "context"), ("prompt", "output", "concurrency")
+    of_step, of_load = ([name for name in names if given.get(name) is not None] for names in (step, load))
+    if of_step and of_load:
+        raise QuestionError(of_load[0], f"a load ({', '.join(load)}) and a step ({', '.join(step)}) are two questions")
+    if of_step:
+        if given.get("requests") is None:
+            raise QuestionError("requests", "missing: a step has so many")
+        return Step(given.get("prefill") or 0.0, given["requests"], given.get("context") or 0.0)
+    for name in load[:2]:
+        if given.get(name) is None:
+            raise QuestionError(name, f"missing: give a load ({', '.join(load)}) or a step ({', '.join(step)})")
+    concurrency = given.get("concurrency")
+    hit = given.get("prefix_hit")
+    return Load(
+        given["prompt"], given["output"], 1.0 if concurrency is None else concurrency, 0.0 if hit is None else hit
+    )
+
+
+def read_sizing(given: Mapping[str, Any]) -> Sizing:
+    """The question of ``plan``, from numbers by parameter."""
+    targets = Targets(
+        given["prompt"],
+        given["output"],
+        itl_ms=given.get("itl"),
+        ttft_ms=given.get("ttft"),
+        rate=given.get("rate"),
+        prefix_hit=given.get("prefix_hit") or 0.0,
+        safe=bool(given.get("safe")),
+    )
+    return Sizing(targets, Assumed(*(given.get(name) for name in Assumed._fields)))
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"expected a number, got {text[:_SHOWN_CHARS]!r}") from None
+
+
+def _whole(text: str) -> int:
+    if not _WHOLE.fullmatch(text.strip()):
+        raise ValueError(f"expected a whole number, got {text[:_SHOWN_CHARS]!r}")
+    return int(text)
+
+
+def _switch(text: str) -> bool:
+    if text.lower() not in _SWITCH:
+        raise ValueError(f"expected true or false, got {text[:_SHOWN_CHARS]!r}")
+    return _SWITCH[text.lower()]
+
+
+_READERS: Mapping[str, Callable[[str], object]] = {
+    "number": _number,
+    "whole": _whole,
+    "time": milliseconds,
+    "switch": _switch,
+    "text": str,
+}

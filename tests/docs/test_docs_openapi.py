@@ -1,0 +1,121 @@
+"""docs/openapi.yaml: every route, every parameter of the questions, and answers that are what it says."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+
+import jsonschema
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+
+from collector.commands.questions import add_question_parsers
+from exporters.client_view import ClientView
+from exporters.pages import AskPages, SnapshotDocuments, dispatch
+from exporters.pages.access import OPEN_PAGES
+from exporters.prometheus import MetricsPage
+from exporters.routes import make_routes
+from exporters.status_page import StatusPage
+from exporters.what_if import PLAN, PREDICT
+from online import Snapshot
+from tests.support.paths import DOCS
+from tests.tracefit.example_snapshot import encoded
+from tracefit import Plan, Prediction, RequestEstimate
+
+DOCUMENT = yaml.safe_load((DOCS / "openapi.yaml").read_text())
+SCHEMA_OF = {
+    "text": {"type": "string"},
+    "number": {"type": "number", "minimum": 0},
+    "whole": {"type": "integer", "minimum": 1},
+    "time": {"type": "string"},
+    "switch": {"type": "boolean"},
+}
+
+
+def healthy():
+    return True, {}
+
+
+@pytest.fixture(scope="module")
+def routes():
+    snapshot = Snapshot.from_json(encoded())
+
+    def source():
+        return snapshot
+
+    own = CollectorRegistry()
+    return make_routes(
+        MetricsPage(own, source),
+        SnapshotDocuments(source),
+        alive=healthy,
+        ready=healthy,
+        status_page=StatusPage(source, own, ready=healthy, unix_nano=lambda: 0),
+        questions=AskPages(ClientView(source)),
+    )
+
+
+def test_it_has_every_route_and_no_other(routes):
+    patterns = {re.sub(r"\{\w+\}", "*", path) for path in DOCUMENT["paths"]}
+    assert patterns == {route.pattern for route in routes}
+
+
+def test_pages_that_want_no_token_are_marked():
+    assert {path for path, item in DOCUMENT["paths"].items() if item["get"].get("security") == []} == OPEN_PAGES
+
+
+@pytest.mark.parametrize(("path", "parameters"), [("/predict", PREDICT), ("/plan", PLAN)])
+def test_the_parameters_of_a_question_are_those_of_the_code(path, parameters):
+    written = [
+        {"name": each.name, "in": "query", "schema": SCHEMA_OF[each.kind], "description": each.meaning}
+        | ({"required": True} if each.required else {})
+        for each in parameters
+    ]
+    assert DOCUMENT["paths"][path]["get"]["parameters"] == written
+
+
+@pytest.mark.parametrize(("question", "parameters"), [("predict", PREDICT), ("plan", PLAN)])
+def test_the_parameters_of_a_question_are_the_options_of_the_command(question, parameters):
+    parser = argparse.ArgumentParser()
+    commands = parser.add_subparsers()
+    add_question_parsers(commands, lambda _: 0)
+    options = {
+        action.dest: (action.help, action.required)
+        for action in commands.choices[question]._actions
+        if action.option_strings and action.dest not in {"help", "token_file", "json"}
+    }
+    assert options == {each.name: (each.meaning, each.required) for each in parameters}
+
+
+ASKED = [
+    ("/predict", "requests=20&prefill=512&context=30000"),
+    ("/predict", "prompt=2000&output=300&concurrency=20&prefix_hit=0.4"),
+    ("/plan", "prompt=2000&output=300&itl=30ms&ttft=1s&rate=12&safe=true"),
+    ("/plan", "prompt=2000&output=300&kv_tokens=20000&max_num_seqs=8&max_num_batched_tokens=512"),
+]
+
+
+@pytest.mark.parametrize(("path", "query"), ASKED)
+def test_answers_are_what_it_says(routes, path, query):
+    response = dispatch(routes, "GET", f"{path}?{query}", {})
+    assert response.status == 200, response.body
+    assert response.content_type == "application/json"
+    schema = DOCUMENT["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+    jsonschema.Draft202012Validator({**schema, "components": DOCUMENT["components"]}).validate(
+        json.loads(response.body)
+    )
+
+
+@pytest.mark.parametrize(("schema", "answer"), [("AtLoad", RequestEstimate), ("Step", Prediction), ("Plan", Plan)])
+def test_its_answers_have_every_key_of_the_client(schema, answer):
+    written = DOCUMENT["components"]["schemas"][schema]
+    part = written["allOf"][-1] if "allOf" in written else written
+    assert set(part["properties"]) == set(part["required"]) == set(answer._fields)
+
+
+def test_every_reference_leads_somewhere():
+    for reference in re.findall(r'\$ref: "#/([\w/]+)"', (DOCS / "openapi.yaml").read_text()):
+        place = DOCUMENT
+        for key in reference.split("/"):
+            place = place[key]

@@ -1,0 +1,169 @@
+"""`/predict` and `/plan`: the command's own documents over HTTP, and a line that names what is wrong."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+import tracefit
+from collector.commands.plan import plan
+from collector.commands.predict import predict
+from exporters.client_view import ClientView
+from exporters.pages import AskPages, dispatch, protect
+from exporters.pages.routing import Route
+from exporters.what_if import Assumed, Load, Sizing, Step, Targets
+from online import Snapshot
+from tests.tracefit.example_snapshot import encoded, tree
+
+
+def pages(snapshot):
+    asked = AskPages(ClientView(lambda: snapshot))
+    return (Route("/predict", asked.answer_predict), Route("/plan", asked.answer_plan))
+
+
+ROUTES = pages(Snapshot.from_json(encoded()))
+CLIENT = tracefit.load(encoded())
+
+
+def ask(target, routes=ROUTES):
+    return dispatch(routes, "GET", target, {})
+
+
+def bent(edit):
+    changed = tree()
+    edit(changed)
+    return pages(Snapshot.from_json(encoded(changed)))
+
+
+def commanded(command, question):
+    said = []
+    command(CLIENT, question, config_id=None, in_json=True, say=said.append, note=said.append)
+    return f"{said[0]}\n".encode()
+
+
+SAME = [
+    ("/predict?requests=20&prefill=512&context=3e4", predict, Step(512.0, 20.0, 30_000.0)),
+    ("/predict?prompt=2000&output=300", predict, Load(2000.0, 300.0, 1.0)),
+    ("/predict?prompt=2000&output=300&concurrency=12.5&prefix_hit=0.4", predict, Load(2000.0, 300.0, 12.5, 0.4)),
+    ("/plan?prompt=2000&output=300&itl=30ms&config=0f3c", plan, Sizing(Targets(2000.0, 300.0, itl_ms=30.0))),
+    (
+        "/plan?prompt=2000&output=300&itl=30ms&ttft=1s&rate=12&safe=on&kv_tokens=200000&prefix_hit=0.5&max_num_seqs=64",
+        plan,
+        Sizing(Targets(2000.0, 300.0, 30.0, 1000.0, 12.0, 0.5, safe=True), Assumed(max_num_seqs=64, kv_tokens=200_000)),
+    ),
+]
+
+
+@pytest.mark.parametrize(("target", "command", "question"), SAME)
+def test_http_and_the_command_line_say_the_same_to_the_byte(target, command, question):
+    response = ask(target)
+    assert (response.status, response.content_type) == (200, "application/json")
+    assert response.body == commanded(command, question)
+
+
+BAD = [
+    ("/predict", "prompt"),
+    ("/predict?", "prompt"),
+    ("/predict?prefill=3", "requests"),
+    ("/predict?prompt=3", "output"),
+    ("/predict?prompt=3&output=3&requests=2", "prompt"),
+    ("/predict?requests=-1", "requests"),
+    ("/predict?requests=nan", "requests"),
+    ("/predict?requests=inf", "requests"),
+    ("/predict?requests=1e400", "requests"),
+    ("/predict?requests=twenty", "requests"),
+    ("/predict?requests=1&prefill=1000000000000", "prefill"),
+    ("/predict?requests=1&context=1e12", "context"),
+    ("/predict?prompt=1e12&output=1", "prompt"),
+    ("/predict?prompt=10&output=0", "output"),
+    ("/predict?prompt=10&output=10&prefix_hit=1.1", "prefix_hit"),
+    ("/predict?prompt=10&output=10&concurrency=1e7", "concurrency"),
+    ("/predict?promt=10&output=10", "promt"),
+    ("/predict?requests=1&itl=30ms", "itl"),
+    ("/plan", "prompt"),
+    ("/plan?prompt=10", "output"),
+    ("/plan?prompt=10&output=", "output"),
+    ("/plan?prompt=10&output=10&itl=soon", "itl"),
+    ("/plan?prompt=10&output=10&itl=0", "itl"),
+    ("/plan?prompt=10&output=10&itl=-3ms", "itl"),
+    ("/plan?prompt=10&output=10&ttft=999999999999s", "ttft"),
+    ("/plan?prompt=10&output=10&rate=0", "rate"),
+    ("/plan?prompt=10&output=10&safe=maybe", "safe"),
+    ("/plan?prompt=10&output=10&max_num_seqs=0", "max_num_seqs"),
+    ("/plan?prompt=10&output=10&max_num_seqs=1.5", "max_num_seqs"),
+    ("/plan?prompt=10&output=10&max_num_batched_tokens=1", "max_num_batched_tokens"),
+    (f"/plan?prompt=10&output=10&kv_tokens={'9' * 5000}", "kv_tokens"),
+    ("/plan?prompt=10&output=10&kv_tokens=3", "prompt"),
+    ("/plan?prompt=10&output=10&<script>=1", "<script>"),
+]
+
+
+@pytest.mark.parametrize(("target", "parameter"), BAD)
+def test_a_bad_parameter_is_a_400_that_names_it_on_one_short_line(target, parameter):
+    response = ask(target)
+    assert response.status == 400
+    assert response.content_type.startswith("text/plain")
+    text = response.body.decode()
+    assert text.startswith(f"{parameter}: ")
+    assert text.count("\n") == 1
+    assert len(text) < 300
+
+
+def test_before_the_first_snapshot_it_says_when_to_come_again():
+    response = ask("/plan?prompt=10&output=10", pages(None))
+    assert response.status == 503
+    assert dict(response.headers)["Retry-After"]
+
+
+def test_a_bad_question_is_bad_before_the_first_snapshot_too():
+    assert ask("/plan", pages(None)).status == 400
+
+
+def test_an_unknown_configuration_is_a_404_that_lists_those_there_are():
+    response = ask("/plan?prompt=10&output=10&config=zzz")
+    assert response.status == 404
+    assert b"0f3c5a9b77e1" in response.body
+
+
+def test_of_several_configurations_one_must_be_named():
+    def two(changed):
+        changed["configs"].append({**changed["configs"][0], "config_id": "0f3c5a9b77e2"})
+
+    routes = bent(two)
+    response = ask("/predict?requests=1", routes)
+    assert (response.status, response.body.startswith(b"config: several configurations fit")) == (400, True)
+    assert ask("/predict?requests=1&config=0f3c5a9b77e2", routes).status == 200
+
+
+def test_without_coefficients_it_is_a_422_that_says_why():
+    response = ask("/predict?requests=1", bent(lambda changed: changed["configs"][0]["targets"].pop("step_time")))
+    assert response.status == 422
+    assert response.body == b"configuration 0f3c5a9b77e1 has learned nothing about step_time yet\n"
+
+
+def test_coefficients_that_should_not_be_used_answer_and_say_so():
+    def young(changed):
+        changed["configs"][0]["targets"]["step_time"]["models"]["portable"]["rows"] = 40
+
+    answer = json.loads(ask("/predict?requests=1", bent(young)).body)
+    assert answer["usable"] is False
+    assert answer["reasons"] == ["learned from 40 rows, fewer than 256"]
+
+
+def test_a_new_generation_answers_anew():
+    shown = [Snapshot.from_json(encoded())]
+    asked = AskPages(ClientView(lambda: shown[0]))
+    routes = (Route("/predict", asked.answer_predict),)
+    first = json.loads(ask("/predict?requests=1", routes).body)["us"]
+    slower = tree()
+    slower["configs"][0]["targets"]["step_time"]["models"]["portable"]["features"][0]["coefficient"] += 1000.0
+    shown[0] = msgspec.structs.replace(Snapshot.from_json(encoded(slower)), generation=43)
+    assert json.loads(ask("/predict?requests=1", routes).body)["us"] > first + 900
+
+
+def test_where_pages_want_a_token_these_do():
+    routes = protect(ROUTES, lambda header: header == "Bearer right")
+    assert dispatch(routes, "GET", "/plan?prompt=10&output=10", {}).status == 401
+    assert dispatch(routes, "GET", "/plan?prompt=10&output=10", {"Authorization": "Bearer right"}).status == 200

@@ -1,0 +1,114 @@
+"""The what-if form of the status page: question and answer are one address, without a script."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from exporters.client_view import ClientView
+from exporters.pages import AskPages, dispatch
+from exporters.pages.routing import Route
+from exporters.status_page import StatusPage
+from exporters.status_page.what_if import MAX_CHOICES
+from online import Snapshot
+from tests.support import exporter_cases as cases
+from tests.tracefit.example_snapshot import encoded, tree
+
+
+def page_of(snapshot, target="/"):
+    def source():
+        return snapshot
+
+    page = StatusPage(source, CollectorRegistry(), ready=lambda: (True, {}), unix_nano=lambda: 0)
+    response = dispatch((Route("/", page.answer),), "GET", target, {})
+    assert response.status == 200
+    return response.body.decode()
+
+
+def section_of(text):
+    return text.partition('<section id="what-if"')[2].partition("</section>")[0]
+
+
+def answer_of(text):
+    cells = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", section_of(text).partition('id="answer">')[2])
+    return {name: html.unescape(value) for name, value in cells}
+
+
+ONE = Snapshot.from_json(encoded())
+
+
+def test_nobody_asked_so_there_are_forms_and_no_answer():
+    section = section_of(page_of(ONE))
+    assert section.count("<form") == 3
+    assert answer_of(page_of(ONE)) == {}
+    assert "<select" not in section, "there is one configuration only"
+
+
+def test_a_plan_is_answered_on_the_page():
+    answer = answer_of(page_of(ONE, "/?prompt=2000&output=300&itl=30ms&ttft=&rate=12&ask=plan"))
+    assert answer["fits"] == "35 requests in flight"
+    assert answer["because"].startswith("compute")
+    assert answer["engines for that rate"] == "4"
+    assert answer["ITL"].startswith("29.6 ms (8 of 10")
+
+
+def test_a_load_and_a_step_are_answered_too():
+    assert answer_of(page_of(ONE, "/?prompt=2000&output=300&concurrency=20&ask=load"))["TTFT"].startswith("130 ms")
+    answer = answer_of(page_of(ONE, "/?requests=64&prefill=&context=57600&ask=step"))
+    assert answer["step"].startswith("20.3 ms")
+    assert answer["outside of what was learned from"] == "requests, shape"
+
+
+def test_what_was_asked_stays_in_the_form_and_leads_to_the_same_as_json():
+    text = page_of(ONE, "/?prompt=2000&output=300&itl=30ms&ask=plan")
+    assert section_of(text).count('value="2000"') == 1, "only in the form that asked"
+    link = html.unescape(re.search(r'href="(/plan[^"]*)"', text)[1])
+    asked = AskPages(ClientView(lambda: ONE))
+    assert json.loads(dispatch((Route("/plan", asked.answer_plan),), "GET", link, {}).body)["concurrency"] == 35
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("ask=plan", "prompt: missing"),
+        ("prompt=-1&output=10&ask=plan", "prompt: expected 1 to 1e+09"),
+        ("prompt=1e12&output=10&ask=load", "prompt: expected"),
+        ("requests=NaN&ask=step", "requests: expected"),
+        ('requests="><script>&ask=step', "&quot;&gt;&lt;script&gt;"),
+        ("config=zzz&requests=1&ask=step", "no such configuration"),
+        ("requests=1&ask=plan", "no such parameter"),
+    ],
+)
+def test_a_bad_question_is_an_alert_and_the_page_stands(query, said):
+    text = page_of(ONE, f"/?{query}")
+    assert said in section_of(text)
+    assert 'role="alert"' in section_of(text)
+    assert 'id="config-0f3c5a9b77e1"' in text
+
+
+def test_a_question_nobody_knows_is_no_question():
+    assert 'role="alert"' not in page_of(ONE, "/?ask=everything&requests=1")
+
+
+def test_before_anything_was_learned_there_is_no_form():
+    assert 'id="what-if"' not in page_of(None, "/?ask=step&requests=1")
+
+
+def test_without_coefficients_it_says_why():
+    bare = tree()
+    bare["configs"][0]["targets"].pop("step_time")
+    text = page_of(Snapshot.from_json(encoded(bare)), "/?requests=1&ask=step")
+    assert "has learned nothing about step_time yet" in section_of(text)
+
+
+def test_of_many_configurations_one_is_chosen_and_the_list_is_bounded():
+    many = cases.full_snapshot(MAX_CHOICES + 20)
+    chosen = many.configs[3].config_id
+    section = section_of(page_of(many, f"/?config={chosen}&requests=1&ask=step"))
+    assert section.count("<option") == 3 * MAX_CHOICES
+    assert section.count(" selected") == 3
+    assert f'<option value="{chosen}" selected>' in section

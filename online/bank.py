@@ -13,8 +13,9 @@ others. Configurations are bounded by ``bank.configs_max``, donors by :mod:`onli
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from online.features import Fact, Facts, FeatureSet, build, custom
@@ -24,19 +25,30 @@ from online.transfer import Donor, DonorPool, Priors, donor_of, priors_of
 
 from .rows import Lane, RowBlock, RowOutcome, Target
 from .snapshot import TargetSnapshot
-from .state import LEARNERS, Count, Image, StateError, decode, encode, saved
+from .state import (
+    LEARNERS,
+    Count,
+    Image,
+    Lineage,
+    LineageLedger,
+    StateError,
+    decode,
+    encode,
+    saved,
+)
 
 
 @dataclass
 class SavedBank:
     """What is learned, in the state file."""
 
-    STATE = saved("bank")
+    STATE = saved("bank", fresh=lambda _: SavedBank(0, {}, {}, {}, {}))
 
     learned_rows: Count
     targets: dict[str, dict[Target, SavedTarget]]
     facts: dict[str, dict[str, Fact]]
     priors: dict[str, Priors]
+    lineages: dict[str, Lineage]
 
 
 class Bank:
@@ -48,6 +60,7 @@ class Bank:
     Attributes:
         learned_rows: rows learned since the bank was made or restored; a new generation is worth making when it moves.
         evictions: configurations forgotten to keep the bound.
+        lineages: by configuration, the engines it has learned from.
     """
 
     def __init__(self, settings: BankSettings) -> None:
@@ -58,16 +71,33 @@ class Bank:
         self._configs: OrderedDict[str, dict[Target, TargetState]] = OrderedDict()
         self._facts: dict[str, dict[str, Fact]] = {}
         self._priors: dict[str, Priors] = {}
+        self.lineages: dict[str, Lineage] = {}
         self.pool = DonorPool()
 
     # ---------------------------------------------------------------- rows in
 
-    def learn(self, config_id: str, target: Target, rows: RowBlock, lane: Lane = Lane.PUBLISHED) -> Counter[RowOutcome]:
-        """Learn rows of one target; what became of them."""
+    def learn(
+        self,
+        config_id: str,
+        target: Target,
+        rows: RowBlock,
+        lane: Lane = Lane.PUBLISHED,
+        engines: Mapping[int, str] | None = None,
+    ) -> Counter[RowOutcome]:
+        """Learn rows of one target; what became of them.
+
+        ``engines``: names of the engines that the rows have as numbers; rows of others have no lineage.
+        """
         if not len(rows):
             return Counter()
         outcome = self._target(config_id, target).learn(rows, quick=lane is Lane.QUICK)
         self.learned_rows += outcome[RowOutcome.LEARNED]
+        if lane is Lane.PUBLISHED and engines:
+            lineage = self.lineages.setdefault(config_id, Lineage())
+            for number, engine in engines.items():
+                own = rows.engine == number
+                if own.any():
+                    lineage.record(engine, rows.end_ns[own])
         return outcome
 
     def _target(self, config_id: str, target: Target) -> TargetState:
@@ -130,6 +160,7 @@ class Bank:
         targets, facts = self._configs.pop(old), self._facts.pop(old, {})
         priors = self._priors.pop(old, {})
         self._facts[new] = {**facts, **self._facts.get(new, {})}
+        self._add_lineage(new, self.lineages.pop(old, None))
         if new not in self._configs:
             self._configs[new] = targets
             self._priors.setdefault(new, priors)
@@ -175,7 +206,7 @@ class Bank:
 
     def drop(self, config_id: str) -> None:
         """Forget a configuration with all its learners."""
-        for container in (self._configs, self._facts, self._priors):
+        for container in (self._configs, self._facts, self._priors, self.lineages):
             container.pop(config_id, None)
 
     def configs(self) -> list[str]:
@@ -205,7 +236,7 @@ class Bank:
         }
         facts = {config_id: known for config_id, known in self._facts.items() if config_id in targets}
         priors = {config_id: known for config_id, known in self._priors.items() if config_id in targets}
-        return SavedBank(self.learned_rows, targets, facts, priors)
+        return SavedBank(self.learned_rows, targets, facts, priors, self.lineages)
 
     def state(self) -> bytes:
         """A state file of all that is learned."""
@@ -233,18 +264,29 @@ class Bank:
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise error if isinstance(error, StateError) else StateError(f"state does not fit: {error!r}") from error
         self._configs, self._facts, self._priors = fresh._configs, fresh._facts, fresh._priors
+        self.lineages = {config_id: known for config_id, known in state.lineages.items() if config_id in fresh._configs}
         self.learned_rows = state.learned_rows
         return skipped
 
+    def event_span_ns(self) -> tuple[int, int]:
+        """Event time of the first and of the last row that any target has learned; 0 without any."""
+        states = [state for targets in self._configs.values() for state in targets.values()]
+        return min((s.first_ns for s in states), default=0), max((s.last_ns for s in states), default=0)
+
     def merge(self, other: Bank) -> None:
-        """Add what another bank knows; the other is used up."""
+        """Add what another bank knows; the other is used up. That it shares no rows with this one is not checked."""
         for config_id, targets in other._configs.items():
             self._facts[config_id] = {**other._facts.get(config_id, {}), **self._facts.get(config_id, {})}
             if config_id not in self._configs:
                 self._configs[config_id] = targets
             else:
                 self._merge_targets(config_id, targets)
+            self._add_lineage(config_id, other.lineages.get(config_id))
         self.learned_rows += other.learned_rows
+
+    def _add_lineage(self, config_id: str, lineage: Lineage | None) -> None:
+        if lineage is not None:
+            self.lineages.setdefault(config_id, Lineage()).add(lineage)
 
     def _merge_targets(self, config_id: str, targets: dict[Target, TargetState]) -> None:
         mine = self._configs[config_id]
@@ -255,27 +297,38 @@ class Bank:
                 mine[target] = state
 
 
-def merge_states(parts: Sequence[bytes], settings: BankSettings) -> bytes:
-    """One state out of several, in order of event time.
+def merge_states(
+    parts: Sequence[bytes],
+    settings: BankSettings,
+    *,
+    names: Sequence[str] = (),
+    note: Callable[[str], None] = lambda _: None,
+) -> bytes:
+    """One state out of several, taken in the order of their event time, whatever the order they are named in.
+
+    Args:
+        parts: state files.
+        settings: of the models to keep.
+        names: what sentences call each of them; ``state 1`` and so on without.
+        note: takes a sentence about each state of which nobody can tell whether its rows are in another one too.
 
     Raises:
-        StateError: one of them is corrupt or does not fit; the message says which, counted from 1.
+        StateError: one of them is corrupt, does not fit, or shares rows with another one; the message names it.
     """
+    names = names or [f"state {number}" for number in range(1, len(parts) + 1)]
+    ledger = LineageLedger()
     banks = []
-    for number, data in enumerate(parts, 1):
+    for name, data in zip(names, parts, strict=True):
         bank = Bank(settings)
         try:
             bank.restore(data)
         except StateError as error:
-            raise StateError(f"state {number}: {error}") from error
-        banks.append(bank)
-    banks.sort(key=_begin)
+            raise StateError(f"{name}: {error}") from error
+        ledger.admit(name, bank.lineages)
+        if any(config_id not in bank.lineages for config_id in bank.configs()):
+            note(f"{name}: an earlier version saved it without its engines, so it is not known whether it counts twice")
+        banks.append((*bank.event_span_ns(), hashlib.blake2b(data).digest(), bank))
     merged = Bank(settings)
-    for bank in banks:
+    for *_, bank in sorted(banks, key=lambda each: each[:3]):
         merged.merge(bank)
     return merged.state()
-
-
-def _begin(bank: Bank) -> int:
-    starts = [s.first_ns for targets in bank._configs.values() for s in targets.values()]  # noqa: SLF001  same module
-    return min(starts, default=0)

@@ -17,7 +17,10 @@ from online import Bank, StateError, merge_states
 
 
 def merge_files(paths: Sequence[Path], out: Path, config: Config, *, say: PrintLine, note: PrintLine) -> int:
-    """Merge state files into ``out``; a state that is corrupt or does not fit is named, and nothing is written."""
+    """Merge state files into ``out``.
+
+    A state that is corrupt, does not fit, or has learned the same rows as another one is named, and nothing is written.
+    """
     check_learning(config)
     parts = []
     for path in paths:
@@ -26,7 +29,7 @@ def merge_files(paths: Sequence[Path], out: Path, config: Config, *, say: PrintL
         except OSError as error:
             raise StartError(f"cannot read {path}: {error.strerror}") from None
     try:
-        merged = merge_states(parts, config)
+        merged = merge_states(parts, config, names=[str(path) for path in paths], note=note)
     except StateError as error:
         note(str(error))
         return EXIT_FAILED

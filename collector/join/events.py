@@ -11,7 +11,7 @@ Each event is complete in itself; nothing has to be looked up in the join.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from collector.identity import Fact
 from online import Lane, Quality, RowBlock, Target
@@ -36,12 +36,13 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows for one target of a configuration, in event-time order."""
+    """Rows for one target of a configuration, in event-time order; ``engines`` names the emitters by their numbers."""
 
     config_id: str
     target: Target
     rows: RowBlock
     lane: Lane = Lane.PUBLISHED
+    engines: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

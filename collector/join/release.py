@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,14 @@ from online.state import saved
 
 from .emitter import Emitter, TargetRows
 from .events import Rows
+
+
+class ReleasedRows(NamedTuple):
+    """Rows of one target whose turn has come, and the instances of the emitters whose numbers they bear."""
+
+    target: Target
+    rows: RowBlock
+    engines: dict[int, str]
 
 
 class Release:
@@ -39,14 +48,17 @@ class Release:
                 held = self._held.setdefault(target, {}).setdefault(instance, deque())
                 held.extend(blocks)
 
-    def take(self, until_unix_ns: int | None) -> list[TargetRows]:
+    def take(self, until_unix_ns: int | None) -> list[ReleasedRows]:
         """Rows that end until ``until_unix_ns`` (None: all), in order."""
         out = []
         for target, by_instance in sorted(self._held.items()):
             taken: list[RowBlock] = []
+            engines: dict[int, str] = {}
             several = len(by_instance) > 1
             for instance, blocks in sorted(by_instance.items()):
-                taken += _until(blocks, until_unix_ns)
+                own = _until(blocks, until_unix_ns)
+                engines |= {int(block.engine[0]): instance for block in own}
+                taken += own
                 if not blocks:
                     del by_instance[instance]
             if taken:
@@ -54,7 +66,7 @@ class Release:
                 if several:
                     # stable: equal ends stay in the order of the instances
                     block = block.take(np.argsort(block.end_ns, kind="stable"))
-                out.append(TargetRows(target, block))
+                out.append(ReleasedRows(target, block, engines))
         return out
 
 
@@ -98,5 +110,5 @@ def release_rows(
         released = releases[config_id].take(None if everything else horizon(own, settings))
         if not own:
             del releases[config_id]
-        out += [Rows(config_id, target, rows) for target, rows in released]
+        out += [Rows(config_id, target, rows, engines=engines) for target, rows, engines in released]
     return out

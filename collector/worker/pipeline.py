@@ -147,8 +147,8 @@ class Pipeline:
                 self._bank.describe(config_id, facts)
                 self._quarantine.retain(self.joiner.config_ids())
                 _log.info("configuration %s: telemetry quality %s, %d facts", config_id, quality.label, len(facts))
-            case Rows(config_id, target, rows, lane):
-                outcomes = self._quarantine.learn(config_id, target, rows, lane)
+            case Rows(config_id, target, rows, lane, engines):
+                outcomes = self._quarantine.learn(config_id, target, rows, lane, engines)
                 if lane is Lane.PUBLISHED:
                     for outcome, count in outcomes.items():
                         self._counts[table.ROWS, target, outcome] += count

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from online import Bank, Lane, RowBlock, RowOutcome, Target, TargetSnapshot
 
@@ -36,11 +36,13 @@ class Quarantine:
         new, self._new = self._new, 0
         return new
 
-    def learn(self, config_id: str, target: Target, rows: RowBlock, lane: Lane) -> Counter[RowOutcome]:
+    def learn(
+        self, config_id: str, target: Target, rows: RowBlock, lane: Lane, engines: Mapping[int, str] | None = None
+    ) -> Counter[RowOutcome]:
         """Let the bank learn; what became of the rows."""
         if config_id not in self._reasons:
             try:
-                return self._bank.learn(config_id, target, rows, lane)
+                return self._bank.learn(config_id, target, rows, lane, engines)
             except Exception as error:  # noqa: BLE001 -- whatever a learner raises
                 self._put_aside(config_id, f"{target}: {type(error).__name__}")
         return Counter({RowOutcome.QUARANTINED: len(rows)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .declared import Array, Count, Finite, Kept, LikeFresh, MadeBy, Named, Saved, StateError, layout, saved
 from .file import LEARNERS, VERSION, Image, Migrations, body_of, decode, encode, sealed
 from .graph import Graph
+from .lineage import Lineage, LineageLedger
 
 __all__ = [
     "LEARNERS",
@@ -16,6 +17,8 @@ __all__ = [
     "Image",
     "Kept",
     "LikeFresh",
+    "Lineage",
+    "LineageLedger",
     "MadeBy",
     "Migrations",
     "Named",

@@ -7,9 +7,65 @@ import pytest
 from collector.commands.merge import merge_files
 from collector.commands.replay import replay
 from collector.config.schema import Config
+from collector.recordings.reader import Recording, TimedExport
 from collector.runtime.clock import SystemClock
+from collector.worker.build import make_pipeline
 from online.bank import Bank
 from tests.support.paths import DATA
+from tests.support.state_files import kept_file
+
+
+def merged(states, out):
+    """Exit code and what was said."""
+    said = []
+    code = merge_files(states, out, Config(learners=("rls",)), say=said.append, note=said.append)
+    return code, said
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """States of one sidecar, in the middle and at the end of a recording; and of another one."""
+    directory = tmp_path_factory.mktemp("states")
+    config = Config(learners=("rls",))
+    pipeline = make_pipeline(config)
+    exports = [
+        timed.export for timed in Recording(DATA / "c1_mixed" / "otlp.pb.gz", print) if isinstance(timed, TimedExport)
+    ]
+    for name, part in (("early.bin", exports[:18]), ("late.bin", exports[18:])):
+        pipeline.process(part)
+        (directory / name).write_bytes(pipeline.state())
+    other = make_pipeline(config)
+    other.process([timed.export for timed in Recording(DATA / "c6_saturated" / "otlp.pb.gz", print)])
+    (directory / "other.bin").write_bytes(other.state())
+    return directory
+
+
+@pytest.mark.parametrize("states", [("late.bin", "late.bin"), ("early.bin", "late.bin"), ("late.bin", "early.bin")])
+def test_a_state_and_itself_or_its_own_past_are_refused_by_name(kept, tmp_path, states):
+    code, said = merged([kept / name for name in ("other.bin", *states)], tmp_path / "out.bin")
+    assert code == 1
+    assert len(said) == 1
+    assert f"{kept / states[1]}: engine '87191f17-1456-41d4-ac9a-b27d9e810194'" in said[0]
+    assert f"is in {kept / states[0]} too" in said[0]
+    assert not (tmp_path / "out.bin").exists()
+
+
+def test_what_a_merged_state_was_made_of_is_not_merged_into_it_again(kept, tmp_path):
+    assert merged([kept / "late.bin", kept / "other.bin"], tmp_path / "fleet.bin")[0] == 0
+    code, said = merged([tmp_path / "fleet.bin", kept / "early.bin"], tmp_path / "again.bin")
+    assert code == 1
+    assert f"is in {tmp_path / 'fleet.bin'} too" in said[0]
+
+
+def test_of_a_state_without_its_engines_it_is_said_that_nobody_can_tell(tmp_path):
+    for name in ("a.bin", "b.bin"):
+        (tmp_path / name).write_bytes(kept_file("learned_2.bin"))
+    code, said = merged([tmp_path / "a.bin", tmp_path / "b.bin"], tmp_path / "out.bin")
+    assert code == 0
+    assert [line.partition(": an earlier version saved it")[0] for line in said[:2]] == [
+        str(tmp_path / "a.bin"),
+        str(tmp_path / "b.bin"),
+    ]
 
 
 def coefficients(state: Path) -> dict[str, dict[str, float]]:

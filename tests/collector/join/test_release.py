@@ -26,7 +26,7 @@ def rows(*ends: int, engine: int = 0) -> RowBlock:
 
 
 def taken(release: Release, until: int | None) -> list[int]:
-    return [end for _, block in release.take(until) for end in block.end_ns.tolist()]
+    return [end for _, block, _ in release.take(until) for end in block.end_ns.tolist()]
 
 
 def test_rows_leave_until_the_given_time_and_the_rest_stays():
@@ -42,15 +42,16 @@ def test_several_engines_are_merged_and_equal_ends_keep_the_order_of_the_instanc
     release = Release()
     release.add("b", [TargetRows(Target.STEP_TIME, rows(2, 4, engine=1))])
     release.add("a", [TargetRows(Target.STEP_TIME, rows(1, 4, 6, engine=0))])
-    ((_, block),) = release.take(5)
+    ((_, block, engines),) = release.take(5)
     assert block.end_ns.tolist() == [1, 2, 4, 4]
     assert block.engine.tolist() == [0, 1, 0, 1]
+    assert engines == {0: "a", 1: "b"}
 
 
 def test_targets_are_kept_apart():
     release = Release()
     release.add("a", [TargetRows(Target.STEP_TIME, rows(1)), TargetRows(Target.SCHEDULE_TIME, rows(2))])
-    assert {target: block.end_ns.tolist() for target, block in release.take(None)} == {
+    assert {target: block.end_ns.tolist() for target, block, _ in release.take(None)} == {
         Target.STEP_TIME: [1],
         Target.SCHEDULE_TIME: [2],
     }
@@ -71,7 +72,7 @@ def test_the_order_does_not_depend_on_the_pieces(ends, cuts):
                 release.add(name, [TargetRows(Target.STEP_TIME, rows(*here, engine=ord(name)))])
         out += [
             (end, chr(engine))
-            for _, block in release.take(high - 1)
+            for _, block, _ in release.take(high - 1)
             for end, engine in zip(block.end_ns.tolist(), block.engine.tolist(), strict=True)
         ]
     assert out == expected
@@ -111,7 +112,7 @@ def test_rows_held_under_an_earlier_identity_leave_with_those_of_the_new_one():
     old.add("b", [TargetRows(Target.SCHEDULE_TIME, rows(2))])
     new.add("b", [TargetRows(Target.STEP_TIME, rows(3))])
     new.take_over(old)
-    assert {target: block.end_ns.tolist() for target, block in new.take(None)} == {
+    assert {target: block.end_ns.tolist() for target, block, _ in new.take(None)} == {
         Target.STEP_TIME: [1, 3, 5],
         Target.SCHEDULE_TIME: [2],
     }

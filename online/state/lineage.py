@@ -1,0 +1,129 @@
+"""Lineage: which engines a configuration has learned from, and of which times, so that no row is ever counted twice.
+
+    engine -> spans (first, last, rows)      event time in ns of its earliest and latest row, and how many rows
+
+Spans of one engine are more than ten minutes apart: an engine that moved from one gateway to another and back left a
+gap, in which the other one learned. Two states have learned the same rows where spans of one engine overlap. A sender
+that gave no name goes by its address, which others may have elsewhere: there, only spans that begin with the same row
+are the same. Of an engine at most 4 spans are told apart (the nearest two become one), of a configuration the 4096
+engines heard of last; spans of several states stand side by side. Adding is commutative and, below those bounds,
+associative.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .declared import Count, StateError, saved
+
+Span = tuple[int, int, Count]
+
+SILENCE_NS = 600_000_000_000
+SPANS_MAX = 4
+ENGINES_MAX = 4096
+
+_ADDRESS = re.compile(r"(ipv4|ipv6|unix|https?):|.*:\d+(#\d+)?$")
+
+
+class Lineage:
+    """Of one configuration.
+
+    Attributes:
+        engines: spans by engine, in order of their beginning.
+    """
+
+    STATE = saved("lineage", engines=dict[str, list[Span]], fresh=lambda _: Lineage())
+
+    def __init__(self) -> None:
+        self.engines: dict[str, list[Span]] = {}
+
+    def restored(self) -> None:
+        """No span ends before it begins."""
+        if any(last < first for spans in self.engines.values() for first, last, _ in spans):
+            raise StateError("a span of an engine ends before it begins")
+
+    def record(self, engine: str, end_ns: NDArray[np.int64]) -> None:
+        """Rows (n,) were learned."""
+        times = np.sort(end_ns)
+        for part in np.split(times, np.flatnonzero(np.diff(times) > SILENCE_NS) + 1):
+            self._extend(engine, (int(part[0]), int(part[-1]), len(part)))
+
+    def _extend(self, engine: str, span: Span) -> None:
+        apart = []
+        for other in self.engines.get(engine, ()):
+            if other[0] - span[1] > SILENCE_NS or span[0] - other[1] > SILENCE_NS:
+                apart.append(other)
+            else:
+                span = _joined(other, span)
+        self._keep(engine, [*apart, span])
+
+    def _keep(self, engine: str, spans: list[Span]) -> None:
+        spans = sorted(spans)
+        while len(spans) > SPANS_MAX:
+            gaps = [after[0] - before[1] for before, after in itertools.pairwise(spans)]
+            at = gaps.index(min(gaps))
+            spans[at : at + 2] = [_joined(spans[at], spans[at + 1])]
+        self.engines[engine] = spans
+        while len(self.engines) > ENGINES_MAX:
+            del self.engines[min(self.engines, key=lambda name: self.engines[name][-1][1])]
+
+    def add(self, other: Lineage) -> None:
+        """Spans of both."""
+        for engine, spans in other.engines.items():
+            self._keep(engine, [*self.engines.get(engine, ()), *spans])
+
+    def common_span(self, other: Lineage, engine: str) -> tuple[int, int] | None:
+        """First and last time of rows of an engine that both have learned; None without any."""
+        for mine in self.engines.get(engine, ()):
+            for theirs in other.engines.get(engine, ()):
+                first, last = max(mine[0], theirs[0]), min(mine[1], theirs[1])
+                if first <= last and (mine[0] == theirs[0] or not _ADDRESS.match(engine)):
+                    return first, last
+        return None
+
+    def main_engine(self) -> str:
+        """The engine of the most rows; empty when none is known."""
+        rows = {engine: sum(span[2] for span in spans) for engine, spans in self.engines.items()}
+        return max(sorted(rows), key=rows.__getitem__, default="")
+
+
+class LineageLedger:
+    """The lineages of states that are to be merged, by name of the state."""
+
+    def __init__(self) -> None:
+        self._holders: dict[tuple[str, str], list[tuple[str, Lineage]]] = {}
+
+    def admit(self, state: str, lineages: Mapping[str, Lineage]) -> None:
+        """Take a state in.
+
+        Raises:
+            StateError: rows of it are in another one already; the sentence names the engine and both states.
+        """
+        for config_id, lineage in lineages.items():
+            for engine in lineage.engines:
+                holders = self._holders.setdefault((config_id, engine), [])
+                for holder, held in holders:
+                    span = held.common_span(lineage, engine)
+                    if span is not None:
+                        raise StateError(
+                            f"{state}: engine {engine!r} of configuration {config_id} is in {holder} too, both with"
+                            f" its rows of {_text(span[0])} to {_text(span[1])}, which would count twice"
+                        )
+                holders.append((state, lineage))
+
+
+def _joined(a: Span, b: Span) -> Span:
+    return min(a[0], b[0]), max(a[1], b[1]), a[2] + b[2]
+
+
+def _text(unix_ns: int) -> str:
+    try:
+        return datetime.fromtimestamp(unix_ns // 1_000_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (OverflowError, ValueError, OSError):
+        return f"{unix_ns} ns"

@@ -1,0 +1,124 @@
+"""Whose rows were learned, and when: what tells that a state is merged with itself."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from online.state import Lineage, LineageLedger, StateError
+from online.state import lineage as bounds
+from tests.support.state_files import through_bytes
+
+MINUTE = 60_000_000_000
+
+
+def lineage(**engines):
+    """Of engines and their spans, each as (first, last) in minutes."""
+    out = Lineage()
+    for engine, spans in engines.items():
+        for first, last in spans:
+            out.record(engine.replace("_", ":"), np.array([first, last]) * MINUTE)
+    return out
+
+
+def test_rows_of_one_engine_are_one_span_until_it_is_silent_for_ten_minutes():
+    seen = Lineage()
+    seen.record("a", np.array([0, 5, 15, 16, 27]) * MINUTE)
+    assert seen.engines == {"a": [(0, 16 * MINUTE, 4), (27 * MINUTE, 27 * MINUTE, 1)]}
+    seen.record("a", np.array([20]) * MINUTE)
+    assert seen.engines == {"a": [(0, 27 * MINUTE, 6)]}
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=40), st.integers(0, 40), st.randoms())
+def test_spans_depend_on_the_rows_and_not_on_how_they_came(minutes, cut, random):
+    whole, pieces = Lineage(), Lineage()
+    whole.record("a", np.array(minutes) * MINUTE)
+    random.shuffle(minutes)
+    for part in (minutes[:cut], minutes[cut:]):
+        if part:
+            pieces.record("a", np.array(part) * MINUTE)
+    assert pieces.engines == whole.engines
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "common"),
+    [
+        ({"a": [(0, 9)]}, {"a": [(0, 9)]}, True),
+        ({"a": [(0, 9)]}, {"a": [(0, 4)]}, True),
+        ({"a": [(0, 9)]}, {"a": [(9, 12)]}, True),
+        ({"a": [(0, 9)]}, {"a": [(10, 12)]}, False),
+        ({"a": [(0, 9)]}, {"b": [(0, 9)]}, False),
+        ({"a": [(0, 9), (40, 50)]}, {"a": [(15, 30)]}, False),
+        ({"a": [(0, 9), (40, 50)], "b": [(0, 5)]}, {"c": [(0, 1)], "a": [(49, 60)]}, True),
+        ({"ipv4:127.0.0.1:4001": [(0, 9)]}, {"ipv4:127.0.0.1:4001": [(2, 12)]}, False),
+        ({"ipv4:127.0.0.1:4001": [(0, 9)]}, {"ipv4:127.0.0.1:4001": [(0, 12)]}, True),
+        ({"localhost:8000#1": [(0, 9)]}, {"localhost:8000#1": [(1, 12)]}, False),
+    ],
+)
+def test_states_share_rows_where_spans_of_one_engine_overlap(mine, theirs, common):
+    for one, other in ((mine, theirs), (theirs, mine)):
+        ledger = LineageLedger()
+        ledger.admit("monday.bin", {"c": lineage(**one)})
+        ledger.admit("elsewhere.bin", {"d": lineage(**other)})
+        if common:
+            with pytest.raises(StateError, match=r"tuesday\.bin: engine .* of configuration c is in monday\.bin too"):
+                ledger.admit("tuesday.bin", {"c": lineage(**other)})
+        else:
+            ledger.admit("tuesday.bin", {"c": lineage(**other)})
+
+
+def test_the_sentence_names_engine_states_and_time():
+    ledger = LineageLedger()
+    ledger.admit("a.bin", {"0f3c": lineage(pod=[(0, 9)])})
+    with pytest.raises(StateError) as refused:
+        ledger.admit("b.bin", {"0f3c": lineage(pod=[(5, 12)])})
+    assert str(refused.value) == (
+        "b.bin: engine 'pod' of configuration 0f3c is in a.bin too, both with its rows of 1970-01-01T00:05:00Z"
+        " to 1970-01-01T00:09:00Z, which would count twice"
+    )
+
+
+def test_what_was_merged_before_is_known_afterwards_in_any_order():
+    parts = [lineage(a=[(0, 9)]), lineage(a=[(20, 30)], b=[(0, 1)]), lineage(c=[(0, 5)])]
+    sums = []
+    for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2)):
+        whole = Lineage()
+        for i in order:
+            whole.add(parts[i])
+        sums.append(whole.engines)
+    assert sums[0] == sums[1] == sums[2]
+    ledger = LineageLedger()
+    ledger.admit("merged.bin", {"c": whole})
+    for part in parts:
+        with pytest.raises(StateError, match=r"merged\.bin"):
+            ledger.admit("part.bin", {"c": part})
+
+
+def test_it_is_bounded_in_engines_and_in_spans(monkeypatch):
+    monkeypatch.setattr(bounds, "ENGINES_MAX", 3)
+    seen = lineage(a=[(0, 1), (20, 21), (40, 41), (60, 61), (72, 73)], b=[(5, 6)], c=[(4, 5)], d=[(7, 8)])
+    assert set(seen.engines) == {"a", "b", "d"}
+    assert [(first // MINUTE, last // MINUTE, rows) for first, last, rows in seen.engines["a"]] == [
+        (0, 1, 2),
+        (20, 21, 2),
+        (40, 41, 2),
+        (60, 73, 4),
+    ]
+
+
+def test_it_is_saved_compactly_and_checked_when_read():
+    seen = Lineage()
+    for number in range(1000):
+        seen.record(f"{number:08x}-6aff-4c5f-8a3f-a8f1c9a8e2d1", np.array([0, 1]) + 1_700_000_000_000_000_000)
+    again = through_bytes(seen, Lineage())
+    assert again.engines == seen.engines
+    backwards = Lineage()
+    backwards.engines = {"a": [(2, 1, 1)]}
+    with pytest.raises(StateError, match="ends before it begins"):
+        through_bytes(backwards, Lineage())
+
+
+def test_the_engine_of_the_most_rows_gives_the_name():
+    seen = lineage(a=[(0, 1)], b=[(0, 1), (2, 3), (30, 31)])
+    assert seen.main_engine() == "b"
+    assert Lineage().main_engine() == ""

@@ -28,6 +28,8 @@ class RowDrop(enum.StrEnum):
     """Made from request spans, where engines send their steps themselves."""
     WHICH_CONFIG = "which_config"
     """Made from request spans beside engines of several configurations."""
+    WHICH_SERVER = "which_server"
+    """Between pages of several servers behind one address: one's counters less another's."""
 
 
 class JoinEvent(enum.StrEnum):

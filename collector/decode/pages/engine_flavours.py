@@ -49,6 +49,8 @@ class Meaning(enum.IntEnum):
     E2E_SECONDS = 18
     QUEUE_SECONDS = 19
     INFERENCE_SECONDS = 20
+    ITL_SECONDS_SQUARED = 21
+    """Sum of the squares of the latencies, each at the middle of its bucket."""
 
 
 class Flavour(enum.StrEnum):
@@ -86,6 +88,7 @@ _VLLM: dict[Meaning, tuple[str, ...]] = {
     Meaning.E2E_SECONDS: ("e2e_request_latency_seconds_sum",),
     Meaning.QUEUE_SECONDS: ("request_queue_time_seconds_sum",),
     Meaning.INFERENCE_SECONDS: ("request_inference_time_seconds_sum",),
+    Meaning.ITL_SECONDS_SQUARED: ("inter_token_latency_seconds_bucket", "time_per_output_token_seconds_bucket"),
 }
 
 _SGLANG: dict[Meaning, tuple[str, ...]] = {
@@ -125,6 +128,9 @@ SERIES: dict[bytes, Series] = _table()
 
 CACHE_INFO = b"vllm:cache_config_info"
 """Carries facts in its labels."""
+
+BOUND_LABEL = "le"
+"""Upper bound of a histogram's bucket, which counts all that is below."""
 
 ENGINE_LABEL = "engine"
 """Which data-parallel rank a series of vLLM is of; series that differ in other labels add up."""

@@ -17,7 +17,18 @@ import msgspec
 
 from collector.telemetry import ScrapeOutcome
 
-from .engine_flavours import CACHE_INFO, COPY_LABEL, ENGINE_LABEL, NEEDED, SERIES, Flavour, Meaning, Series, family
+from .engine_flavours import (
+    BOUND_LABEL,
+    CACHE_INFO,
+    COPY_LABEL,
+    ENGINE_LABEL,
+    NEEDED,
+    SERIES,
+    Flavour,
+    Meaning,
+    Series,
+    family,
+)
 
 PAGE_BYTES_MAX = 8 * 2**20
 ENGINES_MAX = 64
@@ -44,12 +55,13 @@ class EngineReading(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Place(NamedTuple):
-    """A needed number: the line it is in, the bytes before it, and where it is added."""
+    """A needed number: the line it is in, the bytes before it, where it is added, and how often."""
 
     line: int
     before: bytes
     engine: int
     meaning: Meaning
+    factor: float = 1.0
 
 
 class _Layout(NamedTuple):
@@ -124,6 +136,7 @@ class _Search:
         self._engines: dict[str, int] = {}
         self._places: list[tuple[int, _Place]] = []
         self._copies: dict[tuple[Series, tuple[tuple[str, str], ...]], str] = {}
+        self._histograms: dict[tuple[Series, tuple[tuple[str, str], ...]], list[tuple[float, _Place]]] = {}
 
     def add(self, number: int, line: bytes, series: Series) -> None:
         """Note where a needed number stands."""
@@ -139,18 +152,45 @@ class _Search:
             if index > ENGINES_MAX:
                 return
             self.known.append((name, labels.get("model_name", ""), series.flavour, {}))
-        self._places.append((series.rank, _Place(number, line[:end], index, series.meaning)))
+        place = _Place(number, line[:end], index, series.meaning)
+        if BOUND_LABEL in labels:
+            self._add_bucket(labels, series, place)
+        else:
+            self._places.append((series.rank, place))
         key = (index, series.meaning)
         self.best[key] = min(self.best.get(key, series.rank), series.rank)
 
+    def _add_bucket(self, labels: InfoLabels, series: Series, place: _Place) -> None:
+        try:
+            bound = float(labels.pop(BOUND_LABEL))
+        except ValueError:
+            return
+        self._histograms.setdefault((series, tuple(sorted(labels.items()))), []).append((bound, place))
+
     def layout(self, lines: int) -> _Layout:
         """The places of the best series of each meaning, and the facts in labels."""
+        for (series, _), buckets in self._histograms.items():
+            self._places += [(series.rank, place) for place in _squares(buckets)]
         for info in self.infos:
             for name, index in self._engines.items():
                 if info.get(ENGINE_LABEL, name) == name:
                     self.known[index][3].update(_cache_facts(info))
         chosen = tuple(place for rank, place in self._places if rank == self.best[place.engine, place.meaning])
         return _Layout(lines, chosen, tuple(self.known))
+
+
+def _squares(buckets: list[tuple[float, _Place]]) -> list[_Place]:
+    """Places whose sum is that of the squares: every bucket also counts what is in those below it."""
+    buckets = sorted(buckets, key=lambda bucket: bucket[0])
+    bounds = [bound for bound, _ in buckets]
+    middles = [
+        (low + high) / 2.0 if high < math.inf else low for low, high in zip([0.0, *bounds], bounds, strict=False)
+    ]
+    above = [*(middle**2 for middle in middles[1:]), 0.0]
+    return [
+        place._replace(factor=middle**2 - next_square)
+        for (_, place), middle, next_square in zip(buckets, middles, above, strict=True)
+    ]
 
 
 def _missing(flavour: Flavour, found: set[Meaning]) -> tuple[str, ...]:
@@ -165,7 +205,7 @@ def _missing(flavour: Flavour, found: set[Meaning]) -> tuple[str, ...]:
 def _numbers(lines: list[bytes], layout: _Layout) -> list[list[float]] | None:
     """Values per engine; None where a line is not what it was, or where a number is none."""
     values = [[NAN] * len(Meaning) for _ in layout.engines]
-    for line_number, before, engine, meaning in layout.places:
+    for line_number, before, engine, meaning, factor in layout.places:
         line = lines[line_number]
         if not line.startswith(before):
             return None
@@ -176,7 +216,7 @@ def _numbers(lines: list[bytes], layout: _Layout) -> list[list[float]] | None:
             value = _first_number(text)
         if not 0.0 <= value < math.inf:
             return None
-        row = values[engine]
+        row, value = values[engine], value * factor
         row[meaning] = value if math.isnan(row[meaning]) else row[meaning] + value
     return values
 

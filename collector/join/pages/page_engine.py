@@ -18,6 +18,7 @@ from online.state import saved
 
 from .completeness import Completeness
 from .page_rows import PageRow, page_block
+from .request_waits import add_waits
 from .scrape_windows import ScrapeWindows
 
 
@@ -75,7 +76,11 @@ class PageEngine:
 
     def add(self, unix_ns: int, mono_ns: int, reading: EngineReading) -> None:
         """Add one scrape; two clean ones make a window."""
+        before = self.windows.newest
         row = self.windows.add(unix_ns, mono_ns, reading)
+        newest = self.windows.newest
+        if before is not None and newest is not None:
+            add_waits(self.api_queueing, before, newest, self.windows.copies)
         self.completeness.count(unix_ns, reading.values[Meaning.STEPS])
         if row is not None:
             self._rows.append(row)

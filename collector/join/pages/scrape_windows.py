@@ -4,6 +4,9 @@ A prompt is credited whole at its last chunk, so a window that ends within a pre
 credited with. Such a scrape ends no window; after six in a row one is cut anyway. A window with too few steps goes on
 too. Scrapes far apart are all taken: there a longer window costs more than a prompt in the wrong one. Nothing is
 learned across a restart, or of a window in which a request was preempted: it computes its tokens again.
+
+A counter that fell and soon stands above where it fell from is no restart: several servers answer at one address in
+turn. Nothing is learned from such pages, nor from the next 64 that follow.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from .scrape_state import Occupancy, Scrape
 UNCLEAN_MAX = 6
 _COPIES_WINDOWS = 20
 _COPIES_KEPT = 64
+_TURNS_SCRAPES = 64
+_BACK_WITHIN_SCRAPES = 8
 
 
 @dataclass(slots=True)
@@ -35,6 +40,9 @@ class ScrapeWindows:
         newest=Scrape | None,
         scrapes=int,
         copies=int,
+        turns_left=int,
+        _before_fall=Scrape | None,
+        _since_fall=int,
         _ratios=list[float],
         fresh=lambda _: ScrapeWindows(),
     )
@@ -46,8 +54,17 @@ class ScrapeWindows:
     """Since the start of the open window."""
     copies: int = 1
     """Front ends that each count a step in which a request of theirs took part."""
+    turns_left: int = 0
+    """Scrapes during which several servers are taken to answer in turn."""
     drops: Counter[RowDrop] = field(default_factory=Counter)
+    _before_fall: Scrape | None = None
+    _since_fall: int = 0
     _ratios: list[float] = field(default_factory=list)
+
+    def restored(self) -> None:
+        """Begin anew after a version whose pages had fewer meanings."""
+        if any(scrape is not None and len(scrape.values) != len(Meaning) for scrape in (self.start, self.newest)):
+            self._begin_anew()
 
     def add(self, unix_ns: int, mono_ns: int, reading: EngineReading) -> PageRow | None:
         """Take the next scrape; the row that it ends, if it ends one."""
@@ -61,11 +78,18 @@ class ScrapeWindows:
         if newest is not None:
             unix_ns = max(unix_ns, newest.unix_ns)  # the wall clock was set back: rows stay in order
         scrape = self.occupancy.scrape(reading.flavour, unix_ns, mono_ns, reading.values, reading.facts)
+        self._watch_turns(scrape)
         if newest is not None and went_back(newest, scrape):
             self.drops[RowDrop.RESTART] += 1
+            self._before_fall, self._since_fall = newest, 0
             self._begin_anew()
             scrape = self.occupancy.scrape(reading.flavour, unix_ns, mono_ns, reading.values, reading.facts)
         self.newest = scrape
+        if self.turns_left:
+            self.turns_left -= 1
+            self.drops[RowDrop.WHICH_SERVER] += 1
+            self.start = None
+            return None
         if self.start is None:
             self.scrapes += 1
             if scrape.clean or self.scrapes > UNCLEAN_MAX:
@@ -77,6 +101,17 @@ class ScrapeWindows:
         if wait and not (scrape.clean and (window.steps >= STEPS_MIN or window.steps == 0)):
             return None
         return self._close(window, reading.flavour)
+
+    def _watch_turns(self, scrape: Scrape) -> None:
+        """Whether counters that fell are back where they fell from, as those of a server that just started are not."""
+        before = self._before_fall
+        if before is None:
+            return
+        self._since_fall += 1
+        if not went_back(before, scrape):
+            self.turns_left = _TURNS_SCRAPES
+        if self.turns_left or self._since_fall >= _BACK_WITHIN_SCRAPES:
+            self._before_fall = None
 
     def _open(self, scrape: Scrape) -> None:
         self.start, self.scrapes = scrape, 0

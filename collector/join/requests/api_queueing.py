@@ -1,7 +1,8 @@
 """What is known of ARRIVED -> QUEUED beside the rows of idle arrivals.
 
 Requests that meet a busy engine wait for the running step, which no coefficient may carry: they are in the plain mean
-only. Where hardly a request finds the engine idle, ARRIVED -> HANDOFF stands in for the API's own work.
+only. Where hardly a request finds the engine idle, ARRIVED -> HANDOFF stands in for the API's own work; where there
+are only a page's sums, the plain mean less the mean wait for the running step.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from online.state import saved
 
 _IDLE_ROWS_MIN = 20
 _HANDOFFS_MIN = 20
+_COUNTED_MIN = 20
 HANDOFFS_MAX = 512
 
 
@@ -31,6 +33,10 @@ class ApiQueueing:
     requests: int = 0
     wait_us: float = 0.0
     handoffs_us: deque[float] = field(default_factory=lambda: deque(maxlen=HANDOFFS_MAX))
+    watched_s: float = 0.0
+    """Of pages: the time in which ``step_waits_us_s`` was summed."""
+    step_waits_us_s: float = 0.0
+    """What a request that came at any of these moments would have waited for the running step."""
 
     def add(self, span: CoreSpan, api: ApiSpan) -> None:
         """Count one request with its API span."""
@@ -42,6 +48,16 @@ class ApiQueueing:
         if api.handoff_ns >= api.arrived_ns:
             self.handoffs_us.append((api.handoff_ns - api.arrived_ns) / 1e3)
 
+    def add_counted(self, requests: float, wait_us: float) -> None:
+        """Count requests whose wait is known as a sum."""
+        self.requests += round(requests)
+        self.wait_us += wait_us
+
+    def watch(self, seconds: float, step_wait_us: float) -> None:
+        """Add a time in which a request would have waited so long for the running step."""
+        self.watched_s += seconds
+        self.step_waits_us_s += seconds * step_wait_us
+
 
 def with_handoffs(target: TargetSnapshot | None, queueings: Iterable[ApiQueueing]) -> TargetSnapshot | None:
     """The target with the plain mean of all requests; with too few idle rows, the median hand-off in their place."""
@@ -49,10 +65,19 @@ def with_handoffs(target: TargetSnapshot | None, queueings: Iterable[ApiQueueing
     requests = sum(queueing.requests for queueing in known)
     handoffs_us = [value for queueing in known for value in queueing.handoffs_us]
     idle_rows = max((model.rows for model in target.models.values()), default=0) if target is not None else 0
+    mean_us = sum(queueing.wait_us for queueing in known) / requests if requests else 0.0
+    watched_s = sum(queueing.watched_s for queueing in known)
     if idle_rows < _IDLE_ROWS_MIN and len(handoffs_us) >= _HANDOFFS_MIN:
-        intercept = FeatureSnapshot(name="intercept", unit="us", coefficient=median(handoffs_us), status="weak")
-        model = ModelSnapshot(features=[intercept], rows=len(handoffs_us), effective_rows=float(len(handoffs_us)))
-        target = TargetSnapshot(vector="alpha", unit="us", champion="portable", models={"portable": model})
+        target = _only_intercept(median(handoffs_us), len(handoffs_us))
+    elif target is None and requests >= _COUNTED_MIN and watched_s > 0.0:
+        step_wait_us = sum(queueing.step_waits_us_s for queueing in known) / watched_s
+        target = _only_intercept(max(mean_us - step_wait_us, 0.0), requests)
     if target is None or requests == 0:
         return target
-    return msgspec.structs.replace(target, mean_us=sum(queueing.wait_us for queueing in known) / requests)
+    return msgspec.structs.replace(target, mean_us=mean_us)
+
+
+def _only_intercept(intercept_us: float, rows: int) -> TargetSnapshot:
+    intercept = FeatureSnapshot(name="intercept", unit="us", coefficient=intercept_us, status="weak")
+    model = ModelSnapshot(features=[intercept], rows=rows, effective_rows=float(rows))
+    return TargetSnapshot(vector="alpha", unit="us", champion="portable", models={"portable": model})

@@ -84,6 +84,18 @@ def test_a_family_under_both_names_counts_once():
     assert only(both).values[Meaning.ITL_COUNT] == 46
 
 
+def test_buckets_of_latencies_give_the_sum_of_their_squares():
+    bucket = 'vllm:time_per_output_token_seconds_bucket{le="%s",model_name="m"} %d.0\n'
+    rows = [("0.1", 4), ("0.025", 1), ("0.5", 6), ("+Inf", 7)]  # 1 below 25 ms, 3 to 0.1 s, 2 to 0.5 s, 1 beyond
+    histogram = "".join(bucket % row for row in rows).encode()
+    squares = only(V0 + histogram).values[Meaning.ITL_SECONDS_SQUARED]
+    assert squares == pytest.approx(0.0125**2 + 3 * 0.0625**2 + 2 * 0.3**2 + 0.5**2)
+    better = histogram.replace(b"time_per_output_token", b"inter_token_latency").replace(b"7.0", b"6.0")
+    squares = only(V0 + histogram + better).values[Meaning.ITL_SECONDS_SQUARED]
+    assert squares == pytest.approx(0.0125**2 + 3 * 0.0625**2 + 2 * 0.3**2)
+    assert math.isnan(only(V0 + histogram.replace(b'le="', b'le="x')).values[Meaning.ITL_SECONDS_SQUARED])
+
+
 def test_sglang_is_read_and_its_ranks_are_not_added_up():
     reading = only(SGLANG)
     assert reading.flavour is Flavour.SGLANG

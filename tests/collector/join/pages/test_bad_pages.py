@@ -1,0 +1,93 @@
+"""Pages that are no series of one server's: what is learned from them is nothing, and it is said why."""
+
+import pytest
+
+from collector.config import Config
+from collector.decode.pages import EngineReading, ScrapedPage
+from collector.join.pages import PageEngine
+from collector.telemetry import RowDrop
+from collector.worker import make_pipeline
+from online.state import decode, encode
+from tests.collector.join.pages.test_scrape_windows import SimulatedEngine, drops_of, fitted, rows_of, scraped
+
+
+def turns(servers, number, page, seconds=40, begin_ns=0):
+    """One page every half second of whichever server is next."""
+    for scrape in range(int(seconds / 0.5)):
+        at_ns = begin_ns + scrape * 500_000_000
+        for server in servers:
+            server.run(0.5, 5)
+        page.add(10**18 + at_ns, at_ns, number(servers, scrape).reading())
+
+
+@pytest.mark.parametrize("pattern", ["ab", "aab", "abb", "aaabbb"])
+def test_several_servers_that_answer_at_one_address_in_turn_teach_nothing(pattern):
+    servers = [SimulatedEngine(seed=1), SimulatedEngine(seed=2)]
+    servers[0].run(300.0, 5)  # one of them has been up for longer
+    page = PageEngine("server", "", 0)
+    turns(servers, lambda both, scrape: both["ab".index(pattern[scrape % len(pattern)])], page)
+    assert drops_of(page)[RowDrop.WHICH_SERVER] > 0
+    learned = page.advance()
+    assert sum(len(found.rows) for found in learned) <= len(pattern)  # before anybody could know
+
+
+def test_rows_come_again_when_one_server_is_left():
+    servers = [SimulatedEngine(seed=1), SimulatedEngine(seed=2)]
+    servers[0].run(300.0, 5)
+    page = PageEngine("server", "", 0)
+    turns(servers, lambda both, scrape: both[scrape % 2], page, seconds=10)
+    page.advance()
+    turns(servers, lambda both, _: both[1], page, seconds=120, begin_ns=10 * 10**9)
+    assert len(rows_of(page)) > 100
+
+
+def test_a_server_that_was_started_again_is_not_taken_for_several():
+    page = scraped(SimulatedEngine(), seconds=20)
+    begin_ns = page.windows.newest.mono_ns
+    fresh = SimulatedEngine(seed=4)
+    turns([fresh], lambda one, _: one[0], page, begin_ns=begin_ns + 10**9)
+    drops = drops_of(page)
+    assert drops[RowDrop.RESTART] == 1
+    assert RowDrop.WHICH_SERVER not in drops
+
+
+def test_a_state_of_fewer_meanings_begins_a_new_window():
+    engine = SimulatedEngine()
+    page = scraped(engine, seconds=20)
+    rows_of(page)
+    newest = page.windows.newest
+    object.__setattr__(newest, "values", newest.values[:-1])
+    restored = decode(encode({"page": page})).load("page", PageEngine)
+    for _ in range(20):
+        engine.run(0.5, 5)
+        at_ns = int(engine.now_us * 1e3)
+        restored.add(10**18 + at_ns, at_ns, engine.reading())
+    assert len(rows_of(restored)) >= 8
+
+
+def test_two_servers_of_one_model_share_a_configuration_and_neither_spoils_the_other():
+    pipeline = make_pipeline(Config(learners=("rls",)))
+    servers = {"http://10.0.0.1:8000": SimulatedEngine(seed=1), "http://10.0.0.2:8000": SimulatedEngine(seed=2)}
+    for number in range(240):
+        at_ns = number * 500_000_000
+        for url, server in servers.items():
+            server.run(0.5, (3, 8, 1, 5)[number // 20 % 4])
+            reading: EngineReading = server.reading()
+            pipeline.process_pages([ScrapedPage(url, 10**18 + at_ns, at_ns, (reading,))])
+    pipeline.flush()
+    (config,) = pipeline.snapshot(0, 1).configs
+    assert [engine.instance for engine in config.engines] == list(servers)
+    intercept, prefill, *_ = config.targets["step_time"].models["portable"].features
+    assert intercept.coefficient == pytest.approx(10_000, rel=0.15)
+    assert prefill.coefficient == pytest.approx(200, rel=0.15)
+
+
+def test_families_that_vanish_and_come_back_leave_a_longer_window():
+    """Pages without what is needed are refused before; the counters of those around them are still one server's."""
+    engine, page = SimulatedEngine(), PageEngine("server", "", 0)
+    for number in range(120):
+        engine.run(0.5, 5)
+        at_ns = int(engine.now_us * 1e3)
+        if number % 20 < 15:
+            page.add(10**18 + at_ns, at_ns, engine.reading())
+    assert fitted(rows_of(page))[0] == pytest.approx(10_000, rel=0.15)

@@ -1,0 +1,86 @@
+"""What a request waits beside the queue, from the sums of a page: on counters whose truth is known."""
+
+import math
+
+import pytest
+
+from collector.decode.pages import EngineReading, Flavour, Meaning
+from collector.join.pages import PageEngine
+from collector.join.requests import with_handoffs
+
+STEP_S, LONG_S, FRONT_END_S = 0.02, 0.2, 0.005
+WAIT_S = FRONT_END_S + (9 * STEP_S**2 + LONG_S**2) / (2 * (9 * STEP_S + LONG_S))
+
+
+def second(number, *, without=(), busy=1.0, frontends=1, seconds=0.38):
+    """Counters after ``number`` rounds: nine short steps and a long one, two requests end in each."""
+    steps, decoding = 10 * number, 4
+    squares = decoding * number * (9 * STEP_S**2 + LONG_S**2)
+    values = [0.0] * len(Meaning)
+    counted = {
+        Meaning.STEPS: steps * frontends,
+        Meaning.ITL_COUNT: steps * decoding,
+        Meaning.ITL_SECONDS: decoding * number * (9 * STEP_S + LONG_S),
+        Meaning.ITL_SECONDS_SQUARED: squares,
+        Meaning.E2E_COUNT: 2 * number,
+        Meaning.E2E_SECONDS: 2 * number * (1.5 + FRONT_END_S + busy * (WAIT_S - FRONT_END_S)),
+        Meaning.QUEUE_SECONDS: 2 * number * 0.5,
+        Meaning.INFERENCE_SECONDS: 2 * number * 1.0,
+        Meaning.FIRST_TOKENS: 2 * number + decoding,
+        Meaning.FINISHED: 2 * number,
+        Meaning.RUNNING: decoding,
+        Meaning.GENERATED_TOKENS: steps * decoding,
+    }
+    for meaning, value in counted.items():
+        values[meaning] = math.nan if meaning in without else float(value)
+    at_ns = int(number * seconds / busy * 1e9)
+    return 10**18 + at_ns, at_ns, EngineReading("0", "m", Flavour.VLLM, tuple(values), {})
+
+
+def alpha(rounds=60, **other):
+    page = PageEngine("server", "", 0)
+    for number in range(1, rounds):
+        page.add(*second(number, **other))
+    return with_handoffs(None, [page.api_queueing])
+
+
+@pytest.mark.parametrize("busy", [1.0, 0.5])
+def test_the_wait_for_the_running_step_is_no_work_of_the_front_end(busy):
+    target = alpha(busy=busy)
+    (intercept,) = target.models["portable"].features
+    assert target.vector == "alpha"
+    assert intercept.status == "weak"
+    assert intercept.coefficient == pytest.approx(1e6 * FRONT_END_S, rel=1e-6)
+    assert target.mean_us == pytest.approx(1e6 * (FRONT_END_S + busy * (WAIT_S - FRONT_END_S)), rel=1e-6)
+
+
+def test_several_front_ends_that_count_a_step_do_not_make_it_busier():
+    page = PageEngine("server", "", 0)
+    page.windows.copies = 3
+    for number in range(1, 20):
+        page.add(*second(number, frontends=3))
+    (intercept,) = with_handoffs(None, [page.api_queueing]).models["portable"].features
+    assert intercept.coefficient == pytest.approx(1e6 * FRONT_END_S, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"without": (Meaning.ITL_SECONDS_SQUARED,)},  # no buckets: the wait cannot be told apart
+        {"without": (Meaning.QUEUE_SECONDS,)},
+        {"without": (Meaning.STEPS,)},
+        {"seconds": 15.0},  # pages too far apart
+        {"rounds": 8},
+    ],
+)
+def test_nothing_is_said_where_the_wait_cannot_be_told(other):
+    assert alpha(**other) is None
+
+
+def test_a_restart_counts_no_request_twice():
+    page = PageEngine("server", "", 0)
+    for number in (1, 40, 2, 3):
+        unix_ns, mono_ns, reading = second(number)
+        later = 0 if number in (1, 40) else 10**11
+        page.add(unix_ns + later, mono_ns + later, reading)
+    assert page.api_queueing.requests == 2 * 39 + 2

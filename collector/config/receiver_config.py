@@ -45,7 +45,7 @@ class GrpcConfig(Section, frozen=True, kw_only=True):
 
 
 class HttpReceiverConfig(Section, frozen=True, kw_only=True):
-    """OTLP/HTTP, protobuf only."""
+    """OTLP/HTTP, protobuf and JSON."""
 
     enabled: bool = True
     endpoint: HostPort = "127.0.0.1:4318"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .columnar import Decoder
 from .envelope import SlimExport
+from .otlp_json import TooManyObjects, json_to_protobuf
 from .pieces import PIECE_BYTES, pieces
 from .plain import decode
 from .records import (
@@ -35,6 +36,8 @@ __all__ = [
     "SnapshotColumns",
     "StepColumns",
     "Telemetry",
+    "TooManyObjects",
     "decode",
+    "json_to_protobuf",
     "pieces",
 ]

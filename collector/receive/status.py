@@ -18,6 +18,7 @@ trailer ``google.rpc.retryinfo-bin`` (1.26 to 1.45), while the OTLP specificatio
 
 from __future__ import annotations
 
+import json
 import math
 from http import HTTPStatus
 from typing import NamedTuple
@@ -82,21 +83,26 @@ def answer(refused: Refused) -> Answer:
 
 
 class HttpAnswer(NamedTuple):
-    """How a refused or failed request ends; ``body`` is a google.rpc.Status, as OTLP/HTTP asks for."""
+    """How a request ends."""
 
     status: HTTPStatus
-    body: bytes
+    code: grpc.StatusCode
+    text: str = ""
     retry_after_s: int = 0
+
+    def body(self, *, as_json: bool) -> bytes:
+        """An empty response if it went well, else a google.rpc.Status, in the encoding that the client speaks."""
+        if self.code is grpc.StatusCode.OK:
+            return b"{}" if as_json else b""
+        number = self.code.value[0]
+        if as_json:
+            return json.dumps({"code": number, "message": self.text}).encode()
+        body: bytes = status_pb2.Status(code=number, message=self.text).SerializeToString()
+        return body
 
 
 def http_answer(refused: Refused) -> HttpAnswer:
     """The HTTP status of a refusal."""
     code, text = _REFUSALS[refused.reason]
     retry_after_s = math.ceil(refused.retry_after_s) if refused.reason in _RETRIED else 0
-    return HttpAnswer(_HTTP[code], rpc_status(code, text), retry_after_s)
-
-
-def rpc_status(code: grpc.StatusCode, text: str) -> bytes:
-    """Serialise a google.rpc.Status, the body of a refusal over HTTP."""
-    body: bytes = status_pb2.Status(code=code.value[0], message=text).SerializeToString()
-    return body
+    return HttpAnswer(_HTTP[code], code, text, retry_after_s)

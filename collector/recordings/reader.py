@@ -21,13 +21,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
+from collector.decode import json_to_protobuf
 from collector.decode.kv import LINE_MARK, KvBatch, read_line
 from collector.decode.pages import PageParser, ScrapedPage, is_page_line, read_page_line
 from collector.receive import Export, count_spans, newest_end_unix_nano
 from collector.runtime import StartError
 from collector.telemetry import KvSkip, Outcome, ScrapeOutcome
-
-from .otlp_json import to_protobuf
 
 TRANSPORT = "file"
 GZIP_MAGIC = b"\x1f\x8b"
@@ -155,7 +154,7 @@ class Recording:
                     yield batch
                 continue
             try:
-                yield to_protobuf(line)
+                yield json_to_protobuf(line)
             except ValueError:
                 self.undecodable += 1
 

@@ -19,9 +19,9 @@ import msgspec
 
 from collector.decode.kv.batches import KvBatch
 from collector.decode.kv.messages import read_frames, read_line, read_payload
+from collector.decode.otlp_json import json_to_protobuf
 from collector.decode.pieces import pieces
 from collector.receive import count as envelope
-from collector.recordings.otlp_json import to_protobuf
 from collector.recordings.reader import Recording
 from collector.runtime.exits import StartError
 from tests.fuzz.mutations import edited
@@ -145,7 +145,7 @@ class Json(Parser):
 
     def parse(self, data):
         try:
-            out = to_protobuf(data)
+            out = json_to_protobuf(data)
         except ValueError:
             return False
         assert not isinstance(envelope.count_spans(out), envelope.Outcome)

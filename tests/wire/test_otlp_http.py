@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import http.client
+import json
 import socket
 import threading
 import time
@@ -13,11 +14,15 @@ from types import SimpleNamespace
 
 import pytest
 from google.rpc import status_pb2
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
 from prometheus_client import CollectorRegistry
 
 from collector.config import HttpReceiverConfig
 from collector.receive.admission import AdmissionQueue
+from collector.receive.count import FIELDS_MAX
 from collector.receive.intake import Intake
 from collector.receive.otlp.otlp_http import CONTENT_TYPE, Budget, inflate, make_http_receiver
 from collector.receive.otlp.way_in import WayIn
@@ -29,11 +34,13 @@ from collector.telemetry.reasons import Transport
 from collector.telemetry.table import ACCEPTED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, REQUESTS
 from tests.support.clocks import eventually
 from tests.support.sidecars import running_sidecar
-from tests.support.step_exports import make_export
+from tests.support.step_exports import make_export, otlp_json
 
 MIB = 1 << 20
 ONE = make_export().SerializeToString()
 PROTOBUF = {"Content-Type": CONTENT_TYPE}
+ONE_JSON = otlp_json(make_export())
+JSON = {"Content-Type": "application/json"}
 GZIP = PROTOBUF | {"Content-Encoding": "gzip"}
 
 
@@ -92,7 +99,14 @@ def receiver():
                      id="a parameter and a query"),
         pytest.param(b"", PROTOBUF, "/v1/traces", "POST", 200, "empty", id="empty request"),
         pytest.param(ONE[:-1], PROTOBUF, "/v1/traces", "POST", 400, "undecodable", id="cut short"),
-        pytest.param(b"{}", {"Content-Type": "application/json"}, "/v1/traces", "POST", 415, "unsupported", id="JSON"),
+        pytest.param(ONE_JSON, JSON, "/v1/traces", "POST", 200, "success", id="JSON"),
+        pytest.param(gzip.compress(ONE_JSON), JSON | {"Content-Encoding": "gzip"}, "/v1/traces", "POST", 200, "success",
+                     id="JSON, gzip"),
+        pytest.param(b"{}", JSON, "/v1/traces", "POST", 200, "empty", id="empty JSON"),
+        pytest.param(ONE_JSON[:-5], JSON, "/v1/traces", "POST", 400, "undecodable", id="JSON cut short"),
+        pytest.param(ONE, JSON, "/v1/traces", "POST", 400, "undecodable", id="protobuf that says it is JSON"),
+        pytest.param(b"{}" * (FIELDS_MAX + 1), JSON, "/v1/traces", "POST", 400, "too_many_fields", id="many objects"),
+        pytest.param(ONE, {"Content-Type": "text/plain"}, "/v1/traces", "POST", 415, "unsupported", id="text"),
         pytest.param(ONE, {}, "/v1/traces", "POST", 415, "unsupported", id="no content type"),
         pytest.param(ONE, PROTOBUF | {"Content-Encoding": "zstd"}, "/v1/traces", "POST", 415, "unsupported", id="zstd"),
         pytest.param(ONE, GZIP, "/v1/traces", "POST", 400, "undecodable", id="not gzip"),
@@ -103,24 +117,40 @@ def receiver():
         pytest.param(ONE, PROTOBUF, "/v1/traces", "PUT", 405, "unsupported", id="PUT"),
     ],
 )  # fmt: skip
-def test_every_outcome_has_its_status_and_a_body_in_protobuf(receiver, body, headers, path, method, status, outcome):
+def test_every_outcome_has_its_status_and_a_body_as_the_client_speaks(
+    receiver, body, headers, path, method, status, outcome
+):
     got, reply, response = receiver.post(body, headers, path, method)
-    assert (got, response.getheader("Content-Type")) == (status, CONTENT_TYPE)
+    is_json = headers.get("Content-Type") == JSON["Content-Type"]
+    assert (got, response.getheader("Content-Type")) == (status, JSON["Content-Type"] if is_json else CONTENT_TYPE)
     if status == 200:
-        assert not ExportTraceServiceResponse.FromString(reply).HasField("partial_success")
+        assert (
+            reply == b"{}" if is_json else not ExportTraceServiceResponse.FromString(reply).HasField("partial_success")
+        )
     else:
-        assert status_pb2.Status.FromString(reply).message
+        assert json.loads(reply)["message"] if is_json else status_pb2.Status.FromString(reply).message
     assert receiver.requests(outcome) == 1
+
+
+def test_json_and_protobuf_are_one_export_to_whom_takes_it(receiver):
+    for body, headers in ((ONE, PROTOBUF), (ONE_JSON, JSON)):
+        assert receiver.post(body, headers)[0] == 200
+    first, second = receiver.queue.take(MIB, 0.0).items
+    assert ExportTraceServiceRequest.FromString(second.payload) == ExportTraceServiceRequest.FromString(first.payload)
+    assert first.spans == second.spans
 
 
 def test_a_full_queue_is_503_with_a_hint_and_the_accounting_closes(receiver):
     receiver.queue.put(None, MIB)
+    status, body, response = receiver.post(ONE_JSON, JSON)
+    assert json.loads(body) == {"code": 8, "message": "queue full"}
+    assert receiver.post(b"{", JSON)[0] == 400, "what is no export is not asked to come again"
     status, body, response = receiver.post(ONE)
     assert status == 503
     assert 1 <= int(response.getheader("Retry-After")) <= 2
     assert status_pb2.Status.FromString(body).code == 8
     count = receiver.metrics.value
-    assert count(RECEIVED_SPANS, "http") == count(REFUSED_SPANS, "http", "queue_full") == 1
+    assert count(RECEIVED_SPANS, "http") == count(REFUSED_SPANS, "http", "queue_full") == 2
     assert count(ACCEPTED_SPANS, "http") == 0
 
 

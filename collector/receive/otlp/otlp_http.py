@@ -1,10 +1,11 @@
-"""OTLP/HTTP: POST /v1/traces with protobuf, plain or gzip, on standard library threads.
+"""OTLP/HTTP: POST /v1/traces with protobuf or JSON, plain or gzip, on standard library threads.
 
 The standard library's server costs a third of any other we measured. What it lacks is here:
 
 * a body is read piece by piece against a budget shared by all requests, so that a declared length costs nothing and the
   memory of all bodies together is bounded; a client has ``timeout_s`` for the whole of it;
 * gzip is inflated against the same size limit as a plain body;
+* JSON becomes protobuf before anything else looks at it; its objects are counted before they are made;
 * a connection that waits for a request, or for the rest of one, gives way when all places are taken;
 * no keep-alive after an answer that left a body unread.
 """
@@ -23,7 +24,9 @@ from typing import Any, ClassVar, Final, NamedTuple
 import grpc
 
 from collector.config import HttpReceiverConfig, parse_endpoint
-from collector.receive.status import HttpAnswer, http_answer, rpc_status
+from collector.decode import TooManyObjects, json_to_protobuf
+from collector.receive.count import FIELDS_MAX
+from collector.receive.status import HttpAnswer, http_answer
 from collector.runtime import Health
 from collector.runtime.http import Handler, HttpServer
 from collector.telemetry import Outcome
@@ -33,6 +36,7 @@ from .way_in import CHECK_EVERY_S, WayIn
 NAME: Final = "http-receiver"
 PATH: Final = "/v1/traces"
 CONTENT_TYPE: Final = "application/x-protobuf"
+JSON: Final = "application/json"
 PIECE_BYTES: Final = 1 << 18
 BODIES_BYTES_FACTOR: Final = 2
 """All bodies being read together may hold so many of the largest allowed."""
@@ -56,11 +60,11 @@ NOT_FOUND = Rejection(Outcome.UNSUPPORTED, HTTPStatus.NOT_FOUND, _CODE.UNIMPLEME
 NOT_POST = Rejection(
     Outcome.UNSUPPORTED, HTTPStatus.METHOD_NOT_ALLOWED, _CODE.UNIMPLEMENTED, "POST only", (("Allow", "POST"),)
 )
-NOT_PROTOBUF = Rejection(
+NOT_OTLP = Rejection(
     Outcome.UNSUPPORTED,
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     _CODE.INVALID_ARGUMENT,
-    f"expected Content-Type {CONTENT_TYPE}, Content-Encoding gzip or none",
+    f"expected Content-Type {CONTENT_TYPE} or {JSON}, Content-Encoding gzip or none",
     (("Accept-Encoding", "gzip"),),
 )
 NO_TOKEN = Rejection(
@@ -78,6 +82,10 @@ TOO_LARGE = Rejection(
 )
 TOO_SLOW = Rejection(Outcome.INCOMPLETE, HTTPStatus.REQUEST_TIMEOUT, _CODE.INVALID_ARGUMENT, "the body did not come")
 NOT_GZIP = Rejection(Outcome.UNDECODABLE, HTTPStatus.BAD_REQUEST, _CODE.INVALID_ARGUMENT, "not gzip")
+NOT_JSON = Rejection(Outcome.UNDECODABLE, HTTPStatus.BAD_REQUEST, _CODE.INVALID_ARGUMENT, "not OTLP/JSON")
+TOO_MANY_OBJECTS = Rejection(
+    Outcome.TOO_MANY_FIELDS, HTTPStatus.BAD_REQUEST, _CODE.INVALID_ARGUMENT, "too many objects in one export"
+)
 BUSY = Rejection(
     Outcome.QUEUE_FULL,
     HTTPStatus.SERVICE_UNAVAILABLE,
@@ -193,8 +201,8 @@ class _ExportHandler(Handler):
             return NOT_POST
         if not self.way_in.admits(headers.get("Authorization")):
             return NO_TOKEN
-        if headers.get_content_type() != CONTENT_TYPE or _encoding(headers) not in ("", "identity", "gzip"):
-            return NOT_PROTOBUF
+        if headers.get_content_type() not in (CONTENT_TYPE, JSON) or _encoding(headers) not in ("", "identity", "gzip"):
+            return NOT_OTLP
         length = headers.get("Content-Length", "")
         if "Transfer-Encoding" in headers or not (length.isascii() and length.isdigit()):
             return NO_LENGTH
@@ -244,25 +252,37 @@ class _ExportHandler(Handler):
         held[0] = len(out)
         return out
 
-    def _export(self, payload: bytes) -> None:
+    def _export(self, body: bytes) -> None:
         peer = f"http:{self.client_address[0]}:{self.client_address[1]}"
+        try:
+            payload = json_to_protobuf(body, FIELDS_MAX) if self._speaks_json() else body
+        except TooManyObjects:
+            self._reject(TOO_MANY_OBJECTS)
+            return
+        except ValueError:
+            self._reject(NOT_JSON)
+            return
         try:
             refused = self.way_in.offer(payload, peer)
         except Exception:  # noqa: BLE001 -- its text would reach the client
             _log.exception("export failed")
-            self._send(HttpAnswer(HTTPStatus.INTERNAL_SERVER_ERROR, rpc_status(_CODE.INTERNAL, "internal error")))
+            self._send(HttpAnswer(HTTPStatus.INTERNAL_SERVER_ERROR, _CODE.INTERNAL, "internal error"))
             return
-        self._send(HttpAnswer(HTTPStatus.OK, b"") if refused is None else http_answer(refused))
+        self._send(HttpAnswer(HTTPStatus.OK, _CODE.OK) if refused is None else http_answer(refused))
+
+    def _speaks_json(self) -> bool:
+        return self.headers.get_content_type() == JSON
 
     def _reject(self, rejection: Rejection) -> None:
         self.way_in.turn_away(rejection.outcome)
         self.close_connection = True  # what is left of the body shall not be taken for a request
-        self._send(HttpAnswer(rejection.status, rpc_status(rejection.code, rejection.text)), rejection.headers)
+        self._send(HttpAnswer(rejection.status, rejection.code, rejection.text), rejection.headers)
 
     def _send(self, answer: HttpAnswer, headers: tuple[tuple[str, str], ...] = ()) -> None:
         if answer.retry_after_s:
             headers = (*headers, ("Retry-After", str(answer.retry_after_s)))
-        self.send_reply((answer.status, CONTENT_TYPE, answer.body, headers))
+        as_json = self._speaks_json()
+        self.send_reply((answer.status, JSON if as_json else CONTENT_TYPE, answer.body(as_json=as_json), headers))
 
 
 def _encoding(headers: Any) -> str:

@@ -8,10 +8,9 @@ import random
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from collector.recordings.otlp_json import to_protobuf
 from collector.recordings.reader import Recording, merged
 from collector.runtime.exits import StartError
-from tests.support.step_exports import attribute, delimited, make_export, otlp_json, write_recording
+from tests.support.step_exports import delimited, make_export, otlp_json, write_recording
 
 EXPORTS = [make_export(first_step=first) for first in (1, 11, 21)]
 
@@ -31,48 +30,6 @@ def test_either_kind_gives_the_same_exports_whatever_its_name(tmp_path, content,
     file = tmp_path / "whatever.txt"
     file.write_bytes(pack(content))
     assert read(file) == EXPORTS
-
-
-def test_every_kind_of_value_survives_the_json():
-    request = make_export(steps_per_span=1)
-    span = request.resource_spans[0].scope_spans[0].spans[0]
-    span.parent_span_id, span.kind, span.dropped_events_count, span.flags = b"12345678", 2, 7, 0x300
-    span.status.code, span.status.message = 2, "why"
-    for value in (True, False, 0, -1, 2**63 - 1, 1.5, float("inf"), "", "ü", b"\x00\xff"):
-        span.attributes.append(attribute("key", value))
-    nested = span.attributes.add(key="nested").value
-    nested.kvlist_value.values.append(attribute("inner", 3))
-    nested.kvlist_value.values.add(key="list").value.array_value.values.append(attribute("", 4).value)
-    span.attributes.add(key="empty")
-    for ints in (str, int):
-        line = otlp_json(request, ints=ints)
-        assert ExportTraceServiceRequest.FromString(to_protobuf(line)) == request
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"{",
-        b"[]",
-        b'{"resourceSpans": {}}',
-        b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"traceId": "xyz"}]}]}]}',
-        b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"endTimeUnixNano": "soon"}]}]}]}',
-        b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"endTimeUnixNano": "-1"}]}]}]}',
-        b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"kind": 99999999999}]}]}]}',
-        b'{"resourceSpans": [{"resource": {"attributes": [{"value": {"intValue": "9223372036854775808"}}]}}]}',
-        b'{"a":' * 100_000,
-        b'{"resourceSpans": [{"resource": {"attributes": [{"value":' + b'{"arrayValue":{"values":[' * 5000,
-    ],
-)
-def test_a_line_that_is_no_otlp_json_is_a_value_error(line):
-    with pytest.raises(ValueError, match="not OTLP/JSON"):
-        to_protobuf(line)
-
-
-def test_keys_of_a_newer_protocol_are_ignored():
-    line = b'{"resourceSpans": [{"new": 1, "scopeSpans": [{"spans": [{"name": "x", "newer": {}}]}]}], "newest": []}'
-    (resource,) = ExportTraceServiceRequest.FromString(to_protobuf(line)).resource_spans
-    assert resource.scope_spans[0].spans[0].name == "x"
 
 
 def test_bad_lines_are_counted_and_the_good_ones_kept(tmp_path):

@@ -28,6 +28,7 @@ def _export_class() -> Any:
     _add_field(scope_spans, "scope", 1, _FIELD.TYPE_MESSAGE, of=".tracefit.slim.Scope")
     _add_field(span, "end_unix_nano", 8, _FIELD.TYPE_FIXED64)
     _add_field(span, "events", 11, _FIELD.TYPE_BYTES, repeated=True)
+    _add_field(span, "dropped_events", 12, _FIELD.TYPE_UINT32)
     _add_field(file.message_type.add(name="Scope"), "name", 1, _FIELD.TYPE_STRING)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
@@ -42,4 +43,4 @@ def _add_field(descriptor: Any, name: str, number: int, kind: Any, *, repeated: 
 
 
 SlimExport: Final = _export_class()
-"""``Export.items[].items[].items[]`` are the spans, with ``end_unix_nano`` and ``events``."""
+"""``Export.items[].items[].items[]`` are the spans, with ``end_unix_nano``, ``events``, ``dropped_events``."""

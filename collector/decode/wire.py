@@ -44,10 +44,18 @@ def read_field(data: bytes | memoryview, at: int) -> tuple[int, int, int]:
         IndexError: the data end before the body begins.
         ValueError: a number has no end, or the wire type does not exist.
     """
-    tag, at = read_varint(data, at)
+    tag, at = data[at], at + 1
+    if tag >= _LAST:
+        tag, at = read_varint(data, at - 1)
     kind = tag & 7
     if kind == BYTES:
-        length, at = read_varint(data, at)
+        length, at = data[at], at + 1
+        if length >= _LAST:
+            low, length = length & 0x7F, data[at]
+            if length < _LAST:  # two bytes, as most spans have
+                length, at = low | length << 7, at + 1
+            else:
+                length, at = read_varint(data, at - 1)
         return tag, at, at + length
     if kind == VARINT:
         return tag, at, read_varint(data, at)[1]

@@ -70,6 +70,7 @@ class _Walk:
     def run(self, at: int, end: int, depth: int) -> None:
         """Walk the fields of one message between two offsets."""
         wanted = _CONTAINER_TAGS[depth]
+        counts_only = depth == _DEPTH_SPANS and not self._into_spans
         data = self._data
         while at < end:
             self._fields_left -= 1
@@ -78,7 +79,12 @@ class _Walk:
             tag, body_at, at = wire.read_field(data, at)
             if at > end or tag & 7 in wire.GROUP:
                 raise ValueError("a group, or a field that leaves its message")
-            if tag == wanted:
+            if tag != wanted:
+                continue
+            if counts_only and self._containers_left > 0:
+                self._containers_left -= 1
+                self.spans += 1
+            else:
                 self._enter(body_at, at, depth)
 
     def _enter(self, at: int, stop: int, depth: int) -> None:

@@ -14,8 +14,12 @@ import tempfile
 import time
 from pathlib import Path
 
+import grpc
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
 from tests.bench.decode_cost import measure
 from tests.bench.ingest_load import SERVER_CPU, bare, pinned, send, sidecar, snapshot
+from tests.bench.send_load import METHOD
 
 BULK_PROFILE = ("--profile", "bulk")
 FAST = {"FEATURE_SETS": "[portable]"}
@@ -94,6 +98,36 @@ def large_export(board):
     board.at_most("24.5 MB exports: RSS growth", grown_mb, 120, "MB")
 
 
+def foreign(board):
+    """Spans that are none of ours, at the rate of the Collector's own load tests (which allow 20 % of a core)."""
+    calls, per_call, rate = 200, 500, 20.0
+    attributes = {"net.sock.peer.addr": "1.2.3.4", "peer.service": "telemetrygen-client"}
+    payload = foreign_export(per_call, attributes)
+    with tempfile.TemporaryDirectory() as directory, sidecar(directory=directory) as server:
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            call = channel.unary_unary(METHOD)
+            call(payload, timeout=10, wait_for_ready=True)
+            before_s, begun_s = server.cpu_s(), time.monotonic()
+            for number in range(calls):
+                time.sleep(max(0.0, begun_s + number / rate - time.monotonic()))
+                call(payload, timeout=10)
+        time.sleep(1)
+        cost_us = (server.cpu_s() - before_s) / (calls * per_call) * 1e6
+    board.at_most(f"foreign spans, {rate * per_call:.0f}/s, {per_call} a call", cost_us, 4, "us/span")
+
+
+def foreign_export(spans, attributes):
+    request = ExportTraceServiceRequest()
+    scope = request.resource_spans.add().scope_spans.add()
+    scope.scope.name = "telemetrygen"
+    for number in range(spans):
+        span = scope.spans.add(name="okey-dokey-0", kind=2, trace_id=bytes(16), span_id=number.to_bytes(8, "big"))
+        span.start_time_unix_nano, span.end_time_unix_nano = 1_795_000_000_000_000_000, 1_795_000_000_000_123_000
+        for key, value in attributes.items():
+            span.attributes.add(key=key).value.string_value = value
+    return request.SerializeToString()
+
+
 def latency(board):
     with tempfile.TemporaryDirectory() as directory, sidecar(*BULK_PROFILE, directory=directory, **FAST) as server:
         found = send(server, steps_per_sec=20_000, spans_per_rpc=1, workers=4, duration=20)["latency_ms"]
@@ -153,7 +187,7 @@ def pace():
 
 SECTIONS = {
     section.__name__: section
-    for section in (decoding, bulk, default_profile, large_export, latency, overload, coefficients, start)
+    for section in (decoding, bulk, default_profile, large_export, foreign, latency, overload, coefficients, start)
 }
 
 

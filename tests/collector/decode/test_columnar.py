@@ -209,6 +209,20 @@ def test_other_scopes_and_what_a_span_holds_beside_its_events_stay_as_they_are()
     assert (counts[table.DECODED_SUMMARIES, "columnar"], counts[table.SDK_DROPPED_EVENTS]) == (1, 4 * 0x17)
 
 
+def test_spans_of_foreign_scopes_are_counted_and_not_looked_into():
+    broken = b"\x2a\x01\xff"  # a name that is no UTF-8
+    ours = otlp.step_span([otlp.summary(1)])
+    export = otlp.export(("fastapi", [broken, otlp.step_span([b"", b""])]), ("vllm.scheduler.step", [ours]))
+    counts = assert_same([(export, "peer")])
+    assert counts[table.DECODED_SPANS] == 3
+    assert counts[table.SKIPPED_SPANS, "foreign_scope"] == 2
+    assert counts[table.SKIPPED_EVENTS, "foreign_scope"] == 2
+    assert counts[table.DECODED_SUMMARIES, "columnar"] == 1
+    unread, counts, _ = decode_in_columns([(otlp.export(("fastapi", [ours]), ("vllm.scheduler", [broken])), "peer")])
+    assert unread == [None]
+    assert counts[table.DECODED_SPANS] == 0, "who counts a whole export counts it once"
+
+
 def test_nesting_is_as_deep_as_the_plain_decoder_allows():
     for depth in range(20, 60):
         value = b"\x10\x01"

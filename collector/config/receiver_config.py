@@ -42,6 +42,8 @@ class GrpcConfig(Section, frozen=True, kw_only=True):
     max_concurrent_streams: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 128
     threads: Annotated[int, msgspec.Meta(ge=3, le=256)] = 8
     receive_timeout_s: Annotated[float, msgspec.Meta(ge=0.1, le=300)] = 10.0
+    max_connection_idle_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 0.0
+    """A connection without a call for so long is closed; 0: never. A sender without an instance id is known by it."""
 
 
 class HttpReceiverConfig(Section, frozen=True, kw_only=True):

@@ -63,7 +63,7 @@ class Decoder:
             if remainder is None:
                 out.append(None)
                 continue
-            left_out.count(counts)
+            left_out.add_to(counts)
             out.append(plain.read(remainder, peer, admit_span, counts, iter(columns_of_export)))
         return out
 

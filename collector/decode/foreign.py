@@ -19,7 +19,7 @@ class ForeignSpans(NamedTuple):
     events: int = 0
     dropped_events: int = 0
 
-    def count(self, counts: Counts) -> None:
+    def add_to(self, counts: Counts) -> None:
         """Count them as if each had been read and skipped."""
         if self.spans:
             counts[table.DECODED_SPANS] += self.spans

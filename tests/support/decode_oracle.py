@@ -36,7 +36,7 @@ def decode_known_scopes(payload, peer, admit_span, counts):
         decoded = plain.decode(export.SerializeToString(), peer, admit_span, counts)
     except DecodeError:
         return None
-    foreign.count(counts)
+    foreign.add_to(counts)
     return decoded
 
 

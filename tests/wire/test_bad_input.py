@@ -12,7 +12,7 @@ import time
 import grpc
 import pytest
 
-from collector.receive.otlp.otlp_grpc import METHOD
+from collector.receive.otlp.otlp_grpc import HANDSHAKE_S, METHOD
 from collector.receive.otlp.otlp_http import CONTENT_TYPE
 from collector.runtime.memory import resident_bytes
 from collector.telemetry.table import (
@@ -196,6 +196,10 @@ def test_five_thousand_connections_find_a_bounded_number_of_places(sidecar):
             if port == sidecar.otlp_http_port:
                 assert threading.active_count() < 64 + 64
                 assert_well(sidecar)
+            else:  # nobody who says nothing keeps a place; a call waits with gRPC's own patience, hence not one call
+                eventually(
+                    lambda: code_of(sidecar.grpc_port, ONE, timeout_s=0.5, wait=False) is CODE.OK, HANDSHAKE_S + 3
+                )
             assert resident_bytes() - before_bytes < 100 * MIB
             for client in clients:
                 client.close()
@@ -203,6 +207,17 @@ def test_five_thousand_connections_find_a_bounded_number_of_places(sidecar):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     eventually(lambda: code_of(sidecar.grpc_port, ONE, timeout_s=5) is CODE.OK)
     assert_well(sidecar)
+
+
+def test_connections_without_a_call_give_way_where_that_is_configured(tmp_path):
+    limits = {"RECEIVERS__GRPC__MAX_CONNECTIONS": "8", "RECEIVERS__GRPC__MAX_CONNECTION_IDLE_S": "0.5"}
+    with running_sidecar(tmp_path, **limits) as sidecar, contextlib.ExitStack() as stack:
+        for _ in range(20):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", sidecar.grpc_port), 10))
+            with contextlib.suppress(OSError):
+                client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5))
+                client.sendall(bytes(3) + b"\x04\x01" + bytes(4))  # settings, and that the server's are taken
+        eventually(lambda: code_of(sidecar.grpc_port, ONE, timeout_s=0.5, wait=False) is CODE.OK)
 
 
 def test_a_grpc_client_that_never_reads_its_answers_harms_nobody(sidecar):

@@ -40,7 +40,9 @@ DEADLINE_MARGIN_S = 0.5
 """A handler stops waiting for room this long before the caller's deadline, so that the caller hears the reason."""
 
 KEEPALIVE_S = 60
-HANDSHAKE_S = 10
+HANDSHAKE_S = 2.5
+"""Whoever connects and says nothing holds a place for this long."""
+_NEVER_MS = 2**31 - 1
 WATCH_S = 0.5
 STALLED_S = 1.0
 """When too few threads are left, calls that have waited this long for their message give way."""
@@ -179,7 +181,8 @@ class OtlpGrpcReceiver:
                 ("grpc.max_concurrent_streams", config.max_concurrent_streams),
                 ("grpc.max_allowed_incoming_connections", config.max_connections),
                 ("grpc.max_metadata_size", 16 << 10),
-                ("grpc.server_handshake_timeout_ms", HANDSHAKE_S * 1000),
+                ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
+                ("grpc.max_connection_idle_ms", int(config.max_connection_idle_s * 1000) or _NEVER_MS),
                 ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),  # a peer that is gone gives its connection back
                 ("grpc.keepalive_timeout_ms", 20_000),
             ],

@@ -171,7 +171,7 @@ class Sidecar:
 
     def _make_discovery(self, clock: Clock) -> Discovery:
         count = partial(self.metrics.add, table.DISCOVERY, 1)
-        return Discovery(self.config.configurations.discovery, self._knowledge, clock, count)
+        return Discovery(self.config.configurations.discovery, self._knowledge, clock, count, self._scraper)
 
     def _make_watch(self, source: ConfigSource) -> ConfigWatch:
         return ConfigWatch(

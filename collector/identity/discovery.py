@@ -7,16 +7,20 @@
 Each is optional: what answers is taken. Bounded in time (per call, headers and body together) and in bytes; redirects
 are refused, for they could send us anywhere; an answer of another kind is counted by reason. An endpoint is asked every
 ``interval_s`` until it has answered, then every ``refresh_s``, for servers restart with other flags.
+
+Servers whose pages are scraped are asked the first two as well, with the scraper's token and certificates.
 """
 
 from __future__ import annotations
 
+import glob
 import http.client
 import re
 import socket
+import ssl
 import urllib.parse
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -29,11 +33,43 @@ from .knowledge import Knowledge
 
 BODY_BYTES_MAX = 2 * 2**20
 _CHUNK_BYTES = 65_536
+_LOOK_NS = 5_000_000_000
+"""Scraped servers come and go; who they are is looked at again no later."""
 _OK = 200
 _REDIRECTS = range(300, 400)
 
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _CACHE_LINE = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
+
+
+class ScrapedServers(Protocol):
+    """What discovery needs of the scraper."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is anything to scrape."""
+        ...
+
+    @property
+    def tls(self) -> ssl.SSLContext:
+        """Whom to trust."""
+        ...
+
+    def token(self) -> str:
+        """What to send in ``Authorization: Bearer``, if anything."""
+        ...
+
+    def base_urls(self) -> Mapping[str, str]:
+        """Name of each server -> where it can be asked."""
+        ...
+
+
+class Access(NamedTuple):
+    """How a server is asked."""
+
+    timeout_s: float
+    token: str = ""
+    tls: ssl.SSLContext | None = None
 
 
 class Discovery:
@@ -45,17 +81,19 @@ class Discovery:
         knowledge: Knowledge,
         clock: Clock,
         count: Callable[[DiscoveryOutcome], None] = lambda _: None,
+        scraped: ScrapedServers | None = None,
     ) -> None:
         self._config = config
+        self._scraped = scraped if scraped is not None and scraped.enabled else None
         self._count = count
         self._knowledge = knowledge
         self._clock = clock
-        self._due_ns = dict.fromkeys(config.endpoints, 0)
+        self._due_ns: dict[DiscoveryEndpoint, int] = {}
         self._task = Task("discovery", self._ask_due)
 
     def start(self) -> None:
         """Begin, if there is anybody to ask."""
-        if self._config.endpoints:
+        if self._config.endpoints or self._scraped is not None:
             self._task.start()
 
     def stop(self) -> bool:
@@ -64,19 +102,35 @@ class Discovery:
         return True
 
     def _ask_due(self) -> float:
-        for endpoint, due_ns in self._due_ns.items():
-            if due_ns <= self._clock.monotonic_ns():
-                answered = self.ask(endpoint)
-                wait_s = self._config.refresh_s if answered else self._config.interval_s
-                self._due_ns[endpoint] = self._clock.monotonic_ns() + int(wait_s * 1e9)
-        left_ns = min(self._due_ns.values()) - self._clock.monotonic_ns()
-        return max(left_ns / 1e9, 0.05)
+        """Ask who has waited longest, if anybody is due; one a turn, so that a stop need not wait for all."""
+        scraped = self._scraped_endpoints()
+        everybody = [*self._config.endpoints, *scraped]
+        self._due_ns = {endpoint: self._due_ns.get(endpoint, 0) for endpoint in everybody}
+        look_ns = self._clock.monotonic_ns() + _LOOK_NS
+        endpoint = min(everybody, key=self._due_ns.__getitem__, default=None)
+        if endpoint is not None and self._due_ns[endpoint] <= self._clock.monotonic_ns():
+            answered = self.ask(endpoint, scraped=endpoint in scraped)
+            wait_s = self._config.refresh_s if answered else self._config.interval_s
+            self._due_ns[endpoint] = self._clock.monotonic_ns() + int(wait_s * 1e9)
+        left_ns = min([look_ns, *self._due_ns.values()]) - self._clock.monotonic_ns()
+        return max(left_ns / 1e9, 0.0)
 
-    def ask(self, endpoint: DiscoveryEndpoint) -> bool:
-        """Ask one server all three questions; whether any was answered."""
+    def _scraped_endpoints(self) -> list[DiscoveryEndpoint]:
+        if self._scraped is None:
+            return []
+        servers = self._scraped.base_urls().items()
+        return [DiscoveryEndpoint(url=url, instance=glob.escape(name)) for name, url in servers]
+
+    def ask(self, endpoint: DiscoveryEndpoint, *, scraped: bool = False) -> bool:
+        """Ask one server everything that its page has not told; whether any was answered."""
         answers: dict[str, Fact] = {}
+        access = Access(self._config.timeout_s)
+        if scraped and self._scraped is not None:
+            access = Access(self._config.timeout_s, self._scraped.token(), self._scraped.tls)
         for path, read in QUESTIONS.items():
-            outcome, body = fetch(endpoint.url, path, self._config.timeout_s, self._clock)
+            if scraped and read is read_metrics:
+                continue
+            outcome, body = fetch(endpoint.url, path, access, self._clock)
             if outcome is DiscoveryOutcome.ANSWERED:
                 facts = read(body)
                 outcome = outcome if facts else DiscoveryOutcome.UNEXPECTED
@@ -87,15 +141,17 @@ class Discovery:
         return bool(answers)
 
 
-def fetch(base: str, path: str, timeout_s: float, clock: Clock) -> tuple[DiscoveryOutcome, bytes]:
+def fetch(base: str, path: str, access: Access, clock: Clock) -> tuple[DiscoveryOutcome, bytes]:
     """Send one GET whose answer is bounded in bytes and time."""
     parts = urllib.parse.urlsplit(base)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    deadline_ns = clock.monotonic_ns() + int(timeout_s * 1e9)
+    deadline_ns = clock.monotonic_ns() + int(access.timeout_s * 1e9)
+    headers = {"Accept": "application/json, text/plain"}
+    if access.token:
+        headers["Authorization"] = f"Bearer {access.token}"
     try:
-        connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
+        connection = _connection(parts, access)
         try:
-            connection.request("GET", path, headers={"Accept": "application/json, text/plain"})
+            connection.request("GET", path, headers=headers)
             response = connection.getresponse()
             if response.status != _OK:
                 redirected = response.status in _REDIRECTS
@@ -109,6 +165,13 @@ def fetch(base: str, path: str, timeout_s: float, clock: Clock) -> tuple[Discove
         return DiscoveryOutcome.UNREACHABLE, b""
     except (http.client.HTTPException, ValueError):
         return DiscoveryOutcome.UNEXPECTED, b""
+
+
+def _connection(parts: urllib.parse.SplitResult, access: Access) -> http.client.HTTPConnection:
+    host, port = parts.hostname or "", parts.port
+    if parts.scheme == "https":
+        return http.client.HTTPSConnection(host, port, timeout=access.timeout_s, context=access.tls)
+    return http.client.HTTPConnection(host, port, timeout=access.timeout_s)
 
 
 def _read(response: http.client.HTTPResponse, deadline_ns: int, clock: Clock) -> tuple[DiscoveryOutcome, bytes]:

@@ -17,6 +17,8 @@ from .facts import EngineFacts, Fact, FactSource, resource_facts
 from .rules import Rule, configured_architecture, configured_sheets
 from .sheet_files import shipped_sheets
 
+_DISCOVERED_MAX = 1024
+"""Answers that are kept; the oldest server's goes first."""
 _APPLIED_MAX = 4096
 """Emitters of which is remembered what they have been told; beyond, they are told again."""
 
@@ -52,7 +54,7 @@ class Knowledge:
     def discovered(self, pattern: str, facts: Mapping[str, Fact]) -> None:
         """What a server said about the engines whose instance matches; from the discovery's thread."""
         others = tuple(item for item in self._discovered if item[0] != pattern)
-        self._discovered = (*others, (pattern, dict(facts)))
+        self._discovered = (*others, (pattern, dict(facts)))[-_DISCOVERED_MAX:]
 
     def apply(self, facts: EngineFacts, attributes: Mapping[str, str], instance: str, recording: str) -> bool:
         """Teach an engine's facts all that is known of it; returns whether anything changed."""

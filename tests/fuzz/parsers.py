@@ -11,6 +11,7 @@ import abc
 import gzip
 import io
 import json
+import math
 import types
 import zlib
 from pathlib import Path
@@ -20,13 +21,17 @@ import msgspec
 from collector.decode.kv.batches import KvBatch
 from collector.decode.kv.messages import read_frames, read_line, read_payload
 from collector.decode.otlp_json import json_to_protobuf
+from collector.decode.pages import PageParser, ScrapedPage, is_page_line, read_page_line
+from collector.decode.pages.engine_flavours import CACHE_INFO, SERIES
 from collector.decode.pieces import pieces
+from collector.join.pages import ScrapeWindows
 from collector.receive import count as envelope
 from collector.recordings.reader import Recording
 from collector.runtime.exits import StartError
 from tests.fuzz.mutations import edited
 from tests.support import otlp_bytes as otlp
 from tests.support.kv_batches import payload, stored
+from tests.support.page_server import RECORDED
 from tests.support.recordings import kv_lines
 from tests.support.step_exports import delimited, make_export, otlp_json
 
@@ -204,6 +209,44 @@ class Kv(Parser):
             if isinstance(batch, KvBatch):
                 assert min(batch.ts_unix_ns, batch.stored_blocks, batch.removed_blocks, batch.removed_below) >= 0
         return any(isinstance(batch, KvBatch) for batch in found)
+
+
+class Pages(Parser):
+    """Pages of counters: by a parser that has seen a good one, by a fresh one, and as recorded lines."""
+
+    tokens = (
+        *(b"NaN", b"+Inf", b"-1", b"1e999", b"{", b"}", b'"', b"\\", b"\n", b" ", b"9" * 30, b"\xff\xfe", b"<html>"),
+        *(b'engine="1"', b'le="+Inf"', b'le="x"', b'tp_rank="1"', b"vllm:", b"sglang:", b"_bucket", b"# EOF\n", b" 17"),
+    )
+
+    def seeds(self):
+        whole = gzip.decompress(RECORDED.with_name("metrics.txt.gz").read_bytes()).splitlines(keepends=True)
+        needed = [line for line in whole if any(line.startswith(name) for name in (*SERIES, CACHE_INFO))]
+        self._good = page = b"".join(needed)
+        lines = gzip.decompress(RECORDED.read_bytes()).splitlines()
+        return [
+            page,
+            page + page.replace(b'engine="0"', b'engine="1"'),
+            page.replace(b"inter_token_latency", b"time_per_output_token").replace(b"kv_cache", b"gpu_cache"),
+            page.replace(b".0\n", b".0 1700000000\n"),
+            lines[3],
+        ]
+
+    def parse(self, data):
+        parser = PageParser()
+        readings = parser.parse(data)
+        assert repr(parser.parse(data)) == repr(readings)  # by the places found; NaN is not itself
+        parser.parse(self._good)
+        parser.parse(data)
+        page = read_page_line(data, parser, "file") if is_page_line(data) else None
+        engines = list(readings) if isinstance(readings, tuple) else []
+        engines += page.engines if isinstance(page, ScrapedPage) else ()
+        windows = ScrapeWindows()
+        for number, reading in enumerate(engines):
+            assert not any(math.isinf(value) for value in reading.values)
+            row = windows.add(10**18 + number, number, reading)
+            assert row is None or row.steps > 0
+        return bool(engines)
 
 
 class Files(Parser):

@@ -14,6 +14,7 @@ from collector.identity.facts import EngineFacts
 from collector.identity.knowledge import Knowledge
 from collector.runtime.clock import SystemClock
 from collector.telemetry.reasons import DiscoveryOutcome
+from tests.support.page_server import PageServer
 
 GOOD = {
     "/v1/models": (200, b'{"data": [{"id": "meta/llama", "max_model_len": 4096}, {"id": "adapter"}]}'),
@@ -181,6 +182,52 @@ def test_the_thread_asks_until_it_is_answered_and_stops(serve):
         deadline.wait(0.01)
     discovery.stop()
     assert facts.get("model") == "meta/llama"
+
+
+class Scraped:
+    """A scraper that knows these servers."""
+
+    enabled, tls = True, None
+
+    def __init__(self, urls):
+        self.urls = urls
+
+    def token(self):
+        return "secret"
+
+    def base_urls(self):
+        return dict(self.urls)
+
+
+def test_scraped_servers_are_asked_with_their_token_what_their_page_does_not_tell():
+    answers = {path: body for path, (_, body) in GOOD.items()}
+    with PageServer(lambda path, _: (200, {}, answers[path])) as server:
+        knowledge, outcomes = Knowledge(), []
+        scraped = Scraped({"http://[::1]:8000": f"http://127.0.0.1:{server.port}"})
+        discovery = Discovery(DiscoveryConfig(), knowledge, SystemClock(), outcomes.append, scraped)
+        assert 0.0 < discovery._ask_due() <= 5.0
+        assert [path for path, _ in server.asked] == ["/v1/models", "/version"]
+        assert {headers["Authorization"] for _, headers in server.asked} == {"Bearer secret"}
+        discovery._ask_due()
+        assert len(server.asked) == 2  # not due again
+    facts, others = EngineFacts(), EngineFacts()
+    assert knowledge.apply(facts, {}, "http://[::1]:8000", "")
+    assert not knowledge.apply(others, {}, "http://10.0.0.1:8000", "")
+    assert facts.get("vllm_version") == "0.15.1"
+    scraped.urls.clear()
+    assert discovery._ask_due() == pytest.approx(5.0, abs=0.5)
+
+
+def test_who_is_gone_is_asked_no_more_and_who_does_not_answer_keeps_nobody_waiting(serve):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        urls = {"gone": f"http://127.0.0.1:{free.getsockname()[1]}", "here": serve(GOOD)}
+        knowledge = Knowledge()
+        discovery = Discovery(DiscoveryConfig(), knowledge, SystemClock(), scraped=Scraped(urls))
+        assert discovery._ask_due() == 0.0  # the other one is due at once
+        discovery._ask_due()
+    facts = EngineFacts()
+    assert knowledge.apply(facts, {}, "here", "")
 
 
 def test_facts_of_impossible_value_are_left_out():

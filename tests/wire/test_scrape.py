@@ -8,7 +8,12 @@ from tests.support.sidecars import get, metric, running_sidecar
 
 
 def test_a_server_with_nothing_set_is_learned_from_by_its_page_alone(tmp_path):
-    with PageServer(pages=recorded_pages(), speed=20.0) as server:
+    others = {"/version": b'{"version": "0.32.0"}', "/v1/models": b'{"data": [{"id": "tiny", "max_model_len": 2048}]}'}
+
+    def answer(path, elapsed_s):
+        return (200, {}, others[path]) if path in others else server.recorded(path, elapsed_s)
+
+    with PageServer(answer, pages=recorded_pages(), speed=20.0) as server:
         scrape = {
             "RECEIVERS__SCRAPE__ENDPOINTS": f"[{{url: '{server.url}'}}]",
             "RECEIVERS__SCRAPE__INTERVAL_S": "0.05",
@@ -30,4 +35,6 @@ def test_a_server_with_nothing_set_is_learned_from_by_its_page_alone(tmp_path):
             assert 12_000 < intercept.coefficient < 22_000
             assert metric(sidecar.http_port, 'tracefit_scrape_pages_total{outcome="taken"}') > 60
             assert metric(sidecar.http_port, "tracefit_scrape_servers") == 1
+            eventually(lambda: sidecar.snapshot().configs[0].config.get("vllm_version") == "0.32.0", 10.0)
+            assert sidecar.snapshot().configs[0].config["max_model_len"] == 2048
             assert b"metrics" in get(sidecar.http_port, "/")

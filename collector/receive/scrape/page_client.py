@@ -21,6 +21,7 @@ _CHUNK_BYTES = 262_144
 _OK = 200
 _REDIRECTS = range(300, 400)
 _UNAUTHENTICATED = (401, 403)
+_ROOT_PATHS = ("", "/", "/metrics")
 _ACCEPT = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4"
 
 Connection = http.client.HTTPConnection
@@ -38,8 +39,18 @@ class ScrapeTarget(NamedTuple):
         parts = urllib.parse.urlsplit(self.url)
         host = self.address or parts.hostname or ""
         port = f":{parts.port}" if parts.port is not None else ""
-        path = parts.path if parts.path not in ("", "/", "/metrics") else ""
+        path = parts.path if parts.path not in _ROOT_PATHS else ""
         return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}{port}{path}"
+
+    @property
+    def base_url(self) -> str:
+        """Where the server answers other questions; empty if that cannot be told from where its page is.
+
+        A page at another path may be a proxy's, and a certificate is not of an address but of the name behind it.
+        """
+        parts = urllib.parse.urlsplit(self.url)
+        known = parts.path in _ROOT_PATHS and not (self.address and parts.scheme == "https")
+        return self.server if known else ""
 
 
 class FetchedPage(NamedTuple):

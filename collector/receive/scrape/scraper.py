@@ -89,14 +89,18 @@ def _steps_of(values: tuple[float, ...]) -> float:
 
 
 class Scraper:
-    """All servers of the configuration."""
+    """All servers of the configuration.
+
+    Attributes:
+        tls: whom to trust.
+    """
 
     def __init__(self, config: ScrapeConfig, clock: Clock, count: CountOutcome = lambda _: None) -> None:
         self._config = config
         self._clock = clock
         self._count = count
         self._targets = TargetList(config)
-        self._tls = _tls(config)
+        self.tls = _tls(config)
         self._pages: deque[ScrapedPage] = deque()
         self._servers: dict[ScrapeTarget, ScrapedServer] = {}
         self._due: list[tuple[int, int, ScrapedServer | None]] = []
@@ -107,7 +111,7 @@ class Scraper:
         self._threads = [
             threading.Thread(target=self._run, name=f"scrape-{number}", daemon=True) for number in range(config.threads)
         ]
-        _ = self._token()  # a file that is not there is said at start
+        _ = self.token()  # a file that is not there is said at start
 
     @property
     def enabled(self) -> bool:
@@ -118,6 +122,23 @@ class Scraper:
     def servers(self) -> int:
         """How many servers are asked now."""
         return len(self._servers)
+
+    def base_urls(self) -> dict[str, str]:
+        """Name of each server -> where it can be asked who it is."""
+        with self._wake:
+            targets = list(self._servers)
+        return {target.server: target.base_url for target in targets if target.base_url}
+
+    def token(self) -> str:
+        """Read for every question: a mounted Secret is swapped under us."""
+        if not self._config.token_file:
+            return ""
+        try:
+            return Path(self._config.token_file).read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            if not self._servers:
+                raise ConfigError("receivers.scrape.token_file", "cannot be read") from None
+            return ""
 
     def start(self) -> None:
         """Begin, if there is anybody to ask."""
@@ -226,18 +247,7 @@ class Scraper:
         return Cadence(min(self._config.interval_min_s, self._config.interval_s), self._config.interval_s)
 
     def _client(self, target: ScrapeTarget) -> PageClient:
-        return PageClient(target, timeout_s=self._config.timeout_s, clock=self._clock, token=self._token, tls=self._tls)
-
-    def _token(self) -> str:
-        """Read for every question: a mounted Secret is swapped under us."""
-        if not self._config.token_file:
-            return ""
-        try:
-            return Path(self._config.token_file).read_text(encoding="ascii").strip()
-        except (OSError, UnicodeDecodeError):
-            if not self._servers:
-                raise ConfigError("receivers.scrape.token_file", "cannot be read") from None
-            return ""
+        return PageClient(target, timeout_s=self._config.timeout_s, clock=self._clock, token=self.token, tls=self.tls)
 
 
 def _tls(config: ScrapeConfig) -> ssl.SSLContext:

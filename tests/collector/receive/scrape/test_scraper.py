@@ -9,7 +9,7 @@ import time
 import pytest
 
 from collector.config import Config, ConfigError, ScrapeConfig, ScrapeEndpoint, scraping
-from collector.receive.scrape import Cadence, Scraper, TargetList, read_targets
+from collector.receive.scrape import Cadence, Scraper, ScrapeTarget, TargetList, read_targets
 from collector.runtime import SystemClock
 from collector.telemetry import ScrapeOutcome
 from tests.support.clocks import eventually
@@ -167,6 +167,21 @@ def test_a_file_of_targets_is_read_as_prometheus_reads_it(tmp_path):
         path.write_text(bad)
         with pytest.raises(ValueError, match=r"."):
             read_targets(path)
+
+
+@pytest.mark.parametrize(
+    ("url", "address", "base"),
+    [
+        ("http://h:8000/metrics", "", "http://h:8000"),
+        ("https://h", "", "https://h"),
+        ("http://vllm.svc:8000/metrics", "10.0.0.1", "http://10.0.0.1:8000"),
+        ("http://vllm.svc:8000", "fd00::1", "http://[fd00::1]:8000"),
+        ("https://vllm.svc:8000/metrics", "10.0.0.1", ""),
+        ("http://proxy/pods/3/metrics", "", ""),
+    ],
+)
+def test_a_server_is_asked_who_it_is_where_its_page_stands(url, address, base):
+    assert ScrapeTarget(url, address).base_url == base
 
 
 def test_the_number_of_servers_is_bounded():

@@ -45,7 +45,7 @@ from collector.runtime.http import HttpServer, page_handler
 from collector.telemetry import Metrics, table
 from collector.worker import Pipeline, Publisher, SnapshotWriter, StallWatch, Worker, make_pipeline
 from exporters.pages import AskPages, SnapshotDocuments, dispatch, protect
-from exporters.prometheus import MetricsPage
+from exporters.prometheus import Advisory, MetricsPage
 from exporters.routes import make_routes
 from exporters.status_page import StatusPage
 from online import Snapshot
@@ -215,12 +215,13 @@ class Sidecar:
         return make_receivers(self.config.receivers, intake, health=self.health, clock=clock, grace_s=grace_s)
 
     def _make_pages(self, clock: Clock) -> HttpServer:
-        pages = self.config.exporters.http
+        pages, slo = self.config.exporters.http, self.config.slo
         routes = make_routes(
             MetricsPage(
                 self.metrics.registry,
                 self.snapshot,
                 exemplar_of=lambda config_id, target: self.pipeline.exemplars.get((config_id, target)),
+                advisory=Advisory(self._status.view, self.pipeline.mix_of, slo.itl_ms),
             ),
             SnapshotDocuments(self.snapshot),
             alive=self._probe_alive,

@@ -21,7 +21,10 @@ def client_config(config: ConfigSnapshot) -> tracefit.Config:
         LoadError: the document is not what the client expects.
     """
     document = Snapshot(generation=0, created_unix_nano=0, tracefit_version="", configs=[config])
-    return tracefit.load(document.to_json()).configs[0]
+    try:
+        return tracefit.load(document.to_json()).configs[0]
+    except UnicodeEncodeError:
+        raise tracefit.LoadError(f"a name in configuration {config.config_id} is no text") from None
 
 
 class UnknownConfigError(LookupError):

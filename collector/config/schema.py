@@ -151,6 +151,16 @@ class BankConfig(Section, frozen=True, kw_only=True):
     configs_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 64
 
 
+ItlTarget = Annotated[float, msgspec.Meta(gt=0, le=60_000)]
+
+
+class SloConfig(Section, frozen=True, kw_only=True):
+    """Targets that the advisory metrics are given for; they change nothing that is learned."""
+
+    itl_ms: Annotated[tuple[ItlTarget, ...], msgspec.Meta(max_length=3)] = ()
+    """Mean time between tokens: `tracefit_slo_concurrency` says how many requests fit each."""
+
+
 class ShutdownConfig(Section, frozen=True, kw_only=True):
     """Budget of a graceful stop; it has to fit the pod's terminationGracePeriodSeconds."""
 
@@ -184,6 +194,7 @@ class Config(Section, frozen=True, kw_only=True):
     join: JoinConfig = JoinConfig()
     dedupe: DedupeConfig = DedupeConfig()
     bank: BankConfig = BankConfig()
+    slo: SloConfig = SloConfig()
     shutdown: ShutdownConfig = ShutdownConfig()
     configurations: ConfigurationsConfig = ConfigurationsConfig()
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -18,6 +18,7 @@ from collector.join import Described, Emitter, Event, Joiner, Renamed, Rows, Suc
 from collector.join.requests import with_handoffs
 from collector.receive import Export
 from collector.telemetry import Counts, table
+from exporters.what_if import Mix
 from online import (
     Bank,
     ConfigSnapshot,
@@ -31,6 +32,7 @@ from online.state import LEARNERS, Image, body_of
 
 from .correlator import Correlator
 from .quarantine import Quarantine
+from .recent_load import RecentLoad
 from .traces import TraceLog, Traces
 
 _log = logging.getLogger(__name__)
@@ -50,6 +52,8 @@ class Pipeline:
         self._traces = TraceLog()
         self.exemplars: Traces = {}
         """Traces behind the drifts of the newest snapshot; replaced, never edited."""
+        self._load = RecentLoad()
+        self._mixes: dict[str, Mix] = {}  # replaced, never edited: other threads read it
         self.applied_seq = 0
         """Number of the last journal entry that has been processed."""
 
@@ -63,15 +67,20 @@ class Pipeline:
         """What is held between decoding and learning, for gauges."""
         return self._correlator.joiner
 
+    def mix_of(self, config_id: str) -> Mix | None:
+        """What a configuration was asked lately, as of the newest snapshot; from any thread."""
+        return self._mixes.get(config_id)
+
     def process(self, exports: Sequence[Export]) -> None:
         """Decode, join and learn; what cannot be used is counted."""
         # Even if an error of ours ends this batch: replaying what cannot be processed would fail again, for ever.
         self.applied_seq = max(self.applied_seq, max((export.seq for export in exports), default=0))
-        for event in self._correlator.process(exports, self._counts, self._record_traces):
+        for event in self._correlator.process(exports, self._counts, self._observe):
             self._apply(event)
 
-    def _record_traces(self, telemetry: Telemetry) -> None:
+    def _observe(self, telemetry: Telemetry) -> None:
         self._traces.record(telemetry.instance, telemetry.traces)
+        self._load.record(telemetry)
 
     def process_kv(self, batches: Sequence[KvBatch]) -> None:
         """Add KV events; the steps they are about learn from them at the next export or flush."""
@@ -159,6 +168,7 @@ class Pipeline:
         """What is known now; the state stays as it is."""
         configs = [self._config(config_id) for config_id in self.joiner.config_ids()]
         self.exemplars = self._traces.exemplars(configs)
+        self._mixes = self._load.mixes(configs, now_unix_nano)
         return Snapshot(
             generation=generation,
             created_unix_nano=now_unix_nano,

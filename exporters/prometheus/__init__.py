@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from .advisory import Advisory
 from .exposition import MetricsPage
 
 __all__ = [
+    "Advisory",
     "MetricsPage",
 ]

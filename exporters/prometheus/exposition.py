@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from online import Snapshot
 
+from .advisory import Advisory
 from .families import DEFAULT_MAX_SERIES
 from .snapshot_families import ExemplarOf, snapshot_families
 
@@ -65,6 +66,7 @@ class MetricsPage:
         source: returns the newest snapshot, or None before the first.
         max_series: capacity of the page for series of the snapshot.
         exemplar_of: (config_id, target) -> trace id of the observation that confirmed the newest drift.
+        advisory: what the coefficients say of the load of the last minutes.
     """
 
     def __init__(
@@ -74,11 +76,13 @@ class MetricsPage:
         *,
         max_series: int = DEFAULT_MAX_SERIES,
         exemplar_of: ExemplarOf | None = None,
+        advisory: Advisory | None = None,
     ) -> None:
         self._own = own
         self._source = source
         self._max_series = max_series
         self._exemplar_of = exemplar_of
+        self._advice_of = None if advisory is None else advisory.samples
         self._lock = threading.Lock()
         self._shown: Snapshot | None = None
         self._kept: dict[str, _Kept] = {}
@@ -113,7 +117,7 @@ class MetricsPage:
             if kept is None:
                 families: Iterable[Metric] = ()
                 if snapshot is not None:
-                    families = snapshot_families(snapshot, self._max_series, self._exemplar_of)
+                    families = snapshot_families(snapshot, self._max_series, self._exemplar_of, self._advice_of)
                 plain = choose_encoder(wanted)[0](_Families(families)).removesuffix(_EOF)
                 deflate = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
                 deflated = deflate.compress(plain) + deflate.flush(zlib.Z_FULL_FLUSH)

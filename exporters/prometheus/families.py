@@ -95,6 +95,49 @@ FAMILIES: tuple[Family, ...] = (
         _TARGET,
         "The same of every target but step_time: sum and number of rows.",
     ),
+    Family(
+        "tracefit_usable",
+        "gauge",
+        ("config",),
+        "1 if predictions of steps may be used where something was seen, else 0; the status page says why not.",
+    ),
+    Family(
+        "tracefit_slo_concurrency",
+        "gauge",
+        ("config", "itl"),
+        "Most requests in flight whose mean ITL keeps a target of slo.itl_ms (itl, in seconds), for the load of the"
+        " last five minutes.",
+    ),
+    Family(
+        "tracefit_predicted_itl_seconds",
+        "gauge",
+        ("config",),
+        "Mean time between tokens that the coefficients say of the load of the last five minutes.",
+    ),
+    Family(
+        "tracefit_predicted_ttft_seconds",
+        "gauge",
+        ("config",),
+        "Mean time to first token that the coefficients say of the load of the last five minutes.",
+    ),
+    Family(
+        "tracefit_observed_itl_seconds",
+        "gauge",
+        ("config",),
+        "Mean time between tokens of the requests that finished in the last five minutes.",
+    ),
+    Family(
+        "tracefit_observed_ttft_seconds",
+        "gauge",
+        ("config",),
+        "Mean time to first token of the same requests, with the usual time in the API process.",
+    ),
+    Family(
+        "tracefit_load",
+        "gauge",
+        ("config", "of"),
+        "The load of the last five minutes, per engine: concurrency, prompt_tokens, output_tokens, prefix_hit_ratio.",
+    ),
     Family("tracefit_model_effective_rows", "gauge", _MODEL, "Rows that still count, after forgetting; portable only."),
     Family(
         "tracefit_coefficient_status",

@@ -26,6 +26,7 @@ from prometheus_client.utils import floatToGoString
 from exporters.labels import US_PER_S, base_unit, label_value
 from online import ConfigSnapshot, DriftSnapshot, ModelSnapshot, ResidualSnapshot, Snapshot, TargetSnapshot
 
+from .advisory import AdviceOf
 from .families import DEFAULT_MAX_SERIES, FAMILIES, IDENTITY_LABELS, PAGE_FAMILIES, Family
 
 NS_PER_S = 1e9
@@ -89,7 +90,10 @@ class SnapshotCollector(Collector):
 
 
 def snapshot_families(
-    snapshot: Snapshot, max_series: int = DEFAULT_MAX_SERIES, exemplar_of: ExemplarOf | None = None
+    snapshot: Snapshot,
+    max_series: int = DEFAULT_MAX_SERIES,
+    exemplar_of: ExemplarOf | None = None,
+    advice_of: AdviceOf | None = None,
 ) -> Iterator[Metric]:
     """Turn one snapshot into metric families.
 
@@ -97,11 +101,16 @@ def snapshot_families(
         snapshot: what to show.
         max_series: bound on the series of the families in ``FAMILIES``.
         exemplar_of: finds the trace behind a drift; OpenMetrics shows it as the counter's exemplar.
+        advice_of: what the coefficients say of the load of the last minutes.
 
     Yields:
         Families in the order of the tables; empty ones are left out.
     """
     per_config = [_config_samples(config, exemplar_of) for config in snapshot.configs]
+    if advice_of is not None:
+        for config, samples in zip(snapshot.configs, per_config, strict=True):
+            for name, value, labels in advice_of(snapshot, config):
+                samples[name].append(Sample((label_value(config.config_id), *labels), value))
     unusable = sum(_drop_non_finite(samples) for samples in per_config)
     merged: Samples = {family.name: [] for family in FAMILIES}
     for samples in per_config:

@@ -84,12 +84,25 @@ def what_if_section(snapshot: Snapshot, view: ClientView, query: Mapping[str, st
         query: of the page's address; ``ask`` names the question.
     """
     forms = "".join(_form(form, snapshot.configs, query) for form in _FORMS)
+    doubts = "".join(_doubts(snapshot, view))
     asked = next((form for form in _FORMS if form.question == query.get(_ASK)), None)
     answer = "" if asked is None else _answer(asked, snapshot, view, query)
     return (
         '<section id="what-if" aria-labelledby="what-if-title"><h2 id="what-if-title">What if</h2>'
-        f'{answer}<div class="asks">{forms}</div></section>'
+        f'{doubts}{answer}<div class="asks">{forms}</div></section>'
     )
+
+
+def _doubts(snapshot: Snapshot, view: ClientView) -> Iterator[str]:
+    """Why ``tracefit_usable`` is 0, of as many configurations as can be chosen."""
+    for each in snapshot.configs[:MAX_CHOICES]:
+        try:
+            reasons = view.config(snapshot, each.config_id).reasons
+        except (UnknownConfigError, TracefitError) as error:
+            reasons = (str(error),)
+        if reasons:
+            name = f"{config_title(each)} ({each.config_id})"
+            yield f'<p class="quiet">{escape(name)} is not usable yet: {escape("; ".join(reasons))}</p>'
 
 
 def _form(form: _Form, configs: Sequence[ConfigSnapshot], query: Mapping[str, str]) -> str:

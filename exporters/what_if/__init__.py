@@ -18,6 +18,7 @@ from .asked import (
     read_sizing,
     read_step_or_load,
 )
+from .mix import Mix, MixOf
 
 __all__ = [
     "LIMIT_WORDS",
@@ -25,6 +26,8 @@ __all__ = [
     "PREDICT",
     "Assumed",
     "Load",
+    "Mix",
+    "MixOf",
     "Parameter",
     "QuestionError",
     "Sizing",

@@ -13,10 +13,14 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+import tracefit
+from exporters.client_view import ClientView
 from exporters.labels import MAX_LABEL_CHARS, base_unit, label_value
+from exporters.prometheus.advisory import Advisory
 from exporters.prometheus.exposition import MetricsPage
 from exporters.prometheus.families import DEFAULT_MAX_SERIES, FAMILIES, PAGE_FAMILIES
 from exporters.prometheus.snapshot_families import SnapshotCollector, snapshot_families
+from exporters.what_if import Mix
 from online.rows import Target
 from online.snapshot import FeatureSnapshot, ModelSnapshot, TargetSnapshot
 from tests.conftest import find_tool
@@ -25,15 +29,25 @@ from tests.support import exporter_cases as cases
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
+MIX = Mix(
+    prompt_tokens=400.0, output_tokens=247.0, prefix_hit=0.25, concurrency=12.0, itl_us=41_000.0, ttft_us=310_000.0
+)
+
+
+def advised(snapshot, mix=MIX, itl_ms=(50.0, 100.0)):
+    return Advisory(ClientView(lambda: snapshot), lambda _: mix, itl_ms)
+
+
 def page_of(snapshot, accept=""):
-    return MetricsPage(CollectorRegistry(), lambda: snapshot).render(accept).body
+    return MetricsPage(CollectorRegistry(), lambda: snapshot, advisory=advised(snapshot)).render(accept).body
 
 
-def series(snapshot, **kwargs):
+def series(snapshot, mix=MIX, itl_ms=(50.0, 100.0), **kwargs):
     """{(sample name, frozenset of labels): value} of everything a snapshot shows."""
+    advice_of = advised(snapshot, mix, itl_ms).samples
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in snapshot_families(snapshot, **kwargs)
+        for family in snapshot_families(snapshot, advice_of=advice_of, **kwargs)
         for sample in family.samples
     }
 
@@ -234,9 +248,18 @@ def test_units_become_base_units(unit, expected):
     assert base_unit(unit) == expected
 
 
-def test_fifty_configurations_with_the_default_sets_fit_with_nothing_withheld():
-    shown = series(cases.full_snapshot(50))
-    assert named(shown, "tracefit_exposition_series_withheld") == {frozenset(): 0}
+def test_fifty_configurations_with_the_default_sets_fit_with_nothing_withheld_but_batch_shapes():
+    shown = series(cases.full_snapshot(50), mix=None)
+    assert named(shown, "tracefit_exposition_series_withheld") == {frozenset(): 50}
+    assert not named(shown, "tracefit_shape_factor_ratio")
+    assert len(named(shown, "tracefit_drift_gain_ratio")) == len(named(shown, "tracefit_usable")) == 50
+    assert len(shown) <= DEFAULT_MAX_SERIES + len(PAGE_FAMILIES)
+
+
+def test_advice_on_fifty_configurations_that_all_serve_displaces_what_matters_less():
+    shown = series(cases.full_snapshot(50), itl_ms=(30.0, 50.0, 100.0))
+    assert len(named(shown, "tracefit_load")) == 200
+    assert len(named(shown, "tracefit_drift_detections_total")) == 350
     assert len(shown) <= DEFAULT_MAX_SERIES + len(PAGE_FAMILIES)
 
 
@@ -270,3 +293,80 @@ def test_a_series_is_never_shown_twice():
     keys = [(sample.name, tuple(sorted(sample.labels.items()))) for sample in shown]
     assert len(keys) == len(set(keys))
     assert series(cases.snapshot(*twins))["tracefit_exposition_values_withheld", frozenset()] > 0
+
+
+def advice(snapshot, **kwargs):
+    """{name and labels but the configuration: value} of the advisory families."""
+    names = ("tracefit_usable", "tracefit_predicted", "tracefit_observed", "tracefit_slo", "tracefit_load")
+    return {
+        (name, *sorted(value for key, value in labels if key != "config")): value
+        for (name, labels), value in series(snapshot, **kwargs).items()
+        if name.startswith(names)
+    }
+
+
+def test_advice_is_what_the_client_says_of_the_load():
+    snapshot = cases.snapshot()
+    config = tracefit.load(snapshot.to_json()).config()
+    asked = {"prompt_tokens": 400, "output_tokens": 247, "prefix_hit": 0.25}
+    seen = config.request(concurrency=12, **asked)
+    shown = advice(snapshot)
+    assert shown["tracefit_usable",] == 1
+    assert shown["tracefit_predicted_itl_seconds",] == seen.itl.us / 1e6
+    assert shown["tracefit_predicted_ttft_seconds",] == seen.ttft.us / 1e6
+    for itl_ms, label in ((50, "0.05"), (100, "0.1")):
+        assert shown["tracefit_slo_concurrency", label] == config.plan(itl_ms=itl_ms, **asked).concurrency
+    assert shown["tracefit_load", "concurrency"] == 12
+
+
+def test_observed_first_tokens_have_the_api_times_that_predicted_ones_have():
+    api_us = cases.MEANS_US["api_queueing"] + cases.MEANS_US["first_response"]
+    assert advice(cases.snapshot())["tracefit_observed_ttft_seconds",] == (310_000.0 + api_us) / 1e6
+
+
+def test_without_a_load_there_is_a_verdict_and_no_advice():
+    assert advice(cases.snapshot(), mix=None) == {("tracefit_usable",): 1.0}
+
+
+def test_coefficients_that_should_not_be_used_give_a_0_and_no_advice():
+    young = cases.config(targets={"step_time": cases.target("step_time")})
+    portable = msgspec.structs.replace(young.targets["step_time"].models["portable"], rows=40)
+    step = msgspec.structs.replace(young.targets["step_time"], models={"portable": portable})
+    shown = advice(cases.snapshot(msgspec.structs.replace(young, targets={"step_time": step})))
+    assert shown["tracefit_usable",] == 0
+    assert not [name for name in shown if "predicted" in name[0] or "slo" in name[0]]
+    assert advice(cases.snapshot(msgspec.structs.replace(young, targets={})))["tracefit_usable",] == 0
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        MIX._replace(prompt_tokens=5e9),
+        MIX._replace(concurrency=math.nan),
+        MIX._replace(prompt_tokens=math.nan, itl_us=math.inf),
+        MIX._replace(output_tokens=0.0),
+        MIX._replace(itl_us=None, ttft_us=None),
+    ],
+)
+def test_a_load_that_cannot_be_leaves_the_page_whole(mix):
+    shown = series(cases.snapshot(), mix=mix)
+    assert all(math.isfinite(value) for value in shown.values())
+    assert len(named(shown, "tracefit_coefficient")) > 10
+
+
+def test_a_plan_is_asked_once_a_generation_however_often_it_is_scraped():
+    asked = []
+
+    def mix_of(config_id):
+        asked.append(config_id)
+        return MIX
+
+    current = [cases.snapshot()]
+    advisory = Advisory(ClientView(lambda: current[0]), mix_of, (50.0,))
+    page = MetricsPage(CollectorRegistry(), lambda: current[0], advisory=advisory)
+    for _ in range(5):
+        page.render()
+    assert len(asked) == 1
+    current[0] = cases.snapshot(generation=43)
+    page.render()
+    assert len(asked) == 2

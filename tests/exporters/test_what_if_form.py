@@ -105,6 +105,14 @@ def test_without_coefficients_it_says_why():
     assert "has learned nothing about step_time yet" in section_of(text)
 
 
+def test_why_coefficients_should_not_be_used_stands_on_the_page_unasked():
+    young = tree()
+    young["configs"][0]["targets"]["step_time"]["models"]["portable"]["rows"] = 40
+    section = section_of(page_of(Snapshot.from_json(encoded(young))))
+    assert "meta-llama/Llama-3-8B (0f3c5a9b77e1) is not usable yet: learned from 40 rows, fewer than 256" in section
+    assert "not usable" not in section_of(page_of(ONE))
+
+
 def test_of_many_configurations_one_is_chosen_and_the_list_is_bounded():
     many = cases.full_snapshot(MAX_CHOICES + 20)
     chosen = many.configs[3].config_id

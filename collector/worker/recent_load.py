@@ -1,0 +1,180 @@
+"""What each engine was asked lately, and what its requests saw: the load that advice is given for.
+
+Sums over what was decoded, kept per process and per ten seconds of *our* clock (stamps may say anything), five minutes
+back. It follows the load and teaches nothing: not saved, and outside of what a replay has to repeat.
+
+    ITL         = sum of FIRST_TOKEN -> FINISHED / sum of (output tokens - 1)
+    TTFT        = mean of QUEUED -> FIRST_TOKEN
+    concurrency = sum (running + waiting) decoding / sum decoding          over steps: what a decoding request meets
+                  sum of QUEUED -> FINISHED / the time they span           without steps, by Little's law
+    prefix hit  = 1 - prefill tokens of steps / prompt tokens of requests  where every step is told, clipped to 0 … 1
+
+The last compares what was computed with what has finished: while load grows it is too low, while it falls too high.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Final
+
+import numpy as np
+
+from collector.decode import CoreSpan, MarkKind, RequestSpan, StepColumns, Telemetry
+from exporters.what_if import Mix
+from online import ConfigSnapshot, Quality
+
+BUCKET_NS: Final = 10_000_000_000
+BUCKETS_MAX: Final = 30
+PROCESSES_MAX: Final = 128
+REQUESTS_MIN: Final = 5
+"""Fewer finished requests are no mix."""
+_SECONDS_MAX: Final = 86_400.0
+_TOKENS_MAX: Final = 1e9
+_EVERY_STEP: Final = frozenset({Quality.STEPS_PLUS.label, Quality.STEPS.label})
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Of one process; all but the two ends of what its requests span add up."""
+
+    requests: float = 0.0
+    prompt_tokens: float = 0.0
+    output_tokens: float = 0.0
+    waited_s: float = 0.0
+    decoding_s: float = 0.0
+    decoded_tokens: float = 0.0
+    in_flight_s: float = 0.0
+    prefill_tokens: float = 0.0
+    decoding: float = 0.0
+    met: float = 0.0
+    began_s: float = math.inf
+    ended_s: float = -math.inf
+
+    def add(self, other: _Sums) -> None:
+        """Take in what another bucket or engine holds."""
+        began_s, ended_s = min(self.began_s, other.began_s), max(self.ended_s, other.ended_s)
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+        self.began_s, self.ended_s = began_s, ended_s
+
+    def add_core(self, span: CoreSpan) -> None:
+        """A request by its marks, if it was queued, had a first token and finished."""
+        at_ns: dict[MarkKind, int] = {}
+        for mark in span.marks:
+            at_ns.setdefault(mark.kind, mark.ts_ns)
+        queued_ns, first_ns = at_ns.get(MarkKind.QUEUED), at_ns.get(MarkKind.FIRST_TOKEN)
+        finished_ns = at_ns.get(MarkKind.FINISHED)
+        if queued_ns is not None and first_ns is not None and finished_ns is not None:
+            waited_s, decoding_s = (first_ns - queued_ns) / 1e9, (finished_ns - first_ns) / 1e9
+            self._add_request(span.prompt_tokens, span.marks[-1].output_tokens, waited_s, decoding_s, finished_ns / 1e9)
+
+    def add_request(self, span: RequestSpan) -> None:
+        """A request of an un-forked vLLM; its time in the API process is left out."""
+        waited_s = span.queue_s + span.prefill_s
+        self._add_request(span.prompt_tokens, span.output_tokens, waited_s, span.decode_s, span.end_unix_ns / 1e9)
+
+    def _add_request(self, prompt: int, output: int, waited_s: float, decoding_s: float, end_s: float) -> None:
+        """Numbers that cannot be are left out, NaN among them."""
+        tokens_sane = 0 < prompt <= _TOKENS_MAX and 0 < output <= _TOKENS_MAX
+        if not (tokens_sane and 0.0 <= waited_s <= _SECONDS_MAX and 0.0 <= decoding_s <= _SECONDS_MAX):
+            return
+        self.requests += 1
+        self.prompt_tokens += prompt
+        self.output_tokens += output
+        self.waited_s += waited_s
+        self.decoding_s += decoding_s
+        self.decoded_tokens += output - 1
+        self.in_flight_s += waited_s + decoding_s
+        self.began_s, self.ended_s = min(self.began_s, end_s - waited_s - decoding_s), max(self.ended_s, end_s)
+
+    def add_steps(self, steps: StepColumns) -> None:
+        """Who ran in them, and what they prefilled."""
+        decoding = steps["decode_requests"].astype(np.float64)
+        there = decoding + steps["prefill_requests"] + np.maximum(steps["waiting"], 0)
+        prefill = np.maximum(steps["prefill_tokens"], 0).astype(np.float64)
+        sane = (decoding >= 0) & (there <= _TOKENS_MAX) & (prefill <= _TOKENS_MAX)
+        self.prefill_tokens += float(prefill[sane].sum())
+        self.decoding += float(decoding[sane].sum())
+        self.met += float((there * decoding)[sane].sum())
+
+
+class RecentLoad:
+    """Belongs to the worker thread; what it tells is a new dictionary each time."""
+
+    def __init__(self) -> None:
+        self._processes: OrderedDict[str, dict[int, _Sums]] = OrderedDict()
+        self._bucket = 0
+
+    def record(self, telemetry: Telemetry) -> None:
+        """Add what one process said."""
+        if not (telemetry.core or telemetry.requests or len(telemetry.steps)):
+            return
+        buckets = self._processes.setdefault(telemetry.instance, {})
+        self._processes.move_to_end(telemetry.instance)
+        if len(self._processes) > PROCESSES_MAX:
+            self._processes.popitem(last=False)
+        sums = buckets.setdefault(self._bucket, _Sums())
+        for span in telemetry.core:
+            sums.add_core(span)
+        for request in telemetry.requests:
+            sums.add_request(request)
+        if len(telemetry.steps):
+            sums.add_steps(telemetry.steps)
+
+    def mixes(self, configs: Iterable[ConfigSnapshot], now_unix_nano: int) -> dict[str, Mix]:
+        """The mix of each configuration that was asked lately; what is added from now on belongs to this time."""
+        self._turn(now_unix_nano // BUCKET_NS)
+        known = {}
+        for config in configs:
+            engines = [_total(self._processes.get(engine.instance, {})) for engine in config.engines]
+            mix = _mix_of(engines, every_step=config.telemetry in _EVERY_STEP)
+            if mix is not None:
+                known[config.config_id] = mix
+        return known
+
+    def _turn(self, bucket: int) -> None:
+        """Go on to another bucket; what came before the first one belongs to it, and what is too old goes."""
+        before, self._bucket = self._bucket, bucket
+        for instance, buckets in list(self._processes.items()):
+            if before == 0 and 0 in buckets:
+                buckets[bucket] = buckets.pop(0)
+            for old in [key for key in buckets if not bucket - BUCKETS_MAX < key <= bucket]:
+                del buckets[old]
+            if not buckets:
+                del self._processes[instance]
+
+
+def _total(buckets: dict[int, _Sums]) -> _Sums:
+    total = _Sums()
+    for each in buckets.values():
+        total.add(each)
+    return total
+
+
+def _mix_of(engines: Iterable[_Sums], *, every_step: bool) -> Mix | None:
+    asked = [each for each in engines if each.requests]
+    total = _Sums()
+    for each in asked:
+        total.add(each)
+    if total.requests < REQUESTS_MIN:
+        return None
+    hit = 0.0
+    if every_step and total.decoding:
+        hit = min(1.0, max(0.0, 1.0 - total.prefill_tokens / total.prompt_tokens))
+    concurrency = total.met / total.decoding if total.decoding else sum(map(_mean_in_flight, asked)) / len(asked)
+    return Mix(
+        prompt_tokens=total.prompt_tokens / total.requests,
+        output_tokens=total.output_tokens / total.requests,
+        prefix_hit=hit,
+        concurrency=max(1.0, concurrency),
+        itl_us=1e6 * total.decoding_s / total.decoded_tokens if total.decoded_tokens else None,
+        ttft_us=1e6 * total.waited_s / total.requests,
+    )
+
+
+def _mean_in_flight(engine: _Sums) -> float:
+    span_s = engine.ended_s - engine.began_s
+    return engine.in_flight_s / span_s if span_s > 0.0 else 1.0

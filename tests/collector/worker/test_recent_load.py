@@ -1,0 +1,156 @@
+"""The load of the last minutes: what requests were like, whom they met, and that hostile numbers leave it alone."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+
+from collector.decode import STEP_DTYPE, Telemetry
+from collector.worker.recent_load import BUCKET_NS, BUCKETS_MAX, PROCESSES_MAX, RecentLoad
+from tests.support import exporter_cases as cases
+from tests.support.pipelines import replayed
+from tests.support.recordings import otlp_file, recording
+from tests.support.toy_engine import many_jobs, run_engine
+from tests.support.toy_spans import columns_of, core_of, stock_of
+
+NOW = 1_800_000_000 * 10**9
+CONFIG = cases.config()  # one engine, vllm-0
+
+
+def stock(count=10, **values):
+    given = {
+        "prompt": 300,
+        "outputs": 101,
+        "ttft_s": 0.25,
+        "decode_s": 2.0,
+        "queue_s": 0.05,
+        "prefill_s": 0.15,
+        **values,
+    }
+    spans = [stock_of(f"r{number}", number * 0.5, **given) for number in range(count)]
+    return Telemetry("vllm-0", {}, requests=spans)
+
+
+def mix_after(*telemetry, config=CONFIG):
+    load = RecentLoad()
+    for each in telemetry:
+        load.record(each)
+    return load.mixes([config], NOW).get(config.config_id)
+
+
+def test_an_engine_that_tells_everything():
+    run = run_engine(many_jobs(60, spacing=3), budget=256)
+    cores = [core_of(run, job) for job in run.jobs]
+    mix = mix_after(Telemetry("vllm-0", {}, steps=columns_of(run), core=cores))
+    assert mix.prompt_tokens == pytest.approx(np.mean([job.prompt for job in run.jobs]))
+    assert mix.output_tokens == pytest.approx(np.mean([job.outputs for job in run.jobs]))
+    decodes, there = (
+        run.truth("batch.num_decode_reqs"),
+        run.truth("queue.running_depth") + run.truth("queue.waiting_depth"),
+    )
+    assert mix.concurrency == pytest.approx((decodes * there).sum() / decodes.sum(), rel=0.2)
+    waits = [job.ns_of("FIRST_TOKEN") - job.ns_of("QUEUED") for job in run.jobs]
+    assert mix.ttft_us == pytest.approx(np.mean(waits) / 1e3)
+    decoding = sum(job.ns_of("FINISHED") - job.ns_of("FIRST_TOKEN") for job in run.jobs)
+    assert mix.itl_us == pytest.approx(decoding / 1e3 / sum(job.outputs - 1 for job in run.jobs))
+
+
+def test_prefix_hits_are_what_was_never_computed():
+    run = run_engine(many_jobs(60, spacing=3), budget=256)
+    steps, cores = columns_of(run), [core_of(run, job) for job in run.jobs]
+    assert mix_after(Telemetry("vllm-0", {}, steps=steps, core=cores)).prefix_hit == pytest.approx(0.0, abs=1e-9)
+    halved = steps.copy()
+    halved["prefill_tokens"] //= 2
+    assert mix_after(Telemetry("vllm-0", {}, steps=halved, core=cores)).prefix_hit == pytest.approx(0.5, abs=0.05)
+    sampled = msgspec.structs.replace(CONFIG, telemetry="sampled")
+    assert mix_after(Telemetry("vllm-0", {}, steps=halved, core=cores), config=sampled).prefix_hit == 0.0
+
+
+def test_requests_alone_tell_it_by_littles_law():
+    mix = mix_after(stock(20))
+    assert (mix.prompt_tokens, mix.output_tokens) == (300, 101)
+    assert mix.itl_us == pytest.approx(20_000)
+    assert mix.ttft_us == pytest.approx(200_000)
+    assert mix.concurrency == pytest.approx(20 * 2.2 / (19 * 0.5 + 2.2), rel=0.01)
+
+
+def test_a_handful_of_requests_or_none_is_no_mix():
+    assert mix_after() is None
+    assert mix_after(stock(4)) is None
+    assert mix_after(Telemetry("vllm-0", {})) is None
+    assert mix_after(told_by(stock(20), "somebody else")) is None
+
+
+def told_by(telemetry, instance):
+    return Telemetry(instance, {}, requests=telemetry.requests)
+
+
+def test_it_follows_the_load_and_forgets():
+    load = RecentLoad()
+    for bucket in range(5 * BUCKETS_MAX):
+        load.record(stock(10, prompt=300 if bucket < 4 * BUCKETS_MAX else 900))
+        mixes = load.mixes([CONFIG], NOW + bucket * BUCKET_NS)
+    assert mixes[CONFIG.config_id].prompt_tokens == 900
+    assert max(len(buckets) for buckets in load._processes.values()) <= BUCKETS_MAX
+    assert load.mixes([CONFIG], NOW + 9 * BUCKETS_MAX * BUCKET_NS) == {}
+    assert not load._processes
+
+
+def test_a_clock_that_jumps_back_begins_anew():
+    load = RecentLoad()
+    load.record(stock(10))
+    assert load.mixes([CONFIG], NOW)
+    assert load.mixes([CONFIG], NOW - 10**15) == {}
+    load.record(stock(10))
+    assert load.mixes([CONFIG], NOW - 10**15)
+
+
+def test_processes_that_come_and_go_are_bounded():
+    load = RecentLoad()
+    for number in range(3 * PROCESSES_MAX):
+        load.record(told_by(stock(1), f"vllm-{number}"))
+    assert len(load._processes) == PROCESSES_MAX
+
+
+BAD = [
+    {"prompt": 0},
+    {"prompt": 10**12},
+    {"outputs": 10**12},
+    {"decode_s": math.nan},
+    {"decode_s": math.inf},
+    {"decode_s": -1.0},
+    {"decode_s": 1e9},
+    {"queue_s": math.nan},
+    {"prefill_s": -5.0},
+]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=str)
+def test_requests_that_cannot_be_are_left_out(bad):
+    good = stock(10)
+    fields = {"prompt": "prompt_tokens", "outputs": "output_tokens"}
+    values = {fields.get(name, name): value for name, value in bad.items()}
+    spoilt = [msgspec.structs.replace(span, **values) for span in good.requests]
+    assert mix_after(Telemetry("vllm-0", {}, requests=spoilt)) is None
+    assert mix_after(Telemetry("vllm-0", {}, requests=[*good.requests, *spoilt])) == mix_after(good)
+
+
+def test_steps_that_cannot_be_are_left_out():
+    steps = np.zeros(4, STEP_DTYPE)
+    steps["decode_requests"], steps["waiting"] = [4, 2**62, -3, 4], [-1, 0, 0, 2**62]
+    mix = mix_after(Telemetry("vllm-0", {}, steps=steps, requests=stock(10).requests))
+    assert mix.concurrency == 4
+
+
+@pytest.mark.parametrize("name", ["c6_saturated", "c8_stock_0.32.0"])
+def test_every_recording_with_requests_has_a_mix(name):
+    pipeline = replayed(recording(otlp_file(name)))
+    (config,) = pipeline.snapshot(NOW, 1).configs
+    mix = pipeline.mix_of(config.config_id)
+    assert 100 < mix.prompt_tokens < 400
+    assert 1e4 < mix.itl_us < 1e5
+    assert mix.concurrency >= 1
+    assert pipeline.mix_of("no such") is None

@@ -43,11 +43,11 @@ from collector.runtime import (
 )
 from collector.runtime.http import HttpServer, page_handler
 from collector.telemetry import Metrics, table
-from collector.worker import Pipeline, Publisher, SnapshotWriter, StallWatch, Worker, make_pipeline
+from collector.worker import Pipeline, Publisher, SilenceWatch, SnapshotWriter, StallWatch, Worker, make_pipeline
 from exporters.pages import AskPages, SnapshotDocuments, dispatch, protect
 from exporters.prometheus import Advisory, MetricsPage
 from exporters.routes import make_routes
-from exporters.status_page import StatusPage
+from exporters.status_page import EngineWaiting, StatusPage
 from online import Snapshot
 
 HANDLERS_FREE = 2
@@ -87,9 +87,7 @@ class Sidecar:
         self.health = health = Health(clock)
         self._knowledge = Knowledge(config.configurations)
         self.pipeline: Pipeline = make_pipeline(config, self._knowledge)
-        self._status = StatusPage(
-            self.snapshot, metrics.registry, ready=self._probe_ready, unix_nano=clock.unix_nano, version=__version__
-        )
+        self._status = self._make_status_page(clock)
         self._publisher = Publisher(
             self.pipeline, metrics, clock, config.snapshot.publish_interval_s, self._status.record
         )
@@ -116,6 +114,7 @@ class Sidecar:
         self._receivers = self._make_receivers(clock)
         self._pages = self._make_pages(clock)
         self.watch = self._make_watch(source) if source is not None and config.reload_interval_s else None
+        self._silence = SilenceWatch(self.pipeline, metrics, clock, config.join)
         self._parts: tuple[Part, ...] = (
             self._pages,
             self._keeper,
@@ -169,6 +168,16 @@ class Sidecar:
 
     # --- making the parts -------------------------------------------------------------------------------------------
 
+    def _make_status_page(self, clock: Clock) -> StatusPage:
+        return StatusPage(
+            self.snapshot,
+            self.metrics.registry,
+            ready=self._probe_ready,
+            unix_nano=clock.unix_nano,
+            waiting=self._waiting_engines,
+            version=__version__,
+        )
+
     def _make_discovery(self, clock: Clock) -> Discovery:
         count = partial(self.metrics.add, table.DISCOVERY, 1)
         return Discovery(self.config.configurations.discovery, self._knowledge, clock, count, self._scraper)
@@ -199,6 +208,7 @@ class Sidecar:
             take_kv=self._kv.take,
             take_pages=self._scraper.take,
             stall_watch=StallWatch(clock, self.config.state.stalled_after_s),
+            settle=self._silence.tick,
             batch_bytes=self.config.queue.batch_bytes,
             drain_s=self.config.shutdown.drain_s,
             health=self.health,
@@ -239,6 +249,7 @@ class Sidecar:
     def _follow_gauges(self) -> None:
         metrics, pipeline = self.metrics, self.pipeline
         metrics.set(table.QUEUE_CAPACITY, self.config.queue.capacity_bytes)
+        metrics.set(table.ENGINES_CAPACITY, self.config.join.engines_max)
         metrics.set(table.CONFIGS_CAPACITY, self.config.bank.configs_max)
         metrics.follow(table.CONFIG_DEGRADED, lambda: self._fallback is not None and bool(self._config_problem()))
         metrics.set(table.SCRAPED_SERVERS_CAPACITY, self.config.receivers.scrape.servers_max)
@@ -246,11 +257,13 @@ class Sidecar:
         metrics.follow(table.COMPLETENESS, lambda: pipeline.joiner.pages.completeness)
         metrics.follow(table.QUEUE_BYTES, lambda: self.queue.queued_bytes)
         metrics.follow(table.IN_FLIGHT_BYTES, lambda: self.queue.in_flight_bytes)
-        metrics.follow(table.OPEN_REQUESTS, lambda: pipeline.joiner.open_requests)
-        metrics.follow(table.WATERMARK_AGE, lambda: pipeline.joiner.watermark_age_s)
 
     def _config_problem(self) -> str:
         return self.watch.problem if self.watch is not None else str(self._fallback or "")
+
+    def _waiting_engines(self) -> list[EngineWaiting]:
+        waiting = self._silence.waiting
+        return [EngineWaiting(w.key[1], w.steps, w.requests, w.rows, str(w.reason), s) for w, s in waiting]
 
     # --- what the probes are told -----------------------------------------------------------------------------------
 
@@ -259,10 +272,14 @@ class Sidecar:
         return not late, {"late": list(late)}
 
     def _probe_ready(self) -> tuple[bool, Mapping[str, object]]:
-        problem = self._config_problem()
-        config_problem = {"config_problem": problem} if problem else {}
-        detail = {"late": list(self.health.late()), **self._keeper.readiness_detail(), **config_problem}
-        return self.health.ready(), detail
+        problems = {"config_problem": self._config_problem(), "engines_problem": self._engines_problem()}
+        named = {name: problem for name, problem in problems.items() if problem}
+        return self.health.ready(), {"late": list(self.health.late()), **self._keeper.readiness_detail(), **named}
+
+    def _engines_problem(self) -> str:
+        refused = int(self.metrics.value(table.ENGINES_REFUSED))
+        held = self.config.join.engines_max
+        return f"{refused} engines have no place beside {held} others: raise join.engines_max" if refused else ""
 
 
 def run(loaded: Loaded, clock: Clock, stop: Stop, source: ConfigSource | None = None) -> bool:

@@ -188,6 +188,16 @@ class Bank:
             self.pool.add(donors.statistics(config_id))
         return len(donors.configs())
 
+    def part(self, config_id: str) -> Bank:
+        """A copy in which this configuration is alone; nothing learned there is learned here."""
+        part = Bank(self.settings)
+        part.pool = self.pool
+        if config_id in self._configs:
+            part._configs[config_id] = copy.deepcopy(self._configs[config_id])
+        part._facts[config_id] = dict(self._facts.get(config_id, {}))
+        part._priors = {known: priors for known, priors in self._priors.items() if known == config_id}
+        return part
+
     def statistics(self, config_id: str) -> list[Donor]:
         """What one configuration knows, per target and feature set, to be pooled with others."""
         donors: list[Donor] = []

@@ -26,7 +26,7 @@ class JoinConfig(Section, frozen=True, kw_only=True):
     requests_max: Bound = 20_000
     """Finished requests and API spans waiting for their other half, per engine."""
     engines_max: Bound = 64
-    """Engines held; the one silent longest makes room."""
+    """Engines held; one silent for ``window_s`` makes room, else a newcomer is refused."""
     page_engines_max: Bound = 1024
     """Engines known by their pages alone; the one not scraped for longest makes room."""
     row_steps_max: Bound = 512

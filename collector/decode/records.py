@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import hashlib
 from dataclasses import dataclass, field
+from typing import Self
 
 import msgspec
 import numpy as np
@@ -89,7 +90,14 @@ class Finish(enum.StrEnum):
     ERROR = "error"
 
 
-class Mark(msgspec.Struct, frozen=True, gc=False):
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """A value: a copy of what holds it copies the reference."""
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        return self
+
+
+class Mark(Record, frozen=True, gc=False):
     """One journey event: the step it names, its time, and the output tokens made so far."""
 
     kind: MarkKind
@@ -98,7 +106,7 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
     output_tokens: int
 
 
-class CoreSpan(msgspec.Struct, frozen=True, gc=False):
+class CoreSpan(Record, frozen=True, gc=False):
     """One finished engine-core request (``llm_core``), marks in emission order; ``request`` is its id's fingerprint."""
 
     span_id: bytes
@@ -112,7 +120,7 @@ class CoreSpan(msgspec.Struct, frozen=True, gc=False):
     end_unix_ns: int
 
 
-class ApiSpan(msgspec.Struct, frozen=True, gc=False):
+class ApiSpan(Record, frozen=True, gc=False):
     """One API request of the instrumented fork (``llm_request`` of scope vllm.api); times MISSING when absent."""
 
     span_id: bytes
@@ -128,7 +136,7 @@ class ApiSpan(msgspec.Struct, frozen=True, gc=False):
     end_unix_ns: int
 
 
-class RequestSpan(msgspec.Struct, frozen=True, gc=False):
+class RequestSpan(Record, frozen=True, gc=False):
     """One finished request of an un-forked vLLM (``llm_request`` with gen_ai.latency.*); seconds, NaN when absent."""
 
     span_id: bytes

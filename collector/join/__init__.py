@@ -6,12 +6,13 @@ from .api_process import ApiProcess
 from .api_spans import ApiSpans
 from .block_ratio import BlockRatio
 from .dedupe import EmitterIds, SpanWindow
-from .emitter import Emitter, facts_of
+from .emitter import Emitter, Key, facts_of
 from .engine import Engine
 from .engine_process import EngineProcess, PendingRequest
 from .events import Described, Event, Renamed, Rows, Succeeded
 from .joiner import Joiner
 from .release import Release
+from .waiting import Waiting
 from .window import REBUILT_DTYPE, StepWindow
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "EngineProcess",
     "Event",
     "Joiner",
+    "Key",
     "PendingRequest",
     "Release",
     "Renamed",
@@ -33,5 +35,6 @@ __all__ = [
     "SpanWindow",
     "StepWindow",
     "Succeeded",
+    "Waiting",
     "facts_of",
 ]

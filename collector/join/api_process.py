@@ -8,7 +8,7 @@ from collector.identity import EngineFacts
 from collector.join.requests import ApiQueueing, RequestSequence
 from collector.join.steps import Scheduling
 from collector.telemetry import Counts, RowDrop, table
-from online import EngineSnapshot, Quality
+from online import EngineSnapshot, Quality, Target
 from online.state import saved
 
 from .emitter import TargetRows
@@ -63,9 +63,17 @@ class ApiProcess:
         """Rows that are final now."""
         return [TargetRows(target, rows) for target, rows in self.requests.advance(flush=flush)]
 
-    def count_drop(self, reason: RowDrop, rows: int) -> None:
-        """Rows that came and that nobody may learn from."""
-        self.requests.counts[table.DROPPED_ROWS, reason] += rows
+    def beside_engines(self, rows: list[TargetRows], configs: int) -> list[TargetRows]:
+        """What engines that send their steps leave to learn from requests; of several configurations, nothing."""
+        usable = []
+        for target_rows in rows:
+            if configs > 1:
+                self.requests.counts[table.DROPPED_ROWS, RowDrop.WHICH_CONFIG] += len(target_rows.rows)
+            elif target_rows.target is Target.STEP_TIME:
+                self.requests.counts[table.DROPPED_ROWS, RowDrop.TOLD_BY_STEPS] += len(target_rows.rows)
+            else:
+                usable.append(target_rows)
+        return usable
 
     def take_counts(self) -> Counts:
         """Counts since the last call."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import TypeVar
+import contextlib
+import copy
+from collections import Counter, OrderedDict
+from collections.abc import Collection
 
 from collector.config import JoinConfig
 from collector.decode import Telemetry
@@ -11,7 +13,7 @@ from collector.decode.pages import ScrapedPage
 from collector.identity import Knowledge
 from collector.join.kv import KvSources
 from collector.join.pages import PageEngines
-from collector.telemetry import Counts, JoinEvent, RowDrop, table
+from collector.telemetry import Counts, JoinEvent, table
 from online import Lane, Target
 from online.state import saved
 
@@ -21,10 +23,10 @@ from .describe import Known, describe
 from .emitter import Emitter, Key, TargetRows, by_config, config_id_of
 from .engine import Engine
 from .events import Event, Renamed, Rows, Succeeded
+from .places import Full, Places
 from .release import Release, release_rows
-from .same_engine import same_engine
-
-_E = TypeVar("_E", bound=Emitter)
+from .same_engine import find_double
+from .waiting import Waiting, waiting_of
 
 
 class Joiner:
@@ -54,6 +56,8 @@ class Joiner:
         self._releases: dict[str, Release] = {}
         self._config_ids: dict[Key, str] = {}
         self._described: dict[str, Known] = {}
+        self._places = Places(settings)
+        self._heard: Counter[Key] = Counter()
         self._succeeded: list[Succeeded] = []
         self._counts = Counts()
         self.kv = KvSources(settings)
@@ -68,18 +72,30 @@ class Joiner:
         for batch in telemetry.kv:
             self.kv.add(batch)
         key = (recording, telemetry.instance)
-        if telemetry.requests:
-            process = self._api_processes.get(key) or self._new_api_process(key)
-            self._teach_facts(process, telemetry)
-            process.add(telemetry.requests)
-        if len(telemetry.steps) == 0 and not telemetry.core:
-            return
+        with contextlib.suppress(Full):
+            if telemetry.requests:
+                self._add_requests(key, telemetry)
+            if len(telemetry.steps) or telemetry.core:
+                self._add_steps(key, telemetry)
+
+    def _add_requests(self, key: Key, telemetry: Telemetry) -> None:
+        process = self._api_processes.get(key)
+        if process is None:
+            for gone in self._places.make_room(self._api_processes, key, telemetry, self._counts):
+                self._forget(gone, self._api_processes.pop(gone))
+            process = self._api_processes[key] = ApiProcess(key[1], key[0], self._next_number(), self._settings)
+        self._teach_facts(process, telemetry)
+        process.add(telemetry.requests)
+        self._heard[key] += 1
+
+    def _add_steps(self, key: Key, telemetry: Telemetry) -> None:
         engine = self._engine_for(key, telemetry)
+        self._heard[engine.recording, engine.instance] += 1
         # steps of a second emitter on the same engine are known from the first
         for request in engine.add(telemetry, with_steps=key not in self._aliases):
             self._counts[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] += self._api_spans.match(engine, request)
         if not engine.released:
-            self._merge_double(key, engine)
+            self._merge_double(engine)
 
     def add_page(self, page: ScrapedPage) -> None:
         """Add what a server's page counted."""
@@ -88,7 +104,11 @@ class Joiner:
             self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] += 1
 
     def _engine_for(self, key: Key, telemetry: Telemetry) -> Engine:
-        engine = self._aliases.get(key) or self._engines.get(key) or self._new_engine(key)
+        engine = self._aliases.get(key) or self._engines.get(key)
+        if engine is None:
+            for gone in self._places.make_room(self._engines, key, telemetry, self._counts):
+                self._forget(gone, self._engines.pop(gone))
+            engine = self._engines[key] = Engine(key[1], key[0], self._next_number(), self._settings)
         before = engine.facts.held()
         if self._teach_facts(engine, telemetry):
             if engine.facts.is_another_server(before) and engine.restarts_with(telemetry):
@@ -102,25 +122,13 @@ class Joiner:
         self._counts[table.JOIN_EVENTS, JoinEvent.FACT_CONFLICT] += emitter.facts.conflicts - before
         return changed
 
-    def _new_engine(self, key: Key) -> Engine:
-        if len(self._engines) >= self._settings.engines_max:
-            evicted = self._evict_oldest(self._engines)
-            self._aliases = {k: e for k, e in self._aliases.items() if e is not evicted}
-        engine = self._engines[key] = Engine(key[1], key[0], self._next_number(), self._settings)
-        return engine
-
-    def _new_api_process(self, key: Key) -> ApiProcess:
-        if len(self._api_processes) >= self._settings.engines_max:
-            self._evict_oldest(self._api_processes)
-        process = self._api_processes[key] = ApiProcess(key[1], key[0], self._next_number(), self._settings)
-        return process
-
-    def _evict_oldest(self, emitters: OrderedDict[Key, _E]) -> _E:
-        """Make room: the emitter silent longest goes."""
-        oldest = min(emitters, key=lambda key: emitters[key].event_unix_ns)
-        self._config_ids.pop(oldest, None)
-        self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] += 1
-        return emitters.pop(oldest)
+    def _forget(self, key: Key, emitter: Emitter) -> None:
+        """It is gone: what it held is learned as at the end of a stream."""
+        config_id = self._config_ids.pop(key, None)
+        if config_id is not None:
+            self._hold_rows(config_id, emitter.instance, emitter.advance(flush=True))
+        self._aliases = {k: e for k, e in self._aliases.items() if e is not emitter}
+        self._heard.pop(key, None)
 
     def _next_number(self) -> int:
         self._emitter_count += 1
@@ -141,24 +149,22 @@ class Joiner:
         self._succeeded.append(Succeeded(old, new))
         return heir
 
-    def _merge_double(self, key: Key, engine: Engine) -> None:
+    def _merge_double(self, engine: Engine) -> None:
         """Two emitters on one engine: the richer one goes on, the other one's requests are added to it."""
-        for other_key, other in self._engines.items():
-            if other is engine or other_key[0] != key[0] or not same_engine(engine, other):
-                continue
-            keep, drop = (other, engine) if other.quality <= engine.quality else (engine, other)
-            dropped = next(k for k, e in self._engines.items() if e is drop)
-            keep.take_over(drop)
-            keep.configure()
-            del self._engines[dropped]
-            self._config_ids.pop(dropped, None)
-            self._aliases[dropped] = keep
-            self._aliases.update({k: keep for k, e in self._aliases.items() if e is drop})
-            if len(self._aliases) > self._settings.engines_max:  # one that still sends is found again
-                del self._aliases[next(iter(self._aliases))]
-            self._api_spans.reassign(drop, keep)
-            self._counts[table.JOIN_EVENTS, JoinEvent.DOUBLE_EMITTER] += 1
+        pair = find_double(engine, self._engines)
+        if pair is None:
             return
+        keep, drop, dropped = pair
+        keep.take_over(drop)
+        keep.configure()
+        for known in (self._engines, self._config_ids, self._heard):
+            known.pop(dropped, None)
+        self._aliases[dropped] = keep
+        self._aliases.update({k: keep for k, e in self._aliases.items() if e is drop})
+        if len(self._aliases) > self._settings.engines_max:  # one that still sends is found again
+            del self._aliases[next(iter(self._aliases))]
+        self._api_spans.reassign(drop, keep)
+        self._counts[table.JOIN_EVENTS, JoinEvent.DOUBLE_EMITTER] += 1
 
     # --- out --------------------------------------------------------------------------------------------------------
 
@@ -178,7 +184,7 @@ class Joiner:
         for key, page in pages_alone:
             renamed += self._identify(key, page)
             self._hold_rows(self._config_ids[key], page.instance, page.advance())
-        emitters = self._emitters_by_config()
+        emitters = by_config(self._emitters, self._config_ids)
         described, self._described = describe(emitters, self._described)
         released = release_rows(self._releases, emitters, self._settings, flush=flush)
         succeeded, self._succeeded = self._succeeded + succeeded, []
@@ -208,28 +214,21 @@ class Joiner:
         return quick
 
     def _advance_api_process(self, key: Key, process: ApiProcess, *, flush: bool) -> list[Renamed]:
-        """Request spans belong to the only configuration of engines known beside them, else to their own process.
-
-        Where engines send steps, request spans teach nothing about steps.
-        """
+        """Request spans belong to the only configuration of engines known beside them, else to their own process."""
         rows = process.advance(flush=flush)
-        engine_configs = {self._config_ids[k] for k in self._engines if k[0] == key[0]}
+        engine_configs = self._configs_of_engines(key[0])
         if not engine_configs:
             renamed = self._identify(key, process)
             self._hold_rows(self._config_ids[key], process.instance, rows)
             return renamed
         if key not in self._engines:  # both may be told by one service.instance.id: that of a pod
             self._config_ids.pop(key, None)
-        usable = []
-        for target_rows in rows:
-            if len(engine_configs) > 1:
-                process.count_drop(RowDrop.WHICH_CONFIG, len(target_rows.rows))
-            elif target_rows.target is Target.STEP_TIME:
-                process.count_drop(RowDrop.TOLD_BY_STEPS, len(target_rows.rows))
-            else:
-                usable.append(target_rows)
-        self._hold_rows(min(engine_configs), process.instance, usable)
+        self._hold_rows(min(engine_configs), process.instance, process.beside_engines(rows, len(engine_configs)))
         return []
+
+    def _configs_of_engines(self, recording: str) -> set[str]:
+        others = (self._api_processes.keys() | self.pages.by_key.keys()) - self._engines.keys()
+        return {known for key, known in self._config_ids.items() if key[0] == recording and key not in others}
 
     def _hold_rows(self, config_id: str, instance: str, rows: list[TargetRows]) -> None:
         if rows:
@@ -237,12 +236,25 @@ class Joiner:
 
     # --- what it holds ----------------------------------------------------------------------------------------------
 
-    def _emitters_by_config(self) -> dict[str, list[Emitter]]:
-        return by_config({**self.pages.by_key, **self._api_processes, **self._engines}, self._config_ids)
+    def waiting(self) -> list[Waiting]:
+        """What each emitter holds that gave no rows yet, and what that waits for."""
+        return waiting_of(self._emitters, self._config_ids, self._releases, self._heard)
+
+    def part(self, config_id: str, keys: Collection[Key]) -> Joiner:
+        """A copy in which these emitters of a configuration are alone, to be flushed; this one stays as it is."""
+        part = Joiner(self._settings, self.knowledge)
+        part._engines = OrderedDict((key, self._engines[key]) for key in self._engines if key in keys)
+        part._api_processes = OrderedDict((k, self._api_processes[k]) for k in self._api_processes if k in keys)
+        known = self._engines.keys() | {*keys}
+        part._config_ids = {key: self._config_ids[key] for key in self._config_ids if key in known}
+        part._releases = {config: held for config, held in self._releases.items() if config == config_id}
+        part._described = self._described
+        part.kv = self.kv.part(self._settings, [own for engine in part._engines.values() for own in engine.sequences])
+        return copy.deepcopy(part, {id(shared): shared for shared in (self._settings, self.knowledge, self._described)})
 
     def emitters_of(self, config_id: str) -> list[Emitter]:
         """Emitters of one configuration, in order of appearance."""
-        return self._emitters_by_config().get(config_id, [])
+        return by_config(self._emitters, self._config_ids).get(config_id, [])
 
     def engine_of(self, instance: str, recording: str = "") -> Engine | None:
         """The engine that this emitter's steps and requests belong to."""
@@ -252,23 +264,18 @@ class Joiner:
         """Configurations of the engines held."""
         return sorted(set(self._config_ids.values()))
 
-    @property
-    def open_requests(self) -> int:
-        """Requests waiting for their other half or for the frontier."""
-        return sum(emitter.open_requests for emitter in self._emitters())
-
-    @property
-    def watermark_age_s(self) -> float:
-        """How far published rows trail the newest event, in seconds of event time; the worst engine."""
-        return max((max(0, e.event_unix_ns - e.safe_unix_ns) / 1e9 for e in self._emitters()), default=0.0)
-
     def take_counts(self) -> Counts:
-        """Counts since the last call."""
+        """Counts since the last call, and how far behind it is."""
         counts, self._counts = self._counts, Counts()
-        for emitter in self._emitters():
+        for emitter in (held := self._emitters.values()):
             counts.merge(emitter.take_counts())
         counts.merge(self.kv.take_counts())
+        counts[table.OPEN_REQUESTS] = sum(emitter.open_requests for emitter in held)
+        counts[table.ENGINES] = max(len(self._engines), len(self._api_processes))
+        counts[table.ENGINES_REFUSED] = self._places.refused
+        counts[table.WATERMARK_AGE] = max((max(0, e.event_unix_ns - e.safe_unix_ns) / 1e9 for e in held), default=0.0)
         return counts
 
-    def _emitters(self) -> list[Emitter]:
-        return [*self._engines.values(), *self._api_processes.values(), *self.pages.by_key.values()]
+    @property
+    def _emitters(self) -> dict[Key, Emitter]:
+        return {**self.pages.by_key, **self._api_processes, **self._engines}

@@ -48,6 +48,10 @@ class Release:
                 held = self._held.setdefault(target, {}).setdefault(instance, deque())
                 held.extend(blocks)
 
+    def rows_held(self, instance: str) -> int:
+        """Rows of one engine that wait for their turn."""
+        return sum(len(block) for own in self._held.values() for block in own.get(instance, ()))
+
     def take(self, until_unix_ns: int | None) -> list[ReleasedRows]:
         """Rows that end until ``until_unix_ns`` (None: all), in order."""
         out = []

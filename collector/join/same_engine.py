@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
+from .emitter import Key
 from .engine import Engine
 
 _STEPS_MIN = 20
 _TOLERANCE_NS = 50_000
 """Both read CLOCK_MONOTONIC at entry of the same schedule() call; they differ by 0.5-1.6 us (wire contract §9)."""
+
+
+def find_double(engine: Engine, engines: Mapping[Key, Engine]) -> tuple[Engine, Engine, Key] | None:
+    """Which of two emitters goes on, which one falls silent, and the key of that one; None without a second one."""
+    for key, other in engines.items():
+        if other is engine or other.recording != engine.recording or not same_engine(engine, other):
+            continue
+        if other.quality <= engine.quality:
+            return other, engine, next(k for k, e in engines.items() if e is engine)
+        return engine, other, key
+    return None
 
 
 def same_engine(a: Engine, b: Engine) -> bool:

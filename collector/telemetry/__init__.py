@@ -20,6 +20,7 @@ from .reasons import (
     Skip,
     Stall,
     Transport,
+    Wait,
 )
 
 __all__ = [
@@ -39,5 +40,6 @@ __all__ = [
     "Skip",
     "Stall",
     "Transport",
+    "Wait",
     "table",
 ]

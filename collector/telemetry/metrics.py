@@ -6,14 +6,14 @@ imported when a registry is filled: a replay has none, and the import costs more
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import product
 from typing import TYPE_CHECKING, TypeVar
 
 from collector import __version__
 
 from .counts import Counts, Row, metric_of
-from .table import BUILD_INFO, PREFIX, TABLE, Kind, Metric
+from .table import BUILD_INFO, OPEN, PREFIX, TABLE, Kind, Metric
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -37,6 +37,7 @@ class Metrics:
         self._counters: dict[Row, Counter] = {}
         self._gauges: dict[Row, Gauge] = {}
         self._histograms: dict[Row, Histogram] = {}
+        self._open: dict[Metric, tuple[Gauge, set[tuple[str, ...]]]] = {}
         for metric in table:
             self._register(metric)
         self.set(BUILD_INFO, 1, __version__)
@@ -51,6 +52,15 @@ class Metrics:
     def set(self, metric: Metric, value: float, *labels: str) -> None:
         """Set a gauge to a value."""
         self._gauges[_row(metric, labels)].set(value)
+
+    def replace(self, metric: Metric, values: Mapping[tuple[str, ...], float]) -> None:
+        """Let a gauge with an open label show these series and no others; by one thread."""
+        gauge, shown = self._open[metric]
+        for labels in shown - values.keys():
+            gauge.remove(*labels)
+        for labels, value in values.items():
+            gauge.labels(*labels).set(value)
+        self._open[metric] = gauge, set(values)
 
     def follow(self, metric: Metric, read: Callable[[], float]) -> None:
         """Let a gauge without labels read its value at every scrape."""
@@ -82,7 +92,10 @@ class Metrics:
             case Kind.COUNTER:
                 self._counters |= _children(metric, Counter(name, metric.help, names, registry=self.registry))
             case Kind.GAUGE:
-                self._gauges |= _children(metric, Gauge(name, metric.help, names, registry=self.registry))
+                gauge = Gauge(name, metric.help, names, registry=self.registry)
+                self._gauges |= _children(metric, gauge)
+                if any(values is OPEN for _, values in metric.labels):
+                    self._open[metric] = gauge, set()
             case Kind.HISTOGRAM:
                 histogram = Histogram(name, metric.help, names, registry=self.registry, buckets=metric.buckets)
                 self._histograms |= _children(metric, histogram)

@@ -47,10 +47,33 @@ class JoinEvent(enum.StrEnum):
     ENGINE_RESTART = "engine_restart"
     ENGINE_CONFLICT = "engine_conflict"
     ENGINE_EVICTED = "engine_evicted"
+    ENGINE_REFUSED = "engine_refused"
+    """Telemetry of an engine for which there is no place; counted per export."""
     DOUBLE_EMITTER = "double_emitter"
     OPEN_REQUESTS_EVICTED = "open_requests_evicted"
     SPECULATIVE_STEP = "speculative_step"
     FACT_CONFLICT = "fact_conflict"
+
+
+class Wait(enum.StrEnum):
+    """What held telemetry waits for before it becomes rows."""
+
+    CONTEXT = "context"
+    """To know whether journeys will come, which tell the decode context."""
+    SCHEDULING = "scheduling"
+    """To know whether the engine schedules synchronously."""
+    FIRST_STEPS = "first_steps"
+    """More steps: the first ones of an engine process wait for each other."""
+    JOURNEYS = "journeys"
+    """Requests that ran in a step, and have not ended or not been heard of."""
+    LATE_SPANS = "late_spans"
+    """Steps without a summary, which may still come."""
+    KV_EVENTS = "kv_events"
+    """Batches of KV events, which come later than the steps they are about."""
+    REQUESTS = "requests"
+    """A finished request: its API span, or others that may overlap it."""
+    TURN = "turn"
+    """Rows: those of other engines that may end before them."""
 
 
 class DiscoveryOutcome(enum.StrEnum):
@@ -234,5 +257,6 @@ CLOSED_SETS: Final[tuple[type[enum.StrEnum], ...]] = (
     Stall,
     Target,
     Transport,
+    Wait,
 )
 """All of them; each member can be reached, which a test shows."""

@@ -30,9 +30,13 @@ from .reasons import (
     Skip,
     Stall,
     Transport,
+    Wait,
 )
 
 PREFIX = "tracefit_"
+
+OPEN: tuple[str, ...] = ()
+"""Values of a label that come from outside; whoever sets such a metric bounds them."""
 
 
 class Kind(enum.Enum):
@@ -140,6 +144,20 @@ JOIN_EVENTS = Metric(
     "join_events", _C, "events", "What the join met besides rows, by kind.", (("event", tuple(JoinEvent)),)
 )
 OPEN_REQUESTS = Metric("join_open_requests", _G, "requests", "Requests that wait for their other half.")
+WAITING = Metric(
+    "join_waiting",
+    _G,
+    "",
+    "Steps, requests and rows that are not learned yet, and what the first of them waits for; the 5 engines with most.",
+    (("engine", OPEN), ("what", ("steps", "requests", "rows")), ("reason", tuple(Wait))),
+)
+ENGINES = Metric("join_engines_size", _G, "engines", "Engines and API processes held, the larger number of the two.")
+ENGINES_CAPACITY = Metric(
+    "join_engines_capacity", _G, "engines", "Most engines, and most API processes, that are held."
+)
+ENGINES_REFUSED = Metric(
+    "join_engines_refused", _G, "engines", "Engines and API processes without a place lately: raise join.engines_max."
+)
 WATERMARK_AGE = Metric(
     "join_watermark_age_seconds", _G, "seconds", "How far published rows trail the newest event; the worst engine."
 )

@@ -6,6 +6,7 @@ from .build import check_learning, make_pipeline
 from .correlator import Correlator
 from .pipeline import Pipeline
 from .publish import Publisher, SnapshotWriter
+from .silence import SilenceWatch
 from .stall import StallWatch
 from .worker import Worker
 
@@ -13,6 +14,7 @@ __all__ = [
     "Correlator",
     "Pipeline",
     "Publisher",
+    "SilenceWatch",
     "SnapshotWriter",
     "StallWatch",
     "Worker",

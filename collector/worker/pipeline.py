@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -14,7 +14,7 @@ from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
 from collector.durable import JOIN, PROGRESS, SPANS, Progress, progress_of
 from collector.identity import Fact, Knowledge, cannot_derive
-from collector.join import Described, Emitter, Event, Joiner, Renamed, Rows, Succeeded, facts_of
+from collector.join import Described, Emitter, Event, Joiner, Key, Renamed, Rows, Succeeded, Waiting, facts_of
 from collector.join.requests import with_handoffs
 from collector.receive import Export
 from collector.telemetry import Counts, table
@@ -24,6 +24,7 @@ from online import (
     ConfigSnapshot,
     Lane,
     Quality,
+    RowOutcome,
     Snapshot,
     Target,
     TargetSnapshot,
@@ -33,6 +34,7 @@ from online.state import LEARNERS, Image, body_of
 from .correlator import Correlator
 from .quarantine import Quarantine
 from .recent_load import RecentLoad
+from .settled import SettledViews
 from .traces import TraceLog, Traces
 
 _log = logging.getLogger(__name__)
@@ -49,6 +51,7 @@ class Pipeline:
         self._version = version
         self._counts = Counts()
         self._evictions = 0
+        self._settled = SettledViews()
         self._traces = TraceLog()
         self.exemplars: Traces = {}
         """Traces behind the drifts of the newest snapshot; replaced, never edited."""
@@ -59,8 +62,8 @@ class Pipeline:
 
     @property
     def learned_rows(self) -> int:
-        """Rows learned so far; more of them make a new generation due."""
-        return self._bank.learned_rows
+        """Rows learned so far, those of silent engines included; more of them make a new generation due."""
+        return self._bank.learned_rows + self._settled.rows
 
     @property
     def joiner(self) -> Joiner:
@@ -94,6 +97,7 @@ class Pipeline:
 
     def flush(self) -> None:
         """End of a replay: everything held becomes rows, or is dropped for a reason."""
+        self._settled.clear()
         for event in self.joiner.drain(flush=True):
             self._apply(event)
 
@@ -102,6 +106,27 @@ class Pipeline:
         out = copy.deepcopy(self)
         out.flush()
         return out
+
+    # --- silence ----------------------------------------------------------------------------------------------------
+
+    def waiting(self) -> list[Waiting]:
+        """What each emitter holds that gave no rows yet."""
+        return self.joiner.waiting()
+
+    def settle(self, config_id: str, keys: Collection[Key]) -> int:
+        """Publish a configuration as if these emitters had ended; the rows that this adds. The state waits on."""
+        if self._quarantine.reason(config_id):
+            return 0
+        part = Pipeline(self._settings, self._version, self.joiner.knowledge)
+        part._correlator.joiner = self.joiner.part(config_id, keys)
+        part._bank = self._bank.part(config_id)
+        part._quarantine = Quarantine(part._bank)
+        part.flush()
+        copies = {(emitter.recording, emitter.instance): emitter for emitter in part.joiner.emitters_of(config_id)}
+        emitters = self.joiner.emitters_of(config_id)
+        emitters = [copies.get((emitter.recording, emitter.instance), emitter) for emitter in emitters]
+        self._settled.put(config_id, part._config(config_id, emitters).targets, part.learned_rows)
+        return part.learned_rows
 
     def state(self) -> bytes:
         """What was learned, for a state file."""
@@ -151,14 +176,17 @@ class Pipeline:
         match event:
             case Renamed(old, new):
                 self._bank.rename(old, new)
+                self._settled.rename(old, new)
                 self._quarantine.rename(old, new)
             case Described(config_id, facts, quality):
                 self._bank.describe(config_id, facts)
                 self._quarantine.retain(self.joiner.config_ids())
+                self._settled.retain(self.joiner.config_ids())
                 _log.info("configuration %s: telemetry quality %s, %d facts", config_id, quality.label, len(facts))
             case Rows(config_id, target, rows, lane, engines):
                 outcomes = self._quarantine.learn(config_id, target, rows, lane, engines)
                 if lane is Lane.PUBLISHED:
+                    self._settled.record(config_id, outcomes[RowOutcome.LEARNED])
                     for outcome, count in outcomes.items():
                         self._counts[table.ROWS, target, outcome] += count
             case Succeeded(old, new):
@@ -166,7 +194,7 @@ class Pipeline:
 
     def snapshot(self, now_unix_nano: int, generation: int) -> Snapshot:
         """What is known now; the state stays as it is."""
-        configs = [self._config(config_id) for config_id in self.joiner.config_ids()]
+        configs = [self._config(known, self.joiner.emitters_of(known)) for known in self.joiner.config_ids()]
         self.exemplars = self._traces.exemplars(configs)
         self._mixes = self._load.mixes(configs, now_unix_nano)
         return Snapshot(
@@ -176,8 +204,7 @@ class Pipeline:
             configs=configs,
         )
 
-    def _config(self, config_id: str) -> ConfigSnapshot:
-        emitters = self.joiner.emitters_of(config_id)
+    def _config(self, config_id: str, emitters: Sequence[Emitter]) -> ConfigSnapshot:
         facts = facts_of(emitters)
         sources: dict[str, str] = {}
         contradictions: dict[str, str] = {}
@@ -185,6 +212,7 @@ class Pipeline:
             sources |= emitter.facts.sources()
             contradictions |= emitter.facts.contradictions()
         quality = min((emitter.quality for emitter in emitters), default=Quality.REQUESTS)
+        targets = self._settled.targets(config_id)
         return ConfigSnapshot(
             config_id=config_id,
             config=facts,
@@ -193,7 +221,7 @@ class Pipeline:
             cannot_derive=list(cannot_derive(facts)),
             engines=[emitter.snapshot() for emitter in emitters],
             telemetry=quality.label,
-            targets=self._targets(config_id, emitters, quality, facts),
+            targets=targets if targets is not None else self._targets(config_id, emitters, quality, facts),
             quarantined=self._quarantine.reason(config_id),
         )
 

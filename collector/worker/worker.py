@@ -84,6 +84,7 @@ class Worker:
         take_kv: the KV events since the last call.
         take_pages: the pages scraped since the last call.
         stall_watch: says why nothing is learned.
+        settle: called after a turn: what waits in vain is published.
         batch_bytes: of exports in one turn, at most.
         drain_s: how long ``stop`` lets it drain the queue and save; then ``LAST_BATCH_S``.
         on_death: called when the thread ends by an error.
@@ -99,6 +100,7 @@ class Worker:
         take_kv: Callable[[], Sequence[KvBatch]],
         take_pages: Callable[[], Sequence[ScrapedPage]] = tuple,
         stall_watch: StallWatch,
+        settle: Callable[[], None] = lambda: None,
         batch_bytes: int,
         drain_s: float,
         health: Health,
@@ -113,6 +115,7 @@ class Worker:
         self._take_kv = take_kv
         self._take_pages = take_pages
         self._stall_watch = stall_watch
+        self._settle = settle
         self._batch_bytes = batch_bytes
         self._drain_s = drain_s
         self._metrics = metrics
@@ -163,6 +166,7 @@ class Worker:
         if not self._behind:
             self._learn_from_queue(wait_s)
         self._report_stall()
+        self._settle()
         self._tick()
 
     def _tick(self, *, final: bool = False) -> None:

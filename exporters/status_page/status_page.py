@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from importlib import resources
 
@@ -24,12 +24,17 @@ from .advice import NOTHING_YET
 from .history import History
 from .sections import config_facts, config_section, config_title
 from .text import age, count, escape, percent
+from .waiting_section import EngineWaiting, waiting_section
 from .what_if import what_if_section
 
 HTML = "text/html; charset=utf-8"
 MAX_OVERVIEW = 200
 MAX_DETAILS = 6
 """More configurations than this are in the overview only; their links open them one by one."""
+
+_PROBLEM = "_problem"
+_SUBJECTS = {"config": "Configuration"}
+"""Of the problems that readiness tells; any other goes by its name."""
 
 _STYLE = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
 _SCRIPT = resources.files(__package__).joinpath("page.js").read_text(encoding="utf-8")
@@ -59,6 +64,7 @@ class StatusPage:
         own: registry with the process's own metrics.
         ready: (ok, detail) of the receivers.
         unix_nano: the clock, for ages only.
+        waiting: what engines hold that is not learned yet.
         version: shown in the header.
 
     Attributes:
@@ -72,6 +78,7 @@ class StatusPage:
         *,
         ready: Callable[[], tuple[bool, Mapping[str, object]]],
         unix_nano: Callable[[], int],
+        waiting: Callable[[], Sequence[EngineWaiting]] = tuple,
         version: str = "",
     ) -> None:
         self._source = source
@@ -79,6 +86,7 @@ class StatusPage:
         self._own = own
         self._ready = ready
         self._unix_nano = unix_nano
+        self._waiting = waiting
         self._version = version
         self._history = History()
 
@@ -96,13 +104,15 @@ class StatusPage:
     def _page(self, snapshot: Snapshot | None, query: Mapping[str, str]) -> str:
         chosen = query.get("config")
         body = [self._header(snapshot)]
+        waiting = self._waiting()
         if snapshot is None or not snapshot.configs:
-            body.append(_empty())
+            body.append(waiting_section(waiting, learned=False) or _empty())
         else:
             shown = [config for config in snapshot.configs if config.config_id == chosen] if chosen else []
             body.append(_overview(snapshot, chosen if shown else None))
             body += [config_section(config, self._history) for config in (shown or snapshot.configs[:MAX_DETAILS])]
             body.append(what_if_section(snapshot, self.view, query))
+            body.append(waiting_section(waiting, learned=True))
         body.append(accounting_section(self._own))
         return (
             '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -130,8 +140,11 @@ class StatusPage:
                 f"<span>generation {snapshot.generation}, {age(seconds)} old</span>",
             ]
         version = f' <span class="version">{escape(self._version)}</span>' if self._version else ""
-        problem = detail.get("config_problem")
-        noted = f'<p class="states" role="status">Configuration: {escape(str(problem))}</p>' if problem else ""
+        problems = [(name.removesuffix(_PROBLEM), text) for name, text in detail.items() if name.endswith(_PROBLEM)]
+        noted = "".join(
+            f'<p class="states" role="status">{escape(_SUBJECTS.get(name, name.capitalize()))}: {escape(str(text))}</p>'
+            for name, text in problems
+        )
         return (
             f'<header class="page" id="page-header" data-live><p class="brand">tracefit{version}</p>'
             "<h1>Latency coefficients, learned live from vLLM’s traces</h1>"

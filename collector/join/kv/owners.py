@@ -126,6 +126,19 @@ class KvSources:
         self._unbound = [entry for entry in self._unbound if entry[0] is not life]
         self._bound = [entry for entry in self._bound if entry[0] is not life]
 
+    def part(self, settings: JoinConfig, owners: Iterable[KvSequence]) -> KvSources:
+        """The publishers of these engine processes, and those that nobody owns yet; to be copied."""
+        part, own = KvSources(settings), {id(owner) for owner in owners}
+        part._unbound = list(self._unbound)
+        part._bound = [entry for entry in self._bound if id(entry[1]) in own]
+        kept = {id(life) for life, _ in (*part._unbound, *part._bound)}
+        part._lives = OrderedDict(
+            (key, own_lives)
+            for key, lives in self._lives.items()
+            if (own_lives := [life for life in lives if id(life) in kept])
+        )
+        return part
+
     # --- whose it is ------------------------------------------------------------------------------------------------
 
     def bind(self, sequences: Iterable[tuple[str, KvSequence]], *, flush: bool) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from .api_queueing import HANDOFFS_MAX, ApiQueueing, with_handoffs
+from .decode_batch import HeldRequest
 from .journeys import Chunks, Run, extent_of, runs
-from .occupancy import HeldRequest, RequestSequence
+from .occupancy import RequestSequence
 from .request_rows import QUEUE_STATE_AGE_NS, RequestRow, request_block, rows_of
 
 __all__ = [

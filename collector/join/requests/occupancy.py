@@ -8,14 +8,15 @@ requests between their first and last token are the decode batch; each is assume
     first token falls into it as its prefill; weight 1 / mean n, since the windows of n requests tell the same story
 
 Aborted requests send no span: their share of the batch is missing. A row is final when every request that overlaps it
-has been heard of: ``window_s`` later, or at the end of the stream, when no known request is long enough to still run.
+has been heard of: twice the longest request seen and ``grace_s`` later, at most ``window_s``; or at the end of the
+stream, when no known request is long enough to still run. Whether it is, is asked with every span, so that it does not
+matter how many come together.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from collector.telemetry import Counts, RowDrop, table
 from online import PHASES, STEP_FEATURES, Floats, Ints, Quality, RowBlock, Target
 from online.state import saved
 
+from .decode_batch import DecodeBatch, HeldRequest
 from .request_rows import RequestRow, request_block
 
 _OUTPUT_TOKENS_MAX = 131_072
@@ -35,70 +37,9 @@ _LINES_MAX = 32_768
 """Steps evaluated at once: bounds memory, a request can have thousands of tokens."""
 _BATCH_NS = 5 * 10**9
 """Requests become final in batches of this much event time: each batch sorts all that are held."""
+_LONGEST_RATIO = 2.0
+"""A request may take so many times as long as the longest one before it and still be heard of in time."""
 _COLUMN = {name: index for index, name in enumerate(STEP_FEATURES)}
-
-
-@dataclass(frozen=True, slots=True)
-class HeldRequest:
-    """A finished request that others may overlap; times in seconds since the sequence's epoch."""
-
-    STATE = saved("request")
-
-    first_s: float
-    last_s: float
-    prompt_tokens: float
-    output_tokens: int
-    end_unix_ns: int
-    span: RequestSpan
-
-
-class _DecodeBatch:
-    """n(t), C(t) and cumulative prefill as sums over requests sorted by first and by last token."""
-
-    def __init__(self, requests: list[HeldRequest]) -> None:
-        first = np.array([r.first_s for r in requests])
-        last = np.array([r.last_s for r in requests])
-        prompt = np.array([r.prompt_tokens for r in requests])
-        tokens = np.array([r.output_tokens for r in requests], float)
-        rate = np.where(last > first, (tokens - 1) / np.maximum(last - first, 1e-9), 0.0)
-        decoding = tokens > 1
-        starts = np.argsort(first, kind="stable")
-        self._prefill_at = first[starts]
-        self._prefill_tokens = np.concatenate(([0.0], np.cumsum(prompt[starts])))
-        entering = starts[decoding[starts]]
-        leaving = np.argsort(last, kind="stable")
-        leaving = leaving[decoding[leaving]]
-        self._enter = _Side(first[entering], (prompt + 0.5 - rate * first)[entering], rate[entering])
-        self._leave = _Side(last[leaving], (prompt + 0.5 - rate * first)[leaving], rate[leaving])
-
-    def decoding(self, at_s: Floats) -> tuple[Floats, Floats]:
-        """(requests, context tokens) of the decode batch at these times."""
-        entered, left = self._enter.until(at_s), self._leave.until(at_s)
-        context = (entered.constant - left.constant) + at_s * (entered.rate - left.rate)
-        return entered.count - left.count, context
-
-    def prefill(self, edges_s: Floats) -> tuple[Floats, Floats]:
-        """(requests, tokens) whose first token falls between consecutive edges."""
-        index = np.searchsorted(self._prefill_at, edges_s, side="right")
-        return np.diff(index).astype(float), np.diff(self._prefill_tokens[index])
-
-
-@dataclass(frozen=True, slots=True)
-class _Totals:
-    count: Floats
-    constant: Floats
-    rate: Floats
-
-
-class _Side:
-    def __init__(self, at_s: Floats, constant: Floats, rate: Floats) -> None:
-        self._at_s = at_s
-        self._constant = np.concatenate(([0.0], np.cumsum(constant)))
-        self._rate = np.concatenate(([0.0], np.cumsum(rate)))
-
-    def until(self, at_s: Floats) -> _Totals:
-        index = np.searchsorted(self._at_s, at_s, side="left")
-        return _Totals(index.astype(float), self._constant[index], self._rate[index])
 
 
 class RequestSequence:
@@ -112,6 +53,7 @@ class RequestSequence:
         _pending=list[tuple[int, bytes, HeldRequest]],
         _emitted_until_unix_ns=int,
         event_unix_ns=int,
+        _longest_ns=int,
         fresh=lambda join: RequestSequence(join, 0),
     )
 
@@ -123,6 +65,8 @@ class RequestSequence:
         self._pending: list[tuple[int, bytes, HeldRequest]] = []
         self._emitted_until_unix_ns = 0
         self.event_unix_ns = 0
+        self._longest_ns = 0
+        self._rows: list[tuple[Target, RowBlock]] = []
         self.counts = Counts()
 
     @property
@@ -151,6 +95,7 @@ class RequestSequence:
         self._epoch_unix_ns = self._epoch_unix_ns or span.arrival_unix_ns
         first_s = (span.arrival_unix_ns - self._epoch_unix_ns) / 1e9 + span.first_token_s
         self.event_unix_ns = max(self.event_unix_ns, span.end_unix_ns)
+        self._longest_ns = max(self._longest_ns, end_unix_ns - span.arrival_unix_ns)
         last_s, prompt_tokens = first_s + decode_s, float(span.prompt_tokens)
         request = HeldRequest(first_s, last_s, prompt_tokens, span.output_tokens, end_unix_ns, span)
         self._held.append(request)
@@ -161,23 +106,37 @@ class RequestSequence:
         if len(self._held) > 2 * self._settings.requests_max:
             self._held.sort(key=lambda held: held.end_unix_ns)
             del self._held[: -self._settings.requests_max]
+        horizon_unix_ns = self._horizon_unix_ns
+        if self._pending[0][0] <= horizon_unix_ns - _BATCH_NS:
+            self._pass_until(horizon_unix_ns)
 
     def advance(self, *, flush: bool = False) -> list[tuple[Target, RowBlock]]:
         """Rows of requests that are final, in order of their end."""
-        horizon_unix_ns = self.event_unix_ns - int(self._settings.window_s * 1e9)
-        if not self._pending or not (flush or self._pending[0][0] <= horizon_unix_ns - _BATCH_NS):
-            return []
+        if flush:
+            self._pass_until(None)
+        rows, self._rows = self._rows, []
+        return rows
+
+    @property
+    def _horizon_unix_ns(self) -> int:
+        """Until when every request that can overlap has been heard of."""
+        longest_ns = _LONGEST_RATIO * self._longest_ns + self._settings.grace_s * 1e9
+        return self.event_unix_ns - int(min(self._settings.window_s * 1e9, longest_ns))
+
+    def _pass_until(self, horizon_unix_ns: int | None) -> None:
+        """Make rows of the requests that ended by then (None: of all, nothing more will come)."""
         ready = []
-        while self._pending and (flush or self._pending[0][0] <= horizon_unix_ns):
+        while self._pending and (horizon_unix_ns is None or self._pending[0][0] <= horizon_unix_ns):
             ready.append(heapq.heappop(self._pending)[2])
-        usable = self._finished(ready) if flush else ready
-        batch = _DecodeBatch(self._held)
-        out = [(Target.STEP_TIME, rows) for rows in self._step_rows(usable, batch)]
-        out += self._request_rows(ready)
+        if not ready:
+            return
+        usable = self._finished(ready) if horizon_unix_ns is None else ready
+        batch = DecodeBatch(self._held)
+        self._rows += [(Target.STEP_TIME, rows) for rows in self._step_rows(usable, batch)]
+        self._rows += self._request_rows(ready)
         self._emitted_until_unix_ns = ready[-1].end_unix_ns
         kept_s = min((r.first_s for _, _, r in self._pending), default=ready[-1].last_s)
         self._held = [r for r in self._held if r.last_s >= kept_s]
-        return out
 
     def _finished(self, ready: list[HeldRequest]) -> list[HeldRequest]:
         """At the end of the stream: those that no request still running can overlap."""
@@ -188,7 +147,7 @@ class RequestSequence:
         self.counts[table.DROPPED_ROWS, RowDrop.INCOMPLETE] += unfinished
         return usable
 
-    def _step_rows(self, requests: list[HeldRequest], batch: _DecodeBatch) -> list[RowBlock]:
+    def _step_rows(self, requests: list[HeldRequest], batch: DecodeBatch) -> list[RowBlock]:
         out: list[RowBlock] = []
         group: list[HeldRequest] = []
         lines = 0
@@ -205,7 +164,7 @@ class RequestSequence:
             out.append(self._block(group, batch))
         return out
 
-    def _block(self, requests: list[HeldRequest], batch: _DecodeBatch) -> RowBlock:
+    def _block(self, requests: list[HeldRequest], batch: DecodeBatch) -> RowBlock:
         steps = np.array([r.output_tokens - 1 for r in requests])
         offsets = np.concatenate(([0], np.cumsum(steps)))
         first = np.array([r.first_s for r in requests])

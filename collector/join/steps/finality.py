@@ -6,11 +6,14 @@ around it are complete and ``grace_s`` has passed; any step, when event time has
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from collector.config import JoinConfig
 from collector.decode import StepColumns
+from collector.telemetry import Wait
 from online import Ints
 
 from .raw_features import Rebuilt, complete
@@ -47,3 +50,23 @@ def finality(
     if len(passed):
         final[: passed[-1] + 1] = True
     return final, unix_ns
+
+
+class Passed(NamedTuple):
+    """How many steps can be passed, and what the first that cannot waits for."""
+
+    steps: int
+    waits_for: Wait | None
+
+
+def first_open(
+    cells: NDArray[np.void], final: NDArray[np.bool_], settled: NDArray[np.bool_], *, journeys_tell: bool
+) -> Passed:
+    """Where passing ends; ``settled``: final, and their batches of KV events have had time to arrive."""
+    open_steps = np.flatnonzero(~settled)
+    if len(open_steps) == 0:
+        return Passed(len(settled), None)
+    step = int(open_steps[0])
+    if final[step]:
+        return Passed(step, Wait.KV_EVENTS)
+    return Passed(step, Wait.JOURNEYS if journeys_tell and cells["seen"][step] else Wait.LATE_SPANS)

@@ -17,11 +17,11 @@ from collector.join.block_ratio import BlockRatio
 from collector.join.kv import KvSteps
 from collector.join.requests import journeys
 from collector.join.window import StepWindow
-from collector.telemetry import Counts, JoinEvent, RowDrop, table
+from collector.telemetry import Counts, JoinEvent, RowDrop, Wait, table
 from online import Quality, RowBlock
 from online.state import saved
 
-from .finality import finality
+from .finality import finality, first_open
 from .frontier import Frontier
 from .habits import FIRST_BLOCK_STEPS
 from .process_context import ProcessContext
@@ -73,6 +73,7 @@ class StepSequence:
         self.frontier = Frontier()
         self.window: StepWindow | None = None
         self.kv = KvSteps()
+        self.waits_for: Wait | None = None
         self._fresh_steps: tuple[int, int] | None = None
         self._chunks: list[journeys.Chunks] = []
 
@@ -169,6 +170,7 @@ class StepSequence:
         """Move the frontier over every final step and return the rows passed; ``flush``: nothing more will come."""
         out, window = Advance(), self.window
         source = self.context.source or (ContextSource.BLOCKS if flush else None)
+        self.waits_for = Wait.CONTEXT if source is None else Wait.SCHEDULING  # the first step that cannot be passed
         if window is None or window.size == 0 or source is None:
             return out
         self._give_up_before(window.base, out)
@@ -211,9 +213,10 @@ class StepSequence:
             now_unix_ns=event_unix_ns,
             settings=self._settings,
         )
-        open_steps = np.flatnonzero(~self.kv.settled(final, unix_ns, event_unix_ns))
-        stop = first + (int(open_steps[0]) if len(open_steps) else len(final))
-        return self.kv.final_stop(window, stop, event_unix_ns)
+        passed = first_open(cells, final, self.kv.settled(final, unix_ns, event_unix_ns), journeys_tell=journeys_tell)
+        stop = self.kv.final_stop(window, first + passed.steps, event_unix_ns)
+        self.waits_for = passed.waits_for if stop == first + passed.steps else Wait.KV_EVENTS
+        return stop
 
     def _pass_blocks(self, stop: int, reading: _Reading, out: Advance) -> None:
         """Pass the steps below ``stop`` block by block: their rows leave, and what they teach comes into force."""
@@ -224,7 +227,8 @@ class StepSequence:
             block_steps = FIRST_BLOCK_STEPS if opening else self._settings.block_steps
             end = min(stop, (step // block_steps + 1) * block_steps)
             if opening and end % block_steps and not reading.flush:
-                break  # what the first block teaches holds for its own rows
+                self.waits_for = self.waits_for or Wait.FIRST_STEPS  # what the block teaches holds for its own rows
+                break
             self._chunks = journeys.split_chunks(
                 self._chunks, window, end, self.context.budget_tokens, asynchronous=reading.asynchronous
             )

@@ -403,7 +403,7 @@ def test_a_hundred_thousand_open_requests_are_capped_and_the_oldest_evicted():
     for start in range(0, 100_000, 1000):
         joiner.add(Telemetry("engine", {}, core=[ended(number) for number in range(start, start + 1000)]))
         joiner.drain()
-        assert joiner.open_requests <= 5000
+        assert sum(waiting.requests for waiting in joiner.waiting()) <= 5000
         assert len(joiner._api_spans._waiting) <= 5000
     assert joiner.take_counts()[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] >= 2 * 95_000
     (engine,) = joiner._engines.values()
@@ -429,7 +429,7 @@ def test_request_spans_held_are_bounded():
         for n in range(5000)
     ]
     pipeline.process([export(*group)])
-    assert pipeline.joiner.open_requests <= 1000
+    assert sum(waiting.requests for waiting in pipeline.joiner.waiting()) <= 1000
     pipeline.flush()
     assert_sound(pipeline)
 
@@ -502,16 +502,21 @@ def test_two_engines_with_one_instance_id_in_one_export_are_a_conflict(sound):
     assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] == 120
 
 
-def test_engines_beyond_the_cap_make_the_oldest_leave_and_nothing_of_it_stays():
-    pipeline = new_pipeline(join=JoinConfig(engines_max=4))
+@pytest.mark.parametrize(("apart_s", "event"), [(0.001, JoinEvent.ENGINE_REFUSED), (2.0, JoinEvent.ENGINE_EVICTED)])
+def test_engines_beyond_the_cap_take_the_place_of_those_that_are_gone(apart_s, event):
+    """And nothing of those stays; while all are alive, newcomers are refused."""
+    pipeline = new_pipeline(join=JoinConfig(engines_max=4, window_s=5, grace_s=1))
     for number in range(40):
-        run = run_engine(many_jobs(8), start_ns=MONO_NS + number * 10**6)
+        run = run_engine(many_jobs(8), start_ns=MONO_NS + int(number * apart_s * 1e9))
         pipeline.process([export(Piece(f"engine-{number}", STEP_SCOPE, step_span(run, 1, 100)))])
     joiner = pipeline.joiner
     assert len(joiner._engines) <= 4
     assert len(joiner._config_ids) <= 4
     assert len(joiner._releases) <= 5
-    assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] == 36
+    counts = pipeline.take_counts()
+    assert counts[table.JOIN_EVENTS, event] == 36
+    assert counts[table.ENGINES] == 4
+    assert counts[table.ENGINES_REFUSED] == (36 if event is JoinEvent.ENGINE_REFUSED else 0)
 
 
 # --- the life of an engine ----------------------------------------------------------------------------------------

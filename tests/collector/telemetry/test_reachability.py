@@ -79,12 +79,14 @@ from collector.telemetry.reasons import (
     Skip,
     Stall,
     Transport,
+    Wait,
 )
 from collector.worker.stall import StallWatch, WorkerProgress
 from online.rows import RowOutcome, Target
 from online.state import body_of
 from tests.support.clocks import FakeClock, eventually
-from tests.support.kv_batches import stored
+from tests.support.kv_batches import kv_batches, stored
+from tests.support.kv_joins import telemetry
 from tests.support.page_server import PageServer, recorded_pages
 from tests.support.pipelines import new_pipeline, replayed
 from tests.support.sidecars import call_export, running_sidecar
@@ -239,12 +241,12 @@ def journeys_out_of_place() -> Reached:
 
 
 def too_many() -> Reached:
-    """More engines and more open requests than are held."""
-    joiner = Joiner(JoinConfig(engines_max=1, requests_max=100, grace_s=1e6, window_s=1e6))
-    for engine in "ab":
+    """More engines and more open requests than are held: one while the other is alive, and one when it is gone."""
+    joiner = Joiner(JoinConfig(engines_max=1, requests_max=100, grace_s=1e5, window_s=80_000))
+    for engine, later_ns in (("a", 0), ("b", 10**9), ("c", 10**14)):
         spans = []
         for number in range(200):
-            ns, ids = 10**12 + number * 10**6, number.to_bytes(8, "big")
+            ns, ids = 10**12 + number * 10**6 + later_ns, number.to_bytes(8, "big")
             marks = (Mark(MarkKind.SCHEDULED, number + 1, ns, 0), Mark(MarkKind.FINISHED, number + 1, ns, 1))
             spans.append(CoreSpan(ids, ids, b"t" * 16, "", 10, marks, None, 10**18, ns + 10**18))
         joiner.add(Telemetry(engine, {}, core=spans))
@@ -299,6 +301,40 @@ def contradicted() -> Reached:
     steps["step_id"], steps["unix_ns"], steps["ts_start_ns"] = 1, 10**18, 1
     joiner.add(Telemetry("engine", {"hw.gpu.name": "NVIDIA L4"}, steps=steps))
     return labels_of(joiner.take_counts())
+
+
+def waiting() -> Reached:
+    """What is held at some moment of several streams, and what it waits for."""
+    run = run_engine(many_jobs(60))
+    steps = [Piece("engine", STEP_SCOPE, step_span(run, 1, len(run.summaries)))]
+    journeys = [Piece("engine", CORE_SCOPE, core_span(run, job)) for job in run.jobs]
+    hole = [Piece("engine", STEP_SCOPE, step_span(run, 1, len(run.summaries), keep=lambda step: step % 300))]
+    exact = [
+        Piece("engine", STEP_SCOPE, make_export(1, steps_per_span=n).resource_spans[0].scope_spans[0].spans[0])
+        for n in (100, 900)
+    ]
+    stock = Piece("api", STOCK_SCOPE, stock_span("a", 0, prompt=5, outputs=9, ttft_s=1.0, decode_s=9.0))
+    streams = (
+        steps,
+        [*steps, journeys[0]],
+        [*steps, *journeys[:30]],
+        [*hole, *journeys],
+        exact[:1],
+        exact[1:],
+        [stock],
+    )
+    out: list[enum.StrEnum] = []
+    for stream in streams:
+        pipeline = new_pipeline()
+        process(pipeline, *stream)
+        out += [one.reason for one in pipeline.waiting()]
+    joiner = Joiner(JoinConfig(quick_lane=False))
+    for batch in kv_batches("c5_offload"):
+        joiner.kv.add(batch)
+    for one in telemetry("c5_offload"):
+        joiner.add(one)
+    joiner.drain()
+    return [*out, *(one.reason for one in joiner.waiting())]
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -593,13 +629,14 @@ CASES = (
     Case(journeys_out_of_place, (
         JoinEvent.STEP_MISMATCHED, JoinEvent.JOURNEY_LATE, JoinEvent.JOURNEY_UNSCHEDULED,
     )),
-    Case(too_many, (JoinEvent.ENGINE_EVICTED, JoinEvent.OPEN_REQUESTS_EVICTED)),
+    Case(too_many, (JoinEvent.ENGINE_EVICTED, JoinEvent.ENGINE_REFUSED, JoinEvent.OPEN_REQUESTS_EVICTED)),
     Case(two_emitters, (JoinEvent.DOUBLE_EMITTER,)),
     Case(speculating, (JoinEvent.SPECULATIVE_STEP,)),
     Case(stock_beside_steps, (
         RowDrop.TOLD_BY_STEPS, RowDrop.WHICH_CONFIG, RowDrop.TOO_LONG, RowDrop.INCOMPLETE,
     )),
     Case(contradicted, (JoinEvent.FACT_CONFLICT,)),
+    Case(waiting, tuple(Wait)),
     Case(rows_of_a_replay, (*RowOutcome, *Target)),
     Case(kv_events, (*KvSkip, *Direction, *Phase)),
     Case(publisher_numbers, tuple(SequenceEvent)),

@@ -49,7 +49,7 @@ def test_what_is_held_does_not_grow_with_the_processes_ever_seen(doubles, monkey
     monkeypatch.setattr("collector.worker.traces.PROCESSES_MAX", 4)
     monkeypatch.setattr("collector.worker.recent_load.PROCESSES_MAX", 4)
     config = Config(
-        join=JoinConfig(engines_max=ENGINES),
+        join=JoinConfig(engines_max=ENGINES, window_s=2, grace_s=1),
         dedupe=DedupeConfig(emitters_max=ENGINES),
         bank=BankConfig(configs_max=4),
         learners=("rls",),
@@ -66,7 +66,7 @@ def test_what_is_held_does_not_grow_with_the_processes_ever_seen(doubles, monkey
 
 
 def test_the_second_emitter_of_an_engine_that_was_evicted_is_heard_again():
-    pipeline = Pipeline(Config(join=JoinConfig(engines_max=ENGINES), learners=("rls",)), "0")
+    pipeline = Pipeline(Config(join=JoinConfig(engines_max=ENGINES, window_s=2, grace_s=1), learners=("rls",)), "0")
     generation(pipeline, 0, doubles=True)
     second = "pod-0-0b"
     assert pipeline.joiner.engine_of(second) is pipeline.joiner.engine_of("pod-0-0a")

@@ -69,6 +69,11 @@ class RequestSequence:
         self._rows: list[tuple[Target, RowBlock]] = []
         self.counts = Counts()
 
+    def restored(self) -> None:
+        """A state from before the longest request was kept tells it of those that are held."""
+        held_ns = max((held.end_unix_ns - held.span.arrival_unix_ns for held in self._held), default=0)
+        self._longest_ns = max(self._longest_ns, held_ns)
+
     @property
     def open_requests(self) -> int:
         """Requests held: those not yet emitted, and those that overlap them."""

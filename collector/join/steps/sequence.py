@@ -206,13 +206,8 @@ class StepSequence:
         window, event_unix_ns = reading.window, self.event_unix_ns
         steps, cells = window.columns(first, window.newest_step + 1)
         journeys_tell = reading.source is ContextSource.JOURNEYS
-        final, unix_ns = finality(
-            steps,
-            cells,
-            counts=rebuilt_counts(cells, asynchronous=reading.asynchronous) if journeys_tell else None,
-            now_unix_ns=event_unix_ns,
-            settings=self._settings,
-        )
+        counts = rebuilt_counts(cells, asynchronous=reading.asynchronous) if journeys_tell else None
+        final, unix_ns = finality(steps, cells, counts=counts, now_unix_ns=event_unix_ns, settings=self._settings)
         passed = first_open(cells, final, self.kv.settled(final, unix_ns, event_unix_ns), journeys_tell=journeys_tell)
         stop = self.kv.final_stop(window, first + passed.steps, event_unix_ns)
         self.waits_for = passed.waits_for if stop == first + passed.steps else Wait.KV_EVENTS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .bank import Bank, merge_states
+from .bank import Bank, merge_states, part_of
 from .blocks import Design, strata_of
 from .rows import (
     PHASES,
@@ -58,5 +58,6 @@ __all__ = [
     "check_settings",
     "make_rls",
     "merge_states",
+    "part_of",
     "strata_of",
 ]

@@ -188,16 +188,6 @@ class Bank:
             self.pool.add(donors.statistics(config_id))
         return len(donors.configs())
 
-    def part(self, config_id: str) -> Bank:
-        """A copy in which this configuration is alone; nothing learned there is learned here."""
-        part = Bank(self.settings)
-        part.pool = self.pool
-        if config_id in self._configs:
-            part._configs[config_id] = copy.deepcopy(self._configs[config_id])
-        part._facts[config_id] = dict(self._facts.get(config_id, {}))
-        part._priors = {known: priors for known, priors in self._priors.items() if known == config_id}
-        return part
-
     def statistics(self, config_id: str) -> list[Donor]:
         """What one configuration knows, per target and feature set, to be pooled with others."""
         donors: list[Donor] = []
@@ -305,6 +295,17 @@ class Bank:
                 mine[target].merge(state)
             else:
                 mine[target] = state
+
+
+def part_of(bank: Bank, config_id: str) -> Bank:
+    """A copy in which one configuration is alone; nothing learned there is learned here."""
+    part = Bank(bank.settings)
+    part.pool = bank.pool
+    known = {config_id}
+    part._configs.update({one: copy.deepcopy(bank._configs[one]) for one in known & bank._configs.keys()})  # noqa: SLF001
+    part._facts.update({one: dict(bank._facts[one]) for one in known & bank._facts.keys()})  # noqa: SLF001
+    part._priors.update({one: bank._priors[one] for one in known & bank._priors.keys()})  # noqa: SLF001
+    return part
 
 
 def merge_states(

@@ -28,6 +28,7 @@ from online import (
     Snapshot,
     Target,
     TargetSnapshot,
+    part_of,
 )
 from online.state import LEARNERS, Image, body_of
 
@@ -119,7 +120,7 @@ class Pipeline:
             return 0
         part = Pipeline(self._settings, self._version, self.joiner.knowledge)
         part._correlator.joiner = self.joiner.part(config_id, keys)
-        part._bank = self._bank.part(config_id)
+        part._bank = part_of(self._bank, config_id)
         part._quarantine = Quarantine(part._bank)
         part.flush()
         copies = {(emitter.recording, emitter.instance): emitter for emitter in part.joiner.emitters_of(config_id)}

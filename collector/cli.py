@@ -125,7 +125,7 @@ def _add_export_arguments(export: argparse.ArgumentParser) -> None:
 
 
 def _add_evaluate_arguments(evaluate: argparse.ArgumentParser) -> None:
-    evaluate.add_argument("files", nargs="+", type=Path, metavar="FILE", help="OTLP .pb.gz or OTLP JSON lines")
+    evaluate.add_argument("files", nargs="+", type=Path, metavar="FILE", help="OTLP .pb.gz, OTLP JSON lines, pages")
     evaluate.add_argument("--html", type=Path, metavar="OUT", help="write the report with its plots as one page")
     evaluate.add_argument("--json", type=Path, metavar="OUT", help="write every number as JSON")
     evaluate.add_argument("--snapshot", type=Path, metavar="FILE", help="score this snapshot's coefficients as well")

@@ -20,6 +20,7 @@ from .captures import Capture, load
 from .fits import NINE, SHAPE_SUFFIX
 from .leave_out import KEYS, group
 from .page import page
+from .page_windows import PageReport, evaluate_pages, load_pages
 from .protocol import evaluate
 from .tables import lines
 
@@ -64,9 +65,13 @@ def evaluate_recordings(
     snapshot = _snapshot(options.snapshot)
     knowledge = Knowledge(config.configurations)
     captures: list[Capture] = []
+    pages: list[PageReport] = []
     for number, path in enumerate(paths):
         _progress(note, 0.2 * number / len(paths), f"reading {path}")
-        captures += load(path, knowledge, config.join, options.learn_until, note)
+        found = load(path, knowledge, config.join, options.learn_until, note)
+        captures += found
+        readings = {} if found else load_pages(path, note)
+        pages += [evaluate_pages(name, of_engine, options.learn_until) for name, of_engine in readings.items()]
     _unique_names(captures)
     report = evaluate(
         captures,
@@ -76,13 +81,15 @@ def evaluate_recordings(
         version=__version__,
         tell=lambda share, what: _progress(note, 0.2 + 0.8 * share, what),
         snapshot=snapshot,
+        pages=pages,
     )
     _progress(note, 1.0, "done")
     for line in lines(report):
         say(line)
     _write(options.json, msgspec.json.encode(report), say)
     _write(options.html, page(report).encode(), say)
-    return EXIT_OK if any(capture.scores for capture in report.captures) else EXIT_FAILED
+    scored = any(capture.scores for capture in report.captures) or any(each.scores for each in report.pages)
+    return EXIT_OK if scored else EXIT_FAILED
 
 
 def _default_key(captures: Sequence[Capture]) -> str:

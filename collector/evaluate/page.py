@@ -8,6 +8,7 @@ from exporters.status_page import escape
 
 from . import plots
 from .leave_out import FIRST_ROWS
+from .page_windows import WINDOW_S, PageReport
 from .protocol import CaptureReport, Report
 from .tables import COLUMNS, cell
 
@@ -73,6 +74,8 @@ def _sections(report: Report) -> Iterator[str]:
     yield from _summary(report)
     for capture in report.captures:
         yield from _capture(capture)
+    for pages in report.pages:
+        yield from _pages(pages)
     yield from _transfers(report)
 
 
@@ -139,6 +142,20 @@ def _score_table(capture: CaptureReport) -> Iterator[str]:
     yield "</table></div>"
     if capture.quantile_coverage is not None:
         yield f'<p class="quiet">rece\'s own quantiles cover {100 * capture.quantile_coverage:.0f} % (target 80 %).</p>'
+
+
+def _pages(report: PageReport) -> Iterator[str]:
+    yield f"<section><h2>{_text(report.name)}</h2>"
+    yield (
+        f'<p class="quiet">{report.pages} pages of counters; learned from {report.learned_rows} rows; scored on '
+        f"{report.windows} windows of {WINDOW_S:g} s by their mean inter-token latency.</p>"
+    )
+    yield _open_table() + "<tr><th>model</th><th>mean</th><th>median</th><th></th></tr>"
+    best = min((score.mean for score in report.scores if score.mean is not None), default=None)
+    for score in report.scores:
+        cells = _td(score.mean, best) + _td(score.median)
+        yield f"<tr><td>{_text(score.model)}</td>{cells}<td>{_text(score.note)}</td></tr>"
+    yield "</table></div></section>"
 
 
 def _transfers(report: Report) -> Iterator[str]:

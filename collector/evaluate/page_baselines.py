@@ -4,7 +4,7 @@
     kalman    state (alpha, beta, gamma):  ITL = alpha + beta B,  TTFT = alpha + gamma P     B: batch, P: prompt tokens
               random walk with 1 % process noise per cycle, 10 % observation noise
 
-Both average over the cycle; neither knows a step. ``least_points`` 10 is the line's own rule; a shorter recording has
+Both average over the cycle; neither knows a step. ``points_min`` 10 is the line's own rule; a shorter recording has
 none by it.
 """
 

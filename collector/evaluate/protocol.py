@@ -14,6 +14,7 @@ from online import REQUEST_FEATURES, Floats, Quality, RowBlock, Snapshot, Target
 from .captures import Capture
 from .fits import Fit, PrequentialCourse, ape, fit, prequential, quantile_coverage, rows_to_goal
 from .leave_out import Transfer, leave_one_out
+from .page_windows import PageReport
 from .paths import RequestPath, paths_of
 from .published import ALPHAS, published_scores
 from .scores import Score, inversions, mean_error, request_scores, score_of, step_scores
@@ -76,6 +77,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     tracefit_version: str
     learn_until: float
     captures: list[CaptureReport]
+    pages: list[PageReport]
     left_out: str
     transfers: dict[str, list[Transfer]]
     inversions: dict[str, int | None]
@@ -90,6 +92,7 @@ def evaluate(
     version: str,
     tell: Tell,
     snapshot: Snapshot | None = None,
+    pages: Sequence[PageReport] = (),
 ) -> Report:
     """Run the whole protocol; deterministic."""
     reports = []
@@ -102,6 +105,7 @@ def evaluate(
         tracefit_version=version,
         learn_until=learn_until,
         captures=reports,
+        pages=list(pages),
         left_out=left_out,
         transfers=transfers,
         inversions=_inversions(reports, systems),

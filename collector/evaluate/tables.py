@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from .leave_out import FIRST_ROWS, Transfer
+from .page_windows import WINDOW_S, PageReport
 from .protocol import CaptureReport, Report
 
 COLUMNS: tuple[tuple[str, str], ...] = (
@@ -30,6 +31,8 @@ def lines(report: Report) -> Iterator[str]:
     """The report as text, line by line."""
     for capture in report.captures:
         yield from _capture(capture)
+    for pages in report.pages:
+        yield from _pages(pages)
     if report.transfers:
         yield ""
         yield f"Leave one {report.left_out} out: mean step error in %, nothing of its own / after its first rows (cold)"
@@ -65,6 +68,19 @@ def _capture(capture: CaptureReport) -> Iterator[str]:
     yield from aligned(table)
     if capture.quantile_coverage is not None:
         yield f"  rece's own quantiles cover {100 * capture.quantile_coverage:.0f} % of the scored steps (target 80)"
+
+
+def _pages(report: PageReport) -> Iterator[str]:
+    yield ""
+    yield (
+        f"{report.name}  {report.pages} pages, learned from {report.learned_rows} rows, scored on {report.windows} "
+        f"windows of {WINDOW_S:g} s: error of the mean inter-token latency in %"
+    )
+    if not report.scores:
+        yield "  nothing to score"
+        return
+    rows = [[score.model, cell(score.mean), cell(score.median), score.note] for score in report.scores]
+    yield from aligned([["model", "mean", "median", ""], *rows])
 
 
 def _transfers(name: str, transfers: Sequence[Transfer]) -> Iterator[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import itertools
 import subprocess
 import sys
 import time
@@ -19,16 +18,16 @@ from pathlib import Path
 import numpy as np
 
 from collector.config import Config, JoinConfig, ScrapeConfig, ScrapeEndpoint
-from collector.decode.pages import Meaning, PageParser, read_page_line
+from collector.decode.pages import PageParser, read_page_line
 from collector.evaluate.captures import load
-from collector.evaluate.fits import design, predict
-from collector.evaluate.page_baselines import KalmanCycle, fit_line
+from collector.evaluate.fits import Fit, design, learn, predict
+from collector.evaluate.page_windows import TRACEFIT, TimedReading, score_windows
 from collector.identity import Knowledge
 from collector.join.pages import PageEngine
 from collector.receive.scrape import Scraper
 from collector.runtime import SystemClock
 from collector.worker import make_pipeline
-from online import STEP_FEATURES, RowBlock, Target
+from online import RowBlock, Target
 from online.features import build
 from online.rls import LearnerSettings, RlsLearner
 from online.rls.jackknife import with_jackknife
@@ -152,6 +151,20 @@ def steps(case, path):
         )
         if every_s == 0.5:
             prefill(case, learner, rows)
+        shapes(case, rows, every_s)
+
+
+def shapes(case, rows, every_s):
+    """As live, in blocks, with the factors of batch shapes that pages alone have taught; they must not hurt."""
+    learner = learn(FEATURES, rows)
+    if learner is None or not learner.shape_factors():
+        return  # below 256 rows there are none
+    plain, shaped = (
+        100 * np.abs(predict(learner, FEATURES, case.scored, shaped=with_factors) / case.scored.elapsed_us - 1).mean()
+        for with_factors in (False, True)
+    )
+    name = f"{case.name} every {every_s:g} s: mean error %, with shape factors"
+    line(name, f"{shaped:.1f}", f"<= {plain:.1f}", bool(shaped <= plain), "limit: without")
 
 
 def prefill(case, learner, rows):
@@ -172,54 +185,16 @@ def coefficients(learner):
 
 def itl_windows(case, path):
     """Mean inter-token latency of 15 s windows: learned every 1 s, features at 0.5 s; beside the neighbours' models."""
-    pages = pages_every(case, 0.5, path)
     learner = fit(page_rows(pages_every(case, 1.0, path), case.cut_ns))
-    ours, line_x, truth, batch, prompts, ttft = [], [], [], [], [], []
-    begin_ns, end_ns = pages[0].unix_ns, pages[-1].unix_ns
-    edges = np.arange(begin_ns, end_ns, 15 * 10**9)
-    column = STEP_FEATURES.index("decode_requests")
-    inside_of = []
-    for low, high in itertools.pairwise(edges):
-        inside = [page for page in pages if low <= page.unix_ns <= high]
-        first, last = inside[0].engines[0].values, inside[-1].engines[0].values
-        decoded = last[Meaning.ITL_COUNT] - first[Meaning.ITL_COUNT]
-        rows = page_rows(inside)
-        if rows is None or decoded < 10:
-            continue
-        decoding = np.add.reduceat(rows.raw[:, column], rows.offsets[:-1]) / rows.steps
-        predicted = predict(learner, FEATURES, rows)
-        ours.append(float((predicted * decoding).sum() / (decoding * rows.steps).sum()))
-        truth.append(1e6 * (last[Meaning.ITL_SECONDS] - first[Meaning.ITL_SECONDS]) / decoded)
-        line_x.append(float(np.mean([page.engines[0].values[Meaning.KV_USAGE_RATIO] for page in inside])))
-        batch.append(float(np.mean([page.engines[0].values[Meaning.RUNNING] for page in inside])))
-        started = last[Meaning.FIRST_TOKENS] - first[Meaning.FIRST_TOKENS]
-        prompts.append((last[Meaning.PROMPT_TOKENS] - first[Meaning.PROMPT_TOKENS]) / max(started, 1.0))
-        ttft.append(float("nan"))
-        inside_of.append(high > case.cut_ns)
-    ours, truth, line_x, test = np.array(ours), np.array(truth), np.array(line_x), np.array(inside_of)
-    off = 100 * np.abs(ours / truth - 1)[test]
-    line(
-        f"{case.name} ITL of 15 s windows, mean error %",
-        f"{off.mean():.1f}",
-        "<= 10",
-        bool(off.mean() <= 10),
-        f"median {np.median(off):.1f}, {test.sum()} windows",
-    )
-    fitted = fit_line(line_x[~test], truth[~test], points_min=2)
-    if fitted is not None and np.ptp(line_x):
-        off = 100 * np.abs((fitted[0] * line_x + fitted[1]) / truth - 1)[test]
-        line(
-            f"{case.name}   ITL = A k + B",
-            f"{off.mean():.1f}",
-            note=f"median {np.median(off):.1f}, {int((~test).sum())} points to learn from, its own rule wants 10",
-        )
-    kalman, predicted = KalmanCycle(), []
-    for i in range(len(truth)):
-        predicted.append(1e6 * kalman.predict(batch[i]))
-        if not test[i]:
-            kalman.learn(batch[i], prompts[i], truth[i] / 1e6, ttft[i])
-    off = 100 * np.abs(np.array(predicted) / truth - 1)[test]
-    line(f"{case.name}   Kalman on cycle means", f"{off.mean():.1f}", note=f"median {np.median(off):.1f}")
+    readings = [TimedReading(page.unix_ns, page.mono_ns, page.engines[0]) for page in pages_every(case, 0.5, path)]
+    windows, scores = score_windows(readings, Fit("portable", FEATURES, learner, 0, 0), case.cut_ns)
+    for score in scores:
+        target = "<= 10" if score.model == TRACEFIT else ""
+        good = score.mean <= 0.1 if target else None
+        what = "ITL of 15 s windows, mean error %" if target else f"  {score.model}"
+        value = "-" if score.mean is None else f"{100 * score.mean:.1f}"
+        note = score.note if score.mean is None else f"median {100 * score.median:.1f}, {windows} windows {score.note}"
+        line(f"{case.name} {what}", value, target, good, note)
 
 
 # --- how long it takes ------------------------------------------------------------------------------------------------

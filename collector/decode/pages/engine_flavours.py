@@ -51,6 +51,8 @@ class Meaning(enum.IntEnum):
     INFERENCE_SECONDS = 20
     ITL_SECONDS_SQUARED = 21
     """Sum of the squares of the latencies, each at the middle of its bucket."""
+    FIRST_TOKEN_SECONDS = 22
+    """From arrival to first token, of the requests of ``FIRST_TOKENS``; what other models of a page learn from."""
 
 
 class Flavour(enum.StrEnum):
@@ -88,6 +90,7 @@ _VLLM: dict[Meaning, tuple[str, ...]] = {
     Meaning.E2E_SECONDS: ("e2e_request_latency_seconds_sum",),
     Meaning.QUEUE_SECONDS: ("request_queue_time_seconds_sum",),
     Meaning.INFERENCE_SECONDS: ("request_inference_time_seconds_sum",),
+    Meaning.FIRST_TOKEN_SECONDS: ("time_to_first_token_seconds_sum",),
     Meaning.ITL_SECONDS_SQUARED: ("inter_token_latency_seconds_bucket", "time_per_output_token_seconds_bucket"),
 }
 

@@ -1,0 +1,120 @@
+"""Recorded pages in the bench: our forecast of the latency between tokens beside a line's and a Kalman filter's."""
+
+import gzip
+import json
+import math
+
+import msgspec
+import numpy as np
+import pytest
+
+from collector.cli import main
+from collector.decode.pages import Meaning
+from collector.evaluate.page_baselines import KalmanCycle, fit_line
+from collector.evaluate.page_windows import KALMAN, LINE, TRACEFIT, TimedReading, evaluate_pages, load_pages
+from collector.evaluate.protocol import Report
+from tests.collector.join.pages.test_scrape_windows import SimulatedEngine
+from tests.support.page_server import RECORDED
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("pages")
+    out, html = directory / "report.json", directory / "report.html"
+    assert main(["evaluate", str(RECORDED), "--json", str(out), "--html", str(html)]) == 0
+    return msgspec.json.decode(out.read_bytes(), type=Report), html.read_text()
+
+
+def test_a_recording_of_pages_is_scored_beside_what_users_have_otherwise(report):
+    (pages,), page = report[0].pages, report[1]
+    assert (pages.name, pages.windows) == ("m1_pages", 7)
+    errors = {score.model: score.mean for score in pages.scores}
+    assert list(errors) == [TRACEFIT, LINE, KALMAN]
+    assert errors[TRACEFIT] < 0.10
+    assert errors[TRACEFIT] < min(errors[LINE], errors[KALMAN])
+    assert next(score.note for score in pages.scores if score.model == LINE).startswith("9 windows")
+    assert report[0].captures == []
+    for model in errors:
+        assert f"<td>{model}</td>" in page
+
+
+def test_the_table_says_what_was_learned_and_scored(capsys):
+    main(["evaluate", str(RECORDED)])
+    out = capsys.readouterr().out
+    assert "m1_pages  492 pages, learned from 209 rows, scored on 7 windows of 15 s" in out
+    assert "ITL = A k + B" in out
+
+
+def test_too_few_pages_are_a_failure_and_said(tmp_path, capsys):
+    few = tmp_path / "few.jsonl"
+    few.write_bytes(b"\n".join(gzip.decompress(RECORDED.read_bytes()).splitlines()[:12]))
+    assert main(["evaluate", str(few)]) != 0
+    assert "few  12 pages" in (out := capsys.readouterr().out)
+    assert "nothing to score" in out
+
+
+def test_engines_of_one_page_are_scored_apart(tmp_path):
+    both = tmp_path / "ranks.jsonl"
+    with both.open("w") as file:
+        for line in gzip.decompress(RECORDED.read_bytes()).splitlines()[:3]:
+            entry = json.loads(line)
+            entry["page"] += "\n" + entry["page"].replace('engine="0"', 'engine="1"')
+            file.write(json.dumps(entry) + "\n")
+    readings = load_pages(both, print)
+    assert list(readings) == ["ranks", "ranks#1"]
+    assert [len(each) for each in readings.values()] == [3, 3]
+
+
+def readings_of(without=(), seconds=180):
+    engine, readings = SimulatedEngine(seed=3), []
+    for number in range(seconds):
+        engine.run(1.0, (3, 8, 1, 5)[number // 10 % 4])
+        at_ns = int(engine.now_us * 1e3)
+        gone = dict.fromkeys(without, math.nan)
+        readings.append(TimedReading(10**18 + at_ns, at_ns, engine.reading(**gone)))
+    return readings
+
+
+def test_where_the_step_is_linear_in_its_work_ours_is_nearly_exact():
+    report = evaluate_pages("simulated", readings_of(), 0.6)
+    errors = {score.model: score.mean for score in report.scores}
+    assert errors[TRACEFIT] < 0.03
+    assert errors[LINE] > 2 * errors[TRACEFIT]
+    assert errors[KALMAN] > 2 * errors[TRACEFIT]
+
+
+def test_pages_without_latencies_or_without_a_gauge_say_so():
+    assert evaluate_pages("old", readings_of(without=("itl_count", "itl_seconds"), seconds=90), 0.6).windows == 0
+    report = evaluate_pages("no gauge", readings_of(without=("kv_usage_ratio",), seconds=90), 0.6)
+    line = next(score for score in report.scores if score.model == LINE)
+    assert (line.mean, bool(line.note)) == (None, True)
+
+
+def test_nothing_to_learn_from_leaves_every_model_without_a_number():
+    report = evaluate_pages("late", readings_of(seconds=60), 0.01)
+    assert report.windows > 0
+    assert [score.mean for score in report.scores] == [None, None, None]
+    assert all(score.note for score in report.scores)
+
+
+def test_a_line_is_found_and_wants_its_points_in_the_middle():
+    k = np.linspace(0.0, 1.0, 41)
+    itl = 0.03 * k + 0.01
+    itl[(k < 0.15) | (k > 0.85)] = 9.0
+    assert fit_line(k, itl) == pytest.approx((0.03, 0.01))
+    assert fit_line(k[:9], itl[:9]) is None
+    outside = k[k < 0.15]
+    assert fit_line(outside, 0.5 * outside, points_min=3) == pytest.approx((0.5, 0.0))
+
+
+def test_the_filter_finds_what_latencies_owe_to_the_batch_and_skips_what_is_not_known():
+    kalman, chance = KalmanCycle(), np.random.default_rng(1)
+    for number in range(400):
+        batch, prompt = chance.uniform(1, 32), chance.uniform(100, 2000)
+        ttft = math.nan if number % 7 == 0 else 0.01 + 0.0005 * prompt
+        kalman.learn(batch, math.nan if number % 11 == 0 else prompt, 0.01 + 0.001 * batch, ttft)
+    assert kalman.predict(16.0) == pytest.approx(0.026, rel=0.05)
+    before = kalman.state.copy()
+    kalman.learn(math.nan, math.nan, 0.02, 0.2)
+    assert (kalman.state == before).all()
+    assert len(Meaning) == len(readings_of(seconds=1)[0].reading.values)

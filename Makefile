@@ -69,7 +69,7 @@ $(BIN)/python -m pytest -s tests/bench/test_plugin_hooks.py
 endef
 bench_client = $(BIN)/python -m tests.bench.bench_client $(if $(CAPTURES),--captures $(CAPTURES)) $(JUDGES)
 bench_ingest = $(BIN)/python -m tests.bench.bench_ingest $(ARGS)
-bench_learning = $(BIN)/python -m tests.bench.bench_learning $(JUDGES)
+bench_learning = $(BIN)/python -m tests.bench.bench_learning $(if $(CAPTURES),--captures $(CAPTURES)) $(JUDGES) $(ARGS)
 bench_pages = $(BIN)/python -m tests.bench.bench_pages $(ARGS)
 bench_rows = $(BIN)/python -m tests.bench.bench_rows $(JUDGES) $(ARGS)
 bench_systems = $(BIN)/python -m tests.bench.bench_systems $(JUDGES) $(ARGS)

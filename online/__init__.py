@@ -19,6 +19,7 @@ from .rows import (
 )
 from .snapshot import (
     ConfigSnapshot,
+    CorrectionSnapshot,
     DriftSnapshot,
     EngineSnapshot,
     FeatureSnapshot,
@@ -37,6 +38,7 @@ __all__ = [
     "Bank",
     "BankSettings",
     "ConfigSnapshot",
+    "CorrectionSnapshot",
     "Design",
     "DriftSnapshot",
     "EngineSnapshot",

@@ -63,8 +63,7 @@ class Groups:
 class Design:
     """Evaluated rows; see the module's docstring for shapes.
 
-    ``complete``: no x is NaN, known without looking. ``base_us``: what another learner predicts, (n,), for one that
-    corrects it.
+    ``complete``: no x is NaN, known without looking.
     """
 
     STATE = saved(
@@ -89,7 +88,6 @@ class Design:
     end_ns: Ints
     complete: bool = False
     groups: Groups | None = None
-    base_us: Floats | None = None
 
     def __len__(self) -> int:
         """Number of rows n."""
@@ -129,7 +127,7 @@ class Design:
 
     def restored(self) -> None:
         """X may hold NaN where a set does not know a row, nothing else may."""
-        self.complete, self.groups, self.base_us = False, None, None
+        self.complete, self.groups = False, None
         if not len(self) or any(len(getattr(self, name)) != len(self) for name in DESIGN_FIELDS):
             raise StateError("columns of different lengths, or no rows")
         if np.isinf(self.x).any():
@@ -164,7 +162,7 @@ class Design:
         return Design(**joined, complete=all(part.complete for part in parts))
 
 
-DESIGN_FIELDS = tuple(f.name for f in fields(Design) if f.name not in ("complete", "groups", "base_us"))
+DESIGN_FIELDS = tuple(f.name for f in fields(Design) if f.name not in ("complete", "groups"))
 
 
 class Cutter:

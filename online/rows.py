@@ -126,6 +126,15 @@ class RowOutcome(enum.StrEnum):
     QUARANTINED = "quarantined"
 
 
+class CorrectionOutcome(enum.StrEnum):
+    """What became of a row at the corrector of the published prediction; predicted = the sum over all of them."""
+
+    LEARNED = "learned"
+    THINNED = "thinned"
+    SUSPECTED = "suspected"
+    OUTLIER = "outlier"
+
+
 class Lane(enum.StrEnum):
     """Published: event-time order behind the watermark. Quick: as it comes, for live prediction and drift."""
 

@@ -43,9 +43,11 @@ class ErrorSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 class ModelSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One learner on one feature set.
 
-    ``error`` is of the published coefficients alone, ``prediction_error`` of their product with the target's shape
-    factors, ``live_error`` of the live prediction; ``scale`` is the robust spread of the coefficients' relative
-    residuals. A model that only predicts lists no features.
+    ``error`` is of the published coefficients alone, ``prediction_error`` of what the target publishes to predict with:
+    their product with its shape factors, and its correction while that is active. ``shaped_error``, where there is a
+    correction, is of the product without it, which any reader can compute. ``live_error`` is of the live prediction;
+    ``scale`` is the robust spread of the coefficients' relative residuals. A model that only predicts lists no
+    features; of River's, ``rows`` are those it sees.
     """
 
     features: list[FeatureSnapshot]
@@ -54,6 +56,7 @@ class ModelSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     condition_number: float | None = None
     error: ErrorSnapshot | None = None
     prediction_error: ErrorSnapshot | None = None
+    shaped_error: ErrorSnapshot | None = None
     live_error: ErrorSnapshot | None = None
     scale: float | None = None
 
@@ -72,6 +75,20 @@ class ShapeFactorSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     factor: float
     rows: float
+
+
+class CorrectionSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """What a learner adds to x beta F from what no column knows (queue, KV usage, time of day); not in any other key.
+
+    Only while it is ``active``. ``factor`` is what the predictions of the last rows were multiplied by, 1 while it is
+    not. ``rows`` by what became of them: learned, thinned (a bounded number per second is seen), suspected (seen while
+    a change of speed was), outlier.
+    """
+
+    learner: str
+    active: bool
+    factor: float
+    rows: dict[str, int]
 
 
 class SeenSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,11 +121,12 @@ class DriftSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything known about one target of one configuration.
 
-    ``champion`` is the published model with the lowest prequential error; ``live_champion`` may be one that only
-    predicts. ``mean_factor`` (mean time per robustly predicted time: stalls) stands beside the coefficients and is
-    never folded into them. ``shape_factors``: of the coefficients of ``portable``, by batch shape (``decode:3``,
-    ``prefill:8-15:64-90``); a shape that is not listed has 1. Where they are, ``interval`` and ``mean_factor`` are
-    relative to x beta F.
+    ``champion`` is the model with coefficients that has the lowest prequential error; another one takes its place where
+    its error is 5 % lower. ``live_champion`` is the one with the lowest ``live_error``. ``mean_factor`` (mean time per
+    robustly predicted time: stalls) stands beside the coefficients and is never folded into them. ``shape_factors``: of
+    the coefficients of ``portable``, by batch shape (``decode:3``, ``prefill:8-15:64-90``); a shape that is not listed
+    has 1. Where they are, ``interval`` and ``mean_factor`` are relative to x beta F; an active ``correction`` moves the
+    interval by its ``factor``.
     """
 
     vector: str
@@ -117,6 +135,7 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     models: dict[str, ModelSnapshot]
     interval: IntervalSnapshot | None = None
     shape_factors: dict[str, ShapeFactorSnapshot] = {}
+    correction: CorrectionSnapshot | None = None
     seen: SeenSnapshot | None = None
     residuals: ResidualSnapshot | None = None
     drift: DriftSnapshot | None = None
@@ -126,7 +145,7 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def prediction_error(self) -> ErrorSnapshot | None:
-        """Of what is published to predict with: coefficients times shape factors, else the champion's coefficients."""
+        """Of what is published to predict with: shaped and corrected, else the champion's coefficients."""
         for name in ("portable", self.champion):
             model = self.models.get(name)
             if model is not None and model.prediction_error is not None:

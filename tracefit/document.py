@@ -163,7 +163,9 @@ def _target(name: str, tree: Any, where: str) -> Target:
 
 def _model(name: str, tree: Any, where: str) -> Model:
     tree = _object(tree, where)
-    error = _object(tree.get("prediction_error") or tree.get("error") or {}, f"{where}.error")
+    # ``prediction_error`` may be of more than can be computed here: of a correction that is in no other key.
+    errors = (tree.get(key) for key in ("shaped_error", "prediction_error", "error"))
+    error = _object(next(filter(None, errors), {}), f"{where}.error")
     return Model(
         name,
         tuple(_coefficient(each, where) for each in _list(tree.get("features", []), f"{where}.features")),

@@ -148,6 +148,8 @@ class BankConfig(Section, frozen=True, kw_only=True):
     block_rows: Bound = 32
     block_s: Annotated[float, msgspec.Meta(ge=0.001, le=3_600)] = 1.0
     detector: str = "cusum"
+    river_rows_per_s: Annotated[float, msgspec.Meta(ge=1, le=1_000_000)] = 32.0
+    """Rows per second of event time that each River model sees of a target: what bounds their cost."""
     configs_max: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 64
 
 
@@ -201,6 +203,6 @@ class Config(Section, frozen=True, kw_only=True):
     reload_interval_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 10.0
     """How often the file is looked at for changes; 0: never."""
     donors: Annotated[tuple[str, ...], msgspec.Meta(max_length=256)] = ()
-    learners: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=16)] = ("rls", "river:linear")
+    learners: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=16)] = ("rls", "river:residual")
     feature_sets: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=32)] = ("portable", "physics")
     custom: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)

@@ -216,7 +216,8 @@ def quantile_coverage(facts: dict[str, Fact], learned: RowBlock, scored: RowBloc
     features = build("rece", Target.STEP_TIME, facts)
     if features is None:
         return None
-    learner, test = QuantileLearner(features), design(features, scored)
+    rate = LearnerSettings().river_rows_per_s
+    learner, test = QuantileLearner(features, rate), design(features, scored)
     _learn_blocks(learner, features, learned)
     if not learner.started or len(test) == 0:
         return None

@@ -69,7 +69,7 @@ FAMILIES: tuple[Family, ...] = (
         "tracefit_error_median_ratio",
         "gauge",
         _MODEL,
-        "Median relative error of predictions made before learning; challengers without coefficients: step_time only.",
+        "Median relative error of predictions made before learning, by the coefficients alone.",
     ),
     Family(
         "tracefit_error_p90_ratio",
@@ -81,7 +81,8 @@ FAMILIES: tuple[Family, ...] = (
         "tracefit_live_error_median_ratio",
         "gauge",
         _TARGET,
-        "Median relative error of the published prediction, coefficients times shape factors; step_time only.",
+        "Median relative error of the published prediction: coefficients times shape factors, corrected while "
+        "tracefit_correction_active is 1; step_time only.",
     ),
     Family(
         "tracefit_step_residual_ratio",
@@ -151,7 +152,7 @@ FAMILIES: tuple[Family, ...] = (
         "tracefit_champion",
         "gauge",
         _MODEL,
-        "1 for the model with the least error; absent where that is portable.",
+        "1 for the model with the least error, until another has 5 % less; absent where that is portable.",
     ),
     Family(
         "tracefit_interval_ratio",
@@ -164,7 +165,8 @@ FAMILIES: tuple[Family, ...] = (
         "tracefit_coefficient_live",
         "gauge",
         _FEATURE,
-        "Coefficient of the fast member, portable step_time only: follows a change at once, and is noisier.",
+        "Coefficient of the fast member, portable step_time only: fast and noisy, and there only while a change of "
+        "speed is suspected.",
     ),
     Family(
         "tracefit_model_condition_number",
@@ -183,6 +185,32 @@ FAMILIES: tuple[Family, ...] = (
         "gauge",
         _TARGET,
         "New time divided by old time at the last change of speed; step_time only.",
+    ),
+    Family(
+        "tracefit_correction_active",
+        "gauge",
+        _TARGET,
+        "1 while a learner corrects the published prediction, 0 while that would not help; absent without one.",
+    ),
+    Family(
+        "tracefit_shaped_error_median_ratio",
+        "gauge",
+        _TARGET,
+        "Median relative error of coefficients times shape factors, without the correction: what a reader of the "
+        "snapshot can compute; where there is one.",
+    ),
+    Family(
+        "tracefit_correction_rows_total",
+        "counter",
+        (*_TARGET, "outcome"),
+        "Rows at the correction: learned, thinned (not looked at, which bounds its cost), suspected (while a change of "
+        "speed was), outlier.",
+    ),
+    Family(
+        "tracefit_predictor_error_median_ratio",
+        "gauge",
+        _MODEL,
+        "Median relative error of models that publish no coefficients, over the rows they see; step_time only.",
     ),
     Family(
         "tracefit_shape_factor_ratio",

@@ -15,7 +15,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
-from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -24,21 +23,21 @@ from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
 from exporters.labels import US_PER_S, base_unit, label_value
-from online import ConfigSnapshot, DriftSnapshot, ModelSnapshot, ResidualSnapshot, Snapshot, TargetSnapshot
+from online import (
+    ConfigSnapshot,
+    CorrectionSnapshot,
+    DriftSnapshot,
+    ModelSnapshot,
+    ResidualSnapshot,
+    Snapshot,
+    TargetSnapshot,
+)
 
 from .advisory import AdviceOf
 from .families import DEFAULT_MAX_SERIES, FAMILIES, IDENTITY_LABELS, PAGE_FAMILIES, Family
+from .samples import Sample, Samples, drop_non_finite, drop_repeated, fit_samples
 
 NS_PER_S = 1e9
-
-
-class Sample(NamedTuple):
-    """One series of a family before rendering; a ``suffix`` that has a label of its own has its value last."""
-
-    labels: tuple[str, ...]
-    value: float
-    exemplar: Exemplar | None = None
-    suffix: str = ""
 
 
 STEP_TIME = "step_time"
@@ -47,8 +46,6 @@ SHAPES_MAX = 16
 """The target that has every family; what is said of the others is in the snapshot, or the page would not fit."""
 
 BUCKET, SUM, COUNT = "_bucket", "_sum", "_count"
-
-Samples = dict[str, list[Sample]]
 
 ExemplarOf = Callable[[str, str], str | None]
 """(config_id, target) -> trace id of the observation that confirmed the newest drift, if it is known."""
@@ -111,14 +108,14 @@ def snapshot_families(
         for config, samples in zip(snapshot.configs, per_config, strict=True):
             for name, value, labels in advice_of(snapshot, config):
                 samples[name].append(Sample((label_value(config.config_id), *labels), value))
-    unusable = sum(_drop_non_finite(samples) for samples in per_config)
+    unusable = sum(drop_non_finite(samples) for samples in per_config)
     merged: Samples = {family.name: [] for family in FAMILIES}
     for samples in per_config:
         for name, rows in samples.items():
             merged[name].extend(rows)
-    unusable += _drop_repeated(merged)
+    unusable += drop_repeated(merged)
     total = sum(map(len, merged.values()))
-    shown = _fit(merged, max_series)
+    shown = fit_samples(merged, max_series)
     page = {
         "tracefit_snapshot_generation": snapshot.generation,
         "tracefit_snapshot_created_timestamp_seconds": snapshot.created_unix_nano / NS_PER_S,
@@ -133,33 +130,6 @@ def snapshot_families(
     for family in FAMILIES:
         if merged[family.name]:
             yield _metric(family, merged[family.name])
-
-
-def _fit(merged: Samples, max_series: int) -> int:
-    """Empty the least important families, then shorten the rest, until they fit; returns what is left."""
-    shown = sum(map(len, merged.values()))
-    for family in reversed(FAMILIES[2:]):
-        if shown <= max_series:
-            return shown
-        shown -= len(merged[family.name])
-        merged[family.name] = []
-    if shown > max_series:  # even what and how much does not fit: as many configurations as do, in snapshot order
-        info, coefficients = (merged[family.name] for family in FAMILIES[:2])
-        room = max_series
-        kept: set[str] = set()
-        counts: dict[str, int] = {}
-        for sample in coefficients:
-            counts[sample.labels[0]] = counts.get(sample.labels[0], 0) + 1
-        for sample in info:
-            need = 1 + counts.get(sample.labels[0], 0)
-            if need > room:
-                break
-            room -= need
-            kept.add(sample.labels[0])
-        info[:] = [sample for sample in info if sample.labels[0] in kept]
-        coefficients[:] = [sample for sample in coefficients if sample.labels[0] in kept]
-        shown = len(info) + len(coefficients)
-    return shown
 
 
 def _metric(family: Family, samples: list[Sample]) -> Metric:
@@ -178,28 +148,6 @@ def _metric(family: Family, samples: list[Sample]) -> Metric:
     for sample in samples:
         gauge.add_metric(sample.labels, sample.value)
     return gauge
-
-
-def _drop_non_finite(samples: Samples) -> int:
-    """Absent beats wrong: a value that is not finite never leaves; returns how many there were."""
-    dropped = 0
-    for name, rows in samples.items():
-        finite = [sample for sample in rows if math.isfinite(sample.value)]
-        dropped += len(rows) - len(finite)
-        samples[name] = finite
-    return dropped
-
-
-def _drop_repeated(merged: Samples) -> int:
-    """One value per series, the first: names that differ only in what a label cannot hold would give two."""
-    dropped = 0
-    for name, rows in merged.items():
-        unique: dict[tuple[str, tuple[str, ...]], Sample] = {}
-        for sample in rows:
-            unique.setdefault((sample.suffix, sample.labels), sample)
-        dropped += len(rows) - len(unique)
-        merged[name] = list(unique.values())
-    return dropped
 
 
 def _config_samples(config: ConfigSnapshot, exemplar_of: ExemplarOf | None) -> Samples:
@@ -252,8 +200,22 @@ def _step_samples(samples: Samples, labels: tuple[str, ...], target: TargetSnaps
     most = sorted(target.shape_factors.items(), key=lambda item: (-item[1].rows, item[0]))[:SHAPES_MAX]
     for shape, each in sorted(most):
         samples["tracefit_shape_factor_ratio"].append(Sample((*labels, label_value(shape)), each.factor))
+    if target.correction is not None:
+        _correction_samples(samples, labels, target, target.correction)
     if "portable" in target.models:
         _portable_samples(samples, (*labels, "portable"), target.models["portable"])
+
+
+def _correction_samples(
+    samples: Samples, labels: tuple[str, ...], target: TargetSnapshot, correction: CorrectionSnapshot
+) -> None:
+    samples["tracefit_correction_active"].append(Sample(labels, int(correction.active)))
+    for outcome, rows in correction.rows.items():
+        samples["tracefit_correction_rows_total"].append(Sample((*labels, label_value(outcome)), rows))
+    portable = target.models.get("portable")
+    if portable is not None and portable.shaped_error is not None:
+        error = portable.shaped_error.median_ape
+        samples["tracefit_shaped_error_median_ratio"].append(Sample(labels, error))
 
 
 def _residual_samples(samples: Samples, labels: tuple[str, ...], residuals: ResidualSnapshot) -> None:
@@ -287,7 +249,8 @@ def _drift_samples(samples: Samples, labels: tuple[str, ...], drift: DriftSnapsh
 def _model_samples(samples: Samples, labels: tuple[str, ...], model: ModelSnapshot) -> None:
     target, name = labels[-2:]
     if model.error is not None and (model.features or target == STEP_TIME):
-        samples["tracefit_error_median_ratio"].append(Sample(labels, model.error.median_ape))
+        family = "tracefit_error_median_ratio" if model.features else "tracefit_predictor_error_median_ratio"
+        samples[family].append(Sample(labels, model.error.median_ape))
     for feature in model.features:
         unit, divisor = base_unit(feature.unit)
         full = (*labels, label_value(feature.name), unit)

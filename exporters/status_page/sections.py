@@ -7,6 +7,7 @@ from online import ConfigSnapshot, FeatureSnapshot, ModelSnapshot, TargetSnapsho
 from .advice import STATUS, Advice, advice_for
 from .charts import Z_95, calibration_chart, error_chart, nice_limit, whisker
 from .history import History
+from .models import models_in_competition
 from .text import FEATURE_NAMES, TARGET_NAMES, coefficient, count, duration, escape, factor, percent
 
 MAX_STRATA = 12
@@ -104,7 +105,7 @@ def _target(name: str, target: TargetSnapshot, config: ConfigSnapshot, history: 
         charts = f'<div class="charts">{error}</figure>{_calibration(target)}</div>'
     body = (
         f'<p class="equation" aria-label="Equation">{_equation(name, model)}</p>{_numbers(target)}'
-        f"{_coefficients(name, model)}{charts}{_shape_factors(target)}{_models(target)}"
+        f"{_coefficients(name, model)}{charts}{_shape_factors(target)}{models_in_competition(target)}"
     )
     summary = f'<h3>{title}</h3><span class="vector">{escape(target.vector)}</span>{_headline(target)}'
     key = f"target-{escape(config.config_id)}-{escape(name)}"
@@ -145,6 +146,7 @@ def _numbers(target: TargetSnapshot) -> str:
             cells += [("median error", percent(error.median_ape)), ("p90 error", percent(error.p90_ape))]
         if target.shape_factors and model.error is not None:
             cells.append(("median error of coefficients alone", percent(model.error.median_ape)))
+        cells += _correction(target)
     if target.interval is not None:
         cells.append(("observed ÷ predicted", f"{factor(target.interval.p10)} – {factor(target.interval.p90)}"))
     if target.drift is not None:
@@ -153,16 +155,34 @@ def _numbers(target: TargetSnapshot) -> str:
     return '<dl class="numbers">' + "".join(f"<div><dt>{k}</dt><dd>{v}</dd></div>" for k, v in cells) + "</dl>"
 
 
+def _correction(target: TargetSnapshot) -> list[tuple[str, str]]:
+    """What a learner does to the prediction, and the error of what a reader of the snapshot can compute."""
+    if target.correction is None:
+        return []
+    does = (
+        f"×{factor(target.correction.factor)} on the last rows"
+        if target.correction.active
+        else "off: it would not help"
+    )
+    cells = [(f"correction ({escape(target.correction.learner)})", does)]
+    portable = target.models.get("portable")
+    if portable is not None and portable.shaped_error is not None:
+        cells.append(("median error without it", percent(portable.shaped_error.median_ape)))
+    return cells
+
+
 def _coefficients(name: str, model: ModelSnapshot) -> str:
     limit = _axis_limit(model.features)
-    rows = "".join(_coefficient_row(feature, limit) for feature in model.features)
+    suspected = any(feature.live_coefficient is not None for feature in model.features)
+    rows = "".join(_coefficient_row(feature, limit, live=suspected) for feature in model.features)
+    live = '<th scope="col" class="num">live: fast, noisy</th>' if suspected else ""
     caption = escape(f"Coefficients of {TARGET_NAMES.get(name, name)}, portable set")
     scale = f'<span class="scale"><span>−{percent(limit)}</span><span>+{percent(limit)}</span></span>'
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{caption}"><table class="coefficients">'
         f'<caption class="sr">{caption}</caption><thead><tr><th scope="col">feature</th>'
         f'<th scope="col" class="num">coefficient</th><th scope="col" class="num">± std. error</th>'
-        f'<th scope="col" class="num">live</th><th scope="col" class="chart">95 % interval, live ◇ {scale}</th>'
+        f'{live}<th scope="col" class="chart">95 % interval{", live ◇" if suspected else ""} {scale}</th>'
         f'<th scope="col">status</th></tr></thead><tbody>{rows}</tbody></table></div>'
     )
 
@@ -177,19 +197,21 @@ def _axis_limit(features: list[FeatureSnapshot]) -> float:
     return min(nice_limit(largest), MAX_AXIS)
 
 
-def _coefficient_row(feature: FeatureSnapshot, limit: float) -> str:
-    value, stderr, live = feature.coefficient, feature.stderr, feature.live_coefficient
+def _coefficient_row(feature: FeatureSnapshot, limit: float, *, live: bool) -> str:
+    """``live``: with a column of what the fast member has, as while a change of speed is suspected."""
+    value, stderr, now = feature.coefficient, feature.stderr, feature.live_coefficient
     chart = '<span class="quiet">no relative scale at 0</span>'
     if value:
-        relative_live = None if live is None else live / value - 1
+        relative_live = None if now is None else now / value - 1
         chart = whisker(None if stderr is None else stderr / value, relative_live, limit)
+    latest = f'<td class="num">{"–" if now is None else escape(coefficient(now, feature.unit).split("/")[0])}</td>'
     status = escape(feature.status)
     meaning = escape(_why(feature))
     return (
         f'<tr><th scope="row">{escape(feature.name)}</th>'
         f'<td class="num">{escape(coefficient(value, feature.unit))}</td>'
         f'<td class="num">{"–" if stderr is None else escape(coefficient(stderr, feature.unit).split("/")[0])}</td>'
-        f'<td class="num">{"–" if live is None else escape(coefficient(live, feature.unit).split("/")[0])}</td>'
+        f"{latest if live else ''}"
         f'<td class="chart">{chart}</td>'
         f'<td><span class="status {status}">{status.replace("_", " ")}</span> '
         f'<span class="quiet why">{meaning}</span></td></tr>'
@@ -241,27 +263,6 @@ def _shape_factors(target: TargetSnapshot) -> str:
         f'<table class="models"><caption>{caption}{len(target.shape_factors)} batch shapes; any other: ×1)</caption>'
         '<thead><tr><th scope="col">batch shape</th><th scope="col" class="num">factor</th>'
         f'<th scope="col" class="num">rows</th></tr></thead><tbody>{rows}</tbody></table>'
-    )
-
-
-def _models(target: TargetSnapshot) -> str:
-    if len(target.models) < 2:  # noqa: PLR2004 - nothing to compare
-        return ""
-    rows = ""
-    for name, model in sorted(target.models.items()):
-        best = ' <span class="champion">champion</span>' if name == target.champion else ""
-        errors = (
-            None if model.error is None else model.error.median_ape,
-            None if model.error is None else model.error.p90_ape,
-            None if model.live_error is None else model.live_error.median_ape,
-        )
-        cells = "".join(f'<td class="num">{"–" if ratio is None else percent(ratio)}</td>' for ratio in errors)
-        cells += f'<td class="num">{len(model.features) or "–"}</td>'
-        rows += f'<tr><th scope="row">{escape(name)}{best}</th>{cells}</tr>'
-    heads = "".join(f'<th scope="col" class="num">{h}</th>' for h in ("median error", "p90", "live median", "features"))
-    return (
-        '<table class="models"><caption>Models in competition</caption>'
-        f'<thead><tr><th scope="col">model</th>{heads}</tr></thead><tbody>{rows}</tbody></table>'
     )
 
 

@@ -1,7 +1,9 @@
 """The published prediction of a step, x beta F(cell): its own error, intervals and mean, and what it was learned from.
 
     r_i = log(y_i / (x_i beta F_c))         beta, F: as published before row i was learned; c: the row's batch shape
-    error:     |exp(-r) - 1|, forgotten as every prequential error          intervals: quantiles of exp(r)
+    e_i = r_i - c_i                         c: the correction, 0 where there is none (online/river/corrector.py)
+    shaped_error, error: |exp(-r) - 1|, |exp(-e) - 1|, forgotten as every prequential error
+    intervals: quantiles of exp(e)
     mean_factor = sum y / sum (x beta F)    both forgotten with a half-life of 4000 steps: what stalls add
 
 Microseconds; r (n,), beta (p,) without phases. F is the drift monitor's table (online/drift/cells.py).
@@ -21,7 +23,7 @@ from online.snapshot import SeenSnapshot
 from online.state import Finite, saved
 
 from .prediction_intervals import Intervals
-from .prequential import PrequentialError
+from .prequential import PrequentialError, binned
 
 _HALF_OCTAVES, _LAST_OCTAVE = 32, 11
 _EXACT, _PADDED = 16, 78  # the last cell of one batch size, and the first of eight per octave
@@ -33,7 +35,8 @@ class ShapedPrediction:
     """Of one target, by the coefficients of one model of p columns.
 
     Attributes:
-        error, intervals: of x beta F.
+        error, intervals: of the corrected x beta F.
+        shaped_error: of x beta F.
         low, high: of each column per step, (p,); without meaning before the first row.
         cells: batch shapes with a learned row, (512,).
         observed_us, predicted_us: decayed sums.
@@ -42,6 +45,7 @@ class ShapedPrediction:
     STATE = saved(
         "shaped_prediction",
         error=PrequentialError,
+        shaped_error=PrequentialError,
         intervals=Intervals,
         low=Floats,
         high=Floats,
@@ -51,14 +55,16 @@ class ShapedPrediction:
     )
 
     def __init__(self, p: int) -> None:
-        self.error = PrequentialError()
+        self.error, self.shaped_error = PrequentialError(), PrequentialError()
         self.intervals = Intervals()
         self.low, self.high = np.zeros(p), np.zeros(p)
         self.cells: Mask = np.zeros(CELLS, np.bool_)
         self.observed_us = self.predicted_us = 0.0
 
-    def learn(self, block: Design, log_ratio: Floats | None) -> None:
-        """Rows of the published lane and r (n,); None while nothing was predicted."""
+    def learn(
+        self, block: Design, log_ratio: Floats | None, correction: Floats | None = None, *, scored: bool = True
+    ) -> None:
+        """Rows of the published lane, r (n,), None while nothing was predicted, and c (n,)."""
         per_step = block.x / block.steps[:, None]
         low, high = per_step.min(axis=0), per_step.max(axis=0)
         if self.cells.any():
@@ -68,11 +74,20 @@ class ShapedPrediction:
         if log_ratio is None:
             return
         inverse = np.exp(-log_ratio)
-        self.error.learn(np.abs(inverse - 1.0))
-        self.intervals.learn(block, log_ratio)
+        if scored:
+            self._score(block, log_ratio, inverse, correction)
         kept = 2.0 ** -(float(block.steps @ block.weight) / _HALF_LIFE_STEPS)
         self.observed_us = self.observed_us * kept + float(block.elapsed_us.sum())
         self.predicted_us = self.predicted_us * kept + float(block.elapsed_us @ inverse)
+
+    def _score(self, block: Design, log_ratio: Floats, inverse: Floats, correction: Floats | None) -> None:
+        counts = binned(np.abs(inverse - 1.0))
+        self.shaped_error.add_counts(*counts)
+        if correction is not None and correction.any():
+            log_ratio = log_ratio - correction
+            counts = binned(np.abs(np.expm1(-log_ratio)))
+        self.error.add_counts(*counts)
+        self.intervals.learn(block, log_ratio)
 
     def follow(self, *, suspected: bool, confirmed: bool) -> None:
         """A change of speed: nobody knows the spread at first; what was summed up before is of another machine."""
@@ -97,6 +112,7 @@ class ShapedPrediction:
     def add(self, other: ShapedPrediction) -> None:
         """Add the rows of another record to these."""
         self.error.add(other.error)
+        self.shaped_error.add(other.shaped_error)
         self.intervals.add(other.intervals)
         self.observed_us += other.observed_us
         self.predicted_us += other.predicted_us

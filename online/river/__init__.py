@@ -1,16 +1,20 @@
-"""River's learners behind the same contract."""
+"""River's learners behind the same contract, and the corrector of what is published."""
 
 from __future__ import annotations
 
-from .challengers import PREFIX, QUANTILE, RESIDUAL, ResidualLearner, RiverLearner, make
+from .challengers import LINEAR, PREFIX, QUANTILE, RiverLearner, make
+from .context import CONTEXT
+from .corrector import RESIDUAL, Corrector
 from .quantile import QuantileLearner
 
 __all__ = [
+    "CONTEXT",
+    "LINEAR",
     "PREFIX",
     "QUANTILE",
     "RESIDUAL",
+    "Corrector",
     "QuantileLearner",
-    "ResidualLearner",
     "RiverLearner",
     "make",
 ]

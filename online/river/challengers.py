@@ -1,4 +1,4 @@
-"""River's regressors behind the same contract: independent challengers, imported only when one is configured.
+"""River's regressors behind the same contract: independent challengers, imported with the first row that one sees.
 
 A challenger sees rows one at a time as a dict of per-step features x / l and a relative target
 
@@ -9,10 +9,11 @@ winsorised, and a median is the unit that stalls do not move (second-order model
 outright).
 
     river:linear      StandardScaler | LinearRegression(SGD(0.01), Huber(0.1)): 1.5 to 4 % on simulated streams
-    river:residual    the same with SGD(0.005), Huber(0.05) on the relative residual of the ``rls`` learner's live
-                      prediction, t = clip(y / yhat - 1, -0.3, 0.3); used only while its decayed error is the lower
     river:quantile    linear quantile models of 0.1, 0.5 and 0.9, pinball loss (online/river/quantile.py)
     river:<dotted>    any regressor below ``river``, with its defaults, e.g. river:tree.HoeffdingTreeRegressor
+
+They see a bounded number of rows per second (online/river/thinning.py): what such a model costs per row is its own
+affair. Row by row: ``learn_many`` needs a data frame library, and takes one step where learn_one takes one per row.
 
 Guarantee: predictions are finite and within [0, 11 l m]; a model that raises or predicts a non-finite value is replaced
 by a fresh one and the restart is counted. The linear ones are saved exactly; other models start over with the process.
@@ -36,26 +37,25 @@ from online.rows import Floats
 from online.snapshot import ModelSnapshot
 from online.state import Count, Finite, saved
 
+from .thinning import Thinning
+
 PREFIX = "river:"
-LINEAR, RESIDUAL, QUANTILE = "river:linear", "river:residual", "river:quantile"
+LINEAR, QUANTILE = "river:linear", "river:quantile"
 _LOW, _HIGH = -1.0, 10.0
 _START_ROWS = 32
-_RESIDUAL_MAX = 0.3
-_GATE_RATE = 0.02
 
 
 def make(name: str) -> Any:
-    """A fresh regressor for ``river:linear``, ``river:residual`` or ``river:<dotted name>``.
+    """A fresh regressor for ``river:linear``, ``river:quantile`` or ``river:<dotted name>``.
 
     Raises:
         ValueError: if there is no such class in River, it is not a regressor or needs arguments.
     """
     preprocessing = importlib.import_module("river.preprocessing")
-    if name in (LINEAR, RESIDUAL):
+    if name == LINEAR:
         linear_model = importlib.import_module("river.linear_model")
         optim = importlib.import_module("river.optim")
-        rate, threshold = (0.01, 0.1) if name == LINEAR else (0.005, 0.05)
-        model = linear_model.LinearRegression(optimizer=optim.SGD(rate), loss=optim.losses.Huber(threshold))
+        model = linear_model.LinearRegression(optimizer=optim.SGD(0.01), loss=optim.losses.Huber(0.1))
         return preprocessing.StandardScaler() | model
     if name.partition("@")[0] == QUANTILE:
         linear_model = importlib.import_module("river.linear_model")
@@ -98,15 +98,26 @@ class LinearState(msgspec.Struct):
 
 
 class GuardedModel:
-    """A guarded River model over rows of a feature set."""
+    """A guarded River model over rows of a feature set, made with the first row."""
 
-    STATE = saved("river_model", linear=LinearState)
+    STATE = saved("river_model", linear=LinearState | None)
 
     def __init__(self, name: str, features: FeatureSet) -> None:
         self.name = name
-        self.model: Any = make(name)
+        self._model: Any = None
+        self._waiting: LinearState | None = None
         self.restarts = 0
         self._columns = [(j, c.name) for j, c in enumerate(features.columns) if c.name != INTERCEPT]
+
+    @property
+    def model(self) -> Any:
+        """River's."""
+        if self._model is None:
+            self._model = make(self.name)
+            if self._waiting is not None:
+                _fill(self._model, self._waiting)
+                self._waiting = None
+        return self._model
 
     def rows(self, x: Floats) -> list[dict[str, float]]:
         """Rows (n, p) as River likes them; the intercept is the model's own."""
@@ -121,7 +132,7 @@ class GuardedModel:
         except (ArithmeticError, ValueError, TypeError, LookupError):
             predicted = math.nan
         if not math.isfinite(predicted):
-            self.model = make(self.name)
+            self._model = make(self.name)
             self.restarts += 1
             return 0.0
         return predicted
@@ -140,11 +151,13 @@ class GuardedModel:
     @property
     def is_saved(self) -> bool:
         """Whether it goes on after a restart."""
-        return self.name in (LINEAR, RESIDUAL)
+        return self.name == LINEAR
 
     @property
-    def linear(self) -> LinearState:
-        """Of a linear model, for the state file."""
+    def linear(self) -> LinearState | None:
+        """Of a linear model, for the state file; None before its first row."""
+        if self._model is None:
+            return self._waiting
         scaler, linear = self.model["StandardScaler"], self.model["LinearRegression"]
         return LinearState(
             counts={k: int(v) for k, v in scaler.counts.items()},
@@ -156,27 +169,32 @@ class GuardedModel:
         )
 
     @linear.setter
-    def linear(self, state: LinearState) -> None:
-        scaler, linear = self.model["StandardScaler"], self.model["LinearRegression"]
-        scaler.counts.update(state.counts)
-        scaler.means.update(state.means)
-        scaler.vars.update(state.vars)
-        linear._weights.update(state.weights)  # noqa: SLF001  river offers no other way in
-        linear.intercept = state.intercept
-        linear.optimizer.n_iterations = state.iterations
+    def linear(self, state: LinearState | None) -> None:
+        self._model, self._waiting = None, state
+
+
+def _fill(model: Any, state: LinearState) -> None:
+    """Continue a linear model from its state."""
+    scaler, linear = model["StandardScaler"], model["LinearRegression"]
+    scaler.counts.update(state.counts)
+    scaler.means.update(state.means)
+    scaler.vars.update(state.vars)
+    linear._weights.update(state.weights)  # noqa: SLF001  river offers no other way in
+    linear.intercept = state.intercept
+    linear.optimizer.n_iterations = state.iterations
 
 
 class RiverLearner:
     """One River regressor on one feature set of one target."""
 
-    STATE = saved("river", inner=GuardedModel, median_us=Finite, rows=Count, error=PrequentialError)
+    STATE = saved("river", inner=GuardedModel, thinning=Thinning, median_us=Finite, rows=Count, error=PrequentialError)
 
     publishes = False
-    needs_base = False
 
-    def __init__(self, name: str, features: FeatureSet) -> None:
+    def __init__(self, name: str, features: FeatureSet, rows_per_s: float) -> None:
         self.features = features
         self.inner = GuardedModel(name, features)
+        self.thinning = Thinning(rows_per_s)
         self.median_us = 0.0
         self.rows = 0
         self.error = PrequentialError()
@@ -192,17 +210,22 @@ class RiverLearner:
         return self.rows >= _START_ROWS
 
     def learn(self, block: Design) -> None:
-        """Predict, score and learn each row of the block."""
-        per_step = block.elapsed_us / block.steps
+        """Predict, score and learn each row of the block that is seen."""
         if self.median_us == 0.0:
-            self.median_us = float(middle(per_step))
+            self.median_us = float(middle(block.elapsed_us / block.steps))
+        seen = self.thinning.pick(block.end_ns)
+        if len(seen):
+            self.learn_seen(block.x[seen] / block.steps[seen, None], block.elapsed_us[seen] / block.steps[seen])
+
+    def learn_seen(self, x: Floats, per_step: Floats) -> None:
+        """Rows x (n, p) and their time, both per step."""
         target = np.minimum(np.maximum(per_step / self.median_us - 1.0, _LOW), _HIGH).tolist()
-        rows = self.inner.rows(block.x / block.steps[:, None])
+        rows = self.inner.rows(x)
         ratios = [self.inner.learn_one(row, t) for row, t in zip(rows, target, strict=True)]
         if self.started:
             predicted = self.median_us * (1.0 + np.minimum(np.maximum(np.array(ratios), _LOW), _HIGH))
             self.error.learn(np.abs(predicted - per_step) / per_step)
-        self.rows += len(block)
+        self.rows += len(x)
 
     def predict(self, block: Design) -> Floats:
         """Predict a block, (n,) us."""
@@ -214,71 +237,3 @@ class RiverLearner:
         if not self.started:
             return None
         return ModelSnapshot(features=[], rows=self.rows, effective_rows=float(self.rows), error=self.error.snapshot())
-
-
-class ResidualLearner:
-    """``river:residual``: what the linear form leaves over, for live prediction, while it helps."""
-
-    STATE = saved(
-        "river_residual",
-        inner=GuardedModel,
-        rows=Count,
-        base_error=Finite,
-        own_error=Finite,
-        error=PrequentialError,
-    )
-
-    publishes = False
-    needs_base = True
-    is_saved = True
-
-    def __init__(self, features: FeatureSet) -> None:
-        self.features = features
-        self.inner = GuardedModel(RESIDUAL, features)
-        self.rows = 0
-        self.base_error = self.own_error = 0.0
-        self.error = PrequentialError()
-
-    @property
-    def started(self) -> bool:
-        """Whether it has seen enough to be judged."""
-        return self.rows >= _START_ROWS
-
-    @property
-    def wins(self) -> bool:
-        """Whether its corrections are better than none, lately."""
-        return self.started and self.own_error < self.base_error
-
-    def learn(self, block: Design) -> None:
-        """Predict, score and learn each row's residual against the base's prediction."""
-        y, base_us = block.elapsed_us, _base_of(block)
-        ratio = np.minimum(np.maximum(y / np.maximum(base_us, 1e-9) - 1.0, -_RESIDUAL_MAX), _RESIDUAL_MAX).tolist()
-        rows = self.inner.rows(block.x / block.steps[:, None])
-        ratios = [self.inner.learn_one(row, r) for row, r in zip(rows, ratio, strict=True)]
-        corrected = base_us * (1.0 + np.minimum(np.maximum(np.array(ratios), -_RESIDUAL_MAX), _RESIDUAL_MAX))
-        base, own = np.abs(base_us - y) / y, np.abs(corrected - y) / y
-        if self.started:
-            self.error.learn(own if self.wins else base)
-        rate = 1.0 - (1.0 - _GATE_RATE) ** len(y) if self.rows else 1.0
-        self.base_error += rate * (min(float(np.median(base)), 1.0) - self.base_error)
-        self.own_error += rate * (min(float(np.median(own)), 1.0) - self.own_error)
-        self.rows += len(y)
-
-    def predict(self, block: Design) -> Floats:
-        """The base's prediction with the correction, or as it is while that is better: microseconds, (n,)."""
-        base_us = _base_of(block)
-        if not self.wins:
-            return base_us
-        ratio = self.inner.predict(block.x / block.steps[:, None])
-        return base_us * (1.0 + np.minimum(np.maximum(ratio, -_RESIDUAL_MAX), _RESIDUAL_MAX))
-
-    def snapshot(self) -> ModelSnapshot | None:
-        """Rows and error; it has no coefficients of its own."""
-        if not self.started:
-            return None
-        return ModelSnapshot(features=[], rows=self.rows, effective_rows=float(self.rows), error=self.error.snapshot())
-
-
-def _base_of(block: Design) -> Floats:
-    assert block.base_us is not None  # noqa: S101  whoever calls a learner that needs a base gives it
-    return block.base_us

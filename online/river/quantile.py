@@ -26,17 +26,17 @@ _LOW, _HIGH = -1.0, 10.0
 class QuantileLearner(RiverLearner):
     """Three quantiles of one feature set on one target; predicts by the median."""
 
-    def __init__(self, features: FeatureSet) -> None:
-        super().__init__(QUANTILE, features)
+    def __init__(self, features: FeatureSet, rows_per_s: float) -> None:
+        super().__init__(QUANTILE, features, rows_per_s)
         self.outer = {tau: GuardedModel(f"{QUANTILE}@{tau}", features) for tau in (TAUS[0], TAUS[-1])}
 
-    def learn(self, block: Design) -> None:
+    def learn_seen(self, x: Floats, per_step: Floats) -> None:
         """Predict, score and learn each row; the outer quantiles learn beside the median."""
-        super().learn(block)
-        relative = block.elapsed_us / block.steps / self.median_us - 1.0
+        super().learn_seen(x, per_step)
+        relative = per_step / self.median_us - 1.0
         target = np.minimum(np.maximum(relative, _LOW), _HIGH).tolist()
         for model in self.outer.values():
-            for row, t in zip(model.rows(block.x / block.steps[:, None]), target, strict=True):
+            for row, t in zip(model.rows(x), target, strict=True):
                 model.learn_one(row, t)
 
     def interval(self, block: Design) -> Floats:

@@ -37,7 +37,6 @@ class CovarianceLearner:
     )
 
     publishes = False
-    needs_base = False
     is_saved = True
 
     def __init__(self, features: FeatureSet) -> None:

@@ -1,4 +1,4 @@
-"""Bounds and rates of one ``rls`` learner; what each of them does stands in the module that uses it."""
+"""Bounds and rates of one learner; what each of them does stands in the module that uses it."""
 
 from __future__ import annotations
 
@@ -19,4 +19,5 @@ class LearnerSettings(msgspec.Struct, frozen=True, kw_only=True):
     champion_rate: float = 0.08
     champion_advantage: float = 0.9
     alarm_keep: float = 0.02
+    river_rows_per_s: float = 32.0
     drift: DriftSettings = DriftSettings()

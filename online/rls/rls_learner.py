@@ -47,7 +47,6 @@ class RlsLearner:
     STATE = saved("rls", has_phases=bool, rows=Count, startup=Startup, members=Members)
 
     publishes = True
-    needs_base = False
     is_saved = True
 
     def __init__(
@@ -232,9 +231,11 @@ class RlsLearner:
         if not self.started:
             return None
         diagnosis, members, champion = self.diagnosis(), self.members, self.members.champion
+        # The fast member's are noise, but while a change of speed is suspected they are the first news of it.
+        live_beta = None if members.slow.trial is None else members.live_beta
         return ModelSnapshot(
             features=feature_snapshots(
-                self.features.columns, members.slow.beta, members.live_beta, members.means.per_step(), diagnosis
+                self.features.columns, members.slow.beta, live_beta, members.means.per_step(), diagnosis
             ),
             rows=self.rows,
             effective_rows=self.effective_rows(),

@@ -121,15 +121,15 @@ def _target(graph: _GraphWriter, state: dict[str, Any]) -> int:
 
 
 def _goes_on(model: dict[str, Any]) -> bool:
-    return model.get("model", model) is not None  # of River's, only linear models were saved
+    """Of River's, only linear models were saved; what corrected a live prediction has no place any more."""
+    return model.get("model", model) is not None and "base_error" not in model["plain"]
 
 
 def _model(graph: _GraphWriter, state: dict[str, Any]) -> int:
     error = graph.add("prequential_error", state["error"])
     if "model" in state:
         inner = graph.add("river_model", {"linear": state["model"]})
-        kind = "river_residual" if "base_error" in state["plain"] else "river"
-        return graph.add(kind, {"inner": inner, **state["plain"], "error": error})
+        return graph.add("river", {"inner": inner, **state["plain"], "error": error})
     if "rls" in state:
         recursion = graph.add("recursion", state["rls"])
         return graph.add("rls_covariance", {"rls": recursion, **state["plain"], "error": error})

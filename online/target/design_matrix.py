@@ -3,7 +3,8 @@
     X = [X_1 | X_2 | ...]        X: (n, P), X_s: (n, p_s), the columns of set s in a slice of their own
 
 Rows that are no measurement are left out and counted. A set that does not know a row's columns has NaN there; a row
-that no set knows is left out too.
+that no set knows is left out too. The columns of a row's context stand beside them: always known, and no reason to keep
+a row.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 
 from online.blocks import Design, strata_of
 from online.features import FeatureSet
-from online.rows import RowBlock, RowOutcome, Target
+from online.rows import Floats, RowBlock, RowOutcome, Target
 from online.state import StateError
 
 VALUE_MAX = 1e12
@@ -30,17 +31,24 @@ class DesignMatrix:
 
     Attributes:
         sets: feature sets by name, with the columns of the design each has.
+        context: the set that is nobody's model, with its columns; None where there is none.
         width: columns P.
     """
 
     def __init__(self, target: Target) -> None:
         self._target = target
+        self.context: tuple[FeatureSet, slice] | None = None
         self.sets: dict[str, tuple[FeatureSet, slice]] = {}
         self.width = 0
 
     def add(self, features: FeatureSet) -> None:
         """Append a set's columns."""
         self.sets[features.name] = (features, slice(self.width, self.width + len(features)))
+        self.width += len(features)
+
+    def add_context(self, features: FeatureSet) -> None:
+        """Append the columns of the context."""
+        self.context = (features, slice(self.width, self.width + len(features)))
         self.width += len(features)
 
     def evaluate(self, rows: RowBlock) -> tuple[Design, Counter[RowOutcome]]:
@@ -62,6 +70,8 @@ class DesignMatrix:
                 known |= here
                 bounded &= inside | ~here
                 complete &= bool(inside.all())
+            if self.context is not None:
+                x[:, self.context[1]] = self.context[0].evaluate(rows)
         good = finite & positive & bounded & known
         learned = int(np.count_nonzero(good))
         outcome = Counter({RowOutcome.LEARNED: learned})
@@ -90,12 +100,25 @@ class DesignMatrix:
         view.x, view.groups = x, block.grouped()
         return view
 
+    def context_of(self, block: Design, name: str) -> Floats | None:
+        """The context of the rows that are in the view of a set."""
+        if self.context is None:
+            return None
+        context = block.x[:, self.context[1]]
+        return context if block.complete else context[np.isfinite(block.x[:, self.sets[name][1]]).all(axis=1)]
+
+    def layout(self) -> list[tuple[str, list[str]]]:
+        """Names of all columns by set, in their order, for the state file."""
+        sets = [*self.sets.values()] + ([] if self.context is None else [self.context])
+        return [(each.name, list(each.names)) for each, _ in sorted(sets, key=lambda item: item[1].start)]
+
     def same_columns(self, saved: Sequence[tuple[str, list[str]]]) -> tuple[dict[str, slice], int]:
         """Where a saved design of these sets has the columns of today's sets; and its width."""
         same: dict[str, slice] = {}
+        mine = dict(self.layout())
         start = 0
         for name, columns in saved:
-            if name in self.sets and list(self.sets[name][0].names) == columns:
+            if mine.get(name) == columns:
                 same[name] = slice(start, start + len(columns))
             start += len(columns)
         return same, start
@@ -105,7 +128,11 @@ class DesignMatrix:
         if waiting.x.shape[1] != width:
             raise StateError(f"saved rows of {waiting.x.shape[1]} columns, expected {width}")
         x = np.full((len(waiting), self.width), np.nan)
+        if self.context is not None:
+            x[:, self.context[1]] = 0.0
         for name, where in same.items():
-            x[:, self.sets[name][1]] = waiting.x[:, where]
+            features_of = self.sets.get(name) or self.context
+            if features_of is not None:
+                x[:, features_of[1]] = waiting.x[:, where]
         waiting.x = x
         return waiting

@@ -1,7 +1,8 @@
 """What the bank asks of a learner, and which one a configured name and a feature set make.
 
 ``rls`` on ``bsr_ard`` determines relevance itself; ``river:quantile`` is three quantile models in one. All else is
-the plain learner of its name.
+the plain learner of its name; ``river:residual`` is none of these: it corrects what a target publishes
+(online/target/published_prediction.py).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Protocol, TypeGuard
 
 from online.blocks import Design
 from online.features import FeatureSet
-from online.river import PREFIX, QUANTILE, RESIDUAL, QuantileLearner, ResidualLearner, RiverLearner, make
+from online.river import LINEAR, PREFIX, QUANTILE, RESIDUAL, QuantileLearner, RiverLearner, make
 from online.rls import CovarianceLearner, LearnerSettings, Prior, RelevantMember, RlsLearner
 from online.rows import Floats
 from online.snapshot import ModelSnapshot
@@ -27,12 +28,10 @@ class Learner(Protocol):
     Attributes:
         features: columns of the blocks it is given.
         publishes: it has what a target publishes: error bars, intervals, drift, statistics that merge and donate.
-        needs_base: it corrects the default learner's live prediction, which the block then carries.
     """
 
     features: FeatureSet
     publishes: bool
-    needs_base: bool
 
     @property
     def is_saved(self) -> bool:
@@ -68,11 +67,9 @@ def make_learner(name: str, features: FeatureSet, settings: LearnerSettings, pri
     if name == COVARIANCE:
         return CovarianceLearner(features)
     if name == QUANTILE:
-        return QuantileLearner(features)
-    if name == RESIDUAL:
-        return ResidualLearner(features)
+        return QuantileLearner(features, settings.river_rows_per_s)
     check_learner(name)
-    return RiverLearner(name, features)
+    return RiverLearner(name, features, settings.river_rows_per_s)
 
 
 def make_rls(features: FeatureSet, settings: LearnerSettings, prior: Prior | None = None) -> RlsLearner:
@@ -83,8 +80,8 @@ def make_rls(features: FeatureSet, settings: LearnerSettings, prior: Prior | Non
 
 
 def check_learner(name: str) -> None:
-    """Raises ValueError for a name that makes no learner."""
-    if name in (RLS, COVARIANCE):
+    """Raises ValueError for a name that makes no learner. Only names that are River's own import it."""
+    if name in (RLS, COVARIANCE, LINEAR, QUANTILE, RESIDUAL):
         return
     if not name.startswith(PREFIX):
         raise ValueError(f"learners: {name!r} is not {RLS}, {COVARIANCE} or {PREFIX}<name>")

@@ -7,10 +7,11 @@ from typing import Protocol
 
 from online.drift import DriftSettings, make_detector
 from online.features import custom, registered
+from online.river import RESIDUAL
 from online.rls import LearnerSettings
 from online.rows import Target
 
-from .learners import check_learner
+from .learners import RLS, check_learner
 
 CUSTOM = "custom"
 """The feature set whose columns the configuration lists by their raw names."""
@@ -33,6 +34,10 @@ class BankBounds(Protocol):
     @property
     def detector(self) -> str:
         """Of changes of speed (online/drift/detectors.py)."""
+
+    @property
+    def river_rows_per_s(self) -> float:
+        """Rows per second of event time that each of River's models sees; it bounds what they cost."""
 
     @property
     def configs_max(self) -> int:
@@ -63,6 +68,8 @@ def check_settings(settings: BankSettings) -> None:
     """Raises ValueError naming the first key that cannot work."""
     for name in settings.learners:
         check_learner(name)
+    if RESIDUAL in settings.learners and RLS not in settings.learners:
+        raise ValueError(f"learners: {RESIDUAL} corrects what {RLS} publishes, which is not among them")
     for name in settings.feature_sets:
         if name != CUSTOM and name not in registered():
             raise ValueError(f"feature_sets: {name!r} is not one of {', '.join((*registered(), CUSTOM))}")
@@ -74,6 +81,7 @@ def check_settings(settings: BankSettings) -> None:
     for key, bound in (
         ("block_rows", bounds.block_rows),
         ("block_s", bounds.block_s),
+        ("river_rows_per_s", bounds.river_rows_per_s),
         ("configs_max", bounds.configs_max),
     ):
         if not bound > 0:
@@ -82,5 +90,7 @@ def check_settings(settings: BankSettings) -> None:
 
 
 def rates(settings: BankSettings) -> LearnerSettings:
-    """Rates of the ``rls`` learner with the configured detector."""
-    return LearnerSettings(drift=DriftSettings(detector=settings.bank.detector))
+    """Rates of the learners with the configured detector."""
+    return LearnerSettings(
+        river_rows_per_s=settings.bank.river_rows_per_s, drift=DriftSettings(detector=settings.bank.detector)
+    )

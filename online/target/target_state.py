@@ -7,25 +7,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-import numpy as np
-
 from online.blocks import Cutter, Design
-from online.drift import Speed, Verdict
+from online.drift import Speed
 from online.features import FeatureSet
-from online.prediction import Residuals, ShapedPrediction
+from online.prediction import Residuals
+from online.river import RESIDUAL
 from online.rls import Prior, RlsLearner, merge, with_jackknife
-from online.rows import Quality, RowBlock, RowOutcome, Target
+from online.rows import Floats, Quality, RowBlock, RowOutcome, Target
 from online.snapshot import ErrorSnapshot, ModelSnapshot, TargetSnapshot
 from online.state import Kept, StateError, saved
 
 from .design_matrix import DesignMatrix
 from .learners import RLS, Learner, make_learner, publishes
+from .published_prediction import SHAPED, PublishedPrediction, make_published
 from .settings import BankSettings, rates
 from .window_rows import WindowRows
 
-SHAPED = "portable"
-"""The feature set that shape factors belong to."""
+CHAMPION_ADVANTAGE = 0.95
+"""Another model becomes champion where its error is below this share of the champion's."""
 
 PriorFor = Callable[[FeatureSet], Prior | None]
 
@@ -35,7 +34,7 @@ class SavedTarget:
     """A target in the state file, with the columns of the design by set; models are filled once they are made."""
 
     STATE = saved(
-        "target", fresh=lambda _: SavedTarget([], None, None, {}, Residuals(), {}, WindowRows(finer=True), 0, 0)
+        "target", fresh=lambda _: SavedTarget([], None, None, {}, Residuals(), {}, WindowRows(finer=True), "", 0, 0)
     )
 
     sets: list[tuple[str, list[str]]]
@@ -45,6 +44,7 @@ class SavedTarget:
     residuals: Residuals
     shaped: dict[str, Kept]
     windows: WindowRows
+    champion: str
     first_ns: int
     last_ns: int
 
@@ -55,7 +55,9 @@ class TargetState:
     Attributes:
         matrix: feature sets and their columns.
         models: learners by published name.
-        shaped: the prediction of a step with shape factors; None for targets without shapes, or without ``portable``.
+        published: the prediction of a step with shape factors, corrected; None for targets without shapes, or without
+            ``portable``.
+        champion: name of the published model with the lowest error; empty before the first fit.
         first_ns, last_ns: event time learned from, 0 before any row.
     """
 
@@ -69,7 +71,8 @@ class TargetState:
         self.matrix = DesignMatrix(target)
         self.models: dict[str, Learner] = {}
         self.residuals = Residuals()
-        self.shaped: ShapedPrediction | None = None
+        self.published: PublishedPrediction | None = None
+        self.champion = ""
         self.windows = WindowRows()
         self.first_ns = self.last_ns = 0
 
@@ -78,15 +81,17 @@ class TargetState:
         if features.name in self.matrix.sets:
             return
         self.matrix.add(features)
-        for cutter in (self.cutter, self.quick):
-            cutter.widen(self.matrix.width)
-        self.windows.widen(self.matrix.width)
         for learner in self.settings.learners:
+            if learner == RESIDUAL:
+                continue
             key = features.name if learner == RLS else f"{learner}/{features.name}"
             prior = prior_for(features) if learner == RLS else None
             self.models[key] = make_learner(learner, features, rates(self.settings), prior)
-        if self.shaped is None and SHAPED in self.models and self.target.vector == "beta":
-            self.shaped = ShapedPrediction(len(features))
+        if self.published is None and SHAPED in self.models and self.target.vector == "beta":
+            self.published = make_published(features, self.settings, self.matrix)
+        for cutter in (self.cutter, self.quick):
+            cutter.widen(self.matrix.width)
+        self.windows.widen(self.matrix.width)
 
     def publishers(self) -> Iterator[RlsLearner]:
         """Learners whose coefficients are published, or predict by the same statistics."""
@@ -112,29 +117,24 @@ class TargetState:
         return outcome
 
     def _learn_block(self, block: Design) -> None:
-        """All models learn one block of the published lane; those that correct another one first, before it learns."""
+        """All models learn one block of the published lane, the one that watches for changes of speed first."""
         views = {name: self.matrix.view(block, name) for name in self.matrix.sets}
-        for model in self.models.values():
-            view = views[model.features.name]
-            if model.needs_base and len(view):
-                base = self.models.get(model.features.name)
-                if base is not None and base.started:
-                    view.base_us = base.predict(view)
-                    model.learn(view)
         champion, watcher = self._predictor(), self._watcher()
         speed = None
         if watcher is not None:
-            speed = self._learn_watched(watcher, views[watcher.features.name], is_champion=watcher is champion)
+            name = watcher.features.name
+            context = self.matrix.context_of(block, name)
+            speed = self._learn_watched(watcher, views[name], context, is_champion=watcher is champion)
         for model in self.models.values():
             view = views[model.features.name]
-            if model is watcher or model.needs_base or not len(view):
+            if model is watcher or not len(view):
                 continue
             log_ratio = model.learn(view, speed) if publishes(model) else model.learn(view)
             if model is champion and log_ratio is not None:
                 self.residuals.learn(log_ratio)
 
-    def _learn_watched(self, watcher: RlsLearner, view: Design, *, is_champion: bool) -> Speed:
-        """The model that watches for changes of speed learns first: what it finds goes for all of them."""
+    def _learn_watched(self, watcher: RlsLearner, view: Design, context: Floats | None, *, is_champion: bool) -> Speed:
+        """What the watcher finds goes for all models of the target."""
         drift = watcher.members.drift
         if not len(view):
             return drift.unchanged()
@@ -143,10 +143,8 @@ class TargetState:
         if is_champion and log_ratio is not None:
             self.residuals.learn(log_ratio)
         speed = watcher.members.speed or drift.unchanged()
-        if self.shaped is not None and watcher is self.models[SHAPED]:
-            self.shaped.learn(view, None if log_ratio is None else log_ratio - log_factors)
-            found = speed.verdict
-            self.shaped.follow(suspected=found is Verdict.ALARM, confirmed=found is Verdict.CONFIRMED)
+        if self.published is not None and watcher is self.models[SHAPED]:
+            self.published.learn(view, context, None if log_ratio is None else log_ratio - log_factors, speed)
         return speed
 
     def _watcher(self) -> RlsLearner | None:
@@ -155,14 +153,19 @@ class TargetState:
         return model if model is not None and publishes(model) else next(self.publishers(), None)
 
     def _predictor(self) -> RlsLearner | None:
-        """The published champion as of now, without making a snapshot; None before the first fit."""
-        best, least = None, np.inf
-        for _, model in sorted(self.models.items()):
-            if publishes(model) and model.started:
-                mape = model.members.champion.error.mean()
-                if best is None or mape < least:
-                    best, least = model, mape
-        return best
+        """The published champion as of now; None before the first fit."""
+        errors = {
+            name: model.members.champion.error.mean()
+            for name, model in sorted(self.models.items())
+            if publishes(model) and model.started
+        }
+        if not errors:
+            return None
+        best = min(errors, key=errors.__getitem__)
+        if self.champion not in errors or errors[best] < CHAMPION_ADVANTAGE * errors[self.champion]:
+            self.champion = best
+        model = self.models[self.champion]
+        return model if publishes(model) else None
 
     def _learn_quick(self, block: Design) -> None:
         for model in self.publishers():
@@ -185,8 +188,8 @@ class TargetState:
         for name, model in sorted(self.models.items()):
             snapshot = model.snapshot()
             if snapshot is not None:
-                if name == SHAPED and self.shaped is not None:
-                    snapshot = msgspec.structs.replace(snapshot, prediction_error=self.shaped.error.snapshot())
+                if name == SHAPED and self.published is not None:
+                    snapshot = self.published.with_errors(snapshot)
                 if self.windows.rows is not None and publishes(model):
                     snapshot = with_jackknife(snapshot, model, self.matrix.view(self.windows.rows, model.features.name))
                 models[name] = snapshot
@@ -195,11 +198,8 @@ class TargetState:
             return None
         watcher = self._watcher()
         learner, vector = self.models[champion], self.target.vector
-        live_champion = _lowest({name: model.live_error or model.error for name, model in models.items()})
         if not publishes(learner):
-            return TargetSnapshot(
-                vector=vector, unit="us", champion=champion, models=models, live_champion=live_champion
-            )
+            return TargetSnapshot(vector=vector, unit="us", champion=champion, models=models)
         return TargetSnapshot(
             vector=vector,
             unit="us",
@@ -208,26 +208,23 @@ class TargetState:
             residuals=self.residuals.snapshot(),
             drift=None if watcher is None else watcher.members.drift.snapshot(),
             mean_us=learner.mean_us(),
-            live_champion=live_champion,
+            live_champion=_lowest({name: model.live_error for name, model in models.items() if model.live_error}),
             **self._shape_parts(learner),
         )
 
     def _shape_parts(self, champion: RlsLearner) -> dict[str, Any]:
         """Shape factors, and what is relative to the prediction by them; by the champion where there are none."""
-        shaped, model = self.shaped, self.models.get(SHAPED)
-        if shaped is None or model is None or not publishes(model):
-            intervals, mean_factor = champion.members.champion.intervals, champion.mean_factor()
-            by_stratum = self.target.vector == "beta"
-            return {"interval": intervals.snapshot(by_stratum=by_stratum), "mean_factor": mean_factor}
-        return {
-            "shape_factors": model.shape_factors(),
-            "seen": shaped.seen(model.features.names),
-            "interval": shaped.intervals.snapshot(),
-            "mean_factor": shaped.mean_factor(),
-        }
+        published, model = self.published, self.models.get(SHAPED)
+        if published is not None and model is not None and publishes(model):
+            return published.snapshot(model)
+        intervals, mean_factor = champion.members.champion.intervals, champion.mean_factor()
+        by_stratum = self.target.vector == "beta"
+        return {"interval": intervals.snapshot(by_stratum=by_stratum), "mean_factor": mean_factor}
 
     def _champion(self, models: dict[str, ModelSnapshot]) -> str | None:
-        """The published ``rls`` model with the lowest error; without ``rls``, whatever has coefficients or is there."""
+        """The champion among ``rls`` models; without ``rls``, whatever has coefficients or is there."""
+        if self.champion in models:
+            return self.champion
         listed = {name: model for name, model in models.items() if model.features} or models
         published = {name: model for name, model in listed.items() if publishes(self.models[name])} or listed
         return _lowest({name: model.error for name, model in published.items()})
@@ -237,13 +234,14 @@ class TargetState:
     def saved(self) -> SavedTarget:
         """For the state file; the objects in it are this target's own."""
         return SavedTarget(
-            sets=[(name, list(features.names)) for name, (features, _) in self.matrix.sets.items()],
+            sets=self.matrix.layout(),
             pending=self.cutter.pending(),
             quick=self.quick.pending(),
             models={name: model for name, model in self.models.items() if model.is_saved},
             residuals=self.residuals,
-            shaped={} if self.shaped is None else {SHAPED: self.shaped},
+            shaped={} if self.published is None else self.published.parts(),
             windows=self.windows,
+            champion=self.champion,
             first_ns=self.first_ns,
             last_ns=self.last_ns,
         )
@@ -262,9 +260,9 @@ class TargetState:
                 cutter.restore(self.matrix.rearranged(pending, same, width))
         if state.windows.rows is not None:
             self.matrix.rearranged(state.windows.rows, same, width)
-        if self.shaped is not None and SHAPED in state.shaped and SHAPED in same:
-            state.shaped[SHAPED].fill(self.shaped)
-        self.residuals, self.windows = state.residuals, state.windows
+        if self.published is not None and SHAPED in same:
+            self.published.restore(state.shaped)
+        self.residuals, self.windows, self.champion = state.residuals, state.windows, state.champion
         self.first_ns, self.last_ns = state.first_ns, state.last_ns
         return skipped
 
@@ -284,8 +282,9 @@ class TargetState:
                 )
             merge(model, theirs, other_is_later=later, side_by_side=side_by_side)
         self.residuals.add(other.residuals)
-        if self.shaped is not None and other.shaped is not None:
-            self.shaped.add(other.shaped)
+        if self.published is not None and other.published is not None:
+            self.published.add(other.published)
+        self.champion = ""  # nobody's before, so that neither order gives another one
         self.windows.add(other.windows, other_is_later=later)
         self.first_ns = min(self.first_ns or other.first_ns, other.first_ns)
         self.last_ns = max(self.last_ns, other.last_ns)

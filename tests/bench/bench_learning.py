@@ -14,6 +14,7 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from online.bank import Bank, merge_states
 from online.blocks import Cutter
 from online.features.registry import portable
 from online.rows import RowBlock, Target
-from tests.bench import captured, simulated
+from tests.bench import captured, learning_river, simulated
 from tests.bench.outside import add_arguments, outside_of
 from tests.support.linear_steps import BETA, steps
 from tests.support.roofline_steps import MACHINES, Slowdown, simulate
@@ -246,7 +247,10 @@ def main():
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser)
-    outside = outside_of(parser.parse_args())
+    parser.add_argument("--captures", type=Path, help="recordings, a directory each")
+    parser.add_argument("--base", type=Path, help="another version of the project, for its CPU time")
+    arguments = parser.parse_args()
+    outside = outside_of(arguments)
     missed = skipped = 0
     with ProcessPoolExecutor() as pool:
         sections = (
@@ -256,6 +260,7 @@ def main():
             ("endurance", endurance_lines()),
             ("simulated machines", simulated_lines(pool)),
             ("recordings", captured.lines(Line, pool, outside)),
+            ("correction", learning_river.lines(Line, pool, arguments.captures, arguments.base)),
         )
         for title, lines in sections:
             print(f"\n{title}")

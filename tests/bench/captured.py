@@ -15,7 +15,6 @@ from collector.config.schema import Config
 from collector.runtime.clock import SystemClock
 from online.bank import Bank
 from online.features.registry import portable
-from online.river.challengers import ResidualLearner
 from online.rows import Lane, RowBlock, Target
 from tests.bench.simulated import prequential
 from tests.support.recordings import messages, otlp_file, received
@@ -24,6 +23,7 @@ NAMES = {"c1": "c1_mixed", "c4": "c4_abort_errors", "c5": "c5_offload", "c6": "c
 NAMES["c10"] = "c10_long"
 LIVE_LIMITS = {"c1": 6.0, "c5": 10.0}
 TAIL = 0.6
+NAMES_OF_PREDICTIONS = {"portable": "live", "portable × shape": "shaped"}
 
 
 def lines(line, pool, outside):
@@ -104,15 +104,8 @@ def _rows(data):
 
 
 def _live(rows):
-    best = {}
-    for name, features, residual in (
-        ("portable", portable(Target.STEP_TIME), None),
-        ("portable × shape", portable(Target.STEP_TIME), None),
-        ("residual", portable(Target.STEP_TIME), ResidualLearner(portable(Target.STEP_TIME))),
-    ):
-        run = prequential(rows, features, residual=residual)
-        tail = (np.arange(len(run.y)) >= TAIL * len(run.y)) & np.isfinite(run.live)
-        best[name] = 100 * run.ape("shaped" if "shape" in name else "live")[tail].mean()
-        if name == "portable":
-            drift = (run.model.members.drift.alarms, run.model.members.drift.refuted, run.model.members.drift.confirmed)
-    return best, drift
+    run = prequential(rows, portable(Target.STEP_TIME))
+    tail = (np.arange(len(run.y)) >= TAIL * len(run.y)) & np.isfinite(run.live)
+    drift = run.model.members.drift
+    best = {name: 100 * run.ape(which)[tail].mean() for name, which in NAMES_OF_PREDICTIONS.items()}
+    return best, (drift.alarms, drift.refuted, drift.confirmed)

@@ -57,7 +57,7 @@ class Run:
         return (self.y >= self.low) & (self.y <= self.high)
 
 
-def prequential(rows, features, hook=None, *, block_rows=32, settings=None, residual=None):
+def prequential(rows, features, hook=None, *, block_rows=32, settings=None):
     """Predict every block of rows, then learn it; hook(rows so far, learner) after each block."""
     settings = settings or Config(learners=("rls",), bank=BankConfig(block_rows=block_rows))
     state = TargetState(Target.STEP_TIME, settings)
@@ -72,12 +72,9 @@ def prequential(rows, features, hook=None, *, block_rows=32, settings=None, resi
         if model.started:
             run.slow[here] = block.x @ model.members.slow.beta[: len(features)]
             run.shaped[here] = run.slow[here] * np.exp(model.log_factors(block.cell))
-            run.live[here] = block.base_us = model.predict(block)
+            run.live[here] = live_us = model.predict(block)
             ratio = model.members.champion.intervals.ratios(block.stratum)
-            run.low[here], run.high[here] = block.base_us * ratio[:, 0], block.base_us * ratio[:, 2]
-            if residual is not None:
-                run.live[here] = residual.predict(block)
-                residual.learn(block)
+            run.low[here], run.high[here] = live_us * ratio[:, 0], live_us * ratio[:, 2]
         model.learn(block)
         at += len(block)
         if hook is not None:

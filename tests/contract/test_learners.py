@@ -18,18 +18,16 @@ LEARNERS = (
     "rls",
     "rls_covariance",
     "river:linear",
-    "river:residual",
     "river:tree.HoeffdingTreeRegressor",
     "river:linear_model.PARegressor",
     "river:quantile",
 )
-SAVED = LEARNERS[:4]
+SAVED = LEARNERS[:3]
 TARGET = Target.STEP_TIME
 
 
 def _bank(learner, **settings):
-    learners = ("rls", learner) if learner == "river:residual" else (learner,)
-    return Bank(Config(learners=learners, **settings))
+    return Bank(Config(learners=(learner,), **settings))
 
 
 def _model(bank, learner):
@@ -175,10 +173,9 @@ def test_a_copied_feature_shares_the_coefficient_and_harms_no_prediction(learner
 def test_a_learner_predicts_blocks_and_says_what_it_is_and_needs(learner):
     features = portable(TARGET)
     design = design_of(steps(600, 12).rows, features)
-    design.base_us = design.elapsed_us * 1.1
     model = make_learner(learner, features, LearnerSettings())
     assert model.features is features
-    assert (model.publishes, model.needs_base) == (learner == "rls", learner == "river:residual")
+    assert model.publishes == (learner == "rls")
     assert not model.started
     assert model.snapshot() is None
     model.learn(design)

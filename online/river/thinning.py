@@ -1,0 +1,58 @@
+"""Which rows a River model sees: so many per second of event time at most, whatever the load.
+
+    slot_i = floor(end_i / slot)        slot: 4 s / rows per second        row i opens a slot where slot_i > all before
+    row i is seen where one of the 4 rows before it opened a slot
+
+Four at a time, so that most blocks of a fast engine are not looked at. Not the row that opens a slot: it is the one
+that lies across a fixed time, and the longer a row the likelier it does (the inspection paradox), so that slow steps
+would be seen too often. Decided by the rows alone, as blocks are. A block that steps back in time starts the count
+anew, so that one clock that was wrong does not end it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from online.rows import Ints
+from online.state import Count, saved
+
+_NS_PER_S = 1e9
+_TOGETHER = 4
+
+
+class Thinning:
+    """Of one stream of rows.
+
+    Args:
+        rows_per_s: rows seen per second of event time, at most.
+
+    Attributes:
+        slot: the latest that was opened, -1 before the first.
+        left: rows to come that are seen because of it.
+    """
+
+    STATE = saved("thinning", slot=int, left=Count)
+
+    __slots__ = ("_slot_ns", "left", "slot")
+
+    def __init__(self, rows_per_s: float) -> None:
+        self._slot_ns = max(1, int(_TOGETHER * _NS_PER_S / rows_per_s))
+        self.slot = -1
+        self.left = 0
+
+    def pick(self, end_ns: Ints) -> Ints:
+        """Indices of the rows that are seen, of rows that end at these times, (n,), n > 0."""
+        n, slot_ns = len(end_ns), self._slot_ns
+        first, last = int(end_ns[0]) // slot_ns, int(end_ns[-1]) // slot_ns
+        seen = np.zeros(n + _TOGETHER, np.bool_)
+        seen[: self.left] = True
+        self.left = max(0, self.left - n)
+        if not first == last == self.slot:
+            latest = np.maximum.accumulate(end_ns // slot_ns)
+            before = np.empty_like(latest)
+            before[0], before[1:] = min(self.slot, first), latest[:-1]
+            for opened in (latest > before).nonzero()[0].tolist():
+                seen[opened + 1 : opened + 1 + _TOGETHER] = True
+                self.left = max(0, opened + 1 + _TOGETHER - n)
+            self.slot = int(latest[-1])
+        return seen[:n].nonzero()[0]

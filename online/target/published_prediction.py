@@ -1,0 +1,106 @@
+"""What a target publishes to predict with, as one thing: x beta F by ``portable``, and a correction while that helps.
+
+    yhat = x beta F(cell) exp(c)        c: of the corrector while it is on, else 0 (online/river/corrector.py)
+
+Its error and intervals are of all of it; any reader can compute x beta F, whose own error stands beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from online.blocks import Design
+from online.drift import Speed, Verdict
+from online.features import FeatureSet
+from online.prediction import ShapedPrediction
+from online.river import CONTEXT, RESIDUAL, Corrector
+from online.rls import RlsLearner
+from online.rows import Floats
+from online.snapshot import IntervalSnapshot, ModelSnapshot
+from online.state import Kept
+
+from .design_matrix import DesignMatrix
+from .settings import BankSettings
+
+SHAPED = "portable"
+"""The feature set that shape factors belong to."""
+
+
+class PublishedPrediction:
+    """Of one target, by the coefficients of one model of p columns.
+
+    Args:
+        p: columns of ``portable``.
+        corrector: of what it leaves over, where one is configured.
+
+    Attributes:
+        shaped: x beta F, its error and what it was learned from.
+    """
+
+    def __init__(self, p: int, corrector: Corrector | None) -> None:
+        self.shaped = ShapedPrediction(p)
+        self.corrector = corrector
+
+    def learn(self, view: Design, context: Floats | None, log_ratio: Floats | None, speed: Speed) -> None:
+        """Rows of the published lane; log_ratio = log(y / (x beta F)), (n,); None while nothing was predicted."""
+        if self.corrector is None or context is None or log_ratio is None:
+            self.shaped.learn(view, log_ratio)
+        else:
+            correction = self.corrector.learn(view, context, log_ratio, suspected=speed.suspicious)
+            self.shaped.learn(view, log_ratio, correction, scored=correction is not None)
+        verdict = speed.verdict
+        self.shaped.follow(suspected=verdict is Verdict.ALARM, confirmed=verdict is Verdict.CONFIRMED)
+
+    def with_errors(self, model: ModelSnapshot) -> ModelSnapshot:
+        """The model of ``portable`` with the errors of the prediction that stands on it."""
+        shaped = None if self.corrector is None else self.shaped.shaped_error.snapshot()
+        return msgspec.structs.replace(model, prediction_error=self.shaped.error.snapshot(), shaped_error=shaped)
+
+    def snapshot(self, model: RlsLearner) -> dict[str, Any]:
+        """Keys of the target's snapshot; intervals are of observed / (x beta F), as a reader predicts."""
+        corrector = self.corrector
+        interval = self.shaped.intervals.snapshot()
+        if corrector is not None and corrector.active and interval is not None:
+            interval = _moved(interval, math.exp(corrector.usual))
+        return {
+            "shape_factors": model.shape_factors(),
+            "correction": None if corrector is None else corrector.snapshot(),
+            "seen": self.shaped.seen(model.features.names),
+            "interval": interval,
+            "mean_factor": self.shaped.mean_factor(),
+        }
+
+    def parts(self) -> dict[str, Any]:
+        """What is saved, by name."""
+        return {SHAPED: self.shaped} | ({} if self.corrector is None else {RESIDUAL: self.corrector})
+
+    def restore(self, saved_parts: dict[str, Kept]) -> None:
+        """Continue from what was saved and is still configured."""
+        for name, part in self.parts().items():
+            if name in saved_parts:
+                saved_parts[name].fill(part)
+
+    def add(self, other: PublishedPrediction) -> None:
+        """Rows of both."""
+        self.shaped.add(other.shaped)
+        if self.corrector is not None and other.corrector is not None:
+            self.corrector = self.corrector.merged(other.corrector)
+
+
+def make_published(features: FeatureSet, settings: BankSettings, matrix: DesignMatrix) -> PublishedPrediction:
+    """For ``portable`` of a target; with a corrector if one is configured and the target is the one of its context."""
+    corrector = None
+    if RESIDUAL in settings.learners and features.target is CONTEXT.target:
+        matrix.add_context(CONTEXT)
+        corrector = Corrector(settings.bank.river_rows_per_s)
+    return PublishedPrediction(len(features), corrector)
+
+
+def _moved(interval: IntervalSnapshot, factor: float) -> IntervalSnapshot:
+    strata = {name: (low * factor, mid * factor, high * factor) for name, (low, mid, high) in interval.strata.items()}
+    return IntervalSnapshot(
+        p10=interval.p10 * factor, p50=interval.p50 * factor, p90=interval.p90 * factor, strata=strata
+    )

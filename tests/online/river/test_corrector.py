@@ -1,0 +1,252 @@
+"""What the published prediction leaves over is learned, corrected while that helps, and said."""
+
+import copy
+import subprocess
+import sys
+
+import msgspec
+import numpy as np
+import pytest
+
+from collector.config.schema import BankConfig, Config
+from online.bank import Bank, merge_states
+from online.blocks import Design
+from online.river.corrector import LIMIT, START_ROWS, Corrector
+from online.river.thinning import Thinning
+from online.rows import STEP_FEATURES, CorrectionOutcome, RowBlock, Target
+from tests.support.linear_steps import steps
+
+DEFAULT, RLS = Config(feature_sets=("portable",)), Config(feature_sets=("portable",), learners=("rls",))
+TARGET = Target.STEP_TIME
+
+
+def _queued(n, seed, *, slower=0.08, per_s=20.0, noise=0.01):
+    """Steps that take longer while requests wait, as no column knows."""
+    rows = steps(n, seed, noise=noise).rows
+    waiting = (np.arange(n) // 150 % 2) * 7.0
+    raw = rows.raw.copy()
+    raw[:, STEP_FEATURES.index("waiting")] = waiting
+    raw[:, STEP_FEATURES.index("kv_usage_ratio")] = 0.4
+    end_ns = 1_700_000_000_000_000_000 + (np.arange(n) * (1e9 / per_s)).astype(np.int64)
+    return RowBlock.of_lines(raw, rows.elapsed_us * np.exp(slower * (waiting > 0)), end_ns=end_ns)
+
+
+def _learned(rows, settings=DEFAULT):
+    bank = Bank(settings)
+    bank.learn("c", TARGET, rows)
+    return bank
+
+
+@pytest.fixture(scope="module")
+def queued():
+    return _learned(_queued(3000, 1))
+
+
+def test_what_the_queue_costs_is_learned_and_corrects_what_is_published(queued):
+    target = queued.targets("c")["step_time"]
+    model = target.models["portable"]
+    assert target.correction.active
+    assert model.prediction_error.mape < 0.6 * model.shaped_error.mape
+    assert target.prediction_error == model.prediction_error
+    without = _learned(_queued(3000, 1), RLS).targets("c")["step_time"]
+    assert without.correction is None
+    assert without.models["portable"].shaped_error is None
+    assert without.models["portable"].prediction_error == model.shaped_error
+    assert without.models["portable"].features == model.features, "coefficients are of the statistics alone"
+
+
+def test_every_row_is_accounted_for(queued):
+    target = queued.targets("c")["step_time"]
+    rows = target.correction.rows
+    assert set(rows) == set(CorrectionOutcome)
+    assert sum(rows.values()) == sum(target.residuals.rows), "of those that were predicted"
+
+
+def test_steps_that_leave_nothing_over_are_not_corrected():
+    for seed in (2, 3):
+        target = _learned(_queued(3000, seed, slower=0.0, noise=0.02)).targets("c")["step_time"]
+        model = target.models["portable"]
+        assert model.prediction_error.mape <= model.shaped_error.mape * 1.01
+        assert target.correction.factor == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_correction_that_stops_helping_goes_off_and_changes_nothing():
+    bank = _learned(_queued(2000, 4))
+    assert bank.targets("c")["step_time"].correction.active
+    after = _queued(1500, 5, slower=0.0)
+    flips = 0.08 * (-1.0) ** (np.arange(1500) // 40)  # whatever was learned of the last rows is wrong of the next
+    later = after.end_ns + 2000 * 50_000_000
+    bank.learn("c", TARGET, RowBlock.of_lines(after.raw, after.elapsed_us * np.exp(flips), end_ns=later))
+    found = bank.targets("c")["step_time"].correction
+    assert (found.active, found.factor) == (False, 1.0)
+
+
+def test_the_interval_of_what_a_reader_computes_has_the_correction_as_its_centre(queued):
+    target = queued.targets("c")["step_time"]
+    flushed = copy.deepcopy(queued._configs["c"][TARGET])
+    flushed.flush()
+    uncorrected = flushed.published.shaped.intervals.snapshot()
+    assert target.interval.p50 == pytest.approx(uncorrected.p50 * target.correction.factor)
+    assert target.interval.strata.keys() == uncorrected.strata.keys()
+
+
+def test_stop_and_restart_is_no_restart():
+    rows = _queued(2600, 6)
+    through, stopped, again = (Bank(DEFAULT) for _ in range(3))
+    through.learn("c", TARGET, rows)
+    stopped.learn("c", TARGET, rows.slice(0, 1301))
+    again.restore(stopped.state())
+    again.learn("c", TARGET, rows.slice(1301, 2600))
+    assert through.targets("c")["step_time"].correction.active
+    assert again.state() == through.state()
+
+
+def test_reading_changes_nothing():
+    rows = _queued(1500, 7)
+    read, left = Bank(DEFAULT), Bank(DEFAULT)
+    for at in range(0, 1500, 70):
+        part = rows.slice(at, min(1500, at + 70))
+        for bank in (read, left):
+            bank.learn("c", TARGET, part)
+        read.targets("c")
+    assert read.state() == left.state()
+
+
+def test_a_merged_state_starts_over_with_what_does_not_add_and_counts_the_rows_of_both(queued):
+    other = _learned(_queued(2000, 8))
+    counts = [bank.targets("c")["step_time"].correction.rows for bank in (queued, other)]
+    merged = []
+    for parts in ((queued, other), (other, queued)):
+        bank = Bank(DEFAULT)
+        bank.restore(merge_states([each.state() for each in parts], DEFAULT))
+        merged.append(bank.targets("c")["step_time"].correction)
+    assert merged[0] == merged[1]
+    assert not merged[0].active
+    assert merged[0].rows == {name: counts[0][name] + counts[1][name] for name in counts[0]}
+
+
+def test_a_state_of_another_configuration_of_learners_goes_on(queued):
+    without, with_it = Bank(RLS), Bank(DEFAULT)
+    without.restore(queued.state())
+    assert without.targets("c")["step_time"].correction is None
+    with_it.restore(without.state())
+    with_it.learn("c", TARGET, _queued(500, 9))
+    assert with_it.targets("c")["step_time"].correction.rows["learned"] > 0
+
+
+def test_a_change_of_speed_is_not_taken_for_what_is_left_over():
+    slow = steps(2600, 10, noise=0.02, drift_at=2000, gain=1.4).rows
+    bank = _learned(RowBlock.of_lines(slow.raw, slow.elapsed_us, end_ns=slow.end_ns))
+    target = bank.targets("c")["step_time"]
+    assert target.drift.count == 1
+    assert target.correction.rows["suspected"] > 0
+    assert abs(np.log(target.correction.factor)) < 0.03
+    weight = bank._configs["c"][TARGET].published.corrector.regressor
+    assert np.abs(weight.weight).max() < LIMIT
+
+
+# ------------------------------------------------------------------- the corrector alone
+
+
+def _block(end_ns, context):
+    n = len(end_ns)
+    zeros, none = np.zeros(n), np.zeros(n, np.int64)
+    return Design(np.ones((n, 1)), np.zeros((n, 2)), zeros + 1e4, zeros + 1.0, zeros + 1.0, none, none, end_ns), context
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-9, 1.0])
+@pytest.mark.parametrize("ratio", [-40.0, -0.149, 0.149, 27.0])
+def test_it_stays_finite_and_within_its_bounds_whatever_it_learns(size, ratio):
+    corrector = Corrector(1e6)
+    for k in range(40):
+        block, context = _block(10**9 * (np.arange(16) + 16 * k), np.full((16, 9), size))
+        found = corrector.learn(block, context, np.full(16, ratio) * (-1) ** k, suspected=False)
+        assert found is None or (np.isfinite(found).all() and np.abs(found).max() <= LIMIT)
+    assert corrector.regressor.finite
+
+
+def test_it_learns_before_it_corrects():
+    corrector, first = Corrector(1e6), None
+    for k in range(30):
+        block, context = _block(10**9 * (np.arange(16) + 16 * k), np.ones((16, 9)))
+        corrector.learn(block, context, np.full(16, 0.1), suspected=False)
+        if corrector.active and first is None:
+            first = corrector.regressor.iterations
+    assert START_ROWS <= first < START_ROWS + 32
+
+
+# ------------------------------------------------------------------- thinning
+
+
+@pytest.mark.parametrize("per_s", [3, 20, 100, 1000, 50_000])
+@pytest.mark.parametrize("block", [1, 7, 32, 512])
+def test_at_most_so_many_rows_per_second_are_seen_in_blocks_of_any_size(per_s, block):
+    end_ns = 1_700_000_000_000_000_000 + (np.arange(20_000) * (1e9 / per_s)).astype(np.int64)
+    thinning = Thinning(32.0)
+    seen = sum(len(thinning.pick(end_ns[at : at + block])) for at in range(0, 20_000, block))
+    span_s = 20_000 / per_s
+    assert seen <= 32.0 * span_s + 4
+    assert seen >= min(0.9 * 32.0 * span_s, 20_000 - 1)
+
+
+def test_the_cut_of_the_blocks_does_not_decide_what_is_seen():
+    rng = np.random.default_rng(1)
+    end_ns = np.cumsum(rng.integers(1, 10**8, 5000))
+    found = []
+    for sizes in ([5000], rng.integers(1, 60, 5000)):
+        thinning, at, seen = Thinning(32.0), 0, []
+        for size in sizes:
+            part = end_ns[at : at + int(size)]
+            if len(part):
+                seen += (thinning.pick(part) + at).tolist()
+            at += int(size)
+        found.append(seen)
+    assert found[0] == found[1]
+
+
+def test_long_steps_are_seen_no_more_often_than_short_ones():
+    rng = np.random.default_rng(2)
+    long = rng.random(60_000) < 0.1
+    end_ns = np.cumsum(np.where(long, 20_000_000, 1_000_000))
+    seen = Thinning(32.0).pick(end_ns)
+    assert long[seen].mean() == pytest.approx(0.1, abs=0.015)
+
+
+def test_a_clock_that_was_ahead_ends_nothing():
+    thinning = Thinning(32.0)
+    thinning.pick(np.arange(50) * 10**7 + 10**18)
+    later = sum(len(thinning.pick(np.arange(32) * 10**7 + k * 32 * 10**7)) for k in range(20))
+    assert later > 100
+
+
+def test_clocks_that_take_turns_keep_the_bound():
+    thinning, seen = Thinning(32.0), 0
+    for k in range(200):  # 2 s of event time of each of two engines, a day apart
+        part = np.arange(10) * 10**6 + k * 10**7 + (k % 2) * 86_400 * 10**9
+        seen += len(thinning.pick(part))
+    assert seen <= 2 * 32 * 2 + 4 * 200
+    assert thinning.left <= 4
+
+
+# ------------------------------------------------------------------- cost
+
+
+def test_nothing_of_river_is_imported_before_a_row_is_learned():
+    code = """
+import sys
+from collector.config.schema import Config
+from online import Bank
+bank = Bank(Config())
+bank.restore(Bank(Config()).state())
+assert not [name for name in sys.modules if name.partition('.')[0] == 'river']
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_model_of_rivers_sees_a_bounded_number_of_rows():
+    settings = Config(learners=("rls", "river:linear"), feature_sets=("portable",), bank=BankConfig(river_rows_per_s=8))
+    bank = _learned(_queued(3000, 11, per_s=500.0), settings)
+    target = bank.targets("c")["step_time"]
+    assert target.models["portable"].rows == 3000
+    assert 40 <= target.models["river:linear/portable"].rows <= 8 * 6 + 4
+    assert msgspec.json.encode(target)

@@ -1,0 +1,103 @@
+"""Live coefficients are news of a change and nothing else; champions stay; what only predicts competes with nobody."""
+
+import msgspec
+import pytest
+
+from collector.config.schema import Config
+from exporters.prometheus.snapshot_families import snapshot_families
+from exporters.status_page.history import History
+from exporters.status_page.models import models_in_competition
+from exporters.status_page.sections import config_section
+from online.bank import Bank
+from online.rows import Target
+from online.snapshot import ErrorSnapshot
+from online.target.target_state import CHAMPION_ADVANTAGE
+from tests.support import exporter_cases as cases
+from tests.support.linear_steps import steps
+
+TARGET = Target.STEP_TIME
+
+
+def _live(bank):
+    features = bank.targets("c")["step_time"].models["portable"].features
+    return [feature.live_coefficient for feature in features]
+
+
+def test_live_coefficients_are_published_while_a_change_is_suspected_and_at_no_other_time():
+    rows = steps(1600, 4, noise=0.02, drift_at=1000, gain=1.3).rows
+    bank, suspected = Bank(Config(learners=("rls",))), []
+    for at in range(0, 1600, 32):
+        bank.learn("c", TARGET, rows.slice(at, at + 32))
+        live = _live(bank) if at else [None]
+        if live[0] is not None:
+            assert None not in live
+            suspected.append(at + 32)
+    assert suspected
+    assert 1000 < suspected[0] <= 1128, "first news"
+    assert suspected[-1] < 1300, "and then it is in the coefficients"
+
+
+def _with_errors(bank, **errors):
+    """A target whose models have had these errors."""
+    state = bank._configs["c"][TARGET]
+    for name, error in errors.items():
+        champion = state.models[name].members.champion
+        champion.error.sum_ape = error * champion.error.total
+    return state
+
+
+def test_another_model_takes_the_place_of_the_champion_only_where_it_is_better_by_5_percent():
+    names = {"step_time": ("intercept", "prefill_tokens", "decode_context_tokens", "requests")}
+    bank = Bank(Config(learners=("rls",), feature_sets=("portable", "custom"), custom=names))
+    bank.learn("c", TARGET, steps(640, 1).rows)
+    for portable, custom, champion in (
+        (0.10, 0.20, "portable"),
+        (0.10, 0.099, "portable"),
+        (0.10, 0.94 * 0.10, "custom"),
+        (0.0999, 0.10, "custom"),
+        (0.10 * CHAMPION_ADVANTAGE + 1e-6, 0.10, "custom"),
+        (0.09, 0.10, "portable"),
+    ):
+        state = _with_errors(bank, portable=portable, custom=custom)
+        assert state._predictor() is state.models[champion]
+        again = Bank(bank.settings)
+        again.restore(bank.state())
+        assert again.targets("c")["step_time"].champion == champion, "after a restart as before"
+
+
+def test_what_only_predicts_is_neither_champion_nor_live_champion():
+    bank = Bank(Config(learners=("rls", "river:linear"), feature_sets=("portable",)))
+    bank.learn("c", TARGET, steps(1500, 2, noise=0.3).rows)
+    bank._configs["c"][TARGET].models["river:linear/portable"].error.sum_ape = 0.0
+    target = bank.targets("c")["step_time"]
+    assert (target.champion, target.live_champion) == ("portable", "portable")
+
+
+def _step_time(**models):
+    target = cases.target("step_time")
+    return msgspec.structs.replace(target, models={**target.models, **models})
+
+
+def test_the_page_and_the_metrics_do_not_put_what_only_predicts_beside_coefficients():
+    best = msgspec.structs.replace(cases.model(()), error=ErrorSnapshot(mape=1e-3, median_ape=1e-3, p90_ape=1e-3))
+    target = _step_time(**{"river:linear/portable": best, "physics": cases.model(cases.PHYSICS[TARGET])})
+    competing, predicting = models_in_competition(target).split("</table>")[:2]
+    assert "physics" in competing
+    assert "river" not in competing
+    assert "river:linear/portable" in predicting
+    assert "not in competition" in predicting
+    families = {f.name: f for f in snapshot_families(cases.snapshot(cases.config(targets={"step_time": target})))}
+    errors = {sample.labels["model"] for sample in families["tracefit_error_median_ratio"].samples}
+    predictors = {sample.labels["model"] for sample in families["tracefit_predictor_error_median_ratio"].samples}
+    assert errors == {"portable", "physics"}
+    assert predictors == {"river:linear/portable"}
+
+
+@pytest.mark.parametrize(("active", "said"), [(True, "×1.03 on the last rows"), (False, "off: it would not help")])
+def test_the_page_says_what_the_correction_does_and_what_a_reader_can_compute(active, said):
+    target = cases.target("step_time")
+    correction = msgspec.structs.replace(target.correction, active=active, factor=1.03125 if active else 1.0)
+    target = msgspec.structs.replace(target, correction=correction)
+    page = config_section(cases.config(targets={"step_time": target}), History())
+    assert said in page
+    assert "median error without it" in page

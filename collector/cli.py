@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(command=_run)
     replay = commands.add_parser("replay", help="learn from recordings")
     replay.add_argument(
-        "files", nargs="+", type=Path, metavar="FILE", help="OTLP .pb.gz, OTLP JSON lines, KV JSON lines"
+        "files", nargs="+", type=Path, metavar="FILE", help="recordings, directories of them, or - (docs/recordings.md)"
     )
     replay.add_argument("--snapshot", required=True, type=Path, metavar="OUT", help="where the coefficients go")
     replay.add_argument("--state", type=Path, metavar="OUT", help="save what was learned, for donors and merges")
@@ -125,7 +125,7 @@ def _add_export_arguments(export: argparse.ArgumentParser) -> None:
 
 
 def _add_evaluate_arguments(evaluate: argparse.ArgumentParser) -> None:
-    evaluate.add_argument("files", nargs="+", type=Path, metavar="FILE", help="OTLP .pb.gz, OTLP JSON lines, pages")
+    evaluate.add_argument("files", nargs="+", type=Path, metavar="FILE", help="recordings, or directories of them")
     evaluate.add_argument("--html", type=Path, metavar="OUT", help="write the report with its plots as one page")
     evaluate.add_argument("--json", type=Path, metavar="OUT", help="write every number as JSON")
     evaluate.add_argument("--snapshot", type=Path, metavar="FILE", help="score this snapshot's coefficients as well")
@@ -170,7 +170,14 @@ def _replay(arguments: argparse.Namespace) -> int:
     from collector.commands.replay import replay  # noqa: PLC0415
 
     return replay(
-        arguments.files, arguments.snapshot, config, SystemClock(), say=_say, note=_warn, state=arguments.state
+        arguments.files,
+        arguments.snapshot,
+        config,
+        SystemClock(),
+        say=_say,
+        note=_warn,
+        state=arguments.state,
+        stdin=sys.stdin.buffer,
     )
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from collector.config import Config
-from collector.recordings import Recording, Timed, TimedExport, TimedKv, TimedPage, merged
+from collector.recordings import Recording, Timed, TimedExport, TimedKv, TimedPage, merged, open_recordings
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError
 from collector.worker import make_pipeline
 from exporters.files import write_atomically
@@ -30,17 +31,19 @@ def replay(
     say: PrintLine,
     note: PrintLine,
     state: Path | None = None,
+    stdin: BinaryIO | None = None,
 ) -> int:
     """Feed the files, write the snapshot, tell what was learned.
 
     Args:
-        paths: recordings, in any order.
+        paths: recordings, in any order; directories of them; ``-`` for ``stdin``.
         out: where the snapshot goes; its directory must exist.
         config: the same as for ``run``.
         clock: for the progress only.
         say: receives the result, line by line.
         note: receives progress and warnings.
         state: where the learners' state goes, for donors and merges.
+        stdin: what ``-`` stands for.
 
     Returns:
         Exit code: failed if nothing was learned.
@@ -48,7 +51,7 @@ def replay(
     if not out.absolute().parent.is_dir():
         raise StartError(f"cannot write {out}: there is no such directory")
     pipeline = make_pipeline(config)
-    recordings = [Recording(path, note) for path in paths]
+    recordings = open_recordings(paths, note, stdin)
     newest_unix_nano = spans = pages = 0
     for batch in _batches(_with_progress(recordings, clock, note), config.queue.batch_bytes):
         exports = [timed.export for timed in batch if isinstance(timed, TimedExport)]
@@ -80,7 +83,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _with_progress(recordings: Sequence[Recording], clock: Clock, note: PrintLine) -> Iterator[Timed]:
-    total_bytes = max(sum(recording.size_bytes for recording in recordings), 1)
+    total_bytes = sum(recording.size_bytes for recording in recordings)
     start_ns = said_ns = clock.monotonic_ns()
     spans = exports = kv_batches = pages = 0
     for timed in merged(recordings):
@@ -95,8 +98,9 @@ def _with_progress(recordings: Sequence[Recording], clock: Clock, note: PrintLin
         now_ns = clock.monotonic_ns()
         if now_ns - said_ns >= PROGRESS_INTERVAL_NS:
             said_ns = now_ns
-            share = sum(recording.position_bytes for recording in recordings) / total_bytes
-            note(f"{share:4.0%}  {exports} exports, {spans} spans")
+            position_bytes = sum(recording.position_bytes for recording in recordings)
+            share = f"{position_bytes / total_bytes:4.0%}  " if total_bytes else ""  # of a pipe nobody knows
+            note(f"{share}{exports} exports, {spans} spans")
     elapsed_s = (clock.monotonic_ns() - start_ns) / 1e9
     kv_text = f" and {kv_batches} batches of KV events" if kv_batches else ""
     kv_text += f" and {pages} pages" if pages else ""

@@ -9,7 +9,7 @@ nothing later; scored rows from one that was fed everything.
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,12 +22,10 @@ from collector.identity import Fact, Knowledge, cannot_derive
 from collector.join import Event, Renamed, Rows
 from collector.join.steps import Scheduling
 from collector.receive import Export
-from collector.recordings import Recording, TimedExport
+from collector.recordings import Recording, TimedExport, merged
 from collector.telemetry import Counts, table
 from collector.worker import Correlator
 from online import Ints, Lane, RowBlock, Target
-
-Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,18 +114,20 @@ class _Stream:
                 self.rows.setdefault((config_id, target), []).append(rows)
 
 
-def load(path: Path, knowledge: Knowledge, join: JoinConfig, learn_until: float, note: Note) -> list[Capture]:
-    """The configurations of one recording, cut at ``learn_until`` of its delivery time."""
-    recording = Recording(path, note)
-    timed_exports = [timed for timed in recording if isinstance(timed, TimedExport)]
+def load(recordings: Sequence[Recording], knowledge: Knowledge, join: JoinConfig, learn_until: float) -> list[Capture]:
+    """The configurations of one source's recordings, cut at ``learn_until`` of its delivery time."""
+    path, label = recordings[0].path, recordings[0].label
+    timed_exports = [timed for timed in merged(recordings) if isinstance(timed, TimedExport)]
     if not timed_exports:
         return []
-    times = _receive_times(path, len(timed_exports)) or [timed.unix_nano for timed in timed_exports]
+    times = (len(recordings) == 1 and _receive_times(path, len(timed_exports))) or [
+        timed.unix_nano for timed in timed_exports
+    ]
     cut_ns = min(times) + int(learn_until * (max(times) - min(times)))
     exports = [(when, timed.export) for when, timed in zip(times, timed_exports, strict=True)]
     everything = _run(exports, knowledge, join)
     before = _run([item for item in exports if item[0] <= cut_ns], knowledge, join)
-    return _captures(path, recording.label, everything, before, cut_ns)
+    return _captures(path, label, everything, before, cut_ns)
 
 
 def _receive_times(path: Path, count: int) -> list[int] | None:

@@ -11,6 +11,7 @@ import msgspec
 from collector import __version__
 from collector.config import Config, ConfigError
 from collector.identity import Knowledge
+from collector.recordings import by_source, open_recordings
 from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
 from exporters.files import write_atomically
 from online import Snapshot
@@ -44,7 +45,7 @@ def evaluate_recordings(
     """Evaluate all systems on the recordings.
 
     Args:
-        paths: recordings; each is a source of its own.
+        paths: recordings, or directories of them; each is a source of its own, or one of a rotation.
         config: rules, model files and hardware of the ``configurations`` section; bounds of the join.
         options: see ``tracefit evaluate --help``.
         say: receives the report, line by line.
@@ -66,11 +67,12 @@ def evaluate_recordings(
     knowledge = Knowledge(config.configurations)
     captures: list[Capture] = []
     pages: list[PageReport] = []
-    for number, path in enumerate(paths):
-        _progress(note, 0.2 * number / len(paths), f"reading {path}")
-        found = load(path, knowledge, config.join, options.learn_until, note)
+    sources = by_source(open_recordings(paths, note))
+    for number, recordings in enumerate(sources):
+        _progress(note, 0.2 * number / len(sources), f"reading {recordings[0].label}")
+        found = load(recordings, knowledge, config.join, options.learn_until)
         captures += found
-        readings = {} if found else load_pages(path, note)
+        readings = {} if found else load_pages([recording.path for recording in recordings])
         pages += [evaluate_pages(name, of_engine, options.learn_until) for name, of_engine in readings.items()]
     _unique_names(captures)
     report = evaluate(

@@ -15,6 +15,7 @@ import numpy as np
 
 from collector.config import Config, JoinConfig
 from collector.identity import Fact, Knowledge, shipped_sheets
+from collector.recordings import by_source, open_recordings
 from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
 from online import Bank, Floats, StateError, Target
 from online.features import Facts
@@ -70,8 +71,8 @@ def compare_donors(
         say(line)
     if options.recordings:
         knowledge = Knowledge(config.configurations)
-        for path in options.recordings:
-            for capture in load(path, knowledge, JoinConfig(), 0.6, note):
+        for recordings in by_source(open_recordings(options.recordings, note)):
+            for capture in load(recordings, knowledge, JoinConfig(), 0.6):
                 for line in _selection(capture, options.per_stratum):
                     say(line)
     return EXIT_OK

@@ -11,7 +11,7 @@ Microseconds; a window in which fewer than ten tokens followed another is left o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from collector.decode.pages import EngineReading, Meaning
 from collector.join.pages import PageEngine
-from collector.recordings import Recording, TimedPage
+from collector.recordings import TimedPage, merged, open_recordings
 from online import STEP_FEATURES, Floats, Mask, RowBlock, Target
 
 from .fits import Fit, fit
@@ -70,11 +70,12 @@ class _Window(NamedTuple):
     prompt_tokens: float
 
 
-def load_pages(path: Path, note: Callable[[str], None]) -> dict[str, list[TimedReading]]:
-    """Readings of each engine of a recording, by name; empty if it is one of something else."""
+def load_pages(paths: Sequence[Path]) -> dict[str, list[TimedReading]]:
+    """Readings of each engine of one source's recordings, by name; empty if they are of something else."""
     readings: dict[str, list[TimedReading]] = {}
+    path = paths[0]
     name = path.parent.name if path.name.startswith("pages.") else path.name.split(".")[0]
-    for timed in Recording(path, note):
+    for timed in merged(open_recordings(paths, lambda _: None)):  # what is wrong with them was said before
         if isinstance(timed, TimedPage):
             for reading in timed.page.engines:
                 key = name if reading.engine == "0" else f"{name}#{reading.engine}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .reader import Recording, Timed, TimedExport, TimedKv, TimedPage, merged
+from .sources import by_source, open_recordings
 
 __all__ = [
     "Recording",
@@ -10,5 +11,7 @@ __all__ = [
     "TimedExport",
     "TimedKv",
     "TimedPage",
+    "by_source",
     "merged",
+    "open_recordings",
 ]

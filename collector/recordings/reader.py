@@ -1,9 +1,8 @@
 """Recordings as a receiver: what a file holds is told by its content, and several files are merged by event time.
 
-Four kinds, each also gzipped: exports as protobuf, each preceded by its length as a varint; exports as JSON, one line
-each (the OpenTelemetry Collector's file exporter); messages of a KV publisher, one JSON line each; scraped
-pages of counters, one JSON line each. A damaged file gives
-what precedes the damage. Every file is a source of its own, named by its path.
+Four kinds of entries: exports as protobuf or as JSON; messages of a KV publisher and scraped pages of counters, one
+JSON line each. How they are framed and compressed is in collector/recordings/framing.py, which files are one source in
+collector/recordings/sources.py. A damaged file gives what precedes the damage.
 
 The merge key of an export is the newest span end seen so far in its file, that of a KV batch or a page
 the newest one's time:
@@ -13,13 +12,12 @@ command line.
 
 from __future__ import annotations
 
-import gzip
 import heapq
 import io
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import BinaryIO, NamedTuple
 
 from collector.decode import json_to_protobuf
 from collector.decode.kv import LINE_MARK, KvBatch, read_line
@@ -28,11 +26,10 @@ from collector.receive import Export, count_spans, newest_end_unix_nano
 from collector.runtime import StartError
 from collector.telemetry import KvSkip, Outcome, ScrapeOutcome
 
+from .framing import DamagedError, NoEntryError, NotReadError, decompressed, entries, is_json, sniff
+
 TRANSPORT = "file"
-GZIP_MAGIC = b"\x1f\x8b"
-EXPORT_BYTES_MAX = 1 << 30
-_SNIFF_BYTES = 64
-_VARINT_BYTES_MAX = 5
+_OTHER_SIGNALS = (b'{"resourceMetrics"', b'{"resourceLogs"')
 
 Warn = Callable[[str], None]
 
@@ -77,33 +74,44 @@ Timed = TimedExport | TimedKv | TimedPage
 
 
 class Recording:
-    """One file; iterate once. ``position_bytes`` of ``size_bytes`` have been read so far."""
+    """One file; iterate once. ``position_bytes`` of ``size_bytes`` have been read so far.
 
-    def __init__(self, path: Path, warn: Warn) -> None:
+    Args:
+        path: the file, or what to call ``stream`` in messages.
+        warn: told what could not be read.
+        source: what it is a recording of: one name for all files of a rotation, else its path.
+        stream: read instead of the file; its size is not known (0).
+    """
+
+    def __init__(self, path: Path, warn: Warn, source: str = "", stream: BinaryIO | None = None) -> None:
         try:
-            self._raw: BinaryIO = path.open("rb")
-            self.size_bytes = path.stat().st_size
+            self._raw: BinaryIO = stream or path.open("rb")
+            self.size_bytes = 0 if stream else path.stat().st_size
         except OSError as error:
             raise StartError(f"cannot read {path}: {error.strerror}") from None
-        self.label = str(path)
+        self.path = path
+        self.label = source or str(path)
         self.undecodable = 0
+        self._entries = 0
+        self._other_signals = 0
+        self._said = False
         self._warn = warn
 
     @property
     def position_bytes(self) -> int:
         """How far the file has been read."""
-        return self.size_bytes if self._raw.closed else min(self._raw.tell(), self.size_bytes)
+        return self.size_bytes if self._raw.closed or not self.size_bytes else min(self._raw.tell(), self.size_bytes)
 
     def __iter__(self) -> Iterator[Timed]:
-        newest_unix_nano = entries = 0
+        newest_unix_nano = 0
         for payload in self._payloads():
             if isinstance(payload, KvBatch):
-                entries += 1
+                self._entries += 1
                 newest_unix_nano = max(newest_unix_nano, payload.ts_unix_ns)
                 yield TimedKv(newest_unix_nano, payload)
                 continue
             if isinstance(payload, ScrapedPage):
-                entries += 1
+                self._entries += 1
                 newest_unix_nano = max(newest_unix_nano, payload.unix_ns)
                 yield TimedPage(newest_unix_nano, payload)
                 continue
@@ -111,13 +119,15 @@ class Recording:
             if isinstance(spans, Outcome):
                 self.undecodable += 1
                 continue
-            entries += 1
+            self._entries += 1
             newest_unix_nano = max(newest_unix_nano, newest_end_unix_nano(payload))
             yield TimedExport(newest_unix_nano, Export(payload, self.label, TRANSPORT, spans, self.label))
-        if not entries:
-            self._warn(f"{self.label}: neither length-delimited OTLP traces nor lines of OTLP/JSON, KV events or pages")
-        elif self.undecodable:
-            self._warn(f"{self.label}: {self.undecodable} entries are no OTLP traces")
+        if self._other_signals:
+            self._warn(f"{self.path}: {self._other_signals} entries are metrics or logs, which are not read")
+        if self.undecodable and self._entries:
+            self._warn(f"{self.path}: {self.undecodable} entries are no OTLP traces")
+        elif not (self._entries or self._other_signals or self._said):
+            self._warn(f"{self.path}: neither length-delimited OTLP traces nor lines of OTLP/JSON, KV events or pages")
 
     def exports(self) -> Iterator[TimedExport]:
         """The exports of a recording without their times."""
@@ -126,13 +136,18 @@ class Recording:
     def _payloads(self) -> Iterator[bytes | KvBatch | ScrapedPage]:
         try:
             with self._raw:
-                magic = self._raw.read(len(GZIP_MAGIC))
-                self._raw.seek(0)
-                opened = gzip.GzipFile(fileobj=self._raw) if magic == GZIP_MAGIC else self._raw
-                stream = io.BufferedReader(cast("Any", opened))
-                yield from self._lines(stream) if _is_json(stream) else self._delimited(stream)
-        except (EOFError, zlib.error, OSError) as error:
-            self._warn(f"{self.label}: damaged after {self.position_bytes} bytes ({error})")
+                head, stream = sniff(decompressed(self._raw))
+                yield from self._lines(stream) if is_json(head) else self._exports(head, stream)
+        except NotReadError as error:
+            self._say(str(error))
+        except (DamagedError, EOFError, zlib.error, OSError) as error:
+            if isinstance(error, NoEntryError) and not self._entries:
+                return  # no recording at all, which is said once
+            self._say(f"damaged after {self.position_bytes} bytes ({error})")
+
+    def _say(self, text: str) -> None:
+        self._said = True
+        self._warn(f"{self.path}: {text}")
 
     def _lines(self, stream: io.BufferedReader) -> Iterator[bytes | KvBatch | ScrapedPage]:
         parser = PageParser()
@@ -153,45 +168,26 @@ class Recording:
                 else:
                     yield batch
                 continue
-            try:
-                yield json_to_protobuf(line)
-            except ValueError:
-                self.undecodable += 1
+            if line.startswith(_OTHER_SIGNALS):
+                self._other_signals += 1
+                continue
+            yield from self._converted(line)
 
-    def _delimited(self, stream: io.BufferedReader) -> Iterator[bytes]:
-        while True:
-            length = _read_length(stream)
-            if length is None:
-                return
-            payload = stream.read(length)
-            if len(payload) < length:
-                raise EOFError("the last export is cut short")
-            yield payload
+    def _exports(self, head: bytes, stream: io.BufferedReader) -> Iterator[bytes]:
+        for entry in entries(head, stream):
+            if entry.startswith(b"{"):
+                yield from self._converted(entry)
+            else:
+                yield entry
+
+    def _converted(self, text: bytes) -> Iterator[bytes]:
+        try:
+            yield json_to_protobuf(text)
+        except ValueError:
+            self.undecodable += 1
 
 
 def merged(recordings: Iterable[Recording]) -> Iterator[Timed]:
-    """Everything in event-time order; ties go by label, so the order of the arguments never matters."""
-    ordered = sorted(recordings, key=lambda recording: recording.label)
+    """Everything in event-time order; ties go by source and path, so the order of the arguments never matters."""
+    ordered = sorted(recordings, key=lambda recording: (recording.label, str(recording.path)))
     return heapq.merge(*ordered, key=lambda timed: (timed.unix_nano, timed.label))
-
-
-def _is_json(stream: io.BufferedReader) -> bool:
-    """A brace and then a key; the first export of the other kind, 123 bytes long, never looks like that."""
-    head = stream.peek(_SNIFF_BYTES)[:_SNIFF_BYTES].lstrip()
-    return head.startswith(b"{") and head[1:].lstrip()[:1] in {b'"', b"}"}
-
-
-def _read_length(stream: io.BufferedReader) -> int | None:
-    length = 0
-    for index in range(_VARINT_BYTES_MAX):
-        byte = stream.read(1)
-        if not byte:
-            if index:
-                raise EOFError("a length is cut short")
-            return None
-        length |= (byte[0] & 0x7F) << (7 * index)
-        if byte[0] < 0x80:  # noqa: PLR2004 -- the continuation bit
-            if length > EXPORT_BYTES_MAX:
-                break
-            return length
-    raise EOFError("no length where an export should begin")

@@ -25,6 +25,7 @@ from collector.evaluate.page_windows import TRACEFIT, TimedReading, score_window
 from collector.identity import Knowledge
 from collector.join.pages import PageEngine
 from collector.receive.scrape import Scraper
+from collector.recordings import Recording
 from collector.runtime import SystemClock
 from collector.worker import make_pipeline
 from online import RowBlock, Target
@@ -71,7 +72,7 @@ class Case:
 
 
 def case_of(name, otlp):
-    (capture,) = load(otlp, Knowledge(), JoinConfig(), LEARN, lambda _: None)
+    (capture,) = load([Recording(otlp, lambda _: None)], Knowledge(), JoinConfig(), LEARN)
     rows = capture.full[Target.STEP_TIME].rows
     rows = rows.take(np.isfinite(FEATURES.evaluate(rows)).all(axis=1))
     cut_ns = int(rows.end_ns[0] + LEARN * (rows.end_ns[-1] - rows.end_ns[0]))

@@ -171,7 +171,7 @@ def configured(tree: dict) -> Config:
 def cost_of_an_evaluation(knowledge: Knowledge) -> None:
     """All nine systems on one capture of 2,400 steps."""
     start = time.process_time()
-    captures = load_capture(otlp_file("c3_preempt"), knowledge, JoinConfig(), CUT, quietly)
+    captures = load_capture([Recording(otlp_file("c3_preempt"), quietly)], knowledge, JoinConfig(), CUT)
     evaluate(captures, NINE, learn_until=CUT, left_out="workload", version="bench", tell=quietly)
     print("\n" + verdict("evaluate, nine systems on 2,400 steps, s CPU", time.process_time() - start, 60.0))
 
@@ -189,7 +189,7 @@ def against_the_scorer(knowledge: Knowledge, outside: Outside) -> None:
             command = [sys.executable, str(scorer / "score.py"), "--snapshot", str(snapshot), "--json"]
             judged = json.loads(call([*command, "--capture", name.split("_")[0]], scorer))
             path = Path(outside.score("capture").path_of(name)) / "otlp.pb.gz"  # with its truth, where it has one
-            captures = load_capture(path, knowledge, JoinConfig(), CUT, quietly)
+            captures = load_capture([Recording(path, quietly)], knowledge, JoinConfig(), CUT)
             report = evaluate(
                 captures,
                 ("portable",),

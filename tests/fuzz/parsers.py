@@ -17,6 +17,7 @@ import zlib
 from pathlib import Path
 
 import msgspec
+import zstandard
 
 from collector.decode.kv.batches import KvBatch
 from collector.decode.kv.messages import read_frames, read_line, read_payload
@@ -252,7 +253,10 @@ class Pages(Parser):
 class Files(Parser):
     """Recordings of every kind; their order never goes back."""
 
-    tokens = (*Parser.tokens, b"\n", b"\r\n", b"{", b"null", b'"payload_b64"', b"\x1f\x8b", b"\x1f\x8b\x08\x00")
+    tokens = (
+        *(*Parser.tokens, b"\n", b"\r\n", b"{", b"null", b'"payload_b64"', b"\x1f\x8b", b"\x1f\x8b\x08\x00"),
+        *(b"\x28\xb5\x2f\xfd", b"\x00\x00\x00", b'{"resourceMetrics"', b"\x0a"),
+    )
 
     def __init__(self, directory) -> None:
         super().__init__(directory)
@@ -264,7 +268,10 @@ class Files(Parser):
         line = json.dumps(_one_span({"intValue": "1"}, endTimeUnixNano=5)).encode() + b"\n"
         kv = b"".join(sorted(kv_lines("c5_offload"), key=len)[:2])
         long = delimited(make_export(1, steps_per_span=1), make_export(1, steps_per_span=1))
-        return [whole, line * 2, kv, kv + line, long, gzip.compress(whole, mtime=0), gzip.compress(line * 2, mtime=0)]
+        packed = zstandard.compress(bare)
+        framed = [_prefixed(bare, packed, line[:-1]), _prefixed(packed, packed)]
+        gzipped = [gzip.compress(whole, mtime=0), gzip.compress(line * 2, mtime=0)]
+        return [whole, line * 2, kv, kv + line, long, *gzipped, *framed, zstandard.compress(line * 2)]
 
     def parse(self, data):
         self._file.data = data
@@ -278,3 +285,7 @@ class Files(Parser):
             return False
         assert taken or warnings
         return taken > 0
+
+
+def _prefixed(*entries):
+    return b"".join(len(entry).to_bytes(4, "big") + entry for entry in entries)

@@ -46,7 +46,7 @@ class Events:
 
 def recorded_steps(path: Path) -> RowBlock:
     """Every step's row of a recording of one engine."""
-    (capture,) = load(path, Knowledge(), JoinConfig(), 0.6, lambda _: None)
+    (capture,) = load([Recording(path, lambda _: None)], Knowledge(), JoinConfig(), 0.6)
     return capture.full[Target.STEP_TIME].rows
 
 

@@ -60,7 +60,7 @@ def test_engines_of_one_page_are_scored_apart(tmp_path):
             entry = json.loads(line)
             entry["page"] += "\n" + entry["page"].replace('engine="0"', 'engine="1"')
             file.write(json.dumps(entry) + "\n")
-    readings = load_pages(both, print)
+    readings = load_pages([both])
     assert list(readings) == ["ranks", "ranks#1"]
     assert [len(each) for each in readings.values()] == [3, 3]
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
 import random
+import sys
 
 import pytest
+import zstandard
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from collector.recordings.reader import Recording, merged
@@ -20,11 +24,36 @@ def read(path, warnings=None):
     return [ExportTraceServiceRequest.FromString(timed.export.payload) for timed in Recording(path, said.append)]
 
 
-@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+def prefixed(entries):
+    """As the Collector's file exporter frames what is no line of JSON."""
+    return b"".join(len(entry).to_bytes(4, "big") + entry for entry in entries)
+
+
+RAW = [export.SerializeToString() for export in EXPORTS]
+LINES = [otlp_json(export) for export in EXPORTS]
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard.compress], ids=["plain", "gzip", "zstd"])
 @pytest.mark.parametrize(
     "content",
-    [delimited(*EXPORTS), b"".join(map(otlp_json, EXPORTS)), b"\n" + b"\n\n".join(map(otlp_json, EXPORTS))],
-    ids=["delimited", "json lines", "json lines with empty ones"],
+    [
+        delimited(*EXPORTS),
+        b"".join(LINES),
+        b"\n" + b"\n\n".join(LINES),
+        prefixed(RAW),
+        prefixed(map(zstandard.compress, RAW)),
+        prefixed(map(zstandard.compress, LINES)),
+        prefixed(LINES),
+    ],
+    ids=[
+        "delimited",
+        "json lines",
+        "json lines with empty ones",
+        "proto",
+        "proto, zstd",
+        "json, zstd",
+        "json, prefixed",
+    ],
 )
 def test_either_kind_gives_the_same_exports_whatever_its_name(tmp_path, content, pack):
     file = tmp_path / "whatever.txt"
@@ -38,6 +67,49 @@ def test_bad_lines_are_counted_and_the_good_ones_kept(tmp_path):
     warnings = []
     assert read(file, warnings) == EXPORTS[:2]
     assert warnings == [f"{file}: 1 entries are no OTLP traces"]
+
+
+@pytest.mark.parametrize("first_bytes", [*range(100, 140), 2570, 16383, 16384, 1 << 20, 1 << 24])
+def test_the_two_kinds_of_lengths_are_told_apart_whatever_they_are(tmp_path, first_bytes):
+    body = first_bytes - 20
+    first = make_export()
+    first.resource_spans[0].schema_url = "u" * max(0, body - first.ByteSize())
+    for content in (delimited(first, EXPORTS[1]), prefixed([first.SerializeToString(), RAW[1]])):
+        (tmp_path / "x").write_bytes(content)
+        assert read(tmp_path / "x") == [first, EXPORTS[1]]
+
+
+def test_frames_of_zstd_one_after_the_other_are_one_file(tmp_path):
+    (tmp_path / "x").write_bytes(b"".join(map(zstandard.compress, LINES)))
+    assert read(tmp_path / "x") == EXPORTS
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (bz2.compress(LINES[0]), "bzip2 is not read, only plain files, gzip and zstd"),
+        (lzma.compress(LINES[0]), "xz is not read, only plain files, gzip and zstd"),
+        (b"PAR1" + bytes(40), "Parquet is not read, only plain files, gzip and zstd"),
+        (b'{"resourceMetrics":[]}\n{"resourceLogs":[]}\n', "2 entries are metrics or logs, which are not read"),
+        (zstandard.compress(b"x" * 10_000 + LINES[0])[:-4], None),
+        (prefixed([zstandard.compress(RAW[0])[:-3]]), "damaged after"),
+        (prefixed([b"\x28\xb5\x2f\xfd" + bytes(20)]), "damaged after"),
+    ],
+)
+def test_what_is_not_read_is_said_in_one_sentence(tmp_path, content, said):
+    (tmp_path / "x").write_bytes(content)
+    warnings = []
+    assert read(tmp_path / "x", warnings) == []
+    assert len(warnings) == 1
+    assert said is None or said in warnings[0]
+
+
+def test_without_its_package_zstd_is_said_to_need_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    (tmp_path / "x").write_bytes(zstandard.compress(LINES[0]))
+    warnings = []
+    assert read(tmp_path / "x", warnings) == []
+    assert warnings == [f"{tmp_path / 'x'}: zstd needs a package that is not installed: pip install 'tracefit[zstd]'"]
 
 
 @pytest.mark.parametrize("cut_bytes", [1, 10, 700])

@@ -56,7 +56,7 @@ check-vllm-releases: $(STAMP)
 run: $(STAMP)
 	@$(BIN)/tracefit run $(if $(CONFIG),--config $(CONFIG))
 
-BENCHES := client exporters h100 ingest intake journal kv learning pages plugin rows systems
+BENCHES := client cost exporters h100 ingest intake journal kv learning pages plugin rows systems
 WHAT ?=
 ARGS ?=
 JUDGES = $(if $(TOOLS),--tools $(TOOLS)) $(if $(TABLES),--tables $(TABLES))
@@ -68,6 +68,7 @@ $(BIN)/python deploy/vllm-plugin/bench/hook_cost.py $(ARGS)
 $(BIN)/python -m pytest -s tests/bench/test_plugin_hooks.py
 endef
 bench_client = $(BIN)/python -m tests.bench.bench_client $(if $(CAPTURES),--captures $(CAPTURES)) $(JUDGES)
+bench_cost = $(BIN)/python -m tests.bench.bench_cost $(ARGS)
 bench_ingest = $(BIN)/python -m tests.bench.bench_ingest $(ARGS)
 bench_learning = $(BIN)/python -m tests.bench.bench_learning $(if $(CAPTURES),--captures $(CAPTURES)) $(JUDGES) $(ARGS)
 bench_pages = $(BIN)/python -m tests.bench.bench_pages $(ARGS)

@@ -116,7 +116,8 @@ def main() -> None:
     parser.add_argument("--duration", type=float, default=60.0, help="seconds")
     parser.add_argument("--max-rpcs", type=int, default=sys.maxsize, help="calls of each worker")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--spans-per-rpc", type=int, default=10, help="of 100 steps each")
+    parser.add_argument("--spans-per-rpc", type=int, default=10)
+    parser.add_argument("--steps-per-span", type=int, default=100)
     parser.add_argument("--pool-rpcs", type=int, default=20, help="calls of one lap")
     parser.add_argument("--sample-rate", type=float, default=1.0)
     parser.add_argument("--requests", action="store_true", help="journeys too")
@@ -124,7 +125,7 @@ def main() -> None:
     streams = [
         Stream(
             1 + number, instance=f"load-{number}", spans_per_rpc=options.spans_per_rpc, pool_rpcs=options.pool_rpcs,
-            sample_rate=options.sample_rate, requests=options.requests,
+            sample_rate=options.sample_rate, requests=options.requests, steps_per_span=options.steps_per_span,
         )
         for number in range(options.workers)
     ]  # fmt: skip

@@ -124,9 +124,10 @@ class Stream:
 
     def __init__(
         self, seed: int = 1, *, instance: str = "load-0", spans_per_rpc: int = 10, pool_rpcs: int = 20,
-        sample_rate: float = 1.0, requests: bool = False,
+        sample_rate: float = 1.0, requests: bool = False, steps_per_span: int = STEPS_PER_SPAN,
     ):  # fmt: skip
-        self._steps_per_rpc = STEPS_PER_SPAN * spans_per_rpc
+        self._steps_per_span = steps_per_span
+        self._steps_per_rpc = steps_per_span * spans_per_rpc
         self._steps = self._steps_per_rpc * pool_rpcs
         self.lap = run_engine(self._steps, seed)
         rng = np.random.default_rng([seed, 1])
@@ -155,7 +156,7 @@ class Stream:
 
     def _encode(self, number: int, finished: Sequence[Served]) -> tuple[Export, dict[str, np.ndarray]]:
         begin = number * self._steps_per_rpc
-        firsts = range(begin, begin + self._steps_per_rpc, STEPS_PER_SPAN)
+        firsts = range(begin, begin + self._steps_per_rpc, self._steps_per_span)
         scopes = [_scope("vllm.scheduler.step", [self._step_span(first) for first in firsts])]
         journeys = [self._journey(one) for one in finished]
         if journeys:
@@ -172,12 +173,12 @@ class Stream:
         return [identity(number, self._random.bytes(16 if number == 1 else 8)) for number in numbers]
 
     def _step_span(self, first: int) -> Wire:
-        last = first + STEPS_PER_SPAN - 1
+        last = first + self._steps_per_span - 1
         summaries = [self._summary(step) for step in range(first, last + 1) if self._sampled[step]]
         bounds = [moving("scheduler.step_range_start", FIRST_STEP + first, "step", 9),
                   moving("scheduler.step_range_end", FIRST_STEP + last, "step", 9)]  # fmt: skip
         times = (_unix(self.lap.start_ns[first]), _unix(self.lap.start_ns[last]))
-        return span(self._ids(1, 2), f"scheduler_steps_{first // STEPS_PER_SPAN + 1}", *times, [*bounds, *summaries])
+        return span(self._ids(1, 2), f"scheduler_steps_{first // self._steps_per_span + 1}", *times, [*bounds, *summaries])
 
     def _summary(self, step: int) -> Wire:
         column = {name: int(values[step]) for name, values in self.lap.columns.items()}

@@ -1,0 +1,214 @@
+"""What learning costs, beside a plain receiver of the same run: ``make bench WHAT=cost``; names of sections run only those.
+
+Every stream is what the plugin sends (``steps+``, exact decode context), so that both targets of a step learn from all of it.
+A cost whose rows were not learned is a miss, whatever the cost. Figures are CPU per step of the server, all its threads,
+as the kernel accounts it; the servers of a section run in turn, twice, and a ratio is that of their lesser costs. The plain
+receiver (``tests/bench/servers.py``) is a generated servicer that makes a dict of every event and learns nothing.
+
+Exit 1 if a number misses its target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gzip
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.internal.encoder import _VarintBytes as varint_bytes
+
+from tests.bench.bench_ingest import Board, pace, pressure
+from tests.bench.ingest_load import SERVER_CPU, Server, bare, pinned, send, sidecar, snapshot
+from tests.support.otlp_load import Stream
+
+ROUNDS = 2
+DEFAULT: dict[str, str] = {}
+RLS = {"LEARNERS": "[rls]"}
+BULK_PROFILE = ("--profile", "bulk")
+BULK = {"FEATURE_SETS": "[portable]"}
+LEARNED_MIN = 0.9
+"""Of the rows sent: what is held back at the start of a process, and the last seconds that may still arrive."""
+
+STEADY = {"steps_per_sec": 1000, "workers": 5, "duration": 30, "requests": True, "settle_s": 3}
+SPARSE = {"steps_per_sec": 100, "workers": 1, "duration": 30, "requests": True, "spans_per_rpc": 1, "settle_s": 3}
+FLAT_OUT = {"steps_per_sec": 0, "workers": 2, "duration": 6, "settle_s": 2}
+SMALL_CALLS = {**FLAT_OUT, "steps_per_span": 64, "spans_per_rpc": 1, "pool_rpcs": 300}
+REPLAYED_STEPS = 200_000
+
+
+class Costs:
+    """CPU per step of servers that ran in turn, and what they learned."""
+
+    def __init__(self) -> None:
+        self.us: dict[str, float] = {}
+        self.millicores: dict[str, float] = {}
+        self.learned: dict[str, dict[str, float]] = {}
+        self.rss_mb: dict[str, float] = {}
+
+    def add(self, name: str, report: dict[str, Any], learned: dict[str, float] | None = None) -> None:
+        """One run; the lesser cost stays, and the fewest rows."""
+        cost = report["server"]
+        if cost["us_per_step"] < self.us.get(name, float("inf")):
+            self.us[name], self.millicores[name] = cost["us_per_step"], cost["millicores"]
+        self.rss_mb[name] = max(cost["rss_max_mb"], self.rss_mb.get(name, 0.0))
+        if learned is not None:
+            before = self.learned.get(name, learned)
+            self.learned[name] = {target: min(share, before.get(target, 0.0)) for target, share in learned.items()}
+
+    def judge(self, board: Board, what: str, name: str, limit: float) -> None:
+        """The ratio to the reference beside its target, and whether it was paid for learning."""
+        board.at_most(f"{what}: ÷ plain receiver", self.us[name] / self.us["reference"], limit)
+        board.note(
+            f"{self.us[name]:.1f} us/step, {self.millicores[name]:.0f} millicores, {self.rss_mb[name]:.0f} MB; "
+            f"plain receiver {self.us['reference']:.1f} us/step"
+        )
+        for target, share in sorted(self.learned[name].items()):
+            board.at_least(f"{what}: rows of {target} learned, of those sent", share, LEARNED_MIN)
+
+
+def run_in_turn(load: dict[str, Any], *profiles: tuple[str, tuple[str, ...], dict[str, str]]) -> Costs:
+    """The reference and sidecars under one load, in turn."""
+    costs = Costs()
+    for _ in range(ROUNDS):
+        with bare("reference") as server:
+            costs.add("reference", send(server, **load))
+        for name, arguments, settings in profiles:
+            with loaded(*arguments, **settings) as (server, directory):
+                report = send(server, **load)
+                server.stop()
+                costs.add(name, report, learned_shares(directory, report["steps"]))
+    return costs
+
+
+@contextlib.contextmanager
+def loaded(*arguments: str, **settings: str) -> Iterator[tuple[Server, str]]:
+    """A sidecar and its directory."""
+    with tempfile.TemporaryDirectory() as directory, sidecar(*arguments, directory=directory, **settings) as server:
+        yield server, directory
+
+
+def learned_shares(directory: str, steps: int) -> dict[str, float]:
+    """Rows the champion of each step target learned, per step sent."""
+    rows = {"step_time": 0, "schedule_time": 0}
+    for config in snapshot(directory)["configs"]:
+        for target in rows:
+            found = config["targets"].get(target)
+            rows[target] += 0 if found is None else found["models"]["portable"]["rows"]
+    return {target: count / max(steps, 1) for target, count in rows.items()}
+
+
+# ------------------------------------------------------------------------------------------------- sections
+
+
+def steady(board: Board) -> None:
+    """Five engines of 200 steps a second, each a call of 1,000 steps every five seconds."""
+    costs = run_in_turn(STEADY, ("default", (), DEFAULT), ("rls", (), RLS))
+    costs.judge(board, "1,000 steps/s + requests, shipped default", "default", 0.8)
+    costs.judge(board, "1,000 steps/s + requests, learners: [rls]", "rls", 0.6)
+
+
+def sparse(board: Board) -> None:
+    """One engine of 100 steps a second."""
+    costs = run_in_turn(SPARSE, ("default", (), DEFAULT))
+    costs.judge(board, "100 steps/s + requests, shipped default", "default", 0.9)
+
+
+def flat_out(board: Board) -> None:
+    """As fast as it is taken, in large calls and small ones."""
+    costs = run_in_turn(FLAT_OUT, ("bulk", BULK_PROFILE, BULK), ("default", (), DEFAULT))
+    costs.judge(board, "flat out, 1,000 steps a call, bulk", "bulk", 0.24)
+    costs.judge(board, "flat out, 1,000 steps a call, shipped default", "default", 0.5)
+    small = run_in_turn(SMALL_CALLS, ("bulk", BULK_PROFILE, BULK))
+    small.judge(board, "flat out, 64 steps a call, bulk", "bulk", 0.4)
+
+
+def memory(board: Board) -> None:
+    """Resident memory, idle for ten seconds and loaded, and what the start costs."""
+    for name, settings, idle_mb, loaded_mb, start_s in (
+        ("shipped default", DEFAULT, 135, 150, 1.2),
+        ("learners: [rls]", RLS, 65, 85, 0.5),
+    ):
+        with loaded(**settings) as (server, _):
+            wait_until_ready(server)
+            board.at_most(f"start to ready, {name}", server.cpu_s(), start_s, "s CPU")
+            time.sleep(10)
+            board.at_most(f"RSS idle, {name}", server.rss_mb(), idle_mb, "MB")
+            report = send(server, **{**STEADY, "duration": 15})
+            board.at_most(f"RSS loaded, {name}", report["server"]["rss_max_mb"], loaded_mb, "MB")
+
+
+def wait_until_ready(server: Server) -> None:
+    """Ask ``/readyz`` until it says so."""
+    command = [sys.executable, "-c", f"import urllib.request as u; u.urlopen('http://127.0.0.1:{server.pages}/readyz')"]
+    for _ in range(200):
+        if subprocess.run(command, capture_output=True, check=False).returncode == 0:
+            return
+        time.sleep(0.02)
+    raise RuntimeError("the sidecar did not get ready")
+
+
+def replay(board: Board) -> None:
+    """``tracefit replay`` of a recording of the same stream, from start to exit."""
+    with tempfile.TemporaryDirectory() as directory:
+        recording = Path(directory) / "recording.pb.gz"
+        record(recording, REPLAYED_STEPS)
+        for name, arguments, limit_s in (("shipped default", (), 5.0), ("bulk", BULK_PROFILE, None)):
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            command = ["-m", "collector", "replay", recording, "--snapshot", Path(directory) / "snapshot.json"]
+            process = pinned(SERVER_CPU, *command, *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            process.communicate()
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            if limit_s is None:
+                board.note(f"replay of {REPLAYED_STEPS:,} steps, {name}: {cpu_s:.2f} s CPU")
+            else:
+                board.at_most(f"replay of {REPLAYED_STEPS:,} steps, {name}", cpu_s, limit_s, "s CPU")
+            for target, share in learned_shares(directory, REPLAYED_STEPS).items():
+                board.at_least(f"replay, {name}: rows of {target} learned, of those recorded", share, LEARNED_MIN)
+
+
+def record(path: Path, steps: int) -> None:
+    """A recording of so many steps, in the framing of captures."""
+    stream, written, number = Stream(1, requests=True), 0, 0
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        while written < steps:
+            export = stream.export(number)
+            file.write(varint_bytes(len(export.payload)) + export.payload)
+            written, number = written + export.steps, number + 1
+
+
+def engines(board: Board) -> None:
+    """The same total of steps from 10 engines and from 1,000, in turn."""
+    costs: dict[int, float] = {}
+    limits = {"JOIN__ENGINES_MAX": "1024", "BANK__CONFIGS_MAX": "1024"}
+    for count in (10, 1000) * ROUNDS:
+        with loaded(**limits) as (server, _):
+            load = {"steps_per_sec": 0, "workers": count, "max_rpcs": 2000 // count, "spans_per_rpc": 1, "pool_rpcs": 2}
+            report = send(server, **load, duration=120, settle_s=5)
+            costs[count] = min(costs.get(count, float("inf")), report["server"]["us_per_step"])
+    board.at_most("200,000 steps of 1,000 engines ÷ of 10", costs[1000] / costs[10], 1.3)
+
+
+SECTIONS = {section.__name__: section for section in (steady, sparse, flat_out, memory, replay, engines)}
+
+
+def main() -> int:
+    """Print every number beside its target."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sections", nargs="*", choices=[[], *SECTIONS], help="default: all")
+    board = Board()
+    for name in parser.parse_args().sections or list(SECTIONS):
+        SECTIONS[name](board)
+        board.note(f"{name}: tasks waited for a CPU in {pressure()} % of the last minute; 10^7 additions {pace()} s")
+    return 1 if board.missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

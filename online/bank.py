@@ -221,6 +221,8 @@ class Bank:
         for target, state in self._configs.get(config_id, {}).items():
             flushed = copy.deepcopy(state)
             flushed.flush()
+            # A counter must not fall, and the rest of the block may decide that this part is learned otherwise.
+            flushed.residuals = state.residuals
             snapshot = flushed.snapshot()
             if snapshot is not None:
                 snapshots[target.value] = snapshot

@@ -145,7 +145,7 @@ class JournalConfig(Section, frozen=True, kw_only=True):
 class BankConfig(Section, frozen=True, kw_only=True):
     """Bounds of the learners."""
 
-    block_rows: Bound = 32
+    block_rows: Bound = 512
     block_s: Annotated[float, msgspec.Meta(ge=0.001, le=3_600)] = 1.0
     detector: str = "cusum"
     river_rows_per_s: Annotated[float, msgspec.Meta(ge=1, le=1_000_000)] = 32.0

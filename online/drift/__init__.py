@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from .cells import SpeedFit
-from .detectors import DriftSettings, make_detector
+from .detectors import NO_DETECTOR, DriftSettings, make_detector
 from .monitor import DriftMonitor, Speed, Verdict
 
 __all__ = [
+    "NO_DETECTOR",
     "DriftMonitor",
     "DriftSettings",
     "Speed",

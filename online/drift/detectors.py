@@ -126,7 +126,8 @@ class Never(_Stateless):
         """Nothing to do."""
 
 
-DETECTORS = ("cusum", "adwin", "page_hinkley", "none")
+NO_DETECTOR = "none"
+DETECTORS = ("cusum", "adwin", "page_hinkley", NO_DETECTOR)
 
 
 def make_detector(settings: DriftSettings) -> Detector:
@@ -139,6 +140,6 @@ def make_detector(settings: DriftSettings) -> Detector:
         return Cusum(settings)
     if settings.detector in ("adwin", "page_hinkley"):
         return RiverDetector(settings.detector)
-    if settings.detector == "none":
+    if settings.detector == NO_DETECTOR:
         return Never()
     raise ValueError(f"detector: {settings.detector!r} is not one of {', '.join(DETECTORS)}")

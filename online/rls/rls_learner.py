@@ -27,6 +27,8 @@ from .robust import SLOW
 from .slow_member import SlowMember
 from .startup import Start, Startup, fit_start
 
+_TINY_US = 1e-9
+
 
 class RlsLearner:
     """One feature set on one target of one configuration.
@@ -188,6 +190,12 @@ class RlsLearner:
         """Error bars and status of the published coefficients; needs a first fit."""
         g, weighing = self.statistics(), self.members.weighing
         return self.members.slow.diagnosis(g, weighing.slow_scale)
+
+    def log_ratio(self, block: Design) -> Floats:
+        """log(y / (x beta F)) of each row by the published coefficients and shape factors, (n,)."""
+        slow = self.members.slow
+        prediction = np.maximum(self._augment(block)[:, : slow.p] @ slow.beta, _TINY_US)
+        return np.log(block.elapsed_us / prediction) - self.log_factors(block.cell)
 
     def log_factors(self, cell: Ints) -> Floats:
         """Log F of each row's batch shape, (n,); 0 where the shape was never seen."""

@@ -22,10 +22,7 @@ class BankBounds(Protocol):
 
     @property
     def block_rows(self) -> int:
-        """Rows of a block; drift and champion react once per block.
-
-        32 finds a change of speed within 64 rows; 512 and more are for bulk replay only.
-        """
+        """Rows of a block at most; where something may be changing it is learned in short pieces (target_state.py)."""
 
     @property
     def block_s(self) -> float:

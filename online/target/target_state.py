@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from online.blocks import Cutter, Design
-from online.drift import Speed
+from online.drift import NO_DETECTOR, Speed
 from online.features import FeatureSet
 from online.prediction import Residuals
 from online.river import RESIDUAL
@@ -17,6 +17,7 @@ from online.rows import Floats, Quality, RowBlock, RowOutcome, Target
 from online.snapshot import ErrorSnapshot, ModelSnapshot, TargetSnapshot
 from online.state import Kept, StateError, saved
 
+from .block_pieces import is_as_expected, pieces_of
 from .design_matrix import DesignMatrix
 from .learners import RLS, Learner, make_learner, publishes
 from .published_prediction import SHAPED, PublishedPrediction, make_published
@@ -64,10 +65,8 @@ class TargetState:
     def __init__(self, target: Target, settings: BankSettings) -> None:
         self.target = target
         self.settings = settings
-        # Nobody waits for a change in the others: half as many blocks, half the cost.
         rows, block_ns = settings.bank.block_rows, int(settings.bank.block_s * 1e9)
-        self.cutter = Cutter(rows * (1 if target is Target.STEP_TIME else 2), block_ns)
-        self.quick = Cutter(rows, block_ns)
+        self.cutter, self.quick = Cutter(rows, block_ns), Cutter(rows, block_ns)
         self.matrix = DesignMatrix(target)
         self.models: dict[str, Learner] = {}
         self.residuals = Residuals()
@@ -117,7 +116,17 @@ class TargetState:
         return outcome
 
     def _learn_block(self, block: Design) -> None:
-        """All models learn one block of the published lane, the one that watches for changes of speed first."""
+        """Learn a block of the published lane, whole or in pieces."""
+        watcher = self._watcher()
+        watches = self.settings.bank.detector != NO_DETECTOR
+        whole = watcher is not None and is_as_expected(
+            watcher, self.matrix.view(block, watcher.features.name), watches=watches
+        )
+        for piece in pieces_of(block, whole=whole):
+            self._learn_piece(piece)
+
+    def _learn_piece(self, block: Design) -> None:
+        """All models learn these rows, the one that watches for changes of speed first."""
         views = {name: self.matrix.view(block, name) for name in self.matrix.sets}
         champion, watcher = self._predictor(), self._watcher()
         speed = None

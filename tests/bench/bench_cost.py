@@ -1,9 +1,9 @@
-"""What learning costs, beside a plain receiver of the same run: ``make bench WHAT=cost``; names of sections run only those.
+"""What learning costs, beside a plain receiver of the same run: ``make bench WHAT=cost``, whole or by section.
 
-Every stream is what the plugin sends (``steps+``, exact decode context), so that both targets of a step learn from all of it.
-A cost whose rows were not learned is a miss, whatever the cost. Figures are CPU per step of the server, all its threads,
-as the kernel accounts it; the servers of a section run in turn, twice, and a ratio is that of their lesser costs. The plain
-receiver (``tests/bench/servers.py``) is a generated servicer that makes a dict of every event and learns nothing.
+Every stream is what the plugin sends (``steps+``, exact decode context), so that both targets of a step learn from all
+of it: a cost whose rows were not learned is a miss, whatever the cost. Figures are CPU per step of the server, all its
+threads, as the kernel accounts it; the servers of a section run in turn, twice, and a ratio is that of their lesser
+costs. The plain receiver (``tests/bench/servers.py``) makes a dict of every event and learns nothing.
 
 Exit 1 if a number misses its target.
 """

@@ -12,6 +12,7 @@ from online.river.corrector import ADVANTAGE, LIMIT
 from online.rls import LearnerSettings, hac, robust
 from online.rls.identify import IDENTIFIED_ERROR
 from online.rls.solve import RELATIVE_RIDGE
+from online.target import block_pieces
 from online.target.target_state import CHAMPION_ADVANTAGE
 from tests.support.paths import DOCS
 
@@ -26,7 +27,10 @@ RLS, DRIFT = LearnerSettings(), DriftSettings()
         (r"(\d+) minutes of busy time", RLS.half_life_us / 60e6),
         (r"min\(1, ([\d.]+) s", robust.HUBER),
         (r"The first (\d+) rows are fitted", RLS.start_rows),
-        (r"each block of (\d+) rows", Config().bank.block_rows),
+        (r"at most (\d+) rows or one second", Config().bank.block_rows),
+        (r"in pieces of (\d+) rows", block_pieces.PIECE_ROWS),
+        (r"young \((\d+) rows\)", block_pieces.YOUNG_ROWS),
+        (r"off by more than (\d+) % in their", 100 * block_pieces.EXPECTED_OFF),
         (r"relative ridge\s+of ([\de-]+);", RELATIVE_RIDGE),
         (r"half-life of (\d+) steps around", RLS.fast_half_life_steps),
         (r"better by (\d+) %", 100 * (1 - RLS.champion_advantage)),

@@ -178,7 +178,8 @@ class Stream:
         bounds = [moving("scheduler.step_range_start", FIRST_STEP + first, "step", 9),
                   moving("scheduler.step_range_end", FIRST_STEP + last, "step", 9)]  # fmt: skip
         times = (_unix(self.lap.start_ns[first]), _unix(self.lap.start_ns[last]))
-        return span(self._ids(1, 2), f"scheduler_steps_{first // self._steps_per_span + 1}", *times, [*bounds, *summaries])
+        name = f"scheduler_steps_{first // self._steps_per_span + 1}"
+        return span(self._ids(1, 2), name, *times, [*bounds, *summaries])
 
     def _summary(self, step: int) -> Wire:
         column = {name: int(values[step]) for name, values in self.lap.columns.items()}

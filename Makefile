@@ -94,6 +94,7 @@ fuzz: $(STAMP)
 torture: $(STAMP)
 	$(BIN)/python -m tests.torture.harness --kills 110 --exports 5000
 	$(BIN)/python -m tests.torture.harness --kills 20 --exports 1000 --seed 2 --fsync
+	$(BIN)/python -m tests.torture.memory
 
 soak: $(STAMP)
 	$(BIN)/python -m tests.torture.soak

@@ -43,7 +43,16 @@ from collector.runtime import (
 )
 from collector.runtime.http import HttpServer, page_handler
 from collector.telemetry import Metrics, table
-from collector.worker import Pipeline, Publisher, SilenceWatch, SnapshotWriter, StallWatch, Worker, make_pipeline
+from collector.worker import (
+    MemoryRelief,
+    Pipeline,
+    Publisher,
+    SilenceWatch,
+    SnapshotWriter,
+    StallWatch,
+    Worker,
+    make_pipeline,
+)
 from exporters.pages import AskPages, SnapshotDocuments, dispatch, protect
 from exporters.prometheus import Advisory, MetricsPage
 from exporters.routes import make_routes
@@ -111,6 +120,7 @@ class Sidecar:
         )
         self._kv = KvIntake(config.receivers.kv, metrics, clock, health)
         self._scraper = Scraper(config.receivers.scrape, clock, partial(metrics.add, table.SCRAPES, 1))
+        self._memory = self._make_memory_relief(clock)
         self._receivers = self._make_receivers(clock)
         self._pages = self._make_pages(clock)
         self.watch = self._make_watch(source) if source is not None and config.reload_interval_s else None
@@ -208,7 +218,7 @@ class Sidecar:
             take_kv=self._kv.take,
             take_pages=self._scraper.take,
             stall_watch=StallWatch(clock, self.config.state.stalled_after_s),
-            settle=self._silence.tick,
+            watches=(self._silence.tick, self._memory.tick),
             batch_bytes=self.config.queue.batch_bytes,
             drain_s=self.config.shutdown.drain_s,
             health=self.health,
@@ -217,10 +227,24 @@ class Sidecar:
             on_death=on_death,
         )
 
-    def _make_receivers(self, clock: Clock) -> Receivers:
+    def _make_memory_relief(self, clock: Clock) -> MemoryRelief:
         limit = limit_bytes(self.config.memory.limit_mib, cgroup_limit_bytes())
         self.metrics.set(table.MEMORY_LIMIT, limit or 0)
-        intake = Intake(self.queue, self.metrics, MemoryGuard(limit, resident_bytes, clock), self._keeper.sync)
+        return MemoryRelief(
+            MemoryGuard(limit, resident_bytes, clock),
+            self._give_up_oldest,
+            stuck_s=self.config.memory.stuck_s,
+            metrics=self.metrics,
+            health=self.health,
+            clock=clock,
+        )
+
+    def _give_up_oldest(self) -> None:
+        self.pipeline.give_up_oldest()
+        self.metrics.merge(self.pipeline.take_counts())
+
+    def _make_receivers(self, clock: Clock) -> Receivers:
+        intake = Intake(self.queue, self.metrics, self._memory.guard, self._keeper.sync)
         grace_s = self.config.shutdown.grace_s
         return make_receivers(self.config.receivers, intake, health=self.health, clock=clock, grace_s=grace_s)
 
@@ -272,7 +296,11 @@ class Sidecar:
         return not late, {"late": list(late)}
 
     def _probe_ready(self) -> tuple[bool, Mapping[str, object]]:
-        problems = {"config_problem": self._config_problem(), "engines_problem": self._engines_problem()}
+        problems = {
+            "config_problem": self._config_problem(),
+            "engines_problem": self._engines_problem(),
+            "memory_problem": self._memory.problem,
+        }
         named = {name: problem for name, problem in problems.items() if problem}
         return self.health.ready(), {"late": list(self.health.late()), **self._keeper.readiness_detail(), **named}
 

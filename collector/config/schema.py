@@ -94,6 +94,8 @@ class MemoryConfig(Section, frozen=True, kw_only=True):
     """Exports are refused while the process uses more; 0 means 80 % of the cgroup's limit, if it has one."""
 
     limit_mib: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
+    stuck_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 300.0
+    """Refusing for so long without a break, the process says that it is not alive: only a restart helps."""
 
 
 class QueueConfig(Section, frozen=True, kw_only=True):

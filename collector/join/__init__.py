@@ -10,6 +10,7 @@ from .emitter import Emitter, Key, facts_of
 from .engine import Engine
 from .engine_process import EngineProcess, PendingRequest
 from .events import Described, Event, Renamed, Rows, Succeeded
+from .giving_up import give_up_oldest
 from .joiner import Joiner
 from .release import Release
 from .waiting import Waiting
@@ -37,4 +38,5 @@ __all__ = [
     "Succeeded",
     "Waiting",
     "facts_of",
+    "give_up_oldest",
 ]

@@ -37,7 +37,7 @@ class Engine:
         facts=EngineFacts,
         ratio=BlockRatio,
         api_queueing=ApiQueueing,
-        _processes=list[EngineProcess],
+        processes=list[EngineProcess],
         steps_heard=int,
         fresh=lambda join: Engine("", "", 0, join),
     )
@@ -53,48 +53,48 @@ class Engine:
         self.steps_heard = 0
         self._settings = settings
         self._remembered_ns = int((settings.window_s - settings.grace_s) * 1e9)
-        self._processes: list[EngineProcess] = []
+        self.processes: list[EngineProcess] = []
 
     # --- what it is -------------------------------------------------------------------------------------------------
 
     @property
     def event_unix_ns(self) -> int:
         """Newest event heard of."""
-        return max((p.sequence.event_unix_ns for p in self._processes), default=0)
+        return max((p.sequence.event_unix_ns for p in self.processes), default=0)
 
     @property
     def safe_unix_ns(self) -> int:
         """No row that will come ends before this wall clock time."""
-        return min((p.sequence.safe_unix_ns for p in self._processes), default=0)
+        return min((p.sequence.safe_unix_ns for p in self.processes), default=0)
 
     @property
     def quality(self) -> Quality:
         """Telemetry quality of the newest process."""
-        return self._processes[-1].sequence.quality if self._processes else Quality.JOURNEYS
+        return self.processes[-1].sequence.quality if self.processes else Quality.JOURNEYS
 
     @property
     def open_requests(self) -> int:
         """Finished requests that still wait."""
-        return sum(len(p.requests) for p in self._processes)
+        return sum(len(p.requests) for p in self.processes)
 
     @property
     def sequences(self) -> list[StepSequence]:
-        """The processes it has been, oldest first."""
-        return [p.sequence for p in self._processes]
+        """Steps of the processes it has been, oldest first."""
+        return [p.sequence for p in self.processes]
 
     @property
     def newest_window(self) -> StepWindow | None:
         """Steps of the newest process."""
-        return self._processes[-1].sequence.window if self._processes else None
+        return self.processes[-1].sequence.window if self.processes else None
 
     @property
     def released(self) -> bool:
         """Whether rows have left already: too late to find out that a second emitter reports the same steps."""
-        return bool(self._processes) and self._processes[0].warm_up.over
+        return bool(self.processes) and self.processes[0].warm_up.over
 
     def snapshot(self) -> EngineSnapshot:
         """Scheduling mode and newest step id of the newest process."""
-        newest = self._processes[-1].sequence if self._processes else None
+        newest = self.processes[-1].sequence if self.processes else None
         return EngineSnapshot(
             instance=self.instance,
             scheduling=(newest.scheduling if newest is not None else Scheduling.UNKNOWN).value,
@@ -120,9 +120,9 @@ class Engine:
 
     def restarts_with(self, telemetry: Telemetry) -> bool:
         """Whether these steps and requests are those of a process that is not known yet."""
-        if not self._processes:
+        if not self.processes:
             return False
-        newest = self._processes[-1].sequence
+        newest = self.processes[-1].sequence
         steps = telemetry.steps
         heard = [(int(steps["unix_ns"][-1]), int(steps["step_id"][-1]))] if len(steps) else []
         for span in telemetry.core:
@@ -136,7 +136,7 @@ class Engine:
     def take_over(self, other: Engine) -> None:
         """Another emitter of this same engine falls silent: its facts and requests go on here, its steps do not."""
         self.facts.take_over(other.facts)
-        for process in other._processes:
+        for process in other.processes:
             for request in process.requests:
                 self._add_request(request.span, request)
 
@@ -167,25 +167,25 @@ class Engine:
 
     def _process_of(self, unix_ns: int, step: int) -> EngineProcess:
         """The process in which step ids and wall clock grow together; a new one after a restart."""
-        for process in reversed(self._processes):
+        for process in reversed(self.processes):
             sequence = process.sequence
             newer_in_time = unix_ns >= sequence.event_unix_ns
             newer_in_steps = step >= sequence.last_step
             before = unix_ns < sequence.context.first_unix_ns
-            if newer_in_steps and before and process is not self._processes[0]:
+            if newer_in_steps and before and process is not self.processes[0]:
                 continue
             if newer_in_time and not newer_in_steps and self._restarted(sequence, unix_ns, step):
                 break
             return process
-        if self._processes:
+        if self.processes:
             self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_RESTART] += 1
-        if len(self._processes) > _CONFLICTS_MAX:
+        if len(self.processes) > _CONFLICTS_MAX:
             self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] += 1
-            del self._processes[0]
+            del self.processes[0]
         sequence = StepSequence(self._settings, self.number, self.ratio)
         _teach_facts(sequence, self.facts)
         process = EngineProcess(sequence, WarmUp(self._settings.warm_up_rows))
-        self._processes.append(process)
+        self.processes.append(process)
         return process
 
     def _restarted(self, sequence: StepSequence, unix_ns: int, step: int) -> bool:
@@ -195,7 +195,7 @@ class Engine:
     def configure(self) -> None:
         """The facts have changed: hand those that rows depend on to the sequences."""
         self.ratio.fact_tokens = self.facts.number("block_size")
-        for process in self._processes:
+        for process in self.processes:
             _teach_facts(process.sequence, self.facts)
 
     def take_counts(self) -> Counts:
@@ -207,22 +207,22 @@ class Engine:
 
     def quick_rows(self) -> list[RowBlock]:
         """Step rows for the quick lane, once the pace of the process is known."""
-        blocks = [p.sequence.quick_rows() for p in self._processes if p.warm_up.over]
+        blocks = [p.sequence.quick_rows() for p in self.processes if p.warm_up.over]
         return [rows for rows in blocks if rows is not None]
 
     def advance(self, *, flush: bool = False) -> list[TargetRows]:
         """Rows that are final now, published lane."""
         out: list[TargetRows] = []
         newest_unix_ns = self.event_unix_ns
-        while self._processes:
-            process = self._processes[0]
-            older = len(self._processes) > 1
+        while self.processes:
+            process = self.processes[0]
+            older = len(self.processes) > 1
             age_ns = newest_unix_ns - process.sequence.event_unix_ns
             close = flush or (older and age_ns > self._settings.grace_s * 1e9)
             out += self._advance(process, flush=close)
             if not close or not older:
                 break
-            del self._processes[0]
+            del self.processes[0]
         return out
 
     def _advance(self, process: EngineProcess, *, flush: bool) -> list[TargetRows]:

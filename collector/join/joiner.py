@@ -184,7 +184,7 @@ class Joiner:
         for key, page in pages_alone:
             renamed += self._identify(key, page)
             self._hold_rows(self._config_ids[key], page.instance, page.advance())
-        emitters = by_config(self._emitters, self._config_ids)
+        emitters = by_config(self.emitters, self._config_ids)
         described, self._described = describe(emitters, self._described)
         released = release_rows(self._releases, emitters, self._settings, flush=flush)
         succeeded, self._succeeded = self._succeeded + succeeded, []
@@ -216,7 +216,8 @@ class Joiner:
     def _advance_api_process(self, key: Key, process: ApiProcess, *, flush: bool) -> list[Renamed]:
         """Request spans belong to the only configuration of engines known beside them, else to their own process."""
         rows = process.advance(flush=flush)
-        engine_configs = self._configs_of_engines(key[0])
+        others = (self._api_processes.keys() | self.pages.by_key.keys()) - self._engines.keys()
+        engine_configs = {self._config_ids[k] for k in self._config_ids if k[0] == key[0] and k not in others}
         if not engine_configs:
             renamed = self._identify(key, process)
             self._hold_rows(self._config_ids[key], process.instance, rows)
@@ -226,10 +227,6 @@ class Joiner:
         self._hold_rows(min(engine_configs), process.instance, process.beside_engines(rows, len(engine_configs)))
         return []
 
-    def _configs_of_engines(self, recording: str) -> set[str]:
-        others = (self._api_processes.keys() | self.pages.by_key.keys()) - self._engines.keys()
-        return {known for key, known in self._config_ids.items() if key[0] == recording and key not in others}
-
     def _hold_rows(self, config_id: str, instance: str, rows: list[TargetRows]) -> None:
         if rows:
             self._releases.setdefault(config_id, Release()).add(instance, rows)
@@ -238,7 +235,7 @@ class Joiner:
 
     def waiting(self) -> list[Waiting]:
         """What each emitter holds that gave no rows yet, and what that waits for."""
-        return waiting_of(self._emitters, self._config_ids, self._releases, self._heard)
+        return waiting_of(self.emitters, self._config_ids, self._releases, self._heard)
 
     def part(self, config_id: str, keys: Collection[Key]) -> Joiner:
         """A copy in which these emitters of a configuration are alone, to be flushed; this one stays as it is."""
@@ -254,7 +251,7 @@ class Joiner:
 
     def emitters_of(self, config_id: str) -> list[Emitter]:
         """Emitters of one configuration, in order of appearance."""
-        return by_config(self._emitters, self._config_ids).get(config_id, [])
+        return by_config(self.emitters, self._config_ids).get(config_id, [])
 
     def engine_of(self, instance: str, recording: str = "") -> Engine | None:
         """The engine that this emitter's steps and requests belong to."""
@@ -267,7 +264,7 @@ class Joiner:
     def take_counts(self) -> Counts:
         """Counts since the last call, and how far behind it is."""
         counts, self._counts = self._counts, Counts()
-        for emitter in (held := self._emitters.values()):
+        for emitter in (held := self.emitters.values()):
             counts.merge(emitter.take_counts())
         counts.merge(self.kv.take_counts())
         counts[table.OPEN_REQUESTS] = sum(emitter.open_requests for emitter in held)
@@ -277,5 +274,6 @@ class Joiner:
         return counts
 
     @property
-    def _emitters(self) -> dict[Key, Emitter]:
+    def emitters(self) -> dict[Key, Emitter]:
+        """Everybody who is held."""
         return {**self.pages.by_key, **self._api_processes, **self._engines}

@@ -145,6 +145,14 @@ class StepWindow:
         if gone >= max(_GROWTH_STEPS, self.size // 2):
             self._shift(gone)
 
+    def give_up_before(self, step: int) -> None:
+        """Drop ids below ``step`` now, and the memory that they and others took."""
+        if step > self.base:
+            self._shift(step - self.base)
+        capacity = max(_GROWTH_STEPS, self.size)
+        if capacity < len(self.steps):
+            self.steps, self.rebuilt = self.steps[:capacity].copy(), self.rebuilt[:capacity].copy()
+
     def add_summaries(self, steps: StepColumns) -> tuple[int, int]:
         """Place summaries by id, which must be reachable and growing.
 

@@ -50,6 +50,12 @@ class MemoryGuard:
                 self._short = self._read_bytes() > self.limit_bytes
             return self._short
 
+    def look(self) -> bool:
+        """As :meth:`is_short`, at this moment."""
+        with self._lock:
+            self._checked_ns = None
+        return self.is_short()
+
 
 def tune_malloc() -> None:
     """Have blocks of a few MiB and more go back to the system when freed, and smaller ones stay.

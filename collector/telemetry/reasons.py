@@ -51,6 +51,8 @@ class JoinEvent(enum.StrEnum):
     """Telemetry of an engine for which there is no place; counted per export."""
     DOUBLE_EMITTER = "double_emitter"
     OPEN_REQUESTS_EVICTED = "open_requests_evicted"
+    STEP_GIVEN_UP = "step_given_up"
+    """Held without rows when memory was short."""
     SPECULATIVE_STEP = "speculative_step"
     FACT_CONFLICT = "fact_conflict"
 

@@ -101,6 +101,9 @@ IN_FLIGHT_BYTES = Metric("queue_in_flight_bytes", _G, "bytes", "Payload admitted
 MEMORY_LIMIT = Metric(
     "memory_limit_bytes", _G, "bytes", "Resident memory from which on exports are refused; 0 = no limit."
 )
+MEMORY_SHORT = Metric(
+    "memory_short", _G, "", "1 while exports are refused, or were seconds ago, because memory is short."
+)
 WORKER_LAG = Metric("worker_lag_seconds", _G, "seconds", "How long the oldest export of the last batch waited.")
 WORKER_BATCH = Metric(
     "worker_batch_seconds",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .build import check_learning, make_pipeline
 from .correlator import Correlator
+from .memory_relief import MemoryRelief
 from .pipeline import Pipeline
 from .publish import Publisher, SnapshotWriter
 from .silence import SilenceWatch
@@ -12,6 +13,7 @@ from .worker import Worker
 
 __all__ = [
     "Correlator",
+    "MemoryRelief",
     "Pipeline",
     "Publisher",
     "SilenceWatch",

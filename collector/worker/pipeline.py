@@ -14,7 +14,19 @@ from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
 from collector.durable import JOIN, PROGRESS, SPANS, Progress, progress_of
 from collector.identity import Fact, Knowledge, cannot_derive
-from collector.join import Described, Emitter, Event, Joiner, Key, Renamed, Rows, Succeeded, Waiting, facts_of
+from collector.join import (
+    Described,
+    Emitter,
+    Event,
+    Joiner,
+    Key,
+    Renamed,
+    Rows,
+    Succeeded,
+    Waiting,
+    facts_of,
+    give_up_oldest,
+)
 from collector.join.requests import with_handoffs
 from collector.receive import Export
 from collector.telemetry import Counts, table
@@ -113,6 +125,10 @@ class Pipeline:
     def waiting(self) -> list[Waiting]:
         """What each emitter holds that gave no rows yet."""
         return self.joiner.waiting()
+
+    def give_up_oldest(self) -> None:
+        """Memory is short: let go of the older half of what waits."""
+        self._counts.merge(give_up_oldest(self.joiner.emitters.values()))
 
     def settle(self, config_id: str, keys: Collection[Key]) -> int:
         """Publish a configuration as if these emitters had ended; the rows that this adds. The state waits on."""

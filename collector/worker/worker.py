@@ -84,7 +84,7 @@ class Worker:
         take_kv: the KV events since the last call.
         take_pages: the pages scraped since the last call.
         stall_watch: says why nothing is learned.
-        settle: called after a turn: what waits in vain is published.
+        watches: called after a turn, in their order.
         batch_bytes: of exports in one turn, at most.
         drain_s: how long ``stop`` lets it drain the queue and save; then ``LAST_BATCH_S``.
         on_death: called when the thread ends by an error.
@@ -100,7 +100,7 @@ class Worker:
         take_kv: Callable[[], Sequence[KvBatch]],
         take_pages: Callable[[], Sequence[ScrapedPage]] = tuple,
         stall_watch: StallWatch,
-        settle: Callable[[], None] = lambda: None,
+        watches: Sequence[Callable[[], None]] = (),
         batch_bytes: int,
         drain_s: float,
         health: Health,
@@ -115,7 +115,7 @@ class Worker:
         self._take_kv = take_kv
         self._take_pages = take_pages
         self._stall_watch = stall_watch
-        self._settle = settle
+        self._watches = watches
         self._batch_bytes = batch_bytes
         self._drain_s = drain_s
         self._metrics = metrics
@@ -166,7 +166,8 @@ class Worker:
         if not self._behind:
             self._learn_from_queue(wait_s)
         self._report_stall()
-        self._settle()
+        for watch in self._watches:
+            watch()
         self._tick()
 
     def _tick(self, *, final: bool = False) -> None:

@@ -75,13 +75,13 @@ def environment(directory, *, fsync):
 class Victim:
     """One life of the process."""
 
-    def __init__(self, directory, fault, seed, *, fsync):
+    def __init__(self, directory, fault, seed, *, fsync, more=()):
         self.begun_s = time.monotonic()
         self.log = (directory / "victim.log").open("ab")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.torture.victim", fault, str(seed)],
             cwd=ROOT,
-            env=environment(directory, fsync=fsync),
+            env=environment(directory, fsync=fsync) | dict(more),
             stdout=subprocess.PIPE,
             stderr=self.log,
             text=True,

@@ -383,7 +383,7 @@ def test_a_request_that_never_ends_holds_steps_for_the_window_only():
     assert counts[table.JOIN_EVENTS, JoinEvent.STEP_MISMATCHED] > 500
     assert counts.total(table.ROWS) > 500
     (engine,) = pipeline.joiner._engines.values()
-    assert engine._processes[0].sequence.frontier.emitted_to > len(run.summaries) / 2
+    assert engine.processes[0].sequence.frontier.emitted_to > len(run.summaries) / 2
 
 
 # --- bounds -------------------------------------------------------------------------------------------------------
@@ -407,7 +407,7 @@ def test_a_hundred_thousand_open_requests_are_capped_and_the_oldest_evicted():
         assert len(joiner._api_spans._waiting) <= 5000
     assert joiner.take_counts()[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] >= 2 * 95_000
     (engine,) = joiner._engines.values()
-    assert min(request.last_step for request in engine._processes[0].requests) > 95_000
+    assert min(request.last_step for request in engine.processes[0].requests) > 95_000
 
 
 def test_children_without_end_of_one_request_are_bounded():
@@ -441,7 +441,7 @@ def test_step_ids_that_jump_by_a_trillion_do_not_stop_the_engine(sound, jump):
     for one in exports_of(everything, 5):
         pipeline.process([one])
     (engine,) = pipeline.joiner._engines.values()
-    assert engine._processes[0].sequence.frontier.emitted_to > 256
+    assert engine.processes[0].sequence.frontier.emitted_to > 256
     after = run_engine(many_jobs(20), start_ns=sound.summaries[-1]["step.ts_end_ns"])
     late = step_span(after, 1, 50)
     for event in late.events:
@@ -484,7 +484,7 @@ def test_two_engines_with_one_instance_id_are_found_and_held_in_bounded_memory(a
     for piece in both:
         pipeline.process([export(piece)])
         (engine,) = pipeline.joiner._engines.values()
-        assert len(engine._processes) <= 8
+        assert len(engine.processes) <= 8
     counts = pipeline.take_counts()
     assert counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] > 0
     pipeline.flush()

@@ -254,6 +254,13 @@ def too_many() -> Reached:
     return labels_of(joiner.take_counts())
 
 
+def short_of_memory() -> Reached:
+    pipeline = new_pipeline()
+    process(pipeline, Piece("engine", STEP_SCOPE, step_span(run_engine(many_jobs(60)), 1, 200)))
+    pipeline.give_up_oldest()
+    return labels_of(pipeline.take_counts())
+
+
 def two_emitters() -> Reached:
     run = run_engine(many_jobs(80))
     exact = []
@@ -630,6 +637,7 @@ CASES = (
         JoinEvent.STEP_MISMATCHED, JoinEvent.JOURNEY_LATE, JoinEvent.JOURNEY_UNSCHEDULED,
     )),
     Case(too_many, (JoinEvent.ENGINE_EVICTED, JoinEvent.ENGINE_REFUSED, JoinEvent.OPEN_REQUESTS_EVICTED)),
+    Case(short_of_memory, (JoinEvent.STEP_GIVEN_UP,)),
     Case(two_emitters, (JoinEvent.DOUBLE_EMITTER,)),
     Case(speculating, (JoinEvent.SPECULATIVE_STEP,)),
     Case(stock_beside_steps, (

@@ -1,0 +1,38 @@
+"""Giving up what waits longest, when memory is short: the older half of what each emitter holds.
+
+Outside of invariant 4: what is given up depends on when memory was short. All of it is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from collector.telemetry import Counts, JoinEvent, table
+
+from .emitter import Emitter
+from .engine import Engine
+from .engine_process import EngineProcess
+
+
+def give_up_oldest(emitters: Iterable[Emitter]) -> Counts:
+    """Let go of the older half of steps and requests that gave no rows yet, and of all steps kept behind them."""
+    counts = Counts()
+    for emitter in emitters:
+        if isinstance(emitter, Engine):
+            for process in emitter.processes:
+                counts.merge(_give_up_of(process))
+    return counts
+
+
+def _give_up_of(process: EngineProcess) -> Counts:
+    counts, window, frontier = Counts(), process.sequence.window, process.sequence.frontier
+    process.sort_requests()
+    requests = len(process.requests) // 2
+    del process.requests[:requests]
+    counts[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] += requests
+    if window is not None:
+        first = max(window.base, frontier.first_boundary(window.base))
+        stop = first + (window.newest_step + 1 - first) // 2
+        counts[table.JOIN_EVENTS, JoinEvent.STEP_GIVEN_UP] += stop - first
+        window.give_up_before(stop)
+    return counts

@@ -1,0 +1,124 @@
+"""Short of memory: refused, trimmed, given up, said, and over by itself; alive only as long as something helps."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from collector.config.schema import JoinConfig
+from collector.runtime.health import Health
+from collector.runtime.memory import MemoryGuard
+from collector.telemetry import Metrics, table
+from collector.telemetry.reasons import JoinEvent
+from collector.worker.memory_relief import MemoryRelief
+from tests.support.clocks import FakeClock
+from tests.support.paths import DATA
+from tests.support.pipelines import new_pipeline
+from tests.support.recordings import recording
+
+MIB = 1 << 20
+
+
+class House:
+    """A relief whose memory is a number; what trimming and giving up free is said by the test."""
+
+    def __init__(self, used_mib, *, trimmed=0, given_up=0):
+        self.clock = FakeClock()
+        self.metrics = Metrics(CollectorRegistry())
+        self.health = Health(self.clock)
+        self.used_mib = used_mib
+        self.done = []
+        self.relief = MemoryRelief(
+            MemoryGuard(100 * MIB, lambda: self.used_mib * MIB, self.clock),
+            lambda: self.frees("give up", given_up),
+            stuck_s=60.0,
+            metrics=self.metrics,
+            health=self.health,
+            clock=self.clock,
+            trim=lambda: self.frees("trim", trimmed),
+        )
+
+    def frees(self, how, mib):
+        self.done.append(how)
+        self.used_mib -= mib
+
+    def turns(self, seconds):
+        for _ in range(int(seconds * 2)):
+            self.relief.tick()
+            self.clock.advance(0.5)
+
+
+def test_what_lies_free_goes_back_at_once_and_nothing_is_given_up():
+    house = House(110, trimmed=20)
+    house.relief.tick()
+    assert house.done == ["trim"]
+    assert not house.relief.guard.is_short(), "exports are accepted again"
+    assert house.metrics.value(table.MEMORY_SHORT) == 1
+    house.turns(12)
+    assert house.metrics.value(table.MEMORY_SHORT) == 0
+    assert house.done == ["trim"]
+
+
+def test_what_waits_is_given_up_when_trimming_does_not_help_for_three_seconds():
+    house = House(120, given_up=15)
+    house.turns(2.5)
+    assert set(house.done) == {"trim"}
+    house.turns(7)
+    assert house.done.count("give up") == 2
+    assert not house.relief.guard.is_short()
+    assert house.health.alive()
+
+
+def test_it_is_said_once_per_shortage_however_often_it_flickers(caplog):
+    house = House(110)
+    with caplog.at_level(logging.INFO):
+        for _ in range(6):
+            house.turns(1)
+            house.used_mib = 90
+            house.turns(1)
+            assert house.relief.problem == "more than 100 MiB in use: exports are refused"
+            house.used_mib = 110
+        house.used_mib = 90
+        house.turns(12)
+    assert house.relief.problem == ""
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "memory is short",
+        "memory is enough again",
+    ]
+
+
+@pytest.mark.parametrize(("flickers", "alive"), [(False, False), (True, True)])
+def test_refusing_everything_for_too_long_is_not_being_alive(flickers, alive):
+    house = House(150)
+    for number in range(20):
+        house.turns(5)
+        house.used_mib = 90 if flickers and number % 2 else 150
+    assert house.health.alive() is alive
+    assert house.health.late() == (() if alive else ("memory",))
+
+
+def test_without_a_limit_nothing_is_done():
+    house = House(150)
+    house.relief.guard.limit_bytes = None
+    house.turns(400)
+    assert (house.done, house.health.late()) == ([], ())
+
+
+def test_giving_up_frees_the_older_half_of_what_waits_and_counts_it():
+    pipeline = new_pipeline(join=JoinConfig(window_s=180))
+    exports = recording(DATA / "c6_saturated" / "otlp.pb.gz")
+    half = len(exports) // 2
+    pipeline.process(exports[:half])
+    ((before,),) = ([one for one in pipeline.waiting() if one.steps],)
+    pipeline.give_up_oldest()
+    given_up = pipeline.take_counts()
+    ((after,),) = ([one for one in pipeline.waiting() if one.steps],)
+    assert after.steps <= before.steps / 2 + 1
+    assert after.requests <= before.requests / 2 + 1
+    assert given_up[table.JOIN_EVENTS, JoinEvent.STEP_GIVEN_UP] == before.steps - after.steps
+    pipeline.process(exports[half:])
+    pipeline.flush()
+    rows = pipeline.snapshot(0, 1).configs[0].targets["step_time"].models["portable"].rows
+    assert rows > 0.6 * 1849, "what is not given up is learned"

@@ -101,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     merge = commands.add_parser("merge", help="add what several sidecars learned into one state")
     merge.add_argument("states", nargs="+", type=Path, metavar="STATE", help="state files of sidecars or replays")
     merge.add_argument("-o", "--out", type=Path, required=True, metavar="OUT", help="the merged state")
+    merge.add_argument("--snapshot", type=Path, metavar="OUT", help="its coefficients as well, and who differs")
     merge.set_defaults(command=_merge)
     add_question_parsers(commands, _ask)
     check = commands.add_parser("check-config", help="check the configuration and print what holds")
@@ -208,7 +209,7 @@ def _merge(arguments: argparse.Namespace) -> int:
     config = _load(arguments)
     from collector.commands.merge import merge_files  # noqa: PLC0415
 
-    return merge_files(arguments.states, arguments.out, config, say=_say, note=_warn)
+    return merge_files(arguments.states, arguments.out, config, say=_say, note=_warn, snapshot=arguments.snapshot)
 
 
 def _export(arguments: argparse.Namespace) -> int:

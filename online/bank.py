@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from online.features import Fact, Facts, FeatureSet, build, custom
 from online.rls import Prior
-from online.target import CUSTOM, BankSettings, SavedTarget, TargetState, check_settings
+from online.target import CUSTOM, BankSettings, SavedTarget, TargetState, check_settings, merge_target
 from online.transfer import Donor, DonorPool, Priors, donor_of, priors_of
 
 from .rows import Lane, RowBlock, RowOutcome, Target
@@ -92,12 +92,8 @@ class Bank:
             return Counter()
         outcome = self._target(config_id, target).learn(rows, quick=lane is Lane.QUICK)
         self.learned_rows += outcome[RowOutcome.LEARNED]
-        if lane is Lane.PUBLISHED and engines:
-            lineage = self.lineages.setdefault(config_id, Lineage())
-            for number, engine in engines.items():
-                own = rows.engine == number
-                if own.any():
-                    lineage.record(engine, rows.end_ns[own])
+        for number, engine in engines.items() if lane is Lane.PUBLISHED and engines else ():
+            self.lineages.setdefault(config_id, Lineage()).record(engine, rows.end_ns[rows.engine == number])
         return outcome
 
     def _target(self, config_id: str, target: Target) -> TargetState:
@@ -160,12 +156,13 @@ class Bank:
         targets, facts = self._configs.pop(old), self._facts.pop(old, {})
         priors = self._priors.pop(old, {})
         self._facts[new] = {**facts, **self._facts.get(new, {})}
-        self._add_lineage(new, self.lineages.pop(old, None))
+        lineage = self.lineages.pop(old, Lineage())
         if new not in self._configs:
             self._configs[new] = targets
             self._priors.setdefault(new, priors)
         else:
-            self._merge_targets(new, targets)
+            self._merge_targets(new, targets, lineage)
+        self._add_lineage(new, lineage)
 
     def inherit(self, config_id: str, donor_id: str) -> None:
         """A configuration changed: start the new one's models with the old one's coefficients as the prior."""
@@ -278,23 +275,25 @@ class Bank:
     def merge(self, other: Bank) -> None:
         """Add what another bank knows; the other is used up. That it shares no rows with this one is not checked."""
         for config_id, targets in other._configs.items():
+            lineage = other.lineages.get(config_id, Lineage())
             self._facts[config_id] = {**other._facts.get(config_id, {}), **self._facts.get(config_id, {})}
             if config_id not in self._configs:
                 self._configs[config_id] = targets
             else:
-                self._merge_targets(config_id, targets)
-            self._add_lineage(config_id, other.lineages.get(config_id))
+                self._merge_targets(config_id, targets, lineage)
+            self._add_lineage(config_id, lineage)
         self.learned_rows += other.learned_rows
 
-    def _add_lineage(self, config_id: str, lineage: Lineage | None) -> None:
-        if lineage is not None:
+    def _add_lineage(self, config_id: str, lineage: Lineage) -> None:
+        if lineage.engines:
             self.lineages.setdefault(config_id, Lineage()).add(lineage)
 
-    def _merge_targets(self, config_id: str, targets: dict[Target, TargetState]) -> None:
+    def _merge_targets(self, config_id: str, targets: dict[Target, TargetState], lineage: Lineage) -> None:
         mine = self._configs[config_id]
+        engines = (self.lineages.get(config_id, Lineage()).main_engine(), lineage.main_engine())
         for target, state in targets.items():
             if target in mine:
-                mine[target].merge(state)
+                merge_target(mine[target], state, engines)
             else:
                 mine[target] = state
 

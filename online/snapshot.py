@@ -118,6 +118,20 @@ class DriftSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     count: int
 
 
+class ReplicaSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One of the engines whose states were merged, against all others of them.
+
+    ``ratio``: its time per time that the others' coefficients predict for its work. ``differs``: by more than 5 % and
+    three times what its errors and theirs explain.
+    """
+
+    engine: str
+    rows: int
+    differs: bool
+    ratio: float | None = None
+    stderr: float | None = None
+
+
 class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything known about one target of one configuration.
 
@@ -126,7 +140,7 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     robustly predicted time: stalls) stands beside the coefficients and is never folded into them. ``shape_factors``: of
     the coefficients of ``portable``, by batch shape (``decode:3``, ``prefill:8-15:64-90``); a shape that is not listed
     has 1. Where they are, ``interval`` and ``mean_factor`` are relative to x beta F; an active ``correction`` moves the
-    interval by its ``factor``.
+    interval by its ``factor``. ``replicas``: of a state that was merged, the engines it was made of, as of the merge.
     """
 
     vector: str
@@ -142,6 +156,7 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     mean_us: float | None = None
     mean_factor: float | None = None
     live_champion: str | None = None
+    replicas: list[ReplicaSnapshot] = []
 
     @property
     def prediction_error(self) -> ErrorSnapshot | None:

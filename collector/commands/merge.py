@@ -6,20 +6,41 @@ what waits in a join window belongs to its sidecar and is left out. The result s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from collector import __version__
 from collector.config import Config
 from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
 from collector.worker import check_learning
 from exporters.files import write_atomically
-from online import Bank, StateError, merge_states
+from online import Bank, ConfigSnapshot, Snapshot, StateError, TargetSnapshot, merge_states
+
+_TELEMETRY = "merged"
+"""A state does not say what its rows were made from."""
+_REPLICAS_NAMED = 16
 
 
-def merge_files(paths: Sequence[Path], out: Path, config: Config, *, say: PrintLine, note: PrintLine) -> int:
+def merge_files(
+    paths: Sequence[Path],
+    out: Path,
+    config: Config,
+    *,
+    say: PrintLine,
+    note: PrintLine,
+    snapshot: Path | None = None,
+) -> int:
     """Merge state files into ``out``.
 
     A state that is corrupt, does not fit, or has learned the same rows as another one is named, and nothing is written.
+
+    Args:
+        paths: the states, in any order.
+        out: where the merged state goes.
+        config: which models to keep.
+        say: takes what was merged.
+        note: takes errors, and who differs from the others.
+        snapshot: where the coefficients go, if anywhere.
     """
     check_learning(config)
     parts = []
@@ -33,15 +54,50 @@ def merge_files(paths: Sequence[Path], out: Path, config: Config, *, say: PrintL
     except StateError as error:
         note(str(error))
         return EXIT_FAILED
-    try:
-        write_atomically(out, merged)
-    except OSError as error:
-        raise StartError(f"cannot write {out}: {error.strerror}") from None
     bank = Bank(config)
     bank.restore(merged)
-    for config_id in bank.configs():
-        step = bank.targets(config_id).get("step_time")
+    whole = _snapshot(bank)
+    for target, data in ((out, merged), (snapshot, whole.to_json())):
+        if target is not None:
+            _write(target, data)
+    for each in whole.configs:
+        step = each.targets.get("step_time")
         rows = step.models[step.champion].rows if step is not None and step.champion in step.models else 0
-        say(f"{config_id}: {rows} step rows")
+        say(f"{each.config_id}: {rows} step rows")
+        for name, learned in each.targets.items():
+            for line in _differing(learned):
+                note(f"warning: {each.config_id} {name}: {line}")
     say(f"state: {out}")
     return EXIT_OK
+
+
+def _snapshot(bank: Bank) -> Snapshot:
+    """What the merged state knows; its time is that of the newest row."""
+    configs = [
+        ConfigSnapshot(
+            config_id=config_id,
+            config=dict(bank.facts(config_id)),
+            engines=[],
+            telemetry=_TELEMETRY,
+            targets=bank.targets(config_id),
+        )
+        for config_id in sorted(bank.configs())
+    ]
+    newest_unix_nano = bank.event_span_ns()[1]
+    return Snapshot(generation=1, created_unix_nano=newest_unix_nano, tracefit_version=__version__, configs=configs)
+
+
+def _differing(target: TargetSnapshot) -> Iterator[str]:
+    differing = [replica for replica in target.replicas if replica.differs]
+    for replica in differing[:_REPLICAS_NAMED]:
+        error = "" if replica.stderr is None else f" ± {replica.stderr:.3f}"
+        yield f"engine {replica.engine or 'unknown'} takes {replica.ratio:.3f}{error} times as long as the others"
+    if len(differing) > _REPLICAS_NAMED:
+        yield f"{len(differing) - _REPLICAS_NAMED} more engines differ from the others"
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        write_atomically(path, data)
+    except OSError as error:
+        raise StartError(f"cannot write {path}: {error.strerror}") from None

@@ -63,7 +63,7 @@ FAMILIES: tuple[Family, ...] = (
         "tracefit_telemetry_quality",
         "gauge",
         ("config", "quality"),
-        "1 for the telemetry a configuration is learned from: steps+, steps, sampled, journeys, requests, metrics.",
+        "1 for the telemetry a configuration learns from: steps+, steps, sampled, journeys, requests, metrics, merged.",
     ),
     Family(
         "tracefit_error_median_ratio",
@@ -217,6 +217,18 @@ FAMILIES: tuple[Family, ...] = (
         "gauge",
         (*_TARGET, "shape"),
         "Time of a step per time by the coefficients, by batch shape, the 16 with most rows; portable, step_time only.",
+    ),
+    Family(
+        "tracefit_replicas_differing",
+        "gauge",
+        _TARGET,
+        "Of a merged state, engines that differ from the others by more than their errors and 5 %; step_time only.",
+    ),
+    Family(
+        "tracefit_replica_speed_ratio",
+        "gauge",
+        (*_TARGET, "instance"),
+        "Of a merged state, an engine's time per time by all others, the 16 furthest from them; step_time only.",
     ),
 )
 """Every per-configuration family, most important first."""

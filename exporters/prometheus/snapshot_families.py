@@ -28,6 +28,7 @@ from online import (
     CorrectionSnapshot,
     DriftSnapshot,
     ModelSnapshot,
+    ReplicaSnapshot,
     ResidualSnapshot,
     Snapshot,
     TargetSnapshot,
@@ -43,6 +44,8 @@ NS_PER_S = 1e9
 STEP_TIME = "step_time"
 SHAPES_MAX = 16
 """Batch shapes of a configuration: those with the most rows."""
+REPLICAS_MAX = 16
+"""Engines of a merged state: those furthest from the others."""
 """The target that has every family; what is said of the others is in the snapshot, or the page would not fit."""
 
 BUCKET, SUM, COUNT = "_bucket", "_sum", "_count"
@@ -202,6 +205,8 @@ def _step_samples(samples: Samples, labels: tuple[str, ...], target: TargetSnaps
         samples["tracefit_shape_factor_ratio"].append(Sample((*labels, label_value(shape)), each.factor))
     if target.correction is not None:
         _correction_samples(samples, labels, target, target.correction)
+    if target.replicas:
+        _replica_samples(samples, labels, target.replicas)
     if "portable" in target.models:
         _portable_samples(samples, (*labels, "portable"), target.models["portable"])
 
@@ -216,6 +221,14 @@ def _correction_samples(
     if portable is not None and portable.shaped_error is not None:
         error = portable.shaped_error.median_ape
         samples["tracefit_shaped_error_median_ratio"].append(Sample(labels, error))
+
+
+def _replica_samples(samples: Samples, labels: tuple[str, ...], replicas: list[ReplicaSnapshot]) -> None:
+    samples["tracefit_replicas_differing"].append(Sample(labels, sum(each.differs for each in replicas)))
+    for replica in replicas[:REPLICAS_MAX]:
+        if replica.ratio is not None:
+            labelled = (*labels, label_value(replica.engine))
+            samples["tracefit_replica_speed_ratio"].append(Sample(labelled, replica.ratio))
 
 
 def _residual_samples(samples: Samples, labels: tuple[str, ...], residuals: ResidualSnapshot) -> None:

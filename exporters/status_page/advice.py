@@ -41,6 +41,7 @@ QUALITY: dict[str, Advice] = {
         "The server's own page of counters: predictions nearly as good as from steps, single coefficients less so.",
         "To tell the coefficients apart, put the tracefit producer plugin into the vLLM image (deploy/vllm-plugin).",
     ),
+    "merged": Advice("good", "What several servers' states have learned, merged."),
 }
 
 NOTHING_YET = Advice(
@@ -90,7 +91,7 @@ def advice_for(config: ConfigSnapshot) -> list[Advice]:
 
 def _alpha_advice(config: ConfigSnapshot) -> Advice | None:
     """What would complete the times outside the steps; a flag only where the vLLM that sends this knows it."""
-    if not config.targets or "post_decode" in config.targets or config.telemetry == "requests":
+    if not config.targets or "post_decode" in config.targets or config.telemetry in ("requests", "merged"):
         return None
     if config.telemetry != "steps+":
         return Advice("fair", ALPHA_INCOMPLETE, "Trace journeys:", ("--enable-journey-tracing",))

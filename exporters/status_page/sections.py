@@ -7,6 +7,7 @@ from online import ConfigSnapshot, FeatureSnapshot, ModelSnapshot, TargetSnapsho
 from .advice import STATUS, Advice, advice_for
 from .charts import Z_95, calibration_chart, error_chart, nice_limit, whisker
 from .history import History
+from .merged_engines import replicas_table
 from .models import models_in_competition
 from .text import FEATURE_NAMES, TARGET_NAMES, coefficient, count, duration, escape, factor, percent
 
@@ -105,7 +106,8 @@ def _target(name: str, target: TargetSnapshot, config: ConfigSnapshot, history: 
         charts = f'<div class="charts">{error}</figure>{_calibration(target)}</div>'
     body = (
         f'<p class="equation" aria-label="Equation">{_equation(name, model)}</p>{_numbers(target)}'
-        f"{_coefficients(name, model)}{charts}{_shape_factors(target)}{models_in_competition(target)}"
+        f"{_coefficients(name, model)}{charts}{_shape_factors(target)}"
+        f"{replicas_table(target)}{models_in_competition(target)}"
     )
     summary = f'<h3>{title}</h3><span class="vector">{escape(target.vector)}</span>{_headline(target)}'
     key = f"target-{escape(config.config_id)}-{escape(name)}"

@@ -6,12 +6,14 @@ from .prediction_intervals import Intervals, stratum_name
 from .prequential import PrequentialError, binned
 from .residuals import Residuals
 from .shaped_prediction import ShapedPrediction, cell_name
+from .shift import Shift
 
 __all__ = [
     "Intervals",
     "PrequentialError",
     "Residuals",
     "ShapedPrediction",
+    "Shift",
     "binned",
     "cell_name",
     "stratum_name",

@@ -16,12 +16,16 @@ Reference: Gibbs and Candes, Adaptive conformal inference under distribution shi
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from online.blocks import STRATA, Design
 from online.rows import Floats, Ints
 from online.snapshot import IntervalSnapshot
 from online.state import Count, saved
+
+from .shift import Shift
 
 _SCALE, _PER_UNIT, _BINS = 0.02, 8.0, 88
 _SHARES = np.array([0.1, 0.5, 0.9])
@@ -30,6 +34,12 @@ _MISS = 0.1
 _WIDTH_MIN, _OFFSET_MAX = 0.002, 1.0
 _PUBLISHED_ROWS = 30
 _TABLE_ROWS = 1024
+
+
+def _bins(log_ratio: Floats) -> Ints:
+    """Bin of each log ratio (n,)."""
+    bins = np.floor(_PER_UNIT * np.arcsinh(log_ratio / _SCALE)).astype(np.int64) + _BINS // 2
+    return np.minimum(np.maximum(bins, 0), _BINS - 1)
 
 
 class Intervals:
@@ -66,8 +76,7 @@ class Intervals:
             step = self.rate * half
             self.offset[0] = max(self.offset[0] - step * (below - _MISS * n), -_OFFSET_MAX)
             self.offset[1] = min(self.offset[1] + step * (above - _MISS * n), _OFFSET_MAX)
-        bins = np.floor(_PER_UNIT * np.arcsinh(log_ratio / _SCALE)).astype(np.int64) + _BINS // 2
-        flat = stratum * _BINS + np.minimum(np.maximum(bins, 0), _BINS - 1)
+        flat = stratum * _BINS + _bins(log_ratio)
         groups = block.grouped()
         self.histogram[groups.ids] *= np.exp2(-groups.sizes / self.half_life_rows)[:, None]
         self.histogram += np.bincount(flat, minlength=STRATA * _BINS).reshape(STRATA, _BINS)
@@ -131,6 +140,14 @@ class Intervals:
             low, mid, high = table[s]
             strata[stratum_name(s)] = (low, mid, high)
         return IntervalSnapshot(p10=p10, p50=p50, p90=p90, strata=strata)
+
+    def restate(self, shift: Shift) -> None:
+        """Histograms as another prediction would have made them: each bin moves by its middle."""
+        middles = _SCALE * np.sinh((np.arange(_BINS) + 0.5 - _BINS / 2) / _PER_UNIT)
+        goes_to = np.zeros((_BINS, _BINS))
+        for rho in shift.factors:
+            goes_to[np.arange(_BINS), _bins(middles - math.log(rho))] += 0.5
+        self.histogram = self.histogram @ goes_to
 
     def add(self, other: Intervals) -> None:
         """Rows of both; the conformal offsets start over."""

@@ -9,6 +9,7 @@ from .jackknife import with_jackknife
 from .learner_settings import LearnerSettings
 from .merging import merge
 from .prior import Prior
+from .replicas import Replica, compared, joined, replica_of
 from .rls_learner import RlsLearner
 from .robust import middle
 from .solve import solve
@@ -19,9 +20,13 @@ __all__ = [
     "LearnerSettings",
     "Prior",
     "RelevantMember",
+    "Replica",
     "RlsLearner",
+    "compared",
+    "joined",
     "merge",
     "middle",
+    "replica_of",
     "solve",
     "with_jackknife",
 ]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from online.blocks import Design
-from online.prediction import Intervals, PrequentialError, binned
+from online.prediction import Intervals, PrequentialError, Shift, binned
 from online.rows import Floats
 from online.state import StateError, saved
 
@@ -99,6 +99,12 @@ class Champion:
     def restart(self) -> None:
         """The slow member predicts until the fast one has shown what it can."""
         self.member, self.recent = SLOW, np.zeros(2)
+
+    def restate(self, shift: Shift) -> None:
+        """What other coefficients would have predicted of the same rows."""
+        self.error.restate(shift)
+        self.live_error.restate(shift)
+        self.intervals.restate(shift)
 
     def add(self, other: Champion) -> None:
         """Errors of both streams."""

@@ -197,14 +197,11 @@ class Members:
     # ---------------------------------------------------------------- merging
 
     def add(self, other: Members) -> None:
-        """What both know; scale and median are weighed by rows."""
+        """Statistics of both; medians are weighed by rows. Scale and errors: online/rls/merging.py."""
         rows, others = float(self.slow.strata.n1.sum()), float(other.slow.strata.n1.sum())
         share = others / (rows + others) if rows + others > 0.0 else 0.5
-        mine, theirs = self.weighing, other.weighing
-        mine.scale[:] = (1.0 - share) * mine.scale[SLOW] + share * theirs.scale[SLOW]
-        mine.median_us += share * (theirs.median_us - mine.median_us)
+        self.weighing.median_us += share * (other.weighing.median_us - self.weighing.median_us)
         self.slow.add(other.slow)
-        self.champion.add(other.champion)
         self.drift.cells.add(other.drift.cells, self._settings.drift.cell_rows_max)
         self.means.add(other.means)
 

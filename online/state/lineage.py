@@ -51,6 +51,8 @@ class Lineage:
     def record(self, engine: str, end_ns: NDArray[np.int64]) -> None:
         """Rows (n,) were learned."""
         times = np.sort(end_ns)
+        if not len(times):
+            return
         for part in np.split(times, np.flatnonzero(np.diff(times) > SILENCE_NS) + 1):
             self._extend(engine, (int(part[0]), int(part[-1]), len(part)))
 

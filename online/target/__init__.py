@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .learners import Learner, make_learner, make_rls
 from .settings import CUSTOM, BankSettings, check_settings
+from .target_merge import merge_target
 from .target_state import SavedTarget, TargetState
 
 __all__ = [
@@ -15,4 +16,5 @@ __all__ = [
     "check_settings",
     "make_learner",
     "make_rls",
+    "merge_target",
 ]

@@ -7,6 +7,7 @@ Its error and intervals are of all of it; any reader can compute x beta F, whose
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -88,6 +89,9 @@ class PublishedPrediction:
         self.shaped.add(other.shaped)
         if self.corrector is not None and other.corrector is not None:
             self.corrector = self.corrector.merged(other.corrector)
+            self.shaped.error = copy.deepcopy(
+                self.shaped.shaped_error
+            )  # of what is published now: nothing is corrected
 
 
 def make_published(features: FeatureSet, settings: BankSettings, matrix: DesignMatrix) -> PublishedPrediction:

@@ -12,7 +12,7 @@ from online.drift import NO_DETECTOR, Speed
 from online.features import FeatureSet
 from online.prediction import Residuals
 from online.river import RESIDUAL
-from online.rls import Prior, RlsLearner, merge, with_jackknife
+from online.rls import Prior, Replica, RlsLearner, compared, with_jackknife
 from online.rows import Floats, Quality, RowBlock, RowOutcome, Target
 from online.snapshot import ErrorSnapshot, ModelSnapshot, TargetSnapshot
 from online.state import Kept, StateError, saved
@@ -35,7 +35,7 @@ class SavedTarget:
     """A target in the state file, with the columns of the design by set; models are filled once they are made."""
 
     STATE = saved(
-        "target", fresh=lambda _: SavedTarget([], None, None, {}, Residuals(), {}, WindowRows(finer=True), "", 0, 0)
+        "target", fresh=lambda _: SavedTarget([], None, None, {}, Residuals(), {}, WindowRows(finer=True), "", 0, 0, {})
     )
 
     sets: list[tuple[str, list[str]]]
@@ -48,6 +48,7 @@ class SavedTarget:
     champion: str
     first_ns: int
     last_ns: int
+    replicas: dict[str, list[Replica]]
 
 
 class TargetState:
@@ -60,6 +61,7 @@ class TargetState:
             ``portable``.
         champion: name of the published model with the lowest error; empty before the first fit.
         first_ns, last_ns: event time learned from, 0 before any row.
+        replicas: by model, what each of several states knew when they were merged into this one.
     """
 
     def __init__(self, target: Target, settings: BankSettings) -> None:
@@ -74,6 +76,7 @@ class TargetState:
         self.champion = ""
         self.windows = WindowRows()
         self.first_ns = self.last_ns = 0
+        self.replicas: dict[str, list[Replica]] = {}
 
     def offer(self, features: FeatureSet, prior_for: PriorFor) -> None:
         """Start models on a feature set that has become available."""
@@ -218,6 +221,7 @@ class TargetState:
             drift=None if watcher is None else watcher.members.drift.snapshot(),
             mean_us=learner.mean_us(),
             live_champion=_lowest({name: model.live_error for name, model in models.items() if model.live_error}),
+            replicas=compared(self.replicas.get(watcher.features.name, []), watcher.rows) if watcher else [],
             **self._shape_parts(learner),
         )
 
@@ -253,6 +257,7 @@ class TargetState:
             champion=self.champion,
             first_ns=self.first_ns,
             last_ns=self.last_ns,
+            replicas=self.replicas,
         )
 
     def restore(self, state: SavedTarget) -> list[str]:
@@ -273,30 +278,12 @@ class TargetState:
             self.published.restore(state.shaped)
         self.residuals, self.windows, self.champion = state.residuals, state.windows, state.champion
         self.first_ns, self.last_ns = state.first_ns, state.last_ns
+        self.replicas = {name: replicas for name, replicas in state.replicas.items() if name in same}
+        for name, replicas in self.replicas.items():
+            width = len(self.matrix.sets[name][0])
+            if any(len(replica.b) != width for replica in replicas):
+                raise StateError(f"replicas of another width than {width}, that of {name}")
         return skipped
-
-    def merge(self, other: TargetState) -> None:
-        """Add what another state of this target knows; both are flushed, ``other`` is used up."""
-        self.flush()
-        other.flush()
-        later = other.first_ns >= self.last_ns
-        side_by_side = not later and other.last_ns > self.first_ns
-        for name, model in self.models.items():
-            theirs = other.models.get(name)
-            if theirs is None or not publishes(model) or not publishes(theirs):
-                continue
-            if model.features.names != theirs.features.names:
-                raise StateError(
-                    f"model {name!r}: {model.features.names} cannot be merged with {theirs.features.names}"
-                )
-            merge(model, theirs, other_is_later=later, side_by_side=side_by_side)
-        self.residuals.add(other.residuals)
-        if self.published is not None and other.published is not None:
-            self.published.add(other.published)
-        self.champion = ""  # nobody's before, so that neither order gives another one
-        self.windows.add(other.windows, other_is_later=later)
-        self.first_ns = min(self.first_ns or other.first_ns, other.first_ns)
-        self.last_ns = max(self.last_ns, other.last_ns)
 
 
 def _lowest(errors: dict[str, ErrorSnapshot | None]) -> str | None:

@@ -23,7 +23,7 @@ from online.bank import Bank, merge_states
 from online.blocks import Cutter
 from online.features.registry import portable
 from online.rows import RowBlock, Target
-from tests.bench import captured, learning_river, simulated
+from tests.bench import captured, learning_merge, learning_river, simulated
 from tests.bench.outside import add_arguments, outside_of
 from tests.support.linear_steps import BETA, steps
 from tests.support.roofline_steps import MACHINES, Slowdown, simulate
@@ -256,6 +256,7 @@ def main():
         sections = (
             ("speed", speed_lines()),
             ("state", state_lines()),
+            ("merge", learning_merge.lines(Line)),
             ("coefficients", coefficient_lines(pool)),
             ("endurance", endurance_lines()),
             ("simulated machines", simulated_lines(pool)),

@@ -39,7 +39,7 @@ def _measure(item, outside):
     found = []
     if outside.tools is not None:
         found = [_gate(short, name, gate, outside) for gate in ("holdout_100", "fit_100")]
-    rows = _rows(_bytes_until(name, 1.0))
+    rows = recorded_rows(name)
     best, drift = _live(rows)
     limit, value = LIVE_LIMITS.get(short), min(best.values())
     each = ", ".join(f"{k} {v:.1f}" for k, v in best.items())
@@ -81,14 +81,19 @@ def _bytes_until(name, fraction):
     return b"".join(_VarintBytes(len(payload)) + payload for stamp, payload in pairs if stamp <= cut)
 
 
+def recorded_rows(name):
+    """Those of a whole recording."""
+    return _rows(_bytes_until(name, 1.0))
+
+
 def _rows(data):
     """The published lane's step_time rows, as the collector hands them to the bank."""
     kept = []
 
-    def learn(self, config_id, target, rows, lane=Lane.PUBLISHED):
+    def learn(self, config_id, target, rows, lane=Lane.PUBLISHED, engines=None):
         if target is Target.STEP_TIME and lane is Lane.PUBLISHED and len(rows):
             kept.append(rows)
-        return original(self, config_id, target, rows, lane)
+        return original(self, config_id, target, rows, lane, engines)
 
     original, Bank.learn = Bank.learn, learn
     try:

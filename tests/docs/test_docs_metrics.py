@@ -33,6 +33,7 @@ STRUCTS = (
     schema.FeatureSnapshot,
     schema.ErrorSnapshot,
     schema.IntervalSnapshot,
+    schema.ReplicaSnapshot,
     schema.ResidualSnapshot,
     schema.DriftSnapshot,
 )

@@ -104,8 +104,15 @@ def test_a_person_finds_the_coefficients_with_their_uncertainty():
     assert "1.3 %" in text
 
 
+def test_of_a_merged_state_the_engines_that_differ_stand_first_with_their_ratio():
+    text = words(cases.snapshot())
+    assert "Merged from 3 engines: 1 differ by more than their errors" in text
+    assert "vllm-7 differs ×1.600 ± 0.008 400 vllm-0 ×0.969 ± 0.031 800 unknown – 3" in text
+    assert "Merged from" not in words(cases.full_snapshot(1))
+
+
 def test_every_status_and_quality_has_its_words():
-    assert set(QUALITY) == {quality.label for quality in Quality}
+    assert set(QUALITY) == {quality.label for quality in Quality} | {"merged"}
     for status, meaning in STATUS.items():
         target = msgspec.structs.replace(
             cases.target("step_time"), models={"portable": cases.model(cases.PORTABLE["step_time"], status=status)}
@@ -229,7 +236,9 @@ NASTY = ["<script>alert(1)</script>", '"><img src=x>', "a\nb\0c", "🚀" * 50, "
 @pytest.mark.parametrize("nasty", NASTY)
 def test_no_name_becomes_markup(nasty):
     config = msgspec.structs.replace(cases.config(name=nasty), config_id=nasty, telemetry=nasty)
-    targets = {nasty: msgspec.structs.replace(cases.target("step_time"), champion=nasty, vector=nasty)}
+    replicas = [msgspec.structs.replace(each, engine=nasty) for each in cases.REPLICAS]
+    step = msgspec.structs.replace(cases.target("step_time"), champion=nasty, vector=nasty, replicas=replicas)
+    targets = {nasty: step}
     hostile = cases.snapshot(msgspec.structs.replace(config, targets=targets), cases.config())
     document = read(hostile)
     assert len(document.all("script")) == 1

@@ -17,6 +17,7 @@ from online.snapshot import (
     FeatureSnapshot,
     IntervalSnapshot,
     ModelSnapshot,
+    ReplicaSnapshot,
     ResidualSnapshot,
     SeenSnapshot,
     ShapeFactorSnapshot,
@@ -84,6 +85,13 @@ PHYSICS = {
 }
 
 
+REPLICAS = [
+    ReplicaSnapshot(engine="vllm-7", rows=400, differs=True, ratio=1.6, stderr=0.0078125),
+    ReplicaSnapshot(engine="vllm-0", rows=800, differs=False, ratio=0.96875, stderr=0.03125),
+    ReplicaSnapshot(engine="", rows=3, differs=False),
+]
+
+
 def model(features, *, status="identified", live=True, error=True, stderr=True):
     """A model with the given (name, unit, coefficient) triples."""
     return ModelSnapshot(
@@ -107,7 +115,7 @@ def model(features, *, status="identified", live=True, error=True, stderr=True):
     )
 
 
-def target(name, *, physics=False, drifted=False):
+def target(name, *, physics=False, drifted=False, merged=False):
     """A target with its portable model, and the physics model on request."""
     name = Target(name)
     models = {"portable": model(PORTABLE[name]), "river:linear/portable": model(())}
@@ -125,6 +133,7 @@ def target(name, *, physics=False, drifted=False):
                 factor=1.03125,
                 rows={"learned": 700, "thinned": 440, "suspected": 8, "outlier": 6},
             ),
+            "replicas": REPLICAS if merged else [],
             "seen": SeenSnapshot(features={"prefill_tokens": (0.0, 512.0)}, cells=sorted(factors)),
         }
     if physics:
@@ -152,7 +161,7 @@ def config(config_id="0f3c52aa9b1e", *, name="meta-llama/Llama-2-7b-hf", targets
     """A configuration with one engine."""
     if targets is None:
         targets = {
-            "step_time": target("step_time", physics=True, drifted=True),
+            "step_time": target("step_time", physics=True, drifted=True, merged=True),
             "api_queueing": target("api_queueing"),
             "post_decode": target("post_decode"),
             "first_response": target("first_response"),

@@ -11,6 +11,9 @@ from collector.recordings.reader import Recording, TimedExport
 from collector.runtime.clock import SystemClock
 from collector.worker.build import make_pipeline
 from online.bank import Bank
+from online.rows import Target
+from online.snapshot import Snapshot
+from tests.support.linear_steps import BETA, steps
 from tests.support.paths import DATA
 from tests.support.state_files import kept_file
 
@@ -55,6 +58,26 @@ def test_what_a_merged_state_was_made_of_is_not_merged_into_it_again(kept, tmp_p
     code, said = merged([tmp_path / "fleet.bin", kept / "early.bin"], tmp_path / "again.bin")
     assert code == 1
     assert f"is in {tmp_path / 'fleet.bin'} too" in said[0]
+
+
+def test_a_replica_that_is_slower_is_named_and_in_the_snapshot(tmp_path):
+    config = Config(learners=("rls",))
+    for name, gain in (("fast", 1.0), ("slow", 1.6)):
+        bank = Bank(config)
+        bank.learn("0f3c", Target.STEP_TIME, steps(2500, 3, noise=0.03, beta=gain * BETA).rows, engines={0: name})
+        (tmp_path / f"{name}.bin").write_bytes(bank.state())
+    said, noted = [], []
+    paths = [tmp_path / "fast.bin", tmp_path / "slow.bin"]
+    snapshot = tmp_path / "fleet.json"
+    out = tmp_path / "fleet.bin"
+    assert merge_files(paths, out, config, say=said.append, note=noted.append, snapshot=snapshot) == 0
+    assert noted[0].startswith("warning: 0f3c step_time: engine slow takes 1.6")
+    assert noted[1].startswith("warning: 0f3c step_time: engine fast takes 0.62")
+    found = Snapshot.from_json(snapshot.read_bytes())
+    (known,) = found.configs
+    assert [replica.engine for replica in known.targets["step_time"].replicas] == ["slow", "fast"]
+    assert known.telemetry == "merged"
+    assert found.created_unix_nano > 1_700_000_000_000_000_000
 
 
 def test_of_a_state_without_its_engines_it_is_said_that_nobody_can_tell(tmp_path):

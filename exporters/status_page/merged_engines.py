@@ -1,0 +1,36 @@
+"""Engines of a merged state side by side: who is slower than the others."""
+
+from __future__ import annotations
+
+from online import ReplicaSnapshot, TargetSnapshot
+
+from .text import count, escape
+
+MAX_REPLICAS = 16
+
+
+def replicas_table(target: TargetSnapshot) -> str:
+    """The engines furthest from the rest, and how many differ from it; empty where nothing was merged."""
+    replicas = target.replicas
+    if not replicas:
+        return ""
+    differing = sum(replica.differs for replica in replicas)
+    verdict = f"{differing} differ by more than their errors" if differing else "none differs from the others"
+    rows = "".join(map(_row, replicas[:MAX_REPLICAS]))
+    return (
+        f'<table class="models"><caption>Merged from {len(replicas)} engines: {verdict}</caption>'
+        '<thead><tr><th scope="col">engine</th><th scope="col" class="num">time ÷ the others’</th>'
+        f'<th scope="col" class="num">rows</th></tr></thead><tbody>{rows}</tbody></table>'
+    )
+
+
+def _row(replica: ReplicaSnapshot) -> str:
+    mark = ' <span class="champion">differs</span>' if replica.differs else ""
+    ratio = "–" if replica.ratio is None else f"×{replica.ratio:.3f}"
+    if replica.ratio is not None and replica.stderr is not None:
+        ratio += f" ± {replica.stderr:.3f}"
+    name = escape(replica.engine or "unknown")
+    return (
+        f'<tr><th scope="row">{name}{mark}</th><td class="num">{ratio}</td>'
+        f'<td class="num">{count(replica.rows)}</td></tr>'
+    )

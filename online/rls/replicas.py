@@ -1,0 +1,161 @@
+"""Do the replicas that were merged agree: each against the rest of them.
+
+    ratio_i = beta' b_i / beta' A_i beta         beta solves what all others know together; 1 = as fast as the rest
+    se^2    = beta' N_i beta / (beta' A_i beta)^2 + ratio_i^2 u' V u       u = A_i beta / beta' A_i beta, V = C N C
+    D_i^2   = d' A_i d / y'Wy_i                  d = beta_i - beta: mean squared relative difference on i's own work
+    E_i     = tr A_i (V_i + V) / y'Wy_i          what D_i^2 is expected to be among equals
+
+A replica differs where D_i is beyond 5 % and beyond three times what is expected. N is HAC's M with its corrections;
+before there are 2 p + 2 windows, 64 s^2 A stands in: neighbouring rows may share that much of their noise. Phases
+belong to the stamps of a server and are taken out at their estimate. Statistics stay as they were at the merge: nothing
+decays them, rows that are learned later are not in them.
+
+Shapes: A, M, N (p, p), b, beta (p,). Guard: a replica on whose work the rest predicts nothing has no ratio.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from online.rows import Floats
+from online.snapshot import ReplicaSnapshot
+from online.state import Array, Count, Finite, StateError, saved
+
+from .rls_learner import RlsLearner
+from .solve import RELATIVE_RIDGE, solve
+
+REPLICAS_MAX = 4096
+
+_DIFFERENCE, _SURE = 0.05, 3.0
+_SHARED_NOISE = 64.0
+_STUDENT = 1.21
+_F8 = np.dtype(np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """What one engine's state knew when it was merged: A, b, y'Wy, N and how many rows."""
+
+    STATE = saved(
+        "replica",
+        engine=str,
+        rows=Count,
+        squares=Finite,
+        a=Array(_F8, columns=-1),
+        b=Array(_F8),
+        noise=Array(_F8, columns=-1),
+    )
+
+    engine: str
+    rows: int
+    squares: float
+    a: Floats
+    b: Floats
+    noise: Floats
+
+    def restored(self) -> None:
+        """Everything is of as many columns."""
+        p = len(self.b)
+        if self.a.shape != (p, p) or self.noise.shape != (p, p):
+            raise StateError(f"a replica of {self.a.shape}, {p} and {self.noise.shape} columns")
+
+    def plus(self, other: Replica) -> Replica:
+        """Both, as one engine's."""
+        return Replica(
+            self.engine,
+            self.rows + other.rows,
+            self.squares + other.squares,
+            self.a + other.a,
+            self.b + other.b,
+            self.noise + other.noise,
+        )
+
+    def minus(self, other: Replica) -> Replica:
+        """What this is without a part of it."""
+        rest = (self.squares - other.squares, self.a - other.a, self.b - other.b, self.noise - other.noise)
+        return Replica("", self.rows - other.rows, *rest)
+
+    def beta(self) -> Floats:
+        """Its own coefficients, (p,)."""
+        none = np.zeros(len(self.b), np.bool_)
+        return solve(self.a, self.b, none, ~none).beta
+
+    def covariance(self) -> Floats:
+        """V = C N C of its coefficients, (p, p)."""
+        live = self.a.diagonal() > 0.0
+        scale = 1.0 / np.sqrt(np.where(live, self.a.diagonal(), 1.0))
+        inverse = np.linalg.inv(self.a * scale * scale[:, None] + np.diag(np.where(live, RELATIVE_RIDGE, 1.0)))
+        inverse *= scale * scale[:, None] * np.outer(live, live)
+        covariance: Floats = inverse @ self.noise @ inverse
+        return covariance
+
+
+def replica_of(learner: RlsLearner, engine: str) -> Replica | None:
+    """What a learner knows, as one of several; None before its first fit."""
+    if not learner.started:
+        return None
+    p, slow = len(learner.features), learner.members.slow
+    g = learner.statistics()
+    a, y = g[:p, :p], slow.p
+    b = g[:p, y] - g[:p, p:y] @ slow.beta[p:y]
+    meat, windows = slow.meat.total()
+    free = windows - slow.p
+    noise = _SHARED_NOISE * learner.members.weighing.slow_scale**2 * a
+    if windows >= 2 * slow.p + 2:
+        noise = meat[:p, :p] * (windows / free * (1.0 + _STUDENT / free) ** 2)
+    return Replica(engine, learner.rows, float(g[y, y]), a, b, noise)
+
+
+def joined(mine: Sequence[Replica], theirs: Sequence[Replica]) -> list[Replica]:
+    """Replicas of both, those of one engine together; beyond the bound the ones with the fewest rows go."""
+    by_engine: dict[str, Replica] = {}
+    unnamed = []
+    for replica in (*mine, *theirs):
+        if not replica.engine:
+            unnamed.append(replica)
+        elif replica.engine in by_engine:
+            by_engine[replica.engine] = by_engine[replica.engine].plus(replica)
+        else:
+            by_engine[replica.engine] = replica
+    every = sorted((*by_engine.values(), *unnamed), key=lambda replica: (replica.engine, replica.rows))
+    return every if len(every) <= REPLICAS_MAX else sorted(every, key=lambda replica: -replica.rows)[:REPLICAS_MAX]
+
+
+def compared(replicas: Sequence[Replica], learned_rows: int) -> list[ReplicaSnapshot]:
+    """Each against the rest, those first that are furthest from it.
+
+    Nothing where there is no rest, or where of ``learned_rows`` by now most came after the merge.
+    """
+    if len(replicas) < 2 or learned_rows > 2 * sum(replica.rows for replica in replicas):  # noqa: PLR2004
+        return []
+    whole = replicas[0]
+    for replica in replicas[1:]:
+        whole = whole.plus(replica)
+    snapshots = [_compare(replica, whole.minus(replica)) for replica in replicas]
+    return sorted(snapshots, key=lambda s: (not s.differs, -abs(math.log(s.ratio)) if s.ratio else 0.0, s.engine))
+
+
+def _compare(replica: Replica, rest: Replica) -> ReplicaSnapshot:
+    beta, covariance = rest.beta(), rest.covariance()
+    forecast = float(beta @ replica.a @ beta)
+    against = float(beta @ replica.b)
+    if not (forecast > 0.0 and against > 0.0 and replica.squares > 0.0):
+        return ReplicaSnapshot(engine=replica.engine, rows=replica.rows, differs=False)
+    ratio, u = against / forecast, replica.a @ beta / forecast
+    variance = float(beta @ replica.noise @ beta) / forecast**2 + ratio**2 * float(u @ covariance @ u)
+    apart = replica.beta() - beta
+    observed = float(apart @ replica.a @ apart) / replica.squares
+    if not math.isfinite(ratio + variance + observed):
+        return ReplicaSnapshot(engine=replica.engine, rows=replica.rows, differs=False)
+    expected = float(np.trace(replica.a @ (replica.covariance() + covariance))) / replica.squares
+    return ReplicaSnapshot(
+        engine=replica.engine,
+        rows=replica.rows,
+        ratio=ratio,
+        stderr=math.sqrt(max(variance, 0.0)),
+        differs=observed > max(_DIFFERENCE**2, _SURE**2 * expected),
+    )

@@ -1,0 +1,189 @@
+"""A merge tells the truth: errors, scale and error bars of the merged coefficients, and who differs from whom."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from collector.config.schema import Config
+from online import strata_of
+from online.bank import Bank, merge_states
+from online.rows import Target
+from online.state import StateError
+from tests.support.linear_steps import BETA, steps
+from tests.support.state_files import with_value
+
+STEP = Target.STEP_TIME
+RLS = Config(learners=("rls",))
+
+
+def state(rows, engine="", config=RLS):
+    bank = Bank(config)
+    bank.learn("c", STEP, rows, engines={0: engine} if engine else None)
+    return bank.state()
+
+
+def merged(parts, config=RLS):
+    bank = Bank(config)
+    bank.restore(merge_states(parts, config))
+    return bank
+
+
+def replica(seed, gain=1.0, n=3000):
+    return steps(n, seed, noise=0.04, autocorrelation=0.9, beta=gain * BETA).rows
+
+
+def true_errors(bank, streams):
+    """MAPE of the coefficients, and of their product with the shape factors, on rows they were learned from."""
+    learner = bank._configs["c"][STEP].models["portable"]
+    alone, shaped = [], []
+    for rows in streams:
+        prediction = learner.features.evaluate(rows) @ learner.members.slow.beta
+        factors = np.exp(learner.log_factors(strata_of(STEP, rows)[1]))
+        alone.append(np.abs(prediction / rows.elapsed_us - 1.0).mean())
+        shaped.append(np.abs(prediction * factors / rows.elapsed_us - 1.0).mean())
+    return np.mean(alone), np.mean(shaped)
+
+
+@pytest.fixture(scope="module")
+def streams():
+    return {"equal": replica(1), "fast": replica(2), "slow": replica(3, 1.6)}
+
+
+@pytest.fixture(scope="module")
+def states(streams):
+    return {name: state(rows, name) for name, rows in streams.items()}
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(("equal", "fast", "slow"), 2)))
+def test_what_is_published_of_the_error_is_that_of_the_merged_coefficients(streams, states, order):
+    bank = merged([states[name] for name in order])
+    target = bank.targets("c")["step_time"]
+    model = target.models["portable"]
+    alone, shaped = true_errors(bank, [streams[name] for name in order])
+    assert model.error.mape == pytest.approx(alone, abs=0.01)
+    assert model.prediction_error.mape == pytest.approx(shaped, abs=0.01)
+    assert model.scale == pytest.approx(0.23 if "slow" in order else 0.04, rel=0.15)
+    assert target.interval.p10 < (0.8 if "slow" in order else 0.97)
+    assert target.interval.p90 > (1.25 if "slow" in order else 1.03)
+
+
+def test_coefficients_of_replicas_that_differ_are_no_surer_than_their_difference(states):
+    for names, low, high in ((("equal", "fast"), 0.0, 0.03), (("fast", "slow"), 0.05, 0.5)):
+        features = merged([states[name] for name in names]).targets("c")["step_time"].models["portable"].features
+        relative = [feature.stderr / feature.coefficient for feature in features]
+        assert low < np.median(relative) < high
+
+
+def test_replicas_that_differ_are_flagged_with_the_ratio_of_each_to_the_rest(states):
+    found = merged([states["fast"], states["slow"]]).targets("c")["step_time"].replicas
+    assert {each.engine: each.differs for each in found} == {"fast": True, "slow": True}
+    ratios = {each.engine: (each.ratio, each.stderr) for each in found}
+    assert ratios["slow"][0] == pytest.approx(1.6, abs=4 * ratios["slow"][1])
+    assert ratios["fast"][0] == pytest.approx(1 / 1.6, abs=4 * ratios["fast"][1])
+    assert all(0.0 < error < 0.02 for _, error in ratios.values())
+
+
+def test_equal_replicas_are_not_flagged_nor_one_that_stands_alone(states):
+    found = merged([states["fast"], states["equal"]]).targets("c")["step_time"].replicas
+    assert [each.differs for each in found] == [False, False]
+    assert merged([states["fast"]]).targets("c")["step_time"].replicas == []
+
+
+def test_a_replica_that_has_learned_hardly_anything_accuses_nobody():
+    found = merged([state(replica(4), "much"), state(replica(5, n=40), "little")]).targets("c")["step_time"].replicas
+    assert {each.engine: each.differs for each in found} == {"much": False, "little": False}
+
+
+def test_a_difference_in_one_coefficient_is_a_difference():
+    slower_prefill = steps(3000, 6, noise=0.04, beta=BETA * [1, 2, 1, 1]).rows
+    found = merged([state(replica(4), "a"), state(slower_prefill, "b")]).targets("c")["step_time"].replicas
+    assert [each.differs for each in found] == [True, True]
+
+
+def test_stages_of_a_merge_name_the_same_replicas_as_one_merge_of_all(states):
+    parts = [states[name] for name in ("equal", "fast", "slow")]
+    at_once = merged(parts).targets("c")["step_time"]
+    in_stages = merged([merge_states(parts[1:], RLS), parts[0]]).targets("c")["step_time"]
+    assert [each.engine for each in at_once.replicas] == [each.engine for each in in_stages.replicas]
+    for one, other in zip(at_once.replicas, in_stages.replicas, strict=True):
+        assert one.ratio == pytest.approx(other.ratio, rel=1e-9)
+    assert at_once.replicas[0].engine == "slow"
+    assert at_once.models["portable"].scale == pytest.approx(in_stages.models["portable"].scale, rel=1e-6)
+    assert at_once.models["portable"].error.mape == pytest.approx(in_stages.models["portable"].error.mape, abs=0.01)
+
+
+def test_days_of_one_engine_are_one_replica(states):
+    day = int(864e11)
+    tomorrow = replica(7)
+    tomorrow.end_ns[:] += day
+    again = state(tomorrow, "fast")
+    found = merged([states["fast"], again, states["slow"]]).targets("c")["step_time"].replicas
+    assert [(each.engine, each.rows) for each in found] == [("slow", 3000), ("fast", 6000)]
+
+
+def test_once_most_rows_came_after_the_merge_nothing_is_said_of_it_any_more(states):
+    bank = merged([states["fast"], states["slow"]])
+    later = replica(8, n=6100)
+    later.end_ns[:] += int(1e12)
+    bank.learn("c", STEP, later.slice(0, 5900))
+    assert len(bank.targets("c")["step_time"].replicas) == 2
+    bank.learn("c", STEP, later.slice(5900, 6100))
+    assert bank.targets("c")["step_time"].replicas == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("rows", -1), ("squares", float("nan")), ("b", ["<f8", [3], b""]), ("engine", 7)]
+)
+def test_a_replica_that_fits_nothing_is_refused_with_its_state(states, name, value):
+    whole = merge_states([states["fast"], states["slow"]], RLS)
+    with pytest.raises(StateError):
+        Bank(RLS).restore(with_value(whole, "learners", "replica", name, value))
+
+
+# ------------------------------------------------------------- in which order
+
+
+def begun(rows, second):
+    """Rows that begin at this second."""
+    rows.end_ns[:] += int(second * 1e9) - int(rows.end_ns[0]) + 1_700_000_000_000_000_000
+    return rows
+
+
+def span(seed, first, last):
+    """Steps of about 16 ms from one second to another."""
+    rows = begun(steps(6 * (last - first) * 10, seed).rows, first)
+    return rows.take(rows.end_ns < int(last * 1e9) + 1_700_000_000_000_000_000)
+
+
+def coefficients(data):
+    bank = Bank(RLS)
+    bank.restore(data)
+    return np.array([f.coefficient for f in bank.targets("c")["step_time"].models["portable"].features])
+
+
+def groupings(parts):
+    """Results of merging three in stages, each stage in time order."""
+    a, b, c = parts
+    return [
+        coefficients(merge_states(order, RLS))
+        for order in ([a, b, c], [c, a, b], [merge_states([a, b], RLS), c], [a, merge_states([b, c], RLS)])
+    ]
+
+
+def test_streams_that_follow_each_other_merge_to_the_same_in_any_stages():
+    whole = steps(6000, 9).rows
+    parts = [state(whole.slice(i, i + 2000)) for i in (0, 2000, 4000)]
+    results = groupings(parts)
+    for other in results[1:]:
+        assert np.allclose(results[0], other, rtol=1e-9)
+
+
+def test_of_streams_that_overlap_in_a_chain_stages_differ_and_a_list_does_not():
+    """Whether one follows the other is asked of the whole that was merged, and a part knows its span only."""
+    a, b, c = (state(span(seed, *seconds)) for seed, seconds in ((1, (0, 60)), (2, (130, 190)), (3, (40, 150))))
+    lists = [merge_states(order, RLS) for order in itertools.permutations((a, b, c))]
+    assert len(set(lists)) == 1
+    in_stages = coefficients(merge_states([merge_states([a, b], RLS), c], RLS))
+    apart = np.abs(in_stages / coefficients(lists[0]) - 1.0).max()
+    assert 1e-9 < apart < 0.02

@@ -56,7 +56,7 @@ check-vllm-releases: $(STAMP)
 run: $(STAMP)
 	@$(BIN)/tracefit run $(if $(CONFIG),--config $(CONFIG))
 
-BENCHES := client cost exporters h100 ingest intake journal kv learning pages plugin rows systems
+BENCHES := client cost exporters exports h100 ingest intake journal kv learning pages plugin rows systems
 WHAT ?=
 ARGS ?=
 JUDGES = $(if $(TOOLS),--tools $(TOOLS)) $(if $(TABLES),--tables $(TABLES))
@@ -69,6 +69,7 @@ $(BIN)/python -m pytest -s tests/bench/test_plugin_hooks.py
 endef
 bench_client = $(BIN)/python -m tests.bench.bench_client $(if $(CAPTURES),--captures $(CAPTURES)) $(JUDGES)
 bench_cost = $(BIN)/python -m tests.bench.bench_cost $(ARGS)
+bench_exports = $(BIN)/python -m tests.bench.bench_exports
 bench_ingest = $(BIN)/python -m tests.bench.bench_ingest $(ARGS)
 bench_learning = $(BIN)/python -m tests.bench.bench_learning $(if $(CAPTURES),--captures $(CAPTURES)) $(JUDGES) $(ARGS)
 bench_pages = $(BIN)/python -m tests.bench.bench_pages $(ARGS)

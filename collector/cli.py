@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from collector import __version__
-from collector.commands.questions import add_question_parsers
+from collector.commands.questions import EXPORT_FORMATS, add_assumption_options, add_question_parsers
 from collector.config import (
     ENV_FILE,
     Config,
@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--snapshot", required=True, type=Path, metavar="OUT", help="where the coefficients go")
     replay.add_argument("--state", type=Path, metavar="OUT", help="save what was learned, for donors and merges")
     replay.set_defaults(command=_replay)
-    export = commands.add_parser("export", help="print a snapshot's coefficients as BLIS loads them")
+    export = commands.add_parser("export", help="a snapshot's coefficients for other programs")
     _add_export_arguments(export)
     demo = commands.add_parser("demo", help="watch a real sidecar learn from a recording, 20 times faster")
     demo.add_argument("--speed", type=float, default=20.0, help="how much faster than recorded (default 20)")
@@ -116,12 +116,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_export_arguments(export: argparse.ArgumentParser) -> None:
     export.add_argument("snapshot", type=Path, metavar="SNAPSHOT", help="snapshot.json of the sidecar or of a replay")
-    export.add_argument("--format", required=True, choices=["blis-yaml", "blis-flags"], help="a file, or its flags")
+    export.add_argument("--format", required=True, choices=EXPORT_FORMATS, help="who reads it; docs/exports.md")
     export.add_argument("--config", metavar="ID", help="config_id, or the beginning of one; needed if there are more")
     export.add_argument("--model-config", type=Path, metavar="FILE", help="the model's config.json")
     export.add_argument("--hardware", metavar="NAME", help="GPU, or its memory bandwidth in TB/s")
     export.add_argument("--alpha", choices=["server", "effective"], default="server", help="see docs/blis.md (server)")
     export.add_argument("--require", choices=["identified"], help="refuse if a coefficient is anything less")
+    add_assumption_options(export)
+    export.add_argument("--out", type=Path, metavar="DIR", help="where dynamo's files go")
     export.set_defaults(command=_export)
 
 
@@ -214,6 +216,7 @@ def _merge(arguments: argparse.Namespace) -> int:
 
 def _export(arguments: argparse.Namespace) -> int:
     from collector.commands.export import ExportOptions, export_snapshot  # noqa: PLC0415
+    from exporters.files import Assumptions  # noqa: PLC0415
 
     options = ExportOptions(
         file_format=arguments.format,
@@ -222,6 +225,15 @@ def _export(arguments: argparse.Namespace) -> int:
         hardware=arguments.hardware,
         alpha=arguments.alpha,
         require=arguments.require,
+        assumptions=Assumptions(
+            arguments.prompt,
+            arguments.output,
+            arguments.prefix_hit,
+            arguments.max_num_seqs,
+            arguments.max_num_batched_tokens,
+            arguments.kv_tokens,
+        ),
+        out=arguments.out,
     )
     return export_snapshot(arguments.snapshot, options, say=_say, note=_warn)
 

@@ -9,13 +9,22 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
-from exporters.files import BlisError, export
+from collector.runtime import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PrintLine, StartError
+from exporters.files import (
+    Assumptions,
+    ExportError,
+    choose_config,
+    export,
+    render_csv,
+    render_dynamo,
+    render_llm_d_sim,
+    write_atomically,
+)
 from online import Snapshot
 
 
 class ExportOptions(NamedTuple):
-    """What the command line chose; see ``exporters.files.blis.blis_coefficients``."""
+    """What the command line chose; see ``exporters.files.blis.blis_coefficients`` and ``Assumptions``."""
 
     file_format: str
     config_id: str | None = None
@@ -23,6 +32,8 @@ class ExportOptions(NamedTuple):
     hardware: str | None = None
     alpha: str = "server"
     require: str | None = None
+    assumptions: Assumptions = Assumptions()
+    out: Path | None = None
 
 
 def export_snapshot(path: Path, options: ExportOptions, *, say: PrintLine, note: PrintLine) -> int:
@@ -38,6 +49,8 @@ def export_snapshot(path: Path, options: ExportOptions, *, say: PrintLine, note:
         StartError: a file cannot be read.
     """
     snapshot = _read_snapshot(path)
+    if not options.file_format.startswith("blis-"):
+        return _translate(snapshot, options, say=say, note=note)
     model_config = _read_model_config(options.model_config) if options.model_config is not None else None
     try:
         exported = export(
@@ -48,7 +61,7 @@ def export_snapshot(path: Path, options: ExportOptions, *, say: PrintLine, note:
             hardware=options.hardware,
             alpha=options.alpha,
         )
-    except BlisError as error:
+    except ExportError as error:
         note(f"error: {error}")
         return EXIT_FAILED
     if options.require is not None and exported.doubtful:
@@ -57,6 +70,37 @@ def export_snapshot(path: Path, options: ExportOptions, *, say: PrintLine, note:
     for coefficient in exported.doubtful:
         note(f"warning: not identified: {coefficient}")
     say(exported.content.decode().removesuffix("\n"))
+    return EXIT_OK
+
+
+def _translate(snapshot: Snapshot, options: ExportOptions, *, say: PrintLine, note: PrintLine) -> int:
+    """For programs that do not read coefficients: what these say is worked out by the client."""
+    try:
+        if options.file_format == "csv":
+            named = snapshot.configs if options.config_id is None else [choose_config(snapshot, options.config_id)]
+            text = render_csv(snapshot, named)
+        else:
+            config = choose_config(snapshot, options.config_id)
+            if options.file_format == "dynamo":
+                return _write_directory(options.out, render_dynamo(snapshot, config, options.assumptions), note)
+            text = render_llm_d_sim(snapshot, config, options.assumptions)
+    except ExportError as error:
+        note(f"error: {error}")
+        return EXIT_FAILED
+    say(text.decode().removesuffix("\n"))
+    return EXIT_OK
+
+
+def _write_directory(out: Path | None, files: Mapping[str, bytes], note: PrintLine) -> int:
+    if out is None:
+        note("error: --out: dynamo reads a directory; say which")
+        return EXIT_USAGE
+    try:
+        for name, data in files.items():
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(out / name, data)
+    except OSError as error:
+        raise StartError(f"cannot write to {out}: {error.strerror}") from None
     return EXIT_OK
 
 

@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+EXPORT_FORMATS = ("blis-yaml", "blis-flags", "csv", "dynamo", "llm-d-sim")
 QuestionHandler = Callable[[argparse.Namespace], int]
 
 
@@ -30,8 +31,7 @@ def add_question_parsers(
     plan.add_argument("--ttft", metavar="TIME", help="largest mean time to first token, like 1s")
     _add_number(plan, "--rate", "requests per second that arrive: how many engines do they need")
     plan.add_argument("--safe", action="store_true", help="hold the upper edge of the interval against the targets")
-    for option in ("--max-num-seqs", "--max-num-batched-tokens", "--kv-tokens"):
-        plan.add_argument(option, type=int, metavar="N", help="a limit of the engine that its telemetry did not tell")
+    _add_limits(plan)
     show = commands.add_parser("show", help="a snapshot for eyes")
     _add_source(show, "snapshot")
     diff = commands.add_parser("diff", help="which coefficients moved between two snapshots, and what that does")
@@ -40,6 +40,12 @@ def add_question_parsers(
         command.add_argument("--config", metavar="ID", help="config_id, or its beginning; needed if there are more")
     for name, command in (("predict", predict), ("plan", plan), ("show", show), ("diff", diff)):
         command.set_defaults(command=answer, question=name)
+
+
+def add_assumption_options(export: argparse.ArgumentParser) -> None:
+    """The requests and the engine that a file for another program is made for."""
+    _add_request(export, required=False)
+    _add_limits(export)
 
 
 def _add_source(command: argparse.ArgumentParser, *names: str) -> None:
@@ -57,3 +63,10 @@ def _add_request(command: argparse.ArgumentParser, *, required: bool) -> None:
 
 def _add_number(command: argparse.ArgumentParser, option: str, meaning: str) -> None:
     command.add_argument(option, type=float, metavar="N", help=meaning)
+
+
+def _add_limits(command: argparse.ArgumentParser) -> None:
+    for option in ("--max-num-seqs", "--max-num-batched-tokens", "--kv-tokens"):
+        command.add_argument(
+            option, type=int, metavar="N", help="a limit of the engine that its telemetry did not tell"
+        )

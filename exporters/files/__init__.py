@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from .blis import ALPHAS, BlisError, blis_coefficients, export
 from .blis_render import render_flags, render_yaml
+from .coefficients_csv import render_csv
+from .dynamo import render_dynamo
+from .llm_d_sim import render_llm_d_sim
 from .snapshot_file import SNAPSHOT_NAME, write_atomically, write_snapshot
+from .translation import Assumptions, ExportError, choose_config
 
 __all__ = [
     "ALPHAS",
     "SNAPSHOT_NAME",
+    "Assumptions",
     "BlisError",
+    "ExportError",
     "blis_coefficients",
+    "choose_config",
     "export",
+    "render_csv",
+    "render_dynamo",
     "render_flags",
+    "render_llm_d_sim",
     "render_yaml",
     "write_atomically",
     "write_snapshot",

@@ -37,6 +37,7 @@ from online import ConfigSnapshot, FeatureSnapshot, Snapshot, TargetSnapshot
 
 from .blis_render import MAX_COMMENT_CHARS, Coefficients, render_flags, render_yaml
 from .blis_sheet import BANDWIDTH_TB_S, bandwidth_of, shape_of
+from .translation import ExportError, choose_config
 
 N_BETAS = 11
 MAX_ALPHA_US = 1e12
@@ -47,7 +48,7 @@ ALPHAS = ("server", "effective")
 _STEP_COLUMNS = {"prefill_tokens": 8, "decode_context_tokens": 9, "requests": 5, "intercept": 6}
 
 
-class BlisError(ValueError):
+class BlisError(ExportError):
     """The configuration cannot be exported; the text says what is missing and which option supplies it."""
 
 
@@ -240,23 +241,12 @@ def export(
         alpha: see ``blis_coefficients``.
 
     Raises:
-        BlisError: with one clear sentence.
+        ExportError: with one clear sentence.
     """
-    config = _choose_config(snapshot, config_id)
+    config = choose_config(snapshot, config_id)
     coefficients = blis_coefficients(config, model_config=model_config, hardware=hardware, alpha=alpha)
     if file_format == "blis-flags":
         return Exported(render_flags(coefficients), coefficients.doubtful)
     if file_format == "blis-yaml":
         return Exported(render_yaml(snapshot, config, coefficients), coefficients.doubtful)
     raise BlisError(f"--format: expected blis-yaml or blis-flags, got {file_format!r}")
-
-
-def _choose_config(snapshot: Snapshot, config_id: str | None) -> ConfigSnapshot:
-    matches = [config for config in snapshot.configs if config.config_id.startswith(config_id or "")]
-    if len(matches) == 1:
-        return matches[0]
-    if not snapshot.configs:
-        raise BlisError("the snapshot has no configurations")
-    known = ", ".join(config.config_id for config in snapshot.configs[:8])
-    problem = "no configuration" if not matches else f"{len(matches)} configurations"
-    raise BlisError(f"--config: {problem} match {config_id or ''!r}; known: {known}")

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from exporters.files.blis import BlisError, blis_coefficients, export
 from exporters.files.blis_render import render_flags, render_yaml
 from exporters.files.blis_sheet import AttentionShape, bandwidth_of, shape_of
+from exporters.files.translation import ExportError
 from online.snapshot import FeatureSnapshot, ModelSnapshot, TargetSnapshot
 from tests.support import exporter_cases as cases
 
@@ -361,16 +362,16 @@ def test_model_sheets_are_read_as_blis_reads_them(sheet, expected):
 def test_a_configuration_is_chosen_by_prefix_and_never_guessed():
     both = cases.snapshot(cases.config("aaaaaaaaaaaa"), cases.config("bbbbbbbbbbbb"))
     assert b"config bbbbbbbbbbbb" in export(both, config_id="bb", model_config=LLAMA_70B).content
-    with pytest.raises(BlisError, match="2 configurations match"):
+    with pytest.raises(ExportError, match="2 configurations match"):
         export(both, model_config=LLAMA_70B)
-    with pytest.raises(BlisError, match="no configuration match"):
+    with pytest.raises(ExportError, match="no configuration match"):
         export(both, config_id="cc", model_config=LLAMA_70B)
     with pytest.raises(BlisError, match="--format"):
         export(cases.snapshot(), file_format="toml", model_config=LLAMA_70B)
     with pytest.raises(BlisError, match="--alpha"):
         export(cases.snapshot(), alpha="none", model_config=LLAMA_70B)
     empty = msgspec.structs.replace(both, configs=[])
-    with pytest.raises(BlisError, match="no configurations"):
+    with pytest.raises(ExportError, match="no configurations"):
         export(empty)
 
 

@@ -1,0 +1,106 @@
+"""What every file for another program is made of: one configuration as the client sees it, and the requests it is for.
+
+The programs have no place for all that was learned. Each file says in a comment what is lost in it, and is refused
+rather than filled with guesses.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from exporters.client_view import client_config
+from exporters.labels import printable
+from online import ConfigSnapshot, Snapshot
+from tracefit import Config, TracefitError
+
+COMMENT_CHARS = 400
+
+
+class ExportError(ValueError):
+    """The configuration cannot be exported; the text says what is missing and which option supplies it."""
+
+
+class Assumptions(NamedTuple):
+    """What the command line says of the requests and the engine, where the snapshot does not or is to be overruled."""
+
+    prompt_tokens: float | None = None
+    output_tokens: float | None = None
+    prefix_hit: float = 0.0
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    kv_tokens: int | None = None
+
+
+class Source(NamedTuple):
+    """Where a file comes from: ``client`` predicts, ``heading`` says which configuration of which snapshot this is."""
+
+    client: Config
+    heading: tuple[str, ...]
+
+
+def choose_config(snapshot: Snapshot, config_id: str | None) -> ConfigSnapshot:
+    """The configuration that is meant; a prefix of its id will do, and none where there is only one.
+
+    Raises:
+        ExportError: there is none like that, or several.
+    """
+    matches = [config for config in snapshot.configs if config.config_id.startswith(config_id or "")]
+    if len(matches) == 1:
+        return matches[0]
+    if not snapshot.configs:
+        raise ExportError("the snapshot has no configurations")
+    known = ", ".join(config.config_id for config in snapshot.configs[:8])
+    problem = "no configuration" if not matches else f"{len(matches)} configurations"
+    raise ExportError(f"--config: {problem} match {config_id or ''!r}; known: {known}")
+
+
+def source_of(snapshot: Snapshot, config: ConfigSnapshot, assumptions: Assumptions) -> Source:
+    """The configuration as the client sees it, under the assumptions.
+
+    Raises:
+        ExportError: it has no coefficients, or a limit makes no sense.
+    """
+    try:
+        client = client_config(config).assuming(
+            max_num_seqs=assumptions.max_num_seqs,
+            max_num_batched_tokens=assumptions.max_num_batched_tokens,
+            kv_tokens=assumptions.kv_tokens,
+        )
+        client.coefficients()
+    except TracefitError as error:
+        raise ExportError(str(error)) from None
+    heading = [
+        f"tracefit {snapshot.tracefit_version}, snapshot generation {snapshot.generation}, config {config.config_id}",
+        *(f"{key}: {value}" for key, value in sorted(config.config.items())),
+        *(f"not usable yet: {reason}" for reason in client.reasons),
+    ]
+    return Source(client, tuple(heading))
+
+
+def requests_of(config: ConfigSnapshot, assumptions: Assumptions) -> tuple[float, float]:
+    """Mean prompt and output tokens: as given, else as learned.
+
+    Raises:
+        ExportError: nobody said.
+    """
+    prompt = assumptions.prompt_tokens or _mean_of(config, "api_queueing", "prompt_tokens")
+    output = assumptions.output_tokens or _mean_of(config, "post_decode", "output_tokens")
+    if prompt is None or output is None:
+        missing = "--prompt" if prompt is None else "--output"
+        raise ExportError(f"{missing}: the snapshot does not know the mean request; say how many tokens it has")
+    return prompt, output
+
+
+def comments(*lines: str) -> str:
+    """Lines for the head of a file."""
+    return "".join(f"# {printable(line, COMMENT_CHARS)}\n" for line in lines)
+
+
+def _mean_of(config: ConfigSnapshot, target: str, feature: str) -> float | None:
+    known = config.targets.get(target)
+    model = known.models.get("portable") if known is not None else None
+    for each in model.features if model is not None else ():
+        if each.name == feature and each.mean is not None and math.isfinite(each.mean) and each.mean >= 1.0:
+            return each.mean
+    return None

@@ -91,7 +91,7 @@ def _differing(target: TargetSnapshot) -> Iterator[str]:
     differing = [replica for replica in target.replicas if replica.differs]
     for replica in differing[:_REPLICAS_NAMED]:
         error = "" if replica.stderr is None else f" ± {replica.stderr:.3f}"
-        yield f"engine {replica.engine or 'unknown'} takes {replica.ratio:.3f}{error} times as long as the others"
+        yield f"engine {replica.engine or 'unknown'!r} takes {replica.ratio:.3f}{error} times as long as the others"
     if len(differing) > _REPLICAS_NAMED:
         yield f"{len(differing) - _REPLICAS_NAMED} more engines differ from the others"
 

@@ -21,6 +21,7 @@ from online import Bank, Floats, StateError, Target
 from online.features import Facts
 from online.features.sheets import HardwareSheet, SheetError, architecture, model_sheet
 from online.features.systems import SYSTEMS
+from online.state import LineageLedger
 from online.transfer import Donor, configuration_vector, coverage, measure_next, pool, select, selection_strata
 
 from .captures import Capture, load
@@ -79,13 +80,18 @@ def compare_donors(
 
 
 def read_states(paths: Sequence[Path], bank: Bank, note: PrintLine) -> dict[str, tuple[Facts, list[Donor]]]:
-    """Facts and statistics by configuration; states of one configuration are merged, unusable files are noted."""
+    """Facts and statistics by configuration; states of one configuration are merged.
+
+    Files that are unusable, or whose rows another one has already, are noted and left out.
+    """
+    ledger = LineageLedger()
     for path in _files(paths):
         try:
             if path.stat().st_size > STATE_BYTES_MAX:
                 raise StateError(f"larger than {STATE_BYTES_MAX >> 20} MiB")
             one = Bank(bank.settings)
             one.restore(path.read_bytes())
+            ledger.admit(str(path), one.lineages)
         except OSError as error:
             note(f"{path}: cannot be read: {error.strerror}")
         except StateError as error:

@@ -8,10 +8,8 @@ something else. There the prior is the one of ``physics``, projected:
 
     minimise over beta >= 0   sum over typical steps i of ((x_i beta - yhat_i) / yhat_i)^2      yhat_i by physics
 
-with sd 15 % of beta, 1 % of a typical step's worth, and the misfit of the projection as a share of beta. A data sheet
-alone, without any donor, makes a physics prior too (``sheet_prior``): the ratios below are what measured servers need
-of the sheet's limits, each known within a factor of about 1.5.
-Reading the weights explains most of what looks like fixed overhead; measured in docs/systems.md, Transfer.
+with sd 15 % of beta, 1 % of a typical step's worth, and the misfit of the projection as a share of beta. Reading the
+weights explains most of what looks like fixed overhead; measured in docs/systems.md, Transfer.
 """
 
 from __future__ import annotations
@@ -26,22 +24,7 @@ from online.features.systems import PHYSICS, PORTABLE, SYSTEMS, System
 from online.rls import Prior, solve
 from online.rows import PHASES, STEP_FEATURES, Floats, RowBlock, Target
 
-from .population import FLOOR, SHARE, Donor, full_names, matrix, pool, with_phases
-
-SHEET_GAMMA: dict[str, float] = {
-    "intercept": 1500.0,
-    "has_prefill": 10.0,
-    "t_tok": 0.8,
-    "hinge": 0.6,
-    "t_kv": 1.2,
-    "t_pfattn": 1.5,
-    "requests": 15.0,
-    "t_weight": 1.35,
-    "layers_tp": 25.0,
-}
-"""What a step costs in units of the sheet: 1 / efficiency; us per step, layer and request where there is no limit."""
-
-SHEET_SD = 0.5
+from .population import FLOOR, SHARE, Donor, pool
 
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _CONTEXTS = (100.0, 500.0, 1000.0, 2000.0)
@@ -106,16 +89,6 @@ class DonorPool:
         fitting = [d for d in self._donors if d.features.name == system.name and d.features.target is target]
         pooled = pool(system, target, fitting)
         return None if pooled is None else pooled.prior(facts)
-
-
-def sheet_prior(facts: Facts) -> Prior | None:
-    """What the data sheets alone say of ``physics``' step time; None without them."""
-    names = full_names(PHYSICS, Target.STEP_TIME, [facts])
-    mapping = matrix(PHYSICS, Target.STEP_TIME, facts, names)
-    if mapping is None:
-        return None
-    mean = mapping[1] @ np.array([SHEET_GAMMA.get(name, 0.0) for name in names])
-    return with_phases(Prior(mean, SHEET_SD * np.maximum(mean, 1e-12)), Target.STEP_TIME)
 
 
 def project(prior: Prior, facts: Facts) -> Prior | None:

@@ -10,7 +10,7 @@ A new configuration c gets    beta0 = M_c gamma    tau_j = max(spread_j, 0.15 be
 
 spread_j is how far the donors' own coefficients lie from M_d gamma, relative to it and weighted by how well each donor
 knows it; y / x_rms is a whole step's worth of the column. Rows are weighted 1 / y^2, so a slow configuration counts as
-much as a fast one. Scale: with the first rows of c at hand, ``rescaled`` multiplies beta0 by their median y / yhat.
+much as a fast one.
 Reference: Raina et al., Constructing informative priors using transfer learning (ICML 2006).
 """
 
@@ -197,11 +197,6 @@ def frozen(prior: Prior, features: FeatureSet) -> Prior:
     for j, name in enumerate(features.names):
         sd[j] = np.inf if name in RESIDUAL else FROZEN_SD * max(float(prior.mean[j]), 1e-12)
     return Prior(prior.mean, sd)
-
-
-def rescaled(prior: Prior, gain: float) -> Prior:
-    """The same work takes ``gain`` times as long here."""
-    return Prior(prior.mean * gain, prior.sd * gain, prior.misfit)
 
 
 def bias_and_scale(prediction_us: Floats, elapsed_us: Floats) -> tuple[float, float]:

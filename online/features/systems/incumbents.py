@@ -6,8 +6,8 @@
 blackbox was fitted by Bayesian optimisation over simulator runs; here the learner does it. P is net of prefix hits.
 
 roofline has no coefficients in its source. Here each phase falls into ``compute`` or ``memory`` by which of the two is
-longer (at the efficiencies below), and the coefficients are 1 / efficiency: two learnable numbers, whose data-sheet
-prior (1 / 0.62, 1 / 0.80) makes the zero-shot prediction. Weights are read once a step, by the phase that is there.
+longer (at the efficiencies below), and the coefficients are 1 / efficiency: two learnable numbers. Weights are read
+once a step, by the phase that is there.
 Reference: the removed BLIS backends ``blackbox`` and ``roofline``; Williams et al. (CACM 2009).
 """
 

@@ -71,8 +71,8 @@ def test_a_replica_that_is_slower_is_named_and_in_the_snapshot(tmp_path):
     snapshot = tmp_path / "fleet.json"
     out = tmp_path / "fleet.bin"
     assert merge_files(paths, out, config, say=said.append, note=noted.append, snapshot=snapshot) == 0
-    assert noted[0].startswith("warning: 0f3c step_time: engine slow takes 1.6")
-    assert noted[1].startswith("warning: 0f3c step_time: engine fast takes 0.62")
+    assert noted[0].startswith("warning: 0f3c step_time: engine 'slow' takes 1.6")
+    assert noted[1].startswith("warning: 0f3c step_time: engine 'fast' takes 0.62")
     found = Snapshot.from_json(snapshot.read_bytes())
     (known,) = found.configs
     assert [replica.engine for replica in known.targets["step_time"].replicas] == ["slow", "fast"]

@@ -12,8 +12,10 @@ from online.bank import Bank
 from online.features.registry import build
 from online.features.sheets.deployment import sheet_of
 from online.features.systems.physics import PHYSICS
+from online.rls import Prior
 from online.rows import Target
-from online.transfer.pool import DonorPool, project, sheet_prior, typical_steps
+from online.transfer.pool import DonorPool, project, typical_steps
+from online.transfer.population import with_phases
 from tests.support.configurations import CONFIGS, rows_of
 
 STEP = Target.STEP_TIME
@@ -79,18 +81,11 @@ def test_the_pool_keeps_the_newest_configurations(states):
     assert {donor.config_id for donor in pool} == {"70b", "70b-tp8"}
 
 
-def test_data_sheets_alone_are_within_a_factor_of_two():
-    for name in CONFIGS:
-        rows, _ = rows_of(PHYSICS, name, 300)
-        features = build("physics", STEP, CONFIGS[name])
-        prediction = features.evaluate(rows) @ sheet_prior(CONFIGS[name]).mean[: len(features)]
-        assert 0.5 < np.median(prediction / rows.elapsed_us) < 2.0
-    assert sheet_prior({}) is None
-
-
 def test_a_projection_predicts_like_its_source_on_typical_steps():
     facts = CONFIGS["70b"]
-    prior = sheet_prior(facts)
+    names = build("physics", STEP, facts).names
+    mean = np.array([{"intercept": 1500.0, "requests": 15.0, "layers_tp": 25.0}.get(name, 1.2) for name in names])
+    prior = with_phases(Prior(mean, 0.5 * mean), STEP)
     projected = project(prior, facts)
     rows = typical_steps(sheet_of(facts)[0])
     physics, portable = build("physics", STEP, facts), build("portable", STEP, facts)
@@ -125,6 +120,20 @@ def test_states_of_one_configuration_are_merged(tmp_path):
     found = read_states([tmp_path], bank, lambda _: None)
     assert list(found) == ["7b"]
     assert max(donor.rows for donor in found["7b"][1]) > 1500
+
+
+def test_a_state_and_its_own_past_are_one_donor_and_that_is_said(tmp_path):
+    rows, _ = rows_of(PHYSICS, "7b", 900)
+    learned = Bank(SETTINGS)
+    learned.describe("7b", CONFIGS["7b"])
+    for number, part in enumerate((rows.slice(0, 600), rows.slice(600, 900))):
+        learned.learn("7b", STEP, part, engines={int(rows.engine[0]): "pod-1"})
+        (tmp_path / f"{number}.bin").write_bytes(learned.state())
+    noted = []
+    found = read_states([tmp_path], Bank(SETTINGS), noted.append)
+    assert max(donor.rows for donor in found["7b"][1]) < 650
+    assert len(noted) == 1
+    assert f"1.bin: engine 'pod-1' of configuration 7b is in {tmp_path / '0.bin'} too" in noted[0]
 
 
 def test_candidates_hold_the_weights():

@@ -104,12 +104,6 @@ def test_a_bias_and_a_scale_are_found():
     assert (bias, scale) == (pytest.approx(700, rel=1e-3), pytest.approx(1.4, rel=1e-3))
 
 
-def test_rescaling_keeps_the_shape_of_a_prior():
-    prior = transfer.pool(PHYSICS, STEP, _donors(PHYSICS, ["7b"])).prior(CONFIGS["7b"])
-    doubled = transfer.rescaled(prior, 2.0)
-    assert np.array_equal(doubled.mean, 2 * prior.mean)
-
-
 def test_the_nearest_specialist_weighs_most():
     donors = _donors(RECE, list(CONFIGS))
     found = rece.specialists(RECE, STEP, donors)

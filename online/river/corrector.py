@@ -12,7 +12,7 @@ It corrects while it wins. Over the rows it sees, each predicted before it is le
 
     A = sum clip(a_i - b_i, -0.05, 0.05)     B = sum min(a_i, 0.2)     a_i = |exp(-r_i) - 1|, b_i = |exp(c_i - r_i) - 1|
 
-it goes on where A > 0.02 B, after 128 rows, and off where A < 0: between the two it stays what it was.
+it is switched on where A > 0.02 B, after 128 rows, and off where A < 0; between the two it stays as it is.
 
 Guarantee: c is finite and within its bounds whatever was learned. The cost per second of event time is bounded: a block
 in which no row is seen, as most of a fast engine, is neither corrected nor scored. River is imported with the first row
@@ -23,72 +23,25 @@ Reference: Montiel et al., River (JMLR 2021); Herbster and Warmuth, Tracking the
 
 from __future__ import annotations
 
-import importlib
 import math
-from typing import Any
 
 import numpy as np
 
 from online.blocks import Design
 from online.rows import CorrectionOutcome, Floats, Ints
 from online.snapshot import CorrectionSnapshot
-from online.state import Count, Finite, StateError, saved
+from online.state import Finite, StateError, saved
 
-from .context import CONTEXT
+from .regressor import NAMES, Regressor
 from .thinning import Thinning
 
 RESIDUAL = "river:residual"
 LIMIT = 0.15
 START_ROWS = 128
-_RATE, _THRESHOLD = 0.03, 0.05
-_HALF_LIFE_ROWS = 128.0
 ADVANTAGE = 0.02
+_HALF_LIFE_ROWS = 128.0
 _ADVANTAGE_MAX, _ERROR_MAX = 0.05, 0.2
 _DAY_NS = 86_400_000_000_000
-_NAMES = (*CONTEXT.names, "day_sin", "day_cos")
-
-
-class Regressor:
-    """River's linear regression over named columns; weights and intercept are kept here, so that they can be saved."""
-
-    STATE = saved("regressor", weight=Floats, intercept=Finite, iterations=Count)
-
-    __slots__ = ("_model", "intercept", "iterations", "weight")
-
-    def __init__(self) -> None:
-        self.weight = np.zeros(len(_NAMES))
-        self.intercept = 0.0
-        self.iterations = 0
-        self._model: Any = None
-
-    def restored(self) -> None:
-        """The model is made from what is saved once it is needed."""
-        self._model = None
-
-    def learn(self, columns: Floats, target: Floats) -> None:
-        """One gradient step per row; columns (n, 11), target (n,)."""
-        model = self._model
-        if model is None:
-            model = self._model = self._make_model()
-        for row, value in zip(columns.tolist(), target.tolist(), strict=True):
-            model.learn_one(dict(zip(_NAMES, row, strict=True)), value)
-        weights = model.weights
-        self.weight = np.array([weights[name] for name in _NAMES])
-        self.intercept, self.iterations = float(model.intercept), int(model.optimizer.n_iterations)
-
-    @property
-    def finite(self) -> bool:
-        """Whether it can go on."""
-        return bool(np.isfinite(self.weight).all()) and math.isfinite(self.intercept)
-
-    def _make_model(self) -> Any:
-        linear_model, optim = (importlib.import_module(f"river.{name}") for name in ("linear_model", "optim"))
-        model = linear_model.LinearRegression(
-            optimizer=optim.SGD(_RATE), loss=optim.losses.Huber(_THRESHOLD), intercept_lr=_RATE
-        )
-        model._weights.update(dict(zip(_NAMES, self.weight.tolist(), strict=True)))  # noqa: SLF001  no other way in
-        model.intercept, model.optimizer.n_iterations = self.intercept, self.iterations
-        return model
 
 
 class Corrector:
@@ -148,7 +101,7 @@ class Corrector:
         if suspected:
             self._count_rows(CorrectionOutcome.SUSPECTED, len(seen))
             return applied
-        columns = np.empty((len(seen), len(_NAMES)))
+        columns = np.empty((len(seen), len(NAMES)))
         columns[:, :-2], columns[:, -2:] = context[seen] / block.steps[seen, None], day
         self._learn_rows(columns, log_ratio[seen], correction[seen])
         return applied

@@ -87,7 +87,15 @@ def recorded_rows(name):
 
 
 def _rows(data):
-    """The published lane's step_time rows, as the collector hands them to the bank."""
+    with tempfile.TemporaryDirectory() as directory:
+        part = Path(directory) / "all.pb.gz"
+        with gzip.open(part, "wb", compresslevel=1) as file:
+            file.write(data)
+        return step_rows([part])
+
+
+def step_rows(files):
+    """The published lane's step_time rows of recordings, as the collector hands them to the bank."""
     kept = []
 
     def learn(self, config_id, target, rows, lane=Lane.PUBLISHED, engines=None):
@@ -98,11 +106,8 @@ def _rows(data):
     original, Bank.learn = Bank.learn, learn
     try:
         with tempfile.TemporaryDirectory() as directory:
-            part = Path(directory) / "all.pb.gz"
-            with gzip.open(part, "wb", compresslevel=1) as file:
-                file.write(data)
             out = Path(directory) / "snapshot.json"
-            replay([part], out, Config(learners=("rls",)), SystemClock(), say=_quiet, note=_quiet)
+            replay(files, out, Config(learners=("rls",)), SystemClock(), say=_quiet, note=_quiet)
     finally:
         Bank.learn = original
     return RowBlock.concatenate(kept)

@@ -13,18 +13,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
-from collector.commands.replay import replay
 from collector.config.schema import BankConfig, Config
-from collector.runtime.clock import SystemClock
-from online.bank import Bank
 from online.features.registry import portable
-from online.rows import STEP_FEATURES, Lane, RowBlock, Target
+from online.rows import STEP_FEATURES, RowBlock, Target
 from online.target import TargetState
+from tests.bench import captured
 from tests.support.linear_steps import steps
 from tests.support.paths import DATA, ROOT
 
@@ -77,35 +74,11 @@ def _otlp_of(name, captures):
 # ------------------------------------------------------------------- error
 
 
-def _rows_of(path):
-    """The published lane's step_time rows, as the collector hands them to the bank."""
-    kept = []
-
-    def learn(self, config_id, target, rows, lane=Lane.PUBLISHED):
-        del self, config_id
-        if target is Target.STEP_TIME and lane is Lane.PUBLISHED and len(rows):
-            kept.append(rows)
-        return Counter()
-
-    original, Bank.learn = Bank.learn, learn
-    try:
-        with tempfile.TemporaryDirectory() as directory:
-            kv = path.with_name("kv.jsonl.gz")
-            files = [path, kv] if kv.exists() else [path]
-            replay(files, Path(directory) / "snapshot.json", WITHOUT, SystemClock(), say=_quiet, note=_quiet)
-    finally:
-        Bank.learn = original
-    return RowBlock.concatenate(kept)
-
-
-def _quiet(_text):
-    pass
-
-
 def _measure(path):
     """MAPE without and with the corrector: prequential, and of the last 40 % frozen; share of the rows corrected."""
-    rows = _rows_of(path)
-    state, log = _learned(rows)
+    kv = path.with_name("kv.jsonl.gz")
+    rows = captured.step_rows([path, kv] if kv.exists() else [path])
+    _, log = _learned(rows)
     r, c = (np.concatenate([each[k] for each in log]) for k in (0, 1))
     good, share = np.isfinite(r), (c != 0.0).mean()
     without, corrected = (100 * np.abs(np.expm1(e[good])).mean() for e in (-r, c - r))

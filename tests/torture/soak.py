@@ -277,7 +277,7 @@ class Day:
         assert self.sidecar.stop()
 
 
-def run(directory, *, hours, steps, seed, learners="[rls, river:linear]", say=lambda _: None):
+def run(directory, *, hours, steps, seed, learners="[rls, river:residual]", say=lambda _: None):
     """The day; hours and the account, after every assertion held."""
     day = Day(directory, seed, learners)
     try:

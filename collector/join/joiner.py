@@ -12,7 +12,7 @@ from collector.decode import Telemetry
 from collector.decode.pages import ScrapedPage
 from collector.identity import Knowledge
 from collector.join.kv import KvSources
-from collector.join.pages import PageEngines
+from collector.join.pages import PageEngines, keys_of
 from collector.telemetry import Counts, JoinEvent, table
 from online import Lane, Target
 from online.state import saved
@@ -101,7 +101,9 @@ class Joiner:
         """Add what a server's page counted."""
         for key in self.pages.add(page, self._next_number, self.knowledge):
             self._config_ids.pop(key, None)
+            self._heard.pop(key, None)
             self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] += 1
+        self._heard.update(keys_of(page))
 
     def _engine_for(self, key: Key, telemetry: Telemetry) -> Engine:
         engine = self._aliases.get(key) or self._engines.get(key)

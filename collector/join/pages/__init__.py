@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .completeness import Completeness
 from .page_engine import PageEngine
-from .page_engines import PageEngines
+from .page_engines import PageEngines, keys_of
 from .page_rows import PageRow, page_block
 from .scrape_state import Occupancy, Scrape
 from .scrape_windows import ScrapeWindows
@@ -17,5 +17,6 @@ __all__ = [
     "PageRow",
     "Scrape",
     "ScrapeWindows",
+    "keys_of",
     "page_block",
 ]

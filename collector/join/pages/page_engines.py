@@ -45,8 +45,7 @@ class PageEngines:
     def add(self, page: ScrapedPage, next_number: Callable[[], int], knowledge: Knowledge) -> list[Key]:
         """Take a page; the engines that made room for new ones."""
         evicted: list[Key] = []
-        for reading in page.engines:
-            key = (page.recording, instance_of(page.instance, reading.engine))
+        for key, reading in zip(keys_of(page), page.engines, strict=True):
             if key not in self.by_key:
                 evicted += self._make_room()
                 self.by_key[key] = PageEngine(key[1], key[0], next_number(), page.instance)
@@ -101,6 +100,11 @@ class PageEngines:
             return beside
         host = urllib.parse.urlsplit(self.by_key[key].server).hostname or ""
         return [emitter for emitter in beside if host and host in emitter.instance]
+
+
+def keys_of(page: ScrapedPage) -> list[Key]:
+    """Under which the page's engines are known."""
+    return [(page.recording, instance_of(page.instance, reading.engine)) for reading in page.engines]
 
 
 def instance_of(server: str, engine: str) -> str:

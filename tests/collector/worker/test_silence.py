@@ -9,7 +9,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from collector.config.schema import Config, JoinConfig
+from collector.decode.pages import ScrapedPage
 from collector.receive.export_request import Export
+from collector.recordings import Recording
 from collector.telemetry import Metrics
 from collector.telemetry.reasons import Wait
 from collector.worker.pipeline import Pipeline
@@ -17,6 +19,7 @@ from collector.worker.publish import Publisher
 from collector.worker.silence import SilenceWatch
 from exporters.status_page.waiting_section import REASONS, EngineWaiting, waiting_section
 from tests.support.clocks import FakeClock
+from tests.support.page_server import RECORDED
 from tests.support.paths import DATA
 from tests.support.recordings import recording
 from tests.support.step_exports import make_export
@@ -65,6 +68,11 @@ class House:
 
     def coefficients(self):
         return [config.targets["step_time"].models["portable"].features for config in self.publisher.current().configs]
+
+
+def recorded_pages_of(server):
+    for timed in Recording(RECORDED, print):
+        yield ScrapedPage(server, timed.page.unix_ns, timed.page.mono_ns, timed.page.engines)
 
 
 def steps_of(instance, first_step, steps):
@@ -124,6 +132,20 @@ def test_one_engine_that_falls_silent_holds_nobody_up():
     # all of a, and what b had sent when that was last looked at; b alone would be held for three minutes
     assert house.rows()["step_time"] > 1490 + 20 * 50
     assert 1 <= len(house.copies) <= 3
+
+
+def test_pages_that_are_scraped_are_heard_and_their_end_is_a_silence():
+    house = House()
+    for _, page in zip(range(160), recorded_pages_of("http://h:8000"), strict=False):
+        house.pipeline.process_pages([page])
+        house.turn()
+        house.clock.advance(0.5)
+    assert house.copies == []
+    before = house.rows().get("step_time", 0)
+    house.silence()
+    assert len(house.copies) == 1
+    assert house.rows()["step_time"] > before  # the last 20 s
+    assert house.rows()["step_time"] > 50
 
 
 def test_silence_after_a_restart_counts_from_the_restart():

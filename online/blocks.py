@@ -181,14 +181,14 @@ class Cutter:
         """Rows waiting in the partial block."""
         return self._rows
 
-    def push(self, design: Design) -> Iterator[Design]:
-        """Add rows; yields every block that is complete."""
-        start, n = 0, len(design)
+    def push(self, design: Design, *, longer: int = 1) -> Iterator[Design]:
+        """Add rows; yields every block that is complete. A block may last so many times longer than set."""
+        start, n, block_ns = 0, len(design), longer * self.block_ns
         while start < n:
             if self._rows == 0:
                 self._first_ns = int(design.end_ns[start])
             stop = min(n, start + self.block_rows - self._rows)
-            late = design.end_ns[start:stop] >= self._first_ns + self.block_ns
+            late = design.end_ns[start:stop] >= self._first_ns + block_ns
             by_time = bool(late.any())
             if by_time:
                 stop = start + int(late.argmax())

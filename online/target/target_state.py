@@ -51,6 +51,10 @@ class SavedTarget:
     replicas: dict[str, list[Replica]]
 
 
+_WINDOWS_LONGER = 5
+"""A row between two scrapes lasts about as long as a block of steps, and would be a block of its own."""
+
+
 class TargetState:
     """See the module's docstring.
 
@@ -110,11 +114,12 @@ class TargetState:
             for block in self.quick.push(design):
                 self._learn_quick(block)
             return outcome
-        self.windows.learn(design, windows=bool((rows.quality == Quality.METRICS).all()))
+        windows = bool((rows.quality == Quality.METRICS).all())
+        self.windows.learn(design, windows=windows)
         first_ns = int(design.end_ns.min())
         self.first_ns = min(self.first_ns, first_ns) if self.first_ns else first_ns
         self.last_ns = max(self.last_ns, int(design.end_ns.max()))
-        for block in self.cutter.push(design):
+        for block in self.cutter.push(design, longer=_WINDOWS_LONGER if windows else 1):
             self._learn_block(block)
         return outcome
 

@@ -26,7 +26,7 @@ from collector.identity import Knowledge
 from collector.join.pages import PageEngine
 from collector.receive.scrape import Scraper
 from collector.recordings import Recording
-from collector.runtime import SystemClock
+from collector.runtime import SystemClock, resident_bytes
 from collector.worker import make_pipeline
 from online import RowBlock, Target
 from online.features import build
@@ -41,6 +41,7 @@ SETTINGS = LearnerSettings(
 )  # one fit of all rows: what a half-life of minutes forgets is not the question
 FEATURES = build("portable", Target.STEP_TIME, {})
 LEARN = 0.6
+PUBLISH_S = 5.0
 INTERVALS = {
     "m1_pages": {0.5: 1.1, 1.0: 1.25, 15.0: 1.6},
     "c5_offload": {0.5: 1.1, 1.0: 1.25},
@@ -237,8 +238,8 @@ def parsing(path):
         line(f"page of 2,000 lines, {name}, ms CPU", f"{cost_ms:.2f}", "<= 1.5", cost_ms <= 1.5)
 
 
-def serving(servers, limit_cores, seconds=20.0):
-    """Scraping, parsing, joining and learning of so many servers in this process; they are another one."""
+def serving(servers, limit_cores, limit_mb=None, seconds=30.0):
+    """Scraping, parsing, joining, learning and publishing of so many servers in this process; they are another one."""
     command = [sys.executable, "-m", "tests.support.page_server", "2000"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         port = int(process.stdout.readline())
@@ -246,16 +247,21 @@ def serving(servers, limit_cores, seconds=20.0):
             endpoints=tuple(ScrapeEndpoint(url=f"http://127.0.0.1:{port}/{n}/metrics") for n in range(servers)),
             interval_min_s=1.0,
         )
+        before_mb = resident_bytes() / 1e6
         scraper, pipeline = Scraper(scrape, SystemClock()), make_pipeline(Config(learners=("rls",)))
         scraper.start()
         time.sleep(2.0)
-        begin_s, cpu_s, taken = time.monotonic(), time.process_time(), 0
-        while time.monotonic() < begin_s + seconds:
+        begin_s, cpu_s, taken, published_s = time.monotonic(), time.process_time(), 0, 0.0
+        while (now_s := time.monotonic()) < begin_s + seconds:
             time.sleep(0.25)
             pages = scraper.take()
             taken += len(pages)
             pipeline.process_pages(pages)
+            if now_s >= published_s + PUBLISH_S:
+                pipeline.snapshot(0, 1)
+                published_s = now_s
         cores = (time.process_time() - cpu_s) / (time.monotonic() - begin_s)
+        grown_mb = resident_bytes() / 1e6 - before_mb
         scraper.stop()
         process.terminate()
     line(
@@ -263,8 +269,10 @@ def serving(servers, limit_cores, seconds=20.0):
         f"{cores:.4f}",
         f"<= {limit_cores}",
         cores <= limit_cores,
-        f"{taken} pages",
+        f"{taken} pages, published every {PUBLISH_S:g} s",
     )
+    if limit_mb is not None:
+        line(f"{servers} servers, MB more", f"{grown_mb:.0f}", f"<= {limit_mb}", grown_mb <= limit_mb)
 
 
 def main() -> int:
@@ -285,7 +293,7 @@ def main() -> int:
             minutes(case, pages)
     parsing(pages)
     serving(1, 0.003)
-    serving(100, 0.25)
+    serving(100, 0.25, limit_mb=120)
     print(f"missed: {', '.join(failures) or 'nothing'}")
     return 1 if failures else 0
 

@@ -102,6 +102,14 @@ def test_a_block_ends_before_the_row_that_is_too_late():
     assert len(cutter) == 1
 
 
+def test_a_block_of_windows_may_last_longer():
+    cutter = Cutter(100, 10)
+    blocks = list(cutter.push(_design(np.array([0, 12, 25, 49])), longer=5))
+    blocks += cutter.push(_design(np.array([50, 61])), longer=5)
+    assert [block.end_ns.tolist() for block in blocks] == [[0, 12, 25, 49]]
+    assert [block.end_ns.tolist() for block in cutter.push(_design(np.array([62])))] == [[50, 61]]
+
+
 def test_strata_and_cells_are_in_range_whatever_the_rows_hold():
     rng = np.random.default_rng(1)
     odd = np.array([np.nan, np.inf, -np.inf, -3.0, 0.0, 0.4, 1e18, 1e300])

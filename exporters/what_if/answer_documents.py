@@ -7,10 +7,15 @@ second vocabulary.
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
+from typing import TypeVar
 
-from tracefit import BadInputError, Config, Plan, Prediction, RequestEstimate
+from tracefit import BadInputError, Config, NoCoefficientsError, Plan, Prediction, RequestEstimate
 
 from .asked import Load, QuestionError, Sizing, Step, parameter_of
+
+_Answer = TypeVar("_Answer", Prediction, RequestEstimate, Plan)
 
 LIMIT_WORDS = {
     "itl": "compute: one more request breaks the ITL target",
@@ -28,22 +33,37 @@ def predicted(config: Config, question: Step | Load) -> Prediction | RequestEsti
 
     Raises:
         QuestionError: a number makes no sense; it names the parameter.
-        NoCoefficientsError: there is nothing to predict with.
+        NoCoefficientsError: there is nothing to predict with, or what there is leads to no finite number.
     """
-    try:
-        if isinstance(question, Step):
-            return config.step_time(**question._asdict())
-        return config.request(**question._asdict())
-    except BadInputError as error:
-        raise _by_parameter(error) from None
+    if isinstance(question, Step):
+        return _answered(config, lambda: config.step_time(**question._asdict()))
+    return _answered(config, lambda: config.request(**question._asdict()))
 
 
 def planned(config: Config, question: Sizing) -> Plan:
     """How many requests fit; raises as :func:`predicted`."""
+    return _answered(config, lambda: config.assuming(**question.assumed._asdict()).plan(**question.targets._asdict()))
+
+
+def _answered(config: Config, ask: Callable[[], _Answer]) -> _Answer:
     try:
-        return config.assuming(**question.assumed._asdict()).plan(**question.targets._asdict())
+        answer = ask()
     except BadInputError as error:
-        raise _by_parameter(error) from None
+        problem = str(error).removeprefix(f"{error.parameter}: ")
+        raise QuestionError(parameter_of(error.parameter), problem) from None
+    except OverflowError:
+        answer = None
+    if answer is None or not _finite(answer):
+        raise NoCoefficientsError(
+            f"the coefficients of configuration {config.config_id} are too large for this question"
+        )
+    return answer
+
+
+def _finite(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def predict_document(config: Config, question: Step | Load, answer: Prediction | RequestEstimate) -> dict[str, object]:
@@ -66,10 +86,6 @@ def plan_document(config: Config, question: Sizing, answer: Plan) -> dict[str, o
 def as_json(tree: object) -> str:
     """One document, keys in order."""
     return json.dumps(tree, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False)
-
-
-def _by_parameter(error: BadInputError) -> QuestionError:
-    return QuestionError(parameter_of(error.parameter), str(error).removeprefix(f"{error.parameter}: "))
 
 
 def _about(config: Config, asked: dict[str, object]) -> dict[str, object]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from urllib.parse import urlencode
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import tracefit
 from collector.commands.plan import plan
@@ -13,7 +16,7 @@ from collector.commands.predict import predict
 from exporters.client_view import ClientView
 from exporters.pages import AskPages, dispatch, protect
 from exporters.pages.routing import Route
-from exporters.what_if import Assumed, Load, Sizing, Step, Targets
+from exporters.what_if import PLAN, PREDICT, Assumed, Load, Sizing, Step, Targets
 from online import Snapshot
 from tests.tracefit.example_snapshot import encoded, tree
 
@@ -111,6 +114,24 @@ def test_a_bad_parameter_is_a_400_that_names_it_on_one_short_line(target, parame
     assert len(text) < 300
 
 
+NAMES = [each.name for each in (*PREDICT, *PLAN)]
+VALUES = st.one_of(
+    st.text(max_size=12),
+    st.floats().map(str),
+    st.integers().map(str),
+    st.sampled_from(["30ms", "1e9", "1", "0.5", "²"]),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(path=st.sampled_from(["/predict", "/plan"]), query=st.dictionaries(st.sampled_from(NAMES) | st.text(), VALUES))
+def test_whatever_is_asked_it_answers_or_says_why_not(path, query):
+    response = ask(f"{path}?{urlencode(query, errors='replace')}")
+    assert response.status in {200, 400, 404}
+    if response.status == 200:
+        json.loads(response.body, parse_constant=pytest.fail)
+
+
 def test_before_the_first_snapshot_it_says_when_to_come_again():
     response = ask("/plan?prompt=10&output=10", pages(None))
     assert response.status == 503
@@ -141,6 +162,20 @@ def test_without_coefficients_it_is_a_422_that_says_why():
     response = ask("/predict?requests=1", bent(lambda changed: changed["configs"][0]["targets"].pop("step_time")))
     assert response.status == 422
     assert response.body == b"configuration 0f3c5a9b77e1 has learned nothing about step_time yet\n"
+
+
+HUGE = ("/predict?requests=1e6&context=1e9", "/predict?prompt=9&output=9&concurrency=9", "/plan?prompt=9&output=9")
+
+
+@pytest.mark.parametrize("target", HUGE)
+def test_coefficients_that_lead_to_no_finite_time_are_a_422(target):
+    def absurd(changed):
+        for feature in changed["configs"][0]["targets"]["step_time"]["models"]["portable"]["features"]:
+            feature["coefficient"] = 9e299
+
+    response = ask(target, bent(absurd))
+    assert response.status == 422
+    assert b"too large for this question" in response.body
 
 
 def test_coefficients_that_should_not_be_used_answer_and_say_so():

@@ -124,7 +124,7 @@ def test_a_state_of_version_1_goes_on_and_counts_residuals_from_zero():
     today.restore(kept_file("learned_2.bin"))
     (config_id,) = bank.configs()
     for each in (bank, today):
-        _learn(each, steps(96, 9).rows, config_id)
+        _learn(each, steps(600, 9).rows, config_id)
     migrated, same = bank.targets(config_id)["step_time"], today.targets(config_id)["step_time"]
     assert migrated.models == same.models
     assert 0 < sum(migrated.residuals.rows) < sum(same.residuals.rows)

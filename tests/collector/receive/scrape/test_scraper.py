@@ -1,9 +1,12 @@
 """Scraping real sockets: good servers, and every kind of bad one."""
 
+import contextlib
 import itertools
 import json
 import shutil
+import socket
 import ssl
+import threading
 import time
 
 import pytest
@@ -69,12 +72,37 @@ def test_a_bad_server_is_counted_by_reason_and_gives_no_page(answer, outcome):
 
 
 def test_nobody_there_and_no_http():
-    import socket
-
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         seen, _ = outcomes(config_of(f"http://127.0.0.1:{free.getsockname()[1]}/metrics"), 1)
     assert seen[0] is ScrapeOutcome.UNREACHABLE
+
+
+@pytest.mark.parametrize(
+    ("piece", "pause_s", "outcome"),
+    [(b"x" * 2**20, 0.0, ScrapeOutcome.TOO_LARGE), (b"x", 0.02, ScrapeOutcome.TIMEOUT)],
+)
+def test_a_page_without_an_end_is_left_at_its_bound(piece, pause_s, outcome):
+    """Nothing is announced: what comes is counted, and a server that drips never trips the socket's own timeout."""
+    sent = []
+
+    def send(listener):
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.recv(1000)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n")
+            while len(sent) < 500:
+                connection.sendall(piece)
+                sent.append(len(piece))
+                time.sleep(pause_s)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=send, args=(listener,), daemon=True)
+        thread.start()
+        seen, pages = outcomes(config_of(f"http://127.0.0.1:{listener.getsockname()[1]}/metrics"), 1)
+        thread.join(5.0)
+    assert (seen[0], pages) == (outcome, [])
+    assert sum(sent) < 32 * 2**20
 
 
 def test_a_server_that_hangs_does_not_keep_the_others_waiting():

@@ -1,14 +1,16 @@
-"""Standard errors that survive autocorrelated noise: decayed HAC meat, windowed by 128 rows.
+"""Standard errors that survive autocorrelated noise: decayed HAC meat over windows that grow with the evidence.
 
-    score_i = w_i r_i x_i                        (p,)       w: weight, r = y - x beta (prequential)
-    g_s     = sum of scores of stratum s in a window of 128 rows,  g = sum_s g_s,  g- = g of the window before
+    score_i = w_i r_i x_i                        (p,)       w: weight, r = y - x beta (prequential; held rows: fitted)
+    g_s     = sum of scores of stratum s in a window of W rows,  g = sum_s g_s,  g- = g of the window before
     M_s    <- kept_s^2 M_s + (g_s (g + g-)' + (g + g-) g_s') / 2        (p, p), upper triangle
               sum_s M_s = sum of g g' + (g g-' + g- g') / 2             Newey and West with one lag of windows
     V       = C M C  B / (B - p)                 C = (A + H)^-1, B: windows remembered
 
-Noise of the clock or of neighbours lasts for tens of steps, so s^2 C is a third too small (AR(1) 0.97: its 95 %
-intervals cover 67 %). Splitting g g' among the strata lets each forget on its own clock, as A does; kept is squared
-because V of a weighted fit has squared weights. With fewer than 2 p + 2 windows s^2 C stands in.
+for W = 32, 128 and 384 rows side by side. Noise of the clock or of neighbours lasts for tens of steps, so s^2 C is a
+third too small (AR(1) 0.97: its 95 % intervals cover 67 %), and windows shorter than the noise miss some of it. Long
+ones are few at first: the longest of which there are enough carries the error bars (online/rls/identify.py). Splitting
+g g' among the strata lets each forget on its own clock, as A does; kept is squared because V of a weighted fit has
+squared weights. Rows of weight 1/k fill a k-th of a row of a window.
 Reference: Newey and West (Econometrica 1987); Ibragimov and Mueller (JBES 2010).
 """
 
@@ -16,56 +18,70 @@ from __future__ import annotations
 
 import numpy as np
 
-from online.blocks import STRATA, Groups
+from online.blocks import STRATA, Design
 from online.rows import Floats
-from online.state import Count, saved
+from online.state import saved
 
-WINDOW_ROWS = 128
+WINDOW_ROWS = (32, 128, 384)
+_LENGTHS = len(WINDOW_ROWS)
+_FIRST = np.arange(_LENGTHS) * STRATA
 
 
 class Meat:
-    """M of p columns in 32 strata, and the window that is being filled."""
+    """M of p columns in 32 strata per length of window, one length below the other, and the windows being filled."""
 
-    STATE = saved("meat", m=Floats, windows=Floats, window=Floats, last=Floats, rows=Count)
+    STATE = saved("meat", m=Floats, windows=Floats, window=Floats, last=Floats, rows=Floats)
 
     __slots__ = ("_left", "_right", "last", "m", "p", "rows", "window", "windows")
 
     def __init__(self, p: int) -> None:
         self.p = p
         self._left, self._right = np.triu_indices(p)
-        self.m = np.zeros((STRATA, len(self._left)))
-        self.windows = np.zeros(STRATA)
-        self.window = np.zeros((STRATA, p))
-        self.last = np.zeros(p)
-        self.rows = 0
+        self.m = np.zeros((_LENGTHS * STRATA, len(self._left)))
+        self.windows = np.zeros(_LENGTHS * STRATA)
+        self.window = np.zeros((_LENGTHS * STRATA, p))
+        self.last = np.zeros((_LENGTHS, p))
+        self.rows = np.zeros(_LENGTHS)
 
-    def learn(self, groups: Groups, kept: Floats, scores: Floats) -> None:
-        """Scores (n, p) in the order of the groups; kept (g,) is what the strata kept of their statistics."""
-        squared = (kept * kept)[:, None]
-        self.m[groups.ids] *= squared
-        self.windows[groups.ids] *= squared[:, 0]
-        self.window[groups.ids] += np.add.reduceat(scores, groups.starts, axis=0)
-        self.rows += len(scores)
-        if self.rows >= WINDOW_ROWS:
-            self._close_window()
+    def learn(self, block: Design, kept: Floats, scores: Floats) -> None:
+        """Scores (n, p) of a block; kept (g,) is what its strata kept of their statistics."""
+        groups = block.grouped()
+        squared = np.tile(kept * kept, _LENGTHS)
+        places = (_FIRST[:, None] + groups.ids).reshape(-1)
+        self.m[places] *= squared[:, None]
+        self.windows[places] *= squared
+        self.window[places] += np.tile(np.add.reduceat(scores[groups.order], groups.starts, axis=0), (_LENGTHS, 1))
+        self.rows += float(block.weight.sum())
+        for length, rows in enumerate(WINDOW_ROWS):
+            if self.rows[length] >= rows:
+                self._close_window(length)
 
-    def _close_window(self) -> None:
-        mine, own = self.window, self.window.sum(axis=0)
-        whole, self.last = own + self.last, own
+    def learn_held(self, held: Design, scores: Floats) -> None:
+        """Scores (n, p) of the rows of the first fit, in windows of the shortest length."""
+        for start in range(0, len(held), WINDOW_ROWS[0]):
+            piece = held.slice(start, start + WINDOW_ROWS[0])
+            self.learn(piece, np.ones(len(piece.grouped().ids)), scores[start : start + WINDOW_ROWS[0]])
+
+    def _close_window(self, length: int) -> None:
+        strata = slice(length * STRATA, (length + 1) * STRATA)
+        mine = self.window[strata]
+        own = mine.sum(axis=0)
+        whole, self.last[length] = own + self.last[length], own
         left, right = self._left, self._right
-        self.m += 0.5 * (mine[:, left] * whole[right] + whole[left] * mine[:, right])
-        # Windows are shared out as the rows are: by nothing better than which strata took part.
+        self.m[strata] += 0.5 * (mine[:, left] * whole[right] + whole[left] * mine[:, right])
+        # A window is shared out as the rows are: by nothing better than which strata took part.
         part = mine.any(axis=1)
-        self.windows += part * (self.rows / WINDOW_ROWS / max(1, int(part.sum())))
-        self.window[:] = 0.0
-        self.rows = 0
+        self.windows[strata] += part / max(1, int(part.sum()))
+        mine[:] = 0.0
+        self.rows[length] = 0.0
 
-    def total(self) -> tuple[Floats, float]:
-        """M as a full matrix (p, p), and how many windows it remembers."""
-        matrix = np.zeros((self.p, self.p))
-        matrix[self._left, self._right] = self.m.sum(axis=0)
-        matrix[self._right, self._left] = matrix[self._left, self._right]
-        return matrix, float(self.windows.sum())
+    def total(self) -> tuple[Floats, Floats]:
+        """M as full matrices, one per length of window, (k, p, p), and how many windows each remembers, (k,)."""
+        matrices = np.zeros((_LENGTHS, self.p, self.p))
+        sums = self.m.reshape(_LENGTHS, STRATA, -1).sum(axis=1)
+        matrices[:, self._left, self._right] = sums
+        matrices[:, self._right, self._left] = sums
+        return matrices, self.windows.reshape(_LENGTHS, STRATA).sum(axis=1)
 
     def discount(self, keep: float) -> None:
         """Keep this share of the evidence, whose weights are squared here."""
@@ -76,7 +92,7 @@ class Meat:
 
     def decay(self, spent: Floats) -> None:
         """Forget as the strata do; see Strata.decay."""
-        squared = np.exp2(-2.0 * np.minimum(spent, 500.0))
+        squared = np.tile(np.exp2(-2.0 * np.minimum(spent, 500.0)), _LENGTHS)
         self.m *= squared[:, None]
         self.windows *= squared
 
@@ -96,6 +112,6 @@ class Meat:
         keep = wide._right < self.p
         wide.m[:, keep] = self.m
         wide.window[:, : self.p] = self.window
-        wide.last[: self.p] = self.last
+        wide.last[:, : self.p] = self.last
         wide.windows, wide.rows = self.windows, self.rows
         return wide

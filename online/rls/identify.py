@@ -1,14 +1,17 @@
 """What the data say about each coefficient, and what they do not.
 
     C       = (A + H)^-1                            on the columns with evidence (p, p)
-    V       = C M C B / (B - p)                     HAC, M: online/rls/hac.py, B windows; s^2 C while B < 2 p + 2
+    V       = C (M + u^2 H) C                       H: the prior's part, u = max(s, its misfit); M: online/rls/hac.py
+            + the misfit of the form                by batch shape: online/rls/misfit.py
+    M       = B / (B - p) that of the longest windows of which there are B >= p + 4 (of the shortest: p + 2),
+              not below s^2 A
     se_j    = sqrt(V_jj) (1 + 1.21 / (B - p))       so that 1.96 se is Student's 95 % for few windows
     share_j = 1 - H_jj C_jj                         learned share: 1 = all from data, 0 = all from prior or ridge
     cv_j^2  = A_jj A_ll / A_jl^2 - 1                excitation beyond "so much per step" (l = steps of the row)
     vif_j   = (A_jj - A_jl^2 / A_ll) C_jj           1 = independent of the others, > 10 = nearly a mixture of them
     kappa   = cond(D^-1/2 (A + H) D^-1/2)           condition of the scaled system
 
-H holds the prior's precision and the relative ridge of the solver. Coefficients at the bound have no sampling
+H holds the prior's precision and, in C, the relative ridge of the solver. Coefficients at the bound have no sampling
 distribution around 0; their se is that of the unconstrained fit, an upper limit of what could hide there.
 
 Status, the first that applies:
@@ -16,7 +19,8 @@ Status, the first that applies:
     at_bound    non-negativity holds it at 0 although there is evidence
     prior_only  share < 0.5 and there is a prior: a donor's or data sheet's value
     constant    cv < 1e-6: it never varied beside the steps themselves, so it cannot be told from the intercept
-    identified  share > 0.9 and se < 20 % of the coefficient
+    identified  share > 0.9 and se < 20 % of the coefficient; 2 p + 2 windows; and it took more than one value:
+                cv > 0.1 over the strata that have it (chunks of one size price the chunk, not the token)
     weak        anything else: do not act on it alone
 
 Reference: Belsley, Kuh and Welsch, Regression Diagnostics (1980).
@@ -30,13 +34,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from online.features import Column
-from online.rows import Floats, Mask
+from online.rows import Floats, Ints, Mask
 from online.snapshot import FeatureSnapshot
 
+from .misfit import STUDENT, Shapes
 from .solve import RELATIVE_RIDGE
 
 IDENTIFIED_SHARE, PRIOR_SHARE, IDENTIFIED_ERROR, CONSTANT_CV = 0.9, 0.5, 0.2, 1e-6
-_STUDENT = 1.21
+ONE_VALUE_CV = 0.1
 
 ABSENT = "absent"
 """Status of a column without evidence and without a prior; it is not published."""
@@ -44,25 +49,33 @@ ABSENT = "absent"
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Over p columns: A (p, p), the prior's precision (p,), A_jl (p,), A_ll, s^2, M (p, p) and its windows B."""
+    """Over p columns: A (p, p), the precision beside it (p,) and u^2 H of a prior (p,), A_jl (p,), A_ll, s^2.
+
+    ``meats`` (k, p, p) and ``windows`` (k,): M and B per length of window. ``spread``: cv over the strata that have the
+    column, (p,). ``shapes``: what the form misses by batch shape; None where there are no shapes.
+    """
 
     a: Floats
     precision: Floats
+    prior: Floats
     with_steps: Floats
     steps: float
     variance: float
-    meat: Floats
-    windows: float
+    meats: Floats
+    windows: Floats
+    spread: Floats
+    shapes: Shapes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """beta (p,), the passive set, the columns with evidence, and those with a prior."""
+    """beta (p,), the passive set, the columns with evidence, those with a prior, and the intercept."""
 
     beta: Floats
     passive: Mask
     live: Mask
     has_prior: Mask
+    intercept: Mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +97,16 @@ def diagnose(evidence: Evidence, solved: Solved) -> Diagnosis:
     ridge = evidence.precision + RELATIVE_RIDGE * diagonal
     scale = 1.0 / np.sqrt(np.where(solved.live, diagonal, 1.0))
     scaled = ((evidence.a + np.diag(ridge)) * scale * scale[:, None])[np.ix_(on, on)]
-    inverse = np.linalg.inv(scaled)
+    inverse: Floats = np.asarray(np.linalg.inv(scaled), np.float64)
     outer = np.outer(scale[on], scale[on])
-    spread = evidence.variance * inverse
-    if evidence.windows >= 2 * len(on) + 2:
-        meat = evidence.meat[np.ix_(on, on)] * outer
-        free = evidence.windows - len(on)
-        spread = inverse @ meat @ inverse * (evidence.windows / free * (1.0 + _STUDENT / free) ** 2)
     c, v = np.full(p, np.nan), np.full(p, np.nan)
     c[on] = (inverse * outer).diagonal()
-    v[on] = (spread * outer).diagonal()
-    # Windows forgotten at different rates can leave M slightly indefinite; no error bar is below a tenth of s^2 C.
-    stderr = np.sqrt(np.maximum(v, 0.01 * evidence.variance * c))
+    noise, carried = _noise(evidence, on, inverse, outer)
+    v[on] = noise * outer.diagonal()
+    if evidence.shapes is not None and len(on):
+        inflation = float(np.mean(noise / (evidence.variance * inverse.diagonal())))
+        v[on] += evidence.shapes.variance(solved.beta, inverse * outer, on, inflation)
+    stderr = np.sqrt(v)
     a = evidence.a.diagonal()
     with np.errstate(divide="ignore", invalid="ignore"):
         per_step = np.where(evidence.with_steps > 0.0, evidence.with_steps**2 / evidence.steps, 0.0)
@@ -103,11 +114,36 @@ def diagnose(evidence: Evidence, solved: Solved) -> Diagnosis:
         vif = np.maximum((a - per_step) * c, 1.0)
     share = np.clip(1.0 - ridge * c, 0.0, 1.0)
     condition = float(np.linalg.cond(scaled)) if len(on) else 1.0
-    return Diagnosis(stderr, share, excitation, vif, _status(solved, share, stderr, excitation), condition)
+    varied = carried & ((evidence.spread > ONE_VALUE_CV) | solved.intercept)
+    status = _status(solved, share, stderr, excitation, varied)
+    return Diagnosis(stderr, share, excitation, vif, status, condition)
 
 
-def _status(solved: Solved, share: Floats, stderr: Floats, excitation: Floats) -> tuple[str, ...]:
+def _noise(evidence: Evidence, on: Ints, inverse: Floats, outer: Floats) -> tuple[Floats, bool]:
+    """Variance by noise and prior of the scaled columns with evidence, and whether HAC carries it."""
+    among, p = np.ix_(on, on), len(on)
+    prior = np.diag(evidence.prior)
+    spread = plain = _variance(inverse, (evidence.variance * evidence.a + prior)[among] * outer)
+    # Decayed counts of windows, so half a one is nothing missing.
+    carried, enough = False, 2 * p + 1.5
+    for length, (meat, windows) in enumerate(zip(evidence.meats, evidence.windows.tolist(), strict=True)):
+        free = windows - p
+        carried |= windows >= enough
+        if windows >= (p + 3.5 if length else p + 1.5):
+            factor = windows / free * (1.0 + STUDENT / free) ** 2
+            spread = np.maximum(plain, _variance(inverse, (factor * meat + prior)[among] * outer))
+    return spread, carried
+
+
+def _variance(bread: Floats, meat: Floats) -> Floats:
+    """Diagonal of C M C."""
+    diagonal: Floats = np.einsum("ij,jk,ki->i", bread, meat, bread)
+    return diagonal
+
+
+def _status(solved: Solved, share: Floats, stderr: Floats, excitation: Floats, varied: Mask) -> tuple[str, ...]:
     statuses = []
+    shared = bool((solved.intercept & solved.live).any())
     for j, beta in enumerate(solved.beta.tolist()):
         if not solved.live[j]:
             statuses.append(ABSENT)
@@ -115,9 +151,9 @@ def _status(solved: Solved, share: Floats, stderr: Floats, excitation: Floats) -
             statuses.append("at_bound")
         elif share[j] < PRIOR_SHARE and solved.has_prior[j]:
             statuses.append("prior_only")
-        elif excitation[j] < CONSTANT_CV and j > 0:
+        elif excitation[j] < CONSTANT_CV and shared and not solved.intercept[j]:
             statuses.append("constant")
-        elif share[j] > IDENTIFIED_SHARE and stderr[j] < IDENTIFIED_ERROR * abs(beta):
+        elif share[j] > IDENTIFIED_SHARE and stderr[j] < IDENTIFIED_ERROR * abs(beta) and varied[j]:
             statuses.append("identified")
         else:
             statuses.append("weak")

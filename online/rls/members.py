@@ -22,12 +22,17 @@ from online.state import saved
 
 from .champion import Champion
 from .fast_member import FastMember
+from .identify import Diagnosis
 from .learner_settings import LearnerSettings
 from .means import Means
+from .misfit import Shapes
 from .prior import Prior
 from .robust import FAST, FAST_ONLY, SLOW, Weighing
 from .slow_member import SlowMember
 from .startup import Start
+
+MEAN_TARGETS = frozenset({Target.API_QUEUEING, Target.POST_DECODE, Target.FIRST_RESPONSE})
+"""Skewed times that add up to what a request sees: their mean is what adds up, and a robust fit is far off in it."""
 
 
 class Members:
@@ -55,8 +60,8 @@ class Members:
     ) -> None:
         p = len(features)
         self._settings = settings
-        # A robust fit of a skewed time is far off in the mean, and the mean of post_decode is what adds up to E2E.
-        self.weighing = Weighing(robust=features.target is not Target.POST_DECODE)
+        self.target = features.target
+        self.weighing = Weighing(robust=features.target not in MEAN_TARGETS)
         self.slow = slow_kind(features, settings, prior)
         self.fast = FastMember(p, settings.fast_half_life_steps, settings.fast_prior_share, settings.fast_prior_floor)
         self.champion = Champion(settings)
@@ -130,7 +135,7 @@ class Members:
 
     def release(self, held: Design, z: Floats, start: Start) -> None:
         """The held rows become statistics of both."""
-        self.slow.strata.learn(held, z, start.weight, start.share)
+        self.slow.learn_held(held, z, start.weight, start.share)
         prediction = z[:, : self.slow.p] @ self.slow.beta
         usual = (start.share > 0.0) & (prediction > 0.0)
         log_ratio = np.log(held.elapsed_us[usual] / prediction[usual])
@@ -138,6 +143,27 @@ class Members:
         self.fast.learn(held.steps, z, start.weight)
         self.solve_slow()
         self._solve_fast()
+
+    def diagnosis(self, g: Floats, rows: float) -> Diagnosis:
+        """Error bars and status of the published coefficients, which solve g (q, q) of so many effective rows."""
+        scale, beta = self.weighing.slow_scale, self.slow.beta
+        variance = scale**2
+        if not self.weighing.robust:
+            # The scale is a median's, which does not see the tail that a mean fit lives on.
+            squares = g[-2, -2] - 2.0 * (g[-2, : len(beta)] @ beta) + beta @ g[: len(beta), : len(beta)] @ beta
+            variance = max(variance, float(squares) / max(rows, 1.0))
+        return self.slow.diagnosis(g, scale, variance, self._shapes(rows))
+
+    def _shapes(self, rows: float) -> Shapes | None:
+        """What the form misses by batch shape; None where this model's own references are not kept up."""
+        cells = self.drift.cells
+        visited = np.flatnonzero(cells.rows)
+        seen_rows = cells.rows[visited]
+        total = float(seen_rows.sum())
+        if self.target.vector != "beta" or not total or total < 0.5 * float(self.slow.strata.n1.sum()):
+            return None
+        log_factor = self.drift.log_factors(self.slow.beta)[visited]
+        return Shapes(cells.x[visited], log_factor, cells.spread[visited], seen_rows, seen_rows * (rows / total))
 
     def solve_slow(self) -> None:
         """Published coefficients from what is remembered."""

@@ -46,7 +46,7 @@ class Prior:
         """Of p columns: phases that are not learned are left out, phases that are new are not known."""
         more = max(0, p - len(self.mean))
         mean = np.concatenate([self.mean, np.zeros(more)])[:p]
-        return Prior(mean, np.concatenate([self.sd, np.full(more, np.inf)])[:p])
+        return Prior(mean, np.concatenate([self.sd, np.full(more, np.inf)])[:p], self.misfit)
 
     def restored(self) -> None:
         """Every column has a mean and a deviation, which may be infinite."""
@@ -56,3 +56,7 @@ class Prior:
     def precision(self, scale: float) -> Floats:
         """H's diagonal for noise of this relative scale, (p,)."""
         return (max(scale, self.misfit) / self.sd) ** 2
+
+    def score_variance(self, scale: float) -> Floats:
+        """Variance of what the prior adds to the scores, H (mean - beta), (p,): H^2 sd^2."""
+        return max(scale, self.misfit) ** 2 * self.precision(scale)

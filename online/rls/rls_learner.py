@@ -188,8 +188,7 @@ class RlsLearner:
 
     def diagnosis(self) -> Diagnosis:
         """Error bars and status of the published coefficients; needs a first fit."""
-        g, weighing = self.statistics(), self.members.weighing
-        return self.members.slow.diagnosis(g, weighing.slow_scale)
+        return self.members.diagnosis(self.statistics(), self.effective_rows())
 
     def log_ratio(self, block: Design) -> Floats:
         """log(y / (x beta F)) of each row by the published coefficients and shape factors, (n,)."""
@@ -213,7 +212,7 @@ class RlsLearner:
     def effective_rows(self) -> float:
         """Rows that the published coefficients rest on, after forgetting and down-weighting."""
         held = self.startup.held
-        return self.members.slow.strata.effective_rows() if held is None else float(len(held))
+        return self.members.slow.strata.effective_rows() if held is None else float(held.weight.sum())
 
     def donation(self) -> Prior | None:
         """What another configuration may start from; None before the first fit."""

@@ -15,13 +15,14 @@ from __future__ import annotations
 import numpy as np
 
 from online.blocks import STRATA, Design
-from online.features import FeatureSet
+from online.features import INTERCEPT, FeatureSet
 from online.rows import Floats, Mask
 from online.state import Finite, MadeBy, StateError, saved
 
 from .hac import Meat
 from .identify import Diagnosis, Evidence, Solved, diagnose
 from .learner_settings import LearnerSettings
+from .misfit import Shapes
 from .prior import Prior
 from .solve import solve
 from .strata import Strata
@@ -34,6 +35,7 @@ class SlowMember:
         p: features and phases.
         prior: of the coefficients, if there is one.
         free: columns that may be negative, (p,).
+        intercept: the column of that name, (p,).
         beta: published coefficients and phases, (p,).
         passive: columns that are off their bound, (p,).
         live: columns with evidence or a prior, (p,).
@@ -63,6 +65,7 @@ class SlowMember:
         self.p = p
         self.prior = None if prior is None else prior.sized(p)
         self.free: Mask = np.zeros(p, np.bool_)
+        self.intercept: Mask = np.array([name == INTERCEPT for name in features.names], np.bool_)
         self.beta = np.zeros(p)
         self.passive: Mask = np.zeros(p, np.bool_)
         self.live: Mask = np.zeros(p, np.bool_)
@@ -87,7 +90,7 @@ class SlowMember:
         self.p = p + more
         self.prior = None if self.prior is None else self.prior.sized(self.p)
         self.free = np.concatenate([self.free, np.ones(more, np.bool_)])
-        for name in ("beta", "passive", "live", "per_row"):
+        for name in ("intercept", "beta", "passive", "live", "per_row"):
             value = getattr(self, name)
             setattr(self, name, np.concatenate([value, np.zeros(more, value.dtype)]))
         self.evidence = np.pad(self.evidence, (0, more))
@@ -103,10 +106,14 @@ class SlowMember:
             self.trial.learn(block, z, weight, share)
             return False
         kept = self.strata.learn(block, z, weight, share)
-        groups = block.grouped()
-        scores = z[:, : self.p] * (weight * (block.elapsed_us - prediction))[:, None]
-        self.meat.learn(groups, kept, scores[groups.order])
+        self.meat.learn(block, kept, z[:, : self.p] * (weight * (block.elapsed_us - prediction))[:, None])
         return True
+
+    def learn_held(self, held: Design, z: Floats, weight: Floats, share: Floats) -> None:
+        """The rows of the first fit become statistics."""
+        self.strata.learn(held, z, weight, share)
+        residual = held.elapsed_us - z[:, : self.p] @ self.beta
+        self.meat.learn_held(held, z[:, : self.p] * (weight * residual)[:, None])
 
     def open_trial(self) -> Strata:
         """Begin statistics on the side; those of an earlier suspicion are forgotten."""
@@ -172,19 +179,22 @@ class SlowMember:
         self.per_row = g.diagonal()[:p] / self.evidence_rows
         self.solve(g, scale)
 
-    def diagnosis(self, g: Floats, scale: float) -> Diagnosis:
-        """Error bars and status of beta, which solves g (q, q)."""
+    def diagnosis(self, g: Floats, scale: float, variance: float, shapes: Shapes | None) -> Diagnosis:
+        """Error bars and status of beta, which solves g (q, q); ``variance`` is of the residuals, in weighted units."""
         p = self.p
         precision = self.precision(scale)
         known = np.zeros(p) if precision is None else precision
-        meat, windows = self.meat.total()
+        meats, windows = self.meat.total()
         evidence = Evidence(
             a=g[:p, :p],
             precision=known,
+            prior=np.zeros(p) if self.prior is None else self.prior.score_variance(scale),
             with_steps=g[:p, p + 1],
             steps=max(float(g[p + 1, p + 1]), 1e-300),
-            variance=scale**2,
-            meat=meat,
+            variance=variance,
+            meats=meats,
             windows=windows,
+            spread=self.strata.spread(),
+            shapes=shapes,
         )
-        return diagnose(evidence, Solved(self.beta, self.passive, self.live, self.has_prior()))
+        return diagnose(evidence, Solved(self.beta, self.passive, self.live, self.has_prior(), self.intercept))

@@ -9,7 +9,8 @@ so a stratum forgets by what happens in it: what is not visited is not forgotten
 with accuracy equal to it and with merging still exact). The two half-lives make it max(4000 steps, 10 minutes of busy
 time). The blocks of sum_s G_s are A (p, p), b (p,), y'Wy, the sums over l (for excitation), and
 
-    n1_s = sum 2^(-age) h    n2_s = sum 2^(-2 age) h^2    h: Huber's share; n1^2 / n2 = effective rows
+    n1_s = sum 2^(-age) h v    n2_s = sum 2^(-2 age) h^2 v    h: Huber's share, v: the row's weight; n1^2 / n2 =
+    effective rows: k rows of weight 1 / k that see the same are one
 
 Guarantees: adding statistics equals learning the rows together, to rounding
 (tests/property/test_state.py::test_merge_equals_one_learner_fed_the_same_rows_when_nothing_is_forgotten); nothing here
@@ -73,8 +74,9 @@ class Strata:
         kept: Floats = np.exp2(-np.minimum(spent, _MAX_AGE))
         self.g[ids] = self.g[ids] * kept[:, None] + new
         h = share[order] * decay
-        self.n1[ids] = self.n1[ids] * kept + np.add.reduceat(h, starts)
-        self.n2[ids] = self.n2[ids] * (kept * kept) + np.add.reduceat(h * h, starts)
+        counted = h * block.weight[order]
+        self.n1[ids] = self.n1[ids] * kept + np.add.reduceat(counted, starts)
+        self.n2[ids] = self.n2[ids] * (kept * kept) + np.add.reduceat(counted * h, starts)
         self.clock[ids] += spent
         return kept
 
@@ -84,9 +86,24 @@ class Strata:
         return matrix
 
     def effective_rows(self) -> float:
-        """(sum w)^2 / sum w^2 in Huber shares, over all strata."""
+        """n1^2 / n2 over all strata."""
         squares = float(self.n2.sum())
         return float(self.n1.sum()) ** 2 / squares if squares > 0.0 else 0.0
+
+    def spread(self) -> Floats:
+        """How far each feature varies beyond so much per step where it is not 0, (p,): cv over the strata that have it.
+
+        In strata with prefill every row has some: that none of the others has any tells what a chunk costs, and only
+        chunks of several sizes tell what a token costs.
+        """
+        p = self.q - 2
+        squares = self.g[:, self._expand.diagonal()[:p]]
+        visited = squares > 0.0
+        steps = (visited * self.g[:, self._expand[-1, -1], None]).sum(axis=0)
+        crossed = self.g[:, self._expand[:p, -1]].sum(axis=0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(crossed > 0.0, squares.sum(axis=0) * steps / crossed**2, np.inf)
+        return np.sqrt(np.maximum(ratio - 1.0, 0.0))
 
     def discount(self, keep: float, gain: float, strata: slice = slice(None)) -> None:
         """Keep this share of all evidence and say that the same work now takes ``gain`` times as long.

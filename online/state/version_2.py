@@ -137,7 +137,7 @@ def _model(graph: _GraphWriter, state: dict[str, Any]) -> int:
     slow = {name: numbers[name] for name in ("beta", "passive", "live", "evidence", "per_row")} | {
         "evidence_rows": numbers["slow_rows"],
         "strata": graph.add("strata", state["slow"]),
-        "meat": graph.add("meat", state["meat"]),
+        "meat": graph.add("meat", _meat(state["meat"])),
         "trial": None if state["trial"] is None else graph.add("strata", state["trial"]),
         "prior": None if state["prior"] is None else _prior(graph, state["prior"]),
     }
@@ -174,6 +174,13 @@ def _model(graph: _GraphWriter, state: dict[str, Any]) -> int:
         "members": graph.add("members", members),
     }
     return graph.add("rls", learner)
+
+
+def _meat(state: dict[str, Any]) -> dict[str, Any]:
+    """Windows of one length, of 128 rows, among those of three."""
+    lengths = np.array([0.0, 1.0, 0.0])
+    matrices = {name: np.kron(lengths[:, None], np.atleast_2d(state[name])) for name in ("m", "window", "last")}
+    return matrices | {"windows": np.kron(lengths, state["windows"]), "rows": lengths * float(state["rows"])}
 
 
 def _drift(graph: _GraphWriter, state: dict[str, Any]) -> int:

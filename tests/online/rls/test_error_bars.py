@@ -1,0 +1,159 @@
+"""Error bars hold from the first minute, and what they cannot hold is not called identified."""
+
+import numpy as np
+import pytest
+
+from collector.config.schema import Config
+from online import make_rls
+from online.bank import Bank
+from online.features.registry import portable
+from online.rls import Prior
+from online.rls.learner_settings import LearnerSettings
+from online.rls.members import MEAN_TARGETS
+from online.rows import STEP_FEATURES, RowBlock, Target
+from tests.support.designs import design_of
+from tests.support.linear_steps import BETA, steps
+from tests.support.request_times import skewed_times
+
+RLS = Config(learners=("rls",))
+STEP = Target.STEP_TIME
+
+
+def _features(bank, target=STEP, name="portable"):
+    return {f.name: f for f in bank.targets("c")[target.value].models[name].features}
+
+
+def _learned(rows, target=STEP, settings=RLS):
+    bank = Bank(settings)
+    bank.learn("c", target, rows)
+    return bank
+
+
+def _covered(features, truth):
+    return [abs(features[name].coefficient - value) < 1.96 * features[name].stderr for name, value in truth.items()]
+
+
+def _with(rows, **columns):
+    raw = rows.raw.copy()
+    for name, values in columns.items():
+        raw[:, STEP_FEATURES.index(name)] = values
+    return RowBlock.of_lines(raw, rows.elapsed_us, end_ns=rows.end_ns)
+
+
+@pytest.mark.parametrize(("autocorrelation", "least"), [(0.9, 0.85), (0.97, 0.75)])
+def test_intervals_cover_from_320_rows_on_when_neighbours_err_together(autocorrelation, least):
+    ends, truth = (320, 640, 1280), dict(zip(portable(STEP).names, BETA, strict=True))
+    hits = np.empty((12, len(ends), 4))
+    for seed in range(len(hits)):
+        rows, bank, start = steps(1280, 8100 + seed, noise=0.03, autocorrelation=autocorrelation).rows, Bank(RLS), 0
+        for k, end in enumerate(ends):
+            bank.learn("c", STEP, rows.slice(start, end))
+            hits[seed, k], start = _covered(_features(bank), truth), end
+    assert (hits.mean(axis=(0, 2)) >= least).all()
+
+
+def test_nothing_is_identified_before_the_windows_carry_it():
+    bank = _learned(steps(288, 1).rows)
+    assert {f.status for f in _features(bank).values()} == {"weak"}
+    bank.learn("c", STEP, steps(64, 2).rows)
+    assert {f.status for f in _features(bank).values()} == {"identified"}
+
+
+def test_a_prior_without_data_keeps_its_standard_error():
+    learner = make_rls(portable(STEP), LearnerSettings(), Prior(np.array([9e3, 50.0, 0.12, 160.0]), 0.15 * BETA))
+    rows = steps(3000, 3, prefill_share=0.0).rows
+    design = design_of(rows, portable(STEP))
+    for start in range(0, 3000, 32):
+        learner.learn(design.slice(start, start + 32))
+    prefill = {f.name: f for f in learner.snapshot().features}["prefill_tokens"]
+    assert prefill.status == "prior_only"
+    assert prefill.stderr == pytest.approx(0.15 * BETA[1], rel=0.02)
+
+
+def test_a_prior_that_is_resized_keeps_its_misfit():
+    assert Prior(np.ones(2), np.ones(2), misfit=0.07).sized(3).misfit == 0.07
+
+
+def test_chunks_of_one_size_do_not_say_what_a_token_costs():
+    rng = np.random.default_rng(4)
+    rows = steps(2500, 4).rows
+    prefill = rows.raw[:, STEP_FEATURES.index("prefill_tokens")]
+    x = portable(STEP).evaluate(rows)
+    one_size = np.where(prefill > 0.0, 512.0, 0.0)
+    y = (x @ BETA + (one_size > 0) * 5000.0 + 25.0 * one_size - BETA[1] * prefill) * np.exp(
+        0.01 * rng.standard_normal(2500)
+    )
+    bank = _learned(RowBlock.of_lines(_with(rows, prefill_tokens=one_size).raw, y, end_ns=rows.end_ns))
+    found = _features(bank)
+    assert found["prefill_tokens"].status == "weak"
+    assert found["intercept"].status == "identified"
+
+
+def test_rows_that_overlap_count_by_their_weight():
+    rows = steps(100, 5).rows
+    copies = RowBlock.concatenate([rows.slice(k, k + 1) for k in np.repeat(np.arange(100), 32)])
+    light = RowBlock(
+        copies.raw,
+        copies.offsets,
+        copies.elapsed_us,
+        copies.phase,
+        np.full(3200, 1 / 32),
+        copies.end_ns,
+        copies.engine,
+        copies.quality,
+    )
+    assert _learned(light).targets("c")["step_time"].models["portable"].effective_rows == pytest.approx(100, rel=0.1)
+
+
+def test_the_intercept_is_known_by_its_name():
+    custom = {"step_time": ("requests", "intercept")}
+    bank = _learned(
+        steps(1500, 6, batch=(4, 4), prefill_share=0.0).rows,
+        settings=Config(learners=("rls",), feature_sets=("custom",), custom=custom),
+    )
+    assert _features(bank, name="custom")["requests"].status == "constant"
+    without = Config(learners=("rls",), feature_sets=("custom",), custom={"step_time": ("prefill_tokens", "requests")})
+    bank = _learned(steps(1500, 6, batch=(4, 4), prefill_share=0.3).rows, settings=without)
+    assert _features(bank, name="custom")["requests"].status != "constant"
+
+
+def test_a_form_that_misfits_is_less_sure_than_its_noise():
+    """Batch 3 costs 40 % more; the mix moves from small batches to large ones, and with it the nearest line."""
+    parts = [steps(700, 7, batch=(1, 4)).rows, steps(3000, 8, batch=(1, 16)).rows]
+    bent = []
+    for part in parts:
+        dear = part.raw[:, STEP_FEATURES.index("requests")] % 4 == 3
+        bent.append(RowBlock.of_lines(part.raw, part.elapsed_us * np.where(dear, 1.4, 1.0), end_ns=part.end_ns))
+    bank = _learned(bent[0])
+    early = _features(bank)
+    bank.learn("c", STEP, bent[1])
+    final = {name: f.coefficient for name, f in _features(bank).items()}
+    assert all(_covered(early, final))
+
+
+# -------------------------------------------------------------------- skewed times
+
+
+@pytest.mark.parametrize("target", sorted(MEAN_TARGETS))
+def test_what_adds_up_to_a_request_is_fitted_to_the_mean(target):
+    rows = skewed_times(4000, 9, tokens="output_tokens" if target is Target.POST_DECODE else "prompt_tokens")
+    bank = _learned(rows, target)
+    features = _features(bank, target)
+    predicted = sum(f.coefficient * f.mean for f in features.values())
+    assert predicted == pytest.approx(float(rows.elapsed_us.mean()), rel=0.05)
+
+
+def test_error_bars_of_skewed_times_cover_whenever_identified():
+    hits = []
+    for seed in range(30):
+        bank, at = Bank(RLS), 0
+        rows = skewed_times(1100, 500 + seed, sigma=1.2, fixed_us=2000.0)
+        for end in (300, 700, 1100):
+            bank.learn("c", Target.POST_DECODE, rows.slice(at, end))
+            features, at = _features(bank, Target.POST_DECODE), end
+            truth = {"intercept": 2000.0, "output_tokens": 1.0}
+            for hit, name in zip(_covered(features, truth), truth, strict=True):
+                if features[name].status == "identified":
+                    hits.append(hit)
+    assert len(hits) > 20
+    assert np.mean(hits) >= 0.85

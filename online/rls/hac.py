@@ -4,13 +4,13 @@
     g_s     = sum of scores of stratum s in a window of W rows,  g = sum_s g_s,  g- = g of the window before
     M_s    <- kept_s^2 M_s + (g_s (g + g-)' + (g + g-) g_s') / 2        (p, p), upper triangle
               sum_s M_s = sum of g g' + (g g-' + g- g') / 2             Newey and West with one lag of windows
-    V       = C M C  B / (B - p)                 C = (A + H)^-1, B: windows remembered
+    V       = C M C  B / (B - p) (1 + 1.21 / (B - p))^2         C = (A + H)^-1, B: windows remembered
 
 for W = 32, 128 and 384 rows side by side. Noise of the clock or of neighbours lasts for tens of steps, so s^2 C is a
 third too small (AR(1) 0.97: its 95 % intervals cover 67 %), and windows shorter than the noise miss some of it. Long
-ones are few at first: the longest of which there are enough carries the error bars (online/rls/identify.py). Splitting
-g g' among the strata lets each forget on its own clock, as A does; kept is squared because V of a weighted fit has
-squared weights. Rows of weight 1/k fill a k-th of a row of a window.
+ones are few at first: the longest of which there are enough carries the error bars: p + 4 (of the shortest: p + 2).
+Splitting g g' among the strata lets each forget on its own clock, as A does; kept is squared because V of a weighted
+fit has squared weights. Rows of weight 1/k fill a k-th of a row of a window.
 Reference: Newey and West (Econometrica 1987); Ibragimov and Mueller (JBES 2010).
 """
 
@@ -23,6 +23,12 @@ from online.rows import Floats
 from online.state import saved
 
 WINDOW_ROWS = (32, 128, 384)
+_FREE_MIN = (2, 4, 4)
+"""Windows beyond the number of columns from which on a length counts."""
+
+STUDENT = 1.21
+"""1.96 (1 + 1.21 / f) is Student's 97.5 % quantile at f degrees of freedom, within 4 % from f = 2 on."""
+
 _LENGTHS = len(WINDOW_ROWS)
 _FIRST = np.arange(_LENGTHS) * STRATA
 
@@ -75,13 +81,22 @@ class Meat:
         mine[:] = 0.0
         self.rows[length] = 0.0
 
-    def total(self) -> tuple[Floats, Floats]:
-        """M as full matrices, one per length of window, (k, p, p), and how many windows each remembers, (k,)."""
-        matrices = np.zeros((_LENGTHS, self.p, self.p))
-        sums = self.m.reshape(_LENGTHS, STRATA, -1).sum(axis=1)
-        matrices[:, self._left, self._right] = sums
-        matrices[:, self._right, self._left] = sums
-        return matrices, self.windows.reshape(_LENGTHS, STRATA).sum(axis=1)
+    def of_scores(self, columns: int) -> Floats | None:
+        """M times B / (B - p) and Student's share for a fit of so many columns, (p, p); None while windows are too few."""
+        counts = self.windows.reshape(_LENGTHS, STRATA).sum(axis=1)
+        for length in reversed(range(_LENGTHS)):
+            # What is forgotten of a window is not missing: half a one less will do.
+            free = float(counts[length]) - columns
+            if free >= _FREE_MIN[length] - 0.5:
+                matrix = np.zeros((self.p, self.p))
+                sums = self.m[_FIRST[length] : _FIRST[length] + STRATA].sum(axis=0)
+                matrix[self._left, self._right] = matrix[self._right, self._left] = sums
+                return matrix * ((free + columns) / free * (1.0 + STUDENT / free) ** 2)
+        return None
+
+    def carries(self, columns: int) -> bool:
+        """Whether there are windows enough for a fit of so many columns to be called known: 2 p + 2."""
+        return float(self.windows[:STRATA].sum()) >= 2 * columns + 1.5
 
     def discount(self, keep: float) -> None:
         """Keep this share of the evidence, whose weights are squared here."""
@@ -99,7 +114,7 @@ class Meat:
     def add_between(self, products: Floats, rows: Floats) -> None:
         """Products of scores (p, p) of whole streams, shared out among the strata by their rows (32,)."""
         share = rows / max(float(rows.sum()), 1e-300)
-        self.m += share[:, None] * products[self._left, self._right]
+        self.m += np.tile(share, _LENGTHS)[:, None] * products[self._left, self._right]
 
     def add(self, other: Meat) -> None:
         """Evidence of both; open windows are not joined."""

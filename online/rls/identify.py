@@ -3,9 +3,8 @@
     C       = (A + H)^-1                            on the columns with evidence (p, p)
     V       = C (M + u^2 H) C                       H: the prior's part, u = max(s, its misfit); M: online/rls/hac.py
             + the misfit of the form                by batch shape: online/rls/misfit.py
-    M       = B / (B - p) that of the longest windows of which there are B >= p + 4 (of the shortest: p + 2),
-              not below s^2 A
-    se_j    = sqrt(V_jj) (1 + 1.21 / (B - p))       so that 1.96 se is Student's 95 % for few windows
+    M       = that of HAC, and not below s^2 A
+    se_j    = sqrt(V_jj)                            for few windows such that 1.96 se is Student's 95 %
     share_j = 1 - H_jj C_jj                         learned share: 1 = all from data, 0 = all from prior or ridge
     cv_j^2  = A_jj A_ll / A_jl^2 - 1                excitation beyond "so much per step" (l = steps of the row)
     vif_j   = (A_jj - A_jl^2 / A_ll) C_jj           1 = independent of the others, > 10 = nearly a mixture of them
@@ -37,7 +36,7 @@ from online.features import Column
 from online.rows import Floats, Ints, Mask
 from online.snapshot import FeatureSnapshot
 
-from .misfit import STUDENT, Shapes
+from .misfit import Shapes
 from .solve import RELATIVE_RIDGE
 
 IDENTIFIED_SHARE, PRIOR_SHARE, IDENTIFIED_ERROR, CONSTANT_CV = 0.9, 0.5, 0.2, 1e-6
@@ -51,8 +50,8 @@ ABSENT = "absent"
 class Evidence:
     """Over p columns: A (p, p), the precision beside it (p,) and u^2 H of a prior (p,), A_jl (p,), A_ll, s^2.
 
-    ``meats`` (k, p, p) and ``windows`` (k,): M and B per length of window. ``spread``: cv over the strata that have the
-    column, (p,). ``shapes``: what the form misses by batch shape; None where there are no shapes.
+    ``meat``: M of HAC, (p, p), None while there are too few windows; ``carried``: there are 2 p + 2. ``spread``: cv
+    over the strata that have the column, (p,). ``shapes``: what the form misses by batch shape, where there are some.
     """
 
     a: Floats
@@ -61,8 +60,8 @@ class Evidence:
     with_steps: Floats
     steps: float
     variance: float
-    meats: Floats
-    windows: Floats
+    meat: Floats | None
+    carried: bool
     spread: Floats
     shapes: Shapes | None = None
 
@@ -101,7 +100,7 @@ def diagnose(evidence: Evidence, solved: Solved) -> Diagnosis:
     outer = np.outer(scale[on], scale[on])
     c, v = np.full(p, np.nan), np.full(p, np.nan)
     c[on] = (inverse * outer).diagonal()
-    noise, carried = _noise(evidence, on, inverse, outer)
+    noise = _noise(evidence, on, inverse, outer)
     v[on] = noise * outer.diagonal()
     if evidence.shapes is not None and len(on):
         inflation = float(np.mean(noise / (evidence.variance * inverse.diagonal())))
@@ -114,25 +113,18 @@ def diagnose(evidence: Evidence, solved: Solved) -> Diagnosis:
         vif = np.maximum((a - per_step) * c, 1.0)
     share = np.clip(1.0 - ridge * c, 0.0, 1.0)
     condition = float(np.linalg.cond(scaled)) if len(on) else 1.0
-    varied = carried & ((evidence.spread > ONE_VALUE_CV) | solved.intercept)
+    varied = evidence.carried & ((evidence.spread > ONE_VALUE_CV) | solved.intercept)
     status = _status(solved, share, stderr, excitation, varied)
     return Diagnosis(stderr, share, excitation, vif, status, condition)
 
 
-def _noise(evidence: Evidence, on: Ints, inverse: Floats, outer: Floats) -> tuple[Floats, bool]:
-    """Variance by noise and prior of the scaled columns with evidence, and whether HAC carries it."""
-    among, p = np.ix_(on, on), len(on)
-    prior = np.diag(evidence.prior)
-    spread = plain = _variance(inverse, (evidence.variance * evidence.a + prior)[among] * outer)
-    # Decayed counts of windows, so half a one is nothing missing.
-    carried, enough = False, 2 * p + 1.5
-    for length, (meat, windows) in enumerate(zip(evidence.meats, evidence.windows.tolist(), strict=True)):
-        free = windows - p
-        carried |= windows >= enough
-        if windows >= (p + 3.5 if length else p + 1.5):
-            factor = windows / free * (1.0 + STUDENT / free) ** 2
-            spread = np.maximum(plain, _variance(inverse, (factor * meat + prior)[among] * outer))
-    return spread, carried
+def _noise(evidence: Evidence, on: Ints, inverse: Floats, outer: Floats) -> Floats:
+    """Variance by noise and prior of the scaled columns with evidence, (q,)."""
+    among, prior = np.ix_(on, on), np.diag(evidence.prior)
+    spread = _variance(inverse, (evidence.variance * evidence.a + prior)[among] * outer)
+    if evidence.meat is not None:
+        spread = np.maximum(spread, _variance(inverse, (evidence.meat + prior)[among] * outer))
+    return spread
 
 
 def _variance(bread: Floats, meat: Floats) -> Floats:

@@ -146,8 +146,9 @@ def _widen_errors(merged: Members, sides: list[_Side], variance: float) -> None:
     scores = np.array([side.g[:p, p] - side.g[:p, :p] @ slow.beta for side in sides])
     scores[:, ~slow.passive] = 0.0
     scaled = (scores * scale)[:, live]
-    meat = (slow.meat.total()[0] * scale * scale[:, None])[np.ix_(live, live)]
-    noise = max(float(np.trace(inverse @ meat)), variance * len(system))
+    noise, meat = variance * len(system), slow.meat.of_scores(len(system))
+    if meat is not None:
+        noise = max(noise, float(np.trace(inverse @ (meat * scale * scale[:, None])[np.ix_(live, live)])))
     observed = float(np.einsum("ki,ij,kj->", scaled, inverse, scaled))
     if observed > _SURE * noise:
         slow.meat.add_between((1.0 - _SURE * noise / observed) * 2.0 * scores.T @ scores, slow.strata.n1)

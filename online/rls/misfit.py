@@ -22,10 +22,9 @@ import numpy as np
 
 from online.rows import Floats, Ints
 
-LEVERAGE_MAX = 0.9
-STUDENT = 1.21
-"""1.96 (1 + 1.21 / f) is Student's 97.5 % quantile at f degrees of freedom, within 4 % from f = 2 on."""
+from .hac import STUDENT
 
+LEVERAGE_MAX = 0.9
 _TINY, _NOTHING = 1e-9, 1e-300
 _FREEDOM_MIN = 4.0
 _LOG_MAX = 0.5

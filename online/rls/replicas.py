@@ -32,7 +32,6 @@ REPLICAS_MAX = 4096
 
 _DIFFERENCE, _SURE = 0.05, 3.0
 _SHARED_NOISE = 64.0
-_STUDENT = 1.21
 _F8 = np.dtype(np.float64)
 
 
@@ -102,11 +101,10 @@ def replica_of(learner: RlsLearner, engine: str) -> Replica | None:
     g = learner.statistics()
     a, y = g[:p, :p], slow.p
     b = g[:p, y] - g[:p, p:y] @ slow.beta[p:y]
-    meat, windows = slow.meat.total()
-    free = windows - slow.p
+    meat = slow.meat.of_scores(slow.p)
     noise = _SHARED_NOISE * learner.members.weighing.slow_scale**2 * a
-    if windows >= 2 * slow.p + 2:
-        noise = meat[:p, :p] * (windows / free * (1.0 + _STUDENT / free) ** 2)
+    if meat is not None:
+        noise = meat[:p, :p]
     return Replica(engine, learner.rows, float(g[y, y]), a, b, noise)
 
 

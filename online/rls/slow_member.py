@@ -184,7 +184,7 @@ class SlowMember:
         p = self.p
         precision = self.precision(scale)
         known = np.zeros(p) if precision is None else precision
-        meats, windows = self.meat.total()
+        columns = int(np.count_nonzero(self.live))
         evidence = Evidence(
             a=g[:p, :p],
             precision=known,
@@ -192,8 +192,8 @@ class SlowMember:
             with_steps=g[:p, p + 1],
             steps=max(float(g[p + 1, p + 1]), 1e-300),
             variance=variance,
-            meats=meats,
-            windows=windows,
+            meat=self.meat.of_scores(columns),
+            carried=self.meat.carries(columns),
             spread=self.strata.spread(),
             shapes=shapes,
         )

@@ -82,7 +82,7 @@ class Meat:
         self.rows[length] = 0.0
 
     def of_scores(self, columns: int) -> Floats | None:
-        """M times B / (B - p) and Student's share for a fit of so many columns, (p, p); None while windows are too few."""
+        """M times B / (B - p) and Student's share for so many columns, (p, p); None while windows are too few."""
         counts = self.windows.reshape(_LENGTHS, STRATA).sum(axis=1)
         for length in reversed(range(_LENGTHS)):
             # What is forgotten of a window is not missing: half a one less will do.

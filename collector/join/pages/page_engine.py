@@ -79,7 +79,9 @@ class PageEngine:
         before = self.windows.newest
         row = self.windows.add(unix_ns, mono_ns, reading)
         newest = self.windows.newest
-        if before is not None and newest is not None:
+        if self.windows.turns_left:  # what was counted until it was noticed is of several servers
+            self.api_queueing = ApiQueueing()
+        elif before is not None and newest is not None:
             add_waits(self.api_queueing, before, newest, self.windows.copies)
         self.completeness.count(unix_ns, reading.values[Meaning.STEPS])
         if row is not None:

@@ -1,4 +1,6 @@
-"""``make demo-vllm``: a real, un-forked vLLM with the plugin, the sidecar, and an open-loop load, end to end.
+"""``make demo-vllm``: a real, un-forked vLLM with the plugin, two sidecars, and an open-loop load, end to end.
+
+One sidecar hears every step from the plugin; the other one knows nothing but the port, and asks for vLLM's own page.
 
     python demo.py [--seconds 90] [--rate 3.5] [--environment DIRECTORY] [--remove]
 
@@ -9,6 +11,7 @@ next run uses again (``--remove`` deletes it).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -16,6 +19,8 @@ import shutil
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +31,8 @@ from server import ServerFailed, free_port, get, process, vllm, wait_until_up
 HOME: Final = Path(__file__).resolve().parents[3]
 ENVIRONMENT: Final = Path(__file__).resolve().parents[1] / ".vllm"
 EVERY_S: Final = 10.0
+STEPS: Final = "steps"
+PAGES: Final = "pages"
 
 
 def say(text: str) -> None:
@@ -33,43 +40,65 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def run(seconds: float, rate: float, environment: Path, work: Path) -> dict[str, Any] | None:
-    """Run everything; return the last snapshot."""
+@contextlib.contextmanager
+def sidecar(directory: Path, settings: Mapping[str, str], scraped: str = "") -> Iterator[int]:
+    """Run a sidecar that writes to ``directory``; yields the port of its pages."""
+    directory.mkdir(exist_ok=True)
+    pages = free_port(9464)
+    environment = {
+        **{k: v for k, v in os.environ.items() if not k.startswith("TRACEFIT")},
+        "TRACEFIT_RECEIVERS__HTTP__ENABLED": "false",
+        "TRACEFIT_EXPORTERS__HTTP__ENDPOINT": f"127.0.0.1:{pages}",
+        "TRACEFIT_SNAPSHOT__DIRECTORY": str(directory),
+        "TRACEFIT_SNAPSHOT__INTERVAL_S": "2",
+        "TRACEFIT_SNAPSHOT__PUBLISH_INTERVAL_S": "1",
+        **settings,
+    }
+    command = [sys.executable, "-m", "collector", "run", *(("--scrape", scraped) if scraped else ())]
+    log = directory / "sidecar.log"
+    with process(command, environment, log, HOME) as child:
+        wait_until_up(child, pages, "/readyz", log, timeout_s=60)
+        yield pages
+
+
+def run(seconds: float, rate: float, environment: Path, work: Path) -> dict[str, Any]:
+    """Run everything; return the last snapshots by what they were learned from."""
     binaries = prepare(environment, say)
     model = work / "model"
     from_vllm = [str(binaries / "python"), str(Path(__file__).with_name("model.py")), str(model)]
     with process(from_vllm, dict(os.environ), work / "model.log", work) as child:
         child.wait(120)
-    grpc, pages = free_port(4317), free_port(9464)
-    sidecar_environment = {
-        **{k: v for k, v in os.environ.items() if not k.startswith("TRACEFIT")},
-        "TRACEFIT_RECEIVERS__GRPC__ENDPOINT": f"127.0.0.1:{grpc}",
-        "TRACEFIT_EXPORTERS__HTTP__ENDPOINT": f"127.0.0.1:{pages}",
-        "TRACEFIT_SNAPSHOT__DIRECTORY": str(work),
-        "TRACEFIT_SNAPSHOT__INTERVAL_S": "2",
-        "TRACEFIT_SNAPSHOT__PUBLISH_INTERVAL_S": "1",
-    }
-    command = [sys.executable, "-m", "collector", "run"]
-    with process(command, sidecar_environment, work / "sidecar.log", HOME) as sidecar:
-        wait_until_up(sidecar, pages, "/readyz", work / "sidecar.log", timeout_s=60)
+    grpc = free_port(4317)
+    with sidecar(work / STEPS, {"TRACEFIT_RECEIVERS__GRPC__ENDPOINT": f"127.0.0.1:{grpc}"}) as steps:
         say("starting vLLM on the CPU; its first start takes about a minute")
-        with vllm(binaries, model, f"http://127.0.0.1:{grpc}", work) as server:
+        with (
+            vllm(binaries, model, f"http://127.0.0.1:{grpc}", work) as server,
+            scraping(server.port, work) as pages,
+        ):
             say(f"  vLLM      http://127.0.0.1:{server.port}/v1/completions")
-            say(f"  sidecar   http://127.0.0.1:{pages}/ (status), /metrics, /snapshot")
+            say(f"  sidecar   http://127.0.0.1:{steps}/ (status), /metrics, /snapshot: every step, by the plugin")
+            say(f"  sidecar   http://127.0.0.1:{pages}/ the same of one that only asks for vLLM's /metrics")
             load = Load("127.0.0.1", server.port, "tiny", random.Random(1))
             sender = threading.Thread(target=load.run, args=(seconds, rate), daemon=True)
             sender.start()
             say("what one scheduler step costs, in us, as the evidence comes in")
             while sender.is_alive():
                 sender.join(EVERY_S)
-                show(get(pages, "/snapshot"))
+                show(get(steps, "/snapshot"), STEPS)
+                show(get(pages, "/snapshot"), PAGES)
             say(f"requests: {dict(load.outcomes)}")
-    # The sidecar has stopped in order: what still waited for its neighbours is learned, and on disk.
-    final = work / "snapshot.json"
-    return json.loads(final.read_bytes()) if final.exists() else None
+    # The sidecars have stopped in order: what still waited for its neighbours is learned, and on disk.
+    files = {source: work / source / "snapshot.json" for source in (STEPS, PAGES)}
+    return {source: json.loads(file.read_bytes()) for source, file in files.items() if file.exists()}
 
 
-def show(body: bytes | None) -> None:
+def scraping(port: int, work: Path) -> AbstractContextManager[int]:
+    """Run a sidecar that knows of vLLM nothing but its port."""
+    closed = {"TRACEFIT_RECEIVERS__GRPC__ENDPOINT": f"127.0.0.1:{free_port()}"}
+    return sidecar(work / PAGES, closed, f"http://127.0.0.1:{port}/metrics")
+
+
+def show(body: bytes | None, source: str) -> None:
     """Print one line on the step time."""
     for config in json.loads(body)["configs"] if body else ():
         target = config["targets"].get("step_time", {})
@@ -79,7 +108,7 @@ def show(body: bytes | None) -> None:
                     f"{f['name']} {f['coefficient']:.4g}±{f.get('stderr', 0):.2g}" for f in model["features"]
                 )
                 error = f"{model['error']['median_ape']:.1%}" if model.get("error") else "?"
-                say(f"{model['rows']:>6} steps  {name}: {cells}  median error {error}")
+                say(f"{source:>5} {model['rows']:>6} rows  {name}: {cells}  median error {error}")
 
 
 def conclude(snapshot: dict[str, Any]) -> None:
@@ -116,17 +145,18 @@ def main(arguments: list[str]) -> int:
         work = args.keep or Path(scratch)
         work.mkdir(parents=True, exist_ok=True)
         try:
-            snapshot = run(args.seconds, args.rate, args.environment, work)
+            snapshots = run(args.seconds, args.rate, args.environment, work)
         except (EnvironmentFailed, ServerFailed) as error:
             say(f"error: {error}")
             return 1
         except KeyboardInterrupt:
             say("stopped")
             return 1
-    if not snapshot or not snapshot["configs"]:
+    for snapshot in snapshots.values():
+        conclude(snapshot)
+    if not any(snapshot["configs"] for snapshot in snapshots.values()):
         say("nothing was learned")
         return 1
-    conclude(snapshot)
     return 0
 
 

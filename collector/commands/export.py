@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,13 +14,14 @@ from exporters.files import (
     Assumptions,
     ExportError,
     choose_config,
+    doubtful_coefficients,
     export,
     render_csv,
     render_dynamo,
     render_llm_d_sim,
     write_atomically,
 )
-from online import Snapshot
+from online import ConfigSnapshot, Snapshot
 
 
 class ExportOptions(NamedTuple):
@@ -64,11 +65,8 @@ def export_snapshot(path: Path, options: ExportOptions, *, say: PrintLine, note:
     except ExportError as error:
         note(f"error: {error}")
         return EXIT_FAILED
-    if options.require is not None and exported.doubtful:
-        note(f"error: --require {options.require}: {len(exported.doubtful)} not: {'; '.join(exported.doubtful)}")
+    if _is_refused(exported.doubtful, options, note):
         return EXIT_FAILED
-    for coefficient in exported.doubtful:
-        note(f"warning: not identified: {coefficient}")
     say(exported.content.decode().removesuffix("\n"))
     return EXIT_OK
 
@@ -78,9 +76,13 @@ def _translate(snapshot: Snapshot, options: ExportOptions, *, say: PrintLine, no
     try:
         if options.file_format == "csv":
             named = snapshot.configs if options.config_id is None else [choose_config(snapshot, options.config_id)]
+            if options.require and _is_refused([each for c in named for each in _all_doubtful(c)], options, note):
+                return EXIT_FAILED
             text = render_csv(snapshot, named)
         else:
             config = choose_config(snapshot, options.config_id)
+            if _is_refused(doubtful_coefficients(config), options, note):
+                return EXIT_FAILED
             if options.file_format == "dynamo":
                 return _write_directory(options.out, render_dynamo(snapshot, config, options.assumptions), note)
             text = render_llm_d_sim(snapshot, config, options.assumptions)
@@ -89,6 +91,20 @@ def _translate(snapshot: Snapshot, options: ExportOptions, *, say: PrintLine, no
         return EXIT_FAILED
     say(text.decode().removesuffix("\n"))
     return EXIT_OK
+
+
+def _all_doubtful(config: ConfigSnapshot) -> list[str]:
+    return [f"{config.config_id!r} {each}" for each in doubtful_coefficients(config, config.targets)]
+
+
+def _is_refused(doubtful: Sequence[str], options: ExportOptions, note: PrintLine) -> bool:
+    """Whether what is not identified is too much; if it is not, it is warned of."""
+    if options.require is not None and doubtful:
+        note(f"error: --require {options.require}: {len(doubtful)} not: {'; '.join(doubtful)}")
+        return True
+    for coefficient in doubtful:
+        note(f"warning: not identified: {coefficient}")
+    return False
 
 
 def _write_directory(out: Path | None, files: Mapping[str, bytes], note: PrintLine) -> int:

@@ -8,7 +8,7 @@ from .coefficients_csv import render_csv
 from .dynamo import render_dynamo
 from .llm_d_sim import render_llm_d_sim
 from .snapshot_file import SNAPSHOT_NAME, write_atomically, write_snapshot
-from .translation import Assumptions, ExportError, choose_config
+from .translation import Assumptions, ExportError, choose_config, doubtful_coefficients
 
 __all__ = [
     "ALPHAS",
@@ -18,6 +18,7 @@ __all__ = [
     "ExportError",
     "blis_coefficients",
     "choose_config",
+    "doubtful_coefficients",
     "export",
     "render_csv",
     "render_dynamo",

@@ -32,12 +32,12 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from exporters.labels import label_value, printable
+from exporters.labels import label_value
 from online import ConfigSnapshot, FeatureSnapshot, Snapshot, TargetSnapshot
 
-from .blis_render import MAX_COMMENT_CHARS, Coefficients, render_flags, render_yaml
+from .blis_render import Coefficients, render_flags, render_yaml
 from .blis_sheet import BANDWIDTH_TB_S, bandwidth_of, shape_of
-from .translation import ExportError, choose_config
+from .translation import ExportError, choose_config, doubtful_coefficients
 
 N_BETAS = 11
 MAX_ALPHA_US = 1e12
@@ -89,7 +89,9 @@ def blis_coefficients(
     ranks = config.config.get("data_parallel_size", 1)
     if ranks != 1:
         notes.append(f"data_parallel_size {ranks}: learned per rank; simulate one instance per rank")
-    return Coefficients((queueing, fixed, per_token), tuple(beta), kv_us, _doubtful(config, alpha), tuple(notes))
+    used = ("step_time", "api_queueing", "post_decode", *(("first_response",) if alpha == "effective" else ()))
+    doubts = doubtful_coefficients(config, used)
+    return Coefficients((queueing, fixed, per_token), tuple(beta), kv_us, doubts, tuple(notes))
 
 
 def _kv_us_per_token(config: ConfigSnapshot, model_config: Mapping[str, Any] | None, hardware: str | None) -> float:
@@ -126,19 +128,6 @@ def _features(config: ConfigSnapshot, target: str) -> dict[str, FeatureSnapshot]
     if model is None:
         raise BlisError(f"{target}: nothing learned yet, so its coefficients are absent")
     return {feature.name: feature for feature in model.features}
-
-
-def _doubtful(config: ConfigSnapshot, alpha: str) -> tuple[str, ...]:
-    """Each exported coefficient whose status is not ``identified``, with that and its standard error."""
-    targets = ("step_time", "api_queueing", "post_decode", *(("first_response",) if alpha == "effective" else ()))
-    doubtful = []
-    for target in targets:
-        for feature in _features(config, target).values():
-            if feature.status != "identified":
-                error = "" if feature.stderr is None else f" ± {feature.stderr:.2g}"
-                value = f"{feature.coefficient:.4g}{error} {feature.unit}"
-                doubtful.append(printable(f"{target} {feature.name}: {feature.status}, {value}", MAX_COMMENT_CHARS))
-    return tuple(doubtful)
 
 
 def _value(features: Mapping[str, FeatureSnapshot], target: str, name: str) -> float:

@@ -7,6 +7,7 @@ rather than filled with guesses.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import NamedTuple
 
 from exporters.client_view import client_config
@@ -15,6 +16,8 @@ from online import ConfigSnapshot, Snapshot
 from tracefit import Config, TracefitError
 
 COMMENT_CHARS = 400
+PREDICTED = ("step_time", "api_queueing", "post_decode", "first_response")
+"""Targets that add up to what a request sees."""
 
 
 class ExportError(ValueError):
@@ -104,3 +107,17 @@ def _mean_of(config: ConfigSnapshot, target: str, feature: str) -> float | None:
         if each.name == feature and each.mean is not None and math.isfinite(each.mean) and each.mean >= 1.0:
             return each.mean
     return None
+
+
+def doubtful_coefficients(config: ConfigSnapshot, targets: Collection[str] = PREDICTED) -> tuple[str, ...]:
+    """Each coefficient of ``portable`` whose status is not ``identified``, with that and its standard error."""
+    doubtful = []
+    for target in targets:
+        learned = config.targets.get(target)
+        model = None if learned is None else learned.models.get("portable")
+        for feature in () if model is None else model.features:
+            if feature.status != "identified":
+                error = "" if feature.stderr is None else f" ± {feature.stderr:.2g}"
+                value = f"{feature.coefficient:.4g}{error} {feature.unit}"
+                doubtful.append(printable(f"{target} {feature.name}: {feature.status}, {value}", COMMENT_CHARS))
+    return tuple(doubtful)

@@ -56,10 +56,11 @@ check-vllm-releases: $(STAMP)
 run: $(STAMP)
 	@$(BIN)/tracefit run $(if $(CONFIG),--config $(CONFIG))
 
-BENCHES := client cost exporters exports h100 ingest intake journal kv learning pages plugin rows systems
+BENCHES := client cost engines exporters exports h100 ingest intake journal kv learning pages plugin rows systems
 WHAT ?=
 ARGS ?=
 JUDGES = $(if $(TOOLS),--tools $(TOOLS)) $(if $(TABLES),--tables $(TABLES))
+bench_engines = $(BIN)/python -m tests.bench.bench_engines $(ARGS)
 bench_exporters = $(BIN)/python -m pytest -s tests/bench/test_exporters.py $(ARGS)
 bench_intake = $(BIN)/python -m pytest -s tests/bench/test_intake.py $(ARGS)
 bench_kv = $(BIN)/python -m pytest -s tests/bench/test_kv.py $(ARGS)

@@ -14,53 +14,77 @@ from collector.decode import STEP_DTYPE, SnapshotColumns, StepColumns
 from online.state import Array, StateError, saved
 
 Cells = NDArray[np.void]
-"""One record per step of a window, of STEP_DTYPE (summaries) or REBUILT_DTYPE (journeys)."""
+"""One record per step of a window, of SUMMARY_DTYPE or REBUILT_DTYPE."""
+
+SUMMARY_DTYPE = np.dtype(
+    [
+        *((name, "i8") for name in ("ts_start_ns", "ts_end_ns", "ts_done_ns", "unix_ns", "duration_us")),
+        ("context_tokens_single", "i8"),
+        ("attention_pairs", "i8"),
+        ("kv_usage_ratio", "f8"),
+        *((name, "i4") for name in ("running", "waiting", "prefill_requests", "decode_requests", "multi_requests")),
+        *((name, "i4") for name in ("scheduled_tokens", "prefill_tokens", "decode_tokens", "finished", "preempted")),
+        ("kv_blocks_total", "i4"),
+        ("kv_blocks_free", "i4"),
+    ]
+)
+"""Per step, from its summary, what rows are made of; counts fit (COUNT_MAX). Wide fields first, so that all are
+aligned."""
 
 REBUILT_DTYPE = np.dtype(
     [
-        ("seen", "?"),
-        ("quick", "?"),
-        ("prefill_requests", "f8"),
-        ("prefill_tokens", "f8"),
-        ("prefill_attention", "f8"),
-        ("decode_requests", "f8"),
-        ("decode_tokens", "f8"),
-        ("context_tokens", "f8"),
-        ("recomputed_tokens", "f8"),
-        ("first_requests", "f8"),
-        ("first_context_tokens", "f8"),
-        ("completed_ns", "i8"),
-        ("completed_unix_ns", "i8"),
-        ("scheduled_ns", "i8"),
-        ("scheduled_unix_ns", "i8"),
-        ("snapshot_requests", "f8"),
-        ("snapshot_tokens", "f8"),
-        ("snapshot_context_tokens", "f8"),
-        ("offload_blocks", "f8"),
-        ("restore_blocks", "f8"),
-        ("evicted_blocks", "f8"),
-        ("approximate", "?"),
-        ("waiting_requests", "f8"),
-        ("waiting_tokens", "f8"),
+        *((name, "f8") for name in ("prefill_tokens", "prefill_attention", "context_tokens", "recomputed_tokens")),
+        *((name, "f8") for name in ("first_context_tokens", "snapshot_tokens", "snapshot_context_tokens")),
+        *((name, "f8") for name in ("waiting_tokens", "offload_blocks", "restore_blocks", "evicted_blocks")),
+        *((name, "i8") for name in ("completed_ns", "completed_unix_ns", "scheduled_ns", "scheduled_unix_ns")),
+        *((name, "f4") for name in ("prefill_requests", "decode_requests", "decode_tokens", "first_requests")),
+        *((name, "f4") for name in ("snapshot_requests", "waiting_requests")),
+        *((name, "?") for name in ("seen", "quick", "approximate")),
+        ("unused", "u1", (5,)),
     ]
 )
 """Per step, from journeys: what ran; ``quick``: its row has gone down the quick lane; ``first_*`` is the part of
 decode that is a request's first decode step (counted as prefill by asynchronous summaries); the newest
-FIRST_TOKEN/FINISHED stamp and the oldest SCHEDULED stamp, 0 = none."""
+FIRST_TOKEN/FINISHED stamp and the oldest SCHEDULED stamp, 0 = none. Counts of requests are whole and small: single
+precision holds them exactly."""
 
+_WIDE_FLAGS, _WIDE_STAMPS = ("seen", "quick", "approximate"), REBUILT_DTYPE.names[11:15]  # type: ignore[index]
+_WIDE_REBUILT_DTYPE = np.dtype(
+    [
+        (name, "?" if name in _WIDE_FLAGS else "i8" if name in _WIDE_STAMPS else "f8")
+        for name in (
+            *("seen", "quick", "prefill_requests", "prefill_tokens", "prefill_attention", "decode_requests"),
+            *("decode_tokens", "context_tokens", "recomputed_tokens", "first_requests", "first_context_tokens"),
+            *("completed_ns", "completed_unix_ns", "scheduled_ns", "scheduled_unix_ns", "snapshot_requests"),
+            *("snapshot_tokens", "snapshot_context_tokens", "offload_blocks", "restore_blocks", "evicted_blocks"),
+            *("approximate", "waiting_requests", "waiting_tokens"),
+        )
+    ]
+)
+"""As states held it when every field was wide."""
+
+_SUMMARY_FIELDS = list(SUMMARY_DTYPE.names or ())
 _GROWTH_STEPS = 1024
+_GROWTH_PARTS = 8
+"""A window grows by an eighth: twice as large would stand half empty."""
 
 
 class StepWindow:
     """Dense columns over step ids [base, base + size)."""
 
-    STATE = saved("step_window", base=int, size=int, steps=Array(STEP_DTYPE), rebuilt=Array(REBUILT_DTYPE))
+    STATE = saved(
+        "step_window",
+        base=int,
+        size=int,
+        steps=Array(SUMMARY_DTYPE, older=STEP_DTYPE),
+        rebuilt=Array(REBUILT_DTYPE, older=_WIDE_REBUILT_DTYPE),
+    )
 
     def __init__(self, first_step: int) -> None:
         self.base = first_step
         self.size = 0
-        self.steps: StepColumns = np.zeros(_GROWTH_STEPS, STEP_DTYPE)
-        self.rebuilt: NDArray[np.void] = np.zeros(_GROWTH_STEPS, REBUILT_DTYPE)
+        self.steps: Cells = np.zeros(_GROWTH_STEPS, SUMMARY_DTYPE)
+        self.rebuilt: Cells = np.zeros(_GROWTH_STEPS, REBUILT_DTYPE)
 
     def restored(self) -> None:
         """Both columns reach as far as it says."""
@@ -82,7 +106,7 @@ class StepWindow:
             self._shift(first_step - self.base)
         needed = last_step - self.base + 1
         if needed > len(self.steps):
-            capacity = max(needed, 2 * len(self.steps))
+            capacity = needed + max(_GROWTH_STEPS, needed // _GROWTH_PARTS)
             self.steps = _grown(self.steps, capacity)
             self.rebuilt = _grown(self.rebuilt, capacity)
         self.size = max(self.size, needed)
@@ -99,14 +123,14 @@ class StepWindow:
         if low <= last_step:  # else all of it is late: it must not stretch the window back to where it was
             self.reach(low, last_step)
 
-    def columns(self, first_step: int, stop_step: int) -> tuple[StepColumns, NDArray[np.void]]:
+    def columns(self, first_step: int, stop_step: int) -> tuple[Cells, Cells]:
         """Summaries and rebuilt columns of first_step..stop_step-1; ids outside the window read as never seen."""
         low, high = first_step - self.base, stop_step - self.base
         if low >= 0 and high <= len(self.steps):
             return self.steps[low:high], self.rebuilt[low:high]
         front, back = max(0, -low), max(0, high - len(self.steps))
         inner = slice(max(0, low), min(high, len(self.steps)))
-        no_steps = np.zeros(front + back, STEP_DTYPE)
+        no_steps = np.zeros(front + back, SUMMARY_DTYPE)
         no_cells = np.zeros(front + back, REBUILT_DTYPE)
         return (
             np.concatenate((no_steps[:front], self.steps[inner], no_steps[front:])),
@@ -170,7 +194,7 @@ class StepWindow:
             return 0, other
         first, last = int(index[0]), int(index[-1])
         here: slice | NDArray[np.int64] = slice(first, last + 1) if last - first + 1 == len(index) else index
-        self.steps[here] = steps
+        self.steps[here] = steps[_SUMMARY_FIELDS]
         self.rebuilt["seen"][here] = True
         return len(index), other
 
@@ -195,7 +219,7 @@ class StepWindow:
                 column[kept : self.size].view(np.uint8)[:] = 0  # as bytes: record by record takes five times as long
             self.base, self.size = self.base + by, kept
             return
-        self.steps = np.concatenate((np.zeros(-by, STEP_DTYPE), self.steps))
+        self.steps = np.concatenate((np.zeros(-by, SUMMARY_DTYPE), self.steps))
         self.rebuilt = np.concatenate((np.zeros(-by, REBUILT_DTYPE), self.rebuilt))
         self.base, self.size = self.base + by, self.size - by
 

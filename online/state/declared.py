@@ -48,11 +48,15 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """An array of this dtype; ``columns`` None: one dimension, else the second one (-1: any); ``nan``: may hold NaN."""
+    """An array of this dtype; ``columns`` None: one dimension, else the second one (-1: any); ``nan``: may hold NaN.
+
+    ``older``: of records that once had this dtype; a field by name, what is new is 0.
+    """
 
     dtype: np.dtype[Any]
     columns: int | None = None
     nan: bool = False
+    older: np.dtype[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

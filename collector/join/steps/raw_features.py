@@ -59,7 +59,7 @@ class Rebuilt:
 
 def rebuilt_counts(cells: Cells, *, asynchronous: bool) -> Rebuilt:
     """Asynchronous summaries count a request's first decode step as a one-token prefill (wire contract §5.6)."""
-    first = cells["first_requests"] if asynchronous else np.zeros(len(cells))
+    first = cells["first_requests"].astype(float) if asynchronous else np.zeros(len(cells))
     return Rebuilt(
         prefill_requests=cells["prefill_requests"] + first,
         prefill_tokens=cells["prefill_tokens"] + first,

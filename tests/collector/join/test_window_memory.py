@@ -1,0 +1,61 @@
+"""What a held step takes, and that states from when it took more go on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from collector.decode.records import STEP_DTYPE
+from collector.join import window as module
+from collector.join.window import REBUILT_DTYPE, SUMMARY_DTYPE, StepWindow
+from online.state.arrays import array_of, pack_array
+from online.state.declared import Array
+
+
+def steps(first, count):
+    out = np.zeros(count, STEP_DTYPE)
+    out["step_id"] = np.arange(first, first + count)
+    out["ts_start_ns"] = 10**15 + out["step_id"]
+    out["prefill_tokens"] = (1 << 31) - 1
+    out["ts_done_ns"] = out["multi_requests"] = -1
+    return out
+
+
+def test_a_held_step_takes_less_than_300_bytes_however_many_there_are():
+    window = StepWindow(1)
+    for first in range(1, 40_001, 250):
+        window.reach_within(first, first + 249, 1 << 16, keep_from=0)
+        window.add_summaries(steps(first, 250))
+        held = window.steps.nbytes + window.rebuilt.nbytes
+        assert first < 8000 or held <= 300 * window.size
+    assert window.size == 40_000
+    kept = window.steps[window.size - 1]
+    assert (kept["prefill_tokens"], kept["ts_done_ns"], kept["multi_requests"]) == ((1 << 31) - 1, -1, -1)
+
+
+def test_giving_up_gives_the_memory_back():
+    window = StepWindow(1)
+    window.reach(1, 40_000)
+    window.add_summaries(steps(1, 40_000))
+    window.give_up_before(39_001)
+    assert (window.base, window.size) == (39_001, 1000)
+    assert window.steps.nbytes + window.rebuilt.nbytes <= 300 * 1024
+    assert window.steps["ts_start_ns"][0] == 10**15 + 39_001
+
+
+def test_wide_columns_of_an_older_state_are_read_field_by_field():
+    old = steps(1, 5)
+    read = array_of(pack_array(old), Array(SUMMARY_DTYPE, older=STEP_DTYPE))
+    assert read.dtype == SUMMARY_DTYPE
+    for name in SUMMARY_DTYPE.names:
+        assert (read[name] == old[name]).all(), name
+    wide = np.zeros(3, module._WIDE_REBUILT_DTYPE)
+    wide["decode_requests"], wide["seen"], wide["completed_ns"] = 7, True, 1 << 60
+    read = array_of(pack_array(wide), Array(REBUILT_DTYPE, older=module._WIDE_REBUILT_DTYPE))
+    assert (read["decode_requests"][0], read["seen"][0], read["completed_ns"][0]) == (7, True, 1 << 60)
+    assert set(REBUILT_DTYPE.names) - {"unused"} == set(wide.dtype.names)
+
+
+def test_every_field_that_can_be_read_from_memory_is_aligned():
+    for dtype in (SUMMARY_DTYPE, REBUILT_DTYPE):
+        assert dtype.itemsize % 8 == 0
+        assert all(offset % field.alignment == 0 for field, offset, *_ in dtype.fields.values())

@@ -224,7 +224,7 @@ def test_the_largest_number_everywhere_teaches_nothing(sound):
     assert_still_learns(pipeline)
 
 
-@pytest.mark.parametrize("value", [-1, -2, 2**31 + 1])
+@pytest.mark.parametrize("value", [-1, -2, 2**31])
 def test_a_negative_or_huge_token_count_of_a_request_span_is_out_of_range(value):
     pipeline = new_pipeline()
     span = stock_span("a", 0.0, prompt=value, outputs=10, ttft_s=1.0, decode_s=1.0)
@@ -232,7 +232,7 @@ def test_a_negative_or_huge_token_count_of_a_request_span_is_out_of_range(value)
     assert pipeline.take_counts().by_label(table.SKIPPED_SPANS) == {Skip.OUT_OF_RANGE: 1}
 
 
-@pytest.mark.parametrize("outputs", [10**6, 2**31])
+@pytest.mark.parametrize("outputs", [10**6, 2**31 - 1])
 def test_a_request_of_a_billion_tokens_takes_no_memory(outputs):
     pipeline = new_pipeline()
     pipeline.process(
@@ -343,7 +343,7 @@ def test_a_journey_in_impossible_order_is_refused(marks, reason):
         ],
         [("SCHEDULED", 1, 1.0, 0), ("FINISHED", 2**53, 2.0, 5)],
         [("SCHEDULED", 1, 1.0, 0), ("FIRST_TOKEN", 1024, 2.0, 1), ("FINISHED", 1024, 2.0, 1)],
-        [("SCHEDULED", 1, 1.0, 4), ("FINISHED", 40, 2.0, 2**31)],
+        [("SCHEDULED", 1, 1.0, 4), ("FINISHED", 40, 2.0, 2**31 - 1)],
     ],
 )
 def test_an_odd_journey_never_leaves_the_window_it_is_laid_in(marks):

@@ -29,6 +29,9 @@ _MEAN_ABS_TO_SD = 1.2533
 _LEARN_CLIP = 4.0
 _UNSEEN = 1e-30
 _SHRINK_ROWS = 8.0
+_RELEARNED_ROWS = 64.0
+_COMMON_ROWS = 2048.0
+_LEAST_WORK = 0.1
 
 
 @dataclass(slots=True)
@@ -100,15 +103,17 @@ class Cells:
         factors[ids] = self.usual(ids, beta) * rows[ids] / (rows[ids] + _SHRINK_ROWS)
         return factors
 
-    def unusual_work(self, groups: Groups, x: Floats, beta: Floats) -> Floats:
-        """|log(x beta / X_c beta)| of rows x (n, p) in the order of the groups, (n,); 0 in cells never seen.
+    def unusual_work(self, groups: Groups, x: Floats) -> Floats:
+        """How far rows x (n, p), by group, are from the usual work of their cells: d of monitor.py, (n,).
 
-        The fit alone says what that much more or less work costs, and a form that misfits is wrong by a share of it.
+        A column counts from a tenth of its mean over all cells on: less of it costs next to nothing.
         """
-        usual = np.where(self.rows[groups.ids] > 0.0, self.x[groups.ids] @ beta, 0.0)
-        expected = np.repeat(usual, groups.sizes)
-        work = np.abs(np.log(np.maximum(x @ beta, TINY)) - np.log(np.maximum(expected, TINY)))
-        unusual: Floats = np.where(expected > 0.0, work, 0.0)
+        mean = (self.rows @ self.x) / max(float(self.rows.sum()), 1.0)
+        least = _LEAST_WORK * np.maximum(mean, 0.0) + TINY
+        seen = self.rows[groups.ids] > 0.0
+        usual = np.repeat(np.maximum(self.x[groups.ids], 0.0) + least, groups.sizes, axis=0)
+        ratio = np.abs(np.log((np.maximum(x, 0.0) + least) / usual)).max(axis=1)
+        unusual: Floats = np.where(np.repeat(seen, groups.sizes), ratio, 0.0)
         return unusual
 
     def learn(self, groups: Groups, usual: Floats, rows: CellRows, settings: DriftSettings) -> None:
@@ -137,6 +142,15 @@ class Cells:
             own, others = getattr(self, name), getattr(other, name)
             own += (share if own.ndim == 1 else share[:, None]) * (others - own)
         self.rows += other.rows
+
+    def follow(self, shift: float) -> None:
+        """Rows that lie this much off their references, in sum: a slow change of speed is one of all shapes."""
+        self.log_y += shift / _COMMON_ROWS * (self.rows > 0.0)
+
+    def shift(self, cells: Mask, gain: float) -> None:
+        """These cells (512,) take longer by this log gain, on average: what each of them takes is soon relearned."""
+        self.log_y += gain * (cells & (self.rows > 0.0))
+        self.rows[cells] = np.minimum(self.rows[cells], _RELEARNED_ROWS)
 
     def widen(self, more: int) -> None:
         """Columns never seen: their usual work is 0."""

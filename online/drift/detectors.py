@@ -16,8 +16,13 @@ import importlib
 from typing import Any, Protocol
 
 import msgspec
+import numpy as np
 
+from online.rows import Floats
 from online.state import Finite, saved
+
+U_MAX = 8.0
+"""Limit of u: further off says no more."""
 
 
 class DriftSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,15 +35,21 @@ class DriftSettings(msgspec.Struct, frozen=True, kw_only=True):
     group: int = 8
     slack: float = 1.75
     limit: float = 14.0
+    level_slack: float = 1.0
+    level_limit: float = 6.0
+    level_min: float = 0.25
     gate: float = 0.06
     gain_rows: int = 16
+    level_gain_rows: int = 64
     onset_rows: int = 128
     stranger_spread: float = 2.0
-    confirm_groups: int = 4
-    confirm_rows: int = 32
-    confirm_off: float = 0.03
-    confirm_share: float = 0.5
-    work_slack: float = 0.25
+    work_free: float = 0.35
+    work_slack: float = 0.7
+    trial_evidence: float = 9.0
+    trial_fall: float = 3.0
+    trial_levels_min: int = 3
+    trial_rows_max: int = 512
+    phase_share: float = 0.5
 
 
 class Detector(Protocol):
@@ -58,9 +69,9 @@ class Cusum:
 
     STATE = saved("cusum", up=Finite, down=Finite)
 
-    def __init__(self, settings: DriftSettings) -> None:
-        self.group = settings.group
-        self.slack, self.limit = settings.slack, settings.limit
+    def __init__(self, group: int, slack: float, limit: float) -> None:
+        self.group = group
+        self.slack, self.limit = slack, limit
         self.up = self.down = 0.0
 
     def update(self, medians: list[float]) -> bool:
@@ -126,6 +137,13 @@ class Never(_Stateless):
         """Nothing to do."""
 
 
+def medians_of(values: Floats, size: int) -> list[float]:
+    """Medians of consecutive ``size`` values, whose number is a multiple of it."""
+    ordered = np.sort(values.reshape(-1, size), axis=1)
+    medians: list[float] = (0.5 * (ordered[:, (size - 1) // 2] + ordered[:, size // 2])).tolist()
+    return medians
+
+
 NO_DETECTOR = "none"
 DETECTORS = ("cusum", "adwin", "page_hinkley", NO_DETECTOR)
 
@@ -137,7 +155,7 @@ def make_detector(settings: DriftSettings) -> Detector:
         ValueError: for an unknown name.
     """
     if settings.detector == "cusum":
-        return Cusum(settings)
+        return Cusum(settings.group, settings.slack, settings.limit)
     if settings.detector in ("adwin", "page_hinkley"):
         return RiverDetector(settings.detector)
     if settings.detector == NO_DETECTOR:

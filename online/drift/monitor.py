@@ -4,22 +4,22 @@ A linear form never fits a machine exactly, so a change of mix moves its residua
 cell c (batch shape: online/blocks.py) therefore has a reference of its own, and a row is compared with its own cell:
 
     e_i = (log y_i - Y_c) - (log x_i beta - log X_c beta)          Y_c: mean log y, X_c: mean x (p,) of the cell
+    s_i = hypot(s_c, 0.7 max(0, d_i - 0.35))                       s_c: mean |e| of the cell x 1.2533, 0.5 % at least
+    u_i = clip(e_i / s_i, -8, 8)                                   d_i: largest |log(x_ij / X_cj)| of the columns j
 
 beta enters only through the difference between the row's work and the cell's usual work, so that neither misfit of
-the form nor learning of beta shows in e. A cell with fewer than 16 rows has no
-reference yet: there the row is compared with the fit, and counts less: u_i = e_i over twice the fit's scale, times
-how far outside of what it has seen the fit is asked (sqrt of the leverage in units of its mean).
+the form nor learning of beta shows in e; where that difference is large, the form alone says what it costs, and the
+row counts less. A cell with fewer than 16 rows has no reference yet: there the row is compared with the fit, and s_i
+is twice the fit's scale, times how far outside of what it has seen the fit is asked (sqrt of the leverage in units of
+its mean).
 
-    u_i = clip(e_i / max(s_c, 0.5 %), -8, 8)        s_c: mean |e| of the cell x 1.2533
-    m   = median of 8 consecutive u                outliers end here
-    S+, S-  two-sided CUSUM of m                    alarm when one exceeds its limit (online/drift/detectors.py)
-    g   = exp(median of the last 16 e)              gate: no alarm while |log g| < 6 %
+    fast   medians of 8 u, two-sided CUSUM with slack 1.75, limit 14    what stands out of single rows (detectors.py)
+    slow   levels of 32 u in units of their usual size, slack 1, limit 6   what lasts (levels.py; with cusum only)
+    gate   no alarm while the median of the last 16 (slow: 64) e is below 6 %
 
-An alarm is a suspicion: the learner predicts by it at once, and learns on the side. It is confirmed, acted on and
-reported if the next 4 groups of 32 rows all lie on the same side of the old references, by half the gain and 3 %; the
-first group that does not refutes it, and the references go back.
-
-The detector on the medians is chosen by name: online/drift/detectors.py. Reference: Page (Biometrika 1954).
+An alarm is a suspicion: the learner predicts by it at once, and learns on the side. References stay as they were until
+the rows after it have confirmed or refuted it (suspicion.py). A change that is too slow for either moves all references
+along with the rows, with a memory of 2048 rows. References: Page (Biometrika 1954).
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ import numpy as np
 from online.blocks import CELLS, PREFILL_CELL, Groups
 from online.rows import Floats, Ints, Mask
 from online.snapshot import DriftSnapshot
-from online.state import Count, Finite, LikeFresh, saved
+from online.state import Count, Finite, LikeFresh, MadeBy, saved
 
 from .cells import CellRows, Cells, SpeedFit
-from .detectors import DriftSettings, make_detector
+from .detectors import U_MAX, DriftSettings, make_detector, medians_of
+from .levels import Levels
 from .phase_watch import PhaseWatch
+from .suspicion import Suspicion
 
-_CLIP = 8.0
+_WITH_PREFILL: Mask = np.arange(CELLS) >= PREFILL_CELL
 _STALL = 0.9  # |log(y / yhat)|, a factor of 2.5
 
 
@@ -64,10 +66,11 @@ class Speed:
 
 
 class DriftMonitor:
-    """Cells, detector, gate and confirmation of one target, by the coefficients of one of its models.
+    """Cells, detectors, gate and trial of one target, by the coefficients of one of its models.
 
     Attributes:
         gain: new time per old time of the last alarm.
+        suspicion: the alarm on trial, if there is one.
         alarms, confirmed, refuted: counts since the start.
         last: event time and gain of the last confirmed change; None before.
     """
@@ -76,17 +79,14 @@ class DriftMonitor:
         "drift_monitor",
         cells=Cells,
         detector=LikeFresh,
+        levels=Levels,
         prefill=PhaseWatch,
         waiting=list[Finite],
         recent=list[Finite],
-        since=list[Finite],
-        suspicious=bool,
-        groups=Count,
+        suspicion=MadeBy("new_suspicion"),
         row=Count,
         opened=Ints,
-        shifted=Mask,
         gain=Finite,
-        alarm_ns=int,
         alarms=Count,
         confirmed=Count,
         refuted=Count,
@@ -97,19 +97,20 @@ class DriftMonitor:
         self.settings = settings
         self.cells = Cells(p)
         self.detector = make_detector(settings)
+        self.levels = Levels(settings)
         self.prefill = PhaseWatch(settings)
         self.waiting: list[float] = []
         self.recent: list[float] = []
-        self.since: list[float] = []
-        self.suspicious = False
-        self.groups = 0
+        self.suspicion: Suspicion | None = None
         self.row = 0
         self.opened = np.zeros(CELLS, np.int64)
-        self.shifted: Mask = np.zeros(CELLS, np.bool_)
         self.gain = 1.0
-        self.alarm_ns = 0
         self.alarms = self.confirmed = self.refuted = 0
         self.last: tuple[int, float] | None = None
+
+    def new_suspicion(self) -> Suspicion:
+        """Nothing is known of it yet."""
+        return Suspicion(self.settings)
 
     def learn(self, cell: Ints, x: Floats, log_ratio: Floats, fit: SpeedFit, end_ns: int) -> Speed:
         """One block: x (n, p), log_ratio = log(y / x beta) (n,), and the fit that predicted."""
@@ -121,55 +122,57 @@ class DriftMonitor:
         x, log_ratio = x[order], log_ratio[order]
         usual = cells.usual(groups.ids, fit.beta)
         spread = np.maximum(cells.spread[groups.ids], settings.spread_min)
-        if all_known:
-            reference = usual
-        else:
+        reference = usual
+        if not all_known:
             # A shape never seen can only be compared with the fit, and counts as little as the fit is sure.
-            reference = np.where(known, usual, math.log(self.gain) if self.suspicious else 0.0)
+            reference = np.where(known, usual, 0.0)
             strange = settings.stranger_spread * fit.scale * fit.stretch(x[groups.starts])
             spread = np.where(known, spread, strange)
         e = log_ratio - np.repeat(reference, sizes)
-        spread = np.hypot(np.repeat(spread, sizes), settings.work_slack * cells.unusual_work(groups, x, fit.beta))
-        u = np.minimum(np.maximum(e / spread, -_CLIP), _CLIP)
-        if all_known:
+        unusual = np.maximum(cells.unusual_work(groups, x) - settings.work_free, 0.0)
+        own = np.repeat(spread * known, sizes)
+        spread = np.hypot(np.repeat(spread, sizes), settings.work_slack * unusual)
+        u = np.minimum(np.maximum(e / spread, -U_MAX), U_MAX)
+        if self.suspicion is None:
+            cells.follow(float(own @ u))
+        if self.suspicion is None and all_known:
             cells.learn(groups, usual, CellRows(x, e, fit.beta), settings)
-        else:
-            keep = np.repeat(known, sizes) | (np.abs(log_ratio) < _STALL)
+        elif not all_known or self.suspicion is None:
+            # On trial, references stay as they were: which speed these rows have is not decided yet.
+            keep = np.repeat(known, sizes) & (self.suspicion is None)
+            keep |= np.repeat(~known, sizes) & (np.abs(log_ratio) < _STALL)
             self._learn_references(cell[order][keep], x[keep], log_ratio[keep], fit.beta)
         self.row += len(cell)
         # Back in the order of time.
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
-        e, u = e[back], u[back]
-        verdict = self._decide(e, u, end_ns)
-        if verdict is Verdict.NOTHING and not self.suspicious:
-            verdict = self._watch_prefill(cell, e, u, end_ns)
-        else:
+        e, u, spread, alike = e[back], u[back], spread[back], unusual[back] == 0.0
+        if self.suspicion is not None:
             self.prefill.reset()
-        return Speed(verdict, self.gain, self.suspicious)
+            return self._speed(self._try_suspicion(self.suspicion, cell, e, u, spread))
+        verdict = self._watch_all(e, u, spread, end_ns)
+        if verdict is Verdict.NOTHING:
+            verdict = self._watch_prefill(alike & (cell >= PREFILL_CELL), e, u, end_ns)
+        return self._speed(verdict)
 
-    def _watch_prefill(self, cell: Ints, e: Floats, u: Floats, end_ns: int) -> Verdict:
-        """Look for a change of the steps with prefill alone."""
-        rows = cell >= PREFILL_CELL
+    def _watch_prefill(self, rows: Mask, e: Floats, u: Floats, end_ns: int) -> Verdict:
+        """Look for a change of the steps with prefill alone, in those of them whose work is usual."""
         gain = self.prefill.learn(e[rows], u[rows]) if rows.any() else 0.0
         if not gain:
             return Verdict.NOTHING
         self.gain = math.exp(gain)
-        self.cells.log_y[PREFILL_CELL:] += gain * (self.cells.rows[PREFILL_CELL:] > 0.0)
+        self.cells.shift(_WITH_PREFILL, gain)
         self.alarms += 1
         self.confirmed += 1
         self.last = (end_ns, self.gain)
         return Verdict.PREFILL
 
+    def _speed(self, verdict: Verdict) -> Speed:
+        return Speed(verdict, self.gain, self.suspicion is not None)
+
     def unchanged(self) -> Speed:
         """What is said of rows that were not compared."""
-        return Speed(Verdict.NOTHING, self.gain, self.suspicious)
-
-    def log_factors(self, beta: Floats) -> Floats:
-        """Log F of all cells, (512,): a change of speed belongs to beta, also while it is only suspected."""
-        if not self.suspicious:
-            return self.cells.log_factors(beta)
-        return self.cells.log_factors(beta) - math.log(self.gain) * self.shifted
+        return self._speed(Verdict.NOTHING)
 
     def open_cells(self, cell: Ints, x: Floats, log_ratio: Floats, beta: Floats) -> None:
         """References from the rows of the first fit, without those that it left out."""
@@ -195,65 +198,61 @@ class DriftMonitor:
         usual = cells.usual(groups.ids, beta)
         cells.learn(groups, usual, CellRows(x, log_ratio - np.repeat(usual, groups.sizes), beta), self.settings)
 
-    def _decide(self, compared: Floats, u: Floats, end_ns: int) -> Verdict:
-        keep = self.settings.gain_rows
-        self.recent = [*self.recent, *compared[-keep:].tolist()][-keep:]
-        alarm = self._detect_shift(u)
-        if self.suspicious:
-            self.since.extend((compared + math.log(self.gain)).tolist())
-            verdict = self._test_alarm()
-            if verdict is not Verdict.NOTHING:
-                return verdict
-        return self._open_alarm(end_ns) if alarm else Verdict.NOTHING
+    # ---------------------------------------------------------------- alarm and trial
 
-    def _detect_shift(self, u: Floats) -> bool:
-        size = self.detector.group
+    def _watch_all(self, e: Floats, u: Floats, spread: Floats, end_ns: int) -> Verdict:
+        """Look for a change of all rows: what stands out of single rows, then what lasts."""
+        settings, detector = self.settings, self.detector
+        keep = settings.level_gain_rows
+        self.recent = [*self.recent, *e.tolist()][-keep:]
         values = np.concatenate([self.waiting, u])
-        full = len(values) // size
-        medians = np.sort(values[: full * size].reshape(full, size), axis=1)[:, size // 2]
-        self.waiting = values[full * size :].tolist()
-        return self.detector.update(medians.tolist())
+        full = len(values) // detector.group * detector.group
+        self.waiting = values[full:].tolist()
+        lasting = self.levels.learn(u, spread)
+        if detector.update(medians_of(values[:full], detector.group)):
+            return self._open_suspicion(settings.gain_rows, end_ns)
+        return self._open_suspicion(keep, end_ns) if lasting else Verdict.NOTHING
 
-    def _open_alarm(self, end_ns: int) -> Verdict:
-        gain = float(np.median(self.recent))
+    def _open_suspicion(self, rows: int, end_ns: int) -> Verdict:
+        """By the last so many rows."""
+        gain = float(np.median(self.recent[-rows:]))
         if abs(gain) < self.settings.gate:
             return Verdict.NOTHING
-        self.detector.reset()
-        self.waiting = []
-        self.recent = []
-        # An alarm while one is open is about the same change: its gain is relative to the first references.
-        self.gain = math.exp(gain)
+        self._reset_detectors()
+        suspicion = self.suspicion = self.new_suspicion()
+        suspicion.gain, suspicion.usual, suspicion.usual_range = gain, self.levels.size, self.levels.usual_range
         # Cells opened since the change began know no other speed.
-        self.shifted = (self.cells.rows > 0) & (self.opened < self.row - self.settings.onset_rows)
-        self.cells.log_y += gain * self.shifted
-        self.since, self.groups, self.suspicious = [], 0, True
-        self.alarm_ns = end_ns
+        suspicion.old = (self.cells.rows > 0) & (self.opened < self.row - self.settings.onset_rows)
+        suspicion.alarm_ns = end_ns
+        self.gain = math.exp(gain)
         self.alarms += 1
         return Verdict.ALARM
 
-    def _test_alarm(self) -> Verdict:
-        """After each full group: refuted by the first that is not off, confirmed by the last."""
-        settings, gain = self.settings, abs(math.log(self.gain))
-        size = settings.confirm_rows
-        groups = min(len(self.since) // size, settings.confirm_groups)
-        if groups == self.groups:
-            return Verdict.NOTHING
-        self.groups = groups
-        off = math.copysign(1.0, self.gain - 1.0) * np.asarray(self.since[: groups * size])
-        least = float(np.median(off.reshape(groups, size), axis=1).min())
-        complete = groups == settings.confirm_groups
-        refuted = least <= max(settings.confirm_off, settings.confirm_share * gain)
-        if not (refuted or complete):
-            return Verdict.NOTHING
-        self.since, self.suspicious = [], False
-        if not refuted:
-            self.confirmed += 1
-            self.last = (self.alarm_ns, self.gain)
-            return Verdict.CONFIRMED
-        self.refuted += 1
-        self.cells.log_y -= math.log(self.gain) * self.shifted
+    def _reset_detectors(self) -> None:
         self.detector.reset()
-        return Verdict.REFUTED
+        self.levels.reset()
+        self.waiting, self.recent = [], []
+
+    def _try_suspicion(self, suspicion: Suspicion, cell: Ints, e: Floats, u: Floats, spread: Floats) -> Verdict:
+        old = suspicion.old[cell] | (self.cells.rows[cell] < self.settings.cell_rows_min)
+        suspicion.left -= len(e)
+        suspicion.learn(e[old], u[old], spread[old])
+        if not (suspicion.confirmed or suspicion.refuted):
+            return Verdict.NOTHING
+        self.suspicion = None
+        gain = suspicion.measured_gain()
+        if not suspicion.confirmed or gain * suspicion.gain <= 0.0 or abs(gain) < self.settings.gate:
+            self.refuted += 1
+            return Verdict.REFUTED
+        self.gain = math.exp(gain)
+        self.cells.shift(suspicion.old, gain)
+        self.confirmed += 1
+        self.last = (suspicion.alarm_ns, self.gain)
+        return Verdict.CONFIRMED
+
+    def log_factors(self, beta: Floats) -> Floats:
+        """Log F of all cells, (512,): a change of speed belongs to beta, also while it is only suspected."""
+        return self.cells.log_factors(beta)
 
     def snapshot(self) -> DriftSnapshot:
         """The confirmed changes; a suspicion is not published."""

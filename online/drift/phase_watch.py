@@ -17,7 +17,7 @@ import numpy as np
 from online.rows import Floats
 from online.state import Finite, LikeFresh, saved
 
-from .detectors import DriftSettings, make_detector
+from .detectors import DriftSettings, make_detector, medians_of
 
 _GROUPS, _GROUP_ROWS = 4, 16
 
@@ -56,16 +56,15 @@ class PhaseWatch:
         self.recent = [*self.recent, *e[-keep:].tolist()][-keep:]
         values = np.concatenate([self.waiting, u])
         full = len(values) // size
-        medians = np.sort(values[: full * size].reshape(full, size), axis=1)[:, size // 2]
         self.waiting = values[full * size :].tolist()
-        if self.detector.update(medians.tolist()):
+        if self.detector.update(medians_of(values[: full * size], size)):
             gain = float(np.median(self.recent))
             self.reset()
             self.suspected = gain if abs(gain) >= self._settings.gate else 0.0
         return 0.0
 
     def _test_alarm(self) -> float:
-        least = max(self._settings.gate, self._settings.confirm_share * abs(self.suspected))
+        least = max(self._settings.gate, self._settings.phase_share * abs(self.suspected))
         sign = math.copysign(1.0, self.suspected)
         groups = len(self.since) // _GROUP_ROWS
         each = np.median(np.reshape(self.since[: groups * _GROUP_ROWS], (groups, _GROUP_ROWS)), axis=1)

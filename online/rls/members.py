@@ -1,6 +1,6 @@
 """The slow and the fast member together: weighed alike, the champion of them predicts live, a monitor watches both.
 
-    slow  what is published: stratified statistics, half-life max(4000 steps, 10 min) (online/rls/slow_member.py)
+    slow  what is published: stratified statistics, half-life 4000 steps or 10 min (online/rls/slow_member.py)
     fast  for live prediction: half-life 300 steps around the slow member (online/rls/fast_member.py)
 
 Each block once: predict (that is the prequential error), weigh by the prediction, learn, solve. A suspected change of

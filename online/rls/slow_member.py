@@ -25,7 +25,7 @@ from .learner_settings import LearnerSettings
 from .misfit import Shapes
 from .prior import Prior
 from .solve import solve
-from .strata import Strata
+from .strata import HalfLife, Strata
 
 
 class SlowMember:
@@ -77,7 +77,9 @@ class SlowMember:
 
     def new_strata(self) -> Strata:
         """Empty statistics of its columns."""
-        return Strata(self.p + 2, self._settings.half_life_steps, self._settings.half_life_us)
+        settings = self._settings
+        half_life = HalfLife(settings.half_life_steps, settings.half_life_us, settings.half_life_steps_min)
+        return Strata(self.p + 2, half_life)
 
     def restored(self) -> None:
         """A prior is of its columns."""

@@ -3,11 +3,12 @@
 A row of a block, z = [x, phase, y, l] of shape (q,), weight w, covers l steps and takes y microseconds. Per stratum s
 
     G_s <- 2^(-sum e_i) G_s + sum_i 2^(-age_i) w_i z_i z_i'        G: (32, q (q + 1) / 2), upper triangles
-    e_i = min(l_i / half_life_steps, y_i / half_life_us) * weight_i           age_i = sum of e over the later rows of s
+    e_i = max(l_i / steps, min(y_i / us, l_i / steps_min)) * weight_i         age_i = sum of e over the later rows of s
 
 so a stratum forgets by what happens in it: what is not visited is not forgotten (Kulhavy's directional forgetting,
-with accuracy equal to it and with merging still exact). The two half-lives make it max(4000 steps, 10 minutes of busy
-time). The blocks of sum_s G_s are A (p, p), b (p,), y'Wy, the sums over l (for excitation), and
+with accuracy equal to it and with merging still exact). The half-life is the shorter of 4000 steps and 10 minutes of
+busy time, but at least 1000 steps. The blocks of sum_s G_s are A (p, p), b (p,), y'Wy, the sums over l (for
+excitation), and
 
     n1_s = sum 2^(-age) h v    n2_s = sum 2^(-2 age) h^2 v    h: Huber's share, v: the row's weight; n1^2 / n2 =
     effective rows: k rows of weight 1 / k that see the same are one
@@ -20,6 +21,8 @@ Reference: Kulhavy, Restricted exponential forgetting in real-time identificatio
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from online.blocks import STRATA, Design
@@ -29,23 +32,34 @@ from online.state import saved
 _MAX_AGE = 1000.0  # 2^-1000 is still a normal number; older is 0 for every purpose
 
 
+class HalfLife(NamedTuple):
+    """The shorter of so many steps and so much busy time, but at least ``steps_min`` steps."""
+
+    steps: float
+    us: float
+    steps_min: float
+
+    def spent(self, steps: Floats, elapsed_us: Floats) -> Floats:
+        """Half-lives that rows of so many steps and microseconds are worth, (n,)."""
+        by_time: Floats = np.minimum(elapsed_us / self.us, steps / self.steps_min)
+        return np.maximum(steps / self.steps, by_time)
+
+
 class Strata:
     """Statistics of q augmented columns in 32 strata.
 
     Args:
         q: p features and phases, the target, the steps.
-        half_life_steps: steps after which a row counts half, where the busy time below is not longer.
-        half_life_us: busy time after which a row counts half, where the steps above are not more.
+        half_life: after which a row counts half.
     """
 
     STATE = saved("strata", g=Floats, n1=Floats, n2=Floats, clock=Floats)
 
-    __slots__ = ("_expand", "_left", "_right", "clock", "g", "half_life_steps", "half_life_us", "n1", "n2", "q")
+    __slots__ = ("_expand", "_left", "_right", "clock", "g", "half_life", "n1", "n2", "q")
 
-    def __init__(self, q: int, half_life_steps: float, half_life_us: float) -> None:
+    def __init__(self, q: int, half_life: HalfLife) -> None:
         self.q = q
-        self.half_life_steps = half_life_steps
-        self.half_life_us = half_life_us
+        self.half_life = half_life
         self._left, self._right = np.triu_indices(q)
         expand = np.zeros((q, q), np.int64)
         expand[self._left, self._right] = np.arange(len(self._left))
@@ -59,8 +73,7 @@ class Strata:
         """Add rows: z (n, q), weight (n,), share of Huber (n,). Returns what each group kept of its past, (g,)."""
         groups = block.grouped()
         order, starts, ids = groups.order, groups.starts, groups.ids
-        e = np.minimum(block.steps / self.half_life_steps, block.elapsed_us / self.half_life_us)
-        e = (e * block.weight)[order]
+        e = (self.half_life.spent(block.steps, block.elapsed_us) * block.weight)[order]
         running = np.cumsum(e)
         last = starts + groups.sizes - 1
         ends = running[last]
@@ -132,7 +145,7 @@ class Strata:
 
     def widened(self, at: int, more: int) -> Strata:
         """The same statistics with ``more`` columns, never seen, before column ``at``."""
-        wide = Strata(self.q + more, self.half_life_steps, self.half_life_us)
+        wide = Strata(self.q + more, self.half_life)
         place = np.arange(self.q) + more * (np.arange(self.q) >= at)
         wide.g[:, wide._expand[place[self._left], place[self._right]]] = self.g
         wide.n1, wide.n2, wide.clock = self.n1, self.n2, self.clock

@@ -184,19 +184,14 @@ def _meat(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _drift(graph: _GraphWriter, state: dict[str, Any]) -> int:
-    cells = graph.add("cells", state["cells"])
+    """What was suspected then is forgotten; the detectors that were added since start as fresh ones."""
+    kept = ("waiting", "recent", "row", "opened", "gain", "alarms", "confirmed", "refuted", "last")
     sums = {name: state["detector"][name] for name in ("up", "down") if state["detector"]}
-    detector = graph.add("cusum" if sums else "stateless_detector", sums)
-    calm = {"up": 0.0, "down": 0.0} if state["detector"] else {}
-    prefill: dict[str, Any] = {
-        "detector": graph.add("cusum" if state["detector"] else "stateless_detector", calm),
-        "waiting": [],
-        "recent": [],
-        "since": [],
-        "suspected": 0.0,
+    values = {
+        "cells": graph.add("cells", state["cells"]),
+        "detector": graph.add("cusum" if sums else "stateless_detector", sums),
     }
-    watch = graph.add("phase_watch", prefill)
-    return graph.add("drift_monitor", {**state, "cells": cells, "detector": detector, "prefill": watch})
+    return graph.add("drift_monitor", {**values, **{name: state[name] for name in kept}})
 
 
 def _design(graph: _GraphWriter, state: dict[str, Any] | None) -> int | None:

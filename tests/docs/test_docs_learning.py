@@ -23,7 +23,8 @@ RLS, DRIFT = LearnerSettings(), DriftSettings()
 @pytest.mark.parametrize(
     ("said", "value"),
     [
-        (r"max\((\d+) steps", RLS.half_life_steps),
+        (r"shorter of (\d+) steps", RLS.half_life_steps),
+        (r"at least (\d+) steps", RLS.half_life_steps_min),
         (r"(\d+) minutes of busy time", RLS.half_life_us / 60e6),
         (r"min\(1, ([\d.]+) s", robust.HUBER),
         (r"The first (\d+) rows are fitted", RLS.start_rows),
@@ -37,9 +38,10 @@ RLS, DRIFT = LearnerSettings(), DriftSettings()
         *zip((r"windows of (\d+),", r"windows of \d+, (\d+) or", r"or (\d+) rows \[4\]"), hac.WINDOW_ROWS, strict=True),
         (r"standard error below (\d+) %", 100 * IDENTIFIED_ERROR),
         (r"half-life (\d+) rows", PrequentialError().half_life_rows),
-        (r"Medians of (\d+) go", DRIFT.group),
-        (r"below (\d+) % nothing is a change", 100 * DRIFT.gate),
-        (r"further groups of (\d+) rows", DRIFT.confirm_rows),
+        (r"Medians of (\d+)\s+go", DRIFT.group),
+        (r"Below (\d+) % nothing is a change", 100 * DRIFT.gate),
+        (r"within (\d+) levels", DRIFT.trial_levels_min),
+        (r"undecided after (\d+) rows", DRIFT.trial_rows_max),
         (r"kept at (\d+) %", 100 * RLS.alarm_keep),
         (r"bounded to (\d+) %", 100 * LIMIT),
         (r"must be better by (\d+) %", 100 * ADVANTAGE),

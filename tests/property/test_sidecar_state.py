@@ -179,7 +179,9 @@ def test_a_sidecars_state_of_version_1_goes_on_as_if_it_had_never_stopped():
         assert (one.config_id, one.config, one.engines) == (other.config_id, other.config, other.engines)
         assert one.targets.keys() == other.targets.keys()
         for target in one.targets:
-            assert coefficients(one.targets[target]) == pytest.approx(coefficients(other.targets[target]), rel=0.01)
+            # Until version 3 rows were forgotten more slowly; what the state holds of them stays for a while.
+            rel = 0.1 if target == "schedule_time" else 0.01
+            assert coefficients(one.targets[target]) == pytest.approx(coefficients(other.targets[target]), rel=rel)
 
 
 def coefficients(target):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from collector.config.schema import Config
 from online.bank import Bank, merge_states
-from online.rls.strata import Strata
+from online.rls.strata import HalfLife, Strata
 from online.rows import RowBlock, Target
 from online.state import VERSION, StateError, layout
 from tests.support.linear_steps import steps
@@ -188,7 +188,7 @@ def test_state_of_one_target_is_at_most_64_kilobytes():
 
 
 def _statistics(rows, half_life=np.inf):
-    strata = Strata(3, half_life, np.inf)
+    strata = Strata(3, HalfLife(half_life, np.inf, 1.0))
     z = np.stack([np.ones(len(rows)), rows.elapsed_us, np.ones(len(rows))], axis=1)
     weight = 1.0 / rows.elapsed_us**2
     from online.blocks import Design, strata_of

@@ -1,35 +1,16 @@
-"""Changes of speed on machines that no linear form fits, and curves that are none."""
+"""Changes of speed on machines that no linear form fits, and what is none: curves, mixes, bursts."""
 
 import numpy as np
 import pytest
 
 from collector.config.schema import Config
+from online.bank import Bank
 from online.features.registry import portable
-from online.rows import STEP_FEATURES, RowBlock, Target
+from online.rows import Target
 from online.target import TargetState
+from tests.support.uneven_steps import STEADY, of_columns, plain, ramp, since, uneven, work
 
-N = 20_000
-
-
-def machine(seed, *, curved=False, prefill_gain=1.0, onset=N):
-    """Steps in regimes of load and context; ``curved``: context costs C^1.15; prefill costs more from ``onset`` on."""
-    rng = np.random.default_rng(seed)
-    load, context = np.empty(N), np.empty(N)
-    start = 0
-    while start < N:
-        stop = start + int(rng.integers(400, 2000))
-        load[start:stop], context[start:stop] = rng.choice([2, 4, 8, 16, 40]), rng.choice([200, 800, 3000, 12000])
-        start = stop
-    requests = np.maximum(1, rng.poisson(load)).astype(float)
-    prefill = (rng.random(N) < 0.2) * rng.integers(16, 1024, N).astype(float)
-    context = requests * (context if curved else 600.0) * np.exp(rng.normal(0, 0.25, N))
-    price = np.where(np.arange(N) >= onset, prefill_gain, 1.0) * 25.0
-    y = 5000 + price * prefill + 0.05 * (context**1.15 * 5e3**-0.15 if curved else context) + 60 * requests
-    raw = np.zeros((N, len(STEP_FEATURES)))
-    columns = {"prefill_tokens": prefill, "decode_context_tokens": context, "requests": requests}
-    for name, values in columns.items():
-        raw[:, STEP_FEATURES.index(name)] = values
-    return raw, y * np.exp(rng.normal(0, 0.03, N))
+N, ONSET = 14_000, 8000
 
 
 def state_of():
@@ -38,19 +19,82 @@ def state_of():
     return state
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_curved_cost_of_context_is_no_change_of_speed(seed):
+def drift_after(rows):
     state = state_of()
-    state.learn(RowBlock.of_lines(*machine(seed, curved=True)))
-    assert state.snapshot().drift.count == 0
+    state.learn(rows)
+    return state.snapshot().drift
 
 
-@pytest.mark.parametrize("seed", range(3))
+def error_at_the_end(rows, last):
+    """Mean relative error of the published prediction over the last rows, %, predicted before learned."""
+    state = state_of()
+    model, errors = state.models["portable"], []
+    for block in state.cutter.push(state.matrix.evaluate(rows)[0]):
+        if model.started:
+            predicted = block.x @ model.members.slow.beta[:4] * np.exp(model.log_factors(block.cell))
+            errors.append(np.abs(predicted / block.elapsed_us - 1))
+        state._learn_block(block)
+    return 100 * np.concatenate(errors)[-last:].mean()
+
+
+@pytest.mark.parametrize("kind", STEADY)
+def test_a_machine_that_does_not_change_reports_nothing(kind):
+    assert drift_after(plain(kind, 900, 12_000)).count == 0
+
+
+def test_context_that_jumps_in_the_same_batch_shape_is_no_change_of_speed():
+    """Until then context hardly varied, so that nobody knows what it costs."""
+    rng = np.random.default_rng(5)
+    columns = work(rng, 6000, "iid")
+    columns["decode_context_tokens"] = columns["requests"] * np.where(np.arange(6000) < 3000, 250.0, 1400.0)
+    us = 12_000 + 30 * columns["prefill_tokens"] + 1500 * columns["requests"] + 0.6 * columns["decode_context_tokens"]
+    assert drift_after(of_columns(columns, us * np.exp(rng.normal(0, 0.05, 6000)))).count == 0
+
+
+@pytest.mark.parametrize(("gain", "rows"), [(1.38, 250), (0.8, 400), (1.15, 400)])
+def test_an_uneven_machine_that_changes_its_speed_is_reported(gain, rows):
+    before = drift_after(uneven(3, ONSET, speed=1.0))
+    after = drift_after(uneven(3, ONSET + rows, speed=since(ONSET + rows, ONSET, gain)))
+    assert before.count == 0
+    assert after.count == 1
+    assert after.gain == pytest.approx(gain, rel=0.1)
+
+
+@pytest.mark.parametrize("length", [40, 90])
+def test_a_busy_neighbour_is_no_change_of_speed(length):
+    """Steps slower and uneven for as long as a real recording has them."""
+    n = ONSET + 600
+    rng = np.random.default_rng(9)
+    burst = np.ones(n)
+    burst[ONSET : ONSET + length] = 1.45 * np.exp(rng.normal(0, 0.12, length))
+    assert drift_after(uneven(4, n, speed=burst)).count == 0
+
+
+def test_a_slow_ramp_is_learned():
+    n = ONSET + 6500
+    floor = error_at_the_end(plain("iid", 11, ONSET), 2000)
+    assert error_at_the_end(plain("iid", 11, n, speed=ramp(n, ONSET, 4000, 1.3)), 500) < 1.5 * floor
+
+
+@pytest.mark.parametrize("seed", [0, 1])
 def test_prefill_that_costs_twice_as_much_is_learned(seed):
     state = state_of()
-    raw, y = machine(seed, prefill_gain=2.0, onset=8000)
-    state.learn(RowBlock.of_lines(raw[:14_000], y[:14_000]))
+    state.learn(plain("iid", seed, N, prefill_gain=since(N, ONSET, 2.0)))
     prices = {feature.name: feature.coefficient for feature in state.snapshot().models["portable"].features}
     assert prices["prefill_tokens"] == pytest.approx(50.0, rel=0.05)
     assert prices["intercept"] == pytest.approx(5000.0, rel=0.05)
     assert state.snapshot().drift.count >= 1
+
+
+def test_what_is_on_trial_goes_on_after_a_restart():
+    rows = uneven(3, ONSET + 400, speed=since(ONSET + 400, ONSET, 1.38))
+    through, stopped = Bank(Config(learners=("rls",))), Bank(Config(learners=("rls",)))
+    through.learn("c", Target.STEP_TIME, rows)
+    stopped.learn("c", Target.STEP_TIME, rows.slice(0, ONSET + 110))
+    monitor = stopped._configs["c"][Target.STEP_TIME].models["portable"].members.drift
+    assert monitor.suspicion is not None
+    again = Bank(Config(learners=("rls",)))
+    again.restore(stopped.state())
+    again.learn("c", Target.STEP_TIME, rows.slice(ONSET + 110, ONSET + 400))
+    assert again.targets("c") == through.targets("c")
+    assert through.targets("c")["step_time"].drift.count == 1

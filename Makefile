@@ -18,7 +18,8 @@ help:
 	@echo "make bench WHAT=x  measure what the documents state, every number beside its target; x is one of"
 	@echo "            $(BENCHES)"
 	@echo "            (ARGS='names of sections'; h100 needs TABLES=DIR and TOOLS=DIR, other sections take TOOLS=DIR)"
-	@echo "make torture  kill the real process 110 times, with bad disks and jumping clocks, and compare with one never killed"
+	@echo "make torture  kill the real process 110 times, in each stage of start and stop, with bad disks and jumping clocks,"
+	@echo "            and compare with one never killed; flip bits, fill disks, race for a directory"
 	@echo "make soak     a day of traffic in minutes: memory, files, threads, accounting"
 	@echo "make stress   producers, scrapers, pullers and a shutdown at once"
 	@echo "make fuzz     every parser, 60 s each"
@@ -97,6 +98,7 @@ torture: $(STAMP)
 	$(BIN)/python -m tests.torture.harness --kills 110 --exports 5000
 	$(BIN)/python -m tests.torture.harness --kills 20 --exports 1000 --seed 2 --fsync
 	$(BIN)/python -m tests.torture.memory
+	$(BIN)/python -m tests.torture.cases
 
 soak: $(STAMP)
 	$(BIN)/python -m tests.torture.soak

@@ -1,9 +1,10 @@
-"""Kill the real process under real load, again and again; then compare with one that was never killed.
+"""Kill the real process under real load, in each stage of start and stop and whenever; compare with one never killed.
 
     python -m tests.torture.harness [--kills 100] [--seed 1] [--faults none,full,read-only,slow,clock] [--fsync]
 
 A sender thread per engine sends its exports in order and repeats each until it is acknowledged, as an exporter does.
-The process is killed at a random moment, restarted with the next fault, and so on; the last one is stopped in order.
+The process is killed, restarted with the next fault, and so on: first once in each stage of tests/torture/stages.py,
+then at random moments. The last one is stopped in order.
 
 What must hold: every export acknowledged, in whichever life, is learned once, so that rows and published coefficients
 are those of one uninterrupted pipeline over the same exports (relative 1e-9); each restart is ready within ``READY_S``;
@@ -34,17 +35,20 @@ from collector.receive.otlp.otlp_grpc import METHOD
 from collector.worker.build import make_pipeline
 from tests.support.paths import ROOT
 from tests.support.step_exports import attribute, make_export, step_attributes
+from tests.torture.stages import START, STOP
 
 FAULTS = ("none", "full", "read-only", "slow", "clock")
 READY_S = 20.0
 """Generous: the machine may be busy. The figure is printed."""
 TOLERANCE = 1e-9
+EVERY_STAGE = (*START, *STOP)
 
 
 class Report(NamedTuple):
     """What a run showed."""
 
     kills: int
+    in_stages: int
     exports: int
     acknowledged: int
     repeats: int
@@ -55,7 +59,7 @@ class Report(NamedTuple):
     ready_s: float
 
 
-def environment(directory, *, fsync):
+def environment(directory, *, fsync=False, **changes):
     return {
         **{key: value for key, value in os.environ.items() if not key.startswith("TRACEFIT_")},
         "PYTHONPATH": str(ROOT),
@@ -69,26 +73,30 @@ def environment(directory, *, fsync):
         "TRACEFIT_JOURNAL__SEGMENT_MIB": "1",
         "TRACEFIT_JOURNAL__FSYNC": str(fsync).lower(),
         "TRACEFIT_LEARNERS": "[rls]",
+        **{f"TRACEFIT_{name}": value for name, value in changes.items()},
     }
 
 
 class Victim:
     """One life of the process."""
 
-    def __init__(self, directory, fault, seed, *, fsync, more=()):
+    def __init__(self, directory, fault="none", seed=1, stage=None, **settings):
         self.begun_s = time.monotonic()
-        self.log = (directory / "victim.log").open("ab")
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        self.log = (directory.parent / f"{directory.name}.log").open("ab")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.torture.victim", fault, str(seed)],
+            [sys.executable, "-m", "tests.torture.victim", fault, str(seed), *([stage] if stage else [])],
             cwd=ROOT,
-            env=environment(directory, fsync=fsync) | dict(more),
+            env=environment(directory, **settings),
             stdout=subprocess.PIPE,
             stderr=self.log,
             text=True,
         )
+        if stage in START:
+            return
         line = self.process.stdout.readline()
         if not line:
-            raise AssertionError(f"did not start: {(directory / 'victim.log').read_text()[-3000:]}")
+            raise AssertionError(f"did not start: {said(directory)[-3000:]}")
         self.grpc_port, self.http_port = map(int, line.split())
         self.ready_s = time.monotonic() - self.begun_s
 
@@ -102,12 +110,19 @@ class Victim:
                 return float(line.rsplit(" ", 1)[1])
         raise AssertionError(series)
 
-    def end(self, number):
-        self.process.send_signal(number)
+    def end(self, number=0):
+        """Its exit code, after a signal if there is one."""
+        if number:
+            self.process.send_signal(number)
         code = self.process.wait(60)
         self.process.stdout.close()
         self.log.close()
         return code
+
+
+def said(directory):
+    """What all lives in a directory have said."""
+    return (directory.parent / f"{directory.name}.log").read_text()
 
 
 def make_exports(engine, first_step, steps):
@@ -199,14 +214,40 @@ def published(document):
 
 def uninterrupted(load_, directory):
     """What one pipeline learns from the same exports."""
-    pipeline = make_pipeline(load(None, environment(directory, fsync=False)))
+    pipeline = make_pipeline(load(None, environment(directory)))
     for round_ in zip(*load_.streams, strict=True):
         pipeline.process([Export(payload, "peer", "grpc", 1) for payload in round_])
     pipeline.flush()
     return published(json.loads(pipeline.snapshot(1, 1).to_json()))
 
 
-def run(directory, *, kills, seed, faults, exports, engines=2, steps=10, fsync=False, say=lambda _: None):
+def kill_in_stage(directory, stage, load_, *, fsync):
+    """A life that ends in this stage, by itself."""
+    victim = Victim(directory, stage=stage, fsync=fsync, STATE__INTERVAL_S="3600")
+    if stage in STOP:
+        load_.port = victim.grpc_port
+        deadline_s = time.monotonic() + 60
+        while not victim.metric("tracefit_worker_batch_seconds_count"):  # else there is nothing to save
+            assert time.monotonic() < deadline_s, stage
+            time.sleep(0.02)
+        victim.process.send_signal(signal.SIGTERM)
+    assert victim.end() == -signal.SIGKILL, f"{stage} was not reached: {said(directory)[-3000:]}"
+
+
+def compared(directory, load_):
+    """Rows learned, those of one uninterrupted process, and the worst relative difference of anything published."""
+    found = published(json.loads((directory / "snapshot.json").read_bytes()))
+    expected = uninterrupted(load_, directory)
+    assert found.keys() == expected.keys()
+    rows = sum(value for key, value in found.items() if key[3] == "rows")
+    expected_rows = sum(value for key, value in expected.items() if key[3] == "rows")
+    worst = max(abs(found[key] - expected[key]) / max(abs(expected[key]), 1e-12) for key in expected)
+    return rows, expected_rows, worst
+
+
+def run(
+    directory, *, kills, seed, faults, exports, engines=2, steps=10, fsync=False, stages=EVERY_STAGE, say=lambda _: None
+):
     """Torture; the report, after every assertion held."""
     rng = random.Random(seed)
     load_ = Load(engines, exports, steps)
@@ -219,8 +260,11 @@ def run(directory, *, kills, seed, faults, exports, engines=2, steps=10, fsync=F
             time.sleep(rng.uniform(0.0, 0.8))
             if done % 10 == 9:
                 replayed += int(victim.metric("tracefit_journal_replayed_spans_total"))
+            stage = stages[done] if done < len(stages) else None
             victim.end(signal.SIGKILL)
             done += 1
+            if stage is not None:
+                kill_in_stage(directory, stage, load_, fsync=fsync)
             fault = faults[done % len(faults)]
             victim = Victim(directory, fault, seed + done, fsync=fsync)
             load_.port = victim.grpc_port
@@ -236,19 +280,17 @@ def run(directory, *, kills, seed, faults, exports, engines=2, steps=10, fsync=F
         while not load_.done:
             assert time.monotonic() < deadline_s, "the load must come through"
             time.sleep(0.05)
-        assert victim.end(signal.SIGTERM) == 0, (directory / "victim.log").read_text()[-3000:]
+        assert victim.end(signal.SIGTERM) == 0, said(directory)[-3000:]
     finally:
         load_.stop.set()
         if victim.process.poll() is None:
             victim.end(signal.SIGKILL)
-    found = published(json.loads((directory / "snapshot.json").read_bytes()))
-    expected = uninterrupted(load_, directory)
-    assert found.keys() == expected.keys()
-    rows = sum(value for key, value in found.items() if key[3] == "rows")
-    expected_rows = sum(value for key, value in expected.items() if key[3] == "rows")
-    worst = max(abs(found[key] - expected[key]) / max(abs(expected[key]), 1e-12) for key in expected)
+    rows, expected_rows, worst = compared(directory, load_)
+    total = engines * exports
+    staged = min(len(stages), kills)
     report = Report(
-        done, engines * exports, load_.acknowledged, load_.repeats, replayed, rows, expected_rows, worst, worst_ready_s
+        *(done + staged, staged, total, load_.acknowledged, load_.repeats, replayed, rows, expected_rows, worst),
+        ready_s=worst_ready_s,
     )
     assert rows == expected_rows, report
     assert worst <= TOLERANCE, report
@@ -267,7 +309,7 @@ def main():
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         report = run(
-            Path(directory),
+            Path(directory) / "life",
             kills=args.kills,
             seed=args.seed,
             faults=args.faults.split(","),

@@ -23,7 +23,7 @@ import numpy as np
 
 from collector.receive.otlp.otlp_grpc import METHOD
 from tests.support.otlp_load import Stream
-from tests.torture.harness import Victim
+from tests.torture.harness import Victim, said
 
 RECOVERY_S = 10.0
 
@@ -75,8 +75,7 @@ class Producer(threading.Thread):
 
 
 def run(directory: Path, *, limit_mib=100, seconds=15.0, producers=2) -> Report:
-    limits = {"TRACEFIT_DURABILITY": "memory", "TRACEFIT_MEMORY__LIMIT_MIB": str(limit_mib)}
-    victim = Victim(directory, "none", 1, fsync=False, more=limits)
+    victim = Victim(directory, DURABILITY="memory", MEMORY__LIMIT_MIB=str(limit_mib))
     threads = [Producer(victim.grpc_port, number, time.monotonic() + seconds) for number in range(producers)]
     for thread in threads:
         thread.start()
@@ -91,12 +90,11 @@ def run(directory: Path, *, limit_mib=100, seconds=15.0, producers=2) -> Report:
     recovery_s = time.monotonic() - stopped_s
     given_up = int(victim.metric('tracefit_join_events_total{event="step_given_up"}'))
     if victim.end(signal.SIGTERM) != 0:
-        raise AssertionError((directory / "victim.log").read_text()[-3000:])
+        raise AssertionError(said(directory)[-3000:])
     snapshot = json.loads((directory / "snapshot.json").read_bytes())
     busy = sum(config["targets"]["schedule_time"]["models"]["portable"]["rows"] for config in snapshot["configs"])
-    log = (directory / "victim.log").read_text()
     steps, idle, refused = (sum(getattr(t, what) for t in threads) for what in ("steps", "idle_steps", "refused"))
-    return Report(steps, idle, refused, given_up, busy, recovery_s, "memory is short" in log)
+    return Report(steps, idle, refused, given_up, busy, recovery_s, "memory is short" in said(directory))
 
 
 def main():
@@ -106,7 +104,9 @@ def main():
     parser.add_argument("--producers", type=int, default=2)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        report = run(Path(directory), limit_mib=given.limit_mib, seconds=given.seconds, producers=given.producers)
+        report = run(
+            Path(directory) / "life", limit_mib=given.limit_mib, seconds=given.seconds, producers=given.producers
+        )
     lost = report.acknowledged_steps - report.idle_steps - report.rows - report.given_up - 2 * given.producers
     sys.stdout.write(f"{report}\n")
     if lost > 0 or report.recovery_s > RECOVERY_S:

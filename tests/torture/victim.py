@@ -1,6 +1,8 @@
 """The process that gets killed: ``tracefit run`` with trouble put in.
 
-python -m tests.torture.victim FAULT SEED        configuration by TRACEFIT_* variables
+python -m tests.torture.victim FAULT SEED [STAGE]
+
+Its configuration comes by TRACEFIT_* variables; a STAGE of tests/torture/stages.py is where it ends by itself.
 """
 
 from __future__ import annotations
@@ -15,13 +17,16 @@ from collector.runtime.clock import SystemClock
 from collector.runtime.filesystem import SystemFiles
 from collector.runtime.memory import tune_malloc
 from collector.runtime.stop import Stop
+from tests.torture import stages
 from tests.torture.faults import FaultyFiles, JumpingClock
 
 
 def main():
     tune_malloc()
     fault, seed = sys.argv[1], int(sys.argv[2])
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    for stage in sys.argv[3:]:
+        stages.arm(stage)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     clock = JumpingClock(seed) if fault == "clock" else SystemClock()
     files = FaultyFiles(fault, seed) if fault in ("full", "read-only", "slow") else SystemFiles()
     stop = Stop()

@@ -154,6 +154,8 @@ class Recording:
         for line in stream:
             if line.isspace():
                 continue
+            if line.strip() == b"{":
+                raise NotReadError("JSON over several lines is not read, only one object a line (jq -c .)")
             if is_page_line(line):
                 page = read_page_line(line, parser, self.label)
                 if isinstance(page, ScrapeOutcome):

@@ -139,7 +139,7 @@ def small_disk(directory, size_mib):
 def disk_full(directory, kills=10, exports=120):
     """A loop of kills while the disk is full, with room now and then."""
     disk = directory / "disk"
-    with small_disk(disk, 4) as mounted:
+    with small_disk(disk, 24) as mounted:
         place, ballast = disk / "life", disk / "ballast"
         victim = Victim(place, STATE__INTERVAL_S="0.3")
         load_ = Load(2, exports, STEPS)

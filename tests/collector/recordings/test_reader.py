@@ -91,6 +91,7 @@ def test_frames_of_zstd_one_after_the_other_are_one_file(tmp_path):
         (lzma.compress(LINES[0]), "xz is not read, only plain files, gzip and zstd"),
         (b"PAR1" + bytes(40), "Parquet is not read, only plain files, gzip and zstd"),
         (b'{"resourceMetrics":[]}\n{"resourceLogs":[]}\n', "2 entries are metrics or logs, which are not read"),
+        (b'{\n  "resourceSpans": []\n}\n', "JSON over several lines is not read, only one object a line (jq -c .)"),
         (zstandard.compress(b"x" * 10_000 + LINES[0])[:-4], None),
         (prefixed([zstandard.compress(RAW[0])[:-3]]), "damaged after"),
         (prefixed([b"\x28\xb5\x2f\xfd" + bytes(20)]), "damaged after"),

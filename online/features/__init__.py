@@ -2,7 +2,7 @@
 
 from online.features.systems import SYSTEMS, System
 
-from .columns import INTERCEPT, UNITS, Column, FeatureSet, Formula, Raw, raw_column, sum_steps
+from .columns import INTERCEPT, UNITS, Column, FeatureSet, Raw, raw_column, sum_steps
 from .registry import Fact, Factory, Facts, build, custom, portable, register, registered
 
 __all__ = [
@@ -14,7 +14,6 @@ __all__ = [
     "Factory",
     "Facts",
     "FeatureSet",
-    "Formula",
     "Raw",
     "System",
     "build",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .challengers import LINEAR, PREFIX, QUANTILE, RiverLearner, make
-from .context import CONTEXT
+from .context import CONTEXT, Context
 from .corrector import RESIDUAL, Corrector
 from .quantile import QuantileLearner
 
@@ -13,6 +13,7 @@ __all__ = [
     "PREFIX",
     "QUANTILE",
     "RESIDUAL",
+    "Context",
     "Corrector",
     "QuantileLearner",
     "RiverLearner",

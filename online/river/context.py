@@ -1,54 +1,51 @@
 """What a step's row carries beside the work that coefficients are about: the columns of the corrector.
 
-    share of steps in which requests wait, are preempted, finish           kv usage, 0 to 1
-    log2(1 + v) / 8, at most 1: requests waiting, running but not scheduled, blocks offloaded, restored, evicted
+    share of steps in which requests wait, are preempted, finish                   kv usage, 0 to 1
+    v / (v + 8): requests waiting, running but not scheduled, blocks offloaded, restored, evicted
 
 Every column is made with fixed numbers, so that its weight means the same in every process and at any time, and lies
-between 0 and 1, so that one step of gradient descent cannot overshoot. What a row does not know is 0.
+between 0 and 1, so that one step of gradient descent cannot overshoot. What a row does not know is 0. Per step, then
+summed over the steps of a row: (n, 9).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from online.features import Column, FeatureSet, Formula, Raw
-from online.rows import Floats, Target
+from online.features import sum_steps
+from online.rows import STEP_FEATURES, Floats, RowBlock, Target
 
-_LOG_SCALE = 8.0  # log2 of 255 + 1
-
-
-def _share(name: str) -> Formula:
-    return lambda raw: (np.nan_to_num(raw[name]) > 0.0).astype(np.float64)
-
-
-def _many(value: Floats) -> Floats:
-    known = np.maximum(np.nan_to_num(value, posinf=0.0), 0.0)
-    return np.minimum(np.log2(1.0 + known) / _LOG_SCALE, 1.0)
+_HALF = 8.0
+_MANY = 1e12
+_SHARES = ("waiting", "preempted", "finished")
+_COUNTS = ("waiting", "running", "offload_blocks", "restore_blocks", "evicted_blocks")
+_RUNNING = _COUNTS.index("running")
+_SHARE_PLACES, _COUNT_PLACES = ([STEP_FEATURES.index(name) for name in names] for names in (_SHARES, _COUNTS))
+_REQUESTS, _USAGE = STEP_FEATURES.index("requests"), STEP_FEATURES.index("kv_usage_ratio")
 
 
-def _log(name: str) -> Formula:
-    return lambda raw: _many(raw[name])
+class Context:
+    """The columns; no feature set to choose, because nothing is fitted to it but the corrector."""
+
+    name = "context"
+    target = Target.STEP_TIME
+    names = ("queued", "preempted", "finished", "kv_usage", "waiting", "idle", "offloaded", "restored", "evicted")
+
+    def __len__(self) -> int:
+        """Number of columns."""
+        return len(self.names)
+
+    def evaluate(self, block: RowBlock) -> Floats:
+        """Columns of rows of :attr:`target`, (n, 9), finite."""
+        raw = block.raw
+        counts = raw[:, _COUNT_PLACES]
+        counts[:, _RUNNING] -= raw[:, _REQUESTS]
+        counts = np.fmin(np.fmax(counts, 0.0), _MANY)  # what is not known is neither more nor less: fmax leaves 0
+        lines = np.empty((len(raw), len(self)))
+        lines[:, :3] = raw[:, _SHARE_PLACES] > 0.0
+        lines[:, 3] = np.fmin(np.fmax(raw[:, _USAGE], 0.0), 1.0)
+        lines[:, 4:] = counts / (counts + _HALF)
+        return sum_steps(lines, block.offsets)
 
 
-def _idle(raw: Raw) -> Floats:
-    return _many(raw["running"] - raw["requests"])
-
-
-def _usage(raw: Raw) -> Floats:
-    return np.minimum(np.maximum(np.nan_to_num(raw["kv_usage_ratio"]), 0.0), 1.0)
-
-
-_COLUMNS: tuple[tuple[str, Formula], ...] = (
-    ("queued", _share("waiting")),
-    ("waiting", _log("waiting")),
-    ("idle", _idle),
-    ("kv_usage", _usage),
-    ("preempted", _share("preempted")),
-    ("finished", _share("finished")),
-    ("offloaded", _log("offload_blocks")),
-    ("restored", _log("restore_blocks")),
-    ("evicted", _log("evicted_blocks")),
-)
-
-CONTEXT = FeatureSet("context", Target.STEP_TIME, tuple(Column(name, "", formula) for name, formula in _COLUMNS))
-"""No feature set to choose: nothing is fitted to it but the corrector."""
+CONTEXT = Context()

@@ -14,9 +14,8 @@ It corrects while it wins. Over the rows it sees, each predicted before it is le
 
 it is switched on where A > 0.02 B, after 128 rows, and off where A < 0; between the two it stays as it is.
 
-Guarantee: c is finite and within its bounds whatever was learned. The cost per second of event time is bounded: a block
-in which no row is seen, as most of a fast engine, is neither corrected nor scored. River is imported with the first row
-that it learns.
+Guarantee: c is finite and within its bounds whatever was learned. So many rows per second of event time are learned,
+and a block in which none is seen is neither corrected nor scored. River is imported with the first row that it learns.
 Merging: gradient steps do not add, so the weights start over, and it is off until it wins again; counts add.
 Reference: Montiel et al., River (JMLR 2021); Herbster and Warmuth, Tracking the best expert (Machine Learning 1998).
 """

@@ -16,6 +16,7 @@ import numpy as np
 
 from online.blocks import Design, strata_of
 from online.features import FeatureSet
+from online.river import Context
 from online.rows import Floats, RowBlock, RowOutcome, Target
 from online.state import StateError
 
@@ -37,7 +38,7 @@ class DesignMatrix:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self.context: tuple[FeatureSet, slice] | None = None
+        self.context: tuple[Context, slice] | None = None
         self.sets: dict[str, tuple[FeatureSet, slice]] = {}
         self.width = 0
 
@@ -46,10 +47,10 @@ class DesignMatrix:
         self.sets[features.name] = (features, slice(self.width, self.width + len(features)))
         self.width += len(features)
 
-    def add_context(self, features: FeatureSet) -> None:
+    def add_context(self, columns: Context) -> None:
         """Append the columns of the context."""
-        self.context = (features, slice(self.width, self.width + len(features)))
-        self.width += len(features)
+        self.context = (columns, slice(self.width, self.width + len(columns)))
+        self.width += len(columns)
 
     def evaluate(self, rows: RowBlock) -> tuple[Design, Counter[RowOutcome]]:
         """The rows that can be learned, and what became of all."""

@@ -30,6 +30,10 @@ SHAPED = "portable"
 """The feature set that shape factors belong to."""
 
 
+SCORED_ROWS = 128
+"""Of a block that are scored where there is a corrector, so that what it costs does not grow with the load."""
+
+
 class PublishedPrediction:
     """Of one target, by the coefficients of one model of p columns.
 
@@ -51,7 +55,7 @@ class PublishedPrediction:
             self.shaped.learn(view, log_ratio)
         else:
             correction = self.corrector.learn(view, context, log_ratio, suspected=speed.suspicious)
-            self.shaped.learn(view, log_ratio, correction, scored=correction is not None)
+            self.shaped.learn(view, log_ratio, correction, scored=0 if correction is None else SCORED_ROWS)
         verdict = speed.verdict
         self.shaped.follow(suspected=verdict is Verdict.ALARM, confirmed=verdict is Verdict.CONFIRMED)
 

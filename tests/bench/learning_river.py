@@ -102,7 +102,7 @@ def _learned(rows):
     shaped = state.published.shaped
     learn = shaped.learn
 
-    def listening(block, log_ratio, correction=None, *, scored=True):
+    def listening(block, log_ratio, correction=None, *, scored=None):
         none = np.zeros(len(block))
         known = none * np.nan if log_ratio is None else log_ratio
         log.append((known, none if correction is None else correction))
@@ -127,9 +127,9 @@ def _target(settings):
 def _cost_of(per_s, settings=WITH):
     """Millicores that settings add to ``rls`` alone at so many steps per second of event time; the target at the end.
 
-    CPU time of each quarter of a second, the quietest of several rounds: their sum is little moved by other work.
+    CPU time of each few rows, the quietest of several rounds: their sum is little moved by other work.
     """
-    seconds, part = max(4.0, 2000 / per_s), max(32, per_s // 4)
+    seconds, part = max(4.0, 2000 / per_s), min(256, max(32, per_s // 4))
     rows = _queued(int(per_s * seconds) + 1024, per_s)
     starts = range(1024, len(rows), part)
     best = np.full((2, len(starts)), np.inf)

@@ -30,6 +30,7 @@ POLL_S = 1.5
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
 _CELL = 21
+NORMAL_95 = 1.96
 
 
 class Ports(NamedTuple):
@@ -146,7 +147,7 @@ def _announce(source: Path, speed: float, ports: Ports, say: PrintLine) -> None:
     say(f"  OTLP/gRPC  127.0.0.1:{ports.grpc}")
     for page in ("", "metrics", "snapshot", "healthz"):
         say(f"  http://127.0.0.1:{ports.pages}/{page}")
-    say("What one scheduler step costs, in µs (± one standard error), as the evidence comes in; Ctrl-C ends it.")
+    say("What one scheduler step costs, in µs (95 % intervals), as the evidence comes in; Ctrl-C ends it.")
 
 
 def _watch(feeder: Feeder, port: int, say: PrintLine) -> None:
@@ -175,7 +176,7 @@ def _short(name: str) -> str:
 
 
 def _cell(feature: FeatureSnapshot) -> str:
-    bar = f" ± {feature.stderr:.2g}" if feature.stderr is not None else ""
+    bar = f" ± {NORMAL_95 * feature.stderr:.2g}" if feature.stderr is not None else ""
     return f"{feature.coefficient:.5g}{bar}"
 
 

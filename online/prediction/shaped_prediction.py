@@ -101,6 +101,7 @@ class ShapedPrediction:
         if suspected:
             self.intervals.widen()
         if confirmed:
+            self.intervals.forget(_KEPT)
             self.observed_us *= _KEPT
             self.predicted_us *= _KEPT
 

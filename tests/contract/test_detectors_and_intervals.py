@@ -9,6 +9,7 @@ from online.features.registry import portable
 from online.prediction.prediction_intervals import Intervals
 from online.rows import Target
 from tests.bench.simulated import prequential
+from tests.support.designs import design_of
 from tests.support.linear_steps import steps
 
 SEES = [name for name in DETECTORS if name != "none"]
@@ -118,3 +119,30 @@ def test_histograms_merge_by_addition():
     total = a.histogram + b.histogram
     a.add(b)
     assert np.array_equal(a.histogram, total)
+
+
+def test_the_first_bad_predictions_do_not_widen_the_band_for_long():
+    rng, intervals = np.random.default_rng(7), Intervals()
+    block = design_of(steps(32, 3, batch=(4, 4), prefill_share=0.0).rows, portable(Target.STEP_TIME))
+    for number in range(40):
+        intervals.learn(block, (0.5 if number < 8 else 0.05) * rng.standard_normal(32))
+    snapshot = intervals.snapshot()
+    assert np.log(snapshot.p90 / snapshot.p10) < 0.16
+
+
+def test_a_suspicion_does_not_widen_the_band_that_is_used_for_minutes():
+    _, intervals = _covered(NOISES["normal"], n=3000)
+    before = intervals.snapshot()
+    intervals.widen()
+    assert intervals.snapshot() == before
+
+
+def test_after_a_change_of_speed_the_band_is_learned_anew():
+    _, intervals = _covered(NOISES["wide"], n=3000)
+    intervals.forget(0.02)
+    block = prequential_design(320)
+    for start in range(0, 320, 32):
+        piece = block.slice(start, start + 32)
+        intervals.learn(piece, 0.01 * np.random.default_rng(start).standard_normal(32))
+    snapshot = intervals.snapshot()
+    assert np.log(snapshot.p90 / snapshot.p10) < 0.06

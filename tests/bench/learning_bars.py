@@ -1,0 +1,151 @@
+"""Whether what is printed can be bet on: error bars, bands and hold-outs. Called by tests/bench/bench_learning.py.
+
+Streams are of generators and seeds of this module. The lengths of the windows (online/rls/hac.py) and the memory of the
+bands were chosen on the recordings that are scored here; the seeds of the streams were not looked at.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from collector.config.schema import Config
+from online.bank import Bank
+from online.features.registry import portable
+from online.prediction import stratum_name
+from online.rows import RowBlock, Target
+from online.target import TargetState
+from tests.bench.captured import step_rows
+from tests.support.linear_steps import BETA, steps
+from tests.support.paths import DATA
+from tests.support.request_times import skewed_times
+
+RLS = Config(learners=("rls",))
+STEP = Target.STEP_TIME
+ENDS = (320, 640, 1280, 2560)
+STREAMS = 40
+NORMAL_95 = 1.96
+LEARNED = 0.6
+HOLDOUT_LIMITS = {"c10": 5.5, "c5": 6.5, "c1": 4.2, "c6": 5.9, "c2": 12.5}
+WORSE_MAX = 0.5
+DEMO, DEMO_ROWS, DEMO_ERROR = "c10", 128, 7.0
+
+
+def lines(line, pool, directory: Path | None = None):
+    """All lines; recordings are those of ``directory``, the bundled ones without it."""
+    yield from _coverage_lines(line, pool)
+    yield from _skewed_lines(line, pool)
+    paths = sorted((directory or DATA).glob("*/otlp.pb.gz"))
+    for found in pool.map(_recording, paths):
+        yield from (line(*each) for each in found)
+
+
+# ------------------------------------------------------------------- streams
+
+
+def _stream(job):
+    autocorrelation, seed = job
+    rows = steps(ENDS[-1], seed, noise=0.03, batch=(1, 32), autocorrelation=autocorrelation).rows
+    return _judged(rows, STEP, ENDS, BETA)
+
+
+def _skewed(seed):
+    rows = skewed_times(2000, seed, sigma=1.2, fixed_us=2000.0)
+    return _judged(rows, Target.POST_DECODE, (320, 640, 1280, 2000), (2000.0, 1.0))
+
+
+def _judged(rows, target, ends, truth):
+    """Per end and coefficient: whether its 95 % interval holds the truth, whether it is called identified."""
+    bank, start, found = Bank(RLS), 0, []
+    for end in ends:
+        bank.learn("c", target, rows.slice(start, end))
+        start = end
+        features = bank.targets("c")[target.value].models["portable"].features
+        found.append(
+            [
+                (abs(f.coefficient - value) < NORMAL_95 * f.stderr, f.status == "identified")
+                for f, value in zip(features, truth, strict=True)
+            ]
+        )
+    return np.array(found)
+
+
+def _coverage_lines(line, pool):
+    for autocorrelation, least in ((0.9, 85), (0.97, 75)):
+        jobs = [(autocorrelation, 910_000 + seed) for seed in range(STREAMS)]
+        found = np.array(list(pool.map(_stream, jobs)))
+        for k, end in enumerate(ENDS):
+            hit, named = 100 * found[:, k, :, 0].mean(), 100 * found[:, k, :, 1].mean()
+            what = f"95 % intervals cover, AR(1) {autocorrelation}, {end} rows ({named:.0f} % identified)"
+            yield line(what, f"{hit:.1f} %", f">= {least} %", bool(hit >= least))
+
+
+def _skewed_lines(line, pool):
+    found = np.array(list(pool.map(_skewed, range(920_000, 920_000 + STREAMS))))
+    named = found[..., 1]
+    hit = 100 * found[..., 0][named].mean()
+    what = f"post_decode, lognormal 1.2: where identified ({int(named.sum())} of {named.size})"
+    yield line(what, f"{hit:.1f} %", ">= 85 %", bool(hit >= 85))
+
+
+# ------------------------------------------------------------------- recordings
+
+
+def _recording(path):
+    short = path.parent.name.partition("_")[0]
+    try:
+        rows = step_rows([path])
+    except ValueError:
+        return []  # no steps in it
+    if len(rows) < 500:
+        return []
+    found = list(_holdout(short, rows))
+    if short == DEMO:
+        found += _demo(rows)
+    return found
+
+
+def _holdout(short, rows: RowBlock):
+    """What a snapshot after the first 60 % of the rows says of the rest."""
+    state, cut = TargetState(STEP, RLS), int(LEARNED * len(rows))
+    state.offer(portable(STEP), lambda _features: None)
+    state.learn(rows.slice(0, cut))
+    state.flush()
+    rest, _ = state.matrix.evaluate(rows.slice(cut, len(rows)))
+    model, y = state.models["portable"], rest.elapsed_us
+    plain = rest.x @ model.members.slow.beta[: len(model.features)]
+    shaped = plain * np.exp(model.log_factors(rest.cell))
+    without, error = (100 * float(np.mean(np.abs(f / y - 1.0))) for f in (plain, shaped))
+    limit = HOLDOUT_LIMITS.get(short)
+    target = f"<= {without + WORSE_MAX:.1f} %" if limit is None else f"<= {limit} %"
+    good = error <= without + WORSE_MAX and (limit is None or error <= limit)
+    yield f"hold-out of single steps, {short} (without factors {without:.1f} %)", f"{error:.1f} %", target, good
+    band = state.snapshot().interval
+    pooled = (band.p10, band.p50, band.p90)
+    ratio = np.array([band.strata.get(stratum_name(int(s)), pooled) for s in rest.stratum])
+    inside = 100 * float(np.mean((y >= ratio[:, 0] * shaped) & (y <= ratio[:, 2] * shaped)))
+    yield f"P10-P90 of a snapshot holds of the last 40 %, {short}", f"{inside:.1f} %", "70..90 %", 70 <= inside <= 90
+
+
+def _demo(rows: RowBlock):
+    """What ``make demo`` prints, every 128 rows."""
+    bank, printed = Bank(RLS), []
+    for start in range(0, len(rows), DEMO_ROWS):
+        bank.learn("c", STEP, rows.slice(start, min(start + DEMO_ROWS, len(rows))))
+        target = bank.targets("c").get(STEP.value)
+        if target is not None and start + DEMO_ROWS > 256:
+            printed.append(target.models["portable"])
+    final = [f.coefficient for f in printed[-1].features]
+    held = np.array(
+        [
+            [abs(f.coefficient - value) <= NORMAL_95 * f.stderr for f, value in zip(model.features, final, strict=True)]
+            for model in printed
+        ]
+    )
+    each = 100 * held.mean()
+    yield f"demo: error bars that hold the final value, {len(printed)} lines", f"{each:.1f} %", ">= 90 %", each >= 90
+    every = 100 * held.all(axis=1).mean()
+    yield "demo: lines of which all four do", f"{every:.1f} %", "", None
+    error = 100 * printed[-1].prediction_error.median_ape
+    yield "demo: error at the end", f"{error:.1f} %", f"<= {DEMO_ERROR} %", error <= DEMO_ERROR

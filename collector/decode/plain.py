@@ -62,7 +62,9 @@ def _read_resource(
 ) -> Telemetry:
     attributes = scalars(resource_spans.resource.attributes[: words.ATTRIBUTES_MAX])
     counts[table.IGNORED_ATTRIBUTES] += max(0, len(resource_spans.resource.attributes) - words.ATTRIBUTES_MAX)
-    out = Telemetry(instance=str(attributes.get(words.INSTANCE) or peer), facts=facts(attributes))
+    out = Telemetry(
+        instance=str(attributes.get(words.INSTANCE) or peer), facts=facts(attributes), process=_pid_of(attributes)
+    )
     steps: list[NDArray[np.int64]] = []
     snapshots: list[tuple[int, ...]] = []
     for scope_spans in resource_spans.scope_spans:
@@ -101,6 +103,11 @@ def _read_resource(
 def _trace(scope: str, span: Span) -> list[tuple[int, bytes]]:
     """When it ended and its trace id, of a span that rows come from."""
     return [] if scope in (words.API_SCOPE, words.KV_SCOPE) else [(span.end_time_unix_nano, span.trace_id)]
+
+
+def _pid_of(attributes: Mapping[str, Value]) -> int:
+    pid = attributes.get(words.PROCESS)
+    return pid if isinstance(pid, int) and 0 < pid <= words.COUNT_MAX else 0
 
 
 def facts(attributes: Mapping[str, Value]) -> dict[str, str]:

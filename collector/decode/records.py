@@ -156,7 +156,7 @@ class RequestSpan(Record, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class Telemetry:
-    """What one resource of one export said. ``instance`` is the emitting process."""
+    """What one resource of one export said. ``instance`` is the emitting process, ``process`` its pid, 0 if unsaid."""
 
     instance: str
     facts: dict[str, str]
@@ -168,3 +168,4 @@ class Telemetry:
     kv: list[KvBatch] = field(default_factory=list)
     traces: list[tuple[int, bytes]] = field(default_factory=list)
     """Of each span that was accepted and tells of steps or requests: when it ended, and its trace id."""
+    process: int = 0

@@ -117,6 +117,7 @@ MODEL: Final = "gen_ai.response.model"
 FINISH: Final = "finish.status"
 
 INSTANCE: Final = "service.instance.id"
+PROCESS: Final = "process.pid"
 FACT_PREFIX: Final = "vllm."
 FACT_KEYS: Final = frozenset({"hw.gpu.name"})
 FACT_LENGTH_MAX: Final = 256

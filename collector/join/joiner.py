@@ -26,6 +26,7 @@ from .events import Event, Renamed, Rows, Succeeded
 from .places import Full, Places
 from .release import Release, release_rows
 from .same_engine import find_double
+from .shared_ids import SharedIds
 from .waiting import Waiting, waiting_of
 
 
@@ -41,6 +42,7 @@ class Joiner:
         _api_spans=ApiSpans,
         _releases=dict[str, Release],
         _config_ids=dict[Key, str],
+        _shared_ids=SharedIds,
         kv=KvSources,
         pages=PageEngines,
     )
@@ -55,6 +57,7 @@ class Joiner:
         self._api_spans = ApiSpans(settings.requests_max)
         self._releases: dict[str, Release] = {}
         self._config_ids: dict[Key, str] = {}
+        self._shared_ids = SharedIds()
         self._described: dict[str, Known] = {}
         self._places = Places(settings)
         self._heard: Counter[Key] = Counter()
@@ -62,8 +65,6 @@ class Joiner:
         self._counts = Counts()
         self.kv = KvSources(settings)
         self.pages = PageEngines(settings)
-
-    # --- in ---------------------------------------------------------------------------------------------------------
 
     def add(self, telemetry: Telemetry, recording: str = "") -> None:
         """Add what one resource of one export said; ``recording`` names the file in a replay."""
@@ -76,7 +77,7 @@ class Joiner:
             if telemetry.requests:
                 self._add_requests(key, telemetry)
             if len(telemetry.steps) or telemetry.core:
-                self._add_steps(key, telemetry)
+                self._add_steps(self._shared_ids.key_of(key, telemetry, self._counts), telemetry)
 
     def _add_requests(self, key: Key, telemetry: Telemetry) -> None:
         process = self._api_processes.get(key)

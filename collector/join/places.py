@@ -44,7 +44,7 @@ class Places:
         """
         gone: list[Key] = []
         if len(emitters) >= self._places_max:
-            unix_ns = _newest_unix_ns(telemetry)
+            unix_ns = newest_unix_ns(telemetry)
             gone = self._silent_longest(emitters, unix_ns)
             if not gone:
                 self._refuse(key, unix_ns)
@@ -67,7 +67,7 @@ class Places:
         return [oldest] if emitters[oldest].event_unix_ns < newest_unix_ns - self._window_ns else []
 
 
-def _newest_unix_ns(telemetry: Telemetry) -> int:
+def newest_unix_ns(telemetry: Telemetry) -> int:
     """The newest event in it."""
     ends = [int(telemetry.steps["unix_ns"].max())] if len(telemetry.steps) else []
     ends += [span.end_unix_ns for span in telemetry.core]

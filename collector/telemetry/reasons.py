@@ -49,6 +49,8 @@ class JoinEvent(enum.StrEnum):
     ENGINE_EVICTED = "engine_evicted"
     ENGINE_REFUSED = "engine_refused"
     """Telemetry of an engine for which there is no place; counted per export."""
+    ID_SHARED = "id_shared"
+    """Two processes at a time under one ``service.instance.id``: from here on, two engines."""
     DOUBLE_EMITTER = "double_emitter"
     OPEN_REQUESTS_EVICTED = "open_requests_evicted"
     STEP_GIVEN_UP = "step_given_up"

@@ -58,6 +58,13 @@ NO_CONTEXT = Advice(
     ('OTEL_RESOURCE_ATTRIBUTES="vllm.block_size=…"',),
 )
 
+SHARED_ID = Advice(
+    "fair",
+    "Several processes send under one service.instance.id; they are told apart by their pid, which a restart changes.",
+    "Give each its own, for instance the pod's name and the data-parallel rank:",
+    ("OTEL_RESOURCE_ATTRIBUTES=service.instance.id=…",),
+)
+
 ALPHA_INCOMPLETE = "Time outside the steps (alpha) is incomplete."
 
 STATUS: dict[str, str] = {
@@ -82,6 +89,8 @@ def advice_for(config: ConfigSnapshot) -> list[Advice]:
                 ('OTEL_RESOURCE_ATTRIBUTES="vllm.model=…,hw.gpu.name=…"',),
             )
         )
+    if any(engine.instance.endswith(")") and " (pid " in engine.instance for engine in config.engines):
+        paragraphs.append(SHARED_ID)
     untimed_steps = config.telemetry in ("steps", "sampled") and "step_time" not in config.targets
     if config.targets and untimed_steps and "block_size" not in config.config:
         paragraphs.append(NO_CONTEXT)

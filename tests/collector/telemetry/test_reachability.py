@@ -272,6 +272,15 @@ def two_emitters() -> Reached:
     return labels_of(replayed(exports_of(pieces(run, instance="a") + pieces(plugin, instance="b"))).take_counts())
 
 
+def two_processes_of_one_id() -> Reached:
+    joiner = Joiner(JoinConfig())
+    for number in range(6):
+        steps = np.zeros(1, STEP_DTYPE)
+        steps["step_id"], steps["unix_ns"], steps["ts_start_ns"] = number + 1, (1 + number) * 10**9 + 10**18, 1
+        joiner.add(Telemetry("engine", {}, steps=steps, process=1 + number % 2))
+    return labels_of(joiner.take_counts())
+
+
 def speculating() -> Reached:
     """Three tokens a step for each request that decodes, and nobody was preempted."""
     run = run_engine(many_jobs(40))
@@ -639,6 +648,7 @@ CASES = (
     Case(too_many, (JoinEvent.ENGINE_EVICTED, JoinEvent.ENGINE_REFUSED, JoinEvent.OPEN_REQUESTS_EVICTED)),
     Case(short_of_memory, (JoinEvent.STEP_GIVEN_UP,)),
     Case(two_emitters, (JoinEvent.DOUBLE_EMITTER,)),
+    Case(two_processes_of_one_id, (JoinEvent.ID_SHARED,)),
     Case(speculating, (JoinEvent.SPECULATIVE_STEP,)),
     Case(stock_beside_steps, (
         RowDrop.TOLD_BY_STEPS, RowDrop.WHICH_CONFIG, RowDrop.TOO_LONG, RowDrop.INCOMPLETE,

@@ -1,0 +1,65 @@
+"""Two processes under one ``service.instance.id``: told by ``process.pid`` and by their times, and kept apart.
+
+A process that comes after another one has ended is a restart. Two that overlap in event time are two engines (ranks of
+data parallelism with an id that a user set, or one id given to several pods): the one heard of first keeps the name,
+the others go by it and their pid.
+"""
+
+from __future__ import annotations
+
+from collector.decode import Telemetry
+from collector.telemetry import Counts, JoinEvent, table
+from online.state import saved
+
+from .emitter import Key
+from .places import newest_unix_ns
+
+_OVERLAP_NS = 1_000_000_000
+"""Spans of a process that ended may come after the first ones of the next; a whole second of steps does not."""
+_PROCESSES_MAX = 64
+"""Of one id: those heard of longest ago are forgotten."""
+_IDS_MAX = 4096
+
+
+class SharedIds:
+    """By id: first and newest event of each process that used it, and which of them are engines of their own."""
+
+    STATE = saved("shared_ids", _lives=dict[Key, dict[int, tuple[int, int]]], _apart=dict[Key, list[int]])
+
+    def __init__(self) -> None:
+        self._lives: dict[Key, dict[int, tuple[int, int]]] = {}
+        self._apart: dict[Key, list[int]] = {}
+
+    def key_of(self, key: Key, telemetry: Telemetry, counts: Counts) -> Key:
+        """The engine's key; another one than the id's for a process that runs beside the one known by it."""
+        pid, unix_ns = telemetry.process, newest_unix_ns(telemetry)
+        if not pid or not unix_ns:
+            return key
+        lives = self._lives.setdefault(key, {})
+        first_ns, newest_ns = lives.pop(pid, (unix_ns, unix_ns))
+        first_ns, newest_ns = min(first_ns, unix_ns), max(newest_ns, unix_ns)
+        beside = [
+            other
+            for other, (begun_ns, ended_ns) in lives.items()
+            if min(ended_ns, newest_ns) - max(begun_ns, first_ns) > _OVERLAP_NS
+        ]
+        lives[pid] = first_ns, newest_ns
+        apart = self._apart.setdefault(key, [])
+        together = sorted((pid, *beside), key=lambda process: (lives[process][0], process))
+        for process in together[1:]:
+            if process not in apart:
+                apart.append(process)
+                counts[table.JOIN_EVENTS, JoinEvent.ID_SHARED] += 1
+        self._forget(key)
+        return (key[0], f"{key[1]} (pid {pid})") if pid in apart else key
+
+    def _forget(self, key: Key) -> None:
+        lives = self._lives[key]
+        while len(lives) > _PROCESSES_MAX:
+            gone = next(iter(lives))
+            del lives[gone]
+            self._apart[key] = [pid for pid in self._apart[key] if pid != gone]
+        while len(self._lives) > _IDS_MAX:
+            forgotten = next(iter(self._lives))
+            del self._lives[forgotten]
+            self._apart.pop(forgotten, None)

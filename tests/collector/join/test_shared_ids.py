@@ -1,0 +1,66 @@
+"""Two processes under one service.instance.id are two engines; one after the other is a restart."""
+
+from __future__ import annotations
+
+import pytest
+
+from collector.receive.export_request import Export
+from collector.telemetry import table
+from collector.telemetry.reasons import JoinEvent
+from tests.support.pipelines import new_pipeline
+from tests.support.step_exports import STEP_US, make_export
+
+PIECE = 25
+
+
+def piece(pid, first_step, *, late_s=0.0, pid_attribute=True):
+    """Half a second of steps of one process; each has clocks of its own."""
+    request = make_export(1, steps_per_span=PIECE, first_step=first_step, instance="pod-1")
+    if pid_attribute:
+        request.resource_spans[0].resource.attributes.add(key="process.pid").value.int_value = pid
+    span = request.resource_spans[0].scope_spans[0].spans[0]
+    span.span_id = pid.to_bytes(4, "big") + first_step.to_bytes(4, "big")
+    span.start_time_unix_nano += int(late_s * 1e9)
+    span.end_time_unix_nano += int(late_s * 1e9)
+    for event in span.events:
+        event.time_unix_nano += int(late_s * 1e9)
+        for each in event.attributes:
+            if each.key in ("step.ts_start_ns", "step.ts_end_ns"):
+                each.value.int_value += pid * 1_000_003 + int(late_s * 1e9)
+    return Export(request.SerializeToString(), "peer", "grpc", 1)
+
+
+def ranks(steps=2000):
+    """Two ranks of data parallelism, the second a few hundred steps behind in its ids."""
+    for first in range(1, steps, PIECE):
+        yield piece(77, first + 300, late_s=-300 * STEP_US / 1e6)
+        yield piece(78, first)
+
+
+def run(exports):
+    pipeline = new_pipeline()
+    for export in exports:
+        pipeline.process([export])
+    pipeline.flush()
+    counts = pipeline.take_counts()
+    engines = [engine.instance for config in pipeline.snapshot(0, 1).configs for engine in config.engines]
+    return pipeline, counts, sorted(engines)
+
+
+def test_two_ranks_under_one_id_are_two_engines_and_both_are_learned():
+    pipeline, counts, engines = run(ranks())
+    assert engines == ["pod-1", "pod-1 (pid 78)"]
+    assert counts[table.JOIN_EVENTS, JoinEvent.ID_SHARED] == 1
+    assert counts[table.JOIN_EVENTS, JoinEvent.ENGINE_RESTART] <= 6, "until the second overlap is seen"
+    rows = sum(config.targets["step_time"].models["portable"].rows for config in pipeline.snapshot(0, 1).configs)
+    assert rows > 0.9 * 4000
+
+
+@pytest.mark.parametrize("pid_attribute", [True, False])
+def test_a_restart_under_its_id_stays_one_engine(pid_attribute):
+    before = [piece(77, first, pid_attribute=pid_attribute) for first in range(1, 1000, PIECE)]
+    after = [piece(91, first, late_s=25.0, pid_attribute=pid_attribute) for first in range(1, 1000, PIECE)]
+    _, counts, engines = run([*before, *after])
+    assert engines == ["pod-1"]
+    assert counts[table.JOIN_EVENTS, JoinEvent.ENGINE_RESTART] == 1
+    assert counts[table.JOIN_EVENTS, JoinEvent.ID_SHARED] == 0

@@ -23,7 +23,7 @@ from online.bank import Bank, merge_states
 from online.blocks import Cutter
 from online.features.registry import portable
 from online.rows import RowBlock, Target
-from tests.bench import captured, learning_bars, learning_merge, learning_river, simulated
+from tests.bench import captured, learning_bars, learning_drift, learning_merge, learning_river, simulated
 from tests.bench.outside import add_arguments, outside_of
 from tests.support.linear_steps import BETA, steps
 from tests.support.roofline_steps import MACHINES, Slowdown, simulate
@@ -259,6 +259,7 @@ def main():
             ("merge", learning_merge.lines(Line)),
             ("coefficients", coefficient_lines(pool)),
             ("error bars and bands", learning_bars.lines(Line, pool, arguments.captures)),
+            ("changes of speed", learning_drift.lines(Line, pool, arguments.captures)),
             ("endurance", endurance_lines()),
             ("simulated machines", simulated_lines(pool)),
             ("recordings", captured.lines(Line, pool, outside)),

@@ -1,0 +1,141 @@
+"""Changes of speed: how soon they are reported, what is reported of machines that did not change, and the error after.
+
+Thresholds of the detectors were chosen on c10 and on the machines of tests/support/uneven_steps.py with seeds below
+200; here are seeds from 7000 on. Recordings come from ``--captures DIR``, else from those that are bundled.
+"""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+
+from collector.config.schema import Config
+from online.features.registry import portable
+from online.rows import RowBlock, Target
+from online.target import TargetState
+from tests.bench.captured import _rows
+from tests.support.paths import DATA
+from tests.support.uneven_steps import STEADY, plain, ramp, since, uneven
+
+CALM = {"c1": "c1_mixed", "c5": "c5_offload", "c6": "c6_saturated", "c7": "c7_async_sim", "c10": "c10_long"}
+CALM |= {"f1": "f1_fork_parity", "p1": "p1_engine_stats"}
+GAINS = {1.38: 150, 1.15: 400, 0.8: 400}
+"""New time per old time, and the rows within which it must be reported."""
+SEEDS, FALSE_SEEDS, SLOW_SEEDS = range(7000, 7020), range(7000, 7025), range(7000, 7006)
+ROWS, ONSET = 14_000, 8000
+NEVER = 10**9
+
+
+def lines(line, pool, captures):
+    """Recordings as they are and sped up or slowed down, uneven machines, steady ones, slow and partial changes."""
+    yield from _recordings(line, captures)
+    for gain, limit in GAINS.items():
+        found = list(pool.map(_changed, [(gain, seed) for seed in SEEDS]))
+        rows = sorted(each[0] for each in found)
+        within = sum(each <= limit for each in rows)
+        what = f"uneven machines x{gain}: reported, median of {len(SEEDS)} ({within} in time)"
+        yield line(what, f"{int(np.median(rows))} rows", f"<= {limit} rows", bool(np.median(rows) <= limit))
+        worst = max(each[1] for each in found)
+        what = f"uneven machines x{gain}: error of rows 600-1200 / without the change, worst"
+        yield line(what, f"{worst:.2f}", "<= 1.5", bool(worst <= 1.5))
+        early = sum(each[2] for each in found)
+        yield line(f"uneven machines x{gain}: reported before the change", str(early), "0", early == 0)
+    for kind in STEADY:
+        counts = list(pool.map(_reports, [(kind, seed) for seed in FALSE_SEEDS]))
+        per_million = 1e6 * sum(counts) / (len(FALSE_SEEDS) * 20_000)
+        yield line(f"false reports per 1e6, {kind}", f"{per_million:.0f}", "<= 20", bool(per_million <= 20))
+    for what in ("prefill x2", "ramp x1.3"):
+        found = np.array(list(pool.map(_slow, [(what, seed) for seed in SLOW_SEEDS])))
+        shaped, alone = found.max(axis=0)
+        name = f"{what}: error after 6,000 rows / floor, worst of {len(SLOW_SEEDS)} (beta alone {alone:.2f})"
+        yield line(name, f"{shaped:.2f}", "<= 1.5", bool(shaped <= 1.5))
+
+
+def _recordings(line, captures):
+    for short, name in CALM.items():
+        path = (DATA if captures is None else captures) / name / "otlp.pb.gz"
+        if not path.exists():
+            yield line(f"reports, {short} as it is", "SKIPPED", "needs --captures", None)
+            continue
+        rows = _rows(gzip.decompress(path.read_bytes()))
+        calm = Watched(rows)
+        yield line(f"reports, {short} as it is", str(len(calm.reports)), "0", not calm.reports)
+        if short != "c10":
+            continue
+        n = len(rows)
+        for gain, limit in GAINS.items():
+            found = Watched(_scaled(rows, since(n, n // 2, gain)))
+            late = found.reported_after(n // 2)
+            value = "never" if late == NEVER else f"{late} rows"
+            yield line(f"c10 x{gain} from half time: reported", value, f"<= {limit} rows", late <= limit)
+            ratio = found.error(n // 2 + 600, 600) / calm.error(n // 2 + 600, 600)
+            what = f"c10 x{gain}: error of rows 600-1200 / without the change"
+            yield line(what, f"{ratio:.2f}", "<= 1.5", bool(ratio <= 1.5))
+
+
+class Watched:
+    """One stream, learned piece by piece.
+
+    Attributes:
+        shaped, slow: relative errors of x beta F and x beta before each row was learned, (n,), NaN before the first
+            fit.
+        reports: rows learned when each change was reported.
+    """
+
+    def __init__(self, rows: RowBlock) -> None:
+        self._state = TargetState(Target.STEP_TIME, Config(learners=("rls",)))
+        self._state.offer(portable(Target.STEP_TIME), lambda _features: None)
+        self._model = self._state.models["portable"]
+        self._learn, self._state._learn_piece = self._state._learn_piece, self._learn_watched
+        self.shaped, self.slow = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
+        self.reports: list[int] = []
+        self._at = 0
+        self._state.learn(rows)
+        self._state.flush()
+
+    def _learn_watched(self, piece):
+        model, here = self._model, slice(self._at, self._at + len(piece))
+        if model.started:
+            predicted = piece.x @ model.members.slow.beta[: piece.x.shape[1]]
+            self.slow[here] = np.abs(predicted / piece.elapsed_us - 1)
+            self.shaped[here] = np.abs(predicted * np.exp(model.log_factors(piece.cell)) / piece.elapsed_us - 1)
+        self._learn(piece)
+        self._at += len(piece)
+        confirmed = model.members.drift.confirmed
+        self.reports += [self._at] * (confirmed - len(self.reports))
+
+    def reported_after(self, onset):
+        """Rows from the onset to the first report."""
+        return next((at - onset for at in self.reports if at > onset), NEVER)
+
+    def error(self, start, rows, which="shaped"):
+        """Mean relative error of so many rows."""
+        return float(np.nanmean(getattr(self, which)[start : start + rows]))
+
+
+def _scaled(rows, gain):
+    us = rows.elapsed_us * gain
+    end_ns = rows.end_ns + np.cumsum((us - rows.elapsed_us) * 1e3).astype(np.int64)
+    return RowBlock(rows.raw, rows.offsets, us, rows.phase, rows.weight, end_ns, rows.engine, rows.quality)
+
+
+def _changed(job):
+    gain, seed = job
+    calm, found = Watched(uneven(seed, ROWS)), Watched(uneven(seed, ROWS, speed=since(ROWS, ONSET, gain)))
+    ratio = found.error(ONSET + 600, 600) / calm.error(ONSET + 600, 600)
+    return found.reported_after(ONSET), ratio, sum(at <= ONSET for at in found.reports)
+
+
+def _reports(job):
+    kind, seed = job
+    return len(Watched(plain(kind, seed)).reports)
+
+
+def _slow(job):
+    what, seed = job
+    n = ONSET + 6500
+    change = {"speed": ramp(n, ONSET, 4000, 1.3)} if what == "ramp x1.3" else {"prefill_gain": since(n, ONSET, 2.0)}
+    found = Watched(plain("iid", seed, n, **change))
+    floor = found.error(ONSET - 2000, 2000)
+    return found.error(ONSET + 6000, 500) / floor, found.error(ONSET + 6000, 500, "slow") / floor

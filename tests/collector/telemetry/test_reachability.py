@@ -46,7 +46,7 @@ from collector.decode.records import STEP_DTYPE, CoreSpan, Mark, MarkKind, Telem
 from collector.durable.image import PROGRESS
 from collector.durable.image import Progress as SavedProgress
 from collector.durable.store import NAME, PREVIOUS_NAME, StateStore
-from collector.identity.discovery import fetch
+from collector.identity.discovery import Access, fetch
 from collector.identity.knowledge import Knowledge
 from collector.join.joiner import Joiner
 from collector.join.kv.owners import KvSources
@@ -571,16 +571,16 @@ def questions() -> Reached:
     thread.start()
     try:
         base = f"http://127.0.0.1:{server.server_port}"
-        out = [fetch(base, path, 5.0, SystemClock())[0] for path in ("/200", "/302", "/500", "/large")]
+        out = [fetch(base, path, Access(5.0), SystemClock())[0] for path in ("/200", "/302", "/500", "/large")]
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         silent = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        out.append(fetch(silent, "/", 0.05, SystemClock())[0])
-    out.append(fetch(silent, "/", 5.0, SystemClock())[0])
-    return [*out, fetch("http://127.0.0.1:99999", "/", 5.0, SystemClock())[0]]
+        out.append(fetch(silent, "/", Access(0.05), SystemClock())[0])
+    out.append(fetch(silent, "/", Access(5.0), SystemClock())[0])
+    return [*out, fetch("http://127.0.0.1:99999", "/", Access(5.0), SystemClock())[0]]
 
 
 def answer_oddly(listener: socket.socket) -> None:

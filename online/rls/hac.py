@@ -4,7 +4,7 @@
     g_s     = sum of scores of stratum s in a window of W rows,  g = sum_s g_s,  g- = g of the window before
     M_s    <- kept_s^2 M_s + (g_s (g + g-)' + (g + g-) g_s') / 2        (p, p), upper triangle
               sum_s M_s = sum of g g' + (g g-' + g- g') / 2             Newey and West with one lag of windows
-    V       = C M C  B / (B - p) (1 + 1.21 / (B - p))^2         C = (A + H)^-1, B: windows remembered
+    V       = C M C (1 + 1.21 / (B - p))^2       C = (A + H)^-1, B: windows remembered; the shortest's: B / (B - p)
 
 for W = 32, 128 and 384 rows side by side. Noise of the clock or of neighbours lasts for tens of steps, so s^2 C is a
 third too small (AR(1) 0.97: its 95 % intervals cover 67 %), and windows shorter than the noise miss some of it. Long
@@ -82,7 +82,7 @@ class Meat:
         self.rows[length] = 0.0
 
     def of_scores(self, columns: int) -> Floats | None:
-        """M times B / (B - p) and Student's share for so many columns, (p, p); None while windows are too few."""
+        """M times Student's share for a fit of so many columns, (p, p); None while windows are too few."""
         counts = self.windows.reshape(_LENGTHS, STRATA).sum(axis=1)
         for length in reversed(range(_LENGTHS)):
             # What is forgotten of a window is not missing: half a one less will do.
@@ -91,7 +91,9 @@ class Meat:
                 matrix = np.zeros((self.p, self.p))
                 sums = self.m[_FIRST[length] : _FIRST[length] + STRATA].sum(axis=0)
                 matrix[self._left, self._right] = matrix[self._right, self._left] = sums
-                return matrix * ((free + columns) / free * (1.0 + STUDENT / free) ** 2)
+                # Later scores are of rows not yet learned; those of the first fit fill the shortest windows.
+                spare = 1.0 if length else (free + columns) / free
+                return matrix * (spare * (1.0 + STUDENT / free) ** 2)
         return None
 
     def carries(self, columns: int) -> bool:

@@ -1,12 +1,12 @@
 """How much of a block is learned at once: all of it while nothing happens, else short pieces.
 
 What a block costs hardly depends on its size. How soon a change of speed is found does, and so does how much is learned
-from rows of the wrong speed; and young coefficients are moved by every row. Which it is, the rows decide:
+from rows of the wrong speed. Blocks are short as long as the coefficients are young (YOUNG_ROWS), because every row
+moves them; then a block is learned
 
     whole, when for every run r of PIECE_ROWS rows   |median_r log(y / (x beta F))| <= EXPECTED_OFF
 
-with the coefficients and shape factors as they were before the block, once YOUNG_ROWS rows were learned and while no
-change is suspected.
+with the coefficients and shape factors as they were before the block, and while no change is suspected.
 """
 
 from __future__ import annotations
@@ -32,6 +32,12 @@ def pieces_of(block: Design, *, whole: bool) -> Iterator[Design]:
         yield block.slice(start, end)
 
 
+def block_rows_of(watcher: RlsLearner | None, block_rows: int) -> int:
+    """Rows of the next block at most: PIECE_ROWS while the coefficients are young, then ``block_rows``."""
+    young = watcher is not None and watcher.rows < YOUNG_ROWS
+    return min(PIECE_ROWS, block_rows) if young else block_rows
+
+
 def is_as_expected(watcher: RlsLearner, view: Design, *, watches: bool) -> bool:
     """Whether rows are what the model that watches for changes predicts, by the module's equation.
 
@@ -40,7 +46,7 @@ def is_as_expected(watcher: RlsLearner, view: Design, *, watches: bool) -> bool:
         view: its columns of the block.
         watches: False where no detector is configured: nothing is looked for then.
     """
-    if watcher.rows < YOUNG_ROWS or watcher.startup.holding or watcher.members.slow.trial is not None:
+    if watcher.members.slow.trial is not None:
         return False
     runs = len(view) // PIECE_ROWS
     if not watches or not runs:

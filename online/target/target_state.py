@@ -17,7 +17,7 @@ from online.rows import Floats, Quality, RowBlock, RowOutcome, Target
 from online.snapshot import ErrorSnapshot, ModelSnapshot, TargetSnapshot
 from online.state import Kept, StateError, saved
 
-from .block_pieces import is_as_expected, pieces_of
+from .block_pieces import block_rows_of, is_as_expected, pieces_of
 from .design_matrix import DesignMatrix
 from .learners import RLS, Learner, make_learner, publishes
 from .published_prediction import SHAPED, PublishedPrediction, make_published
@@ -119,8 +119,10 @@ class TargetState:
         first_ns = int(design.end_ns.min())
         self.first_ns = min(self.first_ns, first_ns) if self.first_ns else first_ns
         self.last_ns = max(self.last_ns, int(design.end_ns.max()))
+        self._size_blocks()
         for block in self.cutter.push(design, longer=_WINDOWS_LONGER if windows else 1):
             self._learn_block(block)
+            self._size_blocks()
         return outcome
 
     def _learn_block(self, block: Design) -> None:
@@ -132,6 +134,9 @@ class TargetState:
         )
         for piece in pieces_of(block, whole=whole):
             self._learn_piece(piece)
+
+    def _size_blocks(self) -> None:
+        self.cutter.block_rows = block_rows_of(self._watcher(), self.settings.bank.block_rows)
 
     def _learn_piece(self, block: Design) -> None:
         """All models learn these rows, the one that watches for changes of speed first."""

@@ -633,6 +633,14 @@ def preempted_between_two_pages() -> Reached:
     return engine.take_counts().by_label(table.DROPPED_ROWS)
 
 
+def two_servers_at_one_address() -> Reached:
+    engine = PageEngine("server", "", 0)
+    for number, total in enumerate((100.0, 900.0, 110.0, 910.0), 1):
+        values = tuple([total] * len(Meaning))
+        engine.add(number * 10**9, number * 10**9, EngineReading("0", "m", Flavour.VLLM, values, {}))
+    return engine.take_counts().by_label(table.DROPPED_ROWS)
+
+
 CASES = (
     Case(odd_spans, tuple(Skip)),
     Case(two_runs_of_one_engine, (
@@ -672,6 +680,7 @@ CASES = (
     Case(questions, tuple(DiscoveryOutcome)),
     Case(scrapes, tuple(ScrapeOutcome)),
     Case(preempted_between_two_pages, (RowDrop.PREEMPTION,)),
+    Case(two_servers_at_one_address, (RowDrop.WHICH_SERVER,)),
 )  # fmt: skip
 
 

@@ -94,8 +94,8 @@ class Telling(RuleBasedStateMachine):
         """Count rows on their way into the bank."""
         learn = bank.learn
 
-        def counted(config_id, target, rows, lane=Lane.PUBLISHED):
-            outcome = learn(config_id, target, rows, lane)
+        def counted(config_id, target, rows, lane=Lane.PUBLISHED, engines=None):
+            outcome = learn(config_id, target, rows, lane, engines)
             if lane is Lane.QUICK:  # live and outside of these invariants
                 self.quick += outcome[RowOutcome.LEARNED]
                 return outcome

@@ -67,14 +67,14 @@ def test_a_running_sidecar_is_asked_by_its_address_and_with_its_token(address, t
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["predict", "SNAPSHOT"], 2, "give a step"),
+        (["predict", "SNAPSHOT"], 2, "--prompt: missing: give a load"),
         (["predict", "SNAPSHOT", "--prefill", "3"], 2, "--requests"),
-        (["predict", "SNAPSHOT", "--requests", "3", "--output", "3"], 2, "give a step"),
+        (["predict", "SNAPSHOT", "--requests", "3", "--output", "3"], 2, "--output: a load"),
         (["predict", "SNAPSHOT", "--output", "3"], 2, "--prompt"),
         (["predict", "SNAPSHOT", "--requests", "nan"], 1, "requests"),
         (["predict", "SNAPSHOT", "--requests", "1e12"], 1, "requests"),
         (["plan", "SNAPSHOT", "--prompt", "3", "--output", "3", "--itl", "3 weeks"], 2, "--itl"),
-        (["plan", "SNAPSHOT", "--prompt", "-3", "--output", "3", "--itl", "30ms"], 1, "prompt_tokens"),
+        (["plan", "SNAPSHOT", "--prompt", "-3", "--output", "3", "--itl", "30ms"], 1, "--prompt: expected 1"),
         (["show", "SNAPSHOT", "--config", "zzz"], 1, "zzz"),
         (["show", "/nowhere/snapshot.json"], 1, "/nowhere/snapshot.json"),
         (["show", "SNAPSHOT", "--token-file", "/nowhere/token"], 1, "/nowhere/token"),

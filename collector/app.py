@@ -8,6 +8,7 @@ queue drains, the last state and generation are taken and written, the pages clo
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 from collections.abc import Callable, Mapping
@@ -241,6 +242,7 @@ class Sidecar:
 
     def _give_up_oldest(self) -> None:
         self.pipeline.give_up_oldest()
+        gc.collect()  # what waited refers to each other
         self.metrics.merge(self.pipeline.take_counts())
 
     def _make_receivers(self, clock: Clock) -> Receivers:

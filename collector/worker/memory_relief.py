@@ -8,7 +8,6 @@ memory.stuck_s     of refusing without a break, the process is not alive: only a
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Callable
 
@@ -88,6 +87,5 @@ class MemoryRelief:
         self._trim()
         if self.guard.look() and now_ns - self._short_ns >= _PATIENCE_NS:
             self._give_up()
-            gc.collect()
             self._trim()
             self.guard.look()

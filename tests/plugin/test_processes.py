@@ -38,7 +38,13 @@ def unpacked(tmp_path):
     return tmp_path
 
 
-def run(unpacked, receiver, mode, **env):
+FORKS = 5
+"""Tries to see a forked child that gRPC's event engine does not crash, as it does now and then."""
+CHILD_CRASHED = 75
+"""Exit code of engine_process.py for that."""
+
+
+def run(unpacked, receiver, mode, *, crashed=(), **env):
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "TRACEFITVLLM_"))}
     environment |= {"PYTHONPATH": str(unpacked), "TRACEFITVLLM_ENDPOINT": f"http://{receiver.target}", **env}
     done = subprocess.run(
@@ -49,7 +55,7 @@ def run(unpacked, receiver, mode, **env):
         timeout=60,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode in {0, *crashed}, done.stderr
     return done
 
 
@@ -95,7 +101,10 @@ def test_a_process_without_an_engine_pays_nothing_and_sends_nothing(unpacked, re
 
 
 def test_a_fork_in_mid_run_neither_repeats_the_parents_events_nor_shares_its_identity(unpacked, receiver):
-    run(unpacked, receiver, "midway")
+    for _ in range(FORKS):
+        receiver.requests.clear()
+        if run(unpacked, receiver, "midway", crashed=(CHILD_CRASHED,)).returncode == 0:
+            break
     spans = [span for _, scope, span in spans_once(receiver) if scope == "vllm.scheduler"]
     requests = Counter(attributes(span)["gen_ai.request.id"] for span in spans)
     assert requests == {"parent": 1, "parent-after": 1, "child": 1}

@@ -18,6 +18,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from collector.config.fallback import LAST_GOOD
 from collector.recordings.reader import Recording
 from tests.support.clocks import eventually
 from tests.support.paths import ROOT
@@ -164,6 +165,7 @@ def test_in_a_pod_a_bad_configuration_does_not_end_the_process(tmp_path):
         file.write_text(text)
         with running_process(tmp_path, **variables) as (_, _, http_port):
             assert metric(http_port, "tracefit_config_degraded") == degraded
+            eventually((tmp_path / LAST_GOOD).exists)  # kept once everything has started
             if degraded:
                 assert b"the last good configuration holds: feature_sets" in get(http_port, "/readyz")
 

@@ -38,13 +38,7 @@ def unpacked(tmp_path):
     return tmp_path
 
 
-FORKS = 5
-"""Tries to see a forked child that gRPC's event engine does not crash, as it does now and then."""
-CHILD_CRASHED = 75
-"""Exit code of engine_process.py for that."""
-
-
-def run(unpacked, receiver, mode, *, crashed=(), **env):
+def run(unpacked, receiver, mode, **env):
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "TRACEFITVLLM_"))}
     environment |= {"PYTHONPATH": str(unpacked), "TRACEFITVLLM_ENDPOINT": f"http://{receiver.target}", **env}
     done = subprocess.run(
@@ -55,8 +49,7 @@ def run(unpacked, receiver, mode, *, crashed=(), **env):
         timeout=60,
         check=False,
     )
-    assert done.returncode in {0, *crashed}, done.stderr
-    return done
+    assert done.returncode == 0, done.stderr
 
 
 def spans_once(receiver):
@@ -100,17 +93,12 @@ def test_a_process_without_an_engine_pays_nothing_and_sends_nothing(unpacked, re
     assert not receiver.requests
 
 
-def test_a_fork_in_mid_run_neither_repeats_the_parents_events_nor_shares_its_identity(unpacked, receiver):
-    for _ in range(FORKS):
-        receiver.requests.clear()
-        if run(unpacked, receiver, "midway", crashed=(CHILD_CRASHED,)).returncode == 0:
-            break
+def test_a_fork_in_mid_run_leaves_the_parent_as_it_was_and_a_child_that_sends_nothing(unpacked, receiver):
+    run(unpacked, receiver, "midway")  # gRPC crashes a forked child that connects anew, or closes what it was left
     spans = [span for _, scope, span in spans_once(receiver) if scope == "vllm.scheduler"]
-    requests = Counter(attributes(span)["gen_ai.request.id"] for span in spans)
-    assert requests == {"parent": 1, "parent-after": 1, "child": 1}
-    by_instance = steps_by_instance(receiver)
-    assert sorted(by_instance.values(), key=len) == [list(range(12, 22)), list(range(1, 22))]
-    assert len({r["process.pid"] for r in receiver.resources()}) == 2
+    assert Counter(attributes(span)["gen_ai.request.id"] for span in spans) == {"parent": 1, "parent-after": 1}
+    assert list(steps_by_instance(receiver).values()) == [list(range(1, 22))]
+    assert len({r["process.pid"] for r in receiver.resources()}) == 1
 
 
 def test_the_distribution_has_one_entry_point_and_two_dependencies():

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 CHUNK_ITEMS: Final = 256
 STOP_S: Final = 1.0
 """How long a stopping engine waits for the last events."""
+_NEVER_CLOSED: Final[list[Sender | None]] = []
+"""In a forked child: senders of its parent, kept so that no collection of garbage closes them."""
 
 
 class Sink(Protocol):
@@ -68,7 +70,7 @@ class Exporter:
         self._thread: threading.Thread | None = None
         self._sender: Sender | None = None
         self._drops: Counter[str] = Counter()
-        # A forked child has the queue but not the thread: it must neither send the parent's events nor use its channel.
+        # A forked child has the queue but not the thread: it must not send the parent's events.
         this = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _renew(this()))
 
@@ -100,11 +102,20 @@ class Exporter:
             self._sender.close()  # cancels the call that hangs
 
     def forget(self) -> None:
-        """Start anew after a fork: nothing queued, no thread, no connection, an identity of its own."""
-        self._queue = deque(maxlen=self._settings.queue_items)
+        """Start anew after a fork: nothing queued, no thread, an identity of its own.
+
+        Where the parent has already sent, the child stays silent: gRPC's threads do not survive a fork, and what it
+        left of them crashes a child that connects or closes (grpc/grpc, doc/fork_support.md). vLLM forks its engine
+        cores before their first step.
+        """
+        connected = self._thread is not None
+        self._queue = deque(maxlen=0 if connected else self._settings.queue_items)
         self._stop = threading.Event()
+        if connected:
+            self._stop.set()
+            _NEVER_CLOSED.append(self._sender)
+            self._sender = None
         self._thread = None
-        self._sender = None
         self._drops = Counter()
         self._resource = {
             **self._resource,

@@ -69,7 +69,7 @@ define bench_plugin
 $(BIN)/python deploy/vllm-plugin/bench/hook_cost.py $(ARGS)
 $(BIN)/python -m pytest -s tests/bench/test_plugin_hooks.py
 endef
-bench_client = $(BIN)/python -m tests.bench.bench_client $(if $(CAPTURES),--captures $(CAPTURES)) $(JUDGES)
+bench_client = $(BIN)/python -m tests.bench.bench_client $(if $(CAPTURES),--captures $(CAPTURES)) $(JUDGES) $(ARGS)
 bench_cost = $(BIN)/python -m tests.bench.bench_cost $(ARGS)
 bench_exports = $(BIN)/python -m tests.bench.bench_exports
 bench_ingest = $(BIN)/python -m tests.bench.bench_ingest $(ARGS)

@@ -20,6 +20,8 @@ Mean values follow; step() is the coefficients with the factor of the shape, tim
     wait = (N - n) R / n                       for a slot: n slots, each free every R
          + E s² / 2 E s                        for the end of the running step, which nobody interrupts, if there
                                                is one (n > 1, N <= n) and k does not count it (not prefill-bound)
+         + E s                                 for the step that was handed over before, where the engine schedules
+                                               one ahead (asynchronous), under the same conditions
     TTFT = api_queueing + wait + k V + first_response
     E2E  = TTFT + (O - 1) ITL + post_decode
     X    = N / E2E                             requests per second (Little's law)
@@ -120,10 +122,11 @@ class Workload(NamedTuple):
 class ClosedLoop:
     """The formulas of the module's docstring on one configuration."""
 
-    __slots__ = ("_after", "_before", "_steps", "limits")
+    __slots__ = ("_after", "_ahead", "_before", "_steps", "limits")
 
-    def __init__(self, steps: StepModel, targets: Mapping[str, Target]) -> None:
+    def __init__(self, steps: StepModel, targets: Mapping[str, Target], *, ahead: bool = False) -> None:
         self._steps = steps
+        self._ahead = ahead
         self.limits: Limits = steps.limits
         self._before = (
             _request_time(targets.get("api_queueing"), "prompt_tokens"),
@@ -168,34 +171,40 @@ class ClosedLoop:
         stay = k + output - 1.0
         context, piece = work.prompt + work.output / 2.0, p / k
         band, factor = self._steps.band, self._steps.mean_factor
+
+        def step(prefilling: float) -> tuple[float, float, float]:
+            tokens = min(prefilling * piece, max(1.0, budget - (n - prefilling)))
+            return band(tokens, n, (n - prefilling) * context)
+
         decode, prefill = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
         first = second = 0.0
+        following, following_times = -1.0, (0.0, 0.0, 0.0)
         for j, share in _binomial(n - 1, k / stay):
-            for own, total in ((0.0, decode), (1.0, prefill)):
-                prefilling = j + own
-                tokens = min(prefilling * piece, max(1.0, budget - (n - prefilling)))
-                times = band(tokens, n, (n - prefilling) * context)
-                for side in (0, 1, 2):
-                    total[side] += share * times[side]
-                if not own:
-                    first += share * times[0]
-                    second += share * times[0] * times[0]
+            times = following_times if j == following else step(j)
+            following, following_times = j + 1.0, step(j + 1.0)
+            for side in (0, 1, 2):
+                decode[side] += share * times[side]
+                prefill[side] += share * following_times[side]
+            first += share * times[0]
+            second += share * times[0] * times[0]
         itl = _scaled(decode, factor)
         bound = full > chunks  # then k counts the steps that a request waits in
-        rest_us = factor * second / (2.0 * first) if n > 1 and first > 0.0 and not bound else 0.0
-        return _Batch(itl, _scaled(prefill, factor), k, rest_us, bound)
+        meets_a_step = n > 1 and first > 0.0 and not bound
+        rest_us = factor * second / (2.0 * first) if meets_a_step else 0.0
+        ahead_us = factor * first if meets_a_step and self._ahead else 0.0
+        return _Batch(itl, _scaled(prefill, factor), k, rest_us, ahead_us, bound)
 
     def _composed(self, work: Workload, in_flight: float, running: float, at: _Batch) -> RequestEstimate:
         tokens = work.output - 1.0
         # low of the waits is where the arrival meets the end of a step; high, where it meets the beginning
         queued = max(0.0, in_flight - running) / running
         sides = []
+        before, after = [time(work) for time in self._before], self._after(work)
         for side, rest_us in enumerate((at.rest_us, 0.0, 2.0 * at.rest_us)):
             stay_us = at.k * at.prefill[side] + tokens * at.itl[side]
-            wait_us = queued * stay_us if queued > 0.0 else rest_us
-            ttft_us = wait_us + at.k * at.prefill[side]
-            ttft_us += sum(time(work)[side] for time in self._before)
-            sides.append((ttft_us, ttft_us + tokens * at.itl[side] + self._after(work)[side]))
+            wait_us = queued * stay_us if queued > 0.0 else rest_us + at.ahead_us
+            ttft_us = wait_us + at.k * at.prefill[side] + before[0][side] + before[1][side]
+            sides.append((ttft_us, ttft_us + tokens * at.itl[side] + after[side]))
         ttft, e2e = (Estimate(*(each[part] for each in sides)) for part in (0, 1))
         itl = at.itl if tokens else Estimate(0.0, 0.0, 0.0)
         per_s = in_flight / e2e.us * 1e6 if e2e.us > 0.0 else 0.0
@@ -223,12 +232,16 @@ class ClosedLoop:
 
 
 class _Batch(NamedTuple):
-    """Mean steps of one batch: ``rest_us`` is what is left of the step that an arrival meets."""
+    """Mean steps of one batch.
+
+    ``rest_us`` is what is left of the step that an arrival meets, ``ahead_us`` the step that was scheduled behind it.
+    """
 
     itl: Estimate
     prefill: Estimate
     k: float
     rest_us: float
+    ahead_us: float
     prefill_bound: bool
 
     def blended(self, other: _Batch, part: float) -> _Batch:
@@ -242,6 +255,7 @@ class _Batch(NamedTuple):
             Estimate(*map(between, self.prefill, other.prefill)),
             between(self.k, other.k),
             between(self.rest_us, other.rest_us),
+            between(self.ahead_us, other.ahead_us),
             self.prefill_bound or other.prefill_bound,
         )
 

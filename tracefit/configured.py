@@ -190,7 +190,7 @@ class Config:
 
     def _closed_loop(self) -> ClosedLoop:
         if self._loop is None:
-            self._loop = ClosedLoop(self._model(), self._described.targets)
+            self._loop = ClosedLoop(self._model(), self._described.targets, ahead=self._described.scheduled_ahead)
         return self._loop
 
 

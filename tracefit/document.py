@@ -69,7 +69,7 @@ class Target(NamedTuple):
 
 
 class ConfigDocument(NamedTuple):
-    """One configuration as published."""
+    """One configuration as published; ``scheduled_ahead``: its engines hand over a step before the last one ended."""
 
     config_id: str
     facts: Mapping[str, str | int | float | bool]
@@ -77,6 +77,7 @@ class ConfigDocument(NamedTuple):
     engines: int
     quarantined: str
     targets: Mapping[str, Target]
+    scheduled_ahead: bool = False
 
 
 class Document(NamedTuple):
@@ -125,6 +126,7 @@ def _config(tree: Any) -> ConfigDocument:
     tree = _object(tree, "configs")
     config_id = _text(tree, "config_id")
     facts = _object(tree.get("config", {}), f"{config_id}.config")
+    engines = _list(tree.get("engines", []), f"{config_id}.engines")
     return ConfigDocument(
         config_id,
         {
@@ -133,12 +135,13 @@ def _config(tree: Any) -> ConfigDocument:
             if isinstance(value, (str, int, float, bool))
         },
         _text(tree, "telemetry"),
-        len(_list(tree.get("engines", []), f"{config_id}.engines")),
+        len(engines),
         _text(tree, "quarantined"),
         {
             name: _target(name, each, f"{config_id}.{name}")
             for name, each in _object(tree.get("targets", {}), f"{config_id}.targets").items()
         },
+        any(isinstance(engine, dict) and engine.get("scheduling") == "async" for engine in engines),
     )
 
 

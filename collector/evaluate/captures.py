@@ -9,7 +9,8 @@ nothing later; scored rows from one that was fed everything.
 from __future__ import annotations
 
 import gzip
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import msgspec
 import numpy as np
 
 from collector.config import DedupeConfig, JoinConfig
-from collector.decode import MISSING, ApiSpan, CoreSpan, Finish, MarkKind, Telemetry
+from collector.decode import MISSING, ApiSpan, CoreSpan, Finish, MarkKind, RequestSpan, Telemetry
 from collector.identity import Fact, Knowledge, cannot_derive
 from collector.join import Event, Renamed, Rows
 from collector.join.steps import Scheduling
@@ -25,7 +26,12 @@ from collector.receive import Export
 from collector.recordings import Recording, TimedExport, merged
 from collector.telemetry import Counts, table
 from collector.worker import Correlator
-from online import Ints, Lane, RowBlock, Target
+from online import ConfigSnapshot, Ints, Lane, RowBlock, Snapshot, Target
+
+from .served_requests import ServedRequest
+
+Learn = Callable[[Sequence[Export]], Snapshot]
+"""What a sidecar publishes that was fed these exports and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +75,11 @@ class Capture:
     cannot_derive: tuple[str, ...] = ()
     dropped_rows: dict[str, int] = field(default_factory=dict)
     truth_us: dict[int, float] = field(default_factory=dict)
+    served: list[ServedRequest] = field(default_factory=list)
+    end_ns: int = 0
+    """When the last export was delivered."""
+    published: ConfigSnapshot | None = None
+    """What was known at the cut."""
 
     def scored(self, target: Target) -> RowBlock:
         """Rows delivered after the cut; a step whose true time lies beside the recording has that time."""
@@ -96,6 +107,7 @@ class _Stream:
     step_times: list[tuple[int, int, int]] = field(default_factory=list)
     core: list[tuple[str, CoreSpan, int]] = field(default_factory=list)
     api: dict[bytes, ApiSpan] = field(default_factory=dict)
+    spans: list[tuple[str, RequestSpan, int]] = field(default_factory=list)
 
     def observe(self, telemetry: Telemetry) -> None:
         """Record what was delivered, before it is joined."""
@@ -103,6 +115,7 @@ class _Stream:
             self.step_times.append((int(unix_ns), self.delivered_ns, int(step_id)))
         self.core += [(telemetry.instance, span, self.delivered_ns) for span in telemetry.core]
         self.api |= {span.span_id: span for span in telemetry.api}
+        self.spans += [(telemetry.instance, span, self.delivered_ns) for span in telemetry.requests]
 
     def apply(self, event: Event) -> None:
         """Keep published rows by configuration; nothing is learned, so nobody has to be described or succeeded."""
@@ -114,8 +127,17 @@ class _Stream:
                 self.rows.setdefault((config_id, target), []).append(rows)
 
 
-def load(recordings: Sequence[Recording], knowledge: Knowledge, join: JoinConfig, learn_until: float) -> list[Capture]:
-    """The configurations of one source's recordings, cut at ``learn_until`` of its delivery time."""
+def load(
+    recordings: Sequence[Recording],
+    knowledge: Knowledge,
+    join: JoinConfig,
+    learn_until: float,
+    learn: Learn | None = None,
+) -> list[Capture]:
+    """The configurations of one source's recordings, cut at ``learn_until`` of its delivery time.
+
+    With ``learn`` each has what was published of it at the cut, and its requests as they were served.
+    """
     path, label = recordings[0].path, recordings[0].label
     timed_exports = [timed for timed in merged(recordings) if isinstance(timed, TimedExport)]
     if not timed_exports:
@@ -126,8 +148,15 @@ def load(recordings: Sequence[Recording], knowledge: Knowledge, join: JoinConfig
     cut_ns = min(times) + int(learn_until * (max(times) - min(times)))
     exports = [(when, timed.export) for when, timed in zip(times, timed_exports, strict=True)]
     everything = _run(exports, knowledge, join)
-    before = _run([item for item in exports if item[0] <= cut_ns], knowledge, join)
-    return _captures(path, label, everything, before, cut_ns)
+    early = [item for item in exports if item[0] <= cut_ns]
+    before = _run(early, knowledge, join)
+    captures = _captures(path, label, everything, before, cut_ns)
+    if learn is not None:
+        published = learn([export for _, export in early])
+        for capture in captures:
+            _add_served(capture, everything, published)
+            capture.end_ns = max(times)
+    return captures
 
 
 def _receive_times(path: Path, count: int) -> list[int] | None:
@@ -263,6 +292,27 @@ def _requests(stream: _Stream, label: str, instances: set[str]) -> list[ScoredRe
             )
         )
     return sorted(requests, key=lambda request: request.finished_ns)
+
+
+def _add_served(capture: Capture, stream: _Stream, published: Snapshot) -> None:
+    """What was known of it at the cut, and its requests from arrival to last token."""
+    joiner = stream.correlator.joiner
+    instances = {emitter.instance for emitter in joiner.emitters_of(capture.config_id)}
+    for config in published.configs:
+        if {engine.instance for engine in config.engines} & instances:
+            capture.published = config
+    for request in capture.requests:
+        arrived_ns = request.queued_ns if request.arrived_ns is None else request.arrived_ns
+        stamps = (arrived_ns, request.first_token_ns, request.finished_ns, request.delivered_ns)
+        capture.served.append(ServedRequest(*stamps, request.prompt_tokens, request.output_tokens))
+    if capture.served:  # the same requests, told by the engine
+        return
+    for instance, span, delivered_ns in stream.spans:
+        last_s = span.e2e_s if math.isnan(span.decode_s) else span.first_token_s + span.decode_s
+        if instance in instances and last_s >= span.first_token_s:
+            first_ns, last_ns = (span.arrival_unix_ns + int(1e9 * each) for each in (span.first_token_s, last_s))
+            stamps = (span.arrival_unix_ns, first_ns, last_ns, delivered_ns)
+            capture.served.append(ServedRequest(*stamps, span.prompt_tokens, span.output_tokens))
 
 
 def _stamp(mono_ns: int, span: CoreSpan) -> int | None:

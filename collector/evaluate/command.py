@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from collector import __version__
 from collector.config import Config, ConfigError
 from collector.identity import Knowledge
+from collector.receive import Export
 from collector.recordings import by_source, open_recordings
 from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
+from collector.worker import make_pipeline
 from exporters.files import write_atomically
 from online import Snapshot
 from online.features import registered
@@ -70,7 +73,7 @@ def evaluate_recordings(
     sources = by_source(open_recordings(paths, note))
     for number, recordings in enumerate(sources):
         _progress(note, 0.2 * number / len(sources), f"reading {recordings[0].label}")
-        found = load(recordings, knowledge, config.join, options.learn_until)
+        found = load(recordings, knowledge, config.join, options.learn_until, lambda early: published_of(config, early))
         captures += found
         readings = {} if found else load_pages([recording.path for recording in recordings])
         pages += [evaluate_pages(name, of_engine, options.learn_until) for name, of_engine in readings.items()]
@@ -92,6 +95,14 @@ def evaluate_recordings(
     _write(options.html, page(report).encode(), say)
     scored = any(capture.scores for capture in report.captures) or any(each.scores for each in report.pages)
     return EXIT_OK if scored else EXIT_FAILED
+
+
+def published_of(config: Config, exports: Sequence[Export]) -> Snapshot:
+    """What the default learner publishes of these exports."""
+    pipeline = make_pipeline(replace(config, learners=("rls",), feature_sets=("portable",)))
+    pipeline.process(exports)
+    pipeline.flush()
+    return pipeline.snapshot(0, 1)
 
 
 def _default_key(captures: Sequence[Capture]) -> str:

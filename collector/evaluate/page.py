@@ -10,7 +10,8 @@ from . import plots
 from .leave_out import FIRST_ROWS
 from .page_windows import WINDOW_S, PageReport
 from .protocol import CaptureReport, Report
-from .tables import COLUMNS, cell
+from .request_baselines import RequestReport
+from .tables import COLUMNS, SERVED_HEADINGS, cell, served_cells
 
 _STYLE = """
 :root { --bg:#f6f7f9; --card:#fff; --ink:#14181f; --soft:#5b6472; --line:#e1e5eb; --accent:#3a55d9; --band:#c9d2fb;
@@ -111,6 +112,8 @@ def _capture(capture: CaptureReport) -> Iterator[str]:
         yield "<p>Nothing to score.</p></section>"
         return
     yield from _score_table(capture)
+    if capture.served is not None:
+        yield from _served(capture.served)
     for number, (system, picture) in enumerate(capture.pictures.items()):
         opened = " open" if number == 0 else ""
         yield f'<details{opened}><summary>{_text(system)}</summary><div class="plots">'
@@ -142,6 +145,17 @@ def _score_table(capture: CaptureReport) -> Iterator[str]:
     yield "</table></div>"
     if capture.quantile_coverage is not None:
         yield f'<p class="quiet">rece\'s own quantiles cover {100 * capture.quantile_coverage:.0f} % (target 80 %).</p>'
+
+
+def _served(report: RequestReport) -> Iterator[str]:
+    told = f"Learned from {report.learned}, judged on the last {report.judged}. {report.note}"
+    yield f'<h3>Single requests</h3><p class="quiet">{_text(told)}</p>'
+    if report.scores:
+        yield _open_table() + "<tr><th>model</th>" + "".join(f"<th>{heading}</th>" for heading in SERVED_HEADINGS)
+        for score in report.scores:
+            cells = "".join(f"<td>{each}</td>" for each in served_cells(score))
+            yield f"</tr><tr><td>{_text(score.model)}</td>{cells}"
+        yield "</tr></table></div>"
 
 
 def _pages(report: PageReport) -> Iterator[str]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
+import tracefit
 from collector.identity import Fact
 from online import REQUEST_FEATURES, Floats, Quality, RowBlock, Snapshot, Target
 
@@ -17,6 +18,7 @@ from .leave_out import Transfer, leave_one_out
 from .page_windows import PageReport
 from .paths import RequestPath, paths_of
 from .published import ALPHAS, published_scores
+from .request_baselines import RequestReport, judge_requests
 from .scores import Score, inversions, mean_error, request_scores, score_of, step_scores
 
 STEP = Target.STEP_TIME
@@ -68,6 +70,7 @@ class CaptureReport(msgspec.Struct, frozen=True, kw_only=True):
     scores: list[Score]
     pictures: dict[str, Picture]
     quantile_coverage: float | None = None
+    served: RequestReport | None = None
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,7 +162,16 @@ def _capture(
         scores=scores,
         pictures=pictures,
         quantile_coverage=quantile_coverage(capture.facts, learned, scored) if "rece" in systems else None,
+        served=judge_requests(capture.served, client_view(capture), capture.cut_ns, capture.end_ns),
     )
+
+
+def client_view(capture: Capture) -> tracefit.Config | None:
+    """What was published at the cut, as a client reads it."""
+    if capture.published is None:
+        return None
+    alone = Snapshot(generation=1, created_unix_nano=capture.cut_ns, tracefit_version="", configs=[capture.published])
+    return tracefit.load(alone.to_json()).config()
 
 
 def _single_steps(rows: RowBlock) -> tuple[RowBlock, bool]:

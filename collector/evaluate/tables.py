@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from .leave_out import FIRST_ROWS, Transfer
 from .page_windows import WINDOW_S, PageReport
 from .protocol import CaptureReport, Report
+from .request_baselines import RequestReport, RequestScore
 
 COLUMNS: tuple[tuple[str, str], ...] = (
     ("step_mape", "step %"),
@@ -25,6 +26,9 @@ COLUMNS: tuple[tuple[str, str], ...] = (
     ("api_queueing_mdape", "API %"),
 )
 """Field of a score, and its heading; ratios are shown in per cent, except r."""
+
+
+SERVED_HEADINGS = ("TTFT median", "p90", "TPOT median", "p90")
 
 
 def lines(report: Report) -> Iterator[str]:
@@ -59,6 +63,12 @@ def _capture(capture: CaptureReport) -> Iterator[str]:
     if not capture.scores:
         yield "  nothing to score"
         return
+    yield from _systems(capture)
+    if capture.served is not None:
+        yield from _served(capture.served)
+
+
+def _systems(capture: CaptureReport) -> Iterator[str]:
     headings = ["system", "columns", *(heading for _, heading in COLUMNS), "rows to 10 %"]
     table = [headings]
     for score in capture.scores:
@@ -68,6 +78,21 @@ def _capture(capture: CaptureReport) -> Iterator[str]:
     yield from aligned(table)
     if capture.quantile_coverage is not None:
         yield f"  rece's own quantiles cover {100 * capture.quantile_coverage:.0f} % of the scored steps (target 80)"
+
+
+def _served(report: RequestReport) -> Iterator[str]:
+    yield f"  single requests: learned from {report.learned}, judged on the last {report.judged}, relative error in %"
+    if report.scores:
+        yield from aligned(
+            [["model", *SERVED_HEADINGS], *([each.model, *served_cells(each)] for each in report.scores)]
+        )
+    if report.note:
+        yield f"  {report.note}"
+
+
+def served_cells(score: RequestScore) -> list[str]:
+    """The columns of ``SERVED_HEADINGS``."""
+    return [cell(value) for value in (score.ttft_median, score.ttft_p90, score.tpot_median, score.tpot_p90)]
 
 
 def _pages(report: PageReport) -> Iterator[str]:

@@ -61,7 +61,9 @@ class ApiProcess:
 
     def advance(self, *, flush: bool = False) -> list[TargetRows]:
         """Rows that are final now."""
-        return [TargetRows(target, rows) for target, rows in self.requests.advance(flush=flush)]
+        rows = [TargetRows(target, rows) for target, rows in self.requests.advance(flush=flush)]
+        self.api_queueing.first_tokens.extend(self.requests.take_first_tokens())
+        return rows
 
     def beside_engines(self, rows: list[TargetRows], configs: int) -> list[TargetRows]:
         """What engines that send their steps leave to learn from requests; of several configurations, nothing."""
@@ -81,5 +83,8 @@ class ApiProcess:
         return counts
 
     def snapshot(self) -> EngineSnapshot:
-        """An API process schedules nothing and knows no step."""
-        return EngineSnapshot(instance=self.instance, scheduling=Scheduling.UNKNOWN.value, last_step=0)
+        """It knows no step; that they are scheduled ahead may show in how long first tokens take."""
+        first_tokens = self.api_queueing.explained_first_tokens()
+        ahead = first_tokens is not None and first_tokens.scheduled_ahead
+        scheduling = Scheduling.ASYNC if ahead else Scheduling.UNKNOWN
+        return EngineSnapshot(instance=self.instance, scheduling=scheduling.value, last_step=0)

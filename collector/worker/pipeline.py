@@ -246,12 +246,11 @@ class Pipeline:
         self, config_id: str, emitters: Sequence[Emitter], quality: Quality, facts: Mapping[str, Fact]
     ) -> dict[str, TargetSnapshot]:
         targets = self._quarantine.targets(config_id)
-        api = with_handoffs(
-            targets.pop(Target.API_QUEUEING.value, None), [emitter.api_queueing for emitter in emitters]
-        )
+        step = targets.get(Target.STEP_TIME.value)
+        queueings = [emitter.api_queueing for emitter in emitters]
+        api = with_handoffs(targets.pop(Target.API_QUEUEING.value, None), queueings, step)
         if api is not None:
             targets[Target.API_QUEUEING.value] = api
-        step = targets.get(Target.STEP_TIME.value)
         if step is not None and quality is Quality.REQUESTS and facts.get("enable_prefix_caching") is not False:
             targets[Target.STEP_TIME.value] = with_unseen_prefix_hits(step)
         return dict(sorted(targets.items()))

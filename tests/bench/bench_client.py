@@ -1,9 +1,10 @@
 """Every number of the client beside its target: ``make bench WHAT=client``.
 
-Costs, predictions against the sidecar's own, requests against recordings with client-side truth, and the largest
-concurrency against simulated machines that are stepped in a closed loop. Exit status 1 if a target is missed. CPU time
-of this process, the best of several rounds. Recordings with the client's clock come from ``--captures``, request tables
-from ``--tables`` and ``--tools`` (tests/bench/outside.py); without them these sections are skipped, loudly.
+Costs, predictions against the sidecar's own, requests against recordings with client-side truth, the largest
+concurrency against simulated machines that are stepped in a closed loop, and single requests beside what routers learn
+(``ARGS=requests``, likewise the other sections). Exit status 1 if a target is missed. CPU time of this process, the
+best of several rounds. Recordings with the client's clock come from ``--captures``, request tables from ``--tables``
+and ``--tools`` (tests/bench/outside.py); without them these sections are skipped, loudly.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
 import random
@@ -39,6 +41,7 @@ MANY = 10_000
 WITHIN = 0.1
 PLANNED = ("7b_h100", "70b_h100_tp4", "34b_h100_tp2", "8b_a100", "8b_h100_async")
 MIXES = ((600, 230), (1800, 60), (200, 400), (700, 800))
+SECTIONS = ("costs", "recordings", "machines", "tables", "requests")
 missed: list[str] = []
 
 
@@ -207,14 +210,51 @@ def tables(outside):
     line(f"tables of {len(found)} not within 10 % in both", len(found) - good, 0.2 * len(found))
 
 
+def single_requests(outside):
+    """TTFT and TPOT of single requests beside what routers learn; a tie at 0.1 % points is no loss."""
+    if outside.tables is None or outside.tools is None:
+        return
+    converter, found = outside.tools / "requests_to_otlp.py", sorted(outside.tables.glob("2*.csv.gz"))
+    fields = ("ttft_median", "ttft_p90", "tpot_median", "tpot_p90")
+    held = {(name, field): 0 for name in client_tables.BASELINES for field in fields}
+    held_together, ratios = dict.fromkeys(client_tables.BASELINES, 0), {name: [] for name in client_tables.BASELINES}
+    for table in found:
+        report, costs_s = client_tables.side_by_side(table, converter)
+        scores = {score.model: score for score in report.scores}
+        sys.stdout.write(f"   {table.name.removesuffix('.csv.gz')[16:]}\n")
+        for name, score in scores.items():
+            errors = "  ".join(f"{field} {100 * getattr(score, field):6.2f}" for field in fields)
+            cost = f"  {1e6 * costs_s[name]:6.0f} µs" if name in costs_s else ""
+            sys.stdout.write(f"      {name:<20} {errors}{cost}\n")
+        for name in client_tables.BASELINES:
+            each = {f: getattr(scores["request"], f) <= getattr(scores[name], f) + 5e-4 for f in fields}
+            for field, good in each.items():
+                held[name, field] += good
+            held_together[name] += all(each.values())
+            ratios[name].append(costs_s["request"] / costs_s[name])
+    for (name, field), tables_held in held.items():
+        line(f"tables of {len(found)} worse than {name} in {field}", len(found) - tables_held, 0.2 * len(found))
+    for name, tables_held in held_together.items():
+        line(f"tables of {len(found)} worse than {name} in any", len(found) - tables_held, 0.2 * len(found))
+        line(f"cost of a request in parts of {name}'s", float(np.median(ratios[name])), 0.02)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sections", nargs="*", help=f"of {', '.join(SECTIONS)}; default: all")
     parser.add_argument("--captures", type=Path, help="recordings with client.jsonl.gz")
     add_arguments(parser)
     arguments = parser.parse_args()
-    costs()
-    recordings(arguments.captures)
-    machines()
-    tables(outside_of(arguments))
+    wanted = arguments.sections or SECTIONS
+    if "costs" in wanted:
+        costs()
+    if "recordings" in wanted:
+        recordings(arguments.captures)
+    if "machines" in wanted:
+        machines()
+    if "tables" in wanted:
+        tables(outside_of(arguments))
+    if "requests" in wanted:
+        single_requests(outside_of(arguments))
     sys.stdout.write("\n".join(["", *(f"missed: {each}" for each in missed)]) + "\n")
     sys.exit(bool(missed))

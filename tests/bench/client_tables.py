@@ -1,4 +1,5 @@
-"""Request tables of H100 runs: learned as an un-forked vLLM would tell them, asked for the run's own mix.
+"""Request tables of H100 runs: learned as an un-forked vLLM would tell them, asked for the run's own mix, and side by
+side with what routers learn from request features.
 
 Truth of a table: mean time per output token after the first, and mean end-to-end time. The load is the mean number in
 flight that a request met; of the prompts all but some seven tokens were in the prefix cache, as the step events of
@@ -12,11 +13,19 @@ import gzip
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import tracefit
 from collector.commands.replay import replay
 from collector.config.schema import Config
+from collector.evaluate.captures import load
+from collector.evaluate.command import published_of
+from collector.evaluate.protocol import client_view
+from collector.evaluate.request_baselines import BASELINES, fitted, judge_requests
+from collector.evaluate.served_requests import by_column
+from collector.identity import Knowledge
+from collector.recordings import open_recordings
 from collector.runtime.clock import SystemClock
 
 UNCACHED_TOKENS = 7
@@ -47,6 +56,43 @@ def judge(table: Path, converter: Path):
         prefix_hit=1.0 - UNCACHED_TOKENS / mean_prompt,
     )
     return said.itl.us / itl_us - 1.0, said.e2e.us / 1e6 / (sum(e2e_s) / len(rows)) - 1.0
+
+
+def side_by_side(table: Path, converter: Path):
+    """The report of ``tracefit evaluate`` on single requests, and CPU seconds per request of each model."""
+    with tempfile.TemporaryDirectory() as directory:
+        part, name = Path(directory) / "run.pb.gz", table.name.removesuffix(".csv.gz")
+        subprocess.run([sys.executable, converter, name, part, "--data", table.parent], check=True, capture_output=True)
+        config = Config()
+        recordings = open_recordings([part], _quiet)
+        (capture,) = load(
+            recordings, Knowledge(config.configurations), config.join, 0.6, lambda early: published_of(config, early)
+        )
+    client = client_view(capture)
+    report = judge_requests(capture.served, client, capture.cut_ns, capture.end_ns)
+    served = by_column(capture.served)
+    known, learned = served.met_at_arrival(1e5), served.delivered_ns <= capture.cut_ns
+    costs_s = {"request": min(_ask_s(client, served, known) for _ in range(3))}
+    for baseline in BASELINES:
+        models = fitted(baseline, known[learned], served, learned)
+        costs_s[baseline] = min(_predict_s(models, known[-200:]) for _ in range(3))
+    return report, costs_s
+
+
+def _ask_s(client, served, known):
+    prompts, numbers = served.prompt_tokens[-200:].tolist(), (1.0 + known[-200:, 1] + known[-200:, 2]).tolist()
+    start = time.process_time()
+    for prompt, number in zip(prompts, numbers, strict=True):
+        client.request(prompt_tokens=prompt, output_tokens=250.0, concurrency=number)
+    return (time.process_time() - start) / len(prompts)
+
+
+def _predict_s(models, rows):
+    start = time.process_time()
+    for index in range(len(rows)):
+        for model in models:
+            model.predict(rows[index : index + 1])
+    return (time.process_time() - start) / len(rows)
 
 
 def _in_flight(arrivals_s, e2e_s):

@@ -126,3 +126,21 @@ def test_a_number_that_makes_no_sense_is_refused_by_name(name, value):
 def test_a_request_that_the_engine_cannot_hold_is_refused():
     with pytest.raises(tracefit.BadInputError, match="kv_capacity"):
         CONFIG.assuming(kv_tokens=1000).request(prompt_tokens=2000, output_tokens=10)
+
+
+def test_an_engine_that_schedules_ahead_answers_one_step_later():
+    ahead = tree()
+    ahead["configs"][0]["engines"][0]["scheduling"] = "async"
+    chat = {"prompt_tokens": 800, "output_tokens": 250}
+    for concurrency, slots in ((24, 128), (60, 16)):
+        known = {"max_num_seqs": slots, "kv_tokens": 10**9}
+        one, other = (
+            tracefit.load(encoded(each)).config().assuming(**known).request(**chat, concurrency=concurrency)
+            for each in (tree(), ahead)
+        )
+        assert other.itl == one.itl
+        later_us = one.itl.us if concurrency <= slots else 0.0
+        assert other.ttft.us - one.ttft.us == pytest.approx(later_us, rel=0.01)
+        assert other.ttft.low <= other.ttft.us <= other.ttft.high
+    alone = {**chat, "concurrency": 1}
+    assert tracefit.load(encoded(ahead)).config().request(**alone) == CONFIG.request(**alone)

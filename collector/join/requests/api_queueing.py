@@ -2,7 +2,8 @@
 
 Requests that meet a busy engine wait for the running step, which no coefficient may carry: they are in the plain mean
 only. Where hardly a request finds the engine idle, ARRIVED -> HANDOFF stands in for the API's own work; where there
-are only a page's sums, the plain mean less the mean wait for the running step.
+are only a page's sums, the plain mean less the mean wait for the running step; where a span tells no more of a first
+token than when it came, what the steps before it leave.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import msgspec
 from collector.decode import MISSING, ApiSpan, CoreSpan, MarkKind
 from online import FeatureSnapshot, ModelSnapshot, TargetSnapshot
 from online.state import saved
+
+from .first_tokens import FIRST_TOKENS_MAX, FirstTokens, explained
 
 _IDLE_ROWS_MIN = 20
 _HANDOFFS_MIN = 20
@@ -37,6 +40,8 @@ class ApiQueueing:
     """Of pages: the time in which ``step_waits_us_s`` was summed."""
     step_waits_us_s: float = 0.0
     """What a request that came at any of these moments would have waited for the running step."""
+    first_tokens: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=FIRST_TOKENS_MAX))
+    """Time to the first token, own pace and prompt tokens of requests that met nobody who waited for one, us."""
 
     def add(self, span: CoreSpan, api: ApiSpan) -> None:
         """Count one request with its API span."""
@@ -53,14 +58,26 @@ class ApiQueueing:
         self.requests += round(requests)
         self.wait_us += wait_us
 
+    def explained_first_tokens(self, prefill_us_per_token: float = 0.0) -> FirstTokens | None:
+        """What the steps leave of the time to the first token, and how far ahead they were scheduled."""
+        return explained(self.first_tokens, prefill_us_per_token)
+
     def watch(self, seconds: float, step_wait_us: float) -> None:
         """Add a time in which a request would have waited so long for the running step."""
         self.watched_s += seconds
         self.step_waits_us_s += seconds * step_wait_us
 
 
-def with_handoffs(target: TargetSnapshot | None, queueings: Iterable[ApiQueueing]) -> TargetSnapshot | None:
-    """The target with the plain mean of all requests; with too few idle rows, the median hand-off in their place."""
+def with_handoffs(
+    target: TargetSnapshot | None, queueings: Iterable[ApiQueueing], step: TargetSnapshot | None = None
+) -> TargetSnapshot | None:
+    """The target with the plain mean of all requests; with too few idle rows, what stands in their place.
+
+    Args:
+        target: learned from the rows of idle arrivals.
+        queueings: what the configuration's emitters counted.
+        step: what the same configuration publishes of its steps.
+    """
     known = list(queueings)
     requests = sum(queueing.requests for queueing in known)
     handoffs_us = [value for queueing in known for value in queueing.handoffs_us]
@@ -72,9 +89,19 @@ def with_handoffs(target: TargetSnapshot | None, queueings: Iterable[ApiQueueing
     elif target is None and requests >= _COUNTED_MIN and watched_s > 0.0:
         step_wait_us = sum(queueing.step_waits_us_s for queueing in known) / watched_s
         target = _only_intercept(max(mean_us - step_wait_us, 0.0), requests)
+    elif idle_rows < _IDLE_ROWS_MIN:
+        told = [each for queueing in known for each in queueing.first_tokens]
+        first_tokens = explained(told, _prefill_us_per_token(step))
+        target = target if first_tokens is None else _only_intercept(first_tokens.api_us, len(told))
     if target is None or requests == 0:
         return target
     return msgspec.structs.replace(target, mean_us=mean_us)
+
+
+def _prefill_us_per_token(step: TargetSnapshot | None) -> float:
+    model = step.models.get("portable") if step is not None else None
+    features = model.features if model is not None else []
+    return sum(feature.coefficient for feature in features if feature.name == "prefill_tokens")
 
 
 def _only_intercept(intercept_us: float, rows: int) -> TargetSnapshot:

@@ -67,6 +67,7 @@ class RequestSequence:
         self.event_unix_ns = 0
         self._longest_ns = 0
         self._rows: list[tuple[Target, RowBlock]] = []
+        self._first_tokens: list[tuple[float, float, float]] = []
         self.counts = Counts()
 
     def restored(self) -> None:
@@ -121,6 +122,11 @@ class RequestSequence:
             self._pass_until(None)
         rows, self._rows = self._rows, []
         return rows
+
+    def take_first_tokens(self) -> list[tuple[float, float, float]]:
+        """Of requests that became final since the last call and tell no queue: see first_tokens.py."""
+        first_tokens, self._first_tokens = self._first_tokens, []
+        return first_tokens
 
     @property
     def _horizon_unix_ns(self) -> int:
@@ -205,6 +211,9 @@ class RequestSequence:
         by_target: dict[Target, list[RequestRow]] = {}
         for request in requests:
             span = request.span
+            pace_s = (request.last_s - request.first_s) / max(request.output_tokens - 1, 1)
+            if math.isnan(span.queue_s + span.prefill_s) and pace_s > 0.0 and queue.only_decoding_at(request):
+                self._first_tokens.append((span.first_token_s * 1e6, pace_s * 1e6, float(span.prompt_tokens)))
             waits_s = {Target.QUEUE_WAIT: span.queue_s}
             if queue.idle_at(span.arrival_unix_ns):
                 waits_s[Target.API_QUEUEING] = span.first_token_s - span.queue_s - span.prefill_s
@@ -224,6 +233,7 @@ class _Queue:
         spans = [request.span for request in requests]
         self._arrived = np.sort([span.arrival_unix_ns for span in spans])
         self._ended = np.sort([request.end_unix_ns for request in requests])
+        self._first = np.sort([_first_unix_ns(span) for span in spans])
         known = [span for span in spans if not math.isnan(span.queue_s) and not math.isnan(span.prefill_s)]
         queued = np.array([_queued_unix_ns(span) for span in known], np.int64)
         scheduled = queued + np.array([int(span.queue_s * 1e9) for span in known], np.int64)
@@ -236,6 +246,13 @@ class _Queue:
         return bool(
             np.searchsorted(self._arrived, unix_ns, side="left") == np.searchsorted(self._ended, unix_ns, side="right")
         )
+
+    def only_decoding_at(self, request: HeldRequest) -> bool:
+        """Whether others ran when it arrived and none of them waited for its first token."""
+        unix_ns = request.span.arrival_unix_ns
+        before = int(np.searchsorted(self._arrived, unix_ns, side="left"))
+        first = int(np.searchsorted(self._first, unix_ns, side="right"))
+        return before == first and not self.idle_at(unix_ns)
 
     def met_by(self, span: RequestSpan) -> tuple[float, float, float, float]:
         """(waiting, running, kv_usage_ratio, queued_tokens) at QUEUED; NaN where the span does not tell it."""
@@ -256,6 +273,10 @@ class _Queue:
 
 def _queued_unix_ns(span: RequestSpan) -> int:
     return span.arrival_unix_ns + int((span.first_token_s - span.prefill_s - span.queue_s) * 1e9)
+
+
+def _first_unix_ns(span: RequestSpan) -> int:
+    return span.arrival_unix_ns + int(span.first_token_s * 1e9)
 
 
 def _cumulative(at: Ints, tokens: Floats) -> tuple[Ints, Floats]:

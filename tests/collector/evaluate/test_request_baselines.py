@@ -1,0 +1,135 @@
+"""Single requests in an evaluation: what a router knows of them, and who foretells them how well."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tracefit
+from collector.cli import main
+from collector.evaluate import request_baselines
+from collector.evaluate.request_baselines import BASELINES, NOT_INSTALLED, judge_requests
+from collector.evaluate.served_requests import ServedRequest, by_column
+from tests.support.toy_spans import export_of
+from tests.tracefit.example_snapshot import encoded
+
+S = 1_000_000_000
+
+
+def served(arrived_s, first_s, last_s, prompt=100, output=11):
+    stamps = [int(each * S) for each in (arrived_s, first_s, last_s, last_s)]
+    return ServedRequest(*stamps, prompt, output)
+
+
+def test_what_a_request_meets_on_arrival():
+    requests = [served(0, 1, 11, output=10), served(1.5, 7, 9), served(6, 8, 10), served(12, 13, 14)]
+    met = by_column(requests).met_at_arrival(1000.0)
+    assert met[0].tolist() == [100, 0, 0, 0, 0, 0]
+    assert met[2].tolist() == pytest.approx([100, 1, 1, 0.105, 0, 5.0])  # the first has run for half of its time
+    assert met[3].tolist() == [100, 0, 0, 0, 0, 0]
+    assert by_column(requests).met_at_arrival(0.0)[2, 3] == 0.0
+
+
+def test_what_it_meets_while_it_decodes():
+    requests = [served(0, 1, 11), served(1, 6, 11)]
+    assert by_column(requests).met_while_decoding().tolist() == pytest.approx([1.5, 2.0])
+
+
+def test_requests_out_of_order_in_time_are_left_out():
+    assert len(by_column([served(2, 1, 3), served(0, 2, 1), served(0, 1, 1)])) == 1
+    assert len(by_column([])) == 0
+
+
+def stream(config, requests=600, seed=1):
+    """An open loop against the client's own formulas, with some noise."""
+    chance = np.random.default_rng(seed)
+    out, at_s = [], 0.0
+    ends = []
+    for _ in range(requests):
+        at_s += chance.exponential(0.15)
+        running = 1 + sum(end > at_s for end in ends[-200:])
+        said = config.request(prompt_tokens=600, output_tokens=100, concurrency=running)
+        first_s = at_s + said.ttft.us / 1e6 * chance.uniform(0.95, 1.05)
+        last_s = first_s + 99 * said.itl.us / 1e6 * chance.uniform(0.99, 1.01)
+        ends.append(last_s)
+        out.append(served(at_s, first_s, last_s, 600, 100))
+    return out
+
+
+@pytest.fixture(scope="module")
+def client():
+    return tracefit.load(encoded()).config()
+
+
+@pytest.fixture(scope="module")
+def requests(client):
+    return stream(client)
+
+
+def judged(requests, client):
+    end_ns = max(each.delivered_ns for each in requests)
+    return judge_requests(requests, client, int(0.6 * end_ns), end_ns)
+
+
+def test_the_client_and_both_baselines_are_judged_on_the_last_fifth(requests, client):
+    pytest.importorskip("sklearn")
+    report = judged(requests, client)
+    assert [score.model for score in report.scores] == ["request", "request at arrival", *BASELINES]
+    assert report.learned == pytest.approx(360, abs=40)
+    assert report.judged == pytest.approx(120, abs=30)
+    for score in report.scores:
+        assert score.ttft_median < 0.1
+        assert score.tpot_median < 0.1
+        assert score.ttft_median <= score.ttft_p90
+    assert report == judged(requests, client)
+    assert report.note == ""
+
+
+def test_without_the_extra_one_sentence_says_how_to_get_it(requests, client, monkeypatch):
+    monkeypatch.setattr(request_baselines.importlib.util, "find_spec", lambda _: None)
+    report = judged(requests, client)
+    assert [score.model for score in report.scores] == ["request", "request at arrival"]
+    assert report.note == NOT_INSTALLED
+    assert "pip install 'tracefit[evaluate]'" in report.note
+
+
+def test_few_requests_or_nothing_learned_are_no_comparison(requests, client):
+    assert judged(requests[:90], client) is None
+    assert judged(requests, None) is None
+    assert judge_requests([], client, 0, 0) is None
+
+
+def test_coefficients_that_cannot_answer_say_so(requests, client):
+    report = judged(requests, client.assuming(kv_tokens=10))
+    assert report.scores == []
+    assert "fits" in report.note
+
+
+def test_the_command_prints_and_draws_the_comparison(requests, tmp_path, capsys):
+    from google.protobuf.internal.encoder import _VarintBytes
+
+    from tests.support.toy_spans import STOCK_SCOPE, Piece, stock_span
+
+    pieces = [
+        Piece(
+            "api-0",
+            STOCK_SCOPE,
+            stock_span(
+                str(number),
+                each.arrived_ns / S,
+                prompt=each.prompt_tokens,
+                outputs=each.output_tokens,
+                ttft_s=(each.first_token_ns - each.arrived_ns) / S,
+                decode_s=(each.last_token_ns - each.first_token_ns) / S,
+            ),
+        )
+        for number, each in enumerate(sorted(requests, key=lambda each: each.delivered_ns))
+    ]
+    exports = [export_of(pieces[at : at + 20]).SerializeToString() for at in range(0, len(pieces), 20)]
+    path, html = tmp_path / "stock.pb", tmp_path / "report.html"
+    path.write_bytes(b"".join(_VarintBytes(len(each)) + each for each in exports))
+    assert main(["evaluate", str(path), "--systems", "portable", "--html", str(html)]) == 0
+    printed = capsys.readouterr().out
+    assert "single requests: learned from" in printed
+    assert "request at arrival" in printed
+    assert "Single requests" in html.read_text()

@@ -264,6 +264,7 @@ class Sidecar:
             ready=self._probe_ready,
             status_page=self._status,
             questions=AskPages(self._status.view),
+            state=self._keeper.learned if pages.state else None,
         )
         if pages.token_file:
             routes = protect(routes, TokenFile(pages.token_file, "exporters.http.token_file", clock).accepts)

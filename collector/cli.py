@@ -27,6 +27,7 @@ from collector.config import (
     scraping,
     to_yaml,
 )
+from collector.fleet.fleet_arguments import add_fleet_parser
 from collector.runtime import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -103,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     merge.add_argument("-o", "--out", type=Path, required=True, metavar="OUT", help="the merged state")
     merge.add_argument("--snapshot", type=Path, metavar="OUT", help="its coefficients as well, and who differs")
     merge.set_defaults(command=_merge)
+    add_fleet_parser(commands, _fleet_pull)
     add_question_parsers(commands, _ask)
     check = commands.add_parser("check-config", help="check the configuration and print what holds")
     check.add_argument("--schema", action="store_true", help="print the JSON Schema of the configuration instead")
@@ -209,9 +211,25 @@ def _donors(arguments: argparse.Namespace) -> int:
 
 def _merge(arguments: argparse.Namespace) -> int:
     config = _load(arguments)
-    from collector.commands.merge import merge_files  # noqa: PLC0415
+    from collector.fleet.merge import merge_files  # noqa: PLC0415
 
     return merge_files(arguments.states, arguments.out, config, say=_say, note=_warn, snapshot=arguments.snapshot)
+
+
+def _fleet_pull(arguments: argparse.Namespace) -> int:
+    config, clock = load(_path(arguments), os.environ), SystemClock()
+    from collector.fleet.fleet_service import FleetService, serve_fleet  # noqa: PLC0415
+    from collector.fleet.pull import PullOptions, pull_once, token_reader  # noqa: PLC0415
+
+    token = token_reader(arguments.token_file)
+    options = PullOptions(tuple(arguments.sources), arguments.out, arguments.timeout, arguments.require, token)
+    if arguments.every is None:
+        return pull_once(options, config, clock, say=_say, note=_warn)
+    logs.set_level(config.log_level)
+    service = FleetService(options, config, clock, interval_s=arguments.every)
+    stop = Stop()
+    stop.listen()
+    return EXIT_OK if serve_fleet(service, stop) else EXIT_FAILED
 
 
 def _export(arguments: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@
 | /snapshot/{config_id} | the same with one configuration; 404 if it is not in the newest snapshot |
 | /snapshot/{config_id}/blis.yaml | for BLIS; ?format=flags, ?alpha=effective; 422 with the reason if it cannot be |
 | /predict | what a step costs, or what requests see at a load; JSON, the parameters of ``tracefit predict`` |
+| /state | what was learned as a state file, to be merged with others'; strong ETag, 304; where it is switched on |
 | /plan | how many requests fit the targets; JSON, the parameters of ``tracefit plan`` |
 
 docs/openapi.yaml describes them.
@@ -22,7 +23,18 @@ from http import HTTPStatus
 
 import msgspec
 
-from exporters.pages import JSON, AskPages, Request, Response, Route, Routes, SnapshotDocuments
+from exporters.pages import (
+    JSON,
+    STATE,
+    AskPages,
+    Request,
+    Response,
+    Route,
+    Routes,
+    SnapshotDocuments,
+    answer_document,
+    make_document,
+)
 from exporters.prometheus import MetricsPage
 from exporters.status_page import StatusPage
 
@@ -46,6 +58,11 @@ def answer_metrics(page: MetricsPage, request: Request) -> Response:
     return Response(HTTPStatus.OK, rendered.content_type, rendered.body, headers)
 
 
+def answer_state(state: bytes | None, request: Request) -> Response:
+    """Serve a state file; nothing of it is kept."""
+    return answer_document(None if state is None else make_document(state, STATE), request)
+
+
 def make_routes(
     metrics: MetricsPage,
     documents: SnapshotDocuments,
@@ -54,6 +71,7 @@ def make_routes(
     ready: Probe,
     status_page: StatusPage | None = None,
     questions: AskPages | None = None,
+    state: Callable[[], bytes | None] | None = None,
 ) -> Routes:
     """The table of routes.
 
@@ -64,11 +82,14 @@ def make_routes(
         ready: (ok, detail) of the receivers.
         status_page: what / shows; without it / is 404.
         questions: what /predict and /plan ask; without it they are 404.
+        state: what /state shows, None before the first; without it that is 404.
     """
     home = () if status_page is None else (Route("/", status_page.answer),)
     asked: Routes = ()
     if questions is not None:
         asked = (Route("/predict", questions.answer_predict), Route("/plan", questions.answer_plan))
+    if state is not None:
+        asked = (*asked, Route("/state", lambda request: answer_state(state(), request)))
     return (
         *home,
         Route("/metrics", lambda request: answer_metrics(metrics, request)),

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from online.features import Fact, Facts, FeatureSet, build, custom
@@ -25,17 +25,7 @@ from online.transfer import Donor, DonorPool, Priors, donor_of, priors_of
 
 from .rows import Lane, RowBlock, RowOutcome, Target
 from .snapshot import TargetSnapshot
-from .state import (
-    LEARNERS,
-    Count,
-    Image,
-    Lineage,
-    LineageLedger,
-    StateError,
-    decode,
-    encode,
-    saved,
-)
+from .state import LEARNERS, Count, Image, Lineage, LineageLedger, StateError, decode, encode, saved
 
 
 @dataclass
@@ -200,6 +190,10 @@ class Bank:
     def facts(self, config_id: str) -> Facts:
         """What is known of a configuration."""
         return dict(self._facts.get(config_id, {}))
+
+    def forget_facts(self, config_id: str, keep: Collection[str]) -> None:
+        """Facts of a configuration that are not to be kept are no longer known."""
+        self._facts[config_id] = {name: fact for name, fact in self.facts(config_id).items() if name in keep}
 
     def drop(self, config_id: str) -> None:
         """Forget a configuration with all its learners."""

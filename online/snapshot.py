@@ -119,10 +119,11 @@ class DriftSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One of the engines whose states were merged, against all others of them.
+    """One of the engines whose states were merged, against its siblings: all others, or those of its ``cluster``.
 
-    ``ratio``: its time per time that the others' coefficients predict for its work. ``differs``: by more than 5 % and
-    three times what its errors and theirs explain.
+    ``ratio``: its time per time that the siblings' coefficients predict for its work, ``low`` to ``high``: the interval
+    that holds for all replicas at once. ``differs``: by more than 5 %, and by more than its errors and theirs explain
+    at 1 % for all replicas together.
     """
 
     engine: str
@@ -130,6 +131,21 @@ class ReplicaSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     differs: bool
     ratio: float | None = None
     stderr: float | None = None
+    low: float | None = None
+    high: float | None = None
+    cluster: int | None = None
+
+
+class ReplicaClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Replicas of one configuration that are alike, apart from others of it: two kinds of machine under one identity.
+
+    The place in the list is the number that ``cluster`` of its replicas has. ``ratio``: their time per time that the
+    other clusters' coefficients predict for their work.
+    """
+
+    engines: int
+    rows: int
+    ratio: float | None = None
 
 
 class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -140,7 +156,8 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     robustly predicted time: stalls) stands beside the coefficients and is never folded into them. ``shape_factors``: of
     the coefficients of ``portable``, by batch shape (``decode:3``, ``prefill:8-15:64-90``); a shape that is not listed
     has 1. Where they are, ``interval`` and ``mean_factor`` are relative to x beta F; an active ``correction`` moves the
-    interval by its ``factor``. ``replicas``: of a state that was merged, the engines it was made of, as of the merge.
+    interval by its ``factor``. ``replicas``: of a state that was merged, the engines it was made of, as of the merge;
+    ``replica_clusters``: where these are of two speeds or more, the fastest first.
     """
 
     vector: str
@@ -157,6 +174,7 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     mean_factor: float | None = None
     live_champion: str | None = None
     replicas: list[ReplicaSnapshot] = []
+    replica_clusters: list[ReplicaClusterSnapshot] = []
 
     @property
     def prediction_error(self) -> ErrorSnapshot | None:
@@ -182,7 +200,8 @@ class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     ``sources`` says where each fact of ``config`` is from, ``contradictions`` what weaker sources claimed instead,
     ``cannot_derive`` what is missing for the feature sets that need the model's and the GPU's sheet. ``quarantined``:
-    its learner raised and why; it has no targets until a restart.
+    its learner raised and why; it has no targets until a restart. ``told_apart_by``: where its replicas are of several
+    clusters, the facts that would make them configurations of their own.
     """
 
     config_id: str
@@ -194,6 +213,7 @@ class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     contradictions: dict[str, str] = {}
     cannot_derive: list[str] = []
     quarantined: str = ""
+    told_apart_by: list[str] = []
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -112,6 +112,8 @@ class HttpConfig(Section, frozen=True, kw_only=True):
     endpoint: HostPort = "0.0.0.0:9464"  # read-only pages; Prometheus sits in another pod
     token_file: str = ""
     """With it, everything but metrics and health asks for a token of this file."""
+    state: bool = False
+    """Serve ``/state``, what the newest state file knows, for `tracefit fleet pull`."""
 
 
 class ExportersConfig(Section, frozen=True, kw_only=True):

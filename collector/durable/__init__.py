@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .directory import Directory
 from .image import JOIN, PROGRESS, SPANS, Progress, progress_of, read_image
 from .keeper import Durability
 
@@ -9,6 +10,7 @@ __all__ = [
     "JOIN",
     "PROGRESS",
     "SPANS",
+    "Directory",
     "Durability",
     "Progress",
     "progress_of",

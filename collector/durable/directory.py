@@ -30,8 +30,9 @@ _log = logging.getLogger(__name__)
 class Directory:
     """``take`` at the start, before anything in it is read or written; ``release`` at the end, after all is written."""
 
-    def __init__(self, path: Path, clock: Clock) -> None:
+    def __init__(self, path: Path, clock: Clock, named: str = "snapshot.directory") -> None:
         self.path = path
+        self._named = named
         self._clock = clock
         self._descriptor = -1
         self.killed = ""
@@ -47,13 +48,13 @@ class Directory:
             self.path.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise StartError(f"cannot write to snapshot.directory {self.path}: {error.strerror}") from None
+            raise StartError(f"cannot write to {self._named} {self.path}: {error.strerror}") from None
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = self._read_holder() or "one that has not said yet who it is"
             self._close()
-            raise StartError(f"another process uses snapshot.directory {self.path}: {holder}") from None
+            raise StartError(f"another process uses {self._named} {self.path}: {holder}") from None
         except OSError as error:  # some network file systems
             _log.warning("%s cannot be locked (%s): let no other process use it", self.path, error.strerror)
         self.killed = self._read_holder()

@@ -174,6 +174,10 @@ class Durability:
         }
         return {name: text for name, text in details.items() if text}
 
+    def learned(self) -> bytes | None:
+        """What the newest state on disk knows, for others to merge; from any thread."""
+        return self._store.learned()
+
     # --- in ---------------------------------------------------------------------------------------------------------
 
     def record(self, export: Export) -> Export | Outcome:

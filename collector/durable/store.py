@@ -18,7 +18,7 @@ from pathlib import Path
 
 from collector.runtime import Files, SystemFiles, sync_directory
 from collector.telemetry import Restored
-from online.state import Image, StateError, sealed
+from online.state import LEARNERS, Image, StateError, sealed
 
 from .image import Progress, progress_of, read_image
 
@@ -112,6 +112,20 @@ class StateStore:
         sync_directory(self._path.parent)
         self._seqs = [*self._seqs[-1:], seq]
         return len(data)
+
+    def learned(self) -> bytes | None:
+        """What the newest state on disk knows, as a state file of its own: nothing that waits; None before the first.
+
+        From any thread.
+        """
+        for path in (self._path, self._previous):  # between two renames there is only the second
+            try:
+                return read_image(_read(path)).alone(LEARNERS)
+            except FileNotFoundError:
+                continue
+            except (OSError, StateError) as error:
+                _log.warning("%s cannot be shown: %s", path.name, error)
+        return None
 
     def _report(self, path: Path, problem: str) -> None:
         self.problem = f"{path.name}: {problem}"

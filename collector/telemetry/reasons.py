@@ -244,6 +244,26 @@ class SequenceEvent(enum.StrEnum):
     REPLAYS_UNANSWERED = "replays_unanswered"
 
 
+class PullOutcome(enum.StrEnum):
+    """What became of a source whose state a fleet's coefficients were to be merged from."""
+
+    MERGED = "merged"
+    UNREACHABLE = "unreachable"
+    TIMEOUT = "timeout"
+    UNAUTHENTICATED = "unauthenticated"
+    REFUSED = "refused"
+    """Another status, or an answer that is none."""
+    NOTHING_YET = "nothing_yet"
+    """It has not written a state yet."""
+    TOO_LARGE = "too_large"
+    UNREADABLE = "unreadable"
+    """Damaged, no state, or of a later version."""
+    FUTURE = "future"
+    """It has rows of a time that has not come: a wrong clock."""
+    SAME_ENGINE = "same_engine"
+    """Rows of it are in a newer one, too."""
+
+
 CLOSED_SETS: Final[tuple[type[enum.StrEnum], ...]] = (
     Direction,
     DiscoveryOutcome,
@@ -251,6 +271,7 @@ CLOSED_SETS: Final[tuple[type[enum.StrEnum], ...]] = (
     KvSkip,
     Outcome,
     Phase,
+    PullOutcome,
     Reload,
     Restored,
     RowDrop,

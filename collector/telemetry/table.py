@@ -23,6 +23,7 @@ from .reasons import (
     KvSkip,
     Outcome,
     Phase,
+    PullOutcome,
     Restored,
     RowDrop,
     ScrapeOutcome,
@@ -277,3 +278,34 @@ BUILD_INFO = Metric("build_info", _G, "", "The running version; always 1.", (("v
 
 TABLE: tuple[Metric, ...] = tuple(each for each in tuple(globals().values()) if isinstance(each, Metric))
 """All of the above, in their order: what is defined is on the page."""
+
+FLEET_SOURCES = Metric(
+    "fleet_sources",
+    _G,
+    "sources",
+    "Sources of states at the last pull, by what became of them.",
+    (("outcome", tuple(PullOutcome)),),
+)
+FLEET_ENGINES = Metric("fleet_engines", _G, "engines", "Engines whose rows are in the coefficients of the last pull.")
+FLEET_PULLS = Metric("fleet_pulls", _C, "pulls", "Rounds of asking every source.")
+FLEET_PULL_FAILURES = Metric(
+    "fleet_pull_failures", _C, "pulls", "Rounds that wrote nothing: too few sources answered, or the disk is full."
+)
+FLEET_PULL_DURATION = Metric("fleet_pull_duration_seconds", _G, "seconds", "How long the last round took.")
+FLEET_WRITTEN = Metric(
+    "fleet_last_write_timestamp_seconds",
+    _G,
+    "seconds",
+    "When a round last ended with files as new as the sources; 0 = not yet.",
+)
+
+FLEET_TABLE: tuple[Metric, ...] = (
+    FLEET_SOURCES,
+    FLEET_ENGINES,
+    FLEET_PULLS,
+    FLEET_PULL_FAILURES,
+    FLEET_PULL_DURATION,
+    FLEET_WRITTEN,
+    BUILD_INFO,
+)
+"""What `tracefit fleet pull --every` shows instead of the table of the sidecar."""

@@ -11,11 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-import msgspec
-
 from collector.runtime import Clock, Health, StartError, Task
 from collector.telemetry import Metrics, table
-from exporters.files import SNAPSHOT_NAME, write_atomically, write_snapshot
+from exporters.files import SNAPSHOT_NAME, published_generation, write_atomically, write_snapshot
 from online import Snapshot
 
 WRITER = "snapshot-writer"
@@ -135,7 +133,7 @@ class SnapshotWriter:
             probe.unlink()
         except OSError as error:
             raise StartError(f"cannot write to snapshot.directory {self.path.parent}: {error.strerror}") from None
-        self._publisher.resume(_published_generation(self.path))
+        self._publisher.resume(published_generation(self.path))
         self._task.start()
 
     def set_interval(self, interval_s: float) -> None:
@@ -166,15 +164,3 @@ class SnapshotWriter:
             return False
         self._written_generation = snapshot.generation
         return True
-
-
-class _Numbered(msgspec.Struct):
-    generation: int = 0
-
-
-def _published_generation(path: Path) -> int:
-    """The generation in a snapshot file, 0 without one."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_Numbered).generation
-    except (OSError, msgspec.DecodeError):
-        return 0

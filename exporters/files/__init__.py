@@ -7,7 +7,7 @@ from .blis_render import render_flags, render_yaml
 from .coefficients_csv import render_csv
 from .dynamo import render_dynamo
 from .llm_d_sim import render_llm_d_sim
-from .snapshot_file import SNAPSHOT_NAME, write_atomically, write_snapshot
+from .snapshot_file import SNAPSHOT_NAME, published_generation, write_atomically, write_snapshot
 from .translation import Assumptions, ExportError, choose_config, doubtful_coefficients
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "choose_config",
     "doubtful_coefficients",
     "export",
+    "published_generation",
     "render_csv",
     "render_dynamo",
     "render_flags",

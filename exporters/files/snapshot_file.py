@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from online import Snapshot
 
 from .blis import BlisError, blis_coefficients
@@ -62,6 +64,18 @@ def _sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class _Numbered(msgspec.Struct):
+    generation: int = 0
+
+
+def published_generation(path: Path) -> int:
+    """The generation in a snapshot file, 0 without one."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Numbered).generation
+    except (OSError, msgspec.DecodeError):
+        return 0
 
 
 class WriteReport(NamedTuple):

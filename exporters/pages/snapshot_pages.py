@@ -22,12 +22,13 @@ from .routing import TEXT, Request, Response, plain
 
 JSON = "application/json"
 YAML = "application/yaml"
+STATE = "application/octet-stream"
 RETRY_AFTER_S = 5
 """A first snapshot is due about this soon after the first telemetry (vLLM's exporter flushes every 5 s)."""
 
 
 class SnapshotDocument(NamedTuple):
-    """Bytes with their validators."""
+    """Bytes with their validators; ``last_modified`` is empty where nobody knows it."""
 
     body: bytes
     content_type: str
@@ -35,10 +36,11 @@ class SnapshotDocument(NamedTuple):
     last_modified: str
 
 
-def make_document(body: bytes, content_type: str, modified_unix_nano: int) -> SnapshotDocument:
-    """Attach a strong entity tag (over the exact bytes) and a date."""
+def make_document(body: bytes, content_type: str, modified_unix_nano: int = 0) -> SnapshotDocument:
+    """Attach a strong entity tag (over the exact bytes), and a date if one is given."""
     etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-    return SnapshotDocument(body, content_type, etag, formatdate(modified_unix_nano / 1e9, usegmt=True))
+    date = formatdate(modified_unix_nano / 1e9, usegmt=True) if modified_unix_nano else ""
+    return SnapshotDocument(body, content_type, etag, date)
 
 
 class SnapshotDocuments:
@@ -131,11 +133,9 @@ def answer_document(document: SnapshotDocument | None, request: Request) -> Resp
     """
     if document is None:
         return nothing_yet()
-    validators = (
-        ("ETag", document.etag),
-        ("Last-Modified", document.last_modified),
-        ("Cache-Control", "no-cache"),  # store it, but ask before every use
-    )
+    modified = (("Last-Modified", document.last_modified),) if document.last_modified else ()
+    # store it, but ask before every use
+    validators = (("ETag", document.etag), *modified, ("Cache-Control", "no-cache"))
     if _has(request.header("If-None-Match"), document.etag):
         return Response(HTTPStatus.NOT_MODIFIED, document.content_type, b"", validators)
     return Response(HTTPStatus.OK, document.content_type, document.body, validators)

@@ -28,7 +28,6 @@ from online import (
     CorrectionSnapshot,
     DriftSnapshot,
     ModelSnapshot,
-    ReplicaSnapshot,
     ResidualSnapshot,
     Snapshot,
     TargetSnapshot,
@@ -206,7 +205,7 @@ def _step_samples(samples: Samples, labels: tuple[str, ...], target: TargetSnaps
     if target.correction is not None:
         _correction_samples(samples, labels, target, target.correction)
     if target.replicas:
-        _replica_samples(samples, labels, target.replicas)
+        _replica_samples(samples, labels, target)
     if "portable" in target.models:
         _portable_samples(samples, (*labels, "portable"), target.models["portable"])
 
@@ -223,12 +222,15 @@ def _correction_samples(
         samples["tracefit_shaped_error_median_ratio"].append(Sample(labels, error))
 
 
-def _replica_samples(samples: Samples, labels: tuple[str, ...], replicas: list[ReplicaSnapshot]) -> None:
-    samples["tracefit_replicas_differing"].append(Sample(labels, sum(each.differs for each in replicas)))
-    for replica in replicas[:REPLICAS_MAX]:
+def _replica_samples(samples: Samples, labels: tuple[str, ...], target: TargetSnapshot) -> None:
+    samples["tracefit_replicas_differing"].append(Sample(labels, sum(each.differs for each in target.replicas)))
+    samples["tracefit_replica_clusters"].append(Sample(labels, max(len(target.replica_clusters), 1)))
+    for replica in target.replicas[:REPLICAS_MAX]:
         if replica.ratio is not None:
             labelled = (*labels, label_value(replica.engine))
             samples["tracefit_replica_speed_ratio"].append(Sample(labelled, replica.ratio))
+            if replica.differs:
+                samples["tracefit_replica_differs"].append(Sample(labelled, 1))
 
 
 def _residual_samples(samples: Samples, labels: tuple[str, ...], residuals: ResidualSnapshot) -> None:

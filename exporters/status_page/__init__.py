@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from .fleet_section import FleetSource
 from .status_page import StatusPage
 from .text import duration, escape
 from .waiting_section import EngineWaiting
 
 __all__ = [
     "EngineWaiting",
+    "FleetSource",
     "StatusPage",
     "duration",
     "escape",

@@ -107,7 +107,7 @@ def _target(name: str, target: TargetSnapshot, config: ConfigSnapshot, history: 
     body = (
         f'<p class="equation" aria-label="Equation">{_equation(name, model)}</p>{_numbers(target)}'
         f"{_coefficients(name, model)}{charts}{_shape_factors(target)}"
-        f"{replicas_table(target)}{models_in_competition(target)}"
+        f"{replicas_table(target, config.told_apart_by)}{models_in_competition(target)}"
     )
     summary = f'<h3>{title}</h3><span class="vector">{escape(target.vector)}</span>{_headline(target)}'
     key = f"target-{escape(config.config_id)}-{escape(name)}"

@@ -21,6 +21,7 @@ from online import ConfigSnapshot, Snapshot
 
 from .accounting import accounting_section
 from .advice import NOTHING_YET
+from .fleet_section import FleetSource, fleet_section
 from .history import History
 from .sections import config_facts, config_section, config_title
 from .text import age, count, escape, percent
@@ -65,6 +66,7 @@ class StatusPage:
         ready: (ok, detail) of the receivers.
         unix_nano: the clock, for ages only.
         waiting: what engines hold that is not learned yet.
+        fleet: where the states were pulled from, if this is a fleet's page.
         version: shown in the header.
 
     Attributes:
@@ -79,6 +81,7 @@ class StatusPage:
         ready: Callable[[], tuple[bool, Mapping[str, object]]],
         unix_nano: Callable[[], int],
         waiting: Callable[[], Sequence[EngineWaiting]] = tuple,
+        fleet: Callable[[], Sequence[FleetSource]] = tuple,
         version: str = "",
     ) -> None:
         self._source = source
@@ -87,6 +90,7 @@ class StatusPage:
         self._ready = ready
         self._unix_nano = unix_nano
         self._waiting = waiting
+        self._fleet = fleet
         self._version = version
         self._history = History()
 
@@ -103,7 +107,7 @@ class StatusPage:
 
     def _page(self, snapshot: Snapshot | None, query: Mapping[str, str]) -> str:
         chosen = query.get("config")
-        body = [self._header(snapshot)]
+        body = [self._header(snapshot), fleet_section(self._fleet(), snapshot, self._unix_nano())]
         waiting = self._waiting()
         if snapshot is None or not snapshot.configs:
             body.append(waiting_section(waiting, learned=False) or _empty())

@@ -8,8 +8,9 @@ from .jackknife import ROWS_MAX as JACKKNIFE_ROWS
 from .jackknife import with_jackknife
 from .learner_settings import LearnerSettings
 from .merging import merge
+from .outliers import compared
 from .prior import Prior
-from .replicas import Replica, compared, joined, replica_of
+from .replicas import Replica, joined, replica_of
 from .rls_learner import RlsLearner
 from .robust import middle
 from .solve import solve

@@ -23,7 +23,7 @@ from online.rows import Floats
 from online.state import saved
 
 WINDOW_ROWS = (32, 128, 384)
-_FREE_MIN = (2, 4, 4)
+FREE_MIN = (2, 4, 4)
 """Windows beyond the number of columns from which on a length counts."""
 
 STUDENT = 1.21
@@ -87,7 +87,7 @@ class Meat:
         for length in reversed(range(_LENGTHS)):
             # What is forgotten of a window is not missing: half a one less will do.
             free = float(counts[length]) - columns
-            if free >= _FREE_MIN[length] - 0.5:
+            if free >= FREE_MIN[length] - 0.5:
                 matrix = np.zeros((self.p, self.p))
                 sums = self.m[_FIRST[length] : _FIRST[length] + STRATA].sum(axis=0)
                 matrix[self._left, self._right] = matrix[self._right, self._left] = sums

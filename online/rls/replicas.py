@@ -1,28 +1,21 @@
-"""Do the replicas that were merged agree: each against the rest of them.
+"""What each of the engines knew whose states were merged, so that one can be held against the others (outliers.py).
 
-    ratio_i = beta' b_i / beta' A_i beta         beta solves what all others know together; 1 = as fast as the rest
-    se^2    = beta' N_i beta / (beta' A_i beta)^2 + ratio_i^2 u' V u       u = A_i beta / beta' A_i beta, V = C N C
-    D_i^2   = d' A_i d / y'Wy_i                  d = beta_i - beta: mean squared relative difference on i's own work
-    E_i     = tr A_i (V_i + V) / y'Wy_i          what D_i^2 is expected to be among equals
+A replica is the statistics of one engine at the merge: A, b, y'Wy, and N, the HAC's M with its corrections; before
+there are 2 p + 2 windows, 64 s^2 A stands in: neighbouring rows may share that much of their noise. Phases belong to
+the stamps of a server and are taken out at their estimate. Statistics stay as they were at the merge: nothing decays
+them, rows that are learned later are not in them.
 
-A replica differs where D_i is beyond 5 % and beyond three times what is expected. N is HAC's M with its corrections;
-before there are 2 p + 2 windows, 64 s^2 A stands in: neighbouring rows may share that much of their noise. Phases
-belong to the stamps of a server and are taken out at their estimate. Statistics stay as they were at the merge: nothing
-decays them, rows that are learned later are not in them.
-
-Shapes: A, M, N (p, p), b, beta (p,). Guard: a replica on whose work the rest predicts nothing has no ratio.
+Shapes: A, N (p, p), b, beta (p,).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from online.rows import Floats
-from online.snapshot import ReplicaSnapshot
 from online.state import Array, Count, Finite, StateError, saved
 
 from .rls_learner import RlsLearner
@@ -30,7 +23,6 @@ from .solve import RELATIVE_RIDGE, solve
 
 REPLICAS_MAX = 4096
 
-_DIFFERENCE, _SURE = 0.05, 3.0
 _SHARED_NOISE = 64.0
 _F8 = np.dtype(np.float64)
 
@@ -121,39 +113,3 @@ def joined(mine: Sequence[Replica], theirs: Sequence[Replica]) -> list[Replica]:
             by_engine[replica.engine] = replica
     every = sorted((*by_engine.values(), *unnamed), key=lambda replica: (replica.engine, replica.rows))
     return every if len(every) <= REPLICAS_MAX else sorted(every, key=lambda replica: -replica.rows)[:REPLICAS_MAX]
-
-
-def compared(replicas: Sequence[Replica], learned_rows: int) -> list[ReplicaSnapshot]:
-    """Each against the rest, those first that are furthest from it.
-
-    Nothing where there is no rest, or where of ``learned_rows`` by now most came after the merge.
-    """
-    if len(replicas) < 2 or learned_rows > 2 * sum(replica.rows for replica in replicas):  # noqa: PLR2004
-        return []
-    whole = replicas[0]
-    for replica in replicas[1:]:
-        whole = whole.plus(replica)
-    snapshots = [_compare(replica, whole.minus(replica)) for replica in replicas]
-    return sorted(snapshots, key=lambda s: (not s.differs, -abs(math.log(s.ratio)) if s.ratio else 0.0, s.engine))
-
-
-def _compare(replica: Replica, rest: Replica) -> ReplicaSnapshot:
-    beta, covariance = rest.beta(), rest.covariance()
-    forecast = float(beta @ replica.a @ beta)
-    against = float(beta @ replica.b)
-    if not (forecast > 0.0 and against > 0.0 and replica.squares > 0.0):
-        return ReplicaSnapshot(engine=replica.engine, rows=replica.rows, differs=False)
-    ratio, u = against / forecast, replica.a @ beta / forecast
-    variance = float(beta @ replica.noise @ beta) / forecast**2 + ratio**2 * float(u @ covariance @ u)
-    apart = replica.beta() - beta
-    observed = float(apart @ replica.a @ apart) / replica.squares
-    if not math.isfinite(ratio + variance + observed):
-        return ReplicaSnapshot(engine=replica.engine, rows=replica.rows, differs=False)
-    expected = float(np.trace(replica.a @ (replica.covariance() + covariance))) / replica.squares
-    return ReplicaSnapshot(
-        engine=replica.engine,
-        rows=replica.rows,
-        ratio=ratio,
-        stderr=math.sqrt(max(variance, 0.0)),
-        differs=observed > max(_DIFFERENCE**2, _SURE**2 * expected),
-    )

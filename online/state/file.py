@@ -67,6 +67,12 @@ class Image:
             raise StateError(f"corrupt state file: no {part} of version {self._version}: {error}") from error
         return graph
 
+    def alone(self, part: str) -> bytes:
+        """A file of this part only; StateError if there is none."""
+        part_is_current = self._version == VERSION and part in self._parts
+        graph = self._parts[part] if part_is_current else self.graph(part)
+        return sealed(msgspec.msgpack.encode({"version": VERSION, "parts": {part: graph}}, enc_hook=_plain_number))
+
 
 class _Body(msgspec.Struct):
     version: int

@@ -105,19 +105,20 @@ class LineageLedger:
         """Take a state in.
 
         Raises:
-            StateError: rows of it are in another one already; the sentence names the engine and both states.
+            StateError: rows of it are in another one already; the sentence names the engine and both states. Nothing of
+                it was taken in.
         """
-        for config_id, lineage in lineages.items():
-            for engine in lineage.engines:
-                holders = self._holders.setdefault((config_id, engine), [])
-                for holder, held in holders:
-                    span = held.common_span(lineage, engine)
-                    if span is not None:
-                        raise StateError(
-                            f"{state}: engine {engine!r} of configuration {config_id} is in {holder} too, both with"
-                            f" its rows of {_text(span[0])} to {_text(span[1])}, which would count twice"
-                        )
-                holders.append((state, lineage))
+        every = [(config_id, engine) for config_id, lineage in lineages.items() for engine in lineage.engines]
+        for config_id, engine in every:
+            for holder, held in self._holders.get((config_id, engine), ()):
+                span = held.common_span(lineages[config_id], engine)
+                if span is not None:
+                    raise StateError(
+                        f"{state}: engine {engine!r} of configuration {config_id} is in {holder} too, both with"
+                        f" its rows of {_text(span[0])} to {_text(span[1])}, which would count twice"
+                    )
+        for key in every:
+            self._holders.setdefault(key, []).append((state, lineages[key[0]]))
 
 
 def _joined(a: Span, b: Span) -> Span:

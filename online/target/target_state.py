@@ -231,9 +231,15 @@ class TargetState:
             drift=None if watcher is None else watcher.members.drift.snapshot(),
             mean_us=learner.mean_us(),
             live_champion=_lowest({name: model.live_error for name, model in models.items() if model.live_error}),
-            replicas=compared(self.replicas.get(watcher.features.name, []), watcher.rows) if watcher else [],
+            **self._replica_parts(watcher),
             **self._shape_parts(learner),
         )
+
+    def _replica_parts(self, watcher: RlsLearner | None) -> dict[str, Any]:
+        if watcher is None:
+            return {}
+        replicas, clusters = compared(self.replicas.get(watcher.features.name, []), watcher.rows)
+        return {"replicas": replicas, "replica_clusters": clusters}
 
     def _shape_parts(self, champion: RlsLearner) -> dict[str, Any]:
         """Shape factors, and what is relative to the prediction by them; by the champion where there are none."""

@@ -20,6 +20,7 @@ MODULE_LINES, FUNCTION_LINES, CLASS_LINES, ATTRIBUTES = 350, 60, 250, 20
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 SIDE_DOORS = {
     "collector/app.py": {"collector.runtime.logs", "exporters.routes"},
+    "collector/fleet/fleet_service.py": {"exporters.routes"},
     "collector/decode/plain.py": {"collector.decode.kv.span_events"},
     "collector/join/steps/sequence.py": {"collector.join.requests.journeys"},
     "collector/receive/count.py": {"collector.decode.wire"},
@@ -29,11 +30,14 @@ SIDE_DOORS = {
         "collector.commands.check",
         "collector.commands.demo",
         "collector.commands.export",
-        "collector.commands.merge",
         "collector.commands.questions",
         "collector.commands.replay",
         "collector.evaluate.command",
         "collector.evaluate.donors",
+        "collector.fleet.fleet_arguments",
+        "collector.fleet.fleet_service",
+        "collector.fleet.merge",
+        "collector.fleet.pull",
         "collector.runtime.logs",
     },
 }

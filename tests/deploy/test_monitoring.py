@@ -54,7 +54,7 @@ def known_series():
     for family in FAMILIES:
         suffixes = {"histogram": ("bucket", "sum", "count"), "summary": ("sum", "count")}.get(family.kind, ())
         names |= {f"{family.name}_{suffix}" for suffix in suffixes}
-    for metric in telemetry.TABLE:
+    for metric in (*telemetry.TABLE, *telemetry.FLEET_TABLE):
         names.add(metric.exposed_name)
         if metric.kind is telemetry.Kind.HISTOGRAM:
             names |= {f"{metric.exposed_name}_{suffix}" for suffix in ("bucket", "sum", "count")}

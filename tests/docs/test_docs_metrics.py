@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from collector.telemetry.metrics import Metrics
-from collector.telemetry.table import TABLE
+from collector.telemetry.table import FLEET_TABLE, TABLE
 from exporters.files.blis import ALPHAS
 from exporters.files.blis_sheet import BANDWIDTH_TB_S
 from exporters.prometheus.families import DEFAULT_MAX_SERIES, FAMILIES, PAGE_FAMILIES
@@ -34,6 +34,7 @@ STRUCTS = (
     schema.ErrorSnapshot,
     schema.IntervalSnapshot,
     schema.ReplicaSnapshot,
+    schema.ReplicaClusterSnapshot,
     schema.ResidualSnapshot,
     schema.DriftSnapshot,
 )
@@ -56,15 +57,16 @@ def test_metrics_md_lists_every_family_of_the_snapshot(table, families):
     assert_table("metrics.md", table, make_table(("metric", "type", "labels", "meaning"), rows))
 
 
-def test_metrics_md_lists_every_metric_of_the_process():
+@pytest.mark.parametrize(("name", "metrics"), [("process", TABLE), ("fleet", FLEET_TABLE)])
+def test_metrics_md_lists_every_metric_of_the_process(name, metrics):
     rows = [
-        (code(m.exposed_name), m.kind.value, ", ".join(code(label) for label, _ in m.labels), m.help) for m in TABLE
+        (code(m.exposed_name), m.kind.value, ", ".join(code(label) for label, _ in m.labels), m.help) for m in metrics
     ]
-    assert_table("metrics.md", "process", make_table(("metric", "type", "labels", "meaning"), rows))
+    assert_table("metrics.md", name, make_table(("metric", "type", "labels", "meaning"), rows))
 
 
 def test_process_and_snapshot_share_no_name():
-    theirs = {metric.exposed_name for metric in TABLE}
+    theirs = {metric.exposed_name for metric in (*TABLE, *FLEET_TABLE)}
     assert theirs & {family.name for family in (*FAMILIES, *PAGE_FAMILIES)} == set()
 
 

@@ -53,6 +53,7 @@ def routes():
         ready=healthy,
         status_page=StatusPage(source, own, ready=healthy, unix_nano=lambda: 0),
         questions=AskPages(ClientView(source)),
+        state=lambda: None,
     )
 
 

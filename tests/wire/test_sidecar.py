@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import urllib.error
+import urllib.request
 
 import pytest
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -13,6 +14,8 @@ from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from collector.runtime.exits import StartError
+from online import Bank, StateError
+from online.state import LEARNERS, decode
 from tests.support.clocks import T0_NS, eventually
 from tests.support.sidecars import as_json, call_export, get, metric, running_sidecar
 from tests.support.step_exports import STEP_US, make_export, step_attributes
@@ -72,6 +75,48 @@ def test_promtool_accepts_the_live_page(tmp_path, promtool):
     assert b"tracefit_coefficient" in page
     checked = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def ask(port, path, **headers):
+    """Status, headers and body."""
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return response.status, response.headers, response.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers, error.read()
+
+
+def test_what_was_learned_can_be_fetched_as_a_state_where_that_is_switched_on(tmp_path):
+    (tmp_path / "tokens").write_text("0123456789abcdef\n")
+    with running_sidecar(tmp_path / "off") as sidecar:
+        assert ask(sidecar.http_port, "/state")[0] == 404
+    overrides = {
+        "EXPORTERS__HTTP__STATE": "true",
+        "EXPORTERS__HTTP__TOKEN_FILE": str(tmp_path / "tokens"),
+        "STATE__INTERVAL_S": "0.1",
+        "JOIN__WINDOW_S": "1",
+        "JOIN__GRACE_S": "0",
+    }
+    bearer = {"Authorization": "Bearer 0123456789abcdef"}
+    with running_sidecar(tmp_path / "on", **overrides) as sidecar:
+        assert ask(sidecar.http_port, "/state")[0] == 401
+        assert ask(sidecar.http_port, "/state", **bearer)[0] == 503, "nothing has been written yet"
+        for first in range(1, 400, 100):
+            call_export(sidecar.grpc_port, make_export(steps_per_span=100, first_step=first).SerializeToString())
+        eventually(lambda: ask(sidecar.http_port, "/state", **bearer)[0] == 200)
+    with running_sidecar(tmp_path / "on", **overrides) as sidecar:
+        status, headers, body = ask(sidecar.http_port, "/state", **bearer)
+        assert (status, headers["Content-Type"]) == (200, "application/octet-stream")
+        assert ask(sidecar.http_port, "/state", **bearer, **{"If-None-Match": headers["ETag"]})[0] == 304
+    whole = decode((tmp_path / "on" / "state.bin").read_bytes())
+    learned = decode(body)
+    assert learned.graph(LEARNERS) == whole.graph(LEARNERS)
+    with pytest.raises(StateError, match="no join"):
+        learned.graph("join")
+    bank = Bank(sidecar.config)
+    bank.restore(body)
+    assert bank.lineages[bank.configs()[0]].engines
 
 
 def test_health_and_readiness_follow_the_life_of_the_process(tmp_path):

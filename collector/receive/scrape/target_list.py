@@ -71,8 +71,8 @@ class TargetList:
         return [ScrapeTarget(endpoint.url, address) for address in self._resolve(parts.hostname or "", port)]
 
 
-def read_targets(path: Path) -> list[ScrapeTarget]:
-    """Targets of one file.
+def read_targets(path: Path, default_path: str = "/metrics") -> list[ScrapeTarget]:
+    """Targets of one file; ``default_path``: what is asked of those that name none.
 
     Raises:
         OSError: it cannot be read.
@@ -92,7 +92,7 @@ def read_targets(path: Path) -> list[ScrapeTarget]:
         if not isinstance(targets, list):
             raise ValueError("expected a list of groups with targets")  # noqa: TRY004 -- of the file, not of ours
         labels = group.get("labels") or {}
-        scheme, where = labels.get("__scheme__", "http"), labels.get("__metrics_path__", "/metrics")
+        scheme, where = labels.get("__scheme__", "http"), labels.get("__metrics_path__", default_path)
         out += [ScrapeTarget(_checked(f"{scheme}://{target}{where}")) for target in targets]
     return out
 

@@ -46,6 +46,8 @@ from collector.decode.records import STEP_DTYPE, CoreSpan, Mark, MarkKind, Telem
 from collector.durable.image import PROGRESS
 from collector.durable.image import Progress as SavedProgress
 from collector.durable.store import NAME, PREVIOUS_NAME, StateStore
+from collector.fleet import state_fetch
+from collector.fleet.pull import Puller, PullOptions
 from collector.identity.discovery import Access, fetch
 from collector.identity.knowledge import Knowledge
 from collector.join.joiner import Joiner
@@ -71,6 +73,7 @@ from collector.telemetry.reasons import (
     KvSkip,
     Outcome,
     Phase,
+    PullOutcome,
     Reload,
     Restored,
     RowDrop,
@@ -85,6 +88,8 @@ from collector.worker.stall import StallWatch, WorkerProgress
 from online.rows import RowOutcome, Target
 from online.state import body_of
 from tests.support.clocks import FakeClock, eventually
+from tests.support.fleets import CONFIG as FLEET_CONFIG
+from tests.support.fleets import NOW_NS, state_of, state_server
 from tests.support.kv_batches import kv_batches, stored
 from tests.support.kv_joins import telemetry
 from tests.support.page_server import PageServer, recorded_pages
@@ -641,6 +646,35 @@ def two_servers_at_one_address() -> Reached:
     return engine.take_counts().by_label(table.DROPPED_ROWS)
 
 
+def pulls(tmp_path, monkeypatch) -> Reached:
+    monkeypatch.setattr(state_fetch, "STATE_BYTES_MAX", 200_000)
+    clock = FakeClock(unix_nano=NOW_NS)
+
+    def drip(_path, _elapsed_s):
+        clock.advance(60)
+        return 200, {}, b"x"
+
+    served = {
+        "good": state_of("a", 1, rows=80),
+        "past": state_of("a", 1, rows=70),
+        "future": state_of("b", 1, rows=80, begin_ns=2 * NOW_NS),
+        "damaged": b"no state",
+        "large": b"x" * 200_001,
+        "closed": 401,
+        "off": 404,
+        "young": 503,
+    }
+    with state_server(served) as server, PageServer(drip) as dripping:
+        urls = [f"http://127.0.0.1:{server.port}/{name}" for name in served]
+        outcomes = []
+        for sources in ((*urls, str(tmp_path / "nowhere.bin")), (f"http://127.0.0.1:{dripping.port}/state",)):
+            puller = Puller(PullOptions(sources, tmp_path / "fleet", timeout_s=30), FLEET_CONFIG, clock, print)
+            puller.start()
+            outcomes += [PullOutcome(source.outcome) for source in puller.pull().sources]
+            puller.stop()
+    return outcomes
+
+
 CASES = (
     Case(odd_spans, tuple(Skip)),
     Case(two_runs_of_one_engine, (
@@ -679,6 +713,7 @@ CASES = (
     Case(reloads, tuple(Reload)),
     Case(questions, tuple(DiscoveryOutcome)),
     Case(scrapes, tuple(ScrapeOutcome)),
+    Case(pulls, tuple(PullOutcome)),
     Case(preempted_between_two_pages, (RowDrop.PREEMPTION,)),
     Case(two_servers_at_one_address, (RowDrop.WHICH_SERVER,)),
 )  # fmt: skip
@@ -690,7 +725,7 @@ def test_every_member_of_every_closed_set_has_a_case():
 
 
 def test_the_closed_sets_are_those_of_the_table():
-    labels = {value for metric in table.TABLE for _, values in metric.labels for value in values}
+    labels = {value for metric in (*table.TABLE, *table.FLEET_TABLE) for _, values in metric.labels for value in values}
     assert {type(value) for value in labels if isinstance(value, enum.Enum)} == set(CLOSED_SETS)
 
 

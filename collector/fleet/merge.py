@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from collector import __version__
 from collector.config import Config
 from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
 from collector.worker import check_learning
 from exporters.files import write_atomically
-from online import Bank, ConfigSnapshot, Snapshot, StateError, TargetSnapshot, merge_states
+from online import Bank, StateError, TargetSnapshot, merge_states
 
-_TELEMETRY = "merged"
-"""A state does not say what its rows were made from."""
+from .fleet_document import fleet_snapshot
+
 _REPLICAS_NAMED = 16
 
 
@@ -56,7 +55,7 @@ def merge_files(
         return EXIT_FAILED
     bank = Bank(config)
     bank.restore(merged)
-    whole = _snapshot(bank)
+    whole = fleet_snapshot(bank)
     for target, data in ((out, merged), (snapshot, whole.to_json())):
         if target is not None:
             _write(target, data)
@@ -65,35 +64,26 @@ def merge_files(
         rows = step.models[step.champion].rows if step is not None and step.champion in step.models else 0
         say(f"{each.config_id}: {rows} step rows")
         for name, learned in each.targets.items():
-            for line in _differing(learned):
+            for line in differing(learned):
                 note(f"warning: {each.config_id} {name}: {line}")
     say(f"state: {out}")
     return EXIT_OK
 
 
-def _snapshot(bank: Bank) -> Snapshot:
-    """What the merged state knows; its time is that of the newest row."""
-    configs = [
-        ConfigSnapshot(
-            config_id=config_id,
-            config=dict(bank.facts(config_id)),
-            engines=[],
-            telemetry=_TELEMETRY,
-            targets=bank.targets(config_id),
-        )
-        for config_id in sorted(bank.configs())
-    ]
-    newest_unix_nano = bank.event_span_ns()[1]
-    return Snapshot(generation=1, created_unix_nano=newest_unix_nano, tracefit_version=__version__, configs=configs)
-
-
-def _differing(target: TargetSnapshot) -> Iterator[str]:
-    differing = [replica for replica in target.replicas if replica.differs]
-    for replica in differing[:_REPLICAS_NAMED]:
+def differing(target: TargetSnapshot) -> Iterator[str]:
+    """Sentences on the replicas of a target that differ from their siblings, and on its clusters."""
+    odd = [replica for replica in target.replicas if replica.differs]
+    for replica in odd[:_REPLICAS_NAMED]:
         error = "" if replica.stderr is None else f" ± {replica.stderr:.3f}"
         yield f"engine {replica.engine or 'unknown'!r} takes {replica.ratio:.3f}{error} times as long as the others"
-    if len(differing) > _REPLICAS_NAMED:
-        yield f"{len(differing) - _REPLICAS_NAMED} more engines differ from the others"
+    if len(odd) > _REPLICAS_NAMED:
+        yield f"{len(odd) - _REPLICAS_NAMED} more engines differ from the others"
+    if target.replica_clusters:
+        sizes = " and ".join(
+            f"{each.engines} engines (x{each.ratio:.3f})" if each.ratio else f"{each.engines} engines"
+            for each in target.replica_clusters
+        )
+        yield f"two kinds of machine or more under one identity: {sizes}"
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from collector.commands.merge import merge_files
 from collector.commands.replay import replay
 from collector.config.schema import Config
+from collector.fleet.merge import merge_files
 from collector.recordings.reader import Recording, TimedExport
 from collector.runtime.clock import SystemClock
 from collector.worker.build import make_pipeline

@@ -1,0 +1,1 @@
+"""The fleet: states of many sidecars, gathered, merged by configuration, and compared."""

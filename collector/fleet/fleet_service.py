@@ -1,0 +1,153 @@
+"""``tracefit fleet pull --every``: rounds on a timer, with metrics, a status page with the fleet view, and health.
+
+    pages ─ puller
+
+A round that writes nothing leaves the files, the pages and the coefficients of the last good one, and readiness says
+why. Alive means that rounds end.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+
+import prometheus_client
+from prometheus_client import CollectorRegistry
+
+from collector import __version__
+from collector.config import Config, parse_endpoint
+from collector.receive import TokenFile
+from collector.runtime import Clock, Health, StartError, Stop, Task
+from collector.runtime.http import HttpServer, page_handler
+from collector.telemetry import Metrics, PullOutcome, table
+from exporters.pages import SnapshotDocuments, dispatch, protect
+from exporters.prometheus import MetricsPage
+from exporters.routes import make_routes
+from exporters.status_page import StatusPage
+from online import Snapshot
+
+from .pull import Pulled, Puller, PullOptions, complaints, report
+
+PAGE_TIMEOUT_S = 10.0
+ROUND_TIMEOUT_S = 900.0
+"""A round that takes longer hangs."""
+
+_log = logging.getLogger(__name__)
+
+
+class FleetService:
+    """``start`` once, ``stop`` once."""
+
+    def __init__(
+        self,
+        options: PullOptions,
+        config: Config,
+        clock: Clock,
+        *,
+        interval_s: float,
+    ) -> None:
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the counter series
+        self.metrics = Metrics(CollectorRegistry(), table.FLEET_TABLE)
+        self.health = Health(clock)
+        self._clock = clock
+        self._interval_s = interval_s
+        self._puller = Puller(options, config, clock, _log.warning)
+        self._pulled = Pulled([], problem="the first pull is under way")
+        self._said: list[str] = []
+        page = StatusPage(
+            self.snapshot,
+            self.metrics.registry,
+            ready=self._probe_ready,
+            unix_nano=clock.unix_nano,
+            version=__version__,
+            fleet=lambda: self._pulled.sources,
+        )
+        routes = make_routes(
+            MetricsPage(self.metrics.registry, self.snapshot),
+            SnapshotDocuments(self.snapshot),
+            alive=self._probe_alive,
+            ready=self._probe_ready,
+            status_page=page,
+        )
+        pages = config.exporters.http
+        if pages.token_file:
+            routes = protect(routes, TokenFile(pages.token_file, "exporters.http.token_file", clock).accepts)
+        handler = page_handler(partial(dispatch, routes), PAGE_TIMEOUT_S)
+        self._pages = HttpServer("pages", parse_endpoint(pages.endpoint), handler, "the pages")
+        self._task = Task("fleet-pull", self.turn, health=self.health, turn_timeout_s=ROUND_TIMEOUT_S)
+
+    @property
+    def http_port(self) -> int:
+        """The port of the pages, which a configured 0 leaves open."""
+        return self._pages.port
+
+    def snapshot(self) -> Snapshot | None:
+        """What was written last."""
+        return self._pulled.snapshot
+
+    def start(self) -> None:
+        """Take the directory and the port, or raise StartError; then pull."""
+        self._puller.start()
+        try:
+            self._pages.start()
+        except StartError:
+            self._puller.stop()
+            raise
+        self._task.start()
+        self.health.set_serving(True)
+        _log.info("pulling every %g s, pages on port %d", self._interval_s, self.http_port)
+
+    def stop(self) -> bool:
+        """End after the round under way."""
+        self.health.set_serving(False)
+        ended = self._task.stop(ROUND_TIMEOUT_S)
+        self._pages.stop()
+        self._puller.stop()
+        return ended
+
+    def turn(self) -> float:
+        """One round; the pause before the next."""
+        start_ns = self._clock.monotonic_ns()
+        self._pulled = pulled = self._puller.pull()
+        took_s = (self._clock.monotonic_ns() - start_ns) / 1e9
+        metrics = self.metrics
+        metrics.add(table.FLEET_PULLS)
+        metrics.set(table.FLEET_PULL_DURATION, took_s)
+        for outcome in PullOutcome:
+            number = sum(source.outcome == outcome for source in pulled.sources)
+            metrics.set(table.FLEET_SOURCES, number, outcome)
+        if pulled.problem:
+            metrics.add(table.FLEET_PULL_FAILURES)
+        else:
+            engines = {engine for source in pulled.sources for engine in source.engines}
+            metrics.set(table.FLEET_ENGINES, len(engines))
+            metrics.set(table.FLEET_WRITTEN, self._clock.unix_nano() / 1e9)
+        self._tell(pulled)
+        return max(self._interval_s - took_s, 0.0)
+
+    def _tell(self, pulled: Pulled) -> None:
+        """What has changed since the last round, one line each."""
+        lines = [*complaints(pulled), *([pulled.problem] if pulled.problem else [])]
+        for line in lines:
+            if line not in self._said:
+                _log.warning("%s", line)
+        if lines != self._said:
+            _log.info("%s", "; ".join(report(pulled)))
+        self._said = lines
+
+    def _probe_alive(self) -> tuple[bool, Mapping[str, object]]:
+        late = self.health.late()
+        return not late, {"late": list(late)}
+
+    def _probe_ready(self) -> tuple[bool, Mapping[str, object]]:
+        problem = self._pulled.problem
+        detail = {"late": list(self.health.late()), **({"pull_problem": problem} if problem else {})}
+        return self.health.ready() and not problem, detail
+
+
+def serve_fleet(service: FleetService, stop: Stop) -> bool:
+    """Pull until asked to stop."""
+    service.start()
+    stop.wait()
+    return service.stop()

@@ -1,0 +1,90 @@
+"""``tracefit fleet pull --every``: pages, metrics and health around the rounds."""
+
+import urllib.error
+
+import msgspec
+import pytest
+
+from collector.config.schema import ExportersConfig, HttpConfig
+from collector.fleet.fleet_service import FleetService
+from collector.fleet.pull import PullOptions
+from collector.runtime import StartError
+from collector.telemetry import table
+from tests.support.clocks import FakeClock, eventually
+from tests.support.fleets import CONFIG, NOW_NS, state_of, state_server
+from tests.support.sidecars import as_json, get, metric
+
+PAGES = msgspec.structs.replace(CONFIG, exporters=ExportersConfig(http=HttpConfig(endpoint="127.0.0.1:0")))
+
+
+@pytest.fixture(scope="module")
+def states():
+    made = {f"e{n}": state_of(f"engine-{n}", n) for n in range(4)}
+    return made | {"slow": state_of("engine-slow", 9, gain=1.3)}
+
+
+def service_of(sources, out, interval_s=300.0):
+    options = PullOptions(tuple(sources), out)
+    return FleetService(options, PAGES, FakeClock(unix_nano=NOW_NS), interval_s=interval_s)
+
+
+def test_a_fleet_is_pulled_shown_and_counted(states, tmp_path):
+    with state_server(dict(states)) as server:
+        sources = [f"http://127.0.0.1:{server.port}/{name}" for name in (*states, "gone")]
+        service = service_of(sources, tmp_path / "fleet")
+        service.start()
+        try:
+            eventually(lambda: service.snapshot() is not None)
+            port = service.http_port
+            eventually(lambda: metric(port, "tracefit_fleet_engines") == 5)
+            assert metric(port, 'tracefit_fleet_sources{outcome="merged"}') == 5
+            assert metric(port, 'tracefit_fleet_sources{outcome="refused"}') == 1
+            assert metric(port, "tracefit_fleet_pulls_total") == 1
+            of, target = 'config="0f3c52aa9b1e"', 'target="step_time",vector="beta"'
+            series = f'{{{of},instance="engine-slow",{target}}}'
+            assert metric(port, f"tracefit_replica_speed_ratio{series}") == pytest.approx(1.3, abs=0.01)
+            assert metric(port, f"tracefit_replica_differs{series}") == 1
+            assert metric(port, f"tracefit_replicas_differing{{{of},{target}}}") == 1
+            page = get(port, "/").decode()
+            assert "6 sources: 1 not in the coefficients" in page
+            assert "refused: status 404" in page
+            assert page.index("/gone") < page.index("/slow") < page.index("/e0"), "missing, odd, others"
+            assert get(port, "/readyz")
+            assert get(port, "/healthz")
+            assert get(port, "/snapshot") == (tmp_path / "fleet" / "snapshot.json").read_bytes()
+        finally:
+            assert service.stop()
+
+
+def test_a_round_that_writes_nothing_leaves_the_last_good_one_and_readiness_says_why(states, tmp_path):
+    served = dict(states)
+    with state_server(served) as server:
+        service = service_of([f"http://127.0.0.1:{server.port}/{name}" for name in states], tmp_path / "fleet")
+        service.start()
+        try:
+            eventually(lambda: service.metrics.value(table.FLEET_PULLS) == 1)
+            service._task.stop()
+            served.update(dict.fromkeys(("e0", "e1", "e2"), 500))
+            service.turn()
+            assert service.snapshot().configs
+            with pytest.raises(urllib.error.HTTPError) as unready:
+                get(service.http_port, "/readyz")
+            assert b"3 of 5 sources gave no state: nothing written" in unready.value.read()
+            assert metric(service.http_port, "tracefit_fleet_pull_failures_total") == 1
+            served.update(states)
+            service.turn()
+            assert service.metrics.value(table.FLEET_PULL_FAILURES) == 1
+        finally:
+            service.stop()
+    assert as_json(tmp_path / "fleet" / "snapshot.json")["generation"] == 1, "the same states: nothing to write"
+
+
+def test_a_second_fleet_on_the_same_directory_does_not_start(states, tmp_path):
+    with state_server(dict(states)) as server:
+        first, second = (service_of([f"http://127.0.0.1:{server.port}/e0"], tmp_path) for _ in range(2))
+        first.start()
+        try:
+            with pytest.raises(StartError, match="another process uses OUT"):
+                second.start()
+        finally:
+            first.stop()

@@ -1,0 +1,341 @@
+"""``tracefit fleet pull``: whose state is taken, what is written, and what is said of the others."""
+
+import msgspec
+import pytest
+
+from collector.cli import main
+from collector.durable import Directory
+from collector.fleet import state_fetch, state_places
+from collector.fleet.fleet_arguments import parse_interval
+from collector.fleet.pull import Puller, PullOptions, pull_once, token_reader
+from collector.fleet.state_places import look
+from collector.runtime import StartError
+from online import Bank, Snapshot, merge_states
+from online.state import VERSION
+from tests.support.clocks import FakeClock
+from tests.support.fleets import CONFIG, FACTS, NOW_NS, state_of, state_server
+from tests.support.state_files import kept_file
+
+TWO = {**FACTS, "tensor_parallel_size": 2}
+
+
+@pytest.fixture(scope="module")
+def states():
+    made = {f"e{n}": state_of(f"engine-{n}", n) for n in range(4)}
+    made["slow"] = state_of("engine-slow", 9, gain=1.3)
+    made["other"] = state_of("engine-2", 7, config_id="aaaaaaaaaaaa", facts=TWO)
+    made["later"] = state_of("engine-0", 0, rows=900)
+    made["future"] = state_of("engine-f", 3, begin_ns=NOW_NS + 7_200_000_000_000)
+    return made
+
+
+@pytest.fixture(scope="module")
+def directory(states, tmp_path_factory):
+    path = tmp_path_factory.mktemp("pods")
+    for name in ("e0", "e1", "e2", "e3", "slow", "other"):
+        (path / name).mkdir()
+        (path / name / "state.bin").write_bytes(states[name])
+        (path / name / "state.bin.previous").write_bytes(b"never looked at")
+    return path
+
+
+def pulled(sources, out, **options):
+    """Exit code, what was said, what was noted."""
+    said, noted = [], []
+    options = PullOptions(tuple(map(str, sources)), out, **options)
+    return pull_once(options, CONFIG, FakeClock(unix_nano=NOW_NS), say=said.append, note=noted.append), said, noted
+
+
+def coefficients(snapshot, config_id="0f3c52aa9b1e"):
+    (config,) = [each for each in snapshot.configs if each.config_id == config_id]
+    return {f.name: f.coefficient for f in config.targets["step_time"].models["portable"].features}
+
+
+def test_a_directory_of_states_becomes_one_file_per_configuration_and_one_for_the_model_and_gpu(
+    directory, states, tmp_path
+):
+    code, said, noted = pulled([directory], tmp_path / "fleet")
+    assert code == 0
+    assert said[0] == "6 sources: 6 merged"
+    assert said[1].startswith("0f3c52aa9b1e  llama: 3,000 step rows, 5 engines")
+    assert len(noted) == 1
+    assert noted[0].startswith("warning: 0f3c52aa9b1e step_time: engine 'engine-slow' takes 1.299 ± 0.0")
+    whole = Snapshot.from_json((tmp_path / "fleet" / "snapshot.json").read_bytes())
+    assert [each.config_id for each in whole.configs] == ["0f3c52aa9b1e", "aaaaaaaaaaaa"]
+    bank = Bank(CONFIG)
+    bank.restore(merge_states([states[name] for name in ("e3", "slow", "e1", "e0", "e2")], CONFIG))
+    expected = {f.name: f.coefficient for f in bank.targets("0f3c52aa9b1e")["step_time"].models["portable"].features}
+    assert coefficients(whole) == pytest.approx(expected, rel=1e-9)
+    everything = Snapshot.from_json((tmp_path / "fleet" / "all" / "snapshot.json").read_bytes())
+    (both,) = everything.configs
+    assert both.config == {"model": "llama", "gpu": "H100"}
+    assert both.targets["step_time"].models["portable"].rows == 3600
+    again = Bank(CONFIG)
+    again.restore((tmp_path / "fleet" / "states" / "0f3c52aa9b1e.bin").read_bytes())
+    assert sorted(again.lineages["0f3c52aa9b1e"].engines) == [*(f"engine-{n}" for n in range(4)), "engine-slow"]
+    assert not (tmp_path / "fleet" / ".pull").exists()
+
+
+def test_the_same_states_give_the_same_bytes_whatever_the_order_of_the_sources(directory, tmp_path):
+    pods = [directory / name for name in ("e2", "slow", "e0", "other")]
+    for out, sources in (("a", pods), ("b", pods[::-1])):
+        assert pulled(sources, tmp_path / out)[0] == 0
+    for name in ("snapshot.json", "all/snapshot.json", "states/0f3c52aa9b1e.bin"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_streams_that_follow_each_other_give_the_same_in_any_tree(tmp_path):
+    hour = 3_600_000_000_000
+    begin = NOW_NS - 9 * hour
+    parts = [state_of(f"engine-{n}", n, begin_ns=begin + n * hour, rows=300) for n in range(5)]
+    for n, part in enumerate(parts):
+        (tmp_path / f"{n}.bin").write_bytes(part)
+    assert pulled([tmp_path / f"{n}.bin" for n in (3, 1, 4, 0, 2)], tmp_path / "flat")[0] == 0
+    flat = coefficients(Snapshot.from_json((tmp_path / "flat" / "snapshot.json").read_bytes()))
+    for tree in ([[0, 1], [2, 3, 4]], [[0], [1, 2, 3], [4]], [[0, 1, 2, 3], [4]]):
+        bank = Bank(CONFIG)
+        bank.restore(merge_states([merge_states([parts[n] for n in branch], CONFIG) for branch in tree], CONFIG))
+        features = bank.targets("0f3c52aa9b1e")["step_time"].models["portable"].features
+        assert {f.name: f.coefficient for f in features} == pytest.approx(flat, rel=1e-9)
+
+
+def test_of_one_engine_twice_the_newest_is_taken_and_the_other_named(states, tmp_path):
+    for name in ("e0", "later", "e1"):
+        (tmp_path / f"{name}.bin").write_bytes(states[name])
+    (tmp_path / "twin.bin").write_bytes(states["e1"])
+    code, said, noted = pulled([tmp_path], tmp_path / "fleet", require=1.0)
+    assert code == 0, "an older state of an engine that is there is no source that is missing"
+    assert said[0] == "4 sources: 2 merged, 2 same_engine"
+    older, twin = noted
+    assert older.startswith(
+        f"{tmp_path / 'e0.bin'}: same_engine: engine 'engine-0' of configuration 0f3c52aa9b1e is in"
+    )
+    assert twin == f"{tmp_path / 'twin.bin'}: same_engine: the same state as {tmp_path / 'e1.bin'}"
+    whole = Snapshot.from_json((tmp_path / "fleet" / "snapshot.json").read_bytes())
+    assert whole.configs[0].targets["step_time"].models["portable"].rows == 1500
+
+
+def newer_version(state):
+    body = msgspec.msgpack.decode(state[49:])
+    from online.state import sealed
+
+    return sealed(msgspec.msgpack.encode({**body, "version": VERSION + 1}))
+
+
+def test_what_cannot_be_used_is_named_with_its_reason_and_the_others_are_merged(states, tmp_path, monkeypatch):
+    monkeypatch.setattr(state_fetch, "STATE_BYTES_MAX", 200_000)
+    served = {
+        "good": states["e0"],
+        "also": states["e1"],
+        "old": kept_file("learned_2.bin"),
+        "cut": states["e2"][:-1],
+        "page": b"<html>",
+        "newer": newer_version(states["e2"]),
+        "future": states["future"],
+        "large": b"x" * 200_001,
+        "lies": (200, {"Content-Length": "9" * 12}, b""),
+        "moved": (301, {"Location": "http://127.0.0.1:1/"}, b""),
+        "closed": 401,
+        "young": 503,
+        "broken": 500,
+    }
+    with state_server(served) as server:
+        sources = [f"http://127.0.0.1:{server.port}/{name}" for name in served]
+        sources += ["http://127.0.0.1:9", str(tmp_path / "nowhere.bin"), f"@{tmp_path / 'no-list.yaml'}"]
+        code, said, noted = pulled(sources, tmp_path / "fleet", require=0.1)
+    assert code == 0
+    assert said[0] == (
+        "16 sources: 3 merged, 3 unreachable, 1 unauthenticated, 2 refused, 1 nothing_yet, 2 too_large, 3 unreadable"
+        ", 1 future"
+    )
+    text = "\n".join(noted)
+    for name, words in {
+        "cut": "unreadable: corrupt state file",
+        "newer": f"unreadable: state version {VERSION + 1} is newer than {VERSION}",
+        "future": "future: its newest row is 2 h ahead of this clock",
+        "moved": "refused: status 301",
+        "young": "nothing_yet: status 503",
+    }.items():
+        assert f"/{name}: {words}" in text
+    assert "/old: an earlier version saved it without its engines" in text
+
+
+def test_half_a_fleet_that_is_unreachable_is_said_and_more_than_half_keeps_the_files(states, tmp_path):
+    out = tmp_path / "fleet"
+    with state_server({"a": states["e0"], "b": states["e1"]}) as server:
+        alive = [f"http://127.0.0.1:{server.port}/{name}" for name in "ab"]
+        dead = [f"http://127.0.0.1:9/{name}" for name in "cdefg"]
+        code, said, noted = pulled([*alive, *dead[:2]], out)
+        assert (code, said[0]) == (0, "4 sources: 2 merged, 2 unreachable")
+        assert len(noted) == 2
+        before = (out / "snapshot.json").read_bytes()
+        code, said, noted = pulled([*alive[:1], *dead], out)
+    assert code == 1
+    assert noted[-1] == "error: 5 of 6 sources gave no state: nothing written"
+    assert (out / "snapshot.json").read_bytes() == before
+
+
+def test_a_state_is_asked_for_with_the_token_and_by_its_tag(states, tmp_path):
+    (tmp_path / "token").write_text("0123456789abcdef\nanother\n")
+    served = {"state": states["e0"]}
+    with state_server(served) as server:
+        options = PullOptions(
+            (f"http://127.0.0.1:{server.port}",), tmp_path / "fleet", token=token_reader(tmp_path / "token")
+        )
+        puller = Puller(options, CONFIG, FakeClock(unix_nano=NOW_NS), print)
+        puller.start()
+        first = puller.pull()
+        second = puller.pull()
+        (path, asked), (_, again) = server.asked
+        assert path == "/state"
+        assert asked["Authorization"] == "Bearer 0123456789abcdef"
+        assert "If-None-Match" not in asked
+        assert "If-None-Match" in again
+        assert second.snapshot is first.snapshot, "nothing new: the generation stays"
+        served["state"] = states["later"]
+        third = puller.pull()
+        puller.stop()
+    assert third.snapshot.generation == first.snapshot.generation + 1
+    assert third.sources[0].rows == 900
+
+
+def test_a_name_stands_for_every_address_behind_it_and_a_file_of_targets_is_read_again(tmp_path):
+    targets = tmp_path / "targets.yaml"
+    targets.write_text('[{"targets": ["10.0.0.7:9464"]}]')
+    behind = {"pods.llm.svc": ["10.0.0.1", "10.0.0.2", "fd00::1"]}
+    sources = ["dns+http://pods.llm.svc:9464", f"@{targets}", "http://10.0.0.1:9464"]
+
+    def resolve(host, _port):
+        return behind[host]
+
+    places = look(sources, resolve)
+    assert [place.name for place in places] == [
+        "http://10.0.0.1:9464/state",
+        "http://10.0.0.2:9464/state",
+        "http://[fd00::1]:9464/state",
+        "http://10.0.0.7:9464/state",
+    ]
+    assert places[0].url == "http://pods.llm.svc:9464/state"
+    targets.write_text('[{"targets": ["10.0.0.7:9464", "10.0.0.8:9464"]}]')
+    assert len(look(sources, resolve)) == 5
+    targets.write_text("- nonsense")
+    assert [place.problem for place in look(sources, resolve)][-1] == "expected a list of groups with targets"
+
+
+def test_of_a_directory_with_too_many_states_the_first_are_taken_and_the_rest_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(state_places, "PLACES_MAX", 3)
+    for number in range(9):
+        (tmp_path / f"{number}.bin").write_bytes(b"")
+        (tmp_path / f"{number}.json").write_bytes(b"")
+    (tmp_path / ".hidden.bin").write_bytes(b"")
+    *taken, rest = look([str(tmp_path)])
+    assert [place.path.name for place in taken] == ["0.bin", "1.bin", "2.bin"]
+    assert rest.problem == "more than 3 states are in it; the first by name were taken"
+
+
+@pytest.mark.parametrize(
+    "source", ["http://", "http://user@host", "http://a:0", "http://a b", "dns+http://", "://x", ""]
+)
+def test_what_is_no_source_is_refused_at_once(source, tmp_path):
+    with pytest.raises(StartError):
+        Puller(PullOptions((source,), tmp_path), CONFIG, FakeClock(unix_nano=NOW_NS), print)
+
+
+def test_object_storage_without_its_package_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
+    with pytest.raises(StartError, match=r"pip install 'tracefit\[fleet\]'"):
+        Puller(PullOptions(("s3://bucket/states",), tmp_path), CONFIG, FakeClock(unix_nano=NOW_NS), print)
+
+
+def test_objects_below_a_prefix_are_states_like_files(states, tmp_path):
+    fsspec = pytest.importorskip("fsspec", reason="pip install 'tracefit[fleet]' to read states from object storage")
+    storage = fsspec.filesystem("memory")
+    for name in ("e0", "e1"):
+        storage.pipe(f"/fleet/{name}/state.bin", states[name])
+    assert pulled(["memory://fleet"], tmp_path / "fleet")[1][0] == "2 sources: 2 merged"
+
+
+def test_two_fleets_do_not_write_to_one_directory(directory, tmp_path):
+    out = tmp_path / "fleet"
+    other = Directory(out, FakeClock(unix_nano=NOW_NS), "OUT")
+    other.take()
+    with pytest.raises(StartError, match="another process uses OUT"):
+        pulled([directory], out)
+    other.release()
+    assert pulled([directory], out)[0] == 0
+
+
+def test_a_live_state_that_is_replaced_while_it_is_read_counts_as_it_was(states, tmp_path):
+    path = tmp_path / "state.bin"
+    path.write_bytes(states["e0"])
+    fetcher = state_fetch.StateFetcher(tmp_path / "kept", FakeClock(unix_nano=NOW_NS), 1.0, str)
+    (place,) = look([str(path)])
+    kept = fetcher.fetch(place).path
+    (tmp_path / "new").write_bytes(states["later"])
+    (tmp_path / "new").replace(path)
+    assert kept.read_bytes() == states["e0"]
+    fetcher.close()
+
+
+def test_a_server_that_drips_is_given_up(tmp_path):
+    clock = FakeClock(unix_nano=NOW_NS)
+
+    def answer(_path, _elapsed_s):
+        clock.advance(11)
+        return 200, {}, b"x" * 1000
+
+    from tests.support.page_server import PageServer
+
+    with PageServer(answer) as server:
+        _, said, _ = pulled_with(clock, [f"http://127.0.0.1:{server.port}"], tmp_path)
+    assert said[0] == "1 sources: 1 timeout"
+
+
+def pulled_with(clock, sources, out):
+    said, noted = [], []
+    code = pull_once(PullOptions(tuple(sources), out / "fleet"), CONFIG, clock, say=said.append, note=noted.append)
+    return code, said, noted
+
+
+def test_two_kinds_of_machine_are_two_clusters_and_the_fact_that_tells_them_apart_is_named(tmp_path):
+    for n in range(8):
+        facts = {**FACTS, "num_gpu_blocks": 1000 if n % 2 else 500}
+        state = state_of(f"engine-{n}", n, gain=1.25 if n % 2 else 1.0, facts=facts)
+        (tmp_path / f"{n}.bin").write_bytes(state)
+    code, _, noted = pulled([tmp_path], tmp_path / "fleet")
+    assert code == 0
+    (config,) = Snapshot.from_json((tmp_path / "fleet" / "snapshot.json").read_bytes()).configs
+    step = config.targets["step_time"]
+    assert [(each.engines, round(each.ratio, 2)) for each in step.replica_clusters] == [(4, 0.8), (4, 1.25)]
+    assert {replica.cluster == int(replica.engine[-1]) % 2 for replica in step.replicas} == {True}
+    assert not any(replica.differs for replica in step.replicas), "none differs from its own kind"
+    assert config.told_apart_by == ["num_gpu_blocks"]
+    assert "two kinds of machine or more under one identity: 4 engines (x0.8" in noted[0]
+    assert noted[1].endswith("would be told apart by num_gpu_blocks")
+
+
+def test_without_such_a_fact_those_of_the_machine_that_nobody_says_are_named(tmp_path):
+    for n in range(6):
+        state = state_of(f"engine-{n}", n, gain=1.0 + 0.25 * (n % 2), facts={"model": "llama"})
+        (tmp_path / f"{n}.bin").write_bytes(state)
+    pulled([tmp_path], tmp_path / "fleet")
+    (config,) = Snapshot.from_json((tmp_path / "fleet" / "snapshot.json").read_bytes()).configs
+    assert config.told_apart_by[0] == "gpu"
+
+
+def test_the_command_line_pulls_once(tmp_path, capsys):
+    state = tmp_path / "a.bin"
+    state.write_bytes(state_of("engine-0", 0, rows=100, begin_ns=1_700_000_000_000_000_000))
+    assert main(["fleet", "pull", str(state), "-o", str(tmp_path / "f")]) == 0
+    assert "1 sources: 1 merged" in capsys.readouterr().out
+    assert main(["fleet", "pull", str(state), "-o", str(tmp_path / "f"), "--require", "2"]) == 1
+    assert "--require is a share" in capsys.readouterr().err
+    assert main(["fleet", "pull", "x.bin", "-o", str(tmp_path / "f"), "--token-file", str(tmp_path / "no")]) == 1
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("30s", 30), ("5m", 300), ("2h", 7200)])
+def test_an_interval_has_its_unit(text, seconds):
+    assert parse_interval(text) == seconds
+    for wrong in ("5", "0m", "m", "-5m", "5.5m"):
+        with pytest.raises(Exception, match="is no time like"):
+            parse_interval(wrong)

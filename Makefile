@@ -57,7 +57,7 @@ check-vllm-releases: $(STAMP)
 run: $(STAMP)
 	@$(BIN)/tracefit run $(if $(CONFIG),--config $(CONFIG))
 
-BENCHES := client cost engines exporters exports h100 ingest intake journal kv learning pages plugin rows systems
+BENCHES := client cost engines exporters exports fleet h100 ingest intake journal kv learning pages plugin rows systems
 WHAT ?=
 ARGS ?=
 JUDGES = $(if $(TOOLS),--tools $(TOOLS)) $(if $(TABLES),--tables $(TABLES))
@@ -72,6 +72,7 @@ endef
 bench_client = $(BIN)/python -m tests.bench.bench_client $(if $(CAPTURES),--captures $(CAPTURES)) $(JUDGES) $(ARGS)
 bench_cost = $(BIN)/python -m tests.bench.bench_cost $(ARGS)
 bench_exports = $(BIN)/python -m tests.bench.bench_exports
+bench_fleet = $(BIN)/python -m tests.bench.bench_fleet $(ARGS)
 bench_ingest = $(BIN)/python -m tests.bench.bench_ingest $(ARGS)
 bench_learning = $(BIN)/python -m tests.bench.bench_learning $(if $(CAPTURES),--captures $(CAPTURES)) $(JUDGES) $(ARGS)
 bench_pages = $(BIN)/python -m tests.bench.bench_pages $(ARGS)

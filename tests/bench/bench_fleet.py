@@ -1,0 +1,143 @@
+"""Every number of the fleet, beside its target: ``make bench WHAT=fleet``.
+
+    ARGS="pull --states 1000"    a thousand states of three configurations: CPU and memory, and what each step costs
+    ARGS=overlap                 three replicas side by side against one learner that was fed everything
+    ARGS=outliers                one slow replica among forty; a hundred fleets of equals
+
+States and streams are simulated (tests/support/fleets.py); CPU is that of a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from collector.config import Config
+from online import Bank, RowBlock, Target, merge_states
+from online.rls import compared, replica_of
+from tests.support.fleets import CONFIG, state_of
+from tests.support.linear_steps import BETA, steps
+
+REPLICAS, SLOWER, ROWS, NOISE = 40, 1.08, 2000, 0.03
+failures: list[str] = []
+
+
+def line(name, value, target="", good=None):
+    verdict = "" if good is None else ("holds" if good else "MISSED")
+    if good is False:
+        failures.append(name)
+    print(f"{name:<62} {value:>20}   {target:<10} {verdict}", flush=True)
+
+
+def bench_pull(given):
+    with tempfile.TemporaryDirectory() as scratch:
+        states, out = Path(scratch, "states"), Path(scratch, "fleet")
+        states.mkdir()
+        for number in range(given.states):
+            facts = {"model": "llama", "gpu": "H100", "tensor_parallel_size": 1 << number % 3}
+            state = state_of(
+                f"engine-{number:05}",
+                number,
+                rows=1200,
+                config_id=f"{number % 3:012x}",
+                facts=facts,
+                begin_ns=1_700_000_000_000_000_000,
+                config=Config(),
+            )
+            (states / f"{number:05}.bin").write_bytes(state)
+        size_mb = sum(path.stat().st_size for path in states.iterdir()) / 1e6
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        command = [sys.executable, "-m", "collector", "fleet", "pull", str(states), "-o", str(out)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        sys.stdout.write(done.stdout + done.stderr)
+        scale = given.states / 1000
+        line(
+            f"pull {given.states} states ({size_mb:.0f} MB): CPU",
+            f"{cpu_s:.1f} s",
+            f"{60 * scale:.0f} s",
+            cpu_s <= 60 * scale,
+        )
+        line("  each", f"{cpu_s / given.states * 1e3:.1f} ms, {size_mb / given.states * 1e3:.0f} kB")
+        rss_mb = after.ru_maxrss / 1e3
+        line("  largest resident memory", f"{rss_mb:.0f} MB", "500 MB", rss_mb <= 500 and done.returncode == 0)
+
+
+def coefficients(bank):
+    (config_id,) = bank.configs()
+    return np.array([f.coefficient for f in bank.targets(config_id)["step_time"].models["portable"].features])
+
+
+def bench_overlap(given):
+    streams = [steps(given.rows, seed, noise=NOISE).rows for seed in (1, 2, 3)]
+    one = Bank(CONFIG)
+    joined = RowBlock.concatenate(streams)
+    one.learn("0f3c52aa9b1e", Target.STEP_TIME, joined.take(np.argsort(joined.end_ns, kind="stable")))
+    merged = Bank(CONFIG)
+    begin = 1_700_000_000_000_000_000
+    parts = [state_of(f"engine-{s}", s, rows=given.rows, begin_ns=begin, noise=NOISE) for s in (1, 2, 3)]
+    merged.restore(merge_states(parts, CONFIG))
+    apart = float(np.abs(coefficients(merged) / coefficients(one) - 1.0).max())
+    name = f"three replicas side by side, {given.rows:,} rows each: worst coefficient"
+    line(name, f"{100 * apart:.2f} %", "2 %", apart <= 0.02)
+
+
+def replica(seed, gain=1.0, **kind):
+    bank = Bank(CONFIG)
+    rows = steps(ROWS, seed, noise=NOISE, beta=gain * BETA, **kind).rows
+    bank.learn("c", Target.STEP_TIME, rows)
+    state = bank._configs["c"][Target.STEP_TIME]
+    state.flush()
+    return replica_of(state.models["portable"], f"engine-{seed}")
+
+
+def bench_outliers(given):
+    for name, kind in (("white noise", {}), ("noise that lasts (AR 0.9)", {"autocorrelation": 0.9})):
+        accused = clustered = named = ratios_held = wrongly = 0
+        fleets = given.fleets if not kind else given.fleets // 5
+        for fleet in range(fleets):
+            equals = [replica(1_000_000 + 100 * fleet + n, **kind) for n in range(REPLICAS)]
+            found, clusters = compared(equals, 1)
+            accused += any(each.differs for each in found)
+            clustered += bool(clusters)
+            ratios_held += all(each.low <= 1.0 <= each.high for each in found)
+            if fleet < fleets // 5:
+                slow = replica(2_000_000 + fleet, SLOWER, **kind)
+                found, _ = compared([*equals[1:], slow], 1)
+                named += [each.differs for each in found if each.engine == slow.engine][0]
+                wrongly += any(each.differs for each in found if each.engine != slow.engine)
+        tries = fleets // 5
+        line(
+            f"{name}: one of {REPLICAS} 8 % slower, named at {ROWS} rows", f"{named} of {tries}", "all", named == tries
+        )
+        line("  another one named beside it", f"{wrongly} of {tries}", "0", wrongly == 0)
+        line(f"  fleets of {REPLICAS} equals in which one is named", f"{accused} of {fleets}", "0", accused == 0)
+        line("  fleets of equals that fall into clusters", f"{clustered} of {fleets}", "0", clustered == 0)
+        line("  fleets whose intervals hold every ratio at once", f"{ratios_held} of {fleets}", "95 %")
+
+
+SECTIONS = {"pull": bench_pull, "overlap": bench_overlap, "outliers": bench_outliers}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], help="all of them without")
+    parser.add_argument("--states", type=int, default=1000)
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--fleets", type=int, default=100)
+    given = parser.parse_args()
+    for section in given.sections or SECTIONS:
+        SECTIONS[section](given)
+    print(f"missed: {', '.join(failures)}" if failures else "every number holds")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -111,7 +111,7 @@ def bench_outliers(given):
             if fleet < fleets // 5:
                 slow = replica(2_000_000 + fleet, SLOWER, **kind)
                 found, _ = compared([*equals[1:], slow], 1)
-                named += [each.differs for each in found if each.engine == slow.engine][0]
+                named += next(each.differs for each in found if each.engine == slow.engine)
                 wrongly += any(each.differs for each in found if each.engine != slow.engine)
         tries = fleets // 5
         line(

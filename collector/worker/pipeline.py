@@ -105,6 +105,8 @@ class Pipeline:
 
     def process_pages(self, pages: Sequence[ScrapedPage]) -> None:
         """Learn from what servers counted between two pages."""
+        for page in pages:
+            self._load.record_page(page)
         for event in self._correlator.process_pages(pages):
             self._apply(event)
 

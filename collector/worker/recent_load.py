@@ -10,6 +10,10 @@ back. It follows the load and teaches nothing: not saved, and outside of what a 
     prefix hit  = 1 - prefill tokens of steps / prompt tokens of requests  where every step is told, clipped to 0 … 1
 
 The last compares what was computed with what has finished: while load grows it is too low, while it falls too high.
+
+Of a server whose page is all that is known, the same sums grow between two of its pages: finished requests, their
+tokens; inter-token and first-token latencies; the gauges running + waiting, weighted with the tokens decoded meanwhile; prefix
+hits ÷ prompt tokens. Nothing is added across a counter that fell.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ from typing import Final
 import numpy as np
 
 from collector.decode import CoreSpan, MarkKind, RequestSpan, StepColumns, Telemetry
+from collector.decode.pages import Meaning, ScrapedPage
+from collector.join.pages import keys_of
 from exporters.what_if import Mix
 from online import ConfigSnapshot, Quality
 
@@ -33,7 +39,14 @@ REQUESTS_MIN: Final = 5
 """Fewer finished requests are no mix."""
 _SECONDS_MAX: Final = 86_400.0
 _TOKENS_MAX: Final = 1e9
-_EVERY_STEP: Final = frozenset({Quality.STEPS_PLUS.label, Quality.STEPS.label})
+_PREFILL_TOLD: Final = frozenset({Quality.STEPS_PLUS.label, Quality.STEPS.label, Quality.METRICS.label})
+"""Telemetry that tells all prompt tokens computed."""
+_FINISHED: Final = (Meaning.FINISHED, Meaning.FINISHED_PROMPT_TOKENS, Meaning.FINISHED_GENERATED_TOKENS)
+_BEGUN: Final = (Meaning.FIRST_TOKENS, Meaning.PROMPT_TOKENS, Meaning.GENERATED_TOKENS)
+"""For pages that do not sum up what has finished."""
+
+Counted = tuple[float, ...]
+"""Values of a page by :class:`Meaning`, NaN where it has no such family."""
 
 
 @dataclass(slots=True)
@@ -43,6 +56,7 @@ class _Sums:
     requests: float = 0.0
     prompt_tokens: float = 0.0
     output_tokens: float = 0.0
+    first_tokens: float = 0.0
     waited_s: float = 0.0
     decoding_s: float = 0.0
     decoded_tokens: float = 0.0
@@ -82,6 +96,7 @@ class _Sums:
         if not (tokens_sane and 0.0 <= waited_s <= _SECONDS_MAX and 0.0 <= decoding_s <= _SECONDS_MAX):
             return
         self.requests += 1
+        self.first_tokens += 1
         self.prompt_tokens += prompt
         self.output_tokens += output
         self.waited_s += waited_s
@@ -100,23 +115,53 @@ class _Sums:
         self.decoding += float(decoding[sane].sum())
         self.met += float((there * decoding)[sane].sum())
 
+    def add_counted(self, start: Counted, end: Counted) -> None:
+        """What a server counted between two of its pages; what its page does not count is left out."""
+
+        def grown(meaning: Meaning) -> float:
+            return end[meaning] - start[meaning]
+
+        def sane(*values: float) -> bool:
+            return all(0.0 <= value <= _TOKENS_MAX for value in values)  # false for NaN too
+
+        asked = tuple(map(grown, _FINISHED))
+        requests, prompt, output = asked if sane(*asked) else map(grown, _BEGUN)
+        if not sane(requests, prompt, output):
+            return
+        self.requests += requests
+        self.prompt_tokens += prompt
+        self.output_tokens += output
+        hits, all_prompts = grown(Meaning.PREFIX_HIT_TOKENS), grown(Meaning.PROMPT_TOKENS)
+        self.prefill_tokens += prompt * (
+            1.0 - min(hits / all_prompts, 1.0) if sane(hits) and all_prompts > 0.0 else 1.0
+        )
+        first, first_s = grown(Meaning.FIRST_TOKENS), grown(Meaning.FIRST_TOKEN_SECONDS)
+        api_s = grown(Meaning.E2E_SECONDS) - grown(Meaning.QUEUE_SECONDS) - grown(Meaning.INFERENCE_SECONDS)
+        if sane(first, first_s):
+            self.first_tokens += first
+            self.waited_s += first_s - (api_s if sane(api_s) else 0.0)
+        decoded, decoding_s = grown(Meaning.ITL_COUNT), grown(Meaning.ITL_SECONDS)
+        there = sum(page[gauge] for page in (start, end) for gauge in (Meaning.RUNNING, Meaning.WAITING)) / 2.0
+        if sane(decoded, decoding_s, there):
+            self.decoded_tokens += decoded
+            self.decoding_s += decoding_s
+            self.decoding += decoded
+            self.met += there * decoded
+
 
 class RecentLoad:
     """Belongs to the worker thread; what it tells is a new dictionary each time."""
 
     def __init__(self) -> None:
         self._processes: OrderedDict[str, dict[int, _Sums]] = OrderedDict()
+        self._counted: OrderedDict[str, Counted] = OrderedDict()
         self._bucket = 0
 
     def record(self, telemetry: Telemetry) -> None:
         """Add what one process said."""
         if not (telemetry.core or telemetry.requests or len(telemetry.steps)):
             return
-        buckets = self._processes.setdefault(telemetry.instance, {})
-        self._processes.move_to_end(telemetry.instance)
-        if len(self._processes) > PROCESSES_MAX:
-            self._processes.popitem(last=False)
-        sums = buckets.setdefault(self._bucket, _Sums())
+        sums = self._sums_of(telemetry.instance)
         for span in telemetry.core:
             sums.add_core(span)
         for request in telemetry.requests:
@@ -124,13 +169,31 @@ class RecentLoad:
         if len(telemetry.steps):
             sums.add_steps(telemetry.steps)
 
+    def record_page(self, page: ScrapedPage) -> None:
+        """Add what one server counted since its last page."""
+        for (_, instance), reading in zip(keys_of(page), page.engines, strict=True):
+            before = self._counted.pop(instance, None)
+            self._counted[instance] = reading.values
+            if len(self._counted) > PROCESSES_MAX:
+                self._counted.popitem(last=False)
+            if before is not None and len(before) == len(reading.values):
+                self._sums_of(instance).add_counted(before, reading.values)
+
+    def _sums_of(self, instance: str) -> _Sums:
+        """The open bucket of one process, which makes room for itself."""
+        buckets = self._processes.setdefault(instance, {})
+        self._processes.move_to_end(instance)
+        if len(self._processes) > PROCESSES_MAX:
+            self._processes.popitem(last=False)
+        return buckets.setdefault(self._bucket, _Sums())
+
     def mixes(self, configs: Iterable[ConfigSnapshot], now_unix_nano: int) -> dict[str, Mix]:
         """The mix of each configuration that was asked lately; what is added from now on belongs to this time."""
         self._turn(now_unix_nano // BUCKET_NS)
         known = {}
         for config in configs:
             engines = [_total(self._processes.get(engine.instance, {})) for engine in config.engines]
-            mix = _mix_of(engines, every_step=config.telemetry in _EVERY_STEP)
+            mix = _mix_of(engines, prefill_told=config.telemetry in _PREFILL_TOLD)
             if mix is not None:
                 known[config.config_id] = mix
         return known
@@ -154,7 +217,7 @@ def _total(buckets: dict[int, _Sums]) -> _Sums:
     return total
 
 
-def _mix_of(engines: Iterable[_Sums], *, every_step: bool) -> Mix | None:
+def _mix_of(engines: Iterable[_Sums], *, prefill_told: bool) -> Mix | None:
     asked = [each for each in engines if each.requests]
     total = _Sums()
     for each in asked:
@@ -162,7 +225,7 @@ def _mix_of(engines: Iterable[_Sums], *, every_step: bool) -> Mix | None:
     if total.requests < REQUESTS_MIN:
         return None
     hit = 0.0
-    if every_step and total.decoding:
+    if prefill_told and total.decoding:
         hit = min(1.0, max(0.0, 1.0 - total.prefill_tokens / total.prompt_tokens))
     concurrency = total.met / total.decoding if total.decoding else sum(map(_mean_in_flight, asked)) / len(asked)
     return Mix(
@@ -171,7 +234,7 @@ def _mix_of(engines: Iterable[_Sums], *, every_step: bool) -> Mix | None:
         prefix_hit=hit,
         concurrency=max(1.0, concurrency),
         itl_us=1e6 * total.decoding_s / total.decoded_tokens if total.decoded_tokens else None,
-        ttft_us=1e6 * total.waited_s / total.requests,
+        ttft_us=1e6 * max(total.waited_s, 0.0) / total.first_tokens if total.first_tokens else None,
     )
 
 

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 from collector.decode import STEP_DTYPE, Telemetry
+from collector.decode.pages import EngineReading, Flavour, Meaning, ScrapedPage
+from collector.recordings import merged, open_recordings
 from collector.worker.recent_load import BUCKET_NS, BUCKETS_MAX, PROCESSES_MAX, RecentLoad
 from tests.support import exporter_cases as cases
-from tests.support.pipelines import replayed
+from tests.support.page_server import RECORDED
+from tests.support.pipelines import new_pipeline, replayed
 from tests.support.recordings import otlp_file, recording
 from tests.support.toy_engine import many_jobs, run_engine
 from tests.support.toy_spans import columns_of, core_of, stock_of
@@ -154,3 +157,67 @@ def test_every_recording_with_requests_has_a_mix(name):
     assert 1e4 < mix.itl_us < 1e5
     assert mix.concurrency >= 1
     assert pipeline.mix_of("no such") is None
+
+
+def test_a_recorded_page_alone_tells_the_load_of_its_requests():
+    pipeline = new_pipeline()
+    for timed in merged(open_recordings([RECORDED], lambda _: None)):
+        pipeline.process_pages([timed.page])
+    (config,) = pipeline.snapshot(NOW, 1).configs
+    mix = pipeline.mix_of(config.config_id)
+    # what the clients of the recording counted and timed
+    assert mix.prompt_tokens == pytest.approx(185.0, rel=0.01)
+    assert mix.output_tokens == pytest.approx(46.5, rel=0.01)
+    assert mix.itl_us == pytest.approx(60_011, rel=0.01)
+    assert 2.7e5 < mix.ttft_us < 5.7e5
+    assert 0.05 < mix.prefix_hit < 21.4 / 185
+    assert 8 < mix.concurrency < 16
+
+
+def page(**values):
+    known = {Meaning[name]: value for name, value in values.items()}
+    reading = EngineReading("0", "m", Flavour.VLLM, tuple(known.get(each, math.nan) for each in Meaning), {})
+    return ScrapedPage("vllm-0", 1, 1, (reading,))
+
+
+COUNTED = {
+    "FINISHED": 0, "FINISHED_PROMPT_TOKENS": 0, "FINISHED_GENERATED_TOKENS": 0, "FIRST_TOKENS": 0, "PROMPT_TOKENS": 0,
+    "GENERATED_TOKENS": 0, "ITL_COUNT": 0, "ITL_SECONDS": 0.0, "RUNNING": 3, "WAITING": 1,
+}  # fmt: skip
+LATER = {
+    "FINISHED": 10, "FINISHED_PROMPT_TOKENS": 3000, "FINISHED_GENERATED_TOKENS": 1000, "FIRST_TOKENS": 10,
+    "PROMPT_TOKENS": 3000, "GENERATED_TOKENS": 1000, "ITL_COUNT": 990, "ITL_SECONDS": 9.9, "RUNNING": 5, "WAITING": 3,
+}  # fmt: skip
+
+
+def mix_of_pages(*pages):
+    load = RecentLoad()
+    for each in pages:
+        load.record_page(each)
+    metrics = msgspec.structs.replace(CONFIG, telemetry="metrics")
+    return load.mixes([metrics], NOW).get(CONFIG.config_id)
+
+
+def test_two_pages_tell_the_load_between_them():
+    mix = mix_of_pages(page(**COUNTED), page(**LATER))
+    assert (mix.prompt_tokens, mix.output_tokens, mix.prefix_hit) == (300, 100, 0.0)
+    assert mix.itl_us == pytest.approx(10_000)
+    assert mix.concurrency == 6.0
+    assert mix.ttft_us is None
+
+
+def test_pages_that_do_not_sum_up_the_finished_tell_the_begun():
+    begun = {name: value for name, value in LATER.items() if not name.startswith("FINISHED_")}
+    assert mix_of_pages(page(**COUNTED), page(**begun)) == mix_of_pages(page(**COUNTED), page(**LATER))
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -1.0, 1e300])
+@pytest.mark.parametrize("name", ["FINISHED", "PROMPT_TOKENS", "ITL_SECONDS", "RUNNING"])
+def test_numbers_of_a_page_that_cannot_be_leave_the_rest_alone(name, broken):
+    mix = mix_of_pages(page(**COUNTED), page(**{**LATER, name: broken}), page(**LATER))
+    assert mix is None or all(value is None or math.isfinite(value) for value in mix)
+
+
+def test_a_counter_that_fell_adds_nothing():
+    assert mix_of_pages(page(**LATER), page(**COUNTED)) is None
+    assert mix_of_pages(page(**LATER)) is None

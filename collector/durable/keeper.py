@@ -1,9 +1,11 @@
 """What survives: the state on a timer and at the end, the journal between two states, and what a start finds.
 
-    worker thread: process batch ─► tick: state due? encode ─┐            queue's lock: record ─► journal
-    writer thread:                                           └► two generations ─► drop journal entries in both
+    worker thread: process batch ─► tick: state due? take ─┐              queue's lock: record ─► journal
+    writer thread:                                         └► encode ─► two generations ─► drop journal entries in both
 
-The worker encodes, because nobody else may look at the pipeline; the writer's thread does what can be slow. A state
+The worker takes the state apart from what goes on changing, because nobody else may look at the pipeline: large columns
+of steps are lent, not copied (collector/join/window.py). The writer's thread does what can be slow: it encodes piece by
+piece, so that there is never a second state in memory. A state
 carries the number of the last journal entry in it: a start goes on with the entries behind it, in their order, before
 anything new, so that each is learned exactly once.
 """
@@ -21,7 +23,7 @@ from collector.config import Config
 from collector.receive import Export
 from collector.runtime import Clock, Files, Health, StartError, SystemFiles, Task, give_back
 from collector.telemetry import Metrics, Outcome, table
-from online.state import Image
+from online.state import Image, Taken
 
 from .directory import Directory
 from .journal import Full, Journal, left_behind
@@ -44,8 +46,8 @@ class Restartable(Protocol):
     applied_seq: int
     """Number of the last journal entry that has been processed."""
 
-    def whole_state(self, generation: int) -> bytes:
-        """Everything a restart needs: the body of a state file."""
+    def whole_state(self, generation: int) -> Taken:
+        """Everything a restart needs, as it is now."""
         ...
 
     def restore(self, image: Image) -> list[str]:
@@ -106,7 +108,7 @@ class Durability:
         self._lost = ""
         self._lock = threading.Lock()
         """Guards ``_pending`` and ``_writing``."""
-        self._pending: tuple[bytes, int] | None = None
+        self._pending: tuple[Taken, int] | None = None
         self._writing = False
         self._last_written = True
         self._task = Task(NAME, self._write_pending, health=health, turn_timeout_s=CHECK_IN_TIMEOUT_S)
@@ -241,7 +243,7 @@ class Durability:
             return False
         self._taken_ns = self._clock.monotonic_ns()
         try:
-            body = self._pipeline.whole_state(self._publisher.generation)
+            state = self._pipeline.whole_state(self._publisher.generation)
         except Exception:  # noqa: BLE001 -- a fault of ours must not end the receiving
             self._metrics.add(table.STATE_WRITE_ERRORS)
             self._last_written = False
@@ -249,7 +251,7 @@ class Durability:
             return False
         self._dirty = False
         with self._lock:
-            self._pending = body, self._pipeline.applied_seq
+            self._pending = state, self._pipeline.applied_seq
         self._task.wake()
         return True
 
@@ -282,12 +284,16 @@ class Durability:
                 self._dirty = True  # a race with the worker loses nothing: it only asks for one more state
         return _PAUSE_S
 
-    def _write(self, body: bytes, seq: int) -> bool:
+    def _write(self, state: Taken, seq: int) -> bool:
         try:
-            size_bytes = self._store.write(body, seq)
+            size_bytes = self._store.write(state.pieces(), seq)
         except OSError as error:
             self._metrics.add(table.STATE_WRITE_ERRORS)
             _log.warning("state not written: %s", error.strerror)
+            return False
+        except Exception:  # noqa: BLE001 -- a fault of ours must not end the receiving
+            self._metrics.add(table.STATE_WRITE_ERRORS)
+            _log.exception("state could not be encoded")
             return False
         self._metrics.add(table.STATE_WRITES)
         self._metrics.set(table.STATE_BYTES, size_bytes)

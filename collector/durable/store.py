@@ -13,12 +13,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from collector.runtime import Files, SystemFiles, sync_directory
 from collector.telemetry import Restored
-from online.state import LEARNERS, Image, StateError, sealed
+from online.state import LEARNERS, Image, Seal, StateError
 
 from .image import Progress, progress_of, read_image
 
@@ -83,22 +83,23 @@ class StateStore:
             self.restored = Restored.COLD
         return Progress()
 
-    def write(self, body: bytes, seq: int) -> int:
-        """Write a generation; its size.
+    def write(self, pieces: Iterable[bytes], seq: int) -> int:
+        """Write a generation, its body piece by piece; the size of the file.
 
         Raises:
             OSError: it could not be written; the older ones are as they were.
         """
-        data = sealed(body)
         temporary = self._path.parent / f".{NAME}.tmp"
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
         descriptor = self._files.open(temporary)
         try:
-            view = memoryview(data)
-            while view:
-                written = self._files.write(descriptor, [view])  # type: ignore[list-item]  # bytes-like
-                view = view[written:]
+            seal = Seal()
+            size_bytes = self._append(descriptor, seal.head)
+            for piece in pieces:
+                seal.add(piece)
+                size_bytes += self._append(descriptor, piece)
+            self._files.overwrite(temporary, seal.head)
             self._files.sync(descriptor)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -111,6 +112,13 @@ class StateStore:
         self._files.replace(temporary, self._path)
         sync_directory(self._path.parent)
         self._seqs = [*self._seqs[-1:], seq]
+        return size_bytes
+
+    def _append(self, descriptor: int, data: bytes) -> int:
+        view = memoryview(data)
+        while view:
+            written = self._files.write(descriptor, [view])  # type: ignore[list-item]  # bytes-like
+            view = view[written:]
         return len(data)
 
     def learned(self) -> bytes | None:

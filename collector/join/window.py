@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.decode import STEP_DTYPE, SnapshotColumns, StepColumns
-from online.state import Array, StateError, saved
+from online.state import Array, Lease, Named, StateError, saved
 
 Cells = NDArray[np.void]
 """One record per step of a window, of SUMMARY_DTYPE or REBUILT_DTYPE."""
@@ -76,8 +76,8 @@ class StepWindow:
         "step_window",
         base=int,
         size=int,
-        steps=Array(SUMMARY_DTYPE, older=STEP_DTYPE),
-        rebuilt=Array(REBUILT_DTYPE, older=_WIDE_REBUILT_DTYPE),
+        held_steps=Named("steps", Array(SUMMARY_DTYPE, older=STEP_DTYPE, lent=True)),
+        held_rebuilt=Named("rebuilt", Array(REBUILT_DTYPE, older=_WIDE_REBUILT_DTYPE, lent=True)),
     )
 
     def __init__(self, first_step: int) -> None:
@@ -85,6 +85,8 @@ class StepWindow:
         self.size = 0
         self.steps: Cells = np.zeros(_GROWTH_STEPS, SUMMARY_DTYPE)
         self.rebuilt: Cells = np.zeros(_GROWTH_STEPS, REBUILT_DTYPE)
+        self._lease: Lease | None = None
+        self._lent_size = 0
 
     def restored(self) -> None:
         """Both columns reach as far as it says."""
@@ -92,6 +94,46 @@ class StepWindow:
             raise StateError("columns of different lengths")
         if self.base < 0 or self.base + self.size >= 1 << 62:
             raise StateError("step ids out of range")
+        self._lease, self._lent_size = None, 0
+
+    # --- saved while it goes on ---------------------------------------------------------------------------------------
+
+    @property
+    def held_steps(self) -> Cells:
+        """Summaries of the ids held."""
+        return self.steps[: self.size]
+
+    @held_steps.setter
+    def held_steps(self, steps: Cells) -> None:
+        self.steps = steps
+
+    @property
+    def held_rebuilt(self) -> Cells:
+        """Rebuilt columns of the ids held."""
+        return self.rebuilt[: self.size]
+
+    @held_rebuilt.setter
+    def held_rebuilt(self, rebuilt: Cells) -> None:
+        self.rebuilt = rebuilt
+
+    def lend(self) -> Lease:
+        """A state that is being saved reads the columns: what would change them goes on with copies."""
+        self._lease, self._lent_size = Lease(), self.size
+        return self._lease
+
+    def own_from(self, step: int) -> None:
+        """The rebuilt columns are about to change from this step on."""
+        if self._lease is not None and step - self.base < self._lent_size:
+            self._own()
+
+    def _own(self) -> None:
+        """Steps that came since the columns were lent lie behind what is read, and need no copy."""
+        if self._lease is not None:
+            if not self._lease.over:
+                self.steps, self.rebuilt = self.steps.copy(), self.rebuilt.copy()
+            self._lease = None
+
+    # --- columns ------------------------------------------------------------------------------------------------------
 
     @property
     def newest_step(self) -> int:
@@ -107,6 +149,7 @@ class StepWindow:
         needed = last_step - self.base + 1
         if needed > len(self.steps):
             capacity = needed + max(_GROWTH_STEPS, needed // _GROWTH_PARTS)
+            self._lease = None
             self.steps = _grown(self.steps, capacity)
             self.rebuilt = _grown(self.rebuilt, capacity)
         self.size = max(self.size, needed)
@@ -193,6 +236,7 @@ class StepWindow:
         if len(index) == 0:
             return 0, other
         first, last = int(index[0]), int(index[-1])
+        self.own_from(self.base + first)
         here: slice | NDArray[np.int64] = slice(first, last + 1) if last - first + 1 == len(index) else index
         self.steps[here] = steps[_SUMMARY_FIELDS]
         self.rebuilt["seen"][here] = True
@@ -200,6 +244,7 @@ class StepWindow:
 
     def add_snapshots(self, snapshots: SnapshotColumns) -> None:
         """Sum request snapshots per step: requests with output, tokens scheduled, context of those with output."""
+        self.own_from(self.base)
         index = snapshots["step_id"] - self.base
         inside = (index >= 0) & (index < self.size)
         index, snapshots = index[inside], snapshots[inside]
@@ -212,6 +257,7 @@ class StepWindow:
     def _shift(self, by: int) -> None:
         """Move the base by ``by`` ids (negative: make room in front)."""
         if by >= 0:
+            self._own()
             kept = max(0, self.size - by)
             self.steps[:kept] = self.steps[by : by + kept]
             self.rebuilt[:kept] = self.rebuilt[by : by + kept]
@@ -219,6 +265,7 @@ class StepWindow:
                 column[kept : self.size].view(np.uint8)[:] = 0  # as bytes: record by record takes five times as long
             self.base, self.size = self.base + by, kept
             return
+        self._lease = None
         self.steps = np.concatenate((np.zeros(-by, SUMMARY_DTYPE), self.steps))
         self.rebuilt = np.concatenate((np.zeros(-by, REBUILT_DTYPE), self.rebuilt))
         self.base, self.size = self.base + by, self.size - by

@@ -18,6 +18,10 @@ class Files(Protocol):
         """Like writev(2)."""
         ...
 
+    def overwrite(self, path: Path, head: bytes) -> None:
+        """Write the first bytes of a file anew."""
+        ...
+
     def truncate(self, descriptor: int, size_bytes: int) -> None:
         """Like ftruncate(2)."""
         ...
@@ -45,6 +49,11 @@ class SystemFiles:
     def write(self, descriptor: int, parts: list[bytes]) -> int:
         """Like writev(2)."""
         return os.writev(descriptor, parts)
+
+    def overwrite(self, path: Path, head: bytes) -> None:
+        """Write the first bytes of a file anew."""
+        with path.open("r+b", buffering=0) as file:
+            file.write(head)
 
     def truncate(self, descriptor: int, size_bytes: int) -> None:
         """Like ftruncate(2)."""

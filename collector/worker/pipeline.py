@@ -42,7 +42,7 @@ from online import (
     TargetSnapshot,
     part_of,
 )
-from online.state import LEARNERS, Image, body_of
+from online.state import LEARNERS, Image, Taken
 
 from .correlator import Correlator
 from .quarantine import Quarantine
@@ -155,9 +155,9 @@ class Pipeline:
         """What new configurations may start from, out of a state file; StateError if it is none."""
         return self._bank.add_donors(data)
 
-    def whole_state(self, generation: int = 0) -> bytes:
-        """Everything a restart needs, not flushed: the body of a state file."""
-        return body_of(
+    def whole_state(self, generation: int = 0) -> Taken:
+        """Everything a restart needs, not flushed, as it is now."""
+        return Taken(
             {
                 PROGRESS: Progress(self.applied_seq, generation),
                 SPANS: self._correlator.span_window,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from .declared import Array, Count, Finite, Kept, LikeFresh, MadeBy, Named, Saved, StateError, layout, saved
-from .file import LEARNERS, VERSION, Image, Migrations, body_of, decode, encode, sealed
-from .graph import Graph
+from .file import LEARNERS, VERSION, Image, Migrations, Seal, decode, sealed
+from .graph import Graph, Lease
 from .lineage import Lineage, LineageLedger
+from .taken import Taken, encode
 
 __all__ = [
     "LEARNERS",
@@ -16,6 +17,7 @@ __all__ = [
     "Graph",
     "Image",
     "Kept",
+    "Lease",
     "LikeFresh",
     "Lineage",
     "LineageLedger",
@@ -23,8 +25,9 @@ __all__ = [
     "Migrations",
     "Named",
     "Saved",
+    "Seal",
     "StateError",
-    "body_of",
+    "Taken",
     "decode",
     "encode",
     "layout",

@@ -18,6 +18,15 @@ ARRAY_BYTES_MAX = 1 << 29
 _BITS = {1: np.uint8, 8: np.uint64}
 
 
+def packed(value: object) -> object:
+    """What msgspec writes for a value that it does not know."""
+    if isinstance(value, np.ndarray):
+        return pack_array(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    raise NotImplementedError(f"{type(value).__name__} in a state")  # what msgspec asks of an enc_hook
+
+
 def pack_array(value: NDArray[Any]) -> list[Any]:
     """An array as plain data."""
     head = [_name(value.dtype), list(value.shape)]

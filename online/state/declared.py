@@ -50,13 +50,15 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 class Array:
     """An array of this dtype; ``columns`` None: one dimension, else the second one (-1: any); ``nan``: may hold NaN.
 
-    ``older``: of records that once had this dtype; a field by name, what is new is 0.
+    ``older``: of records that once had this dtype; a field by name, what is new is 0. ``lent``: too large to be copied
+    when a state is taken; its owner lends it (``lend()``, see online/state/graph.py).
     """
 
     dtype: np.dtype[Any]
     columns: int | None = None
     nan: bool = False
     older: np.dtype[Any] | None = None
+    lent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from . import version_2
+from .arrays import packed
 from .declared import StateError
-from .graph import Graph, dump, load
+from .graph import Graph, load
 
 MAGIC = b"tracefit.state/1\n"
 VERSION = 3
@@ -71,7 +71,7 @@ class Image:
         """A file of this part only; StateError if there is none."""
         part_is_current = self._version == VERSION and part in self._parts
         graph = self._parts[part] if part_is_current else self.graph(part)
-        return sealed(msgspec.msgpack.encode({"version": VERSION, "parts": {part: graph}}, enc_hook=_plain_number))
+        return sealed(msgspec.msgpack.encode({"version": VERSION, "parts": {part: graph}}, enc_hook=packed))
 
 
 class _Body(msgspec.Struct):
@@ -81,20 +81,25 @@ class _Body(msgspec.Struct):
     """Of versions 1 and 2."""
 
 
-def body_of(parts: Mapping[str, object]) -> bytes:
-    """Bytes of the parts' objects, which may change again after that; deterministic for equal states."""
-    graphs = {name: dump(root) for name, root in parts.items()}
-    return msgspec.msgpack.encode({"version": VERSION, "parts": graphs}, enc_hook=_plain_number)
+class Seal:
+    """The head of a file whose body is added piece by piece; of its length from the beginning."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+
+    def add(self, piece: bytes) -> None:
+        """The next piece of the body."""
+        self._hash.update(piece)
+
+    @property
+    def head(self) -> bytes:
+        """Magic and checksum of what was added."""
+        return MAGIC + self._hash.digest()
 
 
 def sealed(body: bytes) -> bytes:
     """The file: head, checksum, body."""
     return b"".join((MAGIC, _digest(body), body))
-
-
-def encode(parts: Mapping[str, object]) -> bytes:
-    """The file of these parts."""
-    return sealed(body_of(parts))
 
 
 def decode(data: bytes, migrations: Migrations | None = None) -> Image:
@@ -135,9 +140,3 @@ def _opened(data: bytes) -> tuple[int, Mapping[str, Any]]:
 
 def _digest(body: bytes | memoryview) -> bytes:
     return hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest()
-
-
-def _plain_number(value: object) -> object:
-    if isinstance(value, np.generic):
-        return value.item()
-    raise NotImplementedError(f"{type(value).__name__} in a state")  # what msgspec asks of an enc_hook

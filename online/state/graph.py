@@ -11,22 +11,21 @@ against dtype, shape and bound; no code is run that the bytes name: a state file
 
 from __future__ import annotations
 
-import enum
 import functools
+import operator
 import types
 import typing
-from collections import Counter, OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 
-from .arrays import array_like, array_of, pack_array
+from .arrays import array_like, array_of
 from .declared import KINDS, Array, Kept, LikeFresh, MadeBy, Named, Saved, StateError
+from .plain_data import MAPS, copier, is_plain, pairs_of, reader
 
-_PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
-_MAPS = (dict, OrderedDict, Counter)
 _MISFITS = (msgspec.ValidationError, TypeError, ValueError, KeyError, IndexError, OverflowError, AttributeError)
 
 Graph = dict[str, Any]
@@ -36,8 +35,33 @@ class _AttributeMisfit(StateError):
     """Says already which attribute it is."""
 
 
-def dump(root: object) -> Graph:
-    """Plain data of everything that can be reached from ``root``; not a copy: encode it before anything changes."""
+class Lease:
+    """Somebody reads what an object holds, until it is ``over``: whoever writes there goes on with a copy."""
+
+    __slots__ = ("over",)
+
+    def __init__(self) -> None:
+        self.over = False
+
+
+class Lender(Protocol):
+    """An object with arrays too large to be copied at once."""
+
+    def lend(self) -> Lease:
+        """From now on its arrays of ``Array(..., lent=True)`` are read where they are."""
+        ...
+
+
+class Dumped(NamedTuple):
+    """Plain data of a graph, apart from what goes on changing; arrays are packed when they are encoded."""
+
+    graph: Graph
+    leases: dict[int, Lease]
+    """By number of the object that lends."""
+
+
+def dump(root: object) -> Dumped:
+    """Everything that can be reached from ``root``, as it is now."""
     return _Writer().all(root)
 
 
@@ -65,24 +89,68 @@ class _Writer:
         self._held: list[object] = []
         self._objects: list[Any] = []
         self._kinds: dict[str, list[str]] = {}
+        self._leases: dict[int, Lease] = {}
 
-    def all(self, root: object) -> Graph:
+    def all(self, root: object) -> Dumped:
         number = self.number(root)
-        return {"kinds": self._kinds, "objects": self._objects, "root": number}
+        return Dumped({"kinds": self._kinds, "objects": self._objects, "root": number}, self._leases)
 
-    def number(self, value: object) -> int:
+    def number(self, value: Any) -> int:
         number = self._numbers.get(id(value))
         if number is None:
-            declared: Saved | None = getattr(value, "STATE", None)
-            if declared is None:
-                raise TypeError(f"{type(value).__name__} declares no state")
+            way = _WAYS.get(type(value)) or _way_of(type(value))
             number = self._numbers[id(value)] = len(self._objects)
             self._held.append(value)  # an id is unique while the object lives
-            self._kinds[declared.kind] = declared.names
-            entry: list[Any] = [declared.kind, None]
-            self._objects.append(entry)
-            entry[1] = [form.pack(self, getattr(value, name)) for name, form, _ in _forms(declared)]
+            if way.kind not in self._kinds:
+                self._kinds[way.kind] = way.names
+            values = list(way.values(value))
+            self._objects.append([way.kind, values])
+            for place, pack in way.packs:
+                values[place] = pack(self, values[place])
+            if way.lends:
+                self._leases[number] = value.lend()
         return number
+
+
+class _Way(NamedTuple):
+    """How objects of one class are written: thousands of them, while nothing else may happen."""
+
+    kind: str
+    names: list[str]
+    values: Callable[[Any], tuple[Any, ...]]
+    packs: list[tuple[int, Callable[[_Writer, Any], Any]]]
+    """Of the values that are not written as they are, by their places."""
+    lends: bool
+
+
+_WAYS: dict[type, _Way] = {}
+
+
+def _way_of(cls: type) -> _Way:
+    declared: Saved | None = getattr(cls, "STATE", None)
+    if declared is None:
+        raise TypeError(f"{cls.__name__} declares no state")
+    attributes = [name for name, _, _ in _forms(declared)]
+    getter = operator.attrgetter(*attributes) if attributes else lambda _: ()
+    values = getter if len(attributes) != 1 else lambda value: (getter(value),)
+    immutable = is_frozen(cls)
+    packs = [
+        (place, form.pack)
+        for place, ((_, form, _), hint) in enumerate(zip(_forms(declared), declared.hints.values(), strict=True))
+        if form.pack is not as_it_is and not (immutable and form.pack is _copied)
+    ]
+    lends = any(isinstance(hint, Array) and hint.lent for hint in declared.hints.values())
+    way = _WAYS[cls] = _Way(declared.kind, declared.names, values, packs, lends)
+    return way
+
+
+def as_it_is(_: _Writer, value: Any) -> Any:
+    """Nothing can change it."""
+    return value
+
+
+def _copied(_: _Writer, value: Any) -> Any:
+    return value.copy()
 
 
 class _Reader:
@@ -106,7 +174,7 @@ class _Reader:
             raise StateError(f"object {number} is of kind {kind!r}, not {' or '.join(one.kind for one in allowed)}")
         if number in self._made:
             return self._made[number]
-        fits = getattr(existing, "STATE", None) is declared and not _is_frozen(existing)
+        fits = getattr(existing, "STATE", None) is declared and not is_frozen(type(existing))
         return self.fill(number, existing if fits else declared.fresh(self._context), declared)
 
     def fill(self, number: int, instance: Any, declared: Saved) -> Any:
@@ -148,9 +216,9 @@ class _Reader:
         return places
 
 
-def _is_frozen(value: object) -> bool:
-    """A frozen dataclass is a value, which others may share."""
-    parameters = getattr(value, "__dataclass_params__", None)
+def is_frozen(cls: type) -> bool:
+    """A frozen dataclass is a value, which others may share, arrays included."""
+    parameters = getattr(cls, "__dataclass_params__", None)
     return parameters is not None and parameters.frozen
 
 
@@ -183,13 +251,13 @@ def _forms(declared: Saved) -> list[tuple[str, _Form, str | None]]:
 def _form(hint: Any) -> _Form:  # noqa: PLR0911 -- one return per type
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if isinstance(hint, Array):
-        return _Form(lambda _, value: pack_array(value), lambda _, value, __: array_of(value, hint))
+        return _Form(as_it_is if hint.lent else _copied, lambda _, value, __: array_of(value, hint))
     if origin is np.ndarray:
-        return _Form(lambda _, value: pack_array(value), lambda _, value, existing: array_like(value, existing))
+        return _Form(_copied, lambda _, value, existing: array_like(value, existing))
     if hint == Kept:
-        return _Form(lambda writer, value: writer.number(value), lambda reader, value, _: reader.handle(value))
+        return _Form(_Writer.number, lambda reader, value, _: reader.handle(value))
     if hint is LikeFresh:
-        return _Form(lambda writer, value: writer.number(value), _like_fresh)
+        return _Form(_Writer.number, _like_fresh)
     if is_plain(hint):
         return _plain_form(hint)
     if isinstance(hint, MadeBy) or (origin is Annotated and any(isinstance(arg, Named) for arg in args)):
@@ -204,7 +272,7 @@ def _object_form(hint: Any) -> _Form:
     optional = isinstance(hint, MadeBy) or type(None) in typing.get_args(hint)
 
     def pack(writer: _Writer, value: Any) -> Any:
-        return None if value is None and optional else writer.number(value)
+        return None if value is None else writer.number(value)
 
     def unpack(reader: _Reader, value: Any, existing: Any) -> Any:
         if value is None and optional:
@@ -213,7 +281,7 @@ def _object_form(hint: Any) -> _Form:
         allowed = (existing.STATE,) if of_fresh else _declarations(hint)
         return reader.object(value, allowed, existing)
 
-    return _Form(pack, unpack)
+    return _Form(pack if optional else _Writer.number, unpack)
 
 
 @functools.cache
@@ -249,7 +317,7 @@ def _container_form(origin: Any, args: tuple[Any, ...]) -> _Form:
                 form.unpack(reader, item, None) for form, item in zip(forms, value, strict=True)
             ),
         )
-    if origin in _MAPS:
+    if origin in MAPS:
         second = forms[1]
         return _Form(
             lambda writer, value: [[first.pack(writer, k), second.pack(writer, v)] for k, v in value.items()],
@@ -260,21 +328,12 @@ def _container_form(origin: Any, args: tuple[Any, ...]) -> _Form:
     raise TypeError(f"{origin} cannot be saved")
 
 
-@functools.cache
-def is_plain(hint: Any) -> bool:
-    """Whether a type holds no object of ours and no array, so that msgspec reads and checks it."""
-    args = [arg for arg in typing.get_args(hint) if arg is not Ellipsis]
-    if typing.get_origin(hint) is Annotated:
-        return is_plain(args[0])
-    if args:
-        return typing.get_origin(hint) is not deque and all(is_plain(arg) for arg in args)
-    return hint in _PLAIN or (isinstance(hint, type) and issubclass(hint, enum.Enum | msgspec.Struct))
-
-
 def _plain_form(hint: Any) -> _Form:
-    origin = typing.get_origin(hint)
-    if origin not in _MAPS:
-        return _Form(lambda _, value: value, lambda _, value, __: msgspec.convert(value, hint))
-    key, item = (*typing.get_args(hint), int)[:2]
-    pairs: Any = list[tuple[key, item]]  # type: ignore[valid-type]
-    return _Form(lambda _, value: list(value.items()), lambda _, value, __: origin(dict(msgspec.convert(value, pairs))))
+    read, copied = reader(hint), copier(hint)
+    if typing.get_origin(hint) in MAPS:
+        write = pairs_of(copied)
+    elif copied is None:
+        return _Form(as_it_is, lambda _, value, __: read(value))
+    else:
+        write = copied
+    return _Form(lambda _, value: write(value), lambda _, value, __: read(value))

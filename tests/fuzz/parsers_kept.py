@@ -41,14 +41,15 @@ class State(Parser):
         self._pipeline = make_pipeline(self._config)
 
     def seeds(self):
-        bodies = [self._pipeline_after().whole_state(0)]
-        bodies += [self._pipeline_after(make_export(1, steps_per_span=n)).whole_state(3) for n in (1, 2)]
-        bodies += [self._pipeline_after(kv=kv_lines("c5_offload")[:2]).whole_state(1)]
+        bodies = [self._pipeline_after().whole_state(0).body()]
+        bodies += [self._pipeline_after(make_export(1, steps_per_span=n)).whole_state(3).body() for n in (1, 2)]
+        bodies += [self._pipeline_after(kv=kv_lines("c5_offload")[:2]).whole_state(1).body()]
         learned = self._pipeline_after(make_export(40, steps_per_span=12))
         learned.flush()
         oldest = b"\x82\xa7version\x01\xa5state\x81\xa7configs\x91\x81\xa7targets\x81\xa1t\x80"
         sidecar = msgspec.msgpack.encode({**_EMPTY_SIDECAR, "bank": sealed(oldest)})
-        return [*bodies * 12, learned.whole_state(9), _body(learned.state()), oldest, version_2.SIDECAR_MAGIC + sidecar]
+        bodies = [*bodies * 12, learned.whole_state(9).body(), _body(learned.state())]
+        return [*bodies, oldest, version_2.SIDECAR_MAGIC + sidecar]
 
     def _pipeline_after(self, export=None, kv=()):
         pipeline = make_pipeline(self._config)

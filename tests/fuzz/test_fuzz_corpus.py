@@ -135,7 +135,7 @@ def test_a_fact_beyond_64_bits_in_an_export_does_not_stop_the_saving_of_the_stat
     pipeline.flush()
     assert pipeline.learned_rows > 0
     again = make_pipeline(Config(learners=("rls",)))
-    again.restore(read_image(sealed(pipeline.whole_state(1))))
+    again.restore(read_image(sealed(pipeline.whole_state(1).body())))
     assert again.learned_rows == pipeline.learned_rows
 
 

@@ -44,7 +44,7 @@ def feed(pipeline, stream):
 def restarted(pipeline, config):
     """What a new process makes of the bytes that the old one left."""
     made = make_pipeline(config)
-    assert made.restore(read_image(sealed(pipeline.whole_state(generation=7)))) == []
+    assert made.restore(read_image(sealed(pipeline.whole_state(generation=7).body()))) == []
     return made
 
 
@@ -66,7 +66,7 @@ def test_a_restart_anywhere_in_a_recording_changes_no_bit(capture, data):
         feed(halting, stream[begin:cut])
         halting, begin = restarted(halting, config), cut
     feed(halting, stream[begin:])
-    assert halting.whole_state() == straight.whole_state()
+    assert halting.whole_state().body() == straight.whole_state().body()
     straight.flush()
     halting.flush()
     assert halting.snapshot(1, 1).to_json() == straight.snapshot(1, 1).to_json()
@@ -79,7 +79,7 @@ def test_repeats_are_still_told_after_a_restart():
     pipeline = fresh()
     feed(pipeline, stream)
     again = restarted(pipeline, Config(learners=("rls", "river:linear")))
-    before = again.whole_state()
+    before = again.whole_state().body()
     again.take_counts()
     feed(again, stream)
     counts = again.take_counts()
@@ -93,6 +93,23 @@ def test_repeats_are_still_told_after_a_restart():
     }
     assert again.learned_rows == pipeline.learned_rows
     assert len(before) > 1000
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_a_state_encoded_while_learning_goes_on_is_that_of_the_moment_it_was_taken(capture):
+    stream = stream_of(capture)
+    pipeline = fresh()
+    begin = 0
+    for share in (0.2, 0.5, 0.8):
+        cut = int(share * len(stream))
+        feed(pipeline, stream[begin:cut])
+        at_once, taken = pipeline.whole_state(7).body(), pipeline.whole_state(7)
+        begin = min(cut + 8, len(stream))
+        feed(pipeline, stream[cut : begin - 4])
+        pieces = taken.pieces()
+        body = next(pieces)
+        feed(pipeline, stream[begin - 4 : begin])
+        assert body + b"".join(pieces) == at_once
 
 
 @pytest.mark.parametrize("capture", CAPTURES)
@@ -148,7 +165,7 @@ def old_streams():
 
 
 def join_parts(pipeline):
-    image = read_image(sealed(pipeline.whole_state(7)))
+    image = read_image(sealed(pipeline.whole_state(7).body()))
     return [image.graph(name) for name in (JOIN, SPANS)]
 
 
@@ -191,7 +208,7 @@ def coefficients(target):
 @given(data=st.data())
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_a_file_cut_or_flipped_anywhere_is_refused(data):
-    whole = KNOWN.setdefault("file", [sealed(learned().whole_state())])[0]
+    whole = KNOWN.setdefault("file", [sealed(learned().whole_state().body())])[0]
     at = data.draw(st.integers(0, len(whole) - 1))
     if data.draw(st.booleans()):
         damaged = whole[:at]
@@ -226,11 +243,11 @@ def mutated(draw, node):
 @given(data=st.data())
 @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_a_wellsealed_state_with_wrong_values_is_refused_whole_or_restored_whole(data):
-    body = KNOWN.setdefault("body", [learned().whole_state()])[0]
+    body = KNOWN.setdefault("body", [learned().whole_state().body()])[0]
     tree = mutated(data.draw, msgspec.msgpack.decode(body))
     pipeline = fresh()
-    before = pipeline.whole_state()
+    before = pipeline.whole_state().body()
     try:
         pipeline.restore(read_image(sealed(msgspec.msgpack.encode(tree))))
     except StateError:
-        assert pipeline.whole_state() == before, "half of a state is worse than none"
+        assert pipeline.whole_state().body() == before, "half of a state is worse than none"

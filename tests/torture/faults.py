@@ -43,6 +43,11 @@ class FaultyFiles(SystemFiles):
             raise OSError(errno.ENOSPC, "No space left on device")
         return super().write(descriptor, parts)
 
+    def overwrite(self, path, head):
+        if self._hits("read-only"):
+            raise OSError(errno.EROFS, "Read-only file system")
+        super().overwrite(path, head)
+
     def truncate(self, descriptor, size_bytes):
         if self._kind == "full" and self._rng.random() < self._share / 3:
             raise OSError(errno.EIO, "Input/output error")

@@ -201,6 +201,7 @@ def _hit_blocks(
 
 def _subtract(prefill: Prefill, tokens: float, window: StepWindow) -> None:
     index = prefill.first_step - window.base
+    window.own_from(prefill.first_step)
     cells = window.rebuilt
     if prefill.resumed:
         steps = slice(index, prefill.last_step - window.base + 1)

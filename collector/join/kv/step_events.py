@@ -50,6 +50,7 @@ class KvSteps:
         """``stop_step``, or the first step of a prefill whose batches may still be on their way."""
         if self.timeline is None:
             return stop_step
+        self.prefills.pass_over(window.base)  # memory was short, or step ids have jumped: they are lost
         return self.prefills.final_stop(window, stop_step, event_unix_ns - LATENESS_NS)
 
     def take_hits(self, window: StepWindow, stop_step: int, waited_ns: int, *, asynchronous: bool) -> None:

@@ -63,6 +63,7 @@ def lay(span: CoreSpan, window: StepWindow, request_runs: Sequence[Run] | None =
 
     ``request_runs``: its runs, where the caller has them already.
     """
+    window.own_from(window.base)
     chunks = []
     for run in runs(span.marks) if request_runs is None else request_runs:
         if run.outputs == 0:
@@ -177,6 +178,8 @@ def split_chunks(
     vLLM schedules decodes first, then running prefills in order, so a prefill takes what the others leave of the step's
     prefill tokens (known from its summary) or of the token budget. Without either: an even split, marked approximate.
     """
+    if chunks:
+        window.own_from(min(chunk.first_step for chunk in chunks))
     unfinished = []
     for chunk in sorted(chunks, key=lambda c: (c.scheduled_ns, c.first_step, c.last_step)):
         for step in range(chunk.first_step, min(chunk.last_step + 1, stop_step)):

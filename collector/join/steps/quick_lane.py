@@ -34,6 +34,7 @@ def quick_rows(
     index, elapsed_us = index[new], elapsed_us[new]
     if len(index) == 0:
         return None
+    window.own_from(first + int(index.min()))
     window.rebuilt["quick"][index + (first - window.base)] = True
     raw = step_features(
         around.steps[index],

@@ -242,6 +242,7 @@ class StepSequence:
         _, latest = window.columns(max(first, stop - self._settings.block_steps) - 1, stop + 1)
         if not (latest["seen"] | (latest["completed_ns"] > 0) | (latest["scheduled_ns"] > 0)).any():
             return  # a hole: no boundary since the last call
+        window.own_from(first if self.kv.known else window.newest_step + 1)
         around = Columns.of(*window.columns(first - 1, stop + 1), asynchronous=reading.asynchronous)
         stamps = context.stamps(around, asynchronous=reading.asynchronous)
         if len(stamps.step) == 0:

@@ -10,11 +10,11 @@ from collector.durable.image import PROGRESS, Progress, progress_of
 from collector.durable.store import NAME, PREVIOUS_NAME, StateStore
 from collector.runtime.filesystem import SystemFiles
 from collector.telemetry.reasons import Restored
-from online.state import StateError, body_of
+from online.state import StateError, Taken
 
 
-def body(seq):
-    return body_of({PROGRESS: Progress(seq=seq, generation=seq)})
+def pieces(seq):
+    return Taken({PROGRESS: Progress(seq=seq, generation=seq)}).pieces()
 
 
 def load(directory, refuse=()):
@@ -36,9 +36,9 @@ def load(directory, refuse=()):
 @pytest.fixture
 def written(tmp_path):
     store = StateStore(tmp_path)
-    store.write(body(10), 10)
+    store.write(pieces(10), 10)
     assert store.covered_seq == 0, "one generation alone lets nothing go"
-    store.write(body(20), 20)
+    store.write(pieces(20), 20)
     assert store.covered_seq == 10, "the older one may still be needed"
     return tmp_path
 
@@ -57,7 +57,7 @@ def test_a_corrupt_newest_falls_back_and_is_kept_beside(written, damage):
     assert (outcome, seen) == (Restored.PREVIOUS, [10])
     assert NAME in store.problem
     assert (written / f"{NAME}.corrupt").read_bytes() == bad
-    store.write(body(30), 30)
+    store.write(pieces(30), 30)
     assert load(written)[2] == [30]
     assert (written / f"{NAME}.corrupt").exists(), "kept for inspection"
 
@@ -97,7 +97,7 @@ def test_a_write_that_fails_leaves_a_readable_state(written, call, monkeypatch):
     monkeypatch.setattr(Failing, call, fail)
     store = StateStore(written, Failing())
     with pytest.raises(OSError, match="No space"):
-        store.write(body(30), 30)
+        store.write(pieces(30), 30)
     assert load(written)[2] == [20]
-    assert StateStore(written).write(body(40), 40) > 0
+    assert StateStore(written).write(pieces(40), 40) > 0
     assert load(written)[2] == [40]

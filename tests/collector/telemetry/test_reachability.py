@@ -86,7 +86,7 @@ from collector.telemetry.reasons import (
 )
 from collector.worker.stall import StallWatch, WorkerProgress
 from online.rows import RowOutcome, Target
-from online.state import body_of
+from online.state import Taken
 from tests.support.clocks import FakeClock, eventually
 from tests.support.fleets import CONFIG as FLEET_CONFIG
 from tests.support.fleets import NOW_NS, state_of, state_server
@@ -529,7 +529,7 @@ def restores(tmp_path) -> Reached:
 
     out = [load()]
     for seq in (10, 20):
-        StateStore(tmp_path).write(body_of({PROGRESS: SavedProgress(seq=seq, generation=seq)}), seq)
+        StateStore(tmp_path).write(Taken({PROGRESS: SavedProgress(seq=seq, generation=seq)}).pieces(), seq)
     out.append(load())
     (tmp_path / NAME).write_bytes(b"x")
     out.append(load())

@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from collector.config.schema import JoinConfig
+from collector.recordings.reader import Recording, TimedKv, merged
 from collector.runtime.health import Health
 from collector.runtime.memory import MemoryGuard
 from collector.telemetry import Metrics, table
@@ -122,3 +123,16 @@ def test_giving_up_frees_the_older_half_of_what_waits_and_counts_it():
     pipeline.flush()
     rows = pipeline.snapshot(0, 1).configs[0].targets["step_time"].models["portable"].rows
     assert rows > 0.6 * 1849, "what is not given up is learned"
+
+
+def test_giving_up_lets_go_of_prefills_whose_kv_events_are_awaited():
+    pipeline = new_pipeline()
+    files = [DATA / "c7_async_sim" / name for name in ("otlp.pb.gz", "kv.jsonl.gz")]
+    for number, timed in enumerate(merged([Recording(path, print) for path in files])):
+        if isinstance(timed, TimedKv):
+            pipeline.process_kv([timed.batch])
+        else:
+            pipeline.process([timed.export])
+        if number % 150 == 149:
+            pipeline.give_up_oldest()
+    assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.STEP_GIVEN_UP] > 0

@@ -92,11 +92,11 @@ def test_a_benchmark_of_a_minute_is_published_although_nothing_comes_after_it():
     exports = recording(DATA / "c6_saturated" / "otlp.pb.gz")
     house.feed(exports)
     assert house.publisher.current() is None
-    held = house.pipeline.whole_state()
+    held = house.pipeline.whole_state().body()
     house.silence()
     assert house.rows() == house.rows(house.pipeline.flushed().snapshot(1, 1))
     assert house.rows()["step_time"] > 1800
-    assert house.pipeline.whole_state() == held, "the state waits on"
+    assert house.pipeline.whole_state().body() == held, "the state waits on"
     assert len(house.copies) == 1
     house.silence(120)
     assert len(house.copies) == 1, "once per silence"
@@ -155,7 +155,7 @@ def test_silence_after_a_restart_counts_from_the_restart():
     from collector.durable import read_image
     from online.state import sealed
 
-    again.pipeline.restore(read_image(sealed(house.pipeline.whole_state())))
+    again.pipeline.restore(read_image(sealed(house.pipeline.whole_state().body())))
     again.silence()
     assert again.rows()["step_time"] > 990
 

@@ -6,11 +6,12 @@ STAMP := $(VENV)/.installed
 CONFIG ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-vllm demo-vllm-clean test e2e-vllm run bench coverage validate check-vllm-releases fuzz torture soak stress \
+.PHONY: help demo demo-fleet demo-vllm demo-vllm-clean test e2e-vllm run bench coverage validate check-vllm-releases fuzz torture soak stress \
 	lint clean
 
 help:
 	@echo "make demo   watch coefficients being learned from a recording of a real server"
+	@echo "make demo-fleet  ten sidecars, one of them beside a slower machine: pulled, compared, the slow one named"
 	@echo "make test   the test suite"
 	@echo "make coverage  the same, with what it covered beside the gate"
 	@echo "make run    the sidecar itself (CONFIG=file.yaml)"
@@ -35,6 +36,9 @@ $(STAMP): requirements.lock pyproject.toml
 
 demo: $(STAMP)
 	@$(BIN)/tracefit demo
+
+demo-fleet: $(STAMP)
+	@$(BIN)/tracefit demo --fleet
 
 demo-vllm: $(STAMP)
 	@$(BIN)/python deploy/vllm-plugin/demo/demo.py

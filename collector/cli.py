@@ -91,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--speed", type=float, default=20.0, help="how much faster than recorded (default 20)")
     demo.add_argument("--recording", type=Path, help="a recording other than the bundled one")
     demo.add_argument("--directory", type=Path, help="where its snapshot and log go (default snapshots/demo)")
+    demo.add_argument("--fleet", action="store_true", help="ten sidecars instead, one beside a slower machine; pulled")
     demo.set_defaults(command=_demo)
     evaluate = commands.add_parser("evaluate", help="compare every modelling system on recordings")
     _add_evaluate_arguments(evaluate)
@@ -263,6 +264,10 @@ def _ask(arguments: argparse.Namespace) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
+    if arguments.fleet:
+        from collector.commands.demo_fleet import demo_fleet  # noqa: PLC0415
+
+        return demo_fleet(arguments.recording, _say, arguments.directory)
     from collector.commands.demo import demo  # noqa: PLC0415
 
     return demo(arguments.recording, arguments.speed, _say, arguments.directory)

@@ -51,9 +51,9 @@ def demo(recording: Path | None, speed: float, say: PrintLine, directory: Path |
     directory.mkdir(parents=True, exist_ok=True)
     (directory / SNAPSHOT_NAME).unlink(missing_ok=True)
     interrupted = False
-    with _claimed_ports() as ports, _sidecar(ports, directory) as process:
+    with _claimed_ports() as ports, sidecar_process(ports, directory) as process:
         try:
-            _await_ready(process, ports.pages, directory)
+            await_ready(process, ports.pages, directory)
             _announce(source, speed, ports, say)
             _feed(source, speed, ports, say)
         except KeyboardInterrupt:
@@ -87,10 +87,10 @@ def _claimed_ports() -> Iterator[Ports]:
             wanted = Ports(PORT_GRPC, PORT_PAGES)
         except OSError:
             wanted = Ports(0, 0)
-        yield Ports(_free_port(wanted.grpc), _free_port(wanted.pages))
+        yield Ports(free_port(wanted.grpc), free_port(wanted.pages))
 
 
-def _free_port(wanted: int) -> int:
+def free_port(wanted: int = 0) -> int:
     """The well-known port, or another one if somebody has it."""
     for port in (wanted, 0):
         with socket.socket() as probe:
@@ -105,7 +105,7 @@ def _free_port(wanted: int) -> int:
 
 
 @contextlib.contextmanager
-def _sidecar(ports: Ports, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+def sidecar_process(ports: Ports, directory: Path, **settings: str) -> Iterator[subprocess.Popen[bytes]]:
     """``tracefit run`` in a session of its own, so that Ctrl-C reaches us only and the sidecar can drain."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
     environment |= {
@@ -114,7 +114,7 @@ def _sidecar(ports: Ports, directory: Path) -> Iterator[subprocess.Popen[bytes]]
         "TRACEFIT_EXPORTERS__HTTP__ENDPOINT": f"127.0.0.1:{ports.pages}",
         "TRACEFIT_SNAPSHOT__DIRECTORY": str(directory),
         "TRACEFIT_SNAPSHOT__PUBLISH_INTERVAL_S": "0.5",
-    }
+    } | {f"{ENV_PREFIX}{name}": value for name, value in settings.items()}
     with (directory / "sidecar.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "collector", "run"], cwd=HOME, env=environment, stderr=log, start_new_session=True
@@ -130,7 +130,8 @@ def _sidecar(ports: Ports, directory: Path) -> Iterator[subprocess.Popen[bytes]]
             process.wait()
 
 
-def _await_ready(process: subprocess.Popen[bytes], port: int, directory: Path) -> None:
+def await_ready(process: subprocess.Popen[bytes], port: int, directory: Path) -> None:
+    """Wait until it takes telemetry; StartError with its last word if it does not."""
     pause = threading.Event()
     for _ in range(int(START_TIMEOUT_S / 0.1)):
         if process.poll() is not None:

@@ -20,6 +20,7 @@ MODULE_LINES, FUNCTION_LINES, CLASS_LINES, ATTRIBUTES = 350, 60, 250, 20
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 SIDE_DOORS = {
     "collector/app.py": {"collector.runtime.logs", "exporters.routes"},
+    "collector/commands/demo_fleet.py": {"collector.fleet.pull"},
     "collector/fleet/fleet_service.py": {"exporters.routes"},
     "collector/decode/plain.py": {"collector.decode.kv.span_events"},
     "collector/join/steps/sequence.py": {"collector.join.requests.journeys"},
@@ -29,6 +30,7 @@ SIDE_DOORS = {
         "collector.commands.ask",
         "collector.commands.check",
         "collector.commands.demo",
+        "collector.commands.demo_fleet",
         "collector.commands.export",
         "collector.commands.questions",
         "collector.commands.replay",

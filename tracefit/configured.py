@@ -13,6 +13,9 @@ from .evidence import STEP_TIME, computable_model
 from .faults import NoCoefficientsError, checked
 from .step_model import Limits, Prediction, Predictions, StepModel
 
+_LIMIT_MAX = 1e12
+"""No engine holds more of anything."""
+
 
 class Config:
     """One configuration: a model on a GPU with its settings.
@@ -84,7 +87,7 @@ class Config:
             "kv_tokens": kv_tokens,
         }
         known = {
-            name: int(checked(name, value, 2 if name == "max_num_batched_tokens" else 1, 1e12))
+            name: int(checked(name, value, 2 if name == "max_num_batched_tokens" else 1, _LIMIT_MAX))
             for name, value in given.items()
             if value is not None
         }
@@ -134,7 +137,7 @@ class Config:
         """
         steps = self._model()
         for value in (prefill_tokens, requests, decode_context_tokens):
-            if hasattr(value, "__iter__") and not isinstance(value, (str, bytes)):
+            if hasattr(value, "__iter__") and not isinstance(value, (str, bytes)) and getattr(value, "ndim", 1):
                 return steps.predict_many(prefill_tokens, requests, decode_context_tokens)
         return steps.predict(prefill_tokens, requests, decode_context_tokens)
 
@@ -199,7 +202,9 @@ def _limits(described: ConfigDocument) -> Limits:
 
     def fact(name: str) -> int | None:
         value = described.facts.get(name)
-        return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+        if not isinstance(value, int) or isinstance(value, bool):
+            return None
+        return value if 0 < value <= _LIMIT_MAX else None
 
     blocks, block_size = fact("num_gpu_blocks"), fact("block_size")
     budget = fact("max_num_batched_tokens")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 TOKENS_MAX = 1e9
 """More tokens than this in one step or request is a mistake, not a question."""
 
@@ -48,19 +50,20 @@ class BadInputError(TracefitError, ValueError):
 
 
 def checked(parameter: str, value: object, low: float, high: float) -> float:
-    """The number itself, if it lies between the bounds.
+    """The number itself, if it lies between the bounds; a scalar of numpy or decimal as a plain one.
 
     Raises:
         BadInputError: it is no number, not finite, or outside.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        try:  # the scalars of numpy and decimal are numbers too
+    if type(value) not in (int, float):  # numpy's float64 is a float whose arithmetic gives numpy's integers
+        try:
             number = float(value) if hasattr(value, "__float__") and not isinstance(value, bool) else None
         except (TypeError, ValueError):
             number = None
         if number is None:
             raise BadInputError(parameter, f"expected a number, got {type(value).__name__}")
         value = number
+    value = cast("float", value)
     if not low <= value <= high:  # false for NaN too
         got = f", got {float(value):g}" if not abs(value) > FINITE_MAX else ""
         raise BadInputError(parameter, f"expected {low:g} to {high:g}{got}")

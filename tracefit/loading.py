@@ -109,8 +109,8 @@ def load(source: str | bytes | os.PathLike[str], *, token: str | None = None, ti
     Raises:
         LoadError: one sentence: not there, too slow, too big, a page for people, another schema, …
     """
-    checked("timeout_s", timeout_s, 1e-3, 3600.0)
-    if token is not None and not (token.isascii() and token.isprintable()):
+    timeout_s = checked("timeout_s", timeout_s, 1e-3, 3600.0)
+    if token is not None and not (isinstance(token, str) and token.isascii() and token.isprintable()):
         raise LoadError("the token has characters that no header can hold")
     if isinstance(source, (bytes, bytearray)):
         if len(source) > BYTES_MAX:

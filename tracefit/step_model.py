@@ -261,37 +261,40 @@ def _edges(start: int) -> Iterable[int]:
 def _columns(values: tuple[object, ...], names: tuple[str, ...]) -> list[Sequence[float]]:
     """Columns of one length, checked as a whole."""
     lists: list[list[float] | tuple[float, ...] | None] = []
+    numbers: dict[str, float] = {}
     for name, value in zip(names, values, strict=True):
         if isinstance(value, (list, tuple)):
             lists.append(value)
         elif hasattr(value, "tolist"):  # numpy, array, pandas
             listed = value.tolist()
             lists.append(listed if isinstance(listed, list) else None)
+            if lists[-1] is None:
+                numbers[name] = checked(name, listed, 0.0, TOKENS_MAX)
         elif isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, AbstractSet)):
             lists.append(list(value))
         else:
-            checked(name, value, 0.0, TOKENS_MAX)  # a number for the whole column
+            numbers[name] = checked(name, value, 0.0, TOKENS_MAX)  # a number for the whole column
             lists.append(None)
     lengths = {len(column) for column in lists if column is not None}
     if len(lengths) != 1:
         raise BadInputError(" and ".join(names), f"columns of different lengths: {sorted(lengths)}")
     length = lengths.pop()
     columns: list[Sequence[float]] = [
-        [cast("float", value)] * length if column is None else column
-        for column, value in zip(lists, values, strict=True)
+        [numbers[name]] * length if column is None else column for column, name in zip(lists, names, strict=True)
     ]
-    for name, column in zip(names, columns, strict=True):
-        _check_column(name, column, REQUESTS_MAX if name == "requests" else TOKENS_MAX)
-    return columns
+    return [
+        _checked_column(name, column, REQUESTS_MAX if name == "requests" else TOKENS_MAX)
+        for name, column in zip(names, columns, strict=True)
+    ]
 
 
-def _check_column(name: str, column: Sequence[float], highest: float) -> None:
+def _checked_column(name: str, column: Sequence[float], highest: float) -> Sequence[float]:
+    """The column itself where one look at all of it will do, else number by number."""
     try:
-        total = sum(column)
+        total = sum(column)  # of another type where one of them is
         good = not column or (min(column) >= 0 and max(column) <= highest and math.isfinite(total))
-    except TypeError:
-        good = False
-    if not good:
-        for index, value in enumerate(column):
-            checked(f"{name}[{index}]", value, 0.0, highest)
-        raise BadInputError(name, "expected numbers")
+        if good and type(total) in (int, float):
+            return column
+    except (TypeError, ValueError, ArithmeticError):
+        pass
+    return [checked(f"{name}[{index}]", value, 0.0, highest) for index, value in enumerate(column)]

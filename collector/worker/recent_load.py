@@ -12,8 +12,8 @@ back. It follows the load and teaches nothing: not saved, and outside of what a 
 The last compares what was computed with what has finished: while load grows it is too low, while it falls too high.
 
 Of a server whose page is all that is known, the same sums grow between two of its pages: finished requests, their
-tokens; inter-token and first-token latencies; the gauges running + waiting, weighted with the tokens decoded meanwhile; prefix
-hits ÷ prompt tokens. Nothing is added across a counter that fell.
+tokens; inter-token and first-token latencies; the gauges running + waiting, weighted with the tokens decoded
+meanwhile; prefix hits ÷ prompt tokens. Nothing is added across a counter that fell.
 """
 
 from __future__ import annotations

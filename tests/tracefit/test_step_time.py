@@ -1,7 +1,10 @@
 """A step: coefficients times work times factor, with a band, and the truth about what was never seen."""
 
 import math
+from decimal import Decimal
+from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -190,3 +193,26 @@ def test_in_a_column_it_is_refused_by_its_place(value):
 def test_columns_of_different_lengths_are_refused():
     with pytest.raises(tracefit.BadInputError, match="different lengths"):
         CONFIG.step_time(requests=[1, 2], prefill_tokens=[1, 2, 3])
+
+
+NUMBERS = [np.float64(600), np.float32(600), np.int64(600), Decimal(600), Fraction(600), np.array(600)]
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: type(number).__name__)
+def test_numbers_of_other_libraries_are_numbers_alone_and_in_columns(number):
+    plain = CONFIG.step_time(prefill_tokens=600, requests=24, decode_context_tokens=600)
+    given = {"prefill_tokens": number, "requests": 24, "decode_context_tokens": number}
+    assert CONFIG.step_time(**given) == plain
+    (only,) = CONFIG.step_time(**{**given, "requests": [24]})
+    assert only == plain
+    (listed,) = CONFIG.step_time(prefill_tokens=[number], requests=24, decode_context_tokens=[number])
+    assert listed == plain
+    chat = {"prompt_tokens": 600, "output_tokens": 60, "concurrency": 600}
+    assert CONFIG.request(**dict.fromkeys(chat, number)) == CONFIG.request(**dict.fromkeys(chat, 600))
+
+
+def test_a_limit_that_nothing_can_hold_is_no_limit():
+    bent = tree()
+    bent["configs"][0]["config"] |= {"num_gpu_blocks": 10**400, "max_num_seqs": 10**30, "max_num_batched_tokens": -1}
+    limits = tracefit.load(encoded(bent)).config().limits
+    assert limits == tracefit.Limits()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from collector.cli import _parser
 from collector.config.fallback import load_or_degrade
 from collector.config.load import load
 from collector.config.schema import Config
@@ -110,6 +111,8 @@ def renderings(tmp_path_factory):
         KUSTOMIZE / "overlays" / "stock-vllm",
         DEPLOY / "otel-gateway",
         DEPLOY / "scrape-gateway",
+        DEPLOY / "fleet" / "service",
+        DEPLOY / "fleet" / "cron",
     )
     return [*map(kustomize, whole), *combined]
 
@@ -127,6 +130,7 @@ def test_everything_that_renders_is_valid_kubernetes(renderings, version):
         kinds |= validate(documents, version)
     assert kinds == {
         "ConfigMap",
+        "CronJob",
         "Deployment",
         "NetworkPolicy",
         "PersistentVolumeClaim",
@@ -444,6 +448,31 @@ def test_the_scraping_gateway_asks_every_pod_behind_its_headless_service():
     assert pages["spec"]["selector"].items() <= gateway["spec"]["template"]["metadata"]["labels"].items()
     (mounted,) = of_kind(documents, "ConfigMap")
     assert set(mounted["data"]) == {"tracefit.yaml"}
+
+
+@pytest.mark.parametrize("way", ["service", "cron"])
+def test_the_fleet_asks_every_sidecar_by_arguments_that_the_command_takes(way):
+    documents = kustomize(DEPLOY / "fleet" / way)
+    if way == "service":
+        (workload,) = of_kind(documents, "Deployment")
+        assert workload["spec"]["strategy"]["type"] == "Recreate"
+    else:
+        (job,) = of_kind(documents, "CronJob")
+        assert job["spec"]["concurrencyPolicy"] == "Forbid"
+        workload = job["spec"]["jobTemplate"]
+    template = workload["spec"]["template"]
+    (headless,) = [s for s in of_kind(documents, "Service") if s["spec"].get("clusterIP") == "None"]
+    assert headless["spec"]["selector"] == {"tracefit": "enabled"}
+    assert "tracefit" not in template["metadata"]["labels"], "it would ask itself"
+    container = containers_of(workload)["tracefit-fleet"]
+    given = _parser().parse_args(container["args"])
+    (source,) = given.sources
+    assert source == f"dns+http://{headless['metadata']['name']}:{headless['spec']['ports'][0]['port']}"
+    assert (given.every is not None) == (way == "service")
+    assert str(given.out) in {mount["mountPath"] for mount in container["volumeMounts"]}
+    context = container["securityContext"]
+    assert (context["runAsUser"], context["readOnlyRootFilesystem"]) == (65532, True)
+    assert context["capabilities"] == {"drop": ["ALL"]}
 
 
 def test_no_yaml_1_1_word_slipped_in_as_a_boolean():

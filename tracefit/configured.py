@@ -137,7 +137,7 @@ class Config:
         """
         steps = self._model()
         for value in (prefill_tokens, requests, decode_context_tokens):
-            if hasattr(value, "__iter__") and not isinstance(value, (str, bytes)) and getattr(value, "ndim", 1):
+            if hasattr(value, "__iter__") and not isinstance(value, (str, bytes)) and getattr(value, "ndim", None) != 0:
                 return steps.predict_many(prefill_tokens, requests, decode_context_tokens)
         return steps.predict(prefill_tokens, requests, decode_context_tokens)
 

@@ -5,10 +5,10 @@ A configuration is read when it is first asked for, once a generation.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 
 import tracefit
+from exporters.per_generation import PerGeneration
 from online import ConfigSnapshot, Snapshot
 
 _LISTED = 8
@@ -41,18 +41,12 @@ class ClientView:
     """Configurations of the newest snapshot.
 
     Args:
-        source: returns the newest snapshot, or None before the first.
+        source: returns the newest snapshot, or None before the first; what is shown at the moment.
     """
 
     def __init__(self, source: Callable[[], Snapshot | None]) -> None:
-        self._source = source
-        self._lock = threading.Lock()
-        self._shown: Snapshot | None = None
-        self._kept: dict[str, tracefit.Config] = {}  # at most one per configuration of the snapshot
-
-    def snapshot(self) -> Snapshot | None:
-        """What is shown at the moment."""
-        return self._source()
+        self.snapshot = source
+        self._configs = PerGeneration[str, tracefit.Config]()
 
     def config(self, snapshot: Snapshot, config_id: str = "") -> tracefit.Config:
         """The only configuration whose id is or begins so.
@@ -65,16 +59,7 @@ class ClientView:
             each for each in snapshot.configs if each.config_id.startswith(config_id)
         ]
         if len(fitting) == 1:
-            return self._read(snapshot, fitting[0])
+            return self._configs.get(lambda: snapshot, fitting[0].config_id, lambda _: client_config(fitting[0]))
         if fitting:
             raise UnknownConfigError("several configurations fit", fitting, several=True)
         raise UnknownConfigError("no such configuration", snapshot.configs, several=False)
-
-    def _read(self, snapshot: Snapshot, config: ConfigSnapshot) -> tracefit.Config:
-        with self._lock:
-            if snapshot is not self._shown:
-                self._shown, self._kept = snapshot, {}
-            kept = self._kept.get(config.config_id)
-            if kept is None:
-                kept = self._kept[config.config_id] = client_config(config)
-            return kept

@@ -7,7 +7,6 @@ comparison of tags only.
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Callable
 from email.utils import formatdate
 from http import HTTPStatus
@@ -16,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from exporters.files import ALPHAS, BlisError, blis_coefficients, render_flags, render_yaml
+from exporters.per_generation import PerGeneration
 from online import ConfigSnapshot, Snapshot
 
 from .routing import TEXT, Request, Response, plain
@@ -52,9 +52,7 @@ class SnapshotDocuments:
 
     def __init__(self, source: Callable[[], Snapshot | None]) -> None:
         self._source = source
-        self._lock = threading.Lock()
-        self._shown: Snapshot | None = None
-        self._kept: dict[tuple[str, ...], SnapshotDocument] = {}  # at most 1 + configs x (1 + formats x alphas)
+        self._documents = PerGeneration[tuple[str, ...], SnapshotDocument | None]()
 
     def answer_snapshot(self, request: Request) -> Response:
         """Answer ``/snapshot``, whole or one configuration."""
@@ -86,27 +84,18 @@ class SnapshotDocuments:
     def _answer(
         self, request: Request, key: tuple[str, ...], render: Callable[[Snapshot], bytes], content_type: str
     ) -> Response:
+        def make(snapshot: Snapshot | None) -> SnapshotDocument | None:
+            if snapshot is None:
+                return None
+            return make_document(render(snapshot), content_type, snapshot.created_unix_nano)
+
         try:
-            document = self._document(key, render, content_type)
+            document = self._documents.get(self._source, key, make)
         except _UnknownConfigError:
             return plain(HTTPStatus.NOT_FOUND, "no such configuration in the newest snapshot")
         except BlisError as error:
             return plain(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
         return answer_document(document, request)
-
-    def _document(
-        self, key: tuple[str, ...], render: Callable[[Snapshot], bytes], content_type: str
-    ) -> SnapshotDocument | None:
-        with self._lock:
-            snapshot = self._source()
-            if snapshot is not self._shown:
-                self._shown = snapshot
-                self._kept = {}
-            document = self._kept.get(key)
-            if document is None and snapshot is not None:
-                document = make_document(render(snapshot), content_type, snapshot.created_unix_nano)
-                self._kept[key] = document
-            return document
 
 
 class _UnknownConfigError(LookupError):

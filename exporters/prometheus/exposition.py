@@ -12,15 +12,16 @@ deflate blocks and one CRC-32, continued from the kept one, complete it to a sin
 from __future__ import annotations
 
 import struct
-import threading
 import zlib
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from exporters.per_generation import PerGeneration
 from online import Snapshot
 
 from .advisory import Advisory
@@ -83,9 +84,7 @@ class MetricsPage:
         self._max_series = max_series
         self._exemplar_of = exemplar_of
         self._advice_of = None if advisory is None else advisory.samples
-        self._lock = threading.Lock()
-        self._shown: Snapshot | None = None
-        self._kept: dict[str, _Kept] = {}
+        self._parts = PerGeneration[str, _Kept]()
 
     def render(self, accept: str = "", accept_encoding: str = "") -> Page:
         """Render the page for one scrape.
@@ -99,7 +98,7 @@ class MetricsPage:
         """
         wanted = _OPENMETRICS if wants_openmetrics(accept) else _PLAIN
         encode, content_type = choose_encoder(wanted)
-        kept = self._kept_part(wanted)
+        kept = self._parts.get(self._source, wanted, partial(self._render_kept, wanted))
         fresh = encode(self._own)
         if wanted == _OPENMETRICS and not fresh.endswith(_EOF):
             fresh += _EOF
@@ -107,22 +106,15 @@ class MetricsPage:
             return Page(content_type, "gzip", _gzip(kept, fresh))
         return Page(content_type, "", kept.plain + fresh)
 
-    def _kept_part(self, wanted: str) -> _Kept:
-        with self._lock:  # one renderer per generation; other scrapes wait for its result instead of doing it again
-            snapshot = self._source()
-            if snapshot is not self._shown:
-                self._kept = {}
-                self._shown = snapshot
-            kept = self._kept.get(wanted)
-            if kept is None:
-                families: Iterable[Metric] = ()
-                if snapshot is not None:
-                    families = snapshot_families(snapshot, self._max_series, self._exemplar_of, self._advice_of)
-                plain = choose_encoder(wanted)[0](_Families(families)).removesuffix(_EOF)
-                deflate = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
-                deflated = deflate.compress(plain) + deflate.flush(zlib.Z_FULL_FLUSH)
-                kept = self._kept[wanted] = _Kept(plain, deflated, zlib.crc32(plain))
-            return kept
+    def _render_kept(self, wanted: str, snapshot: Snapshot | None) -> _Kept:
+        """The part of the page that stays the same for a generation."""
+        families: Iterable[Metric] = ()
+        if snapshot is not None:
+            families = snapshot_families(snapshot, self._max_series, self._exemplar_of, self._advice_of)
+        plain = choose_encoder(wanted)[0](_Families(families)).removesuffix(_EOF)
+        deflate = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+        deflated = deflate.compress(plain) + deflate.flush(zlib.Z_FULL_FLUSH)
+        return _Kept(plain, deflated, zlib.crc32(plain))
 
 
 def _gzip(kept: _Kept, fresh: bytes) -> bytes:

@@ -24,9 +24,9 @@ EXPECTED_OFF = 0.05
 """Below any change that is reported."""
 
 
-def pieces_of(block: Design, *, whole: bool) -> Iterator[Design]:
-    """The block, or pieces of equal length that are PIECE_ROWS rows or little more."""
-    pieces = 1 if whole else max(1, len(block) // PIECE_ROWS)
+def pieces_of(block: Design) -> Iterator[Design]:
+    """Pieces of equal length that are PIECE_ROWS rows or little more; the block has at least two of them."""
+    pieces = len(block) // PIECE_ROWS
     ends = [len(block) * (i + 1) // pieces for i in range(pieces)]
     for start, end in zip([0, *ends], ends, strict=False):
         yield block.slice(start, end)

@@ -101,6 +101,10 @@ class DesignMatrix:
         view.x, view.groups = x, block.grouped()
         return view
 
+    def views(self, block: Design) -> dict[str, Design]:
+        """The view of every set, by name."""
+        return {name: self.view(block, name) for name in self.sets}
+
     def context_of(self, block: Design, name: str) -> Floats | None:
         """The context of the rows that are in the view of a set."""
         if self.context is None:

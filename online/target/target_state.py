@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from online.rows import Floats, Quality, RowBlock, RowOutcome, Target
 from online.snapshot import ErrorSnapshot, ModelSnapshot, TargetSnapshot
 from online.state import Kept, StateError, saved
 
-from .block_pieces import block_rows_of, is_as_expected, pieces_of
+from .block_pieces import PIECE_ROWS, block_rows_of, is_as_expected, pieces_of
 from .design_matrix import DesignMatrix
 from .learners import RLS, Learner, make_learner, publishes
 from .published_prediction import SHAPED, PublishedPrediction, make_published
@@ -127,20 +127,21 @@ class TargetState:
 
     def _learn_block(self, block: Design) -> None:
         """Learn a block of the published lane, whole or in pieces."""
-        watcher = self._watcher()
+        watcher, views = self._watcher(), self.matrix.views(block)
         watches = self.settings.bank.detector != NO_DETECTOR
-        whole = watcher is not None and is_as_expected(
-            watcher, self.matrix.view(block, watcher.features.name), watches=watches
-        )
-        for piece in pieces_of(block, whole=whole):
-            self._learn_piece(piece)
+        if len(block) < 2 * PIECE_ROWS or (
+            watcher is not None and is_as_expected(watcher, views[watcher.features.name], watches=watches)
+        ):
+            self._learn_piece(block, views)
+        else:
+            for piece in pieces_of(block):
+                self._learn_piece(piece, self.matrix.views(piece))
 
     def _size_blocks(self) -> None:
         self.cutter.block_rows = block_rows_of(self._watcher(), self.settings.bank.block_rows)
 
-    def _learn_piece(self, block: Design) -> None:
-        """All models learn these rows, the one that watches for changes of speed first."""
-        views = {name: self.matrix.view(block, name) for name in self.matrix.sets}
+    def _learn_piece(self, block: Design, views: Mapping[str, Design]) -> None:
+        """All models learn these rows, by set in ``views``, the one that watches for changes of speed first."""
         champion, watcher = self._predictor(), self._watcher()
         speed = None
         if watcher is not None:

@@ -38,8 +38,8 @@ from collector.runtime import (
     Task,
     cgroup_limit_bytes,
     limit_bytes,
-    logs,
     resident_bytes,
+    set_log_level,
     tune_malloc,
 )
 from collector.runtime.http import HttpServer, page_handler
@@ -208,7 +208,7 @@ class Sidecar:
         self._knowledge.replace_rules(config.configurations)
         self._publisher.set_interval(config.snapshot.publish_interval_s)
         self._writer.set_interval(config.snapshot.interval_s)
-        logs.set_level(config.log_level)
+        set_log_level(config.log_level)
 
     def _make_worker(self, clock: Clock, on_death: Callable[[], None]) -> Worker:
         return Worker(
@@ -320,7 +320,7 @@ def run(loaded: Loaded, clock: Clock, stop: Stop, source: ConfigSource | None = 
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     tune_malloc()
     config, fallback = loaded
-    logs.set_level(config.log_level)
+    set_log_level(config.log_level)
     if fallback is not None:
         _log.error("%s", fallback)
     sidecar = Sidecar(config, clock, on_death=stop.ask, source=source, fallback=fallback)

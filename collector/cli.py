@@ -36,8 +36,9 @@ from collector.runtime import (
     Stop,
     SystemClock,
     check_packages,
-    logs,
+    configure_logs,
     package_files,
+    set_log_level,
 )
 
 _ENVIRONMENT = {
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
-    logs.configure(SystemClock())
+    configure_logs(SystemClock())
     try:
         check_packages(package_files())
         code: int = arguments.command(arguments)
@@ -226,7 +227,7 @@ def _fleet_pull(arguments: argparse.Namespace) -> int:
     options = PullOptions(tuple(arguments.sources), arguments.out, arguments.timeout, arguments.require, token)
     if arguments.every is None:
         return pull_once(options, config, clock, say=_say, note=_warn)
-    logs.set_level(config.log_level)
+    set_log_level(config.log_level)
     service = FleetService(options, config, clock, interval_s=arguments.every)
     stop = Stop()
     stop.listen()

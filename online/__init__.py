@@ -24,21 +24,19 @@ from .snapshot import (
     EngineSnapshot,
     FeatureSnapshot,
     ModelSnapshot,
-    ReplicaClusterSnapshot,
     ReplicaSnapshot,
     ResidualSnapshot,
     Snapshot,
     TargetSnapshot,
 )
 from .state import StateError
-from .target import BankSettings, Learner, check_settings, make_rls
+from .target import Learner, check_settings, make_rls
 
 __all__ = [
     "PHASES",
     "REQUEST_FEATURES",
     "STEP_FEATURES",
     "Bank",
-    "BankSettings",
     "ConfigSnapshot",
     "CorrectionSnapshot",
     "Design",
@@ -52,7 +50,6 @@ __all__ = [
     "Mask",
     "ModelSnapshot",
     "Quality",
-    "ReplicaClusterSnapshot",
     "ReplicaSnapshot",
     "ResidualSnapshot",
     "RowBlock",

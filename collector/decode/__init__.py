@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import wire
 from .columnar import Decoder
 from .envelope import SlimExport
 from .otlp_json import TooManyObjects, json_to_protobuf
@@ -40,4 +41,5 @@ __all__ = [
     "decode",
     "json_to_protobuf",
     "pieces",
+    "wire",
 ]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span
 
-from collector.decode.kv import span_events as kv_otlp
+from collector.decode.kv import read_span_events
 from collector.telemetry import Counts, Skip, table
 
 from . import vocabulary as words
@@ -84,7 +84,7 @@ def _read_resource(
                 elif scope == words.API_SCOPE:
                     out.api.append(api_span(span, counts))
                 elif scope == words.KV_SCOPE:
-                    out.kv += kv_otlp.batches(span.events, out.instance, event_scalars, counts)
+                    out.kv += read_span_events(span.events, out.instance, event_scalars, counts)
                 else:
                     out.requests.append(request_span(span))
                     counts[table.SKIPPED_EVENTS, Skip.FOREIGN_EVENT] += events

@@ -22,7 +22,7 @@ from online.features import registered
 
 from .captures import Capture, load
 from .fits import NINE, SHAPE_SUFFIX
-from .leave_out import KEYS, group
+from .leave_out import group
 from .page import page
 from .page_windows import PageReport, evaluate_pages, load_pages
 from .protocol import evaluate
@@ -142,6 +142,3 @@ def _write(path: Path | None, data: bytes, say: PrintLine) -> None:
 def _progress(note: PrintLine, share: float, what: str) -> None:
     full = round(_BAR * share)
     note(f"[{'#' * full}{'.' * (_BAR - full)}] {share:4.0%}  {what}")
-
-
-__all__ = ["KEYS", "EvaluateOptions", "evaluate_recordings"]

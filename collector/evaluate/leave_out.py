@@ -25,7 +25,6 @@ from .fits import ape, learn, predict
 
 STEP = Target.STEP_TIME
 FIRST_ROWS = (20, 100)
-KEYS = ("config", "model", "workload")
 _ARCHITECTURE = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "num_experts")
 
 ALL: tuple[System, ...] = (PORTABLE, *SYSTEMS)

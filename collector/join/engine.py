@@ -11,7 +11,15 @@ import numpy as np
 from collector.config import JoinConfig
 from collector.decode import CoreSpan, MarkKind, StepColumns, Telemetry
 from collector.identity import EngineFacts, FactSource
-from collector.join.requests import QUEUE_STATE_AGE_NS, ApiQueueing, RequestRow, extent_of, request_block, rows_of, runs
+from collector.join.requests import (
+    QUEUE_STATE_AGE_NS,
+    ApiQueueing,
+    RequestRow,
+    extent_of,
+    request_block,
+    rows_of,
+    runs_of,
+)
 from collector.join.steps import Scheduling, StepSequence, WarmUp
 from collector.telemetry import Counts, JoinEvent, RowDrop, table
 from online import EngineSnapshot, Quality, RowBlock, Target
@@ -151,7 +159,7 @@ class Engine:
     def _add_request(self, span: CoreSpan, known: PendingRequest | None = None) -> PendingRequest | None:
         last = span.marks[-1]
         process = self._process_of(last.ts_ns + span.unix_minus_mono_ns, last.step_id)
-        request_runs = tuple(runs(span.marks))
+        request_runs = tuple(runs_of(span.marks))
         self._counts.merge(process.sequence.add_request(span, request_runs))
         extent = extent_of(request_runs)
         if extent is None:

@@ -38,12 +38,12 @@ class OncePerInterval(logging.Filter):
         return True
 
 
-def set_level(level: str) -> None:
+def set_log_level(level: str) -> None:
     """How much is said; from any thread."""
     logging.getLogger().setLevel(level.upper())
 
 
-def configure(clock: Clock) -> None:
+def configure_logs(clock: Clock) -> None:
     """Log to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(FORMAT))

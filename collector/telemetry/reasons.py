@@ -1,16 +1,13 @@
 """Every way to lose something, and every other closed set that is counted: one row of a counter per member.
 
-What became of a row (:class:`RowOutcome`), whose row it is (:class:`Target`) and what became of a changed file
-(:class:`Reload`) are told by the rooms below, which import nothing of the collector; they are on this page, too.
+What became of a row (``RowOutcome``), whose row it is (``Target``) and what became of a changed file (``Reload``) are
+told by the rooms below.
 """
 
 from __future__ import annotations
 
 import enum
 from typing import Final
-
-from collector.config import Reload
-from online import RowOutcome, Target
 
 
 class RowDrop(enum.StrEnum):
@@ -262,26 +259,3 @@ class PullOutcome(enum.StrEnum):
     """It has rows of a time that has not come: a wrong clock."""
     SAME_ENGINE = "same_engine"
     """Rows of it are in a newer one, too."""
-
-
-CLOSED_SETS: Final[tuple[type[enum.StrEnum], ...]] = (
-    Direction,
-    DiscoveryOutcome,
-    JoinEvent,
-    KvSkip,
-    Outcome,
-    Phase,
-    PullOutcome,
-    Reload,
-    Restored,
-    RowDrop,
-    RowOutcome,
-    ScrapeOutcome,
-    SequenceEvent,
-    Skip,
-    Stall,
-    Target,
-    Transport,
-    Wait,
-)
-"""All of them; each member can be reached, which a test shows."""

@@ -54,10 +54,6 @@ class SimulatorLatency(NamedTuple):
     worst: float
     crowded_ttft: float
 
-    def itl_at_ms(self, n: int) -> int:
-        """What the simulator waits between tokens when ``n`` requests run."""
-        return _simulated_ms(self.itl_ms, self.load_factor, n, self.max_num_seqs)
-
 
 def render_llm_d_sim(snapshot: Snapshot, config: ConfigSnapshot, assumptions: Assumptions) -> bytes:
     """The file for ``--config``.
@@ -160,7 +156,7 @@ def _fit(own_ms: dict[int, float], slots: int) -> tuple[int, float, float]:
     fits = []
     for itl_ms in range(max(1, round(alone) - width), round(alone) + width + 1, stride):
         for factor in _factors(own_ms, itl_ms, slots):
-            errors = {n: abs(_simulated_ms(itl_ms, factor, n, slots) / own - 1.0) for n, own in own_ms.items()}
+            errors = {n: abs(simulated_ms(itl_ms, factor, n, slots) / own - 1.0) for n, own in own_ms.items()}
             worst = max(errors[n] for n in ends)
             fits.append((worst + _BETWEEN * max(errors.values()), itl_ms, factor, worst))
     return min(fits)[1:]
@@ -174,6 +170,7 @@ def _factors(own_ms: dict[int, float], itl_ms: int, slots: int) -> set[float]:
     return {round(0.5 * (one + other), 4) for one in hits for other in hits}
 
 
-def _simulated_ms(itl_ms: int, load_factor: float, n: int, slots: int) -> int:
+def simulated_ms(itl_ms: int, load_factor: float, n: int, slots: int) -> int:
+    """What the simulator waits between tokens when ``n`` requests run in so many slots."""
     load = 1.0 if slots <= 1 else 1.0 + (load_factor - 1.0) * (n - 1) / (slots - 1)
     return int(itl_ms * load)

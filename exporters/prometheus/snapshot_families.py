@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
@@ -53,39 +52,6 @@ ExemplarOf = Callable[[str, str], str | None]
 """(config_id, target) -> trace id of the observation that confirmed the newest drift, if it is known."""
 
 _TRACE_ID = re.compile(r"[0-9a-f]{32}")
-
-
-class SnapshotCollector(Collector):
-    """Prometheus collector over a snapshot source; register it, or hand it to ``exposition.MetricsPage``.
-
-    Args:
-        source: returns the newest snapshot, or None before the first.
-        max_series: capacity of the page for series of the snapshot.
-        exemplar_of: finds the trace behind a drift.
-    """
-
-    def __init__(
-        self,
-        source: Callable[[], Snapshot | None],
-        *,
-        max_series: int = DEFAULT_MAX_SERIES,
-        exemplar_of: ExemplarOf | None = None,
-    ) -> None:
-        if max_series < 1:
-            raise ValueError(f"max_series: expected >= 1, got {max_series!r}")
-        self._source = source
-        self._max_series = max_series
-        self._exemplar_of = exemplar_of
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: names are fixed by the table, and registration must not render a page."""
-        return ()
-
-    def collect(self) -> Iterator[Metric]:
-        """Families of the newest snapshot; none before the first."""
-        snapshot = self._source()
-        if snapshot is not None:
-            yield from snapshot_families(snapshot, self._max_series, self._exemplar_of)
 
 
 def snapshot_families(

@@ -1,26 +1,18 @@
 """Feature sets: tables of (name, unit, formula), evaluated per step and summed per row."""
 
-from online.features.systems import SYSTEMS, System
+import online.features.systems  # noqa: F401  # registers them
 
-from .columns import INTERCEPT, UNITS, Column, FeatureSet, Raw, raw_column, sum_steps
-from .registry import Fact, Factory, Facts, build, custom, portable, register, registered
+from .columns import INTERCEPT, Column, FeatureSet, sum_steps
+from .registry import Fact, Facts, build, custom, registered
 
 __all__ = [
     "INTERCEPT",
-    "SYSTEMS",
-    "UNITS",
     "Column",
     "Fact",
-    "Factory",
     "Facts",
     "FeatureSet",
-    "Raw",
-    "System",
     "build",
     "custom",
-    "portable",
-    "raw_column",
-    "register",
     "registered",
     "sum_steps",
 ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .declared import Array, Count, Finite, Kept, LikeFresh, MadeBy, Named, Saved, StateError, layout, saved
-from .file import LEARNERS, VERSION, Image, Migrations, Seal, decode, sealed
+from .declared import Array, Count, Finite, Kept, LikeFresh, MadeBy, Named, StateError, saved
+from .file import LEARNERS, VERSION, Image, Seal, decode, sealed
 from .graph import Graph, Lease
 from .lineage import Lineage, LineageLedger
 from .taken import Taken, encode
@@ -22,15 +22,12 @@ __all__ = [
     "Lineage",
     "LineageLedger",
     "MadeBy",
-    "Migrations",
     "Named",
-    "Saved",
     "Seal",
     "StateError",
     "Taken",
     "decode",
     "encode",
-    "layout",
     "saved",
     "sealed",
 ]

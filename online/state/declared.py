@@ -131,8 +131,3 @@ def saved(
         attributes: type by attribute; see the module's docstring.
     """
     return Saved(kind, {**(base.hints if base else {}), **attributes}, fresh)
-
-
-def layout() -> dict[str, list[str]]:
-    """Names in the file of every class that is imported."""
-    return {kind: declared.names for kind, declared in sorted(KINDS.items())}

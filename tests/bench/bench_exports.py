@@ -16,7 +16,7 @@ import tracefit
 from exporters.client_view import client_config
 from exporters.files import Assumptions, render_dynamo
 from exporters.files.dynamo import MOCKER_FILE
-from exporters.files.llm_d_sim import simulator_latency
+from exporters.files.llm_d_sim import simulated_ms, simulator_latency
 from online import ConfigSnapshot, Snapshot
 from tests.bench.client_minutes import LIMITS
 from tests.support.pipelines import replayed
@@ -50,10 +50,10 @@ def simulated(name: str, client: tracefit.Config) -> float:
         itl, ttft = [], []
         for n in sizes:
             own = client.request(prompt_tokens=prompt, output_tokens=output, prefix_hit=hit, concurrency=n)
-            load = latency.itl_at_ms(n) / latency.itl_ms
+            load = simulated_ms(latency.itl_ms, latency.load_factor, n, latency.max_num_seqs) / latency.itl_ms
             uncached = prompt * (1.0 - hit)
             theirs_ms = (latency.prefill_overhead_ms + uncached * latency.prefill_us_per_token / 1e3) * load
-            itl.append(latency.itl_at_ms(n) / own.itl.ms - 1.0)
+            itl.append(simulated_ms(latency.itl_ms, latency.load_factor, n, latency.max_num_seqs) / own.itl.ms - 1.0)
             ttft.append(theirs_ms / own.ttft.ms - 1.0)
         worst = max(worst, *map(abs, itl))
         shown = "  ".join(f"{n:>3}: ITL {a:+5.1%} TTFT {b:+6.1%}" for n, a, b in zip(sizes, itl, ttft, strict=True))

@@ -25,7 +25,8 @@ from collector.config.schema import JoinConfig
 from collector.decode.plain import decode
 from collector.decode.records import CoreSpan, Finish, Mark, MarkKind, StepColumns, Telemetry
 from collector.join.joiner import Joiner
-from collector.join.requests import journeys
+from collector.join.requests import extent_of, lay_journey, runs_of, split_chunks
+from collector.join.requests.journeys import NATURAL
 from collector.join.steps import boundaries
 from collector.join.steps.raw_features import complete, rebuilt_counts, snapshot_complete
 from collector.join.steps.scheduling import Scheduling, SchedulingVotes
@@ -125,9 +126,9 @@ class Rebuilt:
         last = max(int(self.summaries["step_id"].max()), *(end for _, end in extents))
         self.window = StepWindow(1)
         self.window.reach(1, last)
-        chunks = [chunk for span in self.core for chunk in journeys.lay(span, self.window)]
+        chunks = [chunk for span in self.core for chunk in lay_journey(span, self.window)]
         budget = float(self.summaries["scheduled_tokens"].max())
-        journeys.split_chunks(chunks, self.window, last + 1, budget, asynchronous=asynchronous)
+        split_chunks(chunks, self.window, last + 1, budget, asynchronous=asynchronous)
         self.window.add_summaries(self.summaries[np.unique(self.summaries["step_id"], return_index=True)[1]])
         self.window.add_snapshots(np.concatenate([one.snapshots for one in telemetry]))
         self.steps, self.cells = self.window.steps[:last], self.window.rebuilt[:last]
@@ -167,12 +168,7 @@ class Rebuilt:
         errors = []
         for span in self.core:
             extent = steps_of(span)
-            if (
-                extent is None
-                or span.finish not in journeys.NATURAL
-                or extent[0] < 3
-                or extent[1] + 2 > len(self.steps)
-            ):
+            if extent is None or span.finish not in NATURAL or extent[0] < 3 or extent[1] + 2 > len(self.steps):
                 continue
             first, last = extent
             if not self.cells["seen"][first - 2 : last + 1].all():
@@ -188,7 +184,7 @@ class Rebuilt:
 
 
 def steps_of(span: CoreSpan) -> tuple[int, int] | None:
-    return journeys.extent_of(tuple(journeys.runs(span.marks)))
+    return extent_of(tuple(runs_of(span.marks)))
 
 
 def prefill_steps(span: CoreSpan) -> list[tuple[int, int]]:

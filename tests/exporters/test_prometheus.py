@@ -19,7 +19,7 @@ from exporters.labels import MAX_LABEL_CHARS, base_unit, label_value
 from exporters.prometheus.advisory import Advisory
 from exporters.prometheus.exposition import MetricsPage
 from exporters.prometheus.families import DEFAULT_MAX_SERIES, FAMILIES, PAGE_FAMILIES
-from exporters.prometheus.snapshot_families import SnapshotCollector, snapshot_families
+from exporters.prometheus.snapshot_families import snapshot_families
 from exporters.what_if import Mix
 from online.rows import Target
 from online.snapshot import FeatureSnapshot, ModelSnapshot, TargetSnapshot
@@ -121,19 +121,6 @@ def test_before_the_first_snapshot_there_are_only_our_own_metrics():
     body = MetricsPage(registry, lambda: None).render().body
     assert b"tracefit_spans_total 0.0" in body
     assert b"tracefit_coefficient" not in body
-
-
-def test_registering_the_collector_renders_nothing():
-    def explode():
-        raise AssertionError("asked for a snapshot")
-
-    CollectorRegistry(auto_describe=True).register(SnapshotCollector(explode))
-
-
-def test_the_collector_can_live_in_an_ordinary_registry():
-    registry = CollectorRegistry()
-    registry.register(SnapshotCollector(cases.snapshot))
-    assert registry.get_sample_value("tracefit_snapshot_generation") == 42
 
 
 def family_of(sample_name):

@@ -17,7 +17,7 @@ import tracefit
 from collector.cli import main
 from exporters.files import Assumptions, ExportError, render_csv, render_dynamo, render_llm_d_sim
 from exporters.files.dynamo import DECODE_FILE, MOCKER_FILE, NOTE_FILE, PREFILL_FILE
-from exporters.files.llm_d_sim import simulator_latency
+from exporters.files.llm_d_sim import simulated_ms, simulator_latency
 from online import Snapshot
 from tests.support import exporter_cases as cases
 from tests.tracefit.example_snapshot import encoded, tree
@@ -80,7 +80,9 @@ def test_the_simulator_waits_between_tokens_as_the_coefficients_say(prompt, outp
     assert latency.worst < 0.1
     for n in (1, 8, latency.max_num_seqs):
         own = CLIENT.request(prompt_tokens=prompt, output_tokens=output, prefix_hit=hit, concurrency=n)
-        assert latency.itl_at_ms(n) == pytest.approx(own.itl.ms, rel=0.1)
+        assert simulated_ms(latency.itl_ms, latency.load_factor, n, latency.max_num_seqs) == pytest.approx(
+            own.itl.ms, rel=0.1
+        )
 
 
 def test_its_first_token_comes_as_the_coefficients_say_when_nobody_else_is_there():

@@ -27,7 +27,7 @@ class Foreign(Exception):
     """An event nobody knows, or one whose fields make no sense; never leaves this module."""
 
 
-def batches(
+def read_span_events(
     events: Iterable[Span.Event], instance: str, values: Callable[[Span.Event], Mapping[str, Value]], counts: Counts
 ) -> list[KvBatch]:
     """The batches in one span's events; ``values`` reads an event's scalar attributes."""
@@ -127,6 +127,3 @@ _READ: dict[str, Callable[[Counted, Mapping[str, Value]], None]] = {
     "RemoteTransferInitiated": _moved(Direction.REMOTE, Phase.INITIATED),
     "RemoteTransferCompleted": _moved(Direction.REMOTE, Phase.COMPLETED),
 }
-
-EVENTS = frozenset(_READ)
-"""Every event type that is read."""

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from .api_queueing import HANDOFFS_MAX, ApiQueueing, with_handoffs
-from .decode_batch import HeldRequest
-from .journeys import Chunks, Run, extent_of, runs
+from .api_queueing import ApiQueueing, with_handoffs
+from .journeys import Chunks, Run, extent_of, lay_journey, runs_of, split_chunks, waiting_steps
 from .occupancy import RequestSequence
 from .request_rows import QUEUE_STATE_AGE_NS, RequestRow, request_block, rows_of
 
 __all__ = [
-    "HANDOFFS_MAX",
     "QUEUE_STATE_AGE_NS",
     "ApiQueueing",
     "Chunks",
-    "HeldRequest",
     "RequestRow",
     "RequestSequence",
     "Run",
     "extent_of",
+    "lay_journey",
     "request_block",
     "rows_of",
-    "runs",
+    "runs_of",
+    "split_chunks",
+    "waiting_steps",
     "with_handoffs",
 ]

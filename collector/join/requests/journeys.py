@@ -58,14 +58,14 @@ def extent_of(request_runs: Sequence[Run]) -> tuple[int, int] | None:
     return (request_runs[0].first_step, request_runs[-1].last_step) if request_runs else None
 
 
-def lay(span: CoreSpan, window: StepWindow, request_runs: Sequence[Run] | None = None) -> list[Chunks]:
+def lay_journey(span: CoreSpan, window: StepWindow, request_runs: Sequence[Run] | None = None) -> list[Chunks]:
     """Add the request to the columns of its steps (which must be reachable); returns its multi-step prefills.
 
     ``request_runs``: its runs, where the caller has them already.
     """
     window.own_from(window.base)
     chunks = []
-    for run in runs(span.marks) if request_runs is None else request_runs:
+    for run in runs_of(span.marks) if request_runs is None else request_runs:
         if run.outputs == 0:
             chunks += _lay_prefill(run, span.prompt_tokens, window)
         else:
@@ -75,7 +75,7 @@ def lay(span: CoreSpan, window: StepWindow, request_runs: Sequence[Run] | None =
     return chunks
 
 
-def waits(span: CoreSpan) -> tuple[int, int]:
+def waiting_steps(span: CoreSpan) -> tuple[int, int]:
     """Steps that ran while the request waited for the first time: first, and one past the last."""
     queued = span.marks[0]
     stop = next((mark.step_id for mark in span.marks if mark.kind is MarkKind.SCHEDULED), queued.step_id)
@@ -83,7 +83,7 @@ def waits(span: CoreSpan) -> tuple[int, int]:
     return min(first, stop), stop
 
 
-def runs(marks: tuple[Mark, ...]) -> Iterator[Run]:
+def runs_of(marks: tuple[Mark, ...]) -> Iterator[Run]:
     """Spans of steps in which the request ran, from SCHEDULED to PREEMPTED or FINISHED."""
     scheduled: Mark | None = None
     first_token: Mark | None = None
@@ -146,7 +146,7 @@ def _lay_resumed(run: Run, prompt_tokens: int, window: StepWindow) -> None:
 
 
 def _lay_waiting(span: CoreSpan, window: StepWindow) -> None:
-    first, stop = waits(span)
+    first, stop = waiting_steps(span)
     if first >= stop:  # scheduled at the next step, as most are
         return
     here = slice(max(0, first - window.base), stop - window.base)

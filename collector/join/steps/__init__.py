@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from .frontier import Frontier
-from .habits import Habits, Sums
-from .process_context import ProcessContext
-from .scheduling import Scheduling, SchedulingVotes
-from .sequence import Advance, StepSequence
+from .scheduling import Scheduling
+from .sequence import StepSequence
 from .warm_up import WarmUp
 
 __all__ = [
-    "Advance",
-    "Frontier",
-    "Habits",
-    "ProcessContext",
     "Scheduling",
-    "SchedulingVotes",
     "StepSequence",
-    "Sums",
     "WarmUp",
 ]

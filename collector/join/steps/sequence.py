@@ -15,7 +15,7 @@ from collector.config import JoinConfig
 from collector.decode import CoreSpan, MarkKind, SnapshotColumns, StepColumns
 from collector.join.block_ratio import BlockRatio
 from collector.join.kv import KvSteps
-from collector.join.requests import journeys
+from collector.join.requests import Chunks, Run, extent_of, lay_journey, runs_of, split_chunks, waiting_steps
 from collector.join.window import StepWindow
 from collector.telemetry import Counts, JoinEvent, RowDrop, Wait, table
 from online import Quality, RowBlock
@@ -62,7 +62,7 @@ class StepSequence:
         window=StepWindow | None,
         kv=KvSteps,
         _fresh_steps=tuple[int, int] | None,
-        _chunks=list[journeys.Chunks],
+        _chunks=list[Chunks],
         fresh=lambda join: StepSequence(join, 0, BlockRatio()),
     )
 
@@ -75,7 +75,7 @@ class StepSequence:
         self.kv = KvSteps()
         self.waits_for: Wait | None = None
         self._fresh_steps: tuple[int, int] | None = None
-        self._chunks: list[journeys.Chunks] = []
+        self._chunks: list[Chunks] = []
 
     def add_summaries(self, steps: StepColumns, snapshots: SnapshotColumns) -> Counts:
         """Add step summaries (any order) and request snapshots of this process."""
@@ -100,28 +100,28 @@ class StepSequence:
             self.window.add_snapshots(snapshots)
         return counts
 
-    def add_request(self, span: CoreSpan, runs: tuple[journeys.Run, ...] | None = None) -> Counts:
+    def add_request(self, span: CoreSpan, runs: tuple[Run, ...] | None = None) -> Counts:
         """Add one finished request of this process; ``runs``: its runs, where the caller has them already."""
-        runs = tuple(journeys.runs(span.marks)) if runs is None else runs
+        runs = tuple(runs_of(span.marks)) if runs is None else runs
         counts = Counts()
         context, last = self.context, span.marks[-1]
         context.has_journeys = True
         end_unix_ns = last.ts_ns + span.unix_minus_mono_ns
         context.record_times(end_unix_ns, end_unix_ns)
-        extent = journeys.extent_of(runs)
+        extent = extent_of(runs)
         if extent is None:
             counts[table.JOIN_EVENTS, JoinEvent.JOURNEY_UNSCHEDULED] += 1
             return counts
         if extent[1] - extent[0] >= self._settings.steps_max:
             counts[table.JOIN_EVENTS, JoinEvent.JOURNEY_LATE] += 1
             return counts
-        window = self._reach(max(journeys.waits(span)[0], extent[1] - self._settings.steps_max + 1), extent[1])
+        window = self._reach(max(waiting_steps(span)[0], extent[1] - self._settings.steps_max + 1), extent[1])
         if extent[0] < window.base:
             counts[table.JOIN_EVENTS, JoinEvent.JOURNEY_LATE] += 1
             return counts
         if extent[0] < self.frontier.emitted_to and not context.has_exact_context:
             counts[table.JOIN_EVENTS, JoinEvent.JOURNEY_LATE] += 1
-        self._chunks += self.kv.add_request(span, journeys.lay(span, window, runs), runs)
+        self._chunks += self.kv.add_request(span, lay_journey(span, window, runs), runs)
         first = next(mark for mark in span.marks if mark.kind is MarkKind.SCHEDULED)
         context.longest_run_ns = max(context.longest_run_ns, last.ts_ns - first.ts_ns)
         return counts
@@ -224,7 +224,7 @@ class StepSequence:
             if opening and end % block_steps and not reading.flush:
                 self.waits_for = self.waits_for or Wait.FIRST_STEPS  # what the block teaches holds for its own rows
                 break
-            self._chunks = journeys.split_chunks(
+            self._chunks = split_chunks(
                 self._chunks, window, end, self.context.budget_tokens, asynchronous=reading.asynchronous
             )
             if opening:

@@ -38,11 +38,6 @@ class EndpointSequence:
     _pause_s: float = _PAUSE_MIN_S
     _requested: dict[int, int] = field(default_factory=dict)
 
-    @property
-    def still_missing(self) -> int:
-        """Numbers that may still be replayed."""
-        return sum(len(numbers.missing) for numbers in self._ranks.values())
-
     def live(self, rank: int, seq: int) -> None:
         """A batch came by subscription."""
         numbers = self._ranks.setdefault(rank, _Numbers())

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from .bounded_server import HttpServer
-from .handler import Handler, Reply, page_handler
+from .handler import Handler, page_handler
 
 __all__ = [
     "Handler",
     "HttpServer",
-    "Reply",
     "page_handler",
 ]

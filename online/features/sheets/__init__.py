@@ -5,11 +5,10 @@ from online.features.sheets.hardware import find
 from .architecture import SheetError, architecture
 from .deployment import Sheet, sheet_of
 from .hardware import HardwareSheet, hardware_sheets
-from .model import ModelSheet, model_sheet
+from .model import model_sheet
 
 __all__ = [
     "HardwareSheet",
-    "ModelSheet",
     "Sheet",
     "SheetError",
     "architecture",

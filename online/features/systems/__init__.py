@@ -6,7 +6,7 @@ are left out there and serve transfer (``full``).
 
 from online.features.systems.hfd_tl import RESIDUAL
 
-from .base import System, full, systems
+from .base import System, full
 from .bsr_ard import BSR_ARD
 from .hfd_tl import HFD_TL
 from .incumbents import BLACKBOX, ROOFLINE
@@ -23,18 +23,13 @@ for _system in SYSTEMS:
     _system.register()
 
 __all__ = [
-    "BLACKBOX",
     "BSR_ARD",
     "HFD_TL",
-    "MOLE_RD",
     "PHYSICS",
-    "PICF",
     "PORTABLE",
     "RECE",
     "RESIDUAL",
-    "ROOFLINE",
     "SYSTEMS",
     "System",
     "full",
-    "systems",
 ]

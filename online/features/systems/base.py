@@ -111,11 +111,6 @@ def full(system: System, target: Target, facts: Facts) -> tuple[tuple[Column, ..
     return None if columns is None else (columns, constant_values(columns))
 
 
-def systems(members: tuple[System, ...]) -> dict[str, System]:
-    """The modelling systems by name."""
-    return {system.name: system for system in members}
-
-
 def tokens(raw: Raw) -> Floats:
     """T = P + D, tokens of a step."""
     return np.asarray(raw["prefill_tokens"] + raw["decode_tokens"])

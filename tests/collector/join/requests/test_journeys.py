@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collector.join.requests import journeys
+from collector.join.requests import extent_of, lay_journey, runs_of, split_chunks
 from collector.join.steps.raw_features import complete, rebuilt_counts
 from collector.join.window import StepWindow
 from tests.support.toy_engine import Job, Run, many_jobs, run_engine
@@ -34,9 +34,9 @@ class Batches:
         if summaries:
             self.window.add_summaries(steps)
         spans = [core_of(run, job) for job in run.jobs if job.marks]
-        chunks = [c for i in order or range(len(spans)) for c in journeys.lay(spans[i], self.window)]
+        chunks = [c for i in order or range(len(spans)) for c in lay_journey(spans[i], self.window)]
         for stop in np.linspace(1, count + 1, pieces + 1).astype(int)[1:]:
-            chunks = journeys.split_chunks(chunks, self.window, int(stop), budget, asynchronous=asynchronous)
+            chunks = split_chunks(chunks, self.window, int(stop), budget, asynchronous=asynchronous)
         assert chunks == []
         if not summaries:
             self.window.add_summaries(steps)
@@ -130,8 +130,8 @@ def test_an_aborted_request_counts_until_its_last_step_and_stamps_no_end():
 
 def test_a_request_aborted_in_the_queue_was_never_scheduled():
     span = core_of(*_queued_and_aborted())
-    assert journeys.extent_of(tuple(journeys.runs(span.marks))) is None
-    assert journeys.lay(span, StepWindow(1)) == []
+    assert extent_of(tuple(runs_of(span.marks))) is None
+    assert lay_journey(span, StepWindow(1)) == []
 
 
 def _queued_and_aborted():
@@ -158,7 +158,7 @@ def test_end_stamps_are_the_newest_and_scheduled_stamps_the_oldest_of_a_step():
     window.reach(1, len(run.summaries))
     for number, job in enumerate(run.jobs):
         job.marks = [(kind, step, ns + 1000 * number, done) for kind, step, ns, done in job.marks]
-        journeys.lay(core_of(run, job), window)
+        lay_journey(core_of(run, job), window)
     assert window.rebuilt["completed_ns"][0] == run.jobs[1].ns_of("FIRST_TOKEN")
     assert window.rebuilt["scheduled_ns"][0] == run.jobs[0].ns_of("SCHEDULED")
     assert window.rebuilt["completed_unix_ns"][0] == run.unix(run.jobs[1].ns_of("FIRST_TOKEN"))

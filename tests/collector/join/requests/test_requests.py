@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from collector.decode.records import MISSING, Finish, MarkKind
-from collector.join.requests import journeys
+from collector.join.requests import lay_journey
 from collector.join.requests.request_rows import idle_at, queue_state, request_block, rows_of
 from collector.join.window import StepWindow
 from collector.telemetry import table
@@ -39,7 +39,7 @@ def window(run):
     out.reach(1, len(run.summaries))
     out.add_summaries(columns_of(run))
     for job in run.jobs:
-        journeys.lay(core_of(run, job), out)
+        lay_journey(core_of(run, job), out)
     return out
 
 
@@ -79,7 +79,7 @@ def test_idle_is_told_by_the_empty_step_or_by_the_last_end_stamp(run):
     bare = StepWindow(1)
     bare.reach(1, len(run.summaries))
     for job in run.jobs:
-        journeys.lay(core_of(run, job), bare)
+        lay_journey(core_of(run, job), bare)
     assert idle_at(bare, queued_ns - 10**6, queued_step)
     assert not idle_at(bare, queued_ns - 4 * 10**9, queued_step)
     assert not idle_at(bare, queued_ns, len(run.summaries) + 5)

@@ -119,15 +119,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_export_arguments(export: argparse.ArgumentParser) -> None:
-    export.add_argument("snapshot", type=Path, metavar="SNAPSHOT", help="snapshot.json of the sidecar or of a replay")
+    export.add_argument("snapshot", type=Path, metavar="SNAPSHOT", help="snapshot.json; for blis-trace, a recording")
     export.add_argument("--format", required=True, choices=EXPORT_FORMATS, help="who reads it; docs/exports.md")
     export.add_argument("--config", metavar="ID", help="config_id, or the beginning of one; needed if there are more")
     export.add_argument("--model-config", type=Path, metavar="FILE", help="the model's config.json")
     export.add_argument("--hardware", metavar="NAME", help="GPU, or its memory bandwidth in TB/s")
     export.add_argument("--alpha", choices=["server", "effective"], default="server", help="see docs/blis.md (server)")
+    export.add_argument("--mean", action="store_true", help="blis: step times with what stalls add in the mean")
     export.add_argument("--require", choices=["identified"], help="refuse if a coefficient is anything less")
     add_assumption_options(export)
-    export.add_argument("--out", type=Path, metavar="DIR", help="where dynamo's files go")
+    export.add_argument("--out", type=Path, metavar="DIR", help="where dynamo's and blis-trace's files go")
     export.set_defaults(command=_export)
 
 
@@ -235,6 +236,10 @@ def _fleet_pull(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
+    if arguments.format == "blis-trace":
+        from collector.commands.traffic import export_traffic  # noqa: PLC0415
+
+        return export_traffic([arguments.snapshot], arguments.out, say=_say, note=_warn)
     from collector.commands.export import ExportOptions, export_snapshot  # noqa: PLC0415
     from exporters.files import Assumptions  # noqa: PLC0415
 
@@ -244,6 +249,7 @@ def _export(arguments: argparse.Namespace) -> int:
         model_config=arguments.model_config,
         hardware=arguments.hardware,
         alpha=arguments.alpha,
+        mean=arguments.mean,
         require=arguments.require,
         assumptions=Assumptions(
             arguments.prompt,

@@ -32,6 +32,7 @@ class ExportOptions(NamedTuple):
     model_config: Path | None = None
     hardware: str | None = None
     alpha: str = "server"
+    mean: bool = False
     require: str | None = None
     assumptions: Assumptions = Assumptions()
     out: Path | None = None
@@ -61,6 +62,7 @@ def export_snapshot(path: Path, options: ExportOptions, *, say: PrintLine, note:
             model_config=model_config,
             hardware=options.hardware,
             alpha=options.alpha,
+            mean=options.mean,
         )
     except ExportError as error:
         note(f"error: {error}")

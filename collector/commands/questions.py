@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-EXPORT_FORMATS = ("blis-yaml", "blis-flags", "csv", "dynamo", "llm-d-sim")
+EXPORT_FORMATS = ("blis-yaml", "blis-flags", "blis-trace", "csv", "dynamo", "llm-d-sim")
 QuestionHandler = Callable[[argparse.Namespace], int]
 
 

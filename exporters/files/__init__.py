@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .blis import ALPHAS, BlisError, blis_coefficients, export
 from .blis_render import render_flags, render_yaml
+from .blis_trace import TRACE_HEADER, TRACE_TABLE, TracedRequest, render_trace
 from .coefficients_csv import render_csv
 from .dynamo import render_dynamo
 from .llm_d_sim import render_llm_d_sim
@@ -13,9 +14,12 @@ from .translation import Assumptions, ExportError, choose_config, doubtful_coeff
 __all__ = [
     "ALPHAS",
     "SNAPSHOT_NAME",
+    "TRACE_HEADER",
+    "TRACE_TABLE",
     "Assumptions",
     "BlisError",
     "ExportError",
+    "TracedRequest",
     "blis_coefficients",
     "choose_config",
     "doubtful_coefficients",
@@ -25,6 +29,7 @@ __all__ = [
     "render_dynamo",
     "render_flags",
     "render_llm_d_sim",
+    "render_trace",
     "render_yaml",
     "write_atomically",
     "write_snapshot",

@@ -20,7 +20,8 @@ fewer than 10 BLIS takes a maximum of compute and memory time instead of the sum
 BLIS has no queueing time per prompt token and truncates alphas to whole microseconds (1.7 us/token becomes 1), so what
 it can hold is fitted here, to the same mean: alpha[0] is the learned line at the mean prompt, alpha[2] is the nearest
 whole slope and alpha[1] takes up the difference at the mean output length. The wait from queued to scheduled is
-simulated by BLIS and never exported.
+simulated by BLIS and never exported. An alpha of which nothing is learned is 0: a released vLLM without its request
+spans tells none, and its step time is worth simulating all the same.
 
 Guarantee: a step time or a mean post-decode time predicted from the exported file equals ours within 0.15 %
 (tests/exporters/test_blis.py), as far as whole microseconds allow.
@@ -36,7 +37,7 @@ from exporters.labels import label_value
 from online import ConfigSnapshot, FeatureSnapshot, Snapshot, TargetSnapshot
 
 from .blis_render import Coefficients, render_flags, render_yaml
-from .blis_sheet import BANDWIDTH_TB_S, bandwidth_of, shape_of
+from .blis_sheet import BANDWIDTH_TB_S, bandwidth_of, blis_name_of, shape_of
 from .translation import ExportError, choose_config, doubtful_coefficients
 
 N_BETAS = 11
@@ -45,6 +46,15 @@ MAX_MEAN_TOKENS = 1e9
 ALPHAS = ("server", "effective")
 """``server``: arrival to queued. ``effective`` adds first token to first response, which BLIS has no place for."""
 
+LIMIT_FLAGS = {
+    "tp": "tensor_parallel_size",
+    "max-num-seqs": "max_num_seqs",
+    "max-num-batched-tokens": "max_num_batched_tokens",
+    "total-kv-blocks": "num_gpu_blocks",
+    "block-size-in-tokens": "block_size",
+    "max-model-len": "max_model_len",
+}
+"""Flags of ``blis run`` and ``blis replay`` by the fact that they take."""
 _STEP_COLUMNS = {"prefill_tokens": 8, "decode_context_tokens": 9, "requests": 5, "intercept": 6}
 
 
@@ -58,6 +68,7 @@ def blis_coefficients(
     model_config: Mapping[str, Any] | None = None,
     hardware: str | None = None,
     alpha: str = "server",
+    mean: bool = False,
 ) -> Coefficients:
     """Translate one configuration's coefficients.
 
@@ -66,21 +77,26 @@ def blis_coefficients(
         model_config: the model's config.json; without it the configuration's facts must have its numbers.
         hardware: GPU name or TB/s; without it the configuration's ``gpu``, else ``memory_bandwidth_gb_s``.
         alpha: one of ``ALPHAS``.
+        mean: multiply the step time by ``mean_factor``, what stalls add to the robust fit in the mean.
 
     Returns:
-        3 alphas, 11 betas, the coefficients that are not identified, and notes on how the numbers came about.
+        3 alphas, 11 betas, the coefficients that are not identified, notes on how the numbers came about, and the
+        engine's limits as far as they are known.
 
     Raises:
-        BlisError: a coefficient is absent, or the size of the KV cache cannot be known.
+        BlisError: a coefficient of the step time is absent, or the size of the KV cache cannot be known.
     """
     if alpha not in ALPHAS:
         raise BlisError(f"--alpha: expected one of {', '.join(ALPHAS)}, got {alpha!r}")
     notes: list[str] = []
     step = _features(config, "step_time")
+    if step is None:
+        raise BlisError("step_time: nothing learned yet, so its coefficients are absent")
     kv_us = _kv_us_per_token(config, model_config, hardware)
+    factor = _mean_factor(config.targets["step_time"], mean, notes)
     beta = [0.0] * N_BETAS
     for name, index in _STEP_COLUMNS.items():
-        value = _value(step, "step_time", name)
+        value = factor * _value(step, "step_time", name)
         beta[index] = value / kv_us if index in {8, 9} else value
         if not math.isfinite(beta[index]):
             raise BlisError(f"step_time: coefficient {name} is {value!r}, too large for BLIS")
@@ -90,8 +106,38 @@ def blis_coefficients(
     if ranks != 1:
         notes.append(f"data_parallel_size {ranks}: learned per rank; simulate one instance per rank")
     used = ("step_time", "api_queueing", "post_decode", *(("first_response",) if alpha == "effective" else ()))
-    doubts = doubtful_coefficients(config, used)
-    return Coefficients((queueing, fixed, per_token), tuple(beta), kv_us, doubts, tuple(notes))
+    absent = tuple(f"{target}: nothing learned yet, taken as 0" for target in used if _features(config, target) is None)
+    return Coefficients(
+        alpha=(queueing, fixed, per_token),
+        beta=tuple(beta),
+        kv_us_per_token=kv_us,
+        doubtful=(*doubtful_coefficients(config, used), *absent),
+        notes=tuple(notes),
+        limits=_limits(config, hardware),
+    )
+
+
+def _mean_factor(step: TargetSnapshot, mean: bool, notes: list[str]) -> float:
+    """What the coefficients are multiplied by."""
+    factor = step.mean_factor
+    if factor is None or not 0.0 < factor < math.inf:
+        if mean:
+            raise BlisError("--mean: the snapshot has no mean_factor of step_time")
+        return 1.0
+    notes.append(f"step_time mean / robust fit {factor:.4f} ({'applied' if mean else 'not applied'})")
+    return factor if mean else 1.0
+
+
+def _limits(config: ConfigSnapshot, hardware: str | None) -> tuple[tuple[str, str], ...]:
+    """What BLIS has to be told of the engine, by the names of its flags."""
+    facts = config.config
+    name = blis_name_of(str(facts.get("gpu", "")) if hardware is None else hardware)
+    known = [] if name is None else [("hardware", name)]
+    for flag, fact in LIMIT_FLAGS.items():
+        value = facts.get(fact)
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+            known.append((flag, str(value)))
+    return tuple(known)
 
 
 def _kv_us_per_token(config: ConfigSnapshot, model_config: Mapping[str, Any] | None, hardware: str | None) -> float:
@@ -121,13 +167,11 @@ def _kv_us_per_token(config: ConfigSnapshot, model_config: Mapping[str, Any] | N
     return shape.kv_us_per_token(ranks, bandwidth_tb_s)
 
 
-def _features(config: ConfigSnapshot, target: str) -> dict[str, FeatureSnapshot]:
-    """The target's portable coefficients by name."""
+def _features(config: ConfigSnapshot, target: str) -> dict[str, FeatureSnapshot] | None:
+    """The target's portable coefficients by name; None if nothing is learned."""
     known = config.targets.get(target)
     model = known.models.get("portable") if known is not None else None
-    if model is None:
-        raise BlisError(f"{target}: nothing learned yet, so its coefficients are absent")
-    return {feature.name: feature for feature in model.features}
+    return None if model is None else {feature.name: feature for feature in model.features}
 
 
 def _value(features: Mapping[str, FeatureSnapshot], target: str, name: str) -> float:
@@ -142,8 +186,8 @@ def _value(features: Mapping[str, FeatureSnapshot], target: str, name: str) -> f
 def _queueing_us(config: ConfigSnapshot, alpha: str, notes: list[str]) -> int:
     """The constant nearest to the learned line c0 + c1 N, in the mean: its value at the mean prompt length."""
     features = _features(config, "api_queueing")
-    queueing_us = _value(features, "api_queueing", "intercept")
-    if "prompt_tokens" in features:
+    queueing_us = 0.0 if features is None else _value(features, "api_queueing", "intercept")
+    if features is not None and "prompt_tokens" in features:
         slope = _value(features, "api_queueing", "prompt_tokens")
         tokens = _mean_of(features["prompt_tokens"])
         if slope > 0 and tokens is None:
@@ -151,8 +195,8 @@ def _queueing_us(config: ConfigSnapshot, alpha: str, notes: list[str]) -> int:
         elif slope > 0 and tokens is not None:
             queueing_us += slope * tokens
             notes.append(f"api_queueing prompt_tokens: {slope!r} us/token is in alpha[0] at the mean of {tokens:.1f}")
-    if alpha == "effective":
-        responses = _features(config, "first_response")
+    responses = _features(config, "first_response") if alpha == "effective" else None
+    if responses is not None:
         mean_us = config.targets["first_response"].mean_us
         typical_us = _value(responses, "first_response", "intercept")
         queueing_us += typical_us if mean_us is None or not math.isfinite(mean_us) else mean_us
@@ -178,6 +222,8 @@ def _post_decode_us(config: ConfigSnapshot, notes: list[str]) -> tuple[int, int]
     at the mean of N, so a2 is the nearest whole number, or the one below where a1 would be negative.
     """
     features = _features(config, "post_decode")
+    if features is None:
+        return 0, 0
     fixed_us = _value(features, "post_decode", "intercept")
     per_token_us = _value(features, "post_decode", "output_tokens")
     tokens = _mean_of(features["output_tokens"])
@@ -204,7 +250,7 @@ def _mean_tokens(target: TargetSnapshot, fixed_us: float, per_token_us: float) -
 
 
 class Exported(NamedTuple):
-    """A file or flags, and each coefficient in it that is not identified."""
+    """A file or flags, and each coefficient in it that is not identified or absent."""
 
     content: bytes
     doubtful: tuple[str, ...]
@@ -218,6 +264,7 @@ def export(
     model_config: Mapping[str, Any] | None = None,
     hardware: str | None = None,
     alpha: str = "server",
+    mean: bool = False,
 ) -> Exported:
     """What ``tracefit export`` prints, and what it has to say of it.
 
@@ -228,12 +275,13 @@ def export(
         model_config: see ``blis_coefficients``.
         hardware: see ``blis_coefficients``.
         alpha: see ``blis_coefficients``.
+        mean: see ``blis_coefficients``.
 
     Raises:
         ExportError: with one clear sentence.
     """
     config = choose_config(snapshot, config_id)
-    coefficients = blis_coefficients(config, model_config=model_config, hardware=hardware, alpha=alpha)
+    coefficients = blis_coefficients(config, model_config=model_config, hardware=hardware, alpha=alpha, mean=mean)
     if file_format == "blis-flags":
         return Exported(render_flags(coefficients), coefficients.doubtful)
     if file_format == "blis-yaml":

@@ -18,13 +18,21 @@ class Coefficients(NamedTuple):
     kv_us_per_token: float
     doubtful: tuple[str, ...]
     notes: tuple[str, ...]
+    limits: tuple[tuple[str, str], ...]
 
 
 def render_flags(coefficients: Coefficients) -> bytes:
-    """The flags of ``blis run`` and ``blis replay``; giving both selects the trained-physics backend by itself."""
+    """The flags of ``blis run`` and ``blis replay``: coefficients and the engine's limits, as far as they are known.
+
+    Giving both kinds of coefficients selects the trained-physics backend by itself.
+    """
     alpha = ",".join(map(str, coefficients.alpha))
     beta = ",".join(map(_number, coefficients.beta))
-    return f"--alpha-coeffs {alpha} --beta-coeffs {beta}\n".encode()
+    return f"--alpha-coeffs {alpha} --beta-coeffs {beta}{_flags(coefficients)}\n".encode()
+
+
+def _flags(coefficients: Coefficients) -> str:
+    return "".join(f" --{name} {value}" for name, value in coefficients.limits)
 
 
 def render_yaml(snapshot: Snapshot, config: ConfigSnapshot, coefficients: Coefficients) -> bytes:
@@ -44,9 +52,9 @@ def render_yaml(snapshot: Snapshot, config: ConfigSnapshot, coefficients: Coeffi
     head.append(f"kv_us_per_token {coefficients.kv_us_per_token!r} (BLIS's formula and figures)")
     if model.error is not None:
         head.append(f"step_time median error {model.error.median_ape:.4f}, p90 {model.error.p90_ape:.4f}")
-    if step.mean_factor is not None:
-        head.append(f"step_time mean / robust fit {step.mean_factor:.4f} (not applied)")
     head.extend((*coefficients.doubtful, *coefficients.notes))
+    if coefficients.limits:
+        head.append(f"flags that belong to it:{_flags(coefficients)}")
     head.append("pass --model-config-folder and --hardware-config: BLIS looks for them beside this file otherwise")
     lines = [f"# {printable(line, MAX_COMMENT_CHARS)}" for line in head]
     lines += [

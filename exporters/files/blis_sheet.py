@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 BYTES_PER_KV_ELEMENT = 2.0
 
-BANDWIDTH_TB_S: dict[str, float] = {"H100": 3.35, "A100-SXM": 2.039, "A100-80": 2.039}
+BANDWIDTH_TB_S: dict[str, float] = {"H100": 3.35, "A100-SXM": 2.039, "A100-80": 2.039, "L40S": 0.864}
 """BwPeakTBs in BLIS's hardware_config.json, by its GPU names."""
 
 
@@ -64,7 +64,12 @@ def bandwidth_of(hardware: str) -> float | None:
     try:
         number = float(hardware)
     except ValueError:
-        squeezed = re.sub(r"[^A-Z0-9]", "", hardware.upper())
-        known = ((name.replace("-", ""), value) for name, value in BANDWIDTH_TB_S.items())
-        return next((value for name, value in known if name in squeezed), None)
+        name = blis_name_of(hardware)
+        return None if name is None else BANDWIDTH_TB_S[name]
     return number if math.isfinite(number) and number > 0 else None
+
+
+def blis_name_of(hardware: str) -> str | None:
+    """BLIS's name of a GPU by this or a longer name."""
+    squeezed = re.sub(r"[^A-Z0-9]", "", hardware.upper())
+    return next((name for name in BANDWIDTH_TB_S if name.replace("-", "") in squeezed), None)

@@ -33,6 +33,7 @@ SIDE_DOORS = {
         "collector.commands.export",
         "collector.commands.questions",
         "collector.commands.replay",
+        "collector.commands.traffic",
         "collector.evaluate.command",
         "collector.evaluate.donors",
         "collector.fleet.fleet_arguments",

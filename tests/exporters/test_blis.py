@@ -234,10 +234,37 @@ def test_the_wait_that_blis_simulates_is_not_exported():
     assert exported(with_wait).alpha == exported(config_with()).alpha
 
 
-@pytest.mark.parametrize("target", ["step_time", "api_queueing", "post_decode"])
-def test_an_absent_target_is_refused_by_name(target):
-    with pytest.raises(BlisError, match=target):
-        exported(config_with(**{target: None}))
+def test_without_a_step_time_there_is_nothing_to_simulate():
+    with pytest.raises(BlisError, match="step_time: nothing learned yet"):
+        exported(config_with(step_time=None))
+
+
+@pytest.mark.parametrize(("target", "places"), [("api_queueing", (0,)), ("post_decode", (1, 2))])
+def test_an_absent_alpha_is_0_and_named_because_a_released_vllm_tells_none(target, places):
+    whole, found = exported(config_with()), exported(config_with(**{target: None}))
+    assert found.beta == whole.beta
+    assert found.alpha == tuple(0 if place in places else whole.alpha[place] for place in range(3))
+    assert f"{target}: nothing learned yet, taken as 0" in found.doubtful
+    assert (
+        f"# {target}: nothing learned yet, taken as 0" in render_yaml(cases.snapshot(), cases.config(), found).decode()
+    )
+
+
+def test_effective_alpha_without_first_responses_is_the_servers_and_says_so():
+    found = exported(config_with(first_response=None), alpha="effective")
+    assert found.alpha == exported(config_with()).alpha
+    assert "first_response: nothing learned yet, taken as 0" in found.doubtful
+
+
+def test_the_mean_factor_is_applied_where_it_is_asked_for():
+    step = msgspec.structs.replace(cases.config().targets["step_time"], mean_factor=1.25)
+    robust, mean = exported(config_with(step_time=step)), exported(config_with(step_time=step), mean=True)
+    np.testing.assert_allclose(mean.beta, 1.25 * np.array(robust.beta))
+    assert mean.alpha == robust.alpha
+    assert [note for note in mean.notes if "applied" in note] == ["step_time mean / robust fit 1.2500 (applied)"]
+    assert [note for note in robust.notes if "applied" in note] == ["step_time mean / robust fit 1.2500 (not applied)"]
+    with pytest.raises(BlisError, match=r"^--mean: "):
+        exported(config_with(step_time=msgspec.structs.replace(step, mean_factor=None)), mean=True)
 
 
 @pytest.mark.parametrize("name", ["intercept", "prefill_tokens", "decode_context_tokens", "requests"])
@@ -289,10 +316,35 @@ def test_numbers_survive_the_text_to_the_last_bit():
 def test_the_flags_carry_the_same_numbers():
     found = exported(cases.config())
     words = render_flags(found).decode().split()
-    assert words[0::2] == ["--alpha-coeffs", "--beta-coeffs"]
-    alpha, beta = ([float(number) for number in word.split(",")] for word in words[1::2])
+    assert words[0:4:2] == ["--alpha-coeffs", "--beta-coeffs"]
+    alpha, beta = ([float(number) for number in word.split(",")] for word in words[1:4:2])
     assert tuple(alpha) == found.alpha
     assert tuple(beta) == found.beta
+
+
+def test_the_flags_carry_the_limits_that_are_known_and_no_others():
+    facts = {
+        "gpu": "NVIDIA L40S",
+        "tensor_parallel_size": 2,
+        "max_num_seqs": 128,
+        "max_num_batched_tokens": 2048,
+        "num_gpu_blocks": 27_000,
+        "block_size": 16,
+        "max_model_len": True,
+    }
+    words = render_flags(exported(msgspec.structs.replace(cases.config(), config=facts))).decode().split()[4:]
+    assert dict(zip(words[0::2], words[1::2], strict=True)) == {
+        "--hardware": "L40S",
+        "--tp": "2",
+        "--max-num-seqs": "128",
+        "--max-num-batched-tokens": "2048",
+        "--total-kv-blocks": "27000",
+        "--block-size-in-tokens": "16",
+    }
+    assert (
+        render_flags(exported(msgspec.structs.replace(cases.config(), config={}), hardware="1.5")).decode().split()[4:]
+        == []
+    )
 
 
 @pytest.mark.parametrize("nasty", ["a\nversion: 9", "x\u2028y", "tab\tquote'\"", "\ud800", "n" * 10_000])
@@ -325,7 +377,7 @@ def test_facts_of_the_configuration_stand_in_for_the_options():
         with_facts
     )  # BLIS multiplies by its own figure, not the data sheet's
     own_gpu = msgspec.structs.replace(cases.config(), config={**facts, "gpu": "X", "memory_bandwidth_gb_s": 3350})
-    assert blis_coefficients(own_gpu) == exported(with_facts)
+    assert blis_coefficients(own_gpu)._replace(limits=()) == exported(with_facts)._replace(limits=())
 
 
 @pytest.mark.parametrize(

@@ -290,7 +290,8 @@ def _request_time(target: Target | None, feature: str) -> Callable[[Workload], E
     if target is None or model is None or not model.coefficients:
         return _nothing
     by_name = {each.name: each.value for each in model.coefficients}
-    base_us, per_token_us = by_name.get("intercept", 0.0), by_name.get(feature, 0.0)
+    base_us = max(by_name.get("intercept", 0.0) - target.step_ahead_us, 0.0)  # that step is simulated
+    per_token_us = by_name.get(feature, 0.0)
     mean_factor = min(max(target.mean_factor, 1.0 / _OUTLIER), _OUTLIER)
     p10, p90 = target.interval.pooled if target.interval is not None else (1.0, 1.0)
 

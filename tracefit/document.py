@@ -55,7 +55,8 @@ class Seen(NamedTuple):
 class Target(NamedTuple):
     """Everything known about one kind of time.
 
-    ``factors`` are the shape factors by cell name; ``mean_factor`` is mean ÷ robust fit.
+    ``factors`` are the shape factors by cell name; ``mean_factor`` is mean ÷ robust fit; ``step_ahead_us``, the part of
+    the intercept that is a step scheduled ahead.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Target(NamedTuple):
     seen: Seen | None
     mean_us: float | None
     mean_factor: float
+    step_ahead_us: float = 0.0
 
 
 class ConfigDocument(NamedTuple):
@@ -161,6 +163,7 @@ def _target(name: str, tree: Any, where: str) -> Target:
         _seen(tree.get("seen"), f"{where}.seen"),
         _maybe(tree, "mean_us", where),
         1.0 if factor is None else factor,
+        _maybe(tree, "step_ahead_us", where) or 0.0,
     )
 
 

@@ -62,7 +62,7 @@ class ApiProcess:
     def advance(self, *, flush: bool = False) -> list[TargetRows]:
         """Rows that are final now."""
         rows = [TargetRows(target, rows) for target, rows in self.requests.advance(flush=flush)]
-        self.api_queueing.first_tokens.extend(self.requests.take_first_tokens())
+        self.requests.tell_first_tokens(self.api_queueing)
         return rows
 
     def beside_engines(self, rows: list[TargetRows], configs: int) -> list[TargetRows]:
@@ -76,6 +76,14 @@ class ApiProcess:
             else:
                 usable.append(target_rows)
         return usable
+
+    def tell_engine(self, queueing: ApiQueueing) -> None:
+        """Let the engine beside it know what its requests waited for."""
+        mine = self.api_queueing
+        queueing.first_tokens.extend(mine.first_tokens)
+        queueing.told_waits_us.extend(mine.told_waits_us)
+        mine.first_tokens.clear()
+        mine.told_waits_us.clear()
 
     def take_counts(self) -> Counts:
         """Counts since the last call."""

@@ -169,8 +169,6 @@ class Joiner:
         self._api_spans.reassign(drop, keep)
         self._counts[table.JOIN_EVENTS, JoinEvent.DOUBLE_EMITTER] += 1
 
-    # --- out --------------------------------------------------------------------------------------------------------
-
     def drain(self, *, flush: bool = False) -> list[Event]:
         """What is final and what has changed, in the order in which it has to be taken (see the module of events).
 
@@ -227,14 +225,14 @@ class Joiner:
             return renamed
         if key not in self._engines:  # both may be told by one service.instance.id: that of a pod
             self._config_ids.pop(key, None)
+        for engine in (e for k, e in self._engines.items() if {self._config_ids.get(k)} == engine_configs):
+            process.tell_engine(engine.api_queueing)
         self._hold_rows(min(engine_configs), process.instance, process.beside_engines(rows, len(engine_configs)))
         return []
 
     def _hold_rows(self, config_id: str, instance: str, rows: list[TargetRows]) -> None:
         if rows:
             self._releases.setdefault(config_id, Release()).add(instance, rows)
-
-    # --- what it holds ----------------------------------------------------------------------------------------------
 
     def waiting(self) -> list[Waiting]:
         """What each emitter holds that gave no rows yet, and what that waits for."""

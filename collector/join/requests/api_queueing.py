@@ -2,8 +2,8 @@
 
 Requests that meet a busy engine wait for the running step, which no coefficient may carry: they are in the plain mean
 only. Where hardly a request finds the engine idle, ARRIVED -> HANDOFF stands in for the API's own work; where there
-are only a page's sums, the plain mean less the mean wait for the running step; where a span tells no more of a first
-token than when it came, what the steps before it leave.
+are only a page's sums, the plain mean less the mean wait for the running step; of an un-forked server, what
+the steps leave of the time to the first token (first_tokens.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collector.decode import MISSING, ApiSpan, CoreSpan, MarkKind
 from online import FeatureSnapshot, ModelSnapshot, TargetSnapshot
 from online.state import saved
 
-from .first_tokens import FIRST_TOKENS_MAX, FirstTokens, explained
+from .first_tokens import FIRST_TOKENS_MAX, FirstTokens, explained, told
 
 _IDLE_ROWS_MIN = 20
 _HANDOFFS_MIN = 20
@@ -42,6 +42,8 @@ class ApiQueueing:
     """What a request that came at any of these moments would have waited for the running step."""
     first_tokens: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=FIRST_TOKENS_MAX))
     """Time to the first token, own pace and prompt tokens of requests that met nobody who waited for one, us."""
+    told_waits_us: deque[float] = field(default_factory=lambda: deque(maxlen=FIRST_TOKENS_MAX))
+    """Of those whose spans tell queue and prefill: the time to the first token less these two."""
 
     def add(self, span: CoreSpan, api: ApiSpan) -> None:
         """Count one request with its API span."""
@@ -90,12 +92,23 @@ def with_handoffs(
         step_wait_us = sum(queueing.step_waits_us_s for queueing in known) / watched_s
         target = _only_intercept(max(mean_us - step_wait_us, 0.0), requests)
     elif idle_rows < _IDLE_ROWS_MIN:
-        told = [each for queueing in known for each in queueing.first_tokens]
-        first_tokens = explained(told, _prefill_us_per_token(step))
-        target = target if first_tokens is None else _only_intercept(first_tokens.api_us, len(told))
+        target = _of_first_tokens(known, step) or target
     if target is None or requests == 0:
         return target
     return msgspec.structs.replace(target, mean_us=mean_us)
+
+
+def _of_first_tokens(queueings: list[ApiQueueing], step: TargetSnapshot | None) -> TargetSnapshot | None:
+    """With the step scheduled ahead: a simulator that knows of none is right in the mean."""
+    waits_us = [each for queueing in queueings for each in queueing.told_waits_us]
+    waits = [each for queueing in queueings for each in queueing.first_tokens]
+    found, rows = told(waits_us), len(waits_us)
+    if found is None:
+        found, rows = explained(waits, _prefill_us_per_token(step)), len(waits)
+    if found is None:
+        return None
+    target = _only_intercept(found.api_us + found.step_ahead_us, rows, found.stderr_us)
+    return msgspec.structs.replace(target, step_ahead_us=found.step_ahead_us) if found.scheduled_ahead else target
 
 
 def _prefill_us_per_token(step: TargetSnapshot | None) -> float:
@@ -104,7 +117,7 @@ def _prefill_us_per_token(step: TargetSnapshot | None) -> float:
     return sum(feature.coefficient for feature in features if feature.name == "prefill_tokens")
 
 
-def _only_intercept(intercept_us: float, rows: int) -> TargetSnapshot:
-    intercept = FeatureSnapshot(name="intercept", unit="us", coefficient=intercept_us, status="weak")
+def _only_intercept(intercept_us: float, rows: int, stderr: float | None = None) -> TargetSnapshot:
+    intercept = FeatureSnapshot(name="intercept", unit="us", coefficient=intercept_us, stderr=stderr, status="weak")
     model = ModelSnapshot(features=[intercept], rows=rows, effective_rows=float(rows))
     return TargetSnapshot(vector="alpha", unit="us", champion="portable", models={"portable": model})

@@ -1,6 +1,12 @@
-"""ARRIVED -> FIRST_TOKEN where spans tell neither queue nor prefill: the API's own time, and steps scheduled ahead.
+"""ARRIVED -> FIRST_TOKEN of requests that meet a busy engine in which nobody waits for a first token.
 
-A request that meets a busy engine while nobody waits for a first token gets its own after
+Where spans tell queue and prefill, w = T - queue - prefill is the API's own time and the rest of a running decode step,
+uniform on (0, s): the API's own time is the lower end of a uniform distribution, by its P10 and P50,
+
+    api = w10 - 0.1 s, s = (w50 - w10) / 0.4          se = 0.354 s / sqrt(n)
+
+(variances of sample quantiles: Kendall and Stuart, The Advanced Theory of Statistics 1, 10.10). Where they tell
+neither, a request gets its first token after
 
     T = api + (1/2 + a + 1) s + b P        s: time of a step, its own pace   P: prompt tokens   b: of ``step_time``
 
@@ -8,12 +14,15 @@ half a running step, its own prefill, and a steps that were handed over before i
 when a step ends, 1 where it schedules one ahead (asynchronous). a is the one of the two whose residuals of T on (1, P)
 are smaller in the mean of their absolute values; api is the median of what remains. Microseconds.
 
+Here se = 1.2533 * 1.4826 MAD / sqrt(n), that of a median.
+
 Guards: 20 requests at least; steps far from the own pace (the batch that grew since) average out. A wait for a slot
 does not: such requests are left out, by somebody else who waits too, or because T / s is twice the median.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -27,10 +36,12 @@ _WAITED_MORE = 2.0
 
 
 class FirstTokens(NamedTuple):
-    """The API's own time, and whether the engine schedules a step ahead."""
+    """The API's own time, its standard error, whether the engine schedules a step ahead and how long that one is."""
 
     api_us: float
-    scheduled_ahead: bool
+    stderr_us: float
+    scheduled_ahead: bool = False
+    step_ahead_us: float = 0.0
 
 
 def explained(waits: Collection[tuple[float, float, float]], prefill_us_per_token: float) -> FirstTokens | None:
@@ -49,4 +60,16 @@ def explained(waits: Collection[tuple[float, float, float]], prefill_us_per_toke
         misfits_us.append(float(np.abs(rest_us - columns @ solution).mean()))
     ahead = misfits_us[1] < misfits_us[0]
     rest_us = first_token_us - (_STEPS_WAITED + ahead) * pace_us - prefill_us_per_token * prompt_tokens
-    return FirstTokens(max(float(np.median(rest_us)), 0.0), ahead)
+    api_us = float(np.median(rest_us))
+    spread_us = 1.4826 * float(np.median(np.abs(rest_us - api_us)))
+    stderr_us = 1.2533 * spread_us / math.sqrt(len(known))
+    return FirstTokens(max(api_us, 0.0), stderr_us, ahead, float(np.median(pace_us)) if ahead else 0.0)
+
+
+def told(waits_us: Collection[float]) -> FirstTokens | None:
+    """The lower end of w of each request; None where they are too few."""
+    if len(waits_us) < _FIRST_TOKENS_MIN:
+        return None
+    low_us, middle_us = np.quantile(np.array(waits_us), (0.1, 0.5)).tolist()
+    step_us = (middle_us - low_us) / 0.4
+    return FirstTokens(max(low_us - 0.1 * step_us, 0.0), 0.354 * step_us / math.sqrt(len(waits_us)))

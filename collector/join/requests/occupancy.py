@@ -26,6 +26,7 @@ from collector.telemetry import Counts, RowDrop, table
 from online import PHASES, STEP_FEATURES, Floats, Ints, Quality, RowBlock, Target
 from online.state import saved
 
+from .api_queueing import ApiQueueing
 from .decode_batch import DecodeBatch, HeldRequest
 from .request_rows import RequestRow, request_block
 
@@ -68,6 +69,7 @@ class RequestSequence:
         self._longest_ns = 0
         self._rows: list[tuple[Target, RowBlock]] = []
         self._first_tokens: list[tuple[float, float, float]] = []
+        self._told_waits_us: list[float] = []
         self.counts = Counts()
 
     def restored(self) -> None:
@@ -123,10 +125,11 @@ class RequestSequence:
         rows, self._rows = self._rows, []
         return rows
 
-    def take_first_tokens(self) -> list[tuple[float, float, float]]:
-        """Of requests that became final since the last call and tell no queue: see first_tokens.py."""
-        first_tokens, self._first_tokens = self._first_tokens, []
-        return first_tokens
+    def tell_first_tokens(self, queueing: ApiQueueing) -> None:
+        """Of requests that became final since the last call: see first_tokens.py."""
+        queueing.first_tokens.extend(self._first_tokens)
+        queueing.told_waits_us.extend(self._told_waits_us)
+        self._first_tokens, self._told_waits_us = [], []
 
     @property
     def _horizon_unix_ns(self) -> int:
@@ -211,9 +214,8 @@ class RequestSequence:
         by_target: dict[Target, list[RequestRow]] = {}
         for request in requests:
             span = request.span
-            pace_s = (request.last_s - request.first_s) / max(request.output_tokens - 1, 1)
-            if math.isnan(span.queue_s + span.prefill_s) and pace_s > 0.0 and queue.only_decoding_at(request):
-                self._first_tokens.append((span.first_token_s * 1e6, pace_s * 1e6, float(span.prompt_tokens)))
+            if queue.only_decoding_at(request):
+                self._add_first_token(request)
             waits_s = {Target.QUEUE_WAIT: span.queue_s}
             if queue.idle_at(span.arrival_unix_ns):
                 waits_s[Target.API_QUEUEING] = span.first_token_s - span.queue_s - span.prefill_s
@@ -224,6 +226,15 @@ class RequestSequence:
         return [
             (target, request_block(rows, self._engine, Quality.REQUESTS)) for target, rows in sorted(by_target.items())
         ]
+
+    def _add_first_token(self, request: HeldRequest) -> None:
+        span = request.span
+        pace_s = (request.last_s - request.first_s) / max(request.output_tokens - 1, 1)
+        told_s = span.queue_s + span.prefill_s
+        if not math.isnan(told_s):
+            self._told_waits_us.append((span.first_token_s - told_s) * 1e6)
+        elif pace_s > 0.0:
+            self._first_tokens.append((span.first_token_s * 1e6, pace_s * 1e6, float(span.prompt_tokens)))
 
 
 class _Queue:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collector.join.requests.first_tokens import explained
+from collector.join.requests.first_tokens import explained, told
 from tests.support.pipelines import new_pipeline
 from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, stock_span
 
@@ -26,8 +26,19 @@ def test_the_api_is_told_from_the_steps_and_those_scheduled_ahead(ahead, prefill
     assert found.api_us == pytest.approx(8000, abs=600)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_wait_for_the_rest_of_a_step_is_told_from_the_api(seed):
+    chance = np.random.default_rng(seed)
+    waits_us = 9000.0 + chance.uniform(0.0, 20_000.0, 400)
+    waits_us[::10] += 300_000.0  # the engine was busy with something else
+    found = told(waits_us.tolist())
+    assert found.api_us == pytest.approx(9000, abs=3 * found.stderr_us)
+    assert 200 < found.stderr_us < 600
+
+
 def test_few_requests_tell_nothing():
     assert explained(waits(1, requests=19), 0.0) is None
+    assert told([9000.0] * 19) is None
 
 
 def test_some_that_waited_for_a_slot_change_little():
@@ -70,7 +81,9 @@ def test_requests_that_tell_no_queue_give_api_queueing_and_how_the_engine_schedu
     assert engine.scheduling == "async"
     (intercept,) = config.targets["api_queueing"].models["portable"].features
     steps = {each.name: each.coefficient for each in config.targets["step_time"].models["portable"].features}
-    assert intercept.coefficient + 200 * steps["prefill_tokens"] == pytest.approx(6000, abs=800)
+    ahead_us = config.targets["api_queueing"].step_ahead_us
+    assert ahead_us == pytest.approx(12_000, rel=0.1)
+    assert intercept.coefficient - ahead_us + 200 * steps["prefill_tokens"] == pytest.approx(6000, abs=800)
     assert intercept.status == "weak"
 
 
@@ -80,7 +93,11 @@ def test_it_does_not_matter_how_many_come_together():
     assert one == other
 
 
-def test_requests_that_tell_their_queue_are_not_guessed_at():
-    config = published(stock_pieces(100, queue_s=0.001, prefill_s=0.03))
+def test_requests_that_tell_their_queue_say_nothing_of_how_the_engine_schedules():
+    config = published(stock_pieces(400, queue_s=0.001, prefill_s=0.02))
     assert config.engines[0].scheduling == "unknown"
-    assert "api_queueing" not in config.targets
+    target = config.targets["api_queueing"]
+    assert target.step_ahead_us is None
+    (intercept,) = target.models["portable"].features
+    # 6 ms and one of the two steps, which the toy adds to neither part; less 21 ms, plus the other one
+    assert intercept.coefficient == pytest.approx(6000 + 2 * 12_000 - 21_000, abs=2000)

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,14 +29,14 @@ from collector.identity import Knowledge
 from collector.join.pages import PageEngine
 from collector.receive.scrape import Scraper
 from collector.recordings import Recording
-from collector.runtime import SystemClock, resident_bytes
+from collector.runtime import SystemClock
 from collector.worker import make_pipeline
 from online import RowBlock, Target
 from online.features import build
 from online.rls import LearnerSettings, RlsLearner
 from online.rls.jackknife import with_jackknife
 from tests.support.page_server import padded, recorded_pages
-from tests.support.paths import DATA
+from tests.support.paths import DATA, ROOT
 from tests.support.step_pages import pages_of
 
 SETTINGS = LearnerSettings(
@@ -275,7 +278,7 @@ def parsing(path):
         line(f"page of 2,000 lines, {name}, ms CPU", f"{cost_ms:.2f}", "<= 1.5", cost_ms <= 1.5)
 
 
-def serving(servers, limit_cores, limit_mb=None, seconds=30.0):
+def serving(servers, limit_cores, seconds=30.0):
     """Scraping, parsing, joining, learning and publishing of so many servers in this process; they are another one."""
     command = [sys.executable, "-m", "tests.support.page_server", "2000"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -284,7 +287,6 @@ def serving(servers, limit_cores, limit_mb=None, seconds=30.0):
             endpoints=tuple(ScrapeEndpoint(url=f"http://127.0.0.1:{port}/{n}/metrics") for n in range(servers)),
             interval_min_s=1.0,
         )
-        before_mb = resident_bytes() / 1e6
         scraper, pipeline = Scraper(scrape, SystemClock()), make_pipeline(Config(learners=("rls",)))
         scraper.start()
         time.sleep(2.0)
@@ -298,7 +300,6 @@ def serving(servers, limit_cores, limit_mb=None, seconds=30.0):
                 pipeline.snapshot(0, 1)
                 published_s = now_s
         cores = (time.process_time() - cpu_s) / (time.monotonic() - begin_s)
-        grown_mb = resident_bytes() / 1e6 - before_mb
         scraper.stop()
         process.terminate()
     line(
@@ -308,8 +309,50 @@ def serving(servers, limit_cores, limit_mb=None, seconds=30.0):
         cores <= limit_cores,
         f"{taken} pages, published every {PUBLISH_S:g} s",
     )
-    if limit_mb is not None:
-        line(f"{servers} servers, MB more", f"{grown_mb:.0f}", f"<= {limit_mb}", grown_mb <= limit_mb)
+
+
+def whole_process(servers, limit_cores, limit_mb, seconds=240.0):
+    """``tracefit run`` as it comes, River and pages for people included: the last minute of so many servers."""
+    pages = [sys.executable, "-m", "tests.support.page_server", "2000"]
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        subprocess.Popen(pages, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process,
+    ):
+        port = int(process.stdout.readline())
+        endpoints = [{"url": f"http://127.0.0.1:{port}/{number}/metrics"} for number in range(servers)]
+        config = Path(directory) / "tracefit.yaml"
+        config.write_text(json.dumps({"receivers": {"scrape": {"endpoints": endpoints, "interval_min_s": 1.0}}}))
+        run = [sys.executable, "-m", "collector", "run", "--config", str(config)]
+        with (
+            (Path(directory) / "log").open("wb") as log,
+            subprocess.Popen(run, cwd=directory, stdout=log, stderr=log, env=_environment()) as sidecar,
+        ):
+            time.sleep(seconds - 60.0)
+            cpu_s = _cpu_s(sidecar.pid)
+            time.sleep(60.0)
+            cores, held_mb = (_cpu_s(sidecar.pid) - cpu_s) / 60.0, _resident_mb(sidecar.pid)
+            sidecar.terminate()
+        process.terminate()
+    line(
+        f"tracefit run, {servers} servers every second, cores",
+        f"{cores:.4f}",
+        f"<= {limit_cores}",
+        cores <= limit_cores,
+    )
+    line(f"tracefit run, {servers} servers, MB in all", f"{held_mb:.0f}", f"<= {limit_mb}", held_mb <= limit_mb)
+
+
+def _environment():
+    return os.environ | {"PYTHONPATH": str(ROOT)}
+
+
+def _cpu_s(pid):
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _resident_mb(pid):
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def main() -> int:
@@ -331,7 +374,8 @@ def main() -> int:
             identified(case, pages)
     parsing(pages)
     serving(1, 0.003)
-    serving(100, 0.25, limit_mb=120)
+    serving(100, 0.25)
+    whole_process(100, 0.25, limit_mb=120)
     print(f"missed: {', '.join(failures) or 'nothing'}")
     return 1 if failures else 0
 

@@ -43,7 +43,7 @@ from collector.runtime import (
     tune_malloc,
 )
 from collector.runtime.http import HttpServer, page_handler
-from collector.telemetry import Metrics, table
+from collector.telemetry import Metrics, PluginLoss, table
 from collector.worker import (
     MemoryRelief,
     Pipeline,
@@ -57,7 +57,7 @@ from collector.worker import (
 from exporters.pages import AskPages, SnapshotDocuments, dispatch, protect
 from exporters.prometheus import Advisory, MetricsPage
 from exporters.routes import make_routes
-from exporters.status_page import EngineWaiting, StatusPage
+from exporters.status_page import EngineWaiting, Remarks, StatusPage
 from online import Snapshot
 
 HANDLERS_FREE = 2
@@ -186,6 +186,7 @@ class Sidecar:
             ready=self._probe_ready,
             unix_nano=clock.unix_nano,
             waiting=self._waiting_engines,
+            remarks=self._remarks,
             version=__version__,
         )
 
@@ -291,6 +292,11 @@ class Sidecar:
     def _waiting_engines(self) -> list[EngineWaiting]:
         waiting = self._silence.waiting
         return [EngineWaiting(w.key[1], w.steps, w.requests, w.rows, str(w.reason), s) for w, s in waiting]
+
+    def _remarks(self) -> Remarks:
+        value = self.metrics.value
+        lost = {str(loss): value(table.PLUGIN_LOST, loss) for loss in PluginLoss}
+        return Remarks(self.pipeline.foreign_scopes, lost, int(value(table.KV_UNBOUND)))
 
     # --- what the probes are told -----------------------------------------------------------------------------------
 

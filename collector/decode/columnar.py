@@ -14,6 +14,7 @@ stream itself: any event is its own layout's definition.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -32,9 +33,13 @@ from .records import STEP_FIELDS, Telemetry
 from .template import EVENT_MAX, EventLayout, Events, Matched, Template, learnable, shape
 from .weight import is_too_dense
 
+_log = logging.getLogger(__name__)
+
 CHUNK: Final = 1024
 """Events compared at once: enough to spread numpy's cost per call, few enough to stay in a core's cache."""
 TEMPLATES_MAX: Final = 8
+FOREIGN_SCOPES_MAX: Final = 8
+SCOPE_CHARS_MAX: Final = 100
 ROUNDS_MAX: Final = 3
 """Layouts tried per chunk: a sender of ever new layouts pays the price of the plain decoder, not more."""
 
@@ -44,6 +49,8 @@ class Decoder:
 
     def __init__(self) -> None:
         self._templates: OrderedDict[EventLayout, Template] = OrderedDict()
+        self.foreign_scopes: tuple[str, ...] = ()
+        """The first that were seen; replaced, never edited."""
 
     def decode(
         self, payloads: Sequence[tuple[bytes, str]], admit_span: plain.AdmitSpan, counts: Counts
@@ -64,8 +71,15 @@ class Decoder:
                 out.append(None)
                 continue
             left_out.add_to(counts)
+            self._record_scopes(left_out.scopes)
             out.append(plain.read(remainder, peer, admit_span, counts, iter(columns_of_export)))
         return out
+
+    def _record_scopes(self, scopes: frozenset[str]) -> None:
+        for name in sorted({scope[:SCOPE_CHARS_MAX] for scope in scopes} - {*self.foreign_scopes}):
+            if len(self.foreign_scopes) < FOREIGN_SCOPES_MAX:
+                self.foreign_scopes += (name,)
+                _log.info("spans of scope %r tell nothing of steps or requests: they are left out", name)
 
     def _match_spans(self, spans: list[Any]) -> Iterator[plain.Taken]:
         """Take the events out of the spans that a template reads; one result per span."""

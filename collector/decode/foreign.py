@@ -18,6 +18,7 @@ class ForeignSpans(NamedTuple):
     spans: int = 0
     events: int = 0
     dropped_events: int = 0
+    scopes: frozenset[str] = frozenset()
 
     def add_to(self, counts: Counts) -> None:
         """Count them as if each had been read and skipped."""
@@ -32,6 +33,7 @@ class ForeignSpans(NamedTuple):
 def take_foreign_spans(export: Any) -> ForeignSpans:
     """Take them out of a parsed SlimExport; their scopes stay, without spans."""
     spans = events = dropped_events = 0
+    scopes = set()
     for resource in export.items:
         for scope_spans in resource.items:
             if scope_spans.scope.name not in words.KNOWN_SCOPES:
@@ -39,5 +41,6 @@ def take_foreign_spans(export: Any) -> ForeignSpans:
                     events += len(span.events)
                     dropped_events += span.dropped_events
                 spans += len(scope_spans.items)
+                scopes.add(scope_spans.scope.name)
                 scope_spans.ClearField("items")
-    return ForeignSpans(spans, events, dropped_events)
+    return ForeignSpans(spans, events, dropped_events, frozenset(scopes))

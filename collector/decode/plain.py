@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span
 
 from collector.decode.kv import read_span_events
-from collector.telemetry import Counts, Skip, table
+from collector.telemetry import Counts, PluginLoss, Skip, table
 
 from . import vocabulary as words
 from .attributes import Rejected, Value, event_scalars, read_fields, scalars
@@ -74,10 +74,12 @@ def _read_resource(
             events = len(span.events) + (len(columns.at) if columns else 0)
             counts[table.DECODED_SPANS] += 1
             counts[table.DECODED_EVENTS] += events
-            counts[table.SDK_DROPPED_EVENTS] += span.dropped_events_count
+            lost = None if columns is None else plugin_losses(span)
+            counts[table.SDK_DROPPED_EVENTS] += span.dropped_events_count if lost is None else 0
             try:
                 _check_span(scope, span, out.instance, admit_span)
                 if columns:
+                    out.plugin_losses += [] if lost is None else [(span.end_time_unix_nano, lost)]
                     steps.append(_read_steps(span.events, columns, snapshots, counts))
                 elif scope == words.CORE_SCOPE:
                     out.core.append(core_span(span, counts))
@@ -103,6 +105,15 @@ def _read_resource(
 def _trace(scope: str, span: Span) -> list[tuple[int, bytes]]:
     """When it ended and its trace id, of a span that rows come from."""
     return [] if scope in (words.API_SCOPE, words.KV_SCOPE) else [(span.end_time_unix_nano, span.trace_id)]
+
+
+def plugin_losses(span: Span) -> dict[PluginLoss, int] | None:
+    """What the producer plugin had lost when it made this step span; None: it is not the plugin's."""
+    prefix, attributes = words.PLUGIN_PREFIX, span.attributes[: words.ATTRIBUTES_MAX]
+    said = {each.key[len(prefix) :]: each.value.int_value for each in attributes if each.key.startswith(prefix)}
+    if not said:
+        return None
+    return {loss: min(max(said.get(loss, 0), 0), words.COUNT_MAX) for loss in PluginLoss}
 
 
 def _pid_of(attributes: Mapping[str, Value]) -> int:

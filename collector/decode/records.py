@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.decode.kv import KvBatch
+from collector.telemetry import PluginLoss
 
 MISSING = -1
 """Value of an optional integer that was not sent; every valid value is >= 0."""
@@ -168,4 +169,6 @@ class Telemetry:
     kv: list[KvBatch] = field(default_factory=list)
     traces: list[tuple[int, bytes]] = field(default_factory=list)
     """Of each span that was accepted and tells of steps or requests: when it ended, and its trace id."""
+    plugin_losses: list[tuple[int, dict[PluginLoss, int]]] = field(default_factory=list)
+    """Of each step span of the producer plugin: when it ended, and what had been lost until then."""
     process: int = 0

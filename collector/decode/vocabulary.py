@@ -33,6 +33,8 @@ ATTRIBUTES_MAX: Final = 128
 SPAN_ID_BYTES: Final = 8
 ID_MAX: Final = 1 << 53
 TIME_MAX: Final = 1 << 62
+PLUGIN_PREFIX: Final = "plugin."
+"""Of what the producer plugin says of itself on a step span."""
 COUNT_MAX: Final = (1 << 31) - 1
 UNIX_MIN: Final = 946_684_800 * 10**9  # 2000-01-01: a wall clock before it was never set
 UNIX_MAX: Final = 4_102_444_800 * 10**9  # 2100-01-01

@@ -187,6 +187,15 @@ class Skip(enum.StrEnum):
     INCONSISTENT = "inconsistent"
 
 
+class PluginLoss(enum.StrEnum):
+    """What the producer plugin in vLLM says it lost, by its own reasons."""
+
+    QUEUE_FULL = "queue_full"
+    EXPORT_FAILED = "export_failed"
+    OPEN_REQUESTS = "open_requests"
+    HOOK_ERROR = "hook_error"
+
+
 GPU: Final = "GPU"
 
 

@@ -23,6 +23,7 @@ from .reasons import (
     KvSkip,
     Outcome,
     Phase,
+    PluginLoss,
     PullOutcome,
     Restored,
     RowDrop,
@@ -124,7 +125,14 @@ SDK_DROPPED_EVENTS = Metric(
     "decode_sdk_dropped_events",
     _C,
     "events",
-    "Events the sender's SDK dropped (raise OTEL_SPAN_EVENT_COUNT_LIMIT there).",
+    "Events the sender's SDK dropped (raise OTEL_SPAN_EVENT_COUNT_LIMIT there), not the producer plugin's.",
+)
+PLUGIN_LOST = Metric(
+    "plugin_lost_items",
+    _C,
+    "items",
+    "What the producer plugin says it lost, by its own reasons; docs/plugin.md has the remedies.",
+    (("reason", tuple(PluginLoss)),),
 )
 DECODED_SUMMARIES = Metric(
     "decode_step_summaries",

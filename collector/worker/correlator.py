@@ -46,6 +46,11 @@ class Correlator:
                 observe(telemetry)
                 self.joiner.add(telemetry, export.recording)
 
+    @property
+    def foreign_scopes(self) -> tuple[str, ...]:
+        """Whose spans are left out; from any thread."""
+        return self._decoder.foreign_scopes
+
     def process_pages(self, pages: Sequence[ScrapedPage]) -> Iterator[Event]:
         """Join what servers counted."""
         for page in pages:

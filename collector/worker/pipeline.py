@@ -45,6 +45,7 @@ from online import (
 from online.state import LEARNERS, Image, Taken
 
 from .correlator import Correlator
+from .plugin_losses import PluginLosses
 from .quarantine import Quarantine
 from .recent_load import RecentLoad
 from .settled import SettledViews
@@ -66,6 +67,7 @@ class Pipeline:
         self._evictions = 0
         self._settled = SettledViews()
         self._traces = TraceLog()
+        self._plugin_losses = PluginLosses()
         self.exemplars: Traces = {}
         """Traces behind the drifts of the newest snapshot; replaced, never edited."""
         self._load = RecentLoad()
@@ -83,6 +85,11 @@ class Pipeline:
         """What is held between decoding and learning, for gauges."""
         return self._correlator.joiner
 
+    @property
+    def foreign_scopes(self) -> tuple[str, ...]:
+        """Whose spans are left out, the first of them; from any thread."""
+        return self._correlator.foreign_scopes
+
     def mix_of(self, config_id: str) -> Mix | None:
         """What a configuration was asked lately, as of the newest snapshot; from any thread."""
         return self._mixes.get(config_id)
@@ -95,6 +102,7 @@ class Pipeline:
             self._apply(event)
 
     def _observe(self, telemetry: Telemetry) -> None:
+        self._plugin_losses.record(telemetry, self._counts)
         self._traces.record(telemetry.instance, telemetry.traces)
         self._load.record(telemetry)
 

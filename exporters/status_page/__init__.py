@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .fleet_section import FleetSource
+from .remarks_section import Remarks
 from .status_page import StatusPage
 from .text import duration, escape
 from .waiting_section import EngineWaiting
@@ -10,6 +11,7 @@ from .waiting_section import EngineWaiting
 __all__ = [
     "EngineWaiting",
     "FleetSource",
+    "Remarks",
     "StatusPage",
     "duration",
     "escape",

@@ -23,6 +23,7 @@ from .accounting import accounting_section
 from .advice import NOTHING_YET
 from .fleet_section import FleetSource, fleet_section
 from .history import History
+from .remarks_section import Remarks, remarks_section
 from .sections import config_facts, config_section, config_title
 from .text import age, count, escape, percent
 from .waiting_section import EngineWaiting, waiting_section
@@ -66,6 +67,7 @@ class StatusPage:
         ready: (ok, detail) of the receivers.
         unix_nano: the clock, for ages only.
         waiting: what engines hold that is not learned yet.
+        remarks: what senders lose or send in vain.
         fleet: where the states were pulled from, if this is a fleet's page.
         version: shown in the header.
 
@@ -81,6 +83,7 @@ class StatusPage:
         ready: Callable[[], tuple[bool, Mapping[str, object]]],
         unix_nano: Callable[[], int],
         waiting: Callable[[], Sequence[EngineWaiting]] = tuple,
+        remarks: Callable[[], Remarks] = Remarks,
         fleet: Callable[[], Sequence[FleetSource]] = tuple,
         version: str = "",
     ) -> None:
@@ -90,6 +93,7 @@ class StatusPage:
         self._ready = ready
         self._unix_nano = unix_nano
         self._waiting = waiting
+        self._remarks = remarks
         self._fleet = fleet
         self._version = version
         self._history = History()
@@ -117,6 +121,7 @@ class StatusPage:
             body += [config_section(config, self._history) for config in (shown or snapshot.configs[:MAX_DETAILS])]
             body.append(what_if_section(snapshot, self.view, query))
             body.append(waiting_section(waiting, learned=True))
+        body.append(remarks_section(self._remarks(), snapshot))
         body.append(accounting_section(self._own))
         return (
             '<!doctype html><html lang="en"><head><meta charset="utf-8">'

@@ -16,10 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from collector.telemetry import PluginLoss
 from exporters.pages.routing import Request
 from exporters.status_page.advice import QUALITY, STATUS, advice_for
 from exporters.status_page.charts import meter, nice_limit, whisker
 from exporters.status_page.history import FIRST_SPACING_NS, MAX_POINTS, History
+from exporters.status_page.remarks_section import PLUGIN_REMEDIES, Remarks, remarks_section
 from exporters.status_page.status_page import MAX_DETAILS, MAX_OVERVIEW, StatusPage
 from exporters.status_page.text import age, coefficient, duration, percent, significant
 from online.rows import Quality
@@ -359,3 +361,29 @@ def test_text_stands_out_by_wcag_aa_in_both_themes(theme):
     }
     ratios = {(fg, bg): contrast(colours[fg], colours[bg]) for bg, names in text_on.items() for fg in names}
     assert {pair: ratio for pair, ratio in ratios.items() if ratio < 4.5} == {}
+
+
+# --- what senders lose ------------------------------------------------------------------------------------------------
+
+
+def test_what_a_plugin_loses_is_said_by_its_reason_with_its_own_remedy():
+    assert {*PLUGIN_REMEDIES} == {*PluginLoss}
+    text = remarks_section(Remarks(plugin_losses={"queue_full": 1200.0, "hook_error": 0.0}), None)
+    assert "plugin.queue_full" in text
+    assert "TRACEFITVLLM_QUEUE_ITEMS" in text
+    assert "hook_error" not in text
+    assert "OTEL_SPAN_EVENT_COUNT_LIMIT" not in text
+    assert remarks_section(Remarks(), cases.snapshot()) == ""
+
+
+def test_foreign_scopes_are_named_and_cannot_become_markup():
+    text = remarks_section(Remarks(foreign_scopes=("opentelemetry.<b>fastapi", "x")), None)
+    assert "<code>opentelemetry.&lt;b&gt;fastapi</code>, <code>x</code>" in text
+
+
+@pytest.mark.parametrize("telemetry", ["requests", "steps"])
+def test_publishers_of_a_vllm_without_steps_are_told_why_they_belong_to_nobody(telemetry):
+    configs = [msgspec.structs.replace(config, telemetry=telemetry) for config in cases.snapshot().configs]
+    known = msgspec.structs.replace(cases.snapshot(), configs=configs)
+    text = remarks_section(Remarks(unbound_publishers=2), known)
+    assert ("2 KV publishers belong to no engine" in text) == (telemetry == "requests")

@@ -49,6 +49,10 @@ class KvSequence(Protocol):
         ...
 
 
+_Named = tuple[str, KvSequence]
+"""An engine process, by the instance that sends."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rhythm:
     """How well a life fits an engine process, and since when that is known."""
@@ -147,17 +151,33 @@ class KvSources:
             life.forget_before(owner.event_unix_ns - 2 * self._window_ns)
         if not self._unbound:
             return
-        free = [(instance, sequence) for instance, sequence in sequences if not sequence.kv.known]
-        for life, instance in list(self._unbound):
-            binding = self._owner(life, instance, free, flush=flush) if free and len(life) else None
-            if binding is None:
-                continue
-            owner, since_unix_ns = binding
-            life.bind(since_unix_ns, self._grace_ns)
-            owner.kv.bind(life)
-            self._bound.append((life, owner))
-            free = [(name, sequence) for name, sequence in free if sequence is not owner]
-            self._unbound = [entry for entry in self._unbound if entry[0] is not life]
+        free, served = self._sort(sequences)
+        for life, instance in [entry for entry in self._unbound if len(entry[0])]:
+            binding = self._owner(life, instance, free, flush=flush) if free else None
+            if binding is not None:
+                owner, since_unix_ns = binding
+                life.bind(since_unix_ns, self._grace_ns)
+                owner.kv.bind(life)
+                served[not instance].extend((name, sequence) for name, sequence in free if sequence is owner)
+                free = [(name, sequence) for name, sequence in free if sequence is not owner]
+            elif instance or not free:  # a publisher may belong to an engine that has none
+                binding = self._owner(life, instance, served[bool(instance)], flush=flush)
+            if binding is not None:
+                self._bound.append((life, binding[0]))
+                self._unbound = [entry for entry in self._unbound if entry[0] is not life]
+
+    def _sort(self, sequences: Iterable[tuple[str, KvSequence]]) -> tuple[list[_Named], tuple[list[_Named], ...]]:
+        """Engine processes whose events are not known yet; those that have them by spans; those that have a publisher.
+
+        Whose events come the second of the two ways, too, is known then; they are not used twice.
+        """
+        by_spans = {id(life) for (_, _, name), lives in self._lives.items() if name for life in lives}
+        free: list[_Named] = []
+        served: tuple[list[_Named], list[_Named]] = [], []
+        for name, sequence in sequences:
+            timeline = sequence.kv.timeline
+            (free if timeline is None else served[id(timeline) not in by_spans]).append((name, sequence))
+        return free, served
 
     def _owner(
         self, life: KvTimeline, instance: str, free: list[tuple[str, KvSequence]], *, flush: bool

@@ -73,6 +73,7 @@ from collector.telemetry.reasons import (
     KvSkip,
     Outcome,
     Phase,
+    PluginLoss,
     PullOutcome,
     Restored,
     RowDrop,
@@ -161,6 +162,7 @@ def odd_spans() -> Reached:
     odd(lambda span: setattr(span.events[0], "name", "painted"))
     odd(lambda span: setattr(span, "start_time_unix_nano", span.end_time_unix_nano + 1))
     odd(lambda span: span.attributes.extend(attribute(str(n), n) for n in range(200)))
+    odd(lambda span: span.attributes.extend(attribute(f"plugin.{loss}", 1) for loss in PluginLoss))
     odd(remove)
     odd(set_value("step.id", string_value="7"))
     odd(set_value("kv.usage_gpu_ratio", double_value=math.nan))
@@ -675,7 +677,7 @@ def pulls(tmp_path, monkeypatch) -> Reached:
 
 
 CASES = (
-    Case(odd_spans, tuple(Skip)),
+    Case(odd_spans, (*Skip, *PluginLoss)),
     Case(two_runs_of_one_engine, (
         RowDrop.IDLE, RowDrop.WARM_UP, JoinEvent.ENGINE_RESTART, JoinEvent.API_UNMATCHED, JoinEvent.STEP_MATCHED,
     )),

@@ -176,6 +176,21 @@ def test_events_that_come_as_otlp_spans_say_whose_they_are_and_subtract_the_same
     assert rebuilt_over_true("c5_offload", strange, no_step)[0] > 1.7
 
 
+@pytest.mark.parametrize("spans_first", [True, False])
+def test_events_that_come_both_ways_are_used_once_and_nobody_looks_for_their_engine(spans_first):
+    (instance,) = sequences(joined("c5_offload", [], no_step)[0])
+    by_spans = [one.of(instance) for one in kv_batches("c5_offload", "spans")]
+    by_publisher = kv_batches("c5_offload")
+    alone, rows = joined("c5_offload", by_spans if spans_first else by_publisher)
+    both = [*by_spans, *by_publisher] if spans_first else [*by_publisher, *by_spans]
+    joiner, rows_of_both = joined("c5_offload", both)
+    assert (alone.kv.unbound, joiner.kv.unbound) == (0, 0)
+    if spans_first:
+        for key, arrays in rows_by_target(rows_of_both).items():
+            for a, b in zip(arrays, rows_by_target(rows)[key], strict=True):
+                assert np.array_equal(a, b, equal_nan=True)
+
+
 def test_a_restarted_publisher_is_a_new_life_whatever_the_order_of_arrival():
     first = [batch(stored(), seq=i, ts_s=TS_S + i) for i in range(5)]
     second = [batch(stored(), seq=i, ts_s=TS_S + 100 + i) for i in range(5)]

@@ -1,0 +1,59 @@
+"""What senders lose or send in vain is told by their own names, once."""
+
+from __future__ import annotations
+
+import logging
+
+from collector.receive import Export
+from collector.telemetry import Counts, PluginLoss, table
+from tests.support.pipelines import new_pipeline
+from tests.support.step_exports import attribute
+from tests.support.toy_engine import many_jobs, run_engine
+from tests.support.toy_spans import STEP_SCOPE, Piece, export_of, step_span
+
+RUN = run_engine(many_jobs(30))
+
+
+def tell(pipeline, number, *, dropped=0, scope=STEP_SCOPE, instance="engine", **lost):
+    """A step span that says how much its plugin has lost so far; what that counts."""
+    span = step_span(RUN, 1 + 2 * number, 2 + 2 * number)
+    span.end_time_unix_nano += number
+    span.dropped_events_count = dropped
+    span.attributes.extend(attribute(f"plugin.{reason}", count) for reason, count in {"step_sample": 1, **lost}.items())
+    pipeline.process([Export(export_of([Piece(instance, scope, span)]).SerializeToString(), "peer", "grpc", 1)])
+    return pipeline.take_counts()
+
+
+def losses(counts: Counts):
+    return {loss: int(counts[table.PLUGIN_LOST, loss]) for loss in PluginLoss if counts[table.PLUGIN_LOST, loss]}
+
+
+def test_what_a_plugin_lost_is_counted_once_by_its_own_reasons():
+    pipeline = new_pipeline()
+    assert losses(tell(pipeline, 1, queue_full=5)) == {"queue_full": 5}
+    assert losses(tell(pipeline, 3, queue_full=7, export_failed=2, hook_error=1)) == {
+        "queue_full": 2,
+        "export_failed": 2,
+        "hook_error": 1,
+    }
+    assert losses(tell(pipeline, 3, queue_full=7, export_failed=2, hook_error=1)) == {}, "a repeat"
+    assert losses(tell(pipeline, 2, queue_full=6)) == {}, "what came late says nothing new"
+    assert losses(tell(pipeline, 4, queue_full=3)) == {"queue_full": 3}, "a new process begins at 0"
+    assert losses(tell(pipeline, 5, queue_full=3, instance="another")) == {"queue_full": 3}
+
+
+def test_a_plugins_losses_are_not_those_of_an_sdk():
+    counts = tell(new_pipeline(), 1, dropped=5, queue_full=5)
+    assert counts[table.SDK_DROPPED_EVENTS] == 0
+
+
+def test_the_first_scopes_of_foreign_spans_are_named_once(caplog):
+    caplog.set_level(logging.INFO)
+    pipeline = new_pipeline()
+    for number in range(20):
+        for _ in range(2):
+            tell(pipeline, number, scope=f"opentelemetry.instrumentation.n{number:02}" + "x" * 200)
+    assert len(pipeline.foreign_scopes) == 8
+    assert pipeline.foreign_scopes[0].startswith("opentelemetry.instrumentation.n00x")
+    assert max(map(len, pipeline.foreign_scopes)) <= 100
+    assert sum("are left out" in record.message for record in caplog.records) == 8

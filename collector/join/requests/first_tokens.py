@@ -31,6 +31,8 @@ import numpy as np
 FIRST_TOKENS_MAX = 1024
 _FIRST_TOKENS_MIN = 20
 _STEPS_WAITED = 1.5
+_SANE_MIN, _SANE_MAX = (1.0, 1.0, 0.0), 1e12
+"""No step is shorter than a microsecond, and no request waits so long or has so many tokens."""
 _WAITED_MORE = 2.0
 """In medians of T / s: who waited longer waited for something else."""
 
@@ -46,9 +48,10 @@ class FirstTokens(NamedTuple):
 
 def explained(waits: Collection[tuple[float, float, float]], prefill_us_per_token: float) -> FirstTokens | None:
     """The formula on (T, s, P) of each request; None where they are too few."""
-    if len(waits) < _FIRST_TOKENS_MIN:
+    told = np.array(waits, float).reshape(-1, 3)
+    known = told[((told >= _SANE_MIN) & (told < _SANE_MAX)).all(axis=1)]  # false for NaN too
+    if len(known) < _FIRST_TOKENS_MIN:
         return None
-    known = np.array(waits)
     steps_waited = known[:, 0] / known[:, 1]
     known = known[steps_waited <= _WAITED_MORE * np.median(steps_waited)]
     first_token_us, pace_us, prompt_tokens = known.T

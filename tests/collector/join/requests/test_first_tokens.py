@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -49,6 +51,17 @@ def test_some_that_waited_for_a_slot_change_little():
 
 def test_what_cannot_be_below_zero_is_not():
     assert explained(waits(0, api_us=0.0), 400.0).api_us == 0.0
+
+
+@pytest.mark.parametrize("odd", [0.0, -1e300, math.inf, math.nan, 1e308, 5e-324])
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_times_that_cannot_be_leave_a_finite_answer_or_none(odd, place, every):
+    bent = [list(each) for each in waits(1)]
+    for each in bent[::every]:
+        each[place] = odd
+    found = explained([tuple(each) for each in bent], 40.0)
+    assert found is None or math.isfinite(found.api_us)
 
 
 def stock_pieces(requests, **told):

@@ -98,9 +98,7 @@ class Sidecar:
         self._knowledge = Knowledge(config.configurations)
         self.pipeline: Pipeline = make_pipeline(config, self._knowledge)
         self._status = self._make_status_page(clock)
-        self._publisher = Publisher(
-            self.pipeline, metrics, clock, config.snapshot.publish_interval_s, self._status.record
-        )
+        self._publisher = Publisher(self.pipeline, metrics, clock, config.snapshot.publish_interval_s)
         self._writer = SnapshotWriter(
             Path(config.snapshot.directory),
             self._publisher,
@@ -187,6 +185,7 @@ class Sidecar:
             unix_nano=clock.unix_nano,
             waiting=self._waiting_engines,
             remarks=self._remarks,
+            history_of=self.pipeline.history_of,
             version=__version__,
         )
 

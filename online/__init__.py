@@ -30,20 +30,23 @@ from .snapshot import (
     TargetSnapshot,
 )
 from .state import StateError
-from .target import Learner, check_settings, make_rls
+from .target import ChangeKind, CoursePoint, HistoryView, Learner, check_settings, make_rls
 
 __all__ = [
     "PHASES",
     "REQUEST_FEATURES",
     "STEP_FEATURES",
     "Bank",
+    "ChangeKind",
     "ConfigSnapshot",
     "CorrectionSnapshot",
+    "CoursePoint",
     "Design",
     "DriftSnapshot",
     "EngineSnapshot",
     "FeatureSnapshot",
     "Floats",
+    "HistoryView",
     "Ints",
     "Lane",
     "Learner",

@@ -18,9 +18,17 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from online.features import Fact, Facts, FeatureSet, build, custom
+from online.features import Fact, Facts, FeatureSet
 from online.rls import Prior
-from online.target import CUSTOM, BankSettings, SavedTarget, TargetState, check_settings, merge_target
+from online.target import (
+    BankSettings,
+    SavedTarget,
+    StepHistory,
+    TargetState,
+    check_settings,
+    feature_set,
+    merge_target,
+)
 from online.transfer import Donor, DonorPool, Priors, donor_of, priors_of
 
 from .rows import Lane, RowBlock, RowOutcome, Target
@@ -108,15 +116,9 @@ class Bank:
             return same_model or self.pool.prior(features.name, state.target, facts)
 
         for name in self.settings.feature_sets:
-            features = self._build(name, state.target, facts)
+            features = feature_set(name, state.target, facts, self.settings)
             if features is not None:
                 state.offer(features, prior_for)
-
-    def _build(self, name: str, target: Target, facts: Facts) -> FeatureSet | None:
-        if name == CUSTOM:
-            names = self.settings.custom.get(target.value)
-            return custom(target, names) if names else None
-        return build(name, target, facts)
 
     # ---------------------------------------------------------------- configurations
 
@@ -158,13 +160,19 @@ class Bank:
         """A configuration changed: start the new one's models with the old one's coefficients as the prior."""
         if donor_id in self._configs and donor_id != config_id:
             self._set_priors(config_id, priors_of(self.statistics(donor_id)))
+            old = self._configs[donor_id].get(Target.STEP_TIME)
+            if old is not None:
+                self._target(config_id, Target.STEP_TIME).history.course.succeed(old.history.course, old.last_ns)
+
+    def mark_restart(self, config_id: str, at_ns: int) -> None:
+        """An engine of it was restarted at this event time; no row of it may have come yet."""
+        self._target(config_id, Target.STEP_TIME).history.course.mark_restart(at_ns)
 
     def _set_priors(self, config_id: str, priors: Priors) -> None:
         self._priors[config_id] = priors
         for target, state in self._configs.get(config_id, {}).items():
             for learner in state.publishers():
-                prior = priors.get((target.value, learner.features.name, learner.features.names))
-                if prior is not None:
+                if (prior := priors.get((target.value, learner.features.name, learner.features.names))) is not None:
                     learner.offer_prior(prior)
 
     def add_donors(self, data: bytes) -> int:
@@ -204,8 +212,6 @@ class Bank:
         """Known configurations, the one that learned least recently first."""
         return list(self._configs)
 
-    # ---------------------------------------------------------------- reading
-
     def targets(self, config_id: str) -> dict[str, TargetSnapshot]:
         """What is published of a configuration now, partial blocks included."""
         snapshots: dict[str, TargetSnapshot] = {}
@@ -214,10 +220,14 @@ class Bank:
             flushed.flush()
             # A counter must not fall, and the rest of the block may decide that this part is learned otherwise.
             flushed.residuals = state.residuals
-            snapshot = flushed.snapshot()
-            if snapshot is not None:
+            if (snapshot := flushed.snapshot()) is not None:
                 snapshots[target.value] = snapshot
         return dict(sorted(snapshots.items()))
+
+    def history(self, config_id: str) -> StepHistory | None:
+        """Last rows of a configuration's steps and the course of their coefficients, without the partial block."""
+        step = self._configs.get(config_id, {}).get(Target.STEP_TIME)
+        return None if step is None else step.history
 
     # ---------------------------------------------------------------- state
 
@@ -251,9 +261,10 @@ class Bank:
         skipped = []
         try:
             for config_id, targets in state.targets.items():
-                for target, saved_target in targets.items():
-                    left_out = fresh._target(config_id, target).restore(saved_target)
-                    skipped += [f"{config_id}/{target}/{name}" for name in left_out]
+                for target, kept in targets.items():
+                    skipped += [
+                        f"{config_id}/{target}/{name}" for name in fresh._target(config_id, target).restore(kept)
+                    ]
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise error if isinstance(error, StateError) else StateError(f"state does not fit: {error!r}") from error
         self._configs, self._facts, self._priors = fresh._configs, fresh._facts, fresh._priors
@@ -286,10 +297,8 @@ class Bank:
         mine = self._configs[config_id]
         engines = (self.lineages.get(config_id, Lineage()).main_engine(), lineage.main_engine())
         for target, state in targets.items():
-            if target in mine:
+            if mine.setdefault(target, state) is not state:
                 merge_target(mine[target], state, engines)
-            else:
-                mine[target] = state
 
 
 def part_of(bank: Bank, config_id: str) -> Bank:

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from exporters.status_page import escape
+from exporters.charts import (
+    CHART_STYLE,
+    Coefficient,
+    ErrorPoint,
+    Mark,
+    error_course,
+    escape,
+    histogram,
+    intervals,
+    scatter,
+)
 
-from . import plots
 from .leave_out import FIRST_ROWS
 from .page_windows import WINDOW_S, PageReport
-from .protocol import CaptureReport, Report
+from .protocol import HISTOGRAM_REACH, CaptureReport, Picture, Report
 from .request_baselines import RequestReport
 from .tables import COLUMNS, SERVED_HEADINGS, cell, served_cells
 
 _STYLE = """
-:root { --bg:#f6f7f9; --card:#fff; --ink:#14181f; --soft:#5b6472; --line:#e1e5eb; --accent:#3a55d9; --band:#c9d2fb;
-  --warm:#b3470b; color-scheme: light dark; font:15px/1.5 system-ui,"Segoe UI",Roboto,"DejaVu Sans",sans-serif;
-  color:var(--ink); background:var(--bg) }
-@media (prefers-color-scheme: dark) { :root { --bg:#0d1016; --card:#151a22; --ink:#e7eaf0; --soft:#98a2b3;
-  --line:#262d39; --accent:#93a5ff; --band:#2b376f; --warm:#ffac70 } }
+:root { font:15px/1.5 system-ui,"Segoe UI",Roboto,"DejaVu Sans",sans-serif; color:var(--ink); background:var(--bg) }
 body { margin:0 auto; max-width:1320px; padding:28px 20px 48px }
 h1 { font-size:27px; margin:0 0 6px; letter-spacing:-.015em }
 h2 { font-size:19px; margin:0 }
@@ -34,21 +39,8 @@ th:first-child,td:first-child { text-align:left }
 td.best { font-weight:700; color:var(--accent) }
 details { border-top:1px solid var(--line); padding:8px 0 }
 summary { cursor:pointer; font-weight:600 }
-.plots { display:grid; grid-template-columns:repeat(auto-fit,minmax(300px,1fr)); gap:14px; margin:10px 0 }
-figure { margin:0 }
+.charts { margin:10px 0 }
 figure.wide { grid-column:1/-1; max-width:760px }
-figcaption { color:var(--soft); font-size:13px }
-svg { width:100%; height:auto; display:block }
-svg text { font-size:10px; fill:var(--soft) }
-svg .name { font-size:10.5px; fill:var(--ink) }
-svg .grid { stroke:var(--line) }
-svg .zero { stroke:var(--soft); stroke-dasharray:3 3 }
-svg .point { fill:var(--accent); fill-opacity:.55 }
-svg .line { fill:none; stroke:var(--accent); stroke-width:1.8 }
-svg .band { fill:var(--band); fill-opacity:.7 }
-svg .bar { fill:var(--accent); fill-opacity:.7 }
-svg .error { stroke:var(--ink); stroke-width:1.4 }
-svg .drift { stroke:var(--warm); stroke-dasharray:5 3; stroke-width:1.5 }
 """.strip()
 
 _NOT_AN_ERROR = frozenset({"pearson_r", "p99", "coverage"})
@@ -59,8 +51,9 @@ def page(report: Report) -> str:
     body = "".join(_sections(report))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width">'
-        f"<title>tracefit: systems side by side</title><style>{_STYLE}</style></head><body>{body}</body></html>\n"
+        '<meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">'
+        f"<title>tracefit: systems side by side</title><style>{CHART_STYLE}{_STYLE}</style></head>"
+        f"<body>{body}</body></html>\n"
     )
 
 
@@ -116,14 +109,38 @@ def _capture(capture: CaptureReport) -> Iterator[str]:
         yield from _served(capture.served)
     for number, (system, picture) in enumerate(capture.pictures.items()):
         opened = " open" if number == 0 else ""
-        yield f'<details{opened}><summary>{_text(system)}</summary><div class="plots">'
-        yield f"<figure>{plots.scatter(picture)}<figcaption>Scored steps</figcaption></figure>"
-        yield f"<figure>{plots.error_course(picture)}<figcaption>Predict, then learn</figcaption></figure>"
-        yield f"<figure>{plots.histogram(picture)}<figcaption>Residuals</figcaption></figure>"
-        sure = plots.coefficients(picture.coefficients)
-        yield f'<figure class="wide">{sure}<figcaption>Coefficients, 95 % intervals</figcaption></figure>'
-        yield "</div></details>"
+        yield f"<details{opened}><summary>{_text(system)}</summary>"
+        yield from charts(picture)
+        yield "</details>"
     yield "</section>"
+
+
+def charts(picture: Picture) -> Iterator[str]:
+    """Of one system on one recording."""
+    points = [
+        ErrorPoint(*point) for point in zip(picture.course_s, picture.course_median, picture.course_p90, strict=True)
+    ]
+    end = f"{points[-1].at_s:.0f} s" if points else ""
+    course = error_course(points, [Mark(at_s, "change of speed") for at_s in picture.drifts_s], ("0 s", end))
+    figures = (
+        (
+            "Predicted against observed",
+            "scored steps, predicted upwards",
+            scatter(picture.observed_us, picture.predicted_us),
+        ),
+        ("Error of predictions", "predict, then learn; line: median, area: 9 of 10", course),
+        ("Residuals", "steps by observed ÷ predicted − 1", histogram(picture.histogram, HISTOGRAM_REACH)),
+    )
+    yield '<div class="charts">'
+    for caption, note, chart in figures:
+        yield f"<figure><figcaption>{caption}<span>{note}</span></figcaption>{chart}</figure>"
+    sure = intervals(
+        [
+            Coefficient(c.name, c.coefficient, c.stderr, f"{c.coefficient:.4g} {c.unit} {c.status}")
+            for c in picture.coefficients
+        ]
+    )
+    yield f'<figure class="wide"><figcaption>Coefficients, 95 % intervals</figcaption>{sure}</figure></div>'
 
 
 _SHOWN = ("model", "model_type", "gpu", "tensor_parallel_size", "dtype", "max_num_seqs", "max_num_batched_tokens")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .dedupe import SpanWindow
 from .emitter import Emitter, Key, facts_of
 from .engine import Engine
-from .events import Described, Event, Renamed, Rows, Succeeded
+from .events import Described, Event, Renamed, Restarted, Rows, Succeeded
 from .giving_up import give_up_oldest
 from .joiner import Joiner
 from .waiting import Waiting
@@ -18,6 +18,7 @@ __all__ = [
     "Joiner",
     "Key",
     "Renamed",
+    "Restarted",
     "Rows",
     "SpanWindow",
     "Succeeded",

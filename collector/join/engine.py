@@ -6,6 +6,8 @@ that its late spans still find it. Rows of an older sequence leave before those 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from collector.config import JoinConfig
@@ -26,8 +28,9 @@ from online import EngineSnapshot, Quality, RowBlock, Target
 from online.state import saved
 
 from .block_ratio import BlockRatio
-from .emitter import TargetRows
+from .emitter import Key, TargetRows
 from .engine_process import EngineProcess, PendingRequest
+from .events import Restarted
 from .window import StepWindow
 
 _CONFLICTS_MAX = 3
@@ -62,6 +65,7 @@ class Engine:
         self._settings = settings
         self._remembered_ns = int((settings.window_s - settings.grace_s) * 1e9)
         self.processes: list[EngineProcess] = []
+        self.restarts_unix_ns: list[int] = []
 
     # --- what it is -------------------------------------------------------------------------------------------------
 
@@ -187,6 +191,7 @@ class Engine:
             return process
         if self.processes:
             self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_RESTART] += 1
+            self.restarts_unix_ns.append(unix_ns)
         if len(self.processes) > _CONFLICTS_MAX:
             self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] += 1
             del self.processes[0]
@@ -280,6 +285,14 @@ class Engine:
             TargetRows(target, request_block(rows, self.number, self.quality))
             for target, rows in sorted(by_target.items())
         ]
+
+
+def take_restarts(engines: Mapping[Key, Engine], config_ids: Mapping[Key, str]) -> list[Restarted]:
+    """Which engines began anew since the last call."""
+    restarted = [Restarted(config_ids[key], at) for key, engine in engines.items() for at in engine.restarts_unix_ns]
+    for engine in engines.values():
+        engine.restarts_unix_ns.clear()
+    return restarted
 
 
 def _split_restarts(steps: StepColumns) -> list[StepColumns]:

@@ -2,6 +2,7 @@
 
     Renamed    identities that became better known, before anything is said of the new ones
     Described  configurations of which more is known: their feature sets exist before their rows come
+    Restarted  engines that came back as the same configuration
     Rows       equations to learn from
     Succeeded  servers that came back as another configuration: the last rows of the old one are learned by now
 
@@ -35,6 +36,14 @@ class Described:
 
 
 @dataclass(frozen=True, slots=True)
+class Restarted:
+    """An engine of a configuration began anew; this was the first that was heard of it."""
+
+    config_id: str
+    unix_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Rows:
     """Rows for one target of a configuration, in event-time order; ``engines`` names the emitters by their numbers."""
 
@@ -53,4 +62,4 @@ class Succeeded:
     new: str
 
 
-Event = Renamed | Described | Rows | Succeeded
+Event = Renamed | Described | Restarted | Rows | Succeeded

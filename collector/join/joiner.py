@@ -21,7 +21,7 @@ from .api_process import ApiProcess
 from .api_spans import ApiSpans
 from .describe import Known, describe
 from .emitter import Emitter, Key, TargetRows, by_config, config_id_of
-from .engine import Engine
+from .engine import Engine, take_restarts
 from .events import Event, Renamed, Rows, Succeeded
 from .places import Full, Places
 from .release import Release, release_rows
@@ -189,7 +189,7 @@ class Joiner:
         described, self._described = describe(emitters, self._described)
         released = release_rows(self._releases, emitters, self._settings, flush=flush)
         succeeded, self._succeeded = self._succeeded + succeeded, []
-        return [*renamed, *described, *quick, *released, *succeeded]
+        return [*renamed, *described, *take_restarts(self._engines, self._config_ids), *quick, *released, *succeeded]
 
     def _identify(self, key: Key, emitter: Emitter) -> list[Renamed]:
         """Find the emitter's configuration; a fact learned later renames it and keeps its state."""

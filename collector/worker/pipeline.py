@@ -21,6 +21,7 @@ from collector.join import (
     Joiner,
     Key,
     Renamed,
+    Restarted,
     Rows,
     Succeeded,
     Waiting,
@@ -34,6 +35,7 @@ from exporters.what_if import Mix
 from online import (
     Bank,
     ConfigSnapshot,
+    HistoryView,
     Lane,
     Quality,
     RowOutcome,
@@ -71,7 +73,9 @@ class Pipeline:
         self.exemplars: Traces = {}
         """Traces behind the drifts of the newest snapshot; replaced, never edited."""
         self._load = RecentLoad()
-        self._mixes: dict[str, Mix] = {}  # replaced, never edited: other threads read it
+        # Replaced, never edited: other threads read them.
+        self._mixes: dict[str, Mix] = {}
+        self._histories: dict[str, HistoryView] = {}
         self.applied_seq = 0
         """Number of the last journal entry that has been processed."""
 
@@ -93,6 +97,10 @@ class Pipeline:
     def mix_of(self, config_id: str) -> Mix | None:
         """What a configuration was asked lately, as of the newest snapshot; from any thread."""
         return self._mixes.get(config_id)
+
+    def history_of(self, config_id: str) -> HistoryView | None:
+        """Last rows and coefficients of the last day, as of the newest snapshot; from any thread."""
+        return self._histories.get(config_id)
 
     def process(self, exports: Sequence[Export]) -> None:
         """Decode, join and learn; what cannot be used is counted."""
@@ -152,7 +160,8 @@ class Pipeline:
         copies = {(emitter.recording, emitter.instance): emitter for emitter in part.joiner.emitters_of(config_id)}
         emitters = self.joiner.emitters_of(config_id)
         emitters = [copies.get((emitter.recording, emitter.instance), emitter) for emitter in emitters]
-        self._settled.put(config_id, part._config(config_id, emitters).targets, part.learned_rows)
+        history = part._history(config_id)
+        self._settled.put(config_id, part._config(config_id, emitters).targets, part.learned_rows, history)
         return part.learned_rows
 
     def state(self) -> bytes:
@@ -216,6 +225,8 @@ class Pipeline:
                     self._settled.record(config_id, outcomes[RowOutcome.LEARNED])
                     for outcome, count in outcomes.items():
                         self._counts[table.ROWS, target, outcome] += count
+            case Restarted(config_id, unix_ns):
+                self._quarantine.mark_restart(config_id, unix_ns)
             case Succeeded(old, new):
                 self._bank.inherit(new, old)
 
@@ -224,6 +235,8 @@ class Pipeline:
         configs = [self._config(known, self.joiner.emitters_of(known)) for known in self.joiner.config_ids()]
         self.exemplars = self._traces.exemplars(configs)
         self._mixes = self._load.mixes(configs, now_unix_nano)
+        shown = {config.config_id: self._history(config.config_id) for config in configs}
+        self._histories = {config_id: history for config_id, history in shown.items() if history is not None}
         return Snapshot(
             generation=generation,
             created_unix_nano=now_unix_nano,
@@ -251,6 +264,10 @@ class Pipeline:
             targets=targets if targets is not None else self._targets(config_id, emitters, quality, facts),
             quarantined=self._quarantine.reason(config_id),
         )
+
+    def _history(self, config_id: str) -> HistoryView | None:
+        history = self._bank.history(config_id)
+        return self._settled.history(config_id) or (None if history is None else history.view())
 
     def _targets(
         self, config_id: str, emitters: Sequence[Emitter], quality: Quality, facts: Mapping[str, Fact]

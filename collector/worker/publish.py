@@ -7,7 +7,6 @@ exporter wait. Readers take the reference and need no lock.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -49,10 +48,8 @@ class Publisher:
         metrics: Metrics,
         clock: Clock,
         interval_s: float,
-        on_publish: Callable[[Snapshot], None] = lambda _: None,
     ) -> None:
         self._source = source
-        self._on_publish = on_publish
         self._metrics = metrics
         self._clock = clock
         self._interval_ns = int(interval_s * 1e9)
@@ -97,11 +94,6 @@ class Publisher:
             return
         self._generation += 1
         self._published_rows = rows
-        try:
-            self._on_publish(self._current)
-        except Exception:  # noqa: BLE001 -- nor must one of who looks on
-            self._metrics.add(table.PUBLISH_ERRORS)
-            _log.exception("a generation could not be shown")
 
 
 class SnapshotWriter:

@@ -56,6 +56,11 @@ class Quarantine:
                 self._put_aside(config_id, f"snapshot: {type(error).__name__}")
         return {}
 
+    def mark_restart(self, config_id: str, unix_ns: int) -> None:
+        """Let the bank remember it."""
+        if config_id not in self._reasons:
+            self._bank.mark_restart(config_id, unix_ns)
+
     def rename(self, old: str, new: str) -> None:
         """The configuration is known better: another identity, the same trouble."""
         if old in self._reasons:

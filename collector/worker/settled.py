@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection
 from typing import NamedTuple
 
-from online import TargetSnapshot
+from online import HistoryView, TargetSnapshot
 
 
 class _Settled(NamedTuple):
@@ -19,6 +19,7 @@ class _Settled(NamedTuple):
     """What the copy learned beyond the state."""
     state_rows: int
     """What the state had learned when it was copied."""
+    history: HistoryView | None
 
 
 class SettledViews:
@@ -28,14 +29,21 @@ class SettledViews:
         self._views: dict[str, _Settled] = {}
         self._state_rows: Counter[str] = Counter()
 
-    def put(self, config_id: str, targets: dict[str, TargetSnapshot], rows: int) -> None:
+    def put(
+        self, config_id: str, targets: dict[str, TargetSnapshot], rows: int, history: HistoryView | None = None
+    ) -> None:
         """Publish these targets of a configuration, which ``rows`` more than the state's made."""
-        self._views[config_id] = _Settled(targets, rows, self._state_rows[config_id])
+        self._views[config_id] = _Settled(targets, rows, self._state_rows[config_id], history)
 
     def targets(self, config_id: str) -> dict[str, TargetSnapshot] | None:
         """What is published instead of the state's; None where there is nothing better."""
         view = self._views.get(config_id)
         return None if view is None else view.targets
+
+    def history(self, config_id: str) -> HistoryView | None:
+        """Of the same copy."""
+        view = self._views.get(config_id)
+        return None if view is None else view.history
 
     @property
     def rows(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from .fleet_section import FleetSource
 from .remarks_section import Remarks
 from .status_page import StatusPage
-from .text import duration, escape
 from .waiting_section import EngineWaiting
 
 __all__ = [
@@ -13,6 +12,4 @@ __all__ = [
     "FleetSource",
     "Remarks",
     "StatusPage",
-    "duration",
-    "escape",
 ]

@@ -13,8 +13,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from .charts import meter
-from .text import count, escape
+from exporters.charts import count, escape, meter
 
 PREFIX = "tracefit_"
 LOSSES = ("refused", "failed", "skipped", "dropped", "evicted", "errors", "late", "lost", "rejected", "withheld")

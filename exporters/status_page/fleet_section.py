@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from exporters.charts import age, count, escape
 from online import Snapshot
-
-from .text import age, count, escape
 
 MAX_SOURCES = 200
 _MERGED = "merged"
@@ -37,7 +36,7 @@ def fleet_section(sources: Sequence[FleetSource], snapshot: Snapshot | None, now
     more = f'<p class="quiet">{hidden} more sources.</p>' if hidden > 0 else ""
     return (
         '<section id="fleet" aria-labelledby="fleet-title" data-live><h2 id="fleet-title">Fleet</h2>'
-        '<div class="scroll" tabindex="0" role="region" aria-labelledby="fleet-title"><table class="overview">'
+        '<div class="scroll" tabindex="0" role="region" aria-label="Table of sources"><table class="overview">'
         f"<caption>{len(sources)} sources: {verdict}</caption>"
         '<thead><tr><th scope="col">source</th><th scope="col">last pull</th><th scope="col">engines</th>'
         '<th scope="col" class="num">time ÷ the others’</th><th scope="col" class="num">rows</th>'

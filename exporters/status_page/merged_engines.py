@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from exporters.charts import count, escape
 from online import ReplicaSnapshot, TargetSnapshot
-
-from .text import count, escape
 
 MAX_REPLICAS = 16
 

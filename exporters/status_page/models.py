@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from exporters.charts import count, escape, percent
 from online import ModelSnapshot, TargetSnapshot
-
-from .text import count, escape, percent
 
 
 def models_in_competition(target: TargetSnapshot) -> str:

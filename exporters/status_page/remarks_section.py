@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from exporters.charts import count, escape
 from online import Snapshot
 
 from .advice import Advice
-from .text import count, escape
 
 PLUGIN_REMEDIES: dict[str, Advice] = {
     "queue_full": Advice(

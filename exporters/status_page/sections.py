@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from exporters.charts import (
+    FEATURE_NAMES,
+    TARGET_NAMES,
+    Z_95,
+    coefficient,
+    count,
+    duration,
+    escape,
+    factor,
+    nice_limit,
+    percent,
+    whisker,
+)
 from online import ConfigSnapshot, FeatureSnapshot, ModelSnapshot, TargetSnapshot
 
 from .advice import STATUS, Advice, advice_for
-from .charts import Z_95, calibration_chart, error_chart, nice_limit, whisker
-from .history import History
 from .merged_engines import replicas_table
 from .models import models_in_competition
-from .text import FEATURE_NAMES, TARGET_NAMES, coefficient, count, duration, escape, factor, percent
+from .step_charts import Seen, step_charts, step_shares
 
-MAX_STRATA = 12
 MAX_SHAPES = 16
 MAX_AXIS = 0.5
 """Beyond half of the coefficient an error bar or a live value is drawn at the edge; the numbers stand beside."""
@@ -19,6 +29,11 @@ MIXTURE_VIF = 10.0
 """Variance inflation beyond which a feature is nearly a mixture of the others (online/rls/identify.py)."""
 
 MOSTLY_PRIOR = 0.5
+
+_NOTHING_LEARNED = (
+    "<p>Its engines are heard of, and nothing could be learned from them yet. What they wait for stands below under "
+    '“Not learned from yet”; what was left out and why, under <a href="#accounting">Queue and losses</a>.</p>'
+)
 
 _TITLE_FACTS = ("gpu", "tensor_parallel_size", "quantization", "vllm_version")
 _FACT_WORDS = {"tensor_parallel_size": "TP ", "vllm_version": "vLLM "}
@@ -38,8 +53,9 @@ def config_facts(config: ConfigSnapshot) -> str:
     return " · ".join(f"{_FACT_WORDS.get(key, '')}{value}" for key, value in known if value not in {None, ""})
 
 
-def config_section(config: ConfigSnapshot, history: History) -> str:
+def config_section(seen: Seen) -> str:
     """Everything about one configuration."""
+    config = seen.config
     name = escape(config.config_id)
     parts = [
         f'<section class="config" id="config-{name}" aria-labelledby="title-{name}" data-live>',
@@ -47,14 +63,16 @@ def config_section(config: ConfigSnapshot, history: History) -> str:
         f'<p class="facts">{escape(config_facts(config)) or "no facts known"} <code>{name}</code></p>',
         _links(name),
         "</header>",
-        _advice(config),
+        _advice(config) if not config.quarantined else _quarantined(config.quarantined),
     ]
+    if not config.targets and not config.quarantined:
+        parts.append(_NOTHING_LEARNED)
     step = config.targets.get("step_time")
     if step is not None:
-        parts.append(_target("step_time", step, config, history))
+        parts.append(_target("step_time", step, seen))
     order = list(TARGET_NAMES)
     others = sorted(set(config.targets) - {"step_time"}, key=lambda name: _place(order, name))
-    parts += [_target(name, config.targets[name], config, history) for name in others]
+    parts += [_target(name, config.targets[name], seen) for name in others]
     parts.append(_identity(config))
     parts.append("</section>")
     return "".join(parts)
@@ -66,9 +84,16 @@ def _place(order: list[str], name: str) -> tuple[int, str]:
 
 def _links(name: str) -> str:
     return (
-        f'<nav class="links" aria-label="Downloads of configuration {name}">'
+        f'<nav class="links" aria-label="Links of configuration {name}"><a href="/?config={name}">permalink</a> '
         f'<a href="/snapshot/{name}">JSON</a> <a href="/snapshot/{name}/blis.yaml">BLIS file</a> '
         f'<a href="/snapshot/{name}/blis.yaml?format=flags">BLIS flags</a></nav>'
+    )
+
+
+def _quarantined(reason: str) -> str:
+    return (
+        '<div class="quality poor"><p><strong>put aside</strong> Its learner failed, and what it had learned is '
+        f"forgotten: {escape(reason)}. A restart of the sidecar begins anew with it; please report the log.</p></div>"
     )
 
 
@@ -94,23 +119,20 @@ def _remedy(advice: Advice) -> str:
     return f'<p class="remedy">{escape(advice.remedy)} {flags}</p>'
 
 
-def _target(name: str, target: TargetSnapshot, config: ConfigSnapshot, history: History) -> str:
+def _target(name: str, target: TargetSnapshot, seen: Seen) -> str:
     model = target.models.get("portable") or target.models.get(target.champion)
     if model is None:
         return ""
     title = escape(TARGET_NAMES.get(name, name))
-    course = history.course(config.config_id, name)
-    charts = ""
-    if name == "step_time":
-        error = f"<figure><figcaption>Error of predictions, before learning from them</figcaption>{error_chart(course)}"
-        charts = f'<div class="charts">{error}</figure>{_calibration(target)}</div>'
+    pictures = (step_shares(target, model), step_charts(target, model, seen)) if name == "step_time" else ("", "")
+    config_id = seen.config.config_id
     body = (
-        f'<p class="equation" aria-label="Equation">{_equation(name, model)}</p>{_numbers(target)}'
-        f"{_coefficients(name, model)}{charts}{_shape_factors(target)}"
-        f"{replicas_table(target, config.told_apart_by)}{models_in_competition(target)}"
+        f'<p class="equation">{_equation(name, model)}</p>{_numbers(target)}'
+        f"{_coefficients(name, model, config_id)}{''.join(pictures)}{_shape_factors(target, config_id)}"
+        f"{replicas_table(target, seen.config.told_apart_by)}{models_in_competition(target)}"
     )
     summary = f'<h3>{title}</h3><span class="vector">{escape(target.vector)}</span>{_headline(target)}'
-    key = f"target-{escape(config.config_id)}-{escape(name)}"
+    key = f"target-{escape(config_id)}-{escape(name)}"
     opened = " open" if name == "step_time" else ""
     return f'<details class="target" id="{key}"{opened}><summary>{summary}</summary>{body}</details>'
 
@@ -173,12 +195,12 @@ def _correction(target: TargetSnapshot) -> list[tuple[str, str]]:
     return cells
 
 
-def _coefficients(name: str, model: ModelSnapshot) -> str:
+def _coefficients(name: str, model: ModelSnapshot, config_id: str) -> str:
     limit = _axis_limit(model.features)
     suspected = any(feature.live_coefficient is not None for feature in model.features)
     rows = "".join(_coefficient_row(feature, limit, live=suspected) for feature in model.features)
     live = '<th scope="col" class="num">live: fast, noisy</th>' if suspected else ""
-    caption = escape(f"Coefficients of {TARGET_NAMES.get(name, name)}, portable set")
+    caption = escape(f"Coefficients of {TARGET_NAMES.get(name, name)}, portable set, {config_id}")
     scale = f'<span class="scale"><span>−{percent(limit)}</span><span>+{percent(limit)}</span></span>'
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{caption}"><table class="coefficients">'
@@ -210,7 +232,7 @@ def _coefficient_row(feature: FeatureSnapshot, limit: float, *, live: bool) -> s
     status = escape(feature.status)
     meaning = escape(_why(feature))
     return (
-        f'<tr><th scope="row">{escape(feature.name)}</th>'
+        f'<tr><th scope="row">{escape(feature.name).replace("_", "_<wbr>")}</th>'
         f'<td class="num">{escape(coefficient(value, feature.unit))}</td>'
         f'<td class="num">{"–" if stderr is None else escape(coefficient(stderr, feature.unit).split("/")[0])}</td>'
         f"{latest if live else ''}"
@@ -231,26 +253,7 @@ def _why(feature: FeatureSnapshot) -> str:
     return STATUS.get(feature.status, "")
 
 
-def _stratum_order(name: str) -> tuple[str, int]:
-    """``decode:2-3`` before ``decode:16-31``."""
-    kind, _, requests = name.partition(":")
-    first = requests.partition("-")[0]
-    return kind, int(first) if first.isdecimal() else 0
-
-
-def _calibration(target: TargetSnapshot) -> str:
-    interval = target.interval
-    if interval is None:
-        return ""
-    rows = [
-        ("all", (interval.p10, interval.p50, interval.p90)),
-        *((name, interval.strata[name]) for name in sorted(interval.strata, key=_stratum_order)[:MAX_STRATA]),
-    ]
-    chart = calibration_chart(rows)
-    return f"<figure><figcaption>Observed ÷ predicted, by operating point</figcaption>{chart}</figure>"
-
-
-def _shape_factors(target: TargetSnapshot) -> str:
+def _shape_factors(target: TargetSnapshot, config_id: str) -> str:
     """The batch shapes with the most rows, and what each takes per time by the coefficients."""
     if not target.shape_factors:
         return ""
@@ -260,11 +263,13 @@ def _shape_factors(target: TargetSnapshot) -> str:
         f'<td class="num">{count(int(each.rows))}</td></tr>'
         for name, each in shown
     )
-    caption = f"Shape factors: a step takes the sum of the coefficients times this ({len(shown)} of "
+    summary = f"Shape factors of {len(target.shape_factors)} batch shapes"
+    caption = f"A step takes the sum of the coefficients times this; the {len(shown)} shapes with the most rows, any "
     return (
-        f'<table class="models"><caption>{caption}{len(target.shape_factors)} batch shapes; any other: ×1)</caption>'
+        f'<details class="more" id="shapes-{escape(config_id)}"><summary>{summary}</summary>'
+        f'<table class="models"><caption>{caption}other: ×1</caption>'
         '<thead><tr><th scope="col">batch shape</th><th scope="col" class="num">factor</th>'
-        f'<th scope="col" class="num">rows</th></tr></thead><tbody>{rows}</tbody></table>'
+        f'<th scope="col" class="num">rows</th></tr></thead><tbody>{rows}</tbody></table></details>'
     )
 
 

@@ -1,8 +1,8 @@
 """The status page: one HTML document at ``/``, complete without JavaScript, alive with it.
 
-Drawn by the server from the newest snapshot, a small history, and our own metrics. No external assets, no build step;
-the content-security policy allows exactly the one style and the one script inside, by hash, so that a model name can
-never become code. The script asks for the page again and swaps the parts that changed.
+Drawn by the server from the newest snapshot, the history of each configuration, and our own metrics. No external
+assets, no build step; the content-security policy allows exactly the one style and the one script inside, by hash, so
+that a model name can never become code. The script asks for the page again and swaps the parts that changed.
 """
 
 from __future__ import annotations
@@ -15,30 +15,27 @@ from importlib import resources
 
 from prometheus_client.registry import Collector
 
+from exporters.charts import CHART_STYLE, age, count, escape
 from exporters.client_view import ClientView
 from exporters.pages import Request, Response
-from online import ConfigSnapshot, Snapshot
+from online import ConfigSnapshot, HistoryView, Snapshot
 
 from .accounting import accounting_section
 from .advice import NOTHING_YET
 from .fleet_section import FleetSource, fleet_section
-from .history import History
+from .overview import choose, learned_rows, overview
 from .remarks_section import Remarks, remarks_section
-from .sections import config_facts, config_section, config_title
-from .text import age, count, escape, percent
+from .sections import config_section
+from .step_charts import Seen
 from .waiting_section import EngineWaiting, waiting_section
 from .what_if import what_if_section
 
 HTML = "text/html; charset=utf-8"
-MAX_OVERVIEW = 200
-MAX_DETAILS = 6
-"""More configurations than this are in the overview only; their links open them one by one."""
-
 _PROBLEM = "_problem"
 _SUBJECTS = {"config": "Configuration"}
 """Of the problems that readiness tells; any other goes by its name."""
 
-_STYLE = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
+_STYLE = CHART_STYLE + resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
 _SCRIPT = resources.files(__package__).joinpath("page.js").read_text(encoding="utf-8")
 
 
@@ -69,6 +66,7 @@ class StatusPage:
         waiting: what engines hold that is not learned yet.
         remarks: what senders lose or send in vain.
         fleet: where the states were pulled from, if this is a fleet's page.
+        history_of: last rows and coefficients of the last day of a configuration, as of the newest snapshot.
         version: shown in the header.
 
     Attributes:
@@ -85,6 +83,7 @@ class StatusPage:
         waiting: Callable[[], Sequence[EngineWaiting]] = tuple,
         remarks: Callable[[], Remarks] = Remarks,
         fleet: Callable[[], Sequence[FleetSource]] = tuple,
+        history_of: Callable[[str], HistoryView | None] = lambda _: None,
         version: str = "",
     ) -> None:
         self._source = source
@@ -95,32 +94,25 @@ class StatusPage:
         self._waiting = waiting
         self._remarks = remarks
         self._fleet = fleet
+        self._history_of = history_of
+        self._started_unix_nano = unix_nano()
         self._version = version
-        self._history = History()
-
-    def record(self, snapshot: Snapshot) -> None:
-        """Remember a generation; call it whenever one is published, so that the charts have no gaps."""
-        self._history.record(snapshot)
 
     def answer(self, request: Request) -> Response:
-        """Serve the page; ``?config=ID`` shows one configuration in detail."""
-        snapshot = self._source()
-        if snapshot is not None:
-            self._history.record(snapshot)
-        return Response(HTTPStatus.OK, HTML, self._page(snapshot, request.query).encode(), _HEADERS)
+        """Serve the page; ``?config=ID`` shows one configuration in detail, ``?filter=WORDS`` those that have them."""
+        return Response(HTTPStatus.OK, HTML, self._page(self._source(), request.query).encode(), _HEADERS)
 
     def _page(self, snapshot: Snapshot | None, query: Mapping[str, str]) -> str:
-        chosen = query.get("config")
         body = [self._header(snapshot), fleet_section(self._fleet(), snapshot, self._unix_nano())]
         waiting = self._waiting()
         if snapshot is None or not snapshot.configs:
             body.append(waiting_section(waiting, learned=False) or _empty())
         else:
-            shown = [config for config in snapshot.configs if config.config_id == chosen] if chosen else []
-            body.append(_overview(snapshot, chosen if shown else None))
-            body += [config_section(config, self._history) for config in (shown or snapshot.configs[:MAX_DETAILS])]
-            body.append(what_if_section(snapshot, self.view, query))
+            choice = choose(snapshot.configs, query)
+            body.append(overview(snapshot.configs, choice))
+            body += [config_section(self._seen(each)) for each in choice.opened]
             body.append(waiting_section(waiting, learned=True))
+            body.append(what_if_section(snapshot, self.view, query))
         body.append(remarks_section(self._remarks(), snapshot))
         body.append(accounting_section(self._own))
         return (
@@ -135,13 +127,16 @@ class StatusPage:
             f"<script>{_SCRIPT}</script></body></html>"
         )
 
+    def _seen(self, config: ConfigSnapshot) -> Seen:
+        return Seen(config, self._history_of(config.config_id), self._started_unix_nano)
+
     def _header(self, snapshot: Snapshot | None) -> str:
         ready, detail = self._ready()
         state = '<span class="state ok">ready</span>' if ready else '<span class="state bad">not ready</span>'
         words = [state]
         if snapshot is not None:
             seconds = (self._unix_nano() - snapshot.created_unix_nano) / 1e9
-            rows = sum(_rows(config) for config in snapshot.configs)
+            rows = sum(learned_rows(config) for config in snapshot.configs)
             plural = "configuration" if len(snapshot.configs) == 1 else "configurations"
             words += [
                 f"<span>{len(snapshot.configs)} {plural}</span>",
@@ -159,39 +154,6 @@ class StatusPage:
             "<h1>Latency coefficients, learned live from vLLM’s traces</h1>"
             f'<p class="states">{" ".join(words)}</p>{noted}</header>'
         )
-
-
-def _rows(config: ConfigSnapshot) -> int:
-    return sum(max((model.rows for model in target.models.values()), default=0) for target in config.targets.values())
-
-
-def _overview(snapshot: Snapshot, chosen: str | None) -> str:
-    if len(snapshot.configs) == 1:
-        return ""
-    rows = "".join(_overview_row(config, chosen) for config in snapshot.configs[:MAX_OVERVIEW])
-    hidden = len(snapshot.configs) - MAX_OVERVIEW
-    more = f'<p class="quiet">{hidden} more in <a href="/snapshot">/snapshot</a>.</p>' if hidden > 0 else ""
-    back = '<p><a href="/">All configurations</a></p>' if chosen else ""
-    return (
-        '<section id="overview" aria-labelledby="overview-title" data-live><h2 id="overview-title">Configurations</h2>'
-        '<div class="scroll" tabindex="0" role="region" aria-labelledby="overview-title"><table class="overview">'
-        '<thead><tr><th scope="col">model</th><th scope="col">facts</th><th scope="col">telemetry</th>'
-        '<th scope="col" class="num">rows</th><th scope="col" class="num">step error</th><th scope="col">id</th>'
-        f"</tr></thead><tbody>{rows}</tbody></table></div>{more}{back}</section>"
-    )
-
-
-def _overview_row(config: ConfigSnapshot, chosen: str | None) -> str:
-    step = config.targets.get("step_time")
-    model = step.models.get(step.champion) if step is not None else None
-    error = "–" if model is None or model.error is None else percent(model.error.median_ape)
-    name = escape(config.config_id)
-    current = ' aria-current="true"' if config.config_id == chosen else ""
-    return (
-        f'<tr{current}><th scope="row"><a href="/?config={name}">{escape(config_title(config))}</a></th>'
-        f"<td>{escape(config_facts(config))}</td><td>{escape(config.telemetry)}</td>"
-        f'<td class="num">{count(_rows(config))}</td><td class="num">{error}</td><td><code>{name}</code></td></tr>'
-    )
 
 
 def _empty() -> str:

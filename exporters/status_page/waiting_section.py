@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .text import age, count, escape
+from exporters.charts import age, count, escape
 
 MAX_SHOWN = 12
 
@@ -51,7 +51,7 @@ def waiting_section(waiting: Sequence[EngineWaiting], *, learned: bool) -> str:
         f'<section id="waiting" aria-labelledby="waiting-title" data-live><h2 id="waiting-title">{title}</h2>'
         '<p class="quiet">What waits is published when it is complete, or when nothing has been heard of its engine '
         "for join.grace_s.</p>"
-        '<div class="scroll" tabindex="0" role="region" aria-labelledby="waiting-title"><table class="flows">'
+        '<div class="scroll" tabindex="0" role="region" aria-label="Engines that wait"><table class="flows">'
         f'<thead><tr><th scope="col">engine</th>{heads}<th scope="col">waits for</th>'
         f'<th scope="col" class="num">silent</th></tr></thead><tbody>{rows}</tbody></table></div>{more}</section>'
     )

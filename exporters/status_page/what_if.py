@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
+from exporters.charts import count, duration, escape, significant
 from exporters.client_view import ClientView, UnknownConfigError
 from exporters.what_if import (
     LIMIT_WORDS,
@@ -25,8 +26,8 @@ from exporters.what_if import (
 from online import ConfigSnapshot, Snapshot
 from tracefit import Config, Estimate, Prediction, RequestEstimate, TracefitError
 
+from .overview import FILTER
 from .sections import config_title
-from .text import count, duration, escape, significant
 
 MAX_CHOICES = 200
 _ASK = "ask"
@@ -131,7 +132,7 @@ def _choice(configs: Sequence[ConfigSnapshot], chosen: str) -> str:
 
 
 def _answer(form: _Form, snapshot: Snapshot, view: ClientView, query: Mapping[str, str]) -> str:
-    wanted = {name: value for name, value in query.items() if name != _ASK}
+    wanted = {name: value for name, value in query.items() if name not in (_ASK, FILTER)}
     try:
         given = read_query(wanted, PLAN if form.question == "plan" else PREDICT)
         config = view.config(snapshot, given.get("config", ""))

@@ -15,7 +15,7 @@ from .declared import Array, StateError
 
 ARRAY_ROWS_MAX = 1 << 24
 ARRAY_BYTES_MAX = 1 << 29
-_BITS = {1: np.uint8, 8: np.uint64}
+_BITS = {1: np.uint8, 4: np.uint32, 8: np.uint64}
 
 
 def packed(value: object) -> object:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from .course import ChangeKind
 from .learners import Learner, make_learner, make_rls
-from .settings import CUSTOM, BankSettings, check_settings
+from .settings import BankSettings, check_settings, feature_set
+from .step_history import CoursePoint, HistoryView, StepHistory
 from .target_merge import merge_target
 from .target_state import SavedTarget, TargetState
 
 __all__ = [
-    "CUSTOM",
     "BankSettings",
+    "ChangeKind",
+    "CoursePoint",
+    "HistoryView",
     "Learner",
     "SavedTarget",
+    "StepHistory",
     "TargetState",
     "check_settings",
+    "feature_set",
     "make_learner",
     "make_rls",
     "merge_target",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from online.drift import DriftSettings, make_detector
-from online.features import custom, registered
+from online.features import Facts, FeatureSet, build, custom, registered
 from online.river import RESIDUAL
 from online.rls import LearnerSettings
 from online.rows import Target
@@ -91,3 +91,11 @@ def rates(settings: BankSettings) -> LearnerSettings:
     return LearnerSettings(
         river_rows_per_s=settings.bank.river_rows_per_s, drift=DriftSettings(detector=settings.bank.detector)
     )
+
+
+def feature_set(name: str, target: Target, facts: Facts, settings: BankSettings) -> FeatureSet | None:
+    """The set of this name for a target; None where it has none, or needs facts that are not known."""
+    if name == CUSTOM:
+        names = settings.custom.get(target.value)
+        return custom(target, names) if names else None
+    return build(name, target, facts)

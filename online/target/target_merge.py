@@ -44,6 +44,7 @@ def merge_target(into: TargetState, other: TargetState, engines: tuple[str, str]
         into.published.add(other.published)
     into.champion = ""  # nobody's before, so that neither order gives another one
     into.windows.add(other.windows, other_is_later=later)
+    into.history.course.add(other.history.course)
     into.first_ns = min(into.first_ns or other.first_ns, other.first_ns)
     into.last_ns = max(into.last_ns, other.last_ns)
 

@@ -18,10 +18,12 @@ from online.snapshot import ErrorSnapshot, ModelSnapshot, TargetSnapshot
 from online.state import Kept, StateError, saved
 
 from .block_pieces import PIECE_ROWS, block_rows_of, is_as_expected, pieces_of
+from .course import Course
 from .design_matrix import DesignMatrix
 from .learners import RLS, Learner, make_learner, publishes
 from .published_prediction import SHAPED, PublishedPrediction, make_published
 from .settings import BankSettings, rates
+from .step_history import StepHistory
 from .window_rows import WindowRows
 
 CHAMPION_ADVANTAGE = 0.95
@@ -35,7 +37,10 @@ class SavedTarget:
     """A target in the state file, with the columns of the design by set; models are filled once they are made."""
 
     STATE = saved(
-        "target", fresh=lambda _: SavedTarget([], None, None, {}, Residuals(), {}, WindowRows(finer=True), "", 0, 0, {})
+        "target",
+        fresh=lambda _: SavedTarget(
+            [], None, None, {}, Residuals(), {}, WindowRows(finer=True), "", 0, 0, {}, Course()
+        ),
     )
 
     sets: list[tuple[str, list[str]]]
@@ -49,6 +54,7 @@ class SavedTarget:
     first_ns: int
     last_ns: int
     replicas: dict[str, list[Replica]]
+    course: Course
 
 
 _WINDOWS_LONGER = 5
@@ -66,6 +72,7 @@ class TargetState:
         champion: name of the published model with the lowest error; empty before the first fit.
         first_ns, last_ns: event time learned from, 0 before any row.
         replicas: by model, what each of several states knew when they were merged into this one.
+        history: the last rows and the last day, of steps only.
     """
 
     def __init__(self, target: Target, settings: BankSettings) -> None:
@@ -81,15 +88,14 @@ class TargetState:
         self.windows = WindowRows()
         self.first_ns = self.last_ns = 0
         self.replicas: dict[str, list[Replica]] = {}
+        self.history = StepHistory(kept=target is Target.STEP_TIME)
 
     def offer(self, features: FeatureSet, prior_for: PriorFor) -> None:
         """Start models on a feature set that has become available."""
         if features.name in self.matrix.sets:
             return
         self.matrix.add(features)
-        for learner in self.settings.learners:
-            if learner == RESIDUAL:
-                continue
+        for learner in [each for each in self.settings.learners if each != RESIDUAL]:
             key = features.name if learner == RLS else f"{learner}/{features.name}"
             prior = prior_for(features) if learner == RLS else None
             self.models[key] = make_learner(learner, features, rates(self.settings), prior)
@@ -136,6 +142,7 @@ class TargetState:
         else:
             for piece in pieces_of(block):
                 self._learn_piece(piece, self.matrix.views(piece))
+        self.history.record(int(block.end_ns[-1]), watcher, self.published)
 
     def _size_blocks(self) -> None:
         self.cutter.block_rows = block_rows_of(self._watcher(), self.settings.bank.block_rows)
@@ -166,8 +173,10 @@ class TargetState:
         if is_champion and log_ratio is not None:
             self.residuals.learn(log_ratio)
         speed = watcher.members.speed or drift.unchanged()
+        shaped = None if log_ratio is None else log_ratio - log_factors
         if self.published is not None and watcher is self.models[SHAPED]:
-            self.published.learn(view, context, None if log_ratio is None else log_ratio - log_factors, speed)
+            self.published.learn(view, context, shaped, speed)
+        self.history.learn(view, shaped, speed.verdict, drift.last)
         return speed
 
     def _watcher(self) -> RlsLearner | None:
@@ -275,6 +284,7 @@ class TargetState:
             first_ns=self.first_ns,
             last_ns=self.last_ns,
             replicas=self.replicas,
+            course=self.history.course,
         )
 
     def restore(self, state: SavedTarget) -> list[str]:
@@ -294,7 +304,7 @@ class TargetState:
         if self.published is not None and SHAPED in same:
             self.published.restore(state.shaped)
         self.residuals, self.windows, self.champion = state.residuals, state.windows, state.champion
-        self.first_ns, self.last_ns = state.first_ns, state.last_ns
+        self.first_ns, self.last_ns, self.history.course = state.first_ns, state.last_ns, state.course
         self.replicas = {name: replicas for name, replicas in state.replicas.items() if name in same}
         for name, replicas in self.replicas.items():
             width = len(self.matrix.sets[name][0])

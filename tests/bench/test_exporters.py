@@ -153,7 +153,10 @@ def test_a_scraper_every_10_ms_leaves_memory_alone():
 
 def test_the_status_page_of_50_configurations_costs_at_most_50_ms():
     shown = cases.full_snapshot(50)
-    page = StatusPage(lambda: shown, own_registry(), ready=lambda: (True, {}), unix_nano=lambda: 0)
+    history = cases.learned_history(9000)
+    page = StatusPage(
+        lambda: shown, own_registry(), ready=lambda: (True, {}), unix_nano=lambda: 0, history_of=lambda _: history
+    )
     route = make_routes(
         MetricsPage(CollectorRegistry(), lambda: shown),
         SnapshotDocuments(lambda: shown),

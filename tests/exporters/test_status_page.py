@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
+import copy
 import hashlib
 import html
 import re
 from html.parser import HTMLParser
-from importlib import resources
 from itertools import pairwise
 
 import msgspec
@@ -17,18 +17,17 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from collector.telemetry import PluginLoss
+from exporters.charts import CHART_STYLE
 from exporters.pages.routing import Request
 from exporters.status_page.advice import QUALITY, STATUS, advice_for
-from exporters.status_page.charts import meter, nice_limit, whisker
-from exporters.status_page.history import FIRST_SPACING_NS, MAX_POINTS, History
+from exporters.status_page.overview import MANY, MAX_DETAILS, MAX_OVERVIEW
 from exporters.status_page.remarks_section import PLUGIN_REMEDIES, Remarks, remarks_section
-from exporters.status_page.status_page import MAX_DETAILS, MAX_OVERVIEW, StatusPage
-from exporters.status_page.text import age, coefficient, duration, percent, significant
+from exporters.status_page.status_page import StatusPage
 from online.rows import Quality
-from online.snapshot import DriftSnapshot, ErrorSnapshot
+from online.target.course import Change, ChangeKind
 from tests.support import exporter_cases as cases
 
-VOID = {"input", "meta", "line", "circle", "rect", "path", "polygon", "polyline"}
+VOID = {"input", "wbr", "meta", "line", "circle", "rect", "path", "polygon", "polyline"}
 
 
 class Document(HTMLParser):
@@ -75,12 +74,13 @@ def registry():
     return own
 
 
-def page_for(source, own=None, ready=True):
+def page_for(source, own=None, ready=True, history_of=lambda _: None):
     return StatusPage(
         source,
         registry() if own is None else own,
         ready=lambda: (ready, {}),
         unix_nano=lambda: cases.CREATED_UNIX_NANO + 4_000_000_000,
+        history_of=history_of,
         version="0.1.0",
     )
 
@@ -266,73 +266,71 @@ def test_many_configurations_are_listed_and_opened_one_by_one():
     assert read(snapshot, {"config": "no such"}).all("section")
 
 
-def test_drift_is_marked_in_the_course_of_the_error():
-    page = page_for(cases.snapshot)
-    for generation in range(1, 30):
-        now_unix_nano = cases.CREATED_UNIX_NANO + (generation - 29) * FIRST_SPACING_NS
-        page.record(msgspec.structs.replace(cases.snapshot(generation=generation), created_unix_nano=now_unix_nano))
-    text = page.answer(Request("/", (), {}, {})).body.decode()
-    assert 'class="error-chart"' in text
-    assert "×1.20" in text
-    assert "1 changes of speed" in text
+def test_beyond_ten_configurations_words_narrow_what_is_listed_and_opened():
+    configs = [cases.config(f"{i:012x}", name=f"org/model-{i}") for i in range(MANY + 3)]
+    some = cases.snapshot(*configs)
+    document = read(some, {"filter": "ORG/model-1 h100"})
+    listed = [attrs["href"] for attrs in document.all("a") if attrs.get("href", "").startswith("/?config=")]
+    assert set(listed) == {f"/?config={i:012x}" for i in (1, 10, 11, 12)}
+    (field,) = [attrs for attrs in document.all("input") if attrs.get("name") == "filter"]
+    assert field["value"] == "ORG/model-1 h100"
+    assert "All 13 configurations" in words(some, {"filter": "model-1"})
+    assert "No configuration has all of these words" in words(some, {"filter": "b200"})
+    assert 'name="filter"' not in answer(cases.full_snapshot(MANY)).body.decode()
 
 
-def snapshot_at(generation, unix_nano, median_ape=0.1, drift=None):
-    target = cases.target("step_time")
-    model = msgspec.structs.replace(
-        target.models["portable"], error=ErrorSnapshot(mape=0.1, median_ape=median_ape, p90_ape=0.2)
-    )
-    target = msgspec.structs.replace(target, models={"portable": model}, drift=drift)
-    config = cases.config(targets={"step_time": target})
-    return msgspec.structs.replace(cases.snapshot(config, generation=generation), created_unix_nano=unix_nano)
+def test_a_configuration_that_was_put_aside_says_why():
+    config = msgspec.structs.replace(cases.config(targets={}), quarantined="step_time: ValueError")
+    assert "what it had learned is forgotten: step_time: ValueError" in words(cases.snapshot(config))
 
 
-@settings(deadline=None)
-@given(st.integers(1, 4000))
-def test_the_history_is_bounded_and_reaches_back_to_the_beginning(generations):
-    history = History()
-    for generation in range(1, generations + 1):
-        history.record(snapshot_at(generation, generation * FIRST_SPACING_NS))
-    points = history.course("0f3c52aa9b1e", "step_time").points
-    assert 1 <= len(points) <= MAX_POINTS
-    assert points[0].unix_nano == FIRST_SPACING_NS
-    assert [p.unix_nano for p in points] == sorted({p.unix_nano for p in points})
-    assert points[-1].unix_nano > generations * FIRST_SPACING_NS * 0.98 - 2 * FIRST_SPACING_NS
+@pytest.fixture(scope="module")
+def history():
+    return cases.learned_history()
 
 
-def test_a_drift_is_marked_once_and_a_configuration_that_left_is_forgotten():
-    history = History()
-    for generation, when in ((1, 5), (2, 5), (3, 9)):
-        drift = DriftSnapshot(last_unix_nano=when, gain=1.1, count=1)
-        history.record(snapshot_at(generation, generation * FIRST_SPACING_NS, drift=drift))
-    assert [drift.unix_nano for drift in history.course("0f3c52aa9b1e", "step_time").drifts] == [5, 9]
-    history.record(cases.snapshot(cases.config("bbbbbbbbbbbb"), generation=4))
-    assert history.course("0f3c52aa9b1e", "step_time").points == ()
+def test_the_last_rows_and_the_last_day_are_drawn(history):
+    text = words(cases.snapshot(), history_of=lambda _: history)
+    for title in (
+        "Predicted against observed last 500 rows",
+        "How far off, over batch",
+        "How far off, over context",
+        "How far off, over prefill",
+        "Error of predictions",
+        "Coefficients over the last 24 hours",
+    ):
+        assert title in text
+    assert "Predicted against observed" not in words(cases.snapshot())
 
 
-@pytest.mark.parametrize(
-    ("value_us", "expected"),
-    [(0, "0 µs"), (0.07, "70.0 ns"), (1, "1.00 µs"), (16_800, "16.8 ms"), (2_500_000, "2.50 s"), (-300, "-300 µs")],
-)
-def test_durations_are_read_in_the_unit_that_fits(value_us, expected):
-    assert duration(value_us) == expected
+def test_what_happened_is_marked_in_every_course(history):
+    course = copy.deepcopy(history)
+    newest_ns = history.course()[-1].at_ns
+    course.changes = [
+        Change(newest_ns - 9_000_000_000, ChangeKind.SPEED, 1.2),
+        Change(newest_ns - 1_000_000_000, ChangeKind.RESTART),
+    ]
+    labels = [svg["aria-label"] for svg in read(cases.snapshot(), history_of=lambda _: course).all("svg")]
+    marked = [label for label in labels if label.endswith("; ×1.20, restart")]
+    assert len(marked) == 1 + len(history.features)
 
 
-def test_numbers_are_short_and_true():
-    assert coefficient(1.9, "us/us") == "1.90 ×"
-    assert coefficient(580, "us/token") == "580 µs/token"
-    assert coefficient(3, "blocks") == "3.00 blocks"
-    assert [percent(r) for r in (0, 0.013, 0.0996, 0.5, 12)] == ["0 %", "1.3 %", "10 %", "50 %", "1,200 %"]
-    assert [age(s) for s in (-1, 3, 600, 9000, 200_000)] == ["0 s", "3 s", "10 min", "2 h", "2 d"]
-    assert significant(float("nan")) == "unknown"
-    assert nice_limit(0.21) == 0.3
-    assert nice_limit(99) == 2.0
+def test_the_time_of_a_typical_step_is_shared_out_among_its_terms():
+    means = {"prefill_tokens": 10.0, "decode_context_tokens": 2000.0, "requests": 2.0}
+    step = cases.target("step_time")
+    features = [msgspec.structs.replace(each, mean=means.get(each.name)) for each in step.models["portable"].features]
+    model = msgspec.structs.replace(step.models["portable"], features=features)
+    target = msgspec.structs.replace(step, models={"portable": model}, mean_us=32_000.0)
+    text = words(cases.snapshot(cases.config(targets={"step_time": target})))
+    assert "Where a typical step’s 32.0 ms go" in text
+    assert "every step 52 % 16.8 ms 10.0 prefill tokens 18 % 5.80 ms" in text
+    assert "beyond the coefficients: batch shape, stalls 21 % 6.66 ms" in text
+    assert "typical step" not in words(cases.snapshot())
 
 
-def test_charts_stay_inside_their_frame_whatever_the_numbers():
-    for text in (whisker(1e9, -1e9, 0.1), whisker(None, None, 0.5), meter(5, 0, "x"), meter(-1, 10, "x")):
-        coordinates = [float(n) for n in re.findall(r'(?:[xy][12]?|width)="(-?[\d.]+)"', text)]
-        assert all(0 <= number <= 200 for number in coordinates)
+def test_the_page_of_ten_thousand_configurations_is_bounded(history):
+    many = cases.snapshot(*(cases.config(f"{i:012x}", targets=cases.config().targets) for i in range(10_000)))
+    assert len(answer(many, history_of=lambda _: history).body) < 1_000_000
 
 
 def luminance(colour):
@@ -348,7 +346,7 @@ def contrast(first, second):
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
 def test_text_stands_out_by_wcag_aa_in_both_themes(theme):
-    css = resources.files("exporters.status_page").joinpath("page.css").read_text()
+    css = CHART_STYLE
     blocks = re.findall(r":root \{(.*?)\}", css, re.DOTALL)
     colours = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", blocks[theme]))
     text_on = {

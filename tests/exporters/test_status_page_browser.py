@@ -6,10 +6,12 @@ import os
 import re
 import subprocess
 from contextlib import contextmanager
+from http import HTTPStatus
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from exporters.pages.routing import Response, Route
 from exporters.pages.snapshot_pages import SnapshotDocuments
 from exporters.prometheus.exposition import MetricsPage
 from exporters.routes import make_routes
@@ -30,14 +32,41 @@ class Source:
         return cases.snapshot(generation=self.asked)
 
 
+def frame(request):
+    """The page in a frame as wide as asked; as title, how wide it became, and what stands out of it beside boxes."""
+    body = FRAME.replace("WIDTH", request.query["width"])
+    return Response(HTTPStatus.OK, "text/html", body.encode())
+
+
+FRAME = """<!doctype html><title>not loaded</title><iframe src="/?filter=" width="WIDTH" height="900"></iframe><script>
+const open = (page) => page.querySelectorAll("details").forEach((box) => { box.open = true; });
+onload = () => {
+  const page = document.querySelector("iframe").contentDocument;
+  open(page);
+  const out = [...page.body.querySelectorAll("*")].filter((each) =>
+    !each.closest(".scroll, .sr, .skip") && each.getBoundingClientRect().right > WIDTH + 1);
+  document.title = `width ${page.documentElement.scrollWidth}, out: ${out.map((each) => each.outerHTML.slice(0, 80))}`;
+};
+</script>"""
+
+
 @contextmanager
 def serving(source, change=lambda route: route):
     own = CollectorRegistry()
-    page = StatusPage(source, own, ready=lambda: (True, {}), unix_nano=lambda: cases.CREATED_UNIX_NANO, version="0.1.0")
+    history = cases.learned_history()
+    page = StatusPage(
+        source,
+        own,
+        ready=lambda: (True, {}),
+        unix_nano=lambda: cases.CREATED_UNIX_NANO,
+        history_of=lambda _: history,
+        version="0.1.0",
+    )
     healthy = lambda: (True, {})  # noqa: E731 - a probe
     documents = SnapshotDocuments(source)
     routes = make_routes(MetricsPage(own, source), documents, alive=healthy, ready=healthy, status_page=page)
-    server = page_server(tuple(map(change, routes)))
+    frames = Route("/frame", frame)
+    server = page_server((*map(change, routes), frames))
     server.start()
     try:
         yield f"http://127.0.0.1:{server.port}/"
@@ -104,6 +133,14 @@ def test_with_javascript_it_follows_the_generations_and_breaks_no_rule_of_its_po
     assert source.asked >= 3
     console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     assert console == []
+
+
+@pytest.mark.parametrize("source", [cases.snapshot, lambda: cases.full_snapshot(12)], ids=["one", "many"])
+@pytest.mark.parametrize("width", [390, 900])
+def test_nothing_scrolls_sideways_even_with_everything_open(tmp_path, width, source):
+    with serving(source) as url:
+        done = browse(tmp_path, f"{url}frame?width={width}", "--virtual-time-budget=2000", "--dump-dom")
+    assert re.search("<title>(.*?)</title>", done.stdout)[1] == f"width {width}, out: "
 
 
 @pytest.mark.parametrize("width", [1200, 500])

@@ -6,6 +6,8 @@ import os
 
 import msgspec
 
+from collector.config.schema import Config
+from online.bank import Bank
 from online.prediction.residuals import RATIO_BOUNDS
 from online.rows import Target
 from online.snapshot import (
@@ -24,6 +26,7 @@ from online.snapshot import (
     Snapshot,
     TargetSnapshot,
 )
+from tests.support.linear_steps import steps
 from tests.support.paths import DATA
 
 CREATED_UNIX_NANO = 1_763_625_600_123_456_789
@@ -210,6 +213,13 @@ def _by_default(target):
         if each.features
     }
     return msgspec.structs.replace(target, models=models)
+
+
+def learned_history(n=2000):
+    """The history of a configuration that has learned so many steps."""
+    bank = Bank(Config(learners=("rls",)))
+    bank.learn("c", Target.STEP_TIME, steps(n, 1).rows)
+    return bank.history("c").view()
 
 
 def assert_golden(name, actual):

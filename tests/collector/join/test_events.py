@@ -6,7 +6,7 @@ import pytest
 
 from collector.config.schema import DedupeConfig, JoinConfig
 from collector.decode.records import Telemetry
-from collector.join.events import Described, Event, Renamed, Rows, Succeeded
+from collector.join.events import Described, Event, Renamed, Restarted, Rows, Succeeded
 from collector.join.joiner import Joiner
 from collector.telemetry import Counts
 from collector.worker.correlator import Correlator
@@ -14,7 +14,7 @@ from online.rows import Lane, Quality
 from tests.support.toy_engine import MONO_NS, many_jobs, run_engine
 from tests.support.toy_spans import columns_of, exports_of, pieces, stock_of
 
-ORDER = (Renamed, Described, Rows, Succeeded)
+ORDER = (Renamed, Described, Restarted, Rows, Succeeded)
 
 
 def drains(exports, join: JoinConfig | None = None) -> list[list[Event]]:
@@ -34,14 +34,17 @@ def of_server(run, **knobs):
 
 @pytest.fixture(scope="module")
 def comes_back_otherwise():
-    """A server without a model's name, which is said later; then it restarts with other flags."""
-    first, second = run_engine(many_jobs(120)), run_engine(many_jobs(30, seed=3), start_ns=MONO_NS + 3600 * 10**9)
+    """A server without a model's name, which is said later; then it restarts with other flags; and again."""
+    first, second, third = (
+        run_engine(many_jobs(n), start_ns=MONO_NS + hour * 3600 * 10**9) for hour, n in enumerate((120, 30, 20))
+    )
     nameless, named = of_server(first), of_server(first, model="m", max_num_seqs="64")
     half = len(nameless) // 2
-    return drains([*nameless[:half], *named[half:], *of_server(second, model="m", max_num_seqs="128")])
+    again = [export for life in (second, third) for export in of_server(life, model="m", max_num_seqs="128")]
+    return drains([*nameless[:half], *named[half:], *again])
 
 
-def test_events_of_a_drain_come_in_the_order_renamed_described_rows_succeeded(comes_back_otherwise):
+def test_events_of_a_drain_come_in_the_order_renamed_described_restarted_rows_succeeded(comes_back_otherwise):
     for part in comes_back_otherwise:
         places = [ORDER.index(type(event)) for event in part]
         assert places == sorted(places)
@@ -63,6 +66,15 @@ def test_a_succession_comes_after_the_last_rows_of_what_the_server_was(comes_bac
     assert any(isinstance(event, Rows) and event.config_id == events[at].old for event in events[:at])
     assert not any(isinstance(event, Rows) and event.config_id == events[at].old for event in events[at:])
     assert any(isinstance(event, Rows) and event.config_id == events[at].new for event in events[at:])
+
+
+def test_a_restart_as_the_same_configuration_is_told_with_its_time(comes_back_otherwise):
+    events = flat(comes_back_otherwise)
+    (succeeded,) = [event for event in events if isinstance(event, Succeeded)]
+    (restarted,) = [event for event in events if isinstance(event, Restarted)]
+    ends = [rows.rows.end_ns for rows in events if isinstance(rows, Rows) and rows.config_id == succeeded.new]
+    assert restarted.config_id == succeeded.new
+    assert min(end.min() for end in ends) < restarted.unix_ns < max(end.max() for end in ends)
 
 
 def test_a_rename_takes_along_the_rows_that_are_held(comes_back_otherwise):

@@ -40,8 +40,7 @@ class House:
         self.health = Health(self.clock)
         self.processor = CountingProcessor()
         self.queue = AdmissionQueue(self.clock, capacity_bytes=1000, wait_s=0, waiters_max=1)
-        self.shown = []
-        self.publisher = Publisher(self.processor, self.metrics, self.clock, 1.0, on_publish=self.shown.append)
+        self.publisher = Publisher(self.processor, self.metrics, self.clock, 1.0)
         self.deaths = 0
         self.worker = Worker(
             self.queue,
@@ -201,22 +200,6 @@ def test_a_snapshot_that_cannot_be_made_is_counted_and_the_old_one_stays(house, 
     house.put()
     house.worker.step(0)
     assert house.publisher.current() is old
-    assert house.metrics.value(PUBLISH_ERRORS) == 1
-
-
-def test_every_generation_is_shown_to_who_looks_on(house):
-    for _ in range(3):
-        house.put()
-        house.clock.advance(5)
-        house.worker.step(0)
-    assert [snapshot.generation for snapshot in house.shown] == [1, 2, 3]
-
-
-def test_who_looks_on_and_fails_does_not_keep_a_generation_from_the_others(house, monkeypatch):
-    monkeypatch.setattr(house.publisher, "_on_publish", lambda _: 1 / 0)
-    house.put()
-    house.worker.step(0)
-    assert house.publisher.current().generation == 1
     assert house.metrics.value(PUBLISH_ERRORS) == 1
 
 

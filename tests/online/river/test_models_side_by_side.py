@@ -5,9 +5,9 @@ import pytest
 
 from collector.config.schema import Config
 from exporters.prometheus.snapshot_families import snapshot_families
-from exporters.status_page.history import History
 from exporters.status_page.models import models_in_competition
 from exporters.status_page.sections import config_section
+from exporters.status_page.step_charts import Seen
 from online.bank import Bank
 from online.rows import Target
 from online.snapshot import ErrorSnapshot
@@ -98,6 +98,6 @@ def test_the_page_says_what_the_correction_does_and_what_a_reader_can_compute(ac
     target = cases.target("step_time")
     correction = msgspec.structs.replace(target.correction, active=active, factor=1.03125 if active else 1.0)
     target = msgspec.structs.replace(target, correction=correction)
-    page = config_section(cases.config(targets={"step_time": target}), History())
+    page = config_section(Seen(cases.config(targets={"step_time": target}), None, 0))
     assert said in page
     assert "median error without it" in page

@@ -61,6 +61,12 @@ def coefficient(value: float, unit: str) -> str:
     return f"{duration(value)}{slash}{denominator}"
 
 
+def round_duration(value_us: float) -> str:
+    """Microseconds on an axis, where values are round: ``20 ms``, ``0.5 s``."""
+    number, _, unit = duration(value_us).partition(" ")
+    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"
+
+
 def percent(ratio: float) -> str:
     """A ratio in per cent, with a decimal below ten."""
     value = ratio * 100
@@ -87,3 +93,11 @@ def age(seconds: float) -> str:
 def count(value: float) -> str:
     """A whole number with thin groups."""
     return f"{value:,.0f}"
+
+
+def compact(value: float) -> str:
+    """A round number on an axis: ``512``, ``2k``, ``1.5M``."""
+    for scale, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= scale:
+            return f"{value / scale:.4g}{letter}"
+    return f"{value:.4g}"

@@ -1,0 +1,51 @@
+"""Charts as inline SVG, their style, and numbers as people read them."""
+
+from __future__ import annotations
+
+from .bars import Coefficient, calibration_chart, intervals, meter, shares, whisker
+from .courses import Z_95, ErrorPoint, Mark, ValuePoint, coefficient_course, error_course
+from .row_charts import histogram, residuals, scatter
+from .style import CHART_STYLE
+from .svg import nice_limit
+from .text import (
+    FEATURE_NAMES,
+    TARGET_NAMES,
+    age,
+    coefficient,
+    count,
+    duration,
+    escape,
+    factor,
+    percent,
+    significant,
+)
+
+__all__ = [
+    "CHART_STYLE",
+    "FEATURE_NAMES",
+    "TARGET_NAMES",
+    "Z_95",
+    "Coefficient",
+    "ErrorPoint",
+    "Mark",
+    "ValuePoint",
+    "age",
+    "calibration_chart",
+    "coefficient",
+    "coefficient_course",
+    "count",
+    "duration",
+    "error_course",
+    "escape",
+    "factor",
+    "histogram",
+    "intervals",
+    "meter",
+    "nice_limit",
+    "percent",
+    "residuals",
+    "scatter",
+    "shares",
+    "significant",
+    "whisker",
+]

@@ -1,0 +1,144 @@
+"""The course of published coefficients over a day of event time, and what happened meanwhile.
+
+    at_ns (m,)    values (m, 2 p + 2) = [beta, standard errors, median error, p90 error]    float32, NaN: not known
+
+Points are 14 s apart at first. Whenever they are too many every second one goes and the distance doubles, up
+to 7.5 minutes; from then on what is older than a day goes. Arrays are replaced, never edited: copies share them.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+
+from online.rows import Floats, Ints
+from online.snapshot import ErrorSnapshot
+from online.state import Array, Count, StateError, saved
+
+POINTS_MAX, CHANGES_MAX = 192, 32
+DAY_NS = 86_400_000_000_000
+SPACING_NS = DAY_NS // POINTS_MAX
+FIRST_SPACING_NS = SPACING_NS >> 5
+_ERRORS = 2
+
+
+class ChangeKind(enum.StrEnum):
+    """What may move coefficients."""
+
+    SPEED = "speed"
+    RESTART = "restart"
+    CONFIGURATION = "configuration"
+
+
+class Change(msgspec.Struct, frozen=True):
+    """At which event time; ``gain`` of a change of speed: new time per old time."""
+
+    at_ns: int
+    kind: ChangeKind
+    gain: float | None = None
+
+
+class Course:
+    """Of one target.
+
+    Attributes:
+        names: of the p coefficients.
+        at_ns: event times, growing.
+        values: see the module's docstring.
+        changes: in order of their time.
+    """
+
+    STATE = saved(
+        "course",
+        names=list[str],
+        at_ns=Array(np.dtype(np.int64)),
+        values=Array(np.dtype(np.float32), columns=-1, nan=True),
+        spacing_ns=Count,
+        changes=list[Change],
+        fresh=lambda _: Course(),
+    )
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.at_ns: Ints = np.empty(0, np.int64)
+        self.values: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = np.empty((0, _ERRORS), np.float32)
+        self.spacing_ns = FIRST_SPACING_NS
+        self.changes: list[Change] = []
+
+    def __deepcopy__(self, memo: object) -> Course:
+        """Arrays and lists are replaced, never edited: a copy has the same."""
+        copied = Course()
+        copied.names, copied.at_ns, copied.values = self.names, self.at_ns, self.values
+        copied.spacing_ns, copied.changes = self.spacing_ns, self.changes
+        return copied
+
+    def restored(self) -> None:
+        """Times grow, and each has its values."""
+        if self.values.shape != (len(self.at_ns), 2 * len(self.names) + _ERRORS):
+            raise StateError("values of another shape than times and names")
+        if (np.diff(self.at_ns) <= 0).any() or not self.spacing_ns:
+            raise StateError("times do not grow")
+
+    def record(self, at_ns: int, names: Sequence[str], values: Callable[[], Floats]) -> None:
+        """Take a point, :func:`course_values`, if the newest one is old enough."""
+        newest_ns = int(self.at_ns[-1]) if len(self.at_ns) else at_ns - self.spacing_ns
+        if abs(at_ns - newest_ns) < self.spacing_ns:
+            return
+        point = values().astype(np.float32)
+        before = slice(0, int(np.searchsorted(self.at_ns, at_ns)))  # all of them, unless the clock was set back
+        if self.names != [*names]:
+            before = slice(0, 0)
+            self.names = [*names]
+        self.at_ns = np.append(self.at_ns[before], at_ns)
+        self.values = np.concatenate([self.values[before].reshape(-1, len(point)), point[None]])
+        self._thin()
+
+    def _thin(self) -> None:
+        while len(self.at_ns) > POINTS_MAX and self.spacing_ns < SPACING_NS:
+            self.at_ns, self.values = self.at_ns[::2], self.values[::2]
+            self.spacing_ns *= 2
+        kept = slice(max(0, len(self.at_ns) - POINTS_MAX), len(self.at_ns))
+        kept = slice(max(kept.start, int(np.searchsorted(self.at_ns, self.at_ns[-1] - DAY_NS))), kept.stop)
+        self.at_ns, self.values = self.at_ns[kept], self.values[kept]
+
+    def mark(self, kind: ChangeKind, at_ns: int, gain: float | None = None) -> None:
+        """Remember what happened; the same again changes nothing."""
+        self._keep(Change(at_ns, kind, gain))
+
+    def mark_restart(self, at_ns: int) -> None:
+        """An engine was restarted."""
+        self.mark(ChangeKind.RESTART, at_ns)
+
+    def _keep(self, change: Change) -> None:
+        if change not in self.changes:
+            self.changes = sorted([*self.changes, change], key=lambda each: each.at_ns)[-CHANGES_MAX:]
+
+    def succeed(self, old: Course, at_ns: int) -> None:
+        """Go on behind the course of the configuration that the server had until then."""
+        self.add(old)
+        self.mark(ChangeKind.CONFIGURATION, at_ns)
+
+    def add(self, other: Course) -> None:
+        """One that follows goes on where the other ends; of two at the same time the one with more points stays."""
+        first, second = sorted((self, other), key=lambda each: each.at_ns[:1].tolist())
+        if len(first.at_ns) and first.names == second.names and first.at_ns[-1] < second.at_ns[0]:
+            at_ns, values = np.concatenate([first.at_ns, second.at_ns]), np.concatenate([first.values, second.values])
+        else:
+            longer = max((first, second), key=lambda each: len(each.at_ns))
+            self.names, at_ns, values = longer.names, longer.at_ns, longer.values
+        self.at_ns, self.values = at_ns, values
+        self.spacing_ns = max(self.spacing_ns, other.spacing_ns)
+        if len(at_ns):
+            self._thin()
+        for change in other.changes:
+            self._keep(change)
+
+
+def course_values(beta: Floats, stderr: Floats | None, error: ErrorSnapshot | None) -> Floats:
+    """A point, (2 p + 2,); what is not known is NaN."""
+    bars = np.full(len(beta), np.nan) if stderr is None else stderr
+    errors = [np.nan, np.nan] if error is None else [error.median_ape, error.p90_ape]
+    return np.concatenate([beta, bars, errors])

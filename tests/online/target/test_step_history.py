@@ -1,0 +1,167 @@
+"""What people see of a step beside the snapshot: the last rows as they were predicted, and the course of a day."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from collector.config.schema import Config
+from online.bank import Bank
+from online.prediction.recent_rows import ROWS_MAX
+from online.rows import RowBlock, Target
+from online.state import StateError
+from online.target.course import CHANGES_MAX, DAY_NS, POINTS_MAX, SPACING_NS, ChangeKind, Course
+from tests.support.linear_steps import steps
+from tests.support.state_files import with_value
+
+RLS = Config(learners=("rls",))
+STEP = Target.STEP_TIME
+S = 1_000_000_000
+
+
+def learned(*parts, settings=RLS):
+    bank = Bank(settings)
+    for rows in parts:
+        bank.learn("c", STEP, rows)
+    return bank
+
+
+def test_the_last_rows_stand_beside_what_was_predicted_of_them():
+    simulated = steps(1500, 1)
+    rows = learned(simulated.rows).history("c").view().rows()
+    assert len(rows.observed_us) == len(rows.predicted_us) == ROWS_MAX
+    learned_until = 1500 - len(learned(simulated.rows)._configs["c"][STEP].cutter)
+    last = slice(learned_until - ROWS_MAX, learned_until)
+    assert rows.observed_us == pytest.approx(simulated.rows.elapsed_us[last])
+    assert rows.predicted_us == pytest.approx(simulated.truth_us[last], rel=0.05)
+    assert rows.features["intercept"] == [1.0] * ROWS_MAX
+    assert max(rows.features["requests"]) <= 64
+
+
+def test_rows_of_several_steps_are_shown_per_step():
+    single = steps(2000, 1).rows
+    offsets = np.arange(0, 2001, 4)
+    y = np.add.reduceat(single.elapsed_us, offsets[:-1])
+    lines = RowBlock.of_lines(single.raw[::4], y, end_ns=single.end_ns[3::4])
+    several = dataclasses.replace(lines, raw=single.raw, offsets=offsets)
+    rows = learned(several).history("c").view().rows()
+    assert np.median(rows.observed_us) == pytest.approx(np.median(single.elapsed_us), rel=0.1)
+
+
+@settings(max_examples=10, deadline=None)
+@given(cuts=st.lists(st.integers(1, 899), max_size=6))
+def test_history_is_a_function_of_the_rows_not_of_the_calls(cuts):
+    rows = steps(900, 3).rows
+    edges = [0, *sorted(cuts), 900]
+    whole = learned(rows).history("c").view()
+    pieces = learned(*(rows.slice(a, b) for a, b in itertools.pairwise(edges))).history("c").view()
+    assert pieces.rows() == whole.rows()
+    assert pieces.course() == whole.course()
+
+
+def test_a_view_stays_as_it_was_while_learning_goes_on():
+    rows = steps(1500, 2).rows
+    bank = learned(rows.slice(0, 1000))
+    view = bank.history("c").view()
+    before = copy.deepcopy((view.rows(), view.course(), view.changes))
+    bank.learn("c", STEP, rows.slice(1000, 1500))
+    bank.history("c").course.mark_restart(7)
+    assert (view.rows(), view.course(), view.changes) == before
+    assert bank.history("c").view().rows() != before[0]
+
+
+def test_the_course_and_what_happened_survive_a_restart():
+    bank = learned(steps(1500, 2, drift_at=900, gain=1.5).rows)
+    bank.history("c").course.mark_restart(5)
+    again = Bank(RLS)
+    again.restore(bank.state())
+    before, after = bank.history("c").view(), again.history("c").view()
+    assert after.course() == before.course()
+    assert after.features == before.features == ("intercept", "prefill_tokens", "decode_context_tokens", "requests")
+    assert [change.kind for change in after.changes] == [ChangeKind.RESTART, ChangeKind.SPEED]
+    assert after.changes[-1].gain == pytest.approx(1.5, rel=0.1)
+    point = after.course()[-1]
+    assert point.coefficient[0] == pytest.approx(9000 * 1.5, rel=0.2)
+    assert all(bar > 0 for bar in point.stderr)
+    assert 0 < point.median_ape < point.p90_ape
+    assert after.rows().observed_us == []
+
+
+def test_a_server_that_came_back_as_another_configuration_goes_on_behind_its_old_course():
+    bank = learned(steps(1500, 2).rows)
+    old = bank.history("c").view().course()
+    bank.inherit("d", "c")
+    assert bank.history("d").view().course() == old
+    assert [change.kind for change in bank.history("d").view().changes] == [ChangeKind.CONFIGURATION]
+    assert "step_time" not in bank.targets("d")
+    bank.learn("d", STEP, steps(1500, 3, start_ns=old[-1].at_ns + 100 * S).rows)
+    course = bank.history("d").view().course()
+    assert course[: len(old)] == old
+    assert len(course) > len(old)
+
+
+def test_a_merge_of_states_that_follow_each_other_has_the_course_of_both():
+    first, second = learned(steps(1500, 2).rows), learned(steps(1500, 3, start_ns=1_800_000_000 * S).rows)
+    second.history("c").course.mark_restart(1_800_000_009 * S)
+    courses = [bank.history("c").view().course() for bank in (first, second)]
+    first.merge(second)
+    merged = first.history("c").view()
+    assert merged.course() == courses[1], "the first one lies more than a day before"
+    assert len(merged.changes) == 1
+
+
+def filled(times_ns, p=2):
+    course = Course()
+    for at_ns in times_ns:
+        course.record(at_ns, [f"f{i}" for i in range(p)], lambda: np.arange(2.0 * p + 2.0))
+    return course
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 3000), st.integers(S, 2 * SPACING_NS))
+def test_the_course_is_bounded_grows_and_reaches_back_a_day(n, apart_ns):
+    times = [DAY_NS + i * apart_ns for i in range(n)]
+    at_ns = filled(times).at_ns
+    assert 1 <= len(at_ns) <= POINTS_MAX + 1
+    assert (np.diff(at_ns) > 0).all()
+    assert times[-1] - at_ns[-1] < SPACING_NS
+    assert at_ns[0] <= max(times[0], times[-1] - DAY_NS + 4 * SPACING_NS)
+
+
+def test_a_clock_that_was_set_back_and_other_columns_begin_anew():
+    course = filled([100 * S, 200 * S, 300 * S])
+    course.record(150 * S, ["f0", "f1"], lambda: np.zeros(6))
+    assert course.at_ns.tolist() == [100 * S, 150 * S]
+    course.record(900 * S, ["g"], lambda: np.zeros(4))
+    assert (course.at_ns.tolist(), course.names) == ([900 * S], ["g"])
+
+
+def test_what_happened_is_bounded_and_told_once():
+    course = Course()
+    for at_ns in [*range(3 * CHANGES_MAX), 5, 5]:
+        course.mark_restart(at_ns)
+    assert [change.at_ns for change in course.changes] == list(range(2 * CHANGES_MAX, 3 * CHANGES_MAX))
+
+
+def test_courses_side_by_side_merge_in_either_order_to_the_longer():
+    def pair():
+        return filled([100 * S, 200 * S, 300 * S]), filled([150 * S, 250 * S])
+
+    one, other = pair()
+    one.add(other)
+    again, first = pair()
+    first.add(again)
+    assert one.at_ns.tolist() == first.at_ns.tolist() == [100 * S, 200 * S, 300 * S]
+
+
+@pytest.mark.parametrize(("name", "value"), [("names", ["a"]), ("spacing_ns", 0)])
+def test_a_course_that_does_not_fit_is_refused(name, value):
+    state = with_value(learned(steps(700, 1).rows).state(), "learners", "course", name, value)
+    with pytest.raises(StateError):
+        Bank(RLS).restore(state)

@@ -304,7 +304,7 @@ def _add_served(capture: Capture, stream: _Stream, published: Snapshot) -> None:
     for request in capture.requests:
         arrived_ns = request.queued_ns if request.arrived_ns is None else request.arrived_ns
         stamps = (arrived_ns, request.first_token_ns, request.finished_ns, request.delivered_ns)
-        capture.served.append(ServedRequest(*stamps, request.prompt_tokens, request.output_tokens))
+        capture.served.append(ServedRequest(*stamps, request.prompt_tokens, request.output_tokens, request.engine))
     if capture.served:  # the same requests, told by the engine
         return
     for instance, span, delivered_ns in stream.spans:

@@ -321,7 +321,9 @@ def whole_process(servers, limit_cores, limit_mb, seconds=240.0):
         port = int(process.stdout.readline())
         endpoints = [{"url": f"http://127.0.0.1:{port}/{number}/metrics"} for number in range(servers)]
         config = Path(directory) / "tracefit.yaml"
-        config.write_text(json.dumps({"receivers": {"scrape": {"endpoints": endpoints, "interval_min_s": 1.0}}}))
+        free = {"endpoint": "127.0.0.1:0"}
+        receivers = {"grpc": free, "http": free, "scrape": {"endpoints": endpoints, "interval_min_s": 1.0}}
+        config.write_text(json.dumps({"receivers": receivers, "exporters": {"http": free}}))
         run = [sys.executable, "-m", "collector", "run", "--config", str(config)]
         with (
             (Path(directory) / "log").open("wb") as log,
@@ -331,6 +333,7 @@ def whole_process(servers, limit_cores, limit_mb, seconds=240.0):
             cpu_s = _cpu_s(sidecar.pid)
             time.sleep(60.0)
             cores, held_mb = (_cpu_s(sidecar.pid) - cpu_s) / 60.0, _resident_mb(sidecar.pid)
+            assert sidecar.poll() is None
             sidecar.terminate()
         process.terminate()
     line(

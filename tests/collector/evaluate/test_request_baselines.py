@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -33,6 +35,14 @@ def test_what_a_request_meets_on_arrival():
 def test_what_it_meets_while_it_decodes():
     requests = [served(0, 1, 11), served(1, 6, 11)]
     assert by_column(requests).met_while_decoding().tolist() == pytest.approx([1.5, 2.0])
+
+
+def test_requests_of_another_engine_are_not_met():
+    requests = [served(0, 1, 11), served(1, 6, 11)]
+    other = [replace(each, engine=7) for each in requests]
+    both = by_column([*requests, *other])
+    assert sorted(both.met_while_decoding().tolist()) == pytest.approx([1.5, 1.5, 2.0, 2.0])
+    assert sorted(both.met_at_arrival(0.0)[:, 1].tolist()) == [0, 0, 1, 1]
 
 
 def test_requests_out_of_order_in_time_are_left_out():

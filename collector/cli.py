@@ -85,6 +85,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     replay.add_argument("--snapshot", required=True, type=Path, metavar="OUT", help="where the coefficients go")
     replay.add_argument("--state", type=Path, metavar="OUT", help="save what was learned, for donors and merges")
+    replay.add_argument(
+        "--workers", type=int, metavar="N", help="learn engine by engine in N processes (0: one a core), and merge"
+    )
     replay.set_defaults(command=_replay)
     export = commands.add_parser("export", help="a snapshot's coefficients for other programs")
     _add_export_arguments(export)
@@ -186,6 +189,7 @@ def _replay(arguments: argparse.Namespace) -> int:
         note=_warn,
         state=arguments.state,
         stdin=sys.stdin.buffer,
+        workers=arguments.workers if arguments.workers is None else max(arguments.workers, 0) or os.cpu_count() or 1,
     )
 
 

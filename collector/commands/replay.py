@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from collector.config import Config
+from collector.fleet.fleet_document import fleet_snapshot
+from collector.fleet.split_replay import replay_split
 from collector.recordings import Recording, Timed, TimedExport, TimedKv, TimedPage, merged, open_recordings
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError
-from collector.worker import make_pipeline
+from collector.worker import check_learning, make_pipeline
 from exporters.files import write_atomically
 
 from .report import lines
@@ -32,6 +34,7 @@ def replay(
     note: PrintLine,
     state: Path | None = None,
     stdin: BinaryIO | None = None,
+    workers: int | None = None,
 ) -> int:
     """Feed the files, write the snapshot, tell what was learned.
 
@@ -44,12 +47,15 @@ def replay(
         note: receives progress and warnings.
         state: where the learners' state goes, for donors and merges.
         stdin: what ``-`` stands for.
+        workers: learn engine by engine in so many processes, and merge; None learns all of it as one stream.
 
     Returns:
         Exit code: failed if nothing was learned.
     """
     if not out.absolute().parent.is_dir():
         raise StartError(f"cannot write {out}: there is no such directory")
+    if workers is not None:
+        return _replay_split(paths, out, config, workers, say=say, note=note, state=state)
     pipeline = make_pipeline(config)
     recordings = open_recordings(paths, note, stdin)
     newest_unix_nano = spans = pages = 0
@@ -69,6 +75,31 @@ def replay(
     _write(out, snapshot.to_json())
     if state is not None:
         _write(state, pipeline.state())
+    for line in lines(snapshot):
+        say(line)
+    say(f"snapshot: {out}")
+    return EXIT_OK
+
+
+def _replay_split(
+    paths: Sequence[Path],
+    out: Path,
+    config: Config,
+    workers: int,
+    *,
+    say: PrintLine,
+    note: PrintLine,
+    state: Path | None,
+) -> int:
+    check_learning(config)
+    bank = replay_split(paths, config, workers, note)
+    if bank is None:
+        note("nothing was learned")
+        return EXIT_FAILED
+    snapshot = fleet_snapshot(bank)
+    _write(out, snapshot.to_json())
+    if state is not None:
+        _write(state, bank.state())
     for line in lines(snapshot):
         say(line)
     say(f"snapshot: {out}")

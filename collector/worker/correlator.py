@@ -20,21 +20,19 @@ Observer = Callable[[Telemetry], None]
 """Sees what was decoded, before it is joined."""
 
 
-class Correlator:
-    """Owns what is held between the bytes and the rows."""
+class TelemetryReader:
+    """Exports to what their resources said, each span once."""
 
-    def __init__(self, join: JoinConfig, dedupe: DedupeConfig, knowledge: Knowledge | None = None) -> None:
-        self.joiner = Joiner(join, knowledge)
+    def __init__(self, dedupe: DedupeConfig) -> None:
         self.span_window = SpanWindow(int(dedupe.window_s * 1e9), dedupe.ids_max, dedupe.emitters_max)
         self._decoder = Decoder()
 
-    def process(self, exports: Sequence[Export], counts: Counts, observe: Observer) -> Iterator[Event]:
-        """Decode and join, a bounded number of bytes at a time; what cannot be used is counted."""
+    def read(self, exports: Sequence[Export], counts: Counts) -> Iterator[list[tuple[str, Telemetry]]]:
+        """Recording and telemetry, a bounded number of bytes at a time; what cannot be used is counted."""
         for batch in _batches(exports):
-            self._add(batch, counts, observe)
-            yield from self.joiner.drain()
+            yield list(self._decoded(batch, counts))
 
-    def _add(self, exports: Sequence[Export], counts: Counts, observe: Observer) -> None:
+    def _decoded(self, exports: Sequence[Export], counts: Counts) -> Iterator[tuple[str, Telemetry]]:
         decoded = self._decoder.decode([(e.payload, e.peer) for e in exports], self.span_window.admit, counts)
         for export, resources in zip(exports, decoded, strict=True):
             if resources is None:  # admission has parsed the envelope only
@@ -43,8 +41,28 @@ class Correlator:
                 counts[table.SKIPPED_SPANS, Skip.INCONSISTENT] += spans
                 continue
             for telemetry in resources:
+                yield export.recording, telemetry
+
+
+class Correlator:
+    """Owns what is held between the bytes and the rows."""
+
+    def __init__(self, join: JoinConfig, dedupe: DedupeConfig, knowledge: Knowledge | None = None) -> None:
+        self.joiner = Joiner(join, knowledge)
+        self._reader = TelemetryReader(dedupe)
+
+    @property
+    def span_window(self) -> SpanWindow:
+        """Span ids seen lately."""
+        return self._reader.span_window
+
+    def process(self, exports: Sequence[Export], counts: Counts, observe: Observer) -> Iterator[Event]:
+        """Decode and join, a bounded number of bytes at a time; what cannot be used is counted."""
+        for batch in self._reader.read(exports, counts):
+            for recording, telemetry in batch:
                 observe(telemetry)
-                self.joiner.add(telemetry, export.recording)
+                self.joiner.add(telemetry, recording)
+            yield from self.joiner.drain()
 
     @property
     def foreign_scopes(self) -> tuple[str, ...]:

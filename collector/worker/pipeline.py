@@ -109,6 +109,12 @@ class Pipeline:
         for event in self._correlator.process(exports, self._counts, self._observe):
             self._apply(event)
 
+    def process_telemetry(self, recording: str, telemetry: Telemetry) -> None:
+        """Join and learn what was decoded elsewhere, by recording."""
+        self.joiner.add(telemetry, recording)
+        for event in self.joiner.drain():
+            self._apply(event)
+
     def _observe(self, telemetry: Telemetry) -> None:
         self._plugin_losses.record(telemetry, self._counts)
         self._traces.record(telemetry.instance, telemetry.traces)

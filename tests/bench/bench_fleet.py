@@ -2,6 +2,7 @@
 
     ARGS="pull --states 1000"    a thousand states of three configurations: CPU and memory, and what each step costs
     ARGS=overlap                 three replicas side by side against one learner that was fed everything
+    ARGS=split                   recordings of several engines, learned in one, two and no workers of their own
     ARGS=outliers                one slow replica among forty; a hundred fleets of equals
 
 States and streams are simulated (tests/support/fleets.py); CPU is that of a process of its own.
@@ -14,15 +15,19 @@ import resource
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
 
 from collector.config import Config
+from collector.recordings import Recording
 from online import Bank, RowBlock, Target, merge_states
 from online.rls import compared, replica_of
-from tests.support.fleets import CONFIG, state_of
+from tests.support.fleets import CONFIG, as_another_engine, state_of
 from tests.support.linear_steps import BETA, steps
+from tests.support.otlp_bytes import varint
+from tests.support.paths import DATA
 
 REPLICAS, SLOWER, ROWS, NOISE = 40, 1.08, 2000, 0.03
 failures: list[str] = []
@@ -123,7 +128,37 @@ def bench_outliers(given):
         line("  fleets whose intervals hold every ratio at once", f"{ratios_held} of {fleets}", "95 %")
 
 
-SECTIONS = {"pull": bench_pull, "overlap": bench_overlap, "outliers": bench_outliers}
+def bench_split(given):
+    with tempfile.TemporaryDirectory() as scratch:
+        recording = Path(scratch, "traces.pb")
+        with recording.open("wb") as file:
+            for timed in Recording(DATA / "c10_long" / "otlp.pb.gz", print).exports():
+                for number in range(given.engines):
+                    payload = as_another_engine(timed.export.payload, number)
+                    file.write(varint(len(payload)) + payload)
+        size_mb = recording.stat().st_size / 1e6
+        costs, states = {}, {}
+        for workers in (None, 1, 2):
+            state = Path(scratch, f"{workers}.bin")
+            command = [sys.executable, "-m", "collector", "replay", str(recording), "--snapshot", f"{scratch}/out.json"]
+            command += ["--state", str(state), *(["--workers", str(workers)] if workers else [])]
+            before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+            subprocess.run(command, capture_output=True, check=True)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            wall_s = time.monotonic() - begun
+            costs[workers] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall_s
+            states[workers] = state.read_bytes()
+            name = f"replay of {given.engines} engines ({size_mb:.0f} MB), " + (
+                f"{workers} workers" if workers else "one learner"
+            )
+            line(name, f"{costs[workers][0]:.1f} s CPU {wall_s:.1f} s")
+        line("  the same bytes from 1 and 2 workers", str(states[1] == states[2]), "True", states[1] == states[2])
+        ratio = costs[2][0] / costs[None][0]
+        line("  CPU of two workers to that of one learner", f"{ratio:.2f}", "1.3", ratio <= 1.3)
+        line("  faster by wall clock on two than on one (needs idle cores)", f"{costs[1][1] / costs[2][1]:.2f}", "1.8")
+
+
+SECTIONS = {"pull": bench_pull, "overlap": bench_overlap, "outliers": bench_outliers, "split": bench_split}
 
 
 def main() -> int:
@@ -131,6 +166,7 @@ def main() -> int:
     parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], help="all of them without")
     parser.add_argument("--states", type=int, default=1000)
     parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--engines", type=int, default=8)
     parser.add_argument("--fleets", type=int, default=100)
     given = parser.parse_args()
     for section in given.sections or SECTIONS:

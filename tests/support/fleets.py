@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import hashlib
 
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from collector.commands.demo_feed import Shift, shifted
+from collector.commands.demo_fleet import named_export
 from collector.config import Config
 from online import Bank, Target
 from tests.support.linear_steps import BETA, steps
@@ -43,3 +47,17 @@ def state_server(states):
 
     server = PageServer(answer)
     return server
+
+
+def as_another_engine(payload, number):
+    """Engines and API servers of their own, with spans and clocks of their own: no two are one."""
+    shift = Shift(unix_ns=number * 1_000_003, mono_ns=number * 1_000_000_000_000)
+    request = ExportTraceServiceRequest.FromString(shifted(payload, shift))
+    is_api = any(span.name == "llm_request" for r in request.resource_spans for s in r.scope_spans for span in s.spans)
+    for resource in request.resource_spans:
+        for scope in resource.scope_spans:
+            for span in scope.spans:
+                for name in ("span_id", "parent_span_id"):
+                    old = getattr(span, name)
+                    setattr(span, name, old[:-1] + bytes([old[-1] ^ number]) if old else old)
+    return named_export(request, 100 + number if is_api else number)

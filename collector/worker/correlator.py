@@ -27,6 +27,11 @@ class TelemetryReader:
         self.span_window = SpanWindow(int(dedupe.window_s * 1e9), dedupe.ids_max, dedupe.emitters_max)
         self._decoder = Decoder()
 
+    @property
+    def foreign_scopes(self) -> tuple[str, ...]:
+        """Whose spans are left out; from any thread."""
+        return self._decoder.foreign_scopes
+
     def read(self, exports: Sequence[Export], counts: Counts) -> Iterator[list[tuple[str, Telemetry]]]:
         """Recording and telemetry, a bounded number of bytes at a time; what cannot be used is counted."""
         for batch in _batches(exports):
@@ -67,7 +72,7 @@ class Correlator:
     @property
     def foreign_scopes(self) -> tuple[str, ...]:
         """Whose spans are left out; from any thread."""
-        return self._decoder.foreign_scopes
+        return self._reader.foreign_scopes
 
     def process_pages(self, pages: Sequence[ScrapedPage]) -> Iterator[Event]:
         """Join what servers counted."""

@@ -12,16 +12,17 @@ from .answers import duration
 
 
 def diff(before: Snapshot, after: Snapshot, *, in_json: bool, say: PrintLine, note: PrintLine) -> int:
-    """Print what changed; failed if the two have no configuration in common."""
+    """Print what changed; failed if the two have no configuration, or no coefficient, in common."""
     changes = before.diff(after)
     if in_json:
         say(as_json(_tree(changes)))
     else:
         for line in _lines(changes):
             say(line)
-    if changes.configs:
+    if any(config.moves for config in changes.configs):
         return EXIT_OK
-    note("error: the two snapshots have no configuration in common")
+    known = "coefficient" if changes.configs else "configuration"
+    note(f"error: the two snapshots have no {known} in common")
     return EXIT_FAILED
 
 
@@ -36,6 +37,8 @@ def _lines(changes: Diff) -> Iterator[str]:
 def _config_lines(config: ConfigDiff) -> Iterator[str]:
     renamed = "" if config.before_id == config.after_id else f" -> {config.after_id}"
     yield f"config {config.before_id}{renamed}"
+    if not config.moves:
+        yield "  nothing to compare: one of the two has no coefficients that the other has"
     target = ""
     for move in config.moves:
         if move.target != target:

@@ -117,6 +117,16 @@ def test_diff_of_strangers_fails():
     assert "no configuration in common" in printed.noted[0]
 
 
+def test_diff_with_what_has_learned_nothing_says_so_and_fails():
+    def forgets(config):
+        config["targets"] = {}
+
+    printed = Printed(diff, SNAPSHOT, changed(forgets), in_json=False)
+    assert printed.code == 1
+    assert "nothing to compare" in printed.text
+    assert "no coefficient in common" in printed.noted[0]
+
+
 ASKED = [
     (predict, (Step(0, 1, 0),)),
     (predict, (Load(100, 10, 1),)),

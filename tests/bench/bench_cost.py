@@ -36,8 +36,8 @@ BULK = {"FEATURE_SETS": "[portable]"}
 LEARNED_MIN = 0.9
 """Of the rows sent: what is held back at the start of a process, and the last seconds that may still arrive."""
 
-STARTED_S = 8
-"""River is imported with the first rows; what a start costs is a figure of its own."""
+WARMED_STEPS = 4000
+"""Of each engine before the window: what a start, River's import and young coefficients cost are other figures."""
 
 STEADY = {"steps_per_sec": 1000, "workers": 5, "duration": 30, "requests": True, "settle_s": 3}
 SPARSE = {"steps_per_sec": 100, "workers": 1, "duration": 30, "requests": True, "spans_per_rpc": 1, "settle_s": 3}
@@ -81,13 +81,12 @@ def run_in_turn(load: dict[str, Any], *profiles: tuple[str, tuple[str, ...], dic
     costs = Costs()
     for _ in range(ROUNDS):
         with bare("reference") as server:
-            costs.add("reference", send(server, **load))
+            costs.add("reference", send(server, **load, warm_steps=WARMED_STEPS))
         for name, arguments, settings in profiles:
             with loaded(*arguments, **settings) as (server, directory):
-                send(server, max_rpcs=1, workers=1, pool_rpcs=1, settle_s=STARTED_S)
-                report = send(server, **load)
+                report = send(server, **load, warm_steps=WARMED_STEPS)
                 server.stop()
-                costs.add(name, report, learned_shares(directory, report["steps"]))
+                costs.add(name, report, learned_shares(directory, report["steps"] + report["warmed_steps"]))
     return costs
 
 

@@ -98,18 +98,22 @@ def _ports(process, log):
 
 
 def send(server, *, settle_s=2.0, **options):
-    """The generator's report for a load with these options (True for flags), and what the server spent on it."""
+    """The generator's report for a load with these options (True for flags), and what the server spent on it.
+
+    What it was warmed up with is not part of what it spent.
+    """
     arguments = []
     for name, value in options.items():
         arguments += [f"--{name.replace('_', '-')}", *([] if value is True else [value])]
-    before_s, before_mb, started_s = server.cpu_s(), server.rss_mb(), time.monotonic()
     process = pinned(LOAD_CPU, "-m", "tests.bench.send_load", "--target", f"127.0.0.1:{server.port}", *arguments,
                      stdout=subprocess.PIPE)  # fmt: skip
+    begun = json.loads(process.stdout.readline())
+    before_s, before_mb, started_s = server.cpu_s(), server.rss_mb(), time.monotonic()
     highest_mb = before_mb
     while process.poll() is None:
         highest_mb = max(highest_mb, server.rss_mb())
         time.sleep(0.1)
-    report = json.loads(process.stdout.read())
+    report = begun | json.loads(process.stdout.read())
     time.sleep(settle_s)
     cpu_s, wall_s = server.cpu_s() - before_s, time.monotonic() - started_s
     report["server"] = {

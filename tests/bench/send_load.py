@@ -1,7 +1,8 @@
 """Send the load generator's stream to ``--target HOST:PORT`` and report what became of it.
 
 Each worker is one engine on a connection of its own with one call in flight, as vLLM's exporter has. It retries as
-that exporter does: after the hint of RetryInfo, else after 1, 2, 4, … seconds, six times in all. The report is JSON.
+that exporter does: after the hint of RetryInfo, else after 1, 2, 4, … seconds, six times in all. The first line says
+that the load begins, and how many steps have warmed the server up before; then comes the report. Both are JSON.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ import numpy as np
 from google.rpc.error_details_pb2 import RetryInfo
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-from tests.support.otlp_load import BETA_US, Stream
+from tests.support.otlp_load import BETA_US, SPANS_PER_RPC, STEPS_PER_SPAN, Stream
 
 METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 RETRY_TRAILER = "google.rpc.retryinfo-bin"
 RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED)
 TRIES, DEADLINE_S = 6, 10.0
+WARMED_S = 4.0
+"""For the server to learn what it was warmed up with; silence is noticed later."""
 
 
 @dataclass
@@ -39,28 +42,38 @@ class Outcome:
 class Worker(threading.Thread):
     """One engine that sends until its time or its calls are over."""
 
-    def __init__(self, target: str, stream: Stream, start_s: float, options: argparse.Namespace):
+    def __init__(self, target: str, stream: Stream, warm: threading.Barrier, options: argparse.Namespace):
         super().__init__()
-        self.outcome = Outcome()
-        self._target, self._stream, self._start_s, self._options = target, stream, start_s, options
+        self.outcome, self.warmed_steps = Outcome(), 0
+        self._target, self._stream, self._warm, self._options = target, stream, warm, options
 
     def run(self) -> None:
         sizes = [("grpc.max_send_message_length", -1)]
         with grpc.insecure_channel(self._target, options=sizes) as channel:
             call = channel.unary_unary(METHOD)
             grpc.channel_ready_future(channel).result(30)
-            number = sent = 0
-            pace = self._options.steps_per_sec / self._options.workers
-            end_s = self._start_s + self._options.duration
-            while number < self._options.max_rpcs:
-                due_s = self._start_s + (sent / pace if pace else 0.0)
-                if max(due_s, time.monotonic()) >= end_s:
-                    break
-                time.sleep(max(0.0, due_s - time.monotonic()))
-                export = self._stream.export(number)
-                self._send(call, export)
+            number = 0
+            while self.outcome.steps < self._options.warm_steps:
+                self._send(call, self._stream.export(number))
                 number += 1
-                sent += export.steps
+            self.outcome, self.warmed_steps = Outcome(), self.outcome.steps
+            self._warm.wait()  # all have done so
+            self._warm.wait()  # and the load begins
+            self._load(call, number)
+
+    def _load(self, call, first: int) -> None:
+        start_s, number, sent = time.monotonic(), first, 0
+        pace = self._options.steps_per_sec / self._options.workers
+        end_s = start_s + self._options.duration
+        while number < first + self._options.max_rpcs:
+            due_s = start_s + (sent / pace if pace else 0.0)
+            if max(due_s, time.monotonic()) >= end_s:
+                break
+            time.sleep(max(0.0, due_s - time.monotonic()))
+            export = self._stream.export(number)
+            self._send(call, export)
+            number += 1
+            sent += export.steps
 
     def _send(self, call, export) -> None:
         for attempt in range(TRIES):
@@ -115,9 +128,10 @@ def main() -> None:
     parser.add_argument("--steps-per-sec", type=float, default=0.0, help="over all workers; 0: as fast as it is taken")
     parser.add_argument("--duration", type=float, default=60.0, help="seconds")
     parser.add_argument("--max-rpcs", type=int, default=sys.maxsize, help="calls of each worker")
+    parser.add_argument("--warm-steps", type=int, default=0, help="steps of each worker before the load begins")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--spans-per-rpc", type=int, default=10)
-    parser.add_argument("--steps-per-span", type=int, default=100)
+    parser.add_argument("--spans-per-rpc", type=int, default=SPANS_PER_RPC)
+    parser.add_argument("--steps-per-span", type=int, default=STEPS_PER_SPAN)
     parser.add_argument("--pool-rpcs", type=int, default=20, help="calls of one lap")
     parser.add_argument("--sample-rate", type=float, default=1.0)
     parser.add_argument("--requests", action="store_true", help="journeys too")
@@ -129,10 +143,17 @@ def main() -> None:
         )
         for number in range(options.workers)
     ]  # fmt: skip
-    start_s = time.monotonic()
-    workers = [Worker(options.target, stream, start_s, options) for stream in streams]
+    warm = threading.Barrier(len(streams) + 1)
+    workers = [Worker(options.target, stream, warm, options) for stream in streams]
     for worker in workers:
         worker.start()
+    warm.wait()
+    steps = sum(worker.warmed_steps for worker in workers)
+    time.sleep(WARMED_S if steps else 0.0)
+    sys.stdout.write(json.dumps({"warmed_steps": steps}) + "\n")
+    sys.stdout.flush()
+    start_s = time.monotonic()
+    warm.wait()
     for worker in workers:
         worker.join()
     json.dump(report(workers, time.monotonic() - start_s), sys.stdout)

@@ -29,7 +29,7 @@ from tests.support.moving_bytes import (
 )
 
 BETA_US = {"intercept": 5200.0, "prefill_tokens": 21.5, "decode_context_tokens": 0.035, "requests": 14.0}
-STEPS_PER_SPAN = 100
+STEPS_PER_SPAN, SPANS_PER_RPC = 100, 10
 FIRST_STEP = 3 << 20
 MONOTONIC_NS = 1 << 50
 UNIX_NS = 1_790_000_000_000_000_000
@@ -123,7 +123,7 @@ class Stream:
     """Exports of one engine, without end; ``export(number)`` is a pure function of the arguments and the number."""
 
     def __init__(
-        self, seed: int = 1, *, instance: str = "load-0", spans_per_rpc: int = 10, pool_rpcs: int = 20,
+        self, seed: int = 1, *, instance: str = "load-0", spans_per_rpc: int = SPANS_PER_RPC, pool_rpcs: int = 20,
         sample_rate: float = 1.0, requests: bool = False, steps_per_span: int = STEPS_PER_SPAN,
     ):  # fmt: skip
         self._steps_per_span = steps_per_span

@@ -1,22 +1,23 @@
-"""How much of a block is learned at once: all of it while nothing happens, else short pieces.
+"""How much of a block is learned at once: all of it while nothing happens, a short piece where something may.
 
 What a block costs hardly depends on its size. How soon a change of speed is found does, and so does how much is learned
 from rows of the wrong speed. Blocks are short as long as the coefficients are young (YOUNG_ROWS), because every row
-moves them; then a block is learned
+moves them; then a run r of PIECE_ROWS rows is learned
 
-    whole, when for every run r of PIECE_ROWS rows   |median_r log(y / (x beta F))| <= EXPECTED_OFF
+    with its neighbours, when for all of them   |median_r log(y / (x beta F))| <= EXPECTED_OFF
 
-with the coefficients and shape factors as they were before the block, and while no change is suspected.
+with the coefficients and shape factors as they were before the block, and while no change is suspected; else alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from online.blocks import Design
 from online.rls import RlsLearner
+from online.rows import Mask
 
 PIECE_ROWS = 32
 YOUNG_ROWS = 1024
@@ -24,12 +25,24 @@ EXPECTED_OFF = 0.05
 """Below any change that is reported."""
 
 
-def pieces_of(block: Design) -> Iterator[Design]:
-    """Pieces of equal length that are PIECE_ROWS rows or little more; the block has at least two of them."""
-    pieces = len(block) // PIECE_ROWS
-    ends = [len(block) * (i + 1) // pieces for i in range(pieces)]
-    for start, end in zip([0, *ends], ends, strict=False):
-        yield block.slice(start, end)
+def pieces_of(block: Design, off: Mask, suspects: Callable[[], bool]) -> Iterator[Design]:
+    """Runs that are as expected together, the others and all under suspicion each by itself; the last takes the rest.
+
+    Args:
+        block: the rows.
+        off: which of its runs are not as expected, (r,).
+        suspects: whether a change is suspected by now, asked before each piece.
+    """
+    runs, run = len(off), 0
+    while run < runs:
+        end = run + 1
+        if not off[run] and not suspects():
+            while end < runs and not off[end]:
+                end += 1
+        yield block.slice(run * PIECE_ROWS, end * PIECE_ROWS if end < runs else len(block))
+        run = end
+    if not runs:
+        yield block
 
 
 def block_rows_of(watcher: RlsLearner | None, block_rows: int) -> int:
@@ -38,18 +51,20 @@ def block_rows_of(watcher: RlsLearner | None, block_rows: int) -> int:
     return min(PIECE_ROWS, block_rows) if young else block_rows
 
 
-def is_as_expected(watcher: RlsLearner, view: Design, *, watches: bool) -> bool:
-    """Whether rows are what the model that watches for changes predicts, by the module's equation.
+def runs_off(watcher: RlsLearner | None, view: Design | None, rows: int) -> Mask:
+    """Which runs of a block are not what the model that watches for changes predicts, by the module's equation, (r,).
 
     Args:
-        watcher: the model.
-        view: its columns of the block.
-        watches: False where no detector is configured: nothing is looked for then.
+        watcher: the model; None where none has started: all are.
+        view: its columns of the block; None where nothing is looked for.
+        rows: of the block, of which it may know a part only: all are, if one is.
     """
-    if watcher.members.slow.trial is not None:
-        return False
-    runs = len(view) // PIECE_ROWS
-    if not watches or not runs:
-        return True
-    log_ratio = watcher.log_ratio(view)[: runs * PIECE_ROWS].reshape(runs, PIECE_ROWS)
-    return bool(np.abs(np.median(log_ratio, axis=1)).max() <= EXPECTED_OFF)
+    runs = rows // PIECE_ROWS
+    if watcher is None:
+        return np.ones(runs, np.bool_)
+    known = 0 if view is None else len(view) // PIECE_ROWS
+    if view is None or not known:
+        return np.zeros(runs, np.bool_)
+    log_ratio = watcher.log_ratio(view)[: known * PIECE_ROWS].reshape(known, PIECE_ROWS)
+    off: Mask = np.abs(np.median(log_ratio, axis=1)) > EXPECTED_OFF
+    return off if len(view) == rows else np.full(runs, off.any())

@@ -17,7 +17,7 @@ from online.rows import Floats, Quality, RowBlock, RowOutcome, Target
 from online.snapshot import ErrorSnapshot, ModelSnapshot, TargetSnapshot
 from online.state import Kept, StateError, saved
 
-from .block_pieces import PIECE_ROWS, block_rows_of, is_as_expected, pieces_of
+from .block_pieces import block_rows_of, pieces_of, runs_off
 from .course import Course
 from .design_matrix import DesignMatrix
 from .learners import RLS, Learner, make_learner, publishes
@@ -134,14 +134,10 @@ class TargetState:
     def _learn_block(self, block: Design) -> None:
         """Learn a block of the published lane, whole or in pieces."""
         watcher, views = self._watcher(), self.matrix.views(block)
-        watches = self.settings.bank.detector != NO_DETECTOR
-        if len(block) < 2 * PIECE_ROWS or (
-            watcher is not None and is_as_expected(watcher, views[watcher.features.name], watches=watches)
-        ):
-            self._learn_piece(block, views)
-        else:
-            for piece in pieces_of(block):
-                self._learn_piece(piece, self.matrix.views(piece))
+        watched = watcher is not None and self.settings.bank.detector != NO_DETECTOR
+        off = runs_off(watcher, views[watcher.features.name] if watcher and watched else None, len(block))
+        for piece in pieces_of(block, off, lambda: watcher is not None and watcher.members.slow.trial is not None):
+            self._learn_piece(piece, views if len(piece) == len(block) else self.matrix.views(piece))
         self.history.record(int(block.end_ns[-1]), watcher, self.published)
 
     def _size_blocks(self) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Self
 
 import msgspec
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A level of the configuration."""
+    """A level of the configuration; a copy of what holds it copies the reference."""
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        return self
 
 
 Bound = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]

@@ -13,7 +13,7 @@ offered: 60 us per row. Reference: Page (Biometrika 1954); Bifet and Gavalda, AD
 from __future__ import annotations
 
 import importlib
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import msgspec
 import numpy as np
@@ -26,7 +26,7 @@ U_MAX = 8.0
 
 
 class DriftSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Thresholds; every rate in rows or in units of the cell's own spread."""
+    """Thresholds; every rate in rows or in units of the cell's own spread. Copies share it."""
 
     detector: str = "cusum"
     cell_rows_min: int = 16
@@ -50,6 +50,9 @@ class DriftSettings(msgspec.Struct, frozen=True, kw_only=True):
     trial_levels_min: int = 3
     trial_rows_max: int = 512
     phase_share: float = 0.5
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        return self
 
 
 class Detector(Protocol):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,7 +96,7 @@ def raw_column(name: str, reference: str = "") -> Column:
 
 @dataclass(frozen=True, slots=True)
 class FeatureSet:
-    """A named list of columns for one target.
+    """A named list of columns for one target; a copy of what holds it copies the reference.
 
     Raises:
         ValueError: on a repeated column name or a raw name outside the target's vocabulary.
@@ -104,6 +105,9 @@ class FeatureSet:
     name: str
     target: Target
     columns: tuple[Column, ...]
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        return self
 
     def __post_init__(self) -> None:
         """Refuse at construction what could only fail later."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import msgspec
 
 from online.drift import DriftSettings
 
 
 class LearnerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Half-lives in steps and busy time, shares as ratios."""
+    """Half-lives in steps and busy time, shares as ratios; a copy of what holds it copies the reference."""
 
     half_life_steps: float = 4000.0
     half_life_us: float = 600e6
@@ -22,3 +24,6 @@ class LearnerSettings(msgspec.Struct, frozen=True, kw_only=True):
     alarm_keep: float = 0.02
     river_rows_per_s: float = 32.0
     drift: DriftSettings = DriftSettings()
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        return self

@@ -32,6 +32,7 @@ class Board:
 
     def __init__(self):
         self.missed = 0
+        self.rows = []
 
     def at_most(self, name, value, target, unit=""):
         self._put(name, value, "<=", target, unit, value <= target)
@@ -43,8 +44,14 @@ class Board:
         sys.stdout.write(f"      {text}\n")
         sys.stdout.flush()
 
+    def print_table(self):
+        """All numbers as a table of a document."""
+        head = ("| what | measured | required | |", "|---|---|---|---|")
+        sys.stdout.write("\n".join(("", *head, *self.rows, "")))
+
     def _put(self, name, value, sign, target, unit, good):
         self.missed += not good
+        self.rows.append(f"| {name} | {value:.2f} {unit} | {sign} {target:g} | {'holds' if good else 'misses'} |")
         sys.stdout.write(f"{'ok  ' if good else 'MISS'}  {name:<66} {value:>10.2f}  {sign} {target:g} {unit}\n")
         sys.stdout.flush()
 

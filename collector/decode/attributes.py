@@ -41,7 +41,7 @@ def read_fields(event: Span.Event, table: Mapping[str, words.Field]) -> dict[str
         if not 0 <= value <= field.limit:
             raise Rejected(Skip.OUT_OF_RANGE)
         out[field.name] = value
-    if any(field.required and field.name not in out for field in table.values()):
+    if len(out) < len(table) and any(field.required and field.name not in out for field in table.values()):
         raise Rejected(Skip.MISSING_ATTRIBUTE)
     return out
 

@@ -206,6 +206,12 @@ class StepWindow:
         younger = np.flatnonzero(seen)
         return self.base + int(younger[0]) if len(younger) else otherwise
 
+    def forget_until(self, unix_ns: int, otherwise: int, keep_from: int) -> None:
+        """Drop ids of steps that are no younger, below ``keep_from``; as lazily as :meth:`forget_before`."""
+        last = max(_GROWTH_STEPS, self.size // 2) - 1
+        if last < self.size and not (self.rebuilt["seen"][last] and self.steps["unix_ns"][last] > unix_ns):
+            self.forget_before(min(self.first_seen_after(unix_ns, otherwise), keep_from))
+
     def forget_before(self, step: int) -> None:
         """Drop ids below ``step``; done lazily, when half of the columns would go."""
         gone = step - self.base

@@ -39,18 +39,17 @@ class RowLevels:
 
     def cut(self, u: Floats, s: Floats) -> list[tuple[float, float, float]]:
         """m, v and the mean of 1 / s of every level that is complete; u, s (n,) in order of time."""
-        self.u += u.tolist()
-        self.s += s.tolist()
+        u, s = np.concatenate([self.u, u]), np.concatenate([self.s, s])
         size = _EIGHT * _LEVEL_EIGHTS
-        count = len(self.u) // size
+        count = len(u) // size
+        cut = count * size
+        self.u, self.s = u[cut:].tolist(), s[cut:].tolist()
         if not count:
             return []
-        cut = count * size
-        eights = np.sort(np.reshape(self.u[:cut], (count, _LEVEL_EIGHTS, _EIGHT)), axis=2)
+        eights = np.sort(u[:cut].reshape(count, _LEVEL_EIGHTS, _EIGHT), axis=2)
         levels = 0.5 * (eights[:, :, 3] + eights[:, :, 4]).mean(axis=1)
         ranges = (eights[:, :, 6] - eights[:, :, 1]).mean(axis=1)
-        inverse = (1.0 / np.reshape(self.s[:cut], (count, size))).mean(axis=1)
-        del self.u[:cut], self.s[:cut]
+        inverse = (1.0 / s[:cut].reshape(count, size)).mean(axis=1)
         return list(zip(levels.tolist(), ranges.tolist(), inverse.tolist(), strict=True))
 
 

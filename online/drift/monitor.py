@@ -204,7 +204,7 @@ class DriftMonitor:
         """Look for a change of all rows: what stands out of single rows, then what lasts."""
         settings, detector = self.settings, self.detector
         keep = settings.level_gain_rows
-        self.recent = [*self.recent, *e.tolist()][-keep:]
+        self.recent = [*self.recent, *e[-keep:].tolist()][-keep:]
         values = np.concatenate([self.waiting, u])
         full = len(values) // detector.group * detector.group
         self.waiting = values[full:].tolist()

@@ -300,4 +300,4 @@ class StepSequence:
         horizon_ns = self.event_unix_ns
         if self.context.has_journeys:
             horizon_ns = min(keep_unix_ns, horizon_ns - int(self._settings.window_s * 1e9))
-        window.forget_before(min(window.first_seen_after(horizon_ns, emitted_to), emitted_to - 2))
+        window.forget_until(horizon_ns, emitted_to, emitted_to - 2)

@@ -182,13 +182,16 @@ class Cutter:
         return self._rows
 
     def push(self, design: Design, *, longer: int = 1) -> Iterator[Design]:
-        """Add rows; yields every block that is complete. A block may last so many times longer than set."""
-        start, n, block_ns = 0, len(design), longer * self.block_ns
+        """Add rows; yields every block that is complete. A block may last so many times longer than set.
+
+        Sizes that are set while a block is learned hold for the next one.
+        """
+        start, n = 0, len(design)
         while start < n:
             if self._rows == 0:
                 self._first_ns = int(design.end_ns[start])
             stop = min(n, start + self.block_rows - self._rows)
-            late = design.end_ns[start:stop] >= self._first_ns + block_ns
+            late = design.end_ns[start:stop] >= self._first_ns + longer * self.block_ns
             by_time = bool(late.any())
             if by_time:
                 stop = start + int(late.argmax())

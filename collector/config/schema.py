@@ -149,8 +149,8 @@ class JournalConfig(Section, frozen=True, kw_only=True):
 class BankConfig(Section, frozen=True, kw_only=True):
     """Bounds of the learners."""
 
-    block_rows: Bound = 512
-    block_s: Annotated[float, msgspec.Meta(ge=0.001, le=3_600)] = 1.0
+    block_rows: Bound = 2048
+    block_s: Annotated[float, msgspec.Meta(ge=0.001, le=3_600)] = 4.0
     detector: str = "cusum"
     river_rows_per_s: Annotated[float, msgspec.Meta(ge=1, le=1_000_000)] = 32.0
     """Rows per second of event time that each River model sees of a target: what bounds their cost."""

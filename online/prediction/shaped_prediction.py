@@ -62,12 +62,10 @@ class ShapedPrediction:
         self.cells: Mask = np.zeros(CELLS, np.bool_)
         self.observed_us = self.predicted_us = 0.0
 
-    def learn(
-        self, block: Design, log_ratio: Floats | None, correction: Floats | None = None, *, scored: int | None = None
-    ) -> None:
+    def learn(self, block: Design, log_ratio: Floats | None, correction: Floats | None = None) -> None:
         """Rows of the published lane, r (n,), None while nothing was predicted, and c (n,).
 
-        ``scored``: so many rows, the first, count for errors and intervals; None = all.
+        Rows whose c is NaN count for neither errors nor intervals.
         """
         per_step = block.x / block.steps[:, None]
         low, high = per_step.min(axis=0), per_step.max(axis=0)
@@ -78,11 +76,11 @@ class ShapedPrediction:
         if log_ratio is None:
             return
         inverse = np.exp(-log_ratio)
-        if scored is None or scored >= len(block):
+        made = None if correction is None else ~np.isnan(correction)
+        if correction is None or made is None or made.all():
             self._score(block, log_ratio, inverse, correction)
-        elif scored:
-            part = None if correction is None else correction[:scored]
-            self._score(block.slice(0, scored), log_ratio[:scored], inverse[:scored], part)
+        elif made.any():
+            self._score(block.take(made), log_ratio[made], inverse[made], correction[made])
         kept = 2.0 ** -(float(block.steps @ block.weight) / _HALF_LIFE_STEPS)
         self.observed_us = self.observed_us * kept + float(block.elapsed_us.sum())
         self.predicted_us = self.predicted_us * kept + float(block.elapsed_us @ inverse)

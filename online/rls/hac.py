@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from online.blocks import STRATA, Design
-from online.rows import Floats
+from online.blocks import STRATA, Design, Groups
+from online.rows import Floats, Ints
 from online.state import saved
 
 WINDOW_ROWS = (32, 128, 384)
@@ -30,6 +30,8 @@ STUDENT = 1.21
 """1.96 (1 + 1.21 / f) is Student's 97.5 % quantile at f degrees of freedom, within 4 % from f = 2 on."""
 
 _LENGTHS = len(WINDOW_ROWS)
+_UNIT = WINDOW_ROWS[0]
+"""Rows that every length is a multiple of."""
 _FIRST = np.arange(_LENGTHS) * STRATA
 
 
@@ -50,36 +52,56 @@ class Meat:
         self.rows = np.zeros(_LENGTHS)
 
     def learn(self, block: Design, kept: Floats, scores: Floats) -> None:
-        """Scores (n, p) of a block; kept (g,) is what its strata kept of their statistics."""
-        groups = block.grouped()
-        squared = np.tile(kept * kept, _LENGTHS)
-        places = (_FIRST[:, None] + groups.ids).reshape(-1)
-        self.m[places] *= squared[:, None]
-        self.windows[places] *= squared
-        self.window[places] += np.tile(np.add.reduceat(scores[groups.order], groups.starts, axis=0), (_LENGTHS, 1))
-        self.rows += float(block.weight.sum())
-        for length, rows in enumerate(WINDOW_ROWS):
-            if self.rows[length] >= rows:
-                self._close_window(length)
+        """Scores (n, p) of a block, forgotten as its later rows make them; kept (g,): by its strata of their past."""
+        ids = block.grouped().ids
+        places = (_FIRST[:, None] + ids).reshape(-1)
+        left = np.tile(kept, _LENGTHS)
+        self.m[places] *= (left * left)[:, None]
+        self.windows[places] *= left * left
+        self.window[places] *= left[:, None]
+        rows = self.rows[0] + np.cumsum(block.weight)
+        units = int(rows[-1] // _UNIT)
+        number = np.minimum(np.maximum(np.ceil(rows / _UNIT) - 1.0, 0.0), units).astype(np.int64)
+        sums = self._by_unit(block, number, scores, units + 1)
+        for length, size in enumerate(WINDOW_ROWS):
+            per_window, before = size // _UNIT, int(self.rows[length] // _UNIT)
+            starts = [0, *range(max(1, per_window - before), units + 1, per_window)]
+            self._fill(length, np.add.reduceat(sums, starts, axis=0))
+            held = before + units - (len(starts) - 1) * per_window
+            self.rows[length] = held * _UNIT + rows[-1] - units * _UNIT
+
+    def _by_unit(self, block: Design, number: Ints, scores: Floats, units: int) -> Floats:
+        """Sums of scores by unit and stratum, (units, 32, p); ``number``: the unit of each row, (n,)."""
+        groups = block.grouped() if units == 1 else Groups.of(number * STRATA + block.stratum)
+        sums = np.zeros((units, STRATA, self.p))
+        sums.reshape(-1, self.p)[groups.ids] = np.add.reduceat(scores[groups.order], groups.starts, axis=0)
+        return sums
+
+    def _fill(self, length: int, sums: Floats) -> None:
+        """Sums (windows, 32, p) go to the open window and to those behind it; all but the last are closed."""
+        strata = slice(length * STRATA, (length + 1) * STRATA)
+        sums[0] += self.window[strata]
+        self.window[strata] = sums[-1]
+        if len(sums) == 1:
+            return
+        part = sums[:-1].any(axis=2)
+        visited = np.flatnonzero(part.any(axis=0))
+        closed = sums[:-1, visited]
+        own = closed.sum(axis=1)
+        whole = own.copy()
+        whole[0] += self.last[length]
+        whole[1:] += own[:-1]
+        self.last[length] = own[-1]
+        products = np.tensordot(closed, whole, axes=(0, 0))
+        self.m[visited + length * STRATA] += 0.5 * (
+            products[:, self._left, self._right] + products[:, self._right, self._left]
+        )
+        # A window is shared out as the rows are: by nothing better than which strata took part.
+        self.windows[strata] += (part / np.maximum(part.sum(axis=1), 1)[:, None]).sum(axis=0)
 
     def learn_held(self, held: Design, scores: Floats) -> None:
-        """Scores (n, p) of the rows of the first fit, in windows of the shortest length."""
-        for start in range(0, len(held), WINDOW_ROWS[0]):
-            piece = held.slice(start, start + WINDOW_ROWS[0])
-            self.learn(piece, np.ones(len(piece.grouped().ids)), scores[start : start + WINDOW_ROWS[0]])
-
-    def _close_window(self, length: int) -> None:
-        strata = slice(length * STRATA, (length + 1) * STRATA)
-        mine = self.window[strata]
-        own = mine.sum(axis=0)
-        whole, self.last[length] = own + self.last[length], own
-        left, right = self._left, self._right
-        self.m[strata] += 0.5 * (mine[:, left] * whole[right] + whole[left] * mine[:, right])
-        # A window is shared out as the rows are: by nothing better than which strata took part.
-        part = mine.any(axis=1)
-        self.windows[strata] += part / max(1, int(part.sum()))
-        mine[:] = 0.0
-        self.rows[length] = 0.0
+        """Scores (n, p) of the rows of the first fit."""
+        self.learn(held, np.ones(len(held.grouped().ids)), scores)
 
     def of_scores(self, columns: int) -> Floats | None:
         """M times Student's share for a fit of so many columns, (p, p); None while windows are too few."""

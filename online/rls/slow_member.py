@@ -107,8 +107,8 @@ class SlowMember:
         if self.trial is not None:
             self.trial.learn(block, z, weight, share)
             return False
-        kept = self.strata.learn(block, z, weight, share)
-        self.meat.learn(block, kept, z[:, : self.p] * (weight * (block.elapsed_us - prediction))[:, None])
+        kept, left = self.strata.learn(block, z, weight, share)
+        self.meat.learn(block, kept, z[:, : self.p] * (left * weight * (block.elapsed_us - prediction))[:, None])
         return True
 
     def learn_held(self, held: Design, z: Floats, weight: Floats, share: Floats) -> None:

@@ -69,8 +69,11 @@ class Strata:
         self.n2 = np.zeros(STRATA)
         self.clock = np.zeros(STRATA)
 
-    def learn(self, block: Design, z: Floats, weight: Floats, share: Floats) -> Floats:
-        """Add rows: z (n, q), weight (n,), share of Huber (n,). Returns what each group kept of its past, (g,)."""
+    def learn(self, block: Design, z: Floats, weight: Floats, share: Floats) -> tuple[Floats, Floats]:
+        """Add rows: z (n, q), weight (n,), share of Huber (n,).
+
+        Returns what each group kept of its past, (g,), and what later rows of the block left of each row, (n,).
+        """
         groups = block.grouped()
         order, starts, ids = groups.order, groups.starts, groups.ids
         e = (self.half_life.spent(block.steps, block.elapsed_us) * block.weight)[order]
@@ -91,7 +94,9 @@ class Strata:
         self.n1[ids] = self.n1[ids] * kept + np.add.reduceat(counted, starts)
         self.n2[ids] = self.n2[ids] * (kept * kept) + np.add.reduceat(counted * h, starts)
         self.clock[ids] += spent
-        return kept
+        left_of = np.empty_like(decay)
+        left_of[order] = decay
+        return kept, left_of
 
     def total(self) -> Floats:
         """Sum over the strata as a full symmetric matrix (q, q)."""

@@ -2,7 +2,8 @@
 
 What a block costs hardly depends on its size. How soon a change of speed is found does, and so does how much is learned
 from rows of the wrong speed. Blocks are short as long as the coefficients are young (YOUNG_ROWS), because every row
-moves them; then a run r of PIECE_ROWS rows is learned
+moves them, and shorter than configured until they have grown (GROWN_ROWS); of requests there are few, and they have
+grown at YOUNG_REQUESTS. Then a run r of PIECE_ROWS rows is learned
 
     with its neighbours, when for all of them   |median_r log(y / (x beta F))| <= EXPECTED_OFF
 
@@ -12,6 +13,7 @@ with the coefficients and shape factors as they were before the block, and while
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,7 +22,10 @@ from online.rls import RlsLearner
 from online.rows import Mask
 
 PIECE_ROWS = 32
-YOUNG_ROWS = 1024
+YOUNG_ROWS, YOUNG_REQUESTS = 1024, 256
+GROWN_ROWS = 16_384
+"""Four half-lives: of what moved young coefficients nothing is left."""
+GROWING_BLOCK_ROWS, GROWING_NS = 512, 1_000_000_000
 EXPECTED_OFF = 0.05
 """Below any change that is reported."""
 
@@ -45,10 +50,19 @@ def pieces_of(block: Design, off: Mask, suspects: Callable[[], bool]) -> Iterato
         yield block
 
 
-def block_rows_of(watcher: RlsLearner | None, block_rows: int) -> int:
-    """Rows of the next block at most: PIECE_ROWS while the coefficients are young, then ``block_rows``."""
-    young = watcher is not None and watcher.rows < YOUNG_ROWS
-    return min(PIECE_ROWS, block_rows) if young else block_rows
+class BlockSize(NamedTuple):
+    """Rows of a block, and event time between its first row and its last, at most."""
+
+    rows: int
+    ns: int
+
+    def after(self, learned_rows: int, *, of_steps: bool) -> BlockSize:
+        """Of the next block, when so many rows are learned: short while the coefficients are young."""
+        if learned_rows < (YOUNG_ROWS if of_steps else YOUNG_REQUESTS):
+            return BlockSize(min(PIECE_ROWS, self.rows), min(GROWING_NS, self.ns))
+        if of_steps and learned_rows < GROWN_ROWS:
+            return BlockSize(min(GROWING_BLOCK_ROWS, self.rows), min(GROWING_NS, self.ns))
+        return self
 
 
 def runs_off(watcher: RlsLearner | None, view: Design | None, rows: int) -> Mask:

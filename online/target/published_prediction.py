@@ -12,6 +12,7 @@ import math
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from online.blocks import Design
 from online.drift import Speed, Verdict
@@ -29,9 +30,8 @@ from .settings import BankSettings
 SHAPED = "portable"
 """The feature set that shape factors belong to."""
 
-
-SCORED_ROWS = 128
-"""Of a block that are scored where there is a corrector, so that what it costs does not grow with the load."""
+_CORRECTED_NS = 1_000_000_000
+"""Event time after which a correction is made anew: it follows what passes within seconds."""
 
 
 class PublishedPrediction:
@@ -54,10 +54,23 @@ class PublishedPrediction:
         if self.corrector is None or context is None or log_ratio is None:
             self.shaped.learn(view, log_ratio)
         else:
-            correction = self.corrector.learn(view, context, log_ratio, suspected=speed.suspicious)
-            self.shaped.learn(view, log_ratio, correction, scored=0 if correction is None else SCORED_ROWS)
+            correction = self._correct(self.corrector, view, context, log_ratio, suspected=speed.suspicious)
+            self.shaped.learn(view, log_ratio, correction)
         verdict = speed.verdict
         self.shaped.follow(suspected=verdict is Verdict.ALARM, confirmed=verdict is Verdict.CONFIRMED)
+
+    @staticmethod
+    def _correct(corrector: Corrector, view: Design, context: Floats, log_ratio: Floats, *, suspected: bool) -> Floats:
+        """The correction of each row by what was known a second before, (n,); NaN where it is not made."""
+        second = np.maximum.accumulate(view.end_ns // _CORRECTED_NS)
+        ends = [*(np.flatnonzero(np.diff(second)) + 1).tolist(), len(view)]
+        correction = np.full(len(view), np.nan)
+        for start, end in zip([0, *ends], ends, strict=False):
+            rows = slice(start, end)
+            made = corrector.learn(view.slice(start, end), context[rows], log_ratio[rows], suspected=suspected)
+            if made is not None:
+                correction[rows] = made
+        return correction
 
     def with_errors(self, model: ModelSnapshot) -> ModelSnapshot:
         """The model of ``portable`` with the errors of the prediction that stands on it."""

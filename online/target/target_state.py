@@ -17,7 +17,7 @@ from online.rows import Floats, Quality, RowBlock, RowOutcome, Target
 from online.snapshot import ErrorSnapshot, ModelSnapshot, TargetSnapshot
 from online.state import Kept, StateError, saved
 
-from .block_pieces import block_rows_of, pieces_of, runs_off
+from .block_pieces import BlockSize, pieces_of, runs_off
 from .course import Course
 from .design_matrix import DesignMatrix
 from .learners import RLS, Learner, make_learner, publishes
@@ -78,8 +78,8 @@ class TargetState:
     def __init__(self, target: Target, settings: BankSettings) -> None:
         self.target = target
         self.settings = settings
-        rows, block_ns = settings.bank.block_rows, int(settings.bank.block_s * 1e9)
-        self.cutter, self.quick = Cutter(rows, block_ns), Cutter(rows, block_ns)
+        self._block_size = BlockSize(settings.bank.block_rows, int(settings.bank.block_s * 1e9))
+        self.cutter, self.quick = Cutter(*self._block_size), Cutter(*self._block_size)
         self.matrix = DesignMatrix(target)
         self.models: dict[str, Learner] = {}
         self.residuals = Residuals()
@@ -141,7 +141,10 @@ class TargetState:
         self.history.record(int(block.end_ns[-1]), watcher, self.published)
 
     def _size_blocks(self) -> None:
-        self.cutter.block_rows = block_rows_of(self._watcher(), self.settings.bank.block_rows)
+        watcher = self._watcher()
+        if watcher is not None:
+            size = self._block_size.after(watcher.rows, of_steps=self.target.vector == "beta")
+            self.cutter.block_rows, self.cutter.block_ns = size
 
     def _learn_piece(self, block: Design, views: Mapping[str, Design]) -> None:
         """All models learn these rows, by set in ``views``, the one that watches for changes of speed first."""

@@ -131,7 +131,7 @@ class Puller:
                 sources, self._snapshot, f"{missing} of {len(sources)} sources gave no state: nothing written"
             )
         digests = [each.digest for each in chosen]
-        if digests == self._written:
+        if digests == self._written and (self._options.out / SNAPSHOT_NAME).exists():
             return Pulled(sources, self._snapshot)
         try:
             bank = add(chosen, self._config)

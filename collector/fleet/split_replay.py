@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,9 +57,12 @@ class Share(NamedTuple):
     workers: int
 
 
-class _Engine(NamedTuple):
+@dataclass(slots=True)
+class _Engine:
     pipeline: Pipeline
     heard_unix_ns: int
+    waiting: list[tuple[str, Telemetry]]
+    """Decoded, and joined with the rest of its batch."""
 
 
 class ShareLearner:
@@ -82,11 +85,12 @@ class ShareLearner:
             elif isinstance(timed, TimedPage):
                 key = (timed.page.recording, timed.page.instance)
                 if self._is_mine(key):
-                    self._engine(key, timed.unix_nano).process_pages([timed.page])
+                    self._engine(key, timed.unix_nano).pipeline.process_pages([timed.page])
         exports = [timed.export for timed in batch if isinstance(timed, TimedExport)]
         for decoded in self._reader.read(exports, Counts()):
             for recording, telemetry in decoded:
                 self._dispatch(recording, telemetry, batch[-1].unix_nano)
+            self._join()
         self._end_silent(batch[-1].unix_nano)
 
     def end(self) -> None:
@@ -94,11 +98,17 @@ class ShareLearner:
         for key in list(self._engines):
             self._end(key)
 
+    def _join(self) -> None:
+        for engine in self._engines.values():
+            if engine.waiting:
+                engine.pipeline.process_telemetry(engine.waiting)
+                engine.waiting = []
+
     def _dispatch(self, recording: str, telemetry: Telemetry, unix_ns: int) -> None:
         key = (recording, telemetry.instance)
         if (len(telemetry.steps) or telemetry.core or telemetry.requests) and self._is_mine(key):
             own = replace(telemetry, api=[], kv=[])
-            self._engine(key, unix_ns).process_telemetry(recording, own)
+            self._engine(key, unix_ns).waiting.append((recording, own))
         if telemetry.api or telemetry.kv:
             self._tell_all(
                 recording, Telemetry(telemetry.instance, telemetry.facts, api=telemetry.api, kv=telemetry.kv)
@@ -107,18 +117,16 @@ class ShareLearner:
     def _tell_all(self, recording: str, telemetry: Telemetry) -> None:
         self._broadcast.append((recording, telemetry))
         for engine in self._engines.values():
-            engine.pipeline.process_telemetry(recording, telemetry)
+            engine.waiting.append((recording, telemetry))
 
-    def _engine(self, key: Key, unix_ns: int) -> Pipeline:
-        known = self._engines.get(key)
-        if known is None:
+    def _engine(self, key: Key, unix_ns: int) -> _Engine:
+        engine = self._engines.get(key)
+        if engine is None:
             if len(self._engines) >= ENGINES_MAX:
                 raise StartError(f"more than {ENGINES_MAX} engines at a time: use more workers")
-            known = _Engine(make_pipeline(self._config), unix_ns)
-            for recording, telemetry in self._broadcast:
-                known.pipeline.process_telemetry(recording, telemetry)
-        self._engines[key] = known._replace(heard_unix_ns=unix_ns)
-        return known.pipeline
+            engine = self._engines[key] = _Engine(make_pipeline(self._config), unix_ns, list(self._broadcast))
+        engine.heard_unix_ns = unix_ns
+        return engine
 
     def _end_silent(self, now_unix_ns: int) -> None:
         for key, engine in list(self._engines.items()):
@@ -126,7 +134,9 @@ class ShareLearner:
                 self._end(key)
 
     def _end(self, key: Key) -> None:
-        pipeline = self._engines.pop(key).pipeline
+        engine = self._engines.pop(key)
+        pipeline = engine.pipeline
+        pipeline.process_telemetry(engine.waiting)
         pipeline.flush()
         if pipeline.learned_rows:
             self._keep(key, pipeline.state())

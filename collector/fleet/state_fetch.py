@@ -99,9 +99,10 @@ class StateFetcher:
 
     def _hold(self, name: str, path: Path) -> Path:
         """A file as it is now, whatever its sidecar writes meanwhile."""
+        size_bytes = path.stat().st_size
         if not path.is_file():
-            raise OSError(path.stat() and "it is no file")
-        if path.stat().st_size > STATE_BYTES_MAX:
+            raise OSError("it is no file")
+        if size_bytes > STATE_BYTES_MAX:
             raise _too_large()
         kept = self._kept(name)
         kept.unlink(missing_ok=True)

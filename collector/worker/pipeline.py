@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -109,9 +109,10 @@ class Pipeline:
         for event in self._correlator.process(exports, self._counts, self._observe):
             self._apply(event)
 
-    def process_telemetry(self, recording: str, telemetry: Telemetry) -> None:
+    def process_telemetry(self, decoded: Iterable[tuple[str, Telemetry]]) -> None:
         """Join and learn what was decoded elsewhere, by recording."""
-        self.joiner.add(telemetry, recording)
+        for recording, telemetry in decoded:
+            self.joiner.add(telemetry, recording)
         for event in self.joiner.drain():
             self._apply(event)
 

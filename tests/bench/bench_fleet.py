@@ -152,6 +152,13 @@ def bench_split(given):
                 f"{workers} workers" if workers else "one learner"
             )
             line(name, f"{costs[workers][0]:.1f} s CPU {wall_s:.1f} s")
+        bank = Bank(Config())
+        bank.restore(states[1])
+        learned = [targets["step_time"] for targets in map(bank.targets, bank.configs()) if "step_time" in targets]
+        rows = sum(target.models["portable"].rows for target in learned)
+        line("  steps learned, bytes of each", f"{rows:,}, {size_mb * 1e6 / rows:.0f} B")
+        for workers, name in ((None, "one learner"), (2, "two workers")):
+            line(f"  CPU per step, {name}, start included", f"{costs[workers][0] / rows * 1e6:.0f} us")
         line("  the same bytes from 1 and 2 workers", str(states[1] == states[2]), "True", states[1] == states[2])
         ratio = costs[2][0] / costs[None][0]
         line("  CPU of two workers to that of one learner", f"{ratio:.2f}", "1.3", ratio <= 1.3)

@@ -186,16 +186,19 @@ def test_a_state_is_asked_for_with_the_token_and_by_its_tag(states, tmp_path):
         puller.start()
         first = puller.pull()
         second = puller.pull()
-        (path, asked), (_, again) = server.asked
+        (path, asked), (_, again) = server.asked[:2]
         assert path == "/state"
         assert asked["Authorization"] == "Bearer 0123456789abcdef"
         assert "If-None-Match" not in asked
         assert "If-None-Match" in again
         assert second.snapshot is first.snapshot, "nothing new: the generation stays"
+        (tmp_path / "fleet" / "snapshot.json").unlink()
+        second = puller.pull()
+        assert (tmp_path / "fleet" / "snapshot.json").exists(), "files that somebody removed are written again"
         served["state"] = states["later"]
         third = puller.pull()
         puller.stop()
-    assert third.snapshot.generation == first.snapshot.generation + 1
+    assert third.snapshot.generation == second.snapshot.generation + 1
     assert third.sources[0].rows == 900
 
 

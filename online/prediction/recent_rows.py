@@ -1,9 +1,9 @@
 """The last rows that were predicted before they were learned: where a form fails is seen in them, not in their mean.
 
-    x_i / l_i (p,)    y_i / l_i    (x_i beta F) / l_i         per step, by beta and F as published before row i
+    [x_i / l_i (p,)    y_i / l_i    (x_i beta F) / l_i]       per step, by beta and F as published before row i
 
-Kept by the block, so that a row costs next to nothing, and shared by copies, because no block is edited. Not saved:
-after a restart the next rows are the last.
+Kept by the block, as float32, so that a row costs next to nothing; shared by copies, because no block is edited. Not
+saved: after a restart the next rows are the last.
 """
 
 from __future__ import annotations
@@ -19,13 +19,6 @@ from online.rows import Floats
 ROWS_MAX = 500
 
 
-class _Block(NamedTuple):
-    x: Floats
-    steps: Floats
-    elapsed_us: Floats
-    log_ratio: Floats
-
-
 class PredictedRows(NamedTuple):
     """Rows, oldest first, per step: each feature, the time observed and the time predicted (us)."""
 
@@ -37,34 +30,38 @@ class PredictedRows(NamedTuple):
 class RecentRows:
     """At most ``ROWS_MAX`` rows of one model, and what is left of the block that the oldest is in."""
 
-    __slots__ = ("_blocks", "_rows")
+    __slots__ = ("_blocks", "_names", "_rows")
 
     def __init__(self) -> None:
-        self._blocks: deque[_Block] = deque()
+        self._names: tuple[str, ...] = ()
+        self._blocks: deque[np.ndarray[tuple[int, int], np.dtype[np.float32]]] = deque()
         self._rows = 0
 
     def __deepcopy__(self, memo: object) -> RecentRows:
         """Blocks are never edited: a copy has the same."""
         copied = RecentRows()
-        copied._blocks, copied._rows = self._blocks.copy(), self._rows
+        copied._names, copied._blocks, copied._rows = self._names, self._blocks.copy(), self._rows
         return copied
 
-    def learn(self, view: Design, log_ratio: Floats) -> None:
-        """Rows (n, p) and log(y / (x beta F)), (n,)."""
+    def learn(self, names: tuple[str, ...], view: Design, log_ratio: Floats) -> None:
+        """Rows (n, p) of the columns that are called so, and log(y / (x beta F)), (n,)."""
+        if names != self._names:
+            self._names, self._rows = names, 0
+            self._blocks.clear()
         last = slice(max(0, len(view) - ROWS_MAX), len(view))
-        self._blocks.append(_Block(view.x[last].copy(), view.steps[last], view.elapsed_us[last], log_ratio[last]))
-        self._rows += last.stop - last.start
-        while self._rows - len(self._blocks[0].steps) >= ROWS_MAX:
-            self._rows -= len(self._blocks.popleft().steps)
+        p, steps = len(names), view.steps[last]
+        block = np.empty((len(steps), p + 2), np.float32)
+        block[:, :p] = view.x[last] / steps[:, None]
+        block[:, p] = view.elapsed_us[last] / steps
+        block[:, p + 1] = block[:, p] * np.exp(-log_ratio[last])
+        self._blocks.append(block)
+        self._rows += len(block)
+        while self._rows - len(self._blocks[0]) >= ROWS_MAX:
+            self._rows -= len(self._blocks.popleft())
 
-    def predicted_rows(self, names: tuple[str, ...]) -> PredictedRows:
-        """The rows, whose columns are called so."""
+    def predicted_rows(self) -> PredictedRows:
+        """The rows, to be looked at."""
         if not self._blocks:
-            return PredictedRows({name: [] for name in names}, [], [])
-        x, steps, elapsed_us, log_ratio = (
-            np.concatenate(column)[-ROWS_MAX:] for column in zip(*self._blocks, strict=True)
-        )
-        observed_us = elapsed_us / steps
-        features = dict(zip(names, (x / steps[:, None]).T.tolist(), strict=True))
-        predicted_us = observed_us * np.exp(-log_ratio)
-        return PredictedRows(features, observed_us.tolist(), predicted_us.tolist())
+            return PredictedRows({}, [], [])
+        *features, observed_us, predicted_us = np.concatenate(self._blocks)[-ROWS_MAX:].T.tolist()
+        return PredictedRows(dict(zip(self._names, features, strict=True)), observed_us, predicted_us)

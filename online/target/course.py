@@ -81,14 +81,16 @@ class Course:
             raise StateError("values of another shape than times and names")
         if (np.diff(self.at_ns) <= 0).any() or not self.spacing_ns:
             raise StateError("times do not grow")
+        if np.isinf(self.values).any():
+            raise StateError("values: not finite")
 
     def record(self, at_ns: int, names: Sequence[str], values: Callable[[], Floats]) -> None:
         """Take a point, :func:`course_values`, if the newest one is old enough."""
-        newest_ns = int(self.at_ns[-1]) if len(self.at_ns) else at_ns - self.spacing_ns
-        if abs(at_ns - newest_ns) < self.spacing_ns:
+        since_ns = at_ns - int(self.at_ns[-1]) if len(self.at_ns) else self.spacing_ns
+        if -DAY_NS < since_ns < self.spacing_ns:
             return
         point = values().astype(np.float32)
-        before = slice(0, int(np.searchsorted(self.at_ns, at_ns)))  # all of them, unless the clock was set back
+        before = slice(0, int(np.searchsorted(self.at_ns, at_ns)))  # all of them, but for stamps of a wrong year
         if self.names != [*names]:
             before = slice(0, 0)
             self.names = [*names]

@@ -38,14 +38,13 @@ class StepHistory:
         self._recent = RecentRows()
         self.course = Course()
 
-    def learn(
-        self, view: Design, log_ratio: Floats | None, verdict: Verdict, last_change: tuple[int, float] | None
-    ) -> None:
+    def learn(self, watcher: RlsLearner, view: Design, log_ratio: Floats | None, verdict: Verdict) -> None:
         """Rows, log(y / (x beta F)) of them (n,) if they were predicted, and what was found of the speed."""
         if not self._kept:
             return
         if log_ratio is not None:
-            self._recent.learn(view, log_ratio)
+            self._recent.learn(watcher.features.names, view, log_ratio)
+        last_change = watcher.members.drift.last
         if last_change is not None and verdict in (Verdict.CONFIRMED, Verdict.PREFILL):
             self.course.mark(ChangeKind.SPEED, *last_change)
 
@@ -83,7 +82,7 @@ class HistoryView:
 
     def rows(self) -> PredictedRows:
         """The last rows that were predicted before they were learned, oldest first."""
-        return self._recent.predicted_rows(self.features)
+        return self._recent.predicted_rows()
 
     def course(self) -> list[CoursePoint]:
         """Points in order of time."""

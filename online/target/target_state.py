@@ -175,7 +175,7 @@ class TargetState:
         shaped = None if log_ratio is None else log_ratio - log_factors
         if self.published is not None and watcher is self.models[SHAPED]:
             self.published.learn(view, context, shaped, speed)
-        self.history.learn(view, shaped, speed.verdict, drift.last)
+        self.history.learn(watcher, view, shaped, speed.verdict)
         return speed
 
     def _watcher(self) -> RlsLearner | None:

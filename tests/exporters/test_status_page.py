@@ -315,6 +315,19 @@ def test_what_happened_is_marked_in_every_course(history):
     assert len(marked) == 1 + len(history.features)
 
 
+def test_a_restart_of_the_sidecar_is_marked_where_the_course_goes_on_behind_it(history):
+    course = history.course()
+    started_unix_nano = course[-1].at_ns - 1_000_000_000
+    page = StatusPage(
+        cases.snapshot,
+        registry(),
+        ready=lambda: (True, {}),
+        unix_nano=lambda: started_unix_nano,
+        history_of=lambda _: history,
+    )
+    assert page.answer(Request("/", (), {}, {})).body.decode().count("; sidecar") == 1 + len(history.features)
+
+
 def test_the_time_of_a_typical_step_is_shared_out_among_its_terms():
     means = {"prefill_tokens": 10.0, "decode_context_tokens": 2000.0, "requests": 2.0}
     step = cases.target("step_time")

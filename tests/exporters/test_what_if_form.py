@@ -49,7 +49,7 @@ def test_nobody_asked_so_there_are_forms_and_no_answer():
 
 
 def test_a_plan_is_answered_on_the_page():
-    answer = answer_of(page_of(ONE, "/?prompt=2000&output=300&itl=30ms&ttft=&rate=12&ask=plan"))
+    answer = answer_of(page_of(ONE, "/?filter=llama&prompt=2000&output=300&itl=30ms&ttft=&rate=12&ask=plan"))
     assert answer["fits"] == "35 requests in flight"
     assert answer["because"].startswith("compute")
     assert answer["engines for that rate"] == "4"

@@ -215,7 +215,7 @@ def _by_default(target):
     return msgspec.structs.replace(target, models=models)
 
 
-def learned_history(n=2000):
+def learned_history(n=4000):
     """The history of a configuration that has learned so many steps."""
     bank = Bank(Config(learners=("rls",)))
     bank.learn("c", Target.STEP_TIME, steps(n, 1).rows)

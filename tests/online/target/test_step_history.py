@@ -38,7 +38,7 @@ def test_the_last_rows_stand_beside_what_was_predicted_of_them():
     assert len(rows.observed_us) == len(rows.predicted_us) == ROWS_MAX
     learned_until = 1500 - len(learned(simulated.rows)._configs["c"][STEP].cutter)
     last = slice(learned_until - ROWS_MAX, learned_until)
-    assert rows.observed_us == pytest.approx(simulated.rows.elapsed_us[last])
+    assert rows.observed_us == pytest.approx(simulated.rows.elapsed_us[last], rel=1e-6)
     assert rows.predicted_us == pytest.approx(simulated.truth_us[last], rel=0.05)
     assert rows.features["intercept"] == [1.0] * ROWS_MAX
     assert max(rows.features["requests"]) <= 64
@@ -93,6 +93,22 @@ def test_the_course_and_what_happened_survive_a_restart():
     assert after.rows().observed_us == []
 
 
+def test_after_a_restart_with_other_feature_sets_the_history_is_of_the_new_ones():
+    bank = learned(steps(1500, 2).rows)
+    other = Config(learners=("rls",), feature_sets=("custom",), custom={"step_time": ("prefill_tokens", "requests")})
+    again = Bank(other)
+    assert again.restore(bank.state())
+    course = bank.history("c").view().course()
+    again.learn("c", STEP, steps(600, 3, start_ns=course[-1].at_ns + 1).rows)
+    view = again.history("c").view()
+    assert view.rows().features.keys() >= {"prefill_tokens", "requests"}
+    assert "decode_context_tokens" not in view.rows().features
+    again.learn("c", STEP, steps(3000, 3, start_ns=course[-1].at_ns + 60 * S).rows)
+    view = again.history("c").view()
+    assert view.features == tuple(view.rows().features)
+    assert len(view.course()[-1].coefficient) == len(view.features)
+
+
 def test_a_server_that_came_back_as_another_configuration_goes_on_behind_its_old_course():
     bank = learned(steps(1500, 2).rows)
     old = bank.history("c").view().course()
@@ -134,10 +150,11 @@ def test_the_course_is_bounded_grows_and_reaches_back_a_day(n, apart_ns):
     assert at_ns[0] <= max(times[0], times[-1] - DAY_NS + 4 * SPACING_NS)
 
 
-def test_a_clock_that_was_set_back_and_other_columns_begin_anew():
-    course = filled([100 * S, 200 * S, 300 * S])
-    course.record(150 * S, ["f0", "f1"], lambda: np.zeros(6))
-    assert course.at_ns.tolist() == [100 * S, 150 * S]
+def test_a_point_of_a_wrong_year_and_other_columns_begin_anew_and_clocks_that_differ_do_not():
+    course = filled([100 * S, 200 * S, 3 * DAY_NS])
+    course.record(2 * DAY_NS + 1, ["f0", "f1"], lambda: 1 / 0)
+    course.record(300 * S, ["f0", "f1"], lambda: np.zeros(6))
+    assert course.at_ns.tolist() == [300 * S], "what lies a day before the wrong one had gone"
     course.record(900 * S, ["g"], lambda: np.zeros(4))
     assert (course.at_ns.tolist(), course.names) == ([900 * S], ["g"])
 
@@ -160,7 +177,7 @@ def test_courses_side_by_side_merge_in_either_order_to_the_longer():
     assert one.at_ns.tolist() == first.at_ns.tolist() == [100 * S, 200 * S, 300 * S]
 
 
-@pytest.mark.parametrize(("name", "value"), [("names", ["a"]), ("spacing_ns", 0)])
+@pytest.mark.parametrize(("name", "value"), [("names", ["a"]), ("spacing_ns", 0), ("at_ns", ["<i8", [0], b""])])
 def test_a_course_that_does_not_fit_is_refused(name, value):
     state = with_value(learned(steps(700, 1).rows).state(), "learners", "course", name, value)
     with pytest.raises(StateError):

@@ -24,7 +24,9 @@ from typing import Any
 
 from google.protobuf.internal.encoder import _VarintBytes as varint_bytes
 
+from collector.config.schema import Config
 from tests.bench.bench_ingest import Board, pace, pressure
+from tests.bench.cost_stages import PARSE, measure
 from tests.bench.ingest_load import SERVER_CPU, Server, bare, pinned, send, sidecar, snapshot
 from tests.support.otlp_load import Stream
 
@@ -117,6 +119,16 @@ def steady(board: Board) -> None:
     costs.judge(board, "1,000 steps/s + requests, learners: [rls]", "rls", 0.6)
 
 
+def stages(board: Board) -> None:
+    """The same stream stage by stage, in one process without sockets."""
+    for name, config in (("shipped default", Config()), ("learners: [rls]", Config(learners=("rls",)))):
+        cost = measure(config)
+        parse = cost.pop(PARSE)
+        told = ", ".join(f"{stage} {us:.1f}" for stage, us in cost.items())
+        total = sum(cost.values())
+        board.note(f"{name}: {told}; together {total:.1f} us/step, {total / parse:.2f} of {PARSE} ({parse:.1f})")
+
+
 def sparse(board: Board) -> None:
     """One engine of 100 steps a second."""
     costs = run_in_turn(SPARSE, ("default", (), DEFAULT))
@@ -199,7 +211,7 @@ def engines(board: Board) -> None:
     board.at_most("200,000 steps of 1,000 engines ÷ of 10", costs[1000] / costs[10], 1.3)
 
 
-SECTIONS = {section.__name__: section for section in (steady, sparse, flat_out, memory, replay, engines)}
+SECTIONS = {section.__name__: section for section in (steady, stages, sparse, flat_out, memory, replay, engines)}
 
 
 def main() -> int:

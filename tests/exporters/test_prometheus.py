@@ -267,11 +267,12 @@ def test_a_full_page_gives_up_whole_families_least_important_first():
     assert "tracefit_coefficient" in shown
 
 
-def test_ten_thousand_configurations_cost_a_page_of_bounded_size():
+def test_any_number_of_configurations_costs_a_page_of_bounded_size():
     targets = {"step_time": one_feature_target(coefficient=1.0)}
-    shown = series(cases.snapshot(*(cases.config(f"{i:012x}", targets=targets) for i in range(10_000))))
-    assert len(shown) <= DEFAULT_MAX_SERIES + len(PAGE_FAMILIES)
-    assert shown["tracefit_exposition_series_withheld", frozenset()] > 10_000
+    snapshot = cases.snapshot(*(cases.config(f"{i:012x}", targets=targets) for i in range(1000)))
+    shown = series(snapshot, max_series=DEFAULT_MAX_SERIES // 8)
+    assert len(shown) <= DEFAULT_MAX_SERIES // 8 + len(PAGE_FAMILIES)
+    assert shown["tracefit_exposition_series_withheld", frozenset()] > 1000
 
 
 def test_a_series_is_never_shown_twice():

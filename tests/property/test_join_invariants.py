@@ -209,7 +209,7 @@ def bounded(machine: type[Telling], examples: int) -> type:
     return case
 
 
-TestMixed = bounded(Telling, 20)
+TestMixed = bounded(Telling, 15)
 TestAsynchronous = bounded(TellingAsynchronous, 4)
 
 

@@ -23,9 +23,9 @@ def test_kills_and_bad_disks_lose_nothing_and_repeat_nothing(tmp_path, fsync):
 
 
 def test_a_short_day_is_accounted_for_to_the_last_event(tmp_path):
-    hours, account = soak.run(tmp_path, hours=4, steps=60_000, seed=3, learners="[rls]")
+    hours, account = soak.run(tmp_path, hours=4, steps=24_000, seed=3, learners="[rls]")
     assert len(hours) == 4
-    assert account["steps"] >= 60_000 - 4 * soak.STEPS
+    assert account["steps"] >= 24_000 - 4 * soak.STEPS
 
 
 def test_everybody_at_once_neither_deadlocks_nor_tears_a_snapshot():
@@ -35,7 +35,7 @@ def test_everybody_at_once_neither_deadlocks_nor_tears_a_snapshot():
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=600,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr[-3000:]

@@ -39,7 +39,7 @@ def test_telemetry_of_any_size_is_not():
     assert not is_too_dense(export)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.binary(max_size=200))
 def test_bytes_that_do_not_decode_are_left_to_the_parser(data):
     is_too_dense(bytes(SMALL_BYTES) + data)

@@ -45,7 +45,7 @@ class Receiver:
     def target(self):
         return f"127.0.0.1:{self.port}"
 
-    def wait(self, enough, timeout_s=20.0):
+    def wait(self, enough, timeout_s=100.0):
         """Wait until ``enough(self)`` holds; fails with what there is otherwise."""
         with self._arrived:
             assert self._arrived.wait_for(lambda: enough(self), timeout_s), (

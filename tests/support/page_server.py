@@ -32,16 +32,15 @@ def padded(page: bytes, lines: int) -> bytes:
 
 
 class PageServer:
-    """Serves a recording in real time (times ``speed``), or whatever ``answer`` gives.
+    """Serves a recording in real time, or whatever ``answer`` gives.
 
     ``answer(path, elapsed_s)`` -> (status, headers, body); body None: never answers.
     """
 
-    def __init__(self, answer=None, *, pages=None, speed=1.0, context=None):
+    def __init__(self, answer=None, *, pages=None, context=None):
         self.begin_s = time.monotonic()
         self.asked = []
         self._pages = pages
-        self._speed = speed
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -53,7 +52,7 @@ class PageServer:
                 server.asked.append((self.path, dict(self.headers)))
                 status, headers, body = (answer or server.recorded)(self.path, elapsed_s)
                 if body is None:
-                    time.sleep(30)
+                    time.sleep(300)
                     return
                 self.send_response(status)
                 for name, value in headers.items():
@@ -93,8 +92,7 @@ class PageServer:
 
     def recorded(self, _path, elapsed_s):
         pages = self._pages
-        at_s = elapsed_s * self._speed
-        page = next((page for when, page in reversed(pages) if when <= at_s), pages[0][1])
+        page = next((page for when, page in reversed(pages) if when <= elapsed_s), pages[0][1])
         return 200, {"Content-Type": "text/plain"}, page
 
     def close(self):

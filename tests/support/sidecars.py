@@ -32,7 +32,7 @@ class CountingProcessor:
         self.learned_rows = 0
 
     def process(self, exports) -> None:
-        self.gate.wait(30)
+        self.gate.wait(300)
         self.batches.append(tuple(exports))
         if self.error is not None:
             raise self.error
@@ -87,7 +87,7 @@ def running_sidecar(directory: Path, **overrides: str) -> Iterator[Sidecar]:
         sidecar.stop()
 
 
-def call_export(port: int, payload: bytes, *, timeout_s: float = 20, compression=None, wait=True) -> bytes:
+def call_export(port: int, payload: bytes, *, timeout_s: float = 100, compression=None, wait=True) -> bytes:
     """One raw call; grpc.RpcError tells the status."""
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         return channel.unary_unary(METHOD)(payload, timeout=timeout_s, compression=compression, wait_for_ready=wait)
@@ -95,7 +95,7 @@ def call_export(port: int, payload: bytes, *, timeout_s: float = 20, compression
 
 def get(port: int, path: str) -> bytes:
     response: HTTPResponse
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as response:
         return response.read()
 
 

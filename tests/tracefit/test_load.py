@@ -4,7 +4,6 @@ import contextlib
 import json
 import socket
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -224,7 +223,7 @@ def test_a_file_larger_than_any_snapshot(tmp_path):
 )
 def test_what_a_server_does_wrong_is_said_with_its_url(answer, why):
     with serving(answer) as (_, url):
-        message = refused(url, timeout_s=5)
+        message = refused(url, timeout_s=60)
     assert why in message
     assert "http://" in message or "file://" in message
 
@@ -242,32 +241,32 @@ def test_a_server_that_never_stops_sending_is_cut_off(monkeypatch):
         assert "more than 1 MiB" in refused(url)
 
 
-def silent(_page):
-    time.sleep(3)
+def silent(_page, left):
+    left.wait()
 
 
-def dripping(page):
+def dripping(page, left):
     with contextlib.suppress(OSError):
         page.wfile.write(b"HTTP/1.1 200 OK\r\n")
-        for _ in range(60):
+        while not left.wait(0.05):
             page.wfile.write(b"A: b\r\n")
-            time.sleep(0.05)
 
 
-def dripping_body(page):
+def dripping_body(page, left):
     page.send(body=b"[", Content_Length=None)
     with contextlib.suppress(OSError):
-        for _ in range(60):
+        while not left.wait(0.05):
             page.wfile.write(b" ")
-            time.sleep(0.05)
 
 
 @pytest.mark.parametrize("answer", [silent, dripping, dripping_body])
-def test_a_server_that_hangs_or_drips_is_left_in_time(answer):
-    with serving(answer) as (_, url):
-        began = time.monotonic()
-        assert "did not answer within" in refused(url, timeout_s=0.4)
-        assert time.monotonic() - began < 1.5
+def test_a_server_that_hangs_or_drips_is_left_although_it_never_ends(answer):
+    left = threading.Event()
+    with serving(lambda page: answer(page, left)) as (_, url):
+        try:
+            assert "did not answer within" in refused(url, timeout_s=0.4)
+        finally:
+            left.set()
 
 
 def test_nobody_listens():

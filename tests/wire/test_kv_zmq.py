@@ -23,7 +23,7 @@ from tests.support.kv_batches import payload, stored
 
 zmq = pytest.importorskip("zmq")
 
-DEADLINE_S = 20.0
+DEADLINE_S = 100.0
 
 
 def until(condition):

@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 from collector.config import GrpcConfig
 from collector.receive.admission import AdmissionQueue
 from collector.receive.intake import Intake
+from collector.receive.otlp import otlp_grpc
 from collector.receive.otlp.otlp_grpc import SERVICE, OtlpGrpcReceiver
 from collector.receive.otlp.way_in import WayIn
 from collector.runtime.clock import SystemClock
@@ -139,23 +140,24 @@ def test_a_waiting_export_enters_as_soon_as_there_is_room():
         eventually(lambda: receiver.count(RECEIVED_SPANS) == 1)
         assert not answers
         receiver.queue.done(receiver.queue.take(MIB, 0).size_bytes)
-        caller.join(10)
+        caller.join(60)
         assert answers == [CODE.OK]
     finally:
         receiver.server.stop()
 
 
-def test_a_waiting_export_hears_the_reason_before_its_own_deadline():
-    receiver = Receiver(wait_s=8)
+def test_a_waiting_export_hears_the_reason_before_its_own_deadline(monkeypatch):
+    monkeypatch.setattr(otlp_grpc, "DEADLINE_MARGIN_S", 59.0)  # half a second is short on a busy machine
+    receiver = Receiver(wait_s=100)
     try:
         receiver.fill()
-        assert status_of(receiver.port, ONE, timeout_s=1.5)[0] is CODE.RESOURCE_EXHAUSTED
+        assert status_of(receiver.port, ONE, timeout_s=60)[0] is CODE.RESOURCE_EXHAUSTED
     finally:
         receiver.server.stop()
 
 
 def test_with_six_of_eight_handlers_waiting_health_and_empty_calls_still_get_through():
-    receiver = Receiver(wait_s=8)
+    receiver = Receiver(wait_s=60)
     try:
         receiver.fill()
         callers = [threading.Thread(target=status_of, args=(receiver.port, ONE)) for _ in range(6)]
@@ -166,7 +168,7 @@ def test_with_six_of_eight_handlers_waiting_health_and_empty_calls_still_get_thr
         assert status_of(receiver.port, ONE)[0] is CODE.RESOURCE_EXHAUSTED, "a seventh does not wait"
         receiver.queue.close()
         for caller in callers:
-            caller.join(10)
+            caller.join(60)
         assert receiver.count(REFUSED_SPANS, "shutting_down") == 6
     finally:
         receiver.server.stop()
@@ -221,7 +223,7 @@ def test_an_export_beyond_the_old_four_mebibytes_is_accepted():
 )
 def test_other_signals_are_unimplemented(receiver, method):
     with grpc.insecure_channel(f"127.0.0.1:{receiver.port}") as channel, pytest.raises(grpc.RpcError) as caught:
-        channel.unary_unary(method)(b"", timeout=10)
+        channel.unary_unary(method)(b"", timeout=100)
     assert caught.value.code() is CODE.UNIMPLEMENTED
 
 
@@ -229,12 +231,12 @@ def test_health_serves_until_the_stop_begins(receiver):
     with grpc.insecure_channel(f"127.0.0.1:{receiver.port}") as channel:
         health = health_pb2_grpc.HealthStub(channel)
         for service in ("", SERVICE):
-            reply = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+            reply = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=100)
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
         with pytest.raises(grpc.RpcError) as caught:
-            health.Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=10)
+            health.Check(health_pb2.HealthCheckRequest(service="nobody"), timeout=100)
         assert caught.value.code() is CODE.NOT_FOUND
-        watch = health.Watch(health_pb2.HealthCheckRequest(service=""), timeout=20)
+        watch = health.Watch(health_pb2.HealthCheckRequest(service=""), timeout=100)
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
         receiver.server.stop()
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
@@ -256,7 +258,7 @@ def test_calls_at_once_from_many_connections_are_all_counted(receiver):
     for caller in callers:
         caller.start()
     for caller in callers:
-        caller.join(20)
+        caller.join(60)
     assert receiver.count(ACCEPTED_SPANS) == receiver.count(RECEIVED_SPANS) == len(callers)
     batch = receiver.queue.take(64 * MIB, 0)
     assert len(batch.items) == len(callers)

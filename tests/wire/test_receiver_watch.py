@@ -47,7 +47,7 @@ class Hang:
 
     def has_caught(self, count=1):
         for _ in range(count):
-            assert self.entered.acquire(timeout=20)
+            assert self.entered.acquire(timeout=100)
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_a_grpc_receiver_whose_handlers_all_hang_is_not_alive(sidecar, clock, ha
         only_late(sidecar, GRPC_NAME)
         hang.over.set()
         eventually(lambda: alive(sidecar) == (200, []))
-        assert all(call.exception(timeout=20) is None for call in calls)
+        assert all(call.exception(timeout=100) is None for call in calls)
 
 
 def test_a_grpc_receiver_whose_serving_thread_has_ended_is_not_alive(sidecar, clock, monkeypatch):

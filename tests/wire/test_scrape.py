@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from tests.support.clocks import eventually
 from tests.support.page_server import PageServer, recorded_pages
 from tests.support.sidecars import get, metric, running_sidecar
@@ -10,10 +12,14 @@ from tests.support.sidecars import get, metric, running_sidecar
 def test_a_server_with_nothing_set_is_learned_from_by_its_page_alone(tmp_path):
     others = {"/version": b'{"version": "0.32.0"}', "/v1/models": b'{"data": [{"id": "tiny", "max_model_len": 2048}]}'}
 
-    def answer(path, elapsed_s):
-        return (200, {}, others[path]) if path in others else server.recorded(path, elapsed_s)
+    pages = [page for _, page in recorded_pages()]
+    asked = itertools.count()
 
-    with PageServer(answer, pages=recorded_pages(), speed=20.0) as server:
+    def answer(path, _):
+        """Every question for the page gets the next of the recording, however long the last answer took."""
+        return (200, {}, others[path] if path in others else pages[min(next(asked), len(pages) - 1)])
+
+    with PageServer(answer) as server:
         scrape = {
             "RECEIVERS__SCRAPE__ENDPOINTS": f"[{{url: '{server.url}'}}]",
             "RECEIVERS__SCRAPE__INTERVAL_S": "0.05",
@@ -27,7 +33,7 @@ def test_a_server_with_nothing_set_is_learned_from_by_its_page_alone(tmp_path):
                 targets = snapshot.configs[0].targets if snapshot is not None and snapshot.configs else {}
                 return "step_time" in targets and targets["step_time"].models["portable"].rows >= 60
 
-            eventually(learned, 30.0)
+            eventually(learned)
             (config,) = sidecar.snapshot().configs
             assert config.telemetry == "metrics"
             assert config.config["model"] == "tiny"
@@ -35,6 +41,6 @@ def test_a_server_with_nothing_set_is_learned_from_by_its_page_alone(tmp_path):
             assert 12_000 < intercept.coefficient < 22_000
             assert metric(sidecar.http_port, 'tracefit_scrape_pages_total{outcome="taken"}') > 60
             assert metric(sidecar.http_port, "tracefit_scrape_servers") == 1
-            eventually(lambda: sidecar.snapshot().configs[0].config.get("vllm_version") == "0.32.0", 10.0)
+            eventually(lambda: sidecar.snapshot().configs[0].config.get("vllm_version") == "0.32.0")
             assert sidecar.snapshot().configs[0].config["max_model_len"] == 2048
             assert b"metrics" in get(sidecar.http_port, "/")

@@ -39,7 +39,7 @@ def grpc_code(port, *, metadata=(), credentials=None, payload=ONE):
     channel = grpc.secure_channel(target, credentials) if credentials else grpc.insecure_channel(target)
     with channel:
         try:
-            channel.unary_unary(METHOD)(payload, timeout=10, metadata=metadata)
+            channel.unary_unary(METHOD)(payload, timeout=100, metadata=metadata)
         except grpc.RpcError as error:
             return error.code()
     return CODE.OK
@@ -47,7 +47,7 @@ def grpc_code(port, *, metadata=(), credentials=None, payload=ONE):
 
 def http_status(port, *, headers=(), context=None):
     kind = http.client.HTTPSConnection if context else http.client.HTTPConnection
-    connection = kind("127.0.0.1", port, timeout=10, **({"context": context} if context else {}))
+    connection = kind("127.0.0.1", port, timeout=100, **({"context": context} if context else {}))
     with contextlib.closing(connection):
         connection.request("POST", "/v1/traces", ONE, {"Content-Type": CONTENT_TYPE, **dict(headers)})
         return connection.getresponse().status
@@ -56,7 +56,7 @@ def http_status(port, *, headers=(), context=None):
 def page_status(port, path, headers=()):
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=dict(headers))
     try:
-        with urllib.request.urlopen(request, timeout=10) as reply:
+        with urllib.request.urlopen(request, timeout=100) as reply:
             return reply.status
     except urllib.error.HTTPError as error:
         return error.code
@@ -191,7 +191,7 @@ def test_what_requests_say_is_nowhere_but_in_the_join_window(tmp_path, caplog):
     with caplog.at_level("DEBUG"), running_sidecar(tmp_path) as sidecar:
         assert grpc_code(sidecar.grpc_port, payload=export.SerializeToString()) is CODE.OK
         eventually(lambda: sidecar.queue.in_flight_bytes == 0)
-        metrics = urllib.request.urlopen(f"http://127.0.0.1:{sidecar.http_port}/metrics", timeout=10).read().decode()
+        metrics = urllib.request.urlopen(f"http://127.0.0.1:{sidecar.http_port}/metrics", timeout=100).read().decode()
         sidecar.stop()
         files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
         told = [metrics.encode(), caplog.text.encode(), *files]

@@ -64,7 +64,7 @@ def test_only_so_many_wait_and_the_next_is_refused_at_once():
     assert queue.put("third", 1).reason is Outcome.QUEUE_FULL
     queue.done(queue.take(CAPACITY, 0).size_bytes)
     for waiter in waiters:
-        waiter.join(10)
+        waiter.join(60)
     assert results == [None, None]
 
 
@@ -76,7 +76,7 @@ def test_closing_tells_those_who_wait_and_lets_the_rest_be_taken():
     waiter.start()
     eventually(lambda: queue._waiters == 1)
     queue.close()
-    waiter.join(10)
+    waiter.join(60)
     assert results == [Refused(Outcome.SHUTTING_DOWN)]
     assert queue.put("later", 1) == Refused(Outcome.SHUTTING_DOWN)
     assert not queue.exhausted

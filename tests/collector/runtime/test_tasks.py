@@ -47,7 +47,7 @@ def test_turns_follow_each_other_until_the_stop():
 def test_a_turn_may_be_the_last():
     task = Task("once", Turns(None))
     task.start()
-    assert task.join(10)
+    assert task.join(60)
     assert not task.died
 
 
@@ -76,7 +76,7 @@ def test_a_turn_that_hangs_makes_it_late_by_its_name_and_the_next_one_mends_that
     assert health.late() == ("stuck",)
     assert not task.stop(0), "the turn under way goes on"
     gate.set()
-    assert task.join(10)
+    assert task.join(60)
     assert health.alive(), "who ended as it should is not late"
 
 
@@ -107,7 +107,7 @@ def test_a_turn_that_raises_ends_the_task_tells_and_leaves_it_late(health, clock
     deaths = []
     task = Task("mortal", lambda: 1 / 0, health=health, turn_timeout_s=5, on_death=lambda: deaths.append(1))
     task.start()
-    assert task.join(10)
+    assert task.join(60)
     assert (task.died, deaths) == (True, [1])
     assert "mortal died" in caplog.text
     clock.advance(6)

@@ -119,7 +119,7 @@ def test_a_worker_that_cannot_finish_in_time_says_what_it_has_not_learned_from(t
     assert not house.worker.stop()
     assert "7 spans not learned from, 0 learned from and in no state" in caplog.text
     house.processor.gate.set()
-    assert house.worker._task.join(10)
+    assert house.worker._task.join(60)
     assert len(house.processor.batches) == 1, "the rest is left"
 
 
@@ -134,7 +134,7 @@ def test_a_last_state_that_takes_too_long_counts_what_is_in_no_state(tmp_path, m
     assert not house.worker.stop()
     assert "0 spans not learned from, 5 learned from and in no state" in caplog.text
     gate.set()
-    assert house.worker._task.join(10)
+    assert house.worker._task.join(60)
 
 
 def test_a_stop_leaves_the_last_state_and_generation_the_time_that_they_took_before():

@@ -12,21 +12,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.paths import DATA, ROOT
+from tests.support.paths import DATA
 
 settings.register_profile("untimed", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("untimed")  # how long an example takes depends on who else uses the machine
-
-
-UNTRACED = tuple(ROOT / "tests" / name for name in ("fuzz", "property", "torture"))
-"""What goes over the same lines hundreds of times; other tests cover them, and tracing nearly doubles the time."""
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Coverage pauses for whatever runs many examples."""
-    examples = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
-    if examples or any(item.path.is_relative_to(directory) for directory in UNTRACED):
-        item.add_marker(pytest.mark.no_cover)
 
 
 @pytest.fixture

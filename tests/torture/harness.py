@@ -59,9 +59,13 @@ class Report(NamedTuple):
     ready_s: float
 
 
+NOT_FOR_VICTIMS = ("TRACEFIT_", "COVERAGE_")
+"""Coverage, because one that is killed while it writes leaves a data file that cannot be read."""
+
+
 def environment(directory, *, fsync=False, **changes):
     return {
-        **{key: value for key, value in os.environ.items() if not key.startswith("TRACEFIT_")},
+        **{key: value for key, value in os.environ.items() if not key.startswith(NOT_FOR_VICTIMS)},
         "PYTHONPATH": str(ROOT),
         "TRACEFIT_RECEIVERS__GRPC__ENDPOINT": "127.0.0.1:0",
         "TRACEFIT_RECEIVERS__HTTP__ENABLED": "false",

@@ -307,6 +307,7 @@ class Sidecar:
         problems = {
             "config_problem": self._config_problem(),
             "engines_problem": self._engines_problem(),
+            "configs_problem": self._configs_problem(),
             "memory_problem": self._memory.problem,
         }
         named = {name: problem for name, problem in problems.items() if problem}
@@ -316,6 +317,12 @@ class Sidecar:
         refused = int(self.metrics.value(table.ENGINES_REFUSED))
         held = self.config.join.engines_max
         return f"{refused} engines have no place beside {held} others: raise join.engines_max" if refused else ""
+
+    def _configs_problem(self) -> str:
+        refused, held = int(self.metrics.value(table.CONFIGS_REFUSED)), self.config.bank.configs_max
+        return (
+            f"{refused} configurations are not learned beside {held} others: raise bank.configs_max" if refused else ""
+        )
 
 
 def run(loaded: Loaded, clock: Clock, stop: Stop, source: ConfigSource | None = None) -> bool:

@@ -29,7 +29,7 @@ from online.target import (
     feature_set,
     merge_target,
 )
-from online.transfer import Donor, DonorPool, Priors, donor_of, priors_of
+from online.transfer import ConfigPlaces, Donor, DonorPool, Priors, donor_of, priors_of
 
 from .rows import Lane, RowBlock, RowOutcome, Target
 from .snapshot import TargetSnapshot
@@ -57,7 +57,7 @@ class Bank:
 
     Attributes:
         learned_rows: rows learned since the bank was made or restored; a new generation is worth making when it moves.
-        evictions: configurations forgotten to keep the bound.
+        places: who is learned, and who found no place.
         lineages: by configuration, the engines it has learned from.
     """
 
@@ -65,7 +65,7 @@ class Bank:
         check_settings(settings)
         self.settings = settings
         self.learned_rows = 0
-        self.evictions = 0
+        self.places = ConfigPlaces(settings.bank.configs_max)
         self._configs: OrderedDict[str, dict[Target, TargetState]] = OrderedDict()
         self._facts: dict[str, dict[str, Fact]] = {}
         self._priors: dict[str, Priors] = {}
@@ -88,6 +88,12 @@ class Bank:
         """
         if not len(rows):
             return Counter()
+        if config_id not in self._configs:
+            gone = self.places.offer(config_id, int(rows.end_ns.max()), self._configs)
+            if gone is None:
+                return Counter({RowOutcome.NO_PLACE: len(rows)})
+            if gone != config_id:
+                self.drop(gone)
         outcome = self._target(config_id, target).learn(rows, quick=lane is Lane.QUICK)
         self.learned_rows += outcome[RowOutcome.LEARNED]
         for number, engine in engines.items() if lane is Lane.PUBLISHED and engines else ():
@@ -95,13 +101,8 @@ class Bank:
         return outcome
 
     def _target(self, config_id: str, target: Target) -> TargetState:
-        if config_id not in self._configs:
-            while len(self._configs) >= self.settings.bank.configs_max:
-                self.drop(next(iter(self._configs)))
-                self.evictions += 1
-            self._configs[config_id] = {}
+        targets = self._configs.setdefault(config_id, {})
         self._configs.move_to_end(config_id)
-        targets = self._configs[config_id]
         if target not in targets:
             targets[target] = TargetState(target, self.settings)
             self._offer(config_id, targets[target])
@@ -260,11 +261,10 @@ class Bank:
         fresh._facts, fresh._priors = state.facts, state.priors
         skipped = []
         try:
-            for config_id, targets in state.targets.items():
+            for config_id, targets in [*state.targets.items()][-self.settings.bank.configs_max :]:
                 for target, kept in targets.items():
-                    skipped += [
-                        f"{config_id}/{target}/{name}" for name in fresh._target(config_id, target).restore(kept)
-                    ]
+                    left_out = fresh._target(config_id, target).restore(kept)
+                    skipped += [f"{config_id}/{target}/{name}" for name in left_out]
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise error if isinstance(error, StateError) else StateError(f"state does not fit: {error!r}") from error
         self._configs, self._facts, self._priors = fresh._configs, fresh._facts, fresh._priors

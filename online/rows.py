@@ -124,6 +124,8 @@ class RowOutcome(enum.StrEnum):
     OUT_OF_RANGE = "out_of_range"
     UNKNOWN_FEATURE = "unknown_feature"
     QUARANTINED = "quarantined"
+    NO_PLACE = "no_place"
+    """Of a configuration beyond ``bank.configs_max``."""
 
 
 class CorrectionOutcome(enum.StrEnum):

@@ -267,7 +267,12 @@ LEARNING_STALLED = Metric(
 )
 QUARANTINES = Metric("quarantines", _C, "configs", "Configurations put aside because their learner raised.")
 QUARANTINED = Metric("quarantined_configs", _G, "configs", "Configurations put aside now.")
-EVICTIONS = Metric("configs_evicted", _C, "configs", "Configurations forgotten because bank.configs_max was reached.")
+EVICTIONS = Metric(
+    "configs_evicted", _C, "configs", "Configurations silent for an hour that made room for others (bank.configs_max)."
+)
+CONFIGS_REFUSED = Metric(
+    "configs_refused", _G, "configs", "Configurations not learned, because bank.configs_max others are alive."
+)
 CONFIGS_CAPACITY = Metric("configs_capacity", _G, "configs", "Most configurations that are learned at a time.")
 CONFIG_RELOADS = Metric(
     "config_reloads",

@@ -157,7 +157,7 @@ class Pipeline:
 
     def settle(self, config_id: str, keys: Collection[Key]) -> int:
         """Publish a configuration as if these emitters had ended; the rows that this adds. The state waits on."""
-        if self._quarantine.reason(config_id):
+        if self._quarantine.reason(config_id) or config_id in self._bank.places.refused:
             return 0
         part = Pipeline(self._settings, self._version, self.joiner.knowledge)
         part._correlator.joiner = self.joiner.part(config_id, keys)
@@ -210,8 +210,9 @@ class Pipeline:
         counts.merge(self.joiner.take_counts())
         counts[table.QUARANTINES] += self._quarantine.take_new()
         counts[table.QUARANTINED] = len(self._quarantine)
-        counts[table.EVICTIONS] += self._bank.evictions - self._evictions
-        self._evictions = self._bank.evictions
+        counts[table.EVICTIONS] += self._bank.places.evictions - self._evictions
+        self._evictions = self._bank.places.evictions
+        counts[table.CONFIGS_REFUSED] = len(self._bank.places.refused)
         return counts
 
     def _apply(self, event: Event) -> None:

@@ -40,6 +40,7 @@ from collector.config import (
     ScrapeConfig,
     ScrapeEndpoint,
 )
+from collector.config.schema import BankConfig
 from collector.decode.kv import count_batch, read_frames
 from collector.decode.kv.messages import read_payload
 from collector.decode.pages import EngineReading, Flavour, Meaning
@@ -386,7 +387,12 @@ def rows_of_a_replay() -> Reached:
             pipeline.process([export])
         pipeline.flush()
         out += labels_of(pipeline.take_counts())
-    return out
+    full = new_pipeline(bank=BankConfig(configs_max=1))
+    for number, instance in enumerate(("first", "newcomer")):
+        request = make_export(steps_per_span=200, first_step=1 + 1000 * number, instance=instance)
+        full.process([Export(request.SerializeToString(), "peer", "grpc", 1)])
+    full.flush()
+    return out + labels_of(full.take_counts())
 
 
 # --- KV events --------------------------------------------------------------------------------------------------------

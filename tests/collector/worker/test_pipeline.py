@@ -175,13 +175,22 @@ def test_the_quality_of_the_telemetry_is_told(steps):
     assert found["intercept"] == pytest.approx(7000, rel=2e-2)
 
 
-def test_forgotten_configurations_are_counted_once():
+def test_configurations_beyond_the_bound_are_counted_and_those_that_were_silent_for_an_hour_are_forgotten_once():
     pipeline = make_pipeline(Config(bank=BankConfig(configs_max=1), learners=("rls",)))
-    for number in range(3):
-        request = make_export(steps_per_span=200, first_step=1 + 1000 * number, instance=f"engine-{number}")
+    for number, instance in enumerate(("first", "newcomer", "first")):
+        request = make_export(steps_per_span=200, first_step=1 + 1000 * number, instance=instance)
         pipeline.process([Export(request.SerializeToString(), "peer", "grpc", 1)])
     pipeline.flush()
-    assert pipeline.take_counts()[table.EVICTIONS] >= 2
+    counts = pipeline.take_counts()
+    assert (counts[table.EVICTIONS], counts[table.CONFIGS_REFUSED]) == (0, 1)
+    assert counts[table.ROWS, Target.STEP_TIME, RowOutcome.NO_PLACE] > 100
+    learned = counts[table.ROWS, Target.STEP_TIME, RowOutcome.LEARNED]
+    request = make_export(steps_per_span=200, first_step=10**6, instance="newcomer")
+    pipeline.process([Export(request.SerializeToString(), "peer", "grpc", 1)])
+    pipeline.flush()
+    counts = pipeline.take_counts()
+    assert learned > 0
+    assert (counts[table.EVICTIONS], counts[table.CONFIGS_REFUSED]) == (1, 0)
     assert pipeline.take_counts()[table.EVICTIONS] == 0
 
 

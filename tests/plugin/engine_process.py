@@ -1,6 +1,8 @@
 """A stand-in for vLLM's processes: loads the general plugins as vLLM does, then runs engines.
 
-    python engine_process.py spawn|fork|dp|api [requests]
+    python engine_process.py spawn|fork|dp|serve|api
+
+``serve``: two data-parallel ranks with as many steps as coefficients take.
 
 The scheduler's module comes from a fake ``vllm`` package on the path; the plugin, from its unpacked distribution.
 """
@@ -20,7 +22,7 @@ def load_general_plugins():
         entry_point.load()()
 
 
-def engine(rank, ranks, load, requests):
+def engine(rank, ranks, load, requests, steps=9):
     if load:
         load_general_plugins()
     from fakes import Request, drive, vllm_config
@@ -29,7 +31,7 @@ def engine(rank, ranks, load, requests):
     scheduler = Scheduler(config=vllm_config(rank=rank, ranks=ranks))
     for number in range(requests):
         scheduler.add_request(Request(f"rank{rank}-{number}", 20, 3))
-    drive(scheduler, 9)
+    drive(scheduler, steps)
     wait_until_sent()  # grpc is imported and connected: what follows is a matter of milliseconds
     drive(scheduler, 1)
 
@@ -79,7 +81,8 @@ def main(mode, requests):
         load_general_plugins()  # the parent's; vLLM's flag keeps the child from loading again
         jobs = [("fork", (0, 1, False, requests))]
     else:
-        jobs = [("spawn", (rank, 2, True, requests)) for rank in (0, 1)]
+        more = (200, 1200) if mode == "serve" else (requests,)
+        jobs = [("spawn", (rank, 2, True, *more)) for rank in (0, 1)]
     processes = [multiprocessing.get_context(method).Process(target=engine, args=args) for method, args in jobs]
     for process in processes:
         process.start()

@@ -9,11 +9,14 @@ import sys
 import tomllib
 from collections import Counter, defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.plugin.conftest import PLUGIN
 from tests.plugin.receiver import attributes
+from tests.support.clocks import eventually
+from tests.support.sidecars import get, running_sidecar
 
 HERE = Path(__file__).parent
 PROJECT = tomllib.loads((PLUGIN / "pyproject.toml").read_text())["project"]
@@ -86,6 +89,23 @@ def test_two_data_parallel_ranks_are_two_instances_with_steps_of_their_own(unpac
     resources = {r["service.instance.id"]: r for r in receiver.resources()}
     assert [resources[f"pod-1/dp{rank}"]["vllm.data_parallel_rank"] for rank in (0, 1)] == [0, 1]
     assert {r["hw.gpu.name"] for r in resources.values()} == {"H100"}
+
+
+def test_two_data_parallel_ranks_under_a_users_id_are_both_learned_from(unpacked, tmp_path):
+    """The real plugin in spawned engine cores, real gRPC, a real sidecar and its page."""
+    with running_sidecar(tmp_path / "sidecar", JOIN__GRACE_S="1", JOIN__WINDOW_S="2") as sidecar:
+        target = SimpleNamespace(target=f"127.0.0.1:{sidecar.grpc_port}")
+        run(unpacked, target, "serve", OTEL_RESOURCE_ATTRIBUTES="service.instance.id=pod-1,vllm.model=m")
+        eventually(lambda: get(sidecar.http_port, "/").count(b"<li><code>pod-1/dp") == 2, 30)
+        page = get(sidecar.http_port, "/").decode()
+    assert "<li><code>pod-1/dp0</code>" in page
+    assert "<li><code>pod-1/dp1</code>" in page
+    rows = {}
+    for lineage in sidecar.pipeline.flushed()._bank.lineages.values():
+        for engine, spans in lineage.engines.items():
+            rows[engine] = rows.get(engine, 0) + sum(count for *_, count in spans)
+    assert rows.keys() == {"pod-1/dp0", "pod-1/dp1"}
+    assert min(rows.values()) > 100
 
 
 def test_a_process_without_an_engine_pays_nothing_and_sends_nothing(unpacked, receiver):

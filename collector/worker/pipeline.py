@@ -81,8 +81,13 @@ class Pipeline:
 
     @property
     def learned_rows(self) -> int:
-        """Rows learned so far, those of silent engines included; more of them make a new generation due."""
+        """Rows learned so far, those of silent engines included."""
         return self._bank.learned_rows + self._settled.rows
+
+    @property
+    def revision(self) -> tuple[int, int]:
+        """Rows learned and emitters heard of: an engine may come after its configuration's last row."""
+        return self.learned_rows, len(self.joiner.emitters)
 
     @property
     def joiner(self) -> Joiner:

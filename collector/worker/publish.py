@@ -26,8 +26,8 @@ class SnapshotSource(Protocol):
     """What the publisher needs of the pipeline."""
 
     @property
-    def learned_rows(self) -> int:
-        """Rows learned so far; a change is what makes a new generation."""
+    def revision(self) -> tuple[int, int]:
+        """Rows learned and emitters heard of so far; a change of either makes a new generation, once there are rows."""
         ...
 
     def snapshot(self, now_unix_nano: int, generation: int) -> Snapshot:
@@ -53,7 +53,7 @@ class Publisher:
         self._metrics = metrics
         self._clock = clock
         self._interval_ns = int(interval_s * 1e9)
-        self._published_rows = 0
+        self._published_revision: tuple[int, int] = (0, 0)
         self._published_ns: int | None = None
         self._generation = 0
         self._current: Snapshot | None = None
@@ -83,8 +83,8 @@ class Publisher:
         try:
             # the last generation also tells what still waited for its other half; the state itself stays as it is
             source = self._source.flushed() if final else self._source
-            rows = source.learned_rows
-            if rows == self._published_rows:
+            revision = source.revision
+            if revision == self._published_revision or revision[0] == 0:
                 return
             self._published_ns = now_ns
             self._current = source.snapshot(self._clock.unix_nano(), self._generation + 1)
@@ -93,7 +93,7 @@ class Publisher:
             _log.exception("snapshot could not be made")
             return
         self._generation += 1
-        self._published_rows = rows
+        self._published_revision = revision
 
 
 class SnapshotWriter:

@@ -96,7 +96,7 @@ def test_two_data_parallel_ranks_under_a_users_id_are_both_learned_from(unpacked
     with running_sidecar(tmp_path / "sidecar", JOIN__GRACE_S="1", JOIN__WINDOW_S="2") as sidecar:
         target = SimpleNamespace(target=f"127.0.0.1:{sidecar.grpc_port}")
         run(unpacked, target, "serve", OTEL_RESOURCE_ATTRIBUTES="service.instance.id=pod-1,vllm.model=m")
-        eventually(lambda: get(sidecar.http_port, "/").count(b"<li><code>pod-1/dp") == 2, 30)
+        eventually(lambda: get(sidecar.http_port, "/").count(b"<li><code>pod-1/dp") == 2)
         page = get(sidecar.http_port, "/").decode()
     assert "<li><code>pod-1/dp0</code>" in page
     assert "<li><code>pod-1/dp1</code>" in page

@@ -30,6 +30,7 @@ class CountingProcessor:
         self.gate.set()
         self.error: Exception | None = None
         self.learned_rows = 0
+        self.engines = 0
 
     def process(self, exports) -> None:
         self.gate.wait(300)
@@ -37,6 +38,10 @@ class CountingProcessor:
         if self.error is not None:
             raise self.error
         self.learned_rows += sum(export.spans for export in exports)
+
+    @property
+    def revision(self) -> tuple[int, int]:
+        return self.learned_rows, self.engines
 
     def take_counts(self) -> Counts:
         return Counts()

@@ -176,6 +176,9 @@ def test_a_generation_is_made_only_when_something_was_learned_and_not_too_often(
     house.clock.advance(1)
     house.worker.step(0)
     assert house.publisher.current().generation == 2, "nothing new was learned"
+    house.processor.engines = 1
+    house.publisher.tick()
+    assert house.publisher.current().generation == 3, "an engine came after the last row of its configuration"
 
 
 def test_the_last_generation_does_not_wait_for_the_interval(house):

@@ -89,7 +89,9 @@ class Course:
         since_ns = at_ns - int(self.at_ns[-1]) if len(self.at_ns) else self.spacing_ns
         if -DAY_NS < since_ns < self.spacing_ns:
             return
-        point = values().astype(np.float32)
+        with np.errstate(over="ignore"):
+            point = values().astype(np.float32)
+        point[np.isinf(point)] = np.nan  # beyond 3e38 nothing is shown, and no state would be read back
         before = slice(0, int(np.searchsorted(self.at_ns, at_ns)))  # all of them, but for stamps of a wrong year
         if self.names != [*names]:
             before = slice(0, 0)

@@ -109,7 +109,7 @@ def _sealed(body):
 
 
 def _finite(value, name=""):
-    """No number that is not finite; ``x`` of waiting rows may hold NaN where a set does not know a row."""
+    """No number that is not finite; NaN is what is not known of waiting rows (``x``) and of courses (``values``)."""
     if hasattr(value, "STATE"):
         return all(_finite(getattr(value, each), each) for each in value.STATE.hints)
     if isinstance(value, dict):
@@ -117,7 +117,7 @@ def _finite(value, name=""):
     if isinstance(value, list | tuple):
         return all(map(_finite, value))
     if isinstance(value, np.ndarray) and value.dtype.kind == "f":
-        return name == "sd" or not (np.isinf(value).any() or (np.isnan(value).any() and name != "x"))
+        return name == "sd" or not (np.isinf(value).any() or (np.isnan(value).any() and name not in {"x", "values"}))
     return not isinstance(value, float) or math.isfinite(value)
 
 

@@ -182,3 +182,11 @@ def test_a_course_that_does_not_fit_is_refused(name, value):
     state = with_value(learned(steps(700, 1).rows).state(), "learners", "course", name, value)
     with pytest.raises(StateError):
         Bank(RLS).restore(state)
+
+
+def test_what_no_point_can_hold_is_unknown_and_the_state_reads_back():
+    course = Course()
+    course.record(S, ["a"], lambda: np.array([1.0, np.inf, 1e300, np.nan]))
+    assert course.values[0, 0] == 1.0
+    assert np.isnan(course.values[0, 1:]).all()
+    course.restored()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -250,7 +251,7 @@ NO_RECORDING = "neither length-delimited OTLP traces nor lines of OTLP/JSON, KV 
         (b"", NO_RECORDING),
         (b"hello, I am a text\n", NO_RECORDING),
         (
-            gzip.compress(os.urandom(5000)),
+            gzip.compress(random.Random(1).randbytes(5000)),
             NO_RECORDING,
         ),
         (b'{"resourceSpans": 3}\n', NO_RECORDING),

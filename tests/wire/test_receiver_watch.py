@@ -156,11 +156,23 @@ def test_a_grpc_receiver_whose_serving_thread_has_ended_is_not_alive(sidecar, cl
     only_late(sidecar, GRPC_NAME)
 
 
+def takes_address(place, address):
+    try:
+        place.bind(address)
+    except OSError:
+        return False
+    return True
+
+
 def test_a_grpc_receiver_whose_listener_is_gone_is_not_alive(sidecar, clock):
-    sidecar._receivers.grpc._server.stop(None).wait(10)
-    eventually(lambda: not sidecar._receivers.grpc._listens())
-    clock.advance(LATE_S)
-    only_late(sidecar, GRPC_NAME)
+    receiver = sidecar._receivers.grpc
+    receiver._server.stop(None).wait(100)
+    with socket.socket() as held:  # else another test's server may be given the port meanwhile
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        eventually(lambda: takes_address(held, ("127.0.0.1", receiver.port)))
+        eventually(lambda: not receiver._listens())
+        clock.advance(LATE_S)
+        only_late(sidecar, GRPC_NAME)
 
 
 @pytest.fixture

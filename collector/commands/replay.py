@@ -10,18 +10,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 from collector.config import Config
-from collector.fleet.fleet_document import fleet_snapshot
-from collector.fleet.split_replay import replay_split
-from collector.recordings import Recording, Timed, TimedExport, TimedKv, TimedPage, merged, open_recordings
+from collector.recordings import Recording, Timed, TimedExport, TimedKv, TimedPage, in_batches, merged, open_recordings
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError
-from collector.worker import check_learning, make_pipeline
+from collector.worker import Pipeline, check_learning, make_pipeline
 from exporters.files import write_atomically
+from online import Bank, Snapshot
 
 from .report import lines
 
 PROGRESS_INTERVAL_NS = 1_000_000_000
-KV_BATCH_BYTES = 256
-"""What a batch of KV events counts for: it holds numbers only."""
 
 
 def replay(
@@ -59,7 +56,7 @@ def replay(
     pipeline = make_pipeline(config)
     recordings = open_recordings(paths, note, stdin)
     newest_unix_nano = spans = pages = 0
-    for batch in _batches(_with_progress(recordings, clock, note), config.queue.batch_bytes):
+    for batch in in_batches(_with_progress(recordings, clock, note), config.queue.batch_bytes):
         exports = [timed.export for timed in batch if isinstance(timed, TimedExport)]
         pipeline.process_kv([timed.batch for timed in batch if isinstance(timed, TimedKv)])
         pipeline.process_pages([timed.page for timed in batch if isinstance(timed, TimedPage)])
@@ -71,13 +68,7 @@ def replay(
     if not pipeline.learned_rows:
         note(f"nothing was learned from {spans} spans" + (f" and {pages} pages" if pages else ""))
         return EXIT_FAILED
-    snapshot = pipeline.snapshot(newest_unix_nano, 1)
-    _write(out, snapshot.to_json())
-    if state is not None:
-        _write(state, pipeline.state())
-    for line in lines(snapshot):
-        say(line)
-    say(f"snapshot: {out}")
+    _publish(pipeline, pipeline.snapshot(newest_unix_nano, 1), out, state, say)
     return EXIT_OK
 
 
@@ -91,19 +82,26 @@ def _replay_split(
     note: PrintLine,
     state: Path | None,
 ) -> int:
+    # 20 ms of imports that a replay as one stream need not pay
+    from collector.fleet.fleet_document import fleet_snapshot  # noqa: PLC0415
+    from collector.fleet.split_replay import replay_split  # noqa: PLC0415
+
     check_learning(config)
     bank = replay_split(paths, config, workers, note)
     if bank is None:
         note("nothing was learned")
         return EXIT_FAILED
-    snapshot = fleet_snapshot(bank)
+    _publish(bank, fleet_snapshot(bank), out, state, say)
+    return EXIT_OK
+
+
+def _publish(learned: Pipeline | Bank, snapshot: Snapshot, out: Path, state: Path | None, say: PrintLine) -> None:
     _write(out, snapshot.to_json())
     if state is not None:
-        _write(state, bank.state())
+        _write(state, learned.state())
     for line in lines(snapshot):
         say(line)
     say(f"snapshot: {out}")
-    return EXIT_OK
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -136,17 +134,3 @@ def _with_progress(recordings: Sequence[Recording], clock: Clock, note: PrintLin
     kv_text = f" and {kv_batches} batches of KV events" if kv_batches else ""
     kv_text += f" and {pages} pages" if pages else ""
     note(f"read {exports} exports, {spans} spans{kv_text} in {elapsed_s:.1f} s")
-
-
-def _batches(timed: Iterator[Timed], bytes_max: int) -> Iterator[list[Timed]]:
-    batch: list[Timed] = []
-    size_bytes = 0
-    for item in timed:
-        item_bytes = len(item.export.payload) if isinstance(item, TimedExport) else KV_BATCH_BYTES
-        if batch and size_bytes + item_bytes > bytes_max:
-            yield batch
-            batch, size_bytes = [], 0
-        batch.append(item)
-        size_bytes += item_bytes
-    if batch:
-        yield batch

@@ -3,9 +3,9 @@
     every worker:  files ─► decode ─► telemetry of its engines ─► a pipeline for each ─► a state for each
     afterwards:    states ─► one, in the order of event time
 
-Every worker reads and decodes everything, which is a tenth of the work, and learns from the engines that are its own by
-their names; API spans and KV events, which belong to whoever waits for them, reach every engine. An engine that is
-silent for twice the join's window has ended: its state is taken, and its memory is free.
+Every worker reads and decodes everything (what that costs: ``make bench WHAT=fleet ARGS=split``), and learns from the
+engines that are its own by their names; API spans and KV events, which belong to whoever waits for them, reach every
+engine. An engine that is silent for twice the join's window has ended: its state is taken, and its memory is free.
 
 Guarantee: which process learns an engine changes nothing of it, so that any number of workers gives the same bytes.
 They are those of a merge: within two per cent of one learner that was fed everything, and without what cannot be added.
@@ -28,7 +28,7 @@ import msgspec
 
 from collector.config import Config
 from collector.decode import Telemetry
-from collector.recordings import Timed, TimedExport, TimedKv, TimedPage, merged, open_recordings
+from collector.recordings import Timed, TimedExport, TimedKv, TimedPage, in_batches, merged, open_recordings
 from collector.runtime import PrintLine, StartError
 from collector.telemetry import Counts
 from collector.worker import Pipeline, TelemetryReader, make_pipeline
@@ -193,24 +193,10 @@ def learn_share(share: Share) -> list[str]:
 
     learner = ShareLearner(share.config, is_mine, keep)
     recordings = open_recordings(share.paths, warnings.append)
-    for batch in _batches(merged(recordings), share.config.queue.batch_bytes):
+    for batch in in_batches(merged(recordings), share.config.queue.batch_bytes):
         learner.learn(batch)
     learner.end()
     return warnings if share.number == 0 else []
-
-
-def _batches(timed: Iterator[Timed], bytes_max: int) -> Iterator[list[Timed]]:
-    batch: list[Timed] = []
-    size_bytes = 0
-    for item in timed:
-        item_bytes = len(item.export.payload) if isinstance(item, TimedExport) else 256
-        if batch and size_bytes + item_bytes > bytes_max:
-            yield batch
-            batch, size_bytes = [], 0
-        batch.append(item)
-        size_bytes += item_bytes
-    if batch:
-        yield batch
 
 
 def _examined(directory: Path, config: Config) -> Iterator[Examined]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .reader import Recording, Timed, TimedExport, TimedKv, TimedPage, merged
+from .reader import Recording, Timed, TimedExport, TimedKv, TimedPage, in_batches, merged
 from .sources import by_source, open_recordings
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "TimedKv",
     "TimedPage",
     "by_source",
+    "in_batches",
     "merged",
     "open_recordings",
 ]

@@ -29,6 +29,8 @@ from collector.telemetry import KvSkip, Outcome, ScrapeOutcome
 from .framing import DamagedError, NoEntryError, NotReadError, decompressed, entries, is_json, sniff
 
 TRANSPORT = "file"
+_NUMBERS_BYTES = 256
+"""What a page or a batch of KV events counts for: it holds numbers only."""
 _OTHER_SIGNALS = (b'{"resourceMetrics"', b'{"resourceLogs"')
 
 Warn = Callable[[str], None]
@@ -187,6 +189,21 @@ class Recording:
             yield json_to_protobuf(text)
         except ValueError:
             self.undecodable += 1
+
+
+def in_batches(timed: Iterable[Timed], bytes_max: int) -> Iterator[list[Timed]]:
+    """What belongs to one turn of the pipeline: as much as fits, one item at least."""
+    batch: list[Timed] = []
+    size_bytes = 0
+    for item in timed:
+        item_bytes = len(item.export.payload) if isinstance(item, TimedExport) else _NUMBERS_BYTES
+        if batch and size_bytes + item_bytes > bytes_max:
+            yield batch
+            batch, size_bytes = [], 0
+        batch.append(item)
+        size_bytes += item_bytes
+    if batch:
+        yield batch
 
 
 def merged(recordings: Iterable[Recording]) -> Iterator[Timed]:

@@ -28,7 +28,7 @@ from collector.join import (
     facts_of,
     give_up_oldest,
 )
-from collector.join.requests import with_handoffs
+from collector.join.requests import with_stand_ins
 from collector.receive import Export
 from collector.telemetry import Counts, table
 from exporters.what_if import Mix
@@ -288,7 +288,7 @@ class Pipeline:
         targets = self._quarantine.targets(config_id)
         step = targets.get(Target.STEP_TIME.value)
         queueings = [emitter.api_queueing for emitter in emitters]
-        api = with_handoffs(targets.pop(Target.API_QUEUEING.value, None), queueings, step)
+        api = with_stand_ins(targets.pop(Target.API_QUEUEING.value, None), queueings, step)
         if api is not None:
             targets[Target.API_QUEUEING.value] = api
         if step is not None and quality is Quality.REQUESTS and facts.get("enable_prefix_caching") is not False:

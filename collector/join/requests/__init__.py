@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .api_queueing import ApiQueueing, with_handoffs
+from .api_queueing import ApiQueueing, with_stand_ins
 from .journeys import Chunks, Run, extent_of, lay_journey, runs_of, split_chunks, waiting_steps
 from .occupancy import RequestSequence
 from .request_rows import QUEUE_STATE_AGE_NS, RequestRow, request_block, rows_of
@@ -21,5 +21,5 @@ __all__ = [
     "runs_of",
     "split_chunks",
     "waiting_steps",
-    "with_handoffs",
+    "with_stand_ins",
 ]

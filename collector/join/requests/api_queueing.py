@@ -60,9 +60,9 @@ class ApiQueueing:
         self.requests += round(requests)
         self.wait_us += wait_us
 
-    def explained_first_tokens(self, prefill_us_per_token: float = 0.0) -> FirstTokens | None:
+    def explained_first_tokens(self) -> FirstTokens | None:
         """What the steps leave of the time to the first token, and how far ahead they were scheduled."""
-        return explained(self.first_tokens, prefill_us_per_token)
+        return explained(self.first_tokens, 0.0)
 
     def watch(self, seconds: float, step_wait_us: float) -> None:
         """Add a time in which a request would have waited so long for the running step."""
@@ -70,7 +70,7 @@ class ApiQueueing:
         self.step_waits_us_s += seconds * step_wait_us
 
 
-def with_handoffs(
+def with_stand_ins(
     target: TargetSnapshot | None, queueings: Iterable[ApiQueueing], step: TargetSnapshot | None = None
 ) -> TargetSnapshot | None:
     """The target with the plain mean of all requests; with too few idle rows, what stands in their place.

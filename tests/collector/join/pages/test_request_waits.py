@@ -6,7 +6,7 @@ import pytest
 
 from collector.decode.pages import EngineReading, Flavour, Meaning
 from collector.join.pages import PageEngine
-from collector.join.requests import with_handoffs
+from collector.join.requests import with_stand_ins
 
 STEP_S, LONG_S, FRONT_END_S = 0.02, 0.2, 0.005
 WAIT_S = FRONT_END_S + (9 * STEP_S**2 + LONG_S**2) / (2 * (9 * STEP_S + LONG_S))
@@ -41,7 +41,7 @@ def alpha(rounds=60, **other):
     page = PageEngine("server", "", 0)
     for number in range(1, rounds):
         page.add(*second(number, **other))
-    return with_handoffs(None, [page.api_queueing])
+    return with_stand_ins(None, [page.api_queueing])
 
 
 @pytest.mark.parametrize("busy", [1.0, 0.5])
@@ -59,7 +59,7 @@ def test_several_front_ends_that_count_a_step_do_not_make_it_busier():
     page.windows.copies = 3
     for number in range(1, 20):
         page.add(*second(number, frontends=3))
-    (intercept,) = with_handoffs(None, [page.api_queueing]).models["portable"].features
+    (intercept,) = with_stand_ins(None, [page.api_queueing]).models["portable"].features
     assert intercept.coefficient == pytest.approx(1e6 * FRONT_END_S, rel=1e-6)
 
 

@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 CONFIG ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-fleet demo-vllm demo-vllm-clean test e2e-vllm run bench coverage validate check-vllm-releases fuzz torture soak stress \
+.PHONY: help demo demo-fleet demo-vllm demo-vllm-clean test e2e-vllm run bench coverage validate check-vllm-releases explore fuzz torture soak stress \
 	lint clean
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make soak     a day of traffic in minutes: memory, files, threads, accounting"
 	@echo "make stress   producers, scrapers, pullers and a shutdown at once"
 	@echo "make fuzz     every parser, 60 s each"
+	@echo "make explore  the property tests with examples they have not seen"
 	@echo "make validate FILE=x.yaml  manifests against the schemas of Kubernetes"
 	@echo "make lint   ruff, mypy --strict, import contracts"
 
@@ -48,6 +49,9 @@ demo-vllm-clean: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal $(TESTS)
+
+explore: $(STAMP)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m hypothesis --hypothesis-profile explore $(TESTS)
 
 coverage: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal --cov --cov-report=term:skip-covered

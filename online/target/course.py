@@ -2,8 +2,9 @@
 
     at_ns (m,)    values (m, 2 p + 2) = [beta, standard errors, median error, p90 error]    float32, NaN: not known
 
-Points are 14 s apart at first. Whenever they are too many every second one goes and the distance doubles, up
-to 7.5 minutes; from then on what is older than a day goes. Arrays are replaced, never edited: copies share them.
+Points are at least 14 s apart at first. Whenever they are too many the distance doubles, up to 7.5 minutes, and
+those nearer to the one before go; what is older than a day goes too. Arrays are replaced, never edited: copies
+share them.
 """
 
 from __future__ import annotations
@@ -102,8 +103,9 @@ class Course:
 
     def _thin(self) -> None:
         while len(self.at_ns) > POINTS_MAX and self.spacing_ns < SPACING_NS:
-            self.at_ns, self.values = self.at_ns[::2], self.values[::2]
             self.spacing_ns *= 2
+            apart = _first_of_each(self.at_ns, self.spacing_ns)
+            self.at_ns, self.values = self.at_ns[apart], self.values[apart]
         kept = slice(max(0, len(self.at_ns) - POINTS_MAX), len(self.at_ns))
         kept = slice(max(kept.start, int(np.searchsorted(self.at_ns, self.at_ns[-1] - DAY_NS))), kept.stop)
         self.at_ns, self.values = self.at_ns[kept], self.values[kept]
@@ -139,6 +141,15 @@ class Course:
             self._thin()
         for change in other.changes:
             self._keep(change)
+
+
+def _first_of_each(at_ns: Ints, spacing_ns: int) -> list[int]:
+    """Indices of times (m,) of which each is ``spacing_ns`` or more after the one before it, the oldest first."""
+    kept = [0]
+    for i in range(1, len(at_ns)):
+        if at_ns[i] - at_ns[kept[-1]] >= spacing_ns:
+            kept.append(i)
+    return kept
 
 
 def course_values(beta: Floats, stderr: Floats | None, error: ErrorSnapshot | None) -> Floats:

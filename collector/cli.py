@@ -15,11 +15,13 @@ from functools import partial
 from pathlib import Path
 
 from collector import __version__
+from collector.commands.arguments import EPILOG, CommandParser, positive_number, share_within_one
 from collector.commands.questions import EXPORT_FORMATS, add_assumption_options, add_question_parsers
 from collector.config import (
     ENV_FILE,
     Config,
     ConfigError,
+    explain_key,
     json_schema,
     load,
     load_or_degrade,
@@ -32,6 +34,7 @@ from collector.runtime import (
     EXIT_CONFIG,
     EXIT_FAILED,
     EXIT_OK,
+    EXIT_USAGE,
     StartError,
     Stop,
     SystemClock,
@@ -58,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = arguments.command(arguments)
     except ConfigError as error:
         _warn(str(error))
-        return EXIT_CONFIG
+        return EXIT_USAGE if error.key.startswith("--") else EXIT_CONFIG
     except StartError as error:
         _warn(f"error: {error}")
         return EXIT_FAILED
@@ -69,8 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="tracefit", description="Learns latency coefficients of vLLM from its telemetry, online."
+    parser = CommandParser(
+        prog="tracefit", description="Learns latency coefficients of vLLM from its telemetry, online.", epilog=EPILOG
     )
     parser.add_argument("--version", action="version", version=f"tracefit {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -92,9 +95,11 @@ def _parser() -> argparse.ArgumentParser:
     export = commands.add_parser("export", help="a snapshot's coefficients for other programs")
     _add_export_arguments(export)
     demo = commands.add_parser("demo", help="watch a real sidecar learn from a recording, 20 times faster")
-    demo.add_argument("--speed", type=float, default=20.0, help="how much faster than recorded (default 20)")
-    demo.add_argument("--recording", type=Path, help="a recording other than the bundled one")
-    demo.add_argument("--directory", type=Path, help="where its snapshot and log go (default snapshots/demo)")
+    demo.add_argument(
+        "--speed", type=positive_number, default=20.0, metavar="N", help="how much faster than recorded (20)"
+    )
+    demo.add_argument("--recording", type=Path, metavar="FILE", help="a recording other than the bundled one")
+    demo.add_argument("--directory", type=Path, metavar="DIR", help="where its files go (snapshots/demo)")
     demo.add_argument("--fleet", action="store_true", help="ten sidecars instead, one beside a slower machine; pulled")
     demo.set_defaults(command=_demo)
     evaluate = commands.add_parser("evaluate", help="compare every modelling system on recordings")
@@ -102,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     donors = commands.add_parser("donors", help="pool saved states: what they know, what to measure next")
     donors.add_argument("paths", nargs="+", type=Path, metavar="DIR", help="state files, or directories of them")
     donors.add_argument("--select", action="append", type=Path, default=[], metavar="FILE", help="choose rows of this")
-    donors.add_argument("--per-stratum", type=int, default=20, help="rows to keep of each stratum (20)")
+    donors.add_argument("--per-stratum", type=int, default=20, metavar="N", help="rows to keep of each stratum (20)")
     donors.set_defaults(command=_donors)
     merge = commands.add_parser("merge", help="add what several sidecars learned into one state")
     merge.add_argument("states", nargs="+", type=Path, metavar="STATE", help="state files of sidecars or replays")
@@ -113,6 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     add_question_parsers(commands, _ask)
     check = commands.add_parser("check-config", help="check the configuration and print what holds")
     check.add_argument("--schema", action="store_true", help="print the JSON Schema of the configuration instead")
+    check.add_argument("--explain", metavar="KEY", help="say what a key or a section means instead")
     check.set_defaults(command=_check_config)
     for command in (run, replay, evaluate, donors, merge, check):
         command.add_argument("--config", type=Path, metavar="FILE", help=f"YAML (default: ${ENV_FILE})")
@@ -140,11 +146,15 @@ def _add_evaluate_arguments(evaluate: argparse.ArgumentParser) -> None:
     evaluate.add_argument("--html", type=Path, metavar="OUT", help="write the report with its plots as one page")
     evaluate.add_argument("--json", type=Path, metavar="OUT", help="write every number as JSON")
     evaluate.add_argument("--snapshot", type=Path, metavar="FILE", help="score this snapshot's coefficients as well")
-    evaluate.add_argument("--learn-until", type=float, default=0.6, help="share of a recording to learn from (0.6)")
-    evaluate.add_argument("--systems", default="", help="comma-separated; default: all nine")
     evaluate.add_argument(
-        "--leave-out", default="", choices=["", "config", "model", "workload"], help="what donors lack"
+        "--learn-until",
+        type=share_within_one,
+        default=0.6,
+        metavar="SHARE",
+        help="part of each to learn from (0.6)",
     )
+    evaluate.add_argument("--systems", default="", metavar="NAMES", help="comma-separated; default: all nine")
+    evaluate.add_argument("--leave-out", default="", choices=["config", "model", "workload"], help="what donors lack")
     evaluate.set_defaults(command=_evaluate)
 
 
@@ -287,6 +297,9 @@ def _demo(arguments: argparse.Namespace) -> int:
 def _check_config(arguments: argparse.Namespace) -> int:
     if arguments.schema:
         print(json.dumps(json_schema(), indent=2))
+        return EXIT_OK
+    if arguments.explain is not None:
+        print(explain_key(arguments.explain))
         return EXIT_OK
     config = _load(arguments)
     from collector.commands.check import check  # noqa: PLC0415

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine
+from collector.runtime import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PrintLine
 from exporters.what_if import LIMIT_WORDS, QuestionError, Sizing, Targets, as_json, plan_document, planned
 from tracefit import Plan, Snapshot, TracefitError
 
@@ -21,7 +21,7 @@ def plan(
         answer = planned(config, question)
     except (TracefitError, QuestionError) as error:
         note(refusal(error))
-        return EXIT_FAILED
+        return EXIT_USAGE if isinstance(error, QuestionError) else EXIT_FAILED
     if in_json:
         say(as_json(plan_document(config, question, answer)))
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine
+from collector.runtime import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PrintLine
 from exporters.what_if import Load, QuestionError, Step, as_json, predict_document, predicted
 from tracefit import Config, Prediction, RequestEstimate, Snapshot, TracefitError
 
@@ -16,13 +16,13 @@ _NO_FACTOR = 1e-9
 def predict(
     snapshot: Snapshot, question: Step | Load, *, config_id: str | None, in_json: bool, say: PrintLine, note: PrintLine
 ) -> int:
-    """Print the answer; failed without coefficients that may be used, and for a number that makes no sense."""
+    """Print the answer; failed without coefficients that may be used."""
     try:
         config = chosen(snapshot, config_id)
         answer = predicted(config, question)
     except (TracefitError, QuestionError) as error:
         note(refusal(error))
-        return EXIT_FAILED
+        return EXIT_USAGE if isinstance(error, QuestionError) else EXIT_FAILED
     if in_json:
         say(as_json(predict_document(config, question, answer)))
     else:

@@ -9,13 +9,13 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from .arguments import CommandParser
+
 EXPORT_FORMATS = ("blis-yaml", "blis-flags", "blis-trace", "csv", "dynamo", "llm-d-sim")
 QuestionHandler = Callable[[argparse.Namespace], int]
 
 
-def add_question_parsers(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], answer: QuestionHandler
-) -> None:
+def add_question_parsers(commands: argparse._SubParsersAction[CommandParser], answer: QuestionHandler) -> None:
     """Add the four commands; ``question`` names the one that was given."""
     predict = commands.add_parser("predict", help="what one step costs, or what requests see at a load")
     _add_source(predict, "snapshot")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from .errors import ConfigError
+from .errors import ConfigError, suggestion
 from .fallback import Fallback, Loaded, load_or_degrade, save_last_good
+from .identity_config import ConfigurationsConfig, DiscoveryConfig, DiscoveryEndpoint, RuleConfig
+from .keys import explain_key
+from .learning_config import BankConfig, DedupeConfig, JoinConfig
 from .load import ENV_FILE, ENV_PREFIX, json_schema, load, profile_names, scraping, to_yaml
 from .receiver_config import (
     GrpcConfig,
@@ -16,20 +19,13 @@ from .receiver_config import (
     TlsConfig,
 )
 from .reload import ConfigWatch, Reload
-from .schema import (
-    Config,
-    ConfigurationsConfig,
-    DedupeConfig,
-    DiscoveryConfig,
-    DiscoveryEndpoint,
-    JoinConfig,
-    RuleConfig,
-)
+from .schema import Config
 from .section import Endpoint, parse_endpoint
 
 __all__ = [
     "ENV_FILE",
     "ENV_PREFIX",
+    "BankConfig",
     "Config",
     "ConfigError",
     "ConfigWatch",
@@ -51,6 +47,7 @@ __all__ = [
     "ScrapeConfig",
     "ScrapeEndpoint",
     "TlsConfig",
+    "explain_key",
     "json_schema",
     "load",
     "load_or_degrade",
@@ -58,5 +55,6 @@ __all__ = [
     "profile_names",
     "save_last_good",
     "scraping",
+    "suggestion",
     "to_yaml",
 ]

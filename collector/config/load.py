@@ -16,9 +16,10 @@ from typing import Any, Final
 import msgspec
 import yaml
 
-from .errors import ConfigError
+from .errors import ConfigError, suggestion
 from .receiver_config import ScrapeEndpoint
 from .schema import Config
+from .section import entry_of
 
 ENV_PREFIX = "TRACEFIT_"
 ENV_FILE = "TRACEFIT_CONFIG"
@@ -69,7 +70,8 @@ def load(path: Path | None, environ: Mapping[str, str], profile: str | None = No
         return msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
         key, problem = _explain(str(error))
-        raise ConfigError(origin.get(key, key), problem) from None
+        below = (variable for path, variable in origin.items() if path.startswith(f"{key}."))
+        raise ConfigError(origin.get(key) or next(below, key), problem) from None
 
 
 def _is_key(variable: str, value: str) -> bool:
@@ -156,6 +158,16 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`")
 _AT = re.compile(r"^(?P<problem>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>.*)`)?$", re.DOTALL)
 
 
+def _keys_at(path: str) -> list[str]:
+    """Names of the keys of one level; ``[...]``, as msgspec writes an entry of a list, is any of its entries."""
+    section: Any = Config
+    for name in filter(None, path.split(".")):
+        fields = {field.name: field.type for field in msgspec.structs.fields(section)}
+        section = fields[re.sub(r"\[[^]]*\]$", "", name)]
+        section = entry_of(section) or section
+    return [field.name for field in msgspec.structs.fields(section)]
+
+
 def _explain(text: str) -> tuple[str, str]:
     """The dotted key and the problem out of msgspec's sentence (``Expected `int` >= 1 - at `$.queue.wait_s```)."""
     match = _AT.match(text)
@@ -166,7 +178,8 @@ def _explain(text: str) -> tuple[str, str]:
         problem = "keys are words"
     unknown = _UNKNOWN.match(problem)
     if unknown:
-        return ".".join(part for part in (path, unknown["field"]) if part), "unknown key"
+        key = ".".join(part for part in (path, unknown["field"]) if part)
+        return key, "unknown key" + suggestion(unknown["field"], _keys_at(path))
     if "matching regex" in problem:
         problem = "expected host:port, the port 0 to 65535"
     return path or "(top level)", problem[:1].lower() + problem[1:].replace("`", "")

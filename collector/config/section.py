@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self, get_args
 
 import msgspec
 
@@ -12,6 +12,16 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def __deepcopy__(self, _memo: object) -> Self:
         return self
+
+
+def entry_of(kind: Any) -> type[Section] | None:
+    """The section that a type holds as its entries, as a list of sections does."""
+    for each in get_args(kind):
+        if isinstance(each, type) and issubclass(each, Section):
+            return each
+        if (entry := entry_of(each)) is not None:
+            return entry
+    return None
 
 
 Bound = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
@@ -35,9 +45,7 @@ _HOST_PORT = (
 )
 
 
-HostPort = Annotated[
-    str, msgspec.Meta(pattern=_HOST_PORT, description="host:port or [v6]:port; port 0 takes a free one")
-]
+HostPort = Annotated[str, msgspec.Meta(pattern=_HOST_PORT, title="host:port or [v6]:port; port 0 takes a free one")]
 
 
 def parse_endpoint(text: str) -> Endpoint:

@@ -61,8 +61,6 @@ def evaluate_recordings(
     for system in systems:
         if system.removesuffix(SHAPE_SUFFIX) not in registered():
             raise ConfigError("--systems", f"{system!r} is not one of {', '.join(registered())}")
-    if not 0.0 < options.learn_until < 1.0:
-        raise ConfigError("--learn-until", f"expected a share between 0 and 1, got {options.learn_until}")
     for path in (options.html, options.json):
         if path is not None and not path.absolute().parent.is_dir():
             raise StartError(f"cannot write {path}: there is no such directory")

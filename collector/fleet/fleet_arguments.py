@@ -6,6 +6,8 @@ import argparse
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
 
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _INTERVAL = re.compile(r"(\d{1,6})([smh])")
@@ -13,7 +15,7 @@ _INTERVAL = re.compile(r"(\d{1,6})([smh])")
 FleetHandler = Callable[[argparse.Namespace], int]
 
 
-def add_fleet_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], pull: FleetHandler) -> None:
+def add_fleet_parser(commands: argparse._SubParsersAction[Any], pull: FleetHandler) -> None:
     """Add the command and what it does."""
     fleet = commands.add_parser("fleet", help="what many sidecars learned, as one: docs/fleet.md")
     actions = fleet.add_subparsers(required=True, metavar="ACTION")

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from collector.config.schema import BankConfig, Config
+from collector.config.learning_config import BankConfig
+from collector.config.schema import Config
 from online.bank import Bank, merge_states
 from online.blocks import Cutter
 from online.features.registry import portable

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from collector.config.schema import JoinConfig
+from collector.config.learning_config import JoinConfig
 from collector.decode.plain import decode
 from collector.decode.records import CoreSpan, Finish, Mark, MarkKind, StepColumns, Telemetry
 from collector.join.joiner import Joiner

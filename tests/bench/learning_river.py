@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from collector.config.schema import BankConfig, Config
+from collector.config.learning_config import BankConfig
+from collector.config.schema import Config
 from online.features.registry import portable
 from online.rows import STEP_FEATURES, RowBlock, Target
 from online.target import TargetState

@@ -7,7 +7,7 @@ import time
 
 import msgspec
 
-from collector.config.schema import JoinConfig
+from collector.config.learning_config import JoinConfig
 from collector.decode.kv.messages import read_payload
 from collector.join.kv.owners import KvSources
 from tests.support.kv_batches import FIELDS, TS_S, kv_batches

@@ -32,6 +32,7 @@ SIDE_DOORS = {
         "collector.commands.demo",
         "collector.commands.demo_fleet",
         "collector.commands.export",
+        "collector.commands.arguments",
         "collector.commands.questions",
         "collector.commands.replay",
         "collector.commands.traffic",

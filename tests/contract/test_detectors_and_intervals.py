@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from collector.config.schema import BankConfig, Config
+from collector.config.learning_config import BankConfig
+from collector.config.schema import Config
 from online.drift.detectors import DETECTORS, DriftSettings, make_detector
 from online.features.registry import portable
 from online.prediction.prediction_intervals import Intervals

@@ -13,8 +13,8 @@ import numpy as np
 
 from collector import config as configuration
 from collector.config.errors import ConfigError
+from collector.config.learning_config import JoinConfig
 from collector.config.schema import Config as Settings
-from collector.config.schema import JoinConfig
 from collector.decode.kv.messages import read_line
 from collector.durable import progress_of, read_image
 from collector.durable.journal import Journal

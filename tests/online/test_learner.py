@@ -4,7 +4,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from collector.config.schema import BankConfig, Config
+from collector.config.learning_config import BankConfig
+from collector.config.schema import Config
 from online.bank import Bank
 from online.features.registry import portable
 from online.prediction.prequential import PrequentialError

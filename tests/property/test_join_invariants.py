@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from collector.config.schema import Config, JoinConfig
+from collector.config.learning_config import JoinConfig
+from collector.config.schema import Config
 from collector.receive.export_request import Export
 from collector.telemetry import table
 from collector.telemetry.counts import metric_of

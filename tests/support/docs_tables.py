@@ -18,7 +18,7 @@ def make_table(header, rows):
 def assert_table(document, name, table):
     """Compare a document's table with what the code says; ``UPDATE_GOLDEN=1`` rewrites it."""
     path = DOCS / document
-    pattern = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+    pattern = re.compile(rf"(<!-- table: {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
     text = path.read_text(encoding="utf-8")
     expected = pattern.sub(lambda match: f"{match[1]}{table}\n{match[2]}", text)
     assert pattern.search(text), f"{document} has no table {name}"

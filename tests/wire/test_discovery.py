@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from collector.config.schema import DiscoveryConfig, DiscoveryEndpoint
+from collector.config.identity_config import DiscoveryConfig, DiscoveryEndpoint
 from collector.identity.discovery import BODY_BYTES_MAX, Discovery, read_metrics, read_models, read_version
 from collector.identity.facts import EngineFacts
 from collector.identity.knowledge import Knowledge

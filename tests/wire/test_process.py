@@ -302,4 +302,4 @@ def test_a_demo_without_its_recording_is_one_clear_sentence(tmp_path):
     ended = tracefit("demo", "--recording", tmp_path / "absent")
     assert ended.returncode == 1
     assert ended.stderr.startswith("error: there is no recording")
-    assert tracefit("demo", "--speed", "nan").returncode == 1
+    assert tracefit("demo", "--speed", "nan").returncode == 2

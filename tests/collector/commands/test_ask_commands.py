@@ -163,7 +163,7 @@ def test_with_coefficients_that_should_not_be_used_it_answers_and_fails(command,
 )
 def test_a_number_that_makes_no_sense_is_an_error_that_names_the_option(command, question, why):
     printed = asked(command, SNAPSHOT, *question)
-    assert printed.code == 1
+    assert printed.code == 2
     assert printed.noted[0].startswith(f"error: --{why}: ")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from collector.config.schema import JoinConfig
+from collector.config.learning_config import JoinConfig
 from collector.decode.records import CoreSpan, Finish, Mark, MarkKind, Telemetry
 from collector.join.joiner import Joiner
 from collector.receive.export_request import Export

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collector.config.schema import DedupeConfig, JoinConfig
+from collector.config.learning_config import DedupeConfig, JoinConfig
 from collector.decode.records import Telemetry
 from collector.join.events import Described, Event, Renamed, Restarted, Rows, Succeeded
 from collector.join.joiner import Joiner

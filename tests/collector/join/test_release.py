@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collector.config.schema import JoinConfig
+from collector.config.learning_config import JoinConfig
 from collector.join.emitter import TargetRows
 from collector.join.release import Release, horizon
 from online.rows import STEP_FEATURES, RowBlock, Target

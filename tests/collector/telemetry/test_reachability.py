@@ -40,7 +40,7 @@ from collector.config import (
     ScrapeConfig,
     ScrapeEndpoint,
 )
-from collector.config.schema import BankConfig
+from collector.config.learning_config import BankConfig
 from collector.decode.kv import count_batch, read_frames
 from collector.decode.kv.messages import read_payload
 from collector.decode.pages import EngineReading, Flavour, Meaning

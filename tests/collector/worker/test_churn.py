@@ -7,7 +7,8 @@ from types import FunctionType, MethodType, ModuleType
 
 import pytest
 
-from collector.config.schema import BankConfig, Config, DedupeConfig, JoinConfig
+from collector.config.learning_config import BankConfig, DedupeConfig, JoinConfig
+from collector.config.schema import Config
 from collector.identity import knowledge
 from collector.receive.export_request import Export
 from collector.telemetry import Counts, table

@@ -7,7 +7,7 @@ import logging
 import pytest
 from prometheus_client import CollectorRegistry
 
-from collector.config.schema import JoinConfig
+from collector.config.learning_config import JoinConfig
 from collector.recordings.reader import Recording, TimedKv, merged
 from collector.runtime.health import Health
 from collector.runtime.memory import MemoryGuard

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collector.config.schema import BankConfig, Config
+from collector.config.learning_config import BankConfig
+from collector.config.schema import Config
 from collector.receive.export_request import Export
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, Skip

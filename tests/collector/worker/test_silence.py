@@ -8,7 +8,8 @@ import logging
 import pytest
 from prometheus_client import CollectorRegistry
 
-from collector.config.schema import Config, JoinConfig
+from collector.config.learning_config import JoinConfig
+from collector.config.schema import Config
 from collector.decode.pages import ScrapedPage
 from collector.receive.export_request import Export
 from collector.recordings import Recording

@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from collector.config.schema import BankConfig, Config
+from collector.config.learning_config import BankConfig
+from collector.config.schema import Config
 from online.bank import Bank, merge_states
 from online.blocks import Design
 from online.river.corrector import LIMIT, START_ROWS, Corrector

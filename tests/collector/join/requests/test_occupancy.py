@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collector.config.schema import JoinConfig
+from collector.config.learning_config import JoinConfig
 from collector.join.requests.occupancy import RequestSequence
 from collector.telemetry import table
 from collector.telemetry.reasons import RowDrop

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from collector.config.schema import JoinConfig
+from collector.config.learning_config import JoinConfig
 from collector.decode.records import SNAPSHOT_DTYPE
 from collector.join.block_ratio import BlockRatio
 from collector.join.steps.frontier import Frontier

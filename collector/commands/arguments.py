@@ -1,0 +1,77 @@
+"""How the command line is parsed: nothing is abbreviated, and a word that is not known brings the one nearest to it.
+
+Imports nothing heavy, since every ``tracefit --help`` reads it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from collector.config import suggestion
+
+EPILOG = """\
+exit codes: 0 done, 1 failed, 2 wrong usage, 78 bad configuration
+environment: TRACEFIT_CONFIG names the configuration file, TRACEFIT_<SECTION>__<KEY> sets a key
+every key:   tracefit check-config --explain KEY
+"""
+
+_INVALID_CHOICE = re.compile(r"invalid choice: '(?P<word>[^']*)' \(choose from (?P<known>.*)\)")
+_MISSING = "the following arguments are required"
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Every command's parser; an abbreviated option would break scripts when another one begins alike."""
+
+    def __init__(self, **settings: Any) -> None:
+        settings.setdefault("allow_abbrev", False)
+        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(**settings)
+        self._given: Sequence[str] = ()
+
+    def parse_known_args(  # type: ignore[override]  # a command knows its own usage; its parent's would mislead
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """As argparse does, but what is left over ends the command here."""
+        self._given = sys.argv[1:] if args is None else args
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(self._name_unknown(unknown[0]))
+        return parsed, []
+
+    def error(self, message: str) -> NoReturn:
+        """Usage, one sentence, exit code 2."""
+        choice = _INVALID_CHOICE.search(message)
+        if choice is not None:
+            message += suggestion(choice["word"], [name.strip("' ") for name in choice["known"].split(",")])
+        elif message.startswith(_MISSING):
+            options = (word.partition("=")[0] for word in self._given if word.startswith("--") and word != "--")
+            misspelled = next((option for option in options if option not in self._option_string_actions), None)
+            message = message if misspelled is None else self._name_unknown(misspelled)
+        super().error(message)
+
+    def _name_unknown(self, argument: str) -> str:
+        return f"unknown argument {argument!r}{suggestion(argument.partition('=')[0], self._option_string_actions)}"
+
+
+def positive_number(text: str) -> float:
+    """A number above zero."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0.0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return number
+
+
+def share_within_one(text: str) -> float:
+    """A number between zero and one, both left out."""
+    number = positive_number(text)
+    if number >= 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share between 0 and 1")
+    return number

@@ -1,0 +1,115 @@
+"""Wrong usages of the command line: no traceback, the right exit code, the wrong word named, the near one suggested."""
+
+from __future__ import annotations
+
+import pytest
+
+from collector.cli import main
+
+USAGE, FAILED, CONFIG = 2, 1, 78
+SNAPSHOT = "tests/data/golden_snapshot.json"
+RECORDING = "tests/data/c8_stock_0.32.0/otlp.pb.gz"
+
+WRONG = [
+    ("", USAGE, "COMMAND"),
+    ("evaluat x", USAGE, "'evaluat'", "did you mean 'evaluate'?"),
+    ("--vesion", USAGE, "--vesion"),
+    ("fleet pul x", USAGE, "'pul'", "did you mean 'pull'?"),
+    ("run --confg x", USAGE, "'--confg'", "did you mean '--config'?"),
+    ("run --conf x", USAGE, "'--conf'", "did you mean '--config'?"),
+    ("run --profile bulc", USAGE, "'bulc'", "did you mean 'bulk'?"),
+    ("run --config missing.yaml", CONFIG, "missing.yaml: cannot be read"),
+    ("run --scrape http://a/b?c#d", USAGE, "--scrape"),
+    ("run surplus", USAGE, "'surplus'"),
+    ("replay", USAGE, "FILE"),
+    ("replay a", USAGE, "--snapshot"),
+    ("replay a --snapsot b", USAGE, "'--snapsot'", "did you mean '--snapshot'?"),
+    ("replay missing.pb.gz --snapshot {tmp}/s.json", FAILED, "missing.pb.gz"),
+    ("replay {tmp} --snapshot {tmp}/s.json", FAILED, "there is no file in it"),
+    ("replay {junk} --snapshot {tmp}/s.json", FAILED, "junk"),
+    (f"replay {RECORDING} --snapshot /nowhere/s.json", FAILED, "/nowhere"),
+    (f"replay {RECORDING} --snapshot {{tmp}}/s.json --workers x", USAGE, "--workers"),
+    ("export", USAGE, "SNAPSHOT"),
+    (f"export {SNAPSHOT}", USAGE, "--format"),
+    (f"export {SNAPSHOT} --format csvv", USAGE, "'csvv'", "did you mean 'csv'?"),
+    (f"export {SNAPSHOT} --form csv", USAGE, "'--form'", "did you mean '--format'?"),
+    ("export missing.json --format csv", FAILED, "missing.json"),
+    ("export {junk} --format csv", FAILED, "junk"),
+    (f"export {SNAPSHOT} --format csv --config zzzz", FAILED, "zzzz"),
+    (f"export {SNAPSHOT} --format blis-yaml --model-config {{junk}}", FAILED, "junk"),
+    ("demo --speed 0", USAGE, "'0'"),
+    ("demo --speed fast", USAGE, "'fast'"),
+    ("demo --recording missing.pb.gz", FAILED, "missing.pb.gz"),
+    ("evaluate missing.pb.gz", FAILED, "missing.pb.gz"),
+    (f"evaluate {RECORDING} --learn-until 7", USAGE, "'7'"),
+    (f"evaluate {RECORDING} --systems portible", USAGE, "'portible'", "did you mean 'portable'?"),
+    (f"evaluate {RECORDING} --leave-out modle", USAGE, "'modle'", "did you mean 'model'?"),
+    (f"evaluate {RECORDING} --html /nowhere/page.html", FAILED, "/nowhere"),
+    ("donors missing", FAILED, "missing"),
+    ("donors {tmp} --per-stratum many", USAGE, "'many'"),
+    ("merge a.bin", USAGE, "--out"),
+    ("merge missing.bin -o {tmp}/m.bin", FAILED, "missing.bin"),
+    ("merge {junk} -o {tmp}/m.bin", FAILED, "junk"),
+    ("fleet pull missing --out {tmp}/fleet", FAILED, "missing"),
+    ("fleet pull x --out {tmp} --every soon", USAGE, "'soon'"),
+    (f"predict {SNAPSHOT} --promt 3", USAGE, "'--promt'", "did you mean '--prompt'?"),
+    (f"predict {SNAPSHOT} --prefill -1 --requests 1", USAGE, "prefill"),
+    (f"predict {SNAPSHOT} --prefill nan --requests 1", USAGE, "nan"),
+    ("predict missing.json --prefill 1 --requests 1", FAILED, "missing.json"),
+    (f"plan {SNAPSHOT}", USAGE, "--prompt"),
+    (f"plan {SNAPSHOT} --prompt 10 --output 10 --itl quick", USAGE, "quick"),
+    ("show {junk}", FAILED, "junk"),
+    (f"diff {SNAPSHOT}", USAGE, "SNAPSHOT"),
+    (f"diff {SNAPSHOT} missing.json", FAILED, "missing.json"),
+    ("check-config --explain join.window", USAGE, "'join.window'", "did you mean 'join.window_s'?"),
+    ("check-config --config {junk}", CONFIG, "junk"),
+    ("check-config --config {directory}", CONFIG, "unknown key", "did you mean 'directory'?"),
+    ("check-config --config {detector}", CONFIG, "bank.detector", "did you mean 'cusum'?"),
+]
+
+
+@pytest.fixture
+def places(tmp_path):
+    junk, directory, detector = tmp_path / "j" / "junk", tmp_path / "j" / "a.yaml", tmp_path / "j" / "b.yaml"
+    junk.parent.mkdir()
+    junk.write_bytes(b"\x00\xffnothing of ours")
+    directory.write_text("snapshot: {dirctory: /tmp}")
+    detector.write_text("bank: {detector: cusim}")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    return {"tmp": empty, "junk": junk, "directory": directory, "detector": detector}
+
+
+@pytest.mark.parametrize("usage", WRONG, ids=lambda usage: usage[0][:60])
+def test_a_wrong_usage_ends_with_its_code_and_names_the_word(usage, places, capsys):
+    text, code, *words = usage
+    try:
+        ended = main(text.format(**places).split())
+    except SystemExit as stop:
+        ended = stop.code
+    printed = capsys.readouterr()
+    assert ended == code, printed.err
+    assert "Traceback" not in printed.err
+    for word in words:
+        assert word in printed.err
+
+
+def test_a_variable_with_a_wrong_section_is_named_as_it_was_written(monkeypatch, capsys):
+    monkeypatch.setenv("TRACEFIT_QUEU__WAIT_S", "1")
+    assert main(["check-config"]) == CONFIG
+    assert "TRACEFIT_QUEU__WAIT_S: unknown key; did you mean 'queue'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("join.window_s", ["journeys", "180.0", "TRACEFIT_JOIN__WINDOW_S", "restart"]),
+        ("log_level", ["info", "at once"]),
+        ("queue", ["queue.wait_s", "queue.batch_bytes"]),
+        ("configurations.rules[].match", ["pattern"]),
+    ],
+)
+def test_explain_says_what_a_key_means_and_what_holds_without_it(name, words, capsys):
+    assert main(["check-config", "--explain", name]) == 0
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in words), printed

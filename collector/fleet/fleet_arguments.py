@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _INTERVAL = re.compile(r"(\d{1,6})([smh])")
 

@@ -20,11 +20,10 @@ from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError, Syste
 from exporters.files import SNAPSHOT_NAME
 from online import FeatureSnapshot, ModelSnapshot, Snapshot
 
-from .demo_feed import Feeder, schedule
+from .demo_feed import Feeder, find_recording, schedule
 from .report import lines
 
 HOME = Path(__file__).resolve().parents[2]
-RECORDING = HOME / "tests" / "data" / "c10_long" / "otlp.pb.gz"
 PORT_GRPC, PORT_PAGES = 4317, 9464
 POLL_S = 1.5
 START_TIMEOUT_S = 30.0
@@ -42,10 +41,8 @@ class Ports(NamedTuple):
 
 def demo(recording: Path | None, speed: float, say: PrintLine, directory: Path | None = None) -> int:
     """Run the demo to its end or to Ctrl-C; the exit code says whether anything was learned."""
-    source = recording or RECORDING
-    if not source.is_file():
-        raise StartError(f"there is no recording {source}; the demo runs from a checkout, or with --recording")
-    directory = directory or HOME / "snapshots" / "demo"
+    source = find_recording(recording)
+    directory = (directory or Path("snapshots", "demo")).absolute()
     directory.mkdir(parents=True, exist_ok=True)
     (directory / SNAPSHOT_NAME).unlink(missing_ok=True)
     interrupted = False

@@ -56,6 +56,21 @@ class Sending(NamedTuple):
     payload: bytes
 
 
+def find_recording(given: Path | None) -> Path:
+    """The recording that was asked for, or the one that comes along: in a checkout, or in an installed package.
+
+    Raises:
+        StartError: there is none.
+    """
+    here = Path(__file__).resolve()
+    bundled = [here.parents[2] / "tests" / "data" / "c10_long", here.parent / "demo_recording"]
+    places = [given] if given is not None else [directory / "otlp.pb.gz" for directory in bundled]
+    for path in places:
+        if path.is_file():
+            return path
+    raise StartError(f"there is no recording {places[-1]}")
+
+
 def read_index(recording: Path) -> list[Received]:
     """The receive times beside a recording."""
     path = recording.with_name(recording.name.replace(".pb.gz", ".idx.jsonl.gz"))

@@ -24,10 +24,9 @@ from collector.receive.otlp import METHOD
 from collector.recordings import Recording
 from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError, SystemClock
 
-from .demo import HOME, Ports, await_ready, free_port, sidecar_process
-from .demo_feed import MONOTONIC_NS_KEYS, MONOTONIC_S_KEYS, SEND_TIMEOUT_S
+from .demo import Ports, await_ready, free_port, sidecar_process
+from .demo_feed import MONOTONIC_NS_KEYS, MONOTONIC_S_KEYS, SEND_TIMEOUT_S, find_recording
 
-RECORDING = HOME / "tests" / "data" / "c10_long" / "otlp.pb.gz"
 SIDECARS, SLOW, SLOWER = 10, 7, 1.15
 STATE_S = 1.0
 ROUNDS_MAX = 40
@@ -48,10 +47,8 @@ class Origin(NamedTuple):
 
 def demo_fleet(recording: Path | None, say: PrintLine, directory: Path | None = None) -> int:
     """Run it; failed if the slow one is not named, or another one is."""
-    source = recording or RECORDING
-    if not source.is_file():
-        raise StartError(f"there is no recording {source}; the demo runs from a checkout, or with --recording")
-    directory = directory or HOME / "snapshots" / "demo-fleet"
+    source = find_recording(recording)
+    directory = (directory or Path("snapshots", "demo-fleet")).absolute()
     with contextlib.ExitStack() as stack:
         say(f"Starting {SIDECARS} sidecars; sidecar-{SLOW} is beside a machine that takes {SLOWER:g} times as long.")
         every = []

@@ -39,6 +39,7 @@ from collector.runtime import (
     cgroup_limit_bytes,
     limit_bytes,
     resident_bytes,
+    set_log_format,
     set_log_level,
     tune_malloc,
 )
@@ -333,6 +334,7 @@ def run(loaded: Loaded, clock: Clock, stop: Stop, source: ConfigSource | None = 
     tune_malloc()
     config, fallback = loaded
     set_log_level(config.log_level)
+    set_log_format(config.log_format)
     if fallback is not None:
         _log.error("%s", fallback)
     sidecar = Sidecar(config, clock, on_death=stop.ask, source=source, fallback=fallback)

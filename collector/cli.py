@@ -41,6 +41,7 @@ from collector.runtime import (
     check_packages,
     configure_logs,
     package_files,
+    set_log_format,
     set_log_level,
 )
 
@@ -243,6 +244,7 @@ def _fleet_pull(arguments: argparse.Namespace) -> int:
     if arguments.every is None:
         return pull_once(options, config, clock, say=_say, note=_warn)
     set_log_level(config.log_level)
+    set_log_format(config.log_format)
     service = FleetService(options, config, clock, interval_s=arguments.every)
     stop = Stop()
     stop.listen()

@@ -11,18 +11,21 @@ from exporters.what_if import Load, QuestionError, Sizing, Step, milliseconds, r
 
 from .answers import refusal
 from .diff import diff
+from .doctor import doctor
 from .plan import plan
 from .predict import predict
 from .show import show
 
 
 def ask(arguments: argparse.Namespace, say: PrintLine, note: PrintLine) -> int:
-    """Answer ``predict``, ``plan``, ``show`` or ``diff``.
+    """Answer ``predict``, ``plan``, ``show``, ``diff`` or ``doctor``.
 
     Raises:
         StartError: the snapshot or the token cannot be read.
     """
     in_json = arguments.json
+    if arguments.question == "doctor":
+        return doctor(arguments.url, _token(arguments), in_json=in_json, say=say)
     if arguments.question == "diff":
         return diff(_load(arguments, "before"), _load(arguments, "after"), in_json=in_json, say=say, note=note)
     if arguments.question == "show":
@@ -51,16 +54,18 @@ def _option_ms(name: str, text: str | None) -> float | None:
         raise QuestionError(name, str(error)) from None
 
 
-def _load(arguments: argparse.Namespace, name: str = "snapshot") -> tracefit.Snapshot:
-    token = None
-    if arguments.token_file is not None:
-        try:
-            token = arguments.token_file.read_text(encoding="utf-8").partition("\n")[0].strip()
-        except OSError as error:
-            raise StartError(f"cannot read {arguments.token_file}: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise StartError(f"cannot read {arguments.token_file}: it is not UTF-8 text") from None
+def _token(arguments: argparse.Namespace) -> str | None:
+    path = arguments.token_file
     try:
-        return tracefit.load(getattr(arguments, name), token=token)
+        return None if path is None else str(path.read_text(encoding="utf-8").partition("\n")[0].strip())
+    except OSError as error:
+        raise StartError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise StartError(f"cannot read {path}: it is not UTF-8 text") from None
+
+
+def _load(arguments: argparse.Namespace, name: str = "snapshot") -> tracefit.Snapshot:
+    try:
+        return tracefit.load(getattr(arguments, name), token=_token(arguments))
     except tracefit.LoadError as error:
         raise StartError(str(error)) from None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from collector.config import ENV_PREFIX
+from collector.durable import STATE_FILES
 from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError, SystemClock
 from exporters.files import SNAPSHOT_NAME
 from online import FeatureSnapshot, ModelSnapshot, Snapshot
@@ -43,8 +44,7 @@ def demo(recording: Path | None, speed: float, say: PrintLine, directory: Path |
     """Run the demo to its end or to Ctrl-C; the exit code says whether anything was learned."""
     source = find_recording(recording)
     directory = (directory or Path("snapshots", "demo")).absolute()
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / SNAPSHOT_NAME).unlink(missing_ok=True)
+    forget_last_run(directory)
     interrupted = False
     with _claimed_ports() as ports, sidecar_process(ports, directory) as process:
         try:
@@ -56,6 +56,13 @@ def demo(recording: Path | None, speed: float, say: PrintLine, directory: Path |
             say("stopping")
     learned = _conclude(directory / SNAPSHOT_NAME, say)
     return EXIT_OK if learned or interrupted else EXIT_FAILED
+
+
+def forget_last_run(directory: Path) -> None:
+    """The recording is sent with the same span ids again: who remembers them learns nothing."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in (SNAPSHOT_NAME, *STATE_FILES):
+        (directory / name).unlink(missing_ok=True)
 
 
 def _feed(source: Path, speed: float, ports: Ports, say: PrintLine) -> None:

@@ -1,4 +1,4 @@
-"""The arguments of the commands that ask a snapshot: ``predict``, ``plan``, ``show``, ``diff``; files and URLs alike.
+"""The arguments of the commands that ask a snapshot or a sidecar, in a file or at an address.
 
 Imports nothing heavy, since every ``tracefit --help`` reads it.
 """
@@ -16,7 +16,7 @@ QuestionHandler = Callable[[argparse.Namespace], int]
 
 
 def add_question_parsers(commands: argparse._SubParsersAction[CommandParser], answer: QuestionHandler) -> None:
-    """Add the four commands; ``question`` names the one that was given."""
+    """Add the commands; ``question`` names the one that was given."""
     predict = commands.add_parser("predict", help="what one step costs, or what requests see at a load")
     _add_source(predict, "snapshot")
     _add_number(predict, "--prefill", "prefill tokens of the step")
@@ -36,9 +36,18 @@ def add_question_parsers(commands: argparse._SubParsersAction[CommandParser], an
     _add_source(show, "snapshot")
     diff = commands.add_parser("diff", help="which coefficients moved between two snapshots, and what that does")
     _add_source(diff, "before", "after")
+    doctor = commands.add_parser("doctor", help="is telemetry coming, what waits for what, and what to change")
+    doctor.add_argument("url", metavar="URL", help="address of a sidecar, or of an inference server")
+    _add_access(doctor)
     for command in (predict, plan, show):
         command.add_argument("--config", metavar="ID", help="config_id, or its beginning; needed if there are more")
-    for name, command in (("predict", predict), ("plan", plan), ("show", show), ("diff", diff)):
+    for name, command in (
+        ("predict", predict),
+        ("plan", plan),
+        ("show", show),
+        ("diff", diff),
+        ("doctor", doctor),
+    ):
         command.set_defaults(command=answer, question=name)
 
 
@@ -51,6 +60,10 @@ def add_assumption_options(export: argparse.ArgumentParser) -> None:
 def _add_source(command: argparse.ArgumentParser, *names: str) -> None:
     for name in names:
         command.add_argument(name, metavar="SNAPSHOT", help="snapshot.json, or the address of a sidecar")
+    _add_access(command)
+
+
+def _add_access(command: argparse.ArgumentParser) -> None:
     command.add_argument("--token-file", type=Path, metavar="FILE", help="bearer token for the address")
     command.add_argument("--json", action="store_true", help="print one JSON document, times in microseconds")
 

@@ -199,6 +199,9 @@ class Config(Section, frozen=True, kw_only=True):
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="Least important messages that are logged.")
     ] = "info"
+    log_format: Annotated[
+        Literal["text", "json"], Meta(description="Lines for people, or one JSON object per line.")
+    ] = "text"
     reload_interval_s: Annotated[
         float, Meta(ge=0, le=86_400, description="How often the file is looked at for changes; 0: never.")
     ] = 10.0

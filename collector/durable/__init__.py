@@ -5,11 +5,13 @@ from __future__ import annotations
 from .directory import Directory
 from .image import JOIN, PROGRESS, SPANS, Progress, progress_of, read_image
 from .keeper import Durability
+from .store import STATE_FILES
 
 __all__ = [
     "JOIN",
     "PROGRESS",
     "SPANS",
+    "STATE_FILES",
     "Directory",
     "Durability",
     "Progress",

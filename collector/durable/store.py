@@ -24,6 +24,7 @@ from .image import Progress, progress_of, read_image
 
 NAME = "state.bin"
 PREVIOUS_NAME = "state.bin.previous"
+STATE_FILES = (NAME, PREVIOUS_NAME)
 STATE_BYTES_MAX = 1 << 31
 
 _log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from .exits import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_USAGE, StartError
 from .filesystem import Files, SystemFiles, sync_directory
 from .guard import check_packages, package_files
 from .health import Health
-from .logs import configure_logs, set_log_level
+from .logs import configure_logs, set_log_format, set_log_level
 from .memory import (
     LARGE_BLOCK_BYTES,
     MemoryGuard,
@@ -45,6 +45,7 @@ __all__ = [
     "limit_bytes",
     "package_files",
     "resident_bytes",
+    "set_log_format",
     "set_log_level",
     "sync_directory",
     "tune_malloc",

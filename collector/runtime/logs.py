@@ -5,7 +5,10 @@ Whatever happens per item is a counter; a log line about it would fill the disk 
 
 from __future__ import annotations
 
+import json
 import logging
+from datetime import UTC, datetime
+from typing import Literal
 
 from .clock import Clock
 
@@ -36,6 +39,28 @@ class OncePerInterval(logging.Filter):
         if held_back:
             record.msg = f"{record.msg} ({held_back} more like this held back)"
         return True
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line, for who collects logs by machine."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """RFC 3339 time in UTC, level, logger, message; the traceback where there is one."""
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def set_log_format(name: Literal["text", "json"]) -> None:
+    """Lines for people, or for machines."""
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(JsonFormatter() if name == "json" else logging.Formatter(FORMAT))
 
 
 def set_log_level(level: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from collector.cli import _parser, main
-from collector.commands.demo import RECORDING
+from collector.commands.demo_feed import find_recording
 from collector.recordings import Recording
 from exporters.pages import AskPages, SnapshotDocuments
 from exporters.prometheus import MetricsPage
@@ -36,7 +36,9 @@ COMMANDS = [
 @pytest.fixture(scope="module")
 def sidecar():
     """The pages of a sidecar to which the demo has sent its whole recording."""
-    pipeline = replayed(timed.export._replace(recording="") for timed in Recording(RECORDING, print).exports())
+    pipeline = replayed(
+        timed.export._replace(recording="") for timed in Recording(find_recording(None), print).exports()
+    )
     snapshot = pipeline.snapshot(1, 1)
     own, healthy = CollectorRegistry(), lambda: (True, {})
     page = StatusPage(lambda: snapshot, own, ready=healthy, unix_nano=lambda: 0, history_of=pipeline.history_of)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from collector.commands.demo import forget_last_run
 from collector.commands.demo_feed import (
     MONOTONIC_FLOOR_NS,
     MONOTONIC_NS_KEYS,
     MONOTONIC_S_KEYS,
     Shift,
+    find_recording,
     read_index,
     schedule,
     shifted,
@@ -87,3 +89,16 @@ def test_on_a_machine_that_booted_just_now_no_stamp_precedes_the_boot(data_dir):
 def test_a_recording_without_receive_times_is_one_clear_sentence(tmp_path):
     with pytest.raises(StartError, match="receive times"):
         read_index(tmp_path / "otlp.pb.gz")
+
+
+def test_a_second_demo_begins_with_nothing_learned(tmp_path):
+    """The same span ids come again: a state that remembered them would learn nothing."""
+    for name in ("state.bin", "state.bin.previous", "snapshot.json", "mine.txt"):
+        (tmp_path / name).write_bytes(b"of the last run")
+    forget_last_run(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_recording_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(StartError, match="absent"):
+        find_recording(tmp_path / "absent")

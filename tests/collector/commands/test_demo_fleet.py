@@ -4,7 +4,8 @@ from itertools import islice
 
 import pytest
 
-from collector.commands.demo_fleet import RECORDING, SLOWER, exports_of_two_machines, named_export
+from collector.commands.demo_feed import find_recording
+from collector.commands.demo_fleet import SLOWER, exports_of_two_machines, named_export
 from collector.receive import Export, count_spans
 from collector.worker import make_pipeline
 from tests.support.fleets import CONFIG
@@ -12,7 +13,7 @@ from tests.support.fleets import CONFIG
 
 @pytest.fixture(scope="module")
 def sent():
-    return list(islice(exports_of_two_machines(RECORDING, print), 90))
+    return list(islice(exports_of_two_machines(find_recording(None), print), 90))
 
 
 def learned(requests, number):

@@ -1,12 +1,15 @@
-"""The same complaint at most every ten seconds."""
+"""The same complaint at most every ten seconds; lines for people, or for machines."""
 
 from __future__ import annotations
 
+import io
+import json
 import logging
+from datetime import datetime
 
 import pytest
 
-from collector.runtime.logs import INTERVAL_S, OncePerInterval
+from collector.runtime.logs import INTERVAL_S, JsonFormatter, OncePerInterval
 from tests.support.clocks import FakeClock
 
 
@@ -37,3 +40,20 @@ def test_different_lines_do_not_hold_each_other_back(said):
     logger.warning("one")
     logger.warning("two")
     assert lines == ["one", "two"]
+
+
+def test_a_line_for_machines_is_one_object_with_the_traceback_inside():
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter())
+    logger = logging.Logger("a.name")
+    logger.addHandler(handler)
+    logger.warning("%s of %d\nlines", "two", 2)
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        logger.exception("caught")
+    first, second = (json.loads(line) for line in stream.getvalue().splitlines())
+    assert (first["level"], first["logger"], first["message"]) == ("warning", "a.name", "two of 2\nlines")
+    assert datetime.fromisoformat(first["time"]).tzinfo is not None
+    assert "ValueError: broken" in second["traceback"]

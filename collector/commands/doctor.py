@@ -1,0 +1,219 @@
+"""``tracefit doctor URL``: is telemetry coming, what is left out, what waits, what may be used, and what to change.
+
+The address is a sidecar's, or that of an inference server whose page of counters could be learned from. Everything is
+read from the pages that others read, too.
+"""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from http import HTTPStatus
+from http.client import HTTPException
+from typing import NamedTuple
+
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+import tracefit
+from collector.decode.pages import PageParser
+from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
+from collector.telemetry import ScrapeOutcome, table
+from exporters.status_page import NOTHING_YET, QUALITY, Advice
+from exporters.what_if import as_json
+
+TIMEOUT_S = 5.0
+PAGE_BYTES_MAX = 32 << 20
+GOOD, FAIR, POOR = "good", "fair", "poor"
+_REASONS_SHOWN = 3
+
+_LOSSES = (
+    (table.REFUSED_SPANS, "spans were refused"),
+    (table.SKIPPED_SPANS, "spans were left out"),
+    (table.DROPPED_ROWS, "intervals gave no row"),
+    (table.PLUGIN_LOST, "items were lost by the plugin"),
+)
+
+
+class Samples:
+    """The series of a page."""
+
+    def __init__(self, body: bytes) -> None:
+        self._by_name: dict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)
+        try:
+            for family in text_string_to_metric_families(body.decode("utf-8", "replace")):
+                for sample in family.samples:
+                    self._by_name[sample.name].append((sample.labels, sample.value))
+        except (ValueError, IndexError, KeyError) as error:
+            raise StartError(f"what answers is no page of metrics: {error}") from None
+
+    def of(self, name: str) -> list[tuple[dict[str, str], float]]:
+        """Labels and value of each series that is not zero."""
+        return [(labels, value) for labels, value in self._by_name.get(name, ()) if value]
+
+    def total(self, metric: table.Metric, **only: str) -> float:
+        """The sum over the series that have these labels."""
+        series = self.of(metric.exposed_name)
+        return sum(value for labels, value in series if only.items() <= labels.items())
+
+
+class Finding(NamedTuple):
+    """One line of the diagnosis; ``flags`` are typed by the user as they stand."""
+
+    grade: str
+    topic: str
+    text: str
+    flags: tuple[str, ...] = ()
+
+
+class Page(NamedTuple):
+    """What an address answered."""
+
+    status: int
+    body: bytes
+
+
+def doctor(url: str, token: str | None, *, in_json: bool, say: PrintLine) -> int:
+    """Print what was found, most urgent questions first; failed if anything is poor.
+
+    Raises:
+        StartError: nothing answers there, or what answers is neither a sidecar nor a server that is known.
+    """
+    base = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/metrics")
+    page = fetch(f"{base}/metrics", token)
+    if page.status != HTTPStatus.OK:
+        raise StartError(f"{base}/metrics answers with {page.status}: no page of metrics")
+    if table.BUILD_INFO.exposed_name.encode() in page.body:
+        findings = list(_examine_sidecar(base, page.body, token))
+    else:
+        findings = [_examine_server(base, page.body)]
+    if in_json:
+        say(as_json({"url": base, "findings": [finding._asdict() for finding in findings]}))
+    else:
+        for finding in findings:
+            say(f"{finding.grade:<5} {finding.topic:<10} {finding.text}")
+            for flag in finding.flags:
+                say(f"{'':<17}{flag}")
+    return EXIT_FAILED if any(finding.grade == POOR for finding in findings) else EXIT_OK
+
+
+def fetch(url: str, token: str | None) -> Page:
+    """A page, whatever its status.
+
+    Raises:
+        StartError: nothing answers, not in time, or with more than ``PAGE_BYTES_MAX``.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise StartError(f"{url} is no address: http://HOST:PORT is")
+    try:
+        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})  # noqa: S310
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
+            page = Page(answer.status, answer.read(PAGE_BYTES_MAX + 1))
+    except urllib.error.HTTPError as error:
+        with error:
+            return Page(error.code, error.read(PAGE_BYTES_MAX))
+    except (OSError, ValueError, HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        raise StartError(f"nothing answers at {url}: {reason}") from None
+    if len(page.body) > PAGE_BYTES_MAX:
+        raise StartError(f"{url} answers with more than {PAGE_BYTES_MAX >> 20} MiB")
+    return page
+
+
+def _examine_server(base: str, body: bytes) -> Finding:
+    """Whether the page of an inference server can be learned from."""
+    parser = PageParser()
+    readings = parser.parse(body)
+    if readings is ScrapeOutcome.MISSING_FAMILIES:
+        return Finding(POOR, "server", f"an engine that is known, but its page lacks {', '.join(parser.missing)}")
+    if isinstance(readings, ScrapeOutcome):
+        raise StartError(f"{base} is neither a sidecar nor a server that is known ({readings.value})")
+    flavours = sorted({str(reading.flavour) for reading in readings})
+    return Finding(
+        GOOD,
+        "server",
+        f"{len(readings)} engine(s) of {', '.join(flavours)}: this page can be learned from as it is",
+        (f"tracefit run --scrape {base}/metrics",),
+    )
+
+
+def _examine_sidecar(base: str, body: bytes, token: str | None) -> Iterator[Finding]:
+    samples = Samples(body)
+    yield _readiness(fetch(f"{base}/readyz", token), samples)
+    yield from _reception(samples)
+    yield from _waiting(samples)
+    try:
+        snapshot = tracefit.load(base, token=token)
+    except tracefit.LoadError as error:
+        yield Finding(POOR, "learned", str(error))
+        return
+    yield from _configurations(snapshot, samples)
+
+
+def _readiness(page: Page, samples: Samples) -> Finding:
+    versions = ", ".join(labels["version"] for labels, _ in samples.of(table.BUILD_INFO.exposed_name))
+    try:
+        detail = msgspec.json.decode(page.body, type=dict[str, object])
+    except msgspec.DecodeError:
+        detail = {}
+    problems = [f"{name}: {said}" for name, said in detail.items() if name.endswith("_problem") and said]
+    grade = POOR if page.status != HTTPStatus.OK else FAIR if problems else GOOD
+    state = "takes telemetry" if page.status == HTTPStatus.OK else "refuses telemetry"
+    return Finding(grade, "running", "; ".join([f"tracefit {versions}, {state}", *problems]))
+
+
+def _reception(samples: Samples) -> Iterator[Finding]:
+    """What came in, and what of it was refused, left out or lost."""
+    spans = samples.total(table.ACCEPTED_SPANS)
+    pages = samples.total(table.SCRAPES, outcome=ScrapeOutcome.TAKEN)
+    if spans or pages:
+        yield Finding(GOOD, "receiving", f"{spans:,.0f} spans and {pages:,.0f} pages since its start")
+    else:
+        yield _finding("receiving", NOTHING_YET)
+    unanswered = samples.total(table.SCRAPES) - pages
+    if unanswered:
+        yield Finding(
+            FAIR, "receiving", f"{unanswered:,.0f} pages could not be used: {_by_label(samples, table.SCRAPES)}"
+        )
+    for metric, what in _LOSSES:
+        total = samples.total(metric)
+        if total:
+            yield Finding(FAIR, "left out", f"{total:,.0f} {what}: {_by_label(samples, metric)}")
+
+
+def _by_label(samples: Samples, metric: table.Metric) -> str:
+    counts: Counter[str] = Counter()
+    for labels, value in samples.of(metric.exposed_name):
+        reason = labels.get("reason") or labels["outcome"]
+        if reason != ScrapeOutcome.TAKEN:
+            counts[reason] += int(value)
+    shown = [f"{reason} {count:,}" for reason, count in counts.most_common(_REASONS_SHOWN)]
+    return ", ".join([*shown, *(["…"] if len(counts) > _REASONS_SHOWN else [])])
+
+
+def _waiting(samples: Samples) -> Iterator[Finding]:
+    for labels, value in samples.of(table.WAITING.exposed_name):
+        reason = labels["reason"].replace("_", " ")
+        yield Finding(FAIR, "waiting", f"{labels['engine']}: {value:,.0f} {labels['what']} wait: {reason}")
+
+
+def _configurations(snapshot: tracefit.Snapshot, samples: Samples) -> Iterator[Finding]:
+    """What each configuration has been learned from, and whether it may be used."""
+    qualities = {labels["config"]: labels["quality"] for labels, _ in samples.of("tracefit_telemetry_quality")}
+    if not snapshot.configs:
+        yield _finding("learned", NOTHING_YET)
+    for config in snapshot.configs:
+        name = f"{config.model or 'unknown model'} on {config.gpu or 'unknown GPU'} ({config.config_id})"
+        advice = QUALITY.get(qualities.get(config.config_id, ""), NOTHING_YET)
+        yield _finding("telemetry", advice, f"{name}: ")
+        if config.usable:
+            yield Finding(GOOD, "usable", name)
+        else:
+            yield Finding(POOR, "usable", f"{name}: not yet: {'; '.join(config.reasons)}")
+
+
+def _finding(topic: str, advice: Advice, prefix: str = "") -> Finding:
+    text = f"{prefix}{advice.meaning} {advice.remedy}".strip()
+    return Finding(advice.level, topic, text, advice.flags)

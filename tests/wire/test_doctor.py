@@ -1,0 +1,82 @@
+"""`tracefit doctor URL`: what comes, what is left out, what waits and what to change, of a sidecar and of a server."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+from collector.cli import main
+from collector.recordings import Recording
+from tests.support.clocks import eventually
+from tests.support.page_server import PageServer
+from tests.support.paths import DATA
+from tests.support.sidecars import call_export, running_sidecar
+
+PAGE = gzip.decompress((DATA / "m1_pages" / "metrics.txt.gz").read_bytes())
+
+
+def serving(page, status=200):
+    """A server that has one page."""
+    return PageServer(lambda path, _: (status, {}, page) if path == "/metrics" else (404, {}, b"nothing"))
+
+
+def test_a_sidecar_that_hears_nothing_is_told_what_to_point_at_it(tmp_path, capsys):
+    with running_sidecar(tmp_path) as sidecar:
+        code = main(["doctor", f"127.0.0.1:{sidecar.http_port}"])
+    printed = capsys.readouterr().out
+    assert code == 1
+    assert "good  running" in printed
+    assert "poor  receiving" in printed
+    assert "--otlp-traces-endpoint" in printed
+
+
+def test_what_a_sidecar_left_out_and_what_waits_stand_in_the_diagnosis(tmp_path, capsys):
+    payloads = [timed.export.payload for timed in Recording(DATA / "c1_mixed" / "otlp.pb.gz", print).exports()][:40]
+    with running_sidecar(tmp_path) as sidecar:
+        for payload in [*payloads, payloads[0]]:
+            call_export(sidecar.grpc_port, payload)
+        url = f"http://127.0.0.1:{sidecar.http_port}/"
+        eventually(lambda: main(["doctor", url, "--json"]) is not None and "duplicate" in capsys.readouterr().out)
+        main(["doctor", url, "--json"])
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    said = {(finding["grade"], finding["topic"]) for finding in findings}
+    assert ("good", "receiving") in said
+    assert ("fair", "left out") in said
+    assert ("fair", "waiting") in said or ("good", "usable") in said
+
+
+def test_a_server_whose_page_can_be_learned_from_needs_one_command(capsys):
+    with serving(PAGE) as server:
+        assert main(["doctor", server.url]) == 0
+        assert f"tracefit run --scrape {server.url}" in capsys.readouterr().out
+
+
+def test_a_server_whose_page_lacks_a_family_is_told_which(capsys):
+    less = b"\n".join(line for line in PAGE.split(b"\n") if b"generation_tokens" not in line)
+    with serving(less) as server:
+        assert main(["doctor", server.url]) == 1
+    assert "generation_tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("page", "status", "word"),
+    [
+        (b"", 404, "404"),
+        (b"", 500, "500"),
+        (b"<html>no</html>", 200, "neither a sidecar nor a server"),
+        (b"up 1\n", 200, "neither a sidecar nor a server"),
+        (b"tracefit_build_info{ 1\n", 200, "no page of metrics"),
+    ],
+)
+def test_what_is_neither_is_one_sentence(page, status, word, capsys):
+    with serving(page, status) as server:
+        assert main(["doctor", server.url]) == 1
+    assert word in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "ftp://here", "http://[", "http://a b"])
+def test_an_address_where_nothing_answers_is_one_sentence(url, capsys):
+    assert main(["doctor", url]) == 1
+    assert capsys.readouterr().err.startswith("error: ")

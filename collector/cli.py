@@ -15,7 +15,14 @@ from functools import partial
 from pathlib import Path
 
 from collector import __version__
-from collector.commands.arguments import EPILOG, CommandParser, positive_number, share_within_one
+from collector.commands.arguments import (
+    COMPLETED_SHELLS,
+    EPILOG,
+    CommandParser,
+    PrintCompletion,
+    positive_number,
+    share_within_one,
+)
 from collector.commands.questions import EXPORT_FORMATS, add_assumption_options, add_question_parsers
 from collector.config import (
     ENV_FILE,
@@ -77,6 +84,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="tracefit", description="Learns latency coefficients of vLLM from its telemetry, online.", epilog=EPILOG
     )
     parser.add_argument("--version", action="version", version=f"tracefit {__version__}")
+    parser.add_argument(
+        "--print-completion", action=PrintCompletion, choices=COMPLETED_SHELLS, help="a script for your shell, and end"
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="receive telemetry, learn, publish")
     run.add_argument(

@@ -10,6 +10,7 @@ import math
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from collector.config import suggestion
@@ -20,6 +21,7 @@ environment: TRACEFIT_CONFIG names the configuration file, TRACEFIT_<SECTION>__<
 every key:   tracefit check-config --explain KEY
 """
 
+COMPLETED_SHELLS = ("bash", "zsh", "tcsh")
 _INVALID_CHOICE = re.compile(r"invalid choice: '(?P<word>[^']*)' \(choose from (?P<known>.*)\)")
 _MISSING = "the following arguments are required"
 
@@ -56,6 +58,31 @@ class CommandParser(argparse.ArgumentParser):
 
     def _name_unknown(self, argument: str) -> str:
         return f"unknown argument {argument!r}{suggestion(argument.partition('=')[0], self._option_string_actions)}"
+
+
+class PrintCompletion(argparse.Action):
+    """``--print-completion SHELL``: a script for the shell, made from the parser itself."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: object, values: object, option_string: str | None = None
+    ) -> NoReturn:
+        """Print it and end."""
+        del namespace, option_string
+        import shtab  # noqa: PLC0415 -- needed by this option only
+
+        _complete_files(parser, shtab.FILE)
+        sys.stdout.write(shtab.complete(parser, shell=str(values)) + "\n")
+        parser.exit()
+
+
+def _complete_files(parser: argparse.ArgumentParser, files: object) -> None:
+    """Say which arguments of a parser and of those below it are paths."""
+    for action in parser._actions:  # noqa: SLF001 -- argparse has no public way to walk a parser
+        if action.type is Path:
+            action.complete = files  # type: ignore[attr-defined]  # where shtab looks for it
+        if isinstance(action.choices, dict):
+            for below in action.choices.values():
+                _complete_files(below, files)
 
 
 def positive_number(text: str) -> float:

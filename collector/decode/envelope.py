@@ -17,7 +17,7 @@ _CONTAINERS: Final = (("Export", 1), ("ResourceSpans", 2), ("ScopeSpans", 2), ("
 _FIELD = descriptor_pb2.FieldDescriptorProto
 
 
-def _export_class() -> Any:
+def _classes() -> tuple[Any, Any]:
     file = descriptor_pb2.FileDescriptorProto(name="tracefit/slim.proto", package="tracefit.slim", syntax="proto3")
     for depth, (name, number) in enumerate(_CONTAINERS):
         descriptor = file.message_type.add(name=name)
@@ -30,9 +30,14 @@ def _export_class() -> Any:
     _add_field(span, "events", 11, _FIELD.TYPE_BYTES, repeated=True)
     _add_field(span, "dropped_events", 12, _FIELD.TYPE_UINT32)
     _add_field(file.message_type.add(name="Scope"), "name", 1, _FIELD.TYPE_STRING)
+    _add_field(file.message_type.add(name="Merged"), "span", 2, _FIELD.TYPE_MESSAGE, of=".tracefit.slim.MergedSpan")
+    merged = file.message_type.add(name="MergedSpan")
+    _add_field(merged, "events", 11, _FIELD.TYPE_BYTES, repeated=True)
+    _add_field(merged, "dropped_events", 12, _FIELD.TYPE_UINT32, repeated=True)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("tracefit.slim.Export"))
+    export, merged_spans = (pool.FindMessageTypeByName(f"tracefit.slim.{name}") for name in ("Export", "Merged"))
+    return message_factory.GetMessageClass(export), message_factory.GetMessageClass(merged_spans)
 
 
 def _add_field(descriptor: Any, name: str, number: int, kind: Any, *, repeated: bool = False, of: str = "") -> None:
@@ -42,5 +47,9 @@ def _add_field(descriptor: Any, name: str, number: int, kind: Any, *, repeated: 
         field.type_name = of
 
 
-SlimExport: Final = _export_class()
+_CLASSES: Final = _classes()
+SlimExport: Final = _CLASSES[0]
 """``Export.items[].items[].items[]`` are the spans, with ``end_unix_nano``, ``events``, ``dropped_events``."""
+MergedSpans: Final = _CLASSES[1]
+"""Reads a serialised ``ScopeSpans`` as if it had one span: protobuf merges what comes again, so that ``span`` has the
+events of all spans in one list, without Python doing anything per span."""

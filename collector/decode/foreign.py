@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from collector.telemetry import Counts, Skip, table
 
 from . import vocabulary as words
+from .envelope import MergedSpans
 
 
 class ForeignSpans(NamedTuple):
@@ -36,11 +37,13 @@ def take_foreign_spans(export: Any) -> ForeignSpans:
     scopes = set()
     for resource in export.items:
         for scope_spans in resource.items:
-            if scope_spans.scope.name not in words.KNOWN_SCOPES:
-                for span in scope_spans.items:
-                    events += len(span.events)
-                    dropped_events += span.dropped_events
+            name = scope_spans.scope.name
+            if name not in words.KNOWN_SCOPES:
+                merged = MergedSpans.FromString(scope_spans.SerializeToString()).span
                 spans += len(scope_spans.items)
-                scopes.add(scope_spans.scope.name)
+                events += len(merged.events)
+                if merged.dropped_events:
+                    dropped_events += sum(span.dropped_events for span in scope_spans.items)
+                scopes.add(name)
                 scope_spans.ClearField("items")
     return ForeignSpans(spans, events, dropped_events, frozenset(scopes))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client import CollectorRegistry
 
+from collector.receive import count
 from collector.receive.admission import AdmissionQueue
 from collector.receive.count import SPANS_MAX, count_spans, newest_end_unix_nano
 from collector.receive.intake import Intake
@@ -46,17 +49,23 @@ def all_spans(request):
     return [span for resource in request.resource_spans for scope in resource.scope_spans for span in scope.spans]
 
 
+def count_by_walk(payload):
+    """As if the export were large."""
+    with mock.patch.object(count, "SMALL_BYTES", -1):
+        return count_spans(payload)
+
+
 @given(exports)
 def test_count_and_newest_end_are_those_of_protobuf(request):
     payload = request.SerializeToString()
-    assert count_spans(payload) == len(all_spans(request))
+    assert count_spans(payload) == count_by_walk(payload) == len(all_spans(request))
     assert newest_end_unix_nano(payload) == max((s.end_time_unix_nano for s in all_spans(request)), default=0)
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_have_a_count_or_a_reason(payload):
-    counted = count_spans(payload)
-    assert isinstance(counted, Outcome) or counted >= 0
+    for counted in (count_spans(payload), count_by_walk(payload)):
+        assert isinstance(counted, Outcome) or counted >= 0
 
 
 @given(exports, st.data())
@@ -64,12 +73,13 @@ def test_what_the_envelope_refuses_protobuf_refuses_too(request, data):
     payload = bytearray(request.SerializeToString())
     for _ in range(data.draw(st.integers(1, 3)) if payload else 0):
         payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
-    counted = count_spans(bytes(payload))
+    walked = count_by_walk(bytes(payload))
     try:
         expected = len(all_spans(ExportTraceServiceRequest.FromString(bytes(payload))))
     except DecodeError:
         return  # damage inside a span's strings is the worker's to count
-    assert counted == expected or (counted is Outcome.UNDECODABLE and _has_groups(bytes(payload)))
+    assert count_spans(bytes(payload)) == expected
+    assert walked == expected or (walked is Outcome.UNDECODABLE and _has_groups(bytes(payload)))
 
 
 def _has_groups(payload):

@@ -218,6 +218,9 @@ def test_spans_of_foreign_scopes_are_counted_and_not_looked_into():
     assert counts[table.SKIPPED_SPANS, "foreign_scope"] == 2
     assert counts[table.SKIPPED_EVENTS, "foreign_scope"] == 2
     assert counts[table.DECODED_SUMMARIES, "columnar"] == 1
+    dropped = [b"", b"\x60\x05\x60\x03", b"\x62\x02\x01\x02"]  # field 12: absent, twice, and with another wire type
+    counts = assert_same([(otlp.export(("fastapi", [*dropped, *dropped]), ("flask", dropped)), "peer")])
+    assert (counts[table.DECODED_SPANS], counts[table.SDK_DROPPED_EVENTS]) == (9, 3 * 3)
     unread, counts, _ = decode_in_columns([(otlp.export(("fastapi", [ours]), ("vllm.scheduler", [broken])), "peer")])
     assert unread == [None]
     assert counts[table.DECODED_SPANS] == 0, "who counts a whole export counts it once"

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from collector.telemetry import Counts, JoinEvent, table
 
 from .emitter import Emitter
 from .engine import Engine
 from .engine_process import EngineProcess
+
+_STEPS_BEFORE = 2
+"""Steps behind the rows that the next row needs: they may say when it begins."""
 
 
 def give_up_oldest(emitters: Iterable[Emitter]) -> Counts:
@@ -33,6 +38,12 @@ def _give_up_of(process: EngineProcess) -> Counts:
     if window is not None:
         first = max(window.base, frontier.first_boundary(window.base))
         stop = first + (window.newest_step + 1 - first) // 2
-        counts[table.JOIN_EVENTS, JoinEvent.STEP_GIVEN_UP] += stop - first
-        window.give_up_before(stop)
+        _, cells = window.columns(first, stop)
+        heard_of = cells["seen"] | (cells["completed_ns"] > 0) | (cells["scheduled_ns"] > 0)
+        counts[table.JOIN_EVENTS, JoinEvent.STEP_GIVEN_UP] += int(np.count_nonzero(heard_of))
+        if stop == first:  # the rows go on where they are
+            window.give_up_before(first - _STEPS_BEFORE)
+        else:  # they begin anew at ``stop``, which the step before it may have to tell
+            window.give_up_before(stop - 1)
+            frontier.emitted_to, frontier.learned_to = 0, max(frontier.learned_to, window.base)  # none is missing
     return counts

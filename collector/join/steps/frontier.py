@@ -40,5 +40,5 @@ class Frontier:
         """The window has left the frontier behind: rows begin anew at ``base``; whether any were lost."""
         lost = 0 < self.emitted_to < base
         if lost:
-            self.emitted_to = self.learned_to = 0
+            self.emitted_to, self.learned_to = 0, base
         return lost

@@ -23,6 +23,7 @@ from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
 from collector.telemetry import ScrapeOutcome, table
 from exporters.status_page import NOTHING_YET, QUALITY, Advice
 from exporters.what_if import as_json
+from online import RowOutcome
 
 TIMEOUT_S = 5.0
 PAGE_BYTES_MAX = 32 << 20
@@ -33,6 +34,7 @@ _LOSSES = (
     (table.REFUSED_SPANS, "spans were refused"),
     (table.SKIPPED_SPANS, "spans were left out"),
     (table.DROPPED_ROWS, "intervals gave no row"),
+    (table.ROWS, "rows were not learned from"),
     (table.PLUGIN_LOST, "items were lost by the plugin"),
 )
 
@@ -178,7 +180,7 @@ def _reception(samples: Samples) -> Iterator[Finding]:
             FAIR, "receiving", f"{unanswered:,.0f} pages could not be used: {_by_label(samples, table.SCRAPES)}"
         )
     for metric, what in _LOSSES:
-        total = samples.total(metric)
+        total = samples.total(metric) - samples.total(metric, outcome=RowOutcome.LEARNED)
         if total:
             yield Finding(FAIR, "left out", f"{total:,.0f} {what}: {_by_label(samples, metric)}")
 
@@ -187,7 +189,7 @@ def _by_label(samples: Samples, metric: table.Metric) -> str:
     counts: Counter[str] = Counter()
     for labels, value in samples.of(metric.exposed_name):
         reason = labels.get("reason") or labels["outcome"]
-        if reason != ScrapeOutcome.TAKEN:
+        if reason not in (ScrapeOutcome.TAKEN, RowOutcome.LEARNED):
             counts[reason] += int(value)
     shown = [f"{reason} {count:,}" for reason, count in counts.most_common(_REASONS_SHOWN)]
     return ", ".join([*shown, *(["…"] if len(counts) > _REASONS_SHOWN else [])])

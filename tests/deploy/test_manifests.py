@@ -33,7 +33,8 @@ COMPONENTS = {
     "producer-plugin",
 }
 OPERATOR_KINDS = {"PodMonitor", "PrometheusRule"}
-OLDEST, NEWEST = "1.29", "1.33"
+OLDEST, NEWEST = "1.29", "1.37"
+OLDEST_PLAIN = "1.25"
 
 WORKLOAD = """
 apiVersion: apps/v1
@@ -170,7 +171,11 @@ def test_the_plain_variant_is_an_ordinary_container_that_waits_for_the_last_span
     assert {c["name"] for c in spec["containers"]} == {"engine", "tracefit"}
     container = containers_of(workload)["tracefit"]
     assert "restartPolicy" not in container
-    assert container["lifecycle"]["preStop"]["sleep"]["seconds"] >= 5
+    assert container["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "5"]
+
+
+def test_the_plain_variant_is_valid_where_it_is_for(tmp_path):
+    assert "Deployment" in validate(overlay(tmp_path, "Deployment", "plain"), OLDEST_PLAIN)
 
 
 def test_a_workload_without_the_label_is_left_alone(tmp_path):
@@ -220,7 +225,7 @@ def test_every_tracefit_container_meets_the_restricted_profile_and_more(renderin
         assert context["capabilities"] == {"drop": ["ALL"]}
         assert context["seccompProfile"] == {"type": "RuntimeDefault"}
         assert "cpu" not in container["resources"]["limits"]
-        assert set(container["resources"]["requests"]) == {"cpu", "memory"}
+        assert set(container["resources"]["requests"]) == {"cpu", "memory", "ephemeral-storage"}
 
 
 def test_probes_ask_pages_that_exist(renderings):
@@ -409,12 +414,24 @@ spec:
 def test_the_post_renderer_gives_the_sidecar_to_engines_and_to_nothing_else():
     find_tool("kubectl")
     script = DEPLOY / "helm-values" / "post-render" / "post-render.sh"
-    done = subprocess.run([str(script)], input=RENDERED, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    documents = list(yaml.safe_load_all(done.stdout))
-    have = {w["metadata"]["name"]: "tracefit" in containers_of(w) for w in of_kind(documents, "Deployment")}
-    assert have == {"stack-llama-2-7b-deployment-vllm": True, "stack-deployment-router": False}
-    assert not (script.parent / "rendered.yaml").exists()
+    before = {path.name for path in script.parent.iterdir()}
+    unlabelled = RENDERED.replace("  labels: {model: llama-2-7b}\n", "")
+    assert unlabelled != RENDERED
+    for rendered in (RENDERED, unlabelled):
+        done = subprocess.run([str(script)], input=rendered, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        documents = list(yaml.safe_load_all(done.stdout))
+        have = {w["metadata"]["name"]: "tracefit" in containers_of(w) for w in of_kind(documents, "Deployment")}
+        assert have == {"stack-llama-2-7b-deployment-vllm": True, "stack-deployment-router": False}
+    assert {path.name for path in script.parent.iterdir()} == before, "the checkout may be read-only"
+
+
+def test_helm_4_finds_the_post_renderer_as_a_plugin():
+    plugin = yaml.safe_load((DEPLOY / "helm-values" / "post-render" / "plugin.yaml").read_text())
+    assert (plugin["apiVersion"], plugin["type"], plugin["runtime"]) == ("v1", "postrenderer/v1", "subprocess")
+    (command,) = plugin["runtimeConfig"]["platformCommand"]
+    path = command["command"].replace("${HELM_PLUGIN_DIR}", str(DEPLOY / "helm-values" / "post-render"))
+    assert os.access(path, os.X_OK)
 
 
 def test_the_gateway_keeps_one_pod_with_one_tracefit():

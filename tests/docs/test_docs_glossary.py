@@ -1,0 +1,64 @@
+"""Words of the documents are words of the program: each that is printed is explained, each that is named exists."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+import pytest
+
+from collector.cli import _parser
+from collector.config.keys import sections
+from collector.telemetry import reasons
+from collector.telemetry.table import FLEET_TABLE, PREFIX, TABLE
+from exporters.prometheus.families import FAMILIES, PAGE_FAMILIES
+from exporters.status_page.advice import QUALITY, STATUS
+from online.rows import RowOutcome, Target
+from tests.support.paths import DOCS, ROOT
+
+TERMS = [
+    word.strip().strip("`")
+    for row in re.findall(r"^\| ([^|]+) \| [^|]+ \|$", (DOCS / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
+    for word in row.split(",")
+    if row != "word"
+]
+
+
+def test_each_word_that_is_printed_is_in_the_glossary():
+    printed = {*map(str, Target), *QUALITY, *STATUS}
+    assert printed <= set(TERMS)
+
+
+def test_no_word_is_explained_twice():
+    assert len(TERMS) == len(set(TERMS))
+
+
+DOCUMENTS = [*sorted(DOCS.glob("*.md")), ROOT / "README.md"]
+METRICS = {metric.exposed_name for metric in (*TABLE, *FLEET_TABLE)} | {
+    family.name for family in (*FAMILIES, *PAGE_FAMILIES)
+}
+OWN_WORDS = {"tracefit_vllm", "tracefit_version"}
+"""Names that begin like metrics: the plugin's package, a key of the snapshot."""
+SECTIONS = "receivers|join|snapshot|exporters|configurations|bank|slo"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_each_metric_that_a_document_names_exists(document):
+    named = set(re.findall(rf"\b{PREFIX}[a-z_]+[a-z]\b", document.read_text(encoding="utf-8"))) - OWN_WORDS
+    suffixes = ("", "_total", "_bucket", "_sum", "_count")
+    assert named <= {f"{name.removesuffix('_total')}{suffix}" for name in METRICS for suffix in suffixes}
+
+
+@pytest.mark.parametrize("document", ["troubleshooting.md", "faq.md"])
+def test_each_key_command_and_reason_that_a_user_is_told_of_exists(document):
+    text = (DOCS / document).read_text(encoding="utf-8")
+    keys = {key.name for section in sections() for key in section.keys}
+    assert set(re.findall(rf"`((?:{SECTIONS})\.[\w.]+)`", text)) <= keys
+    commands = set(_parser()._subparsers._group_actions[0].choices)
+    assert set(re.findall(r"`tracefit ([a-z-]+)", text)) <= commands
+    enums = [
+        each for each in (*vars(reasons).values(), RowOutcome) if isinstance(each, type) and issubclass(each, Enum)
+    ]
+    known = {str(value) for each in enums for value in each}
+    words = set(re.findall(r"`([a-z]+_[a-z]+)`", text)) - {"decode_context_tokens", "api_queueing", "tracefit_usable"}
+    assert words <= known

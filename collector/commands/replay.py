@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from collector.config import Config
 from collector.recordings import Recording, Timed, TimedExport, TimedKv, TimedPage, in_batches, merged, open_recordings
-from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError
+from collector.runtime import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, Clock, PrintLine, StartError
 from collector.worker import Pipeline, check_learning, make_pipeline
 from exporters.files import write_atomically
 from online import Bank, Snapshot
@@ -52,7 +52,7 @@ def replay(
     if not out.absolute().parent.is_dir():
         raise StartError(f"cannot write {out}: there is no such directory")
     if workers is not None:
-        return _replay_split(paths, out, config, workers, say=say, note=note, state=state)
+        return _replay_split(paths, out, config, workers, clock, say=say, note=note, state=state, stdin=stdin)
     pipeline = make_pipeline(config)
     recordings = open_recordings(paths, note, stdin)
     newest_unix_nano = spans = pages = 0
@@ -77,21 +77,43 @@ def _replay_split(
     out: Path,
     config: Config,
     workers: int,
+    clock: Clock,
     *,
     say: PrintLine,
     note: PrintLine,
     state: Path | None,
+    stdin: BinaryIO | None,
 ) -> int:
     # 20 ms of imports that a replay as one stream need not pay
+    from collector.fleet.bulk import (  # noqa: PLC0415
+        LocalRunner,
+        WorkDirectory,
+        bank_of,
+        find_bulk_files,
+        replay_in_bulk,
+    )
     from collector.fleet.fleet_document import fleet_snapshot  # noqa: PLC0415
-    from collector.fleet.split_replay import replay_split  # noqa: PLC0415
 
     check_learning(config)
-    bank = replay_split(paths, config, workers, note)
-    if bank is None:
-        note("nothing was learned")
-        return EXIT_FAILED
-    _publish(bank, fleet_snapshot(bank), out, state, say)
+    files = find_bulk_files([str(path) for path in paths])
+    work = WorkDirectory(out.with_name(f".{out.name}.replay"), clock, note)
+    work.take(files, config)
+    runner = LocalRunner(work.path, workers, stdin)
+    try:
+        replayed = replay_in_bulk(files, config, runner, work.path, clock, note)
+        bank = bank_of(replayed, config, note)
+        if bank is None:
+            note("nothing was learned")
+            work.remove()
+            return EXIT_FAILED
+        _publish(bank, fleet_snapshot(bank), out, state, say)
+        work.remove()
+    except KeyboardInterrupt:
+        note("stopped; the same command goes on from here")
+        return EXIT_INTERRUPTED
+    finally:
+        runner.close()
+        work.release()
     return EXIT_OK
 
 

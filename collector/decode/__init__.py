@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from . import wire
 from .columnar import Decoder
+from .emitter_parts import PartKind, parts_by_emitter
 from .envelope import SlimExport
 from .otlp_json import TooManyObjects, json_to_protobuf
 from .pieces import PIECE_BYTES, pieces
@@ -32,6 +33,7 @@ __all__ = [
     "Finish",
     "Mark",
     "MarkKind",
+    "PartKind",
     "RequestSpan",
     "SlimExport",
     "SnapshotColumns",
@@ -40,6 +42,7 @@ __all__ = [
     "TooManyObjects",
     "decode",
     "json_to_protobuf",
+    "parts_by_emitter",
     "pieces",
     "wire",
 ]

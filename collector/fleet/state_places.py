@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 from collector.receive.scrape import addresses_of, read_targets
 from collector.runtime import StartError
 
+from .object_store import open_store
+
 PLACES_MAX = 10_000
 """Most states of one source; the rest is said."""
 STATE_SUFFIX = ".bin"
@@ -51,7 +53,7 @@ def check_sources(sources: Sequence[str]) -> None:
         if is_url and scheme.removeprefix(_DNS) in _HTTP:
             _check_url(source.removeprefix(_DNS))
         elif is_url:
-            _fsspec(source)
+            open_store(source)
 
 
 def look(sources: Sequence[str], resolve: Resolve = addresses_of) -> list[StatePlace]:
@@ -100,7 +102,7 @@ def _files(path: Path) -> Iterator[StatePlace]:
 
 
 def _objects(url: str) -> Iterator[StatePlace]:
-    storage, path = _fsspec(url)
+    storage, path = open_store(url)
     scheme = url.partition("://")[0]
     try:
         names = storage.find(path) if storage.isdir(path) else [path]
@@ -139,18 +141,6 @@ def _check_url(url: str) -> None:
         valid = False
     if not valid or any(character <= " " for character in url):
         raise StartError(f"{url!r} is no URL of a sidecar")
-
-
-def _fsspec(url: str) -> tuple[Any, str]:
-    try:
-        import fsspec  # noqa: PLC0415 -- an extra: most fleets are asked over HTTP
-    except ImportError:
-        raise StartError(f"{url} needs a package that is not installed: pip install 'tracefit[fleet]'") from None
-    try:
-        storage, path = fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        raise StartError(f"cannot read {url}: {error}") from None
-    return storage, str(path)
 
 
 def _sentence(error: Exception) -> str:

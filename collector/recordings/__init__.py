@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from .reader import Recording, Timed, TimedExport, TimedKv, TimedPage, in_batches, merged
-from .sources import by_source, open_recordings
+from .reader import FILE_TRANSPORT, Recording, Timed, TimedExport, TimedKv, TimedPage, in_batches, merged
+from .sources import STDIN, by_source, open_recordings, recording_files, source_of
 
 __all__ = [
+    "FILE_TRANSPORT",
+    "STDIN",
     "Recording",
     "Timed",
     "TimedExport",
@@ -15,4 +17,6 @@ __all__ = [
     "in_batches",
     "merged",
     "open_recordings",
+    "recording_files",
+    "source_of",
 ]

@@ -28,7 +28,7 @@ from collector.telemetry import KvSkip, Outcome, ScrapeOutcome
 
 from .framing import DamagedError, NoEntryError, NotReadError, decompressed, entries, is_json, sniff
 
-TRANSPORT = "file"
+FILE_TRANSPORT = "file"
 _NUMBERS_BYTES = 256
 """What a page or a batch of KV events counts for: it holds numbers only."""
 _OTHER_SIGNALS = (b'{"resourceMetrics"', b'{"resourceLogs"')
@@ -82,17 +82,22 @@ class Recording:
         path: the file, or what to call ``stream`` in messages.
         warn: told what could not be read.
         source: what it is a recording of: one name for all files of a rotation, else its path.
-        stream: read instead of the file; its size is not known (0).
+        stream: read instead of the file.
+        size_bytes: of the stream, 0 where nobody knows.
     """
 
-    def __init__(self, path: Path, warn: Warn, source: str = "", stream: BinaryIO | None = None) -> None:
+    def __init__(
+        self, path: Path | str, warn: Warn, source: str = "", stream: BinaryIO | None = None, size_bytes: int = 0
+    ) -> None:
         try:
-            self._raw: BinaryIO = stream or path.open("rb")
-            self.size_bytes = 0 if stream else path.stat().st_size
+            file = Path(path)
+            self._raw: BinaryIO = stream or file.open("rb")
+            self.size_bytes = size_bytes if stream else file.stat().st_size
         except OSError as error:
             raise StartError(f"cannot read {path}: {error.strerror}") from None
-        self.path = path
-        self.label = source or str(path)
+        self.path = file
+        self.name = str(path)
+        self.label = source or self.name
         self.undecodable = 0
         self._entries = 0
         self._other_signals = 0
@@ -123,13 +128,13 @@ class Recording:
                 continue
             self._entries += 1
             newest_unix_nano = max(newest_unix_nano, newest_end_unix_nano(payload))
-            yield TimedExport(newest_unix_nano, Export(payload, self.label, TRANSPORT, spans, self.label))
+            yield TimedExport(newest_unix_nano, Export(payload, self.label, FILE_TRANSPORT, spans, self.label))
         if self._other_signals:
-            self._warn(f"{self.path}: {self._other_signals} entries are metrics or logs, which are not read")
+            self._warn(f"{self.name}: {self._other_signals} entries are metrics or logs, which are not read")
         if self.undecodable and self._entries:
-            self._warn(f"{self.path}: {self.undecodable} entries are no OTLP traces")
+            self._warn(f"{self.name}: {self.undecodable} entries are no OTLP traces")
         elif not (self._entries or self._other_signals or self._said):
-            self._warn(f"{self.path}: neither length-delimited OTLP traces nor lines of OTLP/JSON, KV events or pages")
+            self._warn(f"{self.name}: neither length-delimited OTLP traces nor lines of OTLP/JSON, KV events or pages")
 
     def exports(self) -> Iterator[TimedExport]:
         """The exports of a recording without their times."""
@@ -149,7 +154,7 @@ class Recording:
 
     def _say(self, text: str) -> None:
         self._said = True
-        self._warn(f"{self.path}: {text}")
+        self._warn(f"{self.name}: {text}")
 
     def _lines(self, stream: io.BufferedReader) -> Iterator[bytes | KvBatch | ScrapedPage]:
         parser = PageParser()
@@ -208,5 +213,5 @@ def in_batches(timed: Iterable[Timed], bytes_max: int) -> Iterator[list[Timed]]:
 
 def merged(recordings: Iterable[Recording]) -> Iterator[Timed]:
     """Everything in event-time order; ties go by source and path, so the order of the arguments never matters."""
-    ordered = sorted(recordings, key=lambda recording: (recording.label, str(recording.path)))
+    ordered = sorted(recordings, key=lambda recording: (recording.label, recording.name))
     return heapq.merge(*ordered, key=lambda timed: (timed.unix_nano, timed.label))

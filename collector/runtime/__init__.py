@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .clock import Clock, SystemClock
-from .exits import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_USAGE, StartError
+from .exits import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, StartError
 from .filesystem import Files, SystemFiles, sync_directory
 from .guard import check_packages, package_files
 from .health import Health
@@ -24,6 +24,7 @@ from .terminal import PrintLine
 __all__ = [
     "EXIT_CONFIG",
     "EXIT_FAILED",
+    "EXIT_INTERRUPTED",
     "EXIT_OK",
     "EXIT_USAGE",
     "LARGE_BLOCK_BYTES",

@@ -12,6 +12,8 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_CONFIG = 78
 """EX_CONFIG of sysexits.h."""
+EXIT_INTERRUPTED = 130
+"""Ctrl-C, as shells have it."""
 
 
 class StartError(Exception):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .build import check_learning, make_pipeline
-from .correlator import Correlator, TelemetryReader
+from .correlator import Correlator
 from .memory_relief import MemoryRelief
 from .pipeline import Pipeline
 from .publish import Publisher, SnapshotWriter
@@ -19,7 +19,6 @@ __all__ = [
     "SilenceWatch",
     "SnapshotWriter",
     "StallWatch",
-    "TelemetryReader",
     "Worker",
     "check_learning",
     "make_pipeline",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -112,13 +112,6 @@ class Pipeline:
         # Even if an error of ours ends this batch: replaying what cannot be processed would fail again, for ever.
         self.applied_seq = max(self.applied_seq, max((export.seq for export in exports), default=0))
         for event in self._correlator.process(exports, self._counts, self._observe):
-            self._apply(event)
-
-    def process_telemetry(self, decoded: Iterable[tuple[str, Telemetry]]) -> None:
-        """Join and learn what was decoded elsewhere, by recording."""
-        for recording, telemetry in decoded:
-            self.joiner.add(telemetry, recording)
-        for event in self.joiner.drain():
             self._apply(event)
 
     def _observe(self, telemetry: Telemetry) -> None:

@@ -23,7 +23,7 @@ SIDE_DOORS = {
     # A face of the exporters would make every command load all of them.
     "collector/app.py": {"exporters.routes"},
     "collector/commands/demo_fleet.py": {"collector.fleet.pull"},
-    "collector/commands/replay.py": {"collector.fleet.fleet_document", "collector.fleet.split_replay"},
+    "collector/commands/replay.py": {"collector.fleet.fleet_document"},
     "collector/fleet/fleet_service.py": {"exporters.routes"},
     # Each command is imported when it runs: a face would import them all.
     "collector/cli.py": {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-from pathlib import Path
 
 import pytest
 import zstandard
@@ -35,10 +34,14 @@ EXPORTS = [make_export(first_step=first) for first in (1, 11, 21)]
         ("capture-2.pb", "capture-2.pb"),
         ("c10_long", "c10_long"),
         ("x.7z", "x.7z"),
+        ("year=2026/month=11/day=22/hour=05/minute=02/traces_483920175.binpb.gz", "traces"),
+        ("2026/11/22/05/traces_7.json", "traces"),
+        ("2026/11/22/traces_05_02_14.json", "traces"),
+        ("year=2026/other/traces_1.json", "year=2026/other/traces_1.json"),
     ],
 )
 def test_a_rotation_is_told_by_the_names(name, source):
-    assert source_of(Path("dir") / name) == f"dir/{source}"
+    assert source_of(f"dir/{name}") == f"dir/{source}"
 
 
 def learned(paths):

@@ -1,0 +1,181 @@
+"""Recordings of many engines, learned engine by engine: what is done in which order, and how far it is.
+
+    files ─► parts ─► shards by bucket of engines ─► one state a bucket ─► merged by whoever asked
+
+Which process does what changes nothing: parts, buckets and the order of every sum follow from the recordings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+
+from collector import __version__
+from collector.config import Config
+from collector.durable import Directory
+from collector.fleet.fold import Examined, add, choose, examine
+from collector.fleet.state_fetch import Fetched
+from collector.fleet.state_places import StatePlace
+from collector.recordings import STDIN
+from collector.runtime import Clock, PrintLine, StartError
+from online import Bank
+
+from .bulk_files import BulkFile, StoreError
+from .learn import Learned, for_merging
+from .local_runner import BucketTask, ShardPlace, SplitDone
+from .split import SHARED, Part, parts_of
+
+PROGRESS_INTERVAL_NS: Final = 1_000_000_000
+_NEVER_NS: Final = 1 << 62
+"""Recordings may be of any time."""
+_FINGERPRINT: Final = "replay.fingerprint"
+
+
+class Runner(Protocol):
+    """Who does the tasks; both yield what is done as it is done."""
+
+    def split_parts(self, parts: Sequence[Part]) -> Iterator[tuple[Part, SplitDone]]:
+        """Split files into shards."""
+        ...
+
+    def learn_buckets(self, tasks: Sequence[BucketTask]) -> Iterator[tuple[BucketTask, Learned]]:
+        """Learn the engines of each bucket."""
+        ...
+
+
+class Replayed(NamedTuple):
+    """Where the states of all buckets are; how many engines and rows are in them."""
+
+    states: list[Path]
+    engines: int
+    rows: int
+
+
+class WorkDirectory:
+    """What is done of a replay; another replay's is thrown away, and all of it at the end. One process at a time."""
+
+    def __init__(self, path: Path, clock: Clock, note: PrintLine) -> None:
+        self.path = path
+        self._directory = Directory(path, clock, "its work directory")
+        self._note = note
+
+    def take(self, files: Sequence[BulkFile], config: Config) -> None:
+        """Lock it, and keep what is in it if it is of the same files, settings and version."""
+        self._directory.take()
+        known = [__version__, [*files], msgspec.to_builtins(config)]
+        fingerprint = hashlib.sha256(msgspec.json.encode(known)).hexdigest()
+        marker = self.path / _FINGERPRINT
+        if marker.exists() and marker.read_text() == fingerprint and all(file.name != STDIN for file in files):
+            if any(self.path.glob("part-*.json")):
+                self._note(f"going on with what is done already in {self.path}")
+            return
+        for path in self.path.iterdir():
+            if path.suffix in {".json", ".shard", ".bin"}:
+                path.unlink()
+        marker.write_text(fingerprint)
+
+    def release(self) -> None:
+        """Let another process in; what is done stays."""
+        self._directory.release()
+
+    def remove(self) -> None:
+        """All of it was used."""
+        self._directory.release()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+class Progress:
+    """Says once a second how much of a half is done, how fast that goes, and how long the rest will take."""
+
+    def __init__(self, doing: str, total_bytes: int, clock: Clock, note: PrintLine) -> None:
+        self._doing = doing
+        self._total_bytes = total_bytes
+        self._clock = clock
+        self._note = note
+        self._done_bytes = 0
+        self._start_ns = self._said_ns = clock.monotonic_ns()
+
+    def add(self, size_bytes: int) -> None:
+        """So much more is done."""
+        self._done_bytes += size_bytes
+        now_ns = self._clock.monotonic_ns()
+        if now_ns - self._said_ns < PROGRESS_INTERVAL_NS or not self._done_bytes:
+            return
+        self._said_ns = now_ns
+        elapsed_s = (now_ns - self._start_ns) / 1e9
+        share = self._done_bytes / max(self._total_bytes, self._done_bytes)
+        left_s = elapsed_s * (1.0 - share) / share
+        rate = self._done_bytes / 1e6 / elapsed_s
+        self._note(
+            f"{self._doing} {share:4.0%}  {self._done_bytes / 1e6:,.0f} MB, {rate:.1f} MB/s, {left_s:,.0f} s left"
+        )
+
+
+def replay_in_bulk(
+    files: Sequence[BulkFile], config: Config, runner: Runner, work: Path, clock: Clock, note: PrintLine
+) -> Replayed:
+    """Learn every engine of these files; the states are files of ``work``.
+
+    Raises:
+        StartError: a file cannot be read, or workers were killed again and again.
+    """
+    parts = parts_of(files)
+    try:
+        splits = _split(parts, runner, clock, note)
+        tasks = _tasks(splits, config)
+        progress = Progress("learned", sum(task.size_bytes for task in tasks), clock, note)
+        learned: dict[int, Learned] = {}
+        for task, result in runner.learn_buckets(tasks):
+            learned[task.bucket] = result
+            progress.add(task.size_bytes)
+    except StoreError as error:
+        raise StartError(str(error)) from None
+    states = []
+    for bucket, result in sorted(learned.items()):
+        for text in result.refused:
+            note(text)
+        if result.state:
+            states.append(work / f"bucket-{bucket:02}.bin")
+            if not states[-1].exists():
+                states[-1].write_bytes(result.state)
+    return Replayed(states, sum(each.engines for each in learned.values()), sum(each.rows for each in learned.values()))
+
+
+def _split(parts: Sequence[Part], runner: Runner, clock: Clock, note: PrintLine) -> dict[int, SplitDone]:
+    progress = Progress("split", sum(part.size_bytes for part in parts), clock, note)
+    splits: dict[int, SplitDone] = {}
+    for part, done in runner.split_parts(parts):
+        splits[part.number] = done
+        progress.add(part.size_bytes)
+    for _, done in sorted(splits.items()):
+        for warning in done.warnings:
+            note(warning)
+    return splits
+
+
+def _tasks(splits: dict[int, SplitDone], config: Config) -> list[BucketTask]:
+    """The largest first, so that none is left when the others are done."""
+    shards: dict[int, list[ShardPlace]] = {}
+    for _, done in sorted(splits.items()):
+        for shard in done.shards:
+            shards.setdefault(shard.bucket, []).append(shard)
+    shared = tuple(shards.pop(SHARED, ()))
+    tasks = [BucketTask(bucket, config, tuple(own), shared) for bucket, own in shards.items()]
+    return sorted(tasks, key=lambda task: (-task.size_bytes, task.bucket))
+
+
+def bank_of(replayed: Replayed, config: Config, note: PrintLine) -> Bank | None:
+    """What all buckets teach, merged; None if nothing."""
+    whole = for_merging(config)
+    read = [
+        examine(Fetched(StatePlace(path.name, path=path), path), path, whole, _NEVER_NS) for path in replayed.states
+    ]
+    chosen, refused = choose([each for each in read if isinstance(each, Examined)])
+    for each in [*refused, *(each for each in read if isinstance(each, Fetched))]:
+        note(f"{each.place.name}: {each.detail}")
+    return add(chosen, whole) if chosen else None

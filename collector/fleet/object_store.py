@@ -1,0 +1,20 @@
+"""Object stores by fsspec, which is an extra: most fleets are asked over HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from collector.runtime import StartError
+
+
+def open_store(url: str) -> tuple[Any, str]:
+    """The file system of a URL, and the path in it; StartError if a package is missing."""
+    try:
+        import fsspec  # noqa: PLC0415
+    except ImportError:
+        raise StartError(f"{url} needs a package that is not installed: pip install 'tracefit[fleet]'") from None
+    try:
+        storage, path = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise StartError(f"cannot read {url}: {error}") from None
+    return storage, str(path)

@@ -1,0 +1,373 @@
+"""``tracefit replay --workers``: cut by engine once, learned engine by engine, the same bytes whoever learned which."""
+
+import gzip
+import io
+import os
+import signal
+from functools import partial
+from itertools import islice
+
+import pytest
+
+from collector.cli import main
+from collector.commands.replay import replay
+from collector.decode import Decoder, PartKind, parts_by_emitter
+from collector.fleet.bulk import bulk_files, local_runner, split
+from collector.fleet.bulk.bulk_files import BulkFile, find_bulk_files
+from collector.fleet.bulk.bulk_replay import WorkDirectory, bank_of, replay_in_bulk
+from collector.fleet.bulk.learn import learn_engines
+from collector.fleet.bulk.local_runner import LocalRunner
+from collector.recordings import Recording
+from collector.runtime import StartError, SystemClock
+from collector.telemetry import Counts
+from online import Bank, Snapshot
+from tests.support.fleets import CONFIG, as_another_engine
+from tests.support.otlp_bytes import varint
+from tests.support.paths import DATA
+
+RECORDING = DATA / "c10_long" / "otlp.pb.gz"
+ENGINES = 3
+
+
+def delimited(payload):
+    return varint(len(payload)) + payload
+
+
+@pytest.fixture(scope="module")
+def payloads():
+    """Of three engines and their API servers, by engine and in their order."""
+    exports = list(islice(Recording(RECORDING, print).exports(), 24))
+    return [[as_another_engine(timed.export.payload, number) for timed in exports] for number in range(ENGINES)]
+
+
+def write_by_time(directory, payloads):
+    """Two files, cut by time, in each of which all engines have a part."""
+    directory.mkdir(exist_ok=True)
+    exports = list(zip(*payloads, strict=True))
+    for name, part in (("traces.pb.1", exports[:12]), ("traces.pb", exports[12:])):
+        (directory / name).write_bytes(b"".join(delimited(payload) for payloads in part for payload in payloads))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def recording(payloads, tmp_path_factory):
+    return write_by_time(tmp_path_factory.mktemp("recording"), payloads)
+
+
+def learned(places, work, workers=1, note=print, runner=None):
+    work.mkdir(exist_ok=True)
+    files = find_bulk_files([str(place) for place in places])
+    runner = runner or LocalRunner(work, workers)
+    try:
+        replayed = replay_in_bulk(files, CONFIG, runner, work, SystemClock(), note)
+        return bank_of(replayed, CONFIG, note)
+    finally:
+        runner.close()
+
+
+@pytest.fixture(scope="module")
+def alone(recording, tmp_path_factory):
+    return learned([recording], tmp_path_factory.mktemp("work"))
+
+
+def shards_of(places, work):
+    (part,) = split.parts_of(find_bulk_files([str(place) for place in places]))
+    done = local_runner.split_into(part, work)
+    opened = [(shard.bucket, local_runner._opened(shard)) for shard in done.shards]
+    return [s for bucket, s in opened if bucket != split.SHARED], [s for bucket, s in opened if bucket == split.SHARED]
+
+
+@pytest.mark.parametrize("shard_bytes", [1 << 30, 100_000])
+def test_an_engine_is_learned_as_a_replay_of_its_telemetry_alone_learns_it(
+    payloads, tmp_path, monkeypatch, shard_bytes
+):
+    monkeypatch.setattr(split, "SHARD_BYTES", shard_bytes)
+    own, state = tmp_path / "recording", tmp_path / "state.bin"
+    write_by_time(own, [payloads[1]])
+    assert replay([own], tmp_path / "one.json", CONFIG, SystemClock(), say=print, note=print, state=state) == 0
+    write_by_time(own, payloads)
+    states = [pipeline.state() for _, pipeline in learn_engines(CONFIG, *shards_of([own], tmp_path))]
+    assert state.read_bytes() in states
+    assert len(set(states)) == ENGINES
+
+
+def test_an_export_of_several_engines_is_cut_into_what_each_said(payloads, tmp_path):
+    exports = list(zip(*payloads, strict=True))
+    states = []
+    for number, content in enumerate((map(b"".join, exports), (payload for each in exports for payload in each))):
+        (tmp_path / "traces.pb").write_bytes(b"".join(map(delimited, content)))
+        work = tmp_path / str(number)
+        work.mkdir()
+        states.append([p.state() for _, p in learn_engines(CONFIG, *shards_of([tmp_path / "traces.pb"], work))])
+    assert states[0] == states[1]
+
+
+def coefficients(bank):
+    """Whatever the configurations are called: which recording it was is part of that, where no model is known."""
+    return [
+        (target, [feature.coefficient for feature in learned.models["portable"].features])
+        for config_id in bank.configs()
+        for target, learned in sorted(bank.targets(config_id).items())
+    ]
+
+
+@pytest.mark.parametrize("shard_bytes", [1 << 30, 100_000])
+def test_many_small_files_are_read_a_few_at_a_time(payloads, alone, tmp_path, monkeypatch, shard_bytes):
+    monkeypatch.setattr(split, "FILES_AT_ONCE", 5)
+    monkeypatch.setattr(split, "PART_FILES", 20)
+    monkeypatch.setattr(split, "SHARD_BYTES", shard_bytes)
+    for number, each in enumerate(zip(*payloads, strict=True)):
+        folder = tmp_path / "otlp" / f"2026/11/22/05/{number:02}"
+        folder.mkdir(parents=True)
+        content = gzip.compress(b"".join(map(delimited, each)))
+        (folder / f"traces_{number * 7919 % 1000}.pb.gz").write_bytes(content)
+    assert coefficients(learned([tmp_path / "otlp"], tmp_path / "work")) == coefficients(alone)
+
+
+def test_every_engine_is_learned_once_and_near_what_one_learner_would_know(recording, alone, tmp_path):
+    said = []
+    code = replay([recording], tmp_path / "one.json", CONFIG, SystemClock(), say=said.append, note=said.append)
+    assert code == 0
+    (config,) = Snapshot.from_json((tmp_path / "one.json").read_bytes()).configs
+    (config_id,) = alone.configs()
+    assert config_id == config.config_id
+    steps = [targets["step_time"] for targets in (config.targets, alone.targets(config_id))]
+    assert len(alone.lineages[config_id].engines) == ENGINES
+    assert len(steps[1].replicas) == ENGINES
+    assert steps[1].models["portable"].rows == pytest.approx(steps[0].models["portable"].rows, rel=0.02)
+    assert steps[1].mean_us == pytest.approx(steps[0].mean_us, rel=0.02)
+    assert config.targets.keys() == alone.targets(config_id).keys()
+
+
+def killed_once(task, work):
+    """As learn_into, of whoever comes second."""
+    try:
+        (work / "killed").mkdir()
+    except FileExistsError:
+        return local_runner.learn_into(task, work)
+    return os.kill(os.getpid(), signal.SIGKILL)
+
+
+class KilledRunner(LocalRunner):
+    """Its first worker that learns is killed while it does."""
+
+    def learn_buckets(self, tasks):
+        yield from self._run(partial(killed_once, work=self._work), tasks)
+
+
+def killed_always(_task, **_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DyingRunner(LocalRunner):
+    """Every worker that learns is killed."""
+
+    def learn_buckets(self, tasks):
+        yield from self._run(killed_always, tasks)
+
+
+def test_a_killed_worker_changes_nothing(recording, alone, tmp_path):
+    (tmp_path / "work").mkdir()
+    bank = learned([recording], tmp_path / "work", runner=KilledRunner(tmp_path / "work", 2))
+    assert (tmp_path / "work" / "killed").exists()
+    assert bank.state() == alone.state()
+    (tmp_path / "work2").mkdir()
+    with pytest.raises(StartError, match="killed 3 times"):
+        learned([recording], tmp_path / "work2", runner=DyingRunner(tmp_path / "work2", 2))
+
+
+def test_what_was_stopped_goes_on_where_it_was(recording, alone, tmp_path, monkeypatch):
+    said, out, state = [], tmp_path / "out.json", tmp_path / "out.bin"
+    run = partial(
+        replay, [recording], out, CONFIG, SystemClock(), say=said.append, note=said.append, state=state, workers=1
+    )
+    original, tasks = local_runner.learn_bucket, []
+
+    def stopped(*arguments):
+        tasks.append(1)
+        if len(tasks) == 2:
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    monkeypatch.setattr(local_runner, "learn_bucket", stopped)
+    assert run() == 130
+    assert said[-1] == "stopped; the same command goes on from here"
+    assert not out.exists()
+    monkeypatch.setattr(local_runner, "split", None)
+    assert run() == 0
+    assert len(tasks) == ENGINES + 1
+    assert any(line.startswith("going on with what is done already") for line in said)
+    assert state.read_bytes() == alone.state()
+    assert not (tmp_path / ".out.json.replay").exists()
+
+
+def test_what_is_done_of_other_files_or_settings_is_thrown_away(recording, tmp_path):
+    said = []
+    files = find_bulk_files([str(recording)])
+    for known, kept in ((files, False), (files, True), (files[:1], False), ([files[0]._replace(changed="x")], False)):
+        work = WorkDirectory(tmp_path, SystemClock(), said.append)
+        work.take(known, CONFIG)
+        with pytest.raises(StartError, match="another process uses"):
+            WorkDirectory(tmp_path, SystemClock(), said.append).take(known, CONFIG)
+        assert (tmp_path / "part-000000.json").exists() == kept
+        (tmp_path / "part-000000.json").touch()
+        work.release()
+    assert len(said) == 1
+
+
+def test_real_processes_write_what_one_writes(recording, alone, tmp_path, monkeypatch):
+    out, state = tmp_path / "out.json", tmp_path / "out.bin"
+    config = tmp_path / "config.yaml"
+    config.write_text("learners: [rls]\nfeature_sets: [portable]\n")
+    arguments = ["--config", str(config), "--snapshot", str(out), "--state", str(state)]
+    assert main(["replay", str(recording), *arguments, "--workers", "2"]) == 0
+    assert state.read_bytes() == alone.state()
+    assert Bank(CONFIG).restore(state.read_bytes()) == []
+    whole = b"".join((recording / name).read_bytes() for name in ("traces.pb.1", "traces.pb"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(whole)))
+    assert main(["replay", "-", *arguments, "--workers", "1"]) == 0
+    bank = Bank(CONFIG)
+    bank.restore(state.read_bytes())
+    (config_id,) = bank.configs()
+    assert len(bank.lineages[config_id].engines) == ENGINES
+
+
+def test_what_cannot_be_read_is_said(tmp_path):
+    with pytest.raises(StartError, match="cannot read"):
+        learned([tmp_path / "none.pb"], tmp_path / "work")
+    (tmp_path / "empty").write_bytes(b"")
+    said = []
+    assert learned([tmp_path / "empty"], tmp_path / "work", note=said.append) is None
+    assert len(said) == 1
+
+
+def test_how_far_it_is_is_said_with_rate_and_time_left(recording, tmp_path):
+    class Clock(SystemClock):
+        """A second a look."""
+
+        now_ns = 0
+
+        def monotonic_ns(self):
+            self.now_ns += 10**9
+            return self.now_ns
+
+    said = []
+    files = find_bulk_files([str(recording)])
+    replay_in_bulk(files, CONFIG, LocalRunner(tmp_path, 1), tmp_path, Clock(), said.append)
+    assert said[0].startswith("split 100%")
+    assert "MB/s" in said[-1]
+    assert said[-1].endswith(" 0 s left")
+    assert said[-2].endswith("s left")
+
+
+# --- an export, cut ---------------------------------------------------------------------------------------------------
+
+
+def test_the_parts_of_an_export_say_what_it_said(payloads):
+    for payload in islice(payloads[0], 8):
+        parts = parts_by_emitter(payload, "peer")
+        read = Decoder().decode([(payload, "peer")], lambda *_: None, Counts())[0]
+        cut = [Decoder().decode([(part.payload, "peer")], lambda *_: None, Counts())[0] for part in parts]
+        flat = [telemetry for resources in cut for telemetry in resources]
+        assert sum(len(t.steps) for t in flat) == sum(len(t.steps) for t in read)
+        for name in ("core", "api", "requests", "kv"):
+            assert [x for t in flat for x in getattr(t, name)] == [x for t in read for x in getattr(t, name)]
+        for part, resources in zip(parts, cut, strict=True):
+            assert [t.instance for t in resources] == [part.instance]
+            ids = [part.ids[at : at + 8] for at in range(0, len(part.ids), 8)]
+            if part.kind is PartKind.OF_API:
+                assert ids == [api.span_id for t in resources for api in t.api]
+            else:
+                assert ids == [core.parent_span_id for t in resources for core in t.core]
+
+
+@pytest.mark.parametrize(
+    "payload", [b"\x0a\x05\x12\x7f", b"\x0a\x80", b"\x0a\x04\x0a\x02\x0a\x09", b"\x0a\x02\x12\x80"]
+)
+def test_bytes_that_are_no_export_are_refused(payload):
+    with pytest.raises(ValueError, match=r".+"):
+        parts_by_emitter(payload, "peer")
+
+
+def test_no_name_stands_for_the_peer():
+    assert parts_by_emitter(b"", "peer") == []
+    scope = b"\x0a\x15\x0a\x13vllm.scheduler.step"
+    body = b"\x12" + varint(len(scope)) + scope
+    (part,) = parts_by_emitter(b"\x0a" + varint(len(body)) + body, "peer")
+    assert (part.kind, part.instance, part.ids) == (PartKind.OF_EMITTER, "peer", b"")
+
+
+# --- objects ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def memory_store():
+    import fsspec
+
+    storage = fsspec.filesystem("memory")
+    storage.store.clear()
+    yield storage
+    storage.store.clear()
+
+
+def test_objects_of_a_store_are_files(recording, alone, memory_store, tmp_path):
+    for file in recording.iterdir():
+        with memory_store.open(f"/bucket/otlp/{file.name}", "wb") as stream:
+            stream.write(file.read_bytes())
+    with memory_store.open("/bucket/otlp/.hidden", "wb") as stream:
+        stream.write(b"x")
+    files = find_bulk_files(["memory://bucket/otlp"])
+    assert [file.name for file in files] == ["memory://bucket/otlp/traces.pb", "memory://bucket/otlp/traces.pb.1"]
+    assert [file.source for file in files] == ["memory://bucket/otlp/traces.pb"] * 2
+    assert len(find_bulk_files(["memory://bucket/otlp/*.1"])) == 1
+    assert coefficients(learned(["memory://bucket/otlp"], tmp_path)) == coefficients(alone)
+    with pytest.raises(StartError, match="there is no object in it"):
+        find_bulk_files(["memory://bucket/none"])
+
+
+class Throttled:
+    """A store each of whose reads fails so often before it works."""
+
+    def __init__(self, data, failures):
+        self.data, self.failures, self.left = data, failures, failures
+
+    def open(self, *_, **__):
+        store, stream = self, io.BytesIO(self.data)
+
+        class Reader:
+            seek = stream.seek
+            close = stream.close
+
+            def read(self, size):
+                if store.left:
+                    store.left -= 1
+                    raise RuntimeError("SlowDown: reduce your request rate")
+                store.left = store.failures
+                return stream.read(size)
+
+        return Reader()
+
+
+def test_a_store_that_throttles_is_asked_again_and_then_ends_the_replay(recording, tmp_path, monkeypatch):
+    data = (recording / "traces.pb").read_bytes()
+    file = BulkFile("memory://b/traces.pb", len(data), "memory://b/traces.pb")
+    monkeypatch.setattr(bulk_files, "PAUSE_S", 0.0)
+    monkeypatch.setattr(bulk_files, "READ_BYTES", 100_000)
+    monkeypatch.setattr(bulk_files, "open_store", lambda _: (Throttled(data, 2), "b"))
+    said = []
+    read = [timed.export.payload for timed in bulk_files.open_bulk_file(file, said.append)]
+    assert read == [timed.export.payload for timed in Recording(recording / "traces.pb", print)]
+    monkeypatch.setattr(bulk_files, "open_store", lambda _: (Throttled(data, 9), "b"))
+    with pytest.raises(StartError, match="SlowDown"):
+        replay_in_bulk([file], CONFIG, LocalRunner(tmp_path, 1), tmp_path, SystemClock(), said.append)
+    assert said == []
+
+
+def test_an_object_cut_short_gives_what_precedes_the_cut(recording, memory_store, tmp_path):
+    data = (recording / "traces.pb.1").read_bytes()
+    with memory_store.open("/bucket/traces.pb.gz", "wb") as stream:
+        stream.write(gzip.compress(data)[:-2000])
+    said = []
+    bank = learned(["memory://bucket/traces.pb.gz"], tmp_path, note=said.append)
+    assert bank.configs()
+    assert any("damaged after" in line for line in said)

@@ -17,8 +17,9 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from .closed_loop import ClosedLoop, RequestEstimate, Workload
+from .closed_loop import ClosedLoop, RequestEstimate
 from .faults import BadInputError, checked
+from .workload import Workload
 
 CONCURRENCY_MAX = 4096
 _MS_MAX = 1e9

@@ -7,11 +7,12 @@ from typing import overload
 
 from .capacity import Plan
 from .capacity import plan as planned
-from .closed_loop import ClosedLoop, RequestEstimate, Workload
+from .closed_loop import ClosedLoop, RequestEstimate
 from .document import Coefficient, ConfigDocument, Target
 from .evidence import STEP_TIME, computable_model
 from .faults import NoCoefficientsError, checked
 from .step_model import Limits, Prediction, Predictions, StepModel
+from .workload import Workload
 
 _LIMIT_MAX = 1e12
 """No engine holds more of anything."""

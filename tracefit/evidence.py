@@ -11,7 +11,11 @@ FEATURES = ("intercept", "prefill_tokens", "decode_context_tokens", "requests")
 _ROWS_MIN = 256
 _MEDIAN_APE_MAX = 0.25
 _MEANS_OF_STEPS = ("journeys", "requests")
-"""Qualities of telemetry whose rows cover many steps each."""
+
+
+def of_means(telemetry: str) -> bool:
+    """Whether rows of this quality cover many steps each: what was learned is of mean steps, stalls included."""
+    return telemetry in _MEANS_OF_STEPS
 
 
 def visited_strata(target: Target, telemetry: str) -> frozenset[str]:
@@ -23,7 +27,7 @@ def visited_strata(target: Target, telemetry: str) -> frozenset[str]:
         strata = set(map(stratum_of_cell, target.seen.cells))
     else:
         strata = set(target.interval.strata if target.interval is not None else ())
-    if telemetry in _MEANS_OF_STEPS:
+    if of_means(telemetry):
         sizes = {name.partition(":")[2] for name in strata}
         strata = {f"{kind}:{size}" for kind in ("decode", "prefill") for size in sizes}
     return frozenset(strata)

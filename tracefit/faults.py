@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 TOKENS_MAX = 1e9
 """More tokens than this in one step or request is a mistake, not a question."""
 
@@ -55,16 +53,22 @@ def checked(parameter: str, value: object, low: float, high: float) -> float:
     Raises:
         BadInputError: it is no number, not finite, or outside.
     """
-    if type(value) not in (int, float):  # numpy's float64 is a float whose arithmetic gives numpy's integers
-        try:
-            number = float(value) if hasattr(value, "__float__") and not isinstance(value, bool) else None
-        except (TypeError, ValueError):
-            number = None
-        if number is None:
-            raise BadInputError(parameter, f"expected a number, got {type(value).__name__}")
-        value = number
-    value = cast("float", value)
-    if not low <= value <= high:  # false for NaN too
-        got = f", got {float(value):g}" if not abs(value) > FINITE_MAX else ""
+    if type(value) is float or type(value) is int:  # numpy's float64 is a float whose arithmetic gives numpy's integers
+        number: float = value
+    else:
+        number = _plain(parameter, value)
+    if not low <= number <= high:  # false for NaN too
+        got = f", got {float(number):g}" if not abs(number) > FINITE_MAX else ""
         raise BadInputError(parameter, f"expected {low:g} to {high:g}{got}")
-    return value
+    return number
+
+
+def _plain(parameter: str, value: object) -> float:
+    """A number of another library as one of Python's."""
+    try:
+        number = float(value) if hasattr(value, "__float__") and not isinstance(value, bool) else None
+    except (TypeError, ValueError):
+        number = None
+    if number is None:
+        raise BadInputError(parameter, f"expected a number, got {type(value).__name__}")
+    return number

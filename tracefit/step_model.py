@@ -20,14 +20,14 @@ from collections.abc import Set as AbstractSet
 from typing import NamedTuple, cast, overload
 
 from .document import ConfigDocument
-from .evidence import FEATURES, STEP_TIME, computable_model, doubts_of, visited_strata
+from .evidence import FEATURES, STEP_TIME, computable_model, doubts_of, of_means, visited_strata
 from .faults import REQUESTS_MAX, TOKENS_MAX, BadInputError, NoCoefficientsError, checked
-from .shapes import TOKEN_CLASSES, cell_of_class, stratum_name, token_class
+from .shape_table import STRIDE, ShapeTable
+from .shapes import TOKEN_CLASSES, stratum_name, token_class
 
+Band = tuple[float, float, float]
 _NORMAL_P90 = 1.2816
-_STRIDE = 64  # > TOKEN_CLASSES
 _CLASSES_END = 8192
-_SHAPE_ENTRIES_MAX = 65536
 
 
 class Prediction(NamedTuple):
@@ -93,14 +93,17 @@ class StepModel:
     """
 
     __slots__ = (
+        "_bounds",
         "_classes",
         "_interval",
         "_shapes",
         "_strata",
+        "_visits",
         "coefficients",
         "limits",
         "mean_factor",
         "model",
+        "of_means",
         "reasons",
         "target",
     )
@@ -116,11 +119,15 @@ class StepModel:
         by_name = {each.name: each for each in self.model.coefficients}
         values = [by_name[name].value if name in by_name else 0.0 for name in FEATURES]
         self.coefficients: tuple[float, float, float, float] = (values[0], values[1], values[2], values[3])
-        self.mean_factor = min(max(target.mean_factor, 0.5), 2.0)
+        self.of_means = of_means(config.telemetry)
+        self.mean_factor = 1.0 if self.of_means else min(max(target.mean_factor, 0.5), 2.0)
         self._interval = target.interval
         self._strata = visited_strata(target, config.telemetry)
+        self._visits: dict[int, bool] = {}
+        seen = {} if target.seen is None else target.seen.features
+        self._bounds = [seen.get(name, (-math.inf, math.inf)) for name in FEATURES[1:]]
         self.reasons = doubts_of(self.model)
-        self._shapes = _Shapes(self)
+        self._shapes = ShapeTable(target)
         self._classes = _classes_table()
 
     # ---------------------------------------------------------------- one step
@@ -137,35 +144,50 @@ class StepModel:
             low, high = max(0.0, low - spread_us), high + spread_us
         return Prediction(us, low, high, outside, self.usable(outside, prefill, batch, context))
 
-    def band(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> tuple[float, float, float]:
-        """us, low and high of one step inside of what was seen; the numbers are trusted."""
+    def shape(self, prefill_tokens: float, requests: float) -> Band:
+        """Factor, p10 and p90 of steps like that."""
+        return self._shapes[STRIDE * round(requests) + token_class(prefill_tokens)]
+
+    def band(
+        self, prefill_tokens: float, requests: float, decode_context_tokens: float, shape: Band | None = None
+    ) -> Band:
+        """us, low and high of one step inside of what was seen, of its shape or another; the numbers are trusted."""
         b0, b_prefill, b_context, b_requests = self.coefficients
-        factor, p10, p90 = self._shapes[_STRIDE * round(requests) + token_class(prefill_tokens)]
+        factor, p10, p90 = shape or self._shapes[STRIDE * round(requests) + token_class(prefill_tokens)]
         us = (b0 + b_prefill * prefill_tokens + b_context * decode_context_tokens + b_requests * requests) * factor
         return us, us * p10, us * p90
 
     def outside(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> tuple[str, ...]:
         """Names of what was never seen like that."""
         names = []
-        seen, limits = self.target.seen, self.limits
-        if seen is not None:
-            for name, value in zip(FEATURES[1:], (prefill_tokens, decode_context_tokens, requests), strict=True):
-                bounds = seen.features.get(name)
-                if bounds is not None and not bounds[0] <= value <= bounds[1]:
-                    names.append(name)
-        if self._strata and stratum_name(prefill_tokens, requests) not in self._strata:
+        prefill_seen, context_seen, requests_seen = self._bounds
+        if not prefill_seen[0] <= prefill_tokens <= prefill_seen[1]:
+            names.append("prefill_tokens")
+        if not context_seen[0] <= decode_context_tokens <= context_seen[1]:
+            names.append("decode_context_tokens")
+        if not requests_seen[0] <= requests <= requests_seen[1]:
+            names.append("requests")
+        if self._strata and not self._visited(prefill_tokens, requests):
             names.append("shape")
-        if limits.max_num_seqs is not None and requests > limits.max_num_seqs:
+        max_num_seqs, max_num_batched_tokens, _ = self.limits
+        if max_num_seqs is not None and requests > max_num_seqs:
             names.append("max_num_seqs")
-        if limits.max_num_batched_tokens is not None and prefill_tokens > limits.max_num_batched_tokens:
+        if max_num_batched_tokens is not None and prefill_tokens > max_num_batched_tokens:
             names.append("max_num_batched_tokens")
         return tuple(names)
+
+    def _visited(self, prefill_tokens: float, requests: float) -> bool:
+        """Whether the step's stratum has evidence; each stratum is looked up by name once."""
+        key = 2 * int(requests).bit_length() + (prefill_tokens > 0)
+        if key not in self._visits:
+            self._visits[key] = stratum_name(prefill_tokens, requests) in self._strata
+        return self._visits[key]
 
     def spread_us(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> float:
         """1.28 standard errors of the sum, as if the coefficients' errors were independent."""
         work = dict(zip(FEATURES, (1.0, prefill_tokens, decode_context_tokens, requests), strict=True))
         variance = sum((work[c.name] * (c.stderr or 0.0)) ** 2 for c in self.model.coefficients)
-        factor = self._shapes[_STRIDE * round(requests) + token_class(prefill_tokens)][0]
+        factor = self.shape(prefill_tokens, requests)[0]
         return _NORMAL_P90 * factor * math.sqrt(variance)
 
     def usable(self, outside: Collection[str], prefill: float, requests: float, context: float) -> bool:
@@ -190,9 +212,9 @@ class StepModel:
         whole = isinstance(sum(batch), int) and isinstance(sum(prefill), int)  # one float makes the sum a float
         if whole and (not prefill or max(prefill) < _CLASSES_END):
             pairs = cast("Iterable[tuple[int, int]]", zip(batch, prefill, strict=True))
-            keys = [shapes[_STRIDE * n + classes[p]] for n, p in pairs]
+            keys = [shapes[STRIDE * n + classes[p]] for n, p in pairs]
         else:
-            keys = [shapes[_STRIDE * round(n) + token_class(p)] for n, p in zip(batch, prefill, strict=True)]
+            keys = [shapes[STRIDE * round(n) + token_class(p)] for n, p in zip(batch, prefill, strict=True)]
         us = [
             (b0 + b_prefill * p + b_context * c + b_requests * n) * shape[0]
             for p, n, c, shape in zip(prefill, batch, context, keys, strict=True)
@@ -200,39 +222,6 @@ class StepModel:
         low = [each * shape[1] for each, shape in zip(us, keys, strict=True)]
         high = [each * shape[2] for each, shape in zip(us, keys, strict=True)]
         return Predictions(self, (prefill, batch, context), us, low, high)
-
-
-class _Shapes(dict[int, tuple[float, float, float]]):
-    """Factor, p10 and p90 by requests · 64 + class of prefill tokens; looked up by name once, bounded."""
-
-    __slots__ = ("_by_octave", "_factors", "_pooled", "_strata")
-
-    def __init__(self, model: StepModel) -> None:
-        super().__init__()
-        interval = model.target.interval
-        self._factors = model.target.factors
-        self._pooled = (1.0, 1.0) if interval is None else interval.pooled
-        self._strata = {} if interval is None else interval.strata
-        self._by_octave: dict[int, tuple[float, float, float]] = {}
-
-    def __missing__(self, key: int) -> tuple[float, float, float]:
-        requests, tokens_class = divmod(key, _STRIDE)
-        if len(self) >= _SHAPE_ENTRIES_MAX:
-            self.clear()
-        if not tokens_class:
-            self[key] = found = self._named(0, requests)
-            return found
-        octave = requests.bit_length() * _STRIDE + tokens_class  # with prefill all of an octave are one shape
-        known = self._by_octave.get(octave)
-        if known is None:
-            known = self._by_octave[octave] = self._named(tokens_class, requests)
-        self[key] = known
-        return known
-
-    def _named(self, tokens_class: int, requests: int) -> tuple[float, float, float]:
-        p10, p90 = self._strata.get(stratum_name(tokens_class, requests), self._pooled)
-        factor = self._factors.get(cell_of_class(tokens_class, requests), 1.0) if self._factors else 1.0
-        return factor, min(p10, 1.0), max(p90, 1.0)
 
 
 def _classes_table() -> bytes:

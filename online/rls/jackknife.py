@@ -4,15 +4,18 @@
 
     jack_j^2 = (G - 1) / G sum_g (theta_gj - theta_bar_j)^2           delete-a-group jackknife, (p,)
     se_j^2   = jack_j^2 + (floor_j beta_j)^2                          floor: 2 % of the intercept, 10 % of the others
-    t_j      = beta_j / jack_j
+    t_j      = beta_j / se_j
 
 Sums over a window carry an error that more rows do not average out: where in it the prompts came. Sandwich estimators
 of any kind miss it (their 90 % intervals hold half of the prefill coefficients); the floor was measured, on recordings
-with complete telemetry beside the pages. Status, by the error that coefficients of that t had there (median, 90 %):
+with complete telemetry beside the pages. Status, by the t that a reader can work out from what is published:
 
-    t >= 8       identified      3-7 (10-25) %
-    4 <= t < 8   weak            6-25 (40-70) %
+    t >= 8       identified      act on it
+    4 <= t < 8   weak            off by 6-25 % in the median where this was measured, one in ten by 40-70 %
     below        unidentified    only predictions are of use: columns trade with each other
+
+A floor of 10 % leaves t <= 10, so identified means that the rows add no more than 7.5 % to it. With the jackknife's own
+t a prefill coefficient was identified whose error bar was 16 %, and which was off by 19.
 
 and unidentified whatever its t where a column is a mixture of the others (vif > 1,000): every group then splits the sum
 between them the same way, by the solver's ridge.
@@ -79,11 +82,11 @@ def _judged(feature: FeatureSnapshot, spread: float) -> FeatureSnapshot:
     floor = (INTERCEPT_FLOOR if feature.name == "intercept" else OTHERS_FLOOR) * size
     stderr = float(np.hypot(spread, floor)) if np.isfinite(spread) else None
     mixture = feature.vif is not None and feature.vif > VIF_MAX
-    if mixture or size == 0.0:
+    if mixture or size == 0.0 or stderr is None:
         status = UNIDENTIFIED
-    elif size >= IDENTIFIED_T * spread:
+    elif size >= IDENTIFIED_T * stderr:
         status = "identified"
-    elif size >= WEAK_T * spread:
+    elif size >= WEAK_T * stderr:
         status = "weak"
     else:
         status = UNIDENTIFIED

@@ -195,7 +195,8 @@ def recordings(captures):
             sys.stdout.write(
                 f"   {name:<20} {each.prompt:5.0f}/{each.output:<4.0f} met {each.met:5.2f} hit {each.prefix_hit:.2f}"
                 f"  ITL {each.true_us / 1e3:6.1f} ms, said {each.said.itl.ms:6.1f} ({each.error:+.1%})"
-                f"  {'inside' if each.inside else 'OUTSIDE'}\n"
+                f"  {'inside' if each.inside else 'OUTSIDE'}"
+                f"  sizes by count {each.by_count.itl.us / each.true_us - 1:+.1%}\n"
             )
         inside += sum(each.inside for each in minutes)
         total += len(minutes)

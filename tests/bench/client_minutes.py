@@ -1,8 +1,10 @@
 """Recordings with the client's own clock: learned on the first part, asked for each later minute's mean mix.
 
-Of a minute: mean prompt and output of the requests in it (each by the share of its time that lies there), how many a
-decoding request met per step, and the share of prompt tokens that were never computed. Truth is the client's: time
-between first and last chunk by tokens.
+Of a minute: what a request that decodes meets, on the mean over the minute's decodes: how many requests, their mean
+prompt and output, and the share of prompt tokens that were never computed. Truth is the client's: time between first
+and last chunk by tokens. ``by_count`` weights prompts and outputs by the share of each request's time that lies in the
+minute instead; where a burst of one kind ends a quiet minute of another, those are the prompts of the quiet part with
+the batch of the burst.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import gzip
 import json
 import tempfile
+from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +57,7 @@ class Minute:
     prefix_hit: float
     true_us: float
     said: tracefit.RequestEstimate
+    by_count: tracefit.RequestEstimate
 
     @property
     def error(self):
@@ -92,18 +96,35 @@ def _minute(config, name, window, requests, steps):
     decoding = [(each, share(each.first_ns, each.last_ns)) for each in streamed]
     true_us = sum((each.last_ns - each.first_ns) * part for each, part in decoding) / 1e3
     true_us /= sum((each.output - 1) * part for each, part in decoding)
-    alive = [(each, share(each.sent_ns, each.end_ns)) for each in requests]
-    weight = sum(part for _, part in alive)
-    prompt = sum(each.prompt * part for each, part in alive) / weight
-    output = sum(each.output * part for each, part in alive) / weight
     inside = [each for each in steps if window[0] <= each[0] < window[1]]
-    met = sum(n * decodes for _, _, n, decodes in inside) / max(1, sum(decodes for *_, decodes in inside))
+    met = max(1.0, sum(n * decodes for _, _, n, decodes in inside) / max(1, sum(decodes for *_, decodes in inside)))
     hit = 0.0
     if name in HITS_FROM_PROMPTS:
         sent = sum(each.prompt for each in requests if window[0] <= each.sent_ns < window[1])
         hit = min(1.0, max(0.0, 1.0 - sum(prefill for _, prefill, _, _ in inside) / max(1, sent)))
-    said = config.request(prompt_tokens=prompt, output_tokens=output, concurrency=max(1.0, met), prefix_hit=hit)
-    return Minute(prompt, output, met, hit, true_us, said)
+    alive = [(each, share(each.sent_ns, each.end_ns)) for each in requests]
+    beside = [(each, part * _mean_decodes(inside, each)) for each, part in alive if part > 0.0]
+    (prompt, output), counted = _mean_sizes(beside), _mean_sizes(alive)
+
+    def asked(sizes):
+        return config.request(prompt_tokens=sizes[0], output_tokens=sizes[1], concurrency=met, prefix_hit=hit)
+
+    return Minute(prompt, output, met, hit, true_us, asked((prompt, output)), asked(counted))
+
+
+def _mean_decodes(steps, request):
+    """Mean decodes per step while the request was there: so often others meet it."""
+    begin, end = (bisect_left(steps, at, key=_start_ns) for at in (request.sent_ns, request.end_ns))
+    return sum(decodes for *_, decodes in steps[begin:end]) / max(1, end - begin)
+
+
+def _start_ns(step):
+    return step[0]
+
+
+def _mean_sizes(weighted):
+    weight = sum(part for _, part in weighted)
+    return tuple(sum(getattr(each, size) * part for each, part in weighted) / weight for size in ("prompt", "output"))
 
 
 def _learn(exports):

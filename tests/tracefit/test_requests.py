@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import tracefit
 from tests.tracefit.closed_engine import run
 from tests.tracefit.example_snapshot import encoded, tree
+from tracefit.prefills import Prefills
 
 STEPS_ONLY = tree()
 _TARGETS = STEPS_ONLY["configs"][0]["targets"]
@@ -31,6 +32,7 @@ LOADS = {
     "many": {"concurrency": 100, "prompt": 300, "output": 200},
     "long prompts, few tokens": {"concurrency": 16, "prompt": 3000, "output": 40},
     "chunked prompts": {"concurrency": 12, "prompt": 6000, "output": 150, "budget": 2048},
+    "prefills nearly fill the steps": {"concurrency": 38, "prompt": 1800, "output": 60, "budget": 2048},
     "prefill-bound": {"concurrency": 48, "prompt": 3000, "output": 20, "budget": 4096},
     "more than slots": {"concurrency": 60, "prompt": 500, "output": 150, "slots": 16},
     "embedding-like": {"concurrency": 8, "prompt": 2000, "output": 1},
@@ -54,6 +56,61 @@ def test_means_are_those_of_the_stepped_engine(load):
         assert seen.itl.us == pytest.approx(truth.itl_us, rel=0.06)
     assert seen.e2e.us == pytest.approx(truth.e2e_us, rel=0.06)
     assert seen.requests_per_s == pytest.approx(truth.requests_per_s, rel=0.06)
+
+
+def _told_by(telemetry):
+    document = tree()
+    config = document["configs"][0]
+    config["telemetry"] = telemetry
+    config["targets"] = {"step_time": _TARGETS["step_time"] | {"mean_factor": 0.8, "seen": None}}
+    return tracefit.load(encoded(document)).config()
+
+
+@pytest.mark.parametrize("telemetry", ["journeys", "requests"])
+def test_coefficients_of_mean_steps_are_asked_for_the_mean_step(telemetry):
+    """Rows of many steps have the stalls in them, and the factor of the mean's shape is theirs."""
+    config, n, prompt, output = _told_by(telemetry), 20, 800.0, 200.0
+    seen = config.request(prompt_tokens=prompt, output_tokens=output, concurrency=n)
+    prefilling = (n - 1) / output
+    step = config.step_time(
+        prefill_tokens=prefilling * prompt,
+        requests=n,
+        decode_context_tokens=(n - prefilling) * (prompt + output / 2),
+    )
+    assert seen.itl == pytest.approx((step.us, step.low, step.high))
+    assert seen.requests_per_s * seen.e2e.us == pytest.approx(n * 1e6)
+
+
+def test_coefficients_of_single_steps_are_stretched_by_what_stalls_add():
+    stretched, plain = _told_by("steps"), BARE
+    asked = {"prompt_tokens": 800, "output_tokens": 200, "concurrency": 20}
+    assert stretched.request(**asked).itl.us == pytest.approx(0.8 * plain.request(**asked).itl.us)
+
+
+def test_a_mean_step_that_was_seen_is_not_called_extrapolated():
+    document = tree()
+    config = document["configs"][0]
+    config["telemetry"] = "requests"
+    seen = {"features": {"prefill_tokens": [0, 90], "decode_context_tokens": [0, 60_000], "requests": [1, 40]}}
+    config["targets"] = {"step_time": _TARGETS["step_time"] | {"seen": seen | {"cells": ["prefill:16-31:64-90"]}}}
+    answer = tracefit.load(encoded(document)).config().request(prompt_tokens=800, output_tokens=200, concurrency=20)
+    assert answer.extrapolated == ()
+
+
+@given(
+    n=st.integers(1, 3000),
+    output=st.floats(1, 3000),
+    tokens=st.floats(1, 1e6),
+    budget=st.one_of(st.just(math.inf), st.floats(2, 1e5)),
+)
+@settings(max_examples=150)
+def test_prefills_of_the_others_are_a_distribution_whose_flows_balance(n, output, tokens, budget):
+    prefills = Prefills(n, output, tokens, budget)
+    shares = prefills.shares()
+    assert sum(share for _, share in shares) == pytest.approx(1.0, abs=1e-3)
+    assert all(0 <= i <= n - 1 + 1e-6 and share > 0 for i, share in shares)
+    assert 0 <= prefills.mean() <= n - 1
+    assert math.isfinite(sum((i + 1) / prefills.ended(i + 1) for i, _ in shares))
 
 
 def test_what_a_request_costs_outside_of_the_steps_is_added_once():

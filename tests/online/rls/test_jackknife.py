@@ -1,6 +1,7 @@
 """Error bars for what was learned from windows: they cover, and they say what cannot be told apart."""
 
 import numpy as np
+import pytest
 
 from online import Quality, RowBlock, Target
 from online.bank import Bank
@@ -52,6 +53,16 @@ def test_no_error_bar_is_below_the_systematic_error():
     found = features_of(windows(500, 1, noise=1e-4))
     assert found["intercept"].stderr >= 0.02 * found["intercept"].coefficient
     assert found["prefill_tokens"].stderr >= 0.10 * found["prefill_tokens"].coefficient
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.15, 0.3, 0.6])
+def test_the_status_is_that_of_the_published_error_bar(noise):
+    """A reader who divides the coefficient by its error bar finds the status beside it."""
+    for seed in range(4):
+        for feature in features_of(windows(100, seed, noise=noise)).values():
+            t = feature.coefficient / feature.stderr
+            by_t = "identified" if t >= 8.0 else "weak" if t >= 4.0 else "unidentified"
+            assert feature.status == by_t, (feature.name, t)
 
 
 def test_what_trades_with_another_column_is_not_identified():

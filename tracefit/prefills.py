@@ -1,0 +1,100 @@
+"""How many of the others prefill while one request is in the batch: all share the tokens of a step.
+
+n requests run, of p tokens to prefill and O output tokens. A step computes at most T tokens, of which every decode
+takes one, so that a prompt takes q = max(1, ceil(p / (T - n + 1))) chunks. Each that decodes ends after a step with
+probability 1 / (O - 1), and a new one takes its place and prefills. Of j that prefill, as many end in a step as their
+chunks and the tokens left by decodes allow:
+
+    mu_j = min(j / q, max(1, T - n + j) / p)
+
+Both flows balance, between i - 1 and i of the n - 1 others (those that one request meets: arrival theorem):
+
+    pi_i = pi_(i-1) (n - i) / ((O - 1) mu_i)            i = 1 ... n - 1; sum pi_i = 1
+
+Where all prompts fit, this is the binomial of n - 1 and q / (q + O - 1); where they do not, prefills pile up until as
+many requests are left to decode as the tokens can feed. Steps stand for time. Guards: O - 1 >= 1e-9; weights are scaled
+down before they overflow; beyond 1,024 requests mean and variance come from the flows' balance and slope (exact where
+they are linear). Reference: finite-source queue with state-dependent service (Kleinrock, Queueing Systems I, 1975).
+"""
+
+from __future__ import annotations
+
+import math
+
+_TAIL = 1e-4
+_TERMS_MAX = 24
+_SUMMED_MAX = 1024
+_RARE = 1e-7
+_FALLING = 0.5
+_LARGE = 1e200
+_DECODES_MIN = 1e-9
+
+
+class Prefills:
+    """mu and pi of n requests; ``bound``: more prefills wait than there are tokens for. ``shares`` wants a whole n."""
+
+    __slots__ = ("_budget", "_decodes", "_tokens", "bound", "chunks", "requests")
+
+    def __init__(self, requests: float, output: float, tokens: float, budget: float) -> None:
+        self.requests = requests
+        room = max(1.0, budget - (requests - 1.0))
+        self.chunks = math.ceil(tokens / room) if tokens > room else 1
+        self._decodes = max(output - 1.0, _DECODES_MIN)
+        self._tokens = tokens
+        self._budget = budget
+        self.bound = requests * tokens > max(1.0, budget - requests) * (self.chunks + output - 1.0)
+
+    def ended(self, j: float) -> float:
+        """mu_j."""
+        return min(j / self.chunks, max(1.0, self._budget - self.requests + j) / self._tokens)
+
+    def mean(self) -> float:
+        """Mean of i, where both flows balance."""
+        others, decodes = self.requests - 1.0, self._decodes
+        free = others * self.chunks / (self.chunks + decodes)
+        full = (others * self._tokens - (self._budget - self.requests) * decodes) / (self._tokens + decodes)
+        return min(max(free, full), others)
+
+    def shares(self) -> list[tuple[float, float]]:
+        """Values of i with pi_i. Of many, three of equal mean and variance where prompts fit, else groups."""
+        n, decodes = int(self.requests), self._decodes
+        if n > _SUMMED_MAX:
+            return self._three(*self._diffusion())
+        weights, total, weight = [1.0], 1.0, 1.0
+        for i in range(1, n):
+            ratio = (n - i) / (decodes * self.ended(i))
+            weight *= ratio
+            if weight > _LARGE:  # only the shares count
+                weights, total, weight = [each / weight for each in weights], total / weight, 1.0
+            weights.append(weight)
+            total += weight
+            if ratio < _FALLING and weight < _TAIL * total:
+                break
+        terms = [(float(i), weight / total) for i, weight in enumerate(weights) if weight > _RARE * total]
+        if len(terms) <= _TERMS_MAX:
+            return terms
+        if self.ended(terms[-1][0] + 1.0) * self.chunks < terms[-1][0] + 1.0:
+            return _grouped(terms)
+        mean = sum(i * share for i, share in terms)
+        return self._three(mean, sum((i - mean) ** 2 * share for i, share in terms))
+
+    def _three(self, mean: float, variance: float) -> list[tuple[float, float]]:
+        half = math.sqrt(3.0 * variance)
+        low, high = max(0.0, mean - half), min(self.requests - 1.0, mean + half)
+        return [(low, 1.0 / 6.0), (mean, 2.0 / 3.0), (high, 1.0 / 6.0)]
+
+    def _diffusion(self) -> tuple[float, float]:
+        """Mean, and variance as flow ÷ slope there: as good as exact where flows are as good as linear."""
+        mean, decodes = self.mean(), self._decodes
+        slope = 1.0 / self.chunks if self.chunks * self.ended(mean) >= mean else 1.0 / self._tokens
+        return mean, (self.requests - 1.0 - mean) / decodes / (slope + 1.0 / decodes)
+
+
+def _grouped(terms: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Neighbours as one, at their mean."""
+    width, groups = -(-len(terms) // _TERMS_MAX), []
+    for start in range(0, len(terms), width):
+        group = terms[start : start + width]
+        share = sum(each for _, each in group)
+        groups.append((sum(i * each for i, each in group) / share, share))
+    return groups

@@ -112,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--recording", type=Path, metavar="FILE", help="a recording other than the bundled one")
     demo.add_argument("--directory", type=Path, metavar="DIR", help="where its files go (snapshots/demo)")
     demo.add_argument("--fleet", action="store_true", help="ten sidecars instead, one beside a slower machine; pulled")
+    demo.add_argument("--to", metavar="HOST:PORT", help="send to a sidecar that runs already, in real time, for ever")
     demo.set_defaults(command=_demo)
     evaluate = commands.add_parser("evaluate", help="compare every modelling system on recordings")
     _add_evaluate_arguments(evaluate)
@@ -301,8 +302,10 @@ def _demo(arguments: argparse.Namespace) -> int:
         from collector.commands.demo_fleet import demo_fleet  # noqa: PLC0415
 
         return demo_fleet(arguments.recording, _say, arguments.directory)
-    from collector.commands.demo import demo  # noqa: PLC0415
+    from collector.commands.demo import demo, send_forever  # noqa: PLC0415
 
+    if arguments.to is not None:
+        return send_forever(arguments.recording, arguments.to, SystemClock(), _say)
     return demo(arguments.recording, arguments.speed, _say, arguments.directory)
 
 

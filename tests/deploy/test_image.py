@@ -19,7 +19,7 @@ from tests.support.paths import ROOT
 BASE = "localhost/tracefit-base:bookworm"
 IMAGE = "localhost/tracefit:test"
 SIZE_LIMIT_MB = 540
-CONTEXT = ("collector", "online", "exporters", "tracefit", "deploy/image", "deploy/vllm-plugin")
+CONTEXT = ("collector", "online", "exporters", "tracefit", "deploy/image", "deploy/vllm-plugin", "tests/data/c10_long")
 CONTEXT_FILES = ("pyproject.toml", "requirements.lock", "README.md", "LICENSE", "Dockerfile", ".dockerignore")
 
 pytestmark = [

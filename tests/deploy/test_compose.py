@@ -1,0 +1,64 @@
+"""compose.yaml: what it mounts exists, what it runs is accepted, and Prometheus takes its configuration."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+import yaml
+
+from collector.cli import _parser
+from collector.config.load import load
+from tests.support.paths import ROOT
+
+COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
+SERVICES = COMPOSE["services"]
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_what_is_mounted_exists(name):
+    for volume in SERVICES[name].get("volumes", ()):
+        source = volume.split(":")[0]
+        assert source in COMPOSE["volumes"] or (ROOT / source).exists()
+
+
+def test_what_our_containers_run_and_how_they_are_configured_is_accepted():
+    ours = [service for service in SERVICES.values() if service["image"].startswith("tracefit:")]
+    assert len(ours) == 2
+    for service in ours:
+        _parser().parse_args(service["command"])
+        load(None, service.get("environment", {}))
+
+
+def test_the_recorded_server_sends_where_the_sidecar_listens():
+    given = _parser().parse_args(SERVICES["server"]["command"])
+    host, _, port = given.to.partition(":")
+    endpoint = SERVICES[host]["environment"]["TRACEFIT_RECEIVERS__GRPC__ENDPOINT"]
+    assert endpoint == f"0.0.0.0:{port}"
+
+
+def test_every_port_is_open_on_this_machine_only():
+    for service in SERVICES.values():
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
+
+
+def test_prometheus_takes_its_configuration(tmp_path, promtool):
+    shutil.copy(ROOT / "deploy" / "compose" / "prometheus.yaml", tmp_path / "prometheus.yml")
+    shutil.copy(ROOT / "deploy" / "monitoring" / "rules.yaml", tmp_path / "rules.yaml")
+    done = subprocess.run(
+        [promtool, "check", "config", str(tmp_path / "prometheus.yml")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    targets = yaml.safe_load((tmp_path / "prometheus.yml").read_text())["scrape_configs"][0]["static_configs"]
+    assert targets == [{"targets": ["tracefit:9464"]}]
+
+
+def test_grafana_finds_the_dashboard_and_its_data():
+    provisioning = ROOT / "deploy" / "compose" / "grafana" / "provisioning"
+    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yaml").read_text())["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    assert source["isDefault"]
+    (provider,) = yaml.safe_load((provisioning / "dashboards" / "tracefit.yaml").read_text())["providers"]
+    mounted = [volume.split(":")[1] for volume in SERVICES["grafana"]["volumes"]]
+    assert any(path.startswith(provider["options"]["path"]) and path.endswith("dashboard.json") for path in mounted)

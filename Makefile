@@ -111,6 +111,7 @@ torture: $(STAMP)
 	$(BIN)/python -m tests.torture.harness --kills 110 --exports 5000
 	$(BIN)/python -m tests.torture.harness --kills 20 --exports 1000 --seed 2 --fsync
 	$(BIN)/python -m tests.torture.memory
+	$(BIN)/python -m tests.torture.crowds
 	$(BIN)/python -m tests.torture.cases
 
 soak: $(STAMP)

@@ -207,8 +207,9 @@ def test_five_thousand_connections_find_a_bounded_number_of_places(sidecar):
     assert_well(sidecar)
 
 
-def test_connections_without_a_call_give_way_where_that_is_configured(tmp_path):
-    limits = {"RECEIVERS__GRPC__MAX_CONNECTIONS": "8", "RECEIVERS__GRPC__MAX_CONNECTION_IDLE_S": "0.5"}
+@pytest.mark.parametrize("idle_s", ["0", "0.5"])
+def test_connections_without_a_call_give_way(tmp_path, idle_s):
+    limits = {"RECEIVERS__GRPC__MAX_CONNECTIONS": "8", "RECEIVERS__GRPC__MAX_CONNECTION_IDLE_S": idle_s}
     with running_sidecar(tmp_path, **limits) as sidecar, contextlib.ExitStack() as stack:
         for _ in range(20):
             client = stack.enter_context(socket.create_connection(("127.0.0.1", sidecar.grpc_port), 60))

@@ -29,6 +29,7 @@ from collector.receive.status import INCOMPLETE, INTERNAL, UNAUTHENTICATED, Answ
 from collector.runtime import Clock, Health, StartError, Task
 from collector.telemetry import Outcome
 
+from .silent_connections import SilentConnections
 from .way_in import CHECK_EVERY_S, WayIn
 
 SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
@@ -87,11 +88,10 @@ class _Arrivals:
             patience_ns = min(self._timeout_ns, int(STALLED_S * 1e9)) if crowded else self._timeout_ns
             return [context for context, since_ns in self._since_ns.items() if now_ns - since_ns > patience_ns]
 
-    def cancel_overdue(self) -> float:
-        """A turn of the watch over silent calls."""
+    def cancel_overdue(self) -> None:
+        """Give up silent calls."""
         for context in self.overdue():
             context.cancel()
-        return WATCH_S
 
 
 class _ExportHandler(grpc.GenericRpcHandler):
@@ -165,7 +165,9 @@ class OtlpGrpcReceiver:
         self._health_service = grpc_health.HealthServicer()
         waiting_max = max(config.threads - 2, 1)
         arrivals = _Arrivals(config.receive_timeout_s, waiting_max, clock)
-        self._watch = Task("grpc-arrivals", arrivals.cancel_overdue)
+        self._arrivals = arrivals
+        self._silent = SilentConnections(config.max_connections)
+        self._watch = Task("grpc-arrivals", self._watch_clients)
         self._check = Task(
             NAME, self._check_server, health=health, turn_timeout_s=CHECK_IN_TIMEOUT_S, is_well=self._is_well
         )
@@ -222,6 +224,12 @@ class OtlpGrpcReceiver:
         self._server.stop(self._grace_s).wait(self._grace_s + 1.0)
         self._watch.request_stop()
         return True
+
+    def _watch_clients(self) -> float:
+        """A turn of the watch over silent calls and connections."""
+        self._arrivals.cancel_overdue()
+        self._silent.make_room(self.port)
+        return WATCH_S
 
     # --- does it still receive --------------------------------------------------------------------------------------
 

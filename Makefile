@@ -7,7 +7,7 @@ CONFIG ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-fleet demo-vllm demo-vllm-clean test e2e-vllm run bench coverage validate check-vllm-releases explore fuzz torture soak stress \
-	lint dist clean
+	lint dist site clean
 
 help:
 	@echo "make demo   watch coefficients being learned from a recording of a real server"
@@ -26,6 +26,7 @@ help:
 	@echo "make fuzz     every parser, 60 s each"
 	@echo "make explore  the property tests with examples they have not seen"
 	@echo "make validate FILE=x.yaml  manifests against the schemas of Kubernetes"
+	@echo "make site   the documents as a site, into build/site"
 	@echo "make dist   the wheel, into dist/"
 	@echo "make lint   ruff, mypy --strict, import contracts"
 
@@ -56,6 +57,15 @@ explore: $(STAMP)
 
 dist: $(STAMP)
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+
+SITE := $(VENV)/site
+$(SITE)/.installed: deploy/site/requirements.lock
+	$(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r deploy/site/requirements.lock
+	@touch $@
+
+site: $(SITE)/.installed
+	$(SITE)/bin/mkdocs build --quiet --strict
 
 coverage: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal --cov --cov-report=term:skip-covered

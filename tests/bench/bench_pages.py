@@ -47,6 +47,7 @@ FEATURES = build("portable", Target.STEP_TIME, {})
 LEARN = 0.6
 PUBLISH_S = 5.0
 CLOCKS = 5
+LENGTHS_MIN = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0)
 INTERVALS = {
     "m1_pages": {0.5: 1.1, 1.0: 1.25, 15.0: 1.6},
     "c5_offload": {0.5: 1.1, 1.0: 1.25},
@@ -244,8 +245,8 @@ def identified(case, path):
         return judged(case.steps.take(inside), windows=False)
 
     for source, judge in (("pages every 0.5 s", from_pages), ("complete", from_steps)):
-        lengths = (m for m in (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0) if is_identified(judge, pages, case.cut_ns, m))
-        line(f"{case.name} {source}: minutes to identified", f"{next(lengths, float('nan')):g}")
+        enough = (m for m in LENGTHS_MIN if is_identified(judge, pages, case.cut_ns, m))
+        line(f"{case.name} {source}: minutes to identified", f"{next(enough, float('nan')):g}")
 
 
 def is_identified(judge, pages, cut_ns, length_min):

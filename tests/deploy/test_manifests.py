@@ -135,6 +135,7 @@ def test_everything_that_renders_is_valid_kubernetes(renderings, version):
         "Deployment",
         "NetworkPolicy",
         "PersistentVolumeClaim",
+        "PodDisruptionBudget",
         "Service",
         "StatefulSet",
     }
@@ -449,6 +450,24 @@ def test_the_gateway_keeps_one_pod_with_one_tracefit():
     assert config["receivers"]["otlp"]["protocols"]["grpc"]["max_recv_msg_size_mib"] == (
         Config().receivers.grpc.max_recv_msg_size_mib
     )
+
+
+def test_nobody_but_the_collector_reaches_the_receivers_behind_the_gateway():
+    documents = kustomize(DEPLOY / "otel-gateway")
+    policies = {each["metadata"]["name"]: each["spec"] for each in of_kind(documents, "NetworkPolicy")}
+    (senders,) = [
+        rule["from"] for rule in policies["tracefit"]["ingress"] if {"protocol": "TCP", "port": 4317} in rule["ports"]
+    ]
+    (collector,) = of_kind(documents, "Deployment")
+    assert senders == [{"podSelector": {"matchLabels": collector["spec"]["selector"]["matchLabels"]}}]
+    assert [rule["from"] for rule in policies["otel-gateway"]["ingress"]] == [[{"podSelector": {}}]], "this namespace"
+    (container,) = collector["spec"]["template"]["spec"]["containers"]
+    config = yaml.safe_load(of_kind(documents, "ConfigMap")[0]["data"]["config.yaml"])
+    assert config["service"]["extensions"] == ["health_check"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert config["extensions"]["health_check"]["endpoint"].endswith(f":{ports['health']}")
+    budgets = {each["metadata"]["name"] for each in of_kind(documents, "PodDisruptionBudget")}
+    assert budgets == set(policies)
 
 
 def test_the_scraping_gateway_asks_every_pod_behind_its_headless_service():

@@ -3,23 +3,28 @@
 #   docker build -t tracefit:0.1.0 .
 #
 # BASE: any Debian-like image whose python3 is 3.11 or newer and has venv. PIP_ARGS: for a build without an index, e.g.
-# "--no-index --find-links wheelhouse" with a directory of wheels in the context.
+# "--no-index --find-links wheelhouse" with a directory of wheels in the context. EXTRAS: kv,fleet makes the -fleet image, for
+# `tracefit fleet replay` on Ray and from object stores (deploy/fleet/ray):
+#
+#   docker build -t tracefit:0.1.0-fleet --build-arg EXTRAS=kv,fleet .
 ARG BASE=python:3.12-slim-bookworm
 
 FROM ${BASE} AS build
 ARG PIP_ARGS=""
+ARG EXTRAS=kv
 WORKDIR /src
 COPY . .
 # Everything is checked against the lock's hashes; then what only developers need goes, and compiled packages lose their
 # own tests (30 MB).
 RUN python3 -m venv /opt/tracefit \
+    && case "${EXTRAS}" in *fleet*) locks="-r requirements-fleet.lock" ;; *) locks="" ;; esac \
     && /opt/tracefit/bin/python -m pip install --no-cache-dir --disable-pip-version-check ${PIP_ARGS} \
-        --require-hashes -r requirements.lock \
+        --require-hashes -r requirements.lock ${locks} \
     && /opt/tracefit/bin/python -m pip install --no-cache-dir --disable-pip-version-check --no-deps \
         --no-build-isolation . \
     && /opt/tracefit/bin/python -m pip install --no-cache-dir --disable-pip-version-check --no-deps \
         --no-build-isolation --target /opt/tracefit-vllm ./deploy/vllm-plugin \
-    && /opt/tracefit/bin/python deploy/image/prune.py "tracefit[kv]" \
+    && /opt/tracefit/bin/python deploy/image/prune.py "tracefit[${EXTRAS}]" \
     && find /opt/tracefit/lib -type d -name tests -prune -exec rm -rf {} + \
     && /opt/tracefit/bin/tracefit --version \
     && mkdir -p /out/var/lib/tracefit

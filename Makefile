@@ -6,13 +6,14 @@ STAMP := $(VENV)/.installed
 CONFIG ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-fleet demo-vllm demo-vllm-clean test e2e-vllm run bench coverage validate check-vllm-releases explore fuzz torture soak stress \
+.PHONY: help demo demo-fleet demo-vllm demo-vllm-clean test test-fleet e2e-vllm run bench coverage validate check-vllm-releases explore fuzz torture soak stress \
 	lint dist site clean
 
 help:
 	@echo "make demo   watch coefficients being learned from a recording of a real server"
 	@echo "make demo-fleet  ten sidecars, one of them beside a slower machine: pulled, compared, the slow one named"
 	@echo "make test   the test suite"
+	@echo "make test-fleet  bulk replay on Ray and from S3, in an environment of its own (first: 300 MB to fetch)"
 	@echo "make coverage  the same, with what it covered beside the gate"
 	@echo "make run    the sidecar itself (CONFIG=file.yaml)"
 	@echo "make demo-vllm  the same with a real, un-forked vLLM on this CPU, our plugin and a load (first set-up: minutes, GBs)"
@@ -37,6 +38,14 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
+FLEET_VENV := $(VENV)/fleet
+FLEET_STAMP := $(FLEET_VENV)/.installed
+
+$(FLEET_STAMP): requirements.lock requirements-fleet.lock
+	$(PYTHON) -m venv $(FLEET_VENV)
+	$(FLEET_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock -r requirements-fleet.lock
+	@touch $@
+
 demo: $(STAMP)
 	@$(BIN)/tracefit demo
 
@@ -51,6 +60,9 @@ demo-vllm-clean: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal $(TESTS)
+
+test-fleet: $(FLEET_STAMP)
+	FLEET_TEST=1 $(FLEET_VENV)/bin/python -m pytest tests/collector/fleet/test_fleet_extra.py
 
 explore: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m hypothesis --hypothesis-profile explore $(TESTS)

@@ -126,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     merge.add_argument("-o", "--out", type=Path, required=True, metavar="OUT", help="the merged state")
     merge.add_argument("--snapshot", type=Path, metavar="OUT", help="its coefficients as well, and who differs")
     merge.set_defaults(command=_merge)
-    add_fleet_parser(commands, _fleet_pull)
+    add_fleet_parser(commands, _fleet_pull, _fleet_replay)
     add_question_parsers(commands, _ask)
     check = commands.add_parser("check-config", help="check the configuration and print what holds")
     check.add_argument("--schema", action="store_true", help="print the JSON Schema of the configuration instead")
@@ -260,6 +260,14 @@ def _fleet_pull(arguments: argparse.Namespace) -> int:
     stop = Stop()
     stop.listen()
     return EXIT_OK if serve_fleet(service, stop) else EXIT_FAILED
+
+
+def _fleet_replay(arguments: argparse.Namespace) -> int:
+    config = load(_path(arguments), os.environ)
+    from collector.fleet.fleet_replay import ReplayOptions, replay_fleet  # noqa: PLC0415
+
+    options = ReplayOptions(tuple(arguments.places), arguments.out, arguments.ray, arguments.workers, arguments.rows)
+    return replay_fleet(options, config, SystemClock(), say=_say, note=_warn, stdin=sys.stdin.buffer)
 
 
 def _export(arguments: argparse.Namespace) -> int:

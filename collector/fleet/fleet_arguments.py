@@ -14,7 +14,7 @@ _INTERVAL = re.compile(r"(\d{1,6})([smh])")
 FleetHandler = Callable[[argparse.Namespace], int]
 
 
-def add_fleet_parser(commands: argparse._SubParsersAction[Any], pull: FleetHandler) -> None:
+def add_fleet_parser(commands: argparse._SubParsersAction[Any], pull: FleetHandler, replay: FleetHandler) -> None:
     """Add the command and what it does."""
     fleet = commands.add_parser("fleet", help="what many sidecars learned, as one: docs/fleet.md")
     actions = fleet.add_subparsers(required=True, metavar="ACTION")
@@ -36,6 +36,22 @@ def add_fleet_parser(commands: argparse._SubParsersAction[Any], pull: FleetHandl
     )
     action.add_argument("--config", type=Path, metavar="FILE", help="YAML: models to keep, pages (default: as for run)")
     action.set_defaults(command=pull)
+    _add_replay(actions, replay)
+
+
+def _add_replay(actions: argparse._SubParsersAction[Any], replay: FleetHandler) -> None:
+    action = actions.add_parser("replay", help="learn recordings of many engines in bulk, here or on a Ray cluster")
+    action.add_argument(
+        "places", nargs="+", metavar="PATH|URL", help="recordings, directories of them, s3://BUCKET/PREFIX, or -"
+    )
+    action.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="where the fleet's files go")
+    action.add_argument(
+        "--ray", default="", metavar="ADDRESS", help="a Ray cluster: HOST:PORT, auto, or local for one here"
+    )
+    action.add_argument("--workers", type=int, metavar="N", help="processes without Ray (default: one a core)")
+    action.add_argument("--rows", default="", metavar="DIR|URL", help="write every row as Parquet: docs/fleet.md")
+    action.add_argument("--config", type=Path, metavar="FILE", help="YAML: models, joins (default: as for run)")
+    action.set_defaults(command=replay)
 
 
 def parse_interval(text: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
@@ -76,6 +76,8 @@ class Pipeline:
         # Replaced, never edited: other threads read them.
         self._mixes: dict[str, Mix] = {}
         self._histories: dict[str, HistoryView] = {}
+        self.on_event: Callable[[Event], None] | None = None
+        """Sees what the join says, before it is learned."""
         self.applied_seq = 0
         """Number of the last journal entry that has been processed."""
 
@@ -215,6 +217,8 @@ class Pipeline:
 
     def _apply(self, event: Event) -> None:
         """Let the learners take one event of the join, in the join's order."""
+        if self.on_event is not None:
+            self.on_event(event)
         match event:
             case Renamed(old, new):
                 self._bank.rename(old, new)

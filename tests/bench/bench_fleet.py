@@ -2,7 +2,7 @@
 
     ARGS="pull --states 1000"    a thousand states of three configurations: CPU and memory, and what each step costs
     ARGS=overlap                 three replicas side by side against one learner that was fed everything
-    ARGS=split                   recordings of several engines, learned in one, two and no workers of their own
+    ARGS="split --engines 8 --megabytes 400"    recordings of many engines, cut by time: one learner, one worker, two
     ARGS=outliers                one slow replica among forty; a hundred fleets of equals
 
 States and streams are simulated (tests/support/fleets.py); CPU is that of a process of its own.
@@ -15,21 +15,20 @@ import resource
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 
 from collector.config import Config
-from collector.recordings import Recording
 from online import Bank, RowBlock, Target, merge_states
 from online.rls import compared, replica_of
-from tests.support.fleets import CONFIG, as_another_engine, state_of
+from tests.support.fleets import CONFIG, state_of
 from tests.support.linear_steps import BETA, steps
 from tests.support.otlp_bytes import varint
-from tests.support.paths import DATA
+from tests.support.otlp_load import Stream
 
 REPLICAS, SLOWER, ROWS, NOISE = 40, 1.08, 2000, 0.03
+OWN_ENGINES = 4
 failures: list[str] = []
 
 
@@ -128,41 +127,71 @@ def bench_outliers(given):
         line("  fleets whose intervals hold every ratio at once", f"{ratios_held} of {fleets}", "95 %")
 
 
+def write_recordings(directory, engines, megabytes, files):
+    """Files cut by time, as a Collector in front of all engines rotates them; also the first engines by themselves."""
+    directory.mkdir()
+    streams = [Stream(number + 1, instance=f"load-{number}", requests=True) for number in range(engines)]
+    size = sum(len(streams[0].export(number).payload) for number in range(20)) / 20
+    exports = max(files, int(megabytes * 1e6 / engines / size))
+    steps = 0
+    own = [directory.with_name(f"own-{number}.pb").open("wb") for number in range(min(engines, OWN_ENGINES))]
+    for part in range(files):
+        with (directory / f"traces-2026-11-22T{part:02}-00-00.000.pb").open("wb") as file:
+            for number in range(part * exports // files, (part + 1) * exports // files):
+                for place, stream in enumerate(streams):
+                    export = stream.export(number)
+                    entry = varint(len(export.payload)) + export.payload
+                    steps += export.steps
+                    file.write(entry)
+                    if place < len(own):
+                        own[place].write(entry)
+    for file in own:
+        file.close()
+    return steps
+
+
+def replayed(recordings, state, *options):
+    """CPU, wall clock and the largest process of a replay, and its state."""
+    command = [sys.executable, "-m", "tests.bench.replay_once", str(recordings), "--snapshot", f"{state}.json"]
+    done = subprocess.run([*command, "--state", str(state), *options], capture_output=True, text=True, check=True)
+    cpu_s, wall_s, largest_mb = map(float, done.stdout.splitlines()[-1].split())
+    return cpu_s, wall_s, largest_mb, state.read_bytes()
+
+
 def bench_split(given):
     with tempfile.TemporaryDirectory() as scratch:
-        recording = Path(scratch, "traces.pb")
-        with recording.open("wb") as file:
-            for timed in Recording(DATA / "c10_long" / "otlp.pb.gz", print).exports():
-                for number in range(given.engines):
-                    payload = as_another_engine(timed.export.payload, number)
-                    file.write(varint(len(payload)) + payload)
-        size_mb = recording.stat().st_size / 1e6
-        costs, states = {}, {}
-        for workers in (None, 1, 2):
-            state = Path(scratch, f"{workers}.bin")
-            command = [sys.executable, "-m", "collector", "replay", str(recording), "--snapshot", f"{scratch}/out.json"]
-            command += ["--state", str(state), *(["--workers", str(workers)] if workers else [])]
-            before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-            subprocess.run(command, capture_output=True, check=True)
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            wall_s = time.monotonic() - begun
-            costs[workers] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall_s
-            states[workers] = state.read_bytes()
-            name = f"replay of {given.engines} engines ({size_mb:.0f} MB), " + (
-                f"{workers} workers" if workers else "one learner"
-            )
-            line(name, f"{costs[workers][0]:.1f} s CPU {wall_s:.1f} s")
-        bank = Bank(Config())
-        bank.restore(states[1])
-        learned = [targets["step_time"] for targets in map(bank.targets, bank.configs()) if "step_time" in targets]
-        rows = sum(target.models["portable"].rows for target in learned)
-        line("  steps learned, bytes of each", f"{rows:,}, {size_mb * 1e6 / rows:.0f} B")
-        for workers, name in ((None, "one learner"), (2, "two workers")):
-            line(f"  CPU per step, {name}, start included", f"{costs[workers][0] / rows * 1e6:.0f} us")
-        line("  the same bytes from 1 and 2 workers", str(states[1] == states[2]), "True", states[1] == states[2])
-        ratio = costs[2][0] / costs[None][0]
-        line("  CPU of two workers to that of one learner", f"{ratio:.2f}", "1.3", ratio <= 1.3)
-        line("  faster by wall clock on two than on one (needs idle cores)", f"{costs[1][1] / costs[2][1]:.2f}", "1.8")
+        recordings = Path(scratch, "recordings")
+        steps = write_recordings(recordings, given.engines, given.megabytes, 8)
+        size_mb = sum(path.stat().st_size for path in recordings.iterdir()) / 1e6
+        line(f"{given.engines} engines, {size_mb:,.0f} MB in 8 files: steps", f"{steps:,}")
+        runs = {}
+        for name, options in (
+            ("one learner for all", []),
+            ("one worker", ["--workers", "1"]),
+            ("two workers", ["--workers", "2"]),
+            ("two workers, one killed", ["--workers", "2", "--kill-one"]),
+        ):
+            runs[name] = cpu_s, wall_s, largest_mb, _ = replayed(recordings, Path(scratch, "state"), *options)
+            told = f"{cpu_s:.0f} s CPU {wall_s:.0f} s {largest_mb:.0f} MB"
+            line(name, told, "600 MB", largest_mb <= 600)
+            line("  CPU per step", f"{cpu_s / steps * 1e6:.1f} us")
+        alone_s = alone_steps = 0
+        for number in range(min(given.engines, OWN_ENGINES)):
+            alone_s += replayed(Path(scratch, f"own-{number}.pb"), Path(scratch, "own"))[0]
+            alone_steps += steps / given.engines
+        alone_us = alone_s / alone_steps * 1e6
+        line("replay of one engine's telemetry alone, CPU per step", f"{alone_us:.1f} us")
+        same = len({run[3] for name, run in runs.items() if name != "one learner for all"})
+        line("the same bytes from 1 and 2 workers, and after a kill", str(same == 1), "True", same == 1)
+        for name in ("one worker", "two workers"):
+            ratio = runs[name][0] / steps * 1e6 / alone_us
+            line(f"CPU per step, {name}, to that of one engine alone", f"{ratio:.2f}", "1.3", ratio <= 1.3)
+            ratio = runs[name][0] / runs["one learner for all"][0]
+            line("  to that of one learner for all engines", f"{ratio:.2f}", "1.3", ratio <= 1.3)
+        faster = runs["one worker"][1] / runs["two workers"][1]
+        line("faster by wall clock on two than on one (needs idle cores)", f"{faster:.2f}", "1.8", faster >= 1.8)
+        possible = 2 * runs["one worker"][0] / runs["two workers"][0]
+        line("  by CPU alone it could be", f"{possible:.2f}")
 
 
 SECTIONS = {"pull": bench_pull, "overlap": bench_overlap, "outliers": bench_outliers, "split": bench_split}
@@ -173,7 +202,8 @@ def main() -> int:
     parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], help="all of them without")
     parser.add_argument("--states", type=int, default=1000)
     parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--engines", type=int, default=8)
+    parser.add_argument("--engines", type=int, default=40)
+    parser.add_argument("--megabytes", type=int, default=2000)
     parser.add_argument("--fleets", type=int, default=100)
     given = parser.parse_args()
     for section in given.sections or SECTIONS:

@@ -39,6 +39,7 @@ SIDE_DOORS = {
         "collector.evaluate.command",
         "collector.evaluate.donors",
         "collector.fleet.fleet_arguments",
+        "collector.fleet.fleet_replay",
         "collector.fleet.fleet_service",
         "collector.fleet.merge",
         "collector.fleet.pull",

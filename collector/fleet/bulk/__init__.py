@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from .bulk_files import find_bulk_files
-from .bulk_replay import WorkDirectory, bank_of, replay_in_bulk
+from .bulk_replay import Runner, WorkDirectory, bank_of, replay_in_bulk
 from .local_runner import LocalRunner
+from .ray_runner import RayRunner
+from .row_table import check_rows_place
 
-__all__ = ["LocalRunner", "WorkDirectory", "bank_of", "find_bulk_files", "replay_in_bulk"]
+__all__ = [
+    "LocalRunner",
+    "RayRunner",
+    "Runner",
+    "WorkDirectory",
+    "bank_of",
+    "check_rows_place",
+    "find_bulk_files",
+    "replay_in_bulk",
+]

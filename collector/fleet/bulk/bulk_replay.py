@@ -47,6 +47,10 @@ class Runner(Protocol):
         """Learn the engines of each bucket."""
         ...
 
+    def close(self) -> None:
+        """End what was started for it."""
+        ...
+
 
 class Replayed(NamedTuple):
     """Where the states of all buckets are; how many engines and rows are in them."""
@@ -64,10 +68,10 @@ class WorkDirectory:
         self._directory = Directory(path, clock, "its work directory")
         self._note = note
 
-    def take(self, files: Sequence[BulkFile], config: Config) -> None:
+    def take(self, files: Sequence[BulkFile], config: Config, rows: str = "") -> None:
         """Lock it, and keep what is in it if it is of the same files, settings and version."""
         self._directory.take()
-        known = [__version__, [*files], msgspec.to_builtins(config)]
+        known = [__version__, [*files], msgspec.to_builtins(config), rows]
         fingerprint = hashlib.sha256(msgspec.json.encode(known)).hexdigest()
         marker = self.path / _FINGERPRINT
         if marker.exists() and marker.read_text() == fingerprint and all(file.name != STDIN for file in files):
@@ -117,9 +121,15 @@ class Progress:
 
 
 def replay_in_bulk(
-    files: Sequence[BulkFile], config: Config, runner: Runner, work: Path, clock: Clock, note: PrintLine
+    files: Sequence[BulkFile],
+    config: Config,
+    runner: Runner,
+    work: Path,
+    clock: Clock,
+    note: PrintLine,
+    rows: str = "",
 ) -> Replayed:
-    """Learn every engine of these files; the states are files of ``work``.
+    """Learn every engine of these files; the states are files of ``work``, the rows go to ``rows``, if anywhere.
 
     Raises:
         StartError: a file cannot be read, or workers were killed again and again.
@@ -127,7 +137,7 @@ def replay_in_bulk(
     parts = parts_of(files)
     try:
         splits = _split(parts, runner, clock, note)
-        tasks = _tasks(splits, config)
+        tasks = _tasks(splits, config, rows)
         progress = Progress("learned", sum(task.size_bytes for task in tasks), clock, note)
         learned: dict[int, Learned] = {}
         for task, result in runner.learn_buckets(tasks):
@@ -158,14 +168,14 @@ def _split(parts: Sequence[Part], runner: Runner, clock: Clock, note: PrintLine)
     return splits
 
 
-def _tasks(splits: dict[int, SplitDone], config: Config) -> list[BucketTask]:
+def _tasks(splits: dict[int, SplitDone], config: Config, rows: str) -> list[BucketTask]:
     """The largest first, so that none is left when the others are done."""
     shards: dict[int, list[ShardPlace]] = {}
     for _, done in sorted(splits.items()):
         for shard in done.shards:
             shards.setdefault(shard.bucket, []).append(shard)
     shared = tuple(shards.pop(SHARED, ()))
-    tasks = [BucketTask(bucket, config, tuple(own), shared) for bucket, own in shards.items()]
+    tasks = [BucketTask(bucket, config, tuple(own), shared, rows) for bucket, own in shards.items()]
     return sorted(tasks, key=lambda task: (-task.size_bytes, task.bucket))
 
 

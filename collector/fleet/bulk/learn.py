@@ -24,6 +24,7 @@ from collector.fleet.state_places import StatePlace
 from collector.recordings import Timed, TimedExport, TimedKv, TimedPage, in_batches
 from collector.worker import Pipeline, make_pipeline
 
+from .row_table import RowTable
 from .shards import EngineKey, Header, Run, Shard, merge_when_due, read_header, read_places, read_run
 
 ENGINES_MAX: Final = 10_000
@@ -48,13 +49,13 @@ class _Shared(NamedTuple):
     ids: np.ndarray
 
 
-def learn_bucket(config: Config, shards: Sequence[Shard], shared: Sequence[Shard]) -> Learned:
+def learn_bucket(config: Config, shards: Sequence[Shard], shared: Sequence[Shard], rows_place: str = "") -> Learned:
     """Learn and merge every engine of some shards; ``shared`` holds what may belong to any of them."""
     whole = for_merging(config)
     rows = 0
     with tempfile.TemporaryDirectory(prefix="tracefit-bucket-") as scratch:
         examined = []
-        for number, (key, pipeline) in enumerate(learn_engines(config, shards, shared)):
+        for number, (key, pipeline) in enumerate(learn_engines(config, shards, shared, rows_place)):
             if not pipeline.learned_rows:
                 continue
             rows += pipeline.learned_rows
@@ -75,7 +76,7 @@ def for_merging(config: Config) -> Config:
 
 
 def learn_engines(
-    config: Config, shards: Sequence[Shard], shared: Sequence[Shard]
+    config: Config, shards: Sequence[Shard], shared: Sequence[Shard], rows_place: str = ""
 ) -> Iterator[tuple[EngineKey, Pipeline]]:
     """Each engine with the pipeline that has learned it, flushed."""
     runs: dict[EngineKey, list[tuple[Shard, Run]]] = {}
@@ -85,11 +86,15 @@ def learn_engines(
     common = [_Shared(shard, header, np.frombuffer(header.ids, _ID)) for shard, header in _headers(shared)]
     for key in sorted(runs):
         pipeline = make_pipeline(config)
+        table = RowTable(key.instance, key.recording) if rows_place else None
+        pipeline.on_event = table.record if table is not None else None
         for batch in in_batches(merge_when_due(_streams(runs[key], common)), config.queue.batch_bytes):
             pipeline.process_kv([timed.batch for timed in batch if isinstance(timed, TimedKv)])
             pipeline.process_pages([timed.page for timed in batch if isinstance(timed, TimedPage)])
             pipeline.process([timed.export for timed in batch if isinstance(timed, TimedExport)])
         pipeline.flush()
+        if table is not None:
+            table.write(rows_place)
         yield key, pipeline
 
 

@@ -58,6 +58,8 @@ class BucketTask(NamedTuple):
     config: Config
     shards: tuple[ShardPlace, ...]
     shared: tuple[ShardPlace, ...]
+    rows: str = ""
+    """Where their rows go, if anywhere."""
 
     @property
     def size_bytes(self) -> int:
@@ -134,12 +136,13 @@ def learn_into(task: BucketTask, work: Path) -> Learned:
     path = work / f"bucket-{task.bucket:02}"
     try:
         about = msgspec.json.decode(path.with_suffix(".json").read_bytes(), type=Learned)
-        return about._replace(state=path.with_suffix(".bin").read_bytes())
+        return about._replace(state=path.with_suffix(".bin").read_bytes() if about.engines else b"")
     except FileNotFoundError:
         pass
     shards, shared = ([_opened(shard) for shard in places] for places in (task.shards, task.shared))
-    learned = learn_bucket(task.config, shards, shared)
-    write_atomically(path.with_suffix(".bin"), learned.state)
+    learned = learn_bucket(task.config, shards, shared, task.rows)
+    if learned.engines:
+        write_atomically(path.with_suffix(".bin"), learned.state)
     write_atomically(path.with_suffix(".json"), msgspec.json.encode(learned._replace(state=b"")))
     return learned
 

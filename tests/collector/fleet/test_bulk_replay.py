@@ -4,6 +4,7 @@ import gzip
 import io
 import os
 import signal
+import sys
 from functools import partial
 from itertools import islice
 
@@ -258,6 +259,42 @@ def test_how_far_it_is_is_said_with_rate_and_time_left(recording, tmp_path):
     assert "MB/s" in said[-1]
     assert said[-1].endswith(" 0 s left")
     assert said[-2].endswith("s left")
+
+
+def test_a_fleet_of_recordings_is_written_as_a_pull_writes_it(recording, alone, tmp_path, capsys):
+    config = tmp_path / "config.yaml"
+    config.write_text("learners: [rls]\nfeature_sets: [portable]\n")
+    arguments = ["fleet", "replay", str(recording), "-o", str(tmp_path / "fleet"), "--config", str(config)]
+    assert main(arguments) == 0
+    assert f"2 files, {ENGINES} engines" in capsys.readouterr().out
+    snapshot = Snapshot.from_json((tmp_path / "fleet" / "snapshot.json").read_bytes())
+    (config_id,) = alone.configs()
+    assert [each.config_id for each in snapshot.configs] == [config_id]
+    assert len(snapshot.configs[0].targets["step_time"].replicas) == ENGINES
+    assert sorted(path.name for path in (tmp_path / "fleet").iterdir() if path.is_dir()) == ["all", "states"]
+    bank = Bank(CONFIG)
+    bank.restore((tmp_path / "fleet" / "states" / f"{config_id}.bin").read_bytes())
+    assert coefficients(bank) == coefficients(alone)
+    work = WorkDirectory(tmp_path / "fleet" / ".replay", SystemClock(), print)
+    work.take([], CONFIG)
+    assert main(arguments) == 1  # two fleets write to one directory
+    assert "another process uses" in capsys.readouterr().err
+    work.release()
+    assert main(["fleet", "replay", "-", "-o", str(tmp_path / "other"), "--ray", "auto"]) == 1
+    assert "standard input is on this machine alone" in capsys.readouterr().err
+    (tmp_path / "empty.pb").touch()
+    assert main(["fleet", "replay", str(tmp_path / "empty.pb"), "-o", str(tmp_path / "none")]) == 1
+    assert "nothing was learned" in capsys.readouterr().err
+    assert not (tmp_path / "none" / "snapshot.json").exists()
+
+
+@pytest.mark.parametrize(("module", "option"), [("ray", ["--ray", "local"]), ("pyarrow", ["--rows", "rows"])])
+def test_what_is_not_installed_is_said_before_anything_is_learned(
+    recording, tmp_path, capsys, monkeypatch, module, option
+):
+    monkeypatch.setitem(sys.modules, module, None)
+    assert main(["fleet", "replay", str(recording), "-o", str(tmp_path), *option]) == 1
+    assert "pip install 'tracefit[fleet]'" in capsys.readouterr().err
 
 
 # --- an export, cut ---------------------------------------------------------------------------------------------------

@@ -289,7 +289,7 @@ def _export(arguments: argparse.Namespace) -> int:
         assumptions=Assumptions(
             arguments.prompt,
             arguments.output,
-            arguments.prefix_hit,
+            arguments.prefix_hit or 0.0,
             arguments.max_num_seqs,
             arguments.max_num_batched_tokens,
             arguments.kv_tokens,

@@ -36,8 +36,9 @@ class Fetched(NamedTuple):
 
 
 def is_url(source: str) -> bool:
-    """Whether a string names something to ask over HTTP."""
-    return source.lower().startswith(("http://", "https://"))
+    """Whether a string names something to ask, be it of a kind that cannot be asked."""
+    scheme, colon, _ = source.partition("://")
+    return bool(colon) and scheme.isalnum()
 
 
 def read_file(path: str, tag: str = "") -> Fetched:

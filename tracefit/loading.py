@@ -112,8 +112,11 @@ def load(source: str | bytes | os.PathLike[str], *, token: str | None = None, ti
     timeout_s = checked("timeout_s", timeout_s, 1e-3, 3600.0)
     if token is not None and not (isinstance(token, str) and token.isascii() and token.isprintable()):
         raise LoadError("the token has characters that no header can hold")
-    if isinstance(source, (bytes, bytearray)):
+    if isinstance(source, (bytes, bytearray, memoryview)):
         if len(source) > BYTES_MAX:
             raise LoadError(f"this is larger than {BYTES_MAX >> 20} MiB, which no snapshot is")
         return _Source(bytes(source), token, timeout_s).load(None)
-    return _Source(os.fspath(source), token, timeout_s).load(None)
+    where = os.fspath(source)
+    if not where:
+        raise LoadError("a snapshot is read from a path, a URL or bytes, and this is an empty text")
+    return _Source(where, token, timeout_s).load(None)

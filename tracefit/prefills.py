@@ -12,21 +12,20 @@ Both flows balance, between i - 1 and i of the n - 1 others (those that one requ
     pi_i = pi_(i-1) (n - i) / ((O - 1) mu_i)            i = 1 ... n - 1; sum pi_i = 1
 
 Where all prompts fit, this is the binomial of n - 1 and q / (q + O - 1); where they do not, prefills pile up until as
-many requests are left to decode as the tokens can feed. Steps stand for time. Guards: O - 1 >= 1e-9; weights are scaled
-down before they overflow; beyond 1,024 requests mean and variance come from the flows' balance and slope (exact where
-they are linear). Reference: finite-source queue with state-dependent service (Kleinrock, Queueing Systems I, 1975).
+many requests are left to decode as the tokens can feed. Steps stand for time. Guards: O - 1 >= 1e-9; weights are
+relative to where the flows balance, which is the peak, and end at 1e-6 of it; beyond 4,096 requests mean and variance
+come from the flows' balance and slope (exact where they are linear).
+
+Reference: finite-source queue with state-dependent service (Kleinrock, Queueing Systems I, 1975).
 """
 
 from __future__ import annotations
 
 import math
 
-_TAIL = 1e-4
+_TAIL = 1e-6
 _TERMS_MAX = 24
-_SUMMED_MAX = 1024
-_RARE = 1e-7
-_FALLING = 0.5
-_LARGE = 1e200
+_SUMMED_MAX = 4096
 _DECODES_MIN = 1e-9
 
 
@@ -57,26 +56,35 @@ class Prefills:
 
     def shares(self) -> list[tuple[float, float]]:
         """Values of i with pi_i. Of many, three of equal mean and variance where prompts fit, else groups."""
-        n, decodes = int(self.requests), self._decodes
-        if n > _SUMMED_MAX:
+        if self.requests > _SUMMED_MAX:
             return self._three(*self._diffusion())
-        weights, total, weight = [1.0], 1.0, 1.0
-        for i in range(1, n):
-            ratio = (n - i) / (decodes * self.ended(i))
-            weight *= ratio
-            if weight > _LARGE:  # only the shares count
-                weights, total, weight = [each / weight for each in weights], total / weight, 1.0
-            weights.append(weight)
-            total += weight
-            if ratio < _FALLING and weight < _TAIL * total:
+        last, start = int(self.requests) - 1, round(self.mean())
+        below, above = [], [(float(start), 1.0)]
+        weight = 1.0
+        for i in range(start + 1, last + 1):
+            weight *= self._ratio(i)
+            if weight < _TAIL:
                 break
-        terms = [(float(i), weight / total) for i, weight in enumerate(weights) if weight > _RARE * total]
+            above.append((float(i), weight))
+        weight = 1.0
+        for i in range(start, 0, -1):
+            weight /= self._ratio(i)
+            if weight < _TAIL:
+                break
+            below.append((i - 1.0, weight))
+        terms = below[::-1] + above
+        total = sum(weight for _, weight in terms)
+        terms = [(i, weight / total) for i, weight in terms]
         if len(terms) <= _TERMS_MAX:
             return terms
         if self.ended(terms[-1][0] + 1.0) * self.chunks < terms[-1][0] + 1.0:
             return _grouped(terms)
         mean = sum(i * share for i, share in terms)
         return self._three(mean, sum((i - mean) ** 2 * share for i, share in terms))
+
+    def _ratio(self, i: int) -> float:
+        """Of pi_i to the one before it; it falls with i, so that pi has one peak, where both flows balance."""
+        return (self.requests - i) / (self._decodes * self.ended(i))
 
     def _three(self, mean: float, variance: float) -> list[tuple[float, float]]:
         half = math.sqrt(3.0 * variance)

@@ -10,6 +10,11 @@ from tracefit import Config, Estimate, Prediction, Snapshot
 _SECOND_US, _MILLISECOND_US = 1e6, 1e3
 
 
+def counted(number: float, noun: str) -> str:
+    """``1 request``, ``20 requests``."""
+    return f"{number:.4g} {noun}{'' if number == 1 else 's'}"
+
+
 def duration(us: float) -> str:
     """Three digits in the unit that suits: ``850 µs``, ``29.6 ms``, ``6.18 s``."""
     for unit_us, unit in ((_SECOND_US, "s"), (_MILLISECOND_US, "ms")):

@@ -8,7 +8,7 @@ from collector.runtime import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PrintLine
 from exporters.what_if import LIMIT_WORDS, QuestionError, Sizing, Targets, as_json, plan_document, planned
 from tracefit import Plan, Snapshot, TracefitError
 
-from .answers import caveats, chosen, duration, headline, refusal
+from .answers import caveats, chosen, counted, duration, headline, refusal
 from .predict import load_lines
 
 
@@ -35,7 +35,8 @@ def plan(
 
 def _lines(answer: Plan, targets: Targets) -> Iterator[str]:
     if answer.concurrency:
-        yield f"  fits      {answer.concurrency} requests in flight{' on the safe side' if targets.safe else ''}"
+        side = " on the safe side" if targets.safe else ""
+        yield f"  fits      {counted(answer.concurrency, 'request')} in flight{side}"
     else:
         yield "  fits      not even one request keeps the targets; alone it sees"
     yield f"  because   {LIMIT_WORDS[answer.limit]}"

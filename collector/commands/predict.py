@@ -8,7 +8,7 @@ from collector.runtime import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PrintLine
 from exporters.what_if import Load, QuestionError, Step, as_json, predict_document, predicted
 from tracefit import Config, Prediction, RequestEstimate, Snapshot, TracefitError
 
-from .answers import caveats, chosen, headline, refusal, with_band
+from .answers import caveats, chosen, counted, headline, refusal, with_band
 
 _NO_FACTOR = 1e-9
 
@@ -58,7 +58,7 @@ def load_lines(answer: Prediction | RequestEstimate) -> Iterator[str]:
     """What requests see, as `plan` prints it too."""
     assert isinstance(answer, RequestEstimate)  # noqa: S101 - a load was asked for
     waiting = f", {answer.concurrency - answer.running:.3g} wait" if answer.concurrency > answer.running else ""
-    yield f"in flight {answer.concurrency:.4g} requests ({answer.running:.4g} run{waiting})"
+    yield f"in flight {counted(answer.concurrency, 'request')} ({answer.running:.4g} run{waiting})"
     yield f"TTFT      {with_band(answer.ttft)}"
     yield f"ITL       {with_band(answer.itl)}"
     yield f"E2E       {with_band(answer.e2e)}"

@@ -71,7 +71,7 @@ def _add_access(command: argparse.ArgumentParser) -> None:
 def _add_request(command: argparse.ArgumentParser, *, required: bool) -> None:
     command.add_argument("--prompt", type=float, required=required, metavar="N", help="prompt tokens of a request")
     command.add_argument("--output", type=float, required=required, metavar="N", help="output tokens of a request")
-    command.add_argument("--prefix-hit", type=float, default=0.0, metavar="RATIO", help="share of prompts cached (0)")
+    command.add_argument("--prefix-hit", type=float, metavar="RATIO", help="share of prompts cached (0)")
 
 
 def _add_number(command: argparse.ArgumentParser, option: str, meaning: str) -> None:

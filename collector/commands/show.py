@@ -8,7 +8,7 @@ from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine
 from exporters.what_if import as_json
 from tracefit import Coefficient, Config, Model, NotFoundError, Snapshot, Target
 
-from .answers import duration, headline
+from .answers import counted, duration, headline
 
 _STEP_TIME = "step_time"
 _FACTORS_SHOWN = 8
@@ -24,7 +24,7 @@ def show(snapshot: Snapshot, *, config_id: str | None, in_json: bool, say: Print
     if in_json:
         say(as_json({"generation": snapshot.generation, "configs": [_tree(each) for each in configs]}))
     else:
-        say(f"generation {snapshot.generation}, {len(snapshot.configs)} configurations")
+        say(f"generation {snapshot.generation}, {counted(len(snapshot.configs), 'configuration')}")
         for config in configs:
             for line in _config_lines(config):
                 say(line)
@@ -33,7 +33,7 @@ def show(snapshot: Snapshot, *, config_id: str | None, in_json: bool, say: Print
 
 def _config_lines(config: Config) -> Iterator[str]:
     yield ""
-    yield f"{headline(config)}  telemetry {config.telemetry}, {config.engines} engines"
+    yield f"{headline(config)}  telemetry {config.telemetry}, {counted(config.engines, 'engine')}"
     limits = ", ".join(f"{name} {value:,}" for name, value in config.limits._asdict().items() if value is not None)
     if limits:
         yield f"  limits    {limits}"

@@ -14,6 +14,7 @@ from exporters.client_view import ClientView, UnknownConfigError
 from exporters.what_if import (
     PLAN,
     PREDICT,
+    SHOWN_CHARS,
     Parameter,
     QuestionError,
     as_json,
@@ -50,6 +51,8 @@ class AskPages:
     def _answer(self, request: Request, parameters: tuple[Parameter, ...], answer: _Answer) -> Response:
         snapshot = self._view.snapshot()
         try:
+            if request.repeated:
+                raise QuestionError(request.repeated[:SHOWN_CHARS], "given twice")
             given = read_query(request.query, parameters)
             if snapshot is None:
                 return nothing_yet()

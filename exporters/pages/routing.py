@@ -22,12 +22,13 @@ class Headers(Protocol):
 
 
 class Request(NamedTuple):
-    """What a handler may look at."""
+    """What a handler may look at; ``repeated`` is a parameter that was given twice, whose last value ``query`` has."""
 
     path: str
     captures: tuple[str, ...]
     query: Mapping[str, str]
     headers: Headers
+    repeated: str = ""
 
     def header(self, name: str) -> str:
         """Value of a header, empty if absent."""
@@ -75,9 +76,10 @@ def dispatch(routes: Routes, method: str, target: str, headers: Headers) -> Resp
     """
     try:
         parts = urlsplit(target)
-        query = dict(parse_qsl(parts.query, max_num_fields=32))
+        given = parse_qsl(parts.query, max_num_fields=32)
     except ValueError:
         return plain(HTTPStatus.BAD_REQUEST)
+    query, repeated = dict(given), _repeated([name for name, _ in given])
     segments = parts.path.split("/")
     for route in routes:
         captures = _match(route.pattern.split("/"), segments)
@@ -86,10 +88,15 @@ def dispatch(routes: Routes, method: str, target: str, headers: Headers) -> Resp
         if method not in {"GET", "HEAD"}:
             return plain(HTTPStatus.METHOD_NOT_ALLOWED, headers=(("Allow", _ALLOWED),))
         try:
-            return route.handler(Request(parts.path, captures, query, headers))
+            return route.handler(Request(parts.path, captures, query, headers, repeated))
         except Exception:  # noqa: BLE001 - a page that fails must not take the server, nor show its inside
             return plain(HTTPStatus.INTERNAL_SERVER_ERROR)
     return plain(HTTPStatus.NOT_FOUND)
+
+
+def _repeated(names: list[str]) -> str:
+    """The first name that is there twice, empty if none is."""
+    return next((name for index, name in enumerate(names) if name in names[:index]), "")
 
 
 def _match(pattern: list[str], segments: list[str]) -> tuple[str, ...] | None:

@@ -6,6 +6,7 @@ from .answer_documents import LIMIT_WORDS, as_json, plan_document, planned, pred
 from .asked import (
     PLAN,
     PREDICT,
+    SHOWN_CHARS,
     Assumed,
     Load,
     Parameter,
@@ -24,6 +25,7 @@ __all__ = [
     "LIMIT_WORDS",
     "PLAN",
     "PREDICT",
+    "SHOWN_CHARS",
     "Assumed",
     "Load",
     "Mix",

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 _UNITS_MS = {"us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3, "": 1.0}
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s*(us|µs|ms|s|)")
 _WHOLE = re.compile(r"\d{1,13}")
-_SHOWN_CHARS = 32
+SHOWN_CHARS = 32
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -124,7 +124,7 @@ def milliseconds(text: str) -> float:
     """
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text[:_SHOWN_CHARS]!r} is no time like 30ms or 1.5s")
+        raise ValueError(f"{text[:SHOWN_CHARS]!r} is no time like 30ms or 1.5s")
     return float(match[1]) * _UNITS_MS[match[2]]
 
 
@@ -138,7 +138,7 @@ def read_query(query: Mapping[str, str], parameters: tuple[Parameter, ...]) -> d
     given = {}
     for name, text in query.items():
         if name not in by_name:
-            raise QuestionError(name[:_SHOWN_CHARS], f"no such parameter; there are {', '.join(by_name)}")
+            raise QuestionError(name[:SHOWN_CHARS], f"no such parameter; there are {', '.join(by_name)}")
         try:
             given[name] = _READERS[by_name[name].kind](text)
         except ValueError as error:
@@ -160,6 +160,8 @@ def read_step_or_load(given: Mapping[str, Any]) -> Step | Load:
     if of_step and of_load:
         raise QuestionError(of_load[0], f"a load ({', '.join(load)}) and a step ({', '.join(step)}) are two questions")
     if of_step:
+        if given.get("prefix_hit") is not None:
+            raise QuestionError("prefix_hit", "a step has none: its prefill tokens are those that are computed")
         if given.get("requests") is None:
             raise QuestionError("requests", "missing: a step has so many")
         return Step(given.get("prefill") or 0.0, given["requests"], given.get("context") or 0.0)
@@ -189,20 +191,22 @@ def read_sizing(given: Mapping[str, Any]) -> Sizing:
 
 def _number(text: str) -> float:
     try:
+        if not text.isascii() or "_" in text:  # Python's own numbers, which no other reader of the page knows
+            raise ValueError
         return float(text)
     except ValueError:
-        raise ValueError(f"expected a number, got {text[:_SHOWN_CHARS]!r}") from None
+        raise ValueError(f"expected a number, got {text[:SHOWN_CHARS]!r}") from None
 
 
 def _whole(text: str) -> int:
     if not _WHOLE.fullmatch(text.strip()):
-        raise ValueError(f"expected a whole number, got {text[:_SHOWN_CHARS]!r}")
+        raise ValueError(f"expected a whole number, got {text[:SHOWN_CHARS]!r}")
     return int(text)
 
 
 def _switch(text: str) -> bool:
     if text.lower() not in _SWITCH:
-        raise ValueError(f"expected true or false, got {text[:_SHOWN_CHARS]!r}")
+        raise ValueError(f"expected true or false, got {text[:SHOWN_CHARS]!r}")
     return _SWITCH[text.lower()]
 
 

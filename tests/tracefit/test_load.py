@@ -189,6 +189,17 @@ def test_a_path_that_is_none(tmp_path):
     assert "cannot read" in refused(tmp_path / "nothing.json")
     assert "cannot read" in refused(tmp_path)
     assert "cannot read" in refused("a\0b")
+    assert "empty" in refused("")
+
+
+@pytest.mark.parametrize("url", ["ftp://host/snapshot", "file:///etc/passwd", "s3://bucket/snapshot.json"])
+def test_a_url_that_is_not_asked_is_no_path_either(url):
+    assert "is no http:// or https:// URL" in refused(url)
+
+
+def test_bytes_may_be_of_any_kind():
+    for each in (bytes, bytearray, memoryview):
+        assert tracefit.load(each(encoded())).generation == tracefit.load(encoded()).generation
 
 
 def test_a_file_larger_than_any_snapshot(tmp_path):

@@ -82,18 +82,12 @@ def _wait(condition, seconds):
         time.sleep(0.02)
 
 
-def bit_flip(directory, seed=0, exports=60):
-    """A kill, then one bit of the journal flipped anywhere."""
-    rng = random.Random(seed)
+def damaged(directory, fault, damage, exports=60):
+    """A kill, then damage to the journal's segments; what is learned from of the rest."""
     victim = Victim(directory, **JOURNAL)
     load_ = _sent(victim, Load(2, exports, STEPS))
     victim.end(signal.SIGKILL)
-    segments = sorted(path for path in directory.iterdir() if path.name.startswith("journal.0"))
-    path = rng.choice(segments)
-    data = bytearray(path.read_bytes())
-    at = rng.randrange(len(data))
-    data[at] ^= 1 << rng.randrange(8)
-    path.write_bytes(data)
+    damage(sorted(path for path in directory.iterdir() if path.name.startswith("journal.0")))
     victim = Victim(directory, **JOURNAL)
     ready_s = victim.ready_s
     assert victim.metric("tracefit_journal_damaged_bytes") > 0
@@ -102,9 +96,38 @@ def bit_flip(directory, seed=0, exports=60):
     _wait(lambda: victim.metric("tracefit_journal_replayed_spans_total") >= load_.acknowledged - 1, 60)
     lost = load_.acknowledged - int(victim.metric("tracefit_journal_replayed_spans_total"))
     victim.end(signal.SIGTERM)
-    return Row(
-        "one bit of the journal flipped, after a kill", load_.acknowledged, lost, ready_s, _line(directory, "lost:")
-    )
+    return Row(fault, load_.acknowledged, lost, ready_s, _line(directory, "lost:"))
+
+
+def bit_flip(directory, seed):
+    """One bit of the journal flipped anywhere."""
+    rng = random.Random(seed)
+
+    def flip(segments):
+        path = rng.choice(segments)
+        data = bytearray(path.read_bytes())
+        at = rng.randrange(len(data))
+        data[at] ^= 1 << rng.randrange(8)
+        path.write_bytes(data)
+
+    return damaged(directory, "one bit of the journal flipped, after a kill", flip)
+
+
+def bad_tail(directory):
+    """The journal's end cut off in the middle of an entry; then bytes behind the end that are none of its."""
+
+    def cut(segments):
+        data = segments[-1].read_bytes()
+        segments[-1].write_bytes(data[:-1000])
+
+    def add(segments):
+        with segments[-1].open("ab") as file:
+            file.write(random.Random(1).randbytes(5000))
+
+    rows = [damaged(directory / "cut", "", cut), damaged(directory / "garbage", "", add)]
+    assert [row.lost for row in rows] == [1, 0], rows
+    fault = "the journal's end cut by 1,000 bytes, after a kill; 5,000 bytes of garbage behind it (none lost)"
+    return rows[0]._replace(fault=fault, recovery_s=max(row.recovery_s for row in rows))
 
 
 def bit_flips(directory):
@@ -241,9 +264,9 @@ def killed_without_a_journal(directory, exports=120):
     )  # fmt: skip
 
 
-def directory_deleted(directory, exports=150):
-    """The directory goes away under a journal, and comes back."""
-    victim = Victim(directory, STATE__INTERVAL_S="0.3", JOURNAL__SEGMENT_MIB="1")
+def directory_deleted(directory, durability, exports=150):
+    """The directory goes away, and comes back."""
+    victim = Victim(directory, DURABILITY=durability, STATE__INTERVAL_S="0.3")
     load_ = Load(2, exports, STEPS)
     load_.port = victim.grpc_port
     load_.start()
@@ -256,7 +279,7 @@ def directory_deleted(directory, exports=150):
     assert victim.end(signal.SIGTERM) == 0, said(directory)[-2000:]
     lost = _lost_exports(directory, load_)
     return Row(
-        "snapshot.directory deleted and made again",
+        f"snapshot.directory deleted and made again, {durability}",
         load_.acknowledged,
         lost,
         recovery_s,
@@ -285,10 +308,12 @@ def stopped_under_load(directory, durability):
 
 CASES = {
     "bit-flips": bit_flips,
+    "bad-tail": bad_tail,
     "disk-full": disk_full,
     "race": race,
     "killed-memory": killed_without_a_journal,
-    "directory-deleted": directory_deleted,
+    "directory-deleted": lambda directory: directory_deleted(directory, "journal"),
+    "directory-deleted-memory": lambda directory: directory_deleted(directory, "memory"),
     "stop-memory": lambda directory: stopped_under_load(directory, "memory"),
     "stop-journal": lambda directory: stopped_under_load(directory, "journal"),
 }

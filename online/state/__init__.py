@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from .arrays import Lease
 from .declared import Array, Count, Finite, Kept, LikeFresh, MadeBy, Named, StateError, saved
 from .file import LEARNERS, VERSION, Image, Seal, decode, sealed
-from .graph import Graph, Lease
+from .graph import Graph
 from .lineage import Lineage, LineageLedger
 from .taken import Taken, encode
 

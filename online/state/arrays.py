@@ -110,3 +110,15 @@ def _unpack_array(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 def _name(dtype: np.dtype[Any]) -> str:
     return str(dtype.descr) if dtype.names else dtype.str
+
+
+class Lease:
+    """Somebody reads an object's arrays of ``Array(..., lent=True)`` where they are, until it is ``over``.
+
+    The object's ``lend()`` makes it; whoever writes there meanwhile goes on with a copy.
+    """
+
+    __slots__ = ("over",)
+
+    def __init__(self) -> None:
+        self.over = False

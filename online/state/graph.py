@@ -12,17 +12,18 @@ against dtype, shape and bound; no code is run that the bytes name: a state file
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 import types
 import typing
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from .arrays import array_like, array_of
+from .arrays import Lease, array_like, array_of
 from .declared import KINDS, Array, Kept, LikeFresh, MadeBy, Named, Saved, StateError
 from .plain_data import MAPS, copier, is_plain, pairs_of, reader
 
@@ -30,26 +31,11 @@ _MISFITS = (msgspec.ValidationError, TypeError, ValueError, KeyError, IndexError
 
 Graph = dict[str, Any]
 
+_MANY = 16
+
 
 class _AttributeMisfit(StateError):
     """Says already which attribute it is."""
-
-
-class Lease:
-    """Somebody reads what an object holds, until it is ``over``: whoever writes there goes on with a copy."""
-
-    __slots__ = ("over",)
-
-    def __init__(self) -> None:
-        self.over = False
-
-
-class Lender(Protocol):
-    """An object with arrays too large to be copied at once."""
-
-    def lend(self) -> Lease:
-        """From now on its arrays of ``Array(..., lent=True)`` are read where they are."""
-        ...
 
 
 class Dumped(NamedTuple):
@@ -97,18 +83,40 @@ class _Writer:
 
     def number(self, value: Any) -> int:
         number = self._numbers.get(id(value))
-        if number is None:
-            way = _WAYS.get(type(value)) or _way_of(type(value))
-            number = self._numbers[id(value)] = len(self._objects)
-            self._held.append(value)  # an id is unique while the object lives
-            if way.kind not in self._kinds:
-                self._kinds[way.kind] = way.names
-            values = list(way.values(value))
-            self._objects.append([way.kind, values])
-            for place, pack in way.packs:
+        return self._add(value) if number is None else number
+
+    def numbers(self, values: Sequence[Any]) -> list[int]:
+        """As ``number``, of each; at once if they are many, new here, of one class and lead nowhere."""
+        if len(values) >= _MANY and len({*map(type, values)}) == 1:
+            way = self._way(values[0])
+            ids = [*map(id, values)]
+            contents = [*map(way.values, values)]
+            leads_nowhere = all(content[place] is None for place, _ in way.packs for content in contents)
+            if leads_nowhere and not way.lends and len({*ids}) == len(ids) and self._numbers.keys().isdisjoint(ids):
+                numbers = [*range(len(self._held), len(self._held) + len(ids))]
+                self._numbers.update(zip(ids, numbers, strict=True))
+                self._held += values
+                self._objects += zip(itertools.repeat(way.kind), contents)
+                return numbers
+        return [*map(self.number, values)]
+
+    def _way(self, value: Any) -> _Way:
+        way = _WAYS.get(type(value)) or _way_of(type(value))
+        if way.kind not in self._kinds:
+            self._kinds[way.kind] = way.names
+        return way
+
+    def _add(self, value: Any) -> int:
+        way = self._way(value)
+        number = self._numbers[id(value)] = len(self._held)
+        self._held.append(value)  # an id is unique while the object lives
+        values = list(way.values(value))
+        self._objects.append((way.kind, values))
+        for place, pack in way.packs:
+            if values[place] is not None:
                 values[place] = pack(self, values[place])
-            if way.lends:
-                self._leases[number] = value.lend()
+        if way.lends:
+            self._leases[number] = value.lend()
         return number
 
 
@@ -309,6 +317,8 @@ def _container_form(origin: Any, args: tuple[Any, ...]) -> _Form:
             items = [first.unpack(reader, item, None) for item in value]
             return items if origin is list else deque(items, getattr(existing, "maxlen", None))
 
+        if first.pack is _Writer.number:
+            return _Form(_Writer.numbers, unpack)
         return _Form(lambda writer, value: [first.pack(writer, item) for item in value], unpack)
     if origin is tuple:
         return _Form(

@@ -63,7 +63,7 @@ def _graph_pieces(dumped: Dumped, encode: Callable[[object], bytes]) -> Iterator
     yield _head(_MAP, 3) + encode("kinds") + encode(graph["kinds"]) + encode("objects") + _head(_ARRAY, len(objects))
     for number, entry in enumerate(objects):
         yield encode(entry)
-        entry[1] = None  # may be large
+        objects[number] = None  # may be large
         if number in leases:
             leases[number].over = True
     yield encode("root") + encode(graph["root"])
@@ -87,5 +87,7 @@ def _without_collection() -> Iterator[None]:
     try:
         yield
     finally:
+        gc.freeze()
+        gc.unfreeze()  # what was made is old now, and not looked through at once
         if collects:
             gc.enable()

@@ -1,10 +1,11 @@
 """A gateway's join: what each held step takes, how long the worker is away to save the state, and the state's size.
 
-    make bench WHAT=engines ARGS="--engines 500 --steps 4000"
+    make bench WHAT=engines ARGS="--engines 500 --steps 4000 --requests 50"
 
-Every engine's steps wait for their context to be known, so that all of them are held. Memory is what the process grows
-by between the first engine and the last. While a thread of its own writes the state, every engine goes on sending:
-exports of 50 steps, and a finished request each, which changes columns that are being saved.
+Every engine's steps wait for their context to be known, so that all of them are held; so do its requests, which come
+after the memory was looked at. Memory is what the process grows by between the first engine and the last. While a
+thread of its own writes the state, every engine goes on sending: exports of 50 steps, and a finished request each,
+which changes columns that are being saved.
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", type=int, default=500)
     parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--requests", type=int, default=50)
     given = parser.parse_args()
     tune_malloc()
     join = JoinConfig(engines_max=given.engines)
@@ -117,6 +119,10 @@ def main() -> int:
     grown = resident_bytes() - before
     held = sum(one.steps for one in pipeline.waiting())
     whole_mb = resident_bytes() / 1e6
+    for engine in range(given.engines):
+        core = [request_of(engine, 30 + number) for number in range(given.requests)]
+        pipeline.joiner.add(Telemetry(f"engine-{engine}", {}, core=core))
+    waiting = sum(one.requests for one in pipeline.waiting())
     idle_s = [turn(pipeline, engine, given.steps) for engine in range(given.engines)]
     last_step, busy_s = given.steps + FRESH_STEPS, []
     with tempfile.TemporaryDirectory() as directory:
@@ -126,6 +132,7 @@ def main() -> int:
             last_step += FRESH_STEPS
     lines = (
         ("held steps", f"{held:,}", f"{given.engines * given.steps:,}"),
+        ("requests that wait", f"{waiting:,}", f"{given.engines * given.requests:,}"),
         ("bytes per held step", f"{grown / held:.0f}", "300"),
         ("resident memory in all", f"{whole_mb:.0f} MB", "900 MB"),
         ("grown by what is held", f"{grown / 1e6:.0f} MB", ""),

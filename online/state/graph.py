@@ -256,7 +256,14 @@ def _forms(declared: Saved) -> list[tuple[str, _Form, str | None]]:
     ]
 
 
+def without_alias(hint: Any) -> Any:
+    """What a generic alias stands for: ``NDArray[float64]`` is one since numpy 2.5, and was its value before."""
+    value = getattr(typing.get_origin(hint), "__value__", None)
+    return hint if value is None else value[typing.get_args(hint)]
+
+
 def _form(hint: Any) -> _Form:  # noqa: PLR0911 -- one return per type
+    hint = without_alias(hint)
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if isinstance(hint, Array):
         return _Form(as_it_is if hint.lent else _copied, lambda _, value, __: array_of(value, hint))

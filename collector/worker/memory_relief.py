@@ -51,6 +51,7 @@ class MemoryRelief:
         self._clock = clock
         self._trim = trim
         self._watched = False
+        self._short_from_start = False
         self._short_ns: int | None = None
         self._short_last_ns = 0
         self._tried_ns = 0
@@ -61,12 +62,12 @@ class MemoryRelief:
             return
         if not self._watched:
             self._health.register(NAME, self._stuck_s)
-            self._watched = True
+            self._watched, self._short_from_start = True, self.guard.is_short()
         now_ns = self._clock.monotonic_ns()
         if self.guard.is_short():
             self._help(now_ns)
             return
-        self._short_ns = None
+        self._short_ns, self._short_from_start = None, False
         self._health.check_in(NAME)
         if self.problem and now_ns - self._short_last_ns >= _CALM_NS:
             _log.info("memory is enough again: exports are accepted")
@@ -76,7 +77,8 @@ class MemoryRelief:
     def _help(self, now_ns: int) -> None:
         if not self.problem:
             limit_mib = (self.guard.limit_bytes or 0) >> 20
-            self.problem = f"more than {limit_mib} MiB in use: exports are refused"
+            without_load = ", without any load; raise the limit" if self._short_from_start else ""
+            self.problem = f"more than {limit_mib} MiB in use{without_load}: exports are refused"
             self._metrics.set(table.MEMORY_SHORT, 1)
             _log.warning("memory is short: %s", self.problem)
         self._short_ns = self._short_ns if self._short_ns is not None else now_ns

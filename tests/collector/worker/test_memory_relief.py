@@ -76,7 +76,9 @@ def test_what_waits_is_given_up_when_trimming_does_not_help_for_three_seconds():
 
 
 def test_it_is_said_once_per_shortage_however_often_it_flickers(caplog):
-    house = House(110)
+    house = House(90)
+    house.turns(1)
+    house.used_mib = 110
     with caplog.at_level(logging.INFO):
         for _ in range(6):
             house.turns(1)
@@ -91,6 +93,12 @@ def test_it_is_said_once_per_shortage_however_often_it_flickers(caplog):
         "memory is short",
         "memory is enough again",
     ]
+
+
+def test_a_limit_below_what_it_takes_to_run_at_all_is_said_with_its_remedy():
+    house = House(150)
+    house.turns(1)
+    assert house.relief.problem == ("more than 100 MiB in use, without any load; raise the limit: exports are refused")
 
 
 @pytest.mark.parametrize(("flickers", "alive"), [(False, False), (True, True)])

@@ -199,7 +199,7 @@ def _coefficients(name: str, model: ModelSnapshot, config_id: str) -> str:
     limit = _axis_limit(model.features)
     suspected = any(feature.live_coefficient is not None for feature in model.features)
     rows = "".join(_coefficient_row(feature, limit, live=suspected) for feature in model.features)
-    live = '<th scope="col" class="num">live: fast, noisy</th>' if suspected else ""
+    live = '<th scope="col" class="num live">live: fast, noisy</th>' if suspected else ""
     caption = escape(f"Coefficients of {TARGET_NAMES.get(name, name)}, portable set, {config_id}")
     scale = f'<span class="scale"><span>−{percent(limit)}</span><span>+{percent(limit)}</span></span>'
     return (
@@ -228,7 +228,7 @@ def _coefficient_row(feature: FeatureSnapshot, limit: float, *, live: bool) -> s
     if value:
         relative_live = None if now is None else now / value - 1
         chart = whisker(None if stderr is None else stderr / value, relative_live, limit)
-    latest = f'<td class="num">{"–" if now is None else escape(coefficient(now, feature.unit).split("/")[0])}</td>'
+    latest = f'<td class="num live">{"–" if now is None else escape(coefficient(now, feature.unit).split("/")[0])}</td>'
     status = escape(feature.status)
     meaning = escape(_why(feature))
     return (

@@ -45,6 +45,9 @@ onload = () => {
   open(page);
   const out = [...page.body.querySelectorAll("*")].filter((each) =>
     !each.closest(".scroll, .sr, .skip") && each.getBoundingClientRect().right > WIDTH + 1);
+  if (WIDTH < 640)  // on a phone, what to trust is seen without a swipe
+    out.push(...[...page.querySelectorAll(".coefficients td")].filter((each) =>
+      each.getBoundingClientRect().right > each.closest(".scroll").getBoundingClientRect().right + 1));
   document.title = `width ${page.documentElement.scrollWidth}, out: ${out.map((each) => each.outerHTML.slice(0, 80))}`;
 };
 </script>"""

@@ -96,8 +96,8 @@ class Bank:
                 self.drop(gone)
         outcome = self._target(config_id, target).learn(rows, quick=lane is Lane.QUICK)
         self.learned_rows += outcome[RowOutcome.LEARNED]
-        for number, engine in engines.items() if lane is Lane.PUBLISHED and engines else ():
-            self.lineages.setdefault(config_id, Lineage()).record(engine, rows.end_ns[rows.engine == number])
+        if lane is Lane.PUBLISHED and engines:
+            self.lineages.setdefault(config_id, Lineage()).record_rows(engines, rows.engine, rows.end_ns)
         return outcome
 
     def _target(self, config_id: str, target: Target) -> TargetState:

@@ -89,7 +89,12 @@ class SnapshotConfig(Section, frozen=True, kw_only=True):
         float, Meta(ge=0.1, le=86_400, description="Pause between two writings of `snapshot.json`.")
     ] = 10.0
     publish_interval_s: Annotated[
-        float, Meta(ge=0.05, le=3_600, description="Pause between two generations of what is served.")
+        float,
+        Meta(
+            ge=0.05,
+            le=3_600,
+            description="Pause between two generations of what is served; ten times what making one takes, at least.",
+        ),
     ] = 5.0
 
 

@@ -28,8 +28,8 @@ class ApiSpans:
         self._waiting: OrderedDict[bytes, list[tuple[Engine, PendingRequest]]] = OrderedDict()
         self._waiting_count = 0
 
-    def add(self, api: ApiSpan) -> None:
-        """Add an API span; the requests that wait for it have it now."""
+    def add(self, api: ApiSpan) -> list[Engine]:
+        """Add an API span; the requests that wait for it have it now. Whose they are."""
         waiting = self._waiting.pop(api.span_id, ())
         self._waiting_count -= len(waiting)
         for engine, request in waiting:
@@ -37,6 +37,7 @@ class ApiSpans:
         self._spans[api.span_id] = api
         if len(self._spans) > self._requests_max:
             self._spans.popitem(last=False)
+        return [engine for engine, _ in waiting]
 
     def match(self, engine: Engine, request: PendingRequest) -> int:
         """Find the API span that is the request's parent, now or when it comes; how many others wait no longer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from online import Quality
@@ -28,13 +28,15 @@ def _known_of(emitters: Iterable[Emitter]) -> Known:
 
 
 def describe(
-    emitters: Mapping[str, list[Emitter]], before: Mapping[str, Known]
-) -> tuple[list[Described], dict[str, Known]]:
-    """Configurations of which something else is known than before, and what is known of all."""
-    now = {config_id: _known_of(own) for config_id, own in sorted(emitters.items())}
-    described = [
-        Described(config_id, facts_of(emitters[config_id]), known.quality)
-        for config_id, known in now.items()
-        if before.get(config_id) != known
-    ]
-    return described, now
+    config_ids: Collection[str], emitters: Mapping[str, list[Emitter]], known: dict[str, Known]
+) -> list[Described]:
+    """Which of these configurations something else is known of than before; ``known`` follows."""
+    described = []
+    for config_id in sorted(config_ids):
+        own = emitters.get(config_id)
+        if own is None:
+            known.pop(config_id, None)
+        elif known.get(config_id) != (now := _known_of(own)):
+            known[config_id] = now
+            described.append(Described(config_id, facts_of(own), now.quality))
+    return described

@@ -62,6 +62,11 @@ class Emitter(Protocol):
         ...
 
 
+def key_of(emitter: Emitter) -> Key:
+    """Under which an emitter is held."""
+    return emitter.recording, emitter.instance
+
+
 def facts_of(emitters: Iterable[Emitter]) -> dict[str, Fact]:
     """What the emitters of one configuration know together."""
     facts: dict[str, Fact] = {}

@@ -62,6 +62,7 @@ class Engine:
         self.api_queueing = ApiQueueing()
         self._counts = Counts()
         self.steps_heard = 0
+        self.steps_compared = 0
         self._settings = settings
         self._remembered_ns = int((settings.window_s - settings.grace_s) * 1e9)
         self.processes: list[EngineProcess] = []

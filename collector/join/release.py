@@ -6,8 +6,9 @@ no engine is silent for longer than the window; a silent engine holds nobody up 
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,8 @@ from collector.config import JoinConfig
 from online import RowBlock, Target
 from online.state import saved
 
-from .emitter import Emitter, TargetRows
+from .census import Census
+from .emitter import TargetRows
 from .events import Rows
 
 
@@ -35,11 +37,23 @@ class Release:
 
     def __init__(self) -> None:
         self._held: dict[Target, dict[str, deque[RowBlock]]] = {}
+        # the first end of each instance's rows: of a thousand engines, only those whose turn it is are looked at
+        self._firsts: dict[Target, list[tuple[int, str]]] = {}
+
+    def restored(self) -> None:
+        """Find again whose turn comes when."""
+        self._firsts = {
+            target: sorted((int(blocks[0].end_ns[0]), instance) for instance, blocks in by_instance.items())
+            for target, by_instance in self._held.items()
+        }
 
     def add(self, instance: str, rows: list[TargetRows]) -> None:
         """Take rows of one engine."""
         for target, block in rows:
-            self._held.setdefault(target, {}).setdefault(instance, deque()).append(block)
+            blocks = self._held.setdefault(target, {}).setdefault(instance, deque())
+            if not blocks:
+                heapq.heappush(self._firsts.setdefault(target, []), (int(block.end_ns[0]), instance))
+            blocks.append(block)
 
     def take_over(self, other: Release) -> None:
         """Hold another configuration's rows too: its identity became better known, and is this one's."""
@@ -47,6 +61,7 @@ class Release:
             for instance, blocks in by_instance.items():
                 held = self._held.setdefault(target, {}).setdefault(instance, deque())
                 held.extend(blocks)
+        self.restored()
 
     def rows_held(self, instance: str) -> int:
         """Rows of one engine that wait for their turn."""
@@ -58,16 +73,21 @@ class Release:
         for target, by_instance in sorted(self._held.items()):
             taken: list[RowBlock] = []
             engines: dict[int, str] = {}
-            several = len(by_instance) > 1
-            for instance, blocks in sorted(by_instance.items()):
+            due, firsts = [], self._firsts[target]
+            while firsts and (until_unix_ns is None or firsts[0][0] <= until_unix_ns):
+                due.append(heapq.heappop(firsts)[1])
+            for instance in sorted(due):
+                blocks = by_instance[instance]
                 own = _until(blocks, until_unix_ns)
                 engines |= {int(block.engine[0]): instance for block in own}
                 taken += own
-                if not blocks:
+                if blocks:
+                    heapq.heappush(firsts, (int(blocks[0].end_ns[0]), instance))
+                else:
                     del by_instance[instance]
             if taken:
                 block = RowBlock.concatenate(taken)
-                if several:
+                if len(due) > 1:
                     # stable: equal ends stay in the order of the instances
                     block = block.take(np.argsort(block.end_ns, kind="stable"))
                 out.append(ReleasedRows(target, block, engines))
@@ -91,28 +111,21 @@ def _until(blocks: deque[RowBlock], until_unix_ns: int | None) -> list[RowBlock]
     return out
 
 
-def horizon(engines: Sequence[Emitter], settings: JoinConfig) -> int:
-    """Until when (wall clock ns) the rows of a configuration's engines are all here.
-
-    Always ``grace_s`` behind the newest event: by then an engine not heard of before would have spoken. An engine
-    silent for ``window_s`` is not waited for.
-    """
-    newest = max((engine.event_unix_ns for engine in engines), default=0)
-    speaking = [e.safe_unix_ns for e in engines if e.event_unix_ns >= newest - int(settings.window_s * 1e9)]
-    grace = newest - int(settings.grace_s * 1e9)
-    return min(grace, *speaking) if len(engines) > 1 else grace
-
-
 def release_rows(
-    releases: dict[str, Release], emitters: Mapping[str, list[Emitter]], settings: JoinConfig, *, flush: bool
+    config_ids: AbstractSet[str],
+    releases: dict[str, Release],
+    census: Census,
+    settings: JoinConfig,
+    *,
+    flush: bool,
 ) -> list[Rows]:
-    """Rows whose turn has come, configuration by configuration; the hold of one without emitters ends with its rows."""
+    """Rows of these configurations whose turn has come; the hold of one without emitters ends with its rows."""
     out = []
-    for config_id in sorted(releases):
-        own = emitters.get(config_id, [])
-        everything = flush or not own  # evicted or renamed: nobody is left to wait for
-        released = releases[config_id].take(None if everything else horizon(own, settings))
-        if not own:
+    for config_id in sorted(config_ids & releases.keys()):
+        gone = config_id not in census.by_config
+        everything = flush or gone  # evicted or renamed: nobody is left to wait for
+        released = releases[config_id].take(None if everything else census.horizon(config_id, settings))
+        if gone:
             del releases[config_id]
         out += [Rows(config_id, target, rows, engines=engines) for target, rows, engines in released]
     return out

@@ -89,7 +89,7 @@ class Pipeline:
     @property
     def revision(self) -> tuple[int, int]:
         """Rows learned and emitters heard of: an engine may come after its configuration's last row."""
-        return self.learned_rows, len(self.joiner.emitters)
+        return self.learned_rows, self.joiner.emitters_held
 
     @property
     def joiner(self) -> Joiner:
@@ -154,6 +154,7 @@ class Pipeline:
     def give_up_oldest(self) -> None:
         """Memory is short: let go of the older half of what waits."""
         self._counts.merge(give_up_oldest(self.joiner.emitters.values()))
+        self.joiner.restored()
 
     def settle(self, config_id: str, keys: Collection[Key]) -> int:
         """Publish a configuration as if these emitters had ended; the rows that this adds. The state waits on."""

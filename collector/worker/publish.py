@@ -16,6 +16,8 @@ from exporters.files import SNAPSHOT_NAME, published_generation, write_atomicall
 from online import Snapshot
 
 WRITER = "snapshot-writer"
+COST_SHARE = 0.1
+"""Of the worker's time that generations may take: of a thousand configurations they come less often than set."""
 WRITE_TIMEOUT_S = 120.0
 """A write that takes longer hangs in the kernel."""
 
@@ -54,7 +56,8 @@ class Publisher:
         self._clock = clock
         self._interval_ns = int(interval_s * 1e9)
         self._published_revision: tuple[int, int] = (0, 0)
-        self._published_ns: int | None = None
+        self._made_ns: int | None = None
+        self._took_ns = 0
         self._generation = 0
         self._current: Snapshot | None = None
 
@@ -78,16 +81,19 @@ class Publisher:
     def tick(self, *, final: bool = False) -> None:
         """Publish a new generation if something was learned and the last one is old enough."""
         now_ns = self._clock.monotonic_ns()
-        if not final and self._published_ns is not None and now_ns - self._published_ns < self._interval_ns:
-            return
+        if not final and self._made_ns is not None:
+            pause_ns = max(self._interval_ns, int(self._took_ns / COST_SHARE))
+            if now_ns - self._made_ns < pause_ns:
+                return
         try:
             # the last generation also tells what still waited for its other half; the state itself stays as it is
             source = self._source.flushed() if final else self._source
             revision = source.revision
             if revision == self._published_revision or revision[0] == 0:
                 return
-            self._published_ns = now_ns
+            self._made_ns = now_ns
             self._current = source.snapshot(self._clock.unix_nano(), self._generation + 1)
+            self._took_ns = self._clock.monotonic_ns() - now_ns
         except Exception:  # noqa: BLE001 -- a fault of the learner must not end the receiving
             self._metrics.add(table.PUBLISH_ERRORS)
             _log.exception("snapshot could not be made")

@@ -48,6 +48,15 @@ class Lineage:
         if any(last < first for spans in self.engines.values() for first, last, _ in spans):
             raise StateError("a span of an engine ends before it begins")
 
+    def record_rows(self, engines: Mapping[int, str], numbers: NDArray[np.int64], end_ns: NDArray[np.int64]) -> None:
+        """Rows (n,) of several engines were learned; ``engines`` names their numbers (n,), of others there is none."""
+        order = np.argsort(numbers, kind="stable")
+        present, starts = np.unique(numbers[order], return_index=True)
+        parts = dict(zip(present.tolist(), np.split(end_ns[order], starts[1:]), strict=True))
+        for number, engine in engines.items():
+            if number in parts:
+                self.record(engine, parts[number])
+
     def record(self, engine: str, end_ns: NDArray[np.int64]) -> None:
         """Rows (n,) were learned."""
         times = np.sort(end_ns)

@@ -46,6 +46,13 @@ SPARSE = {"steps_per_sec": 100, "workers": 1, "duration": 30, "requests": True, 
 FLAT_OUT = {"steps_per_sec": 0, "workers": 2, "duration": 6, "settle_s": 2}
 SMALL_CALLS = {**FLAT_OUT, "steps_per_span": 64, "spans_per_rpc": 1, "pool_rpcs": 300}
 REPLAYED_STEPS = 200_000
+MANY_STEPS = 400_000
+MANY_ENGINES = {
+    "JOIN__ENGINES_MAX": "1024",
+    "BANK__CONFIGS_MAX": "1024",
+    "DEDUPE__EMITTERS_MAX": "1024",
+    "JOIN__GRACE_S": "1",
+}
 
 
 class Costs:
@@ -200,15 +207,23 @@ def record(path: Path, steps: int) -> None:
 
 
 def engines(board: Board) -> None:
-    """The same total of steps from 10 engines and from 1,000, in turn."""
-    costs: dict[int, float] = {}
-    limits = {"JOIN__ENGINES_MAX": "1024", "BANK__CONFIGS_MAX": "1024"}
-    for count in (10, 1000) * ROUNDS:
-        with loaded(**limits) as (server, _):
-            load = {"steps_per_sec": 0, "workers": count, "max_rpcs": 2000 // count, "spans_per_rpc": 1, "pool_rpcs": 2}
-            report = send(server, **load, duration=120, settle_s=5)
-            costs[count] = min(costs.get(count, float("inf")), report["server"]["us_per_step"])
-    board.at_most("200,000 steps of 1,000 engines ÷ of 10", costs[1000] / costs[10], 1.3)
+    """The same total of steps from 10 engines and from 1,000 of one model, in turn; then of 1,000 that name none."""
+    costs = Costs()
+    for count, model in ((10, "toy"), (1000, "toy")) * ROUNDS + ((1000, ""),):
+        # rows wait for a second of event time instead of 20: a thousand engines are not young for minutes
+        with loaded(**MANY_ENGINES) as (server, directory):
+            load = {"steps_per_sec": 0, "workers": count, "max_rpcs": MANY_STEPS // 100 // count, "pool_rpcs": 2}
+            load |= {"spans_per_rpc": 1, "warm_steps": MANY_STEPS // count, "model": model}
+            report = send(server, **load, duration=300, settle_s=5)
+            server.stop()
+            sent = report["steps"] + report["warmed_steps"]
+            costs.add(f"{count} {model}", report, learned_shares(directory, sent))
+    ten, thousand, own = (costs.us[name] for name in ("10 toy", "1000 toy", "1000 "))
+    board.at_most(f"{MANY_STEPS:,} steps of 1,000 engines ÷ of 10", thousand / ten, 1.3)
+    board.note(f"{thousand:.1f} us/step of 1,000, {ten:.1f} of 10; of 1,000 configurations {own:.1f}")
+    for name, learned in costs.learned.items():
+        for target, share in sorted(learned.items()):
+            board.at_least(f"engines, {name}: rows of {target} learned, of those sent", share, LEARNED_MIN)
 
 
 SECTIONS = {section.__name__: section for section in (steady, stages, sparse, flat_out, memory, replay, engines)}

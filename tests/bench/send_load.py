@@ -134,12 +134,14 @@ def main() -> None:
     parser.add_argument("--steps-per-span", type=int, default=STEPS_PER_SPAN)
     parser.add_argument("--pool-rpcs", type=int, default=20, help="calls of one lap")
     parser.add_argument("--sample-rate", type=float, default=1.0)
+    parser.add_argument("--model", default="", help="of all workers; without it each is a configuration of its own")
     parser.add_argument("--requests", action="store_true", help="journeys too")
     options = parser.parse_args()
     streams = [
         Stream(
             1 + number, instance=f"load-{number}", spans_per_rpc=options.spans_per_rpc, pool_rpcs=options.pool_rpcs,
             sample_rate=options.sample_rate, requests=options.requests, steps_per_span=options.steps_per_span,
+            model=options.model,
         )
         for number in range(options.workers)
     ]  # fmt: skip

@@ -124,7 +124,7 @@ class Stream:
 
     def __init__(
         self, seed: int = 1, *, instance: str = "load-0", spans_per_rpc: int = SPANS_PER_RPC, pool_rpcs: int = 20,
-        sample_rate: float = 1.0, requests: bool = False, steps_per_span: int = STEPS_PER_SPAN,
+        sample_rate: float = 1.0, requests: bool = False, steps_per_span: int = STEPS_PER_SPAN, model: str = "",
     ):  # fmt: skip
         self._steps_per_span = steps_per_span
         self._steps_per_rpc = steps_per_span * spans_per_rpc
@@ -132,7 +132,7 @@ class Stream:
         self.lap = run_engine(self._steps, seed)
         rng = np.random.default_rng([seed, 1])
         self._sampled = rng.random(self._steps) < sample_rate
-        self._instance = instance
+        self._instance, self._model = instance, model
         self._random = rng
         ended: list[list[Served]] = [[] for _ in range(pool_rpcs)]
         for one in self.lap.served if requests else ():
@@ -162,7 +162,8 @@ class Stream:
         if journeys:
             scopes.append(_scope("vllm.scheduler", [core for core, _ in journeys]))
             scopes.append(_scope("vllm.api", [api for _, api in journeys]))
-        resource = otlp.field(1, otlp.attribute("service.instance.id", self._instance, number=1))
+        said = {"service.instance.id": self._instance, **({"vllm.model": self._model} if self._model else {})}
+        resource = otlp.field(1, b"".join(otlp.attribute(key, value, number=1) for key, value in said.items()))
         whole = nested(1, resource, *scopes)
         steps = int(self._sampled[begin : begin + self._steps_per_rpc].sum())
         places = {what: np.array([at for kind, at in whole.marks if kind == what], np.int64)

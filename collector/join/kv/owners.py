@@ -79,6 +79,7 @@ class KvSources:
         self._lives: OrderedDict[tuple[str, int, str], list[KvTimeline]] = OrderedDict()
         self._unbound: list[tuple[KvTimeline, str]] = []
         self._bound: list[tuple[KvTimeline, KvSequence]] = []
+        self._touched: set[KvTimeline] = set()
         self.counts = Counts()
 
     @property
@@ -100,7 +101,9 @@ class KvSources:
 
     def add(self, batch: KvBatch) -> None:
         """Add one batch; what is done with it is counted."""
-        count_batch(self.counts, batch, self._life_of(batch).add(batch))
+        life = self._life_of(batch)
+        self._touched.add(life)
+        count_batch(self.counts, batch, life.add(batch))
 
     def _life_of(self, batch: KvBatch) -> KvTimeline:
         """The life in which sequence and time grow together; a new one after a restart."""
@@ -127,6 +130,7 @@ class KvSources:
         return life
 
     def _forget(self, life: KvTimeline) -> None:
+        self._touched.discard(life)
         self._unbound = [entry for entry in self._unbound if entry[0] is not life]
         self._bound = [entry for entry in self._bound if entry[0] is not life]
 
@@ -145,12 +149,18 @@ class KvSources:
 
     # --- whose it is ------------------------------------------------------------------------------------------------
 
-    def bind(self, sequences: Iterable[tuple[str, KvSequence]], *, flush: bool) -> None:
-        """Give lives to the engine processes that show enough evidence; ``sequences`` are (instance, process)."""
+    def bind(self, sequences: Iterable[tuple[str, KvSequence]], *, flush: bool) -> list[KvSequence]:
+        """Give lives to the engine processes that show enough evidence; ``sequences`` are (instance, process).
+
+        Returns the processes that something new is known of.
+        """
+        owners = [owner for life, owner in self._bound if life in self._touched]
         for life, owner in self._bound:
-            life.forget_before(owner.event_unix_ns - 2 * self._window_ns)
+            if life in self._touched:
+                life.forget_before(owner.event_unix_ns - 2 * self._window_ns)
+        self._touched.clear()
         if not self._unbound:
-            return
+            return owners
         free, served = self._sort(sequences)
         for life, instance in [entry for entry in self._unbound if len(entry[0])]:
             binding = self._owner(life, instance, free, flush=flush) if free else None
@@ -164,7 +174,9 @@ class KvSources:
                 binding = self._owner(life, instance, served[bool(instance)], flush=flush)
             if binding is not None:
                 self._bound.append((life, binding[0]))
+                owners.append(binding[0])
                 self._unbound = [entry for entry in self._unbound if entry[0] is not life]
+        return owners
 
     def _sort(self, sequences: Iterable[tuple[str, KvSequence]]) -> tuple[list[_Named], tuple[list[_Named], ...]]:
         """Engine processes whose events are not known yet; those that have them by spans; those that have a publisher.

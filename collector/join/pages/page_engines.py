@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import urllib.parse
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
 from collector.config import JoinConfig
 from collector.decode.pages import EngineReading, ScrapedPage
 from collector.identity import FactSource, Knowledge
 from collector.join.api_process import ApiProcess
-from collector.join.emitter import Key, config_id_of
+from collector.join.emitter import Key, config_id_of, key_of
 from collector.join.engine import Engine
 from collector.join.events import Succeeded
 from online.state import saved
@@ -23,6 +24,14 @@ from online.state import saved
 from .page_engine import PageEngine
 
 Emitters = Sequence[tuple[Key, Engine | ApiProcess]]
+
+
+class Yielded(NamedTuple):
+    """Pages that nobody tells more than, what became a prior, and who knows more by a page."""
+
+    alone: list[tuple[Key, PageEngine]]
+    succeeded: list[Succeeded]
+    taught: list[Key]
 
 
 class PageEngines:
@@ -41,6 +50,7 @@ class PageEngines:
     def __init__(self, settings: JoinConfig) -> None:
         self._settings = settings
         self.by_key: OrderedDict[Key, PageEngine] = OrderedDict()
+        self._richer: dict[Key, list[Engine | ApiProcess]] = {}
 
     def add(self, page: ScrapedPage, next_number: Callable[[], int], knowledge: Knowledge) -> list[Key]:
         """Take a page; the engines that made room for new ones."""
@@ -67,39 +77,52 @@ class PageEngines:
         ratios = [e.completeness.ratio for e in self.by_key.values() if e.completeness.ratio is not None]
         return min(ratios, default=math.nan)
 
-    def yield_to(
-        self, emitters: Emitters, config_ids: dict[Key, str]
-    ) -> tuple[list[tuple[Key, PageEngine]], list[Succeeded]]:
+    def yield_to(self, emitters: Emitters, config_ids: dict[Key, str], fresh: Collection[Key] | None) -> Yielded:
         """Where others tell more of the same engine, its page gives facts, and what it taught becomes their prior.
 
-        ``config_ids`` forgets such a page. Returns the pages that nobody tells more than, and what became a prior.
+        Args:
+            emitters: who may tell more.
+            config_ids: forgets a page that yields.
+            fresh: of whom something was heard; None where others are held than at the last call.
         """
-        alone, succeeded = [], []
+        if fresh is None:
+            self._richer = self._richer_emitters(emitters)
+        yielded = Yielded([], [], [])
         for key, page in self.by_key.items():
-            richer = self._richer_emitters(key, emitters)
+            richer = self._richer[key]
+            if fresh is not None and key not in fresh and not any(key_of(emitter) in fresh for emitter in richer):
+                continue
             if not richer:
-                alone.append((key, page))
+                yielded.alone.append((key, page))
                 continue
             page.yield_to(richer)
-            for emitter in richer:
-                emitter.facts.learn(page.facts.known(), FactSource.DISCOVERY)
+            known = page.facts.known()
+            taught = [emitter for emitter in richer if emitter.facts.learn(known, FactSource.DISCOVERY)]
+            yielded.taught.extend(map(key_of, taught))
             before = config_ids.pop(key, None)
             if before is not None and before not in config_ids.values():
-                succeeded.append(Succeeded(before, min(config_id_of(emitter) for emitter in richer)))
-        return alone, succeeded
+                yielded.succeeded.append(Succeeded(before, min(config_id_of(emitter) for emitter in richer)))
+        return yielded
 
-    def _richer_emitters(self, key: Key, emitters: Emitters) -> list[Engine | ApiProcess]:
-        """Emitters of the same engine that tell more than the page.
+    def _richer_emitters(self, emitters: Emitters) -> dict[Key, list[Engine | ApiProcess]]:
+        """By page, the emitters of the same engine that tell more than it.
 
         The only server is whoever sends. Of several, the one whose host the emitter names; two ranks of one server
         cannot be told apart, and both are left to the telemetry.
         """
-        servers = {engine.server for (recording, _), engine in self.by_key.items() if recording == key[0]}
-        beside = [emitter for (recording, _), emitter in emitters if recording == key[0]]
-        if len(servers) == 1:
-            return beside
-        host = urllib.parse.urlsplit(self.by_key[key].server).hostname or ""
-        return [emitter for emitter in beside if host and host in emitter.instance]
+        servers: dict[str, set[str]] = {}
+        for (recording, _), page in self.by_key.items():
+            servers.setdefault(recording, set()).add(page.server)
+        beside: dict[str, list[Engine | ApiProcess]] = {}
+        for (recording, _), emitter in emitters:
+            beside.setdefault(recording, []).append(emitter)
+        richer = {}
+        for key, page in self.by_key.items():
+            others = beside.get(key[0], [])
+            host = urllib.parse.urlsplit(page.server).hostname or ""
+            alone = len(servers[key[0]]) == 1
+            richer[key] = [emitter for emitter in others if alone or (host and host in emitter.instance)]
+        return richer
 
 
 def keys_of(page: ScrapedPage) -> list[Key]:

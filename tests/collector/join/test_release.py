@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from collector.config.learning_config import JoinConfig
+from collector.join.census import horizon
 from collector.join.emitter import TargetRows
-from collector.join.release import Release, horizon
+from collector.join.release import Release
 from online.rows import STEP_FEATURES, RowBlock, Target
 from tests.support.pipelines import coefficients, replayed
 from tests.support.toy_engine import many_jobs, run_engine
@@ -78,15 +77,13 @@ def test_the_order_does_not_depend_on_the_pieces(ends, cuts):
     assert out == expected
 
 
-def engine(event_s: float, safe_s: float) -> SimpleNamespace:
-    return SimpleNamespace(event_unix_ns=int(event_s * S), safe_unix_ns=int(safe_s * S))
-
-
-def test_the_slowest_engine_holds_the_others_until_it_is_silent_for_the_window():
+@pytest.mark.parametrize(
+    ("event_s", "safe_s", "until_s"),
+    [([1000], [990], 980), ([1000, 950], [990, 930], 930), ([1000, 819], [990, 10], 980)],
+)
+def test_the_slowest_engine_holds_the_others_until_it_is_silent_for_the_window(event_s, safe_s, until_s):
     settings = JoinConfig(window_s=180, grace_s=20)
-    assert horizon([engine(1000, 990)], settings) == 980 * S
-    assert horizon([engine(1000, 990), engine(950, 930)], settings) == 930 * S
-    assert horizon([engine(1000, 990), engine(819, 10)], settings) == 980 * S
+    assert horizon(np.array(event_s) * S, np.array(safe_s) * S, settings) == until_s * S
 
 
 @pytest.mark.parametrize("size", [3, 1000])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 
@@ -264,3 +265,23 @@ def test_a_directory_that_cannot_be_made_is_one_clear_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StartError, match=r"snapshot\.directory"):
         House(tmp_path / "file" / "below").writer.start()
+
+
+def test_generations_that_are_dear_come_less_often_than_set(tmp_path):
+    """A thousand configurations take seconds: nine tenths of the worker's time are for learning."""
+    house = House(tmp_path)
+    source, made = house.processor, []
+
+    def snapshot(now_unix_nano, generation):
+        made.append(house.clock.monotonic_ns() / 1e9)
+        house.clock.advance(2.0)
+        return source_snapshot(now_unix_nano, generation)
+
+    source_snapshot, source.snapshot = source.snapshot, snapshot
+    for _ in range(60):
+        source.process([Export(b"", "peer", "grpc", 1)])
+        house.publisher.tick()
+        house.clock.advance(1.0)
+    pauses = [after - before for before, after in itertools.pairwise(made)]
+    assert len(pauses) > 1
+    assert all(20.0 <= pause <= 21.0 for pause in pauses)

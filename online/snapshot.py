@@ -155,10 +155,10 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     its error is 5 % lower. ``live_champion`` is the one with the lowest ``live_error``. ``mean_factor`` (mean time per
     robustly predicted time: stalls) stands beside the coefficients and is never folded into them. ``shape_factors``: of
     the coefficients of ``portable``, by batch shape (``decode:3``, ``prefill:8-15:64-90``); a shape that is not listed
-    has 1. Where they are, ``interval`` and ``mean_factor`` are relative to x beta F; an active ``correction`` moves the
-    interval by its ``factor``. ``step_ahead_us``: how much of the intercept of ``api_queueing`` is a step that the
-    engine schedules ahead; who simulates that step takes it off. ``replicas``: of a state that was merged, the engines
-    it was made of, as of the merge; ``replica_clusters``: where these are of two speeds or more, the fastest first.
+    has 1. Where they are, ``interval`` and ``mean_factor`` are relative to x beta F. ``step_ahead_us``: how much of the
+    intercept of ``api_queueing`` is a step that the engine schedules ahead; who simulates that step takes it off.
+    ``replicas``: of a state that was merged, the engines it was made of, as of the merge; ``replica_clusters``: where
+    these are of two speeds or more, the fastest first.
     """
 
     vector: str

@@ -2,7 +2,7 @@
 
     r   = log(y / yhat)                                 bins: k = floor(8 asinh(r / 0.02)) + 44, 88 of them
     h_s <- 2^(-n_s / t) h_s + counts                    one decayed histogram per stratum (32, 88), own sample clock
-    t    = min(2000, max(64, rows / 2))                 what was predicted before much was known tells little of now
+    t    = min(2000, max(64, rows / 10))                what was predicted before much was known tells little of now
     q_s = quantiles of h_s + 32 rows' worth of all      a stratum with few rows borrows from the whole
 
 The bins are 0.25 % wide near 0 and 12 % wide far out; quantiles are interpolated and looked up anew
@@ -12,8 +12,15 @@ Histograms forget slowly, so two offsets correct them at once (adaptive conforma
     low  <- low  - rate s (misses below - 0.1 n)        high <- high + rate s (misses above - 0.1 n)
 
 with s half the width of the interval. An alarm widens both by s. They are for the next rows: what is published is used
-for minutes, in which they wander (51 to 92 % of one recording's rest), so it has the quantiles alone.
-Reference: Gibbs and Candes, Adaptive conformal inference under distribution shift (NeurIPS 2021).
+for minutes, in which they wander (51 to 92 % of one recording's rest). It has quantiles instead that allow for what is
+not known, n the rows remembered, phi and rho as in miss_runs.py:
+
+    shares   0.1 - d, 0.5, 0.9 + d        d = min(0.08, 0.9 phi / n)        as of n / phi rows that share no noise
+    q_s     <- q50 + sqrt(1 + rho) (q_s - q50)
+
+because beta and F followed the level of the rows that are remembered, and will not follow that of those to come.
+References: Gibbs and Candes, Adaptive conformal inference under distribution shift (NeurIPS 2021); Vovk, Gammerman and
+Shafer, Algorithmic Learning in a Random World (2005), for the shares.
 """
 
 from __future__ import annotations
@@ -27,6 +34,7 @@ from online.rows import Floats, Ints
 from online.snapshot import IntervalSnapshot
 from online.state import Count, saved
 
+from .miss_runs import MissRuns
 from .shift import Shift
 
 _SCALE, _PER_UNIT, _BINS = 0.02, 8.0, 88
@@ -36,7 +44,8 @@ _MISS = 0.1
 _WIDTH_MIN, _OFFSET_MAX = 0.002, 1.0
 _PUBLISHED_ROWS = 30
 _TABLE_ROWS = 1024
-_HALF_LIFE_MIN_ROWS = 64.0
+_HALF_LIFE_MIN_ROWS, _HALF_LIFE_SHARE = 64.0, 0.1
+_UNSURE_MAX = 0.08
 
 
 def _bins(log_ratio: Floats) -> Ints:
@@ -54,9 +63,11 @@ class Intervals:
         borrowed_rows: weight of the pooled histogram in each stratum.
     """
 
-    STATE = saved("intervals", histogram=Floats, offset=Floats, table=Floats, stale_rows=int, rows=Count)
+    STATE = saved("intervals", histogram=Floats, offset=Floats, table=Floats, stale_rows=int, rows=Count, runs=MissRuns)
 
-    __slots__ = ("borrowed_rows", "half_life_rows", "histogram", "offset", "rate", "rows", "stale_rows", "table")
+    __slots__ = (
+        "borrowed_rows", "half_life_rows", "histogram", "offset", "rate", "rows", "runs", "stale_rows", "table",
+    )  # fmt: skip
 
     def __init__(self, half_life_rows: float = 2000.0, rate: float = 0.02, borrowed_rows: float = 32.0) -> None:
         self.half_life_rows = half_life_rows
@@ -67,11 +78,15 @@ class Intervals:
         self.table = np.zeros((STRATA, 3))
         self.stale_rows = -1
         self.rows = 0
+        self.runs = MissRuns()
 
     def learn(self, block: Design, log_ratio: Floats) -> None:
         """Judge the interval by the rows, then learn them; log_ratio (n,) finite."""
         n, stratum = len(log_ratio), block.stratum
+        half_life_rows = min(self.half_life_rows, max(_HALF_LIFE_MIN_ROWS, _HALF_LIFE_SHARE * self.rows))
         if self.stale_rows >= 0:
+            own = self.table[stratum]
+            self.runs.learn(log_ratio < own[:, 0], log_ratio > own[:, 2], half_life_rows)
             low, high = self.table[:, 0] + self.offset[0], self.table[:, 2] + self.offset[1]
             below = int(np.count_nonzero(log_ratio < low[stratum]))
             above = int(np.count_nonzero(log_ratio > high[stratum]))
@@ -81,7 +96,6 @@ class Intervals:
             self.offset[1] = min(self.offset[1] + step * (above - _MISS * n), _OFFSET_MAX)
         flat = stratum * _BINS + _bins(log_ratio)
         groups = block.grouped()
-        half_life_rows = min(self.half_life_rows, max(_HALF_LIFE_MIN_ROWS, 0.5 * self.rows))
         self.histogram[groups.ids] *= np.exp2(-groups.sizes / half_life_rows)[:, None]
         self.histogram += np.bincount(flat, minlength=STRATA * _BINS).reshape(STRATA, _BINS)
         self.rows += n
@@ -90,19 +104,19 @@ class Intervals:
             self.table = self._quantiles()
             self.stale_rows = 0
 
-    def _quantiles(self) -> Floats:
-        """P10, P50 and P90 of log(y / yhat) of every stratum, (32, 3); needs a row."""
+    def _quantiles(self, shares: Floats = _SHARES) -> Floats:
+        """P10, P50 and P90 of log(y / yhat) of every stratum, (32, 3), or other three shares; needs a row."""
         pool = self.histogram.sum(axis=0)
         used = self.histogram.any(axis=1)
         table = np.empty((STRATA, 3))
-        table[~used] = self._interpolate(pool[None, :])
-        table[used] = self._interpolate(self.histogram[used] + pool * (self.borrowed_rows / pool.sum()))
+        table[~used] = self._interpolate(pool[None, :], shares)
+        table[used] = self._interpolate(self.histogram[used] + pool * (self.borrowed_rows / pool.sum()), shares)
         return table
 
     @staticmethod
-    def _interpolate(mixed: Floats) -> Floats:
+    def _interpolate(mixed: Floats, shares: Floats) -> Floats:
         cumulative = np.cumsum(mixed, axis=1)
-        wanted = cumulative[:, -1:] * _SHARES
+        wanted = cumulative[:, -1:] * shares
         index = np.minimum((cumulative[:, None, :] < wanted[:, :, None]).sum(axis=2), _BINS - 1)
         rows = np.arange(len(mixed))[:, None]
         inside = mixed[rows, index]
@@ -135,17 +149,32 @@ class Intervals:
         if self.stale_rows < 0:
             return None
         rows = self.histogram.sum(axis=1)
-        table = np.exp(self._quantiles()).tolist()
-        p10, p50, p90 = np.exp(self._interpolate(self.histogram.sum(axis=0)[None, :])[0]).tolist()
+        shares = self._shares()
+        table = self._spread(self._quantiles(shares)).tolist()
+        p10, p50, p90 = self._spread(self._interpolate(self.histogram.sum(axis=0)[None, :], shares))[0].tolist()
         strata = {}
         for s in np.flatnonzero(rows >= _PUBLISHED_ROWS).tolist() if by_stratum else ():
             low, mid, high = table[s]
             strata[stratum_name(s)] = (low, mid, high)
         return IntervalSnapshot(p10=p10, p50=p50, p90=p90, strata=strata)
 
+    def _shares(self) -> Floats:
+        """The quantiles that hold 80 % of rows to come, as far as so few that share their noise can tell."""
+        remembered = min(float(self.rows), 2.0 * float(self.histogram.sum()))
+        unsure = min(_UNSURE_MAX, (1.0 - _MISS) * self.runs.effect / max(remembered, 1.0))
+        shares: Floats = _SHARES + np.array([-unsure, 0.0, unsure])
+        return shares
+
+    def _spread(self, table: Floats) -> Floats:
+        """Ratios of log quantiles (n, 3), further apart by what levels differ."""
+        middle = table[:, 1:2]
+        ratio: Floats = np.exp(middle + math.sqrt(1.0 + self.runs.between) * (table - middle))
+        return ratio
+
     def forget(self, keep: float) -> None:
         """Keep this share of what was seen, and learn as fast as after so few rows."""
         self.histogram *= keep
+        self.runs.forget(keep)
         self.rows = int(self.rows * keep)
 
     def restate(self, shift: Shift) -> None:
@@ -160,6 +189,7 @@ class Intervals:
         """Rows of both; the conformal offsets start over."""
         self.histogram += other.histogram
         self.rows += other.rows
+        self.runs.add(other.runs)
         self.offset[:] = 0.0
         if self.histogram.any():
             self.table, self.stale_rows = self._quantiles(), 0

@@ -3,7 +3,7 @@
     r_i = log(y_i / (x_i beta F_c))         beta, F: as published before row i was learned; c: the row's batch shape
     e_i = r_i - c_i                         c: the correction, 0 where there is none (online/river/corrector.py)
     shaped_error, error: |exp(-r) - 1|, |exp(-e) - 1|, forgotten as every prequential error
-    intervals: quantiles of exp(e)
+    intervals: quantiles of exp(r): readers compute x beta F, and a correction says nothing of later
     mean_factor = sum y / sum (x beta F)    both forgotten with a half-life of 4000 steps: what stalls add
 
 Microseconds; r (n,), beta (p,) without phases. F is the drift monitor's table (online/drift/cells.py).
@@ -36,8 +36,8 @@ class ShapedPrediction:
     """Of one target, by the coefficients of one model of p columns.
 
     Attributes:
-        error, intervals: of the corrected x beta F.
-        shaped_error: of x beta F.
+        error: of the corrected x beta F.
+        shaped_error, intervals: of x beta F.
         low, high: of each column per step, (p,); without meaning before the first row.
         cells: batch shapes with a learned row, (512,).
         observed_us, predicted_us: decayed sums.
@@ -65,7 +65,7 @@ class ShapedPrediction:
     def learn(self, block: Design, log_ratio: Floats | None, correction: Floats | None = None) -> None:
         """Rows of the published lane, r (n,), None while nothing was predicted, and c (n,).
 
-        Rows whose c is NaN count for neither errors nor intervals.
+        Rows whose c is NaN count for no error.
         """
         per_step = block.x / block.steps[:, None]
         low, high = per_step.min(axis=0), per_step.max(axis=0)
@@ -76,23 +76,22 @@ class ShapedPrediction:
         if log_ratio is None:
             return
         inverse = np.exp(-log_ratio)
+        self.intervals.learn(block, log_ratio)
         made = None if correction is None else ~np.isnan(correction)
         if correction is None or made is None or made.all():
-            self._score(block, log_ratio, inverse, correction)
+            self._score(log_ratio, inverse, correction)
         elif made.any():
-            self._score(block.take(made), log_ratio[made], inverse[made], correction[made])
+            self._score(log_ratio[made], inverse[made], correction[made])
         kept = 2.0 ** -(float(block.steps @ block.weight) / _HALF_LIFE_STEPS)
         self.observed_us = self.observed_us * kept + float(block.elapsed_us.sum())
         self.predicted_us = self.predicted_us * kept + float(block.elapsed_us @ inverse)
 
-    def _score(self, block: Design, log_ratio: Floats, inverse: Floats, correction: Floats | None) -> None:
+    def _score(self, log_ratio: Floats, inverse: Floats, correction: Floats | None) -> None:
         counts = binned(np.abs(inverse - 1.0))
         self.shaped_error.add_counts(*counts)
         if correction is not None and correction.any():
-            log_ratio = log_ratio - correction
-            counts = binned(np.abs(np.expm1(-log_ratio)))
+            counts = binned(np.abs(np.expm1(correction - log_ratio)))
         self.error.add_counts(*counts)
-        self.intervals.learn(block, log_ratio)
 
     def follow(self, *, suspected: bool, confirmed: bool) -> None:
         """A change of speed: nobody knows the spread at first; what was summed up before is of another machine."""

@@ -4,11 +4,13 @@
     g_s     = sum of scores of stratum s in a window of W rows,  g = sum_s g_s,  g- = g of the window before
     M_s    <- kept_s^2 M_s + (g_s (g + g-)' + (g + g-) g_s') / 2        (p, p), upper triangle
               sum_s M_s = sum of g g' + (g g-' + g- g') / 2             Newey and West with one lag of windows
-    V       = C M C (1 + 1.21 / (B - p))^2       C = (A + H)^-1, B: windows remembered; the shortest's: B / (B - p)
+    V       = C M C G (1 + 1.21 / (B - p))^2     C = (A + H)^-1, B: windows remembered; the shortest's: B / (B - p)
+    G       = max_j M_jj    / M'_jj              for W = 128, M' those of 32; 1 to 3; else 1
 
 for W = 32, 128 and 384 rows side by side. Noise of the clock or of neighbours lasts for tens of steps, so s^2 C is a
 third too small (AR(1) 0.97: its 95 % intervals cover 67 %), and windows shorter than the noise miss some of it. Long
 ones are few at first: the longest of which there are enough carries the error bars: p + 4 (of the shortest: p + 2).
+Until then, where M grew from 32 to 128 rows the noise outlasts them, and M is taken to grow as much once more.
 Splitting g g' among the strata lets each forget on its own clock, as A does; kept is squared because V of a weighted
 fit has squared weights. Rows of weight 1/k fill a k-th of a row of a window.
 Reference: Newey and West (Econometrica 1987); Ibragimov and Mueller (JBES 2010).
@@ -28,6 +30,9 @@ FREE_MIN = (2, 4, 4)
 
 STUDENT = 1.21
 """1.96 (1 + 1.21 / f) is Student's 97.5 % quantile at f degrees of freedom, within 4 % from f = 2 on."""
+
+GROWTH_MAX = 3.0
+"""384 / 128: as much as windows can err together."""
 
 _LENGTHS = len(WINDOW_ROWS)
 _UNIT = WINDOW_ROWS[0]
@@ -111,12 +116,25 @@ class Meat:
             free = float(counts[length]) - columns
             if free >= FREE_MIN[length] - 0.5:
                 matrix = np.zeros((self.p, self.p))
-                sums = self.m[_FIRST[length] : _FIRST[length] + STRATA].sum(axis=0)
+                sums = self._sums(length)
                 matrix[self._left, self._right] = matrix[self._right, self._left] = sums
                 # Later scores are of rows not yet learned; those of the first fit fill the shortest windows.
-                spare = 1.0 if length else (free + columns) / free
+                spare = (free + columns) / free if length == 0 else self._growth(length)
                 return matrix * (spare * (1.0 + STUDENT / free) ** 2)
         return None
+
+    def _sums(self, length: int) -> Floats:
+        """M of all strata for one length, upper triangle."""
+        sums: Floats = self.m[_FIRST[length] : _FIRST[length] + STRATA].sum(axis=0)
+        return sums
+
+    def _growth(self, length: int) -> float:
+        """G of the module's equations, by the next shorter windows; the longest are taken as they are."""
+        longer, shorter = self._sums(length), self._sums(length - 1)
+        variances = (self._left == self._right) & (shorter > 0.0)
+        if length == _LENGTHS - 1 or not variances.any():
+            return 1.0
+        return min(max(float(np.max(longer[variances] / shorter[variances])), 1.0), GROWTH_MAX)
 
     def carries(self, columns: int) -> bool:
         """Whether there are windows enough for a fit of so many columns to be called known: 2 p + 2."""

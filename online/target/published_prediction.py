@@ -2,13 +2,12 @@
 
     yhat = x beta F(cell) exp(c)        c: of the corrector while it is on, else 0 (online/river/corrector.py)
 
-Its error and intervals are of all of it; any reader can compute x beta F, whose own error stands beside it.
+Its error is of all of it; any reader can compute x beta F, whose own error and intervals stand beside it.
 """
 
 from __future__ import annotations
 
 import copy
-import math
 from typing import Any
 
 import msgspec
@@ -21,7 +20,7 @@ from online.prediction import ShapedPrediction
 from online.river import CONTEXT, RESIDUAL, Corrector
 from online.rls import RlsLearner
 from online.rows import Floats
-from online.snapshot import IntervalSnapshot, ModelSnapshot
+from online.snapshot import ModelSnapshot
 from online.state import Kept
 
 from .design_matrix import DesignMatrix
@@ -80,14 +79,11 @@ class PublishedPrediction:
     def snapshot(self, model: RlsLearner) -> dict[str, Any]:
         """Keys of the target's snapshot; intervals are of observed / (x beta F), as a reader predicts."""
         corrector = self.corrector
-        interval = self.shaped.intervals.snapshot()
-        if corrector is not None and corrector.active and interval is not None:
-            interval = _moved(interval, math.exp(corrector.usual))
         return {
             "shape_factors": model.shape_factors(),
             "correction": None if corrector is None else corrector.snapshot(),
             "seen": self.shaped.seen(model.features.names),
-            "interval": interval,
+            "interval": self.shaped.intervals.snapshot(),
             "mean_factor": self.shaped.mean_factor(),
         }
 
@@ -118,10 +114,3 @@ def make_published(features: FeatureSet, settings: BankSettings, matrix: DesignM
         matrix.add_context(CONTEXT)
         corrector = Corrector(settings.bank.river_rows_per_s)
     return PublishedPrediction(len(features), corrector)
-
-
-def _moved(interval: IntervalSnapshot, factor: float) -> IntervalSnapshot:
-    strata = {name: (low * factor, mid * factor, high * factor) for name, (low, mid, high) in interval.strata.items()}
-    return IntervalSnapshot(
-        p10=interval.p10 * factor, p50=interval.p50 * factor, p90=interval.p90 * factor, strata=strata
-    )

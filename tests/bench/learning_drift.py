@@ -94,13 +94,13 @@ class Watched:
         self._state.learn(rows)
         self._state.flush()
 
-    def _learn_watched(self, piece):
+    def _learn_watched(self, piece, views):
         model, here = self._model, slice(self._at, self._at + len(piece))
         if model.started:
             predicted = piece.x @ model.members.slow.beta[: piece.x.shape[1]]
             self.slow[here] = np.abs(predicted / piece.elapsed_us - 1)
             self.shaped[here] = np.abs(predicted * np.exp(model.log_factors(piece.cell)) / piece.elapsed_us - 1)
-        self._learn(piece)
+        self._learn(piece, views)
         self._at += len(piece)
         confirmed = model.members.drift.confirmed
         self.reports += [self._at] * (confirmed - len(self.reports))

@@ -103,11 +103,11 @@ def _learned(rows):
     shaped = state.published.shaped
     learn = shaped.learn
 
-    def listening(block, log_ratio, correction=None, *, scored=None):
+    def listening(block, log_ratio, correction=None):
         none = np.zeros(len(block))
         known = none * np.nan if log_ratio is None else log_ratio
         log.append((known, none if correction is None else correction))
-        learn(block, log_ratio, correction, scored=scored)
+        learn(block, log_ratio, correction)
 
     shaped.learn = listening
     state.learn(rows)

@@ -1,6 +1,5 @@
 """What the published prediction leaves over is learned, corrected while that helps, and said."""
 
-import copy
 import subprocess
 import sys
 
@@ -83,13 +82,11 @@ def test_a_correction_that_stops_helping_goes_off_and_changes_nothing():
     assert (found.active, found.factor) == (False, 1.0)
 
 
-def test_the_interval_of_what_a_reader_computes_has_the_correction_as_its_centre(queued):
+def test_the_interval_is_of_what_a_reader_computes_with_and_without_a_correction(queued):
     target = queued.targets("c")["step_time"]
-    flushed = copy.deepcopy(queued._configs["c"][TARGET])
-    flushed.flush()
-    uncorrected = flushed.published.shaped.intervals.snapshot()
-    assert target.interval.p50 == pytest.approx(uncorrected.p50 * target.correction.factor)
-    assert target.interval.strata.keys() == uncorrected.strata.keys()
+    alone = _learned(_queued(3000, 1), RLS).targets("c")["step_time"]
+    assert target.correction.active
+    assert target.interval == alone.interval
 
 
 def test_stop_and_restart_is_no_restart():

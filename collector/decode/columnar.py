@@ -76,10 +76,11 @@ class Decoder:
         return out
 
     def _record_scopes(self, scopes: frozenset[str]) -> None:
-        for name in sorted({scope[:SCOPE_CHARS_MAX] for scope in scopes} - {*self.foreign_scopes}):
-            if len(self.foreign_scopes) < FOREIGN_SCOPES_MAX:
-                self.foreign_scopes += (name,)
-                _log.info("spans of scope %r tell nothing of steps or requests: they are left out", name)
+        places = FOREIGN_SCOPES_MAX - len(self.foreign_scopes)
+        new = {scope[:SCOPE_CHARS_MAX] for scope in scopes} - {*self.foreign_scopes} if places else ()
+        for name in sorted(new)[:places]:
+            self.foreign_scopes += (name,)
+            _log.info("spans of scope %r tell nothing of steps or requests: they are left out", name)
 
     def _match_spans(self, spans: list[Any]) -> Iterator[plain.Taken]:
         """Take the events out of the spans that a template reads; one result per span."""

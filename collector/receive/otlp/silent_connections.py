@@ -18,7 +18,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 SILENT_MS: Final = 1000
 SHARE: Final = 4
@@ -34,6 +34,16 @@ _HANDSHAKE_BYTES: Final = 512
 _log = logging.getLogger(__name__)
 
 
+class _Accepted(NamedTuple):
+    """A connection that was accepted on the port; the most silent sort last."""
+
+    without_call: bool
+    silent_ms: int
+    descriptor: str
+    name: str
+    """As the kernel has it: a descriptor may be another connection's by the time it is shut."""
+
+
 class SilentConnections:
     """Looks after the places of one server; ``make_room`` is asked again and again, by one thread."""
 
@@ -44,18 +54,13 @@ class SilentConnections:
     def make_room(self, port: int) -> int:
         """Shut connections accepted on a port that are silent longest, if there is no place left; how many."""
         descriptors = _open_descriptors() if port else []
-        if len(descriptors) < self._places:
+        accepted = _accepted_on(port, descriptors) if len(descriptors) >= self._places else []
+        if len(accepted) < self._places:
             self._crowded = False
             return 0
-        with contextlib.ExitStack() as stack:
-            accepted = [stack.enter_context(connection) for connection in _accepted_on(port, descriptors)]
-            if len(accepted) < self._places:
-                self._crowded = False
-                return 0
-            chosen = _most_silent(accepted)[: -(-self._places // SHARE)]
-            for connection in chosen:
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
+        chosen = _most_silent(accepted)[: -(-self._places // SHARE)]
+        for connection in chosen:
+            _shut(connection)
         if chosen and not self._crowded:  # one line per crowd
             self._crowded = True
             _log.warning("all %d places for gRPC connections are taken: the most silent give way", self._places)
@@ -69,25 +74,45 @@ def _open_descriptors() -> list[str]:
         return []
 
 
-def _accepted_on(port: int, descriptors: list[str]) -> Iterator[socket.socket]:
-    """Connections that were accepted on a port, on descriptors of ours: the library may close its own meanwhile."""
-    found: set[str] = set()
-    for number in descriptors:
-        with contextlib.suppress(OSError):
-            name = str((_DESCRIPTORS / number).readlink())
-            if name in found or not name.startswith("socket:"):
-                continue  # ours, or a file: closing a copy of that may cost it its lock
-            found.add(name)
-            descriptor = os.dup(int(number))
-            try:
-                own = socket.socket(fileno=descriptor)
-            except OSError:
-                os.close(descriptor)
-                continue
-            if _is_accepted(own, port):
-                yield own
-            else:
-                own.close()
+def _accepted_on(port: int, descriptors: list[str]) -> list[_Accepted]:
+    found: dict[str, _Accepted] = {}
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError, AttributeError, struct.error):  # gone, or no Linux
+            name = str((_DESCRIPTORS / descriptor).readlink())
+            if not name.startswith("socket:"):
+                continue  # and is left alone: closing a copy of a file's may cost it its lock
+            with _own(descriptor) as connection:
+                if not _is_accepted(connection, port):
+                    continue
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+            silent_ms, received_bytes = _TCP_INFO.unpack(info)
+            found[name] = _Accepted(received_bytes <= _HANDSHAKE_BYTES, silent_ms, descriptor, name)
+    return list(found.values())
+
+
+def _most_silent(accepted: list[_Accepted]) -> list[_Accepted]:
+    """Those that may give way, the longest silent first: who made a call only when everybody here has."""
+    ranked = sorted(accepted, reverse=True)
+    return [each for each in ranked if each.silent_ms >= SILENT_MS and each.without_call is ranked[0].without_call]
+
+
+def _shut(accepted: _Accepted) -> None:
+    with contextlib.suppress(OSError), _own(accepted.descriptor) as connection:
+        if str((_DESCRIPTORS / str(connection.fileno())).readlink()) == accepted.name:
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def _own(descriptor: str) -> Iterator[socket.socket]:
+    """A socket on a descriptor of ours, one at a time: the library may close its own meanwhile."""
+    copy = os.dup(int(descriptor))
+    try:
+        connection = socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+    with connection:
+        yield connection
 
 
 def _is_accepted(connection: socket.socket, port: int) -> bool:
@@ -98,15 +123,3 @@ def _is_accepted(connection: socket.socket, port: int) -> bool:
     except OSError:  # it listens, or its client has gone
         return False
     return bool(connection.getsockname()[1] == port)
-
-
-def _most_silent(connections: list[socket.socket]) -> list[socket.socket]:
-    """Those that may give way, the longest silent first: who made a call only when everybody here has."""
-    ranked: list[tuple[bool, int, socket.socket]] = []
-    for connection in connections:
-        with contextlib.suppress(OSError, AttributeError, struct.error):  # gone, or no Linux
-            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-            silent_ms, received_bytes = _TCP_INFO.unpack(info)
-            ranked.append((received_bytes <= _HANDSHAKE_BYTES, silent_ms, connection))
-    ranked.sort(key=lambda each: each[:2], reverse=True)
-    return [own for without_call, silent_ms, own in ranked if silent_ms >= SILENT_MS and without_call is ranked[0][0]]

@@ -131,3 +131,9 @@ def saved(
         attributes: type by attribute; see the module's docstring.
     """
     return Saved(kind, {**(base.hints if base else {}), **attributes}, fresh)
+
+
+def is_frozen(cls: type) -> bool:
+    """A frozen dataclass is a value, which others may share, arrays included."""
+    parameters = getattr(cls, "__dataclass_params__", None)
+    return parameters is not None and parameters.frozen

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from .arrays import Lease, array_like, array_of
-from .declared import KINDS, Array, Kept, LikeFresh, MadeBy, Named, Saved, StateError
+from .declared import KINDS, Array, Kept, LikeFresh, MadeBy, Named, Saved, StateError, is_frozen
 from .plain_data import MAPS, copier, is_plain, pairs_of, reader
 
 _MISFITS = (msgspec.ValidationError, TypeError, ValueError, KeyError, IndexError, OverflowError, AttributeError)
@@ -222,12 +222,6 @@ class _Reader:
                 raise StateError(f"{declared.kind}: another layout, which differs in {differing}")
             places = self._places[declared.kind] = {name: place for place, name in enumerate(names)}
         return places
-
-
-def is_frozen(cls: type) -> bool:
-    """A frozen dataclass is a value, which others may share, arrays included."""
-    parameters = getattr(cls, "__dataclass_params__", None)
-    return parameters is not None and parameters.frozen
 
 
 class _Handle(NamedTuple):

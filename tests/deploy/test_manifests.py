@@ -114,6 +114,7 @@ def renderings(tmp_path_factory):
         DEPLOY / "scrape-gateway",
         DEPLOY / "fleet" / "service",
         DEPLOY / "fleet" / "cron",
+        DEPLOY / "fleet" / "gateways",
     )
     return [*map(kustomize, whole), *combined]
 
@@ -509,6 +510,46 @@ def test_the_fleet_asks_every_sidecar_by_arguments_that_the_command_takes(way):
     context = container["securityContext"]
     assert (context["runAsUser"], context["readOnlyRootFilesystem"]) == (65532, True)
     assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_the_fleet_may_ask_every_gateway_for_its_state():
+    documents = kustomize(DEPLOY / "fleet" / "gateways")
+    (gateways,) = of_kind(documents, "StatefulSet")
+    template = gateways["spec"]["template"]
+    assert gateways["spec"]["replicas"] > 1
+    environment = {each["name"]: each["value"] for each in containers_of(gateways)["tracefit"]["env"]}
+    assert load(None, environment).exporters.http.state
+    services = {each["metadata"]["name"]: each["spec"] for each in of_kind(documents, "Service")}
+    assert services["tracefit-sidecars"]["selector"].items() <= template["metadata"]["labels"].items()
+    (fleet,) = [each for each in of_kind(documents, "Deployment") if each["metadata"]["name"] == "tracefit-fleet"]
+    assert fleet["spec"]["template"]["metadata"]["labels"]["tracefit-client"] == "allowed"
+    policies = {each["metadata"]["name"]: each["spec"] for each in of_kind(documents, "NetworkPolicy")}
+    (pages,) = [r for r in policies["tracefit"]["ingress"] if {"protocol": "TCP", "port": 9464} in r["ports"]]
+    assert {"podSelector": {"matchLabels": {"tracefit-client": "allowed"}}} in pages["from"]
+
+
+def test_the_replay_on_ray_runs_one_image_everywhere_and_arguments_that_the_command_takes():
+    documents = kustomize(DEPLOY / "fleet" / "ray")
+    (job,) = of_kind(documents, "RayJob")
+    cluster = job["spec"]["rayClusterSpec"]
+    (workers,) = cluster["workerGroupSpecs"]
+    pods = [cluster["headGroupSpec"]["template"], workers["template"], job["spec"]["submitterPodTemplate"]]
+    containers = [pod["spec"]["containers"][0] for pod in pods]
+    assert {container["image"] for container in containers} == {"registry.example.com/tracefit:0.1.0-fleet"}
+    assert "EXTRAS=kv,fleet" in (ROOT / "Dockerfile").read_text()
+    for pod in pods:  # KubeRay's own kind is in no schema of Kubernetes, its pods are
+        wrapped = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": pod["spec"]}
+        assert validate([wrapped], NEWEST) == {"Pod"}
+        context = pod["spec"]["containers"][0]["securityContext"]
+        assert (context["runAsUser"], context["readOnlyRootFilesystem"]) == (65532, True)
+        assert "/tmp" in {mount["mountPath"] for mount in pod["spec"]["containers"][0]["volumeMounts"]}
+    command, *arguments = job["spec"]["entrypoint"].split()
+    given = _parser().parse_args(arguments)
+    assert (command, given.ray) == ("tracefit", "auto")
+    assert str(given.out) in {mount["mountPath"] for mount in containers[0]["volumeMounts"]}
+    (claim,) = of_kind(documents, "PersistentVolumeClaim")
+    volumes = {volume["name"]: volume for volume in pods[0]["spec"]["volumes"]}
+    assert volumes["fleet"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
 
 
 def test_no_yaml_1_1_word_slipped_in_as_a_boolean():

@@ -266,7 +266,8 @@ def _fleet_replay(arguments: argparse.Namespace) -> int:
     config = load(_path(arguments), os.environ)
     from collector.fleet.fleet_replay import ReplayOptions, replay_fleet  # noqa: PLC0415
 
-    options = ReplayOptions(tuple(arguments.places), arguments.out, arguments.ray, arguments.workers, arguments.rows)
+    rows = arguments.rows if "://" in arguments.rows or not arguments.rows else str(Path(arguments.rows).absolute())
+    options = ReplayOptions(tuple(arguments.places), arguments.out, arguments.ray, arguments.workers, rows)
     return replay_fleet(options, config, SystemClock(), say=_say, note=_warn, stdin=sys.stdin.buffer)
 
 

@@ -44,14 +44,24 @@ def find_bulk_files(places: Sequence[str]) -> list[BulkFile]:
 
 
 def open_bulk_file(file: BulkFile, warn: Callable[[str], None], stdin: BinaryIO | None = None) -> Recording:
-    """The file as a recording."""
+    """The file as a recording; a name that is no text is told in text."""
+    source = as_text(file.source)
+
+    def tell(text: str) -> None:
+        warn(as_text(text))
+
     if file.name == STDIN:
-        return Recording(file.name, warn, file.source, stdin)
+        return Recording(file.name, tell, source, stdin)
     if "://" not in file.name:
-        return Recording(file.name, warn, file.source)
+        return Recording(file.name, tell, source)
     storage, path = open_store(file.name)
     stream = io.BufferedReader(_Object(file.name, lambda: storage.open(path, "rb", block_size=READ_BYTES)), READ_BYTES)
-    return Recording(file.name, warn, file.source, cast("BinaryIO", stream), file.size_bytes)
+    return Recording(file.name, tell, source, cast("BinaryIO", stream), file.size_bytes)
+
+
+def as_text(name: str) -> str:
+    """A file's name may be any bytes."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _files(place: str) -> Iterator[BulkFile]:

@@ -71,8 +71,8 @@ class WorkDirectory:
     def take(self, files: Sequence[BulkFile], config: Config, rows: str = "") -> None:
         """Lock it, and keep what is in it if it is of the same files, settings and version."""
         self._directory.take()
-        known = [__version__, [*files], msgspec.to_builtins(config), rows]
-        fingerprint = hashlib.sha256(msgspec.json.encode(known)).hexdigest()
+        known = [__version__, *files, msgspec.json.encode(config), rows]
+        fingerprint = hashlib.sha256(repr(known).encode("ascii", "backslashreplace")).hexdigest()
         marker = self.path / _FINGERPRINT
         if marker.exists() and marker.read_text() == fingerprint and all(file.name != STDIN for file in files):
             if any(self.path.glob("part-*.json")):
@@ -145,6 +145,8 @@ def replay_in_bulk(
             progress.add(task.size_bytes)
     except StoreError as error:
         raise StartError(str(error)) from None
+    except OSError as error:
+        raise StartError(f"cannot write to {work}: {error.strerror}") from None
     states = []
     for bucket, result in sorted(learned.items()):
         for text in result.refused:

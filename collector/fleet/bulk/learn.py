@@ -10,7 +10,7 @@ often it is done.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -25,10 +25,11 @@ from collector.recordings import Timed, TimedExport, TimedKv, TimedPage, in_batc
 from collector.worker import Pipeline, make_pipeline
 
 from .row_table import RowTable
-from .shards import EngineKey, Header, Run, Shard, merge_when_due, read_header, read_places, read_run
+from .shards import EngineKey, Run, Shard, merge_when_due, read_header, read_places, read_run
 
 ENGINES_MAX: Final = 10_000
-_ID: Final = np.dtype("<u8")
+ID: Final = np.dtype("<u8")
+"""Of a span, and of a place in a shard."""
 _NEVER_NS: Final = 1 << 62
 """Recordings may be of any time."""
 
@@ -43,10 +44,12 @@ class Learned(NamedTuple):
     """Engines that are in it already, by other recordings."""
 
 
-class _Shared(NamedTuple):
+class _Wanted(NamedTuple):
+    """Entries of a shared shard that an engine needs, from one turn of its order."""
+
+    first_unix_nano: int
     shard: Shard
-    header: Header
-    ids: np.ndarray
+    places: list[int]
 
 
 def learn_bucket(config: Config, shards: Sequence[Shard], shared: Sequence[Shard], rows_place: str = "") -> Learned:
@@ -83,12 +86,12 @@ def learn_engines(
     for shard in shards:
         for run in read_header(shard()).runs:
             runs.setdefault(run.key, []).append((shard, run))
-    common = [_Shared(shard, header, np.frombuffer(header.ids, _ID)) for shard, header in _headers(shared)]
+    wanted = _find_wanted({key: [run for _, run in own] for key, own in runs.items()}, shared)
     for key in sorted(runs):
         pipeline = make_pipeline(config)
         table = RowTable(key.instance, key.recording) if rows_place else None
         pipeline.on_event = table.record if table is not None else None
-        for batch in in_batches(merge_when_due(_streams(runs[key], common)), config.queue.batch_bytes):
+        for batch in in_batches(merge_when_due(_streams(runs.pop(key), wanted.pop(key, ()))), config.queue.batch_bytes):
             pipeline.process_kv([timed.batch for timed in batch if isinstance(timed, TimedKv)])
             pipeline.process_pages([timed.page for timed in batch if isinstance(timed, TimedPage)])
             pipeline.process([timed.export for timed in batch if isinstance(timed, TimedExport)])
@@ -98,19 +101,33 @@ def learn_engines(
         yield key, pipeline
 
 
-def _headers(shards: Sequence[Shard]) -> Iterator[tuple[Shard, Header]]:
-    for shard in shards:
-        yield shard, read_header(shard())
+def _find_wanted(runs: Mapping[EngineKey, Sequence[Run]], shared: Sequence[Shard]) -> dict[EngineKey, list[_Wanted]]:
+    """Whose requests wait for which API spans; one shard at a time, since there may be thousands."""
+    keys = list(runs)
+    parents = [np.unique(np.frombuffer(b"".join(run.parents for run in runs[key]), ID)) for key in keys]
+    known = np.concatenate([*parents, np.empty(0, ID)])
+    owners = np.repeat(np.arange(len(keys)), [len(each) for each in parents])
+    order = known.argsort(kind="stable")
+    known, owners = known[order], owners[order]
+    out: dict[EngineKey, list[_Wanted]] = {}
+    for shard in shared:
+        header = read_header(shard())
+        ids, places = np.frombuffer(header.ids, ID), np.frombuffer(header.places, ID).astype(np.int64)
+        first, last = np.searchsorted(known, ids, "left"), np.searchsorted(known, ids, "right")
+        found = last - first
+        at = np.repeat(first - np.cumsum(found) + found, found) + np.arange(int(found.sum()))
+        whose, where = owners[at], np.repeat(places, found)
+        for number, key in enumerate(keys):
+            own = np.union1d(where[whose == number], np.array(header.for_all, np.int64))
+            turns = np.array([start for start, _ in header.turns])
+            for turn, part in enumerate(np.split(own, np.searchsorted(own, turns[1:]))):
+                if len(part):
+                    out.setdefault(key, []).append(_Wanted(header.turns[turn][1], shard, part.tolist()))
+    return out
 
 
-def _streams(runs: Sequence[tuple[Shard, Run]], common: Sequence[_Shared]) -> Iterator[tuple[int, Iterator[Timed]]]:
+def _streams(runs: Sequence[tuple[Shard, Run]], wanted: Sequence[_Wanted]) -> Iterator[tuple[int, Iterator[Timed]]]:
     for shard, run in runs:
         yield run.first_unix_nano, read_run(shard, run)
-    parents = np.unique(np.frombuffer(b"".join(run.parents for _, run in runs), _ID))
-    for shared in common:
-        wanted = np.array(shared.header.places, np.int64)[np.isin(shared.ids, parents)]
-        places = np.union1d(wanted, np.array(shared.header.for_all, np.int64))
-        turns = np.array([start for start, _ in shared.header.turns])
-        for number, own in enumerate(np.split(places, np.searchsorted(places, turns[1:]))):
-            if len(own):
-                yield shared.header.turns[number][1], read_places(shared.shard, own.tolist())
+    for each in wanted:
+        yield each.first_unix_nano, read_places(each.shard, each.places)

@@ -73,7 +73,7 @@ class RayRunner:
         except (StartError, StoreError) as error:
             raise StartError(str(getattr(error, "cause", error))) from None
         except self._ray.exceptions.RayError as error:
-            raise StartError(f"Ray gave up: {error}") from None
+            raise StartError(f"Ray gave up: {getattr(error, 'cause', error)}") from None
 
 
 def split_for_ray(part: Part) -> Iterator[Any]:

@@ -55,12 +55,12 @@ class Run(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Header(msgspec.Struct, array_like=True, frozen=True):
-    """Offsets count from the first entry. ``ids[n]`` (eight bytes) is of an API span in the entry at ``places[n]``."""
+    """Offsets count from the first entry. ``ids`` are of API spans, and ``places`` their entries; eight bytes each."""
 
     labels: list[str]
     runs: list[Run]
     ids: bytes = b""
-    places: list[int] = []
+    places: bytes = b""
     for_all: list[int] = []
     """Places of entries that every engine gets."""
     turns: list[tuple[int, int]] = []
@@ -83,7 +83,7 @@ class ShardWriter:
         self._written: list[bytes] = []
         self._offset = 0
         self._ids: list[bytes] = []
-        self._places: list[int] = []
+        self._places: list[bytes] = []
         self._for_all: list[int] = []
         self._turns: list[tuple[int, int]] = []
         self._in_turn = False
@@ -105,7 +105,7 @@ class ShardWriter:
             self._turns.append((self._offset, timed.unix_nano))
             self._in_turn = True
         self._ids.append(ids)
-        self._places += [self._offset] * (len(ids) // 8)
+        self._places.append(self._offset.to_bytes(8, "little") * (len(ids) // 8))
         for part in self._encoded(timed):
             self._written.append(part)
             self._offset += len(part)
@@ -126,7 +126,9 @@ class ShardWriter:
         self.end_runs()
         if not self._written:
             return b""
-        header = Header([*self._labels], self._runs, b"".join(self._ids), self._places, self._for_all, self._turns)
+        header = Header(
+            [*self._labels], self._runs, b"".join(self._ids), b"".join(self._places), self._for_all, self._turns
+        )
         head = msgspec.msgpack.encode(header)
         return b"".join([_HEADER.pack(len(head)), head, *self._written])
 

@@ -242,6 +242,26 @@ def test_what_cannot_be_read_is_said(tmp_path):
     assert len(said) == 1
 
 
+def test_a_name_that_is_no_text_is_told_in_text(recording, tmp_path):
+    folder = tmp_path / "recordings"
+    folder.mkdir()
+    whole = (recording / "traces.pb.1").read_bytes()
+    (folder / os.fsdecode(b"tw\xff.pb")).write_bytes(whole[:-9])
+    said = []
+    bank = learned([folder], tmp_path / "work", note=said.append)
+    assert bank.configs()
+    assert any("tw\ufffd.pb: damaged after" in line for line in said)
+
+
+def test_a_full_disk_is_said(recording, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(local_runner, "split", full)
+    with pytest.raises(StartError, match=r"cannot write to .*No space left"):
+        learned([recording], tmp_path)
+
+
 def test_how_far_it_is_is_said_with_rate_and_time_left(recording, tmp_path):
     class Clock(SystemClock):
         """A second a look."""

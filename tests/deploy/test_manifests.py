@@ -114,7 +114,6 @@ def renderings(tmp_path_factory):
         DEPLOY / "scrape-gateway",
         DEPLOY / "fleet" / "service",
         DEPLOY / "fleet" / "cron",
-        DEPLOY / "fleet" / "gateways",
     )
     return [*map(kustomize, whole), *combined]
 
@@ -514,6 +513,7 @@ def test_the_fleet_asks_every_sidecar_by_arguments_that_the_command_takes(way):
 
 def test_the_fleet_may_ask_every_gateway_for_its_state():
     documents = kustomize(DEPLOY / "fleet" / "gateways")
+    assert "StatefulSet" in validate(documents, NEWEST)
     (gateways,) = of_kind(documents, "StatefulSet")
     template = gateways["spec"]["template"]
     assert gateways["spec"]["replicas"] > 1

@@ -54,6 +54,15 @@ class Config:
         return str(self.facts.get("gpu", ""))
 
     @property
+    def mean_factor(self) -> float:
+        """What stalls add to a predicted step in the mean; 1 where coefficients come from means, which have them.
+
+        Raises:
+            NoCoefficientsError: there is nothing to predict with.
+        """
+        return self._model().mean_factor
+
+    @property
     def usable(self) -> bool:
         """Whether its predictions may be used where something was seen; ``reasons`` says why not."""
         return not self.reasons

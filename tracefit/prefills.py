@@ -1,11 +1,11 @@
 """How many of the others prefill while one request is in the batch: all share the tokens of a step.
 
-n requests run, of p tokens to prefill and O output tokens. A step computes at most T tokens, of which every decode
+n requests run, of p tokens to prefill and O output tokens. A step computes at most T > n tokens, of which every decode
 takes one, so that a prompt takes q = max(1, ceil(p / (T - n + 1))) chunks. Each that decodes ends after a step with
 probability 1 / (O - 1), and a new one takes its place and prefills. Of j that prefill, as many end in a step as their
 chunks and the tokens left by decodes allow:
 
-    mu_j = min(j / q, max(1, T - n + j) / p)
+    mu_j = min(j / q, (T - n + j) / p)
 
 Both flows balance, between i - 1 and i of the n - 1 others (those that one request meets: arrival theorem):
 
@@ -36,16 +36,16 @@ class Prefills:
 
     def __init__(self, requests: float, output: float, tokens: float, budget: float) -> None:
         self.requests = requests
-        room = max(1.0, budget - (requests - 1.0))
+        room = budget - (requests - 1.0)
         self.chunks = math.ceil(tokens / room) if tokens > room else 1
         self._decodes = max(output - 1.0, _DECODES_MIN)
         self._tokens = tokens
         self._budget = budget
-        self.bound = requests * tokens > max(1.0, budget - requests) * (self.chunks + output - 1.0)
+        self.bound = requests * tokens > (budget - requests) * (self.chunks + output - 1.0)
 
     def ended(self, j: float) -> float:
         """mu_j."""
-        return min(j / self.chunks, max(1.0, self._budget - self.requests + j) / self._tokens)
+        return min(j / self.chunks, (self._budget - self.requests + j) / self._tokens)
 
     def mean(self) -> float:
         """Mean of i, where both flows balance."""

@@ -36,7 +36,6 @@ NOTE_FILE = "TRACEFIT.txt"
 _SHORTEST = 16
 _LENGTHS = 12
 _TABLE = 100
-_FACTOR_LOW, _FACTOR_HIGH = 0.5, 2.0  # the client holds mean_factor to them, too
 Floats = NDArray[np.float64]
 
 
@@ -103,9 +102,13 @@ def _engine_of(client: Config, config: ConfigSnapshot) -> _Engine:
     gpus = 1
     for each in ranks:
         gpus *= each
-    factor = min(max(client.targets["step_time"].mean_factor, _FACTOR_LOW), _FACTOR_HIGH)
     return _Engine(
-        client, kv_tokens, client.limits.max_num_seqs or kv_tokens, max(longest, 2 * _SHORTEST), gpus, factor
+        client,
+        kv_tokens,
+        client.limits.max_num_seqs or kv_tokens,
+        max(longest, 2 * _SHORTEST),
+        gpus,
+        client.mean_factor,
     )
 
 

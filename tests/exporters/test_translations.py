@@ -209,7 +209,7 @@ def test_the_planners_points_are_the_clients_steps():
     assert kv_max == 416_000
     columns = [decode[name] for name in ("x_kv_usage", "y_context_length", "z_itl", "z_thpt_per_gpu")]
     assert len({each.shape for each in columns}) == 1
-    factor = CLIENT.targets["step_time"].mean_factor
+    factor = CLIENT.mean_factor
     for usage, context, itl_ms, per_s in zip(*columns, strict=True):
         batch = usage * kv_max / context
         assert 0.0 < usage <= 1.0
@@ -236,7 +236,7 @@ def test_the_mockers_table_is_looked_up_by_binary_search():
     assert itl_ms.shape == (len(kv_axis), len(context_axis))
     assert np.all(np.diff(kv_axis) > 0)
     assert np.all(np.diff(context_axis) > 0)
-    rng, factor = np.random.default_rng(3), CLIENT.targets["step_time"].mean_factor
+    rng, factor = np.random.default_rng(3), CLIENT.mean_factor
     errors = []
     for _ in range(500):
         context, batch = float(rng.uniform(500, 30_000)), int(rng.integers(1, 129))

@@ -11,7 +11,7 @@ from tests.tracefit.example_snapshot import encoded
 from tracefit import shapes
 
 CONFIG_ATTRIBUTES = (
-    "config_id facts limits model gpu usable reasons targets engines telemetry".split()  # noqa: SIM905 - as above
+    "config_id facts limits model gpu mean_factor usable reasons targets engines telemetry".split()  # noqa: SIM905 - as above
 )
 FIELDS = {
     "Coefficient": "name unit value stderr status mean",

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import tracefit
@@ -77,6 +77,7 @@ def test_coefficients_of_mean_steps_are_asked_for_the_mean_step(telemetry):
         requests=n,
         decode_context_tokens=(n - prefilling) * (prompt + output / 2),
     )
+    assert config.mean_factor == 1.0
     assert seen.itl == pytest.approx((step.us, step.low, step.high))
     assert seen.requests_per_s * seen.e2e.us == pytest.approx(n * 1e6)
 
@@ -101,11 +102,14 @@ def test_a_mean_step_that_was_seen_is_not_called_extrapolated():
     n=st.integers(1, 3000),
     output=st.floats(1, 3000),
     tokens=st.floats(1, 1e6),
-    budget=st.one_of(st.just(math.inf), st.floats(2, 1e5)),
+    spare=st.one_of(st.just(math.inf), st.floats(1, 1e5)),
 )
+@example(n=322, output=1115.0, tokens=1.0, spare=1.0)
+@example(n=4096, output=1.0, tokens=1e6, spare=1.0)
+@example(n=3000, output=2.0, tokens=1e6, spare=1e5)
 @settings(max_examples=150)
-def test_prefills_of_the_others_are_a_distribution_whose_flows_balance(n, output, tokens, budget):
-    prefills = Prefills(n, output, tokens, budget)
+def test_prefills_of_the_others_are_a_distribution_whose_flows_balance(n, output, tokens, spare):
+    prefills = Prefills(n, output, tokens, n + spare)
     shares = prefills.shares()
     assert sum(share for _, share in shares) == pytest.approx(1.0, abs=1e-3)
     assert all(0 <= i <= n - 1 + 1e-6 and share > 0 for i, share in shares)

@@ -15,9 +15,12 @@ from typing import Any
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from collector.config.schema import Config
+from collector.join import Described, Event, Joiner, Rows
 from collector.receive.export_request import Export
 from collector.runtime.memory import tune_malloc
-from collector.worker.pipeline import Pipeline
+from collector.telemetry import Counts
+from collector.worker.correlator import TelemetryReader
+from online import Bank
 from tests.support.otlp_load import Stream
 
 ENGINES, WARMED, MEASURED, RUNS = 5, 4, 6, 3
@@ -27,24 +30,40 @@ STAGES = ("decode", "place in windows", "rows", "learn", "snapshot")
 DECODE, PLACE, ROWS, LEARN, SNAPSHOT = STAGES
 
 
-class Timed:
-    """CPU of this thread by stage, in seconds."""
+class Sidecar:
+    """What the worker's pipeline is made of, called one after the other; CPU of this thread by stage, in seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: Config) -> None:
         self.spent_s: Counter[str] = Counter()
+        self._reader = TelemetryReader(config.dedupe)
+        self._joiner = Joiner(config.join)
+        self._bank = Bank(config)
 
     def call(self, stage: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call it, and count what it takes for the stage."""
         began_s = time.thread_time()
-        try:
-            return function(*arguments)
-        finally:
-            self.spent_s[stage] += time.thread_time() - began_s
+        answer = function(*arguments)
+        self.spent_s[stage] += time.thread_time() - began_s
+        return answer
 
-    def watch(self, owner: Any, name: str, stage: str) -> None:
-        """Count every call of a method."""
-        function = getattr(owner, name)
-        setattr(owner, name, lambda *arguments: self.call(stage, function, *arguments))
+    def process(self, export: Export) -> None:
+        """Decode, join and learn."""
+        for batch in self.call(DECODE, list, self._reader.read([export], Counts())):
+            for _, telemetry in batch:
+                self.call(PLACE, self._joiner.add, telemetry)
+            for event in self.call(ROWS, self._joiner.drain):
+                self.call(LEARN, self._learn, event)
+
+    def _learn(self, event: Event) -> None:
+        match event:
+            case Described(config_id, facts, _):
+                self._bank.describe(config_id, facts)
+            case Rows(config_id, target, rows, lane, engines):
+                self._bank.learn(config_id, target, rows, lane, engines)
+
+    def publish(self) -> None:
+        """What a generation asks of the learners."""
+        self.call(SNAPSHOT, lambda: [self._bank.targets(config_id) for config_id in self._bank.configs()])
 
 
 def measure(config: Config) -> dict[str, float]:
@@ -66,22 +85,16 @@ def measure(config: Config) -> dict[str, float]:
 
 def _run(config: Config, exports: list[list[Export]]) -> Iterator[Counter[str]]:
     """What each measured export took, by stage."""
-    pipeline, timed = Pipeline(config, "0"), Timed()
-    correlator: Any = pipeline._correlator
-    timed.watch(correlator._reader._decoder, "decode", DECODE)
-    timed.watch(correlator.joiner, "add", PLACE)
-    timed.watch(pipeline, "_apply", LEARN)
+    sidecar = Sidecar(config)
     for number, one in enumerate(exports):
         for export in one:
-            timed.spent_s.clear()
-            timed.call(ROWS, pipeline.process, [export])
+            sidecar.spent_s.clear()
+            sidecar.process(export)
             if export is one[-1]:
-                timed.call(SNAPSHOT, pipeline.snapshot, number, number)
+                sidecar.publish()
             if number >= WARMED:
-                timed.call(PARSE, _parse, export.payload)
-                spent_s = timed.spent_s.copy()
-                spent_s[ROWS] -= spent_s[DECODE] + spent_s[PLACE] + spent_s[LEARN]
-                yield spent_s
+                sidecar.call(PARSE, _parse, export.payload)
+                yield sidecar.spent_s.copy()
 
 
 def _parse(payload: bytes) -> None:

@@ -5,10 +5,13 @@ All CPU figures are the server's, as the kernel accounts them.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,10 +21,27 @@ import time
 from pathlib import Path
 
 SERVER_CPU, LOAD_CPU = 0, 1
+ROOT = Path(__file__).parents[2]
 
 
-def pinned(cpu, *command, **kwargs):
-    return subprocess.Popen(["taskset", "-c", str(cpu), sys.executable, *map(str, command)], text=True, **kwargs)
+def pinned(cpu, *command, env=os.environ, **kwargs):
+    """A Python process on one CPU, which finds its bytecode compiled as that of an installed package is."""
+    compiled = {name: value for name, value in env.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    compiled["PYTHONPYCACHEPREFIX"] = str(_bytecode())
+    command = ["taskset", "-c", str(cpu), sys.executable, *map(str, command)]
+    return subprocess.Popen(command, text=True, env=compiled, **kwargs)
+
+
+@functools.cache
+def _bytecode():
+    """Where it is; compiled before anything is measured, and gone with this process."""
+    directory = Path(tempfile.mkdtemp(prefix="tracefit-bench-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environ["PYTHONPYCACHEPREFIX"] = str(directory)
+    imports = "import collector.app, collector.commands.replay, tests.bench.servers, tests.bench.send_load"
+    subprocess.run([sys.executable, "-c", imports], env=environ, check=True, cwd=ROOT)
+    return directory
 
 
 class Server:

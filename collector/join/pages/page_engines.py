@@ -85,7 +85,7 @@ class PageEngines:
             config_ids: forgets a page that yields.
             fresh: of whom something was heard; None where others are held than at the last call.
         """
-        if fresh is None:
+        if fresh is None or self._richer.keys() != self.by_key.keys():
             self._richer = self._richer_emitters(emitters)
         yielded = Yielded([], [], [])
         for key, page in self.by_key.items():
@@ -99,7 +99,8 @@ class PageEngines:
             known = page.facts.known()
             taught = [emitter for emitter in richer if emitter.facts.learn(known, FactSource.DISCOVERY)]
             yielded.taught.extend(map(key_of, taught))
-            before = config_ids.pop(key, None)
+            # a page under the very name of its engine has no configuration of its own
+            before = None if key in map(key_of, richer) else config_ids.pop(key, None)
             if before is not None and before not in config_ids.values():
                 yielded.succeeded.append(Succeeded(before, min(config_id_of(emitter) for emitter in richer)))
         return yielded

@@ -113,3 +113,16 @@ def test_completeness_is_steps_heard_over_steps_counted():
             engine.steps_heard = int(0.8 * simulated.values[0])
             completeness.hear([engine])
     assert completeness.ratio == pytest.approx(0.8, abs=0.01)
+
+
+def test_a_page_under_the_very_name_of_the_engine_that_sends_gives_way_to_it():
+    pipeline = make_pipeline(CONFIG)
+    stream = exports()[:40]
+    for export in stream[:20]:
+        pipeline.process([export])
+    (instance,) = {emitter.instance for emitter in pipeline.joiner.emitters.values()}
+    for number, export in enumerate(stream[20:]):
+        pipeline.process_pages([live(PAGES[number], server=instance)])
+        pipeline.process([export])
+    pipeline.flush()
+    assert [config.telemetry != "metrics" for config in learned(pipeline).values()] == [True]

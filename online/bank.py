@@ -28,6 +28,7 @@ from online.target import (
     check_settings,
     feature_set,
     merge_target,
+    succeed_target,
 )
 from online.transfer import ConfigPlaces, Donor, DonorPool, Priors, donor_of, priors_of
 
@@ -163,7 +164,7 @@ class Bank:
             self._set_priors(config_id, priors_of(self.statistics(donor_id)))
             old = self._configs[donor_id].get(Target.STEP_TIME)
             if old is not None:
-                self._target(config_id, Target.STEP_TIME).history.course.succeed(old.history.course, old.last_ns)
+                succeed_target(self._target(config_id, Target.STEP_TIME), old)
 
     def mark_restart(self, config_id: str, at_ns: int) -> None:
         """An engine of it was restarted at this event time; no row of it may have come yet."""

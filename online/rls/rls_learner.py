@@ -96,6 +96,11 @@ class RlsLearner:
         if not self.started and self.members.slow.prior is None:
             self.members.slow.prior = prior.sized(self.p)
 
+    def adopt_shapes(self, donor: RlsLearner) -> None:
+        """Begin with the shape factors of a donor of the same columns, half believed, unless learning has begun."""
+        if donor.started and not self.rows and donor.features.names == self.features.names:
+            self.members.drift.cells.adopt(donor.members.drift.cells)
+
     # ---------------------------------------------------------------- learning
 
     def learn(self, block: Design, speed: Speed | None = None) -> Floats | None:

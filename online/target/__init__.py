@@ -6,7 +6,7 @@ from .course import ChangeKind
 from .learners import Learner, make_learner, make_rls
 from .settings import BankSettings, check_settings, feature_set
 from .step_history import CoursePoint, HistoryView, StepHistory
-from .target_merge import merge_target
+from .target_merge import merge_target, succeed_target
 from .target_state import SavedTarget, TargetState
 
 __all__ = [
@@ -23,4 +23,5 @@ __all__ = [
     "make_learner",
     "make_rls",
     "merge_target",
+    "succeed_target",
 ]

@@ -53,3 +53,11 @@ def _as_replicas(model: RlsLearner, engine: str) -> list[Replica]:
     """A state that was not merged before is one replica."""
     replica = replica_of(model, engine)
     return [] if replica is None else [replica]
+
+
+def succeed_target(new: TargetState, old: TargetState) -> None:
+    """A configuration changed: shape factors and course of the new one begin with the old one's."""
+    new.history.course.succeed(old.history.course, old.last_ns)
+    mine, theirs = new.models.get(SHAPED), old.models.get(SHAPED)
+    if mine is not None and theirs is not None and publishes(mine) and publishes(theirs):
+        mine.adopt_shapes(theirs)

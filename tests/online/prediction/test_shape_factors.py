@@ -85,6 +85,23 @@ def test_factors_survive_a_merge():
     assert target.models["portable"].prediction_error.mape < 0.5 * target.models["portable"].error.mape
 
 
+def test_a_changed_configuration_begins_with_half_of_the_factors_of_the_old_one():
+    bank, cold = learned(bent(3000, 5)), Bank(RLS)
+    old = factors(bank)
+    bank.inherit("new", "c")
+    error = {}
+    for name, each in (("new", bank), ("c", cold)):
+        each.learn(name, TARGET, bent(60, 6))
+        error[name] = each.targets(name)["step_time"]
+    found = {name: each.factor for name, each in error["new"].shape_factors.items()}
+    assert set(old) <= set(found)
+    rare = [name for name in old if name not in error["c"].shape_factors and abs(old[name] - 1) > 0.02]
+    assert rare
+    assert all((found[name] - 1) * (old[name] - 1) > 0 for name in rare)
+    bank.inherit("new", "c")
+    assert factors(bank) == old
+
+
 def test_a_change_of_speed_moves_the_coefficients_and_not_the_factors():
     before, after = learned(bent(4000, 3)), learned(bent(4000, 3), bent(2000, 4, gain=1.4))
     target = after.targets("c")["step_time"]

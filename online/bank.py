@@ -27,6 +27,7 @@ from online.target import (
     TargetState,
     check_settings,
     feature_set,
+    foretold,
     merge_target,
     succeed_target,
 )
@@ -35,6 +36,9 @@ from online.transfer import ConfigPlaces, Donor, DonorPool, Priors, donor_of, pr
 from .rows import Lane, RowBlock, RowOutcome, Target
 from .snapshot import TargetSnapshot
 from .state import LEARNERS, Count, Image, Lineage, LineageLedger, StateError, decode, encode, saved
+
+TOLD_BY_SHEET = (Target.STEP_TIME.value, "portable")
+"""Target and feature set whose prior is the data sheet's; no donor's coefficients are put before it."""
 
 
 @dataclass
@@ -114,9 +118,11 @@ class Bank:
         priors = self._priors.get(config_id, {})
 
         def prior_for(features: FeatureSet) -> Prior | None:
-            same_model = priors.get((state.target.value, features.name, features.names))
-            return same_model or self.pool.prior(features.name, state.target, facts)
+            told = priors.get((state.target.value, features.name, features.names))
+            return told or self.pool.prior(features.name, state.target, facts)
 
+        if state.target is Target.STEP_TIME:
+            state.sheet_prior = self.pool.sheet_prior(config_id, facts)
         for name in self.settings.feature_sets:
             features = feature_set(name, state.target, facts, self.settings)
             if features is not None:
@@ -130,7 +136,9 @@ class Bank:
         known.update(facts)
         self._forget_unlearned()
         if config_id not in self._priors:
-            priors = self.pool.same_model(known)
+            priors = self.pool.same_machine(known)
+            if self.pool.sheet_prior(config_id, known) is not None:
+                priors = {key: prior for key, prior in priors.items() if key[:2] != TOLD_BY_SHEET}
             if priors:
                 self._set_priors(config_id, priors)
         for state in self._configs.get(config_id, {}).values():
@@ -217,6 +225,8 @@ class Bank:
     def targets(self, config_id: str) -> dict[str, TargetSnapshot]:
         """What is published of a configuration now, partial blocks included."""
         snapshots: dict[str, TargetSnapshot] = {}
+        if (by_sheet := self.foretold(config_id)) is not None:
+            snapshots[Target.STEP_TIME.value] = by_sheet
         for target, state in self._configs.get(config_id, {}).items():
             flushed = copy.deepcopy(state)
             flushed.flush()
@@ -225,6 +235,12 @@ class Bank:
             if (snapshot := flushed.snapshot()) is not None:
                 snapshots[target.value] = snapshot
         return dict(sorted(snapshots.items()))
+
+    def foretold(self, config_id: str) -> TargetSnapshot | None:
+        """The step time of a configuration that has no row of it yet, by its sheet; None without one."""
+        if Target.STEP_TIME in self._configs.get(config_id, {}) or TOLD_BY_SHEET[1] not in self.settings.feature_sets:
+            return None
+        return foretold(self.pool.sheet_prior(config_id, self._facts.get(config_id, {})))
 
     def history(self, config_id: str) -> StepHistory | None:
         """Last rows of a configuration's steps and the course of their coefficients, without the partial block."""

@@ -159,6 +159,8 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     intercept of ``api_queueing`` is a step that the engine schedules ahead; who simulates that step takes it off.
     ``replicas``: of a state that was merged, the engines it was made of, as of the merge; ``replica_clusters``: where
     these are of two speeds or more, the fastest first.
+    ``not_stationary``: operating points at which the same work takes longer than it did, or shorter, and no column says
+    why; such a configuration is not lent.
     """
 
     vector: str
@@ -177,6 +179,7 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     live_champion: str | None = None
     replicas: list[ReplicaSnapshot] = []
     replica_clusters: list[ReplicaClusterSnapshot] = []
+    not_stationary: list[str] = []
 
     @property
     def prediction_error(self) -> ErrorSnapshot | None:

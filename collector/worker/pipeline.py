@@ -45,6 +45,7 @@ from online import (
     part_of,
 )
 from online.state import LEARNERS, Image, Taken
+from online.transfer import HIDES_HITS
 
 from .correlator import Correlator
 from .plugin_losses import PluginLosses
@@ -85,6 +86,11 @@ class Pipeline:
     def learned_rows(self) -> int:
         """Rows learned so far, those of silent engines included."""
         return self._bank.learned_rows + self._settled.rows
+
+    @property
+    def foretells(self) -> bool:
+        """Whether a data sheet says something of a configuration without rows."""
+        return any(self._bank.foretold(config_id) is not None for config_id in self.joiner.config_ids())
 
     @property
     def revision(self) -> tuple[int, int]:
@@ -226,7 +232,8 @@ class Pipeline:
                 self._settled.rename(old, new)
                 self._quarantine.rename(old, new)
             case Described(config_id, facts, quality):
-                self._bank.describe(config_id, facts)
+                hidden = quality is Quality.REQUESTS and facts.get("enable_prefix_caching") is not False
+                self._bank.describe(config_id, {**facts, HIDES_HITS: hidden})
                 self._quarantine.retain(self.joiner.config_ids())
                 self._settled.retain(self.joiner.config_ids())
                 _log.info("configuration %s: telemetry quality %s, %d facts", config_id, quality.label, len(facts))

@@ -32,6 +32,11 @@ class SnapshotSource(Protocol):
         """Rows learned and emitters heard of so far; a change of either makes a new generation, once there are rows."""
         ...
 
+    @property
+    def foretells(self) -> bool:
+        """Whether there is something to say before there are rows."""
+        ...
+
     def snapshot(self, now_unix_nano: int, generation: int) -> Snapshot:
         """What is known now."""
         ...
@@ -89,7 +94,7 @@ class Publisher:
             # the last generation also tells what still waited for its other half; the state itself stays as it is
             source = self._source.flushed() if final else self._source
             revision = source.revision
-            if revision == self._published_revision or revision[0] == 0:
+            if revision == self._published_revision or not (revision[0] or source.foretells):
                 return
             self._made_ns = now_ns
             self._current = source.snapshot(self._clock.unix_nano(), self._generation + 1)

@@ -8,6 +8,7 @@ from .jackknife import ROWS_MAX as JACKKNIFE_ROWS
 from .jackknife import with_jackknife
 from .learner_settings import LearnerSettings
 from .merging import merge
+from .operating_points import OperatingPoints, point_name, points_of
 from .outliers import compared
 from .prior import Prior
 from .replicas import Replica, joined, replica_of
@@ -19,6 +20,7 @@ __all__ = [
     "JACKKNIFE_ROWS",
     "CovarianceLearner",
     "LearnerSettings",
+    "OperatingPoints",
     "Prior",
     "RelevantMember",
     "Replica",
@@ -27,6 +29,8 @@ __all__ = [
     "joined",
     "merge",
     "middle",
+    "point_name",
+    "points_of",
     "replica_of",
     "solve",
     "with_jackknife",

@@ -22,6 +22,7 @@ from online.state import Count, StateError, saved
 from .identify import Diagnosis, feature_snapshots
 from .learner_settings import LearnerSettings
 from .members import Members
+from .operating_points import OperatingPoints
 from .prior import Prior
 from .robust import SLOW
 from .slow_member import SlowMember
@@ -191,6 +192,10 @@ class RlsLearner:
         self.members.weighing.scale[SLOW] = start.scale
         return (z * start.weight[:, None]).T @ z
 
+    def points(self) -> OperatingPoints | None:
+        """Statistics by operating point behind the published coefficients; of held rows none."""
+        return self.members.slow.strata.points
+
     def diagnosis(self) -> Diagnosis:
         """Error bars and status of the published coefficients; needs a first fit."""
         return self.members.diagnosis(self.statistics(), self.effective_rows())
@@ -205,10 +210,12 @@ class RlsLearner:
         """Log F of each row's batch shape, (n,); 0 where the shape was never seen."""
         return self.members.drift.log_factors(self.members.slow.beta)[cell]
 
-    def shape_factors(self) -> dict[str, ShapeFactorSnapshot]:
-        """Factor of each batch shape that was seen, by name."""
+    def shape_factors(self, beta: Floats | None = None) -> dict[str, ShapeFactorSnapshot]:
+        """Factor of each batch shape that was seen, by name: of these coefficients (p,), else of its own."""
         drift = self.members.drift
-        factors, rows = np.exp(drift.log_factors(self.members.slow.beta)), drift.cells.rows
+        own = self.members.slow.beta
+        of = own if beta is None else np.append(beta, own[len(beta) :])
+        factors, rows = np.exp(drift.log_factors(of)), drift.cells.rows
         return {
             cell_name(c): ShapeFactorSnapshot(factor=float(factors[c]), rows=float(rows[c]))
             for c in np.flatnonzero(rows).tolist()

@@ -16,7 +16,7 @@ import numpy as np
 
 from online.blocks import STRATA, Design
 from online.features import INTERCEPT, FeatureSet
-from online.rows import Floats, Mask
+from online.rows import Floats, Mask, Target
 from online.state import Finite, MadeBy, StateError, saved
 
 from .hac import Meat
@@ -26,6 +26,9 @@ from .misfit import Shapes
 from .prior import Prior
 from .solve import solve
 from .strata import HalfLife, Strata
+
+BY_POINT = ("portable", Target.STEP_TIME)
+"""What is kept by operating point, too: columns that data sheets and other configurations say something of."""
 
 
 class SlowMember:
@@ -62,6 +65,7 @@ class SlowMember:
     def __init__(self, features: FeatureSet, settings: LearnerSettings, prior: Prior | None = None) -> None:
         p = len(features)
         self._settings = settings
+        self._by_point = (features.name, features.target) == BY_POINT
         self.p = p
         self.prior = None if prior is None else prior.sized(p)
         self.free: Mask = np.zeros(p, np.bool_)
@@ -79,7 +83,7 @@ class SlowMember:
         """Empty statistics of its columns."""
         settings = self._settings
         half_life = HalfLife(settings.half_life_steps, settings.half_life_us, settings.half_life_steps_min)
-        return Strata(self.p + 2, half_life)
+        return Strata(self.p + 2, half_life, by_point=self._by_point)
 
     def restored(self) -> None:
         """A prior is of its columns."""

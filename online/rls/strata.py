@@ -29,6 +29,8 @@ from online.blocks import STRATA, Design
 from online.rows import Floats
 from online.state import saved
 
+from .operating_points import OperatingPoints
+
 _MAX_AGE = 1000.0  # 2^-1000 is still a normal number; older is 0 for every purpose
 
 
@@ -51,14 +53,16 @@ class Strata:
     Args:
         q: p features and phases, the target, the steps.
         half_life: after which a row counts half.
+        by_point: whether the same is kept by operating point, beside.
     """
 
-    STATE = saved("strata", g=Floats, n1=Floats, n2=Floats, clock=Floats)
+    STATE = saved("strata", g=Floats, n1=Floats, n2=Floats, clock=Floats, points=OperatingPoints | None)
 
-    __slots__ = ("_expand", "_left", "_right", "clock", "g", "half_life", "n1", "n2", "q")
+    __slots__ = ("_expand", "_left", "_right", "clock", "g", "half_life", "n1", "n2", "points", "q")
 
-    def __init__(self, q: int, half_life: HalfLife) -> None:
+    def __init__(self, q: int, half_life: HalfLife, *, by_point: bool = False) -> None:
         self.q = q
+        self.points = OperatingPoints(q) if by_point else None
         self.half_life = half_life
         self._left, self._right = np.triu_indices(q)
         expand = np.zeros((q, q), np.int64)
@@ -96,6 +100,10 @@ class Strata:
         self.clock[ids] += spent
         left_of = np.empty_like(decay)
         left_of[order] = decay
+        if self.points is not None:
+            spent_by_row = np.empty_like(e)
+            spent_by_row[order] = e
+            self.points.learn(z, block.end_ns, weight, share * block.weight, spent_by_row)
         return kept, left_of
 
     def total(self) -> Floats:
@@ -133,6 +141,8 @@ class Strata:
         self.g[strata] *= keep * gain ** (power - 2.0)
         self.n1[strata] *= keep
         self.n2[strata] *= keep
+        if self.points is not None and strata == slice(None):
+            self.points.discount(keep, gain)
 
     def decay(self, spent: Floats) -> None:
         """Forget as if rows worth ``spent`` (32,) half-lives had been learned in each stratum."""
@@ -140,6 +150,8 @@ class Strata:
         self.g *= kept[:, None]
         self.n1 *= kept
         self.n2 *= kept * kept
+        if self.points is not None:
+            self.points.decay(spent)
 
     def add(self, other: Strata) -> None:
         """Statistics of both; the caller has brought them to the same clock."""
@@ -147,6 +159,8 @@ class Strata:
         self.n1 += other.n1
         self.n2 += other.n2
         self.clock += other.clock
+        if self.points is not None and other.points is not None:
+            self.points.add(other.points)
 
     def widened(self, at: int, more: int) -> Strata:
         """The same statistics with ``more`` columns, never seen, before column ``at``."""
@@ -154,4 +168,5 @@ class Strata:
         place = np.arange(self.q) + more * (np.arange(self.q) >= at)
         wide.g[:, wide._expand[place[self._left], place[self._right]]] = self.g
         wide.n1, wide.n2, wide.clock = self.n1, self.n2, self.clock
+        wide.points = None if self.points is None else self.points.widened(at, more)
         return wide

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .course import ChangeKind
 from .learners import Learner, make_learner, make_rls
 from .settings import BankSettings, check_settings, feature_set
+from .sheet_told import foretold
 from .step_history import CoursePoint, HistoryView, StepHistory
 from .target_merge import merge_target, succeed_target
 from .target_state import SavedTarget, TargetState
@@ -20,6 +21,7 @@ __all__ = [
     "TargetState",
     "check_settings",
     "feature_set",
+    "foretold",
     "make_learner",
     "make_rls",
     "merge_target",

@@ -76,11 +76,14 @@ class PublishedPrediction:
         shaped = None if self.corrector is None else self.shaped.shaped_error.snapshot()
         return msgspec.structs.replace(model, prediction_error=self.shaped.error.snapshot(), shaped_error=shaped)
 
-    def snapshot(self, model: RlsLearner) -> dict[str, Any]:
-        """Keys of the target's snapshot; intervals are of observed / (x beta F), as a reader predicts."""
+    def snapshot(self, model: RlsLearner, beta: Floats | None = None) -> dict[str, Any]:
+        """Keys of the target's snapshot; intervals are of observed / (x beta F), as a reader predicts.
+
+        ``beta``: coefficients (p,) that are published in place of the model's.
+        """
         corrector = self.corrector
         return {
-            "shape_factors": model.shape_factors(),
+            "shape_factors": model.shape_factors(beta),
             "correction": None if corrector is None else corrector.snapshot(),
             "seen": self.shaped.seen(model.features.names),
             "interval": self.shaped.intervals.snapshot(),

@@ -16,6 +16,7 @@ from online.rls import Prior, Replica, RlsLearner, compared, with_jackknife
 from online.rows import Floats, Quality, RowBlock, RowOutcome, Target
 from online.snapshot import ErrorSnapshot, ModelSnapshot, TargetSnapshot
 from online.state import Kept, StateError, saved
+from online.transfer import SheetPrior
 
 from .block_pieces import BlockSize, pieces_of, runs_off
 from .course import Course
@@ -23,6 +24,7 @@ from .design_matrix import DesignMatrix
 from .learners import RLS, Learner, make_learner, publishes
 from .published_prediction import SHAPED, PublishedPrediction, make_published
 from .settings import BankSettings, rates
+from .sheet_told import columns_of, foretold, told_by_sheet, unsteady_points
 from .step_history import StepHistory
 from .window_rows import WindowRows
 
@@ -73,6 +75,7 @@ class TargetState:
         first_ns, last_ns: event time learned from, 0 before any row.
         replicas: by model, what each of several states knew when they were merged into this one.
         history: the last rows and the last day, of steps only.
+        sheet_prior: what the data sheet and other configurations say of ``portable``'s step time.
     """
 
     def __init__(self, target: Target, settings: BankSettings) -> None:
@@ -89,6 +92,7 @@ class TargetState:
         self.first_ns = self.last_ns = 0
         self.replicas: dict[str, list[Replica]] = {}
         self.history = StepHistory(kept=target is Target.STEP_TIME)
+        self.sheet_prior: SheetPrior | None = None
 
     def offer(self, features: FeatureSet, prior_for: PriorFor) -> None:
         """Start models on a feature set that has become available."""
@@ -216,6 +220,7 @@ class TargetState:
     def snapshot(self) -> TargetSnapshot | None:
         """None while there is nothing to say."""
         models: dict[str, ModelSnapshot] = {}
+        told = told_by_sheet(self.sheet_prior, self.models.get(SHAPED))
         for name, model in sorted(self.models.items()):
             snapshot = model.snapshot()
             if snapshot is not None:
@@ -224,6 +229,10 @@ class TargetState:
                 if self.windows.rows is not None and publishes(model):
                     snapshot = with_jackknife(snapshot, model, self.matrix.view(self.windows.rows, model.features.name))
                 models[name] = snapshot
+        if told is not None and SHAPED not in models:
+            return foretold(self.sheet_prior)
+        if told is not None:
+            models[SHAPED] = told.model(models[SHAPED], columns_of(self.models[SHAPED].features))
         champion = self._champion(models)
         if champion is None:
             return None
@@ -241,7 +250,8 @@ class TargetState:
             mean_us=learner.mean_us(),
             live_champion=_lowest({name: model.live_error for name, model in models.items() if model.live_error}),
             **self._replica_parts(watcher),
-            **self._shape_parts(learner),
+            **self._shape_parts(learner, None if told is None else told.beta),
+            not_stationary=unsteady_points(self.models.get(SHAPED)),
         )
 
     def _replica_parts(self, watcher: RlsLearner | None) -> dict[str, Any]:
@@ -250,11 +260,11 @@ class TargetState:
         replicas, clusters = compared(self.replicas.get(watcher.features.name, []), watcher.rows)
         return {"replicas": replicas, "replica_clusters": clusters}
 
-    def _shape_parts(self, champion: RlsLearner) -> dict[str, Any]:
+    def _shape_parts(self, champion: RlsLearner, beta: Floats | None) -> dict[str, Any]:
         """Shape factors, and what is relative to the prediction by them; by the champion where there are none."""
         published, model = self.published, self.models.get(SHAPED)
         if published is not None and model is not None and publishes(model):
-            return published.snapshot(model)
+            return published.snapshot(model, beta)
         intervals, mean_factor = champion.members.champion.intervals, champion.mean_factor()
         by_stratum = self.target.vector == "beta"
         return {"interval": intervals.snapshot(by_stratum=by_stratum), "mean_factor": mean_factor}

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from .capped_evidence import evidence_of
 from .config_places import ConfigPlaces
 from .configuration_space import configuration_vector, coverage, ensemble, measure_next, specialists
 from .pool import DonorPool, Priors, priors_of
 from .population import Donor, bias_and_scale, donor_of, frozen, pool
 from .selection import select, selection_strata
+from .sheet_estimate import SheetEstimate, SheetPrior
+from .sheet_terms import HIDES_HITS
 
 __all__ = [
+    "HIDES_HITS",
     "ConfigPlaces",
     "Donor",
     "DonorPool",
     "Priors",
+    "SheetEstimate",
+    "SheetPrior",
     "bias_and_scale",
     "configuration_vector",
     "coverage",
     "donor_of",
     "ensemble",
+    "evidence_of",
     "frozen",
     "measure_next",
     "pool",

@@ -26,6 +26,8 @@ from online.features.systems import RESIDUAL, System, full
 from online.rls import Prior, RlsLearner, solve
 from online.rows import PHASES, Floats, Target
 
+from .capped_evidence import Evidence, evidence_of
+
 SHARE, FLOOR = 0.15, 0.01
 MISFIT = 0.08
 """A pooled prior gives way to rows as if each were uncertain by so much: the first ones are all of one kind."""
@@ -39,7 +41,7 @@ class Donor:
     """What one configuration learned of one target with one live set.
 
     Shapes: a (p, p), b (p,), without phases; ``mean_us`` the mean step, ``rows`` what it rests on. ``prior`` is what a
-    configuration of the same model starts from: phases are in it.
+    configuration of the same model starts from: phases are in it. ``evidence``: by operating point, of ``portable``.
     """
 
     config_id: str
@@ -51,6 +53,7 @@ class Donor:
     mean_us: float
     rows: float
     prior: Prior | None = None
+    evidence: Evidence | None = None
 
 
 def donor_of(config_id: str, facts: Facts, learner: RlsLearner, prior: Prior | None = None) -> Donor | None:
@@ -65,7 +68,16 @@ def donor_of(config_id: str, facts: Facts, learner: RlsLearner, prior: Prior | N
     if q > p:  # phases belong to the stamps of that server, not to its work: take their share out at their estimate
         b = b - g[:p, p:q] @ slow.beta[p:q]
     return Donor(
-        config_id, dict(facts), learner.features, a, b, slow.beta[:p], mean_us, learner.effective_rows(), prior
+        config_id,
+        dict(facts),
+        learner.features,
+        a,
+        b,
+        slow.beta[:p],
+        mean_us,
+        learner.effective_rows(),
+        prior,
+        evidence_of(learner),
     )
 
 

@@ -1,0 +1,156 @@
+"""Statistics by operating point: what one learner saw, apart by octaves of batch and of context per request.
+
+A row z = [x, phase, y, l] of weight w belongs to the point (floor(log2 n), floor(log2 c)): n requests per step on the
+mean, of c tokens of context each, 128 to 262,143. Per point, beside what :mod:`online.rls.strata` sums over all,
+
+    G <- 2^(-sum e_i) G + sum_i 2^(-age_i) w_i v_i v_i'        v = [x, phase, y, l t], t: seconds since the first row
+    n <- 2^(-sum e_i) n + sum_i 2^(-age_i) h_i                 h: Huber's share times the row's weight
+
+A linear form is right to a per cent or two at any one point, however many rows say so; who weighs a point by its rows
+believes its misfit. Hence points are kept apart, and each is one observation (online/transfer). ``l t`` tells whether
+the same work takes longer than it did; l itself is the first column, the intercept.
+
+Guarantee: adding equals learning together, to rounding. Points that were never visited cost nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from online.blocks import Groups
+from online.rows import Floats, Ints
+from online.state import Array, StateError, saved
+
+_F8, _I8 = np.dtype(np.float64), np.dtype(np.int64)
+_MAX_AGE = 1000.0
+_BATCHES, _CONTEXTS, _SHORT = 16, 11, 7
+"""Octaves; the context's begin at 2^7 tokens, which cost no step anything that shows."""
+CONTEXT, REQUESTS = 2, 3
+"""Places of the two columns in ``portable``."""
+
+
+class OperatingPoints:
+    """Of a learner of ``portable`` with q augmented columns.
+
+    Attributes:
+        ids: 11 * octave of batch + octave of context per request, of each point visited, (k,).
+        g: upper triangles over [x, phase, y, l t], (k, q (q + 1) / 2).
+        rows: n, (k,).
+        origin_ns: when t is 0; 0 before any row.
+    """
+
+    STATE = saved("operating_points", ids=Array(_I8), g=Array(_F8, columns=-1), rows=Array(_F8), origin_ns=int)
+
+    __slots__ = ("_expand", "_left", "_right", "g", "ids", "origin_ns", "q", "rows")
+
+    def __init__(self, q: int) -> None:
+        self.q = q
+        self._left, self._right = np.triu_indices(q)
+        expand = np.zeros((q, q), np.int64)
+        expand[self._left, self._right] = np.arange(len(self._left))
+        self._expand = np.maximum(expand, expand.T)
+        self.ids: Ints = np.empty(0, np.int64)
+        self.g = np.empty((0, len(self._left)))
+        self.rows = np.empty(0)
+        self.origin_ns = 0
+
+    def restored(self) -> None:
+        """Each point has its statistics."""
+        if self.g.shape != (len(self.ids), len(self._left)) or len(self.rows) != len(self.ids):
+            raise StateError("points without statistics")
+        if len(np.unique(self.ids)) != len(self.ids) or ((self.ids < 0) | (self.ids >= _BATCHES * _CONTEXTS)).any():
+            raise StateError("points that are none")
+
+    def learn(self, z: Floats, end_ns: Ints, weight: Floats, counted: Floats, spent: Floats) -> None:
+        """Add rows z (n, q) of weight (n,), counted as rows (n,), each worth so many half-lives (n,)."""
+        self.origin_ns = self.origin_ns or int(end_ns[0])
+        groups = Groups.of(points_of(z))
+        order, starts = groups.order, groups.starts
+        running = np.cumsum(spent[order])
+        ends = running[starts + groups.sizes - 1]
+        decay = np.exp2(running - np.repeat(ends, groups.sizes))
+        rows = self._timed(z[order], end_ns[order])
+        left = rows * (weight[order] * decay)[:, None]
+        new = np.add.reduceat(left[:, self._left] * rows[:, self._right], starts, axis=0)
+        whole = np.diff(ends, prepend=0.0)
+        at = self._places(groups.ids)
+        kept = np.exp2(-np.minimum(whole, _MAX_AGE))
+        self.g[at] = self.g[at] * kept[:, None] + new
+        self.rows[at] = self.rows[at] * kept + np.add.reduceat(counted[order] * decay, starts)
+
+    def _timed(self, z: Floats, end_ns: Ints) -> Floats:
+        seconds = (end_ns - self.origin_ns) * 1e-9
+        timed = z.copy()
+        timed[:, -1] *= seconds
+        return timed
+
+    def _places(self, ids: Ints) -> Ints:
+        """Where the points are, (g,); those that are new get a place."""
+        new = ids[~np.isin(ids, self.ids)]
+        if len(new):
+            self.ids = np.concatenate([self.ids, new])
+            self.g = np.concatenate([self.g, np.zeros((len(new), self.g.shape[1]))])
+            self.rows = np.concatenate([self.rows, np.zeros(len(new))])
+        order = self.ids.argsort()
+        places: Ints = order[np.searchsorted(self.ids, ids, sorter=order)]
+        return places
+
+    def matrices(self) -> Floats:
+        """G of each point as a full matrix, (k, q, q)."""
+        full: Floats = self.g[:, self._expand]
+        return full
+
+    def decay(self, spent: Floats) -> None:
+        """Forget as if rows worth ``spent`` (32,) half-lives had been learned in each stratum."""
+        by_batch = spent.reshape(-1, _BATCHES).max(axis=0)
+        kept = np.exp2(-np.minimum(by_batch[self.ids // _CONTEXTS], _MAX_AGE))
+        self.g *= kept[:, None]
+        self.rows *= kept
+
+    def discount(self, keep: float, gain: float) -> None:
+        """Keep this share, and say that the same work now takes ``gain`` times as long."""
+        target = self.q - 2
+        power = (self._left == target).astype(np.float64) + (self._right == target)
+        self.g *= keep * gain ** (power - 2.0)
+        self.rows *= keep
+
+    def add(self, other: OperatingPoints) -> None:
+        """Statistics of both."""
+        if not len(other.ids):
+            return
+        self.origin_ns = self.origin_ns or other.origin_ns
+        at = self._places(other.ids)
+        self.g[at] += other._since(self.origin_ns)
+        self.rows[at] += other.rows
+
+    def _since(self, origin_ns: int) -> Floats:
+        """G with t counted from another moment: l t becomes l (t + shift)."""
+        later = np.eye(self.q)
+        later[-1, 0] = (self.origin_ns - origin_ns) * 1e-9
+        moved: Floats = (later @ self.matrices() @ later.T)[:, self._left, self._right]
+        return moved
+
+    def widened(self, at: int, more: int) -> OperatingPoints:
+        """The same statistics with ``more`` columns, never seen, before column ``at``."""
+        wide = OperatingPoints(self.q + more)
+        place = np.arange(self.q) + more * (np.arange(self.q) >= at)
+        wide.g = np.zeros((len(self.ids), len(wide._left)))
+        wide.g[:, wide._expand[place[self._left], place[self._right]]] = self.g
+        wide.ids, wide.rows, wide.origin_ns = self.ids, self.rows, self.origin_ns
+        return wide
+
+
+def points_of(z: Floats) -> Ints:
+    """Operating point of each row, (n,)."""
+    requests = np.maximum(z[:, REQUESTS], 1e-9)
+    batch = np.clip(np.frexp(requests / z[:, -1])[1] - 1, 0, _BATCHES - 1)
+    context = np.clip(np.frexp(z[:, CONTEXT] / requests)[1] - 1 - _SHORT, 0, _CONTEXTS - 1)
+    points: Ints = (batch * _CONTEXTS + context).astype(np.int64)
+    return points
+
+
+def point_name(point: int) -> str:
+    """As people read it: ``64-127 requests of 1024-2047 tokens``."""
+    batch, context = 2 ** (point // _CONTEXTS), 2 ** (point % _CONTEXTS + _SHORT)
+    low = 0 if context == 2**_SHORT else context
+    return f"{batch}-{2 * batch - 1} requests of {low}-{2 * context - 1} tokens"

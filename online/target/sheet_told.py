@@ -1,0 +1,41 @@
+"""What a target publishes by its data sheet, before there are rows and where these leave the split of costs open."""
+
+from __future__ import annotations
+
+from online.features import FeatureSet, build
+from online.rows import Target
+from online.snapshot import TargetSnapshot
+from online.transfer import SheetEstimate, SheetPrior, evidence_of
+
+from .learners import Learner, publishes
+from .published_prediction import SHAPED
+
+Columns = tuple[tuple[str, str], ...]
+
+
+def columns_of(features: FeatureSet) -> Columns:
+    """Names and units."""
+    return tuple((column.name, column.unit) for column in features.columns)
+
+
+def told_by_sheet(prior: SheetPrior | None, learner: Learner | None) -> SheetEstimate | None:
+    """What is published in place of what ``portable`` learned; None where that stands."""
+    if prior is None or learner is None or not publishes(learner):
+        return None
+    return prior.after(learner)
+
+
+def foretold(prior: SheetPrior | None) -> TargetSnapshot | None:
+    """The step time of a configuration of which no row was learned; None without a sheet."""
+    features = build(SHAPED, Target.STEP_TIME, {})
+    if prior is None or features is None:
+        return None
+    told = prior.before()
+    model = told.model(None, columns_of(features))
+    return TargetSnapshot(vector="beta", unit="us", champion=SHAPED, models={SHAPED: model}, interval=told.interval())
+
+
+def unsteady_points(learner: Learner | None) -> list[str]:
+    """Names of the operating points that are not stationary."""
+    evidence = evidence_of(learner) if learner is not None and publishes(learner) else None
+    return [] if evidence is None else list(evidence.unsteady)

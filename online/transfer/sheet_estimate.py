@@ -1,0 +1,144 @@
+"""The step time of a configuration by its data sheet, by what others share, and by its own capped evidence.
+
+    beta = base + M theta
+    theta = argmin (theta' A theta - 2 b' theta) / 2 + sum_j (theta_j - mu_j)^2 / (2 s_j^2)           q among them
+    V    = M (A + S^-2)^-1 M'   se_j = sqrt V_jj
+
+It is there from the first second (A = 0). Once there are rows, it takes over from the learner's own coefficients where
+those cannot tell context from requests (vif > 10), unless the rows contradict the sheet: where it misfits them by 5 %
+more than their own fit and twice as much, the machine is not what the sheet says, and the own fit stands.
+
+Status of a coefficient, by what the data alone say:
+
+    prior_only   their sd, sqrt (A^-1)_jj, is more than half the prior's
+    weak         it is less, but vif > 10, or the error is more than 20 %
+    identified   it is less
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from online.rls import RlsLearner
+from online.rows import Floats
+from online.snapshot import FeatureSnapshot, IntervalSnapshot, ModelSnapshot
+
+from .capped_evidence import COLUMNS, MISFIT, Evidence, evidence_of, evidence_of_held
+from .shared_overheads import Estimate, estimate
+from .sheet_terms import Population, SheetTerms
+
+_VIF_MAX, _KNOWN, _SURE = 10.0, 0.5, 0.2
+_TOLD, _WORSE = [0, 2, 3], 2.0
+_MORE = 0.05
+_PASSES = 6
+_TYPICAL = np.array([1.0, 0.0, 32_000.0, 32.0])
+_TENTH = 1.2816
+_SINGULAR = 1e-12
+
+
+class SheetEstimate(NamedTuple):
+    """beta (4,), its standard errors (4,) and status."""
+
+    beta: Floats
+    stderr: Floats
+    status: tuple[str, ...]
+    spread: float
+    """Relative sd of a typical step: 32 requests of 1,000 tokens."""
+
+    def model(self, learned: ModelSnapshot | None, columns: tuple[tuple[str, str], ...]) -> ModelSnapshot:
+        """As published, in place of what was learned; ``columns``: names and units."""
+        before = {} if learned is None else {feature.name: feature for feature in learned.features}
+        features = []
+        for j, (name, unit) in enumerate(columns):
+            value, stderr = float(self.beta[j]), float(self.stderr[j])
+            told = FeatureSnapshot(name=name, unit=unit, coefficient=value, status=self.status[j], stderr=stderr)
+            if (own := before.get(name)) is not None:
+                kept = {"learned_share": own.learned_share, "excitation": own.excitation, "vif": own.vif}
+                told = msgspec.structs.replace(told, mean=own.mean, **kept)
+            features.append(told)
+        if learned is None:
+            return ModelSnapshot(features=features, rows=0, effective_rows=0.0)
+        return msgspec.structs.replace(learned, features=features)
+
+    def interval(self) -> IntervalSnapshot:
+        """Of observed / predicted, before a row said so."""
+        wide = _TENTH * float(np.hypot(self.spread, MISFIT))
+        return IntervalSnapshot(p10=float(np.exp(-wide)), p50=1.0, p90=float(np.exp(wide)))
+
+
+class SheetPrior:
+    """Of one configuration: what its sheet, the population and states of the same configuration say."""
+
+    def __init__(self, terms: SheetTerms, population: Population, known: Evidence | None = None) -> None:
+        self.terms = terms
+        self._mean, self._sd = population.mean_of_all(), population.sd_of_all()
+        self._known = known
+
+    def before(self) -> SheetEstimate:
+        """Before its first row."""
+        return self._told(None, np.ones(COLUMNS))
+
+    def after(self, learner: RlsLearner) -> SheetEstimate | None:
+        """What to publish in place of what was learned; None where that stands on its own."""
+        if not learner.started:
+            return self.before()
+        vif = np.nan_to_num(learner.diagnosis().vif[:COLUMNS], nan=np.inf)
+        if not vif[_TOLD].max() > _VIF_MAX:
+            return None
+        found = evidence_of(learner)
+        evidence = self._held(learner) if found is None else self._seen(found)
+        told = self._told(evidence, vif)
+        own = evidence.misfit(learner.members.slow.beta[:COLUMNS])
+        return None if evidence.misfit(told.beta) > max(_WORSE * own, own + _MORE) else told
+
+    def _told(self, evidence: Evidence | None, vif: Floats) -> SheetEstimate:
+        """The estimate as it is published."""
+        found = self._estimate(evidence)
+        beta, covariance = self.terms.beta(found.theta), self._covariance(found)
+        stderr = np.sqrt(np.maximum(covariance.diagonal(), 0.0))
+        prior = self.terms.matrix @ np.diag(np.where(self.terms.has, self._sd, 0.0) ** 2) @ self.terms.matrix.T
+        known = _KNOWN * np.sqrt(prior.diagonal())
+        alone = np.full(COLUMNS, np.inf) if evidence is None else _alone(evidence.a)
+        status = tuple(
+            "prior_only" if not alone[j] < known[j] else "weak" if vif[j] > _VIF_MAX or not sure else "identified"
+            for j, sure in enumerate(stderr < _SURE * beta)
+        )
+        step = float(_TYPICAL @ beta)
+        spread = float(np.sqrt(max(_TYPICAL @ covariance @ _TYPICAL, 0.0))) / step
+        return SheetEstimate(beta, stderr, status, spread)
+
+    def _seen(self, evidence: Evidence) -> Evidence:
+        return evidence.without_prefill() if self.terms.hides_hits else evidence
+
+    def _held(self, learner: RlsLearner) -> Evidence:
+        """Rows without weights, weighed by what is expected, which they move."""
+        held = learner.startup.held
+        assert held is not None  # noqa: S101  rows are held until they have weights
+        if self.terms.hides_hits:
+            held = held.slice(0, len(held))
+            held.x = held.x.copy()
+            held.x[:, 1] = 0.0
+        expected = estimate(self.terms, self._known, self._mean, self._sd)
+        for _ in range(_PASSES):
+            evidence = evidence_of_held(held, self.terms.beta(expected.theta), self._covariance(expected))
+            expected = self._estimate(evidence)
+        return evidence
+
+    def _estimate(self, evidence: Evidence | None) -> Estimate:
+        whole = self._known if evidence is None else evidence if self._known is None else evidence.plus(self._known)
+        return estimate(self.terms, whole, self._mean, self._sd)
+
+    def _covariance(self, found: Estimate) -> Floats:
+        covariance: Floats = self.terms.matrix @ found.covariance @ self.terms.matrix.T
+        return covariance
+
+
+def _alone(a: Floats) -> Floats:
+    """Standard errors by the rows alone, (4,); infinite where they say nothing."""
+    scale = 1.0 / np.sqrt(np.where(a.diagonal() > 0.0, a.diagonal(), 1.0))
+    inverse = np.linalg.inv(a * scale * scale[:, None] + _SINGULAR * np.eye(len(a)))
+    alone: Floats = np.sqrt(inverse.diagonal()) * scale
+    return np.where(a.diagonal() > 0.0, alone, np.inf)

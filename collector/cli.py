@@ -166,7 +166,12 @@ def _add_evaluate_arguments(evaluate: argparse.ArgumentParser) -> None:
         help="part of each to learn from (0.6)",
     )
     evaluate.add_argument("--systems", default="", metavar="NAMES", help="comma-separated; default: all nine")
-    evaluate.add_argument("--leave-out", default="", choices=["config", "model", "workload"], help="what donors lack")
+    evaluate.add_argument(
+        "--leave-out",
+        default="",
+        choices=["config", "gpu", "model", "quantization", "workload"],
+        help="what donors lack",
+    )
     evaluate.set_defaults(command=_evaluate)
 
 

@@ -31,14 +31,11 @@ from online.target import (
     merge_target,
     succeed_target,
 )
-from online.transfer import ConfigPlaces, Donor, DonorPool, Priors, donor_of, priors_of
+from online.transfer import ConfigPlaces, Donor, DonorPool, Priors, donors_of, priors_of
 
 from .rows import Lane, RowBlock, RowOutcome, Target
 from .snapshot import TargetSnapshot
 from .state import LEARNERS, Count, Image, Lineage, LineageLedger, StateError, decode, encode, saved
-
-TOLD_BY_SHEET = (Target.STEP_TIME.value, "portable")
-"""Target and feature set whose prior is the data sheet's; no donor's coefficients are put before it."""
 
 
 @dataclass
@@ -135,12 +132,8 @@ class Bank:
         known = self._facts.setdefault(config_id, {})
         known.update(facts)
         self._forget_unlearned()
-        if config_id not in self._priors:
-            priors = self.pool.same_machine(known)
-            if self.pool.sheet_prior(config_id, known) is not None:
-                priors = {key: prior for key, prior in priors.items() if key[:2] != TOLD_BY_SHEET}
-            if priors:
-                self._set_priors(config_id, priors)
+        if config_id not in self._priors and (priors := self.pool.same_machine(known)):
+            self._set_priors(config_id, priors)
         for state in self._configs.get(config_id, {}).values():
             self._offer(config_id, state)
 
@@ -195,15 +188,8 @@ class Bank:
 
     def statistics(self, config_id: str) -> list[Donor]:
         """What one configuration knows, per target and feature set, to be pooled with others."""
-        donors: list[Donor] = []
-        for state in self._configs[config_id].values():
-            for learner in copy.deepcopy(state).publishers():
-                prior = learner.donation()
-                if learner.started:
-                    learner.refit(release=True)
-                donor = donor_of(config_id, self.facts(config_id), learner, prior)
-                donors += [] if donor is None else [donor]
-        return donors
+        learners = [each for state in self._configs[config_id].values() for each in copy.deepcopy(state).publishers()]
+        return donors_of(config_id, self.facts(config_id), learners)
 
     def facts(self, config_id: str) -> Facts:
         """What is known of a configuration."""
@@ -224,9 +210,8 @@ class Bank:
 
     def targets(self, config_id: str) -> dict[str, TargetSnapshot]:
         """What is published of a configuration now, partial blocks included."""
-        snapshots: dict[str, TargetSnapshot] = {}
-        if (by_sheet := self.foretold(config_id)) is not None:
-            snapshots[Target.STEP_TIME.value] = by_sheet
+        by_sheet = self.foretold(config_id)
+        snapshots = {} if by_sheet is None else {Target.STEP_TIME.value: by_sheet}
         for target, state in self._configs.get(config_id, {}).items():
             flushed = copy.deepcopy(state)
             flushed.flush()
@@ -238,9 +223,9 @@ class Bank:
 
     def foretold(self, config_id: str) -> TargetSnapshot | None:
         """The step time of a configuration that has no row of it yet, by its sheet; None without one."""
-        if Target.STEP_TIME in self._configs.get(config_id, {}) or TOLD_BY_SHEET[1] not in self.settings.feature_sets:
-            return None
-        return foretold(self.pool.sheet_prior(config_id, self._facts.get(config_id, {})))
+        known = self._facts.get(config_id, {})
+        learned = Target.STEP_TIME in self._configs.get(config_id, {})
+        return None if learned else foretold(self.pool.sheet_prior(config_id, known), self.settings)
 
     def history(self, config_id: str) -> StepHistory | None:
         """Last rows of a configuration's steps and the course of their coefficients, without the partial block."""

@@ -1,10 +1,12 @@
 """Leave one out: how well what others learned predicts a configuration that taught nothing, or next to nothing.
 
-For each capture, the donors are those of other configurations (``config``), models (``model``) or just the other
-recordings (``workload``). Each donor is one learner's statistics, pooled as ``tracefit donors`` does; the left-out
-capture's scored part is predicted with nothing of its own (zero-shot), and after its first 20 and 100 rows.
+For each capture, the donors are those of other configurations (``config``), models (``model``), GPUs (``gpu``),
+quantizations (``quantization``) or just the other recordings (``workload``). The left-out capture's scored part is
+predicted with nothing of its own (zero-shot), and after its first 20, 100 and 300 rows.
 
-Variants of the sources run beside: HFD-TL with its base frozen, RECE by its specialists, BSR-ARD by a bias and a scale.
+``portable`` is told by the data sheet and by the overheads that donors share, as live; the other systems start from
+statistics pooled over donors. Variants of the sources run beside: HFD-TL with its base frozen, RECE by its specialists,
+BSR-ARD by a bias and a scale.
 """
 
 from __future__ import annotations
@@ -15,16 +17,26 @@ import msgspec
 import numpy as np
 
 from collector.identity import IDENTITY, Fact
-from online import Target
+from online import Floats, Quality, Target
 from online.features.systems import BSR_ARD, HFD_TL, PORTABLE, RECE, SYSTEMS, System
 from online.rls import Prior
-from online.transfer import Donor, bias_and_scale, donor_of, ensemble, frozen, pool, specialists
+from online.transfer import (
+    HIDES_HITS,
+    Donor,
+    DonorPool,
+    bias_and_scale,
+    donor_of,
+    ensemble,
+    frozen,
+    pool,
+    specialists,
+)
 
 from .captures import Capture
 from .fits import ape, learn, predict
 
 STEP = Target.STEP_TIME
-FIRST_ROWS = (20, 100)
+FIRST_ROWS = (20, 100, 300)
 _ARCHITECTURE = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "num_experts")
 
 ALL: tuple[System, ...] = (PORTABLE, *SYSTEMS)
@@ -45,6 +57,8 @@ def group(capture: Capture, key: str) -> str:
     """What is left out together with this capture."""
     if key == "workload":
         return capture.name
+    if key in ("gpu", "quantization"):
+        return str(capture.facts.get(key, "none" if key == "quantization" else capture.name))
     names = (*(IDENTITY if key == "config" else ("model",)), *_ARCHITECTURE)
     known = {name: capture.facts[name] for name in names if name in capture.facts}
     return str(sorted(known.items())) if known else capture.name
@@ -73,10 +87,18 @@ def _donor(system: System, capture: Capture) -> Donor | None:
     if features is None:
         return None
     model = learn(features, capture.full[STEP].rows)
-    return None if model is None else donor_of(capture.name, capture.facts, model)
+    return None if model is None else donor_of(capture.name, _facts_of(capture), model)
+
+
+def _facts_of(capture: Capture) -> dict[str, Fact]:
+    """With what its telemetry hides."""
+    requests = bool((capture.full[STEP].rows.quality == Quality.REQUESTS).any())
+    return {**capture.facts, HIDES_HITS: requests and capture.facts.get("enable_prefix_caching") is not False}
 
 
 def _variants(system: System, capture: Capture, donors: Sequence[Donor]) -> list[Transfer]:
+    if system is PORTABLE:
+        return _by_sheet(capture, donors)
     facts: dict[str, Fact] = capture.facts
     pooled = pool(system, STEP, donors)
     prior = None if pooled is None else pooled.prior(facts)
@@ -95,6 +117,28 @@ def _variants(system: System, capture: Capture, donors: Sequence[Donor]) -> list
     if system is BSR_ARD:
         found.append(_bias_and_scale(system, capture, len(donors), prior))
     return found
+
+
+def _by_sheet(capture: Capture, donors: Sequence[Donor]) -> list[Transfer]:
+    """``portable`` as a sidecar with these donors publishes it; nothing without a data sheet."""
+    known, features, rows = DonorPool(len(donors)), PORTABLE.live(STEP, {}), capture.scored(STEP)
+    known.add(donors)
+    prior = known.sheet_prior("", _facts_of(capture))
+    if prior is None or features is None or not len(rows):
+        return []
+
+    def error(beta: Floats) -> float:
+        return float(ape(features.evaluate(rows) @ beta, rows.elapsed_us).mean())
+
+    after, cold = {}, {}
+    for count in FIRST_ROWS:
+        model = learn(features, capture.learned[STEP].slice(0, min(count, len(capture.learned[STEP]))))
+        if model is not None:
+            own, told = model.members.slow.beta[: len(features)], prior.after(model)
+            after[str(count)], cold[str(count)] = error(own if told is None else told.beta), error(own)
+    zero = error(prior.before().beta)
+    count = len(donors)
+    return [Transfer(system="portable", variant="sheet", donors=count, zero_shot=zero, after=after, cold=cold)]
 
 
 def _transfer(

@@ -1,4 +1,4 @@
-"""Tokens per KV block: the running ratio of exact context to blocks of one engine."""
+"""Tokens per KV block, and the share of the cache that tokens fill: running ratios of one engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from online.state import saved
 class BlockRatio:
     """Context tokens per KV block in use: the running ratio where the context is exact, else a fact (block size).
 
-    ``context_tokens`` and ``blocks`` are sums over the same steps.
+    ``context_tokens``, ``blocks`` and ``usage`` (of the whole cache) are sums over the same steps.
     """
 
     STATE = saved("block_ratio")
@@ -26,6 +26,19 @@ class BlockRatio:
     event_from_unix_ns: int = 0
     context_tokens: float = 0.0
     blocks: float = 0.0
+    usage: float = 0.0
+    fact_blocks: float | None = None
+    """Blocks of the whole cache."""
+
+    def usage_by(self, tokens: Floats) -> Floats:
+        """Share of the cache that so many tokens fill, (m,); NaN while nothing is known of its size."""
+        if self.usage > 0.0 and self.context_tokens > 0.0:
+            per_token = self.usage / self.context_tokens
+        elif self.fact_tokens and self.fact_blocks:
+            per_token = 1.0 / (self.fact_tokens * self.fact_blocks)
+        else:
+            return np.full(len(tokens), np.nan)
+        return np.asarray(np.clip(tokens * per_token, 0.0, 1.0))
 
     def estimate(self, steps: StepColumns) -> Floats:
         """Decode context from blocks in use, shape (m,); NaN while nothing is known.

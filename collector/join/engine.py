@@ -209,6 +209,7 @@ class Engine:
     def configure(self) -> None:
         """The facts have changed: hand those that rows depend on to the sequences."""
         self.ratio.fact_tokens = self.facts.number("block_size")
+        self.ratio.fact_blocks = self.facts.number("num_gpu_blocks")
         for process in self.processes:
             _teach_facts(process.sequence, self.facts)
 

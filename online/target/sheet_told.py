@@ -7,8 +7,9 @@ from online.rows import Target
 from online.snapshot import TargetSnapshot
 from online.transfer import SheetEstimate, SheetPrior, evidence_of
 
-from .learners import Learner, publishes
+from .learners import RLS, Learner, publishes
 from .published_prediction import SHAPED
+from .settings import BankSettings
 
 Columns = tuple[tuple[str, str], ...]
 
@@ -25,10 +26,10 @@ def told_by_sheet(prior: SheetPrior | None, learner: Learner | None) -> SheetEst
     return prior.after(learner)
 
 
-def foretold(prior: SheetPrior | None) -> TargetSnapshot | None:
+def foretold(prior: SheetPrior | None, settings: BankSettings) -> TargetSnapshot | None:
     """The step time of a configuration of which no row was learned; None without a sheet."""
     features = build(SHAPED, Target.STEP_TIME, {})
-    if prior is None or features is None:
+    if prior is None or features is None or SHAPED not in settings.feature_sets or RLS not in settings.learners:
         return None
     told = prior.before()
     model = told.model(None, columns_of(features))

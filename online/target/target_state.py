@@ -230,7 +230,7 @@ class TargetState:
                     snapshot = with_jackknife(snapshot, model, self.matrix.view(self.windows.rows, model.features.name))
                 models[name] = snapshot
         if told is not None and SHAPED not in models:
-            return foretold(self.sheet_prior)
+            return foretold(self.sheet_prior, self.settings)
         if told is not None:
             models[SHAPED] = told.model(models[SHAPED], columns_of(self.models[SHAPED].features))
         champion = self._champion(models)

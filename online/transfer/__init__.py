@@ -6,7 +6,7 @@ from .capped_evidence import evidence_of
 from .config_places import ConfigPlaces
 from .configuration_space import configuration_vector, coverage, ensemble, measure_next, specialists
 from .pool import DonorPool, Priors, priors_of
-from .population import Donor, bias_and_scale, donor_of, frozen, pool
+from .population import Donor, bias_and_scale, donor_of, donors_of, frozen, pool
 from .selection import select, selection_strata
 from .sheet_estimate import SheetEstimate, SheetPrior
 from .sheet_terms import HIDES_HITS
@@ -23,6 +23,7 @@ __all__ = [
     "configuration_vector",
     "coverage",
     "donor_of",
+    "donors_of",
     "ensemble",
     "evidence_of",
     "frozen",

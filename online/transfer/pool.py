@@ -28,6 +28,8 @@ from .sheet_terms import Population, terms_of
 Priors = dict[tuple[str, str, tuple[str, ...]], Prior]
 """By target, feature set and its columns."""
 
+_BY_SHEET = (Target.STEP_TIME.value, PORTABLE.name)
+"""What is told by the data sheet where there is one: no donor's coefficients are put before that."""
 _ALIKE = ("model", "gpu", "tensor_parallel_size")
 
 
@@ -95,7 +97,10 @@ class DonorPool:
         if "model" not in facts or not donors:
             return {}
         nearest = max(donors, key=lambda donor: sum(donor.facts.get(k) == v for k, v in facts.items()))
-        return priors_of([donor for donor in donors if donor.config_id == nearest.config_id])
+        priors = priors_of([donor for donor in donors if donor.config_id == nearest.config_id])
+        if terms_of(facts) is not None:
+            priors = {key: prior for key, prior in priors.items() if key[:2] != _BY_SHEET}
+        return priors
 
     def prior(self, name: str, target: Target, facts: Facts) -> Prior | None:
         """A prior for one set of a new configuration; None without donors that say anything of it."""

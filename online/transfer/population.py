@@ -16,7 +16,7 @@ Reference: Raina et al., Constructing informative priors using transfer learning
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,6 +79,18 @@ def donor_of(config_id: str, facts: Facts, learner: RlsLearner, prior: Prior | N
         prior,
         evidence_of(learner),
     )
+
+
+def donors_of(config_id: str, facts: Facts, learners: Iterable[RlsLearner]) -> list[Donor]:
+    """What learners of one configuration know; rows that they hold become statistics."""
+    donors: list[Donor] = []
+    for learner in learners:
+        prior = learner.donation()
+        if learner.started:
+            learner.refit(release=True)
+        donor = donor_of(config_id, facts, learner, prior)
+        donors += [] if donor is None else [donor]
+    return donors
 
 
 def matrix(system: System, target: Target, facts: Facts, names: Sequence[str]) -> tuple[tuple[str, ...], Floats] | None:

@@ -4,9 +4,10 @@
     theta = argmin (theta' A theta - 2 b' theta) / 2 + sum_j (theta_j - mu_j)^2 / (2 s_j^2)           q among them
     V    = M (A + S^-2)^-1 M'   se_j = sqrt V_jj
 
-It is there from the first second (A = 0). Once there are rows, it takes over from the learner's own coefficients where
-those cannot tell context from requests (vif > 10), unless the rows contradict the sheet: where it misfits them by 5 %
-more than their own fit and twice as much, the machine is not what the sheet says, and the own fit stands.
+It is there from the first second (A = 0). Later it takes over from the learner's own coefficients while rows are held,
+and where those cannot tell context from requests or prefill (vif > 10), unless the rows contradict the sheet: where it
+misfits them twice as much as their own fit, and by 5 % and 1 / (2 sqrt(rows held)) more, the machine is not what the
+sheet says, and the own fit stands.
 
 Status of a coefficient, by what the data alone say:
 
@@ -85,14 +86,16 @@ class SheetPrior:
         """What to publish in place of what was learned; None where that stands on its own."""
         if not learner.started:
             return self.before()
-        vif = np.nan_to_num(learner.diagnosis().vif[:COLUMNS], nan=np.inf)
-        if not vif[_TOLD].max() > _VIF_MAX:
+        vif, held = np.nan_to_num(learner.diagnosis().vif[:COLUMNS], nan=np.inf), learner.startup.held
+        columns = _TOLD if self.terms.hides_hits else slice(None)
+        if held is None and not vif[columns].max() > _VIF_MAX:
             return None
         found = evidence_of(learner)
         evidence = self._held(learner) if found is None else self._seen(found)
         told = self._told(evidence, vif)
         own = evidence.misfit(learner.members.slow.beta[:COLUMNS])
-        return None if evidence.misfit(told.beta) > max(_WORSE * own, own + _MORE) else told
+        more = _MORE if held is None else _MORE + 0.5 / float(np.sqrt(len(held)))
+        return None if evidence.misfit(told.beta) > max(_WORSE * own, own + more) else told
 
     def _told(self, evidence: Evidence | None, vif: Floats) -> SheetEstimate:
         """The estimate as it is published."""

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -21,7 +22,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 
 from collector.config.learning_config import JoinConfig
-from collector.config.load import load
 from collector.config.schema import Config
 from collector.evaluate.captures import load as load_capture
 from collector.evaluate.fits import NINE, ape, design, identifiable, learn, predict
@@ -30,15 +30,17 @@ from collector.identity.knowledge import Knowledge
 from collector.recordings.reader import Recording, TimedExport, merged
 from collector.worker.build import make_pipeline
 from collector.worker.pipeline import Pipeline
+from online.bank import Bank
 from online.features.registry import build
 from online.features.systems import SYSTEMS
 from online.rows import STEP_FEATURES, RowBlock, Target
 from online.snapshot import Snapshot
 from online.transfer import population as transfer
 from tests.bench.outside import Outside, add_arguments, outside_of
-from tests.support.paths import DATA
+from tests.support.models import configured, knowledge_of_captures
 from tests.support.recordings import otlp_file
 from tests.support.roofline_steps import MACHINES, WARM_UP_STEPS, Segment, Stream, simulate
+from tests.support.thinned import thinned_step_rows
 
 STEP = Target.STEP_TIME
 SEEN = (Segment(0.25, "chat", 0.5), Segment(0.25, "code", 0.8), Segment(0.2, "chat", 0.3), Segment(0.15, "chat", 1.1),
@@ -138,37 +140,6 @@ def cost_of_a_prediction() -> None:
     print(verdict("slowest system, us", slowest, 1000.0))
 
 
-def knowledge_of_captures() -> Knowledge:
-    """The captures' models and machine, as a user would configure them."""
-    models = DATA / "models"
-    knobs = {
-        "gpu": "cpu-capture",
-        "dtype": "float32",
-        "max_num_seqs": 32,
-        "max_num_batched_tokens": 2048,
-        "max_model_len": 2048,
-        "block_size": 32,
-    }
-    tree = {
-        "configurations": {
-            "hardware_file": str(models / "hardware.json"),
-            "rules": [
-                {"facts": knobs, "model_config": str(models / "modelB.config.json")},
-                {"match": {"recording": "*c9_dp2*"}, "model_config": str(models / "tinyA.config.json")},
-            ],
-        }
-    }
-    return Knowledge(configured(tree).configurations)
-
-
-def configured(tree: dict) -> Config:
-    """A configuration as its file would say it."""
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        json.dump(tree, file)
-        file.flush()
-        return load(Path(file.name), {})
-
-
 def cost_of_an_evaluation(knowledge: Knowledge) -> None:
     """All nine systems on one capture of 2,400 steps."""
     start = time.process_time()
@@ -228,38 +199,91 @@ def learned(paths: list[Path], pipeline: Pipeline) -> Pipeline:
     return pipeline
 
 
+ROWS_OF_A_NEW_ONE = (0, 100, 300, 1000)
+
+
 def h100_request_tables(outside: Outside) -> None:
-    """Leave one workload out per model: learned from the others of it, prior from data sheets and donor models."""
+    """Leave one workload out, then one model: learned by the product from request spans, then replayed."""
     configs, replay = outside.experiments(), outside.replay()
-    print("\nH100 request tables, leave one workload out per model, replayed: mean E2E error %, without prior / with")
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        tables = {}
-        for experiment in configs:
-            tables[experiment] = outside.as_otlp(experiment, directory / f"{experiment}.pb.gz")
-        models = {experiment: config["model_short"] for experiment, config in configs.items()}
-        tree = {"learners": ["rls"], "feature_sets": ["portable", "physics"]}
-        tree["configurations"] = {"rules": model_rules(configs, directory)}
-        states = {}
-        for model in sorted(set(models.values())):
-            mine = [tables[e] for e, m in models.items() if m == model]
-            states[model] = directory / f"{model}.bin"
-            states[model].write_bytes(learned(mine, make_pipeline(configured(tree))).state())
-        errors: dict[str, float] = {}
-        for experiment, model in models.items():
-            others = [tables[e] for e, m in models.items() if m == model and e != experiment]
-            donors = [str(path) for other, path in states.items() if other != model]
-            cells = []
-            for chosen in ([], donors):
-                snapshot = learned(others, make_pipeline(configured({**tree, "donors": chosen}))).snapshot(1, 1)
-                form = replay.from_tracefit(json.loads(snapshot.to_json()))
-                with contextlib.redirect_stdout(None):
-                    found = replay.evaluate(form, only=experiment)
-                cells.append(100 * abs(found[experiment]["e2e"]) if experiment in found else float("nan"))
-            print(f"  {experiment:<46} {cells[0]:6.1f} / {cells[1]:6.1f}", flush=True)
-            errors[experiment] = cells[1]
-    usual = [error for experiment, error in errors.items() if "reasoning" not in experiment]
-    print(verdict("non-reasoning runs, mean |E2E error|, %", float(np.mean(usual)), 10.0))
+        tree = {"learners": ["rls"], "feature_sets": ["portable"]}
+        config = configured({**tree, "configurations": {"rules": model_rules(configs, directory)}})
+        tables = {
+            experiment: request_table(outside.as_otlp(experiment, directory / f"{experiment}.pb.gz"), config)
+            for experiment in configs
+        }
+    models = {experiment: shape["model_short"] for experiment, shape in configs.items()}
+
+    def learned_from(chosen: list[str], donors: list[bytes] = (), count: int | None = None) -> Bank:
+        bank = Bank(config)
+        for state in donors:
+            bank.add_donors(state)
+        for experiment in chosen:
+            facts, rows = tables[experiment]
+            bank.describe("one", facts)
+            bank.learn("one", STEP, rows if count is None else rows.slice(0, count))
+        return bank
+
+    def error(experiment: str, bank: Bank) -> float:
+        published = bank.targets("one")["step_time"].models["portable"].features
+        beta = {feature.name: feature.coefficient for feature in published}
+        form = replayed_form(**beta)
+        with contextlib.redirect_stdout(None):
+            found = replay.evaluate({"configs": {experiment: form}}, only=experiment)
+        return 100 * found[experiment]["e2e"]
+
+    states = {m: learned_from([e for e, own in models.items() if own == m]).state() for m in set(models.values())}
+    print("\nH100 request tables, replayed with alpha 0, E2E error %: workload left out, with donors and without;")
+    print(f"model left out, after {ROWS_OF_A_NEW_ONE} rows of its own")
+    left_out, new = {}, []
+    for experiment, model in models.items():
+        donors = [states[other] for other in sorted(states) if other != model]
+        others = [e for e, own in models.items() if own == model and e != experiment]
+        cells = [error(experiment, learned_from(others, lent)) for lent in (donors, ())]
+        cells += [error(experiment, learned_from([experiment], donors, count)) for count in ROWS_OF_A_NEW_ONE]
+        print(f"  {experiment[16:]:<34}" + " ".join(f"{cell:7.1f}" for cell in cells), flush=True)
+        left_out[experiment] = abs(cells[0])
+        new.append(np.abs(cells[2:]))
+    judge_left_out(left_out, np.array(new))
+
+
+def judge_left_out(left_out: dict[str, float], new: np.ndarray) -> None:
+    """Errors of tables whose workload was left out, and (tables, rows) of those whose model was."""
+    reasoning = [value for experiment, value in left_out.items() if "reasoning" in experiment]
+    usual = [value for experiment, value in left_out.items() if "reasoning" not in experiment]
+    print(verdict("workload left out, ordinary, mean %", float(np.mean(usual)), 2.0))
+    print(verdict("workload left out, reasoning, mean %", float(np.mean(reasoning)), 8.0))
+    print(verdict("model left out, zero rows, median %", float(np.median(new[:, 0])), 6.0))
+    for column, (rows, limit) in enumerate(((100, 5.0), (300, 5.0), (1000, 3.0)), 1):
+        print(verdict(f"model left out, {rows} rows, mean %", float(new[:, column].mean()), limit))
+    print(verdict("100 or 300 rows worse than none, worst, points", float((new[:, 1:3] - new[:, :1]).max()), 5.0))
+
+
+def replayed_form(
+    intercept: float = 0.0, prefill_tokens: float = 0.0, decode_context_tokens: float = 0.0, requests: float = 0.0
+) -> dict:
+    """Coefficients of ``portable`` as the replay takes them: a decoding request adds itself and a token of context."""
+    beta = {"intercept": intercept, "prefill_tokens": prefill_tokens, "n_prefill": requests}
+    beta |= {"decode_tokens": requests + decode_context_tokens, "decode_ctx_tokens": decode_context_tokens}
+    return {"kind": "linear", "alpha": {}, "beta": beta}
+
+
+def request_table(path: Path, config: Config) -> tuple[dict, RowBlock]:
+    """Facts and step rows of a request table in order of time, as the product makes them."""
+    pipeline = make_pipeline(config)
+    blocks: list[RowBlock] = []
+    facts: dict = {}
+
+    def take(_config_id: str, target: Target, rows: RowBlock, *_rest: object) -> Counter:
+        blocks.extend([rows] if target is STEP else [])
+        return Counter()
+
+    pipeline._bank.learn = take
+    pipeline._bank.describe = lambda _config_id, told: facts.update(told)
+    learned([path], pipeline)
+    rows = RowBlock.concatenate(blocks)
+    return facts, rows.take(np.argsort(rows.end_ns, kind="stable"))
 
 
 def model_rules(configs: dict, directory: Path) -> list[dict]:
@@ -296,7 +320,21 @@ def simulated(_outside: Outside) -> None:
 
 def recordings(_outside: Outside) -> None:
     """What bundled recordings can say."""
+    rows_at_less_telemetry()
     cost_of_an_evaluation(knowledge_of_captures())
+
+
+def rows_at_less_telemetry() -> None:
+    """Rows that every system learns of those that ``portable`` learns, sampled at 10 % and from journeys alone."""
+    print("\nStep rows at less telemetry")
+    for name in ("c1_mixed", "c5_offload", "c6_saturated", "c10_long"):
+        for percent in (10, 0):
+            pipeline = Pipeline(Config(), "bench", knowledge_of_captures())
+            facts, rows = thinned_step_rows(pipeline, otlp_file(name), percent)
+            learned = {system: len(design(build(system, STEP, facts), rows)) for system in NINE}
+            least = 100 * min(learned.values()) / learned["portable"]
+            what = f"{name}, {percent} % of {learned['portable']} rows: lost by some system, %"
+            print("  " + verdict(what, 100 - least, 5.0))
 
 
 def scorer(outside: Outside) -> None:

@@ -43,6 +43,8 @@ class CountingProcessor:
     def revision(self) -> tuple[int, int]:
         return self.learned_rows, self.engines
 
+    foretells = False
+
     def take_counts(self) -> Counts:
         return Counts()
 

@@ -195,7 +195,7 @@ class RequestSequence:
         raw[:, _COLUMN["decode_requests"]] = decoding
         raw[:, _COLUMN["decode_tokens"]] = decoding
         raw[:, _COLUMN["decode_context_tokens"]] = context
-        raw[:, _COLUMN["requests"]] = decoding + prefilling[::2]
+        raw[:, _COLUMN["requests"]] = raw[:, _COLUMN["running"]] = decoding + prefilling[::2]
         n = len(requests)
         return RowBlock(
             raw=raw,

@@ -40,6 +40,7 @@ class Sums:
     summary_requests: float = 0.0
     steps: float = 0.0
     holes: float = 0.0
+    usage: float = 0.0
 
     def fold(self, other: Sums) -> None:
         """Decay, then add a block."""
@@ -72,6 +73,7 @@ class Habits:
         context = np.where(snapped, cells["snapshot_context_tokens"], counts.context_tokens)
         block.context_tokens += float(context[exact].sum())
         block.blocks += float((steps["kv_blocks_total"] - steps["kv_blocks_free"])[exact].sum())
+        block.usage += float(np.nan_to_num(steps["kv_usage_ratio"][exact]).sum())
 
     def missing_steps(self, cells: Cells) -> int:
         """Steps about to be learned whose summary never came, from the first on that did: without one, none."""
@@ -86,6 +88,7 @@ class Habits:
         self._block = Sums()
         self.settled = True
         self.ratio.context_tokens, self.ratio.blocks = self._past.context_tokens, self._past.blocks
+        self.ratio.usage = self._past.usage
 
     @property
     def hole_scale(self) -> float:

@@ -2,7 +2,8 @@
 
 A step with a summary takes everything from it but the decode context, which a summary does not carry: that comes from
 the source decided for the engine (exact attributes, journeys, KV blocks). A step without a summary is rebuilt from
-journeys. What is not known is NaN; nothing is interpolated.
+journeys: so are the requests that run in it, and how full their contexts leave the cache, where its size is known. What
+is not known is NaN; nothing is interpolated.
 """
 
 from __future__ import annotations
@@ -113,12 +114,13 @@ def step_features(
     )
     out["prefill_attention"] = _prefill_attention(steps, cells, counts, source, hole_scale)
     used = steps["kv_blocks_total"] - steps["kv_blocks_free"]
+    held = counts.context_tokens + counts.prefill_tokens
+    out["running"] = np.where(seen, steps["running"], out["requests"])
+    out["kv_usage_ratio"] = np.where(seen, steps["kv_usage_ratio"], ratio.usage_by(held * hole_scale))
     for name, column in (
-        ("running", steps["running"]),
         ("waiting", steps["waiting"]),
         ("preempted", steps["preempted"]),
         ("finished", steps["finished"]),
-        ("kv_usage_ratio", steps["kv_usage_ratio"]),
         ("kv_blocks_used", used),
     ):
         out[name] = np.where(seen, column, np.nan)

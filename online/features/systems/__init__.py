@@ -25,7 +25,6 @@ for _system in SYSTEMS:
 __all__ = [
     "BSR_ARD",
     "HFD_TL",
-    "PHYSICS",
     "PORTABLE",
     "RECE",
     "RESIDUAL",

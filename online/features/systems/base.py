@@ -122,6 +122,16 @@ def pairs(raw: Raw) -> Floats:
     return np.where(np.isnan(known), prefill * prefill / (2.0 * np.maximum(raw["prefill_requests"], 1.0)), known)
 
 
+def usage(raw: Raw) -> Floats:
+    """Share of the KV cache in use; 0 where nobody told: such a row is learned without it."""
+    return np.nan_to_num(raw["kv_usage_ratio"])
+
+
+def moved_blocks(raw: Raw, name: str) -> Floats:
+    """KV blocks that were moved or evicted; 0 where no event was told."""
+    return np.nan_to_num(raw[name])
+
+
 def ratio(numerator: Floats, denominator: Floats) -> Floats:
     """0 where there is nothing to divide by: an empty step has no share of anything."""
     return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator != 0.0)

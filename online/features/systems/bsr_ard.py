@@ -11,7 +11,7 @@ from online.features.columns import Column
 from online.features.sheets import Sheet
 from online.rows import Target
 
-from .base import System, column, pairs, ratio, tokens
+from .base import System, column, pairs, ratio, tokens, usage
 from .physics import has_prefill, hinge, moved_us
 from .rece import RECE, step_columns
 
@@ -36,7 +36,7 @@ def _step(sheet: Sheet | None) -> tuple[Column, ...] | None:
         column("t_pfattn", lambda raw: pairs(raw) * sheet.pair_us, _BSR, "us/us"),
         column("requests", "requests", _BSR, "us/request"),
         column("mix", lambda raw: ratio(raw["prefill_tokens"] * raw["decode_tokens"], tokens(raw) ** 2), _BSR),
-        column("usage_decode", lambda raw: raw["kv_usage_ratio"] * raw["decode_tokens"], _BSR, "us/token"),
+        column("usage_decode", lambda raw: usage(raw) * raw["decode_tokens"], _BSR, "us/token"),
     )
 
 

@@ -15,7 +15,7 @@ from online.features.columns import Column
 from online.features.sheets import Sheet
 from online.rows import Target
 
-from .base import System, column, constant, intercept, tokens
+from .base import System, column, constant, intercept, tokens, usage
 
 RESIDUAL = frozenset({"intercept", "usage_squared", "queue_squared"})
 """Columns of stage 2."""
@@ -32,7 +32,7 @@ def _step(sheet: Sheet | None) -> tuple[Column, ...] | None:
         column("t_prefill", lambda raw: raw["prefill_tokens"] * sheet.token_us, _HFD, "us/us"),
         column("t_decode_kv", lambda raw: raw["decode_tokens"] * sheet.kv_token_us, _HFD, "us/us"),
         column("budget_share", lambda raw: tokens(raw) / budget, _HFD),
-        column("usage_squared", lambda raw: raw["kv_usage_ratio"] ** 2, _HFD),
+        column("usage_squared", lambda raw: usage(raw) ** 2, _HFD),
         constant("inverse_tp", 1.0 / sheet.tp, _HFD),
         constant("experts", sheet.model.experts / 8.0, _HFD),
         constant("offload", float(sheet.offload), _HFD),
@@ -46,7 +46,7 @@ def _request(sheet: Sheet | None) -> tuple[Column, ...] | None:
     return (
         intercept(_HFD),
         column("queue", lambda raw: raw["waiting"] / seats, _HFD),
-        column("usage", lambda raw: raw["kv_usage_ratio"], _HFD),
+        column("usage", usage, _HFD),
         column("prompt", lambda raw: raw["prompt_tokens"] / longest, _HFD),
         column("queue_squared", lambda raw: (raw["waiting"] / seats) ** 2, _HFD),
         constant("inverse_tp", 1.0 / sheet.tp, _HFD),

@@ -29,7 +29,7 @@ from online.features.columns import Column, Raw
 from online.features.sheets import Sheet
 from online.rows import Floats, Target
 
-from .base import System, column, ratio, tokens
+from .base import System, column, moved_blocks, ratio, tokens, usage
 
 BAND = 0.05
 """Half width of the zone around a boundary in which two experts share a row."""
@@ -46,7 +46,7 @@ def ramp(value: Floats, boundary: float, band: float = BAND) -> Floats:
 def step_gates(raw: Raw) -> dict[str, Floats]:
     """Weight of each beta regime, each (m,); they sum to 1. Unknown usage is NaN: the regime is not known."""
     share = ratio(raw["prefill_tokens"], tokens(raw))
-    saturation = ramp(raw["kv_usage_ratio"], 0.9)
+    saturation = ramp(usage(raw), 0.9)
     rest = 1.0 - saturation
     prefill, decode = rest * ramp(share, 0.7), rest * (1.0 - ramp(share, 0.3))
     return {"saturation": saturation, "prefill": prefill, "decode": decode, "mixed": rest - prefill - decode}
@@ -55,7 +55,7 @@ def step_gates(raw: Raw) -> dict[str, Floats]:
 def request_gates(raw: Raw) -> dict[str, Floats]:
     """Weight of each alpha regime; Q is a whole number, so the zone at 2 is between 2 and 3."""
     low = 1.0 - np.clip(raw["waiting"] - 2.0, 0.0, 1.0)
-    high = (1.0 - low) * ramp(raw["kv_usage_ratio"], 0.85)
+    high = (1.0 - low) * ramp(usage(raw), 0.85)
     return {"low": low, "high": high, "normal": 1.0 - low - high}
 
 
@@ -95,7 +95,7 @@ def _step(sheet: Sheet | None) -> tuple[Column, ...] | None:
     saturation: dict[str, tuple[str, RawFormula]] = {
         "tokens": ("us/us", lambda raw: tokens(raw) * byte),
         "fragmentation": ("us/token", lambda raw: fragmentation(raw, block) * tokens(raw)),
-        "pressure": ("us", lambda raw: 1.0 / (1.0 - np.clip(raw["kv_usage_ratio"], 0.0, 1.0) + 0.01)),
+        "pressure": ("us", lambda raw: 1.0 / (1.0 - np.clip(usage(raw), 0.0, 1.0) + 0.01)),
     }
     if sheet.model.moe:
         prefill["experts"] = ("us/us", lambda raw: sheet.model.experts_per_token * raw["prefill_tokens"] * flop)
@@ -103,13 +103,16 @@ def _step(sheet: Sheet | None) -> tuple[Column, ...] | None:
     host = sheet.host_bytes_per_us
     if sheet.offload and host is not None:
         transfer = block * sheet.model.kv_bytes_per_token / sheet.tp / host
-        decode["offload"] = ("us/us", lambda raw: (raw["offload_blocks"] + raw["restore_blocks"]) * transfer)
-        saturation["evictions"] = ("us/us", lambda raw: raw["evicted_blocks"] * transfer)
+        decode["offload"] = (
+            "us/us",
+            lambda raw: (moved_blocks(raw, "offload_blocks") + moved_blocks(raw, "restore_blocks")) * transfer,
+        )
+        saturation["evictions"] = ("us/us", lambda raw: moved_blocks(raw, "evicted_blocks") * transfer)
     mixed: dict[str, tuple[str, RawFormula]] = {
         "prefill": ("us/us", lambda raw: raw["prefill_tokens"] * flop),
         "decode": ("us/us", lambda raw: raw["decode_tokens"] * byte),
         "mix": ("us", lambda raw: ratio(raw["prefill_tokens"] * raw["decode_tokens"], tokens(raw) ** 2)),
-        "running_usage": ("us/request", lambda raw: raw["running"] * raw["kv_usage_ratio"]),
+        "running_usage": ("us/request", lambda raw: raw["running"] * usage(raw)),
     }
     return _experts(step_gates, {"saturation": saturation, "prefill": prefill, "decode": decode, "mixed": mixed})
 
@@ -130,9 +133,9 @@ def _request(sheet: Sheet | None) -> tuple[Column, ...] | None:
         {
             "low": {"prompt": ("us", lambda raw: raw["prompt_tokens"] / 1000.0)},
             "high": {
-                "pressure": ("us", lambda raw: 1.0 / (1.0 - np.clip(raw["kv_usage_ratio"], 0.0, 1.0) + 0.01)),
-                "waiting_usage": ("us/request", lambda raw: raw["waiting"] * raw["kv_usage_ratio"]),
-                "prompt_usage": ("us/token", lambda raw: raw["prompt_tokens"] * raw["kv_usage_ratio"]),
+                "pressure": ("us", lambda raw: 1.0 / (1.0 - np.clip(usage(raw), 0.0, 1.0) + 0.01)),
+                "waiting_usage": ("us/request", lambda raw: raw["waiting"] * usage(raw)),
+                "prompt_usage": ("us/token", lambda raw: raw["prompt_tokens"] * usage(raw)),
             },
             "normal": {
                 "waiting": ("us/request", lambda raw: raw["waiting"]),

@@ -20,7 +20,7 @@ from online.features.columns import Column, Raw
 from online.features.sheets import Sheet
 from online.rows import Floats, Target
 
-from .base import System, column, constant, ratio, tokens
+from .base import System, column, constant, ratio, tokens, usage
 
 EPSILON = 0.01
 _PICF = "PICF (source 3)"
@@ -42,7 +42,7 @@ def _step(sheet: Sheet | None) -> tuple[Column, ...] | None:
     if sheet.sm is not None:
         width = float(sheet.tp * sheet.sm)
         columns.append(column("tokens_per_sm", lambda raw: tokens(raw) / width, _PICF, "us/token"))
-    columns.append(column("usage_decode", lambda raw: raw["kv_usage_ratio"] * raw["decode_tokens"], _PICF, "us/token"))
+    columns.append(column("usage_decode", lambda raw: usage(raw) * raw["decode_tokens"], _PICF, "us/token"))
     return tuple(columns)
 
 
@@ -52,7 +52,7 @@ def _mix(raw: Raw) -> Floats:
 
 def pressure(raw: Raw) -> Floats:
     """1 / (1 - u + eps): grows without bound as the cache fills."""
-    return np.asarray(1.0 / (1.0 - np.clip(raw["kv_usage_ratio"], 0.0, 1.0) + EPSILON))
+    return np.asarray(1.0 / (1.0 - np.clip(usage(raw), 0.0, 1.0) + EPSILON))
 
 
 def _request(sheet: Sheet | None) -> tuple[Column, ...] | None:

@@ -16,7 +16,7 @@ from online.features.columns import Column
 from online.features.sheets import Sheet
 from online.rows import Target
 
-from .base import System, column, constant, intercept, tokens
+from .base import System, column, constant, intercept, moved_blocks, tokens, usage
 
 LINK_LATENCY_US = 9.0
 """Latency of a small all-reduce over NVLink; a constant factor within one configuration."""
@@ -37,10 +37,10 @@ def step_columns(sheet: Sheet, reference: str = _RECE) -> tuple[Column, ...] | N
         column("prefill_squared", lambda raw: (raw["prefill_tokens"] / budget) ** 2, reference),
         column("decode_squared", lambda raw: (raw["decode_tokens"] / budget) ** 2, reference),
         column("prefill_decode", lambda raw: raw["prefill_tokens"] * raw["decode_tokens"] / budget**2, reference),
-        column("prefill_usage", lambda raw: raw["prefill_tokens"] / budget * raw["kv_usage_ratio"], reference),
+        column("prefill_usage", lambda raw: raw["prefill_tokens"] / budget * usage(raw), reference),
         column("decode_running", lambda raw: raw["decode_tokens"] * raw["running"] / budget, reference, "us/request"),
-        column("usage", lambda raw: raw["kv_usage_ratio"], reference),
-        column("usage_squared", lambda raw: raw["kv_usage_ratio"] ** 2, reference),
+        column("usage", usage, reference),
+        column("usage_squared", lambda raw: usage(raw) ** 2, reference),
         constant("inverse_tp", 1.0 / sheet.tp, reference),
         constant("experts_per_token", sheet.model.experts_per_token / 8.0, reference),
         constant("offload", float(sheet.offload), reference),
@@ -64,8 +64,12 @@ def _links(sheet: Sheet, reference: str) -> list[Column]:
         columns.append(column("link_running", lambda raw: raw["running"] * latency, reference, "us/us"))
     if sheet.offload and host is not None:
         block_us = sheet.block_size * sheet.model.kv_bytes_per_token / sheet.tp / host
-        columns.append(column("t_offload", lambda raw: raw["offload_blocks"] * block_us, reference, "us/us"))
-        columns.append(column("t_restore", lambda raw: raw["restore_blocks"] * block_us, reference, "us/us"))
+        columns.append(
+            column("t_offload", lambda raw: moved_blocks(raw, "offload_blocks") * block_us, reference, "us/us")
+        )
+        columns.append(
+            column("t_restore", lambda raw: moved_blocks(raw, "restore_blocks") * block_us, reference, "us/us")
+        )
     return columns
 
 
@@ -77,14 +81,14 @@ def _request(sheet: Sheet | None) -> tuple[Column, ...] | None:
         intercept(_RECE),
         column("queue", lambda raw: raw["waiting"] / seats, _RECE),
         column("queue_squared", lambda raw: (raw["waiting"] / seats) ** 2, _RECE),
-        column("usage", lambda raw: raw["kv_usage_ratio"], _RECE),
-        column("usage_squared", lambda raw: raw["kv_usage_ratio"] ** 2, _RECE),
+        column("usage", usage, _RECE),
+        column("usage_squared", lambda raw: usage(raw) ** 2, _RECE),
         column("prompt", lambda raw: raw["prompt_tokens"] / longest, _RECE),
         column("prompt_squared", lambda raw: (raw["prompt_tokens"] / longest) ** 2, _RECE),
-        column("queue_usage", lambda raw: raw["waiting"] / seats * raw["kv_usage_ratio"], _RECE),
-        column("prompt_usage", lambda raw: raw["prompt_tokens"] / longest * raw["kv_usage_ratio"], _RECE),
+        column("queue_usage", lambda raw: raw["waiting"] / seats * usage(raw), _RECE),
+        column("prompt_usage", lambda raw: raw["prompt_tokens"] / longest * usage(raw), _RECE),
         column("seats", lambda raw: raw["running"] / seats, _RECE),
-        column("seats_usage", lambda raw: raw["running"] / seats * raw["kv_usage_ratio"], _RECE),
+        column("seats_usage", lambda raw: raw["running"] / seats * usage(raw), _RECE),
         constant("inverse_tp", 1.0 / sheet.tp, _RECE),
         constant("prefix", float(sheet.prefix), _RECE),
         constant("chunked", float(sheet.chunked), _RECE),

@@ -10,12 +10,9 @@ from collector.evaluate.donors import DonorOptions, possible, read_states
 from collector.identity.sheet_files import shipped_sheets
 from online.bank import Bank
 from online.features.registry import build
-from online.features.sheets.deployment import sheet_of
 from online.features.systems.physics import PHYSICS
-from online.rls import Prior
 from online.rows import Target
-from online.transfer.pool import DonorPool, project, typical_steps
-from online.transfer.population import with_phases
+from online.transfer.pool import DonorPool
 from tests.support.configurations import CONFIGS, rows_of
 
 STEP = Target.STEP_TIME
@@ -79,20 +76,6 @@ def test_the_pool_keeps_the_newest_configurations(states):
             pool.add(bank.statistics(config_id))
     assert len(pool) == 2
     assert {donor.config_id for donor in pool} == {"70b", "70b-tp8"}
-
-
-def test_a_projection_predicts_like_its_source_on_typical_steps():
-    facts = CONFIGS["70b"]
-    names = build("physics", STEP, facts).names
-    mean = np.array([{"intercept": 1500.0, "requests": 15.0, "layers_tp": 25.0}.get(name, 1.2) for name in names])
-    prior = with_phases(Prior(mean, 0.5 * mean), STEP)
-    projected = project(prior, facts)
-    rows = typical_steps(sheet_of(facts)[0])
-    physics, portable = build("physics", STEP, facts), build("portable", STEP, facts)
-    ratio = (portable.evaluate(rows) @ projected.mean[:4]) / (physics.evaluate(rows) @ prior.mean[: len(physics)])
-    assert np.sqrt(np.mean((ratio - 1) ** 2)) < 0.15
-    assert (projected.mean >= 0).all()
-    assert project(prior, {}) is None
 
 
 def test_the_command_pools_covers_and_says_what_to_measure_next(states, tmp_path, capsys):

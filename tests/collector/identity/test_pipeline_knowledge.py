@@ -4,7 +4,9 @@ import json
 
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 
+import tracefit
 from collector.config.identity_config import ConfigurationsConfig, RuleConfig
 from collector.config.learning_config import JoinConfig
 from collector.config.load import load
@@ -13,8 +15,11 @@ from collector.identity.knowledge import Knowledge
 from collector.join.joiner import Joiner
 from collector.recordings.reader import Recording
 from collector.telemetry import table
+from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import JoinEvent
 from collector.worker.build import make_pipeline
+from collector.worker.publish import Publisher
+from tests.support.clocks import FakeClock
 from tests.support.sheet_cases import GQA
 
 
@@ -42,6 +47,24 @@ def test_physics_is_learned_by_default_where_the_sheets_are_known(pipeline):
     assert {"portable", "physics"} <= set(models)
     assert models["physics"].error.median_ape < 0.1
     assert config.cannot_derive == []
+
+
+def test_a_new_configuration_is_predicted_before_its_first_row(pipeline, data_dir, tmp_path):
+    """Its first export tells who it is, and its facts what a step costs at least."""
+    first = make_pipeline(pipeline._settings)
+    export = next(timed.export for timed in Recording(data_dir / "c1_mixed" / "otlp.pb.gz", lambda _: None))
+    assert not first.foretells
+    first.process([export])
+    assert first.learned_rows == 0
+    publisher = Publisher(first, Metrics(CollectorRegistry()), FakeClock(), 5.0)
+    publisher.tick()
+    path = tmp_path / "snapshot.json"
+    path.write_bytes(publisher.current().to_json())
+    step = tracefit.load(path).config().step_time(requests=4, decode_context_tokens=2000)
+    assert 0 < step.low < step.us < step.high
+    (config,) = publisher.current().configs
+    features = config.targets["step_time"].models["portable"].features
+    assert {feature.status for feature in features} == {"prior_only"}
 
 
 def test_every_fact_stands_with_its_source(pipeline):

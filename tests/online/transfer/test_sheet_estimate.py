@@ -1,0 +1,258 @@
+"""What a data sheet and donors say of a configuration's step time, and how far its own rows are believed."""
+
+import numpy as np
+import pytest
+
+from collector.config.schema import Config
+from online.bank import Bank
+from online.rls import OperatingPoints, points_of
+from online.rows import STEP_FEATURES, RowBlock, Target
+from online.transfer.capped_evidence import Evidence
+from online.transfer.shared_overheads import Voter, shared_overheads
+from online.transfer.sheet_terms import HIDES_HITS, HYPER_MEAN, terms_of
+from tests.support.configurations import CONFIGS
+
+STEP = Target.STEP_TIME
+SETTINGS = Config(learners=("rls",), feature_sets=("portable",))
+THETA = np.array([60.0, 12.0, 35.0, 9.0, 20.0, 1.0])
+MODELS = ("7b", "70b", "mixtral")
+
+
+def beta_of(name, theta=THETA):
+    return terms_of(CONFIGS[name]).beta(theta)
+
+
+def rows_of(beta, n=600, seed=0, spread=0.02, noise=0.01, slower=0.0, prefill=0.0):
+    """Steps of 4 to 64 requests, contexts of 700 tokens give or take ``spread``: batch and context hardly part."""
+    rng = np.random.default_rng(seed)
+    requests = rng.integers(4, 65, n).astype(float)
+    context = requests * 700.0 * (1.0 + spread * rng.standard_normal(n))
+    raw = np.zeros((n, len(STEP_FEATURES)))
+    prompts = rng.integers(16, 500, n) * (rng.random(n) < prefill)
+    values = {"requests": requests, "prefill_tokens": prompts, "decode_requests": requests, "decode_tokens": requests}
+    for column, value in (values | {"decode_context_tokens": context}).items():
+        raw[:, STEP_FEATURES.index(column)] = value
+    exact = beta[0] + beta[1] * prompts + beta[2] * context + beta[3] * requests
+    elapsed = exact * (1.0 + slower * np.linspace(0.0, 1.0, n)) * (1.0 + noise * rng.standard_normal(n))
+    return RowBlock.of_lines(raw, elapsed, end_ns=(10**18 + np.cumsum(elapsed) * 1e3).astype(np.int64))
+
+
+def described(name, donors=(), **facts):
+    bank = Bank(SETTINGS)
+    for state in donors:
+        bank.add_donors(state)
+    bank.describe("c", CONFIGS[name] | {"model": name} | facts)
+    return bank
+
+
+def published(bank):
+    target = bank.targets("c")["step_time"]
+    return target, {feature.name: feature for feature in target.models["portable"].features}
+
+
+@pytest.fixture(scope="module")
+def donors():
+    states = {}
+    for number, name in enumerate(MODELS):
+        bank = Bank(SETTINGS)
+        bank.describe(name, CONFIGS[name] | {"model": name})
+        bank.learn(name, STEP, rows_of(beta_of(name), 900, number, spread=0.5))
+        states[name] = bank.state()
+    return states
+
+
+def others(donors, name):
+    return [state for model, state in donors.items() if model != name]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_configuration_is_told_before_its_first_row(name):
+    target, features = published(described(name))
+    assert {feature.status for feature in features.values()} == {"prior_only"}
+    found = np.array([feature.coefficient for feature in features.values()])
+    errors = np.array([feature.stderr for feature in features.values()])
+    assert (np.abs(found - beta_of(name)) <= 2.0 * errors).all()
+    assert target.champion == "portable"
+    assert target.models["portable"].rows == 0
+    assert target.interval.p10 < 0.95
+    assert target.interval.p90 > 1.05
+
+
+def test_without_a_sheet_nothing_is_told():
+    bank = Bank(SETTINGS)
+    bank.describe("c", {"model": "m", "gpu": "H100"})
+    assert bank.targets("c") == {}
+
+
+def test_without_portable_nothing_is_told():
+    bank = Bank(Config(learners=("rls",), feature_sets=("physics",)))
+    bank.describe("c", CONFIGS["7b"])
+    assert bank.targets("c") == {}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_donors_of_other_models_narrow_what_is_told(donors, name):
+    cold, warm = (published(described(name, states))[1] for states in ((), others(donors, name)))
+    typical = np.array([1.0, 0.0, 32_000.0, 32.0])
+
+    def error(features):
+        return abs(typical @ np.array([f.coefficient for f in features.values()]) / (typical @ beta_of(name)) - 1.0)
+
+    assert error(warm) < 0.06
+    assert error(warm) < error(cold)
+    assert all(warm[key].stderr <= cold[key].stderr for key in warm)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_many_rows_of_one_workload_do_not_split_what_they_never_parted(donors, name):
+    """The rows have a misfit that is not in the columns; the own fit puts it on context or requests, with certainty."""
+    rows = rows_of(beta_of(name), 3000, 7, spread=0.01)
+    requests = rows.raw[:, STEP_FEATURES.index("requests")]
+    rows.elapsed_us[:] *= 1.0 + 0.02 * np.sin(requests / 9.0)
+    bank = described(name, others(donors, name))
+    bank.learn("c", STEP, rows)
+    _, features = published(bank)
+    context = features["decode_context_tokens"]
+    assert context.vif > 10
+    assert context.status != "identified"
+    assert abs(context.coefficient - beta_of(name)[2]) < 2.0 * context.stderr
+    unseen = np.array([1.0, 0.0, 128 * 1800.0, 128.0])
+    told = np.array([feature.coefficient for feature in features.values()])
+    assert unseen @ told == pytest.approx(unseen @ beta_of(name), rel=0.1)
+
+
+def test_own_rows_that_part_the_costs_stand_on_their_own():
+    bank, alone = described("7b"), Bank(SETTINGS)
+    alone.describe("c", {"model": "m"})
+    for each in (bank, alone):
+        each.learn("c", STEP, rows_of(1.4 * beta_of("7b"), 900, spread=0.5, prefill=0.2))
+    assert published(bank)[1] == published(alone)[1]
+
+
+def test_no_row_takes_context_below_its_bandwidth():
+    beta = beta_of("7b")
+    beta[2] = 0.95 * terms_of(CONFIGS["7b"]).base[2]
+    bank = described("7b")
+    bank.learn("c", STEP, rows_of(beta, 900))
+    assert published(bank)[1]["decode_context_tokens"].coefficient >= terms_of(CONFIGS["7b"]).base[2]
+
+
+def test_rows_that_contradict_the_sheet_keep_their_own_fit():
+    """A machine ten times as fast as its sheet: the bounds cannot hold."""
+    bank, alone = described("7b"), Bank(SETTINGS)
+    alone.describe("c", {"model": "m"})
+    for each in (bank, alone):
+        each.learn("c", STEP, rows_of(0.1 * beta_of("7b"), 900))
+    assert published(bank)[1] == published(alone)[1]
+
+
+def test_an_odd_donor_does_not_vote():
+    def voter(name, theta):
+        terms = terms_of(CONFIGS[name])
+        x = np.array([[1.0, 0.0, n * c, n] for n in (2.0, 16.0, 128.0) for c in (300.0, 3000.0)])
+        beta = terms.beta(theta)
+        z = np.column_stack([x, x @ beta]) / (x @ beta)[:, None]
+        sums = 2500.0 * z.T @ z
+        points = np.einsum("ki,kj->kij", z, z)
+        return Voter(terms, Evidence(sums[:4, :4], sums[:4, 4], points, np.full(len(z), 2500.0)))
+
+    usual = [voter(name, THETA) for name in ("7b", "7b-a100", "70b", "70b-tp8")]
+    odd = voter("mixtral", THETA * np.array([1.0, 1.0, 9.0, 1.0, 1.0, 1.0]))
+    without, beside = shared_overheads(usual), shared_overheads([*usual, odd])
+    assert beside.mean[2] == pytest.approx(without.mean[2], rel=0.02)
+    assert beside.sd[2] < 1.1 * without.sd[2]
+    assert shared_overheads([]).mean == pytest.approx(HYPER_MEAN)
+
+
+def test_a_cost_that_no_column_sees_is_said_and_not_lent():
+    bank = described("7b")
+    bank.learn("c", STEP, rows_of(beta_of("7b"), 3000, spread=0.3, slower=0.25))
+    target, _ = published(bank)
+    assert target.not_stationary
+    assert all("requests of" in point for point in target.not_stationary)
+    bank.describe("d", CONFIGS["70b"] | {"model": "70b"})
+    borrower, steady = (described("70b", states) for states in ([bank.state()], []))
+    assert published(borrower)[1] == published(steady)[1]
+
+
+def test_a_steady_machine_is_not_called_unsteady():
+    bank = described("7b")
+    bank.learn("c", STEP, rows_of(beta_of("7b"), 3000, spread=0.3))
+    assert published(bank)[0].not_stationary == []
+
+
+def test_hidden_prefix_hits_leave_prefill_to_the_sheet():
+    rows = rows_of(beta_of("7b"), 900)
+    rows.raw[:, STEP_FEATURES.index("prefill_tokens")] = 30.0 * rows.raw[:, STEP_FEATURES.index("requests")]
+    bank = described("7b", **{HIDES_HITS: True})
+    bank.learn("c", STEP, rows)
+    prefill = published(bank)[1]["prefill_tokens"]
+    assert prefill.coefficient == pytest.approx(beta_of("7b")[1])
+    assert prefill.status == "prior_only"
+
+
+def test_a_state_of_the_same_configuration_is_what_it_starts_from(donors):
+    bank = Bank(SETTINGS)
+    bank.add_donors(donors["70b"])
+    bank.describe("70b", CONFIGS["70b"] | {"model": "70b"})
+    told = {f.name: f.coefficient for f in bank.targets("70b")["step_time"].models["portable"].features}
+    assert told["decode_context_tokens"] == pytest.approx(beta_of("70b")[2], rel=0.1)
+
+
+def test_the_first_rows_of_a_cold_server_do_not_drown_the_sheet():
+    rows = rows_of(beta_of("7b"), 60)
+    rows.elapsed_us[::2] *= 6.0
+    bank = described("7b")
+    bank.learn("c", STEP, rows)
+    typical = np.array([1.0, 0.0, 32_000.0, 32.0])
+    told = np.array([feature.coefficient for feature in published(bank)[1].values()])
+    assert typical @ told == pytest.approx(typical @ beta_of("7b"), rel=0.15)
+
+
+# -------------------------------------------------------------------- statistics by point
+
+
+def augmented(n, seed):
+    rng = np.random.default_rng(seed)
+    steps = rng.integers(1, 5, n).astype(float)
+    requests = rng.integers(1, 200, n) * steps
+    x = np.column_stack([steps, np.zeros(n), requests * rng.uniform(1, 5e5, n), requests])
+    return np.column_stack([x, rng.uniform(1e3, 1e5, n), steps]), 10**18 + np.arange(n) * 10**9
+
+
+def learned(z, end_ns, parts=1):
+    points = OperatingPoints(z.shape[1])
+    for rows in np.array_split(np.arange(len(z)), parts):
+        points.learn(z[rows], end_ns[rows], 1.0 / z[rows, -2] ** 2, np.ones(len(rows)), np.full(len(rows), 1e-3))
+    return points
+
+
+def by_point(points):
+    order = np.argsort(points.ids)
+    return points.ids[order], points.matrices()[order], points.rows[order]
+
+
+def test_rows_learned_in_parts_are_rows_learned_together():
+    z, end_ns = augmented(400, 1)
+    for one, other in zip(by_point(learned(z, end_ns)), by_point(learned(z, end_ns, 7)), strict=True):
+        assert one == pytest.approx(other, rel=1e-9)
+
+
+def test_adding_moves_the_origin_of_time():
+    z, end_ns = augmented(200, 2)
+    whole, early, late = OperatingPoints(6), OperatingPoints(6), OperatingPoints(6)
+    rest = (1.0 / z[:, -2] ** 2, np.ones(200), np.zeros(200))
+    whole.learn(z, end_ns, *rest)
+    early.learn(z[:90], end_ns[:90], *(each[:90] for each in rest))
+    late.learn(z[90:], end_ns[90:], *(each[90:] for each in rest))
+    late.add(early)
+    late_ids, late_g, late_rows = by_point(late)
+    ids, g, rows = by_point(whole)
+    assert late_ids.tolist() == ids.tolist()
+    assert late_rows == pytest.approx(rows)
+    assert late_g[:, :-1, :-1] == pytest.approx(g[:, :-1, :-1], rel=1e-9)
+
+
+def test_points_are_octaves_within_bounds():
+    z = np.array([[1.0, 0, 0.0, 1.0, 1e3, 1.0], [1.0, 0, 1e12, 1e6, 1e3, 1.0], [2.0, 0, 64e3, 64.0, 1e3, 2.0]])
+    assert points_of(z).tolist() == [0, 15 * 11 + 10, 5 * 11 + 2]

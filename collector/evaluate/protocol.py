@@ -13,6 +13,7 @@ from collector.identity import Fact
 from online import REQUEST_FEATURES, Floats, Quality, RowBlock, Snapshot, Target
 
 from .captures import Capture
+from .choice import Choice, choice_of
 from .fits import Fit, PrequentialCourse, ape, fit, prequential, quantile_coverage, rows_to_goal
 from .leave_out import Transfer, leave_one_out
 from .page_windows import PageReport
@@ -71,6 +72,7 @@ class CaptureReport(msgspec.Struct, frozen=True, kw_only=True):
     pictures: dict[str, Picture]
     quantile_coverage: float | None = None
     served: RequestReport | None = None
+    choice: Choice | None = None
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,6 +131,7 @@ def _capture(
     alphas = _alphas(capture, paths.paths)
     scores: list[Score] = []
     pictures: dict[str, Picture] = {}
+    predictions: dict[str, Floats] = {}
     for system in systems:
         tell(f"{capture.name}: {system}")
         made = fit(system, STEP, capture.facts, learned)
@@ -146,6 +149,7 @@ def _capture(
             )
         )
         pictures[system] = _picture(made, scored, course)
+        predictions[system] = made.predict(scored)
     scores += published_scores(snapshot, capture, scored, rows, paths.paths, requests_only=requests_only)
     return CaptureReport(
         name=capture.name,
@@ -162,6 +166,7 @@ def _capture(
         scores=scores,
         pictures=pictures,
         quantile_coverage=quantile_coverage(capture.facts, learned, scored) if "rece" in systems else None,
+        choice=choice_of(predictions, scored, capture.cut_ns),
         served=judge_requests(capture.served, client_view(capture), capture.cut_ns, capture.end_ns),
     )
 

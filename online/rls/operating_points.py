@@ -1,7 +1,7 @@
 """Statistics by operating point: what one learner saw, apart by octaves of batch and of context per request.
 
 A row z = [x, phase, y, l] of weight w belongs to the point (floor(log2 n), floor(log2 c)): n requests per step on the
-mean, of c tokens of context each, 128 to 262,143. Per point, beside what :mod:`online.rls.strata` sums over all,
+mean, of c tokens of context each; below 1,024 is one octave. Per point, beside what :mod:`online.rls.strata` sums:
 
     G <- 2^(-sum e_i) G + sum_i 2^(-age_i) w_i v_i v_i'        v = [x, phase, y, l t], t: seconds since the first row
     n <- 2^(-sum e_i) n + sum_i 2^(-age_i) h_i                 h: Huber's share times the row's weight
@@ -23,8 +23,8 @@ from online.state import Array, StateError, saved
 
 _F8, _I8 = np.dtype(np.float64), np.dtype(np.int64)
 _MAX_AGE = 1000.0
-_BATCHES, _CONTEXTS, _SHORT = 16, 11, 7
-"""Octaves; the context's begin at 2^7 tokens, which cost no step anything that shows."""
+_BATCHES, _CONTEXTS, _SHORT = 16, 9, 9
+"""Octaves; what is shorter than 2^10 tokens is one: it costs a step little beside its weights."""
 CONTEXT, REQUESTS = 2, 3
 """Places of the two columns in ``portable``."""
 
@@ -33,7 +33,7 @@ class OperatingPoints:
     """Of a learner of ``portable`` with q augmented columns.
 
     Attributes:
-        ids: 11 * octave of batch + octave of context per request, of each point visited, (k,).
+        ids: 9 * octave of batch + octave of context per request, of each point visited, (k,).
         g: upper triangles over [x, phase, y, l t], (k, q (q + 1) / 2).
         rows: n, (k,).
         origin_ns: when t is 0; 0 before any row.

@@ -233,7 +233,7 @@ class TargetState:
             return foretold(self.sheet_prior, self.settings)
         if told is not None:
             models[SHAPED] = told.model(models[SHAPED], columns_of(self.models[SHAPED].features))
-        champion = self._champion(models)
+        champion = _champion(self.champion, models, self.models)
         if champion is None:
             return None
         watcher = self._watcher()
@@ -268,14 +268,6 @@ class TargetState:
         intervals, mean_factor = champion.members.champion.intervals, champion.mean_factor()
         by_stratum = self.target.vector == "beta"
         return {"interval": intervals.snapshot(by_stratum=by_stratum), "mean_factor": mean_factor}
-
-    def _champion(self, models: dict[str, ModelSnapshot]) -> str | None:
-        """The champion among ``rls`` models; without ``rls``, whatever has coefficients or is there."""
-        if self.champion in models:
-            return self.champion
-        listed = {name: model for name, model in models.items() if model.features} or models
-        published = {name: model for name, model in listed.items() if publishes(self.models[name])} or listed
-        return _lowest({name: model.error for name, model in published.items()})
 
     # ---------------------------------------------------------------- state
 
@@ -326,3 +318,12 @@ def _lowest(errors: dict[str, ErrorSnapshot | None]) -> str | None:
     """The name with the lowest mean error; the first one while nobody has been scored."""
     scored = {name: error.mape for name, error in errors.items() if error is not None}
     return min(scored, key=scored.__getitem__) if scored else next(iter(errors), None)
+
+
+def _champion(name: str, models: dict[str, ModelSnapshot], learners: Mapping[str, Learner]) -> str | None:
+    """The champion among ``rls`` models; without ``rls``, whatever has coefficients or is there."""
+    if name in models:
+        return name
+    listed = {each: model for each, model in models.items() if model.features} or models
+    published = {each: model for each, model in listed.items() if publishes(learners[each])} or listed
+    return _lowest({each: model.error for each, model in published.items()})

@@ -4,10 +4,10 @@
     theta = argmin (theta' A theta - 2 b' theta) / 2 + sum_j (theta_j - mu_j)^2 / (2 s_j^2)           q among them
     V    = M (A + S^-2)^-1 M'   se_j = sqrt V_jj
 
-It is there from the first second (A = 0). Later it takes over from the learner's own coefficients while rows are held,
-and where those cannot tell context from requests or prefill (vif > 10), unless the rows contradict the sheet: where it
-misfits them twice as much as their own fit, and by 5 % and 1 / (2 sqrt(rows held)) more, the machine is not what the
-sheet says, and the own fit stands.
+It is there from the first second (A = 0). Later it takes over from the learner's own coefficients where those cannot
+tell context from requests or prefill (vif > 10), and before there are 64 rows, unless the rows contradict the sheet:
+where it misfits them twice as much as their own fit, and by 5 % and 1 / (2 sqrt(rows held)) more, the machine is not
+what the sheet says, and the own fit stands.
 
 Status of a coefficient, by what the data alone say:
 
@@ -34,6 +34,7 @@ from .sheet_terms import Population, SheetTerms
 _VIF_MAX, _KNOWN, _SURE = 10.0, 0.5, 0.2
 _TOLD, _WORSE = [0, 2, 3], 2.0
 _MORE = 0.05
+_ENOUGH_ROWS = 64
 _PASSES = 6
 _TYPICAL = np.array([1.0, 0.0, 32_000.0, 32.0])
 _TENTH = 1.2816
@@ -88,7 +89,7 @@ class SheetPrior:
             return self.before()
         vif, held = np.nan_to_num(learner.diagnosis().vif[:COLUMNS], nan=np.inf), learner.startup.held
         columns = _TOLD if self.terms.hides_hits else slice(None)
-        if held is None and not vif[columns].max() > _VIF_MAX:
+        if not vif[columns].max() > _VIF_MAX and (held is None or len(held) >= _ENOUGH_ROWS):
             return None
         found = evidence_of(learner)
         evidence = self._held(learner) if found is None else self._seen(found)
@@ -102,8 +103,8 @@ class SheetPrior:
         found = self._estimate(evidence)
         beta, covariance = self.terms.beta(found.theta), self._covariance(found)
         stderr = np.sqrt(np.maximum(covariance.diagonal(), 0.0))
-        prior = self.terms.matrix @ np.diag(np.where(self.terms.has, self._sd, 0.0) ** 2) @ self.terms.matrix.T
-        known = _KNOWN * np.sqrt(prior.diagonal())
+        sd = np.where(self.terms.has, self._sd, 0.0)
+        known = _KNOWN * np.sqrt(self.terms.matrix**2 @ sd**2)
         alone = np.full(COLUMNS, np.inf) if evidence is None else _alone(evidence.a)
         status = tuple(
             "prior_only" if not alone[j] < known[j] else "weak" if vif[j] > _VIF_MAX or not sure else "identified"

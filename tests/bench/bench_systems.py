@@ -221,12 +221,12 @@ def h100_request_tables(outside: Outside) -> None:
             bank.add_donors(state)
         for experiment in chosen:
             facts, rows = tables[experiment]
-            bank.describe("one", facts)
-            bank.learn("one", STEP, rows if count is None else rows.slice(0, count))
+            bank.describe(models[experiment], facts)
+            bank.learn(models[experiment], STEP, rows if count is None else rows.slice(0, count))
         return bank
 
     def error(experiment: str, bank: Bank) -> float:
-        published = bank.targets("one")["step_time"].models["portable"].features
+        published = bank.targets(models[experiment])["step_time"].models["portable"].features
         beta = {feature.name: feature.coefficient for feature in published}
         form = replayed_form(**beta)
         with contextlib.redirect_stdout(None):

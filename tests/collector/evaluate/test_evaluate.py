@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from collector.evaluate.captures import Capture, Delivered, ScoredRequest
+from collector.evaluate.choice import choice_of
 from collector.evaluate.fits import NINE, fit, identifiable, prequential, rows_to_goal
 from collector.evaluate.leave_out import group, leave_one_out
 from collector.evaluate.page import charts, page
@@ -143,6 +144,7 @@ def test_all_nine_systems_are_scored_on_every_capture(report):
         assert [score.system for score in capture.scores] == list(NINE)
         assert capture.scored_rows == 359
         assert capture.scored_requests > 10
+        assert capture.choice.system in NINE
 
 
 def test_the_system_that_is_the_truth_wins(report):
@@ -162,6 +164,8 @@ def test_what_others_learned_transfers(report):
         assert found["physics", "prior"].donors == 2
         assert found["physics", "prior"].after["20"] < 0.1
         assert ("hfd_tl", "frozen") in found
+        assert found["portable", "sheet"].zero_shot < 0.5
+        assert found["portable", "sheet"].after["100"] <= found["portable", "sheet"].cold["100"] + 0.01
         assert ("bsr_ard", "bias and scale") in found
         assert any(system == "rece" and "specialists" in variant for system, variant in found)
 
@@ -254,10 +258,25 @@ def test_three_rows_begin_no_fit():
     assert fit("portable", STEP, {}, rows) is None
 
 
-@pytest.mark.parametrize("key", ["config", "model", "workload"])
+@pytest.mark.parametrize("key", ["config", "gpu", "model", "quantization", "workload"])
 def test_what_is_left_out_together(key):
     one, two = _capture("7b"), _capture("7b-a100")
-    assert (group(one, key) == group(two, key)) == (key == "model")
+    assert (group(one, key) == group(two, key)) == (key in ("model", "quantization"))
+
+
+def test_the_first_half_of_what_is_scored_chooses_and_the_second_judges():
+    rows, _ = rows_of(PHYSICS, "7b", 100)
+    rows.end_ns[:] = 1000 + np.arange(100)
+    late = np.arange(100) >= 50
+    predictions = {
+        "early": rows.elapsed_us * np.where(late, 1.2, 1.01),
+        "late": rows.elapsed_us * np.where(late, 1.05, 1.1),
+        "wild": rows.elapsed_us * 1.5,
+    }
+    choice = choice_of(predictions, rows, 1000)
+    assert (choice.system, choice.best, choice.dropped) == ("early", "late", ["wild"])
+    assert [choice.chosen_mape, choice.judged_mape, choice.best_mape] == pytest.approx([0.01, 0.2, 0.05])
+    assert choice_of({"never": np.full(100, np.nan)}, rows, 1000) is None
 
 
 def test_nothing_transfers_from_nobody():

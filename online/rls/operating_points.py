@@ -21,7 +21,7 @@ from online.blocks import Groups
 from online.rows import Floats, Ints
 from online.state import Array, StateError, saved
 
-_F8, _I8 = np.dtype(np.float64), np.dtype(np.int64)
+_F8, _I4 = np.dtype(np.float64), np.dtype(np.int32)
 _MAX_AGE = 1000.0
 _BATCHES, _CONTEXTS, _SHORT = 16, 9, 9
 """Octaves; what is shorter than 2^10 tokens is one: it costs a step little beside its weights."""
@@ -39,7 +39,7 @@ class OperatingPoints:
         origin_ns: when t is 0; 0 before any row.
     """
 
-    STATE = saved("operating_points", ids=Array(_I8), g=Array(_F8, columns=-1), rows=Array(_F8), origin_ns=int)
+    STATE = saved("operating_points", ids=Array(_I4), g=Array(_F8, columns=-1), rows=Array(_F8), origin_ns=int)
 
     __slots__ = ("_expand", "_left", "_right", "g", "ids", "origin_ns", "q", "rows")
 
@@ -49,7 +49,7 @@ class OperatingPoints:
         expand = np.zeros((q, q), np.int64)
         expand[self._left, self._right] = np.arange(len(self._left))
         self._expand = np.maximum(expand, expand.T)
-        self.ids: Ints = np.empty(0, np.int64)
+        self.ids = np.empty(0, np.int32)
         self.g = np.empty((0, len(self._left)))
         self.rows = np.empty(0)
         self.origin_ns = 0
@@ -88,7 +88,7 @@ class OperatingPoints:
         """Where the points are, (g,); those that are new get a place."""
         new = ids[~np.isin(ids, self.ids)]
         if len(new):
-            self.ids = np.concatenate([self.ids, new])
+            self.ids = np.concatenate([self.ids, new.astype(np.int32)])
             self.g = np.concatenate([self.g, np.zeros((len(new), self.g.shape[1]))])
             self.rows = np.concatenate([self.rows, np.zeros(len(new))])
         order = self.ids.argsort()
@@ -119,7 +119,7 @@ class OperatingPoints:
         if not len(other.ids):
             return
         self.origin_ns = self.origin_ns or other.origin_ns
-        at = self._places(other.ids)
+        at = self._places(other.ids.astype(np.int64))
         self.g[at] += other._since(self.origin_ns)
         self.rows[at] += other.rows
 

@@ -163,8 +163,7 @@ class Bank:
         """A configuration changed: start the new one's models with the old one's coefficients as the prior."""
         if donor_id in self._configs and donor_id != config_id:
             self._set_priors(config_id, priors_of(self.statistics(donor_id)))
-            old = self._configs[donor_id].get(Target.STEP_TIME)
-            if old is not None:
+            if (old := self._configs[donor_id].get(Target.STEP_TIME)) is not None:
                 succeed_target(self._target(config_id, Target.STEP_TIME), old)
 
     def mark_restart(self, config_id: str, at_ns: int) -> None:
@@ -223,9 +222,9 @@ class Bank:
 
     def foretold(self, config_id: str) -> TargetSnapshot | None:
         """The step time of a configuration that has no row of it yet, by its sheet; None without one."""
-        known = self._facts.get(config_id, {})
-        learned = Target.STEP_TIME in self._configs.get(config_id, {})
-        return None if learned else foretold(self.pool.sheet_prior(config_id, known), self.settings)
+        if Target.STEP_TIME in self._configs.get(config_id, {}):
+            return None
+        return foretold(self.pool.sheet_prior(config_id, self._facts.get(config_id, {})), self.settings)
 
     def history(self, config_id: str) -> StepHistory | None:
         """Last rows of a configuration's steps and the course of their coefficients, without the partial block."""

@@ -25,7 +25,7 @@ import numpy as np
 
 from .arrays import Lease, array_like, array_of
 from .declared import KINDS, Array, Kept, LikeFresh, MadeBy, Named, Saved, StateError, is_frozen
-from .plain_data import MAPS, copier, is_plain, pairs_of, reader
+from .plain_data import MAPS, copier, is_plain, pairs_of, reader, without_alias
 
 _MISFITS = (msgspec.ValidationError, TypeError, ValueError, KeyError, IndexError, OverflowError, AttributeError)
 
@@ -248,12 +248,6 @@ def _forms(declared: Saved) -> list[tuple[str, _Form, str | None]]:
     return [
         (name, _form(hint), hint.method if isinstance(hint, MadeBy) else None) for name, hint in declared.hints.items()
     ]
-
-
-def without_alias(hint: Any) -> Any:
-    """What a generic alias stands for: ``NDArray[float64]`` is one since numpy 2.5, and was its value before."""
-    value = getattr(typing.get_origin(hint), "__value__", None)
-    return hint if value is None else value[typing.get_args(hint)]
 
 
 def _form(hint: Any) -> _Form:  # noqa: PLR0911 -- one return per type

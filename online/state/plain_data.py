@@ -16,6 +16,12 @@ MAPS = (dict, OrderedDict, Counter)
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
 
 
+def without_alias(hint: Any) -> Any:
+    """What a generic alias stands for: ``NDArray[float64]`` is one since numpy 2.5, and was its value before."""
+    value = getattr(typing.get_origin(hint), "__value__", None)
+    return hint if value is None else value[typing.get_args(hint)]
+
+
 def is_plain(hint: Any) -> bool:
     """Whether a type holds no object of ours and no array."""
     args = _args(hint)

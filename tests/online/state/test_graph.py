@@ -33,7 +33,8 @@ from online.state import (
     sealed,
 )
 from online.state import file as state_file
-from online.state.graph import dump, load, without_alias
+from online.state.graph import dump, load
+from online.state.plain_data import without_alias
 
 CELL = np.dtype([("seen", "?"), ("time_ns", "i8")])
 

@@ -319,7 +319,9 @@ def _demo(arguments: argparse.Namespace) -> int:
     from collector.commands.demo import demo, send_forever  # noqa: PLC0415
 
     if arguments.to is not None:
-        return send_forever(arguments.recording, arguments.to, SystemClock(), _say)
+        stop = Stop()
+        stop.listen()
+        return send_forever(arguments.recording, arguments.to, SystemClock(), stop, _say)
     return demo(arguments.recording, arguments.speed, _say, arguments.directory)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import signal
 import socket
@@ -19,7 +18,7 @@ from typing import NamedTuple
 
 from collector.config import ENV_PREFIX
 from collector.durable import STATE_FILES
-from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError, SystemClock
+from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError, Stop, SystemClock
 from exporters.files import SNAPSHOT_NAME
 from online import FeatureSnapshot, ModelSnapshot, Snapshot
 
@@ -60,24 +59,23 @@ def demo(recording: Path | None, speed: float, say: PrintLine, directory: Path |
     return EXIT_OK if learned or interrupted else EXIT_FAILED
 
 
-def send_forever(recording: Path | None, target: str, clock: Clock, say: PrintLine) -> int:
-    """Send the recording to a sidecar at the pace it was recorded, again and again, until Ctrl-C.
+def send_forever(recording: Path | None, target: str, clock: Clock, stop: Stop, say: PrintLine) -> int:
+    """Send the recording to a sidecar at the pace it was recorded, again and again, until a stop is asked for.
 
     Faster would overlap with the round before: event time has to go on with the clock.
     """
     source, pause = find_recording(recording), threading.Event()
-    with contextlib.suppress(KeyboardInterrupt):
-        for number in itertools.count(1):
-            say(f"Sending {source.parent.name} to {target}, round {number}; Ctrl-C ends it.")
-            feeder = Feeder(target, schedule(source, 1.0, clock, say), clock)
-            feeder.start()
-            try:
-                while feeder.running:
-                    pause.wait(POLL_S)
-            finally:
-                feeder.stop()
-            if feeder.problem:
-                raise StartError(feeder.problem)
+    number = 0
+    while not stop.asked:
+        number += 1
+        say(f"Sending {source.parent.name} to {target}, round {number}; Ctrl-C ends it.")
+        feeder = Feeder(target, schedule(source, 1.0, clock, say), clock)
+        feeder.start()
+        while feeder.running and not stop.asked:
+            pause.wait(POLL_S)
+        feeder.stop()
+        if feeder.problem:
+            raise StartError(feeder.problem)
     return EXIT_OK
 
 

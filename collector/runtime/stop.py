@@ -18,6 +18,11 @@ class Stop:
         """Ask for the stop, from any thread."""
         os.write(self._write_end, b".")
 
+    @property
+    def asked(self) -> bool:
+        """A signal has asked for it."""
+        return self._signalled
+
     def wait(self) -> None:
         """Block until somebody asked for the stop."""
         os.read(self._read_end, 1)

@@ -298,7 +298,8 @@ def test_an_interrupted_demo_drains_its_sidecar_and_ends_cleanly(tmp_path):
     assert (tmp_path / "snapshot.json").is_file()
 
 
-def test_a_recording_is_sent_to_a_sidecar_that_runs_already_until_it_is_interrupted(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_recording_is_sent_to_a_sidecar_that_runs_already_until_a_signal(tmp_path, number):
     with running_sidecar(tmp_path) as sidecar:
         process = subprocess.Popen(
             [*TRACEFIT, "demo", "--to", f"127.0.0.1:{sidecar.grpc_port}"],
@@ -309,7 +310,7 @@ def test_a_recording_is_sent_to_a_sidecar_that_runs_already_until_it_is_interrup
         with process:
             accepted = 'tracefit_receiver_accepted_spans_total{transport="grpc"}'
             eventually(lambda: metric(sidecar.http_port, accepted) > 0)
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             assert "round 1" in process.stdout.read()
             assert process.wait(timeout=100) == 0
 

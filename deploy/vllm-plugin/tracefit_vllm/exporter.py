@@ -8,6 +8,7 @@ the counts travel in the stream itself, as attributes of the next span.
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -30,7 +31,7 @@ CHUNK_ITEMS: Final = 256
 STOP_S: Final = 1.0
 """How long a stopping engine waits for the last events."""
 _NEVER_CLOSED: Final[list[Sender | None]] = []
-"""In a forked child: senders of its parent, kept so that no collection of garbage closes them."""
+"""In a forked child: senders of its parent, kept so that nothing closes them."""
 
 
 class Sink(Protocol):
@@ -105,14 +106,15 @@ class Exporter:
         """Start anew after a fork: nothing queued, no thread, an identity of its own.
 
         Where the parent has already sent, the child stays silent: gRPC's threads do not survive a fork, and what it
-        left of them crashes a child that connects or closes (grpc/grpc, doc/fork_support.md). vLLM forks its engine
-        cores before their first step.
+        left of them crashes a child that connects, closes, or collects it as garbage (grpc/grpc, doc/fork_support.md):
+        what the parent left is never collected there. vLLM forks its engine cores before their first step.
         """
         connected = self._thread is not None
         self._queue = deque(maxlen=0 if connected else self._settings.queue_items)
         self._stop = threading.Event()
         if connected:
             self._stop.set()
+            gc.freeze()
             _NEVER_CLOSED.append(self._sender)
             self._sender = None
         self._thread = None

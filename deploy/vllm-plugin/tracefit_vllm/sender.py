@@ -8,6 +8,7 @@ span ids. The receiver's RetryInfo is honoured (trailer ``google.rpc.retryinfo-b
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -24,15 +25,32 @@ RETRIED: Final = frozenset(
 FIRST_PAUSE_S: Final = 0.25
 LAST_PAUSE_S: Final = 5.0
 GIVE_UP_S: Final = 90.0
+_FORK_SUPPORT: Final = "GRPC_ENABLE_FORK_SUPPORT"
 LOOPBACK: Final = ("127.", "localhost:", "[::1]")
+
+
+def _import_grpc() -> Any:
+    """Import it (0.2 s: in the exporter's thread), without the threads that its core starts anew in a forked child.
+
+    They crash a child that was forked while a call was under way (grpc/grpc, doc/fork_support.md). Who chose
+    ``GRPC_ENABLE_FORK_SUPPORT``, or imported grpc before, keeps that.
+    """
+    chosen = _FORK_SUPPORT in os.environ or "grpc" in sys.modules
+    if not chosen:
+        os.environ[_FORK_SUPPORT] = "0"
+    try:
+        import grpc  # noqa: PLC0415
+    finally:
+        if not chosen:
+            del os.environ[_FORK_SUPPORT]
+    return grpc
 
 
 class Sender:
     """A connection to the receiver."""
 
     def __init__(self, settings: Settings) -> None:
-        import grpc  # noqa: PLC0415 0.2 s of imports: in the exporter's thread
-
+        grpc = _import_grpc()
         self._timeout_s = settings.timeout_s
         self._headers = settings.headers
         self._error: type[Exception] = grpc.RpcError

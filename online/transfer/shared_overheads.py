@@ -23,7 +23,7 @@ from online.rls import middle, solve
 from online.rows import Floats, Mask
 
 from .capped_evidence import Evidence
-from .sheet_terms import HYPER_MEAN, HYPER_SD, SHARED, Population, SheetTerms, nobody
+from .sheet_terms import HYPER_MEAN, HYPER_SD, PREFILL_SD, SHARED, Population, SheetTerms, nobody
 
 _ROUNDS, _FREEDOM = 40, 3.0
 _FLOOR, _VOTERS_MIN, _FAR = 0.1, 3, 3.0
@@ -80,7 +80,7 @@ def _expected(voters: Sequence[Voter], mu: Floats, tau: Floats, weight: Floats) 
     theta, variance = np.zeros(weight.shape), np.zeros(weight.shape)
     for i, voter in enumerate(voters):
         for _ in range(2):
-            sd = np.append(tau / np.sqrt(weight[i]), 0.5)
+            sd = np.append(tau / np.sqrt(weight[i]), PREFILL_SD)
             found = estimate(voter.terms, voter.evidence, np.append(mu, 1.0), sd)
             theta[i], variance[i] = found.theta[:SHARED], found.covariance.diagonal()[:SHARED]
             weight[i] = (_FREEDOM + 1.0) / (_FREEDOM + ((theta[i] - mu) ** 2 + variance[i]) / tau**2)

@@ -33,7 +33,8 @@ HYPER_MEAN = np.array([50.0, 12.0, 20.0, 5.0, 20.0])
 HYPER_SD = np.array([30.0, 8.0, 20.0, 8.0, 20.0])
 """Of theta before any donor: microseconds per layer and request, and g as a share of peak."""
 
-_PREFILL_SD = 0.5
+PREFILL_SD = 0.5
+"""Of q."""
 _GEMM_EFFICIENCY = 0.62
 _TYPICAL_TOKENS = 64.0
 _CHUNK_TOKENS = 2048.0
@@ -95,7 +96,7 @@ class Population:
 
     def sd_of_all(self) -> Floats:
         """With q, (6,)."""
-        return np.append(self.sd, _PREFILL_SD)
+        return np.append(self.sd, PREFILL_SD)
 
 
 def nobody() -> Population:

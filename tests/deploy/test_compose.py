@@ -36,6 +36,7 @@ def test_the_recorded_server_sends_where_the_sidecar_listens():
     host, _, port = given.to.partition(":")
     endpoint = SERVICES[host]["environment"]["TRACEFIT_RECEIVERS__GRPC__ENDPOINT"]
     assert endpoint == f"0.0.0.0:{port}"
+    assert SERVICES["server"]["healthcheck"]["disable"], "it has no pages that the image's check could ask for"
 
 
 def test_every_port_is_open_on_this_machine_only():

@@ -26,13 +26,11 @@ from collector.runtime import Clock, PrintLine, StartError
 from online import Bank
 
 from .bulk_files import BulkFile, StoreError
-from .learn import Learned, for_merging
+from .learn import NEVER_NS, Learned, for_merging
 from .local_runner import BucketTask, ShardPlace, SplitDone
 from .split import SHARED, Part, parts_of
 
 PROGRESS_INTERVAL_NS: Final = 1_000_000_000
-_NEVER_NS: Final = 1 << 62
-"""Recordings may be of any time."""
 _FINGERPRINT: Final = "replay.fingerprint"
 
 
@@ -184,9 +182,7 @@ def _tasks(splits: dict[int, SplitDone], config: Config, rows: str) -> list[Buck
 def bank_of(replayed: Replayed, config: Config, note: PrintLine) -> Bank | None:
     """What all buckets teach, merged; None if nothing."""
     whole = for_merging(config)
-    read = [
-        examine(Fetched(StatePlace(path.name, path=path), path), path, whole, _NEVER_NS) for path in replayed.states
-    ]
+    read = [examine(Fetched(StatePlace(path.name, path=path), path), path, whole, NEVER_NS) for path in replayed.states]
     chosen, refused = choose([each for each in read if isinstance(each, Examined)])
     for each in [*refused, *(each for each in read if isinstance(each, Fetched))]:
         note(f"{each.place.name}: {each.detail}")

@@ -30,7 +30,7 @@ from .shards import EngineKey, Run, Shard, merge_when_due, read_header, read_pla
 ENGINES_MAX: Final = 10_000
 ID: Final = np.dtype("<u8")
 """Of a span, and of a place in a shard."""
-_NEVER_NS: Final = 1 << 62
+NEVER_NS: Final = 1 << 62
 """Recordings may be of any time."""
 
 
@@ -65,7 +65,7 @@ def learn_bucket(config: Config, shards: Sequence[Shard], shared: Sequence[Shard
             path = Path(scratch, f"{number}.bin")
             path.write_bytes(pipeline.state())
             place = StatePlace(f"{key.recording}: {key.instance}", path=path)
-            read = examine(Fetched(place, path), path, whole, _NEVER_NS)
+            read = examine(Fetched(place, path), path, whole, NEVER_NS)
             if isinstance(read, Examined):
                 examined.append(read)
         chosen, refused = choose(examined)

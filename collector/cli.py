@@ -20,7 +20,7 @@ from collector.commands.arguments import (
     EPILOG,
     CommandParser,
     PrintCompletion,
-    positive_number,
+    add_demo_parser,
     share_within_one,
 )
 from collector.commands.questions import EXPORT_FORMATS, add_assumption_options, add_question_parsers
@@ -105,15 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     replay.set_defaults(command=_replay)
     export = commands.add_parser("export", help="a snapshot's coefficients for other programs")
     _add_export_arguments(export)
-    demo = commands.add_parser("demo", help="watch a real sidecar learn from a recording, 20 times faster")
-    demo.add_argument(
-        "--speed", type=positive_number, default=20.0, metavar="N", help="how much faster than recorded (20)"
-    )
-    demo.add_argument("--recording", type=Path, metavar="FILE", help="a recording other than the bundled one")
-    demo.add_argument("--directory", type=Path, metavar="DIR", help="where its files go (snapshots/demo)")
-    demo.add_argument("--fleet", action="store_true", help="ten sidecars instead, one beside a slower machine; pulled")
-    demo.add_argument("--to", metavar="HOST:PORT", help="send to a sidecar that runs already, in real time, for ever")
-    demo.set_defaults(command=_demo)
+    add_demo_parser(commands, _demo)
     evaluate = commands.add_parser("evaluate", help="compare every modelling system on recordings")
     _add_evaluate_arguments(evaluate)
     donors = commands.add_parser("donors", help="pool saved states: what they know, what to measure next")
@@ -312,17 +304,23 @@ def _ask(arguments: argparse.Namespace) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
+    if arguments.fleet and arguments.throttle != 1.0:
+        raise ConfigError("--throttle", "not with --fleet, which has a slower machine of its own")
     if arguments.fleet:
         from collector.commands.demo_fleet import demo_fleet  # noqa: PLC0415
 
         return demo_fleet(arguments.recording, _say, arguments.directory)
     from collector.commands.demo import demo, send_forever  # noqa: PLC0415
+    from collector.commands.demo_feed import find_recording, save_recording  # noqa: PLC0415
 
+    if arguments.save is not None:
+        save_recording(find_recording(arguments.recording), arguments.save, arguments.throttle, _say)
+        return EXIT_OK
     if arguments.to is not None:
         stop = Stop()
         stop.listen()
-        return send_forever(arguments.recording, arguments.to, SystemClock(), stop, _say)
-    return demo(arguments.recording, arguments.speed, _say, arguments.directory)
+        return send_forever(arguments.recording, arguments.to, SystemClock(), stop, _say, arguments.throttle)
+    return demo(arguments.recording, arguments.speed, _say, arguments.directory, arguments.throttle)
 
 
 def _check_config(arguments: argparse.Namespace) -> int:

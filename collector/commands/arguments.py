@@ -9,7 +9,7 @@ import argparse
 import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -83,6 +83,30 @@ def _complete_files(parser: argparse.ArgumentParser, files: object) -> None:
         if isinstance(action.choices, dict):
             for below in action.choices.values():
                 _complete_files(below, files)
+
+
+def add_demo_parser(commands: Any, run: Callable[[argparse.Namespace], int]) -> None:
+    """``tracefit demo``, which ``run`` runs."""
+    demo = commands.add_parser("demo", help="watch a real sidecar learn from a recording, 20 times faster")
+    demo.add_argument(
+        "--speed", type=positive_number, default=20.0, metavar="N", help="how much faster than recorded (20)"
+    )
+    demo.add_argument("--recording", type=Path, metavar="FILE", help="a recording other than the bundled one")
+    demo.add_argument("--directory", type=Path, metavar="DIR", help="where its files go (snapshots/demo)")
+    demo.add_argument(
+        "--throttle",
+        type=positive_number,
+        default=1.0,
+        metavar="N",
+        help="from its middle on, the recorded machine takes N times as long (1)",
+    )
+    instead = demo.add_mutually_exclusive_group()
+    instead.add_argument("--fleet", action="store_true", help="ten sidecars, one beside a slower machine; pulled")
+    instead.add_argument(
+        "--to", metavar="HOST:PORT", help="send to a sidecar that runs already, in real time, for ever"
+    )
+    instead.add_argument("--save", type=Path, metavar="FILE", help="no sidecar: write what would be sent to FILE")
+    demo.set_defaults(command=run)
 
 
 def positive_number(text: str) -> float:

@@ -41,7 +41,9 @@ class Ports(NamedTuple):
     pages: int
 
 
-def demo(recording: Path | None, speed: float, say: PrintLine, directory: Path | None = None) -> int:
+def demo(
+    recording: Path | None, speed: float, say: PrintLine, directory: Path | None = None, throttle: float = 1.0
+) -> int:
     """Run the demo to its end or to Ctrl-C; the exit code says whether anything was learned."""
     source = find_recording(recording)
     directory = (directory or Path("snapshots", "demo")).absolute()
@@ -50,8 +52,8 @@ def demo(recording: Path | None, speed: float, say: PrintLine, directory: Path |
     with _claimed_ports() as ports, sidecar_process(ports, directory) as process:
         try:
             await_ready(process, ports.pages, directory)
-            _announce(source, speed, ports, say)
-            _feed(source, speed, ports, say)
+            _announce(source, speed, throttle, ports, say)
+            _feed(source, speed, throttle, ports, say)
         except KeyboardInterrupt:
             interrupted = True
             say("stopping")
@@ -59,7 +61,9 @@ def demo(recording: Path | None, speed: float, say: PrintLine, directory: Path |
     return EXIT_OK if learned or interrupted else EXIT_FAILED
 
 
-def send_forever(recording: Path | None, target: str, clock: Clock, stop: Stop, say: PrintLine) -> int:
+def send_forever(
+    recording: Path | None, target: str, clock: Clock, stop: Stop, say: PrintLine, throttle: float = 1.0
+) -> int:
     """Send the recording to a sidecar at the pace it was recorded, again and again, until a stop is asked for.
 
     Faster would overlap with the round before: event time has to go on with the clock.
@@ -69,7 +73,7 @@ def send_forever(recording: Path | None, target: str, clock: Clock, stop: Stop, 
     while not stop.asked:
         number += 1
         say(f"Sending {source.parent.name} to {target}, round {number}; Ctrl-C ends it.")
-        feeder = Feeder(target, schedule(source, 1.0, clock, say), clock)
+        feeder = Feeder(target, schedule(source, 1.0, clock, say, throttle), clock)
         feeder.start()
         while feeder.running and not stop.asked:
             pause.wait(POLL_S)
@@ -86,9 +90,9 @@ def forget_last_run(directory: Path) -> None:
         (directory / name).unlink(missing_ok=True)
 
 
-def _feed(source: Path, speed: float, ports: Ports, say: PrintLine) -> None:
+def _feed(source: Path, speed: float, throttle: float, ports: Ports, say: PrintLine) -> None:
     clock = SystemClock()
-    feeder = Feeder(f"127.0.0.1:{ports.grpc}", schedule(source, speed, clock, say), clock)
+    feeder = Feeder(f"127.0.0.1:{ports.grpc}", schedule(source, speed, clock, say, throttle), clock)
     try:
         feeder.start()
         _watch(feeder, ports.pages, say)
@@ -166,8 +170,10 @@ def await_ready(process: subprocess.Popen[bytes], port: int, directory: Path) ->
     raise StartError(f"the sidecar did not start: {''.join(tail) or 'no word from it'}")
 
 
-def _announce(source: Path, speed: float, ports: Ports, say: PrintLine) -> None:
+def _announce(source: Path, speed: float, throttle: float, ports: Ports, say: PrintLine) -> None:
     say(f"A real sidecar is running; it is sent {source.parent.name}, recorded from a real vLLM, {speed:g}x faster.")
+    if throttle != 1.0:
+        say(f"From the middle of the recording on every time in it is {throttle:g} times as long.")
     say(f"  OTLP/gRPC  127.0.0.1:{ports.grpc}")
     for page in ("", "metrics", "snapshot", "healthz"):
         say(f"  http://127.0.0.1:{ports.pages}/{page}")

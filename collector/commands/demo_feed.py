@@ -1,30 +1,24 @@
 """A recording sent again: every stamp moved by one constant per clock, durations untouched, only the sending faster.
 
 Wall clock and monotonic clock move by a constant each, such that the end of the recording reads as the end of the
-demo. The learner sees exactly the intervals that were measured.
+demo. The learner sees exactly the intervals that were measured, or, throttled, the same from the middle on but longer.
 """
 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import grpc
 import msgspec
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 
 from collector.receive.otlp import METHOD
 from collector.recordings import Recording
-from collector.runtime import Clock, StartError, Task
+from collector.runtime import Clock, PrintLine, StartError, Task
 
-MONOTONIC_NS_KEYS = frozenset(
-    {"step.ts_start_ns", "step.ts_end_ns", "step.ts_output_ns", "step.ts_done_ns", "ts.monotonic_ns"}
-)
-MONOTONIC_S_KEYS = frozenset({"ts.monotonic", "event.ts.monotonic"})
-"""Attributes that carry a monotonic stamp: integer nanoseconds, double seconds."""
+from .demo_stamps import Shift, Slowdown, restamped
 
 MONOTONIC_FLOOR_NS = 3_600_000_000_000
 """A machine that booted just now has a monotonic clock near 0; the recording must not begin before its boot."""
@@ -39,13 +33,6 @@ class Received(msgspec.Struct):
 
     recv_unix_ns: int
     recv_mono_ns: int
-
-
-class Shift(NamedTuple):
-    """What to add to the stamps of either clock."""
-
-    unix_ns: int
-    mono_ns: int
 
 
 class Sending(NamedTuple):
@@ -84,9 +71,11 @@ def read_index(recording: Path) -> list[Received]:
     return index
 
 
-def schedule(recording: Path, speed: float, clock: Clock, note: Callable[[str], None]) -> Iterator[Sending]:
-    """The exports of a recording as they should be sent from now on."""
+def schedule(recording: Path, speed: float, clock: Clock, note: PrintLine, throttle: float = 1.0) -> Iterator[Sending]:
+    """The exports of a recording as they should be sent from now on; ``throttle``: see ``throttling``."""
     index = read_index(recording)
+    slow = throttling(index, throttle)
+    index = [Received(slow.unix_of(each.recv_unix_ns), slow.mono_of(each.recv_mono_ns)) for each in index]
     first, last = index[0], index[-1]
     lasts_ns = int((last.recv_unix_ns - first.recv_unix_ns) / speed)
     shift = Shift(
@@ -98,31 +87,32 @@ def schedule(recording: Path, speed: float, clock: Clock, note: Callable[[str], 
     )
     for received, timed in zip(index, Recording(recording, note).exports(), strict=False):
         recorded_s = (received.recv_unix_ns - first.recv_unix_ns) / 1e9
-        yield Sending(recorded_s / speed, recorded_s, shifted(timed.export.payload, shift))
+        yield Sending(recorded_s / speed, recorded_s, restamped(timed.export.payload, slow, shift))
 
 
-def shifted(payload: bytes, shift: Shift) -> bytes:
-    """The same export with all its stamps moved."""
-    request = ExportTraceServiceRequest.FromString(payload)
-    for resource in request.resource_spans:
-        for scope in resource.scope_spans:
-            for span in scope.spans:
-                span.start_time_unix_nano += shift.unix_ns
-                span.end_time_unix_nano += shift.unix_ns
-                for attribute in span.attributes:
-                    _shift_attribute(attribute, shift)
-                for event in span.events:
-                    event.time_unix_nano += shift.unix_ns
-                    for attribute in event.attributes:
-                        _shift_attribute(attribute, shift)
-    return request.SerializeToString()
+def throttling(index: Sequence[Received], factor: float) -> Slowdown:
+    """From the middle of a recording on its machine takes ``factor`` times as long, as when its power is capped."""
+    middle_unix_ns = (index[0].recv_unix_ns + index[-1].recv_unix_ns) // 2
+    begins = next(received for received in index if received.recv_unix_ns >= middle_unix_ns)
+    return Slowdown(begins.recv_unix_ns, begins.recv_mono_ns, factor)
 
 
-def _shift_attribute(attribute: KeyValue, shift: Shift) -> None:
-    if attribute.key in MONOTONIC_NS_KEYS:
-        attribute.value.int_value += shift.mono_ns
-    elif attribute.key in MONOTONIC_S_KEYS:
-        attribute.value.double_value += shift.mono_ns / 1e9
+def save_recording(source: Path, out: Path, throttle: float, say: PrintLine) -> None:
+    """Write what would be sent as a file, framed as the OpenTelemetry Collector frames protobuf, with gzip.
+
+    Raises:
+        StartError: it cannot be written.
+    """
+    slow, number = throttling(read_index(source), throttle), 0
+    try:
+        with gzip.open(out, "wb") as file:
+            for timed in Recording(source, say).exports():
+                payload = restamped(timed.export.payload, slow)
+                file.write(len(payload).to_bytes(4, "big") + payload)
+                number += 1
+    except OSError as error:
+        raise StartError(f"cannot write {out}: {error.strerror}") from None
+    say(f"{number} exports of {source.parent.name}: {out}")
 
 
 class Feeder:

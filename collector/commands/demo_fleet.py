@@ -1,7 +1,7 @@
 """``tracefit demo --fleet``: ten real sidecars, one of them beside a machine that is slower, pulled and compared.
 
 Each gets the same recording under a name of its own, less another tenth of its exports, as fast as it takes them. The
-slow one's clocks run 15 % longer: every stamp is stretched from the first one on.
+slow one's clocks run 15 % longer, from its first step on.
 """
 
 from __future__ import annotations
@@ -11,12 +11,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
 import grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import KeyValue
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from collector.config import Config
 from collector.fleet.pull import Pulled, Puller, PullOptions
@@ -25,7 +22,8 @@ from collector.recordings import Recording
 from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError, SystemClock
 
 from .demo import Ports, await_ready, free_port, sidecar_process
-from .demo_feed import MONOTONIC_NS_KEYS, MONOTONIC_S_KEYS, SEND_TIMEOUT_S, find_recording
+from .demo_feed import SEND_TIMEOUT_S, find_recording
+from .demo_stamps import MONOTONIC_NS_KEYS, Slowdown, restamp, spans_of
 
 SIDECARS, SLOW, SLOWER = 10, 7, 1.15
 STATE_S = 1.0
@@ -36,13 +34,6 @@ _SETTINGS = {
     "STATE__INTERVAL_S": f"{STATE_S:g}",
     "LEARNERS": "[rls]",  # a third of the memory
 }
-
-
-class Origin(NamedTuple):
-    """Where either clock stood at the first step: what stretched stamps begin from."""
-
-    unix_ns: int
-    mono_ns: int
 
 
 def demo_fleet(recording: Path | None, say: PrintLine, directory: Path | None = None) -> int:
@@ -89,54 +80,24 @@ def exports_of_two_machines(
     source: Path, say: PrintLine
 ) -> Iterator[tuple[ExportTraceServiceRequest, ExportTraceServiceRequest]]:
     """Each export as it was, and as the slow machine would have sent it."""
-    origin: Origin | None = None
+    slow: Slowdown | None = None
     for timed in Recording(source, say).exports():
         even = ExportTraceServiceRequest.FromString(timed.export.payload)
-        origin = origin or _origin(even)
+        slow = slow or _slow_from_first_step(even)
         stretched = ExportTraceServiceRequest()
         stretched.CopyFrom(even)
-        if origin is not None:
-            _stretch(stretched, origin)
+        if slow is not None:
+            restamp(stretched, slow)
         yield even, stretched
 
 
-def _origin(request: ExportTraceServiceRequest) -> Origin | None:
-    for span in _spans(request):
+def _slow_from_first_step(request: ExportTraceServiceRequest) -> Slowdown | None:
+    for span in spans_of(request):
         for event in span.events:
             for attribute in event.attributes:
                 if attribute.key in MONOTONIC_NS_KEYS:
-                    return Origin(event.time_unix_nano, attribute.value.int_value)
+                    return Slowdown(event.time_unix_nano, attribute.value.int_value, SLOWER)
     return None
-
-
-def _spans(request: ExportTraceServiceRequest) -> Iterator[Span]:
-    for resource in request.resource_spans:
-        for scope in resource.scope_spans:
-            yield from scope.spans
-
-
-def _stretch(request: ExportTraceServiceRequest, origin: Origin) -> None:
-    for span in _spans(request):
-        span.start_time_unix_nano = _later(span.start_time_unix_nano, origin.unix_ns)
-        span.end_time_unix_nano = _later(span.end_time_unix_nano, origin.unix_ns)
-        for attribute in span.attributes:
-            _stretch_attribute(attribute, origin)
-        for event in span.events:
-            event.time_unix_nano = _later(event.time_unix_nano, origin.unix_ns)
-            for attribute in event.attributes:
-                _stretch_attribute(attribute, origin)
-
-
-def _stretch_attribute(attribute: KeyValue, origin: Origin) -> None:
-    if attribute.key in MONOTONIC_NS_KEYS:
-        attribute.value.int_value = _later(attribute.value.int_value, origin.mono_ns)
-    elif attribute.key in MONOTONIC_S_KEYS:
-        seconds = origin.mono_ns / 1e9
-        attribute.value.double_value = seconds + (attribute.value.double_value - seconds) * SLOWER
-
-
-def _later(stamp_ns: int, origin_ns: int) -> int:
-    return origin_ns + round((stamp_ns - origin_ns) * SLOWER)
 
 
 def named_export(request: ExportTraceServiceRequest, number: int) -> bytes:

@@ -30,6 +30,7 @@ SIDE_DOORS = {
         "collector.commands.ask",
         "collector.commands.check",
         "collector.commands.demo",
+        "collector.commands.demo_feed",
         "collector.commands.demo_fleet",
         "collector.commands.export",
         "collector.commands.arguments",

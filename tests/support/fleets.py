@@ -6,8 +6,8 @@ import hashlib
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from collector.commands.demo_feed import Shift, shifted
 from collector.commands.demo_fleet import named_export
+from collector.commands.demo_stamps import Shift, restamped
 from collector.config import Config
 from online import Bank, Target
 from tests.support.linear_steps import BETA, steps
@@ -52,7 +52,7 @@ def state_server(states):
 def as_another_engine(payload, number):
     """Engines and API servers of their own, with spans and clocks of their own: no two are one."""
     shift = Shift(unix_ns=number * 1_000_003, mono_ns=number * 1_000_000_000_000)
-    request = ExportTraceServiceRequest.FromString(shifted(payload, shift))
+    request = ExportTraceServiceRequest.FromString(restamped(payload, shift))
     is_api = any(span.name == "llm_request" for r in request.resource_spans for s in r.scope_spans for span in s.spans)
     for resource in request.resource_spans:
         for scope in resource.scope_spans:

@@ -1,0 +1,53 @@
+"""docs/tutorial-blis.md: each command runs, up to the file that BLIS loads; BLIS's line agrees with docs/blis.md."""
+
+from __future__ import annotations
+
+import csv
+import re
+import subprocess
+
+import pytest
+import yaml
+
+from tests.support.paths import DOCS
+from tests.support.tutorials import assert_said, steps_of
+
+TEXT = (DOCS / "tutorial-blis.md").read_text(encoding="utf-8")
+STEPS = steps_of(TEXT)
+FOLDER, BLIS = re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRACEFIT_LEARNERS", "[rls]")  # the others take most of the time and are not exported
+    return tmp_path
+
+
+def test_every_command_says_what_stands_below_it_and_leaves_what_blis_is_started_with(home):
+    subprocess.run(["bash", "-euc", FOLDER], cwd=home, check=True)
+    for step in STEPS:
+        assert_said(step)
+    named = re.findall(r"--(?:trace-header|trace-data|defaults-filepath|model-config-folder) (\S+)", BLIS)
+    assert len(named) == 4
+    assert all((home / path).exists() for path in named)
+    file = yaml.safe_load((home / "tiny.blis.yaml").read_text())
+    assert set(file) == {"version", "defaults", "workloads", "trained_physics_coefficients"}
+    coefficients = file["trained_physics_coefficients"]
+    assert (len(coefficients["alpha_coeffs"]), len(coefficients["beta_coeffs"])) == (3, 11)
+    assert min(coefficients["alpha_coeffs"] + coefficients["beta_coeffs"]) >= 0
+    with (home / "traffic" / "trace.csv").open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert len(rows) > 600
+    assert {"last_chunk_time_us", "arrival_time_us"} <= set(rows[0])
+
+
+def test_blis_is_told_what_its_own_page_tells_it_and_the_hardware_of_the_export():
+    (documented,) = [
+        each for each in re.findall(r"(?s)blis replay.*?```", (DOCS / "blis.md").read_text()) if "$(" not in each
+    ]
+    options = re.compile(r"--[\w-]+")
+    assert set(options.findall(BLIS)) == set(options.findall(documented))
+    (export,) = [step.command for step in STEPS if "blis-yaml" in step.command]
+    hardware = re.compile(r"--hardware (\w+)")
+    assert hardware.findall(export) == hardware.findall(BLIS)

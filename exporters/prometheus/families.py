@@ -54,8 +54,8 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "tracefit_config_info",
         "gauge",
-        ("config", *(label for _, label in IDENTITY_LABELS)),
-        "What a configuration is; always 1. An unknown fact is an empty label.",
+        ("config", "name", *(label for _, label in IDENTITY_LABELS)),
+        "What a configuration is; always 1. An unknown fact is an empty label; name is for legends.",
     ),
     Family("tracefit_coefficient", "gauge", _FEATURE, "Learned coefficient, in the unit of its label."),
     Family("tracefit_coefficient_stderr", "gauge", _FEATURE, "Standard error of a coefficient, in its unit."),

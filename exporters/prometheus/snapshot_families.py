@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -71,7 +72,10 @@ def snapshot_families(
     Yields:
         Families in the order of the tables; empty ones are left out.
     """
-    per_config = [_config_samples(config, exemplar_of) for config in snapshot.configs]
+    legends = _legends(snapshot.configs)
+    per_config = [
+        _config_samples(config, legend, exemplar_of) for config, legend in zip(snapshot.configs, legends, strict=True)
+    ]
     if advice_of is not None:
         for config, samples in zip(snapshot.configs, per_config, strict=True):
             for name, value, labels in advice_of(snapshot, config):
@@ -118,11 +122,25 @@ def _metric(family: Family, samples: list[Sample]) -> Metric:
     return gauge
 
 
-def _config_samples(config: ConfigSnapshot, exemplar_of: ExemplarOf | None) -> Samples:
+def _legends(configs: Sequence[ConfigSnapshot]) -> list[str]:
+    """What people call configurations: model · GPU · TP as far as known, the hash behind it where two have the same."""
+    names = []
+    for config in configs:
+        model, gpu, degree = (config.config.get(key, "") for key in ("model", "gpu", "tensor_parallel_size"))
+        facts = (str(model), str(gpu), f"TP {degree}" if degree else "")
+        names.append(" · ".join(filter(None, facts)))
+    often = Counter(names)
+    return [
+        name if name and often[name] == 1 else " · ".join(filter(None, (name, config.config_id)))
+        for name, config in zip(names, configs, strict=True)
+    ]
+
+
+def _config_samples(config: ConfigSnapshot, legend: str, exemplar_of: ExemplarOf | None) -> Samples:
     config_id = label_value(config.config_id)
     samples: Samples = {family.name: [] for family in FAMILIES}
     identity = (label_value(_plain(config.config.get(key, ""))) for key, _ in IDENTITY_LABELS)
-    samples["tracefit_config_info"].append(Sample((config_id, *identity), 1))
+    samples["tracefit_config_info"].append(Sample((config_id, label_value(legend), *identity), 1))
     samples["tracefit_telemetry_quality"].append(Sample((config_id, label_value(config.telemetry)), 1))
     modes = [engine.scheduling for engine in config.engines]
     for mode in dict.fromkeys(modes):

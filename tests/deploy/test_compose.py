@@ -51,8 +51,10 @@ def test_prometheus_takes_its_configuration(tmp_path, promtool):
         [promtool, "check", "config", str(tmp_path / "prometheus.yml")], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    targets = yaml.safe_load((tmp_path / "prometheus.yml").read_text())["scrape_configs"][0]["static_configs"]
-    assert targets == [{"targets": ["tracefit:9464"]}]
+    (scraped,) = yaml.safe_load((tmp_path / "prometheus.yml").read_text())["scrape_configs"][0]["static_configs"]
+    assert scraped["targets"] == ["tracefit:9464"]
+    opened = f"127.0.0.1:{scraped['labels']['instance'].rpartition(':')[2]}:9464"
+    assert opened in SERVICES["tracefit"]["ports"], "the dashboard's links lead to the instance"
 
 
 def test_grafana_finds_the_dashboard_and_its_data():

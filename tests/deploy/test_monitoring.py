@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -14,8 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from collector.telemetry import Metrics, table
 from exporters.labels import base_unit
+from exporters.pages.routing import Request
 from exporters.prometheus import MetricsPage
+from exporters.prometheus.advisory import AdvisorySample
 from exporters.prometheus.families import FAMILIES, PAGE_FAMILIES
+from exporters.status_page import StatusPage
 from tests.conftest import find_tool
 from tests.support import exporter_cases as cases
 from tests.support.paths import ROOT
@@ -144,11 +148,12 @@ def test_the_dashboard_has_an_identity_and_cannot_be_edited_by_accident():
 
 def test_variables_choose_the_data_source_job_instance_and_configuration():
     variables = {variable["name"]: variable for variable in dashboard()["templating"]["list"]}
-    assert list(variables) == ["datasource", "job", "instance", "config", "target", "model"]
+    assert list(variables) == ["datasource", "job", "instance", "config", "target", "model", "runbooks"]
     assert (variables["datasource"]["type"], variables["datasource"]["query"]) == ("datasource", "prometheus")
-    for name, variable in variables.items():
+    assert (variables["runbooks"]["type"], variables["runbooks"]["query"]) == ("constant", RUNBOOKS)
+    for variable in variables.values():
         assert variable["label"]
-        if name != "datasource":
+        if variable["type"] == "query":
             assert (variable["multi"], variable["includeAll"], variable["allValue"]) == (True, True, ".*")
             assert variable["refresh"] == 2  # on time range change
             assert variable["datasource"]["uid"] == "${datasource}"
@@ -176,6 +181,79 @@ def test_every_expression_selects_job_and_instance_and_rates_counters_rightly(ti
         assert bool(wrapped) == name.endswith(("_total", "_bucket", "_sum", "_count")), (title, name)
 
 
+def test_legends_have_names_that_people_use_and_tell_sidecars_apart():
+    for panel in panels():
+        for target in panel["targets"]:
+            over_all = re.match(r"(sum|max)( by \(le\))? ?\(", target["expr"])
+            if "config=~" not in target["expr"] or over_all or panel["title"] == "Fleet":
+                continue
+            assert "group_left (name) tracefit_config_info" in target["expr"], panel["title"]
+            if target["format"] != "table":
+                assert "{{name}}" in target["legendFormat"], panel["title"]
+                assert "{{instance}}" in target["legendFormat"], panel["title"]
+                assert "{{config}}" not in target["legendFormat"], panel["title"]
+
+
+def test_the_choice_of_configurations_shows_their_names():
+    (variable,) = [v for v in dashboard()["templating"]["list"] if v["name"] == "config"]
+    page = MetricsPage(CollectorRegistry(), cases.snapshot).render().body.decode()
+    info = next(line for line in page.splitlines() if line.startswith("tracefit_config_info{"))
+    found = re.search(variable["regex"].strip("/").replace("(?<", "(?P<"), info)
+    assert found.groupdict() == {"value": CONFIG, "text": "meta-llama/Llama-2-7b-hf · H100 · TP 2"}
+
+
+def test_the_fleet_table_has_a_row_per_configuration_and_sidecar_with_all_that_tells_them_apart():
+    (fleet,) = [panel for panel in panels() if panel["title"] == "Fleet"]
+    merge, organize = fleet["transformations"]
+    assert merge["id"] == "merge"
+    shown = organize["options"]["renameByName"].values()
+    assert set(shown) >= {"model", "GPU", "TP", "configuration", "sidecar", "usable", "error", "changes of speed"}
+    assert {rule["matcher"]["options"] for rule in fleet["fieldConfig"]["overrides"]} <= set(shown)
+    first, *others = (target["expr"] for target in fleet["targets"])
+    assert "max by (job, instance, config, name, model_name, gpu, tensor_parallel_size, quality)" in first
+    for expression in others:  # what the rows of all queries have in common is what they are merged by
+        assert set(re.findall(r"by \(([^)]*)\)", expression)) == {"job, instance, config"}
+
+
+def links(part):
+    """Every link of a panel or of the board, wherever Grafana keeps it."""
+    if isinstance(part, dict):
+        for name, value in part.items():
+            if name == "links":
+                yield from value
+            yield from links(value)
+    elif isinstance(part, list):
+        for each in part:
+            yield from links(each)
+            if isinstance(each, dict) and each.get("id") == "links":
+                yield from each["value"]
+
+
+def test_links_lead_to_runbooks_of_alerts_and_to_status_pages():
+    targets = [link["url"] for link in links(dashboard())]
+    runbooks = {url.removeprefix("${runbooks}") for url in targets if url.startswith("${runbooks}")}
+    assert runbooks > {"", "#tracefiterrorhigh", "#tracefitspeedchanged"}
+    assert runbooks <= {"", *(f"#{name.lower()}" for name in alerts())}
+    pages = {url for url in targets if not url.startswith("${runbooks}")}
+    assert pages == {
+        "http://${__field.labels.instance}/",
+        "http://${__field.labels.instance}/#config-${__field.labels.config}",
+        "http://${__data.fields.sidecar}/#config-${__value.raw}",
+    }
+
+
+def test_a_link_finds_the_configuration_on_the_status_page():
+    page = StatusPage(cases.snapshot, CollectorRegistry(), ready=lambda: (True, {}), unix_nano=lambda: 0)
+    assert f'id="config-{CONFIG}"' in page.answer(Request("/", (), {}, {})).body.decode()
+
+
+def test_error_panels_turn_red_where_the_alert_fires():
+    limit = float(re.search(r"> ([0-9.]+)$", alerts()["TracefitErrorHigh"]["expr"].strip())[1])
+    text = {panel["title"]: json.dumps(panel) for panel in panels()}
+    for title in ("Step time error", "Error by model", "Fleet"):
+        assert f'{{"color": "red", "value": {limit}}}' in text[title], title
+
+
 def test_panels_have_their_own_ids_and_do_not_overlap():
     board = dashboard()["panels"]
     ids = [panel["id"] for panel in board]
@@ -191,34 +269,91 @@ def test_units_of_coefficient_panels_are_those_that_the_exporter_writes():
     assert asked == {base_unit(unit)[0] for unit in ("us", "us/token", "us/request")}
 
 
-def idle_series():
-    """Everything on the page, at a standstill for an hour, as promtool's input."""
-    own = Metrics(CollectorRegistry())
-    own.set(table.QUEUE_CAPACITY, 16 * 2**20)
-    page = MetricsPage(own.registry, cases.snapshot).render()
-    for family in text_string_to_metric_families(page.body.decode()):
-        for sample in family.samples:
-            labels = {"job": "tracefit", "instance": "pod-1:9464", **sample.labels}
-            text = ",".join(f"{name}={json.dumps(value)}" for name, value in labels.items())
-            yield {"series": f"{sample.name}{{{text}}}", "values": f"{sample.value}x60"}
+CONFIG = "0f3c52aa9b1e"
+
+
+def advice(_snapshot, _config):
+    """What a configuration that serves adds to the page."""
+    for kind in ("itl", "ttft"):
+        yield AdvisorySample(f"tracefit_predicted_{kind}_seconds", 0.05)
+        yield AdvisorySample(f"tracefit_observed_{kind}_seconds", 0.04)
+    yield AdvisorySample("tracefit_usable", 1.0)
+    yield AdvisorySample("tracefit_load", 7.0, ("concurrency",))
+    yield AdvisorySample("tracefit_slo_concurrency", 9.0, ("0.05",))
+
+
+def an_hour(growth=0):
+    """Everything on the pages of a sidecar and of a fleet, as promtool's input; counters grow by so much a minute."""
+    targets = {**cases.config().targets, "schedule_time": cases.target("schedule_time")}
+    serving = cases.snapshot(cases.config(CONFIG, targets=targets))
+    for table_of, job in ((table.TABLE, "tracefit"), (table.FLEET_TABLE, "fleet")):
+        own = Metrics(CollectorRegistry(), table_of)
+        if job == "tracefit":
+            own.set(table.QUEUE_CAPACITY, 16 * 2**20)
+            own.set(table.MEMORY_LIMIT, 2**28)
+        else:
+            own.set(table.FLEET_SOURCES, 3, "merged")
+        page = MetricsPage(own.registry, lambda: serving, advisory=SimpleNamespace(samples=advice)).render()
+        for family in text_string_to_metric_families(page.body.decode()):
+            step = growth if family.type in {"counter", "histogram", "summary"} else 0
+            for sample in family.samples:
+                theirs = {"exported_instance" if name == "instance" else name: v for name, v in sample.labels.items()}
+                labels = {"job": job, "instance": "pod-1:9464", **theirs}
+                text = ",".join(f"{name}={json.dumps(value)}" for name, value in labels.items())
+                yield {"series": f"{sample.name}{{{text}}}", "values": f"{sample.value}+{step}x60"}
+
+
+def filled_in(expression):
+    """An expression of the dashboard with the variables as Grafana fills them in."""
+    return re.sub(r"\$\w+", ".*", expression.replace("$__rate_interval", "5m").replace("$__range", "30m"))
 
 
 def shipped_expressions():
     """Of rules, dashboard and docs/metrics.md, with the dashboard's variables as Grafana fills them in."""
     yield from (rule["expr"] for group in rules()["groups"] for rule in group["rules"])
-    for _, expression in expressions():
-        timed = expression.replace("$__rate_interval", "5m").replace("$__range", "30m")
-        yield re.sub(r"\$\w+", ".*", timed)
+    yield from (filled_in(expression) for _, expression in expressions())
+    yield from documented_expressions()
+
+
+def documented_expressions():
+    """Of docs/metrics.md, each under a line that says what it is."""
     (block,) = re.findall(r"```promql\n(.*?)```", (ROOT / "docs" / "metrics.md").read_text(), re.DOTALL)
-    yield from ("\n".join(lines.splitlines()[1:]).replace("[1h]", "[30m]") for lines in block.split("\n\n"))
+    for lines in block.split("\n\n"):
+        yield "\n".join(lines.splitlines()[1:]).replace("[1h]", "[30m]")
 
 
-def test_no_shipped_expression_is_nan_while_nothing_happens(tmp_path):
+def failed_expressions(directory, series, checks):
+    """Expressions of a promtool test that did not answer as expected."""
+    test = {"interval": "1m", "input_series": list(series), "promql_expr_test": checks}
+    (directory / "hour.yaml").write_text(yaml.safe_dump({"tests": [test]}))
+    done = promtool("test", "rules", "hour.yaml", directory=directory)
+    said = done.stdout + done.stderr
+    found = re.findall(r"^\s*expr: \"(.*?)\", time", said, re.MULTILINE | re.DOTALL)
+    assert done.returncode == 0 or found, said
+    return found
+
+
+@pytest.mark.parametrize("growth", [0, 1], ids=["idle", "busy"])
+def test_no_shipped_expression_is_nan(tmp_path, growth):
     asked = [*shipped_expressions(), 'tracefit_rows_total{target="step_time",outcome="learned"} * NaN']
     checks = [{"expr": f"({expr}) != ({expr})", "eval_time": "50m", "exp_samples": []} for expr in asked]
-    test = {"interval": "1m", "input_series": list(idle_series()), "promql_expr_test": checks}
-    (tmp_path / "idle.yaml").write_text(yaml.safe_dump({"tests": [test]}))
-    done = promtool("test", "rules", "idle.yaml", directory=tmp_path)
-    found = re.findall(r"^\s*expr: \"(.*?)\", time", done.stdout + done.stderr, re.MULTILINE | re.DOTALL)
-    assert len(found) == 1, done.stdout + done.stderr
-    assert "* NaN" in found[0], "the one that has to be"
+    (found,) = failed_expressions(tmp_path, an_hour(growth), checks)
+    assert "* NaN" in found, "the one that has to be"
+
+
+def test_every_expression_of_dashboard_and_manual_finds_something_while_the_sidecar_works(tmp_path):
+    silent = {
+        "changes(tracefit_drift_last_timestamp_seconds": "the recorded change of speed is long ago",
+        "vllm:num_requests": "a server's own page",
+    }
+    asked = [*(filled_in(expression) for _, expression in expressions()), *documented_expressions()]
+    checks = [
+        {
+            "expr": f"vector(1) and on () ({expression})",
+            "eval_time": "50m",
+            "exp_samples": [{"labels": "{}", "value": 1}],
+        }
+        for expression in asked
+    ]
+    found = failed_expressions(tmp_path, an_hour(growth=1), checks)
+    assert [expression for expression in found if not any(part in expression for part in silent)] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 import urllib.parse
@@ -161,6 +162,11 @@ def test_prometheus_scrapes_queries_alerts_and_shows_an_exemplar(tmp_path):
         )
         found = {exemplar["labels"]["trace_id"] for series in exemplars for exemplar in series["exemplars"]}
         assert found == {TRACE_ID}
+        board = json.loads((ROOT / "deploy" / "monitoring" / "dashboard.json").read_text())
+        for target in (target for panel in board["panels"] for target in panel.get("targets", ())):
+            expression = target["expr"].replace("$__rate_interval", "1m").replace("$__range", "1m")
+            answer = ask(base, "query", query=re.sub(r"\$\w+", ".*", expression))["result"]
+            assert "NaN" not in {row["value"][1] for row in answer}, expression
         targets = ask(base, "targets")["activeTargets"]
         assert {target["health"] for target in targets} == {"up"}
         assert {target["lastError"] for target in targets} == {""}

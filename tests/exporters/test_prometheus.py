@@ -205,6 +205,31 @@ def test_any_model_name_gives_a_page_that_parses(name, accept, parse):
     assert shown == label_value(name)
 
 
+def known_by(config_id, **facts):
+    return msgspec.structs.replace(cases.config(config_id), config=facts)
+
+
+def test_a_configuration_has_a_name_for_legends_of_what_is_known_and_no_two_have_the_same():
+    llama = {"model": "llama", "gpu": "H100", "tensor_parallel_size": 2}
+    configs = (
+        known_by("a" * 12, **llama),
+        known_by("b" * 12, **llama, max_num_seqs=64),
+        known_by("c" * 12, model="tiny"),
+        known_by("d" * 12, gpu="L4", tensor_parallel_size=1),
+        known_by("e" * 12),
+        known_by("f" * 12),
+    )
+    info = next(f for f in parse_text(page_of(cases.snapshot(*configs)).decode()) if f.name == "tracefit_config_info")
+    assert [sample.labels["name"] for sample in info.samples] == [
+        "llama · H100 · TP 2 · aaaaaaaaaaaa",
+        "llama · H100 · TP 2 · bbbbbbbbbbbb",
+        "tiny",
+        "L4 · TP 1",
+        "eeeeeeeeeeee",
+        "ffffffffffff",
+    ]
+
+
 @settings(deadline=None)
 @given(st.text(st.characters(), min_size=1, max_size=300))
 def test_a_label_value_is_short_printable_and_encodable(text):

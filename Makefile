@@ -53,7 +53,7 @@ demo-fleet: $(STAMP)
 	@$(BIN)/tracefit demo --fleet
 
 demo-vllm: $(STAMP)
-	@$(BIN)/python deploy/vllm-plugin/demo/demo.py
+	@$(BIN)/python deploy/vllm-plugin/demo/demo.py $(ARGS)
 
 demo-vllm-clean: $(STAMP)
 	@$(BIN)/python deploy/vllm-plugin/demo/demo.py --remove

@@ -232,6 +232,7 @@ def kill_in_stage(directory, stage, load_, *, fsync):
         load_.port = victim.grpc_port
         deadline_s = time.monotonic() + 60
         while not victim.metric("tracefit_worker_batch_seconds_count"):  # else there is nothing to save
+            assert not load_.done, f"the load ended before {stage}: send more --exports"
             assert time.monotonic() < deadline_s, stage
             time.sleep(0.02)
         victim.process.send_signal(signal.SIGTERM)

@@ -2,10 +2,11 @@
 
 One sidecar hears every step from the plugin; the other one knows nothing but the port, and asks for vLLM's own page.
 
-    python demo.py [--seconds 90] [--rate 3.5] [--environment DIRECTORY] [--remove]
+    python demo.py [--seconds 90] [--rate 3.5] [--data-parallel-size 1] [--environment DIRECTORY] [--remove]
 
-vLLM runs on the CPU with a tiny random-weight model made here. Nothing is left behind but vLLM's environment, which the
-next run uses again (``--remove`` deletes it).
+With ``--data-parallel-size 2`` vLLM has two ranks under one ``service.instance.id`` of the user's: two engines, of one
+configuration. vLLM runs on the CPU with a tiny random-weight model made here. Nothing is left behind but vLLM's
+environment, which the next run uses again (``--remove`` deletes it).
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def sidecar(directory: Path, settings: Mapping[str, str], scraped: str = "") -> 
         yield pages
 
 
-def run(seconds: float, rate: float, environment: Path, work: Path) -> dict[str, Any]:
+def run(seconds: float, rate: float, ranks: int, environment: Path, work: Path) -> dict[str, Any]:
     """Run everything; return the last snapshots by what they were learned from."""
     binaries = prepare(environment, say)
     model = work / "model"
@@ -69,10 +70,11 @@ def run(seconds: float, rate: float, environment: Path, work: Path) -> dict[str,
     with process(from_vllm, dict(os.environ), work / "model.log", work) as child:
         child.wait(120)
     grpc = free_port(4317)
+    flags, variables = parallel(ranks) if ranks > 1 else ((), {})
     with sidecar(work / STEPS, {"TRACEFIT_RECEIVERS__GRPC__ENDPOINT": f"127.0.0.1:{grpc}"}) as steps:
         say("starting vLLM on the CPU; its first start takes about a minute")
         with (
-            vllm(binaries, model, f"http://127.0.0.1:{grpc}", work) as server,
+            vllm(binaries, model, f"http://127.0.0.1:{grpc}", work, *flags, **variables) as server,
             scraping(server.port, work) as pages,
         ):
             say(f"  vLLM      http://127.0.0.1:{server.port}/v1/completions")
@@ -90,6 +92,16 @@ def run(seconds: float, rate: float, environment: Path, work: Path) -> dict[str,
     # The sidecars have stopped in order: what still waited for its neighbours is learned, and on disk.
     files = {source: work / source / "snapshot.json" for source in (STEPS, PAGES)}
     return {source: json.loads(file.read_bytes()) for source, file in files.items() if file.exists()}
+
+
+def parallel(ranks: int) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the flags and variables of a vLLM of ``ranks`` engine cores, one core of the machine for each in turn."""
+    cores = sorted(os.sched_getaffinity(0))
+    variables = {
+        "OTEL_RESOURCE_ATTRIBUTES": "service.instance.id=pod-1",
+        "VLLM_CPU_OMP_THREADS_BIND": "|".join(str(cores[rank % len(cores)]) for rank in range(ranks)),
+    }
+    return ("--data-parallel-size", str(ranks)), variables
 
 
 def scraping(port: int, work: Path) -> AbstractContextManager[int]:
@@ -116,6 +128,8 @@ def conclude(snapshot: dict[str, Any]) -> None:
     for config in snapshot["configs"]:
         facts = config["config"]
         say(f"\n{facts.get('model', '?')} on vLLM {facts.get('vllm_version', '?')}, telemetry {config['telemetry']}")
+        for engine in config["engines"]:
+            say(f"  engine {engine['instance']}: steps up to {engine.get('last_step', '?')}")
         for name, target in sorted(config["targets"].items()):
             for model_name, model in sorted(target["models"].items()):
                 error = model.get("error")
@@ -134,6 +148,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=90.0, help="length of the load")
     parser.add_argument("--rate", type=float, default=3.5, help="mean requests per second")
+    parser.add_argument("--data-parallel-size", type=int, default=1, metavar="N", help="engine cores of vLLM")
     parser.add_argument("--environment", type=Path, default=ENVIRONMENT, help="where vLLM is installed")
     parser.add_argument("--remove", action="store_true", help="delete vLLM's environment and do nothing else")
     parser.add_argument("--keep", type=Path, help="keep logs and the snapshot in this directory")
@@ -145,7 +160,7 @@ def main(arguments: list[str]) -> int:
         work = args.keep or Path(scratch)
         work.mkdir(parents=True, exist_ok=True)
         try:
-            snapshots = run(args.seconds, args.rate, args.environment, work)
+            snapshots = run(args.seconds, args.rate, args.data_parallel_size, args.environment, work)
         except (EnvironmentFailed, ServerFailed) as error:
             say(f"error: {error}")
             return 1

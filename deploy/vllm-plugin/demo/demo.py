@@ -117,7 +117,9 @@ def show(body: bytes | None, source: str) -> None:
         for name, model in sorted(target.get("models", {}).items()):
             if model["features"] and name == target["champion"]:
                 cells = "  ".join(
-                    f"{f['name']} {f['coefficient']:.4g}±{f.get('stderr', 0):.2g}" for f in model["features"]
+                    f"{f['name']} {f['coefficient']:.4g}"
+                    + (f"±{f['stderr']:.2g}" if f.get("stderr") is not None else "")
+                    for f in model["features"]
                 )
                 error = f"{model['error']['median_ape']:.1%}" if model.get("error") else "?"
                 say(f"{source:>5} {model['rows']:>6} rows  {name}: {cells}  median error {error}")

@@ -7,7 +7,7 @@ CONFIG ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-fleet demo-vllm demo-vllm-clean test test-fleet e2e-vllm run bench coverage validate check-vllm-releases explore fuzz torture soak stress \
-	lint dist site clean
+	lint manifests dist site clean
 
 help:
 	@echo "make demo   watch coefficients being learned from a recording of a real server"
@@ -27,6 +27,7 @@ help:
 	@echo "make fuzz     every parser, 60 s each"
 	@echo "make explore  the property tests with examples they have not seen"
 	@echo "make validate FILE=x.yaml  manifests against the schemas of Kubernetes"
+	@echo "make manifests  kube-score over everything that renders (needs kubectl and kube-score, helm for the chart)"
 	@echo "make site   the documents as a site, into build/site"
 	@echo "make dist   the wheel, into dist/"
 	@echo "make lint   ruff, mypy --strict, import contracts"
@@ -145,6 +146,17 @@ stress: $(STAMP)
 FILE ?= mine.yaml
 validate: $(STAMP)
 	@$(BIN)/kubernetes-validate --strict $(FILE)
+
+MANIFESTS := $(addprefix deploy/,otel-gateway otel-gateway-tls scrape-gateway fleet/service fleet/cron)
+CHART := helm template gate deploy/chart --kube-version 1.37 --set scrape.selector.app=vllm,receive.enabled=true
+# What each is left out for: docs/deploy.md.
+UNSCORED := $(addprefix --ignore-test ,container-image-pull-policy pod-networkpolicy service-targets-pod statefulset-has-servicename \
+	deployment-strategy deployment-replicas)
+manifests:
+	@mkdir -p build
+	@for directory in $(MANIFESTS); do kubectl kustomize $$directory || exit; echo ---; done >build/manifests.yaml
+	@if command -v helm >/dev/null; then $(CHART) >>build/manifests.yaml; else echo "helm is not here: the chart is left out"; fi
+	kube-score score --ignore-container-cpu-limit $(UNSCORED) build/manifests.yaml >build/manifests.txt || { cat build/manifests.txt; exit 1; }
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -19,10 +18,23 @@ from collector.config.load import load
 from collector.config.schema import Config
 from exporters.routes import make_routes
 from tests.conftest import find_tool
+from tests.support.charts import merged, rendered
+from tests.support.manifests import containers_of, find_validator, kustomize, of_kind, validate
 from tests.support.paths import ROOT
 
 DEPLOY = ROOT / "deploy"
 KUSTOMIZE = DEPLOY / "kustomize"
+CHART = DEPLOY / "chart"
+CHART_VALUES = [
+    {"scrape": {"selector": {"app": "vllm"}}},
+    {"scrape": {"enabled": False}, "receive": {"enabled": True, "from": {"app": "vllm"}}},
+    {
+        "scrape": {"selector": {"app": "vllm"}},
+        "receive": {"enabled": True, "tlsSecret": "cert", "tokenSecret": "word"},
+        "podMonitor": {"enabled": True, "labels": {"release": "kube-prometheus-stack"}},
+        "config": {"slo": {"itl_ms": [30]}},
+    },
+]
 COMPONENTS = {
     "sidecar",
     "plain",
@@ -32,7 +44,6 @@ COMPONENTS = {
     "label-engines",
     "producer-plugin",
 }
-OPERATOR_KINDS = {"PodMonitor", "PrometheusRule"}
 OLDEST, NEWEST = "1.29", "1.37"
 OLDEST_PLAIN = "1.25"
 
@@ -54,13 +65,6 @@ spec:
 """
 
 
-def kustomize(directory):
-    kubectl = find_tool("kubectl")
-    done = subprocess.run([kubectl, "kustomize", str(directory)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return list(yaml.safe_load_all(done.stdout))
-
-
 def overlay(tmp_path, kind, *components):
     """Render an ordinary workload with some components."""
     extra = "serviceName: engine" if kind == "StatefulSet" else "replicas: 1"
@@ -68,35 +72,6 @@ def overlay(tmp_path, kind, *components):
     paths = [os.path.relpath(KUSTOMIZE / "components" / name, tmp_path.resolve()) for name in components]
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump({"resources": ["workload.yaml"], "components": paths}))
     return kustomize(tmp_path)
-
-
-def find_validator():
-    """The Python package with the Kubernetes schemas; without it a skip, or a failure where tools are required."""
-    if importlib.util.find_spec("kubernetes_validate") is None:
-        complain = pytest.fail if os.environ.get("TOOLS_REQUIRED") == "1" else pytest.skip
-        complain("kubernetes-validate is not installed (pip install kubernetes-validate)")
-    return importlib.import_module("kubernetes_validate")
-
-
-def validate(documents, version):
-    """Validate against the schemas of one Kubernetes version; returns the kinds that were validated."""
-    validator = find_validator()
-    validated = set()
-    for document in documents:
-        if document["kind"] in OPERATOR_KINDS:
-            continue
-        validator.validate(document, version, strict=True)
-        validated.add(document["kind"])
-    return validated
-
-
-def of_kind(documents, kind):
-    return [document for document in documents if document["kind"] == kind]
-
-
-def containers_of(workload):
-    spec = workload["spec"]["template"]["spec"]
-    return {c["name"]: c for c in (*spec.get("initContainers", ()), *spec["containers"])}
 
 
 @pytest.fixture(scope="module")
@@ -111,11 +86,12 @@ def renderings(tmp_path_factory):
         KUSTOMIZE / "overlays" / "example",
         KUSTOMIZE / "overlays" / "stock-vllm",
         DEPLOY / "otel-gateway",
+        DEPLOY / "otel-gateway-tls",
         DEPLOY / "scrape-gateway",
         DEPLOY / "fleet" / "service",
         DEPLOY / "fleet" / "cron",
     )
-    return [*map(kustomize, whole), *combined]
+    return [*map(kustomize, whole), *combined, *(rendered(CHART, values) for values in CHART_VALUES)]
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +192,7 @@ def tracefit_containers(renderings):
 
 def test_every_tracefit_container_meets_the_restricted_profile_and_more(renderings):
     found = list(tracefit_containers(renderings))
-    assert len(found) == 9
+    assert len(found) == 13
     for container in found:
         context = container["securityContext"]
         assert context["runAsNonRoot"] is True
@@ -255,7 +231,7 @@ def test_beside_a_vllm_no_probe_of_the_sidecar_holds_its_start_or_takes_its_traf
         for spec in tracefit_pods(renderings)
         if [c["name"] for c in (*spec.get("initContainers", ()), *spec["containers"])] == ["tracefit"]
     ]
-    assert len(gateways) == 2
+    assert len(gateways) == 6
     beside = [container for container in tracefit_containers(renderings) if container not in gateways]
     assert len(beside) == 7
     for container in beside:
@@ -297,7 +273,13 @@ def test_environment_and_configuration_of_the_manifests_are_accepted(renderings)
         "TRACEFIT_CONFIG",
         "TRACEFIT_CONFIG__ON_ERROR",
         "TRACEFIT_SNAPSHOT__DIRECTORY",
+        "TRACEFIT_EXPORTERS__HTTP__ENDPOINT",
         "TRACEFIT_RECEIVERS__GRPC__ENDPOINT",
+        "TRACEFIT_RECEIVERS__SCRAPE__ENDPOINTS",
+        "TRACEFIT_RECEIVERS__TLS__CERT_FILE",
+        "TRACEFIT_RECEIVERS__TLS__CLIENT_CA_FILE",
+        "TRACEFIT_RECEIVERS__TLS__KEY_FILE",
+        "TRACEFIT_RECEIVERS__TOKEN_FILE",
     }
 
 
@@ -418,8 +400,8 @@ def test_the_post_renderer_gives_the_sidecar_to_engines_and_to_nothing_else():
     before = {path.name for path in script.parent.iterdir()}
     unlabelled = RENDERED.replace("  labels: {model: llama-2-7b}\n", "")
     assert unlabelled != RENDERED
-    for rendered in (RENDERED, unlabelled):
-        done = subprocess.run([str(script)], input=rendered, capture_output=True, text=True, check=False)
+    for stream in (RENDERED, unlabelled):
+        done = subprocess.run([str(script)], input=stream, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         documents = list(yaml.safe_load_all(done.stdout))
         have = {w["metadata"]["name"]: "tracefit" in containers_of(w) for w in of_kind(documents, "Deployment")}
@@ -468,6 +450,26 @@ def test_nobody_but_the_collector_reaches_the_receivers_behind_the_gateway():
     assert config["extensions"]["health_check"]["endpoint"].endswith(f":{ports['health']}")
     budgets = {each["metadata"]["name"] for each in of_kind(documents, "PodDisruptionBudget")}
     assert budgets == set(policies)
+
+
+def test_with_tls_the_collector_merges_what_it_is_given_and_trusts_the_name_in_the_certificate():
+    documents = kustomize(DEPLOY / "otel-gateway-tls")
+    (collector,) = of_kind(documents, "Deployment")
+    container = containers_of(collector)["collector"]
+    (files,) = [c["data"] for c in of_kind(documents, "ConfigMap") if "tls.yaml" in c["data"]]
+    named = [argument.removeprefix("--config=/etc/otelcol/") for argument in container["args"]]
+    config = {}
+    for name in named:
+        config = merged(config, yaml.safe_load(files[name]))
+    assert named == ["config.yaml", "tls.yaml"]
+    balancing = config["exporters"]["loadbalancing"]
+    assert balancing["routing_key"] == "service"
+    (headless,) = [s for s in of_kind(documents, "Service") if s["spec"].get("clusterIP") == "None"]
+    assert balancing["protocol"]["otlp"]["tls"]["server_name_override"] == headless["metadata"]["name"]
+    assert balancing["protocol"]["otlp"]["tls"]["insecure"] is False
+    mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
+    for each in (config["receivers"]["otlp"]["protocols"]["grpc"]["tls"], balancing["protocol"]["otlp"]["tls"]):
+        assert {str(Path(path).parent) for key, path in each.items() if key.endswith("_file")} <= mounted
 
 
 def test_the_scraping_gateway_asks_every_pod_behind_its_headless_service():
@@ -597,6 +599,29 @@ def test_the_first_steps_of_the_documents_work_as_they_are_written(tmp_path, doc
     documents = list(yaml.safe_load_all((tmp_path / "mine.yaml").read_text()))
     assert "tracefit" in containers_of(of_kind(documents, "Deployment")[0])
     assert validate(documents, NEWEST) == {"ConfigMap", "Deployment", "NetworkPolicy"}
+
+
+def test_a_repository_address_takes_the_place_of_a_clone(tmp_path):
+    """Of a directory, and of a component in an overlay, as the guide says; the repository is a folder here."""
+    find_tool("kubectl")
+    git = shutil.which("git")
+    if git is None:
+        pytest.skip("git is not installed")
+    repository, mine = tmp_path / "tracefit", tmp_path / "mine"
+    shutil.copytree(DEPLOY, repository / "deploy")
+    for command in (["init"], ["add", "."], ["commit", "--message", "one"], ["tag", "v0.1.0"]):
+        who = ["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false"]
+        subprocess.run([git, *who, *command], cwd=repository, check=True, capture_output=True)
+    guide = (ROOT / "docs" / "deploy.md").read_text().replace("?ref=v0.1.0", "?ref=v0.1.0&timeout=600s")
+    (command,) = re.findall(r"kubectl apply -k '(https://\S+)'", guide)
+    (block,) = [each for each in re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL) if "ref=v0.1.0" in each]
+    host = command.partition("//deploy")[0]
+    assert kustomize(command.replace(host, f"file://{repository}"))
+    mine.mkdir()
+    (mine / "vllm.yaml").write_text(WORKLOAD.format(kind="Deployment", extra="replicas: 1"))
+    (mine / "kustomization.yaml").write_text(block.replace(host, f"file://{repository}"))
+    container = containers_of(of_kind(kustomize(mine), "Deployment")[0])["tracefit"]
+    assert container["image"] == "ghcr.io/me/tracefit:0.1.0"
 
 
 def test_the_deployment_guide_lists_every_component_and_its_links_lead_somewhere():

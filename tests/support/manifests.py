@@ -1,0 +1,51 @@
+"""Manifests for tests: rendered by kustomize, held against the schemas of Kubernetes, taken apart."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import subprocess
+
+import pytest
+import yaml
+
+from tests.conftest import find_tool
+
+OPERATOR_KINDS = {"PodMonitor", "PrometheusRule"}
+
+
+def kustomize(directory):
+    kubectl = find_tool("kubectl")
+    done = subprocess.run([kubectl, "kustomize", str(directory)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def find_validator():
+    """The Python package with the Kubernetes schemas; without it a skip, or a failure where tools are required."""
+    if importlib.util.find_spec("kubernetes_validate") is None:
+        complain = pytest.fail if os.environ.get("TOOLS_REQUIRED") == "1" else pytest.skip
+        complain("kubernetes-validate is not installed (pip install kubernetes-validate)")
+    return importlib.import_module("kubernetes_validate")
+
+
+def validate(documents, version):
+    """Validate against the schemas of one Kubernetes version; returns the kinds that were validated."""
+    validator = find_validator()
+    validated = set()
+    for document in documents:
+        if document["kind"] in OPERATOR_KINDS:
+            continue
+        validator.validate(document, version, strict=True)
+        validated.add(document["kind"])
+    return validated
+
+
+def of_kind(documents, kind):
+    return [document for document in documents if document["kind"] == kind]
+
+
+def containers_of(workload):
+    spec = workload["spec"]["template"]["spec"]
+    return {c["name"]: c for c in (*spec.get("initContainers", ()), *spec["containers"])}

@@ -11,6 +11,8 @@ for that one: with m = the mean of i,
 
     ITL  = s_m                 k = k_(m+1)                                  k V = k s_(m+1), with the shape of s_m
 
+and a shape between the middles of the cells that mean steps were seen in (mean_shapes.py).
+
 Microseconds. Bands: the same sums over lower and upper ends.
 """
 
@@ -103,7 +105,7 @@ def _mean_batch(steps: StepModel, work: Workload, n: float, *, ahead: bool) -> B
     others = prefills.mean()
     own, ended, chunks = others + 1.0, prefills.ended(others), prefills.chunks
     tokens, own_ended = work.uncached * ended, prefills.ended(own)
-    shape = steps.shape(tokens, n)
+    shape = steps.mean_shape(tokens, n)
     itl = steps.band(tokens, n - others + chunks * ended, (n - others) * work.context, shape)
     one = steps.band(work.uncached * own_ended, n - own + chunks * own_ended, (n - own) * work.context, shape)
     k = own / own_ended

@@ -109,8 +109,10 @@ class ClosedLoop:
         slots, name = math.inf, "none"
         if limits.max_num_seqs is not None:
             slots, name = float(limits.max_num_seqs), "max_num_seqs"
-        if limits.kv_tokens is not None and (held := work.kv_requests_max(limits.kv_tokens)) < slots:
-            slots, name = held, "kv_capacity"
+        kv_tokens = limits.kv_tokens
+        if kv_tokens is not None and slots * (work.prompt + work.output) > kv_tokens:  # else all fit at their longest
+            held = work.kv_requests_max(kv_tokens)
+            slots, name = (held, "kv_capacity") if held < slots else (slots, name)
         if limits.max_num_batched_tokens is not None and limits.max_num_batched_tokens - 1 < slots:
             slots, name = float(limits.max_num_batched_tokens - 1), "token_budget"
         return slots, name
@@ -183,11 +185,11 @@ def _request_time(target: Target | None, feature: str) -> Callable[[Workload], B
     per_token_us = by_name.get(feature, 0.0)
     mean_factor = min(max(target.mean_factor, 1.0 / _OUTLIER), _OUTLIER)
     p10, p90 = target.interval.pooled if target.interval is not None else (1.0, 1.0)
+    low, high, of_prompt = min(p10, mean_factor), max(p90, mean_factor), feature == "prompt_tokens"
 
     def time(work: Workload) -> Band:
-        fit_us = base_us + per_token_us * (work.prompt if feature == "prompt_tokens" else work.output)
-        mean_us = fit_us * mean_factor
-        return mean_us, min(fit_us * p10, mean_us), max(fit_us * p90, mean_us)
+        fit_us = base_us + per_token_us * (work.prompt if of_prompt else work.output)
+        return fit_us * mean_factor, fit_us * low, fit_us * high
 
     return time
 

@@ -15,6 +15,7 @@ from .faults import FINITE_MAX, LoadError, printable
 SCHEMA = "tracefit.snapshot/1"
 Ratios = tuple[float, float]
 Object = Mapping[str, Any]
+_NO_ROWS: Mapping[str, float] = {}
 
 
 class Coefficient(NamedTuple):
@@ -55,8 +56,8 @@ class Seen(NamedTuple):
 class Target(NamedTuple):
     """Everything known about one kind of time.
 
-    ``factors`` are the shape factors by cell name; ``mean_factor`` is mean ÷ robust fit; ``step_ahead_us``, the part of
-    the intercept that is a step scheduled ahead.
+    ``factors`` are the shape factors by cell name, ``factor_rows`` the rows behind each, where told; ``mean_factor`` is
+    mean ÷ robust fit; ``step_ahead_us``, the part of the intercept that is a step scheduled ahead.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Target(NamedTuple):
     mean_us: float | None
     mean_factor: float
     step_ahead_us: float = 0.0
+    factor_rows: Mapping[str, float] = _NO_ROWS
 
 
 class ConfigDocument(NamedTuple):
@@ -151,19 +153,25 @@ def _target(name: str, tree: Any, where: str) -> Target:
     tree = _object(tree, where)
     models = _object(tree.get("models", {}), f"{where}.models")
     factor = _maybe(tree, "mean_factor", where)
+    shapes = {
+        cell: _object(each, f"{where}.shape_factors.{cell}")
+        for cell, each in _object(tree.get("shape_factors") or {}, f"{where}.shape_factors").items()
+    }
     return Target(
         name,
         _text(tree, "champion"),
         {key: _model(key, each, f"{where}.{key}") for key, each in models.items()},
         _interval(tree.get("interval"), f"{where}.interval"),
-        {
-            cell: _positive(_object(each, where), "factor", f"{where}.shape_factors.{cell}")
-            for cell, each in _object(tree.get("shape_factors") or {}, f"{where}.shape_factors").items()
-        },
+        {cell: _positive(each, "factor", f"{where}.shape_factors.{cell}") for cell, each in shapes.items()},
         _seen(tree.get("seen"), f"{where}.seen"),
         _maybe(tree, "mean_us", where),
         1.0 if factor is None else factor,
         _maybe(tree, "step_ahead_us", where) or 0.0,
+        {
+            cell: rows
+            for cell, each in shapes.items()
+            if (rows := _maybe(each, "rows", f"{where}.shape_factors.{cell}")) is not None
+        },
     )
 
 

@@ -32,9 +32,9 @@ PADDED_REQUESTS = 512
 _DECODE_CELLS = 128
 _PADDED_CELL = 14 + PADDED_REQUESTS // 8
 _STRATUM_OCTAVE_MAX = 15
-_CELL_OCTAVE_MAX = 11
-_HALF_OCTAVE_MAX = 31
-TOKEN_CLASSES = _HALF_OCTAVE_MAX + 2
+CELL_OCTAVE_MAX = 11
+HALF_OCTAVE_MAX = 31
+TOKEN_CLASSES = HALF_OCTAVE_MAX + 2
 """Classes of prefill tokens: none, and the half octaves."""
 
 
@@ -48,7 +48,7 @@ def token_class(prefill_tokens: float) -> int:
     octave = whole.bit_length() - 1
     # floor(2 log2 P) is odd where P >= sqrt(2) 2^octave; squared, so that integers decide
     upper = prefill_tokens * prefill_tokens >= 1 << (2 * octave + 1)
-    return 1 + min(2 * octave + upper, _HALF_OCTAVE_MAX)
+    return 1 + min(2 * octave + upper, HALF_OCTAVE_MAX)
 
 
 def stratum_name(prefill_tokens: float, requests: float) -> str:
@@ -75,7 +75,7 @@ def stratum_of_cell(cell: str) -> str:
 def cell_of_class(tokens_class: int, requests: float) -> str:
     """The same where the class of the prefill tokens is known."""
     if tokens_class:
-        return _prefill_cell(_octave(requests, _CELL_OCTAVE_MAX), tokens_class - 1)
+        return _prefill_cell(_octave(requests, CELL_OCTAVE_MAX), tokens_class - 1)
     return _decode_cell(requests)
 
 
@@ -91,11 +91,11 @@ def _octave_name(kind: str, octave: int) -> str:
 @lru_cache(maxsize=512)
 def _prefill_cell(octave: int, half: int) -> str:
     low, high = _ceil_power(half, 2), _ceil_power(half + 1, 2) - 1
-    tokens = f"{low}+" if half == _HALF_OCTAVE_MAX else f"{low}-{high}"
+    tokens = f"{low}+" if half == HALF_OCTAVE_MAX else f"{low}-{high}"
     if low >= high:
         tokens = f"{low}" if low == high else "1.5"
     first, last = 2**octave, 2 ** (octave + 1) - 1
-    requests = f"{first}+" if octave == _CELL_OCTAVE_MAX else (f"{first}" if first == last else f"{first}-{last}")
+    requests = f"{first}+" if octave == CELL_OCTAVE_MAX else (f"{first}" if first == last else f"{first}-{last}")
     return f"prefill:{requests}:{tokens}"
 
 

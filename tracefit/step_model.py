@@ -22,6 +22,7 @@ from typing import NamedTuple, cast, overload
 from .document import ConfigDocument
 from .evidence import FEATURES, STEP_TIME, computable_model, doubts_of, of_means, visited_strata
 from .faults import REQUESTS_MAX, TOKENS_MAX, BadInputError, NoCoefficientsError, checked
+from .mean_shapes import MeanShapes
 from .shape_table import STRIDE, ShapeTable
 from .shapes import TOKEN_CLASSES, stratum_name, token_class
 
@@ -96,6 +97,7 @@ class StepModel:
         "_bounds",
         "_classes",
         "_interval",
+        "_mean_shapes",
         "_shapes",
         "_strata",
         "_visits",
@@ -128,6 +130,7 @@ class StepModel:
         self._bounds = [seen.get(name, (-math.inf, math.inf)) for name in FEATURES[1:]]
         self.reasons = doubts_of(self.model)
         self._shapes = ShapeTable(target)
+        self._mean_shapes = MeanShapes(target)
         self._classes = _classes_table()
 
     # ---------------------------------------------------------------- one step
@@ -144,9 +147,11 @@ class StepModel:
             low, high = max(0.0, low - spread_us), high + spread_us
         return Prediction(us, low, high, outside, self.usable(outside, prefill, batch, context))
 
-    def shape(self, prefill_tokens: float, requests: float) -> Band:
-        """Factor, p10 and p90 of steps like that."""
-        return self._shapes[STRIDE * round(requests) + token_class(prefill_tokens)]
+    def mean_shape(self, prefill_tokens: float, requests: float) -> Band:
+        """Factor, p10 and p90 of mean steps like that."""
+        some = prefill_tokens > 0.0  # of the band, the stratum's, that is all one has to know
+        shape = self._shapes[STRIDE * round(requests) + some]
+        return (self._mean_shapes.factor(prefill_tokens, requests), shape[1], shape[2]) if some else shape
 
     def band(
         self, prefill_tokens: float, requests: float, decode_context_tokens: float, shape: Band | None = None
@@ -187,7 +192,7 @@ class StepModel:
         """1.28 standard errors of the sum, as if the coefficients' errors were independent."""
         work = dict(zip(FEATURES, (1.0, prefill_tokens, decode_context_tokens, requests), strict=True))
         variance = sum((work[c.name] * (c.stderr or 0.0)) ** 2 for c in self.model.coefficients)
-        factor = self.shape(prefill_tokens, requests)[0]
+        factor = self._shapes[STRIDE * round(requests) + token_class(prefill_tokens)][0]
         return _NORMAL_P90 * factor * math.sqrt(variance)
 
     def usable(self, outside: Collection[str], prefill: float, requests: float, context: float) -> bool:

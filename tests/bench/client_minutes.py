@@ -1,10 +1,14 @@
 """Recordings with the client's own clock: learned on the first part, asked for each later minute's mean mix.
 
-Of a minute: what a request that decodes meets, on the mean over the minute's decodes: how many requests, their mean
-prompt and output, and the share of prompt tokens that were never computed. Truth is the client's: time between first
-and last chunk by tokens. ``by_count`` weights prompts and outputs by the share of each request's time that lies in the
-minute instead; where a burst of one kind ends a quiet minute of another, those are the prompts of the quiet part with
-the batch of the burst.
+Truth is the client's: time between first and last chunk by tokens. Of a minute's mix there are two consistent means:
+
+    by decodes   what a request that decodes meets, on the mean over the minute's decodes: how many requests, their mean
+                 prompt and output
+    by requests  mean prompt and output of its requests, each by the share of its time in the minute, at the mean number
+                 in flight and this one more
+
+and, of both, the share of prompt tokens that were never computed. The mixed one, sizes by requests at the number that
+decodes meet, has the prompts of a quiet part with the batch of the burst that ends it.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from collector.runtime.clock import SystemClock
 
 LEARN_UNTIL = 0.6
 MINUTE_NS = 60e9
+WEIGHTS = ("by decodes", "by requests", "mixed")
 HITS_FROM_PROMPTS = ("c10_long",)  # every step summary arrived, and it has prefix hits
 LIMITS = {
     "c1_mixed": {"max_num_seqs": 32},
@@ -49,25 +54,22 @@ class Sent:
 
 @dataclass
 class Minute:
-    """One minute's mix, its true ITL and what was predicted."""
+    """One minute's mix by decodes, its true ITL, and what was predicted by each of ``WEIGHTS``."""
 
     prompt: float
     output: float
     met: float
     prefix_hit: float
     true_us: float
-    said: tracefit.RequestEstimate
-    by_count: tracefit.RequestEstimate
+    said: dict[str, tracefit.RequestEstimate]
 
-    @property
-    def error(self):
+    def error(self, weights):
         """Relative, signed."""
-        return self.said.itl.us / self.true_us - 1.0
+        return self.said[weights].itl.us / self.true_us - 1.0
 
-    @property
-    def inside(self):
+    def inside(self, weights):
         """Whether the truth lies in the published band."""
-        return self.said.itl.low <= self.true_us <= self.said.itl.high
+        return self.said[weights].itl.low <= self.true_us <= self.said[weights].itl.high
 
 
 def judge(capture: Path) -> list[Minute]:
@@ -106,10 +108,14 @@ def _minute(config, name, window, requests, steps):
     beside = [(each, part * _mean_decodes(inside, each)) for each, part in alive if part > 0.0]
     (prompt, output), counted = _mean_sizes(beside), _mean_sizes(alive)
 
-    def asked(sizes):
-        return config.request(prompt_tokens=sizes[0], output_tokens=sizes[1], concurrency=met, prefix_hit=hit)
+    alive_ns = sum(max(0.0, min(window[1], each.end_ns) - max(window[0], each.sent_ns)) for each in requests)
+    mean = 1.0 + alive_ns / (window[1] - window[0])
 
-    return Minute(prompt, output, met, hit, true_us, asked((prompt, output)), asked(counted))
+    def asked(sizes, concurrency):
+        return config.request(prompt_tokens=sizes[0], output_tokens=sizes[1], concurrency=concurrency, prefix_hit=hit)
+
+    said = (asked((prompt, output), met), asked(counted, mean), asked(counted, met))
+    return Minute(prompt, output, met, hit, true_us, dict(zip(WEIGHTS, said, strict=True)))
 
 
 def _mean_decodes(steps, request):

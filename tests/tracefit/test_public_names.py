@@ -25,7 +25,7 @@ FIELDS = {
     "ConfigDiff": "before_id after_id moves step",
     "Move": "target feature unit before after standard_errors status_before status_after",
     "TypicalStep": "prefill_tokens requests decode_context_tokens before_us after_us",
-    "Target": "name champion models interval factors seen mean_us mean_factor step_ahead_us",
+    "Target": "name champion models interval factors seen mean_us mean_factor step_ahead_us factor_rows",
     "Model": "name coefficients rows mape median_ape",
     "Interval": "pooled strata",
     "Seen": "features cells",

@@ -21,9 +21,15 @@ from collector.commands.arguments import (
     CommandParser,
     PrintCompletion,
     add_demo_parser,
-    share_within_one,
 )
-from collector.commands.questions import EXPORT_FORMATS, add_assumption_options, add_question_parsers
+from collector.commands.file_arguments import (
+    add_donors_arguments,
+    add_evaluate_arguments,
+    add_export_arguments,
+    add_json_options,
+    add_merge_arguments,
+)
+from collector.commands.questions import add_question_parsers
 from collector.config import (
     ENV_FILE,
     Config,
@@ -34,6 +40,7 @@ from collector.config import (
     load_or_degrade,
     profile_names,
     scraping,
+    to_tree,
     to_yaml,
 )
 from collector.fleet.fleet_arguments import add_fleet_parser
@@ -42,6 +49,7 @@ from collector.runtime import (
     EXIT_FAILED,
     EXIT_OK,
     EXIT_USAGE,
+    PrintLine,
     StartError,
     Stop,
     SystemClock,
@@ -104,19 +112,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     replay.set_defaults(command=_replay)
     export = commands.add_parser("export", help="a snapshot's coefficients for other programs")
-    _add_export_arguments(export)
+    add_export_arguments(export)
+    export.set_defaults(command=_export)
     add_demo_parser(commands, _demo)
     evaluate = commands.add_parser("evaluate", help="compare every modelling system on recordings")
-    _add_evaluate_arguments(evaluate)
+    add_evaluate_arguments(evaluate)
+    evaluate.set_defaults(command=_evaluate)
     donors = commands.add_parser("donors", help="pool saved states: what they know, what to measure next")
-    donors.add_argument("paths", nargs="+", type=Path, metavar="DIR", help="state files, or directories of them")
-    donors.add_argument("--select", action="append", type=Path, default=[], metavar="FILE", help="choose rows of this")
-    donors.add_argument("--per-stratum", type=int, default=20, metavar="N", help="rows to keep of each stratum (20)")
+    add_donors_arguments(donors)
     donors.set_defaults(command=_donors)
     merge = commands.add_parser("merge", help="add what several sidecars learned into one state")
-    merge.add_argument("states", nargs="+", type=Path, metavar="STATE", help="state files of sidecars or replays")
-    merge.add_argument("-o", "--out", type=Path, required=True, metavar="OUT", help="the merged state")
-    merge.add_argument("--snapshot", type=Path, metavar="OUT", help="its coefficients as well, and who differs")
+    add_merge_arguments(merge)
     merge.set_defaults(command=_merge)
     add_fleet_parser(commands, _fleet_pull, _fleet_replay)
     add_question_parsers(commands, _ask)
@@ -124,47 +130,14 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--schema", action="store_true", help="print the JSON Schema of the configuration instead")
     check.add_argument("--explain", metavar="KEY", help="say what a key or a section means instead")
     check.set_defaults(command=_check_config)
+    version = commands.add_parser("version", help="this version, what it runs on, what it reads and writes")
+    version.set_defaults(command=_version)
+    add_json_options((donors, check, version), writers=(replay, merge))
     for command in (run, replay, evaluate, donors, merge, check):
         command.add_argument("--config", type=Path, metavar="FILE", help=f"YAML (default: ${ENV_FILE})")
     for command in (run, replay, check):
         command.add_argument("--profile", choices=profile_names(), help="start from a configuration that comes along")
     return parser
-
-
-def _add_export_arguments(export: argparse.ArgumentParser) -> None:
-    export.add_argument("snapshot", type=Path, metavar="SNAPSHOT", help="snapshot.json; for blis-trace, a recording")
-    export.add_argument("--format", required=True, choices=EXPORT_FORMATS, help="who reads it; docs/exports.md")
-    export.add_argument("--config", metavar="ID", help="config_id, or the beginning of one; needed if there are more")
-    export.add_argument("--model-config", type=Path, metavar="FILE", help="the model's config.json")
-    export.add_argument("--hardware", metavar="NAME", help="GPU, or its memory bandwidth in TB/s")
-    export.add_argument("--alpha", choices=["server", "effective"], default="server", help="see docs/blis.md (server)")
-    export.add_argument("--mean", action="store_true", help="blis: step times with what stalls add in the mean")
-    export.add_argument("--require", choices=["identified"], help="refuse if a coefficient is anything less")
-    add_assumption_options(export)
-    export.add_argument("--out", type=Path, metavar="DIR", help="where dynamo's and blis-trace's files go")
-    export.set_defaults(command=_export)
-
-
-def _add_evaluate_arguments(evaluate: argparse.ArgumentParser) -> None:
-    evaluate.add_argument("files", nargs="+", type=Path, metavar="FILE", help="recordings, or directories of them")
-    evaluate.add_argument("--html", type=Path, metavar="OUT", help="write the report with its plots as one page")
-    evaluate.add_argument("--json", type=Path, metavar="OUT", help="write every number as JSON")
-    evaluate.add_argument("--snapshot", type=Path, metavar="FILE", help="score this snapshot's coefficients as well")
-    evaluate.add_argument(
-        "--learn-until",
-        type=share_within_one,
-        default=0.6,
-        metavar="SHARE",
-        help="part of each to learn from (0.6)",
-    )
-    evaluate.add_argument("--systems", default="", metavar="NAMES", help="comma-separated; default: all nine")
-    evaluate.add_argument(
-        "--leave-out",
-        default="",
-        choices=["config", "gpu", "model", "quantization", "workload"],
-        help="what donors lack",
-    )
-    evaluate.set_defaults(command=_evaluate)
 
 
 def _path(arguments: argparse.Namespace) -> Path | None:
@@ -199,17 +172,18 @@ def _replay(arguments: argparse.Namespace) -> int:
     config = _load(arguments)
     from collector.commands.replay import replay  # noqa: PLC0415
 
-    return replay(
+    code = replay(
         arguments.files,
         arguments.snapshot,
         config,
         SystemClock(),
-        say=_say,
+        say=_teller(arguments),
         note=_warn,
         state=arguments.state,
         stdin=sys.stdin.buffer,
         workers=arguments.workers if arguments.workers is None else max(arguments.workers, 0) or os.cpu_count() or 1,
     )
+    return _concluded(code, arguments, arguments.snapshot)
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
@@ -231,15 +205,19 @@ def _donors(arguments: argparse.Namespace) -> int:
     config = _load(arguments)
     from collector.evaluate.donors import DonorOptions, compare_donors  # noqa: PLC0415
 
-    options = DonorOptions(per_stratum=arguments.per_stratum, recordings=tuple(arguments.select))
+    options = DonorOptions(arguments.per_stratum, tuple(arguments.select), arguments.json)
     return compare_donors(arguments.paths, config, options, say=_say, note=_warn)
 
 
 def _merge(arguments: argparse.Namespace) -> int:
-    config = _load(arguments)
+    config, snapshot = _load(arguments), arguments.snapshot
+    if arguments.json and snapshot is None:
+        raise ConfigError("--json", "prints what --snapshot OUT writes, which is not asked for")
     from collector.fleet.merge import merge_files  # noqa: PLC0415
 
-    return merge_files(arguments.states, arguments.out, config, say=_say, note=_warn, snapshot=arguments.snapshot)
+    say = _teller(arguments)
+    code = merge_files(arguments.states, arguments.out, config, say=say, note=_warn, snapshot=snapshot)
+    return _concluded(code, arguments, snapshot)
 
 
 def _fleet_pull(arguments: argparse.Namespace) -> int:
@@ -250,7 +228,10 @@ def _fleet_pull(arguments: argparse.Namespace) -> int:
     token = token_reader(arguments.token_file)
     options = PullOptions(tuple(arguments.sources), arguments.out, arguments.timeout, arguments.require, token)
     if arguments.every is None:
-        return pull_once(options, config, clock, say=_say, note=_warn)
+        code = pull_once(options, config, clock, say=_teller(arguments), note=_warn)
+        return _concluded(code, arguments, arguments.out)
+    if arguments.json:
+        raise ConfigError("--json", "not with --every, which serves its result at /snapshot")
     set_log_level(config.log_level)
     set_log_format(config.log_format)
     service = FleetService(options, config, clock, interval_s=arguments.every)
@@ -265,7 +246,9 @@ def _fleet_replay(arguments: argparse.Namespace) -> int:
 
     rows = arguments.rows if "://" in arguments.rows or not arguments.rows else str(Path(arguments.rows).absolute())
     options = ReplayOptions(tuple(arguments.places), arguments.out, arguments.ray, arguments.workers, rows)
-    return replay_fleet(options, config, SystemClock(), say=_say, note=_warn, stdin=sys.stdin.buffer)
+    say = _teller(arguments)
+    code = replay_fleet(options, config, SystemClock(), say=say, note=_warn, stdin=sys.stdin.buffer)
+    return _concluded(code, arguments, arguments.out)
 
 
 def _export(arguments: argparse.Namespace) -> int:
@@ -334,8 +317,28 @@ def _check_config(arguments: argparse.Namespace) -> int:
     from collector.commands.check import check  # noqa: PLC0415
 
     check(config, SystemClock())
-    print(to_yaml(config), end="")
+    print(json.dumps(to_tree(config), indent=2) + "\n" if arguments.json else to_yaml(config), end="")
     return EXIT_OK
+
+
+def _version(arguments: argparse.Namespace) -> int:
+    from collector.commands.version import tell_version  # noqa: PLC0415
+
+    return tell_version(in_json=arguments.json, say=_say)
+
+
+def _teller(arguments: argparse.Namespace) -> PrintLine:
+    """Where the report for eyes goes: beside a document on standard output, to standard error."""
+    return _warn if arguments.json else _say
+
+
+def _concluded(code: int, arguments: argparse.Namespace, out: Path) -> int:
+    """The exit code, after the snapshot that was written, to a file or into a directory, if it is asked for."""
+    if code == EXIT_OK and arguments.json:
+        from exporters.files import SNAPSHOT_NAME  # noqa: PLC0415
+
+        print((out / SNAPSHOT_NAME if out.is_dir() else out).read_text(encoding="utf-8").rstrip("\n"))
+    return code
 
 
 def _warn(text: str) -> None:

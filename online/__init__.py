@@ -18,6 +18,7 @@ from .rows import (
     Target,
 )
 from .snapshot import (
+    SCHEMA,
     ConfigSnapshot,
     CorrectionSnapshot,
     DriftSnapshot,
@@ -35,6 +36,7 @@ from .target import ChangeKind, CoursePoint, HistoryView, Learner, check_setting
 __all__ = [
     "PHASES",
     "REQUEST_FEATURES",
+    "SCHEMA",
     "STEP_FEATURES",
     "Bank",
     "ChangeKind",

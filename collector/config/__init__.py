@@ -7,7 +7,7 @@ from .fallback import Fallback, Loaded, load_or_degrade, save_last_good
 from .identity_config import ConfigurationsConfig, DiscoveryConfig, DiscoveryEndpoint, RuleConfig
 from .keys import explain_key
 from .learning_config import BankConfig, DedupeConfig, JoinConfig
-from .load import ENV_FILE, ENV_PREFIX, json_schema, load, profile_names, scraping, to_yaml
+from .load import ENV_FILE, ENV_PREFIX, json_schema, load, profile_names, scraping, to_tree, to_yaml
 from .receiver_config import (
     GrpcConfig,
     HttpReceiverConfig,
@@ -56,5 +56,6 @@ __all__ = [
     "save_last_good",
     "scraping",
     "suggestion",
+    "to_tree",
     "to_yaml",
 ]

@@ -83,8 +83,14 @@ def _is_key(variable: str, value: str) -> bool:
 
 def to_yaml(config: Config) -> str:
     """The effective configuration, as a file that gives it again."""
-    text: str = yaml.safe_dump(msgspec.to_builtins(config, builtin_types=()), sort_keys=False)
+    text: str = yaml.safe_dump(to_tree(config), sort_keys=False)
     return text
+
+
+def to_tree(config: Config) -> dict[str, Any]:
+    """The effective configuration, as sections of plain values."""
+    tree: dict[str, Any] = msgspec.to_builtins(config, builtin_types=())
+    return tree
 
 
 def json_schema() -> dict[str, Any]:

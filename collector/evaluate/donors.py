@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from collector.config import Config, JoinConfig
 from collector.identity import Fact, Knowledge, shipped_sheets
 from collector.recordings import by_source, open_recordings
 from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
+from exporters.what_if import as_json
 from online import Bank, Floats, StateError, Target
 from online.features import Facts
 from online.features.sheets import HardwareSheet, SheetError, architecture, model_sheet
@@ -42,6 +43,15 @@ class DonorOptions(NamedTuple):
 
     per_stratum: int = 20
     recordings: tuple[Path, ...] = ()
+    json: bool = False
+
+
+class Known(NamedTuple):
+    """What saved states know together: the document of ``--json``."""
+
+    donors: list[dict[str, Any]]
+    pooled: dict[str, dict[str, Any]]
+    measure_next: list[dict[str, Any]]
 
 
 def compare_donors(
@@ -52,7 +62,7 @@ def compare_donors(
     Args:
         paths: state files, or directories that hold some (``*.bin``).
         config: hardware and rules of the ``configurations`` section.
-        options: recordings of a donor whose rows are to be chosen from, and how many per stratum.
+        options: recordings of a donor whose rows are to be chosen from, and how many per stratum; as one document?
         say: receives the report, line by line.
         note: receives what was left out and why.
 
@@ -64,18 +74,23 @@ def compare_donors(
     if not found:
         note("no donor among them")
         return EXIT_FAILED
-    for line in _donor_table(found):
-        say(line)
-    for line in _pooled(found):
-        say(line)
-    for line in _measure_next({config_id: facts for config_id, (facts, _) in found.items()}):
-        say(line)
+    tell = note if options.json else say
+    known = Known(
+        list(_donors(found)),
+        dict(_pooled(found)),
+        _measure_next({config_id: facts for config_id, (facts, _) in found.items()}),
+    )
+    if options.json:
+        say(as_json(known._asdict()))
+    else:
+        for line in _report(known):
+            say(line)
     if options.recordings:
         knowledge = Knowledge(config.configurations)
         for recordings in by_source(open_recordings(options.recordings, note)):
             for capture in load(recordings, knowledge, JoinConfig(), 0.6):
                 for line in _selection(capture, options.per_stratum):
-                    say(line)
+                    tell(line)
     return EXIT_OK
 
 
@@ -111,44 +126,67 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
             raise StartError(f"cannot read {path}: there is no such file or directory")
 
 
-def _donor_table(found: dict[str, tuple[Facts, list[Donor]]]) -> Iterator[str]:
+def _donors(found: dict[str, tuple[Facts, list[Donor]]]) -> Iterator[dict[str, Any]]:
+    """Each configuration, its rows, and how far the nearest other one is; None without a sheet, or without another."""
     vectors = {config_id: configuration_vector(facts) for config_id, (facts, _) in found.items()}
-    table = [["donor", *_SHOWN, "rows", "nearest other"]]
     for config_id, (facts, donors) in found.items():
         mine = vectors[config_id]
         others = [v for other, v in vectors.items() if other != config_id and v is not None]
-        distance = "no sheet" if mine is None else f"{coverage(mine, others):.2f}" if others else "-"
-        rows = max((d.rows for d in donors if d.features.target is Target.STEP_TIME), default=0.0)
-        table.append([config_id, *(str(facts.get(name, "-")) for name in _SHOWN), f"{rows:.0f}", distance])
-    yield "Donors"
-    yield from aligned(table)
+        yield {
+            "config_id": config_id,
+            "facts": {name: facts[name] for name in _SHOWN if name in facts},
+            "rows": max((d.rows for d in donors if d.features.target is Target.STEP_TIME), default=0.0),
+            "has_sheet": mine is not None,
+            "nearest_other": coverage(mine, others) if mine is not None and others else None,
+        }
 
 
-def _pooled(found: dict[str, tuple[Facts, list[Donor]]]) -> Iterator[str]:
+def _pooled(found: dict[str, tuple[Facts, list[Donor]]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """By system: how many donors it has, and the coefficients that they say together."""
     donors = [d for _, many in found.values() for d in many if d.features.target is Target.STEP_TIME]
     for system in SYSTEMS:
         mine = [d for d in donors if d.features.name == system.name]
         pooled = pool(system, Target.STEP_TIME, mine)
         if pooled is None:
             continue
-        yield ""
-        yield f"{system.name}: {len(pooled.donors)} donors pooled"
-        known = [(name, value) for name, value in zip(pooled.names, pooled.gamma, strict=True) if value > 0.0]
-        yield from aligned([["coefficient", "value"], *([name, f"{value:.4g}"] for name, value in known)])
+        known = {name: float(value) for name, value in zip(pooled.names, pooled.gamma, strict=True) if value > 0.0}
+        yield system.name, {"donors": len(pooled.donors), "coefficients": known}
 
 
-def _measure_next(seen: dict[str, Facts]) -> Iterator[str]:
+def _measure_next(seen: dict[str, Facts]) -> list[dict[str, Any]]:
+    """Configurations farthest from everything measured; empty if that cannot be said."""
     known = [v for facts in seen.values() if (v := configuration_vector(facts)) is not None]
     candidates = {
         name: v for name, facts in possible(seen, shipped_sheets()) if (v := configuration_vector(facts)) is not None
     }
-    yield ""
     if not known or not candidates:
+        return []
+    found = measure_next(candidates, known, NEXT)
+    return [{"configuration": name, "coverage": float(distance)} for name, distance in found]
+
+
+def _report(known: Known) -> Iterator[str]:
+    """The same for eyes."""
+    table = [["donor", *_SHOWN, "rows", "nearest other"]]
+    for donor in known.donors:
+        nearest, facts = donor["nearest_other"], donor["facts"]
+        distance = "no sheet" if not donor["has_sheet"] else "-" if nearest is None else f"{nearest:.2f}"
+        described = (str(facts.get(name, "-")) for name in _SHOWN)
+        table.append([donor["config_id"], *described, f"{donor['rows']:.0f}", distance])
+    yield "Donors"
+    yield from aligned(table)
+    for name, pooled in known.pooled.items():
+        yield ""
+        yield f"{name}: {pooled['donors']} donors pooled"
+        coefficients = ([each, f"{value:.4g}"] for each, value in pooled["coefficients"].items())
+        yield from aligned([["coefficient", "value"], *coefficients])
+    yield ""
+    if not known.measure_next:
         yield "What to measure next cannot be said: no donor has a model file and a known GPU"
         return
     yield "Measure next (farthest from everything measured)"
-    found = measure_next(candidates, known, NEXT)
-    yield from aligned([["configuration", "coverage"], *([name, f"{distance:.2f}"] for name, distance in found)])
+    rows = ([each["configuration"], f"{each['coverage']:.2f}"] for each in known.measure_next)
+    yield from aligned([["configuration", "coverage"], *rows])
 
 
 def possible(seen: dict[str, Facts], sheets: dict[str, HardwareSheet]) -> Iterator[tuple[str, dict[str, Fact]]]:

@@ -35,6 +35,7 @@ def add_fleet_parser(commands: argparse._SubParsersAction[Any], pull: FleetHandl
         "--require", type=float, default=0.5, metavar="SHARE", help="write nothing if fewer sources gave a state (0.5)"
     )
     action.add_argument("--config", type=Path, metavar="FILE", help="YAML: models to keep, pages (default: as for run)")
+    action.add_argument("--json", action="store_true", help="print the snapshot that is written as well")
     action.set_defaults(command=pull)
     _add_replay(actions, replay)
 
@@ -51,6 +52,7 @@ def _add_replay(actions: argparse._SubParsersAction[Any], replay: FleetHandler) 
     action.add_argument("--workers", type=int, metavar="N", help="processes without Ray (default: one a core)")
     action.add_argument("--rows", default="", metavar="DIR|URL", help="write every row as Parquet: docs/fleet.md")
     action.add_argument("--config", type=Path, metavar="FILE", help="YAML: models, joins (default: as for run)")
+    action.add_argument("--json", action="store_true", help="print the snapshot that is written as well")
     action.set_defaults(command=replay)
 
 

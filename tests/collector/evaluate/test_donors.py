@@ -1,5 +1,7 @@
 """Donors: states in, priors out; coverage and what to measure next on the terminal."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -88,6 +90,11 @@ def test_the_command_pools_covers_and_says_what_to_measure_next(states, tmp_path
     assert "Measure next" in printed.out
     assert "broken.bin" in printed.err
     assert "B200" in printed.out
+    assert main(["donors", str(tmp_path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [donor["config_id"] for donor in told["donors"]] == ["70b", "70b-tp8", "7b"]
+    assert told["pooled"]["physics"]["donors"] == 3
+    assert all(each["coverage"] > 0.0 for each in told["measure_next"])
 
 
 def test_nothing_usable_is_a_failure(tmp_path, capsys):

@@ -92,7 +92,7 @@ check-vllm-releases: $(STAMP)
 run: $(STAMP)
 	@$(BIN)/tracefit run $(if $(CONFIG),--config $(CONFIG))
 
-BENCHES := client cost engines exporters exports fleet h100 ingest intake journal kv learning pages plugin rows systems
+BENCHES := client cost demo engines exporters exports fleet h100 ingest intake journal kv learning pages plugin rows systems
 WHAT ?=
 ARGS ?=
 JUDGES = $(if $(TOOLS),--tools $(TOOLS)) $(if $(TABLES),--tables $(TABLES))
@@ -106,6 +106,7 @@ $(BIN)/python -m pytest -s tests/bench/test_plugin_hooks.py
 endef
 bench_client = $(BIN)/python -m tests.bench.bench_client $(if $(CAPTURES),--captures $(CAPTURES)) $(JUDGES) $(ARGS)
 bench_cost = $(BIN)/python -m tests.bench.bench_cost $(ARGS)
+bench_demo = $(BIN)/python -m tests.bench.bench_demo $(ARGS)
 bench_exports = $(BIN)/python -m tests.bench.bench_exports
 bench_fleet = $(BIN)/python -m tests.bench.bench_fleet $(ARGS)
 bench_ingest = $(BIN)/python -m tests.bench.bench_ingest $(ARGS)
@@ -131,7 +132,7 @@ fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz.fuzz_parsers all --seconds 60
 
 torture: $(STAMP)
-	$(BIN)/python -m tests.torture.harness --kills 110 --exports 5000
+	$(BIN)/python -m tests.torture.harness --kills 110 --exports 5000 $(ARGS)
 	$(BIN)/python -m tests.torture.harness --kills 20 --exports 1000 --seed 2 --fsync
 	$(BIN)/python -m tests.torture.memory
 	$(BIN)/python -m tests.torture.crowds

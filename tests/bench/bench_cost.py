@@ -5,12 +5,12 @@ of it: a cost whose rows were not learned is a miss, whatever the cost. Figures 
 threads, as the kernel accounts it; the servers of a section run in turn, twice, and a ratio is that of their lesser
 costs. The plain receiver (``tests/bench/servers.py``) makes a dict of every event and learns nothing.
 
-It ends with a table for docs/performance.md, and with 1 if a number misses its target.
+It ends with a table, and with 1 if a number misses its target. ``--record`` writes what was measured to
+docs/figures.json, from which the tables of docs/performance.md and README.md are made.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gzip
 import resource
@@ -25,7 +25,7 @@ from typing import Any
 from google.protobuf.internal.encoder import _VarintBytes as varint_bytes
 
 from collector.config.schema import Config
-from tests.bench.bench_ingest import Board, pace, pressure
+from tests.bench.bench_ingest import Board, measure_sections
 from tests.bench.cost_stages import PARSE, measure
 from tests.bench.ingest_load import SERVER_CPU, Server, bare, pinned, send, sidecar, snapshot
 from tests.support.otlp_load import Stream
@@ -79,6 +79,9 @@ class Costs:
     def judge(self, board: Board, what: str, name: str, limit: float) -> None:
         """The ratio to the reference beside its target, and whether it was paid for learning."""
         board.at_most(f"{what}: ÷ plain receiver", self.us[name] / self.us["reference"], limit)
+        board.keep(f"{what}: us/step", self.us[name])
+        board.keep(f"{what}: millicores", self.millicores[name])
+        board.keep("plain receiver: us/step", self.us["reference"])
         board.note(
             f"{self.us[name]:.1f} us/step, {self.millicores[name]:.0f} millicores, {self.rss_mb[name]:.0f} MB; "
             f"plain receiver {self.us['reference']:.1f} us/step"
@@ -132,6 +135,8 @@ def stages(board: Board) -> None:
     """The same stream stage by stage, in one process without sockets."""
     for name, config in (("shipped default", Config()), ("learners: [rls]", Config(learners=("rls",)))):
         cost = measure(config)
+        for stage, us in cost.items():
+            board.keep(f"{name}: {stage}", us)
         parse = cost.pop(PARSE)
         told = ", ".join(f"{stage} {us:.1f}" for stage, us in cost.items())
         total = sum(cost.values())
@@ -191,6 +196,7 @@ def replay(board: Board) -> None:
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
             if limit_s is None:
+                board.keep(f"replay of {REPLAYED_STEPS:,} steps, {name}", cpu_s)
                 board.note(f"replay of {REPLAYED_STEPS:,} steps, {name}: {cpu_s:.2f} s CPU")
             else:
                 board.at_most(f"replay of {REPLAYED_STEPS:,} steps, {name}", cpu_s, limit_s, "s CPU")
@@ -233,12 +239,7 @@ SECTIONS = {section.__name__: section for section in (steady, stages, sparse, fl
 
 def main() -> int:
     """Print every number beside its target."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("sections", nargs="*", choices=[[], *SECTIONS], help="default: all")
-    board = Board()
-    for name in parser.parse_args().sections or list(SECTIONS):
-        SECTIONS[name](board)
-        board.note(f"{name}: tasks waited for a CPU in {pressure()} % of the last minute; 10^7 additions {pace()} s")
+    board: Board = measure_sections("cost", SECTIONS, __doc__)
     board.print_table()
     return 1 if board.missed else 0
 

@@ -1,7 +1,7 @@
 """What receiving costs, every number beside its target: ``make bench WHAT=ingest``; names of sections run only those.
 
 The server runs on CPU 0, the load generator on CPU 1; a busy machine spoils rates and latencies, CPU per step and
-ratios less. Exit 1 if a number misses its target.
+ratios less. Exit 1 if a number misses its target. ``--record`` writes what was measured to docs/figures.json.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.bench.decode_cost import measure
+from tests.bench.figures import record
 from tests.bench.ingest_load import SERVER_CPU, bare, pinned, send, sidecar, snapshot
 from tests.bench.send_load import METHOD
 
@@ -33,12 +34,17 @@ class Board:
     def __init__(self):
         self.missed = 0
         self.rows = []
+        self.figures = {}
 
     def at_most(self, name, value, target, unit=""):
         self._put(name, value, "<=", target, unit, value <= target)
 
     def at_least(self, name, value, target, unit=""):
         self._put(name, value, ">=", target, unit, value >= target)
+
+    def keep(self, name, value):
+        """A figure without a target."""
+        self.figures[name] = value
 
     def note(self, text):
         sys.stdout.write(f"      {text}\n")
@@ -51,6 +57,7 @@ class Board:
 
     def _put(self, name, value, sign, target, unit, good):
         self.missed += not good
+        self.figures[name] = [value, target]
         self.rows.append(f"| {name} | {value:.2f} {unit} | {sign} {target:g} | {'holds' if good else 'misses'} |")
         sys.stdout.write(f"{'ok  ' if good else 'MISS'}  {name:<66} {value:>10.2f}  {sign} {target:g} {unit}\n")
         sys.stdout.flush()
@@ -148,7 +155,8 @@ def overload(board):
         free = send(server, steps_per_sec=0, duration=4, workers=2)
         rate = 2 * free["steps_per_sec"]
         report = send(server, steps_per_sec=rate, workers=6, spans_per_rpc=5, duration=30)
-    board.at_most(f"overload, {rate:.0f} steps/s offered for 30 s: steps lost", report["dropped_steps"], 0)
+    board.keep("overload: steps/s offered", rate)
+    board.at_most("overload, twice the capacity for 30 s: steps lost", report["dropped_steps"], 0)
     grown_mb = report["server"]["rss_max_mb"] - report["server"]["rss_before_mb"]
     board.at_most("overload: RSS growth (queue bound 16.8 + 25)", grown_mb, 41.8, "MB")
     board.note(f"{report['steps_per_sec']:.0f} steps/s accepted, {report['retries']} retries")
@@ -184,7 +192,7 @@ def start(board):
 def pressure():
     """How much of the last minute something waited for a CPU, as the kernel has it; it includes this benchmark."""
     file = Path("/proc/pressure/cpu")
-    return re.search(r"avg60=([\d.]+)", file.read_text())[1] if file.exists() else "an unknown share"
+    return re.search(r"avg60=([\d.]+)", file.read_text())[1] if file.exists() else "nan"
 
 
 def pace():
@@ -199,15 +207,25 @@ SECTIONS = {
 }
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("sections", nargs="*", choices=[[], *SECTIONS], help="default: all")
+def measure_sections(run, sections, description):
+    """Run the sections that the command line names; their board, after the last of them."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("sections", nargs="*", choices=[[], *sections], help="default: all")
+    parser.add_argument("--record", action="store_true", help="write the figures to docs/figures.json")
+    args = parser.parse_args()
     board = Board()
-    wanted = parser.parse_args().sections or list(SECTIONS)
-    for name in wanted:
-        SECTIONS[name](board)
-        board.note(f"{name}: tasks waited for a CPU in {pressure()} % of the last minute; 10^7 additions {pace()} s")
-    return 1 if board.missed else 0
+    for name in args.sections or list(sections):
+        board.figures = {}
+        sections[name](board)
+        waited = pressure()
+        board.note(f"{name}: tasks waited for a CPU in {waited} % of the last minute; 10^7 additions {pace()} s")
+        if args.record:
+            record(f"{run} {name}", {**board.figures, "waited_percent": float(waited)})
+    return board
+
+
+def main():
+    return 1 if measure_sections("ingest", SECTIONS, __doc__).missed else 0
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from collector.config.load import load
 from collector.receive.export_request import Export
 from collector.receive.otlp.otlp_grpc import METHOD
 from collector.worker.build import make_pipeline
+from tests.bench.figures import record
 from tests.support.paths import ROOT
 from tests.support.step_exports import attribute, make_export, step_attributes
 from tests.torture.stages import START, STOP
@@ -311,6 +312,7 @@ def main():
     parser.add_argument("--exports", type=int, default=4000)
     parser.add_argument("--faults", default=",".join(FAULTS))
     parser.add_argument("--fsync", action="store_true")
+    parser.add_argument("--record", action="store_true", help="write the figures to docs/figures.json")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         report = run(
@@ -324,6 +326,8 @@ def main():
         )
     for name, value in report._asdict().items():
         sys.stdout.write(f"{name:18} {value}\n")
+    if args.record:
+        record("torture", report._asdict())
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from collector.commands.file_arguments import (
     add_export_arguments,
     add_json_options,
     add_merge_arguments,
+    add_replay_arguments,
 )
 from collector.commands.questions import add_question_parsers
 from collector.config import (
@@ -53,6 +54,7 @@ from collector.runtime import (
     StartError,
     Stop,
     SystemClock,
+    TerminalRemarks,
     check_packages,
     configure_logs,
     package_files,
@@ -102,14 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.set_defaults(command=_run)
     replay = commands.add_parser("replay", help="learn from recordings")
-    replay.add_argument(
-        "files", nargs="+", type=Path, metavar="FILE", help="recordings, directories of them, or - (docs/recordings.md)"
-    )
-    replay.add_argument("--snapshot", required=True, type=Path, metavar="OUT", help="where the coefficients go")
-    replay.add_argument("--state", type=Path, metavar="OUT", help="save what was learned, for donors and merges")
-    replay.add_argument(
-        "--workers", type=int, metavar="N", help="learn engine by engine in N processes (0: one a core), and merge"
-    )
+    add_replay_arguments(replay)
     replay.set_defaults(command=_replay)
     export = commands.add_parser("export", help="a snapshot's coefficients for other programs")
     add_export_arguments(export)
@@ -178,7 +173,7 @@ def _replay(arguments: argparse.Namespace) -> int:
         config,
         SystemClock(),
         say=_teller(arguments),
-        note=_warn,
+        note=_remarks(),
         state=arguments.state,
         stdin=sys.stdin.buffer,
         workers=arguments.workers if arguments.workers is None else max(arguments.workers, 0) or os.cpu_count() or 1,
@@ -198,7 +193,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         systems=tuple(name.strip() for name in arguments.systems.split(",") if name.strip()),
         leave_out=arguments.leave_out,
     )
-    return evaluate_recordings(arguments.files, config, options, say=_say, note=_warn)
+    return evaluate_recordings(arguments.files, config, options, SystemClock(), say=_say, note=_remarks())
 
 
 def _donors(arguments: argparse.Namespace) -> int:
@@ -228,7 +223,7 @@ def _fleet_pull(arguments: argparse.Namespace) -> int:
     token = token_reader(arguments.token_file)
     options = PullOptions(tuple(arguments.sources), arguments.out, arguments.timeout, arguments.require, token)
     if arguments.every is None:
-        code = pull_once(options, config, clock, say=_teller(arguments), note=_warn)
+        code = pull_once(options, config, clock, say=_teller(arguments), note=_remarks())
         return _concluded(code, arguments, arguments.out)
     if arguments.json:
         raise ConfigError("--json", "not with --every, which serves its result at /snapshot")
@@ -247,7 +242,7 @@ def _fleet_replay(arguments: argparse.Namespace) -> int:
     rows = arguments.rows if "://" in arguments.rows or not arguments.rows else str(Path(arguments.rows).absolute())
     options = ReplayOptions(tuple(arguments.places), arguments.out, arguments.ray, arguments.workers, rows)
     say = _teller(arguments)
-    code = replay_fleet(options, config, SystemClock(), say=say, note=_warn, stdin=sys.stdin.buffer)
+    code = replay_fleet(options, config, SystemClock(), say=say, note=_remarks(), stdin=sys.stdin.buffer)
     return _concluded(code, arguments, arguments.out)
 
 
@@ -255,7 +250,7 @@ def _export(arguments: argparse.Namespace) -> int:
     if arguments.format == "blis-trace":
         from collector.commands.traffic import export_traffic  # noqa: PLC0415
 
-        return export_traffic([arguments.snapshot], arguments.out, say=_say, note=_warn)
+        return export_traffic([arguments.snapshot], arguments.out, SystemClock(), say=_say, note=_remarks())
     from collector.commands.export import ExportOptions, export_snapshot  # noqa: PLC0415
     from exporters.files import Assumptions  # noqa: PLC0415
 
@@ -339,6 +334,11 @@ def _concluded(code: int, arguments: argparse.Namespace, out: Path) -> int:
 
         print((out / SNAPSHOT_NAME if out.is_dir() else out).read_text(encoding="utf-8").rstrip("\n"))
     return code
+
+
+def _remarks() -> PrintLine:
+    """For commands that take long: bars where somebody looks, lines elsewhere."""
+    return TerminalRemarks(sys.stderr) if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else _warn
 
 
 def _warn(text: str) -> None:

@@ -24,6 +24,18 @@ def add_export_arguments(export: argparse.ArgumentParser) -> None:
     export.add_argument("--out", type=Path, metavar="DIR", help="where dynamo's and blis-trace's files go")
 
 
+def add_replay_arguments(replay: argparse.ArgumentParser) -> None:
+    """``tracefit replay``."""
+    replay.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="recordings, directories of them, or - (docs/recordings.md)"
+    )
+    replay.add_argument("--snapshot", required=True, type=Path, metavar="OUT", help="where the coefficients go")
+    replay.add_argument("--state", type=Path, metavar="OUT", help="save what was learned, for donors and merges")
+    replay.add_argument(
+        "--workers", type=int, metavar="N", help="learn engine by engine in N processes (0: one a core), and merge"
+    )
+
+
 def add_evaluate_arguments(evaluate: argparse.ArgumentParser) -> None:
     """``tracefit evaluate``."""
     evaluate.add_argument("files", nargs="+", type=Path, metavar="FILE", help="recordings, or directories of them")

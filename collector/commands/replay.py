@@ -5,20 +5,18 @@ The clock of a replay is the telemetry's own (the newest span end), so that the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from collector.config import Config
-from collector.recordings import Recording, Timed, TimedExport, TimedKv, TimedPage, in_batches, merged, open_recordings
+from collector.recordings import TimedExport, TimedKv, TimedPage, in_batches, merged_with_progress, open_recordings
 from collector.runtime import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, Clock, PrintLine, StartError
 from collector.worker import Pipeline, check_learning, make_pipeline
 from exporters.files import write_atomically
 from online import Bank, Snapshot
 
 from .report import lines
-
-PROGRESS_INTERVAL_NS = 1_000_000_000
 
 
 def replay(
@@ -56,7 +54,7 @@ def replay(
     pipeline = make_pipeline(config)
     recordings = open_recordings(paths, note, stdin)
     newest_unix_nano = spans = pages = 0
-    for batch in in_batches(_with_progress(recordings, clock, note), config.queue.batch_bytes):
+    for batch in in_batches(merged_with_progress(recordings, clock, note), config.queue.batch_bytes):
         exports = [timed.export for timed in batch if isinstance(timed, TimedExport)]
         pipeline.process_kv([timed.batch for timed in batch if isinstance(timed, TimedKv)])
         pipeline.process_pages([timed.page for timed in batch if isinstance(timed, TimedPage)])
@@ -131,28 +129,3 @@ def _write(path: Path, data: bytes) -> None:
         write_atomically(path, data)
     except OSError as error:
         raise StartError(f"cannot write {path}: {error.strerror}") from None
-
-
-def _with_progress(recordings: Sequence[Recording], clock: Clock, note: PrintLine) -> Iterator[Timed]:
-    total_bytes = sum(recording.size_bytes for recording in recordings)
-    start_ns = said_ns = clock.monotonic_ns()
-    spans = exports = kv_batches = pages = 0
-    for timed in merged(recordings):
-        yield timed
-        if isinstance(timed, TimedKv):
-            kv_batches += 1
-        elif isinstance(timed, TimedPage):
-            pages += 1
-        else:
-            exports += 1
-            spans += timed.export.spans
-        now_ns = clock.monotonic_ns()
-        if now_ns - said_ns >= PROGRESS_INTERVAL_NS:
-            said_ns = now_ns
-            position_bytes = sum(recording.position_bytes for recording in recordings)
-            share = f"{position_bytes / total_bytes:4.0%}  " if total_bytes else ""  # of a pipe nobody knows
-            note(f"{share}{exports} exports, {spans} spans")
-    elapsed_s = (clock.monotonic_ns() - start_ns) / 1e9
-    kv_text = f" and {kv_batches} batches of KV events" if kv_batches else ""
-    kv_text += f" and {pages} pages" if pages else ""
-    note(f"read {exports} exports, {spans} spans{kv_text} in {elapsed_s:.1f} s")

@@ -12,20 +12,21 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from collector.decode import MISSING, ApiSpan, CoreSpan, Finish, MarkKind, RequestSpan, Telemetry, decode
-from collector.recordings import Recording, TimedExport, merged, open_recordings
-from collector.runtime import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PrintLine, StartError
+from collector.recordings import Timed, TimedExport, merged_with_progress, open_recordings
+from collector.runtime import EXIT_FAILED, EXIT_OK, EXIT_USAGE, Clock, PrintLine, StartError
 from collector.telemetry import Counts
 from exporters.files import TRACE_HEADER, TRACE_TABLE, TracedRequest, render_trace, write_atomically
 
 ENDS = frozenset({Finish.STOPPED, Finish.LENGTH, Finish.ABORTED})
 
 
-def export_traffic(paths: Sequence[Path], out: Path | None, *, say: PrintLine, note: PrintLine) -> int:
+def export_traffic(paths: Sequence[Path], out: Path | None, clock: Clock, *, say: PrintLine, note: PrintLine) -> int:
     """Write the requests of recordings as a trace into a directory.
 
     Args:
         paths: recordings, or directories of them.
         out: the directory; made if it is not there.
+        clock: for the progress only.
         say: takes the options that make BLIS replay it.
         note: takes what could not be read, and how much was.
 
@@ -35,7 +36,7 @@ def export_traffic(paths: Sequence[Path], out: Path | None, *, say: PrintLine, n
     if out is None:
         note("error: --out: a trace is two files; say in which directory")
         return EXIT_USAGE
-    requests = requests_in(open_recordings(paths, note))
+    requests = requests_in(merged_with_progress(open_recordings(paths, note), clock, note))
     if not requests:
         note("error: no finished request in the recording; step telemetry alone does not tell of requests")
         return EXIT_FAILED
@@ -53,17 +54,17 @@ def export_traffic(paths: Sequence[Path], out: Path | None, *, say: PrintLine, n
     return EXIT_OK
 
 
-def requests_in(recordings: Iterable[Recording]) -> list[TracedRequest]:
+def requests_in(telemetry: Iterable[Timed]) -> list[TracedRequest]:
     """Every finished request of recordings, once."""
     journeys: dict[bytes, CoreSpan] = {}
     arrivals: dict[bytes, ApiSpan] = {}
     answered: dict[bytes, RequestSpan] = {}
-    for timed in merged(recordings):
+    for timed in telemetry:
         if isinstance(timed, TimedExport):
-            for telemetry in _decoded(timed):
-                journeys |= {span.span_id: span for span in telemetry.core}
-                arrivals |= {span.span_id: span for span in telemetry.api}
-                answered |= {span.span_id: span for span in telemetry.requests}
+            for decoded in _decoded(timed):
+                journeys |= {span.span_id: span for span in decoded.core}
+                arrivals |= {span.span_id: span for span in decoded.api}
+                answered |= {span.span_id: span for span in decoded.requests}
     if journeys:
         traced = [_of_journey(span, arrivals.get(span.parent_span_id)) for span in journeys.values()]
     else:

@@ -14,7 +14,7 @@ from collector.config import Config, ConfigError
 from collector.identity import Knowledge
 from collector.receive import Export
 from collector.recordings import by_source, open_recordings
-from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
+from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, Progress, StartError
 from collector.worker import make_pipeline
 from exporters.files import write_atomically
 from online import Snapshot
@@ -28,7 +28,8 @@ from .page_windows import PageReport, evaluate_pages, load_pages
 from .protocol import evaluate
 from .tables import lines
 
-_BAR = 24
+_READING = 0.2
+"""Share of the time that reading takes, about."""
 
 
 class EvaluateOptions(NamedTuple):
@@ -43,7 +44,7 @@ class EvaluateOptions(NamedTuple):
 
 
 def evaluate_recordings(
-    paths: Sequence[Path], config: Config, options: EvaluateOptions, *, say: PrintLine, note: PrintLine
+    paths: Sequence[Path], config: Config, options: EvaluateOptions, clock: Clock, *, say: PrintLine, note: PrintLine
 ) -> int:
     """Evaluate all systems on the recordings.
 
@@ -51,6 +52,7 @@ def evaluate_recordings(
         paths: recordings, or directories of them; each is a source of its own, or one of a rotation.
         config: rules, model files and hardware of the ``configurations`` section; bounds of the join.
         options: see ``tracefit evaluate --help``.
+        clock: for the progress only.
         say: receives the report, line by line.
         note: receives progress and warnings.
 
@@ -69,24 +71,26 @@ def evaluate_recordings(
     captures: list[Capture] = []
     pages: list[PageReport] = []
     sources = by_source(open_recordings(paths, note))
-    for number, recordings in enumerate(sources):
-        _progress(note, 0.2 * number / len(sources), f"reading {recordings[0].label}")
-        found = load(recordings, knowledge, config.join, options.learn_until, lambda early: published_of(config, early))
-        captures += found
-        readings = {} if found else load_pages([recording.path for recording in recordings])
-        pages += [evaluate_pages(name, of_engine, options.learn_until) for name, of_engine in readings.items()]
-    _unique_names(captures)
-    report = evaluate(
-        captures,
-        systems,
-        learn_until=options.learn_until,
-        left_out=options.leave_out or _default_key(captures),
-        version=__version__,
-        tell=lambda share, what: _progress(note, 0.2 + 0.8 * share, what),
-        snapshot=snapshot,
-        pages=pages,
-    )
-    _progress(note, 1.0, "done")
+    with Progress("evaluated", 1.0, clock, note, unit="") as progress:
+        for number, recordings in enumerate(sources):
+            progress.advance_to(_READING * number / len(sources), f"reading {recordings[0].label}")
+            found = load(
+                recordings, knowledge, config.join, options.learn_until, lambda early: published_of(config, early)
+            )
+            captures += found
+            readings = {} if found else load_pages([recording.path for recording in recordings])
+            pages += [evaluate_pages(name, of_engine, options.learn_until) for name, of_engine in readings.items()]
+        _unique_names(captures)
+        report = evaluate(
+            captures,
+            systems,
+            learn_until=options.learn_until,
+            left_out=options.leave_out or _default_key(captures),
+            version=__version__,
+            tell=lambda share, what: progress.advance_to(_READING + (1.0 - _READING) * share, what),
+            snapshot=snapshot,
+            pages=pages,
+        )
     for line in lines(report):
         say(line)
     _write(options.json, msgspec.json.encode(report), say)
@@ -135,8 +139,3 @@ def _write(path: Path | None, data: bytes, say: PrintLine) -> None:
     except OSError as error:
         raise StartError(f"cannot write {path}: {error.strerror}") from None
     say(f"written: {path}")
-
-
-def _progress(note: PrintLine, share: float, what: str) -> None:
-    full = round(_BAR * share)
-    note(f"[{'#' * full}{'.' * (_BAR - full)}] {share:4.0%}  {what}")

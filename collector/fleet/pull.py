@@ -20,7 +20,7 @@ import msgspec
 
 from collector.config import Config
 from collector.durable import Directory
-from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError, give_back
+from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, Progress, StartError, give_back
 from collector.telemetry import PullOutcome
 from collector.worker import check_learning
 from exporters.files import SNAPSHOT_NAME, published_generation, write_atomically, write_snapshot
@@ -96,13 +96,20 @@ class Puller:
         self._directory.release()
         return True
 
-    def pull(self) -> Pulled:
-        """Ask every source, merge, write."""
+    def pull(self, *, is_shown: bool = False) -> Pulled:
+        """Ask every source, merge, write; if shown, with how many were asked."""
         assert self._fetcher is not None, "pull comes after start"  # noqa: S101
         places = look(self._options.sources)
         self._fetcher.keep_only(places)
-        with ThreadPoolExecutor(CONNECTIONS, "fleet-fetch") as pool:
-            fetched = list(pool.map(self._fetcher.fetch, places))
+        fetched = []
+        note = self._note if is_shown else _say_nothing
+        with (
+            ThreadPoolExecutor(CONNECTIONS, "fleet-fetch") as pool,
+            Progress("asked", len(places), self._clock, note, "sources") as progress,
+        ):
+            for answer in pool.map(self._fetcher.fetch, places):
+                fetched.append(answer)
+                progress.advance(1)
         now_unix_nano = self._clock.unix_nano()
         read = [
             each if each.path is None else examine(each, each.path, self._config, now_unix_nano) for each in fetched
@@ -163,7 +170,7 @@ def pull_once(options: PullOptions, config: Config, clock: Clock, *, say: PrintL
     puller = Puller(options, config, clock, note)
     puller.start()
     try:
-        pulled = puller.pull()
+        pulled = puller.pull(is_shown=True)
     finally:
         puller.stop()
     for line in report(pulled):
@@ -175,6 +182,10 @@ def pull_once(options: PullOptions, config: Config, clock: Clock, *, say: PrintL
         return EXIT_FAILED
     say(f"snapshot: {options.out / SNAPSHOT_NAME}")
     return EXIT_OK
+
+
+def _say_nothing(text: str) -> None:
+    del text
 
 
 def token_reader(path: Path | None) -> Callable[[], str]:

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from .reader import FILE_TRANSPORT, Recording, Timed, TimedExport, TimedKv, TimedPage, in_batches, merged
+from .reader import (
+    FILE_TRANSPORT,
+    Recording,
+    Timed,
+    TimedExport,
+    TimedKv,
+    TimedPage,
+    in_batches,
+    merged,
+    merged_with_progress,
+)
 from .sources import STDIN, by_source, open_recordings, recording_files, source_of
 
 __all__ = [
@@ -16,6 +26,7 @@ __all__ = [
     "by_source",
     "in_batches",
     "merged",
+    "merged_with_progress",
     "open_recordings",
     "recording_files",
     "source_of",

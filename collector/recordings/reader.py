@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 import io
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -23,7 +23,7 @@ from collector.decode import json_to_protobuf
 from collector.decode.kv import LINE_MARK, KvBatch, read_line
 from collector.decode.pages import PageParser, ScrapedPage, is_page_line, read_page_line
 from collector.receive import Export, count_spans, newest_end_unix_nano
-from collector.runtime import StartError
+from collector.runtime import Clock, PrintLine, Progress, StartError
 from collector.telemetry import KvSkip, Outcome, ScrapeOutcome
 
 from .framing import DamagedError, NoEntryError, NotReadError, decompressed, entries, is_json, sniff
@@ -215,3 +215,26 @@ def merged(recordings: Iterable[Recording]) -> Iterator[Timed]:
     """Everything in event-time order; ties go by source and path, so the order of the arguments never matters."""
     ordered = sorted(recordings, key=lambda recording: (recording.label, recording.name))
     return heapq.merge(*ordered, key=lambda timed: (timed.unix_nano, timed.label))
+
+
+def merged_with_progress(recordings: Sequence[Recording], clock: Clock, note: PrintLine) -> Iterator[Timed]:
+    """The same, and how far that is on the way."""
+    total_bytes = sum(recording.size_bytes for recording in recordings)
+    spans = exports = kv_batches = pages = 0
+    with Progress("read", total_bytes, clock, note) as progress:
+        for timed in merged(recordings):
+            yield timed
+            if isinstance(timed, TimedKv):
+                kv_batches += 1
+            elif isinstance(timed, TimedPage):
+                pages += 1
+            else:
+                exports += 1
+                spans += timed.export.spans
+            if progress.is_due:
+                progress.advance_to(
+                    sum(recording.position_bytes for recording in recordings), f"{exports:,} exports, {spans:,} spans"
+                )
+    kv_text = f" and {kv_batches} batches of KV events" if kv_batches else ""
+    kv_text += f" and {pages} pages" if pages else ""
+    note(f"read {exports} exports, {spans} spans{kv_text} in {progress.elapsed_s:.1f} s")

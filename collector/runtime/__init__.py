@@ -1,4 +1,4 @@
-"""What any service has: tasks, clock, health, stop, logs, memory, file system, exit codes."""
+"""What any service has: tasks, clock, health, stop, logs, memory, file system, exit codes, progress."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from .memory import (
     resident_bytes,
     tune_malloc,
 )
+from .progress import Progress
 from .stop import Stop
 from .tasks import Part, Task
-from .terminal import PrintLine
+from .terminal import PrintLine, TerminalRemarks
 
 __all__ = [
     "EXIT_CONFIG",
@@ -34,11 +35,13 @@ __all__ = [
     "MemoryGuard",
     "Part",
     "PrintLine",
+    "Progress",
     "StartError",
     "Stop",
     "SystemClock",
     "SystemFiles",
     "Task",
+    "TerminalRemarks",
     "cgroup_limit_bytes",
     "check_packages",
     "configure_logs",

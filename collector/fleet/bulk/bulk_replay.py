@@ -22,7 +22,7 @@ from collector.fleet.fold import Examined, add, choose, examine
 from collector.fleet.state_fetch import Fetched
 from collector.fleet.state_places import StatePlace
 from collector.recordings import STDIN
-from collector.runtime import Clock, PrintLine, StartError
+from collector.runtime import Clock, PrintLine, Progress, StartError
 from online import Bank
 
 from .bulk_files import BulkFile, StoreError
@@ -30,7 +30,6 @@ from .learn import NEVER_NS, Learned, for_merging
 from .local_runner import BucketTask, ShardPlace, SplitDone
 from .split import SHARED, Part, parts_of
 
-PROGRESS_INTERVAL_NS: Final = 1_000_000_000
 _FINGERPRINT: Final = "replay.fingerprint"
 
 
@@ -91,33 +90,6 @@ class WorkDirectory:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-class Progress:
-    """Says once a second how much of a half is done, how fast that goes, and how long the rest will take."""
-
-    def __init__(self, doing: str, total_bytes: int, clock: Clock, note: PrintLine) -> None:
-        self._doing = doing
-        self._total_bytes = total_bytes
-        self._clock = clock
-        self._note = note
-        self._done_bytes = 0
-        self._start_ns = self._said_ns = clock.monotonic_ns()
-
-    def add(self, size_bytes: int) -> None:
-        """So much more is done."""
-        self._done_bytes += size_bytes
-        now_ns = self._clock.monotonic_ns()
-        if now_ns - self._said_ns < PROGRESS_INTERVAL_NS or not self._done_bytes:
-            return
-        self._said_ns = now_ns
-        elapsed_s = (now_ns - self._start_ns) / 1e9
-        share = self._done_bytes / max(self._total_bytes, self._done_bytes)
-        left_s = elapsed_s * (1.0 - share) / share
-        rate = self._done_bytes / 1e6 / elapsed_s
-        self._note(
-            f"{self._doing} {share:4.0%}  {self._done_bytes / 1e6:,.0f} MB, {rate:.1f} MB/s, {left_s:,.0f} s left"
-        )
-
-
 def replay_in_bulk(
     files: Sequence[BulkFile],
     config: Config,
@@ -136,11 +108,11 @@ def replay_in_bulk(
     try:
         splits = _split(parts, runner, clock, note)
         tasks = _tasks(splits, config, rows)
-        progress = Progress("learned", sum(task.size_bytes for task in tasks), clock, note)
         learned: dict[int, Learned] = {}
-        for task, result in runner.learn_buckets(tasks):
-            learned[task.bucket] = result
-            progress.add(task.size_bytes)
+        with Progress("learned", sum(task.size_bytes for task in tasks), clock, note) as progress:
+            for task, result in runner.learn_buckets(tasks):
+                learned[task.bucket] = result
+                progress.advance(task.size_bytes)
     except StoreError as error:
         raise StartError(str(error)) from None
     except OSError as error:
@@ -157,11 +129,11 @@ def replay_in_bulk(
 
 
 def _split(parts: Sequence[Part], runner: Runner, clock: Clock, note: PrintLine) -> dict[int, SplitDone]:
-    progress = Progress("split", sum(part.size_bytes for part in parts), clock, note)
     splits: dict[int, SplitDone] = {}
-    for part, done in runner.split_parts(parts):
-        splits[part.number] = done
-        progress.add(part.size_bytes)
+    with Progress("split", sum(part.size_bytes for part in parts), clock, note) as progress:
+        for part, done in runner.split_parts(parts):
+            splits[part.number] = done
+            progress.advance(part.size_bytes)
     for _, done in sorted(splits.items()):
         for warning in done.warnings:
             note(warning)

@@ -1,17 +1,39 @@
-"""Check a configuration as far as it can be without starting: learners, feature sets, and the files it names."""
+"""Check a configuration as far as it can be without starting: learners, feature sets, ports, and the files it names."""
 
 from __future__ import annotations
 
-from collector.config import Config
+from itertools import combinations
+
+from collector.config import Config, ConfigError, parse_endpoint
 from collector.receive import TokenFile
 from collector.receive.otlp import read_credentials
+from collector.receive.scrape import Scraper
 from collector.runtime import Clock
 from collector.worker import make_pipeline
+
+_ANY_HOST = ("", "0.0.0.0", "::")  # noqa: S104 -- compared, not bound
 
 
 def check(config: Config, clock: Clock) -> None:
     """Raise ConfigError for the first thing that would keep the process from running with this configuration."""
+    _check_ports(config)
     make_pipeline(config)
     read_credentials(config.receivers, clock)
+    Scraper(config.receivers.scrape, clock)  # reads token and certificates; asks nobody before its start
     if config.exporters.http.token_file:
         TokenFile(config.exporters.http.token_file, "exporters.http.token_file", clock)
+
+
+def _check_ports(config: Config) -> None:
+    """One port has one server."""
+    receivers = config.receivers
+    endpoints = {
+        "receivers.grpc.endpoint": receivers.grpc.endpoint,
+        "exporters.http.endpoint": config.exporters.http.endpoint,
+        **({"receivers.http.endpoint": receivers.http.endpoint} if receivers.http.enabled else {}),
+    }
+    for (key, text), (other_key, other_text) in combinations(endpoints.items(), 2):
+        (host, port), (other_host, other_port) = parse_endpoint(text), parse_endpoint(other_text)
+        overlap = host == other_host or host in _ANY_HOST or other_host in _ANY_HOST
+        if port == other_port != 0 and overlap:
+            raise ConfigError(other_key, f"port {port} is that of {key} already")

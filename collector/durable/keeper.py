@@ -110,7 +110,8 @@ class Durability:
         """Guards ``_pending`` and ``_writing``."""
         self._pending: tuple[Taken, int] | None = None
         self._writing = False
-        self._last_written = True
+        self._unsaved = ""
+        """Why what was handed over last is in no file."""
         self._task = Task(NAME, self._write_pending, health=health, turn_timeout_s=CHECK_IN_TIMEOUT_S)
         metrics.follow(table.JOURNAL_BYTES, lambda: self._journal.size_bytes if self._journal else 0)
         metrics.set(table.JOURNAL_CAPACITY, self._made_journal.capacity_bytes if self._writes_journal else 0)
@@ -161,18 +162,29 @@ class Durability:
         """Write what was handed over last; False if that was not possible."""
         self._task.stop(None)
         self._write_pending()
+        if self._unsaved:
+            _log.error("stopped without a last state: %s; %s", self._unsaved, self._missing_in_state())
         if self._journal is not None:
             self._journal.close()
         self._directory.release()
-        return self._last_written
+        return not self._unsaved
+
+    def _missing_in_state(self) -> str:
+        """What becomes of what the newest state lacks."""
+        if self._writes_journal:
+            return "what it lacks is in the journal"
+        written_unix_s = self._metrics.value(table.STATE_WRITTEN)
+        age_s = max(self._clock.unix_nano() / 1e9 - written_unix_s, 0.0)
+        return f"what came in the last {age_s:.0f} s is lost" if written_unix_s else "everything that came is lost"
 
     def readiness_detail(self) -> dict[str, str]:
-        """What this process began with, and why exports are refused now."""
+        """What this process began with, why exports are refused now, and why the last state is in no file."""
         details = {
             "state": str(self._store.restored),
             "state_problem": self._store.problem,
             "lost": self._lost,
             "refused": "; ".join(tuple(self._failing.values())),
+            "unsaved": self._unsaved,
         }
         return {name: text for name, text in details.items() if text}
 
@@ -246,8 +258,8 @@ class Durability:
             state = self._pipeline.whole_state(self._publisher.generation)
         except Exception:  # noqa: BLE001 -- a fault of ours must not end the receiving
             self._metrics.add(table.STATE_WRITE_ERRORS)
-            self._last_written = False
-            _log.exception("state could not be taken")
+            self._unsaved = "state could not be taken"
+            _log.exception(self._unsaved)
             return False
         self._dirty = False
         with self._lock:
@@ -276,28 +288,29 @@ class Durability:
             self._writing = self._pending is not None
             pending, self._pending = self._pending, None
         if pending is not None:
-            self._last_written = self._write(*pending)
+            self._unsaved = self._write(*pending)
             pending = None  # a state's blocks are the largest there are
             give_back()
             self._writing = False
-            if not self._last_written:
+            if self._unsaved:
                 self._dirty = True  # a race with the worker loses nothing: it only asks for one more state
         return _PAUSE_S
 
-    def _write(self, state: Taken, seq: int) -> bool:
+    def _write(self, state: Taken, seq: int) -> str:
+        """Write a generation; why not, if that failed."""
         try:
             size_bytes = self._store.write(state.pieces(), seq)
         except OSError as error:
             self._metrics.add(table.STATE_WRITE_ERRORS)
             _log.warning("state not written: %s", error.strerror)
-            return False
+            return f"state not written: {error.strerror}"
         except Exception:  # noqa: BLE001 -- a fault of ours must not end the receiving
             self._metrics.add(table.STATE_WRITE_ERRORS)
             _log.exception("state could not be encoded")
-            return False
+            return "state could not be encoded"
         self._metrics.add(table.STATE_WRITES)
         self._metrics.set(table.STATE_BYTES, size_bytes)
         self._metrics.set(table.STATE_WRITTEN, self._clock.unix_nano() / 1e9)
         if self._journal is not None:
             self._journal.applied(self._store.covered_seq)
-        return True
+        return ""

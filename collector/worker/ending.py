@@ -53,8 +53,11 @@ class Ending:
         """How much of the time to drain the last state and generation need."""
         return min(MARGIN * sum(tuple(self._longest_s.values())), RESERVED_SHARE * drain_s)
 
-    def lost(self, queued: Sequence[Export], *, ended: bool) -> str:
-        """What a stop now loses, in words."""
+    def missing(self, queued: Sequence[Export], *, ended: bool) -> str:
+        """What a stop now leaves out, in words: only what really is."""
         spans = sum(export.spans for export in queued) + self._spans_in_hand
-        text = f"{spans} spans not learned from"
-        return text if ended else f"{text}, {self._spans_unsaved} learned from and in no state"
+        counted = [(spans, "spans not learned from")]
+        if not ended:
+            counted.append((self._spans_unsaved, "spans learned from and in no state"))
+        texts = [f"{number} {text}" for number, text in counted if number]
+        return ", ".join(texts if ended else [*texts, "no last generation"])

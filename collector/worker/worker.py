@@ -139,14 +139,15 @@ class Worker:
         if not ended:
             self._abandoned = True
             ended = self._task.join(reserved_s + LAST_BATCH_S)
-        if ended and not self._abandoned and not self._task.died:
+        rest = self._queue.take(sys.maxsize, 0.0)
+        drained = ended and rest is None and not self._task.died
+        if drained and not (self._abandoned and self._behind):
             return True
-        if self._keeper.keeps_backlog and not self._task.died:
+        if drained or (self._keeper.keeps_backlog and not self._task.died):
             _log.warning("stopped before the queue was drained: the rest is in the journal")
             return True
-        rest = self._queue.take(sys.maxsize, 0.0)
-        lost = self._ending.lost(rest.items if rest is not None else (), ended=ended)
-        _log.error("stopped before everything was learned from and saved: %s", lost)
+        missing = self._ending.missing(rest.items if rest is not None else (), ended=ended)
+        _log.error("stopped before all was done: %s", missing or "the worker died")
         return False
 
     def _turn(self) -> float | None:

@@ -14,6 +14,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -306,6 +307,98 @@ def stopped_under_load(directory, durability):
     return Row(f"SIGTERM under flat-out producers, {durability}", load_.acknowledged, lost, stop_s, "nothing: exit 0")
 
 
+@contextlib.contextmanager
+def read_only(directory):
+    """The directory takes no files: under a read-only view of itself, or (without root) by its mode."""
+    mode = directory.stat().st_mode
+    if os.getuid() == 0:
+        subprocess.check_call(["mount", "--bind", str(directory), str(directory)])
+        subprocess.check_call(["mount", "-o", "remount,bind,ro", str(directory)])
+    else:
+        directory.chmod(0o500)
+    try:
+        yield
+    finally:
+        if os.getuid() == 0:
+            subprocess.check_call(["umount", "-l", str(directory)])
+        else:
+            directory.chmod(mode)
+
+
+def directory_read_only(directory, exports=150):
+    """``durability: memory``: the directory is read-only for a while; then again, until the process has ended."""
+    settings = {"DURABILITY": "memory", "STATE__INTERVAL_S": "0.3"}
+    victim = Victim(directory, **settings)
+    load_ = Load(2, exports, STEPS)
+    load_.port = victim.grpc_port
+    load_.start()
+    _wait(lambda: load_.acknowledged > exports // 2, 60)
+    with read_only(directory):
+        before = load_.acknowledged
+        _wait(lambda: "unsaved" in json.loads(victim.get("/readyz")), 60)
+        _wait(lambda: load_.acknowledged > before, 60)
+    recovery_s = _until_accepted(load_)
+    _wait(lambda: load_.done, 120)
+    assert victim.end(signal.SIGTERM) == 0, said(directory)[-2000:]
+    lost = _lost_exports(directory, load_)
+    victim = Victim(directory, **settings)
+    with read_only(directory):
+        _sent(victim, Load(3, 10, STEPS))
+        assert victim.end(signal.SIGTERM) == 1
+    line = _line(directory, "stopped without a last state")
+    assert line.endswith("s is lost"), line
+    return Row("snapshot.directory read-only for a while, memory", load_.acknowledged, lost, recovery_s, line)
+
+
+@contextlib.contextmanager
+def burners(number, core):
+    """Processes that leave little of one core to whoever is pinned to it."""
+    burn = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    processes = [subprocess.Popen([sys.executable, "-c", burn]) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def stopped_on_a_starved_cpu(directory, engines=30, exports=100, steps=40):
+    """SIGTERM with a large state and a full queue on an eighth of a core: what is in no state is counted."""
+    settings = {
+        "DURABILITY": "memory",
+        "STATE__INTERVAL_S": "3600",
+        "JOIN__GRACE_S": "3600",  # everything is held: the state is large
+        "JOIN__WINDOW_S": "3600",
+        "QUEUE__CAPACITY_BYTES": str(1 << 30),
+    }
+    victim = Victim(directory, SHUTDOWN__DRAIN_S="1", **settings)
+    load_ = Load(engines, exports, steps)
+    load_.port = victim.grpc_port
+    load_.start()
+    _wait(lambda: load_.acknowledged > engines * exports // 3, 300)
+    core = min(os.sched_getaffinity(0))
+    for thread in Path(f"/proc/{victim.process.pid}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), {core})
+    with burners(7, core):
+        _wait(lambda: load_.acknowledged > engines * exports // 2, 300)
+        begun_s = time.monotonic()
+        code = victim.end(signal.SIGTERM)
+        stop_s = time.monotonic() - begun_s
+    load_.stop.set()
+    for thread in load_.threads:
+        thread.join()
+    line = _line(directory, "stopped before all was done") if code else "nothing: exit 0"
+    counted = sum(int(number) for number in re.findall(r"(\d+) spans", line))
+    victim = Victim(directory, SHUTDOWN__DRAIN_S="50", **settings)
+    assert victim.end(signal.SIGTERM) == 0, said(directory)[-3000:]
+    missing = load_.acknowledged - (_learned_rows(directory) + engines) // steps
+    sent_twice = counted - missing  # accepted, and the sender did not hear of it any more
+    assert 0 <= sent_twice <= engines, (load_.acknowledged, missing, line)
+    name = "SIGTERM with a large state and a full queue on an eighth of a core, memory"
+    return Row(name, load_.acknowledged, missing, stop_s, line)
+
+
 CASES = {
     "bit-flips": bit_flips,
     "bad-tail": bad_tail,
@@ -315,6 +408,8 @@ CASES = {
     "directory-deleted": lambda directory: directory_deleted(directory, "journal"),
     "directory-deleted-memory": lambda directory: directory_deleted(directory, "memory"),
     "stop-memory": lambda directory: stopped_under_load(directory, "memory"),
+    "read-only": directory_read_only,
+    "stop-starved": stopped_on_a_starved_cpu,
     "stop-journal": lambda directory: stopped_under_load(directory, "journal"),
 }
 

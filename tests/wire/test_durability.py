@@ -219,6 +219,27 @@ def test_a_writer_that_hangs_makes_the_process_not_alive(tmp_path, monkeypatch):
     assert SystemClock().monotonic_ns() > 0
 
 
+@pytest.mark.parametrize(
+    ("durability", "outcome"),
+    [("memory", "everything that came is lost"), ("journal", "what it lacks is in the journal")],
+)
+def test_a_state_that_cannot_be_written_is_said_by_readiness_and_at_the_stop(tmp_path, caplog, durability, outcome):
+    with running_sidecar(tmp_path, DURABILITY=durability, STATE__INTERVAL_S="0.1") as sidecar:
+        (tmp_path / f".{STATE}.tmp").mkdir()  # in its way
+        send(sidecar, 1)
+        eventually(lambda: "unsaved" in json.loads(get(sidecar.http_port, "/readyz")))
+        told = json.loads(get(sidecar.http_port, "/readyz"))
+        assert told["unsaved"] == "state not written: Is a directory"
+        assert told["ok"]
+    (line,) = [record for record in caplog.records if record.message.startswith("stopped without a last state")]
+    assert line.message.endswith(f"Is a directory; {outcome}")
+    (tmp_path / f".{STATE}.tmp").rmdir()
+    with running_sidecar(tmp_path, STATE__INTERVAL_S="0.1") as sidecar:
+        send(sidecar, 101)
+        eventually((tmp_path / STATE).exists)
+        assert "unsaved" not in json.loads(get(sidecar.http_port, "/readyz"))
+
+
 def test_what_is_kept_is_readable_by_its_owner_only(tmp_path):
     with running_sidecar(tmp_path, **JOURNAL) as sidecar:
         send(sidecar, 1)

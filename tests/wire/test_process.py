@@ -166,13 +166,17 @@ def test_in_a_pod_a_bad_configuration_does_not_end_the_process(tmp_path):
     """First a start with a good one, which is kept; then with a bad one, which is passed over and said."""
     file = tmp_path / "config.yaml"
     variables = {"TRACEFIT_CONFIG": str(file), "TRACEFIT_CONFIG__ON_ERROR": "degrade"}
-    for text, degraded in (("queue: {wait_s: 1.5}", 0), ("feature_sets: [magic]", 1)):
+    for text, key in (
+        ("queue: {wait_s: 1.5}", ""),
+        ("feature_sets: [magic]", "feature_sets"),
+        ("receivers: {scrape: {token_file: /nope}}", "receivers.scrape.token_file"),
+    ):
         file.write_text(text)
         with running_process(tmp_path, **variables) as (_, _, http_port):
-            assert metric(http_port, "tracefit_config_degraded") == degraded
+            assert metric(http_port, "tracefit_config_degraded") == bool(key)
             eventually((tmp_path / LAST_GOOD).exists)  # kept once everything has started
-            if degraded:
-                assert b"the last good configuration holds: feature_sets" in get(http_port, "/readyz")
+            if key:
+                assert f"the last good configuration holds: {key}" in get(http_port, "/readyz").decode()
 
 
 @pytest.mark.parametrize(
@@ -182,9 +186,12 @@ def test_in_a_pod_a_bad_configuration_does_not_end_the_process(tmp_path):
         ("exporters: {http: {token_file: /nope}}", "exporters.http.token_file"),
         ("receivers: {tls: {cert_file: /nope, key_file: /nope}}", "receivers.tls"),
         ("receivers: {tls: {client_ca_file: /nope}}", "receivers.tls.cert_file"),
+        ("receivers: {scrape: {token_file: /nope}}", "receivers.scrape.token_file"),
+        ("receivers: {scrape: {ca_file: /nope}}", "receivers.scrape.ca_file"),
+        ("receivers: {grpc: {endpoint: '0.0.0.0:4318'}}", "receivers.http.endpoint"),
     ],
 )
-def test_check_config_finds_missing_files(tmp_path, text, key):
+def test_check_config_finds_what_would_end_the_start(tmp_path, text, key):
     file = tmp_path / "config.yaml"
     file.write_text(text)
     ended = tracefit("check-config", "--config", file)

@@ -7,7 +7,7 @@ CONFIG ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-fleet demo-vllm demo-vllm-clean test test-fleet e2e-vllm run bench coverage validate check-vllm-releases explore fuzz torture soak stress \
-	lint manifests dist site clean
+	lint manifests dist sbom audit site clean
 
 help:
 	@echo "make demo   watch coefficients being learned from a recording of a real server"
@@ -30,6 +30,8 @@ help:
 	@echo "make manifests  kube-score over everything that renders (needs kubectl and kube-score, helm for the chart)"
 	@echo "make site   the documents as a site, into build/site"
 	@echo "make dist   the wheel, into dist/"
+	@echo "make sbom   what the wheel and the image are made of, as CycloneDX, into dist/"
+	@echo "make audit  known vulnerabilities of the same (says it loudly where the index cannot be asked)"
 	@echo "make lint   ruff, mypy --strict, import contracts"
 
 $(STAMP): requirements.lock pyproject.toml
@@ -79,6 +81,18 @@ $(SITE)/.installed: deploy/site/requirements.lock
 
 site: $(SITE)/.installed
 	$(SITE)/bin/mkdocs build --quiet --strict
+
+AUDIT := $(VENV)/audit
+$(AUDIT)/.installed: deploy/audit/requirements.lock
+	$(PYTHON) -m venv $(AUDIT)
+	$(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r deploy/audit/requirements.lock
+	@touch $@
+
+sbom: $(STAMP) $(AUDIT)/.installed
+	@$(BIN)/python deploy/audit/audit.py sbom $(AUDIT)/bin/cyclonedx-py dist/sbom.json
+
+audit: $(STAMP) $(AUDIT)/.installed
+	@$(BIN)/python deploy/audit/audit.py known $(AUDIT)/bin/pip-audit
 
 coverage: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal --cov --cov-report=term:skip-covered

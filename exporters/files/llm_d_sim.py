@@ -9,9 +9,11 @@ The simulator knows four numbers, and one factor for the load that multiplies al
 Ours are ITL(n) = tracefit.Config.request at n requests in flight, for the mean request. Fitted are m (whole
 milliseconds around ITL(1)) and f, so that the worst |ITL of the simulator ÷ ours - 1| at 1, 8 and N is least, and a
 quarter of the worst at 1, 2, 4, … N beside it: a curve cannot be held by a line between its ends.
-For each m the best f lies where two errors balance; tried are the f that hit one n, and the means of two of them:
+For each m the best f lies where two errors balance, of a and b requests; tried are all pairs, a = b too:
 
-    f(n) = 1 + ((ITL(n) + half) / m - 1) / g       g = (n - 1) / (N - 1); half a millisecond is what cutting takes
+    (m L(a) - half) / ITL(a) + (m L(b) - half) / ITL(b) = 2        half a millisecond is what cutting takes
+
+of which L is linear in f.
 
 Prefill is the line through TTFT at half and twice the mean uncached prompt, of a request that is alone. Guards: f >= 1,
 m >= 1 ms, overhead >= 0; a standard deviation below 1 ms is none, and of the mean at most 30 %.
@@ -163,11 +165,13 @@ def _fit(own_ms: dict[int, float], slots: int) -> tuple[int, float, float]:
 
 
 def _factors(own_ms: dict[int, float], itl_ms: int, slots: int) -> set[float]:
-    hits = {1.0}
-    for n, own in own_ms.items():
-        if n > 1:
-            hits.add(max(1.0, 1.0 + ((own + _HALF_MS) / itl_ms - 1.0) * (slots - 1) / (n - 1)))
-    return {round(0.5 * (one + other), 4) for one in hits for other in hits}
+    parts = [(1.0 / own, (n - 1) / (slots - 1) / own) for n, own in own_ms.items() if n > 1]
+    balanced = {1.0}
+    for one, its_slope in parts:
+        for other, others_slope in parts:
+            level = (2.0 + _HALF_MS * (one + other)) / itl_ms - one - other
+            balanced.add(max(1.0, round(1.0 + level / (its_slope + others_slope), 4)))
+    return balanced
 
 
 def simulated_ms(itl_ms: int, load_factor: float, n: int, slots: int) -> int:

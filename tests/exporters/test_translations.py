@@ -85,6 +85,11 @@ def test_the_simulator_waits_between_tokens_as_the_coefficients_say(prompt, outp
         )
 
 
+def test_a_line_that_can_hold_the_ends_within_a_tenth_is_found():
+    small = CLIENT.assuming(max_num_batched_tokens=512, max_num_seqs=64, kv_tokens=10**8)
+    assert simulator_latency(small, 3000, 300, 0.0).worst < 0.1
+
+
 def test_its_first_token_comes_as_the_coefficients_say_when_nobody_else_is_there():
     latency = simulator_latency(CLIENT, 1500, 300, 0.0)
     for prompt in (400, 1500, 3000):

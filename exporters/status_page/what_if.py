@@ -34,13 +34,14 @@ _ASK = "ask"
 
 
 class _Form(NamedTuple):
-    """One question: what it asks, its inputs (parameter, label, example), its button."""
+    """One question: what it asks, its inputs (parameter, label, example), button and switches (parameter, label)."""
 
     question: str
     path: str
     title: str
     inputs: tuple[tuple[str, str, str], ...]
     button: str
+    switches: tuple[tuple[str, str], ...] = ()
 
 
 _REQUEST = (("prompt", "prompt tokens", "2000"), ("output", "output tokens", "300"))
@@ -58,6 +59,7 @@ _FORMS = (
             ("rate", "requests/s", "3"),
         ),
         "Plan",
+        (("safe", "upper end of the band within the targets"),),
     ),
     _Form(
         "load",
@@ -116,6 +118,9 @@ def _form(form: _Form, configs: Sequence[ConfigSnapshot], query: Mapping[str, st
             f'<label>{label} <input name="{name}" value="{value}" placeholder="{example}" size="8" '
             'autocomplete="off" inputmode="text"></label>'
         )
+    for name, label in form.switches:
+        checked = " checked" if asked and query.get(name) else ""
+        fields.append(f'<label>{label} <input type="checkbox" name="{name}" value="true"{checked}></label>')
     return (
         f'<form method="get" action="/#what-if"><fieldset><legend>{form.title}</legend>{"".join(fields)}'
         f'<button name="{_ASK}" value="{form.question}">{form.button}</button></fieldset></form>'
@@ -146,7 +151,7 @@ def _answer(form: _Form, snapshot: Snapshot, view: ClientView, query: Mapping[st
 
 def _plan_lines(config: Config, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     plan = planned(config, read_sizing(given))
-    yield "fits", f"{plan.concurrency} requests in flight"
+    yield "fits", f"{plan.concurrency} requests in flight" if plan.concurrency else "not even one; alone it sees"
     yield "because", LIMIT_WORDS[plan.limit]
     yield from _load_lines(plan.at)
     if plan.replicas is not None:

@@ -56,6 +56,18 @@ def test_a_plan_is_answered_on_the_page():
     assert answer["ITL"].startswith("29.6 ms (8 of 10")
 
 
+def test_the_safe_side_is_a_box_to_tick_that_stays_ticked():
+    text = page_of(ONE, "/?prompt=2000&output=300&itl=30ms&safe=true&ask=plan")
+    assert answer_of(text)["fits"] == "32 requests in flight"
+    assert 'name="safe" value="true" checked>' in section_of(text)
+    assert "checked" not in section_of(page_of(ONE))
+
+
+def test_where_nothing_fits_it_says_so():
+    answer = answer_of(page_of(ONE, "/?prompt=2000&output=300&itl=1us&ask=plan"))
+    assert answer["fits"] == "not even one; alone it sees"
+
+
 def test_a_load_and_a_step_are_answered_too():
     assert answer_of(page_of(ONE, "/?prompt=2000&output=300&concurrency=20&ask=load"))["TTFT"].startswith("130 ms")
     answer = answer_of(page_of(ONE, "/?requests=64&prefill=&context=57600&ask=step"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.parse
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -109,7 +110,7 @@ class ScrapeEndpoint(Section, frozen=True, kw_only=True):
     url: Annotated[
         str,
         Meta(
-            pattern=r"^https?://[^\s/?#@]+(/[^\s#]*)?$",
+            pattern=r"^https?://(\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\s/?#@:\[\]]+)(:[0-9]{1,5})?(/[^\s#]*)?$",
             max_length=512,
             description="The page; an address alone means its `/metrics`.",
         ),
@@ -120,6 +121,10 @@ class ScrapeEndpoint(Section, frozen=True, kw_only=True):
             description="`all`: ask every address behind the name, as of a headless Service; `one`: the name as it is."
         ),
     ] = "one"
+
+    def __post_init__(self) -> None:
+        """ValueError for a port or an IPv6 address that is none."""
+        _ = urllib.parse.urlsplit(self.url).port
 
 
 class ScrapeConfig(Section, frozen=True, kw_only=True):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import http.client
 import shutil
-import socket
 import ssl
 import urllib.parse
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from collector.runtime import Clock
+from collector.runtime.http import BoundedConnection
 from collector.telemetry import PullOutcome
 
 from .state_places import StatePlace
@@ -119,15 +119,18 @@ class StateFetcher:
 
     def _ask(self, place: StatePlace) -> Path:
         parts = urllib.parse.urlsplit(place.url)
-        deadline_ns = self._clock.monotonic_ns() + int(self._timeout_s * 1e9)
         headers = {"Accept-Encoding": "identity"}
         if token := self._token():
             headers["Authorization"] = f"Bearer {token}"
         kept, tag = self._kept(place.name), self._tags.get(place.name)
         if tag and kept.exists():
             headers["If-None-Match"] = tag
-        connection = self._connect(parts, place.address)
+        tls = self._context() if parts.scheme == "https" else None
+        connection = BoundedConnection(
+            parts, timeout_s=self._timeout_s, clock=self._clock, tls=tls, address=place.address
+        )
         try:
+            connection.open()
             connection.request("GET", parts.path + (f"?{parts.query}" if parts.query else ""), headers=headers)
             with connection.getresponse() as response:
                 if response.status == http.HTTPStatus.NOT_MODIFIED and "If-None-Match" in headers:
@@ -138,31 +141,20 @@ class StateFetcher:
                         f"status {response.status} {response.reason}",
                     )
                 self._tags.pop(place.name, None)
-                self._save(response, kept, deadline_ns)
+                self._save(response, kept)
                 if new := response.getheader("ETag"):
                     self._tags[place.name] = new
         finally:
             connection.close()
         return kept
 
-    def _connect(self, parts: urllib.parse.SplitResult, address: str) -> http.client.HTTPConnection:
-        host, tls = parts.hostname or "", parts.scheme == "https"
-        port = parts.port or (443 if tls else 80)
-        raw = socket.create_connection((address or host, port), self._timeout_s)
-        connection = http.client.HTTPConnection(host, port, timeout=self._timeout_s)
-        try:
-            connection.sock = self._context().wrap_socket(raw, server_hostname=host) if tls else raw
-        except BaseException:
-            raw.close()
-            raise
-        return connection
-
     def _context(self) -> ssl.SSLContext:
         if self._tls is None:
             self._tls = ssl.create_default_context()
         return self._tls
 
-    def _save(self, response: http.client.HTTPResponse, kept: Path, deadline_ns: int) -> None:
+    @staticmethod
+    def _save(response: http.client.HTTPResponse, kept: Path) -> None:
         announced = response.length
         if announced is not None and announced > STATE_BYTES_MAX:
             raise _too_large()
@@ -173,8 +165,6 @@ class StateFetcher:
                 if size_bytes > STATE_BYTES_MAX:
                     raise _too_large()
                 file.write(chunk)
-                if self._clock.monotonic_ns() > deadline_ns:  # one that drips never trips the socket's own timeout
-                    raise TimeoutError
         if announced is not None and size_bytes < announced:
             raise _Refusal(PullOutcome.UNREACHABLE, f"the answer broke off after {size_bytes} of {announced} bytes")
 

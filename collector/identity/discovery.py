@@ -13,10 +13,10 @@ Servers whose pages are scraped are asked the first two as well, with the scrape
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import http.client
 import re
-import socket
 import ssl
 import urllib.parse
 from collections.abc import Callable, Mapping
@@ -26,6 +26,7 @@ import msgspec
 
 from collector.config import DiscoveryConfig, DiscoveryEndpoint
 from collector.runtime import Clock, Task
+from collector.runtime.http import BoundedConnection
 from collector.telemetry import DiscoveryOutcome
 
 from .facts import TEXT_CHARS_MAX, Fact
@@ -143,45 +144,34 @@ class Discovery:
 
 def fetch(base: str, path: str, access: Access, clock: Clock) -> tuple[DiscoveryOutcome, bytes]:
     """Send one GET whose answer is bounded in bytes and time."""
-    parts = urllib.parse.urlsplit(base)
-    deadline_ns = clock.monotonic_ns() + int(access.timeout_s * 1e9)
     headers = {"Accept": "application/json, text/plain"}
     if access.token:
         headers["Authorization"] = f"Bearer {access.token}"
     try:
-        connection = _connection(parts, access)
-        try:
+        server = urllib.parse.urlsplit(base)
+        connection = BoundedConnection(server, timeout_s=access.timeout_s, clock=clock, tls=access.tls)
+        with contextlib.closing(connection):
+            connection.open()
             connection.request("GET", path, headers=headers)
-            response = connection.getresponse()
-            if response.status != _OK:
-                redirected = response.status in _REDIRECTS
-                return (DiscoveryOutcome.REDIRECT if redirected else DiscoveryOutcome.REFUSED), b""
-            return _read(response, deadline_ns, clock)
-        finally:
-            connection.close()
+            with connection.getresponse() as response:
+                if response.status != _OK:
+                    redirected = response.status in _REDIRECTS
+                    return (DiscoveryOutcome.REDIRECT if redirected else DiscoveryOutcome.REFUSED), b""
+                return _read(response)
     except TimeoutError:
         return DiscoveryOutcome.TIMEOUT, b""
-    except (OSError, socket.gaierror):
+    except OSError:
         return DiscoveryOutcome.UNREACHABLE, b""
     except (http.client.HTTPException, ValueError):
         return DiscoveryOutcome.UNEXPECTED, b""
 
 
-def _connection(parts: urllib.parse.SplitResult, access: Access) -> http.client.HTTPConnection:
-    host, port = parts.hostname or "", parts.port
-    if parts.scheme == "https":
-        return http.client.HTTPSConnection(host, port, timeout=access.timeout_s, context=access.tls)
-    return http.client.HTTPConnection(host, port, timeout=access.timeout_s)
-
-
-def _read(response: http.client.HTTPResponse, deadline_ns: int, clock: Clock) -> tuple[DiscoveryOutcome, bytes]:
+def _read(response: http.client.HTTPResponse) -> tuple[DiscoveryOutcome, bytes]:
     body = b""
     while chunk := response.read1(_CHUNK_BYTES):
         body += chunk
         if len(body) > BODY_BYTES_MAX:
             return DiscoveryOutcome.TOO_LARGE, b""
-        if clock.monotonic_ns() > deadline_ns:  # a server that drips never trips the socket's own timeout
-            return DiscoveryOutcome.TIMEOUT, b""
     return DiscoveryOutcome.ANSWERED, body
 
 

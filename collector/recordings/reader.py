@@ -15,6 +15,7 @@ from __future__ import annotations
 import heapq
 import io
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -101,6 +102,7 @@ class Recording:
         self.undecodable = 0
         self._entries = 0
         self._other_signals = 0
+        self._bad_pages: Counter[str] = Counter()
         self._said = False
         self._warn = warn
 
@@ -129,6 +131,8 @@ class Recording:
             self._entries += 1
             newest_unix_nano = max(newest_unix_nano, newest_end_unix_nano(payload))
             yield TimedExport(newest_unix_nano, Export(payload, self.label, FILE_TRANSPORT, spans, self.label))
+        for why, pages in self._bad_pages.items():
+            self._say(f"{pages} pages cannot be learned from ({why})")
         if self._other_signals:
             self._warn(f"{self.name}: {self._other_signals} entries are metrics or logs, which are not read")
         if self.undecodable and self._entries:
@@ -166,7 +170,7 @@ class Recording:
             if is_page_line(line):
                 page = read_page_line(line, parser, self.label)
                 if isinstance(page, ScrapeOutcome):
-                    self.undecodable += 1
+                    self._bad_pages[parser.explain(page)] += 1
                 else:
                     yield page
                 continue

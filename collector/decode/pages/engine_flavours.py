@@ -146,7 +146,14 @@ NEEDED: dict[Flavour, frozenset[Meaning]] = {
         {Meaning.GENERATED_TOKENS, Meaning.PROMPT_TOKENS, Meaning.FIRST_TOKENS, Meaning.FINISHED, Meaning.RUNNING}
     ),
     Flavour.SGLANG: frozenset(
-        {Meaning.PROMPT_TOKENS, Meaning.FIRST_TOKENS, Meaning.ITL_COUNT, Meaning.ITL_SECONDS, Meaning.RUNNING}
+        {
+            Meaning.PROMPT_TOKENS,
+            Meaning.FIRST_TOKENS,
+            Meaning.ITL_COUNT,
+            Meaning.ITL_SECONDS,
+            Meaning.RUNNING,
+            Meaning.KV_USED_TOKENS,
+        }
     ),
 }
 """Without these there are no rows; a page of the engine that lacks one says so by name."""

@@ -12,7 +12,7 @@ from collector.telemetry import ScrapeOutcome
 from .page_text import EngineReading, PageParser
 
 _LINE_MARKS = (b'"unix_ns"', b'"page"')
-_KEYS_BYTES = 256
+_KEYS_BYTES = 1024
 """The page is the last and longest key."""
 _UNIX_NS_MAX = 1 << 62
 

@@ -33,10 +33,15 @@ from .engine_flavours import (
 PAGE_BYTES_MAX = 8 * 2**20
 ENGINES_MAX = 64
 """Data-parallel ranks on one page."""
+SERIES_MAX = 16_384
+"""Needed series on one page, for reading it anew takes ten times as long as knowing it: 64 ranks have some 5,000."""
+VALUE_MAX = 2.0**53
+"""Beyond it a counter no longer counts by one."""
 _REREAD_PAGES = 64
 _LABELS_BYTES_MAX = 4096
 _TEXT_CHARS_MAX = 256
 _LABEL = re.compile(rb'\s*([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"\s*,?')
+_ESCAPED = re.compile(rb"\\(.)")
 _HTML = re.compile(rb"\s*<(?:!doctype|html|\?xml|head|body)", re.IGNORECASE)
 _DIGITS_MAX = 18
 NAN = math.nan
@@ -109,6 +114,11 @@ class PageParser:
             for (name, model, flavour, facts), numbers in zip(layout.engines, values, strict=True)
         )
 
+    def explain(self, outcome: ScrapeOutcome) -> str:
+        """Why the last page was refused: of families that it lacks, which."""
+        lacks = f": {', '.join(self.missing)}" if outcome is ScrapeOutcome.MISSING_FAMILIES else ""
+        return f"{outcome.value}{lacks}"
+
     def _read_layout(self, page: bytes, lines: list[bytes]) -> _Layout | ScrapeOutcome:
         search = _Search()
         for number, line in enumerate(lines):
@@ -118,6 +128,8 @@ class PageParser:
                 search.add(number, line, series)
             elif line.startswith(CACHE_INFO):
                 search.infos.append(_labels(line)[0])
+            if search.series > SERIES_MAX:
+                return ScrapeOutcome.TOO_LARGE
         if not search.known:
             return ScrapeOutcome.NOT_A_PAGE if _HTML.match(page) else ScrapeOutcome.UNKNOWN_ENGINE
         if len(search.known) > ENGINES_MAX:
@@ -135,7 +147,7 @@ class _Search:
         self.infos: list[InfoLabels] = []
         self._engines: dict[str, int] = {}
         self._places: list[tuple[int, _Place]] = []
-        self._copies: dict[tuple[Series, tuple[tuple[str, str], ...]], str] = {}
+        self._seen: set[tuple[bytes, tuple[tuple[str, str], ...]]] = set()
         self._histograms: dict[tuple[Series, tuple[tuple[str, str], ...]], list[tuple[float, _Place]]] = {}
 
     def add(self, number: int, line: bytes, series: Series) -> None:
@@ -143,9 +155,11 @@ class _Search:
         labels, end = _labels(line)
         if end < 0 or (series.only is not None and labels.get(series.only[0]) != series.only[1]):
             return
-        copy = labels.pop(COPY_LABEL, "")
-        if self._copies.setdefault((series, tuple(sorted(labels.items()))), copy) != copy:
+        labels.pop(COPY_LABEL, None)
+        identity = (line[: _name_end(line)], tuple(sorted(labels.items())))
+        if identity in self._seen:
             return
+        self._seen.add(identity)
         name = labels.get(ENGINE_LABEL, "0")
         index = self._engines.setdefault(name, len(self.known))
         if index == len(self.known):
@@ -165,7 +179,14 @@ class _Search:
             bound = float(labels.pop(BOUND_LABEL))
         except ValueError:
             return
+        if not 0.0 <= bound <= VALUE_MAX and bound != math.inf:
+            return
         self._histograms.setdefault((series, tuple(sorted(labels.items()))), []).append((bound, place))
+
+    @property
+    def series(self) -> int:
+        """How many were noted."""
+        return len(self._seen) + len(self.infos)
 
     def layout(self, lines: int) -> _Layout:
         """The places of the best series of each meaning, and the facts in labels."""
@@ -214,7 +235,7 @@ def _numbers(lines: list[bytes], layout: _Layout) -> list[list[float]] | None:
             value = float(text)
         except ValueError:
             value = _first_number(text)
-        if not 0.0 <= value < math.inf:
+        if not 0.0 <= value <= VALUE_MAX:
             return None
         row, value = values[engine], value * factor
         row[meaning] = value if math.isnan(row[meaning]) else row[meaning] + value
@@ -246,9 +267,14 @@ def _labels(line: bytes) -> tuple[InfoLabels, int]:
     at += 1
     limit = at + _LABELS_BYTES_MAX
     while match := _LABEL.match(line, at, limit):
-        labels[match[1].decode()] = match[2].decode("utf-8", "replace")[:_TEXT_CHARS_MAX]
+        value = _ESCAPED.sub(_unescaped, match[2]) if b"\\" in match[2] else match[2]
+        labels[match[1].decode()] = value.decode("utf-8", "replace")[:_TEXT_CHARS_MAX]
         at = match.end()
     return (labels, at + 1) if line[at : at + 1] == b"}" else ({}, -1)
+
+
+def _unescaped(match: re.Match[bytes]) -> bytes:
+    return b"\n" if match[1] == b"n" else match[1]
 
 
 def _cache_facts(labels: InfoLabels) -> dict[str, int | bool]:

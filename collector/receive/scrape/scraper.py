@@ -20,6 +20,7 @@ from collector.runtime import Clock
 from collector.telemetry import ScrapeOutcome
 
 from .cadence import Cadence
+from .outcome_log import OutcomeLog
 from .page_client import FetchedPage, PageClient, ScrapeTarget
 from .target_list import TargetList
 
@@ -41,21 +42,26 @@ class ScrapedServer:
         self._parser = PageParser()
         self._steps = 0.0
         self._got_ns = 0
-        self._said: ScrapeOutcome | None = None
+        self._outcome: ScrapeOutcome | None = None
+
+    def news(self, outcome: ScrapeOutcome) -> str:
+        """What came of asking it, if that is another thing than the last time."""
+        known, self._outcome = self._outcome, outcome
+        return self._parser.explain(outcome) if outcome is not known else ""
 
     def scrape(self) -> tuple[ScrapeOutcome, ScrapedPage | None]:
         """Ask one server for its page once."""
         fetched = self._client.fetch()
         if isinstance(fetched, ScrapeOutcome):
             self.cadence.failed()
-            return self._say(fetched), None
+            return fetched, None
         readings = self._parser.parse(fetched.body)
         if isinstance(readings, ScrapeOutcome):
             self.cadence.failed()
-            return self._say(readings), None
+            return readings, None
         page = ScrapedPage(self.target.server, fetched.unix_ns, fetched.sent_mono_ns, readings)
         self._pace(page, fetched)
-        return self._say(ScrapeOutcome.TAKEN), page
+        return ScrapeOutcome.TAKEN, page
 
     def _pace(self, page: ScrapedPage, fetched: FetchedPage) -> None:
         """Ranks of one server step together: the steps of the busiest one count."""
@@ -64,15 +70,6 @@ class ScrapedServer:
         cost_s = (fetched.got_mono_ns - fetched.sent_mono_ns) / 1e9
         self.cadence.answered(elapsed_s, max(steps - self._steps, 0.0), cost_s)
         self._steps, self._got_ns = steps, fetched.got_mono_ns
-
-    def _say(self, outcome: ScrapeOutcome) -> ScrapeOutcome:
-        """One line when it changes; what a page lacks by name."""
-        if outcome is not self._said:
-            self._said = outcome
-            lacks = f": {', '.join(self._parser.missing)}" if outcome is ScrapeOutcome.MISSING_FAMILIES else ""
-            level = logging.INFO if outcome is ScrapeOutcome.TAKEN else logging.WARNING
-            _log.log(level, "page of %s: %s%s", self.target.server, outcome.value, lacks)
-        return outcome
 
     def close(self) -> None:
         """Close the connection to this server."""
@@ -105,6 +102,7 @@ class Scraper:
         self._servers: dict[ScrapeTarget, ScrapedServer] = {}
         self._due: list[tuple[int, int, ScrapedServer | None]] = []
         self._asked: set[ScrapedServer] = set()
+        self._outcomes = OutcomeLog()
         self._number = 0
         self._wake = threading.Condition()
         self._stopped = False
@@ -222,6 +220,7 @@ class Scraper:
         with self._wake:
             self._asked.discard(server)
             stopped = self._stopped
+        self._outcomes.note(server.target.server, server.news(outcome), self._clock.monotonic_ns())
         if stopped:
             server.close()
         spent_s = (self._clock.monotonic_ns() - began_ns) / 1e9

@@ -9,13 +9,13 @@ read, what it gave before stays.
 from __future__ import annotations
 
 import logging
-import re
 import socket
 import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 from collector.config import ScrapeConfig, ScrapeEndpoint
@@ -23,7 +23,6 @@ from collector.config import ScrapeConfig, ScrapeEndpoint
 from .page_client import ScrapeTarget
 
 FILE_BYTES_MAX = 2**20
-_URL = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]]+)(:[0-9]{1,5})?(/[^\s#]*)?")
 _log = logging.getLogger(__name__)
 
 Resolve = Callable[[str, int], list[str]]
@@ -50,18 +49,22 @@ class TargetList:
 
     def look(self) -> list[ScrapeTarget]:
         """All servers as of now, without doubles, at most ``servers_max``."""
+        problems = []
         for endpoint in self._config.endpoints:
-            self._look_at(endpoint.url, lambda endpoint=endpoint: self._behind(endpoint))  # type: ignore[misc]
+            problems += self._look_at(endpoint.url, lambda endpoint=endpoint: self._behind(endpoint))  # type: ignore[misc]
         for path in self._config.files:
-            self._look_at(path, lambda path=path: read_targets(Path(path)))  # type: ignore[misc]
+            problems += self._look_at(path, lambda path=path: read_targets(Path(path)))  # type: ignore[misc]
+        if problems:
+            _log.warning("scrape targets of %s", "; ".join(problems))
         every = dict.fromkeys(target for targets in self._known.values() for target in targets)
         return list(every)[: self._config.servers_max]
 
-    def _look_at(self, source: str, read: Callable[[], list[ScrapeTarget]]) -> None:
+    def _look_at(self, source: str, read: Callable[[], list[ScrapeTarget]]) -> list[str]:
         try:
             self._known[source] = read()
         except (OSError, ValueError) as error:
-            _log.warning("scrape targets of %s: %s", source, error)
+            return [f"{source.partition('?')[0]}: {error}"]  # a token may stand behind it
+        return []
 
     def _behind(self, endpoint: ScrapeEndpoint) -> list[ScrapeTarget]:
         if endpoint.resolve == "one":
@@ -92,12 +95,17 @@ def read_targets(path: Path, default_path: str = "/metrics") -> list[ScrapeTarge
         if not isinstance(targets, list):
             raise ValueError("expected a list of groups with targets")  # noqa: TRY004 -- of the file, not of ours
         labels = group.get("labels") or {}
+        if not isinstance(labels, dict):
+            raise ValueError("expected labels with their values")  # noqa: TRY004
         scheme, where = labels.get("__scheme__", "http"), labels.get("__metrics_path__", default_path)
-        out += [ScrapeTarget(_checked(f"{scheme}://{target}{where}")) for target in targets]
+        out += [ScrapeTarget(_checked(scheme, target, where)) for target in targets]
     return out
 
 
-def _checked(url: str) -> str:
-    if not _URL.fullmatch(url):
-        raise ValueError(f"{url[:256]!r} is no target")
-    return url
+def _checked(scheme: object, target: object, where: object) -> str:
+    texts = all(isinstance(part, str) for part in (scheme, target, where))
+    url = f"{scheme}://{target}{where}" if texts else ""
+    try:
+        return msgspec.convert({"url": url}, ScrapeEndpoint).url
+    except msgspec.ValidationError:  # what stands before an @ is a password
+        raise ValueError(f"{url.rpartition('@')[2][:256]!r} is no target") from None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from .bounded_client import BoundedConnection
 from .bounded_server import HttpServer
 from .handler import Handler, page_handler
 
 __all__ = [
+    "BoundedConnection",
     "Handler",
     "HttpServer",
     "page_handler",

@@ -69,6 +69,17 @@ def test_bad_lines_are_counted_and_the_good_ones_kept(tmp_path):
     assert warnings == [f"{file}: 1 entries are no OTLP traces"]
 
 
+def test_pages_that_cannot_be_learned_from_are_said_with_what_they_lack(tmp_path):
+    file = tmp_path / "pages.jsonl"
+    lacking = b'{"unix_ns": 5, "page": "vllm:generation_tokens_total 1"}\n'
+    file.write_bytes(lacking + lacking + b'{"unix_ns": 6, "page": "<html>"}\n')
+    warnings = []
+    assert read(file, warnings) == []
+    lacks, html = warnings
+    assert lacks.startswith(f"{file}: 2 pages cannot be learned from (missing_families: vllm:prompt_tokens_total, ")
+    assert html == f"{file}: 1 pages cannot be learned from (not_a_page)"
+
+
 @pytest.mark.parametrize("first_bytes", [*range(100, 140), 2570, 16383, 16384, 1 << 20, 1 << 24])
 def test_the_two_kinds_of_lengths_are_told_apart_whatever_they_are(tmp_path, first_bytes):
     body = first_bytes - 20

@@ -96,6 +96,21 @@ def test_buckets_of_latencies_give_the_sum_of_their_squares():
     assert math.isnan(only(V0 + histogram.replace(b'le="', b'le="x')).values[Meaning.ITL_SECONDS_SQUARED])
 
 
+@pytest.mark.parametrize("bound", ["1e200", "1e308", "nan", "-1", "-inf", "many"])
+def test_a_bucket_without_a_sensible_bound_is_left_out(bound):
+    good = b'vllm:inter_token_latency_seconds_bucket{le="0.1",model_name="m"} 3.0\n'
+    page = V0 + good + good.replace(b"0.1", bound.encode())
+    assert only(page).values[Meaning.ITL_SECONDS_SQUARED] == pytest.approx(3 * 0.05**2)
+
+
+def test_a_series_that_stands_there_twice_counts_once():
+    turned = PAGES[5].replace(b'engine="0",model_name="tiny"', b'model_name="tiny",engine="0"')
+    for again in (PAGES[5], turned):
+        assert (
+            only(PAGES[5] + again).values[: Meaning.KV_USED_TOKENS] == only(PAGES[5]).values[: Meaning.KV_USED_TOKENS]
+        )
+
+
 def test_sglang_is_read_and_its_ranks_are_not_added_up():
     reading = only(SGLANG)
     assert reading.flavour is Flavour.SGLANG
@@ -113,6 +128,7 @@ def test_engines_of_one_page_are_told_apart():
 def test_labels_with_braces_quotes_and_timestamps_do_not_confuse():
     odd = PAGES[5].replace(b'model_name="tiny"} 2', b'model_name="a} 9 \\"b"} 2').replace(b".0\n", b".0 1700000000\n")
     assert not isinstance(PageParser().parse(odd), ScrapeOutcome)
+    assert only(V0.replace(b'"m"', b'"a\\"b\\\\n\\nc"')).model == 'a"b\\n\nc'
 
 
 @pytest.mark.parametrize(
@@ -129,6 +145,10 @@ def test_labels_with_braces_quotes_and_timestamps_do_not_confuse():
         (V0.replace(b"} 100.0", b"} -1.0"), ScrapeOutcome.NOT_A_NUMBER),
         (V0.replace(b"} 100.0", b"} +Inf"), ScrapeOutcome.NOT_A_NUMBER),
         (V0.replace(b"} 100.0", b"} many"), ScrapeOutcome.NOT_A_NUMBER),
+        (V0.replace(b"} 100.0", b"} 1e17"), ScrapeOutcome.NOT_A_NUMBER),
+        (V0 + b"".join(b'vllm:request_success_total{r="%d"} 1\n' % n for n in range(17_000)), ScrapeOutcome.TOO_LARGE),
+        (V0 + b'vllm:cache_config_info{block_size="16"} 1\n' * 17_000, ScrapeOutcome.TOO_LARGE),
+        (SGLANG.replace(b"num_used_tokens", b"tokens_in_use"), ScrapeOutcome.MISSING_FAMILIES),
         (b"".join(PAGES[5].replace(b'"0"', b'"%d"' % n) for n in range(70)), ScrapeOutcome.TOO_MANY_ENGINES),
     ],
 )
@@ -160,5 +180,7 @@ def test_a_line_of_a_recording_is_a_page():
     page = read_page_line(line, PageParser(), "file")
     entry = json.loads(line)
     assert (page.unix_ns, page.mono_ns, page.recording) == (entry["unix_ns"], entry["sent_mono_ns"], "file")
+    far = json.dumps({"unix_ns": 1, "url": "http://" + "h" * 500, "page": entry["page"]}).encode()
+    assert is_page_line(far)
     assert read_page_line(b'{"unix_ns": 1, "page": 7}', PageParser(), "file") is ScrapeOutcome.NOT_A_PAGE
     assert read_page_line(b'{"unix_ns": -1, "page": ""}', PageParser(), "file") is ScrapeOutcome.NOT_A_NUMBER

@@ -1,0 +1,221 @@
+"""Servers that drip, close, or are called what no server is called, and what is said of them in the log."""
+
+import contextlib
+import gzip
+import itertools
+import logging
+import shutil
+import socket
+import ssl
+import threading
+import urllib.parse
+
+import pytest
+
+from collector.config import Config, ConfigError, ScrapeConfig, ScrapeEndpoint, scraping
+from collector.receive.scrape import Scraper, ScrapeTarget, TargetList, read_targets
+from collector.receive.scrape.outcome_log import EVERY_S, SERVERS_SHOWN, OutcomeLog
+from collector.receive.scrape.page_client import FetchedPage, PageClient
+from collector.runtime import SystemClock
+from collector.runtime.http import BoundedConnection
+from collector.telemetry import ScrapeOutcome
+from tests.support.clocks import FakeClock, eventually
+from tests.support.page_server import PageServer, recorded_pages
+from tests.wire.certificates import Authority
+
+PAGE = recorded_pages()[-1][1]
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
+def client_of(url, clock, *, address="", token="", tls=None):
+    return PageClient(ScrapeTarget(url, address), timeout_s=60.0, clock=clock, token=lambda: token, tls=tls)
+
+
+@contextlib.contextmanager
+def listening(answer):
+    """``answer(connection)`` for whoever connects, one after the other; the port."""
+
+    def serve():
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                with connection, contextlib.suppress(OSError):
+                    answer(connection)
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(60)
+
+
+@pytest.mark.parametrize(
+    ("head", "piece"),
+    [
+        (b"", b"H"),
+        (HEAD + b"X-Long: ", b"x"),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"0"),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
+        (HEAD + b"\r\n", b"x"),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    ],
+)
+def test_whatever_part_of_an_answer_a_server_drips_it_is_left_when_its_time_is_over(head, piece):
+    """Each piece comes at once for the socket; the clock says that seven seconds passed."""
+    clock, pieces = FakeClock(), []
+
+    def drip(connection):
+        connection.recv(4096)
+        connection.sendall(head)
+        while len(pieces) < 100_000:
+            clock.advance(7.0)
+            pieces.append(piece)
+            connection.sendall(piece)
+
+    with listening(drip) as port:
+        client = client_of(f"http://127.0.0.1:{port}/metrics", clock)
+        assert client.fetch() is ScrapeOutcome.TIMEOUT
+        client.close()
+
+
+def test_a_server_that_closes_after_each_answer_is_dialled_again_in_the_same_way(tmp_path, monkeypatch):
+    """The address behind the name, and never in the clear: a token goes with every question."""
+    authority = Authority(tmp_path, shutil.which("openssl"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.pair("server"))
+    first_bytes, dialled, connect = [], [], socket.create_connection
+
+    def answer(connection):
+        first_bytes.append(connection.recv(1, socket.MSG_PEEK))
+        with context.wrap_socket(connection, server_side=True) as secured:
+            secured.recv(4096)
+            secured.sendall(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(PAGE) + PAGE)
+
+    def create_connection(address, *rest):
+        dialled.append(address)
+        return connect(address, *rest)
+
+    monkeypatch.setattr(socket, "create_connection", create_connection)
+    tls = ssl.create_default_context(cafile=str(authority.ca))
+    tls.check_hostname = False  # the certificate is of an address
+    with listening(answer) as port:
+        url = f"https://name.invalid:{port}/metrics"
+        client = client_of(url, SystemClock(), address="127.0.0.1", token="secret", tls=tls)
+        pages = [client.fetch() for _ in range(3)]
+    assert all(isinstance(page, FetchedPage) and page.body == PAGE for page in pages)
+    assert dialled == [("127.0.0.1", port)] * 3
+    assert set(first_bytes) == {b"\x16"}  # a TLS handshake
+
+
+def test_a_page_that_was_packed_unasked_is_no_page():
+    packed = gzip.compress(PAGE)
+    with PageServer(lambda *_: (200, {"Content-Encoding": "gzip"}, packed)) as server:
+        client = client_of(server.url, SystemClock())
+        assert client.fetch() is ScrapeOutcome.UNEXPECTED
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port"),
+    [
+        ("http://[::1]/metrics", "::1", 80),
+        ("http://[fd00::abcd]", "fd00::abcd", 80),
+        ("https://h/metrics", "h", 443),
+        ("http://h:8000", "h", 8000),
+    ],
+)
+def test_an_address_without_a_port_means_that_of_its_scheme(url, host, port):
+    connection = BoundedConnection(urllib.parse.urlsplit(url), timeout_s=1.0, clock=FakeClock())
+    assert (connection.host, connection.port) == (host, port)
+
+
+def test_a_slash_at_the_end_is_the_same_server():
+    assert ScrapeTarget("http://h:8000/metrics/").server == ScrapeTarget("http://h:8000").server
+    assert ScrapeTarget("http://h:8000/metrics/").base_url == "http://h:8000"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://h:99999/metrics",
+        "h:port",
+        "http://[::1",
+        "http://[:::::1]",
+        ":8000",
+        "",
+        "http://a b",
+        "http://u:hunter2@h",
+    ],
+)
+def test_what_is_no_address_is_said_at_the_start_and_never_with_its_password(url):
+    with pytest.raises(ConfigError) as raised:
+        scraping(Config(), [url])
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://bücher.example:1", "http://[fe80::1%eth0]:80/metrics", "http://h_1.svc./m?x=@y"]
+)
+def test_odd_addresses_are_addresses(url):
+    assert scraping(Config(), [url]).receivers.scrape.endpoints[0].url == url
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '[{"targets": ["h:99999"]}]',
+        '[{"targets": ["h:1"], "labels": ["x"]}]',
+        '[{"targets": [["h:1"]]}]',
+        '[{"targets": [null]}]',
+        '[{"targets": ["h:1"], "labels": {"__metrics_path__": null}}]',
+        '[{"targets": ["user:hunter2@h:1"]}]',
+    ],
+)
+def test_a_bad_file_of_targets_takes_none_of_the_other_servers_away(tmp_path, caplog, content):
+    bad = tmp_path / "bad.json"
+    bad.write_text(content)
+    with pytest.raises(ValueError, match=r"target|label"):
+        read_targets(bad)
+    with PageServer(lambda *_: (200, {}, PAGE)) as server:
+        endpoint = ScrapeEndpoint(url=server.url)
+        scraper = Scraper(ScrapeConfig(endpoints=(endpoint,), files=(str(bad),), timeout_s=60.0), SystemClock())
+        scraper.start()
+        eventually(scraper.take)
+        scraper.stop()
+    assert str(bad) in caplog.text
+    assert "hunter2" not in caplog.text
+
+
+def test_all_sources_that_give_nothing_are_named_in_one_line_without_what_they_are_asked_with(tmp_path, caplog):
+    def resolve(*_):
+        raise OSError("no such name")
+
+    endpoint = ScrapeEndpoint(url="http://pods:8000/m?token=hunter2", resolve="all")
+    files = tuple(str(tmp_path / name) for name in ("a.json", "b.json"))
+    assert TargetList(ScrapeConfig(endpoints=(endpoint,), files=files), resolve).look() == []
+    (line,) = caplog.messages
+    assert all(name in line for name in ("http://pods:8000/m: no such name", *files))
+    assert "hunter2" not in line
+
+
+def test_every_server_whose_page_is_not_read_is_named_with_what_it_lacks(caplog):
+    caplog.set_level(logging.INFO)
+    log, now_ns = OutcomeLog(), itertools.count(0, int(EVERY_S * 1e9))
+    first_ns = next(now_ns)
+    log.note("http://a", "taken", first_ns)
+    log.note("http://b", "missing_families: vllm:num_requests_running", first_ns)
+    log.note("http://c", "timeout", first_ns)
+    log.note("http://a", "", first_ns)
+    assert caplog.messages == ["page read of http://a"]
+    log.note("http://a", "", next(now_ns))
+    lacking = "http://b (missing_families: vllm:num_requests_running)"
+    assert caplog.messages[1:] == [f"no page of {lacking}, http://c (timeout)"]
+    many_ns = next(now_ns)
+    for server in range(SERVERS_SHOWN + 3):
+        log.note(f"http://{server}", "timeout", many_ns - 1)
+    log.note("http://a", "", many_ns)
+    assert caplog.messages[2].endswith("http://9 (timeout) and 3 more")

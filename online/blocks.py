@@ -48,7 +48,7 @@ class Groups:
         """Stable, so that rows of a group keep their order in time."""
         n = len(key)
         order = key.argsort(kind="stable")
-        ordered = key[order]
+        ordered = key.take(order)
         edge = np.empty(n, np.bool_)
         edge[:1] = True
         np.not_equal(ordered[1:], ordered[:-1], out=edge[1:])
@@ -56,7 +56,7 @@ class Groups:
         sizes = np.empty_like(starts)
         sizes[:-1] = starts[1:] - starts[:-1]
         sizes[-1:] = n - starts[-1:]
-        return Groups(order, starts, ordered[starts], sizes)
+        return Groups(order, starts, ordered.take(starts), sizes)
 
 
 @dataclass(slots=True)
@@ -239,7 +239,8 @@ def strata_of(target: Target, rows: RowBlock) -> tuple[Ints, Ints]:
     single = len(rows.raw) == n
 
     def mean(name: str) -> Floats:
-        values = np.nan_to_num(rows.raw[:, target.vocabulary.index(name)], nan=0.0, posinf=0.0, neginf=0.0)
+        values = rows.raw[:, target.vocabulary.index(name)]
+        values = np.where(np.isfinite(values), values, 0.0)
         return values if single else np.add.reduceat(values, first) / steps
 
     requests, prefill = mean("requests"), mean("prefill_tokens")
@@ -252,7 +253,7 @@ def strata_of(target: Target, rows: RowBlock) -> tuple[Ints, Ints]:
 
 def _octave(value: Floats) -> Ints:
     exponent: Ints = np.frexp(np.nan_to_num(value, nan=0.0))[1].astype(np.int64)
-    return np.clip(exponent - 1, 0, _OCTAVES - 1)
+    return np.minimum(np.maximum(exponent - 1, 0), _OCTAVES - 1)
 
 
 def _decode_cell(requests: Floats) -> Ints:
@@ -265,7 +266,7 @@ def _decode_cell(requests: Floats) -> Ints:
         eights = _EXACT - 2.0 + np.ceil(several / 8.0)
         octaves = _EXACT - 2.0 + _PADDED / 8.0 + 8.0 * np.log2(np.maximum(several, _PADDED) / _PADDED)
         cell[many] = np.where(several <= _PADDED, eights, octaves)
-    return np.clip(cell, 0, 127).astype(np.int64)
+    return np.minimum(np.maximum(cell, 0.0), 127.0).astype(np.int64)
 
 
 def _prefill_cell(octave: Ints, prefill: Floats) -> Ints:

@@ -119,7 +119,7 @@ class DriftMonitor:
         order, sizes = groups.order, groups.sizes
         known = cells.rows[groups.ids] >= settings.cell_rows_min
         all_known = bool(known.all())
-        x, log_ratio = x[order], log_ratio[order]
+        x, log_ratio = x.take(order, axis=0), log_ratio.take(order)
         usual = cells.usual(groups.ids, fit.beta)
         spread = np.maximum(cells.spread[groups.ids], settings.spread_min)
         reference = usual
@@ -146,7 +146,7 @@ class DriftMonitor:
         # Back in the order of time.
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
-        e, u, spread, alike = e[back], u[back], spread[back], unusual[back] == 0.0
+        e, u, spread, alike = e.take(back), u.take(back), spread.take(back), unusual.take(back) == 0.0
         if self.suspicion is not None:
             self.prefill.reset()
             return self._speed(self._try_suspicion(self.suspicion, cell, e, u, spread))

@@ -13,6 +13,7 @@ Guard: sums are finite because every y is at most 1e12. Merging adds, and takes 
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -135,6 +136,7 @@ class ShapedPrediction:
         self.cells |= other.cells
 
 
+@functools.cache
 def cell_name(cell: int) -> str:
     """``decode:3``, ``decode:17-24``, ``prefill:8-15:64-90`` (requests, then prefill tokens): online/blocks.py."""
     if cell >= PREFILL_CELL:

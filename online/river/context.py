@@ -38,11 +38,11 @@ class Context:
     def evaluate(self, block: RowBlock) -> Floats:
         """Columns of rows of :attr:`target`, (n, 9), finite."""
         raw = block.raw
-        counts = raw[:, _COUNT_PLACES]
+        counts = raw.take(_COUNT_PLACES, axis=1)
         counts[:, _RUNNING] -= raw[:, _REQUESTS]
         counts = np.fmin(np.fmax(counts, 0.0), _MANY)  # what is not known is neither more nor less: fmax leaves 0
         lines = np.empty((len(raw), len(self)))
-        lines[:, :3] = raw[:, _SHARE_PLACES] > 0.0
+        lines[:, :3] = raw.take(_SHARE_PLACES, axis=1) > 0.0
         lines[:, 3] = np.fmin(np.fmax(raw[:, _USAGE], 0.0), 1.0)
         lines[:, 4:] = counts / (counts + _HALF)
         return sum_steps(lines, block.offsets)

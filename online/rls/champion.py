@@ -33,6 +33,7 @@ class Champion:
         quick: whether rows of the quick lane have come.
         error: of the published coefficients.
         live_error, intervals: of the live prediction.
+        learns_intervals: not where another prediction's are published (online/target/published_prediction.py).
     """
 
     STATE = saved(
@@ -52,6 +53,7 @@ class Champion:
         self.quick = False
         self.error, self.live_error = PrequentialError(), PrequentialError()
         self.intervals = Intervals()
+        self.learns_intervals = True
 
     def restored(self) -> None:
         """There are two members."""
@@ -79,7 +81,8 @@ class Champion:
         self, block: Design, ape: Floats, log_ratio: Floats, counted: tuple[Floats, float, int], *, on_trial: bool
     ) -> None:
         self.live_error.add_counts(*counted)
-        self.intervals.learn(block, log_ratio[self.member])
+        if self.learns_intervals:
+            self.intervals.learn(block, log_ratio[self.member])
         rate = self._rate * min(1.0, len(block) / _BLOCK_ROWS)
         median = np.minimum(middle(ape), 1.0)
         self.recent = self.recent + rate * (median - self.recent) if self.recent.any() else median

@@ -21,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 
 from online.blocks import STRATA, Design, Groups
-from online.rows import Floats, Ints
+from online.rows import Floats, Ints, Mask
 from online.state import saved
 
 WINDOW_ROWS = (32, 128, 384)
@@ -58,51 +58,57 @@ class Meat:
 
     def learn(self, block: Design, kept: Floats, scores: Floats) -> None:
         """Scores (n, p) of a block, forgotten as its later rows make them; kept (g,): by its strata of their past."""
-        ids = block.grouped().ids
-        places = (_FIRST[:, None] + ids).reshape(-1)
-        left = np.tile(kept, _LENGTHS)
-        self.m[places] *= (left * left)[:, None]
-        self.windows[places] *= left * left
-        self.window[places] *= left[:, None]
+        groups = block.grouped()
+        ids, squared = groups.ids, kept * kept
+        m, windows, window = (part.reshape(_LENGTHS, STRATA, -1) for part in (self.m, self.windows, self.window))
+        m[:, ids] *= squared[:, None]
+        windows[:, ids] *= squared[:, None]
+        window[:, ids] *= kept[:, None]
         rows = self.rows[0] + np.cumsum(block.weight)
         units = int(rows[-1] // _UNIT)
+        if not units:
+            window[:, ids] += np.add.reduceat(scores.take(groups.order, axis=0), groups.starts, axis=0)
+            self.rows = self.rows // _UNIT * _UNIT + rows[-1]
+            return
         number = np.minimum(np.maximum(np.ceil(rows / _UNIT) - 1.0, 0.0), units).astype(np.int64)
-        sums = self._by_unit(block, number, scores, units + 1)
+        visited: Mask = np.asarray(window.any(axis=(0, 2)))
+        visited[ids] = True
+        strata = visited.nonzero()[0]
+        sums = self._by_unit(block, number, scores, units + 1)[:, strata]
         for length, size in enumerate(WINDOW_ROWS):
             per_window, before = size // _UNIT, int(self.rows[length] // _UNIT)
             starts = [0, *range(max(1, per_window - before), units + 1, per_window)]
-            self._fill(length, np.add.reduceat(sums, starts, axis=0))
+            self._fill(length, strata, np.add.reduceat(sums, starts, axis=0))
             held = before + units - (len(starts) - 1) * per_window
             self.rows[length] = held * _UNIT + rows[-1] - units * _UNIT
 
     def _by_unit(self, block: Design, number: Ints, scores: Floats, units: int) -> Floats:
         """Sums of scores by unit and stratum, (units, 32, p); ``number``: the unit of each row, (n,)."""
-        groups = block.grouped() if units == 1 else Groups.of(number * STRATA + block.stratum)
-        sums = np.zeros((units, STRATA, self.p))
-        sums.reshape(-1, self.p)[groups.ids] = np.add.reduceat(scores[groups.order], groups.starts, axis=0)
-        return sums
+        groups = Groups.of(number * STRATA + block.stratum)
+        sums = np.zeros((units * STRATA, self.p))
+        sums[groups.ids] = np.add.reduceat(scores.take(groups.order, axis=0), groups.starts, axis=0)
+        return sums.reshape(units, STRATA, self.p)
 
-    def _fill(self, length: int, sums: Floats) -> None:
-        """Sums (windows, 32, p) go to the open window and to those behind it; all but the last are closed."""
-        strata = slice(length * STRATA, (length + 1) * STRATA)
-        sums[0] += self.window[strata]
-        self.window[strata] = sums[-1]
-        if len(sums) == 1:
+    def _fill(self, length: int, strata: Ints, sums: Floats) -> None:
+        """Sums (windows, s, p) of these strata go to the open window and to those behind it; the last stays open."""
+        places = strata + _FIRST[length]
+        sums[0] += self.window[places]
+        self.window[places] = sums[-1]
+        count = len(sums) - 1
+        if not count:
             return
-        part = sums[:-1].any(axis=2)
-        visited = np.flatnonzero(part.any(axis=0))
-        closed = sums[:-1, visited]
+        closed = sums[:-1]
         own = closed.sum(axis=1)
         whole = own.copy()
         whole[0] += self.last[length]
         whole[1:] += own[:-1]
         self.last[length] = own[-1]
-        products = np.tensordot(closed, whole, axes=(0, 0))
-        self.m[visited + length * STRATA] += 0.5 * (
-            products[:, self._left, self._right] + products[:, self._right, self._left]
-        )
+        products = (closed.reshape(count, -1).T @ whole).reshape(len(strata), self.p, self.p)
+        products = 0.5 * (products + products.transpose(0, 2, 1))
+        self.m[places] += products.reshape(len(strata), -1).take(self._left * self.p + self._right, axis=1)
         # A window is shared out as the rows are: by nothing better than which strata took part.
-        self.windows[strata] += (part / np.maximum(part.sum(axis=1), 1)[:, None]).sum(axis=0)
+        part = closed.any(axis=2)
+        self.windows[places] += (part / np.maximum(part.sum(axis=1), 1)[:, None]).sum(axis=0)
 
     def learn_held(self, held: Design, scores: Floats) -> None:
         """Scores (n, p) of the rows of the first fit."""

@@ -129,7 +129,7 @@ def _noise(evidence: Evidence, on: Ints, inverse: Floats, outer: Floats) -> Floa
 
 def _variance(bread: Floats, meat: Floats) -> Floats:
     """Diagonal of C M C."""
-    diagonal: Floats = np.einsum("ij,jk,ki->i", bread, meat, bread)
+    diagonal: Floats = ((bread @ meat) * bread.T).sum(axis=1)
     return diagonal
 
 

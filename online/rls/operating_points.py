@@ -21,8 +21,9 @@ from online.blocks import Groups
 from online.rows import Floats, Ints
 from online.state import Array, StateError, saved
 
+from .grouped_sums import decays_of, kept_of, products_of
+
 _F8, _I4 = np.dtype(np.float64), np.dtype(np.int32)
-_MAX_AGE = 1000.0
 _BATCHES, _CONTEXTS, _SHORT = 16, 9, 9
 """Octaves; what is shorter than 2^10 tokens is one: it costs a step little beside its weights."""
 CONTEXT, REQUESTS = 2, 3
@@ -41,11 +42,12 @@ class OperatingPoints:
 
     STATE = saved("operating_points", ids=Array(_I4), g=Array(_F8, columns=-1), rows=Array(_F8), origin_ns=int)
 
-    __slots__ = ("_expand", "_left", "_right", "g", "ids", "origin_ns", "q", "rows")
+    __slots__ = ("_expand", "_left", "_right", "_triangle", "g", "ids", "origin_ns", "q", "rows")
 
     def __init__(self, q: int) -> None:
         self.q = q
         self._left, self._right = np.triu_indices(q)
+        self._triangle = self._left * q + self._right
         expand = np.zeros((q, q), np.int64)
         expand[self._left, self._right] = np.arange(len(self._left))
         self._expand = np.maximum(expand, expand.T)
@@ -66,34 +68,27 @@ class OperatingPoints:
         self.origin_ns = self.origin_ns or int(end_ns[0])
         groups = Groups.of(points_of(z))
         order, starts = groups.order, groups.starts
-        running = np.cumsum(spent[order])
-        ends = running[starts + groups.sizes - 1]
-        decay = np.exp2(running - np.repeat(ends, groups.sizes))
-        rows = self._timed(z[order], end_ns[order])
-        left = rows * (weight[order] * decay)[:, None]
-        new = np.add.reduceat(left[:, self._left] * rows[:, self._right], starts, axis=0)
-        whole = np.diff(ends, prepend=0.0)
+        decay, whole = decays_of(groups, spent.take(order))
+        rows = z.take(order, axis=0)
+        rows[:, -1] *= (end_ns.take(order) - self.origin_ns) * 1e-9
+        left = rows * (weight.take(order) * decay)[:, None]
+        new = products_of(groups, left, rows).take(self._triangle, axis=1)
         at = self._places(groups.ids)
-        kept = np.exp2(-np.minimum(whole, _MAX_AGE))
+        kept = kept_of(whole)
         self.g[at] = self.g[at] * kept[:, None] + new
-        self.rows[at] = self.rows[at] * kept + np.add.reduceat(counted[order] * decay, starts)
-
-    def _timed(self, z: Floats, end_ns: Ints) -> Floats:
-        seconds = (end_ns - self.origin_ns) * 1e-9
-        timed = z.copy()
-        timed[:, -1] *= seconds
-        return timed
+        self.rows[at] = self.rows[at] * kept + np.add.reduceat(counted.take(order) * decay, starts)
 
     def _places(self, ids: Ints) -> Ints:
         """Where the points are, (g,); those that are new get a place."""
-        new = ids[~np.isin(ids, self.ids)]
+        places = np.full(_BATCHES * _CONTEXTS, -1)
+        places[self.ids] = np.arange(len(self.ids))
+        new = ids[places[ids] < 0]
         if len(new):
+            places[new] = np.arange(len(self.ids), len(self.ids) + len(new))
             self.ids = np.concatenate([self.ids, new.astype(np.int32)])
             self.g = np.concatenate([self.g, np.zeros((len(new), self.g.shape[1]))])
             self.rows = np.concatenate([self.rows, np.zeros(len(new))])
-        order = self.ids.argsort()
-        places: Ints = order[np.searchsorted(self.ids, ids, sorter=order)]
-        return places
+        return places[ids]
 
     def matrices(self) -> Floats:
         """G of each point as a full matrix, (k, q, q)."""
@@ -103,7 +98,7 @@ class OperatingPoints:
     def decay(self, spent: Floats) -> None:
         """Forget as if rows worth ``spent`` (32,) half-lives had been learned in each stratum."""
         by_batch = spent.reshape(-1, _BATCHES).max(axis=0)
-        kept = np.exp2(-np.minimum(by_batch[self.ids // _CONTEXTS], _MAX_AGE))
+        kept = kept_of(by_batch[self.ids // _CONTEXTS])
         self.g *= kept[:, None]
         self.rows *= kept
 
@@ -143,8 +138,8 @@ class OperatingPoints:
 def points_of(z: Floats) -> Ints:
     """Operating point of each row, (n,)."""
     requests = np.maximum(z[:, REQUESTS], 1e-9)
-    batch = np.clip(np.frexp(requests / z[:, -1])[1] - 1, 0, _BATCHES - 1)
-    context = np.clip(np.frexp(z[:, CONTEXT] / requests)[1] - 1 - _SHORT, 0, _CONTEXTS - 1)
+    batch = np.minimum(np.maximum(np.frexp(requests / z[:, -1])[1] - 1, 0), _BATCHES - 1)
+    context = np.minimum(np.maximum(np.frexp(z[:, CONTEXT] / requests)[1] - 1 - _SHORT, 0), _CONTEXTS - 1)
     points: Ints = (batch * _CONTEXTS + context).astype(np.int64)
     return points
 

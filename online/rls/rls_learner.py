@@ -24,7 +24,7 @@ from .learner_settings import LearnerSettings
 from .members import Members
 from .operating_points import OperatingPoints
 from .prior import Prior
-from .robust import SLOW
+from .robust import SLOW, median
 from .slow_member import SlowMember
 from .startup import Start, Startup, fit_start
 
@@ -158,7 +158,7 @@ class RlsLearner:
         held, members = self.startup.held, self.members
         if held is None or not (release or self.startup.fittable):
             return
-        median_us = float(np.median(held.elapsed_us / held.steps))
+        median_us = median(held.elapsed_us / held.steps)
         members.weighing.median_us = members.weighing.start_median_us = median_us
         z, start = self._fit(held)
         members.start(start.scale)

@@ -17,7 +17,7 @@ from online.blocks import Design
 from online.rows import Floats
 from online.state import saved
 
-from .robust import FLOOR, bisquare, irls_scale, weights
+from .robust import FLOOR, bisquare, irls_scale, median, relative, shares
 
 _HUBER_PASSES, _PASSES = 6, 9
 
@@ -83,21 +83,21 @@ def fit_start(z: Floats, row_weight: Floats, solve_for: Callable[[Floats, float]
     """
     y, steps = z[:, -2:-1], z[:, -1:]
     x, root = z[:, :-2], np.sqrt(steps * row_weight[:, None])
-    median_us = float(np.median(y / steps))
+    median_us = median((y / steps)[:, 0])
     floor = FLOOR * median_us * steps
     scale = np.array([0.05])
     if not robust:
         weight = row_weight / median_us**2
         beta = solve_for((z * weight[:, None]).T @ z, float(scale[0]))
-        u, _, _ = weights(y, root, (x @ beta)[:, None], floor, scale)
+        u, _ = relative(y, root, (x @ beta)[:, None], floor)
         return Start(weight, np.ones(len(z)), irls_scale(u[:, 0]))
-    prediction, share, weight = y, np.ones(len(z)), row_weight
+    share, weight = np.ones(len(z)), row_weight
+    u, per_unit = relative(y, root, y, floor)
     for i in range(_PASSES):
-        u, h, w = weights(y, root, prediction, floor, scale)
+        h = shares(u, scale)
         cut = bisquare(u[:, 0] / scale[0]) if i >= _HUBER_PASSES else 1.0
-        weight, share = w[:, 0] * cut, h[:, 0] * cut
+        weight, share = (h * per_unit * per_unit)[:, 0] * cut, h[:, 0] * cut
         beta = solve_for((z * weight[:, None]).T @ z, float(scale[0]))
-        prediction = (x @ beta)[:, None]
-        u, _, _ = weights(y, root, prediction, floor, scale)
+        u, per_unit = relative(y, root, (x @ beta)[:, None], floor)
         scale = np.array([irls_scale(u[:, 0])])
     return Start(weight, share, float(scale[0]))

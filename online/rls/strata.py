@@ -29,9 +29,8 @@ from online.blocks import STRATA, Design
 from online.rows import Floats
 from online.state import saved
 
+from .grouped_sums import decays_of, kept_of, products_of
 from .operating_points import OperatingPoints
-
-_MAX_AGE = 1000.0  # 2^-1000 is still a normal number; older is 0 for every purpose
 
 
 class HalfLife(NamedTuple):
@@ -58,13 +57,14 @@ class Strata:
 
     STATE = saved("strata", g=Floats, n1=Floats, n2=Floats, clock=Floats, points=OperatingPoints | None)
 
-    __slots__ = ("_expand", "_left", "_right", "clock", "g", "half_life", "n1", "n2", "points", "q")
+    __slots__ = ("_expand", "_left", "_right", "_triangle", "clock", "g", "half_life", "n1", "n2", "points", "q")
 
     def __init__(self, q: int, half_life: HalfLife, *, by_point: bool = False) -> None:
         self.q = q
         self.points = OperatingPoints(q) if by_point else None
         self.half_life = half_life
         self._left, self._right = np.triu_indices(q)
+        self._triangle = self._left * q + self._right
         expand = np.zeros((q, q), np.int64)
         expand[self._left, self._right] = np.arange(len(self._left))
         self._expand = np.maximum(expand, expand.T)
@@ -80,21 +80,14 @@ class Strata:
         """
         groups = block.grouped()
         order, starts, ids = groups.order, groups.starts, groups.ids
-        e = (self.half_life.spent(block.steps, block.elapsed_us) * block.weight)[order]
-        running = np.cumsum(e)
-        last = starts + groups.sizes - 1
-        ends = running[last]
-        spent = np.empty_like(ends)
-        spent[0] = ends[0]
-        np.subtract(ends[1:], ends[:-1], out=spent[1:])
-        decay = np.exp2(running - np.repeat(ends, groups.sizes))
-        zo = z[order]
-        left = zo * (weight[order] * decay)[:, None]
-        new = np.add.reduceat(left[:, self._left] * zo[:, self._right], starts, axis=0)
-        kept: Floats = np.exp2(-np.minimum(spent, _MAX_AGE))
+        e = (self.half_life.spent(block.steps, block.elapsed_us) * block.weight).take(order)
+        decay, spent = decays_of(groups, e)
+        zo = z.take(order, axis=0)
+        new = products_of(groups, zo * (weight.take(order) * decay)[:, None], zo).take(self._triangle, axis=1)
+        kept = kept_of(spent)
         self.g[ids] = self.g[ids] * kept[:, None] + new
-        h = share[order] * decay
-        counted = h * block.weight[order]
+        h = share.take(order) * decay
+        counted = h * block.weight.take(order)
         self.n1[ids] = self.n1[ids] * kept + np.add.reduceat(counted, starts)
         self.n2[ids] = self.n2[ids] * (kept * kept) + np.add.reduceat(counted * h, starts)
         self.clock[ids] += spent
@@ -146,7 +139,7 @@ class Strata:
 
     def decay(self, spent: Floats) -> None:
         """Forget as if rows worth ``spent`` (32,) half-lives had been learned in each stratum."""
-        kept = np.exp2(-np.minimum(spent, _MAX_AGE))
+        kept = kept_of(spent)
         self.g *= kept[:, None]
         self.n1 *= kept
         self.n2 *= kept * kept

@@ -28,6 +28,7 @@ GROWN_ROWS = 16_384
 GROWING_BLOCK_ROWS, GROWING_NS = 512, 1_000_000_000
 EXPECTED_OFF = 0.05
 """Below any change that is reported."""
+_HALF = PIECE_ROWS // 2
 
 
 def pieces_of(block: Design, off: Mask, suspects: Callable[[], bool]) -> Iterator[Design]:
@@ -79,6 +80,6 @@ def runs_off(watcher: RlsLearner | None, view: Design | None, rows: int) -> Mask
     known = 0 if view is None else len(view) // PIECE_ROWS
     if view is None or not known:
         return np.zeros(runs, np.bool_)
-    log_ratio = watcher.log_ratio(view)[: known * PIECE_ROWS].reshape(known, PIECE_ROWS)
-    off: Mask = np.abs(np.median(log_ratio, axis=1)) > EXPECTED_OFF
+    ordered = np.sort(watcher.log_ratio(view)[: known * PIECE_ROWS].reshape(known, PIECE_ROWS), axis=1)
+    off: Mask = np.abs(ordered[:, _HALF - 1] + ordered[:, _HALF]) > 2.0 * EXPECTED_OFF
     return off if len(view) == rows else np.full(runs, off.any())

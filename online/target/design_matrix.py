@@ -17,7 +17,7 @@ import numpy as np
 from online.blocks import Design, strata_of
 from online.features import FeatureSet
 from online.river import Context
-from online.rows import Floats, RowBlock, RowOutcome, Target
+from online.rows import Floats, Mask, RowBlock, RowOutcome, Target
 from online.state import StateError
 
 VALUE_MAX = 1e12
@@ -54,39 +54,48 @@ class DesignMatrix:
 
     def evaluate(self, rows: RowBlock) -> tuple[Design, Counter[RowOutcome]]:
         """The rows that can be learned, and what became of all."""
+        x = np.empty((len(rows), self.width))
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            for features, where in self.sets.values():
+                x[:, where] = features.evaluate(rows)
+            if self.context is not None:
+                x[:, self.context[1]] = self.context[0].evaluate(rows)
+            complete = bool(self.sets) and _measured(rows) and bool(np.abs(x).max(initial=0.0) <= VALUE_MAX)
+            if complete:
+                good, outcome = None, Counter({RowOutcome.LEARNED: len(rows)})
+            else:
+                good, outcome, complete = self._sort_out(rows, x)
+        if not outcome[RowOutcome.LEARNED]:  # as of every target for which no set is configured
+            return Design.empty(self.width), outcome
+        stratum, cell = strata_of(self._target, rows)
+        steps = rows.steps.astype(np.float64)
+        design = Design(x, rows.phase, rows.elapsed_us, steps, rows.weight, stratum, cell, rows.end_ns, complete)
+        return (design if good is None else design.take(good)), outcome
+
+    def _sort_out(self, rows: RowBlock, x: Floats) -> tuple[Mask | None, Counter[RowOutcome], bool]:
+        """Which rows can be learned, (n,), None for all; what became of them, and whether every set knows every row."""
         y, weight = rows.elapsed_us, rows.weight
         finite = np.isfinite(y) & np.isfinite(weight) & np.isfinite(rows.phase).all(axis=1)
         positive = (y > 0.0) & (weight > 0.0)
-        x = np.empty((len(rows), self.width))
-        known = np.zeros(len(rows), np.bool_)
-        complete = True
-        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            bounded = (y >= ELAPSED_US_MIN) & (y <= VALUE_MAX) & (weight <= VALUE_MAX) & (weight >= 1.0 / VALUE_MAX)
-            bounded &= (np.abs(rows.phase) <= 1.0).all(axis=1)
-            for features, where in self.sets.values():
-                part = features.evaluate(rows)
-                x[:, where] = part
-                inside = (np.abs(part) <= VALUE_MAX).all(axis=1)
-                here = np.isfinite(part).all(axis=1)
-                known |= here
-                bounded &= inside | ~here
-                complete &= bool(inside.all())
-            if self.context is not None:
-                x[:, self.context[1]] = self.context[0].evaluate(rows)
+        bounded = (y >= ELAPSED_US_MIN) & (y <= VALUE_MAX) & (weight <= VALUE_MAX) & (weight >= 1.0 / VALUE_MAX)
+        bounded &= (np.abs(rows.phase) <= 1.0).all(axis=1)
+        known, complete = np.zeros(len(rows), np.bool_), True
+        for _, where in self.sets.values():
+            inside = (np.abs(x[:, where]) <= VALUE_MAX).all(axis=1)
+            here = np.isfinite(x[:, where]).all(axis=1)
+            known |= here
+            bounded &= inside | ~here
+            complete &= bool(inside.all())
         good = finite & positive & bounded & known
         learned = int(np.count_nonzero(good))
         outcome = Counter({RowOutcome.LEARNED: learned})
-        if learned < len(rows):
-            outcome[RowOutcome.NOT_FINITE] = int(np.count_nonzero(~finite))
-            outcome[RowOutcome.NOT_POSITIVE] = int(np.count_nonzero(finite & ~positive))
-            outcome[RowOutcome.OUT_OF_RANGE] = int(np.count_nonzero(finite & positive & ~bounded))
-            outcome[RowOutcome.UNKNOWN_FEATURE] = int(np.count_nonzero(finite & positive & bounded & ~known))
-            if not learned:  # as of every target for which no set is configured
-                return Design.empty(self.width), outcome
-        stratum, cell = strata_of(self._target, rows)
-        steps = rows.steps.astype(np.float64)
-        design = Design(x, rows.phase, y, steps, weight, stratum, cell, rows.end_ns, complete)
-        return (design if learned == len(rows) else design.take(good)), outcome
+        if learned == len(rows):
+            return None, outcome, complete
+        outcome[RowOutcome.NOT_FINITE] = int(np.count_nonzero(~finite))
+        outcome[RowOutcome.NOT_POSITIVE] = int(np.count_nonzero(finite & ~positive))
+        outcome[RowOutcome.OUT_OF_RANGE] = int(np.count_nonzero(finite & positive & ~bounded))
+        outcome[RowOutcome.UNKNOWN_FEATURE] = int(np.count_nonzero(finite & positive & bounded & ~known))
+        return good, outcome, complete
 
     def view(self, block: Design, name: str) -> Design:
         """The rows of a block that one set knows, with its columns only."""
@@ -141,3 +150,16 @@ class DesignMatrix:
                 x[:, features_of[1]] = waiting.x[:, where]
         waiting.x = x
         return waiting
+
+
+def _measured(rows: RowBlock) -> bool:
+    """Whether every row's time, weight and phase are a measurement's; what is not finite is within no bounds."""
+    y, weight, phase = rows.elapsed_us, rows.weight, rows.phase
+    return bool(
+        len(y) > 0
+        and y.min() >= ELAPSED_US_MIN
+        and y.max() <= VALUE_MAX
+        and weight.min() >= 1.0 / VALUE_MAX
+        and weight.max() <= VALUE_MAX
+        and np.abs(phase).max(initial=0.0) <= 1.0
+    )

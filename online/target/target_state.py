@@ -105,6 +105,8 @@ class TargetState:
             self.models[key] = make_learner(learner, features, rates(self.settings), prior)
         if self.published is None and SHAPED in self.models and self.target.vector == "beta":
             self.published = make_published(features, self.settings, self.matrix)
+        for model in self.publishers():
+            model.members.champion.learns_intervals = self.published is None
         for cutter in (self.cutter, self.quick):
             cutter.widen(self.matrix.width)
         self.windows.widen(self.matrix.width)
@@ -155,9 +157,8 @@ class TargetState:
         champion, watcher = self._predictor(), self._watcher()
         speed = None
         if watcher is not None:
-            name = watcher.features.name
-            context = self.matrix.context_of(block, name)
-            speed = self._learn_watched(watcher, views[name], context, is_champion=watcher is champion)
+            view, context = views[watcher.features.name], self.matrix.context_of(block, watcher.features.name)
+            speed = self._learn_watched(watcher, view, context, is_champion=watcher is champion)
         for model in self.models.values():
             view = views[model.features.name]
             if model is watcher or not len(view):

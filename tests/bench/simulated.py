@@ -65,6 +65,7 @@ def prequential(rows, features, hook=None, *, block_rows=32, settings=None):
     state.offer(features, lambda _features: None)
     design, _ = state.matrix.evaluate(rows)
     model = state.models[features.name]
+    model.members.champion.learns_intervals = True  # where those of x beta F are published, nobody else reads them
     n = len(design)
     run = Run(model, design.elapsed_us, *(np.full(n, np.nan) for _ in range(5)))
     at = 0

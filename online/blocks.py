@@ -32,6 +32,7 @@ PREFILL_CELL = 128
 _F8, _I8 = np.dtype(np.float64), np.dtype(np.int64)
 _OCTAVES = 16
 _EXACT, _PADDED = 16.0, 512.0
+_MANY = 1e12
 
 
 @dataclass(slots=True)
@@ -247,12 +248,13 @@ def strata_of(target: Target, rows: RowBlock) -> tuple[Ints, Ints]:
     has_prefill = prefill > 0.0
     octave = _octave(requests)
     cell = _decode_cell(requests)
-    cell[has_prefill] = _prefill_cell(octave[has_prefill], prefill[has_prefill])
+    if has_prefill.any():
+        cell[has_prefill] = _prefill_cell(octave[has_prefill], prefill[has_prefill])
     return has_prefill * _OCTAVES + octave, cell
 
 
 def _octave(value: Floats) -> Ints:
-    exponent: Ints = np.frexp(np.nan_to_num(value, nan=0.0))[1].astype(np.int64)
+    exponent: Ints = np.frexp(np.fmin(np.fmax(value, 0.0), _MANY))[1].astype(np.int64)
     return np.minimum(np.maximum(exponent - 1, 0), _OCTAVES - 1)
 
 
@@ -270,5 +272,5 @@ def _decode_cell(requests: Floats) -> Ints:
 
 
 def _prefill_cell(octave: Ints, prefill: Floats) -> Ints:
-    tokens = np.clip(2.0 * np.log2(np.maximum(prefill, 1.0)), 0, 31).astype(np.int64)
-    return PREFILL_CELL + octave.clip(0, 11) * 32 + tokens
+    tokens = np.minimum(2.0 * np.log2(np.maximum(prefill, 1.0)), 31.0).astype(np.int64)
+    return PREFILL_CELL + np.minimum(octave, 11) * 32 + tokens

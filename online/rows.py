@@ -200,13 +200,13 @@ class RowBlock:
         steps = self.steps[index]
         offsets = np.concatenate(([0], np.cumsum(steps)))
         lines = np.repeat(self.offsets[:-1][index] - offsets[:-1], steps) + np.arange(offsets[-1])
-        rest = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name not in ("raw", "offsets")}
-        return RowBlock(raw=self.raw[lines], offsets=offsets, **rest)
+        rest = {name: getattr(self, name).take(index, axis=0) for name in _PER_ROW}
+        return RowBlock(raw=self.raw.take(lines, axis=0), offsets=offsets, **rest)
 
     def slice(self, start: int, stop: int) -> RowBlock:
         """Rows start..stop-1, as views."""
         lines = slice(int(self.offsets[start]), int(self.offsets[stop]))
-        rest = {f.name: getattr(self, f.name)[start:stop] for f in fields(self) if f.name not in ("raw", "offsets")}
+        rest = {name: getattr(self, name)[start:stop] for name in _PER_ROW}
         return RowBlock(raw=self.raw[lines], offsets=self.offsets[start : stop + 1] - lines.start, **rest)
 
     @staticmethod
@@ -242,9 +242,8 @@ class RowBlock:
         if len(blocks) == 1:
             return blocks[0]
         lengths = np.concatenate([block.steps for block in blocks])
-        rest = {
-            f.name: np.concatenate([getattr(block, f.name) for block in blocks])
-            for f in fields(RowBlock)
-            if f.name != "offsets"
-        }
+        rest = {name: np.concatenate([getattr(block, name) for block in blocks]) for name in ("raw", *_PER_ROW)}
         return RowBlock(offsets=np.concatenate(([0], np.cumsum(lengths))), **rest)
+
+
+_PER_ROW = tuple(field.name for field in fields(RowBlock) if field.name not in ("raw", "offsets"))

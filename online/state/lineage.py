@@ -50,18 +50,25 @@ class Lineage:
 
     def record_rows(self, engines: Mapping[int, str], numbers: NDArray[np.int64], end_ns: NDArray[np.int64]) -> None:
         """Rows (n,) of several engines were learned; ``engines`` names their numbers (n,), of others there is none."""
-        order = np.argsort(numbers, kind="stable")
-        present, starts = np.unique(numbers[order], return_index=True)
-        parts = dict(zip(present.tolist(), np.split(end_ns[order], starts[1:]), strict=True))
+        if not len(numbers):
+            return
+        if (numbers == numbers[0]).all():
+            parts = {int(numbers[0]): end_ns}
+        else:
+            order = np.argsort(numbers, kind="stable")
+            present, starts = np.unique(numbers[order], return_index=True)
+            parts = dict(zip(present.tolist(), np.split(end_ns[order], starts[1:]), strict=True))
         for number, engine in engines.items():
             if number in parts:
                 self.record(engine, parts[number])
 
     def record(self, engine: str, end_ns: NDArray[np.int64]) -> None:
         """Rows (n,) were learned."""
-        times = np.sort(end_ns)
-        if not len(times):
+        first, last = int(end_ns.min()), int(end_ns.max())
+        if last - first <= SILENCE_NS:
+            self._extend(engine, (first, last, len(end_ns)))
             return
+        times = np.sort(end_ns)
         for part in np.split(times, np.flatnonzero(np.diff(times) > SILENCE_NS) + 1):
             self._extend(engine, (int(part[0]), int(part[-1]), len(part)))
 

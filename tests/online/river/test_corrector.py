@@ -259,8 +259,11 @@ from online.river.regressor import NAMES, Regressor
 thin, rng = Regressor(), np.random.default_rng(1)
 columns, target = rng.random((400, len(NAMES))), rng.normal(0.0, 0.1, 400)
 thin.learn(columns, target)
-assert "scipy.stats" not in sys.modules and "river.linear_model" not in sys.modules
+assert not {"scipy.stats", "scipy.special", "river.linear_model"} & sys.modules.keys()
 from river import linear_model, optim
+assert optim.losses.special.softmax(np.zeros(2)).tolist() == [0.5, 0.5]
+from scipy import special
+assert special.expit(0.0) == 0.5 and sys.modules["scipy.special"] is special
 whole = linear_model.LinearRegression(optimizer=optim.SGD(0.03), loss=optim.losses.Huber(0.05), intercept_lr=0.03)
 for row, value in zip(columns.tolist(), target.tolist(), strict=True):
     whole.learn_one(dict(zip(NAMES, row)), value)

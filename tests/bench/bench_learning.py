@@ -250,6 +250,7 @@ def main():
     add_arguments(parser)
     parser.add_argument("--captures", type=Path, help="recordings, a directory each")
     parser.add_argument("--base", type=Path, help="another version of the project, for its CPU time")
+    parser.add_argument("--only", help="the section whose title begins so")
     arguments = parser.parse_args()
     outside = outside_of(arguments)
     missed = skipped = 0
@@ -267,6 +268,8 @@ def main():
             ("correction", learning_river.lines(Line, pool, arguments.captures, arguments.base)),
         )
         for title, lines in sections:
+            if not title.startswith(arguments.only or ""):
+                continue
             print(f"\n{title}")
             for line in lines:
                 mark = {True: "ok", False: "MISSED", None: ""}[line.ok]

@@ -1,0 +1,55 @@
+"""What stands in the product is used by the product: nothing is kept for tests alone."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import tracefit
+from tests.support.paths import ROOT
+
+PACKAGES = ("collector", "exporters", "online", "tracefit")
+CALLED_BY_LIBRARIES = {"handle_error", "log_message", "readable", "server_bind", "verify_request"}
+"""Methods of io, socketserver and http.server that are overridden."""
+
+
+def modules() -> Iterator[tuple[Path, ast.Module]]:
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield path, ast.parse(path.read_text())
+
+
+def defined(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Name, and how it is told: functions and classes of the module, methods of its classes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield node.name, node.name
+            for inner in node.body:
+                if isinstance(inner, ast.FunctionDef) and not inner.name.startswith("__"):
+                    yield inner.name, f"{node.name}.{inner.name}"
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            yield node.name, node.name
+
+
+def used(path: Path, tree: ast.Module) -> Iterator[str]:
+    """Names that are read, imported but by a face, or stand in a text by which a library or getattr finds them."""
+    is_face = path.name == "__init__.py"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.ImportFrom) and not is_face:
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not is_face:
+            yield node.value
+
+
+def test_whatever_is_defined_in_the_product_is_used_by_the_product():
+    found = list(modules())
+    names = {name for path, tree in found for name in used(path, tree)}
+    names |= {*tracefit.__all__, *CALLED_BY_LIBRARIES}
+    alone = {told for _, tree in found for name, told in defined(tree) if name not in names}
+    assert alone == set()

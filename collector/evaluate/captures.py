@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy as np
 
 from collector.config import DedupeConfig, JoinConfig
 from collector.decode import MISSING, ApiSpan, CoreSpan, Finish, MarkKind, RequestSpan, Telemetry
+from collector.decode.kv import KvBatch
 from collector.identity import Fact, Knowledge, cannot_derive
 from collector.join import Event, Renamed, Rows
 from collector.join.steps import Scheduling
@@ -30,8 +32,8 @@ from online import ConfigSnapshot, Ints, Lane, RowBlock, Snapshot, Target
 
 from .served_requests import ServedRequest
 
-Learn = Callable[[Sequence[Export]], Snapshot]
-"""What a sidecar publishes that was fed these exports and nothing else."""
+Learn = Callable[[Sequence[Export], Sequence[KvBatch]], Snapshot]
+"""What a sidecar publishes that was fed these exports and KV events, and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +135,12 @@ def load(
     join: JoinConfig,
     learn_until: float,
     learn: Learn | None = None,
+    kv: Sequence[KvBatch] = (),
 ) -> list[Capture]:
     """The configurations of one source's recordings, cut at ``learn_until`` of its delivery time.
 
-    With ``learn`` each has what was published of it at the cut, and its requests as they were served.
+    With ``learn`` each has what was published of it at the cut, and its requests as they were served. ``kv``: events of
+    the same servers, in order of time; they are taken to have been heard when they happened.
     """
     path, label = recordings[0].path, recordings[0].label
     timed_exports = [timed for timed in merged(recordings) if isinstance(timed, TimedExport)]
@@ -147,12 +151,13 @@ def load(
     ]
     cut_ns = min(times) + int(learn_until * (max(times) - min(times)))
     exports = [(when, timed.export) for when, timed in zip(times, timed_exports, strict=True)]
-    everything = _run(exports, knowledge, join)
+    everything = _run(exports, kv, knowledge, join)
     early = [item for item in exports if item[0] <= cut_ns]
-    before = _run(early, knowledge, join)
+    early_kv = [batch for batch in kv if batch.ts_unix_ns <= cut_ns]
+    before = _run(early, early_kv, knowledge, join)
     captures = _captures(path, label, everything, before, cut_ns)
     if learn is not None:
-        published = learn([export for _, export in early])
+        published = learn([export for _, export in early], early_kv)
         for capture in captures:
             _add_served(capture, everything, published)
             capture.end_ns = max(times)
@@ -171,10 +176,14 @@ def _receive_times(path: Path, count: int) -> list[int] | None:
     return times if len(times) == count else None
 
 
-def _run(exports: Sequence[tuple[int, Export]], knowledge: Knowledge, join: JoinConfig) -> _Stream:
-    stream, counts = _Stream(Correlator(join, DedupeConfig(), knowledge)), Counts()
+def _run(
+    exports: Sequence[tuple[int, Export]], kv: Sequence[KvBatch], knowledge: Knowledge, join: JoinConfig
+) -> _Stream:
+    stream, counts, batches = _Stream(Correlator(join, DedupeConfig(), knowledge)), Counts(), deque(kv)
     for delivered_ns, export in exports:
         stream.delivered_ns = delivered_ns
+        while batches and batches[0].ts_unix_ns <= delivered_ns:
+            stream.correlator.joiner.kv.add(batches.popleft())
         for event in stream.correlator.process([export], counts, stream.observe):
             stream.apply(event)
     for event in stream.correlator.joiner.drain(flush=True):

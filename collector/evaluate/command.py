@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 
 from collector import __version__
 from collector.config import Config, ConfigError
+from collector.decode.kv import KvBatch
 from collector.identity import Knowledge
 from collector.receive import Export
 from collector.recordings import by_source, open_recordings
@@ -22,6 +24,7 @@ from online.features import registered
 
 from .captures import Capture, load
 from .fits import NINE, SHAPE_SUFFIX
+from .kv_beside import with_kv_beside
 from .leave_out import group
 from .page import page
 from .page_windows import PageReport, evaluate_pages, load_pages
@@ -72,11 +75,9 @@ def evaluate_recordings(
     pages: list[PageReport] = []
     sources = by_source(open_recordings(paths, note))
     with Progress("evaluated", 1.0, clock, note, unit="") as progress:
-        for number, recordings in enumerate(sources):
+        for number, (recordings, kv) in enumerate(with_kv_beside(sources)):
             progress.advance_to(_READING * number / len(sources), f"reading {recordings[0].label}")
-            found = load(
-                recordings, knowledge, config.join, options.learn_until, lambda early: published_of(config, early)
-            )
+            found = load(recordings, knowledge, config.join, options.learn_until, partial(published_of, config), kv)
             captures += found
             readings = {} if found else load_pages([recording.path for recording in recordings])
             pages += [evaluate_pages(name, of_engine, options.learn_until) for name, of_engine in readings.items()]
@@ -99,9 +100,10 @@ def evaluate_recordings(
     return EXIT_OK if scored else EXIT_FAILED
 
 
-def published_of(config: Config, exports: Sequence[Export]) -> Snapshot:
-    """What the default learner publishes of these exports."""
+def published_of(config: Config, exports: Sequence[Export], kv: Sequence[KvBatch] = ()) -> Snapshot:
+    """What the default learner publishes of these exports and KV events."""
     pipeline = make_pipeline(replace(config, learners=("rls",), feature_sets=("portable",)))
+    pipeline.process_kv(kv)
     pipeline.process(exports)
     pipeline.flush()
     return pipeline.snapshot(0, 1)

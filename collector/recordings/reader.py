@@ -16,7 +16,7 @@ import heapq
 import io
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -111,7 +111,7 @@ class Recording:
         """How far the file has been read."""
         return self.size_bytes if self._raw.closed or not self.size_bytes else min(self._raw.tell(), self.size_bytes)
 
-    def __iter__(self) -> Iterator[Timed]:
+    def __iter__(self) -> Generator[Timed, None, None]:
         newest_unix_nano = 0
         for payload in self._payloads():
             if isinstance(payload, KvBatch):

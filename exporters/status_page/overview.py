@@ -18,6 +18,8 @@ MANY = 10
 MAX_WORDS = 200
 FILTER = "filter"
 """The parameter of the page's address."""
+REFRESH = "refresh"
+"""Seconds after which a page without a script is loaded again."""
 
 
 class Choice(NamedTuple):

@@ -57,10 +57,11 @@ def config_section(seen: Seen) -> str:
     """Everything about one configuration."""
     config = seen.config
     name = escape(config.config_id)
+    facts = escape(config_facts(config)) or "no facts known"
     parts = [
-        f'<section class="config" id="config-{name}" aria-labelledby="title-{name}" data-live>',
+        f'<section class="config" id="config-{name}" aria-labelledby="title-{name} facts-{name}" data-live>',
         f'<header><h2 id="title-{name}">{escape(config_title(config))}</h2>',
-        f'<p class="facts">{escape(config_facts(config)) or "no facts known"} <code>{name}</code></p>',
+        f'<p class="facts" id="facts-{name}">{facts} <code>{name}</code></p>',
         _links(name),
         "</header>",
         _advice(config) if not config.quarantined else _quarantined(config.quarantined),

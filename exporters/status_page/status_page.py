@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from importlib import resources
+from urllib.parse import urlencode
 
 from prometheus_client.registry import Collector
 
@@ -23,7 +24,7 @@ from online import ConfigSnapshot, HistoryView, Snapshot
 from .accounting import accounting_section
 from .advice import NOTHING_YET
 from .fleet_section import FleetSource, fleet_section
-from .overview import choose, learned_rows, overview
+from .overview import REFRESH, choose, learned_rows, overview
 from .remarks_section import Remarks, remarks_section
 from .sections import config_section
 from .step_charts import Seen
@@ -31,6 +32,7 @@ from .waiting_section import EngineWaiting, waiting_section
 from .what_if import what_if_section
 
 HTML = "text/html; charset=utf-8"
+_RELOAD_S = "15"
 _PROBLEM = "_problem"
 _SUBJECTS = {"config": "Configuration"}
 """Of the problems that readiness tells; any other goes by its name."""
@@ -103,7 +105,7 @@ class StatusPage:
         return Response(HTTPStatus.OK, HTML, self._page(self._source(), request.query).encode(), _HEADERS)
 
     def _page(self, snapshot: Snapshot | None, query: Mapping[str, str]) -> str:
-        body = [self._header(snapshot), fleet_section(self._fleet(), snapshot, self._unix_nano())]
+        body = [self._header(snapshot, query), fleet_section(self._fleet(), snapshot, self._unix_nano())]
         waiting = self._waiting()
         if snapshot is None or not snapshot.configs:
             body.append(waiting_section(waiting, learned=False) or _empty())
@@ -119,7 +121,7 @@ class StatusPage:
             '<!doctype html><html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             '<meta name="color-scheme" content="light dark"><title>tracefit</title>'
-            '<noscript><meta http-equiv="refresh" content="15"></noscript>'
+            f"{_reload_head(query)}"
             f"<style>{_STYLE}</style></head><body>"
             '<a class="skip" href="#main">Skip to the coefficients</a>'
             f'{body[0]}<main id="main">{"".join(body[1:])}</main>{_footer()}'
@@ -130,7 +132,7 @@ class StatusPage:
     def _seen(self, config: ConfigSnapshot) -> Seen:
         return Seen(config, self._history_of(config.config_id), self._started_unix_nano)
 
-    def _header(self, snapshot: Snapshot | None) -> str:
+    def _header(self, snapshot: Snapshot | None, query: Mapping[str, str]) -> str:
         ready, detail = self._ready()
         state = '<span class="state ok">ready</span>' if ready else '<span class="state bad">not ready</span>'
         words = [state]
@@ -143,6 +145,7 @@ class StatusPage:
                 f"<span>{count(rows)} rows learned</span>",
                 f"<span>generation {snapshot.generation}, {age(seconds)} old</span>",
             ]
+        words.append(f"<noscript><span>{_reload_link(query)}</span></noscript>")
         version = f' <span class="version">{escape(self._version)}</span>' if self._version else ""
         problems = [(name.removesuffix(_PROBLEM), text) for name, text in detail.items() if name.endswith(_PROBLEM)]
         noted = "".join(
@@ -154,6 +157,19 @@ class StatusPage:
             "<h1>Latency coefficients, learned live from vLLM’s traces</h1>"
             f'<p class="states">{" ".join(words)}</p>{noted}</header>'
         )
+
+
+def _reload_head(query: Mapping[str, str]) -> str:
+    """Without a script the page is loaded again when that was asked for: unasked it would interrupt who is reading."""
+    asked = query.get(REFRESH) == _RELOAD_S
+    return f'<noscript><meta http-equiv="refresh" content="{_RELOAD_S}"></noscript>' if asked else ""
+
+
+def _reload_link(query: Mapping[str, str]) -> str:
+    others = {name: value for name, value in query.items() if name != REFRESH}
+    if REFRESH in query:
+        return f'<a href="?{escape(urlencode(others))}">stop loading again</a>'
+    return f'<a href="?{escape(urlencode({**others, REFRESH: _RELOAD_S}))}">load again every {_RELOAD_S} s</a>'
 
 
 def _empty() -> str:

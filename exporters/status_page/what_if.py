@@ -26,7 +26,7 @@ from exporters.what_if import (
 from online import ConfigSnapshot, Snapshot
 from tracefit import Config, Estimate, Prediction, RequestEstimate, TracefitError
 
-from .overview import FILTER
+from .overview import FILTER, REFRESH
 from .sections import config_title
 
 MAX_CHOICES = 200
@@ -137,7 +137,7 @@ def _choice(configs: Sequence[ConfigSnapshot], chosen: str) -> str:
 
 
 def _answer(form: _Form, snapshot: Snapshot, view: ClientView, query: Mapping[str, str]) -> str:
-    wanted = {name: value for name, value in query.items() if name not in (_ASK, FILTER)}
+    wanted = {name: value for name, value in query.items() if name not in (_ASK, FILTER, REFRESH)}
     try:
         given = read_query(wanted, PLAN if form.question == "plan" else PREDICT)
         config = view.config(snapshot, given.get("config", ""))

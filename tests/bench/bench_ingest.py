@@ -107,7 +107,7 @@ def default_profile(board):
 
 def large_export(board):
     with tempfile.TemporaryDirectory() as directory, sidecar(*BULK_PROFILE, directory=directory, **FAST) as server:
-        report = send(server, steps_per_sec=0, spans_per_rpc=512, pool_rpcs=1, max_rpcs=2, workers=1, settle_s=3)
+        report = send(server, steps_per_sec=0, spans_per_rpc=318, pool_rpcs=1, max_rpcs=2, workers=1, settle_s=3)
     grown_mb = report["server"]["rss_max_mb"] - report["server"]["rss_before_mb"]
     board.at_most("24.5 MB exports: steps not accepted", report["dropped_steps"], 0)
     board.at_most("24.5 MB exports: RSS growth", grown_mb, 120, "MB")

@@ -5,12 +5,16 @@ from __future__ import annotations
 import doctest
 import re
 import shlex
+import urllib.request
 
 import pytest
 
 from collector.cli import _parser
 from collector.commands.demo_feed import find_recording
+from collector.commands.report import lines
 from collector.recordings import Recording
+from online.snapshot import Snapshot
+from tests.bench.figures import recorded
 from tests.support.paths import DOCS
 from tests.support.tutorials import ADDRESS, assert_said, page_of, served, steps_of
 
@@ -31,6 +35,15 @@ def test_every_command_says_what_stands_below_it(step, sidecar):
         assert _parser().parse_args(shlex.split(step.command)[1:]).recording is None
         return
     assert_said(step, sidecar)
+
+
+def test_the_recorded_end_of_the_demo_is_what_is_learned_today(sidecar):
+    with urllib.request.urlopen(f"{sidecar}/snapshot", timeout=60) as answer:
+        learned = [line for line in lines(Snapshot.from_json(answer.read())) if line.startswith("    ")]
+    said = recorded()["demo"]["said"]
+    assert [line for line in said[said.index("") :] if line.startswith("    ")] == learned, (
+        "make bench WHAT=demo ARGS=--record"
+    )
 
 
 def test_every_line_of_python_says_what_stands_below_it(sidecar):

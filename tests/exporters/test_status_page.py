@@ -205,7 +205,11 @@ def test_it_is_a_document_that_assistive_technology_can_walk(snapshot):
     assert all(svg["role"] == "img" and svg["aria-label"] for svg in document.all("svg"))
     for tag, attrs in document.elements:
         named = attrs.get("aria-labelledby")
-        assert named is None or named in ids, (tag, named)
+        assert named is None or set(named.split()) <= set(ids), (tag, named)
+        if attrs.get("class") == "config" and attrs["id"].startswith(
+            "config-"
+        ):  # the hash is in the name: two of a model
+            assert named.endswith(f"facts-{attrs['id'].removeprefix('config-')}")
         assert tag != "th" or attrs["scope"] in {"col", "row"}
         assert "style" not in attrs
         assert not any(name.startswith("on") for name in attrs)
@@ -339,6 +343,25 @@ def test_the_time_of_a_typical_step_is_shared_out_among_its_terms():
     assert "every step 52 % 16.8 ms 10.0 prefill tokens 18 % 5.80 ms" in text
     assert "beyond the coefficients: batch shape, stalls 21 % 6.66 ms" in text
     assert "typical step" not in words(cases.snapshot())
+
+
+def html_of(snapshot, query):
+    return answer(snapshot, query).body.decode()
+
+
+def test_without_a_script_it_is_loaded_again_only_where_that_was_asked_for():
+    timed = '<meta http-equiv="refresh"'
+    quiet = html_of(cases.snapshot(), {"filter": "a&b"})
+    assert timed not in quiet
+    assert '<a href="?filter=a%26b&amp;refresh=15">load again every 15 s</a>' in quiet
+    asked = html_of(cases.snapshot(), {"filter": "a&b", "refresh": "15"})
+    assert f'<noscript>{timed} content="15"></noscript>' in asked
+    assert '<a href="?filter=a%26b">stop loading again</a>' in asked
+    for wrong in ("0", "1", '15"><script>'):
+        assert timed not in html_of(cases.snapshot(), {"refresh": wrong})
+    question = {"ask": "predict", "prefill": "5", "requests": "1", "context": "9", "refresh": "15"}
+    priced = html_of(cases.snapshot(), question)
+    assert "refresh" not in re.search(r'id="what-if".*?</section>', priced, re.DOTALL)[0]
 
 
 def test_the_page_of_ten_thousand_configurations_is_bounded(history):

@@ -1,0 +1,181 @@
+"""What README.md and docs/performance.md state of measurements is what docs/figures.json has of the runs."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.bench.bench_cost import SECTIONS as COST
+from tests.bench.bench_ingest import SECTIONS as INGEST
+from tests.bench.cost_stages import PARSE, STAGES
+from tests.bench.figures import recorded
+from tests.support.docs_tables import assert_table, make_table
+from tests.support.paths import DOCS, ROOT
+
+FIGURES = recorded()
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DEFAULT, RLS = "shipped default", "learners: [rls]"
+STEADY = "1,000 steps/s + requests"
+LARGE = "flat out, 1,000 steps a call"
+SMALL = "flat out, 64 steps a call"
+REPLAY = "replay of 200,000 steps"
+RATIO = "÷ plain receiver"
+
+
+def figure(section, name):
+    """A figure, whether it has a target or not."""
+    value = FIGURES[section][name]
+    return value[0] if isinstance(value, list) else value
+
+
+def judged(section, name, shown):
+    """A figure in its format, its target, and whether it was missed."""
+    value, target = FIGURES[section][name]
+    return shown.format(value), f"{target:g}", "" if value <= target else "missed"
+
+
+def readme_costs():
+    steady, flat, memory, replay = "cost steady", "cost flat_out", "cost memory", "cost replay"
+    torture = FIGURES["torture"]
+    cores = "; ".join(f"{figure(steady, f'{STEADY}, {profile}: millicores'):.0f}" for profile in (DEFAULT, RLS))
+    ratios = "; ".join(f"{figure(steady, f'{STEADY}, {profile}: {RATIO}'):.2f}" for profile in (DEFAULT, RLS))
+    flat_out = "; ".join(f"{figure(flat, f'{LARGE}, {profile}: {RATIO}'):.2f}" for profile in ("bulk", DEFAULT))
+    resident = "; ".join(f"{figure(memory, f'RSS {when}, {DEFAULT}'):.0f}" for when in ("idle", "loaded"))
+    replays = "; ".join(f"{figure(replay, f'{REPLAY}, {profile}'):.1f}" for profile in (DEFAULT, "bulk"))
+    late = "; ".join(f"{figure('ingest latency', f'20,000 steps/s while learning: {p}'):.1f}" for p in ("p50", "p99"))
+    cost = "`make bench WHAT=cost`"
+    yield (
+        "1,000 steps/s and 20 requests/s, every step learned from, shipped default; `learners: [rls]`",
+        f"{cores} millicores: {ratios} of a plain Python receiver that learns nothing",
+        cost,
+    )
+    yield "the same, flat out: `--profile bulk`; shipped default", f"{flat_out} of that receiver", cost
+    yield "memory, shipped default: idle; loaded", f"{resident} MB", cost
+    yield "replaying 200,000 steps: shipped default; `--profile bulk`", f"{replays} s of CPU", cost
+    yield "acknowledgement at 20,000 steps/s, p50; p99", f"{late} ms", "`make bench WHAT=ingest`"
+    yield (
+        f"{torture['kills']} kills under load with `durability: journal`",
+        f"0 of {torture['acknowledged']:,} exports lost, 0 learned twice",
+        "`make torture`",
+    )
+
+
+def learning_costs():
+    """Each load beside a receiver that learns nothing."""
+    for section, what, profile, words in (
+        ("cost steady", STEADY, DEFAULT, "1,000 steps/s + 20 requests/s, shipped default"),
+        ("cost steady", STEADY, RLS, "the same, `learners: [rls]`"),
+        ("cost flat_out", LARGE, "bulk", "flat out, 1,000 steps a call, bulk profile"),
+        ("cost flat_out", LARGE, DEFAULT, "flat out, 1,000 steps a call, shipped default"),
+        ("cost flat_out", SMALL, "bulk", "flat out, 64 steps a call, bulk profile"),
+    ):
+        ratio, *rest = judged(section, f"{what}, {profile}: {RATIO}", "{:.2f}")
+        us, millicores = (figure(section, f"{what}, {profile}: {unit}") for unit in ("us/step", "millicores"))
+        paced = f", {millicores:.0f} millicores" if section == "cost steady" else ""
+        yield words, f"{ratio} ({us:.1f} µs per step{paced})", *rest
+
+
+def resources():
+    """Memory, start and replay."""
+    for name, words, shown in (
+        (f"RSS idle, {DEFAULT}", "idle: shipped default", "{:.0f} MB"),
+        (f"RSS loaded, {DEFAULT}", "loaded: shipped default", "{:.0f} MB"),
+        (f"RSS idle, {RLS}", "idle: `learners: [rls]`", "{:.0f} MB"),
+        (f"RSS loaded, {RLS}", "loaded: `learners: [rls]`", "{:.0f} MB"),
+        (f"start to ready, {DEFAULT}", "start to ready: shipped default", "{:.2f} s CPU"),
+        (f"start to ready, {RLS}", "start to ready: `learners: [rls]`", "{:.2f} s CPU"),
+    ):
+        yield words, *judged("cost memory", name, shown)
+    yield "replay of 200,000 steps: shipped default", *judged("cost replay", f"{REPLAY}, {DEFAULT}", "{:.1f} s CPU")
+    yield "replay of 200,000 steps: bulk", f"{figure('cost replay', f'{REPLAY}, bulk'):.1f} s CPU", "", ""
+
+
+def stages():
+    """Where a microsecond goes."""
+    parse_us = figure("cost stages", f"{DEFAULT}: {PARSE}")
+    words = (
+        "decode: steps by template; requests the plain way, half of it",
+        "place in the windows of their engines",
+        "rows: final steps, features, order among engines",
+        "learn: five targets, two of them of steps, and the quick lane",
+        "a snapshot every five seconds, of a copy",
+    )
+    for stage, what in zip(STAGES, words, strict=True):
+        spent_us = figure("cost stages", f"{DEFAULT}: {stage}")
+        yield what, f"{spent_us:.1f}", f"{spent_us / parse_us:.2f}"
+    yield "a parse with a dict per event", f"{parse_us:.1f}", "1"
+
+
+def way_in():
+    """What does not depend on what the steps say."""
+    for section, name, words, shown in (
+        (
+            "ingest foreign",
+            "foreign spans, 10000/s, 500 a call",
+            "spans of foreign scopes, 10,000/s",
+            "{:.1f} µs per span",
+        ),
+        ("ingest default_profile", "idle", "idle", "{:.1f} millicores"),
+        (
+            "ingest large_export",
+            "24.5 MB exports: steps not accepted",
+            "two exports of 24.5 MB: steps refused",
+            "{:.0f}",
+        ),
+        ("ingest large_export", "24.5 MB exports: RSS growth", "two exports of 24.5 MB: memory", "{:.0f} MB more"),
+        (
+            "ingest overload",
+            "overload, twice the capacity for 30 s: steps lost",
+            "twice the capacity for 30 s: lost",
+            "{:.0f}",
+        ),
+        (
+            "ingest overload",
+            "overload: RSS growth (queue bound 16.8 + 25)",
+            "twice the capacity for 30 s: memory",
+            "{:.0f} MB more",
+        ),
+        ("ingest latency", "20,000 steps/s while learning: p50", "acknowledgement at 20,000 steps/s: p50", "{:.1f} ms"),
+        ("ingest latency", "20,000 steps/s while learning: p99", "acknowledgement at 20,000 steps/s: p99", "{:.1f} ms"),
+    ):
+        yield words, *judged(section, name, shown)
+
+
+JUDGED = ("what", "measured", "wanted", "")
+TABLES = {
+    ("../README.md", "costs"): (("", "measured", "command"), readme_costs),
+    ("performance.md", "learning"): (("what", "÷ plain receiver", "wanted", ""), learning_costs),
+    ("performance.md", "resources"): (JUDGED, resources),
+    ("performance.md", "stages"): (
+        ("stage", "shipped default, µs per step", "of a parse with a dict per event"),
+        stages,
+    ),
+    ("performance.md", "ingest"): (JUDGED, way_in),
+}
+
+
+@pytest.mark.parametrize(("document", "name"), TABLES)
+def test_tables_of_measurements_have_the_figures_of_the_runs(document, name):
+    header, rows = TABLES[document, name]
+    assert_table(document, name, make_table(header, list(rows())))
+
+
+def test_the_text_around_the_tables_has_them_too():
+    performance = (DOCS / "performance.md").read_text(encoding="utf-8")
+    plain_us = figure("cost steady", "plain receiver: us/step")
+    assert f"learns nothing: {plain_us:.1f} µs per step in the same run" in " ".join(performance.split())
+    assert f"takes about {FIGURES['demo']['cpu_s']:.0f} s of CPU" in README
+
+
+def test_figures_are_of_sections_that_the_benches_have():
+    runs = {*(f"cost {name}" for name in COST), *(f"ingest {name}" for name in INGEST), "demo", "torture"}
+    assert set(FIGURES) <= runs
+    assert all(re.fullmatch(r"20\d\d-\d\d-\d\d", section["measured_on"]) for section in FIGURES.values())
+
+
+def test_the_demo_in_the_readme_is_a_demo_that_ran():
+    (shown,) = re.findall(r"^\$ uvx --from \S+ tracefit demo\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    left = iter(FIGURES["demo"]["said"])
+    for line in shown.splitlines():
+        assert line == "..." or line in left, line  # in the order in which it was said

@@ -1,4 +1,4 @@
-"""``tracefit``: argv in, exit code out (0 done, 1 failed, 2 usage, 78 bad configuration).
+"""``tracefit``: argv in, exit code out (0 done, 1 failed, 2 usage, 78 bad configuration, 130 Ctrl-C).
 
 The commands are imported when they run, and nothing that is imported here imports numpy or grpc: the environment below
 has to be set before they are, and ``--help`` should not cost a second.
@@ -16,19 +16,20 @@ from pathlib import Path
 
 from collector import __version__
 from collector.commands.arguments import (
-    COMPLETED_SHELLS,
     EPILOG,
     CommandParser,
-    PrintCompletion,
+    add_completion_option,
     add_demo_parser,
 )
 from collector.commands.file_arguments import (
+    add_check_arguments,
     add_donors_arguments,
     add_evaluate_arguments,
     add_export_arguments,
     add_json_options,
     add_merge_arguments,
     add_replay_arguments,
+    add_run_arguments,
 )
 from collector.commands.questions import add_question_parsers
 from collector.config import (
@@ -48,6 +49,7 @@ from collector.fleet.fleet_arguments import add_fleet_parser
 from collector.runtime import (
     EXIT_CONFIG,
     EXIT_FAILED,
+    EXIT_INTERRUPTED,
     EXIT_OK,
     EXIT_USAGE,
     PrintLine,
@@ -86,6 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `tracefit replay … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
+    except KeyboardInterrupt:
+        _warn("stopped")
+        return EXIT_INTERRUPTED
     return code
 
 
@@ -94,14 +99,10 @@ def _parser() -> argparse.ArgumentParser:
         prog="tracefit", description="Learns latency coefficients of vLLM from its telemetry, online.", epilog=EPILOG
     )
     parser.add_argument("--version", action="version", version=f"tracefit {__version__}")
-    parser.add_argument(
-        "--print-completion", action=PrintCompletion, choices=COMPLETED_SHELLS, help="a script for your shell, and end"
-    )
+    add_completion_option(parser)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="receive telemetry, learn, publish")
-    run.add_argument(
-        "--scrape", action="append", default=[], metavar="URL", help="learn from a server's own page of metrics"
-    )
+    add_run_arguments(run)
     run.set_defaults(command=_run)
     replay = commands.add_parser("replay", help="learn from recordings")
     add_replay_arguments(replay)
@@ -122,8 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     add_fleet_parser(commands, _fleet_pull, _fleet_replay)
     add_question_parsers(commands, _ask)
     check = commands.add_parser("check-config", help="check the configuration and print what holds")
-    check.add_argument("--schema", action="store_true", help="print the JSON Schema of the configuration instead")
-    check.add_argument("--explain", metavar="KEY", help="say what a key or a section means instead")
+    add_check_arguments(check)
     check.set_defaults(command=_check_config)
     version = commands.add_parser("version", help="this version, what it runs on, what it reads and writes")
     version.set_defaults(command=_version)

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from collector.config import suggestion
 
 EPILOG = """\
-exit codes: 0 done, 1 failed, 2 wrong usage, 78 bad configuration
+exit codes: 0 done, 1 failed, 2 wrong usage, 78 bad configuration, 130 stopped by Ctrl-C
 environment: TRACEFIT_CONFIG names the configuration file, TRACEFIT_<SECTION>__<KEY> sets a key
 every key:   tracefit check-config --explain KEY
 """
@@ -73,6 +73,13 @@ class PrintCompletion(argparse.Action):
         _complete_files(parser, shtab.FILE)
         sys.stdout.write(shtab.complete(parser, shell=str(values)) + "\n")
         parser.exit()
+
+
+def add_completion_option(parser: argparse.ArgumentParser) -> None:
+    """``--print-completion``."""
+    parser.add_argument(
+        "--print-completion", action=PrintCompletion, choices=COMPLETED_SHELLS, help="a script for your shell, and end"
+    )
 
 
 def _complete_files(parser: argparse.ArgumentParser, files: object) -> None:

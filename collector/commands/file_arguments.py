@@ -1,4 +1,4 @@
-"""The arguments of commands that read files and end; nothing heavy is imported, as every ``--help`` reads them."""
+"""The arguments of commands, but for questions and demo; nothing heavy is imported, as every ``--help`` reads them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,19 @@ from pathlib import Path
 
 from .arguments import share_within_one
 from .questions import EXPORT_FORMATS, add_assumption_options
+
+
+def add_run_arguments(run: argparse.ArgumentParser) -> None:
+    """``tracefit run``."""
+    run.add_argument(
+        "--scrape", action="append", default=[], metavar="URL", help="learn from a server's own page of metrics"
+    )
+
+
+def add_check_arguments(check: argparse.ArgumentParser) -> None:
+    """``tracefit check-config``."""
+    check.add_argument("--schema", action="store_true", help="print the JSON Schema of the configuration instead")
+    check.add_argument("--explain", metavar="KEY", help="say what a key or a section means instead")
 
 
 def add_export_arguments(export: argparse.ArgumentParser) -> None:

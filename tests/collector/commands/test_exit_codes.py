@@ -1,0 +1,50 @@
+"""Exit codes are the same everywhere, in the code, in --help and in the documents; Ctrl-C is no traceback."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import collector.commands.replay
+from collector.cli import _parser, main
+from collector.commands.arguments import EPILOG
+from collector.runtime import exits
+from tests.support.paths import DOCS
+
+
+def test_help_and_documents_list_every_exit_code():
+    codes = {value for name, value in vars(exits).items() if name.startswith("EXIT_")}
+    listed = re.findall(r"^\| (\d+) \|", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE)
+    assert {int(code) for code in listed} == codes
+    assert {int(code) for code in re.findall(r"\b(\d+) [a-z]", EPILOG.splitlines()[0])} == codes
+
+
+def test_ctrl_c_ends_a_command_with_one_word(monkeypatch, capsys, tmp_path):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(collector.commands.replay, "replay", interrupted)
+    assert main(["replay", "x.pb.gz", "--snapshot", str(tmp_path / "s.json")]) == exits.EXIT_INTERRUPTED
+    assert capsys.readouterr().err == "stopped\n"
+
+
+def parsers(parser):
+    yield parser
+    for action in parser._actions:
+        for below in action.choices.values() if isinstance(action.choices, dict) else ():
+            yield from parsers(below)
+
+
+def test_no_command_takes_an_abbreviation():
+    every = list(parsers(_parser()))
+    assert len(every) > 15
+    assert not any(parser.allow_abbrev for parser in every)
+
+
+@pytest.mark.parametrize("option", ["--hel", "--snap", "--work"])
+def test_an_abbreviated_option_is_refused(option, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", "x", "--snapshot", "y", option, "1"])
+    assert ended.value.code == exits.EXIT_USAGE
+    assert option in capsys.readouterr().err

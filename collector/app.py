@@ -44,7 +44,7 @@ from collector.runtime import (
     tune_malloc,
 )
 from collector.runtime.http import HttpServer, page_handler
-from collector.telemetry import Metrics, PluginLoss, table
+from collector.telemetry import JoinEvent, Metrics, PluginLoss, table
 from collector.worker import (
     MemoryRelief,
     Pipeline,
@@ -296,7 +296,8 @@ class Sidecar:
     def _remarks(self) -> Remarks:
         value = self.metrics.value
         lost = {str(loss): value(table.PLUGIN_LOST, loss) for loss in PluginLoss}
-        return Remarks(self.pipeline.foreign_scopes, lost, int(value(table.KV_UNBOUND)))
+        conflicts = int(value(table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT))
+        return Remarks(self.pipeline.foreign_scopes, lost, int(value(table.KV_UNBOUND)), conflicts)
 
     # --- what the probes are told -----------------------------------------------------------------------------------
 

@@ -63,7 +63,10 @@ def _read_resource(
     attributes = scalars(resource_spans.resource.attributes[: words.ATTRIBUTES_MAX])
     counts[table.IGNORED_ATTRIBUTES] += max(0, len(resource_spans.resource.attributes) - words.ATTRIBUTES_MAX)
     out = Telemetry(
-        instance=str(attributes.get(words.INSTANCE) or peer), facts=facts(attributes), process=_pid_of(attributes)
+        instance=str(attributes.get(words.INSTANCE) or peer),
+        facts=facts(attributes),
+        process=_pid_of(attributes),
+        host=str(attributes.get(words.HOST, ""))[: words.FACT_LENGTH_MAX],
     )
     steps: list[NDArray[np.int64]] = []
     snapshots: list[tuple[int, ...]] = []

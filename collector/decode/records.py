@@ -157,7 +157,10 @@ class RequestSpan(Record, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class Telemetry:
-    """What one resource of one export said. ``instance`` is the emitting process, ``process`` its pid, 0 if unsaid."""
+    """What one resource of one export said.
+
+    ``instance`` is the emitting process, ``process`` its pid (0 if unsaid) on ``host`` (empty if unsaid).
+    """
 
     instance: str
     facts: dict[str, str]
@@ -172,3 +175,4 @@ class Telemetry:
     plugin_losses: list[tuple[int, dict[PluginLoss, int]]] = field(default_factory=list)
     """Of each step span of the producer plugin: when it ended, and what had been lost until then."""
     process: int = 0
+    host: str = ""

@@ -120,6 +120,7 @@ FINISH: Final = "finish.status"
 
 INSTANCE: Final = "service.instance.id"
 PROCESS: Final = "process.pid"
+HOST: Final = "host.name"
 FACT_PREFIX: Final = "vllm."
 FACT_KEYS: Final = frozenset({"hw.gpu.name"})
 FACT_LENGTH_MAX: Final = 256

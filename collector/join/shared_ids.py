@@ -1,11 +1,13 @@
-"""Two processes under one ``service.instance.id``: told by ``process.pid`` and by their times, and kept apart.
+"""Two processes under one ``service.instance.id``: told by ``process.pid``, ``host.name`` and times, and kept apart.
 
 A process that comes after another one has ended is a restart. Two that overlap in event time are two engines (ranks of
-data parallelism with an id that a user set, or one id given to several pods): the one heard of first keeps the name,
-the others go by it and their pid.
+data parallelism with an id that a user set, or one id given to several pods, whose pids may be the same): the one heard
+of first keeps the name, the others go by it and their pid.
 """
 
 from __future__ import annotations
+
+import zlib
 
 from collector.decode import Telemetry
 from collector.telemetry import Counts, JoinEvent, table
@@ -32,34 +34,41 @@ class SharedIds:
 
     def key_of(self, key: Key, telemetry: Telemetry, counts: Counts) -> Key:
         """The engine's key; another one than the id's for a process that runs beside the one known by it."""
-        pid, unix_ns = telemetry.process, newest_unix_ns(telemetry)
-        if not pid or not unix_ns:
+        process, unix_ns = _number_of(telemetry), newest_unix_ns(telemetry)
+        if not process or not unix_ns:
             return key
         lives = self._lives.setdefault(key, {})
-        first_ns, newest_ns = lives.pop(pid, (unix_ns, unix_ns))
+        first_ns, newest_ns = lives.pop(process, (unix_ns, unix_ns))
         first_ns, newest_ns = min(first_ns, unix_ns), max(newest_ns, unix_ns)
         beside = [
             other
             for other, (begun_ns, ended_ns) in lives.items()
             if min(ended_ns, newest_ns) - max(begun_ns, first_ns) > _OVERLAP_NS
         ]
-        lives[pid] = first_ns, newest_ns
+        lives[process] = first_ns, newest_ns
         apart = self._apart.setdefault(key, [])
-        together = sorted((pid, *beside), key=lambda process: (lives[process][0], process))
-        for process in together[1:]:
-            if process not in apart:
-                apart.append(process)
+        together = sorted((process, *beside), key=lambda each: (lives[each][0], each))
+        for later in together[1:]:
+            if later not in apart:
+                apart.append(later)
                 counts[table.JOIN_EVENTS, JoinEvent.ID_SHARED] += 1
         self._forget(key)
-        return (key[0], f"{key[1]} (pid {pid})") if pid in apart else key
+        on_host = f" on {telemetry.host}" if telemetry.host else ""
+        return (key[0], f"{key[1]} (pid {telemetry.process}{on_host})") if process in apart else key
 
     def _forget(self, key: Key) -> None:
         lives = self._lives[key]
         while len(lives) > _PROCESSES_MAX:
             gone = next(iter(lives))
             del lives[gone]
-            self._apart[key] = [pid for pid in self._apart[key] if pid != gone]
+            self._apart[key] = [process for process in self._apart[key] if process != gone]
         while len(self._lives) > _IDS_MAX:
             forgotten = next(iter(self._lives))
             del self._lives[forgotten]
             self._apart.pop(forgotten, None)
+
+
+def _number_of(telemetry: Telemetry) -> int:
+    """One number of 63 bits for a pid and the host it counts on; 0 without a pid."""
+    host_bits = zlib.crc32(telemetry.host.encode("utf-8", "replace")) & 0x7FFFFFFF
+    return telemetry.process and (host_bits << 32 | telemetry.process & 0xFFFFFFFF)

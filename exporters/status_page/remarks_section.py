@@ -8,7 +8,7 @@ from typing import NamedTuple
 from exporters.charts import count, escape
 from online import Snapshot
 
-from .advice import Advice
+from .advice import SHARED_ID, Advice
 
 PLUGIN_REMEDIES: dict[str, Advice] = {
     "queue_full": Advice(
@@ -36,6 +36,8 @@ PLUGIN_REMEDIES: dict[str, Advice] = {
     ),
 }
 _STEPLESS = ("requests", "metrics")
+_CONFLICTS_MIN = 10
+"""A process that is restarted again and again makes a few."""
 
 
 class Remarks(NamedTuple):
@@ -44,6 +46,8 @@ class Remarks(NamedTuple):
     foreign_scopes: tuple[str, ...] = ()
     plugin_losses: Mapping[str, float] = {}
     unbound_publishers: int = 0
+    conflicting_steps: int = 0
+    """Steps that fit no process of their engine: several send as one, and nothing tells them apart."""
 
 
 def remarks_section(remarks: Remarks, snapshot: Snapshot | None) -> str:
@@ -62,6 +66,14 @@ def remarks_section(remarks: Remarks, snapshot: Snapshot | None) -> str:
             f"<p>{count(remarks.unbound_publishers)} KV publishers belong to no engine that is known: a publisher is "
             "recognised by its engine's steps, and this vLLM sends none. Its events are not used. Put the tracefit "
             "producer plugin into the vLLM image (deploy/vllm-plugin); it sends KV events itself.</p>"
+        )
+    if remarks.conflicting_steps >= _CONFLICTS_MIN:
+        paragraphs.append(
+            _paragraph(
+                f"{count(remarks.conflicting_steps)} steps contradict others of the same service.instance.id: several "
+                "processes seem to send under one, and neither process.pid nor host.name tells them apart.",
+                SHARED_ID,
+            )
         )
     if not paragraphs:
         return ""

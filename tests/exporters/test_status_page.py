@@ -415,6 +415,12 @@ def test_foreign_scopes_are_named_and_cannot_become_markup():
     assert "<code>opentelemetry.&lt;b&gt;fastapi</code>, <code>x</code>" in text
 
 
+@pytest.mark.parametrize("steps", [3, 160])
+def test_processes_that_nothing_tells_apart_get_the_advice_of_those_that_are_told_apart(steps):
+    text = remarks_section(Remarks(conflicting_steps=steps), None)
+    assert ("160 steps contradict others" in text) == (steps == 160) == ("service.instance.id=…" in text)
+
+
 @pytest.mark.parametrize("telemetry", ["requests", "steps"])
 def test_publishers_of_a_vllm_without_steps_are_told_why_they_belong_to_nobody(telemetry):
     configs = [msgspec.structs.replace(config, telemetry=telemetry) for config in cases.snapshot().configs]

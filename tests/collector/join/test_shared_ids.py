@@ -13,11 +13,14 @@ from tests.support.step_exports import STEP_US, make_export
 PIECE = 25
 
 
-def piece(pid, first_step, *, late_s=0.0, pid_attribute=True):
+def piece(pid, first_step, *, late_s=0.0, pid_attribute=True, host=None):
     """Half a second of steps of one process; each has clocks of its own."""
     request = make_export(1, steps_per_span=PIECE, first_step=first_step, instance="pod-1")
+    resource = request.resource_spans[0].resource
     if pid_attribute:
-        request.resource_spans[0].resource.attributes.add(key="process.pid").value.int_value = pid
+        resource.attributes.add(key="process.pid").value.int_value = 7 if host else pid
+    if host:
+        resource.attributes.add(key="host.name").value.string_value = host
     span = request.resource_spans[0].scope_spans[0].spans[0]
     span.span_id = pid.to_bytes(4, "big") + first_step.to_bytes(4, "big")
     span.start_time_unix_nano += int(late_s * 1e9)
@@ -30,11 +33,11 @@ def piece(pid, first_step, *, late_s=0.0, pid_attribute=True):
     return Export(request.SerializeToString(), "peer", "grpc", 1)
 
 
-def ranks(steps=2000):
+def ranks(steps=2000, hosts=(None, None), **options):
     """Two ranks of data parallelism, the second a few hundred steps behind in its ids."""
     for first in range(1, steps, PIECE):
-        yield piece(77, first + 300, late_s=-300 * STEP_US / 1e6)
-        yield piece(78, first)
+        yield piece(77, first + 300, late_s=-300 * STEP_US / 1e6, host=hosts[0], **options)
+        yield piece(78, first, host=hosts[1], **options)
 
 
 def run(exports):
@@ -47,13 +50,24 @@ def run(exports):
     return pipeline, counts, sorted(engines)
 
 
-def test_two_ranks_under_one_id_are_two_engines_and_both_are_learned():
-    pipeline, counts, engines = run(ranks())
-    assert engines == ["pod-1", "pod-1 (pid 78)"]
+@pytest.mark.parametrize(
+    ("hosts", "second"),
+    [((None, None), "pod-1 (pid 78)"), (("a", "b"), "pod-1 (pid 7 on b)")],
+    ids=["pids", "pods whose pids are the same"],
+)
+def test_two_processes_under_one_id_are_two_engines_and_both_are_learned(hosts, second):
+    pipeline, counts, engines = run(ranks(hosts=hosts))
+    assert engines == ["pod-1", second]
     assert counts[table.JOIN_EVENTS, JoinEvent.ID_SHARED] == 1
     assert counts[table.JOIN_EVENTS, JoinEvent.ENGINE_RESTART] <= 6, "until the second overlap is seen"
     rows = sum(config.targets["step_time"].models["portable"].rows for config in pipeline.snapshot(0, 1).configs)
     assert rows > 0.9 * 4000
+
+
+def test_processes_that_nothing_tells_apart_are_noticed_by_the_steps_that_contradict_each_other():
+    _, counts, engines = run(ranks(pid_attribute=False))
+    assert engines == ["pod-1"]
+    assert counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] >= 10
 
 
 @pytest.mark.parametrize("pid_attribute", [True, False])

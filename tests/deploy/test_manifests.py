@@ -249,6 +249,16 @@ def test_a_wrong_or_missing_configuration_keeps_no_pod_from_starting(renderings,
         assert all(v["configMap"].get("optional") for v in spec["volumes"] if v["name"] == "tracefit-config")
 
 
+def test_no_pod_with_a_vllm_outgrows_its_volume_and_is_evicted(renderings):
+    config = Config()
+    held_bytes = config.join.steps_max * 320
+    largest_mib = config.journal.capacity_mib + config.journal.segment_mib + 3 * (held_bytes >> 20)
+    volumes = [v for spec in tracefit_pods(renderings) for v in spec["volumes"] if v["name"] == "tracefit-snapshot"]
+    limits = [v["emptyDir"]["sizeLimit"] for v in volumes if "emptyDir" in v]
+    assert limits
+    assert all(int(limit.removesuffix("Mi")) >= largest_mib for limit in limits)
+
+
 def test_no_service_called_tracefit_reaches_the_environment(renderings):
     assert all(spec["enableServiceLinks"] is False for spec in tracefit_pods(renderings))
 

@@ -73,7 +73,8 @@ def send_forever(
     while not stop.asked:
         number += 1
         say(f"Sending {source.parent.name} to {target}, round {number}; Ctrl-C ends it.")
-        feeder = Feeder(target, schedule(source, 1.0, clock, say, throttle), clock)
+        salt = clock.unix_nano() // 1_000_000_000 % 0xFFFF + 1  # rounds are minutes apart, also those of a run before
+        feeder = Feeder(target, schedule(source, 1.0, clock, say, throttle, salt), clock)
         feeder.start()
         while feeder.running and not stop.asked:
             pause.wait(POLL_S)

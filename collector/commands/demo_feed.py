@@ -18,7 +18,7 @@ from collector.receive.otlp import METHOD
 from collector.recordings import Recording
 from collector.runtime import Clock, PrintLine, StartError, Task
 
-from .demo_stamps import Shift, Slowdown, restamped
+from .demo_stamps import Shift, Slowdown, renamed, restamped
 
 MONOTONIC_FLOOR_NS = 3_600_000_000_000
 """A machine that booted just now has a monotonic clock near 0; the recording must not begin before its boot."""
@@ -71,8 +71,19 @@ def read_index(recording: Path) -> list[Received]:
     return index
 
 
-def schedule(recording: Path, speed: float, clock: Clock, note: PrintLine, throttle: float = 1.0) -> Iterator[Sending]:
-    """The exports of a recording as they should be sent from now on; ``throttle``: see ``throttling``."""
+def schedule(
+    recording: Path, speed: float, clock: Clock, note: PrintLine, throttle: float = 1.0, salt: int = 0
+) -> Iterator[Sending]:
+    """The exports of a recording as they should be sent from now on.
+
+    Args:
+        recording: with its receive times beside it.
+        speed: how much faster than recorded.
+        clock: whose stamps they get.
+        note: receives what is wrong with the recording.
+        throttle: see ``throttling``.
+        salt: other ids for every other number; 0 leaves them as they are.
+    """
     index = read_index(recording)
     slow = throttling(index, throttle)
     index = [Received(slow.unix_of(each.recv_unix_ns), slow.mono_of(each.recv_mono_ns)) for each in index]
@@ -87,7 +98,8 @@ def schedule(recording: Path, speed: float, clock: Clock, note: PrintLine, throt
     )
     for received, timed in zip(index, Recording(recording, note).exports(), strict=False):
         recorded_s = (received.recv_unix_ns - first.recv_unix_ns) / 1e9
-        yield Sending(recorded_s / speed, recorded_s, restamped(timed.export.payload, slow, shift))
+        payload = restamped(timed.export.payload, slow, shift)
+        yield Sending(recorded_s / speed, recorded_s, renamed(payload, salt) if salt else payload)
 
 
 def throttling(index: Sequence[Received], factor: float) -> Slowdown:

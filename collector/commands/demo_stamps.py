@@ -1,10 +1,12 @@
 """Stamps of a recording, made anew: moved to another time, or as a slower machine would have written them.
 
-Wall clock and monotonic clock are treated alike, so that what was measured between two stamps stays one interval.
+Wall clock and monotonic clock are treated alike, so that what was measured between two stamps stays one interval. A
+recording that is sent again has other ids, too: a request is known by its id for longer than a round takes.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
@@ -17,6 +19,9 @@ MONOTONIC_NS_KEYS = frozenset(
 )
 MONOTONIC_S_KEYS = frozenset({"ts.monotonic", "event.ts.monotonic"})
 """Attributes that carry a monotonic stamp: integer nanoseconds, double seconds."""
+
+REQUEST_ID_KEYS = frozenset({"gen_ai.request.id", "request.id"})
+_REQUEST_DIGITS = re.compile(r"(?<=-)[0-9a-f]{4}(?=[0-9a-f]{12})")
 
 
 class Stamps(Protocol):
@@ -100,6 +105,29 @@ def restamped(payload: bytes, *each: Stamps) -> bytes:
     for stamps in each:
         restamp(request, stamps)
     return request.SerializeToString()
+
+
+def renamed(payload: bytes, salt: int) -> bytes:
+    """An export whose requests, traces and spans have other ids, the same ones wherever they are named."""
+    request = ExportTraceServiceRequest.FromString(payload)
+    for span in spans_of(request):
+        span.trace_id = _salted(span.trace_id, salt)
+        span.span_id = _salted(span.span_id, salt)
+        span.parent_span_id = _salted(span.parent_span_id, salt)
+        for attributes in (span.attributes, *(event.attributes for event in span.events)):
+            for attribute in attributes:
+                if attribute.key in REQUEST_ID_KEYS:
+                    attribute.value.string_value = _salted_request(attribute.value.string_value, salt)
+    return request.SerializeToString()
+
+
+def _salted(known: bytes, salt: int) -> bytes:
+    return (int.from_bytes(known[:2], "big") ^ salt).to_bytes(2, "big") + known[2:] if known else known
+
+
+def _salted_request(known: str, salt: int) -> str:
+    """The digits after ``cmpl-``, which what a server appends leaves as they are."""
+    return _REQUEST_DIGITS.sub(lambda digits: f"{int(digits[0], 16) ^ salt:04x}", known, count=1)
 
 
 def _restamp_attribute(attribute: KeyValue, stamps: Stamps) -> None:

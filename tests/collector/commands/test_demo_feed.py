@@ -15,11 +15,12 @@ from collector.commands.demo_feed import (
     schedule,
     throttling,
 )
-from collector.commands.demo_stamps import MONOTONIC_NS_KEYS, MONOTONIC_S_KEYS, Shift, restamped
+from collector.commands.demo_stamps import MONOTONIC_NS_KEYS, MONOTONIC_S_KEYS, Shift, renamed, restamped
 from collector.decode.vocabulary import API_TIME, JOURNEY_FIELDS, SUMMARY_FIELDS
 from collector.recordings import Recording
 from collector.runtime.exits import StartError
 from tests.support.clocks import FakeClock
+from tests.support.pipelines import replayed
 
 SHIFT = Shift(unix_ns=10**15, mono_ns=-(10**9))
 
@@ -99,6 +100,18 @@ def test_what_is_saved_is_read_as_a_recording(tmp_path, data_dir):
     save_recording(recording, out, 1.0, print)
     before, after = ([timed.export.payload for timed in Recording(path, print).exports()] for path in (recording, out))
     assert [stamps(payload)[:2] for payload in after] == [stamps(payload)[:2] for payload in before]
+
+
+def test_a_recording_that_is_sent_again_is_of_other_requests(data_dir):
+    recording = data_dir / "c1_mixed" / "otlp.pb.gz"
+    rounds = [[timed.export for timed in Recording(recording, print).exports()]]
+    later = Shift(10**12, 10**12)
+    rounds.append([each._replace(payload=renamed(restamped(each.payload, later), 77)) for each in rounds[0]])
+    learned = [replayed(exports).snapshot(1, 1).configs[0].targets for exports in (rounds[0], [*rounds[0], *rounds[1]])]
+    for name in ("api_queueing", "post_decode", "first_response"):
+        once, twice = (targets[name].models["portable"].rows for targets in learned)
+        assert twice == 2 * once > 0, name
+        assert learned[1][name].mean_us == pytest.approx(learned[0][name].mean_us, rel=1e-3)
 
 
 def test_on_a_machine_that_booted_just_now_no_stamp_precedes_the_boot(data_dir):

@@ -56,10 +56,10 @@ from collector.runtime import (
     StartError,
     Stop,
     SystemClock,
-    TerminalRemarks,
     check_packages,
     configure_logs,
     package_files,
+    remarks_on,
     set_log_format,
     set_log_level,
 )
@@ -338,7 +338,7 @@ def _concluded(code: int, arguments: argparse.Namespace, out: Path) -> int:
 
 def _remarks() -> PrintLine:
     """For commands that take long: bars where somebody looks, lines elsewhere."""
-    return TerminalRemarks(sys.stderr) if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else _warn
+    return remarks_on(sys.stderr, os.environ.get("TERM"), _warn)
 
 
 def _warn(text: str) -> None:

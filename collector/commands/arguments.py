@@ -21,6 +21,7 @@ environment: TRACEFIT_CONFIG names the configuration file, TRACEFIT_<SECTION>__<
 every key:   tracefit check-config --explain KEY
 """
 
+THROTTLE_MAX = 100.0
 COMPLETED_SHELLS = ("bash", "zsh", "tcsh")
 _INVALID_CHOICE = re.compile(r"invalid choice: '(?P<word>[^']*)' \(choose from (?P<known>.*)\)")
 _MISSING = "the following arguments are required"
@@ -102,7 +103,7 @@ def add_demo_parser(commands: Any, run: Callable[[argparse.Namespace], int]) -> 
     demo.add_argument("--directory", type=Path, metavar="DIR", help="where its files go (snapshots/demo)")
     demo.add_argument(
         "--throttle",
-        type=positive_number,
+        type=throttle_factor,
         default=1.0,
         metavar="N",
         help="from its middle on, the recorded machine takes N times as long (1)",
@@ -124,6 +125,14 @@ def positive_number(text: str) -> float:
         number = math.nan
     if not 0.0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return number
+
+
+def throttle_factor(text: str) -> float:
+    """A number that leaves the stamps of a recording within their 64 bits."""
+    number = positive_number(text)
+    if not 1.0 / THROTTLE_MAX <= number <= THROTTLE_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from {1.0 / THROTTLE_MAX:g} to {THROTTLE_MAX:g}")
     return number
 
 

@@ -61,6 +61,13 @@ class TerminalRemarks:
                 self._bar = None
 
 
+def remarks_on(stream: TextIO | None, term: str | None, lines: PrintLine) -> PrintLine:
+    """``note`` for a long command: bars where somebody looks; a stream that was closed at the start is None."""
+    if stream is None or not stream.isatty() or term == "dumb":
+        return lines
+    return TerminalRemarks(stream)
+
+
 def _columns(stream: TextIO) -> int:
     """How wide it is; some terminals say 0."""
     try:

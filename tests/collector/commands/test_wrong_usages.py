@@ -40,6 +40,7 @@ WRONG = [
     ("demo --speed 0", USAGE, "'0'"),
     ("demo --speed fast", USAGE, "'fast'"),
     ("demo --throttle -1", USAGE, "'-1'"),
+    ("demo --throttle 1e300", USAGE, "'1e300'"),
     ("demo --fleet --throttle 2", USAGE, "--throttle"),
     ("demo --fleet --save {tmp}/x", USAGE, "--save"),
     ("demo --save /nowhere/x", FAILED, "/nowhere"),

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from collector.runtime import Progress, TerminalRemarks
+from collector.runtime import Progress, TerminalRemarks, remarks_on
 from tests.support.clocks import FakeClock
 
 S = 1_000_000_000
@@ -106,3 +106,12 @@ def test_remarks_stand_above_the_bar_and_an_interruption_takes_it_away():
     note("stopped")
     assert "\rx.json: damaged after 6 bytes\n" in stream.getvalue()
     assert stream.getvalue().endswith("\rstopped\n")
+
+
+def test_bars_are_for_terminals_that_can_draw():
+    said = []
+    assert isinstance(remarks_on(Terminal(), "xterm", said.append), TerminalRemarks)
+    assert isinstance(remarks_on(Terminal(), None, said.append), TerminalRemarks)
+    for stream, term in ((Terminal(), "dumb"), (io.StringIO(), "xterm"), (None, "xterm")):
+        remarks_on(stream, term, said.append)("a line")
+    assert said == ["a line"] * 3

@@ -36,6 +36,9 @@ _SERVICE_LINK: Final = re.compile(
 """What Kubernetes puts into every container for a Service named ``tracefit`` or ``tracefit-…``."""
 _SERVICE_LINK_VALUE: Final = re.compile(r"(?:(?:tcp|udp|sctp)://.*|[0-9a-fA-F.:]+|tcp|udp|sctp|None)", re.IGNORECASE)
 
+_V6_ENDPOINT: Final = re.compile(r"\[[0-9a-fA-F:.]+\]:[0-9]+")
+"""YAML would take it for a list; as a variable nobody quotes it."""
+
 _PROFILES = Path(__file__).parent / "profiles"
 
 
@@ -156,7 +159,7 @@ def _override(tree: dict[str, Any], variable: str, text: str, origin: dict[str, 
         if not isinstance(below, dict):
             raise ConfigError(variable, f"{'.'.join(path[: depth + 1])} is a value, not a section")
         level = below
-    level[path[-1]] = _parse_yaml(text, variable)
+    level[path[-1]] = text if _V6_ENDPOINT.fullmatch(text) else _parse_yaml(text, variable)
     origin[".".join(path)] = variable
 
 

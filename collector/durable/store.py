@@ -80,7 +80,7 @@ class StateStore:
             self.restored, self.restored_name, self.restored_unix_s = outcome, path.name, written_unix_s
             return progress
         if tried:
-            _log.error("cold start: no state file could be used; everything is learned anew")
+            _log.error("cold start, everything is learned anew; no state file could be used: %s", self.problem)
             self.restored = Restored.COLD
         return Progress()
 
@@ -137,7 +137,7 @@ class StateStore:
         return None
 
     def _report(self, path: Path, problem: str) -> None:
-        self.problem = f"{path.name}: {problem}"
+        self.problem = "; ".join(filter(None, (self.problem, f"{path.name}: {problem}")))
         _log.error("state file cannot be used: %s", self.problem)
 
     def _put_aside(self, path: Path) -> None:

@@ -70,9 +70,9 @@ def _warn_of_open_ports(config: ReceiversConfig) -> None:
     listening = {"receivers.grpc.endpoint": config.grpc.endpoint}
     if config.http.enabled:
         listening["receivers.http.endpoint"] = config.http.endpoint
-    for key, endpoint in listening.items():
-        if not _is_loopback(parse_endpoint(endpoint).address):
-            _log.warning("%s: %s is open to anybody; set receivers.token_file or receivers.tls", key, endpoint)
+    open_ports = [f"{k}: {at}" for k, at in listening.items() if not _is_loopback(parse_endpoint(at).address)]
+    if open_ports:  # one line: a second one of the same text would be held back
+        _log.warning("open to anybody: %s; set receivers.token_file or receivers.tls", ", ".join(open_ports))
 
 
 def _is_loopback(address: str) -> bool:

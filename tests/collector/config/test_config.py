@@ -30,6 +30,8 @@ def test_an_empty_file_is_the_defaults(tmp_path):
 def test_the_environment_is_stronger_than_the_file(tmp_path):
     config = from_text(tmp_path, "queue: {wait_s: 1, batch_bytes: 5}", QUEUE__WAIT_S="0.5", LEARNERS="[rls]")
     assert (config.queue.wait_s, config.queue.batch_bytes, config.learners) == (0.5, 5, ("rls",))
+    config = from_text(tmp_path, "", RECEIVERS__GRPC__ENDPOINT="[::]:4317", RECEIVERS__HTTP__ENDPOINT='"[::1]:4318"')
+    assert (config.receivers.grpc.endpoint, config.receivers.http.endpoint) == ("[::]:4317", "[::1]:4318")
 
 
 @pytest.mark.parametrize(

@@ -77,8 +77,10 @@ def test_both_unusable_is_a_cold_start_and_said_so(written, caplog):
     (written / PREVIOUS_NAME).write_bytes(b"y")
     store, outcome, _ = load(written)
     assert outcome is Restored.COLD
-    assert "cold start" in caplog.text
-    assert store.problem
+    assert store.problem.startswith(f"{NAME}: ")
+    assert f"; {PREVIOUS_NAME}: " in store.problem
+    assert caplog.messages[-1].startswith("cold start")
+    assert caplog.messages[-1].endswith(store.problem)
 
 
 def test_nothing_there_is_an_empty_start_and_no_fault(tmp_path, caplog):

@@ -24,25 +24,13 @@ from pathlib import Path
 import numpy as np
 
 import tracefit
-from collector.config import Config
-from online.bank import Bank
-from online.blocks import strata_of
-from online.features.registry import portable
-from online.prediction import cell_name
-from online.rows import STEP_FEATURES, Target
-from online.snapshot import ConfigSnapshot, Snapshot
-from tests.bench import client_minutes, client_tables, simulated
+from tests.bench import client_machines, client_minutes, client_tables
 from tests.bench.outside import add_arguments, outside_of
 from tests.support.paths import ROOT
-from tests.support.roofline_steps import MACHINES, Physics, simulate
-from tests.tracefit.closed_engine import run
 from tests.tracefit.example_snapshot import encoded
 
-ROWS = 60_000
 MANY = 10_000
 WITHIN = 0.1
-PLANNED = ("7b_h100", "70b_h100_tp4", "34b_h100_tp2", "8b_a100", "8b_h100_async")
-MIXES = ((600, 230), (1800, 60), (200, 400), (700, 800))
 SECTIONS = ("costs", "recordings", "machines", "tables", "requests")
 missed: list[str] = []
 
@@ -94,88 +82,37 @@ def costs():
     line("import tracefit", 1e3 * min(imports), 30, " ms")
 
 
-# ------------------------------------------------------------------- the sidecar's own
-
-
-def _learned(rows, facts):
-    """What the sidecar's own columns and cells make of these rows, and the same snapshot as the client loads it."""
-    bank = Bank(Config(learners=("rls",), feature_sets=("portable",)))
-    bank.learn("c0", Target.STEP_TIME, rows)
-    published = ConfigSnapshot(config_id="c0", config=facts, engines=[], telemetry="steps", targets=bank.targets("c0"))
-    snapshot = Snapshot(generation=1, created_unix_nano=1, tracefit_version="0", configs=[published])
-    target = published.targets["step_time"]
-    beta = np.array([each.coefficient for each in target.models["portable"].features])
-    factors = {cell: each.factor for cell, each in target.shape_factors.items()}
-    cells = strata_of(Target.STEP_TIME, rows)[1].tolist()
-    shaped = np.array([factors.get(cell_name(cell), 1.0) for cell in cells])
-    own = portable(Target.STEP_TIME).evaluate(rows) @ beta * shaped
-    return own, tracefit.load(snapshot.to_json()).config()
-
-
-def _same_as_the_sidecar(rows, own, config):
-    names = ("prefill_tokens", "requests", "decode_context_tokens")
-    columns = {name: rows.raw[:, STEP_FEATURES.index(name)].tolist() for name in names}
-    asked = np.array(config.step_time(**columns).us)
-    return float(np.max(np.abs(asked / own - 1.0)))
-
-
 # ------------------------------------------------------------------- simulated machines
 
 
-def _true_step(machine, prompt):
-    """The machine's physics as a function of what a step is made of; noise as its mean."""
-    physics = Physics(machine)
-
-    def step(prefill, requests, context):
-        prefills = min(requests, -(-prefill // prompt))
-        return physics.step_us(prefill, prefill * prompt / 2, requests - prefills, context, requests) + 90
-
-    return step
-
-
-def _largest(step, machine, prompt, output, itl_us):
-    def itl(n):
-        load = {"concurrency": n, "prompt": prompt, "output": output, "slots": machine.seats, "budget": machine.budget}
-        return run(step, **load, finished=max(200, 5 * n)).itl_us
-
-    low, high = 0, min(machine.seats, int(machine.blocks * 16 / (prompt + output))) + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if itl(middle) <= itl_us else (low, middle)
-    return low, itl
-
-
 def machines():
-    """Largest concurrency, from coefficients learned on a noisy stream of other mixes."""
-    errors, close, safe_held, total = [], 0, 0, 0
-    for name in PLANNED:
-        machine, rows = MACHINES[name], simulate(name, ROWS, 77, simulated.segments(0)).rows
-        limits = {"max_num_seqs": machine.seats, "max_num_batched_tokens": machine.budget}
-        own, config = _learned(rows, {**limits, "block_size": 16, "num_gpu_blocks": machine.blocks})
-        line(f"{name}: client against sidecar, relative", _same_as_the_sidecar(rows, own, config), 1e-9)
-        for prompt, output in MIXES:
-            step = _true_step(machine, prompt)
-            alone_us = step(0, 1, prompt + output / 2)
-            for times in (1.5, 2.0):
-                target_us = times * alone_us
-                best, itl = _largest(step, machine, prompt, output, target_us)
-                asked = {"prompt_tokens": prompt, "output_tokens": output, "itl_ms": target_us / 1e3}
-                plan, safe = config.plan(**asked), config.plan(**asked, safe=True)
-                if plan.limit not in ("itl", "token_budget") or best < 4:
-                    continue
-                errors.append(abs(plan.concurrency - best) / best)
-                close += abs(plan.concurrency - best) <= max(1.0, 0.05 * best)  # no whole number is within 5 % of 4
-                total += 1
-                safe_held += safe.concurrency <= best or itl(safe.concurrency) <= target_us
-                sys.stdout.write(
-                    f"   {prompt:>5}/{output:<4} ITL {target_us / 1e3:5.1f} ms: true {best:4d}"
-                    f"  plan {plan.concurrency:4d}  safe {safe.concurrency:4d}\n"
-                )
-    line("plan's concurrency, median error", 100 * float(np.median(errors)), 5, " %")
-    line("plan's concurrency, mean error", 100 * float(np.mean(errors)), 5, " %")
-    line(f"plans of {total} off by more than 5 % and one request", total - close, 0)
-    line("plan's concurrency, p90 error", 100 * float(np.quantile(errors, 0.9)), unit=" %")
-    line("safe plans that break the target", 100 * (1 - safe_held / total), 10, " %")
+    """Largest concurrency, from coefficients learned on noisy streams of other mixes."""
+    by_stream = {stream: [] for stream in client_machines.STREAMS}
+    for name in client_machines.PLANNED:
+        truths = list(client_machines.truths_of(name))
+        for number, stream in enumerate(by_stream):
+            config, apart = client_machines.learned(name, *stream)
+            plans = [each for truth in truths if (each := client_machines.judge(config, truth))]
+            by_stream[stream] += plans
+            if number == 0:
+                line(f"{name}: client against sidecar, relative", apart, 1e-9)
+                for each in plans:
+                    sys.stdout.write(
+                        f"   {each.truth.prompt:>5}/{each.truth.output:<4} ITL {each.truth.target_us / 1e3:5.1f} ms:"
+                        f" true {each.truth.largest:4d}  plan {each.planned:4d}  safe {each.safe:4d}\n"
+                    )
+    for (seed, order), plans in by_stream.items():
+        errors, apart = [each.error for each in plans], sum(not each.close for each in plans)
+        sys.stdout.write(
+            f"   stream {seed:>2}, order {order}: {len(plans)} plans, off by {np.median(errors):.1%} (median),"
+            f" {np.mean(errors):.1%} (mean), {np.quantile(errors, 0.9):.1%} (p90), {apart} by more than 5 % and one"
+            f" request; {sum(not each.kept for each in plans)} safe ones break the target\n"
+        )
+    plans = [each for stream in by_stream.values() for each in stream]
+    line("plan's concurrency, median error", 100 * float(np.median([each.error for each in plans])), 5, " %")
+    line("plan's concurrency, mean error", 100 * float(np.mean([each.error for each in plans])), 5, " %")
+    line(f"of {len(plans)} plans off by more than 5 % and one request", sum(not each.close for each in plans), 0)
+    line("safe plans that break the target", 100 * float(np.mean([not each.kept for each in plans])), 10, " %")
 
 
 # ------------------------------------------------------------------- recordings

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from .completeness import Completeness
 from .page_engine import PageEngine
 from .page_engines import PageEngines, keys_of
 from .scrape_windows import ScrapeWindows
 
 __all__ = [
-    "Completeness",
     "PageEngine",
     "PageEngines",
     "ScrapeWindows",

@@ -2,9 +2,9 @@
 
     ratio = (heard(t) - heard(t0)) / (counted(t) - counted(t0))       t: event time of the newest step heard of
 
-Telemetry trails the page by seconds, so the page's count is taken back at t, between the two scrapes around it. Begins
-again after 4,096 steps, and when the counter falls. Steps of nothing but unfinished prefill chunks are not counted by
-the page, so the ratio is cut at 1.
+Telemetry trails the page by seconds, so the page's count is taken back at t, between the two scrapes around it; a step
+that several front ends count is one. Begins again after 4,096 steps, and when the counter falls. Steps of nothing but
+unfinished prefill chunks are not counted by the page, so the ratio is cut at 1.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class PageEngine:
             self.api_queueing = ApiQueueing()
         elif before is not None and newest is not None:
             add_waits(self.api_queueing, before, newest, self.windows.copies)
-        self.completeness.count(unix_ns, reading.values[Meaning.STEPS])
+        self.completeness.count(unix_ns, reading.values[Meaning.STEPS] / self.windows.copies)
         if row is not None:
             self._rows.append(row)
 

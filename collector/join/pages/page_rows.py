@@ -46,11 +46,15 @@ _COLUMN = {name: index for index, name in enumerate(STEP_FEATURES)}
 
 @dataclass(frozen=True, slots=True)
 class WindowSums:
-    """Differences of two scrapes; ``scrape_ns`` is how far apart the scrapes within it were."""
+    """Differences of two scrapes; ``scrape_ns`` is how far apart the scrapes within it were.
+
+    ``counted`` are the steps by the page's own counter, which several front ends keep; NaN where it has none.
+    """
 
     start: Scrape
     end: Scrape
     steps: float
+    counted: float
     prefill_tokens: float
     decoded: float
     first_tokens: float
@@ -94,7 +98,10 @@ _COUNTERS = (
 
 
 def window_sums(flavour: Flavour, start: Scrape, end: Scrape, scrapes: int, copies: int) -> WindowSums:
-    """What happened between two scrapes; ``copies``: by how many front ends every step was counted."""
+    """What happened between two scrapes; ``copies``: front ends that each count a step in which they had a request.
+
+    Of several, some have none in a small batch, so that their sum says no more than that there were no more steps.
+    """
 
     def delta(meaning: Meaning) -> float:
         return end.value(meaning) - start.value(meaning)
@@ -102,14 +109,15 @@ def window_sums(flavour: Flavour, start: Scrape, end: Scrape, scrapes: int, copi
     decoded, first_tokens = delta(Meaning.ITL_COUNT), delta(Meaning.FIRST_TOKENS)
     if math.isnan(decoded):
         decoded = max(delta(Meaning.GENERATED_TOKENS) - first_tokens, 0.0)
-    steps = delta(Meaning.STEPS) / copies
-    if math.isnan(steps):
+    steps = counted = delta(Meaning.STEPS)
+    if math.isnan(counted) or copies > 1:
         mean = (start.decoding + end.decoding) / 2.0 if flavour is Flavour.VLLM else _mean_running(start, end)
-        steps = decoded / mean if mean >= 1.0 else 0.0
+        steps = min(decoded / mean, math.inf if math.isnan(counted) else counted) if mean >= 1.0 else 0.0
     return WindowSums(
         start,
         end,
         steps,
+        counted,
         prefill_tokens=_prefill_tokens(end, delta),
         decoded=decoded,
         first_tokens=first_tokens,

@@ -11,6 +11,7 @@ turn. Nothing is learned from such pages, nor from the next 64 that follow.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from statistics import median
@@ -25,6 +26,7 @@ from .scrape_state import Occupancy, Scrape
 UNCLEAN_MAX = 6
 _COPIES_WINDOWS = 20
 _COPIES_KEPT = 64
+_COPIES_DOUBTFUL = 1.5
 _TURNS_SCRAPES = 64
 _BACK_WITHIN_SCRAPES = 8
 
@@ -127,20 +129,27 @@ class ScrapeWindows:
         if end.value(Meaning.PREEMPTIONS) > start.value(Meaning.PREEMPTIONS):
             self.drops[RowDrop.PREEMPTION] += 1
             return None
-        if flavour is Flavour.VLLM:
-            self._count_copies(window)
+        if flavour is Flavour.VLLM and self._count_copies(window):
+            self.drops[RowDrop.INCOMPLETE] += 1
+            return None
         row = row_of(window)
         if isinstance(row, RowDrop):
             self.drops[row] += 1
             return None
         return row
 
-    def _count_copies(self, window: WindowSums) -> None:
-        """Several API servers count each step once each: decoding requests per counted step fall below those held."""
+    def _count_copies(self, window: WindowSums) -> bool:
+        """Whether more front ends may have counted the window's steps than are known of by now.
+
+        Decoding requests per counted step fall below those held where several count the same step.
+        """
         held = (window.start.decoding + window.end.decoding) / 2.0
-        if held < 1.0 or not window.decoded:
-            return
-        self._ratios.append(held * window.steps * self.copies / window.decoded)
-        if len(self._ratios) >= _COPIES_WINDOWS:
-            self.copies = max(1, round(median(self._ratios)))
-            del self._ratios[:-_COPIES_KEPT]
+        if held < 1.0 or not window.decoded or math.isnan(window.counted):
+            return False
+        self._ratios.append(held * window.counted / window.decoded)
+        several = median(self._ratios)
+        if len(self._ratios) < _COPIES_WINDOWS:
+            return several > _COPIES_DOUBTFUL
+        self.copies = max(1, round(several))
+        del self._ratios[:-_COPIES_KEPT]
+        return False

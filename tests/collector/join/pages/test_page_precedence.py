@@ -5,9 +5,9 @@ import math
 import pytest
 
 from collector.config import Config
-from collector.decode.pages import ScrapedPage
+from collector.decode.pages import Meaning, ScrapedPage
 from collector.join import Engine
-from collector.join.pages import Completeness
+from collector.join.pages import PageEngine
 from collector.recordings import Recording, TimedPage
 from collector.telemetry import RowDrop, table
 from collector.worker.build import make_pipeline
@@ -101,18 +101,20 @@ def test_of_several_servers_only_the_one_that_sends_is_left_to_its_telemetry():
     assert {config.telemetry for config in learned(pipeline).values()} >= {"metrics"}
 
 
-def test_completeness_is_steps_heard_over_steps_counted():
-    simulated, completeness = SimulatedEngine(), Completeness()
+@pytest.mark.parametrize("front_ends", [1, 2])
+def test_completeness_is_steps_heard_over_steps_counted(front_ends):
+    simulated, page = SimulatedEngine(), PageEngine("server", "", 0)
     engine = Engine("engine", "", 0, CONFIG.join)
     assert math.isnan(make_pipeline(CONFIG).joiner.pages.completeness)
-    for number in range(1, 60):
+    for number in range(1, 90):
         simulated.run(1.0, 4)
-        completeness.count(number * 10**9, simulated.values[0])
+        steps = simulated.values[Meaning.STEPS]
+        page.add(number * 10**9, number * 10**9, simulated.reading(steps=front_ends * steps))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Engine, "event_unix_ns", number * 10**9)
-            engine.steps_heard = int(0.8 * simulated.values[0])
-            completeness.hear([engine])
-    assert completeness.ratio == pytest.approx(0.8, abs=0.01)
+            engine.steps_heard = int(0.8 * steps)
+            page.yield_to([engine])
+    assert page.completeness.ratio == pytest.approx(0.8, abs=0.01)
 
 
 def test_a_page_under_the_very_name_of_the_engine_that_sends_gives_way_to_it():

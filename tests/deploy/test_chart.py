@@ -13,7 +13,7 @@ import yaml
 import collector
 from collector.config import load
 from tests.deploy.test_manifests import CHART, CHART_VALUES, NEWEST
-from tests.support.charts import ChartError, rendered
+from tests.support.charts import ChartError, merged, rendered
 from tests.support.manifests import containers_of, of_kind, validate
 
 SCRAPING, RECEIVING, BOTH = CHART_VALUES
@@ -27,6 +27,7 @@ OTHER = {
     "nodeSelector": {"kind": "cpu"},
     "tolerations": [{"operator": "Exists"}],
 }
+DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 
 
@@ -135,6 +136,7 @@ def test_a_chart_that_would_learn_nothing_is_not_installed(values, word):
     "wrong",
     [
         {"scarpe": {}},
+        {"scrape": None},
         {"scrape": {"prot": 8000}},
         {"scrape": {"port": "8000"}},
         {"scrape": {"selector": "app=vllm"}},
@@ -147,12 +149,11 @@ def test_a_chart_that_would_learn_nothing_is_not_installed(values, word):
 )
 def test_a_wrong_value_is_refused(wrong):
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(wrong, SCHEMA)
+        jsonschema.validate(merged(DEFAULTS, wrong), SCHEMA)
 
 
 def test_every_value_of_the_chart_is_in_its_schema():
-    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
-    jsonschema.validate(defaults, SCHEMA)
-    assert set(defaults) | {"global"} == set(SCHEMA["properties"])
+    jsonschema.validate(DEFAULTS, SCHEMA)
+    assert set(DEFAULTS) | {"global"} == set(SCHEMA["properties"])
     for name, section in SCHEMA["properties"].items():
-        assert set(section.get("properties", ())) == set(defaults[name] if "properties" in section else ())
+        assert set(section.get("properties", ())) == set(DEFAULTS[name] if "properties" in section else ())

@@ -620,7 +620,16 @@ def test_a_repository_address_takes_the_place_of_a_clone(tmp_path):
     repository, mine = tmp_path / "tracefit", tmp_path / "mine"
     shutil.copytree(DEPLOY, repository / "deploy")
     for command in (["init"], ["add", "."], ["commit", "--message", "one"], ["tag", "v0.1.0"]):
-        who = ["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false"]
+        who = [
+            "-c",
+            "user.name=x",
+            "-c",
+            "user.email=x@example.org",
+            "-c",
+            "commit.gpgsign=false",
+            "-c",
+            "tag.gpgsign=false",
+        ]
         subprocess.run([git, *who, *command], cwd=repository, check=True, capture_output=True)
     guide = (ROOT / "docs" / "deploy.md").read_text().replace("?ref=v0.1.0", "?ref=v0.1.0&timeout=600s")
     (command,) = re.findall(r"kubectl apply -k '(https://\S+)'", guide)

@@ -17,10 +17,18 @@ from tests.conftest import find_tool
 from tests.support.paths import ROOT
 
 BASE = "localhost/tracefit-base:bookworm"
-IMAGE = "localhost/tracefit:test"
+IMAGE, FLEET_IMAGE = "localhost/tracefit:test", "localhost/tracefit:test-fleet"
 SIZE_LIMIT_MB = 540
 CONTEXT = ("collector", "online", "exporters", "tracefit", "deploy/image", "deploy/vllm-plugin", "tests/data/c10_long")
-CONTEXT_FILES = ("pyproject.toml", "requirements.lock", "README.md", "LICENSE", "Dockerfile", ".dockerignore")
+CONTEXT_FILES = (
+    "pyproject.toml",
+    "requirements.lock",
+    "requirements-fleet.lock",
+    "README.md",
+    "LICENSE",
+    "Dockerfile",
+    ".dockerignore",
+)
 
 pytestmark = [
     pytest.mark.timeout(1800),
@@ -36,8 +44,8 @@ def run(*command, **kwargs):
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory):
-    """The image's id, built on a minimal Debian from wheels that were fetched beforehand."""
+def context(tmp_path_factory):
+    """What the image is made of, with all wheels fetched beforehand, beside a minimal Debian as its base."""
     buildah, work = find_tool("buildah"), tmp_path_factory.mktemp("image")
     if subprocess.run([buildah, "inspect", "--type", "image", BASE], capture_output=True, check=False).returncode:
         packages = "--include=python3,python3-venv,ca-certificates"
@@ -51,11 +59,23 @@ def image(tmp_path_factory):
         shutil.copytree(ROOT / name, context / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in CONTEXT_FILES:
         shutil.copy2(ROOT / name, context / name)
-    wheels = ["--require-hashes", "-r", str(ROOT / "requirements.lock"), "-d", str(context / "wheelhouse")]
+    return context
+
+
+def built(context, tag, locks, *arguments):
+    """The image's id, of the wheels in these locks."""
+    listed = [part for lock in locks for part in ("-r", str(ROOT / lock))]
+    wheels = ["--require-hashes", *listed, "-d", str(context / "wheelhouse")]
     run(sys.executable, "-m", "pip", "download", "--quiet", "--python-version", "3.11", "--only-binary=:all:", *wheels)
-    arguments = [f"BASE={BASE}", "PIP_ARGS=--no-index --find-links wheelhouse", "REVISION=test"]
-    options = [part for argument in arguments for part in ("--build-arg", argument)]
-    return run(buildah, "bud", "-q", "--format", "docker", *options, "-t", IMAGE, str(context)).strip()
+    given = (f"BASE={BASE}", "PIP_ARGS=--no-index --find-links wheelhouse", "REVISION=test", *arguments)
+    options = [part for argument in given for part in ("--build-arg", argument)]
+    return run(find_tool("buildah"), "bud", "-q", "--format", "docker", *options, "-t", tag, str(context)).strip()
+
+
+@pytest.fixture(scope="module")
+def image(context):
+    """The image that everybody runs."""
+    return built(context, IMAGE, ["requirements.lock"])
 
 
 @pytest.fixture(scope="module")
@@ -120,3 +140,18 @@ def test_the_plugin_for_an_unforked_vllm_is_inside_where_python_would_find_it(co
     )
     found = container("env", "PYTHONPATH=/opt/tracefit-vllm", "python3", "-c", find)
     assert found.split() == ["tracefit_vllm:register"]
+
+
+def test_the_image_for_fleets_replays_in_bulk_and_has_ray_and_object_stores(context):
+    locks = ["requirements.lock", "requirements-fleet.lock"]
+    image = built(context, FLEET_IMAGE, locks, "EXTRAS=kv,fleet")
+    buildah = find_tool("buildah")
+    name = run(buildah, "from", "--pull-never", image).strip()
+    try:
+        inside = [buildah, "run", "--user", "65532:65532", name, "--"]
+        run(*inside, "python3", "-c", "import ray, pyarrow.parquet, fsspec, s3fs")
+        recording = run(*inside, "find", "/opt/tracefit", "-path", "*demo_recording*", "-name", "*.pb.gz").split()[0]
+        replayed = run(*inside, "tracefit", "fleet", "replay", recording, "-o", "/tmp/fleet")
+        assert "15,827 step rows" in replayed
+    finally:
+        run(buildah, "rm", name)

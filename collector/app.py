@@ -188,6 +188,7 @@ class Sidecar:
             remarks=self._remarks,
             history_of=self.pipeline.history_of,
             version=__version__,
+            otlp_endpoint=self.config.receivers.grpc.endpoint,
         )
 
     def _make_discovery(self, clock: Clock) -> Discovery:

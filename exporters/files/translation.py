@@ -54,8 +54,8 @@ def choose_config(snapshot: Snapshot, config_id: str | None) -> ConfigSnapshot:
     if not snapshot.configs:
         raise ExportError("the snapshot has no configurations")
     known = ", ".join(config.config_id for config in snapshot.configs[:8])
-    problem = "no configuration" if not matches else f"{len(matches)} configurations"
-    raise ExportError(f"--config: {problem} match {config_id or ''!r}; known: {known}")
+    problem = f"{len(matches)} configurations match" if matches else "no configuration matches"
+    raise ExportError(f"--config: {problem} {config_id or ''!r}; known: {known}")
 
 
 def source_of(snapshot: Snapshot, config: ConfigSnapshot, assumptions: Assumptions) -> Source:

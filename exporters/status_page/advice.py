@@ -44,11 +44,12 @@ QUALITY: dict[str, Advice] = {
     "merged": Advice("good", "What several servers' states have learned, merged."),
 }
 
+OTLP_PORT = "4317"
 NOTHING_YET = Advice(
     "poor",
     "No telemetry has been learned from.",
     "Name a server to scrape (tracefit run --scrape http://host:8000/metrics), or point vLLM at this sidecar:",
-    ("--otlp-traces-endpoint http://127.0.0.1:4317",),
+    (f"--otlp-traces-endpoint http://127.0.0.1:{OTLP_PORT}",),
 )
 
 NO_CONTEXT = Advice(

@@ -22,7 +22,7 @@ from exporters.pages import Request, Response
 from online import ConfigSnapshot, HistoryView, Snapshot
 
 from .accounting import accounting_section
-from .advice import NOTHING_YET
+from .advice import NOTHING_YET, OTLP_PORT
 from .fleet_section import FleetSource, fleet_section
 from .overview import REFRESH, choose, learned_rows, overview
 from .remarks_section import Remarks, remarks_section
@@ -68,6 +68,7 @@ class StatusPage:
         waiting: what engines hold that is not learned yet.
         remarks: what senders lose or send in vain.
         fleet: where the states were pulled from, if this is a fleet's page.
+        otlp_endpoint: where OTLP over gRPC is taken, for advice.
         history_of: last rows and coefficients of the last day of a configuration, as of the newest snapshot.
         version: shown in the header.
 
@@ -87,6 +88,7 @@ class StatusPage:
         fleet: Callable[[], Sequence[FleetSource]] = tuple,
         history_of: Callable[[str], HistoryView | None] = lambda _: None,
         version: str = "",
+        otlp_endpoint: str = "",
     ) -> None:
         self._source = source
         self.view = ClientView(source)
@@ -99,6 +101,7 @@ class StatusPage:
         self._history_of = history_of
         self._started_unix_nano = unix_nano()
         self._version = version
+        self._otlp_port = otlp_endpoint.rpartition(":")[2] or OTLP_PORT
 
     def answer(self, request: Request) -> Response:
         """Serve the page; ``?config=ID`` shows one configuration in detail, ``?filter=WORDS`` those that have them."""
@@ -108,7 +111,7 @@ class StatusPage:
         body = [self._header(snapshot, query), fleet_section(self._fleet(), snapshot, self._unix_nano())]
         waiting = self._waiting()
         if snapshot is None or not snapshot.configs:
-            body.append(waiting_section(waiting, learned=False) or _empty())
+            body.append(waiting_section(waiting, learned=False) or _empty(self._otlp_port))
         else:
             choice = choose(snapshot.configs, query)
             body.append(overview(snapshot.configs, choice))
@@ -172,8 +175,9 @@ def _reload_link(query: Mapping[str, str]) -> str:
     return f'<a href="?{escape(urlencode({**others, REFRESH: _RELOAD_S}))}">load again every {_RELOAD_S} s</a>'
 
 
-def _empty() -> str:
-    flags = " ".join(f"<code>{escape(flag)}</code>" for flag in NOTHING_YET.flags)
+def _empty(otlp_port: str) -> str:
+    here = (flag.replace(f":{OTLP_PORT}", f":{otlp_port}") for flag in NOTHING_YET.flags)
+    flags = " ".join(f"<code>{escape(flag)}</code>" for flag in here)
     return (
         '<section id="empty" class="config" data-live><h2>Waiting for telemetry</h2>'
         f"<p>Nothing has been learned yet. {escape(NOTHING_YET.remedy)} {flags}</p></section>"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import json
 import re
 import shlex
 import urllib.request
@@ -15,7 +16,7 @@ from collector.commands.report import lines
 from collector.recordings import Recording
 from online.snapshot import Snapshot
 from tests.bench.figures import recorded
-from tests.support.paths import DOCS
+from tests.support.paths import DOCS, ROOT
 from tests.support.tutorials import ADDRESS, assert_said, page_of, served, steps_of
 
 TEXT = (DOCS / "tutorial.md").read_text(encoding="utf-8")
@@ -44,6 +45,23 @@ def test_the_recorded_end_of_the_demo_is_what_is_learned_today(sidecar):
     assert [line for line in said[said.index("") :] if line.startswith("    ")] == learned, (
         "make bench WHAT=demo ARGS=--record"
     )
+
+
+def test_the_examples_of_the_readme_are_of_the_demo(sidecar):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (name, labels, shown) = re.search(r"^(tracefit_coefficient)\{(.*)\} ([\d.]+)\.\.\.$", readme, re.MULTILINE).groups()
+    wanted = set(labels.split(","))
+    values = [
+        line.rpartition(" ")[2]
+        for line in page_of(f"{sidecar}/metrics").splitlines()
+        if line.startswith(f"{name}{{") and wanted == set(line.partition("{")[2].rpartition("}")[0].split(","))
+    ]
+    assert [value.startswith(shown) for value in values] == [True]
+    (shown,) = re.findall(r'^ +(\{"name": "intercept".*?\}), \.\.\.$', readme, re.MULTILINE)
+    configs = json.loads(page_of(f"{sidecar}/snapshot"))["configs"]
+    learned = configs[0]["targets"]["step_time"]["models"]["portable"]["features"][0]
+    for key, value in json.loads(shown).items():
+        assert learned[key] == (pytest.approx(value, rel=5e-3) if isinstance(value, float | int) else value), key
 
 
 def test_every_line_of_python_says_what_stands_below_it(sidecar):

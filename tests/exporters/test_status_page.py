@@ -345,6 +345,18 @@ def test_the_time_of_a_typical_step_is_shared_out_among_its_terms():
     assert "typical step" not in words(cases.snapshot())
 
 
+def test_the_waiting_page_names_the_port_that_takes_telemetry():
+    elsewhere = StatusPage(
+        lambda: None,
+        registry(),
+        ready=lambda: (True, {}),
+        unix_nano=lambda: 0,
+        otlp_endpoint="[::1]:24317",
+    )
+    assert "--otlp-traces-endpoint http://127.0.0.1:24317<" in elsewhere.answer(Request("/", (), {}, {})).body.decode()
+    assert "http://127.0.0.1:4317<" in html_of(None, {})
+
+
 def html_of(snapshot, query):
     return answer(snapshot, query).body.decode()
 

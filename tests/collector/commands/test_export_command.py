@@ -49,7 +49,7 @@ def test_the_flags_are_one_line_and_effective_alphas_are_larger(files, capsys):
     ("options", "sentence"),
     [
         ([], "--config: 2 configurations match"),
-        (["--config", "ffff"], "--config: no configuration match"),
+        (["--config", "ffff"], "--config: no configuration matches"),
         (["--config", "0f3c", "--hardware", "abacus"], "--hardware: memory bandwidth of 'abacus' is not known"),
     ],
 )

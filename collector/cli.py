@@ -302,11 +302,10 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _check_config(arguments: argparse.Namespace) -> int:
-    if arguments.schema:
-        print(json.dumps(json_schema(), indent=2))
-        return EXIT_OK
-    if arguments.explain is not None:
-        print(explain_key(arguments.explain))
+    if arguments.explain is not None and arguments.json:
+        raise ConfigError("--json", "not with --explain; --schema is JSON, with every key")
+    if arguments.schema or arguments.explain is not None:
+        print(json.dumps(json_schema(), indent=2) if arguments.schema else explain_key(arguments.explain))
         return EXIT_OK
     config = _load(arguments)
     from collector.commands.check import check  # noqa: PLC0415

@@ -57,6 +57,7 @@ WRONG = [
     ("merge {junk} -o {tmp}/m.bin", FAILED, "junk"),
     ("merge {junk} -o {tmp}/m.bin --json", USAGE, "--json"),
     ("fleet pull x --out {tmp}/fleet --every 5m --json", USAGE, "--json"),
+    ("check-config --explain slo --json", USAGE, "--json"),
     ("versio", USAGE, "'versio'", "did you mean 'version'?"),
     ("fleet pull missing --out {tmp}/fleet", FAILED, "missing"),
     ("fleet pull x --out {tmp} --every soon", USAGE, "'soon'"),

@@ -36,14 +36,15 @@ def quick_rows(
         return None
     window.own_from(first + int(index.min()))
     window.rebuilt["quick"][index + (first - window.base)] = True
+    chosen = around.take(index)
     raw = step_features(
-        around.steps[index],
-        around.cells[index],
-        around.counts.take(index),
+        chosen.steps,
+        chosen.cells,
+        chosen.counts,
         source=context.source or ContextSource.BLOCKS,
         ratio=context.habits.ratio,
         hole_scale=1.0,
         kv_events=False,
     )
-    end_ns = around.steps["unix_ns"][index] + (elapsed_us * 1e3).astype(np.int64)
+    end_ns = chosen.steps["unix_ns"] + (elapsed_us * 1e3).astype(np.int64)
     return RowBlock.of_lines(raw, elapsed_us, end_ns=end_ns, engine=engine, quality=context.quality)

@@ -35,6 +35,13 @@ class Columns:
         """A run of these steps, as views."""
         return Columns(self.steps[here], self.cells[here], self.counts.cut(here), self.empty[here])
 
+    def take(self, index: Ints) -> Columns:
+        """The chosen steps, whose indices grow; as views where they are a run."""
+        first, stop = int(index[0]), int(index[-1]) + 1
+        if stop - first == len(index):
+            return self.cut(slice(first, stop))
+        return Columns(self.steps.take(index), self.cells.take(index), self.counts.take(index), self.empty[index])
+
 
 @dataclass(frozen=True, slots=True)
 class Trust:
@@ -125,7 +132,7 @@ def schedule_rows(raw: NDArray[np.float64], covered: Columns, *, engine: int, qu
     """What ``schedule()`` took in each step with a summary, shape of ``raw``: (m, r), of the steps ``covered``."""
     timed = np.flatnonzero(covered.cells["seen"] & ~covered.empty)
     return RowBlock.of_lines(
-        raw[timed],
+        raw.take(timed, axis=0),
         covered.steps["duration_us"][timed].astype(float),
         end_ns=covered.steps["unix_ns"][timed],
         engine=engine,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -42,6 +43,15 @@ def test_the_demo_finds_its_recording_in_the_wheel(installed):
         installed, "-c", "from collector.commands.demo_feed import *; print(len(read_index(find_recording(None))))"
     )
     assert int(learned.stdout) > 100, "when each export arrived comes along"
+
+
+def test_documents_name_the_wheel_that_is_built_and_its_size(installed):
+    (wheel,) = installed.parent.glob("*.whl")
+    documents = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
+    named = {name for text in documents.values() for name in re.findall(r"tracefit-[\d.]+-py3-none-any\.whl", text)}
+    assert named == {wheel.name}
+    (megabytes,) = re.findall(r"\(([\d.]+) MB, pure Python", documents[ROOT / "README.md"])
+    assert wheel.stat().st_size / 1e6 == pytest.approx(float(megabytes), abs=0.1)
 
 
 def test_every_file_that_code_reads_is_in_the_wheel(installed):

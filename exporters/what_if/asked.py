@@ -123,9 +123,10 @@ def milliseconds(text: str) -> float:
         ValueError: it is none of these.
     """
     match = _DURATION.fullmatch(text.strip())
-    if match is None:
+    value_ms = 0.0 if match is None else float(match[1]) * _UNITS_MS[match[2]]
+    if value_ms <= 0.0:
         raise ValueError(f"{text[:SHOWN_CHARS]!r} is no time like 30ms or 1.5s")
-    return float(match[1]) * _UNITS_MS[match[2]]
+    return value_ms
 
 
 def read_query(query: Mapping[str, str], parameters: tuple[Parameter, ...]) -> dict[str, Any]:

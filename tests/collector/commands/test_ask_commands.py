@@ -174,7 +174,7 @@ def test_times_are_read_with_their_unit(text, value):
     assert milliseconds(text) == pytest.approx(value)
 
 
-@pytest.mark.parametrize("text", ["", "ms", "-3ms", "nan", "1e9", "3 min", "1,5s", "9" * 40])
+@pytest.mark.parametrize("text", ["", "ms", "-3ms", "0ms", "0", "nan", "1e9", "3 min", "1,5s", "9" * 40])
 def test_what_is_no_time_is_refused(text):
     with pytest.raises(ValueError, match="no time like"):
         milliseconds(text)

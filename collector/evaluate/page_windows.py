@@ -77,9 +77,11 @@ def load_pages(paths: Sequence[Path]) -> dict[str, list[TimedReading]]:
     name = path.parent.name if path.name.startswith("pages.") else path.name.split(".")[0]
     for timed in merged(open_recordings(paths, lambda _: None)):  # what is wrong with them was said before
         if isinstance(timed, TimedPage):
-            for reading in timed.page.engines:
-                key = name if reading.engine == "0" else f"{name}#{reading.engine}"
-                readings.setdefault(key, []).append(TimedReading(timed.page.unix_ns, timed.page.mono_ns, reading))
+            page = timed.page
+            server = name if page.instance == page.recording else f"{name} {page.instance}"
+            for reading in page.engines:
+                key = server if reading.engine == "0" else f"{server}#{reading.engine}"
+                readings.setdefault(key, []).append(TimedReading(page.unix_ns, page.mono_ns, reading))
     return readings
 
 

@@ -157,7 +157,7 @@ class _Search:
             return
         labels.pop(COPY_LABEL, None)
         identity = (line[: _name_end(line)], tuple(sorted(labels.items())))
-        if identity in self._seen:
+        if identity in self._seen:  # of another rank, or simply there twice
             return
         self._seen.add(identity)
         name = labels.get(ENGINE_LABEL, "0")

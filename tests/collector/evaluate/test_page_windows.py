@@ -53,6 +53,14 @@ def test_too_few_pages_are_a_failure_and_said(tmp_path, capsys):
     assert "nothing to score" in out
 
 
+def test_servers_of_one_recording_are_scored_apart(tmp_path):
+    both = tmp_path / "two.jsonl"
+    entries = [json.loads(line) for line in gzip.decompress(RECORDED.read_bytes()).splitlines()[:6]]
+    named = [{"url": f"http://{'ab'[number % 2]}", **entry} for number, entry in enumerate(entries)]
+    both.write_text("".join(json.dumps(entry) + "\n" for entry in named))
+    assert {name: len(each) for name, each in load_pages([both]).items()} == {"two http://a": 3, "two http://b": 3}
+
+
 def test_engines_of_one_page_are_scored_apart(tmp_path):
     both = tmp_path / "ranks.jsonl"
     with both.open("w") as file:

@@ -6,6 +6,7 @@ from itertools import combinations
 
 from collector.config import Config, ConfigError, parse_endpoint
 from collector.receive import TokenFile
+from collector.receive.kv import check_kv
 from collector.receive.otlp import read_credentials
 from collector.receive.scrape import Scraper
 from collector.runtime import Clock
@@ -19,6 +20,7 @@ def check(config: Config, clock: Clock) -> None:
     _check_ports(config)
     make_pipeline(config)
     read_credentials(config.receivers, clock)
+    check_kv(config.receivers.kv)
     Scraper(config.receivers.scrape, clock)  # reads token and certificates; asks nobody before its start
     if config.exporters.http.token_file:
         TokenFile(config.exporters.http.token_file, "exporters.http.token_file", clock)

@@ -339,9 +339,14 @@ def test_without_pyzmq_the_start_says_what_to_install():
         "config = KvConfig(endpoints=(KvEndpoint(endpoint='tcp://127.0.0.1:1'),))\n"
         "try: KvSubscriber(config, SystemClock(), Health(SystemClock())).start()\n"
         "except KvUnavailable as error: print(error)\n"
+        "from collector.receive.kv import check_kv\n"
+        "check_kv(KvConfig())\n"
+        "try: check_kv(config)\n"
+        "except Exception as error: print(error)\n"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "tracefit[kv]" in said.stdout
+    assert said.stdout.count("tracefit[kv]") == 2
+    assert "config error: receivers.kv.endpoints: " in said.stdout, "and so does check-config"
 
 
 def test_pyzmq_is_not_imported_until_a_subscriber_starts():

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from collector.config import ConfigError, KvConfig
 from collector.decode.kv import KvBatch
 from collector.runtime import Clock, Health
 from collector.telemetry import Counts, Metrics, table
 
-from .kv_zmq import KvSubscriber, KvUnavailable
+from .kv_zmq import NO_PACKAGE, KvSubscriber, KvUnavailable
+
+
+def check_kv(settings: KvConfig) -> None:
+    """ConfigError where endpoints are configured and pyzmq is not installed; imports nothing, opens nothing."""
+    if settings.endpoints and find_spec("zmq") is None:
+        raise ConfigError("receivers.kv.endpoints", NO_PACKAGE)
 
 
 class KvIntake:

@@ -26,6 +26,8 @@ _MESSAGES_PER_TURN = 1000
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 10_000, 30_000
 _RECONNECT_MS, _RECONNECT_MAX_MS = 200, 10_000
 
+NO_PACKAGE = "pyzmq is not installed: pip install 'tracefit[kv]'"
+
 
 class KvUnavailable(Exception):
     """KV endpoints are configured, but pyzmq is not installed or an endpoint cannot be used."""
@@ -124,7 +126,7 @@ class KvSubscriber:
         try:
             import zmq  # noqa: PLC0415 -- optional: only who configures endpoints needs it
         except ImportError:
-            raise KvUnavailable("pyzmq is not installed: pip install 'tracefit[kv]'") from None
+            raise KvUnavailable(NO_PACKAGE) from None
         self._zmq = zmq
         self._context = zmq.Context()
         self._poller = zmq.Poller()

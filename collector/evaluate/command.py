@@ -92,6 +92,7 @@ def evaluate_recordings(
             snapshot=snapshot,
             pages=pages,
         )
+    note(f"evaluated {len(sources)} {'source' if len(sources) == 1 else 'sources'} in {progress.elapsed_s:.1f} s")
     for line in lines(report):
         say(line)
     _write(options.json, msgspec.json.encode(report), say)

@@ -192,7 +192,7 @@ class RowBlock:
     @property
     def steps(self) -> Ints:
         """Steps covered by each row, shape (n,)."""
-        return np.diff(self.offsets)
+        return self.offsets[1:] - self.offsets[:-1]
 
     def take(self, rows: NDArray[np.intp] | Mask) -> RowBlock:
         """The chosen rows, in the order given (indices or a mask of shape (n,))."""

@@ -31,7 +31,8 @@ def merge_files(
 ) -> int:
     """Merge state files into ``out``.
 
-    A state that is corrupt, does not fit, or has learned the same rows as another one is named, and nothing is written.
+    A state that is corrupt, does not fit, or has learned the same rows as another one is named, and nothing is written;
+    nor is it where none of them has learned anything.
 
     Args:
         paths: the states, in any order.
@@ -56,6 +57,9 @@ def merge_files(
     bank = Bank(config)
     bank.restore(merged)
     whole = fleet_snapshot(bank)
+    if not whole.configs:
+        note("nothing to merge: no row was learned in any of the states (what still waits for others is not merged)")
+        return EXIT_FAILED
     for target, data in ((out, merged), (snapshot, whole.to_json())):
         if target is not None:
             _write(target, data)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from collector.config import Config, JoinConfig, ScrapeConfig, ScrapeEndpoint
 from collector.decode.pages import PageParser, read_page_line
@@ -28,6 +29,7 @@ from collector.evaluate.fits import Fit, design, learn, predict
 from collector.evaluate.page_windows import TRACEFIT, TimedReading, score_windows
 from collector.identity import Knowledge
 from collector.join.pages import PageEngine
+from collector.receive import Export
 from collector.receive.scrape import Scraper
 from collector.recordings import Recording
 from collector.runtime import SystemClock
@@ -48,6 +50,7 @@ LEARN = 0.6
 PUBLISH_S = 5.0
 CLOCKS = 5
 LENGTHS_MIN = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0)
+REQUEST_SPAN = "llm_request"
 INTERVALS = {
     "m1_pages": {0.5: 1.1, 1.0: 1.25, 15.0: 1.6},
     "c5_offload": {0.5: 1.1, 1.0: 1.25},
@@ -192,6 +195,34 @@ def prefill(case, learner, rows, number):
 
 def coefficients(learner):
     return " ".join(f"{value:.4g}" for value in learner.members.slow.beta[: len(FEATURES)])
+
+
+# --- request spans instead of pages -----------------------------------------------------------------------------------
+
+
+def request_spans(path):
+    """Learned from nothing but the request spans of an un-forked server, beside complete telemetry."""
+    case = case_of("p1_engine_stats", path)
+    pipeline, requests = make_pipeline(Config(learners=("rls",), feature_sets=("portable",))), 0
+    for timed in Recording(path, lambda _: None).exports():
+        export = ExportTraceServiceRequest.FromString(timed.export.payload)
+        for resource in export.resource_spans:
+            for scope in resource.scope_spans:
+                kept = [s for s in scope.spans if s.name == REQUEST_SPAN and s.end_time_unix_nano <= case.cut_ns]
+                requests += len(kept)
+                del scope.spans[:]
+                scope.spans.extend(kept)
+        pipeline.process([Export(export.SerializeToString(), case.name, "file", 1, case.name)])
+    pipeline.flush()
+    (config,) = pipeline.snapshot(0, 1).configs
+    features = config.targets[Target.STEP_TIME.value].models["portable"].features
+    predicted = FEATURES.evaluate(case.scored) @ np.array([feature.coefficient for feature in features])
+    mean = 100 * float(np.abs(predicted / case.scored.elapsed_us - 1).mean())
+    complete = errors(case.complete, case.scored)[1]
+    note = f"{mean:.1f} and {complete:.1f} %, {requests} requests, " + " ".join(
+        f"{f.name} {f.status}" for f in features
+    )
+    line(f"{case.name}, request spans alone: mean error / complete", f"{mean / complete:.2f}", note=note)
 
 
 # --- windows of 15 s --------------------------------------------------------------------------------------------------
@@ -384,6 +415,9 @@ def main() -> int:
             itl_windows(case, pages)
             minutes(case, pages)
             identified(case, pages)
+    unforked = chosen.recordings / "p1_engine_stats" / "otlp.pb.gz"
+    if unforked.exists():
+        request_spans(unforked)
     parsing(pages)
     serving(1, 0.003)
     serving(100, 0.25)

@@ -125,3 +125,12 @@ def test_a_corrupt_state_is_named_and_nothing_is_written(tmp_path):
     assert merge_files([bad], out, Config(), say=said.append, note=said.append) == 1
     assert "1" in said[0] or "bad.bin" in said[0]
     assert not out.exists()
+
+
+def test_states_that_have_learned_nothing_are_no_state(tmp_path):
+    for name in ("one.bin", "two.bin"):
+        (tmp_path / name).write_bytes(make_pipeline(Config(learners=("rls",))).state())
+    code, said = merged([tmp_path / "one.bin", tmp_path / "two.bin"], tmp_path / "out.bin")
+    assert code == 1
+    assert said[0].startswith("nothing to merge: no row was learned")
+    assert not (tmp_path / "out.bin").exists()

@@ -59,6 +59,7 @@ from collector.runtime import (
     check_packages,
     configure_logs,
     package_files,
+    print_in_any_encoding,
     remarks_on,
     set_log_format,
     set_log_level,
@@ -75,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
+    print_in_any_encoding()
     configure_logs(SystemClock())
     try:
         check_packages(package_files())

@@ -20,7 +20,7 @@ from .memory import (
 from .progress import Progress
 from .stop import Stop
 from .tasks import Part, Task
-from .terminal import PrintLine, TerminalRemarks, remarks_on
+from .terminal import PrintLine, TerminalRemarks, print_in_any_encoding, remarks_on
 
 __all__ = [
     "EXIT_CONFIG",
@@ -48,6 +48,7 @@ __all__ = [
     "give_back",
     "limit_bytes",
     "package_files",
+    "print_in_any_encoding",
     "remarks_on",
     "resident_bytes",
     "set_log_format",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
@@ -13,6 +15,13 @@ PrintLine = Callable[[str], None]
 _BYTES_FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}, {rate_fmt}, {remaining} left{postfix}"
 _SHARE_FORMAT = "{desc} {percentage:3.0f}%|{bar}| {remaining} left{postfix}"
 _COLUMNS, _ROWS = 80, 24
+
+
+def print_in_any_encoding() -> None:
+    """Write ``?`` for what the encoding lacks, such as the sign before an error bar, instead of ending there."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 class TerminalRemarks:

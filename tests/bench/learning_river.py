@@ -106,7 +106,7 @@ def _learned(rows):
     def listening(block, log_ratio, correction=None):
         none = np.zeros(len(block))
         known = none * np.nan if log_ratio is None else log_ratio
-        log.append((known, none if correction is None else correction))
+        log.append((known, none if correction is None else np.nan_to_num(correction)))  # nan: not made
         learn(block, log_ratio, correction)
 
     shaped.learn = listening

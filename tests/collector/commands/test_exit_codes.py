@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -10,7 +13,7 @@ import collector.commands.replay
 from collector.cli import _parser, main
 from collector.commands.arguments import EPILOG
 from collector.runtime import exits
-from tests.support.paths import DOCS
+from tests.support.paths import DATA, DOCS, ROOT
 
 
 def test_help_and_documents_list_every_exit_code():
@@ -48,3 +51,11 @@ def test_an_abbreviated_option_is_refused(option, capsys):
         main(["replay", "x", "--snapshot", "y", option, "1"])
     assert ended.value.code == exits.EXIT_USAGE
     assert option in capsys.readouterr().err
+
+
+def test_a_terminal_without_the_signs_gets_the_numbers():
+    command = [sys.executable, "-m", "collector", "show", str(DATA / "golden_snapshot.json")]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "16,800 ? 262" in done.stdout

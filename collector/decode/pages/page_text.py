@@ -201,16 +201,19 @@ class _Search:
 
 
 def _squares(buckets: list[tuple[float, _Place]]) -> list[_Place]:
-    """Places whose sum is that of the squares: every bucket also counts what is in those below it."""
-    buckets = sorted(buckets, key=lambda bucket: bucket[0])
-    bounds = [bound for bound, _ in buckets]
+    """Places whose sum is that of the squares: every bucket also counts what is in those below it.
+
+    Of buckets with one bound the first counts, as ``1e999`` and ``+Inf`` are one.
+    """
+    by_bound = dict(reversed(buckets))
+    bounds = sorted(by_bound)
     middles = [
         (low + high) / 2.0 if high < math.inf else low for low, high in zip([0.0, *bounds], bounds, strict=False)
     ]
     above = [*(middle**2 for middle in middles[1:]), 0.0]
     return [
         place._replace(factor=middle**2 - next_square)
-        for (_, place), middle, next_square in zip(buckets, middles, above, strict=True)
+        for place, middle, next_square in zip((by_bound[bound] for bound in bounds), middles, above, strict=True)
     ]
 
 

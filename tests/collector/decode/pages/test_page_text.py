@@ -103,6 +103,12 @@ def test_a_bucket_without_a_sensible_bound_is_left_out(bound):
     assert only(page).values[Meaning.ITL_SECONDS_SQUARED] == pytest.approx(3 * 0.05**2)
 
 
+def test_two_buckets_without_an_end_are_one():
+    bucket = 'vllm:inter_token_latency_seconds_bucket{le="%s",model_name="m"} 3.0\n'
+    page = V0 + "".join(bucket % bound for bound in ("0.1", "1e999", "+Inf")).encode()
+    assert only(page).values[Meaning.ITL_SECONDS_SQUARED] == pytest.approx(3 * 0.05**2)
+
+
 def test_a_series_that_stands_there_twice_counts_once():
     turned = PAGES[5].replace(b'engine="0",model_name="tiny"', b'model_name="tiny",engine="0"')
     for again in (PAGES[5], turned):

@@ -40,6 +40,8 @@ def sidecar_parts(data: bytes) -> dict[str, Any]:
     image = msgspec.msgpack.decode(body)
     if image["version"] != 1:
         raise StateError(f"sidecar state version {image['version']} cannot be read, expected 1")
+    if not isinstance(image["bank"], bytes):
+        raise StateError("corrupt state file: what was learned is not in it")
     progress = {name: image[name] for name in ("seq", "generation", "described")}
     return {"bank": image["bank"], "join": image["joiner"], "spans": image["spans"], "progress": progress}
 

@@ -141,7 +141,8 @@ class ScrapeWindows:
     def _count_copies(self, window: WindowSums) -> bool:
         """Whether more front ends may have counted the window's steps than are known of by now.
 
-        Decoding requests per counted step fall below those held where several count the same step.
+        Decoding requests per counted step fall below those held where several count the same step. Of scrapes far apart
+        those held at both ends say too little of the time between to drop the row.
         """
         held = (window.start.decoding + window.end.decoding) / 2.0
         if held < 1.0 or not window.decoded or math.isnan(window.counted):
@@ -149,7 +150,7 @@ class ScrapeWindows:
         self._ratios.append(held * window.counted / window.decoded)
         several = median(self._ratios)
         if len(self._ratios) < _COPIES_WINDOWS:
-            return several > _COPIES_DOUBTFUL
+            return window.close and several > _COPIES_DOUBTFUL
         self.copies = max(1, round(several))
         del self._ratios[:-_COPIES_KEPT]
         return False

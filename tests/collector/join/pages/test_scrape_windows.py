@@ -1,16 +1,18 @@
 """Two scrapes make an interval equation: checked on a simulated engine whose coefficients are known."""
 
+import gzip
 import math
 import random
 
 import numpy as np
 import pytest
 
-from collector.decode.pages import EngineReading, Flavour, Meaning
+from collector.decode.pages import EngineReading, Flavour, Meaning, PageParser, read_page_line
 from collector.join.pages import PageEngine, ScrapeWindows
 from collector.telemetry import RowDrop, table
 from online import STEP_FEATURES, Quality, Target
 from online.features import build
+from tests.support.page_server import RECORDED
 
 FEATURES = build("portable", Target.STEP_TIME, {})
 TRUE = np.array([10_000.0, 200.0, 1.5, 300.0])  # us: step, prefill token, context token, request
@@ -210,6 +212,16 @@ def test_several_front_ends_count_a_step_several_times_and_are_found_out(front_e
 
 def test_one_front_end_is_one():
     assert scraped(SimulatedEngine(), seconds=60).windows.copies == 1
+
+
+def test_a_server_of_bursts_that_is_asked_every_15_seconds_gives_a_row_each_time():
+    """What is held at both ends of so long a window tells of no front ends."""
+    parser, page = PageParser(), PageEngine("m1", "", 0)
+    lines = gzip.decompress(RECORDED.read_bytes()).splitlines()[::30]
+    for each in (read_page_line(line, parser, "m1") for line in lines):
+        page.add(each.unix_ns, each.mono_ns, each.engines[0])
+    assert len(rows_of(page)) >= len(lines) - 3
+    assert RowDrop.INCOMPLETE not in drops_of(page)
 
 
 def test_without_latencies_the_clock_gives_rows_of_busy_windows():

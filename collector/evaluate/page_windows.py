@@ -85,13 +85,19 @@ def load_pages(paths: Sequence[Path]) -> dict[str, list[TimedReading]]:
     return readings
 
 
-def page_rows(readings: Sequence[TimedReading]) -> RowBlock | None:
-    """Rows of an engine that was scraped so."""
+def page_rows(readings: Sequence[TimedReading], whole: PageEngine | None = None) -> RowBlock | None:
+    """Rows of an engine that was scraped so; ``whole`` knows how many front ends it has."""
+    found = _scraped(readings, whole).advance()
+    return found[0].rows if found else None
+
+
+def _scraped(readings: Sequence[TimedReading], whole: PageEngine | None = None) -> PageEngine:
     engine = PageEngine("recording", "", 0)
+    if whole is not None:
+        engine.windows.take_front_ends_of(whole.windows)
     for timed in readings:
         engine.add(timed.unix_ns, timed.mono_ns, timed.reading)
-    found = engine.advance()
-    return found[0].rows if found else None
+    return engine
 
 
 def evaluate_pages(name: str, readings: Sequence[TimedReading], learn_until: float) -> PageReport:
@@ -114,10 +120,11 @@ def score_windows(readings: Sequence[TimedReading], learned: Fit | None, cut_ns:
     """Scored windows, and each model's errors over them: ``learned`` as it is, the others from before the cut."""
     edges = np.arange(readings[0].unix_ns, readings[-1].unix_ns, int(WINDOW_S * 1e9))
     at_ns = np.array([timed.unix_ns for timed in readings])
+    whole = _scraped(readings)
     windows, ends_ns = [], []
     for low_ns, high_ns in itertools.pairwise(edges):
         first, last = np.searchsorted(at_ns, low_ns), np.searchsorted(at_ns, high_ns, side="right")
-        window = _window(readings[int(first) : int(last)])
+        window = _window(readings[int(first) : int(last)], whole)
         if window is not None:
             windows.append(window)
             ends_ns.append(int(high_ns))
@@ -135,8 +142,8 @@ def score_windows(readings: Sequence[TimedReading], learned: Fit | None, cut_ns:
     return int(np.count_nonzero(after)), scores
 
 
-def _window(inside: Sequence[TimedReading]) -> _Window | None:
-    rows = page_rows(inside) if len(inside) > 1 else None
+def _window(inside: Sequence[TimedReading], whole: PageEngine) -> _Window | None:
+    rows = page_rows(inside, whole) if len(inside) > 1 else None
     if rows is None:
         return None
     first, last = inside[0].reading.values, inside[-1].reading.values

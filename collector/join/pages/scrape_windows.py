@@ -104,6 +104,10 @@ class ScrapeWindows:
             return None
         return self._close(window, reading.flavour)
 
+    def take_front_ends_of(self, other: ScrapeWindows) -> None:
+        """Begin with what another one found out of how many count each step."""
+        self.copies, self._ratios = other.copies, list(other._ratios)
+
     def _watch_turns(self, scrape: Scrape) -> None:
         """Whether counters that fell are back where they fell from, as those of a server that just started are not."""
         before = self._before_fall

@@ -73,9 +73,9 @@ def evaluate_recordings(
     knowledge = Knowledge(config.configurations)
     captures: list[Capture] = []
     pages: list[PageReport] = []
-    sources = by_source(open_recordings(paths, note))
+    sources = list(with_kv_beside(by_source(open_recordings(paths, note)), note))
     with Progress("evaluated", 1.0, clock, note, unit="") as progress:
-        for number, (recordings, kv) in enumerate(with_kv_beside(sources)):
+        for number, (recordings, kv) in enumerate(sources):
             progress.advance_to(_READING * number / len(sources), f"reading {recordings[0].label}")
             found = load(recordings, knowledge, config.join, options.learn_until, partial(published_of, config), kv)
             captures += found

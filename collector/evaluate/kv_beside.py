@@ -8,10 +8,16 @@ from pathlib import Path
 
 from collector.decode.kv import KvBatch
 from collector.recordings import Recording, TimedKv
+from collector.runtime import PrintLine
 
 
-def with_kv_beside(sources: Sequence[list[Recording]]) -> Iterator[tuple[list[Recording], list[KvBatch]]]:
-    """Sources of telemetry, each with the batches of KV events from its folder, in order of time."""
+def with_kv_beside(
+    sources: Sequence[list[Recording]], note: PrintLine
+) -> Iterator[tuple[list[Recording], list[KvBatch]]]:
+    """Sources of telemetry, each with the batches of KV events from its folder, in order of time.
+
+    ``note`` is told of events that have no telemetry beside them.
+    """
     kept, kv = [], dict[Path, list[KvBatch]]()
     for recordings in sources:
         if _holds_kv(recordings[0]):
@@ -21,6 +27,8 @@ def with_kv_beside(sources: Sequence[list[Recording]]) -> Iterator[tuple[list[Re
             )
         else:
             kept.append(recordings)
+    for folder in sorted(kv.keys() - {recordings[0].path.parent for recordings in kept}):
+        note(f"{folder}: KV events without telemetry in the same folder are left out")
     for recordings in kept:
         yield recordings, sorted(kv.get(recordings[0].path.parent, ()), key=lambda batch: batch.ts_unix_ns)
 

@@ -27,7 +27,7 @@ from .served_requests import ServedRequest, ServedRequests, by_column
 
 LEARNED_MIN = 100
 JUDGED_MIN = 20
-NOT_INSTALLED = "the baselines trees and ridge need scikit-learn: pip install 'tracefit[evaluate]'"
+NOT_INSTALLED = "the baselines trees and ridge need scikit-learn: install tracefit's extra evaluate"
 BASELINES = ("trees", "ridge")
 
 

@@ -12,7 +12,7 @@ def open_store(url: str) -> tuple[Any, str]:
     try:
         import fsspec  # noqa: PLC0415
     except ImportError:
-        raise StartError(f"{url} needs a package that is not installed: pip install 'tracefit[fleet]'") from None
+        raise StartError(f"{url} needs a package that is not installed: install tracefit's extra fleet") from None
     try:
         storage, path = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as error:

@@ -96,7 +96,7 @@ def _zstandard() -> Any:
     try:
         import zstandard  # noqa: PLC0415 -- an extra: few recordings need it
     except ImportError:
-        raise NotReadError("zstd needs a package that is not installed: pip install 'tracefit[zstd]'") from None
+        raise NotReadError("zstd needs a package that is not installed: install tracefit's extra zstd") from None
     return zstandard
 
 

@@ -345,7 +345,7 @@ def test_without_pyzmq_the_start_says_what_to_install():
         "except Exception as error: print(error)\n"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout.count("tracefit[kv]") == 2
+    assert said.stdout.count("tracefit's extra kv") == 2
     assert "config error: receivers.kv.endpoints: " in said.stdout, "and so does check-config"
 
 

@@ -103,4 +103,4 @@ def _ray() -> Any:
         import ray  # noqa: PLC0415
 
         return ray
-    raise StartError("--ray needs packages that are not installed: pip install 'tracefit[fleet]'")
+    raise StartError("--ray needs packages that are not installed: install tracefit's extra fleet")

@@ -34,7 +34,7 @@ def check_rows_place(place: str) -> None:
     try:
         import pyarrow as pa  # noqa: F401, PLC0415
     except ImportError:
-        raise StartError("--rows needs packages that are not installed: pip install 'tracefit[fleet]'") from None
+        raise StartError("--rows needs packages that are not installed: install tracefit's extra fleet") from None
     if "://" in place:
         open_store(place)
 

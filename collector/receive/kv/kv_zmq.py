@@ -26,7 +26,7 @@ _MESSAGES_PER_TURN = 1000
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 10_000, 30_000
 _RECONNECT_MS, _RECONNECT_MAX_MS = 200, 10_000
 
-NO_PACKAGE = "pyzmq is not installed: pip install 'tracefit[kv]'"
+NO_PACKAGE = "pyzmq is not installed: install tracefit's extra kv"
 
 
 class KvUnavailable(Exception):

@@ -15,8 +15,8 @@ from tests.support.paths import DATA
 MOVED = [STEP_FEATURES.index(name) for name in ("offload_blocks", "restore_blocks", "evicted_blocks")]
 
 
-def sources(*files):
-    return list(with_kv_beside(by_source(open_recordings([DATA / file for file in files], lambda _text: None))))
+def sources(*files, note=print):
+    return list(with_kv_beside(by_source(open_recordings([DATA / file for file in files], note)), note))
 
 
 def moved_blocks(source):
@@ -38,6 +38,8 @@ def test_steps_know_the_blocks_that_moved():
 
 
 def test_events_of_another_folder_are_of_other_servers():
-    found = sources("c1_mixed/otlp.pb.gz", "c5_offload/kv.jsonl.gz")
+    said = []
+    found = sources("c1_mixed/otlp.pb.gz", "c5_offload/kv.jsonl.gz", note=said.append)
+    assert said == [f"{DATA / 'c5_offload'}: KV events without telemetry in the same folder are left out"]
     assert [kv for _, kv in found] == [[]]
     assert sum(len(list(recording)) for recordings, _ in found for recording in recordings) > 0

@@ -100,7 +100,7 @@ def test_without_the_extra_one_sentence_says_how_to_get_it(requests, client, mon
     report = judged(requests, client)
     assert [score.model for score in report.scores] == ["request", "request at arrival"]
     assert report.note == NOT_INSTALLED
-    assert "pip install 'tracefit[evaluate]'" in report.note
+    assert "install tracefit's extra evaluate" in report.note
 
 
 def test_few_requests_or_nothing_learned_are_no_comparison(requests, client):

@@ -314,7 +314,7 @@ def test_what_is_not_installed_is_said_before_anything_is_learned(
 ):
     monkeypatch.setitem(sys.modules, module, None)
     assert main(["fleet", "replay", str(recording), "-o", str(tmp_path), *option]) == 1
-    assert "pip install 'tracefit[fleet]'" in capsys.readouterr().err
+    assert "install tracefit's extra fleet" in capsys.readouterr().err
 
 
 # --- an export, cut ---------------------------------------------------------------------------------------------------

@@ -246,12 +246,12 @@ def test_what_is_no_source_is_refused_at_once(source, tmp_path):
 
 def test_object_storage_without_its_package_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
-    with pytest.raises(StartError, match=r"pip install 'tracefit\[fleet\]'"):
+    with pytest.raises(StartError, match="install tracefit's extra fleet"):
         Puller(PullOptions(("s3://bucket/states",), tmp_path), CONFIG, FakeClock(unix_nano=NOW_NS), print)
 
 
 def test_objects_below_a_prefix_are_states_like_files(states, tmp_path):
-    fsspec = pytest.importorskip("fsspec", reason="pip install 'tracefit[fleet]' to read states from object storage")
+    fsspec = pytest.importorskip("fsspec", reason="install tracefit's extra fleet to read states from object storage")
     storage = fsspec.filesystem("memory")
     for name in ("e0", "e1"):
         storage.pipe(f"/fleet/{name}/state.bin", states[name])

@@ -121,7 +121,7 @@ def test_without_its_package_zstd_is_said_to_need_it(tmp_path, monkeypatch):
     (tmp_path / "x").write_bytes(zstandard.compress(LINES[0]))
     warnings = []
     assert read(tmp_path / "x", warnings) == []
-    assert warnings == [f"{tmp_path / 'x'}: zstd needs a package that is not installed: pip install 'tracefit[zstd]'"]
+    assert warnings == [f"{tmp_path / 'x'}: zstd needs a package that is not installed: install tracefit's extra zstd"]
 
 
 @pytest.mark.parametrize("cut_bytes", [1, 10, 700])

@@ -73,10 +73,10 @@ _ENVIRONMENT = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, run, translate errors; never a traceback for what the user can mend."""
+    print_in_any_encoding()
     arguments = _parser().parse_args(argv)
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
-    print_in_any_encoding()
     configure_logs(SystemClock())
     try:
         check_packages(package_files())
@@ -252,29 +252,10 @@ def _export(arguments: argparse.Namespace) -> int:
     if arguments.format == "blis-trace":
         from collector.commands.traffic import export_traffic  # noqa: PLC0415
 
-        return export_traffic([arguments.snapshot], arguments.out, SystemClock(), say=_say, note=_remarks())
-    from collector.commands.export import ExportOptions, export_snapshot  # noqa: PLC0415
-    from exporters.files import Assumptions  # noqa: PLC0415
+        return export_traffic([Path(arguments.snapshot)], arguments.out, SystemClock(), say=_say, note=_remarks())
+    from collector.commands.export import export_asked  # noqa: PLC0415
 
-    options = ExportOptions(
-        file_format=arguments.format,
-        config_id=arguments.config,
-        model_config=arguments.model_config,
-        hardware=arguments.hardware,
-        alpha=arguments.alpha,
-        mean=arguments.mean,
-        require=arguments.require,
-        assumptions=Assumptions(
-            arguments.prompt,
-            arguments.output,
-            arguments.prefix_hit or 0.0,
-            arguments.max_num_seqs,
-            arguments.max_num_batched_tokens,
-            arguments.kv_tokens,
-        ),
-        out=arguments.out,
-    )
-    return export_snapshot(arguments.snapshot, options, say=_say, note=_warn)
+    return export_asked(arguments, _say, _warn)
 
 
 def _ask(arguments: argparse.Namespace) -> int:

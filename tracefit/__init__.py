@@ -40,6 +40,7 @@ from .configured import Config
 from .document import Coefficient, Interval, Model, Seen, Target
 from .faults import BadInputError, LoadError, NoCoefficientsError, NotFoundError, TracefitError
 from .loading import Snapshot, load
+from .selection import find_config
 from .step_model import Limits, Prediction, Predictions
 
 __all__ = [
@@ -65,5 +66,6 @@ __all__ = [
     "Target",
     "TracefitError",
     "TypicalStep",
+    "find_config",
     "load",
 ]

@@ -32,7 +32,11 @@ class LoadError(TracefitError):
 
 
 class NotFoundError(TracefitError):
-    """No configuration of the snapshot, or more than one, is what was asked for."""
+    """No configuration of the snapshot, or more than one (``several``), is what was asked for."""
+
+    def __init__(self, text: str, *, several: bool) -> None:
+        super().__init__(text)
+        self.several = several
 
 
 class NoCoefficientsError(TracefitError):

@@ -7,8 +7,9 @@ import os
 from .changes import Diff, compared
 from .configured import Config
 from .document import Document, parse
-from .faults import LoadError, NotFoundError, checked
+from .faults import LoadError, checked
 from .fetching import BYTES_MAX, fetch, is_url, read_file
+from .selection import find_config
 
 
 class Snapshot:
@@ -17,13 +18,15 @@ class Snapshot:
     Attributes:
         generation, created_unix_nano, tracefit_version: of the document.
         configs: every configuration in it.
+        data: the document as it came, to keep as a file.
     """
 
-    def __init__(self, document: Document, source: _Source) -> None:
+    def __init__(self, document: Document, data: bytes, source: _Source) -> None:
         self.generation = document.generation
         self.created_unix_nano = document.created_unix_nano
         self.tracefit_version = document.tracefit_version
         self.configs: tuple[Config, ...] = tuple(map(Config, document.configs))
+        self.data = data
         self._document = document
         self._source = source
 
@@ -42,28 +45,15 @@ class Snapshot:
         """The only configuration that fits.
 
         Args:
-            config_id: the whole, or the beginning.
+            config_id: the whole, the beginning, or what people call it, like ``llama h100`` or ``8B · H100 · TP 2``.
             model: a part of the name is enough, in any case of letters.
             gpu: the same.
 
         Raises:
             NotFoundError: none fits, or several; it lists them.
         """
-        fitting = [
-            each
-            for each in self.configs
-            if each.config_id.startswith(config_id)
-            and model.lower() in each.model.lower()
-            and gpu.lower() in each.gpu.lower()
-        ]
-        exact = [each for each in fitting if each.model == model] if model else []
-        fitting = exact or fitting
-        if len(fitting) == 1:
-            return fitting[0]
-        listed = ", ".join(f"{each.config_id} ({each.model or '?'} on {each.gpu or '?'})" for each in self.configs)
-        asked = ", ".join(repr(word) for word in (config_id, model, gpu) if word)
-        how = f"{'several configurations fit' if fitting else 'no configuration fits'}{asked and ' '}{asked}"
-        raise NotFoundError(f"{how}; the snapshot has {listed or 'none'}")
+        identities = [(each.config_id, each.facts) for each in self.configs]
+        return self.configs[find_config(identities, config_id, model=model, gpu=gpu)]
 
     def diff(self, other: Snapshot) -> Diff:
         """What changed from this one to ``other``; see :class:`Diff`."""
@@ -85,7 +75,7 @@ class _Source:
         if isinstance(source, bytes):
             if current is not None:
                 return current
-            return Snapshot(parse(source, "this"), self)
+            return Snapshot(parse(source, "this"), source, self)
         if is_url(source):
             fetched = fetch(source, token=self._token, tag=tag, timeout_s=self._timeout_s)
         else:
@@ -93,7 +83,7 @@ class _Source:
         if fetched.data is None:
             assert current is not None  # noqa: S101 - only a tag makes it None
             return current
-        snapshot = Snapshot(parse(fetched.data, source), self)
+        snapshot = Snapshot(parse(fetched.data, source), fetched.data, self)
         self._tag = fetched.tag
         return snapshot
 

@@ -1,13 +1,42 @@
-"""What the commands that ask a snapshot share: how numbers are written, which configuration is meant."""
+"""What the commands that ask a snapshot share: where it comes from, how numbers are written, which configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from pathlib import Path
 
+import tracefit
+from collector.runtime import StartError
 from exporters.what_if import QuestionError
-from tracefit import Config, Estimate, Prediction, Snapshot
+from tracefit import Config, Estimate, NotFoundError, Prediction, Snapshot
 
 _SECOND_US, _MILLISECOND_US = 1e6, 1e3
+
+
+def load_snapshot(source: str, token_file: Path | None) -> Snapshot:
+    """A snapshot from a file or an address.
+
+    Raises:
+        StartError: the snapshot or the token cannot be read.
+    """
+    try:
+        return tracefit.load(source, token=read_token(token_file))
+    except tracefit.LoadError as error:
+        raise StartError(str(error)) from None
+
+
+def read_token(path: Path | None) -> str | None:
+    """The first line of a file, if one was named.
+
+    Raises:
+        StartError: it cannot be read.
+    """
+    try:
+        return None if path is None else path.read_text(encoding="utf-8").partition("\n")[0].strip()
+    except OSError as error:
+        raise StartError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise StartError(f"cannot read {path}: it is not UTF-8 text") from None
 
 
 def counted(number: float, noun: str) -> str:
@@ -47,13 +76,10 @@ def caveats(config: Config, extrapolated: Collection[str]) -> Iterator[str]:
         yield f"outside of what was learned from: {', '.join(names)}"
 
 
-def chosen(snapshot: Snapshot, config_id: str | None) -> Config:
-    """The configuration that is meant; the only one where none is named."""
-    return snapshot.config(config_id or "")
-
-
 def refusal(error: Exception) -> str:
     """Why there is no answer; of a question it names the option."""
     if isinstance(error, QuestionError):
         return f"error: --{error.parameter.replace('_', '-')}: {error.problem}"
+    if isinstance(error, NotFoundError):
+        return f"error: --config: {error}"
     return f"error: {error}"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-import tracefit
-from collector.runtime import EXIT_USAGE, PrintLine, StartError
+from collector.runtime import EXIT_USAGE, PrintLine
 from exporters.what_if import Load, QuestionError, Sizing, Step, milliseconds, read_sizing, read_step_or_load
+from tracefit import Snapshot
 
-from .answers import refusal
+from .answers import load_snapshot, read_token, refusal
 from .diff import diff
 from .doctor import doctor
 from .plan import plan
@@ -25,11 +25,11 @@ def ask(arguments: argparse.Namespace, say: PrintLine, note: PrintLine) -> int:
     """
     in_json = arguments.json
     if arguments.question == "doctor":
-        return doctor(arguments.url, _token(arguments), in_json=in_json, say=say)
+        return doctor(arguments.url, read_token(arguments.token_file), in_json=in_json, say=say)
     if arguments.question == "diff":
         return diff(_load(arguments, "before"), _load(arguments, "after"), in_json=in_json, say=say, note=note)
     if arguments.question == "show":
-        return show(_load(arguments), config_id=arguments.config, in_json=in_json, say=say, note=note)
+        return show(_load(arguments), which=arguments.config, in_json=in_json, say=say, note=note)
     try:
         question = _question(vars(arguments))
     except QuestionError as error:
@@ -37,8 +37,8 @@ def ask(arguments: argparse.Namespace, say: PrintLine, note: PrintLine) -> int:
         return EXIT_USAGE
     snapshot = _load(arguments)
     if isinstance(question, Sizing):
-        return plan(snapshot, question, config_id=arguments.config, in_json=in_json, say=say, note=note)
-    return predict(snapshot, question, config_id=arguments.config, in_json=in_json, say=say, note=note)
+        return plan(snapshot, question, which=arguments.config, in_json=in_json, say=say, note=note)
+    return predict(snapshot, question, which=arguments.config, in_json=in_json, say=say, note=note)
 
 
 def _question(options: dict[str, Any]) -> Step | Load | Sizing:
@@ -54,18 +54,5 @@ def _option_ms(name: str, text: str | None) -> float | None:
         raise QuestionError(name, str(error)) from None
 
 
-def _token(arguments: argparse.Namespace) -> str | None:
-    path = arguments.token_file
-    try:
-        return None if path is None else str(path.read_text(encoding="utf-8").partition("\n")[0].strip())
-    except OSError as error:
-        raise StartError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise StartError(f"cannot read {path}: it is not UTF-8 text") from None
-
-
-def _load(arguments: argparse.Namespace, name: str = "snapshot") -> tracefit.Snapshot:
-    try:
-        return tracefit.load(getattr(arguments, name), token=_token(arguments))
-    except tracefit.LoadError as error:
-        raise StartError(str(error)) from None
+def _load(arguments: argparse.Namespace, name: str = "snapshot") -> Snapshot:
+    return load_snapshot(getattr(arguments, name), arguments.token_file)

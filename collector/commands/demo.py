@@ -19,6 +19,7 @@ from typing import NamedTuple
 from collector.config import ENV_PREFIX
 from collector.durable import STATE_FILES
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError, Stop, SystemClock
+from exporters.charts import unit_text
 from exporters.files import SNAPSHOT_NAME
 from online import FeatureSnapshot, ModelSnapshot, Snapshot
 
@@ -193,7 +194,7 @@ def _watch(feeder: Feeder, port: int, say: PrintLine) -> None:
         if snapshot is None or model is None or snapshot.generation == shown:
             continue
         shown = snapshot.generation
-        names = tuple(f"{feature.name} [{feature.unit}]" for feature in model.features)
+        names = tuple(f"{feature.name} [{unit_text(feature.unit)}]" for feature in model.features)
         if names != header:
             header = names
             say(f"{'recorded':>9} {'rows':>6} " + " ".join(f"{_short(name):>{_CELL}}" for name in names) + "  error")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine
+from exporters.charts import unit_text
 from exporters.what_if import as_json
 from tracefit import ConfigDiff, Diff, Move, Snapshot, TypicalStep
 
@@ -54,7 +55,9 @@ def _move(move: Move) -> str:
     if move.standard_errors is not None:
         distance = f"{move.standard_errors:+.1f} standard errors{'  MOVED' if move.moved else ''}"
     status = "" if move.status_before == move.status_after else f"  {move.status_before} -> {move.status_after}"
-    return f"{move.feature:<24}{move.before:>12,.6g} ->{move.after:>12,.6g} {move.unit:<12} {distance}{status}"
+    return (
+        f"{move.feature:<24}{move.before:>12,.6g} ->{move.after:>12,.6g} {unit_text(move.unit):<12} {distance}{status}"
+    )
 
 
 def _step(step: TypicalStep) -> str:

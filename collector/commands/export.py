@@ -1,7 +1,8 @@
-"""``tracefit export``: one configuration of a snapshot file in the form of another program."""
+"""``tracefit export``: one configuration of a snapshot in the form of another program."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+import tracefit
 from collector.runtime import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PrintLine, StartError
 from exporters.files import (
     Assumptions,
@@ -23,12 +25,14 @@ from exporters.files import (
 )
 from online import ConfigSnapshot, Snapshot
 
+from .answers import load_snapshot
+
 
 class ExportOptions(NamedTuple):
     """What the command line chose; see ``exporters.files.blis.blis_coefficients`` and ``Assumptions``."""
 
     file_format: str
-    config_id: str | None = None
+    which: str = ""
     model_config: Path | None = None
     hardware: str | None = None
     alpha: str = "server"
@@ -38,19 +42,46 @@ class ExportOptions(NamedTuple):
     out: Path | None = None
 
 
-def export_snapshot(path: Path, options: ExportOptions, *, say: PrintLine, note: PrintLine) -> int:
+def export_asked(arguments: argparse.Namespace, say: PrintLine, note: PrintLine) -> int:
+    """Run ``tracefit export`` on what the command line says.
+
+    Raises:
+        StartError: a file cannot be read, an address does not answer, or what is there is no snapshot.
+    """
+    options = ExportOptions(
+        file_format=arguments.format,
+        which=arguments.config,
+        model_config=arguments.model_config,
+        hardware=arguments.hardware,
+        alpha=arguments.alpha,
+        mean=arguments.mean,
+        require=arguments.require,
+        assumptions=Assumptions(
+            arguments.prompt,
+            arguments.output,
+            arguments.prefix_hit or 0.0,
+            arguments.max_num_seqs,
+            arguments.max_num_batched_tokens,
+            arguments.kv_tokens,
+        ),
+        out=arguments.out,
+    )
+    return _export_snapshot(load_snapshot(arguments.snapshot, arguments.token_file), options, say=say, note=note)
+
+
+def _export_snapshot(loaded: tracefit.Snapshot, options: ExportOptions, *, say: PrintLine, note: PrintLine) -> int:
     """Print the export.
 
     Args:
-        path: the snapshot file.
+        loaded: the snapshot, from wherever it came.
         options: which configuration, and how.
         say: takes the export.
         note: takes the sentence that says what is missing, and a warning of each coefficient that is not identified.
 
     Raises:
-        StartError: a file cannot be read.
+        StartError: a file cannot be read, or the document is none that this version writes.
     """
-    snapshot = _read_snapshot(path)
+    snapshot = _read_snapshot(loaded)
     if not options.file_format.startswith("blis-"):
         return _translate(snapshot, options, say=say, note=note)
     model_config = _read_model_config(options.model_config) if options.model_config is not None else None
@@ -58,7 +89,7 @@ def export_snapshot(path: Path, options: ExportOptions, *, say: PrintLine, note:
         exported = export(
             snapshot,
             file_format=options.file_format,
-            config_id=options.config_id,
+            which=options.which,
             model_config=model_config,
             hardware=options.hardware,
             alpha=options.alpha,
@@ -77,12 +108,12 @@ def _translate(snapshot: Snapshot, options: ExportOptions, *, say: PrintLine, no
     """For programs that do not read coefficients: what these say is worked out by the client."""
     try:
         if options.file_format == "csv":
-            named = snapshot.configs if options.config_id is None else [choose_config(snapshot, options.config_id)]
+            named = [choose_config(snapshot, options.which)] if options.which else snapshot.configs
             if options.require and _is_refused([each for c in named for each in _all_doubtful(c)], options, note):
                 return EXIT_FAILED
             text = render_csv(snapshot, named)
         else:
-            config = choose_config(snapshot, options.config_id)
+            config = choose_config(snapshot, options.which)
             if _is_refused(doubtful_coefficients(config), options, note):
                 return EXIT_FAILED
             if options.file_format == "dynamo":
@@ -129,11 +160,11 @@ def _read_bytes(path: Path) -> bytes:
         raise StartError(f"cannot read {path}: {error.strerror}") from None
 
 
-def _read_snapshot(path: Path) -> Snapshot:
+def _read_snapshot(loaded: tracefit.Snapshot) -> Snapshot:
     try:
-        return Snapshot.from_json(_read_bytes(path))
+        return Snapshot.from_json(loaded.data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise StartError(f"{path} is no snapshot: {error}") from None
+        raise StartError(f"the snapshot cannot be exported: {error}") from None
 
 
 def _read_model_config(path: Path) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from .arguments import share_within_one
-from .questions import EXPORT_FORMATS, add_assumption_options
+from .questions import EXPORT_FORMATS, add_assumption_options, add_choice_option, add_token_option
 
 
 def add_run_arguments(run: argparse.ArgumentParser) -> None:
@@ -25,9 +25,12 @@ def add_check_arguments(check: argparse.ArgumentParser) -> None:
 
 def add_export_arguments(export: argparse.ArgumentParser) -> None:
     """``tracefit export``."""
-    export.add_argument("snapshot", type=Path, metavar="SNAPSHOT", help="snapshot.json; for blis-trace, a recording")
+    export.add_argument(
+        "snapshot", metavar="SNAPSHOT", help="snapshot.json, or the address of a sidecar; for blis-trace, a recording"
+    )
+    add_token_option(export)
     export.add_argument("--format", required=True, choices=EXPORT_FORMATS, help="who reads it; docs/exports.md")
-    export.add_argument("--config", metavar="ID", help="config_id, or the beginning of one; needed if there are more")
+    add_choice_option(export)
     export.add_argument("--model-config", type=Path, metavar="FILE", help="the model's config.json")
     export.add_argument("--hardware", metavar="NAME", help="GPU, or its memory bandwidth in TB/s")
     export.add_argument("--alpha", choices=["server", "effective"], default="server", help="see docs/blis.md (server)")

@@ -8,16 +8,14 @@ from collector.runtime import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PrintLine
 from exporters.what_if import LIMIT_WORDS, QuestionError, Sizing, Targets, as_json, plan_document, planned
 from tracefit import Plan, Snapshot, TracefitError
 
-from .answers import caveats, chosen, counted, duration, headline, refusal
+from .answers import caveats, counted, duration, headline, refusal
 from .predict import load_lines
 
 
-def plan(
-    snapshot: Snapshot, question: Sizing, *, config_id: str | None, in_json: bool, say: PrintLine, note: PrintLine
-) -> int:
+def plan(snapshot: Snapshot, question: Sizing, *, which: str, in_json: bool, say: PrintLine, note: PrintLine) -> int:
     """Print the answer; failed without coefficients that may be used, and where not one request keeps the targets."""
     try:
-        config = chosen(snapshot, config_id)
+        config = snapshot.config(which)
         answer = planned(config, question)
     except (TracefitError, QuestionError) as error:
         note(refusal(error))

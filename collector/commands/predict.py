@@ -8,17 +8,17 @@ from collector.runtime import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PrintLine
 from exporters.what_if import Load, QuestionError, Step, as_json, predict_document, predicted
 from tracefit import Config, Prediction, RequestEstimate, Snapshot, TracefitError
 
-from .answers import caveats, chosen, counted, headline, refusal, with_band
+from .answers import caveats, counted, headline, refusal, with_band
 
 _NO_FACTOR = 1e-9
 
 
 def predict(
-    snapshot: Snapshot, question: Step | Load, *, config_id: str | None, in_json: bool, say: PrintLine, note: PrintLine
+    snapshot: Snapshot, question: Step | Load, *, which: str, in_json: bool, say: PrintLine, note: PrintLine
 ) -> int:
     """Print the answer; failed without coefficients that may be used."""
     try:
-        config = chosen(snapshot, config_id)
+        config = snapshot.config(which)
         answer = predicted(config, question)
     except (TracefitError, QuestionError) as error:
         note(refusal(error))

@@ -40,7 +40,7 @@ def add_question_parsers(commands: argparse._SubParsersAction[CommandParser], an
     doctor.add_argument("url", metavar="URL", help="address of a sidecar, or of an inference server")
     _add_access(doctor)
     for command in (predict, plan, show):
-        command.add_argument("--config", metavar="ID", help="config_id, or its beginning; needed if there are more")
+        add_choice_option(command)
     for name, command in (
         ("predict", predict),
         ("plan", plan),
@@ -49,6 +49,21 @@ def add_question_parsers(commands: argparse._SubParsersAction[CommandParser], an
         ("doctor", doctor),
     ):
         command.set_defaults(command=answer, question=name)
+
+
+def add_choice_option(command: argparse.ArgumentParser) -> None:
+    """Which configuration of a snapshot is meant."""
+    command.add_argument(
+        "--config",
+        default="",
+        metavar="WHICH",
+        help="config_id, its beginning, or words of its name; needed if there are more",
+    )
+
+
+def add_token_option(command: argparse.ArgumentParser) -> None:
+    """What a sidecar may want to hear before it answers."""
+    command.add_argument("--token-file", type=Path, metavar="FILE", help="bearer token for the address")
 
 
 def add_assumption_options(export: argparse.ArgumentParser) -> None:
@@ -64,7 +79,7 @@ def _add_source(command: argparse.ArgumentParser, *names: str) -> None:
 
 
 def _add_access(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--token-file", type=Path, metavar="FILE", help="bearer token for the address")
+    add_token_option(command)
     command.add_argument("--json", action="store_true", help="print one JSON document, times in microseconds")
 
 

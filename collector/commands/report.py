@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from exporters.charts import unit_text
 from online import ConfigSnapshot, FeatureSnapshot, ModelSnapshot, Snapshot
 
 _IDENTITY_SHOWN = ("model", "gpu", "tensor_parallel_size")
@@ -37,4 +38,4 @@ def _error(model: ModelSnapshot) -> str:
 
 def _coefficient(feature: FeatureSnapshot) -> str:
     bar = "" if feature.stderr is None else f" ± {feature.stderr:.3g}"
-    return f"{feature.name:<24}{feature.coefficient:>14.6g}{bar:<12} {feature.unit:<12} {feature.status}"
+    return f"{feature.name:<24}{feature.coefficient:>14.6g}{bar:<12} {unit_text(feature.unit):<12} {feature.status}"

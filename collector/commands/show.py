@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine
+from exporters.charts import unit_text
 from exporters.what_if import as_json
 from tracefit import Coefficient, Config, Model, NotFoundError, Snapshot, Target
 
-from .answers import counted, duration, headline
+from .answers import counted, duration, headline, refusal
 
 _STEP_TIME = "step_time"
 _FACTORS_SHOWN = 8
 
 
-def show(snapshot: Snapshot, *, config_id: str | None, in_json: bool, say: PrintLine, note: PrintLine) -> int:
+def show(snapshot: Snapshot, *, which: str, in_json: bool, say: PrintLine, note: PrintLine) -> int:
     """Print every configuration, or one; failed if none has coefficients that may be used."""
     try:
-        configs = (snapshot.config(config_id),) if config_id else snapshot.configs
+        configs = (snapshot.config(which),) if which else snapshot.configs
     except NotFoundError as error:
-        note(f"error: {error}")
+        note(refusal(error))
         return EXIT_FAILED
     if in_json:
         say(as_json({"generation": snapshot.generation, "configs": [_tree(each) for each in configs]}))
@@ -65,7 +66,7 @@ def _target_lines(name: str, target: Target, model: Model) -> Iterator[str]:
 
 def _coefficient(each: Coefficient) -> str:
     bar = "" if each.stderr is None else f" ± {each.stderr:.3g}"
-    return f"{each.name:<24}{each.value:>14,.6g}{bar:<12} {each.unit:<12} {each.status}"
+    return f"{each.name:<24}{each.value:>14,.6g}{bar:<12} {unit_text(each.unit):<12} {each.status}"
 
 
 def _tree(config: Config) -> dict[str, object]:

@@ -14,6 +14,7 @@ from exporters.charts import (
     histogram,
     intervals,
     scatter,
+    unit_text,
 )
 
 from .leave_out import FIRST_ROWS
@@ -136,7 +137,7 @@ def charts(picture: Picture) -> Iterator[str]:
         yield f"<figure><figcaption>{caption}<span>{note}</span></figcaption>{chart}</figure>"
     sure = intervals(
         [
-            Coefficient(c.name, c.coefficient, c.stderr, f"{c.coefficient:.4g} {c.unit} {c.status}")
+            Coefficient(c.name, c.coefficient, c.stderr, f"{c.coefficient:.4g} {unit_text(c.unit)} {c.status}")
             for c in picture.coefficients
         ]
     )

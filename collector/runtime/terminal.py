@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import sys
@@ -17,11 +18,21 @@ _SHARE_FORMAT = "{desc} {percentage:3.0f}%|{bar}| {remaining} left{postfix}"
 _COLUMNS, _ROWS = 80, 24
 
 
+_SPELLED = {"µ": "u", "μ": "u", "±": "+/-", "×": "x", "·": "-", "–": "-", "…": "...", "→": "->", "≤": "<=", "≥": ">="}
+_SPELLING = "tracefit.spell"
+
+
 def print_in_any_encoding() -> None:
-    """Write ``?`` for what the encoding lacks, such as the sign before an error bar, instead of ending there."""
+    """Spell what the encoding lacks (``+/-`` before an error bar, ``us``; ``?`` for the rest), and never end there."""
+    codecs.register_error(_SPELLING, _spell)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors=_SPELLING)
+
+
+def _spell(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)  # noqa: S101 - nothing is read through these streams
+    return "".join(_SPELLED.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
 
 
 class TerminalRemarks:

@@ -18,6 +18,7 @@ from .text import (
     factor,
     percent,
     significant,
+    unit_text,
 )
 
 __all__ = [
@@ -47,5 +48,6 @@ __all__ = [
     "scatter",
     "shares",
     "significant",
+    "unit_text",
     "whisker",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import math
 
+_RATIOS = {"us/us", "1", "ratio", ""}
 _TIME_UNITS = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"), (1e-3, "ns"))
 
 TARGET_NAMES = {
@@ -54,11 +55,19 @@ def duration(value_us: float) -> str:
 def coefficient(value: float, unit: str) -> str:
     """A coefficient with its unit: ``580 µs/token``, ``1.90 ×`` for a ratio."""
     numerator, slash, denominator = unit.partition("/")
-    if unit in {"us/us", "1", "ratio", ""}:
+    if unit in _RATIOS:
         return f"{significant(value)} ×"
     if numerator != "us":
         return f"{significant(value)} {unit}"
     return f"{duration(value)}{slash}{denominator}"
+
+
+def unit_text(unit: str) -> str:
+    """A unit of a document as people read it: ``µs/token`` for ``us/token``, ``×`` for a ratio."""
+    if unit in _RATIOS:
+        return "×"
+    numerator, slash, denominator = unit.partition("/")
+    return f"{'µs' if numerator == 'us' else numerator}{slash}{denominator}"
 
 
 def round_duration(value_us: float) -> str:

@@ -191,10 +191,10 @@ def _queueing_us(config: ConfigSnapshot, alpha: str, notes: list[str]) -> int:
         slope = _value(features, "api_queueing", "prompt_tokens")
         tokens = _mean_of(features["prompt_tokens"])
         if slope > 0 and tokens is None:
-            notes.append(f"api_queueing prompt_tokens: {slope!r} us/token left out; the mean prompt length is unknown")
+            notes.append(f"api_queueing prompt_tokens: {slope!r} µs/token left out; the mean prompt length is unknown")
         elif slope > 0 and tokens is not None:
             queueing_us += slope * tokens
-            notes.append(f"api_queueing prompt_tokens: {slope!r} us/token is in alpha[0] at the mean of {tokens:.1f}")
+            notes.append(f"api_queueing prompt_tokens: {slope!r} µs/token is in alpha[0] at the mean of {tokens:.1f}")
     responses = _features(config, "first_response") if alpha == "effective" else None
     if responses is not None:
         mean_us = config.targets["first_response"].mean_us
@@ -211,7 +211,7 @@ def _mean_of(feature: FeatureSnapshot) -> float | None:
 def _whole(value_us: float) -> int:
     """BLIS keeps times as int64; nothing near that is a latency."""
     if not 0 <= value_us <= MAX_ALPHA_US:
-        raise BlisError(f"an alpha of {value_us!r} us is no latency")
+        raise BlisError(f"an alpha of {value_us!r} µs is no latency")
     return round(value_us)
 
 
@@ -260,7 +260,7 @@ def export(
     snapshot: Snapshot,
     *,
     file_format: str = "blis-yaml",
-    config_id: str | None = None,
+    which: str = "",
     model_config: Mapping[str, Any] | None = None,
     hardware: str | None = None,
     alpha: str = "server",
@@ -271,7 +271,7 @@ def export(
     Args:
         snapshot: where the coefficients are.
         file_format: ``blis-yaml`` or ``blis-flags``.
-        config_id: which configuration (a prefix will do); may be left out when there is only one.
+        which: the configuration, as ``tracefit.find_config`` understands it; may be left out when there is only one.
         model_config: see ``blis_coefficients``.
         hardware: see ``blis_coefficients``.
         alpha: see ``blis_coefficients``.
@@ -280,7 +280,7 @@ def export(
     Raises:
         ExportError: with one clear sentence.
     """
-    config = choose_config(snapshot, config_id)
+    config = choose_config(snapshot, which)
     coefficients = blis_coefficients(config, model_config=model_config, hardware=hardware, alpha=alpha, mean=mean)
     if file_format == "blis-flags":
         return Exported(render_flags(coefficients), coefficients.doubtful)

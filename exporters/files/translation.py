@@ -10,10 +10,11 @@ import math
 from collections.abc import Collection
 from typing import NamedTuple
 
+from exporters.charts import unit_text
 from exporters.client_view import client_config
 from exporters.labels import printable
 from online import ConfigSnapshot, Snapshot
-from tracefit import Config, TracefitError
+from tracefit import Config, NotFoundError, TracefitError, find_config
 
 COMMENT_CHARS = 400
 PREDICTED = ("step_time", "api_queueing", "post_decode", "first_response")
@@ -42,20 +43,16 @@ class Source(NamedTuple):
     heading: tuple[str, ...]
 
 
-def choose_config(snapshot: Snapshot, config_id: str | None) -> ConfigSnapshot:
-    """The configuration that is meant; a prefix of its id will do, and none where there is only one.
+def choose_config(snapshot: Snapshot, which: str) -> ConfigSnapshot:
+    """The configuration that is meant, as ``find_config`` of the client understands it.
 
     Raises:
         ExportError: there is none like that, or several.
     """
-    matches = [config for config in snapshot.configs if config.config_id.startswith(config_id or "")]
-    if len(matches) == 1:
-        return matches[0]
-    if not snapshot.configs:
-        raise ExportError("the snapshot has no configurations")
-    known = ", ".join(config.config_id for config in snapshot.configs[:8])
-    problem = f"{len(matches)} configurations match" if matches else "no configuration matches"
-    raise ExportError(f"--config: {problem} {config_id or ''!r}; known: {known}")
+    try:
+        return snapshot.configs[find_config([(each.config_id, each.config) for each in snapshot.configs], which)]
+    except NotFoundError as error:
+        raise ExportError(f"--config: {error}") from None
 
 
 def source_of(snapshot: Snapshot, config: ConfigSnapshot, assumptions: Assumptions) -> Source:
@@ -118,6 +115,6 @@ def doubtful_coefficients(config: ConfigSnapshot, targets: Collection[str] = PRE
         for feature in () if model is None else model.features:
             if feature.status != "identified":
                 error = "" if feature.stderr is None else f" ± {feature.stderr:.2g}"
-                value = f"{feature.coefficient:.4g}{error} {feature.unit}"
+                value = f"{feature.coefficient:.4g}{error} {unit_text(feature.unit)}"
                 doubtful.append(printable(f"{target} {feature.name}: {feature.status}, {value}", COMMENT_CHARS))
     return tuple(doubtful)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from exporters.client_view import ClientView, UnknownConfigError
+from exporters.client_view import ClientView
 from exporters.what_if import (
     PLAN,
     PREDICT,
@@ -26,7 +26,7 @@ from exporters.what_if import (
     read_sizing,
     read_step_or_load,
 )
-from tracefit import Config, TracefitError
+from tracefit import Config, NotFoundError, TracefitError
 
 from .routing import Request, Response, plain
 from .snapshot_pages import JSON, nothing_yet
@@ -59,7 +59,7 @@ class AskPages:
             tree = answer(self._view.config(snapshot, given.get("config", "")), given)
         except QuestionError as error:
             return plain(HTTPStatus.BAD_REQUEST, str(error))
-        except UnknownConfigError as error:
+        except NotFoundError as error:
             status = HTTPStatus.BAD_REQUEST if error.several else HTTPStatus.NOT_FOUND
             return plain(status, f"config: {error}")
         except TracefitError as error:

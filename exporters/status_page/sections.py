@@ -15,6 +15,7 @@ from exporters.charts import (
     percent,
     whisker,
 )
+from exporters.files import BlisError, blis_coefficients
 from online import ConfigSnapshot, FeatureSnapshot, ModelSnapshot, TargetSnapshot
 
 from .advice import STATUS, Advice, advice_for
@@ -62,7 +63,7 @@ def config_section(seen: Seen) -> str:
         f'<section class="config" id="config-{name}" aria-labelledby="title-{name} facts-{name}" data-live>',
         f'<header><h2 id="title-{name}">{escape(config_title(config))}</h2>',
         f'<p class="facts" id="facts-{name}">{facts} <code>{name}</code></p>',
-        _links(name),
+        _links(config),
         "</header>",
         _advice(config) if not config.quarantined else _quarantined(config.quarantined),
     ]
@@ -83,10 +84,19 @@ def _place(order: list[str], name: str) -> tuple[int, str]:
     return (order.index(name) if name in order else len(order)), name
 
 
-def _links(name: str) -> str:
-    return (
+def _links(config: ConfigSnapshot) -> str:
+    """Where else this configuration is, and for BLIS why it cannot be had, where that is so."""
+    name = escape(config.config_id)
+    links = (
         f'<nav class="links" aria-label="Links of configuration {name}"><a href="/?config={name}">permalink</a> '
-        f'<a href="/snapshot/{name}">JSON</a> <a href="/snapshot/{name}/blis.yaml">BLIS file</a> '
+        f'<a href="/snapshot/{name}">JSON</a>'
+    )
+    try:
+        blis_coefficients(config)
+    except BlisError as error:
+        return f'{links}</nav><p class="quiet">No file for BLIS: {escape(error)}</p>'
+    return (
+        f'{links} <a href="/snapshot/{name}/blis.yaml">BLIS file</a> '
         f'<a href="/snapshot/{name}/blis.yaml?format=flags">BLIS flags</a></nav>'
     )
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from exporters.charts import count, duration, escape, significant
-from exporters.client_view import ClientView, UnknownConfigError
+from exporters.client_view import ClientView
 from exporters.what_if import (
     LIMIT_WORDS,
     PLAN,
@@ -101,7 +101,7 @@ def _doubts(snapshot: Snapshot, view: ClientView) -> Iterator[str]:
     for each in snapshot.configs[:MAX_CHOICES]:
         try:
             reasons = view.config(snapshot, each.config_id).reasons
-        except (UnknownConfigError, TracefitError) as error:
+        except TracefitError as error:
             reasons = (str(error),)
         if reasons:
             name = f"{config_title(each)} ({each.config_id})"
@@ -142,7 +142,7 @@ def _answer(form: _Form, snapshot: Snapshot, view: ClientView, query: Mapping[st
         given = read_query(wanted, PLAN if form.question == "plan" else PREDICT)
         config = view.config(snapshot, given.get("config", ""))
         lines = list(_plan_lines(config, given) if form.question == "plan" else _predict_lines(config, given))
-    except (QuestionError, UnknownConfigError, TracefitError) as error:
+    except (QuestionError, TracefitError) as error:
         return f'<div class="quality poor" role="alert"><p>{escape(error)}</p></div>'
     cells = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in lines)
     same = escape(f"{form.path}?{urlencode(wanted)}")

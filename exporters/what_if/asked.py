@@ -10,8 +10,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-_UNITS_MS = {"us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3, "": 1.0}
-_DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s*(us|µs|ms|s|)")
+# µ is two signs: the micro sign, and the letter of a Greek keyboard
+_UNITS_MS = {"us": 1e-3, "µs": 1e-3, "μs": 1e-3, "ms": 1.0, "s": 1e3, "": 1.0}
+_DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s*(us|µs|μs|ms|s|)")
 _WHOLE = re.compile(r"\d{1,13}")
 SHOWN_CHARS = 32
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -80,7 +81,7 @@ class Parameter(NamedTuple):
     field: str = ""
 
 
-_CONFIG = Parameter("config", "text", "config_id, or its beginning; needed if there are more")
+_CONFIG = Parameter("config", "text", "config_id, its beginning, or words of its name; needed if there are more")
 _REQUEST = (
     Parameter("prompt", "number", "prompt tokens of a request", field="prompt_tokens"),
     Parameter("output", "number", "output tokens of a request", field="output_tokens"),
@@ -117,7 +118,7 @@ def parameter_of(field: str) -> str:
 
 
 def milliseconds(text: str) -> float:
-    """Read ``30ms``, ``1.5s``, ``900us``; a number alone is milliseconds.
+    """Read ``30ms``, ``1.5s``, ``900µs``, ``900us``; a number alone is milliseconds.
 
     Raises:
         ValueError: it is none of these.

@@ -42,7 +42,7 @@ def bent(edit):
 
 def commanded(command, question):
     said = []
-    command(CLIENT, question, config_id=None, in_json=True, say=said.append, note=said.append)
+    command(CLIENT, question, which="", in_json=True, say=said.append, note=said.append)
     return f"{said[0]}\n".encode()
 
 

@@ -219,7 +219,7 @@ def test_a_slope_without_a_mean_prompt_is_left_out_and_it_says_so(mean):
     target = with_mean(line_target(9000.0, 2.0, None, "prompt_tokens"), "prompt_tokens", mean)
     found = exported(config_with(api_queueing=target))
     assert found.alpha[0] == 9000
-    assert any("2.0 us/token left out" in note for note in found.notes)
+    assert any("2.0 µs/token left out" in note for note in found.notes)
 
 
 def test_the_mean_output_length_that_the_snapshot_states_is_the_one_that_is_used():
@@ -290,7 +290,7 @@ def test_every_status_but_identified_stands_in_a_comment(status):
     config = config_with(step_time=target)
     comments = render_yaml(cases.snapshot(), config, exported(config)).decode().splitlines()
     found = [line for line in comments if line.startswith("# step_time prefill_tokens")]
-    assert found == [f"# step_time prefill_tokens: {status}, 580 ± 9.1 us/token"]
+    assert found == [f"# step_time prefill_tokens: {status}, 580 ± 9.1 µs/token"]
 
 
 def test_the_file_is_one_that_the_strict_parser_takes():
@@ -413,17 +413,17 @@ def test_model_sheets_are_read_as_blis_reads_them(sheet, expected):
 
 def test_a_configuration_is_chosen_by_prefix_and_never_guessed():
     both = cases.snapshot(cases.config("aaaaaaaaaaaa"), cases.config("bbbbbbbbbbbb"))
-    assert b"config bbbbbbbbbbbb" in export(both, config_id="bb", model_config=LLAMA_70B).content
-    with pytest.raises(ExportError, match="2 configurations match"):
+    assert b"config bbbbbbbbbbbb" in export(both, which="bb", model_config=LLAMA_70B).content
+    with pytest.raises(ExportError, match=r"--config: several configurations fit; .*bbbbbbbbbbbb"):
         export(both, model_config=LLAMA_70B)
-    with pytest.raises(ExportError, match="no configuration match"):
-        export(both, config_id="cc", model_config=LLAMA_70B)
+    with pytest.raises(ExportError, match="--config: no configuration fits 'cc'"):
+        export(both, which="cc", model_config=LLAMA_70B)
     with pytest.raises(BlisError, match="--format"):
         export(cases.snapshot(), file_format="toml", model_config=LLAMA_70B)
     with pytest.raises(BlisError, match="--alpha"):
         export(cases.snapshot(), alpha="none", model_config=LLAMA_70B)
     empty = msgspec.structs.replace(both, configs=[])
-    with pytest.raises(ExportError, match="no configurations"):
+    with pytest.raises(ExportError, match="no configuration fits; the snapshot has none"):
         export(empty)
 
 

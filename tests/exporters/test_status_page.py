@@ -288,6 +288,20 @@ def test_a_configuration_that_was_put_aside_says_why():
     assert "what it had learned is forgotten: step_time: ValueError" in words(cases.snapshot(config))
 
 
+def test_a_file_for_blis_is_offered_where_it_can_be_had_and_else_said_why():
+    shape = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "gpu": "H100"}
+    known = msgspec.structs.replace(cases.config(), config=shape)
+    assert "BLIS file BLIS flags" in words(cases.snapshot(known))
+    silent = msgspec.structs.replace(known, targets={})
+    for config, why in (
+        (cases.config(), "No file for BLIS: --model-config"),
+        (silent, "No file for BLIS: step_time: nothing learned yet"),
+    ):
+        said = words(cases.snapshot(config))
+        assert why in said
+        assert "BLIS f" not in said.replace("file for BLIS", "")
+
+
 @pytest.fixture(scope="module")
 def history():
     return cases.learned_history()

@@ -325,8 +325,8 @@ def test_the_command_prints_files_and_writes_directories(snapshot_file, capsys):
     [
         (["--format", "dynamo"], 2, "--out: "),
         (["--format", "dynamo", "--out", "/proc/nowhere"], 1, "cannot write"),
-        (["--format", "llm-d-sim", "--config", "zzz"], 1, "no configuration match"),
-        (["--format", "csv", "--config", "zzz"], 1, "no configuration match"),
+        (["--format", "llm-d-sim", "--config", "zzz"], 1, "no configuration fits 'zzz'"),
+        (["--format", "csv", "--config", "zzz"], 1, "no configuration fits 'zzz'"),
         (["--format", "llm-d-sim", "--prompt", "nan"], 1, "prompt_tokens: expected"),
     ],
 )

@@ -91,7 +91,7 @@ def test_what_was_asked_stays_in_the_form_and_leads_to_the_same_as_json():
         ("prompt=1e12&output=10&ask=load", "prompt: expected"),
         ("requests=NaN&ask=step", "requests: expected"),
         ('requests="><script>&ask=step', "&quot;&gt;&lt;script&gt;"),
-        ("config=zzz&requests=1&ask=step", "no such configuration"),
+        ("config=zzz&requests=1&ask=step", "no configuration fits &#x27;zzz&#x27;"),
         ("requests=1&ask=plan", "no such parameter"),
     ],
 )

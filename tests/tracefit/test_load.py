@@ -326,13 +326,27 @@ def fleet():
         ({"model": "meta-llama/Llama-3-8B"}, "0f3c5a9b77e1"),
         ({"config_id": "beef"}, "beef00000000"),
         ({"model": "llama", "gpu": "A100"}, "beef00000000"),
+        ({"config_id": "Instruct"}, "beef00000000"),
+        ({"config_id": "LLAMA a100"}, "beef00000000"),
+        ({"config_id": "meta-llama/Llama-3-8B · NVIDIA H100 80GB HBM3 · TP 1"}, "0f3c5a9b77e1"),
+        ({"config_id": "h100 tp1"}, "0f3c5a9b77e1"),
+        ({"config_id": "0f3c", "gpu": "h100"}, "0f3c5a9b77e1"),
     ],
 )
 def test_a_configuration_is_found_by_a_part_of_its_names(asked, config_id):
     assert fleet().config(**asked).config_id == config_id
 
 
-@pytest.mark.parametrize(("asked", "why"), [({}, "several"), ({"model": "qwen"}, "no configuration fits")])
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({}, "several"),
+        ({"model": "qwen"}, "no configuration fits"),
+        ({"config_id": "llama-3"}, "several configurations fit 'llama-3'"),
+        *(({"config_id": which}, "no configuration fits") for which in ("·", " ", "h100 tp 20", "tp", "llama qwen")),
+        ({"config_id": "0f3c", "gpu": "a100"}, "no configuration fits"),
+    ],
+)
 def test_none_or_several_are_listed(asked, why):
     with pytest.raises(tracefit.NotFoundError, match=rf"{why}.*0f3c5a9b77e1 .*beef00000000"):
         fleet().config(**asked)

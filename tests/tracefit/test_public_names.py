@@ -44,7 +44,7 @@ CALLS = {
 
 
 def test_every_public_name_is_known_here():
-    others = {"Config", "Snapshot", "Predictions", "load"}
+    others = {"Config", "Snapshot", "Predictions", "find_config", "load"}
     errors = {"TracefitError", "BadInputError", "LoadError", "NoCoefficientsError", "NotFoundError"}
     assert set(tracefit.__all__) == FIELDS.keys() | others | errors
     assert list(tracefit.__all__) == sorted(tracefit.__all__)
@@ -76,7 +76,7 @@ def test_a_config_and_a_snapshot_have_these_attributes():
         "telemetry",
     ]:
         assert hasattr(config, name), name
-    for name in ["generation", "created_unix_nano", "tracefit_version", "configs"]:
+    for name in ["generation", "created_unix_nano", "tracefit_version", "configs", "data"]:
         assert hasattr(snapshot, name), name
 
 

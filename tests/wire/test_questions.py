@@ -64,6 +64,30 @@ def test_a_running_sidecar_is_asked_by_its_address_and_with_its_token(address, t
     assert "token" in capsys.readouterr().err
 
 
+def test_an_export_of_a_running_sidecar_is_that_of_its_file(address, snapshot, tmp_path, capsys):
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    said = []
+    for source in ([snapshot], [address, "--token-file", str(token)]):
+        assert main(["export", *source, "--format", "csv", "--config", "LLAMA · H100"]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+    assert main(["export", address, "--format", "csv"]) == 1
+    assert "wants a token" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("which", ["0f3c", "llama h100", "Llama-3-8B"])
+@pytest.mark.parametrize(
+    "question", ["predict --requests 8", "plan --prompt 9 --output 9 --itl 1s", "show", "export --format csv"]
+)
+def test_a_configuration_is_meant_in_one_way_by_every_command(snapshot, which, question, capsys):
+    command, *options = question.split()
+    assert main([command, snapshot, *options, "--config", which]) == 0
+    capsys.readouterr()
+    assert main([command, snapshot, *options, "--config", f"{which} a100"]) == 1
+    assert "--config: no configuration fits" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [

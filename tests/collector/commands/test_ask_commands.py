@@ -30,7 +30,7 @@ class Printed:
 
 
 def asked(command, *args, in_json=False, **options):
-    return Printed(command, *args, config_id=None, in_json=in_json, **options)
+    return Printed(command, *args, which="", in_json=in_json, **options)
 
 
 def changed(edit):

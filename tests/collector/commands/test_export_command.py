@@ -48,8 +48,8 @@ def test_the_flags_are_one_line_and_effective_alphas_are_larger(files, capsys):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ([], "--config: 2 configurations match"),
-        (["--config", "ffff"], "--config: no configuration matches"),
+        ([], "--config: several configurations fit"),
+        (["--config", "ffff"], "--config: no configuration fits 'ffff'"),
         (["--config", "0f3c", "--hardware", "abacus"], "--hardware: memory bandwidth of 'abacus' is not known"),
     ],
 )
@@ -80,7 +80,7 @@ def test_each_coefficient_that_is_not_identified_is_warned_of_by_name(files, dou
     captured = capsys.readouterr()
     warnings = captured.err.splitlines()
     assert [line.startswith("warning: not identified: ") for line in warnings] == [True, True]
-    assert "step_time requests: weak, 1300 ± 20 us/request" in warnings[0]
+    assert "step_time requests: weak, 1300 ± 20 µs/request" in warnings[0]
     assert "post_decode output_tokens: constant" in warnings[1]
     assert "\x1b" not in captured.err
     assert ("step_time requests: weak" in captured.out) == (form == "blis-yaml")
@@ -129,7 +129,7 @@ def test_a_file_that_is_no_snapshot_is_one_sentence(files, capsys, content):
     assert export(files, snapshot="absent.json") == 1
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 2
-    assert "is no snapshot" in errors[0]
+    assert "not a snapshot" in errors[0]
     assert "cannot read" in errors[1]
 
 

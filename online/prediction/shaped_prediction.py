@@ -1,7 +1,7 @@
 """The published prediction of a step, x beta F(cell): its own error, intervals and mean, and what it was learned from.
 
     r_i = log(y_i / (x_i beta F_c))         beta, F: as published before row i was learned; c: the row's batch shape
-    e_i = r_i - c_i                         c: the correction, 0 where there is none (online/river/corrector.py)
+    e_i = r_i - c_i                         c: the correction that stands, 0 where there is none (online/river)
     shaped_error, error: |exp(-r) - 1|, |exp(-e) - 1|, forgotten as every prequential error
     intervals: quantiles of exp(r): readers compute x beta F, and a correction says nothing of later
     mean_factor = sum y / sum (x beta F)    both forgotten with a half-life of 4000 steps: what stalls add
@@ -63,11 +63,8 @@ class ShapedPrediction:
         self.cells: Mask = np.zeros(CELLS, np.bool_)
         self.observed_us = self.predicted_us = 0.0
 
-    def learn(self, block: Design, log_ratio: Floats | None, correction: Floats | None = None) -> None:
-        """Rows of the published lane, r (n,), None while nothing was predicted, and c (n,).
-
-        Rows whose c is NaN count for no error.
-        """
+    def learn(self, block: Design, log_ratio: Floats | None, corrected: Floats | None = None) -> None:
+        """Rows of the published lane, r (n,), None while nothing was predicted, and exp(c) (n,), None where c = 0."""
         per_step = block.x / block.steps[:, None]
         low, high = per_step.min(axis=0), per_step.max(axis=0)
         if self.cells.any():
@@ -78,21 +75,12 @@ class ShapedPrediction:
             return
         inverse = np.exp(-log_ratio)
         self.intervals.learn(block, log_ratio)
-        made = None if correction is None else ~np.isnan(correction)
-        if correction is None or made is None or made.all():
-            self._score(log_ratio, inverse, correction)
-        elif made.any():
-            self._score(log_ratio[made], inverse[made], correction[made])
+        counts = binned(np.abs(inverse - 1.0))
+        self.shaped_error.add_counts(*counts)
+        self.error.add_counts(*(counts if corrected is None else binned(np.abs(inverse * corrected - 1.0))))
         kept = 2.0 ** -(float(block.steps @ block.weight) / _HALF_LIFE_STEPS)
         self.observed_us = self.observed_us * kept + float(block.elapsed_us.sum())
         self.predicted_us = self.predicted_us * kept + float(block.elapsed_us @ inverse)
-
-    def _score(self, log_ratio: Floats, inverse: Floats, correction: Floats | None) -> None:
-        counts = binned(np.abs(inverse - 1.0))
-        self.shaped_error.add_counts(*counts)
-        if correction is not None and correction.any():
-            counts = binned(np.abs(np.expm1(correction - log_ratio)))
-        self.error.add_counts(*counts)
 
     def follow(self, *, suspected: bool, confirmed: bool) -> None:
         """A change of speed: nobody knows the spread at first; what was summed up before is of another machine."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from .challengers import LINEAR, PREFIX, QUANTILE, RiverLearner, make
-from .context import CONTEXT, Context
+from .context import CONTEXT
 from .corrector import RESIDUAL, Corrector
 from .quantile import QuantileLearner
+from .seen_rows import SeenRows
 
 __all__ = [
     "CONTEXT",
@@ -13,9 +14,9 @@ __all__ = [
     "PREFIX",
     "QUANTILE",
     "RESIDUAL",
-    "Context",
     "Corrector",
     "QuantileLearner",
     "RiverLearner",
+    "SeenRows",
     "make",
 ]

@@ -5,7 +5,7 @@
 
 Every column is made with fixed numbers, so that its weight means the same in every process and at any time, and lies
 between 0 and 1, so that one step of gradient descent cannot overshoot. What a row does not know is 0. Per step, then
-summed over the steps of a row: (n, 9).
+the mean over the steps of a row: (n, 9).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from online.features import sum_steps
-from online.rows import STEP_FEATURES, Floats, RowBlock, Target
+from online.rows import STEP_FEATURES, Floats, Ints, RowBlock, Target
 
 _HALF = 8.0
 _MANY = 1e12
@@ -35,9 +35,11 @@ class Context:
         """Number of columns."""
         return len(self.names)
 
-    def evaluate(self, block: RowBlock) -> Floats:
-        """Columns of rows of :attr:`target`, (n, 9), finite."""
-        raw = block.raw
+    def evaluate(self, block: RowBlock, rows: Ints) -> Floats:
+        """Columns of the chosen rows (k,) of :attr:`target`, (k, 9), finite."""
+        single = len(block.raw) == len(block)
+        chosen = None if single else block.take(rows)
+        raw = block.raw.take(rows, axis=0) if chosen is None else chosen.raw
         counts = raw.take(_COUNT_PLACES, axis=1)
         counts[:, _RUNNING] -= raw[:, _REQUESTS]
         counts = np.fmin(np.fmax(counts, 0.0), _MANY)  # what is not known is neither more nor less: fmax leaves 0
@@ -45,7 +47,7 @@ class Context:
         lines[:, :3] = raw.take(_SHARE_PLACES, axis=1) > 0.0
         lines[:, 3] = np.fmin(np.fmax(raw[:, _USAGE], 0.0), 1.0)
         lines[:, 4:] = counts / (counts + _HALF)
-        return sum_steps(lines, block.offsets)
+        return lines if chosen is None else sum_steps(lines, chosen.offsets) / chosen.steps[:, None]
 
 
 CONTEXT = Context()

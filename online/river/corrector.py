@@ -2,7 +2,7 @@
 
     r_i = log(y_i / (x_i beta F_c))       c_i = clip(w . u_i + w0, -0.15, 0.15)       published: x_i beta F_c exp(c_i)
 
-u (n, 11): context of the row (online/river/context.py), and where its block lies in the day, sin and cos. The regressor
+u (n, 11): context of the row (online/river/context.py), where its second lies in the day, sin and cos. The regressor
 is River's LinearRegression with SGD(0.03) and Huber(0.05), fed with the rows that the thinning lets through
 (online/river/thinning.py). A row that is off by more than 15 % teaches nothing, nor does any while a change of speed is
 suspected: stalls are nobody's residual, and a speed belongs to beta.
@@ -14,8 +14,8 @@ It corrects while it wins. Over the rows it sees, each predicted before it is le
 
 it is switched on where A > 0.02 B, after 128 rows, and off where A < 0; between the two it stays as it is.
 
-Guarantee: c is finite and within its bounds whatever was learned. So many rows per second of event time are learned,
-and a block in which none is seen is neither corrected nor scored. River is imported with the first row that it learns.
+Guarantee: c is finite and within its bounds whatever was learned. Rows that the thinning leaves out have no context and
+no c of their own: the one of the last row that was seen stands. River is imported with the first row that it learns.
 Merging: gradient steps do not add, so the weights start over, and it is off until it wins again; counts add.
 Reference: Montiel et al., River (JMLR 2021); Herbster and Warmuth, Tracking the best expert (Machine Learning 1998).
 """
@@ -26,12 +26,13 @@ import math
 
 import numpy as np
 
-from online.blocks import Design
-from online.rows import CorrectionOutcome, Floats, Ints
+from online.rows import CorrectionOutcome, Floats, Ints, RowBlock
 from online.snapshot import CorrectionSnapshot
 from online.state import Finite, StateError, saved
 
+from .context import CONTEXT
 from .regressor import NAMES, Regressor
+from .seen_rows import SeenRows
 from .thinning import Thinning
 
 RESIDUAL = "river:residual"
@@ -48,7 +49,9 @@ class Corrector:
 
     Attributes:
         active: whether its correction is part of what is published.
-        usual: log of the correction of the last rows, 0 while it is off.
+        waiting: rows that it will see, with their context.
+        standing: c of the last row that it saw, which stands until the next; 0 while it is off.
+        usual: log of the correction of the last rows that it saw, 0 while it is off.
         rows: what became of the rows, by the order of :class:`CorrectionOutcome`.
     """
 
@@ -56,7 +59,9 @@ class Corrector:
         "corrector",
         regressor=Regressor,
         thinning=Thinning,
+        waiting=SeenRows,
         active=bool,
+        standing=Finite,
         usual=Finite,
         advantage=Finite,
         error=Finite,
@@ -67,8 +72,9 @@ class Corrector:
         self._rows_per_s = rows_per_s
         self.regressor = Regressor()
         self.thinning = Thinning(rows_per_s)
+        self.waiting = SeenRows.none()
         self.active = False
-        self.usual = self.advantage = self.error = 0.0
+        self.standing = self.usual = self.advantage = self.error = 0.0
         self.rows: Ints = np.zeros(len(CorrectionOutcome), np.int64)
 
     def restored(self) -> None:
@@ -76,40 +82,50 @@ class Corrector:
         if (self.rows < 0).any():
             raise StateError("negative")
 
-    def learn(self, block: Design, context: Floats, log_ratio: Floats, *, suspected: bool) -> Floats | None:
-        """Correct, score and learn rows of the published lane.
+    def look_at(self, rows: RowBlock, waiting: int) -> None:
+        """Rows that will be learned after those that wait: remember the context of the ones that it will see."""
+        seen = self.thinning.pick(rows.end_ns)
+        if len(seen):
+            self.waiting.add(waiting + seen, CONTEXT.evaluate(rows, seen))
+
+    def skip(self, rows: int) -> None:
+        """So many rows were predicted and are not looked at."""
+        self._count_rows(CorrectionOutcome.THINNED, rows)
+
+    def learn(self, context: Floats, log_ratio: Floats, end_ns: int, *, suspected: bool) -> Floats:
+        """Correct, score and learn rows that are seen.
 
         Args:
-            block: the rows.
-            context: their columns of :data:`CONTEXT`, summed over the steps of each row, (n, 9).
+            context: their columns of :data:`CONTEXT`, (n, 9).
             log_ratio: r, (n,).
+            end_ns: event time of the last of them.
             suspected: whether a change of speed is.
 
         Returns:
-            c of each row as it was before, (n,), zeros while it is off; None where no row of the block is seen.
+            c of each row as it was before, (n,), zeros while it is off.
         """
-        n, seen = len(block), self.thinning.pick(block.end_ns)
-        self._count_rows(CorrectionOutcome.THINNED, n - len(seen))
-        if not len(seen):
-            return None
-        angle = 2.0 * math.pi * (int(block.end_ns[-1]) % _DAY_NS / _DAY_NS)
-        day = (math.sin(angle), math.cos(angle))
-        correction = self.correct(context, block.steps, day)
-        applied = correction if self.active else np.zeros(n)
+        columns = self.columns(context, end_ns)
+        correction = self.correct(columns)
+        applied = correction if self.active else np.zeros(len(columns))
         self._follow_usual(applied)
         if suspected:
-            self._count_rows(CorrectionOutcome.SUSPECTED, len(seen))
-            return applied
-        columns = np.empty((len(seen), len(NAMES)))
-        columns[:, :-2], columns[:, -2:] = context[seen] / block.steps[seen, None], day
-        self._learn_rows(columns, log_ratio[seen], correction[seen])
+            self._count_rows(CorrectionOutcome.SUSPECTED, len(columns))
+        else:
+            self._learn_rows(columns, log_ratio, correction)
+        self.standing = float(applied[-1]) if self.active else 0.0
         return applied
 
-    def correct(self, context: Floats, steps: Floats, day: tuple[float, float]) -> Floats:
-        """Give c of rows, (n,), whether it is on or not; ``context`` (n, 9) is summed over ``steps`` (n,)."""
-        weight = self.regressor.weight
-        constant = self.regressor.intercept + float(weight[-2]) * day[0] + float(weight[-1]) * day[1]
-        return np.minimum(np.maximum(context @ weight[:-2] / steps + constant, -LIMIT), LIMIT)
+    @staticmethod
+    def columns(context: Floats, end_ns: int) -> Floats:
+        """Columns u (n, 11) of rows with this context (n, 9) at one time."""
+        columns = np.empty((len(context), len(NAMES)))
+        angle = 2.0 * math.pi * (end_ns % _DAY_NS / _DAY_NS)
+        columns[:, :-2], columns[:, -2:] = context, (math.sin(angle), math.cos(angle))
+        return columns
+
+    def correct(self, columns: Floats) -> Floats:
+        """Give c of rows u (n, 11), (n,), whether it is on or not."""
+        return np.minimum(np.maximum(columns @ self.regressor.weight + self.regressor.intercept, -LIMIT), LIMIT)
 
     def _learn_rows(self, columns: Floats, log_ratio: Floats, correction: Floats) -> None:
         """Rows that are seen: score, decide, take a step."""

@@ -3,20 +3,19 @@
     X = [X_1 | X_2 | ...]        X: (n, P), X_s: (n, p_s), the columns of set s in a slice of their own
 
 Rows that are no measurement are left out and counted. A set that does not know a row's columns has NaN there; a row
-that no set knows is left out too. The columns of a row's context stand beside them: always known, and no reason to keep
-a row.
+that no set knows is left out too.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from online.blocks import Design, strata_of
 from online.features import FeatureSet
-from online.river import Context
 from online.rows import Floats, Mask, RowBlock, RowOutcome, Target
 from online.state import StateError
 
@@ -27,18 +26,24 @@ ELAPSED_US_MIN = 1e-3
 """A time below this is not a measurement."""
 
 
+class Evaluated(NamedTuple):
+    """Rows that can be learned, what became of all, and which they were, (n,); None: all."""
+
+    design: Design
+    outcome: Counter[RowOutcome]
+    good: Mask | None
+
+
 class DesignMatrix:
     """Which set has which columns.
 
     Attributes:
         sets: feature sets by name, with the columns of the design each has.
-        context: the set that is nobody's model, with its columns; None where there is none.
         width: columns P.
     """
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self.context: tuple[Context, slice] | None = None
         self.sets: dict[str, tuple[FeatureSet, slice]] = {}
         self.width = 0
 
@@ -47,30 +52,23 @@ class DesignMatrix:
         self.sets[features.name] = (features, slice(self.width, self.width + len(features)))
         self.width += len(features)
 
-    def add_context(self, columns: Context) -> None:
-        """Append the columns of the context."""
-        self.context = (columns, slice(self.width, self.width + len(columns)))
-        self.width += len(columns)
-
-    def evaluate(self, rows: RowBlock) -> tuple[Design, Counter[RowOutcome]]:
+    def evaluate(self, rows: RowBlock) -> Evaluated:
         """The rows that can be learned, and what became of all."""
         x = np.empty((len(rows), self.width))
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
             for features, where in self.sets.values():
                 x[:, where] = features.evaluate(rows)
-            if self.context is not None:
-                x[:, self.context[1]] = self.context[0].evaluate(rows)
             complete = bool(self.sets) and _measured(rows) and bool(np.abs(x).max(initial=0.0) <= VALUE_MAX)
             if complete:
                 good, outcome = None, Counter({RowOutcome.LEARNED: len(rows)})
             else:
                 good, outcome, complete = self._sort_out(rows, x)
         if not outcome[RowOutcome.LEARNED]:  # as of every target for which no set is configured
-            return Design.empty(self.width), outcome
+            return Evaluated(Design.empty(self.width), outcome, good)
         stratum, cell = strata_of(self._target, rows)
         steps = rows.steps.astype(np.float64)
         design = Design(x, rows.phase, rows.elapsed_us, steps, rows.weight, stratum, cell, rows.end_ns, complete)
-        return (design if good is None else design.take(good)), outcome
+        return Evaluated(design if good is None else design.take(good), outcome, good)
 
     def _sort_out(self, rows: RowBlock, x: Floats) -> tuple[Mask | None, Counter[RowOutcome], bool]:
         """Which rows can be learned, (n,), None for all; what became of them, and whether every set knows every row."""
@@ -101,7 +99,7 @@ class DesignMatrix:
         """The rows of a block that one set knows, with its columns only."""
         x = block.x[:, self.sets[name][1]]
         if not block.complete:
-            known = np.atleast_1d(np.isfinite(x).all(axis=1))
+            known = self.known(block, name)
             if not known.all():
                 view = block.take(known)
                 view.x = x[known]
@@ -114,17 +112,14 @@ class DesignMatrix:
         """The view of every set, by name."""
         return {name: self.view(block, name) for name in self.sets}
 
-    def context_of(self, block: Design, name: str) -> Floats | None:
-        """The context of the rows that are in the view of a set."""
-        if self.context is None:
-            return None
-        context = block.x[:, self.context[1]]
-        return context if block.complete else context[np.isfinite(block.x[:, self.sets[name][1]]).all(axis=1)]
+    def known(self, block: Design, name: str) -> Mask:
+        """Which rows of a block are in the view of a set, (n,)."""
+        known: Mask = np.atleast_1d(np.isfinite(block.x[:, self.sets[name][1]]).all(axis=1))
+        return known
 
     def layout(self) -> list[tuple[str, list[str]]]:
         """Names of all columns by set, in their order, for the state file."""
-        sets = [*self.sets.values()] + ([] if self.context is None else [self.context])
-        return [(each.name, list(each.names)) for each, _ in sorted(sets, key=lambda item: item[1].start)]
+        return [(features.name, list(features.names)) for features, _ in self.sets.values()]
 
     def same_columns(self, saved: Sequence[tuple[str, list[str]]]) -> tuple[dict[str, slice], int]:
         """Where a saved design of these sets has the columns of today's sets; and its width."""
@@ -142,12 +137,8 @@ class DesignMatrix:
         if waiting.x.shape[1] != width:
             raise StateError(f"saved rows of {waiting.x.shape[1]} columns, expected {width}")
         x = np.full((len(waiting), self.width), np.nan)
-        if self.context is not None:
-            x[:, self.context[1]] = 0.0
         for name, where in same.items():
-            features_of = self.sets.get(name) or self.context
-            if features_of is not None:
-                x[:, features_of[1]] = waiting.x[:, where]
+            x[:, self.sets[name][1]] = waiting.x[:, where]
         waiting.x = x
         return waiting
 

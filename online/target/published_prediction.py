@@ -2,7 +2,8 @@
 
     yhat = x beta F(cell) exp(c)        c: of the corrector while it is on, else 0 (online/river/corrector.py)
 
-Its error is of all of it; any reader can compute x beta F, whose own error and intervals stand beside it.
+Its error is of all of it; any reader can compute x beta F, whose own error and intervals stand beside it. Both errors
+are of every row: the corrector sees some, and what it says of one stands until the next.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from online.blocks import Design
 from online.drift import Speed, Verdict
 from online.features import FeatureSet
 from online.prediction import ShapedPrediction
-from online.river import CONTEXT, RESIDUAL, Corrector
+from online.river import CONTEXT, RESIDUAL, Corrector, SeenRows
 from online.rls import RlsLearner
-from online.rows import Floats
+from online.rows import Floats, RowBlock
 from online.snapshot import ModelSnapshot
 from online.state import Kept
 
@@ -48,28 +49,47 @@ class PublishedPrediction:
         self.shaped = ShapedPrediction(p)
         self.corrector = corrector
 
-    def learn(self, view: Design, context: Floats | None, log_ratio: Floats | None, speed: Speed) -> None:
+    def look_at(self, rows: RowBlock, waiting: int) -> None:
+        """Rows of the published lane, as they come behind those that wait to be learned."""
+        if self.corrector is not None:
+            self.corrector.look_at(rows, waiting)
+
+    def seen_of(self, block: Design, matrix: DesignMatrix) -> SeenRows | None:
+        """The rows of ``portable`` in the next block that the corrector sees; None without one."""
+        if self.corrector is None:
+            return None
+        seen = self.corrector.waiting.take(len(block))
+        return seen if block.complete else seen.among(matrix.known(block, SHAPED))
+
+    def learn(self, view: Design, seen: SeenRows | None, log_ratio: Floats | None, speed: Speed) -> None:
         """Rows of the published lane; log_ratio = log(y / (x beta F)), (n,); None while nothing was predicted."""
-        if self.corrector is None or context is None or log_ratio is None:
-            self.shaped.learn(view, log_ratio)
-        else:
-            correction = self._correct(self.corrector, view, context, log_ratio, suspected=speed.suspicious)
-            self.shaped.learn(view, log_ratio, correction)
+        corrected = None
+        if self.corrector is not None and seen is not None and log_ratio is not None:
+            corrected = self._correct(self.corrector, view, seen, log_ratio, suspected=speed.suspicious)
+        self.shaped.learn(view, log_ratio, corrected)
         verdict = speed.verdict
         self.shaped.follow(suspected=verdict is Verdict.ALARM, confirmed=verdict is Verdict.CONFIRMED)
 
     @staticmethod
-    def _correct(corrector: Corrector, view: Design, context: Floats, log_ratio: Floats, *, suspected: bool) -> Floats:
-        """The correction of each row by what was known a second before, (n,); NaN where it is not made."""
-        second = np.maximum.accumulate(view.end_ns // _CORRECTED_NS)
-        ends = [*(np.flatnonzero(np.diff(second)) + 1).tolist(), len(view)]
-        correction = np.full(len(view), np.nan)
+    def _correct(
+        corrector: Corrector, view: Design, seen: SeenRows, log_ratio: Floats, *, suspected: bool
+    ) -> Floats | None:
+        """exp(c) of every row, (n,), None where c = 0; of those that are seen by what was known a second before."""
+        corrector.skip(len(view) - len(seen))
+        standing = np.zeros(len(seen) + 1)
+        standing[0] = corrector.standing
+        end_ns, log_ratio = view.end_ns[seen.place], log_ratio[seen.place]
+        second = np.maximum.accumulate(end_ns // _CORRECTED_NS)
+        ends = [*((second[1:] > second[:-1]).nonzero()[0] + 1).tolist(), len(seen)]
         for start, end in zip([0, *ends], ends, strict=False):
-            rows = slice(start, end)
-            made = corrector.learn(view.slice(start, end), context[rows], log_ratio[rows], suspected=suspected)
-            if made is not None:
-                correction[rows] = made
-        return correction
+            if end > start:
+                rows = slice(start, end)
+                standing[start + 1 : end + 1] = corrector.learn(
+                    seen.context[rows], log_ratio[rows], int(end_ns[end - 1]), suspected=suspected
+                )
+        if not standing.any():
+            return None
+        return np.repeat(np.exp(standing), np.diff(seen.place, prepend=0, append=len(view)))
 
     def with_errors(self, model: ModelSnapshot) -> ModelSnapshot:
         """The model of ``portable`` with the errors of the prediction that stands on it."""
@@ -110,10 +130,9 @@ class PublishedPrediction:
             )  # of what is published now: nothing is corrected
 
 
-def make_published(features: FeatureSet, settings: BankSettings, matrix: DesignMatrix) -> PublishedPrediction:
+def make_published(features: FeatureSet, settings: BankSettings) -> PublishedPrediction:
     """For ``portable`` of a target; with a corrector if one is configured and the target is the one of its context."""
     corrector = None
     if RESIDUAL in settings.learners and features.target is CONTEXT.target:
-        matrix.add_context(CONTEXT)
         corrector = Corrector(settings.bank.river_rows_per_s)
     return PublishedPrediction(len(features), corrector)

@@ -11,7 +11,7 @@ from online.blocks import Cutter, Design
 from online.drift import NO_DETECTOR, Speed
 from online.features import FeatureSet
 from online.prediction import Residuals
-from online.river import RESIDUAL
+from online.river import RESIDUAL, SeenRows
 from online.rls import Prior, Replica, RlsLearner, compared, with_jackknife
 from online.rows import Floats, Quality, RowBlock, RowOutcome, Target
 from online.snapshot import ErrorSnapshot, ModelSnapshot, TargetSnapshot
@@ -104,7 +104,7 @@ class TargetState:
             prior = prior_for(features) if learner == RLS else None
             self.models[key] = make_learner(learner, features, rates(self.settings), prior)
         if self.published is None and SHAPED in self.models and self.target.vector == "beta":
-            self.published = make_published(features, self.settings, self.matrix)
+            self.published = make_published(features, self.settings)
         for model in self.publishers():
             model.members.champion.learns_intervals = self.published is None
         for cutter in (self.cutter, self.quick):
@@ -119,7 +119,7 @@ class TargetState:
 
     def learn(self, rows: RowBlock, *, quick: bool = False) -> Counter[RowOutcome]:
         """Cut rows into blocks and learn every block that is complete; what became of the rows."""
-        design, outcome = self.matrix.evaluate(rows)
+        design, outcome, good = self.matrix.evaluate(rows)
         if not len(design):
             return outcome
         if quick:
@@ -131,6 +131,8 @@ class TargetState:
         first_ns = int(design.end_ns.min())
         self.first_ns = min(self.first_ns, first_ns) if self.first_ns else first_ns
         self.last_ns = max(self.last_ns, int(design.end_ns.max()))
+        if self.published is not None:
+            self.published.look_at(rows if good is None else rows.take(good), len(self.cutter))
         self._size_blocks()
         for block in self.cutter.push(design, longer=_WINDOWS_LONGER if windows else 1):
             self._learn_block(block)
@@ -155,10 +157,10 @@ class TargetState:
     def _learn_piece(self, block: Design, views: Mapping[str, Design]) -> None:
         """All models learn these rows, by set in ``views``, the one that watches for changes of speed first."""
         champion, watcher = self._predictor(), self._watcher()
+        seen = None if self.published is None else self.published.seen_of(block, self.matrix)
         speed = None
         if watcher is not None:
-            view, context = views[watcher.features.name], self.matrix.context_of(block, watcher.features.name)
-            speed = self._learn_watched(watcher, view, context, is_champion=watcher is champion)
+            speed = self._learn_watched(watcher, views[watcher.features.name], seen, is_champion=watcher is champion)
         for model in self.models.values():
             view = views[model.features.name]
             if model is watcher or not len(view):
@@ -167,19 +169,18 @@ class TargetState:
             if model is champion and log_ratio is not None:
                 self.residuals.learn(log_ratio)
 
-    def _learn_watched(self, watcher: RlsLearner, view: Design, context: Floats | None, *, is_champion: bool) -> Speed:
+    def _learn_watched(self, watcher: RlsLearner, view: Design, seen: SeenRows | None, *, is_champion: bool) -> Speed:
         """What the watcher finds goes for all models of the target."""
-        drift = watcher.members.drift
         if not len(view):
-            return drift.unchanged()
+            return watcher.members.drift.unchanged()
         log_factors = watcher.log_factors(view.cell)
         log_ratio = watcher.learn(view)
         if is_champion and log_ratio is not None:
             self.residuals.learn(log_ratio)
-        speed = watcher.members.speed or drift.unchanged()
+        speed = watcher.members.speed or watcher.members.drift.unchanged()
         shaped = None if log_ratio is None else log_ratio - log_factors
         if self.published is not None and watcher is self.models[SHAPED]:
-            self.published.learn(view, context, shaped, speed)
+            self.published.learn(view, seen, shaped, speed)
         self.history.learn(watcher, view, shaped, speed.verdict)
         return speed
 
@@ -266,9 +267,8 @@ class TargetState:
         published, model = self.published, self.models.get(SHAPED)
         if published is not None and model is not None and publishes(model):
             return published.snapshot(model, beta)
-        intervals, mean_factor = champion.members.champion.intervals, champion.mean_factor()
-        by_stratum = self.target.vector == "beta"
-        return {"interval": intervals.snapshot(by_stratum=by_stratum), "mean_factor": mean_factor}
+        interval = champion.members.champion.intervals.snapshot(by_stratum=self.target.vector == "beta")
+        return {"interval": interval, "mean_factor": champion.mean_factor()}
 
     # ---------------------------------------------------------------- state
 

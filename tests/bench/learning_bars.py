@@ -123,7 +123,7 @@ def _frozen(rows: RowBlock, cut: int, end: int):
     state.offer(portable(STEP), lambda _features: None)
     state.learn(rows.slice(0, cut))
     state.flush()
-    rest, _ = state.matrix.evaluate(rows.slice(cut, end))
+    rest = state.matrix.evaluate(rows.slice(cut, end)).design
     model, y = state.models["portable"], rest.elapsed_us
     plain = rest.x @ model.members.slow.beta[: len(model.features)]
     shaped = plain * np.exp(model.log_factors(rest.cell))

@@ -20,6 +20,7 @@ import numpy as np
 from collector.config.learning_config import BankConfig
 from collector.config.schema import Config
 from online.features.registry import portable
+from online.river import CONTEXT
 from online.rows import STEP_FEATURES, RowBlock, Target
 from online.target import TargetState
 from tests.bench import captured
@@ -81,33 +82,32 @@ def _measure(path):
     rows = captured.step_rows([path, kv] if kv.exists() else [path])
     _, log = _learned(rows)
     r, c = (np.concatenate([each[k] for each in log]) for k in (0, 1))
-    good, share = np.isfinite(r), (c != 0.0).mean()
-    without, corrected = (100 * np.abs(np.expm1(e[good])).mean() for e in (-r, c - r))
+    share = (c != 0.0).mean()
+    without, corrected = (100 * np.abs(np.expm1(e)).mean() for e in (-r, c - r))
     cut = int(LEARNED * len(rows))
     state, _ = _learned(rows.slice(0, cut))
-    design, _ = state.matrix.evaluate(rows.slice(cut, len(rows)))
+    rest = rows.slice(cut, len(rows))
+    design = state.matrix.evaluate(rest).design
     model, corrector = state.models["portable"], state.published.corrector
     view = state.matrix.view(design, "portable")
     predicted = view.x @ model.members.slow.beta[: view.x.shape[1]] * np.exp(model.log_factors(view.cell))
     r = np.log(view.elapsed_us / predicted)
-    angle = 2 * np.pi * (int(view.end_ns[-1]) % 86_400e9 / 86_400e9)
-    context = state.matrix.context_of(design, "portable")
-    c = corrector.active * corrector.correct(context, view.steps, (np.sin(angle), np.cos(angle)))
+    context = CONTEXT.evaluate(rest, np.arange(len(rest)))
+    c = corrector.active * corrector.correct(corrector.columns(context, int(view.end_ns[-1])))
     frozen, frozen_corrected = (100 * np.abs(np.expm1(e)).mean() for e in (-r, c - r))
     return without, corrected, frozen, frozen_corrected, share
 
 
 def _learned(rows):
-    """A target that has learned the rows, and log ratio, correction and whether there was one of each block."""
+    """A target that has learned the rows; log ratio and correction of those in each block that were predicted."""
     state, log = _target(WITH), []
     shaped = state.published.shaped
     learn = shaped.learn
 
-    def listening(block, log_ratio, correction=None):
-        none = np.zeros(len(block))
-        known = none * np.nan if log_ratio is None else log_ratio
-        log.append((known, none if correction is None else np.nan_to_num(correction)))  # nan: not made
-        learn(block, log_ratio, correction)
+    def listening(block, log_ratio, corrected=None):
+        if log_ratio is not None:
+            log.append((log_ratio, np.zeros(len(block)) if corrected is None else np.log(corrected)))
+        learn(block, log_ratio, corrected)
 
     shaped.learn = listening
     state.learn(rows)
@@ -130,7 +130,7 @@ def _cost_of(per_s, settings=WITH):
 
     CPU time of each few rows, the quietest of several rounds: their sum is little moved by other work.
     """
-    seconds, part = max(4.0, 2000 / per_s), min(256, max(32, per_s // 4))
+    seconds, part = max(8.0, 2000 / per_s), min(256, max(32, per_s // 4))
     rows = _queued(int(per_s * seconds) + 1024, per_s)
     starts = range(1024, len(rows), part)
     best = np.full((2, len(starts)), np.inf)

@@ -63,7 +63,7 @@ def prequential(rows, features, hook=None, *, block_rows=32, settings=None):
     settings = settings or Config(learners=("rls",), bank=BankConfig(block_rows=block_rows))
     state = TargetState(Target.STEP_TIME, settings)
     state.offer(features, lambda _features: None)
-    design, _ = state.matrix.evaluate(rows)
+    design = state.matrix.evaluate(rows).design
     model = state.models[features.name]
     model.members.champion.learns_intervals = True  # where those of x beta F are published, nobody else reads them
     n = len(design)

@@ -54,7 +54,7 @@ def test_the_client_computes_what_the_sidecar_predicts(tmp_path):
     raw = np.zeros((len(work), len(STEP_FEATURES)))
     for name, column in zip(names, zip(*work, strict=True), strict=True):
         raw[:, STEP_FEATURES.index(name)] = column
-    design, _ = target.matrix.evaluate(RowBlock.of_lines(raw, np.ones(len(work))))
+    design = target.matrix.evaluate(RowBlock.of_lines(raw, np.ones(len(work)))).design
     model = target.models["portable"]
     x = design.x[:, target.matrix.sets["portable"][1]]
     own = x @ model.members.slow.beta[:4] * np.exp(model.log_factors(design.cell))

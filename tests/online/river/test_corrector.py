@@ -10,10 +10,12 @@ import pytest
 from collector.config.learning_config import BankConfig
 from collector.config.schema import Config
 from online.bank import Bank, merge_states
-from online.blocks import Design
+from online.river.context import CONTEXT, Context
 from online.river.corrector import LIMIT, START_ROWS, Corrector
+from online.river.seen_rows import SeenRows
 from online.river.thinning import Thinning
 from online.rows import STEP_FEATURES, CorrectionOutcome, RowBlock, Target
+from online.state import StateError
 from tests.support.linear_steps import steps
 
 DEFAULT, RLS = Config(feature_sets=("portable",)), Config(feature_sets=("portable",), learners=("rls",))
@@ -144,13 +146,86 @@ def test_a_change_of_speed_is_not_taken_for_what_is_left_over():
     assert np.abs(weight.weight).max() < LIMIT
 
 
+def test_at_any_load_as_many_rows_are_looked_at(monkeypatch):
+    evaluate, looked_at = Context.evaluate, []
+
+    def counting(self, rows, seen):
+        looked_at.append(len(seen))
+        return evaluate(self, rows, seen)
+
+    monkeypatch.setattr(Context, "evaluate", counting)
+    for per_s in (100.0, 1000.0):
+        looked_at.clear()
+        _learned(_queued(int(8 * per_s), 12, per_s=per_s))
+        assert 0.9 * 32 * 8 <= sum(looked_at) <= 32 * 8 + 4
+
+
+def test_rows_that_are_not_looked_at_go_by_the_last_that_was():
+    target = _learned(_queued(2000, 12, per_s=100.0)).targets("c")["step_time"]
+    model = target.models["portable"]
+    assert target.correction.active
+    assert target.correction.rows["thinned"] > 1000
+    assert model.prediction_error.mape < 0.8 * model.shaped_error.mape, "of every row"
+
+
+def test_how_rows_come_decides_nothing():
+    rows = _queued(2400, 13, per_s=300.0)
+    late = rows.end_ns.copy()
+    late[::7] -= 200_000_000  # of another engine, whose exports come later
+    rows = RowBlock.of_lines(rows.raw, rows.elapsed_us, end_ns=late)
+    whole, parts, at = _learned(rows), Bank(DEFAULT), 0
+    for size in np.random.default_rng(3).integers(1, 90, 400):
+        if at < len(rows):
+            parts.learn("c", TARGET, rows.slice(at, min(at + int(size), len(rows))))
+        at += int(size)
+    assert whole.targets("c")["step_time"].correction.rows["learned"] > 200
+    assert msgspec.json.encode(whole.targets("c")) == msgspec.json.encode(parts.targets("c"))
+
+
+def test_rows_that_are_no_measurement_do_not_shift_the_context_of_others():
+    rows = _queued(2600, 14)
+    bad = np.arange(2600) % 5 == 2
+    elapsed = np.where(bad, -1.0, rows.elapsed_us)
+    mixed = _learned(RowBlock.of_lines(rows.raw, elapsed, end_ns=rows.end_ns)).targets("c")["step_time"]
+    good = rows.take(~bad)
+    alone = _learned(good).targets("c")["step_time"]
+    assert mixed.correction == alone.correction
+    assert mixed.models["portable"].prediction_error == alone.models["portable"].prediction_error
+
+
+def test_the_context_of_a_row_of_several_steps_is_that_of_its_mean_step():
+    rows = _queued(400, 15)
+    pairs = RowBlock(
+        raw=rows.raw,
+        offsets=np.arange(0, 401, 2),
+        elapsed_us=rows.elapsed_us.reshape(-1, 2).sum(axis=1),
+        phase=rows.phase[::2],
+        weight=rows.weight[::2],
+        end_ns=rows.end_ns[1::2],
+        engine=rows.engine[::2],
+        quality=rows.quality[::2],
+    )
+    chosen = np.array([3, 40, 77])
+    single = CONTEXT.evaluate(rows, np.concatenate([2 * chosen, 2 * chosen + 1])).reshape(2, 3, -1)
+    assert np.allclose(CONTEXT.evaluate(pairs, chosen), single.mean(axis=0))
+
+
+def test_seen_rows_that_a_set_does_not_know_are_left_out():
+    seen = SeenRows(np.array([1, 2, 5, 9]), np.arange(36.0).reshape(4, 9))
+    known = np.array([True, True, False, True, False, True])
+    first = seen.take(6)
+    assert first.among(known).place.tolist() == [1, 3]
+    assert first.among(known).context[:, 0].tolist() == [0.0, 18.0]
+    assert (seen.place.tolist(), len(seen)) == ([3], 1)
+
+
+@pytest.mark.parametrize("place", [[3, 3], [4, 1], [-1, 2], [0, 1, 2]])
+def test_seen_rows_that_cannot_be_are_refused(place):
+    with pytest.raises(StateError):
+        SeenRows(np.array(place), np.zeros((2, 9))).restored()
+
+
 # ------------------------------------------------------------------- the corrector alone
-
-
-def _block(end_ns, context):
-    n = len(end_ns)
-    zeros, none = np.zeros(n), np.zeros(n, np.int64)
-    return Design(np.ones((n, 1)), np.zeros((n, 2)), zeros + 1e4, zeros + 1.0, zeros + 1.0, none, none, end_ns), context
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-9, 1.0])
@@ -158,17 +233,16 @@ def _block(end_ns, context):
 def test_it_stays_finite_and_within_its_bounds_whatever_it_learns(size, ratio):
     corrector = Corrector(1e6)
     for k in range(40):
-        block, context = _block(10**9 * (np.arange(16) + 16 * k), np.full((16, 9), size))
-        found = corrector.learn(block, context, np.full(16, ratio) * (-1) ** k, suspected=False)
-        assert found is None or (np.isfinite(found).all() and np.abs(found).max() <= LIMIT)
+        found = corrector.learn(np.full((16, 9), size), np.full(16, ratio) * (-1) ** k, 10**9 * k, suspected=False)
+        assert np.isfinite(found).all()
+        assert np.abs(found).max() <= LIMIT
     assert corrector.regressor.finite
 
 
 def test_it_learns_before_it_corrects():
     corrector, first = Corrector(1e6), None
     for k in range(30):
-        block, context = _block(10**9 * (np.arange(16) + 16 * k), np.ones((16, 9)))
-        corrector.learn(block, context, np.full(16, 0.1), suspected=False)
+        corrector.learn(np.ones((16, 9)), np.full(16, 0.1), 10**9 * k, suspected=False)
         if corrector.active and first is None:
             first = corrector.regressor.iterations
     assert START_ROWS <= first < START_ROWS + 32

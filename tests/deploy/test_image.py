@@ -19,7 +19,16 @@ from tests.support.paths import ROOT
 BASE = "localhost/tracefit-base:bookworm"
 IMAGE, FLEET_IMAGE = "localhost/tracefit:test", "localhost/tracefit:test-fleet"
 SIZE_LIMIT_MB = 540
-CONTEXT = ("collector", "online", "exporters", "tracefit", "deploy/image", "deploy/vllm-plugin", "tests/data/c10_long")
+CONTEXT = (
+    "collector",
+    "online",
+    "exporters",
+    "tracefit",
+    "deploy/image",
+    "deploy/vllm-plugin",
+    "deploy/wheel",
+    "tests/data/c10_long",
+)
 CONTEXT_FILES = (
     "pyproject.toml",
     "requirements.lock",

@@ -53,7 +53,7 @@ def demo(
     with _claimed_ports() as ports, sidecar_process(ports, directory) as process:
         try:
             await_ready(process, ports.pages, directory)
-            _announce(source, speed, throttle, ports, say)
+            _announce(speed, throttle, ports, say)
             _feed(source, speed, throttle, ports, say)
         except KeyboardInterrupt:
             interrupted = True
@@ -73,7 +73,7 @@ def send_forever(
     number = 0
     while not stop.asked:
         number += 1
-        say(f"Sending {source.parent.name} to {target}, round {number}; Ctrl-C ends it.")
+        say(f"Sending the recording to {target}, round {number}; Ctrl-C ends it.")
         salt = clock.unix_nano() // 1_000_000_000 % 0xFFFF + 1  # rounds are minutes apart, also those of a run before
         feeder = Feeder(target, schedule(source, 1.0, clock, say, throttle, salt), clock)
         feeder.start()
@@ -172,8 +172,8 @@ def await_ready(process: subprocess.Popen[bytes], port: int, directory: Path) ->
     raise StartError(f"the sidecar did not start: {''.join(tail) or 'no word from it'}")
 
 
-def _announce(source: Path, speed: float, throttle: float, ports: Ports, say: PrintLine) -> None:
-    say(f"A real sidecar is running; it is sent {source.parent.name}, recorded from a real vLLM, {speed:g}x faster.")
+def _announce(speed: float, throttle: float, ports: Ports, say: PrintLine) -> None:
+    say(f"A real sidecar is running; it is sent what a real vLLM once sent, {speed:g}x faster.")
     if throttle != 1.0:
         say(f"From the middle of the recording on every time in it is {throttle:g} times as long.")
     say(f"  OTLP/gRPC  127.0.0.1:{ports.grpc}")

@@ -198,7 +198,8 @@ def _by_label(samples: Samples, metric: table.Metric) -> str:
 def _waiting(samples: Samples) -> Iterator[Finding]:
     for labels, value in samples.of(table.WAITING.exposed_name):
         reason = labels["reason"].replace("_", " ")
-        yield Finding(FAIR, "waiting", f"{labels['engine']}: {value:,.0f} {labels['what']} wait: {reason}")
+        waiting = f"1 {labels['what'].removesuffix('s')} waits" if value == 1 else f"{value:,.0f} {labels['what']} wait"
+        yield Finding(FAIR, "waiting", f"{labels['engine']}: {waiting}: {reason}")
 
 
 def _configurations(snapshot: tracefit.Snapshot, samples: Samples) -> Iterator[Finding]:

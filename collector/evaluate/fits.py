@@ -1,7 +1,8 @@
 """Systems learned on a recording: frozen at the cut, and prequential over all of it.
 
-The learner is the bank's default, fed in blocks of 32 rows as live; what is scored after the cut are the
-published coefficients, which then learn nothing more. Rows in which a system does not know a column are scored by
+The learner is the bank's default, fed in blocks of 32 rows; what is scored after the cut are the published
+coefficients, which then learn nothing more. The prequential pass is a live target: blocks of its sizes, and the one
+watch for changes of speed that all of its models share. Rows in which a system does not know a column are scored by
 nobody of that system, and counted.
 """
 
@@ -12,12 +13,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from collector.config import Config
 from collector.identity import Fact
 from online import Design, Floats, Learner, RowBlock, Target, make_rls, strata_of
 from online.features import FeatureSet, build
 from online.prediction import stratum_name
 from online.river import QuantileLearner
 from online.rls import LearnerSettings, Prior, RlsLearner
+from online.target import TargetState
 
 BLOCK_ROWS = 32
 RANK_TOLERANCE = 1e-3
@@ -26,6 +29,9 @@ GOAL = 0.10
 
 SHAPE_SUFFIX = " × shape"
 """Of a system whose prediction is multiplied by the factor of each row's batch shape."""
+
+WATCHING = "portable"
+"""The feature set that watches for changes of speed in a live target."""
 
 NINE = ("portable", "physics", "blackbox", "roofline", "picf", "mole_rd", "hfd_tl", "bsr_ard", "rece")
 """The systems of the sources, in the order of tables."""
@@ -74,7 +80,7 @@ def design(features: FeatureSet, rows: RowBlock) -> Design:
 
 
 def blocks(rows: Design) -> Iterator[Design]:
-    """Rows in blocks, as live."""
+    """Rows in blocks."""
     for start in range(0, len(rows), BLOCK_ROWS):
         yield rows.slice(start, min(start + BLOCK_ROWS, len(rows)))
 
@@ -175,18 +181,23 @@ class PrequentialCourse:
 
 
 def prequential(system: str, facts: dict[str, Fact], rows: RowBlock, points: int = 120) -> PrequentialCourse | None:
-    """Predict every block before learning it, over all rows; the first 256 rows are the start-up and not counted."""
-    features = build_set(system, Target.STEP_TIME, facts)
-    if features is None:
+    """Predict all rows, 32 at a time, by what a live target has learned before; the first 256 are not counted."""
+    features, watching = (build_set(each, Target.STEP_TIME, facts) for each in (system, WATCHING))
+    if features is None or watching is None:
         return None
-    settings = LearnerSettings()
-    learner = make_rls(features, settings)
+    state = TargetState(Target.STEP_TIME, Config(learners=("rls",)))
+    for each in (watching, features):
+        state.offer(each, lambda _features: None)
+    models = {model.features.name: model for model in state.publishers()}
+    learner, watcher = models[features.name], models[WATCHING]
     errors: list[Floats] = []
     ends: list[int] = []
     course = PrequentialCourse()
-    reported = 0
-    for number, block in enumerate(blocks(design(features, rows))):
-        if learner.started and number * BLOCK_ROWS >= settings.start_rows:
+    start_rows = LearnerSettings().start_rows
+    for start in range(0, len(rows), BLOCK_ROWS):
+        part = rows.slice(start, min(start + BLOCK_ROWS, len(rows)))
+        block = design(features, part)
+        if learner.started and start >= start_rows and len(block):
             predicted = learner.predict(block)
             if system.endswith(SHAPE_SUFFIX):
                 predicted = (
@@ -194,11 +205,11 @@ def prequential(system: str, facts: dict[str, Fact], rows: RowBlock, points: int
                 )
             errors.append(np.abs(predicted - block.elapsed_us) / block.elapsed_us)
             ends.append(int(block.end_ns[-1]))
-        learner.learn(block)
-        drift = learner.members.drift.snapshot()
-        if drift.count > reported:
-            reported = drift.count
-            course.drifts_ns.append(int(block.end_ns[-1]))
+        state.learn(part)
+        if start + BLOCK_ROWS >= len(rows):
+            state.flush()
+        if watcher.members.drift.confirmed > len(course.drifts_ns):
+            course.drifts_ns.append(int(part.end_ns[-1]))
     if not errors:
         return course
     course.mape = float(np.concatenate(errors).mean())

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from collector.config.schema import Config
 from collector.evaluate.captures import Capture, Delivered, ScoredRequest
 from collector.evaluate.choice import choice_of
 from collector.evaluate.fits import NINE, fit, identifiable, prequential, rows_to_goal
@@ -19,6 +20,7 @@ from collector.evaluate.tables import aligned, lines
 from online.features.registry import build
 from online.features.systems.physics import PHYSICS
 from online.rows import STEP_FEATURES, RowBlock, Target
+from online.target import TargetState
 from tests.support.configurations import CONFIGS, rows_of
 
 MS = 1_000_000
@@ -251,6 +253,21 @@ def test_a_prequential_course_needs_more_than_the_start_up():
     rows, _ = rows_of(PHYSICS, "7b", 100)
     assert prequential("portable", {}, rows).mape is None
     assert prequential("physics", {}, rows) is None
+
+
+def test_the_prequential_course_marks_the_changes_of_speed_that_a_live_target_reports():
+    rows, _ = rows_of(PHYSICS, "7b", 2600)
+    rows.elapsed_us[1500:] *= 1.5
+    target = TargetState(STEP, Config(learners=("rls",)))
+    for system in ("portable", "blackbox"):
+        target.offer(build(system, STEP, {}), lambda _features: None)
+    target.learn(rows)
+    target.flush()
+    live = target.snapshot().drift
+    courses = [prequential(system, {}, rows) for system in ("portable", "portable × shape", "blackbox")]
+    assert live.count == 1
+    assert [len(course.drifts_ns) for course in courses] == [1, 1, 1]
+    assert {course.drifts_ns[0] for course in courses} == {courses[0].drifts_ns[0]}, "one watch for all"
 
 
 def test_three_rows_begin_no_fit():

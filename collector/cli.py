@@ -238,7 +238,7 @@ def _fleet_pull(arguments: argparse.Namespace) -> int:
 
 
 def _fleet_replay(arguments: argparse.Namespace) -> int:
-    config = load(_path(arguments), os.environ)
+    config = _load(arguments)
     from collector.fleet.fleet_replay import ReplayOptions, replay_fleet  # noqa: PLC0415
 
     rows = arguments.rows if "://" in arguments.rows or not arguments.rows else str(Path(arguments.rows).absolute())

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from collector.config import profile_names
+
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _INTERVAL = re.compile(r"(\d{1,6})([smh])")
 
@@ -52,6 +54,7 @@ def _add_replay(actions: argparse._SubParsersAction[Any], replay: FleetHandler) 
     action.add_argument("--workers", type=int, metavar="N", help="processes without Ray (default: one a core)")
     action.add_argument("--rows", default="", metavar="DIR|URL", help="write every row as Parquet: docs/fleet.md")
     action.add_argument("--config", type=Path, metavar="FILE", help="YAML: models, joins (default: as for run)")
+    action.add_argument("--profile", choices=profile_names(), help="start from a configuration that comes along")
     action.add_argument("--json", action="store_true", help="print the snapshot that is written as well")
     action.set_defaults(command=replay)
 

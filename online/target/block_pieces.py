@@ -26,6 +26,8 @@ YOUNG_ROWS, YOUNG_REQUESTS = 1024, 256
 GROWN_ROWS = 16_384
 """Four half-lives: of what moved young coefficients nothing is left."""
 GROWING_BLOCK_ROWS, GROWING_NS = 512, 1_000_000_000
+GROWING_SHARE = 4
+"""Of what is configured a growing block lasts this part where that is longer: long blocks are for no live watch."""
 EXPECTED_OFF = 0.05
 """Below any change that is reported."""
 _HALF = PIECE_ROWS // 2
@@ -59,10 +61,11 @@ class BlockSize(NamedTuple):
 
     def after(self, learned_rows: int, *, of_steps: bool) -> BlockSize:
         """Of the next block, when so many rows are learned: short while the coefficients are young."""
+        growing_ns = max(min(GROWING_NS, self.ns), self.ns // GROWING_SHARE)
         if learned_rows < (YOUNG_ROWS if of_steps else YOUNG_REQUESTS):
-            return BlockSize(min(PIECE_ROWS, self.rows), min(GROWING_NS, self.ns))
+            return BlockSize(min(PIECE_ROWS, self.rows), growing_ns)
         if of_steps and learned_rows < GROWN_ROWS:
-            return BlockSize(min(GROWING_BLOCK_ROWS, self.rows), min(GROWING_NS, self.ns))
+            return BlockSize(min(GROWING_BLOCK_ROWS, self.rows), growing_ns)
         return self
 
 

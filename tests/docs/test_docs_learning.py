@@ -32,6 +32,7 @@ RLS, DRIFT = LearnerSettings(), DriftSettings()
         (r"rows or (\d+) seconds of event", Config().bank.block_s),
         (r"(\d+) rows or 1 second until", block_pieces.GROWING_BLOCK_ROWS),
         (r"rows or (\d+) second until", block_pieces.GROWING_NS / 1e9),
+        (r"second is 1/(\d+) of", block_pieces.GROWING_SHARE),
         (r"grown \((\d+) rows\)", block_pieces.GROWN_ROWS),
         (r"of requests: (\d+), and", block_pieces.YOUNG_REQUESTS),
         (r"in pieces of (\d+) rows", block_pieces.PIECE_ROWS),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from online.blocks import Design
-from online.target.block_pieces import PIECE_ROWS, pieces_of
+from online.target.block_pieces import PIECE_ROWS, BlockSize, pieces_of
 
 RUNS = st.lists(st.booleans(), max_size=20)
 REST = st.integers(min_value=0, max_value=PIECE_ROWS - 1)
@@ -56,3 +56,11 @@ def test_a_suspicion_that_opens_in_a_block_divides_the_rest_of_it():
 @given(rest=REST.filter(bool))
 def test_a_block_shorter_than_a_run_is_one_piece(rest):
     assert lengths([], rest) == [rest]
+
+
+def test_who_asks_for_long_blocks_gets_longer_young_ones_too():
+    for block_s, growing_s in ((0.5, 0.5), (4, 1), (60, 15)):
+        size = BlockSize(2048, int(block_s * 1e9))
+        assert size.after(20_000, of_steps=True) == size
+        assert size.after(2_000, of_steps=True) == (512, growing_s * 1e9)
+        assert size.after(10, of_steps=True) == size.after(10, of_steps=False) == (PIECE_ROWS, growing_s * 1e9)

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import mmap
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -118,7 +120,7 @@ class LocalRunner:
         if self._pool is None:
             # forked children would share the locks of threads that are not there
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self._workers, context, initializer=_ignore_interrupts)
+            self._pool = ProcessPoolExecutor(self._workers, context, initializer=_begin_worker)
         running: dict[Future[_R], int] = {self._pool.submit(function, argument): n for n, argument in todo.items()}
         while running:
             done, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -126,9 +128,17 @@ class LocalRunner:
                 yield running.pop(future), future.result()
 
 
-def _ignore_interrupts() -> None:
-    """Ctrl-C is for the process that was started; it ends the others."""
+def _begin_worker() -> None:
+    """Ctrl-C is for the process that was started; it ends the others, also by being killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def learn_into(task: BucketTask, work: Path) -> Learned:
@@ -159,8 +169,9 @@ def split_into(part: Part, work: Path, stdin: BinaryIO | None = None) -> SplitDo
     shards = []
     for number, (bucket, shard) in enumerate(split(part, warnings.append, stdin)):
         path = work / f"{part.number:06}-{number:05}.shard"
-        path.write_bytes(shard)
-        shards.append(ShardPlace(bucket, str(path), len(shard)))
+        with path.open("wb") as file:
+            file.writelines(shard)
+        shards.append(ShardPlace(bucket, str(path), sum(map(len, shard))))
     done = SplitDone(tuple(shards), tuple(warnings))
     write_atomically(manifest, msgspec.json.encode(done))
     return done

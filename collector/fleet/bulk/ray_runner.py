@@ -80,7 +80,8 @@ def split_for_ray(part: Part) -> Iterator[Any]:
     """The shards of a part, as arrays that are shared and not copied, and at last what they are."""
     warnings: list[str] = []
     about: list[tuple[int, int]] = []
-    for bucket, shard in split(part, warnings.append):
+    for bucket, pieces in split(part, warnings.append):
+        shard = b"".join(pieces)
         about.append((bucket, len(shard)))
         yield np.frombuffer(shard, np.uint8)
     yield about, warnings

@@ -121,16 +121,16 @@ class ShardWriter:
         self._entries, self._first, self._parents = {}, {}, {}
         self._in_turn = False
 
-    def finish(self) -> bytes:
-        """Everything as one shard; empty if it is nothing."""
+    def finish(self) -> list[bytes]:
+        """Everything as one shard, in pieces, since a copy of all would be as large; none if it is nothing."""
         self.end_runs()
         if not self._written:
-            return b""
+            return []
         header = Header(
             [*self._labels], self._runs, b"".join(self._ids), b"".join(self._places), self._for_all, self._turns
         )
         head = msgspec.msgpack.encode(header)
-        return b"".join([_HEADER.pack(len(head)), head, *self._written])
+        return [_HEADER.pack(len(head)), head, *self._written]
 
     def _encoded(self, timed: Timed) -> tuple[bytes, bytes]:
         spans = 0

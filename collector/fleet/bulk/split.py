@@ -24,6 +24,8 @@ SHARED: Final = BUCKETS
 SHARD_BYTES: Final = 96 << 20
 """What is gathered before shards are made: the memory of whoever splits is twice that, and itself."""
 PART_BYTES, PART_FILES, FILES_AT_ONCE = 256 << 20, 4096, 64
+SMALL_PART_BYTES, PARTS = 32 << 20, 32
+"""Parts are smaller where there would be few of them: then none is split while nothing else is left to do."""
 
 
 class Part(NamedTuple):
@@ -40,10 +42,11 @@ class Part(NamedTuple):
 
 def parts_of(files: Sequence[BulkFile]) -> list[Part]:
     """Files in their order, as many in each part as are worth a task."""
+    worth_bytes = min(max(sum(file.size_bytes for file in files) // PARTS, SMALL_PART_BYTES), PART_BYTES)
     groups: list[list[BulkFile]] = []
     size_bytes = 0
     for file in files:
-        if not groups or size_bytes + file.size_bytes > PART_BYTES or len(groups[-1]) == PART_FILES:
+        if not groups or size_bytes + file.size_bytes > worth_bytes or len(groups[-1]) == PART_FILES:
             groups.append([])
             size_bytes = 0
         groups[-1].append(file)
@@ -56,8 +59,8 @@ def bucket_of(instance: str) -> int:
     return zlib.crc32(instance.encode("utf-8", "surrogateescape")) % BUCKETS
 
 
-def split(part: Part, warn: Callable[[str], None], stdin: BinaryIO | None = None) -> Iterator[tuple[int, bytes]]:
-    """Bucket and shard; the bucket ``SHARED`` is needed by all. StoreError if a file cannot be read."""
+def split(part: Part, warn: Callable[[str], None], stdin: BinaryIO | None = None) -> Iterator[tuple[int, list[bytes]]]:
+    """Bucket and shard in pieces; the bucket ``SHARED`` is needed by all. StoreError if a file cannot be read."""
     writers: dict[int, ShardWriter] = {}
     for first in range(0, len(part.files), FILES_AT_ONCE):
         recordings = [open_bulk_file(file, warn, stdin) for file in part.files[first : first + FILES_AT_ONCE]]
@@ -70,7 +73,7 @@ def split(part: Part, warn: Callable[[str], None], stdin: BinaryIO | None = None
     yield from _finished(writers)
 
 
-def _finished(writers: dict[int, ShardWriter]) -> Iterator[tuple[int, bytes]]:
+def _finished(writers: dict[int, ShardWriter]) -> Iterator[tuple[int, list[bytes]]]:
     for bucket in sorted(writers):
         shard = writers.pop(bucket).finish()
         if shard:

@@ -2,7 +2,9 @@
 
 import gzip
 import io
+import multiprocessing
 import os
+import select
 import signal
 import sys
 from functools import partial
@@ -177,6 +179,43 @@ def test_a_killed_worker_changes_nothing(recording, alone, tmp_path):
         learned([recording], tmp_path / "work2", runner=DyingRunner(tmp_path / "work2", 2))
 
 
+def hold_open(fifo):
+    """A task that never ends; whoever reads the pipe sees that somebody is at it."""
+    with fifo.open("wb", buffering=0) as stream:
+        stream.write(b".")
+        signal.pause()
+
+
+def hold_open_in_workers(fifo, work):
+    list(LocalRunner(work, 2)._run(hold_open, [fifo, fifo]))
+
+
+def test_workers_of_a_replay_that_is_killed_end_too(tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    parent = multiprocessing.get_context("spawn").Process(target=hold_open_in_workers, args=(fifo, tmp_path))
+    parent.start()
+    with fifo.open("rb", buffering=0) as stream:
+        for _ in range(2):
+            assert select.select([stream], [], [], 120)[0], "no worker began"
+            assert stream.read(1) == b"."
+        parent.kill()
+        parent.join()
+        assert select.select([stream], [], [], 120)[0], "workers live on"
+        assert stream.read() == b""
+
+
+def test_recordings_are_cut_into_parts_of_like_size_whoever_splits_them():
+    def sizes_mib(*files_mib):
+        files = [BulkFile(str(number), size << 20, "") for number, size in enumerate(files_mib)]
+        return [part.size_bytes >> 20 for part in split.parts_of(files)]
+
+    assert sizes_mib(*[1] * 40) == [32, 8]
+    assert sizes_mib(*[100] * 20) == [100] * 20
+    assert sizes_mib(*[64] * 200) == [256] * 50
+    assert sizes_mib(*[0] * (split.PART_FILES + 1)) == [0, 0]
+
+
 def test_what_was_stopped_goes_on_where_it_was(recording, alone, tmp_path, monkeypatch):
     said, out, state = [], tmp_path / "out.json", tmp_path / "out.bin"
     run = partial(
@@ -295,6 +334,9 @@ def test_a_fleet_of_recordings_is_written_as_a_pull_writes_it(recording, alone, 
     bank = Bank(CONFIG)
     bank.restore((tmp_path / "fleet" / "states" / f"{config_id}.bin").read_bytes())
     assert coefficients(bank) == coefficients(alone)
+    assert main([*arguments[:-2], "--profile", "bulk"]) == 0
+    snapshot = Snapshot.from_json((tmp_path / "fleet" / "snapshot.json").read_bytes())
+    assert all([*target.models] == ["portable"] for target in snapshot.configs[0].targets.values())
     work = WorkDirectory(tmp_path / "fleet" / ".replay", SystemClock(), print)
     work.take([], CONFIG)
     assert main(arguments) == 1  # two fleets write to one directory

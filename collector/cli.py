@@ -63,6 +63,7 @@ from collector.runtime import (
     remarks_on,
     set_log_format,
     set_log_level,
+    without_collection,
 )
 
 _ENVIRONMENT = {
@@ -148,8 +149,9 @@ def _load(arguments: argparse.Namespace) -> Config:
 
 def _run(arguments: argparse.Namespace) -> int:
     path, clock = _path(arguments), SystemClock()
-    from .app import ConfigSource, run  # noqa: PLC0415
-    from .commands.check import check  # noqa: PLC0415
+    with without_collection():
+        from .app import ConfigSource, run  # noqa: PLC0415
+        from .commands.check import check  # noqa: PLC0415
 
     def read() -> Config:
         config = scraping(_load(arguments), arguments.scrape)

@@ -1,7 +1,7 @@
 """The bank: configurations x targets x models; rows in, snapshots out.
 
     learn(config, target, rows)  -> Counter of RowOutcome, whose values sum to the rows received
-    targets(config)              -> what is published now, from a flushed copy: reading changes nothing
+    targets(config)              -> what is published now: reading changes nothing
     state() / restore(bytes)     -> stop and restart is no restart
     merge(other)                 -> statistics added, stratum by stratum
 
@@ -30,6 +30,7 @@ from online.target import (
     foretold,
     merge_target,
     succeed_target,
+    target_for_reader,
 )
 from online.transfer import ConfigPlaces, Donor, DonorPool, Priors, donors_of, priors_of
 
@@ -207,16 +208,12 @@ class Bank:
         """Known configurations, the one that learned least recently first."""
         return list(self._configs)
 
-    def targets(self, config_id: str) -> dict[str, TargetSnapshot]:
-        """What is published of a configuration now, partial blocks included."""
+    def targets(self, config_id: str, *, exact: bool = True) -> dict[str, TargetSnapshot]:
+        """What is published of a configuration now, by every row; without ``exact``, negligible ones left out."""
         by_sheet = self.foretold(config_id)
         snapshots = {} if by_sheet is None else {Target.STEP_TIME.value: by_sheet}
         for target, state in self._configs.get(config_id, {}).items():
-            flushed = copy.deepcopy(state)
-            flushed.flush()
-            # A counter must not fall, and the rest of the block may decide that this part is learned otherwise.
-            flushed.residuals = state.residuals
-            if (snapshot := flushed.snapshot()) is not None:
+            if (snapshot := target_for_reader(state, exact=exact).snapshot()) is not None:
                 snapshots[target.value] = snapshot
         return dict(sorted(snapshots.items()))
 

@@ -32,15 +32,14 @@ def read_fields(event: Span.Event, table: Mapping[str, words.Field]) -> dict[str
         field = table.get(attribute.key)
         if field is None:
             continue
-        kind = attribute.value.WhichOneof("value")
-        if kind != ("double_value" if field.double else "int_value"):
+        name, limit, _, double = field
+        value = attribute.value
+        if value.WhichOneof("value") != ("double_value" if double else "int_value"):
             raise Rejected(Skip.WRONG_TYPE)
-        value = attribute.value.double_value if field.double else attribute.value.int_value
-        if not math.isfinite(value):
-            raise Rejected(Skip.NOT_FINITE)
-        if not 0 <= value <= field.limit:
-            raise Rejected(Skip.OUT_OF_RANGE)
-        out[field.name] = value
+        number = value.double_value if double else value.int_value
+        if not 0 <= number <= limit:
+            raise Rejected(Skip.OUT_OF_RANGE if math.isfinite(number) else Skip.NOT_FINITE)
+        out[name] = number
     if len(out) < len(table) and any(field.required and field.name not in out for field in table.values()):
         raise Rejected(Skip.MISSING_ATTRIBUTE)
     return out

@@ -16,6 +16,7 @@ from .memory import (
     limit_bytes,
     resident_bytes,
     tune_malloc,
+    without_collection,
 )
 from .progress import Progress
 from .stop import Stop
@@ -55,4 +56,5 @@ __all__ = [
     "set_log_level",
     "sync_directory",
     "tune_malloc",
+    "without_collection",
 ]

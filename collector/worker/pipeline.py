@@ -248,9 +248,10 @@ class Pipeline:
             case Succeeded(old, new):
                 self._bank.inherit(new, old)
 
-    def snapshot(self, now_unix_nano: int, generation: int) -> Snapshot:
-        """What is known now; the state stays as it is."""
-        configs = [self._config(known, self.joiner.emitters_of(known)) for known in self.joiner.config_ids()]
+    def snapshot(self, now_unix_nano: int, generation: int, *, exact: bool = True) -> Snapshot:
+        """What is known now, ``exact`` or without rows that would hardly be noticed; the state stays as it is."""
+        ids = self.joiner.config_ids()
+        configs = [self._config(known, self.joiner.emitters_of(known), exact=exact) for known in ids]
         self.exemplars = self._traces.exemplars(configs)
         self._mixes = self._load.mixes(configs, now_unix_nano)
         shown = {config.config_id: self._history(config.config_id) for config in configs}
@@ -262,7 +263,7 @@ class Pipeline:
             configs=configs,
         )
 
-    def _config(self, config_id: str, emitters: Sequence[Emitter]) -> ConfigSnapshot:
+    def _config(self, config_id: str, emitters: Sequence[Emitter], *, exact: bool = True) -> ConfigSnapshot:
         facts = facts_of(emitters)
         sources: dict[str, str] = {}
         contradictions: dict[str, str] = {}
@@ -271,6 +272,8 @@ class Pipeline:
             contradictions |= emitter.facts.contradictions()
         quality = min((emitter.quality for emitter in emitters), default=Quality.REQUESTS)
         targets = self._settled.targets(config_id)
+        if targets is None:
+            targets = self._targets(config_id, emitters, quality, facts, exact=exact)
         return ConfigSnapshot(
             config_id=config_id,
             config=facts,
@@ -279,7 +282,7 @@ class Pipeline:
             cannot_derive=list(cannot_derive(facts)),
             engines=[emitter.snapshot() for emitter in emitters],
             telemetry=quality.label,
-            targets=targets if targets is not None else self._targets(config_id, emitters, quality, facts),
+            targets=targets,
             quarantined=self._quarantine.reason(config_id),
         )
 
@@ -288,9 +291,9 @@ class Pipeline:
         return self._settled.history(config_id) or (None if history is None else history.view())
 
     def _targets(
-        self, config_id: str, emitters: Sequence[Emitter], quality: Quality, facts: Mapping[str, Fact]
+        self, config_id: str, emitters: Sequence[Emitter], quality: Quality, facts: Mapping[str, Fact], *, exact: bool
     ) -> dict[str, TargetSnapshot]:
-        targets = self._quarantine.targets(config_id)
+        targets = self._quarantine.targets(config_id, exact=exact)
         step = targets.get(Target.STEP_TIME.value)
         queueings = [emitter.api_queueing for emitter in emitters]
         api = with_stand_ins(targets.pop(Target.API_QUEUEING.value, None), queueings, step)

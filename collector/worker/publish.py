@@ -18,6 +18,8 @@ from online import Snapshot
 WRITER = "snapshot-writer"
 COST_SHARE = 0.1
 """Of the worker's time that generations may take: of a thousand configurations they come less often than set."""
+QUIET_NS = 10_000_000_000
+"""Without anything new for so long, twice the pause of an SDK's exporter, a generation tells what the last left out."""
 WRITE_TIMEOUT_S = 120.0
 """A write that takes longer hangs in the kernel."""
 
@@ -37,8 +39,8 @@ class SnapshotSource(Protocol):
         """Whether there is something to say before there are rows."""
         ...
 
-    def snapshot(self, now_unix_nano: int, generation: int) -> Snapshot:
-        """What is known now."""
+    def snapshot(self, now_unix_nano: int, generation: int, *, exact: bool) -> Snapshot:
+        """What is known now, ``exact`` or without rows that would hardly be noticed."""
         ...
 
     def flushed(self) -> SnapshotSource:
@@ -61,6 +63,8 @@ class Publisher:
         self._clock = clock
         self._interval_ns = int(interval_s * 1e9)
         self._published_revision: tuple[int, int] = (0, 0)
+        self._tells_all = True
+        """Whether the current generation left no row out."""
         self._made_ns: int | None = None
         self._took_ns = 0
         self._generation = 0
@@ -94,17 +98,20 @@ class Publisher:
             # the last generation also tells what still waited for its other half; the state itself stays as it is
             source = self._source.flushed() if final else self._source
             revision = source.revision
-            if revision == self._published_revision or not (revision[0] or source.foretells):
+            quiet = revision == self._published_revision
+            if quiet and (self._tells_all or (not final and now_ns - (self._made_ns or 0) < QUIET_NS)):
+                return
+            if not (revision[0] or source.foretells):
                 return
             self._made_ns = now_ns
-            self._current = source.snapshot(self._clock.unix_nano(), self._generation + 1)
+            self._current = source.snapshot(self._clock.unix_nano(), self._generation + 1, exact=final or quiet)
             self._took_ns = self._clock.monotonic_ns() - now_ns
         except Exception:  # noqa: BLE001 -- a fault of the learner must not end the receiving
             self._metrics.add(table.PUBLISH_ERRORS)
             _log.exception("snapshot could not be made")
             return
         self._generation += 1
-        self._published_revision = revision
+        self._published_revision, self._tells_all = revision, final or quiet
 
 
 class SnapshotWriter:

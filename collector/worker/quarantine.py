@@ -47,11 +47,11 @@ class Quarantine:
                 self._put_aside(config_id, f"{target}: {type(error).__name__}")
         return Counter({RowOutcome.QUARANTINED: len(rows)})
 
-    def targets(self, config_id: str) -> dict[str, TargetSnapshot]:
+    def targets(self, config_id: str, *, exact: bool = True) -> dict[str, TargetSnapshot]:
         """What is published of a configuration; nothing when it is put aside."""
         if config_id not in self._reasons:
             try:
-                return self._bank.targets(config_id)
+                return self._bank.targets(config_id, exact=exact)
             except Exception as error:  # noqa: BLE001 -- whatever a learner raises
                 self._put_aside(config_id, f"snapshot: {type(error).__name__}")
         return {}

@@ -21,7 +21,7 @@ from online.blocks import CELLS, Groups
 from online.rows import Floats, Ints, Mask
 from online.state import saved
 
-from .detectors import DriftSettings
+from .detectors import DriftSettings, median_of
 
 _RIDGE = 1e-6  # on the unit diagonal, as in every solve
 TINY = 1e-12
@@ -88,7 +88,7 @@ class Cells:
             rows = slice(groups.starts[k], groups.starts[k] + groups.sizes[k])
             c = groups.ids[k]
             self.x[c] = x[rows].mean(axis=0)
-            self.log_y[c] = float(np.median(log_ratio[rows])) + math.log(max(float(self.x[c] @ beta), TINY))
+            self.log_y[c] = median_of(log_ratio[rows]) + math.log(max(float(self.x[c] @ beta), TINY))
 
     def usual(self, ids: Ints, beta: Floats) -> Floats:
         """Y_c - log X_c beta of cells, (g,)."""

@@ -36,7 +36,7 @@ from online.snapshot import DriftSnapshot
 from online.state import Count, Finite, LikeFresh, MadeBy, saved
 
 from .cells import CellRows, Cells, SpeedFit
-from .detectors import U_MAX, DriftSettings, make_detector, medians_of
+from .detectors import U_MAX, DriftSettings, make_detector, median_of, medians_of
 from .levels import Levels
 from .phase_watch import PhaseWatch
 from .suspicion import Suspicion
@@ -215,7 +215,7 @@ class DriftMonitor:
 
     def _open_suspicion(self, rows: int, end_ns: int) -> Verdict:
         """By the last so many rows."""
-        gain = float(np.median(self.recent[-rows:]))
+        gain = median_of(self.recent[-rows:])
         if abs(gain) < self.settings.gate:
             return Verdict.NOTHING
         self._reset_detectors()

@@ -17,7 +17,7 @@ import numpy as np
 from online.rows import Floats
 from online.state import Finite, LikeFresh, saved
 
-from .detectors import DriftSettings, make_detector, medians_of
+from .detectors import DriftSettings, make_detector, median_of, medians_of
 
 _GROUPS, _GROUP_ROWS = 4, 16
 
@@ -58,7 +58,7 @@ class PhaseWatch:
         full = len(values) // size
         self.waiting = values[full * size :].tolist()
         if self.detector.update(medians_of(values[: full * size], size)):
-            gain = float(np.median(self.recent))
+            gain = median_of(self.recent)
             self.reset()
             self.suspected = gain if abs(gain) >= self._settings.gate else 0.0
         return 0.0
@@ -67,12 +67,12 @@ class PhaseWatch:
         least = max(self._settings.gate, self._settings.phase_share * abs(self.suspected))
         sign = math.copysign(1.0, self.suspected)
         groups = len(self.since) // _GROUP_ROWS
-        each = np.median(np.reshape(self.since[: groups * _GROUP_ROWS], (groups, _GROUP_ROWS)), axis=1)
+        each = np.asarray(medians_of(np.asarray(self.since[: groups * _GROUP_ROWS]), _GROUP_ROWS))
         if (sign * each <= least).any():
             self.reset()
             return 0.0
         if groups < _GROUPS:
             return 0.0
-        gain = float(np.median(self.since))
+        gain = median_of(self.since)
         self.reset()
         return gain

@@ -22,7 +22,7 @@ from online.blocks import CELLS
 from online.rows import Floats, Mask
 from online.state import Count, Finite, saved
 
-from .detectors import U_MAX, DriftSettings
+from .detectors import U_MAX, DriftSettings, median_of
 from .levels import RowLevels
 
 
@@ -97,4 +97,4 @@ class Suspicion:
 
     def measured_gain(self) -> float:
         """Log gain by the rows since the alarm."""
-        return float(np.median(self.e))
+        return median_of(self.e)

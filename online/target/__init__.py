@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .course import ChangeKind
 from .learners import Learner, make_learner, make_rls
+from .reading import target_for_reader
 from .settings import BankSettings, check_settings, feature_set
 from .sheet_told import foretold
 from .step_history import CoursePoint, HistoryView, StepHistory
@@ -26,4 +27,5 @@ __all__ = [
     "make_rls",
     "merge_target",
     "succeed_target",
+    "target_for_reader",
 ]

@@ -141,7 +141,7 @@ class TargetState:
 
     def _learn_block(self, block: Design) -> None:
         """Learn a block of the published lane, whole or in pieces."""
-        watcher, views = self._watcher(), self.matrix.views(block)
+        watcher, views = self.watcher(), self.matrix.views(block)
         watched = watcher is not None and self.settings.bank.detector != NO_DETECTOR
         off = runs_off(watcher, views[watcher.features.name] if watcher and watched else None, len(block))
         for piece in pieces_of(block, off, lambda: watcher is not None and watcher.members.slow.trial is not None):
@@ -149,14 +149,14 @@ class TargetState:
         self.history.record(int(block.end_ns[-1]), watcher, self.published)
 
     def _size_blocks(self) -> None:
-        watcher = self._watcher()
+        watcher = self.watcher()
         if watcher is not None:
             size = self._block_size.after(watcher.rows, of_steps=self.target.vector == "beta")
             self.cutter.block_rows, self.cutter.block_ns = size
 
     def _learn_piece(self, block: Design, views: Mapping[str, Design]) -> None:
         """All models learn these rows, by set in ``views``, the one that watches for changes of speed first."""
-        champion, watcher = self._predictor(), self._watcher()
+        champion, watcher = self._predictor(), self.watcher()
         seen = None if self.published is None else self.published.seen_of(block, self.matrix)
         speed = None
         if watcher is not None:
@@ -184,7 +184,7 @@ class TargetState:
         self.history.learn(watcher, view, shaped, speed.verdict)
         return speed
 
-    def _watcher(self) -> RlsLearner | None:
+    def watcher(self) -> RlsLearner | None:
         """``portable``, which every consumer computes and shape factors belong to; else the first that publishes."""
         model = self.models.get(SHAPED)
         return model if model is not None and publishes(model) else next(self.publishers(), None)
@@ -238,7 +238,7 @@ class TargetState:
         champion = _champion(self.champion, models, self.models)
         if champion is None:
             return None
-        watcher = self._watcher()
+        watcher = self.watcher()
         learner, vector = self.models[champion], self.target.vector
         if not publishes(learner):
             return TargetSnapshot(vector=vector, unit="us", champion=champion, models=models)

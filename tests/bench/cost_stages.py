@@ -63,7 +63,7 @@ class Sidecar:
 
     def publish(self) -> None:
         """What a generation asks of the learners."""
-        self.call(SNAPSHOT, lambda: [self._bank.targets(config_id) for config_id in self._bank.configs()])
+        self.call(SNAPSHOT, lambda: [self._bank.targets(config_id, exact=False) for config_id in self._bank.configs()])
 
 
 def measure(config: Config) -> dict[str, float]:

@@ -229,5 +229,17 @@ def test_every_reason_to_wait_has_its_words():
 def test_a_window_shorter_than_the_grace_is_no_trouble():
     house = House(join=JoinConfig(window_s=1, grace_s=0))
     house.turn(steps_of("a", 1, 600))
-    house.silence(3)
+    house.silence(11)
     assert house.rows()["step_time"] > 590
+
+
+def test_rows_that_wait_for_their_block_are_told_once_nothing_comes():
+    house = House(join=JoinConfig(window_s=1, grace_s=0))
+    house.turn(steps_of("a", 1, 600))
+    house.silence(3)
+    told, generation = house.rows()["step_time"], house.publisher.generation
+    house.silence(11)
+    assert told < house.rows()["step_time"]
+    assert house.publisher.generation == generation + 1
+    house.silence(60)
+    assert house.publisher.generation == generation + 1

@@ -244,7 +244,7 @@ def test_a_snapshot_that_cannot_be_made_is_counted_and_the_old_one_stays(house, 
 SHEET = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 32}
 
 
-def exportable(*_):
+def exportable(*_, **__):
     """A snapshot whose configuration knows all that BLIS asks for."""
     config = cases.config()
     return cases.snapshot(msgspec.structs.replace(config, config=config.config | SHEET), generation=1)
@@ -306,10 +306,10 @@ def test_generations_that_are_dear_come_less_often_than_set(tmp_path):
     house = House(tmp_path)
     source, made = house.processor, []
 
-    def snapshot(now_unix_nano, generation):
+    def snapshot(now_unix_nano, generation, *, exact):
         made.append(house.clock.monotonic_ns() / 1e9)
         house.clock.advance(2.0)
-        return source_snapshot(now_unix_nano, generation)
+        return source_snapshot(now_unix_nano, generation, exact=exact)
 
     source_snapshot, source.snapshot = source.snapshot, snapshot
     for _ in range(60):

@@ -31,6 +31,7 @@ from collector.commands.file_arguments import (
     add_replay_arguments,
     add_run_arguments,
 )
+from collector.commands.fleet_arguments import add_fleet_parser
 from collector.commands.questions import add_question_parsers
 from collector.config import (
     ENV_FILE,
@@ -45,7 +46,6 @@ from collector.config import (
     to_tree,
     to_yaml,
 )
-from collector.fleet.fleet_arguments import add_fleet_parser
 from collector.runtime import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -180,7 +180,7 @@ def _replay(arguments: argparse.Namespace) -> int:
         note=_remarks(),
         state=arguments.state,
         stdin=sys.stdin.buffer,
-        workers=arguments.workers if arguments.workers is None else max(arguments.workers, 0) or os.cpu_count() or 1,
+        workers=arguments.workers if arguments.workers is None else arguments.workers or os.cpu_count() or 1,
     )
     return _concluded(code, arguments, arguments.snapshot)
 

@@ -31,7 +31,8 @@ class Snapshot:
         self._source = source
 
     def __repr__(self) -> str:
-        return f"<tracefit.Snapshot generation {self.generation}, {len(self.configs)} configurations>"
+        noun = "configuration" if len(self.configs) == 1 else "configurations"
+        return f"<tracefit.Snapshot generation {self.generation}, {len(self.configs)} {noun}>"
 
     def refresh(self) -> Snapshot:
         """The newest one from where this came from; this very one if nothing is new (a URL is asked by ETag).

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import tracefit
+from collector.config import is_endpoint
 from collector.runtime import StartError
 from exporters.what_if import QuestionError
 from tracefit import Config, Estimate, NotFoundError, Prediction, Snapshot
@@ -22,7 +23,8 @@ def load_snapshot(source: str, token_file: Path | None) -> Snapshot:
     try:
         return tracefit.load(source, token=read_token(token_file))
     except tracefit.LoadError as error:
-        raise StartError(str(error)) from None
+        meant = f"; did you mean 'http://{source}'?" if is_endpoint(source) and not Path(source).exists() else ""
+        raise StartError(f"{error}{meant}") from None
 
 
 def read_token(path: Path | None) -> str | None:
@@ -81,5 +83,5 @@ def refusal(error: Exception) -> str:
     if isinstance(error, QuestionError):
         return f"error: --{error.parameter.replace('_', '-')}: {error.problem}"
     if isinstance(error, NotFoundError):
-        return f"error: --config: {error}"
+        return f"error: --which: {error}"
     return f"error: {error}"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from collector.config import suggestion
+from collector.config import is_endpoint, suggestion
 
 EPILOG = """\
 exit codes: 0 done, 1 failed, 2 wrong usage, 78 bad configuration, 130 stopped by Ctrl-C
@@ -22,6 +22,7 @@ every key:   tracefit check-config --explain KEY
 """
 
 THROTTLE_MAX = 100.0
+_DIGITS_MAX = 9
 COMPLETED_SHELLS = ("bash", "zsh", "tcsh")
 _INVALID_CHOICE = re.compile(r"invalid choice: '(?P<word>[^']*)' \(choose from (?P<known>.*)\)")
 _MISSING = "the following arguments are required"
@@ -111,7 +112,10 @@ def add_demo_parser(commands: Any, run: Callable[[argparse.Namespace], int]) -> 
     instead = demo.add_mutually_exclusive_group()
     instead.add_argument("--fleet", action="store_true", help="ten sidecars, one beside a slower machine; pulled")
     instead.add_argument(
-        "--to", metavar="HOST:PORT", help="send to a sidecar that runs already, in real time, for ever"
+        "--to",
+        type=host_port,
+        metavar="HOST:PORT",
+        help="send to a sidecar that runs already, in real time, for ever",
     )
     instead.add_argument("--save", type=Path, metavar="FILE", help="no sidecar: write what would be sent to FILE")
     demo.set_defaults(command=run)
@@ -142,3 +146,28 @@ def share_within_one(text: str) -> float:
     if number >= 1.0:
         raise argparse.ArgumentTypeError(f"{text!r} is no share between 0 and 1")
     return number
+
+
+def share(text: str) -> float:
+    """A number from zero to one."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0.0 <= number <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share from 0 to 1")
+    return number
+
+
+def whole_number(text: str) -> int:
+    """Zero or a number of things."""
+    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on")
+    return int(text)
+
+
+def host_port(text: str) -> str:
+    """Where somebody listens."""
+    if not is_endpoint(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not host:port, the port 0 to 65535")
+    return text

@@ -87,9 +87,21 @@ def send_forever(
 
 def forget_last_run(directory: Path) -> None:
     """The recording is sent with the same span ids again: who remembers them learns nothing."""
-    directory.mkdir(parents=True, exist_ok=True)
-    for name in (SNAPSHOT_NAME, *STATE_FILES):
-        (directory / name).unlink(missing_ok=True)
+    make_empty(directory, *(directory / name for name in (SNAPSHOT_NAME, *STATE_FILES)))
+
+
+def make_empty(directory: Path, *old_files: Path) -> None:
+    """A directory without what the last demo left in it.
+
+    Raises:
+        StartError: it cannot be written to.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for file in old_files:
+            file.unlink(missing_ok=True)
+    except OSError as error:
+        raise StartError(f"cannot write to {directory}: {error.strerror}") from None
 
 
 def _feed(source: Path, speed: float, throttle: float, ports: Ports, say: PrintLine) -> None:

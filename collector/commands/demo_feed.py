@@ -138,6 +138,7 @@ class Feeder:
         self._clock = clock
         self._start_ns = 0
         self._next: Sending | None = None
+        self._target = target
         self._channel = grpc.insecure_channel(target)
         self._export: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(METHOD)
         self._task = Task("feeder", self._send_next)
@@ -171,7 +172,12 @@ class Feeder:
         except grpc.RpcError as error:
             if error.code() in _RETRYABLE:
                 return RETRY_S
-            self.problem = f"the sidecar refused an export: {error.code().name}"
+            silent = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            self.problem = (
+                f"nothing answers at {self._target}"
+                if silent
+                else f"the sidecar refused an export: {error.code().name}"
+            )
             return None
         self.exports += 1
         self.recorded_s = sending.recorded_s

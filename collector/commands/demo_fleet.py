@@ -21,7 +21,7 @@ from collector.receive.otlp import METHOD
 from collector.recordings import Recording
 from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError, SystemClock
 
-from .demo import Ports, await_ready, free_port, sidecar_process
+from .demo import Ports, await_ready, free_port, make_empty, sidecar_process
 from .demo_feed import SEND_TIMEOUT_S, find_recording
 from .demo_stamps import MONOTONIC_NS_KEYS, Slowdown, restamp, spans_of
 
@@ -45,9 +45,7 @@ def demo_fleet(recording: Path | None, say: PrintLine, directory: Path | None = 
         every = []
         for number in range(SIDECARS):
             ports, home = Ports(free_port(), free_port()), directory / f"sidecar-{number}"
-            home.mkdir(parents=True, exist_ok=True)
-            for old in home.glob("*"):
-                old.unlink()
+            make_empty(home, *home.glob("*"))
             every.append((ports, home, stack.enter_context(sidecar_process(ports, home, **_SETTINGS))))
         for ports, home, process in every:
             await_ready(process, ports.pages, home)

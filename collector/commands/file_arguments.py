@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
-from .arguments import share_within_one
+from .arguments import share_within_one, whole_number
 from .questions import EXPORT_FORMATS, add_assumption_options, add_choice_option, add_token_option
 
 
@@ -48,7 +48,10 @@ def add_replay_arguments(replay: argparse.ArgumentParser) -> None:
     replay.add_argument("--snapshot", required=True, type=Path, metavar="OUT", help="where the coefficients go")
     replay.add_argument("--state", type=Path, metavar="OUT", help="save what was learned, for donors and merges")
     replay.add_argument(
-        "--workers", type=int, metavar="N", help="learn engine by engine in N processes (0: one a core), and merge"
+        "--workers",
+        type=whole_number,
+        metavar="N",
+        help="learn engine by engine in N processes (0: one a core), and merge",
     )
 
 
@@ -88,7 +91,9 @@ def add_donors_arguments(donors: argparse.ArgumentParser) -> None:
     """``tracefit donors``."""
     donors.add_argument("paths", nargs="+", type=Path, metavar="DIR", help="state files, or directories of them")
     donors.add_argument("--select", action="append", type=Path, default=[], metavar="FILE", help="choose rows of this")
-    donors.add_argument("--per-stratum", type=int, default=20, metavar="N", help="rows to keep of each stratum (20)")
+    donors.add_argument(
+        "--per-stratum", type=whole_number, default=20, metavar="N", help="rows to keep of each stratum (20)"
+    )
 
 
 def add_merge_arguments(merge: argparse.ArgumentParser) -> None:

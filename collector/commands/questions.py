@@ -9,10 +9,11 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from .arguments import CommandParser
+from .arguments import CommandParser, positive_number, share
 
 EXPORT_FORMATS = ("blis-yaml", "blis-flags", "blis-trace", "csv", "dynamo", "llm-d-sim")
 QuestionHandler = Callable[[argparse.Namespace], int]
+ParseNumber = Callable[[str], float]
 
 
 def add_question_parsers(commands: argparse._SubParsersAction[CommandParser], answer: QuestionHandler) -> None:
@@ -52,11 +53,12 @@ def add_question_parsers(commands: argparse._SubParsersAction[CommandParser], an
 
 
 def add_choice_option(command: argparse.ArgumentParser) -> None:
-    """Which configuration of a snapshot is meant."""
+    """Which configuration of a snapshot is meant; ``--config`` names a file, as of all commands that take it."""
     command.add_argument(
-        "--config",
+        "--which",
+        dest="config",
         default="",
-        metavar="WHICH",
+        metavar="WORDS",
         help="config_id, its beginning, or words of its name; needed if there are more",
     )
 
@@ -68,7 +70,7 @@ def add_token_option(command: argparse.ArgumentParser) -> None:
 
 def add_assumption_options(export: argparse.ArgumentParser) -> None:
     """The requests and the engine that a file for another program is made for."""
-    _add_request(export, required=False)
+    _add_request(export, required=False, number=positive_number, ratio=share)
     _add_limits(export)
 
 
@@ -83,10 +85,12 @@ def _add_access(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print one JSON document, times in microseconds")
 
 
-def _add_request(command: argparse.ArgumentParser, *, required: bool) -> None:
-    command.add_argument("--prompt", type=float, required=required, metavar="N", help="prompt tokens of a request")
-    command.add_argument("--output", type=float, required=required, metavar="N", help="output tokens of a request")
-    command.add_argument("--prefix-hit", type=float, metavar="RATIO", help="share of prompts cached (0)")
+def _add_request(
+    command: argparse.ArgumentParser, *, required: bool, number: ParseNumber = float, ratio: ParseNumber = float
+) -> None:
+    command.add_argument("--prompt", type=number, required=required, metavar="N", help="prompt tokens of a request")
+    command.add_argument("--output", type=number, required=required, metavar="N", help="output tokens of a request")
+    command.add_argument("--prefix-hit", type=ratio, metavar="RATIO", help="share of prompts cached (0)")
 
 
 def _add_number(command: argparse.ArgumentParser, option: str, meaning: str) -> None:

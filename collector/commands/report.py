@@ -32,7 +32,7 @@ def _headline(config: ConfigSnapshot) -> str:
 
 def _error(model: ModelSnapshot) -> str:
     error = "" if model.error is None else f", median error {model.error.median_ape:.1%}"
-    shaped = model.prediction_error
+    shaped = model.shaped_error or model.prediction_error
     return error if shaped is None else f"{error}, with shape factors {shaped.median_ape:.1%}"
 
 

@@ -20,7 +20,7 @@ from .receiver_config import (
 )
 from .reload import ConfigWatch, Reload
 from .schema import Config
-from .section import Endpoint, parse_endpoint
+from .section import Endpoint, is_endpoint, parse_endpoint
 
 __all__ = [
     "ENV_FILE",
@@ -48,6 +48,7 @@ __all__ = [
     "ScrapeEndpoint",
     "TlsConfig",
     "explain_key",
+    "is_endpoint",
     "json_schema",
     "load",
     "load_or_degrade",

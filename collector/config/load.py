@@ -49,11 +49,13 @@ def profile_names() -> list[str]:
 
 def scraping(config: Config, urls: Sequence[str]) -> Config:
     """The same with these pages to scrape, beside those of the file; an address alone means its ``/metrics``."""
-    more = [{"url": url if "://" in url else f"http://{url}"} for url in urls]
-    try:
-        endpoints = msgspec.convert(more, tuple[ScrapeEndpoint, ...])
-    except msgspec.ValidationError as error:
-        raise ConfigError("--scrape", str(error)) from None
+    endpoints = []
+    for url in urls:
+        try:
+            endpoint = msgspec.convert({"url": url if "://" in url else f"http://{url}"}, ScrapeEndpoint)
+        except msgspec.ValidationError:
+            raise ConfigError("--scrape", f"{url!r} is no address like http://host:8000/metrics") from None
+        endpoints.append(endpoint)
     receivers, scrape = config.receivers, config.receivers.scrape
     new = tuple(endpoint for endpoint in endpoints if endpoint not in scrape.endpoints)
     scrape = msgspec.structs.replace(scrape, endpoints=scrape.endpoints + new)
@@ -164,17 +166,26 @@ def _override(tree: dict[str, Any], variable: str, text: str, origin: dict[str, 
 
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`")
+_NO_WORD = "Invalid enum value "
 _AT = re.compile(r"^(?P<problem>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>.*)`)?$", re.DOTALL)
 
 
-def _keys_at(path: str) -> list[str]:
-    """Names of the keys of one level; ``[...]``, as msgspec writes an entry of a list, is any of its entries."""
-    section: Any = Config
+def _type_at(path: str) -> Any:
+    """What stands at a path; ``[...]``, as msgspec writes an entry of a list, is any of its entries."""
+    kind: Any = Config
     for name in filter(None, path.split(".")):
-        fields = {field.name: field.type for field in msgspec.structs.fields(section)}
-        section = fields[re.sub(r"\[[^]]*\]$", "", name)]
-        section = entry_of(section) or section
-    return [field.name for field in msgspec.structs.fields(section)]
+        fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
+        kind = fields[re.sub(r"\[[^]]*\]$", "", name)]
+        kind = entry_of(kind) or kind
+    return kind
+
+
+def _keys_at(path: str) -> list[str]:
+    return [field.name for field in msgspec.structs.fields(_type_at(path))]
+
+
+def _words_at(path: str) -> str:
+    return ", ".join(map(str, msgspec.json.schema(_type_at(path)).get("enum", ())))
 
 
 def _explain(text: str) -> tuple[str, str]:
@@ -189,6 +200,8 @@ def _explain(text: str) -> tuple[str, str]:
     if unknown:
         key = ".".join(part for part in (path, unknown["field"]) if part)
         return key, "unknown key" + suggestion(unknown["field"], _keys_at(path))
+    if problem.startswith(_NO_WORD) and (known := _words_at(path)):
+        problem = f"{problem.removeprefix(_NO_WORD)} is not one of {known}"
     if "matching regex" in problem:
         problem = "expected host:port, the port 0 to 65535"
     return path or "(top level)", problem[:1].lower() + problem[1:].replace("`", "")

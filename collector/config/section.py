@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, NamedTuple, Self, get_args
 
 import msgspec
@@ -46,6 +47,11 @@ _HOST_PORT = (
 
 
 HostPort = Annotated[str, msgspec.Meta(pattern=_HOST_PORT, title="host:port or [v6]:port; port 0 takes a free one")]
+
+
+def is_endpoint(text: str) -> bool:
+    """Whether it is a ``host:port``."""
+    return re.search(_HOST_PORT, text) is not None
 
 
 def parse_endpoint(text: str) -> Endpoint:

@@ -47,7 +47,7 @@ def replay_fleet(
             runner = RayRunner(options.ray)
         else:
             small = sum(file.size_bytes for file in files) <= SMALL_BYTES
-            workers = max(options.workers or 0, 0) or (1 if small else os.cpu_count() or 1)
+            workers = options.workers or (1 if small else os.cpu_count() or 1)
             runner = LocalRunner(work.path, workers, stdin)
         replayed = replay_in_bulk(files, config, runner, work.path, clock, note, options.rows)
         if not replayed.states:

@@ -65,8 +65,6 @@ class Puller:
     def __init__(self, options: PullOptions, config: Config, clock: Clock, note: PrintLine) -> None:
         check_learning(config)
         check_sources(options.sources)
-        if not 0.0 <= options.require <= 1.0:
-            raise StartError(f"--require is a share of the sources from 0 to 1, not {options.require:g}")
         bank = msgspec.structs.replace(config.bank, configs_max=CONFIGS_MAX)
         self._config = msgspec.structs.replace(config, bank=bank)
         self._options = options

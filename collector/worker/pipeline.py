@@ -228,6 +228,7 @@ class Pipeline:
             self.on_event(event)
         match event:
             case Renamed(old, new):
+                _log.info("configuration %s is %s now, as more is known of it", old, new)
                 self._bank.rename(old, new)
                 self._settled.rename(old, new)
                 self._quarantine.rename(old, new)
@@ -236,7 +237,9 @@ class Pipeline:
                 self._bank.describe(config_id, {**facts, HIDES_HITS: hidden})
                 self._quarantine.retain(self.joiner.config_ids())
                 self._settled.retain(self.joiner.config_ids())
-                _log.info("configuration %s: telemetry quality %s, %d facts", config_id, quality.label, len(facts))
+                _log.info(
+                    "configuration %s: telemetry quality %s, facts known: %d", config_id, quality.label, len(facts)
+                )
             case Rows(config_id, target, rows, lane, engines):
                 outcomes = self._quarantine.learn(config_id, target, rows, lane, engines)
                 if lane is Lane.PUBLISHED:

@@ -125,7 +125,7 @@ class SilenceWatch:
             names = ", ".join(described(one) for one in holding[:_NAMED_MAX])
             more = f" and {len(holding) - _NAMED_MAX} more" if len(holding) > _NAMED_MAX else ""
             _log.info(
-                "nothing comes of %d engines; published without waiting: %d rows of %s%s",
+                "engines of which nothing comes: %d; published without waiting: %d rows of %s%s",
                 len(silent),
                 rows,
                 names,

@@ -52,7 +52,7 @@ def choose_config(snapshot: Snapshot, which: str) -> ConfigSnapshot:
     try:
         return snapshot.configs[find_config([(each.config_id, each.config) for each in snapshot.configs], which)]
     except NotFoundError as error:
-        raise ExportError(f"--config: {error}") from None
+        raise ExportError(f"--which: {error}") from None
 
 
 def source_of(snapshot: Snapshot, config: ConfigSnapshot, assumptions: Assumptions) -> Source:

@@ -84,5 +84,5 @@ def check_learner(name: str) -> None:
     if name in (RLS, COVARIANCE, LINEAR, QUANTILE, RESIDUAL):
         return
     if not name.startswith(PREFIX):
-        raise ValueError(f"learners: {name!r} is not {RLS}, {COVARIANCE} or {PREFIX}<name>")
+        raise ValueError(f"learners: {name!r} is not one of {RLS}, {COVARIANCE}, {PREFIX}<name>")
     make(name)

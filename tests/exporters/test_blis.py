@@ -414,9 +414,9 @@ def test_model_sheets_are_read_as_blis_reads_them(sheet, expected):
 def test_a_configuration_is_chosen_by_prefix_and_never_guessed():
     both = cases.snapshot(cases.config("aaaaaaaaaaaa"), cases.config("bbbbbbbbbbbb"))
     assert b"config bbbbbbbbbbbb" in export(both, which="bb", model_config=LLAMA_70B).content
-    with pytest.raises(ExportError, match=r"--config: several configurations fit; .*bbbbbbbbbbbb"):
+    with pytest.raises(ExportError, match=r"--which: several configurations fit; .*bbbbbbbbbbbb"):
         export(both, model_config=LLAMA_70B)
-    with pytest.raises(ExportError, match="--config: no configuration fits 'cc'"):
+    with pytest.raises(ExportError, match="--which: no configuration fits 'cc'"):
         export(both, which="cc", model_config=LLAMA_70B)
     with pytest.raises(BlisError, match="--format"):
         export(cases.snapshot(), file_format="toml", model_config=LLAMA_70B)

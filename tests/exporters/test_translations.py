@@ -325,9 +325,9 @@ def test_the_command_prints_files_and_writes_directories(snapshot_file, capsys):
     [
         (["--format", "dynamo"], 2, "--out: "),
         (["--format", "dynamo", "--out", "/proc/nowhere"], 1, "cannot write"),
-        (["--format", "llm-d-sim", "--config", "zzz"], 1, "no configuration fits 'zzz'"),
-        (["--format", "csv", "--config", "zzz"], 1, "no configuration fits 'zzz'"),
-        (["--format", "llm-d-sim", "--prompt", "nan"], 1, "prompt_tokens: expected"),
+        (["--format", "llm-d-sim", "--which", "zzz"], 1, "no configuration fits 'zzz'"),
+        (["--format", "csv", "--which", "zzz"], 1, "no configuration fits 'zzz'"),
+        (["--format", "llm-d-sim", "--prompt", "1e300"], 1, "prompt_tokens: expected"),
     ],
 )
 def test_what_goes_wrong_is_one_line(snapshot_file, capsys, options, code, said):

@@ -69,7 +69,7 @@ def test_an_export_of_a_running_sidecar_is_that_of_its_file(address, snapshot, t
     token.write_text("secret\n")
     said = []
     for source in ([snapshot], [address, "--token-file", str(token)]):
-        assert main(["export", *source, "--format", "csv", "--config", "LLAMA · H100"]) == 0
+        assert main(["export", *source, "--format", "csv", "--which", "LLAMA · H100"]) == 0
         said.append(capsys.readouterr().out)
     assert said[0] == said[1]
     assert main(["export", address, "--format", "csv"]) == 1
@@ -82,10 +82,10 @@ def test_an_export_of_a_running_sidecar_is_that_of_its_file(address, snapshot, t
 )
 def test_a_configuration_is_meant_in_one_way_by_every_command(snapshot, which, question, capsys):
     command, *options = question.split()
-    assert main([command, snapshot, *options, "--config", which]) == 0
+    assert main([command, snapshot, *options, "--which", which]) == 0
     capsys.readouterr()
-    assert main([command, snapshot, *options, "--config", f"{which} a100"]) == 1
-    assert "--config: no configuration fits" in capsys.readouterr().err
+    assert main([command, snapshot, *options, "--which", f"{which} a100"]) == 1
+    assert "--which: no configuration fits" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_configuration_is_meant_in_one_way_by_every_command(snapshot, which, q
         (["predict", "SNAPSHOT", "--requests", "1e12"], 2, "requests"),
         (["plan", "SNAPSHOT", "--prompt", "3", "--output", "3", "--itl", "3 weeks"], 2, "--itl"),
         (["plan", "SNAPSHOT", "--prompt", "-3", "--output", "3", "--itl", "30ms"], 2, "--prompt: expected 1"),
-        (["show", "SNAPSHOT", "--config", "zzz"], 1, "zzz"),
+        (["show", "SNAPSHOT", "--which", "zzz"], 1, "zzz"),
         (["show", "/nowhere/snapshot.json"], 1, "/nowhere/snapshot.json"),
         (["show", "SNAPSHOT", "--token-file", "/nowhere/token"], 1, "/nowhere/token"),
     ],

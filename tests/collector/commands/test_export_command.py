@@ -28,14 +28,14 @@ def export(files, *options, form="blis-yaml", snapshot="snapshot.json"):
 
 def test_the_yaml_has_eleven_betas_and_whole_alphas(files, capsys):
     model = ["--model-config", str(files / "config.json"), "--hardware", "H100"]
-    assert export(files, "--config", "0f3c", *model) == 0
+    assert export(files, "--which", "0f3c", *model) == 0
     tree = yaml.safe_load(capsys.readouterr().out)["trained_physics_coefficients"]
     assert len(tree["beta_coeffs"]) == 11
     assert all(isinstance(alpha, int) for alpha in tree["alpha_coeffs"])
 
 
 def test_the_flags_are_one_line_and_effective_alphas_are_larger(files, capsys):
-    model = ["--config", "0f3c", "--model-config", str(files / "config.json"), "--hardware", "H100"]
+    model = ["--which", "0f3c", "--model-config", str(files / "config.json"), "--hardware", "H100"]
     assert export(files, *model, form="blis-flags") == 0
     server = capsys.readouterr().out
     assert export(files, *model, "--alpha", "effective", form="blis-flags") == 0
@@ -48,9 +48,9 @@ def test_the_flags_are_one_line_and_effective_alphas_are_larger(files, capsys):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ([], "--config: several configurations fit"),
-        (["--config", "ffff"], "--config: no configuration fits 'ffff'"),
-        (["--config", "0f3c", "--hardware", "abacus"], "--hardware: memory bandwidth of 'abacus' is not known"),
+        ([], "--which: several configurations fit"),
+        (["--which", "ffff"], "--which: no configuration fits 'ffff'"),
+        (["--which", "0f3c", "--hardware", "abacus"], "--hardware: memory bandwidth of 'abacus' is not known"),
     ],
 )
 def test_what_is_missing_is_one_sentence_that_names_the_option(files, capsys, options, sentence):
@@ -93,7 +93,7 @@ def test_identified_can_be_required(files, doubtful, capsys):
     assert captured.out == ""
     assert captured.err.count("\n") == 1
     assert captured.err.startswith("error: --require identified: 2 not: step_time requests")
-    assert export(files, "--config", "0f3c", *required) == 0
+    assert export(files, "--which", "0f3c", *required) == 0
     assert capsys.readouterr().err == ""
 
 
@@ -136,5 +136,5 @@ def test_a_file_that_is_no_snapshot_is_one_sentence(files, capsys, content):
 @pytest.mark.parametrize("content", ["{", "[]", "[" * 100_000])
 def test_a_model_config_that_is_none_is_one_sentence(files, capsys, content):
     (files / "broken.json").write_text(content)
-    assert export(files, "--config", "0f3c", "--model-config", str(files / "broken.json")) == 1
+    assert export(files, "--which", "0f3c", "--model-config", str(files / "broken.json")) == 1
     assert "--model-config" in capsys.readouterr().err

@@ -20,6 +20,8 @@ WRONG = [
     ("run --profile bulc", USAGE, "'bulc'", "did you mean 'bulk'?"),
     ("run --config missing.yaml", CONFIG, "missing.yaml: cannot be read"),
     ("run --scrape http://a/b?c#d", USAGE, "--scrape"),
+    ("run --scrape ftp://a", USAGE, "--scrape: 'ftp://a' is no address like"),
+    ("run --scrape http://a:99999/metrics", USAGE, "--scrape: 'http://a:99999/metrics'"),
     ("run surplus", USAGE, "'surplus'"),
     ("replay", USAGE, "FILE"),
     ("replay a", USAGE, "--snapshot"),
@@ -29,18 +31,23 @@ WRONG = [
     ("replay {junk} --snapshot {tmp}/s.json", FAILED, "junk"),
     (f"replay {RECORDING} --snapshot /nowhere/s.json", FAILED, "/nowhere"),
     (f"replay {RECORDING} --snapshot {{tmp}}/s.json --workers x", USAGE, "--workers"),
+    (f"replay {RECORDING} --snapshot {{tmp}}/s.json --workers -3", USAGE, "'-3'"),
     ("export", USAGE, "SNAPSHOT"),
     (f"export {SNAPSHOT}", USAGE, "--format"),
     (f"export {SNAPSHOT} --format csvv", USAGE, "'csvv'", "did you mean 'csv'?"),
     (f"export {SNAPSHOT} --form csv", USAGE, "'--form'", "did you mean '--format'?"),
     ("export missing.json --format csv", FAILED, "missing.json"),
     ("export {junk} --format csv", FAILED, "junk"),
-    (f"export {SNAPSHOT} --format csv --config zzzz", FAILED, "zzzz"),
+    (f"export {SNAPSHOT} --format csv --which zzzz", FAILED, "zzzz"),
     (f"export {SNAPSHOT} --format blis-yaml --model-config {{junk}}", FAILED, "junk"),
     ("demo --speed 0", USAGE, "'0'"),
     ("demo --speed fast", USAGE, "'fast'"),
     ("demo --throttle -1", USAGE, "'-1'"),
     ("demo --throttle 1e300", USAGE, "'1e300'"),
+    ("demo --to nowhere", USAGE, "'nowhere' is not host:port"),
+    ("demo --to 127.0.0.1:99999", USAGE, "'127.0.0.1:99999' is not host:port"),
+    ("demo --directory {junk}", FAILED, "junk"),
+    ("demo --fleet --directory {junk}", FAILED, "junk"),
     ("demo --fleet --throttle 2", USAGE, "--throttle"),
     ("demo --fleet --save {tmp}/x", USAGE, "--save"),
     ("demo --save /nowhere/x", FAILED, "/nowhere"),
@@ -51,6 +58,7 @@ WRONG = [
     (f"evaluate {RECORDING} --leave-out modle", USAGE, "'modle'", "did you mean 'model'?"),
     (f"evaluate {RECORDING} --html /nowhere/page.html", FAILED, "/nowhere"),
     ("donors missing", FAILED, "missing"),
+    ("donors {tmp} --per-stratum -1", USAGE, "'-1'"),
     ("donors {tmp} --per-stratum many", USAGE, "'many'"),
     ("merge a.bin", USAGE, "--out"),
     ("merge missing.bin -o {tmp}/m.bin", FAILED, "missing.bin"),
@@ -61,6 +69,9 @@ WRONG = [
     ("versio", USAGE, "'versio'", "did you mean 'version'?"),
     ("fleet pull missing --out {tmp}/fleet", FAILED, "missing"),
     ("fleet pull x --out {tmp} --every soon", USAGE, "'soon'"),
+    ("fleet pull x --out {tmp} --require 2", USAGE, "'2' is no share from 0 to 1"),
+    ("fleet pull x --out {tmp} --timeout -1", USAGE, "'-1'"),
+    ("fleet replay x --out {tmp} --workers -1", USAGE, "'-1'"),
     (f"predict {SNAPSHOT} --promt 3", USAGE, "'--promt'", "did you mean '--prompt'?"),
     (f"predict {SNAPSHOT} --prefill -1 --requests 1", USAGE, "prefill"),
     (f"predict {SNAPSHOT} --prefill nan --requests 1", USAGE, "nan"),
@@ -68,25 +79,39 @@ WRONG = [
     (f"plan {SNAPSHOT}", USAGE, "--prompt"),
     (f"plan {SNAPSHOT} --prompt 10 --output 10 --itl quick", USAGE, "quick"),
     ("show {junk}", FAILED, "junk"),
+    ("show 127.0.0.1:1", FAILED, "did you mean 'http://127.0.0.1:1'?"),
+    (f"show {SNAPSHOT} --config x", USAGE, "'--config'"),
+    (f"export {SNAPSHOT} --format csv --prefix-hit 7", USAGE, "'7' is no share"),
+    (f"export {SNAPSHOT} --format llm-d-sim --prompt -4", USAGE, "--prompt", "'-4'"),
     (f"diff {SNAPSHOT}", USAGE, "SNAPSHOT"),
     (f"diff {SNAPSHOT} missing.json", FAILED, "missing.json"),
     ("check-config --explain join.window", USAGE, "'join.window'", "did you mean 'join.window_s'?"),
     ("check-config --config {junk}", CONFIG, "junk"),
     ("check-config --config {directory}", CONFIG, "unknown key", "did you mean 'directory'?"),
     ("check-config --config {detector}", CONFIG, "bank.detector", "did you mean 'cusum'?"),
+    ("check-config --config {durability}", CONFIG, "durability: 'jurnal'", "journal, memory; did you mean 'journal'?"),
+    ("check-config --config {learners}", CONFIG, "learners: 'rsl'", "did you mean 'rls'?"),
 ]
+
+
+CONFIGS = {
+    "directory": "snapshot: {dirctory: /tmp}",
+    "detector": "bank: {detector: cusim}",
+    "durability": "durability: jurnal",
+    "learners": "learners: [rsl]",
+}
 
 
 @pytest.fixture
 def places(tmp_path):
-    junk, directory, detector = tmp_path / "j" / "junk", tmp_path / "j" / "a.yaml", tmp_path / "j" / "b.yaml"
+    junk, empty = tmp_path / "j" / "junk", tmp_path / "empty"
     junk.parent.mkdir()
     junk.write_bytes(b"\x00\xffnothing of ours")
-    directory.write_text("snapshot: {dirctory: /tmp}")
-    detector.write_text("bank: {detector: cusim}")
-    empty = tmp_path / "empty"
     empty.mkdir()
-    return {"tmp": empty, "junk": junk, "directory": directory, "detector": detector}
+    configs = {name: tmp_path / f"{name}.yaml" for name in CONFIGS}
+    for name, file in configs.items():
+        file.write_text(CONFIGS[name])
+    return {"tmp": empty, "junk": junk, **configs}
 
 
 @pytest.mark.parametrize("usage", WRONG, ids=lambda usage: usage[0][:60])

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from collector.cli import main
+from collector.commands.fleet_arguments import parse_interval
 from collector.durable import Directory
 from collector.fleet import state_fetch, state_places
-from collector.fleet.fleet_arguments import parse_interval
 from collector.fleet.pull import Puller, PullOptions, pull_once, token_reader
 from collector.fleet.state_places import look
 from collector.runtime import StartError
@@ -331,8 +331,6 @@ def test_the_command_line_pulls_once(tmp_path, capsys):
     state.write_bytes(state_of("engine-0", 0, rows=100, begin_ns=1_700_000_000_000_000_000))
     assert main(["fleet", "pull", str(state), "-o", str(tmp_path / "f")]) == 0
     assert "1 sources: 1 merged" in capsys.readouterr().out
-    assert main(["fleet", "pull", str(state), "-o", str(tmp_path / "f"), "--require", "2"]) == 1
-    assert "--require is a share" in capsys.readouterr().err
     assert main(["fleet", "pull", "x.bin", "-o", str(tmp_path / "f"), "--token-file", str(tmp_path / "no")]) == 1
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from collector.config import profile_names
 
+from .arguments import positive_number, share, whole_number
+
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _INTERVAL = re.compile(r"(\d{1,6})([smh])")
 
@@ -32,9 +34,11 @@ def add_fleet_parser(commands: argparse._SubParsersAction[Any], pull: FleetHandl
         "--every", type=parse_interval, metavar="TIME", help="again and again, like 5m, with pages at exporters.http"
     )
     action.add_argument("--token-file", type=Path, metavar="FILE", help="bearer token for the sidecars")
-    action.add_argument("--timeout", type=float, default=10.0, metavar="S", help="longest wait for one state (10)")
     action.add_argument(
-        "--require", type=float, default=0.5, metavar="SHARE", help="write nothing if fewer sources gave a state (0.5)"
+        "--timeout", type=positive_number, default=10.0, metavar="S", help="longest wait for one state (10)"
+    )
+    action.add_argument(
+        "--require", type=share, default=0.5, metavar="SHARE", help="write nothing if fewer sources gave a state (0.5)"
     )
     action.add_argument("--config", type=Path, metavar="FILE", help="YAML: models to keep, pages (default: as for run)")
     action.add_argument("--json", action="store_true", help="print the snapshot that is written as well")
@@ -51,7 +55,7 @@ def _add_replay(actions: argparse._SubParsersAction[Any], replay: FleetHandler) 
     action.add_argument(
         "--ray", default="", metavar="ADDRESS", help="a Ray cluster: HOST:PORT, auto, or local for one here"
     )
-    action.add_argument("--workers", type=int, metavar="N", help="processes without Ray (default: one a core)")
+    action.add_argument("--workers", type=whole_number, metavar="N", help="processes without Ray (default: one a core)")
     action.add_argument("--rows", default="", metavar="DIR|URL", help="write every row as Parquet: docs/fleet.md")
     action.add_argument("--config", type=Path, metavar="FILE", help="YAML: models, joins (default: as for run)")
     action.add_argument("--profile", choices=profile_names(), help="start from a configuration that comes along")

@@ -2,7 +2,7 @@
 
     ARGS="pull --states 1000"    a thousand states of three configurations: CPU and memory, and what each step costs
     ARGS=overlap                 three replicas side by side against one learner that was fed everything
-    ARGS="split --engines 8 --megabytes 400"    recordings of many engines, cut by time: one learner, one worker, two
+    ARGS="split --engines 8 --megabytes 400"    recordings of many engines, cut by time, on one worker and on two
     ARGS=outliers                one slow replica among forty; a hundred fleets of equals
 
 States and streams are simulated (tests/support/fleets.py); CPU is that of a process of its own.
@@ -11,17 +11,25 @@ States and streams are simulated (tests/support/fleets.py); CPU is that of a pro
 from __future__ import annotations
 
 import argparse
+import functools
 import multiprocessing
+import os
 import resource
 import subprocess
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, chdir
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from collector.config import Config
+from collector.fleet.bulk.bulk_files import find_bulk_files
+from collector.fleet.bulk.learn import learn_engines
+from collector.fleet.bulk.local_runner import _opened, split_into
+from collector.fleet.bulk.split import SHARED, parts_of
 from online import Bank, RowBlock, Target, merge_states
 from online.rls import compared, replica_of
 from tests.support.fleets import CONFIG, state_of
@@ -30,7 +38,7 @@ from tests.support.otlp_bytes import varint
 from tests.support.otlp_load import Stream
 
 REPLICAS, SLOWER, ROWS, NOISE = 40, 1.08, 2000, 0.03
-OWN_ENGINES = 4
+FILES = 8
 failures: list[str] = []
 
 
@@ -129,73 +137,123 @@ def bench_outliers(given):
         line("  fleets whose intervals hold every ratio at once", f"{ratios_held} of {fleets}", "95 %")
 
 
-def write_recordings(directory, engines, megabytes, files):
-    """Files cut by time, as a Collector in front of all engines rotates them; also the first engines by themselves."""
-    directory.mkdir()
+def write_recordings(scratch, engines, megabytes):
+    """Files cut by time, as a Collector in front of all engines rotates them; and each engine's by themselves."""
     streams = [Stream(number + 1, instance=f"load-{number}", requests=True) for number in range(engines)]
     size = sum(len(streams[0].export(number).payload) for number in range(20)) / 20
-    exports = max(files, int(megabytes * 1e6 / engines / size))
+    exports = max(FILES, int(megabytes * 1e6 / engines / size))
     steps = 0
-    own = [directory.with_name(f"own-{number}.pb").open("wb") for number in range(min(engines, OWN_ENGINES))]
-    for part in range(files):
-        with (directory / f"traces-2026-11-22T{part:02}-00-00.000.pb").open("wb") as file:
-            for number in range(part * exports // files, (part + 1) * exports // files):
-                for place, stream in enumerate(streams):
-                    export = stream.export(number)
-                    entry = varint(len(export.payload)) + export.payload
-                    steps += export.steps
-                    file.write(entry)
-                    if place < len(own):
-                        own[place].write(entry)
-    for file in own:
-        file.close()
+    homes = [Path(scratch, name, "recordings") for name in ("all", *map(str, range(engines)))]
+    for home in homes:
+        home.mkdir(parents=True)
+    with ExitStack() as stack:
+        own = [stack.enter_context((home / "traces.pb").open("wb")) for home in homes[1:]]
+        for part in range(FILES):
+            with (homes[0] / f"traces-2026-11-22T{part:02}-00-00.000.pb").open("wb") as file:
+                for number in range(part * exports // FILES, (part + 1) * exports // FILES):
+                    for stream, alone in zip(streams, own, strict=True):
+                        export = stream.export(number)
+                        entry = varint(len(export.payload)) + export.payload
+                        steps += export.steps
+                        file.write(entry)
+                        alone.write(entry)
     return steps
 
 
-def replayed(recordings, state, *options):
-    """CPU, wall clock and the largest process of a replay, and its state."""
-    command = [sys.executable, "-m", "tests.bench.replay_once", str(recordings), "--snapshot", f"{state}.json"]
-    done = subprocess.run([*command, "--state", str(state), *options], capture_output=True, text=True, check=True)
-    cpu_s, wall_s, largest_mb = map(float, done.stdout.splitlines()[-1].split())
-    return cpu_s, wall_s, largest_mb, state.read_bytes()
+class Run(NamedTuple):
+    """CPU of the process that was started and of those that it starts, wall clock, the largest of all, its states."""
+
+    own_s: float
+    workers_s: float
+    wall_s: float
+    largest_mb: float
+    states: dict[str, bytes]
+
+    @property
+    def cpu_s(self):
+        return self.own_s + self.workers_s
+
+
+def replayed(home, *command):
+    """A replay of the recordings there; OUT in its command is a directory of its own."""
+    with tempfile.TemporaryDirectory() as out:
+        words = [word.replace("OUT", out) for word in command]
+        # named by where they are relative to whoever reads them, an engine's recordings are called as those of all
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.bench.replay_once", *words],
+            cwd=home,
+            env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        states = {path.name: path.read_bytes() for path in Path(out).rglob("*.bin")}
+    return Run(*map(float, done.stdout.splitlines()[-1].split()), states)
+
+
+REPLAYS = {
+    "one stream for one learner": ["replay", "recordings", "--snapshot", "OUT/s.json", "--state", "OUT/s.bin"],
+    "replay --workers 1": ["replay", "recordings", "--snapshot", "OUT/s.json", "--state", "OUT/s.bin", "--workers=1"],
+    "fleet replay --workers 1": ["fleet", "replay", "recordings", "-o", "OUT", "--workers=1"],
+    "fleet replay --workers 2": ["fleet", "replay", "recordings", "-o", "OUT", "--workers=2"],
+    "the same, one worker killed": ["--kill-one", "fleet", "replay", "recordings", "-o", "OUT", "--workers=2"],
+}
+STREAM, ALONE, ONE, TWO, KILLED = REPLAYS
 
 
 def bench_split(given):
     with tempfile.TemporaryDirectory() as scratch:
-        recordings = Path(scratch, "recordings")
         # In a process of its own: what is started begins with the largest memory of whoever starts it.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as apart:
-            steps = apart.submit(write_recordings, recordings, given.engines, given.megabytes, 8).result()
-        size_mb = sum(path.stat().st_size for path in recordings.iterdir()) / 1e6
-        line(f"{given.engines} engines, {size_mb:,.0f} MB in 8 files: steps", f"{steps:,}")
-        runs = {}
-        for name, options in (
-            ("one learner for all", []),
-            ("one worker", ["--workers", "1"]),
-            ("two workers", ["--workers", "2"]),
-            ("two workers, one killed", ["--workers", "2", "--kill-one"]),
-        ):
-            runs[name] = cpu_s, wall_s, largest_mb, _ = replayed(recordings, Path(scratch, "state"), *options)
-            told = f"{cpu_s:.0f} s CPU {wall_s:.0f} s {largest_mb:.0f} MB"
-            line(name, told, *(("600 MB", largest_mb <= 600) if options else ()))
-            line("  CPU per step", f"{cpu_s / steps * 1e6:.1f} us")
-        alone_s = alone_steps = 0
-        for number in range(min(given.engines, OWN_ENGINES)):
-            alone_s += replayed(Path(scratch, f"own-{number}.pb"), Path(scratch, "own"))[0]
-            alone_steps += steps / given.engines
-        alone_us = alone_s / alone_steps * 1e6
-        line("replay of one engine's telemetry alone, CPU per step", f"{alone_us:.1f} us")
-        same = len({run[3] for name, run in runs.items() if name != "one learner for all"})
-        line("the same bytes from 1 and 2 workers, and after a kill", str(same == 1), "True", same == 1)
-        for name in ("one worker", "two workers"):
-            ratio = runs[name][0] / steps * 1e6 / alone_us
-            line(f"CPU per step, {name}, to that of one engine alone", f"{ratio:.2f}", "1.3", ratio <= 1.3)
-            ratio = runs[name][0] / runs["one learner for all"][0]
-            line("  to that of one learner for all engines", f"{ratio:.2f}", "1.3", ratio <= 1.3)
-        faster = runs["one worker"][1] / runs["two workers"][1]
+            steps = apart.submit(write_recordings, scratch, given.engines, given.megabytes).result()
+        home = Path(scratch, "all")
+        size_mb = sum(path.stat().st_size for path in home.rglob("*.pb")) / 1e6
+        line(f"{given.engines} engines, {size_mb:,.0f} MB in {FILES} files: steps", f"{steps:,}")
+        rounds = [{name: replayed(home, *command) for name, command in REPLAYS.items()} for _ in range(given.rounds)]
+        runs = {name: min((each[name] for each in rounds), key=lambda run: run.cpu_s) for name in REPLAYS}
+        for name, run in runs.items():
+            largest_mb = max(each[name].largest_mb for each in rounds)
+            told = f"{run.cpu_s:.1f} s CPU {run.wall_s:.1f} s {largest_mb:.0f} MB"
+            line(name, told, *(("600 MB", largest_mb <= 600) if name != STREAM else ()))
+            line("  CPU per step; of it in the process that was started", told_us(run, steps))
+        fleets = [each[name].states for each in rounds for name in (ONE, TWO, KILLED)]
+        same = all(states == fleets[0] for states in fleets)
+        line("the same bytes from 1 and 2 workers, and after a kill", str(same), "True", same)
+        ratio = runs[TWO].cpu_s / runs[ALONE].cpu_s
+        line("CPU per step, two workers to one process engine by engine", f"{ratio:.2f}", "1.3", ratio <= 1.3)
+        line("  to one process that is one learner of all of it", f"{runs[TWO].cpu_s / runs[STREAM].cpu_s:.2f}")
+        faster = max(each[ONE].wall_s / each[TWO].wall_s for each in rounds)
         line("faster by wall clock on two than on one (needs idle cores)", f"{faster:.2f}", "1.8", faster >= 1.8)
-        possible = 2 * runs["one worker"][0] / runs["two workers"][0]
-        line("  by CPU alone it could be", f"{possible:.2f}")
+        line("  by CPU alone it could be (Amdahl)", f"{possible(runs):.2f}")
+        if given.each:
+            compare_engines(given, scratch, runs[ALONE].states["s.bin"])
+
+
+def told_us(run, steps):
+    return f"{run.cpu_s / steps * 1e6:.1f} us, {run.own_s / steps * 1e6:.1f} us"
+
+
+def possible(runs):
+    """One worker's CPU to what two take where one waits for nobody: the command's own, and half of its workers'."""
+    return runs[ONE].cpu_s / (runs[TWO].own_s + runs[TWO].workers_s / 2)
+
+
+def compare_engines(given, scratch, merged):
+    """Each engine's state, as bulk learns it, to that of a replay of its telemetry alone; then all of them merged."""
+    alone = [replayed(Path(scratch, str(number)), *REPLAYS[STREAM]).states["s.bin"] for number in range(given.engines)]
+    work = Path(scratch, "work")
+    work.mkdir()
+    with chdir(Path(scratch, "all")):
+        shards = [s for part in parts_of(find_bulk_files(["recordings"])) for s in split_into(part, work).shards]
+    own, shared = ([_opened(s) for s in shards if (s.bucket == SHARED) is wanted] for wanted in (False, True))
+    learned = {key.instance: pipeline.state() for key, pipeline in learn_engines(Config(), own, shared)}
+    equal = sum(learned[f"load-{number}"] == state for number, state in enumerate(alone))
+    line("engines learned bit by bit as alone", f"{equal} of {given.engines}", "all", equal == given.engines)
+    banks = Bank(Config()), Bank(Config())
+    banks[0].restore(merged)
+    banks[1].restore(functools.reduce(lambda sum_, state: merge_states([sum_, state], Config()), alone))
+    apart = max(np.abs(coefficients(banks[1]) / coefficients(banks[0]) - 1.0))
+    line("merged, to adding the states of each alone one by one", f"{apart:.1e}", "1e-9", apart <= 1e-9)
 
 
 SECTIONS = {"pull": bench_pull, "overlap": bench_overlap, "outliers": bench_outliers, "split": bench_split}
@@ -208,6 +266,8 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--engines", type=int, default=40)
     parser.add_argument("--megabytes", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=1, help="of replays; the least CPU counts")
+    parser.add_argument("--each", action="store_true", help="compare each engine to a replay of it alone")
     parser.add_argument("--fleets", type=int, default=100)
     given = parser.parse_args()
     for section in given.sections or SECTIONS:

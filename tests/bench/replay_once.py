@@ -1,6 +1,6 @@
-"""One `tracefit replay` in a process of its own: prints CPU s, wall clock s and the largest process in MB.
+"""A replay in a process of its own: prints its CPU s, that of its workers, wall clock s, the largest of them in MB.
 
-python -m tests.bench.replay_once [--kill-one] ARGUMENTS      with --kill-one its first worker that learns is killed
+python -m tests.bench.replay_once [--kill-one] replay ARGUMENTS    --kill-one: its first worker that learns is killed
 """
 
 import os
@@ -32,8 +32,8 @@ if __name__ == "__main__":
     if len(arguments) < len(sys.argv) - 1:
         local_runner.LocalRunner.learn_buckets = learn_buckets
     begun = time.monotonic()
-    code = main(["replay", *arguments])
+    code = main(arguments)
     wall_s = time.monotonic() - begun
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    print(sum(u.ru_utime + u.ru_stime for u in used), wall_s, max(u.ru_maxrss for u in used) / 1e3)
+    print(*(u.ru_utime + u.ru_stime for u in used), wall_s, max(u.ru_maxrss for u in used) / 1e3)
     sys.exit(code)

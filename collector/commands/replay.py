@@ -5,18 +5,27 @@ The clock of a replay is the telemetry's own (the newest span end), so that the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from collector.config import Config
-from collector.recordings import TimedExport, TimedKv, TimedPage, in_batches, merged_with_progress, open_recordings
+from collector.recordings import (
+    Timed,
+    TimedExport,
+    TimedKv,
+    TimedPage,
+    in_batches,
+    merged_with_progress,
+    open_recordings,
+)
 from collector.runtime import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, Clock, PrintLine, StartError
 from collector.worker import Pipeline, check_learning, make_pipeline
 from exporters.files import write_atomically
 from online import Bank, Snapshot
 
 from .report import lines
+from .stream_progress import StreamProgress
 
 
 def replay(
@@ -53,21 +62,43 @@ def replay(
         return _replay_split(paths, out, config, workers, clock, say=say, note=note, state=state, stdin=stdin)
     pipeline = make_pipeline(config)
     recordings = open_recordings(paths, note, stdin)
+    progress = StreamProgress(paths, out, config, clock, note)
+    try:
+        progress.resume(pipeline)
+        timed = merged_with_progress(recordings, clock, note)
+        newest_unix_nano, held = _learn(pipeline, in_batches(timed, config.queue.batch_bytes), progress)
+        if not pipeline.learned_rows:
+            note(f"nothing was learned from {held}")
+        else:
+            _publish(pipeline, pipeline.snapshot(newest_unix_nano, 1), out, state, say)
+        progress.remove()
+    except KeyboardInterrupt:
+        if not progress.is_kept:
+            raise
+        note("stopped; the same command goes on from here")
+        return EXIT_INTERRUPTED
+    finally:
+        progress.release()
+    return EXIT_OK if pipeline.learned_rows else EXIT_FAILED
+
+
+def _learn(pipeline: Pipeline, batches: Iterable[list[Timed]], progress: StreamProgress) -> tuple[int, str]:
+    """All turns but those that it knows; the newest time, and what they held."""
     newest_unix_nano = spans = pages = 0
-    for batch in in_batches(merged_with_progress(recordings, clock, note), config.queue.batch_bytes):
+    for turn, batch in enumerate(batches, 1):
         exports = [timed.export for timed in batch if isinstance(timed, TimedExport)]
-        pipeline.process_kv([timed.batch for timed in batch if isinstance(timed, TimedKv)])
-        pipeline.process_pages([timed.page for timed in batch if isinstance(timed, TimedPage)])
-        pipeline.process(exports)
         newest_unix_nano = max(newest_unix_nano, batch[-1].unix_nano)
         spans += sum(export.spans for export in exports)
         pages += sum(isinstance(timed, TimedPage) for timed in batch)
+        if turn <= pipeline.applied_seq:
+            continue
+        pipeline.process_kv([timed.batch for timed in batch if isinstance(timed, TimedKv)])
+        pipeline.process_pages([timed.page for timed in batch if isinstance(timed, TimedPage)])
+        pipeline.process(exports)
+        pipeline.applied_seq = turn
+        progress.keep_when_due(pipeline)
     pipeline.flush()
-    if not pipeline.learned_rows:
-        note(f"nothing was learned from {spans} spans" + (f" and {pages} pages" if pages else ""))
-        return EXIT_FAILED
-    _publish(pipeline, pipeline.snapshot(newest_unix_nano, 1), out, state, say)
-    return EXIT_OK
+    return newest_unix_nano, f"{spans} spans" + (f" and {pages} pages" if pages else "")
 
 
 def _replay_split(

@@ -72,7 +72,7 @@ class WorkDirectory:
         fingerprint = hashlib.sha256(repr(known).encode("ascii", "backslashreplace")).hexdigest()
         marker = self.path / _FINGERPRINT
         if marker.exists() and marker.read_text() == fingerprint and all(file.name != STDIN for file in files):
-            if any(self.path.glob("part-*.json")):
+            if any(path.suffix in {".json", ".bin"} for path in self.path.iterdir()):
                 self._note(f"going on with what is done already in {self.path}")
             return
         for path in self.path.iterdir():

@@ -10,9 +10,11 @@ import sys
 from functools import partial
 from itertools import islice
 
+import msgspec
 import pytest
 
 from collector.cli import main
+from collector.commands import stream_progress
 from collector.commands.replay import replay
 from collector.decode import Decoder, PartKind, parts_by_emitter
 from collector.fleet.bulk import bulk_files, local_runner, split
@@ -23,6 +25,7 @@ from collector.fleet.bulk.local_runner import LocalRunner
 from collector.recordings import Recording
 from collector.runtime import StartError, SystemClock
 from collector.telemetry import Counts
+from collector.worker import Pipeline
 from online import Bank, Snapshot
 from tests.support.fleets import CONFIG, as_another_engine
 from tests.support.otlp_bytes import varint
@@ -239,6 +242,64 @@ def test_what_was_stopped_goes_on_where_it_was(recording, alone, tmp_path, monke
     assert any(line.startswith("going on with what is done already") for line in said)
     assert state.read_bytes() == alone.state()
     assert not (tmp_path / ".out.json.replay").exists()
+
+
+@pytest.fixture
+def one_stream(recording, tmp_path, monkeypatch):
+    """A replay of many turns that keeps how far it is after each; stopped in the turns that are given."""
+    monkeypatch.setattr(stream_progress, "KEEP_S", 0)
+    config = msgspec.structs.replace(CONFIG, queue=msgspec.structs.replace(CONFIG.queue, batch_bytes=200_000))
+    original = Pipeline.process
+
+    def run(name, *, stopped_in=0, files=(recording,)):
+        said, turns = [], []
+
+        def process(pipeline, exports):
+            turns.append(1)
+            if len(turns) == stopped_in:
+                raise KeyboardInterrupt
+            original(pipeline, exports)
+
+        monkeypatch.setattr(Pipeline, "process", process)
+        out, state = tmp_path / f"{name}.json", tmp_path / f"{name}.bin"
+        try:
+            code = replay(files, out, config, SystemClock(), say=said.append, note=said.append, state=state)
+        except KeyboardInterrupt:
+            code = "stopped"
+        return code, len(turns), said, [path.read_bytes() if path.exists() else b"" for path in (out, state)]
+
+    return run
+
+
+def test_one_stream_that_was_stopped_goes_on_where_it_was(one_stream, tmp_path):
+    _, turns, _, whole = one_stream("whole")
+    assert turns >= 8
+    assert one_stream("out", stopped_in=1)[0] == "stopped", "nothing was learned yet"
+    for stopped_in in (4, 1, 3):
+        code, _, said, written = one_stream("out", stopped_in=stopped_in)
+        assert (code, said[-1], written) == (130, "stopped; the same command goes on from here", [b"", b""])
+    code, turns_left, said, written = one_stream("out")
+    assert (code, turns_left, written) == (0, turns - 5, whole)
+    assert any(line.startswith("going on with what is done already") for line in said)
+    assert not list(tmp_path.glob(".*.stream"))
+
+
+def test_what_one_stream_kept_of_something_else_is_not_gone_on_from(one_stream, recording, tmp_path):
+    _, turns, _, whole = one_stream("whole")
+    kept = tmp_path / ".out.json.stream" / "stream.bin"
+    assert one_stream("out", stopped_in=4, files=[recording / "traces.pb"])[0] == 130
+    assert one_stream("out", stopped_in=4)[0] == 130
+    kept.write_bytes(kept.read_bytes()[:-1])
+    code, turns_again, said, written = one_stream("out")
+    assert (code, turns_again, written) == (0, turns, whole)
+    assert any("beginning anew" in line for line in said)
+    for name in ("traces.pb", "traces.pb.1"):
+        path = tmp_path / name
+        path.write_bytes((recording / name).read_bytes())
+        os.utime(path, ns=(1 << 62, 1 << 62))  # after the replay began
+    code, _, said, _ = one_stream("again", stopped_in=4, files=[tmp_path / "traces.pb", tmp_path / "traces.pb.1"])
+    assert code == "stopped"
+    assert [line for line in said if line.endswith("is written to")]
 
 
 def test_what_is_done_of_other_files_or_settings_is_thrown_away(recording, tmp_path):

@@ -225,7 +225,7 @@ COMPLETENESS = Metric(
     "telemetry_completeness_ratio",
     _G,
     "",
-    "Steps heard of by telemetry / steps counted on the same engine's page, the worst engine; NaN without both.",
+    "Steps heard of by telemetry / steps counted on the same engine's page, the worst engine; absent without both.",
 )
 SNAPSHOT_WRITTEN = Metric(
     "snapshot_last_write_timestamp_seconds", _G, "seconds", "When the snapshot file was last written; 0 = not yet."

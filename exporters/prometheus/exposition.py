@@ -11,6 +11,7 @@ deflate blocks and one CRC-32, continued from the kept one, complete it to a sin
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from collections.abc import Callable, Iterable
@@ -59,6 +60,18 @@ class _Families(Collector):
         return self._families
 
 
+class _Known(Collector):
+    """What somebody's metrics say now: a gauge that has nothing to compare has no series, rather than NaN."""
+
+    def __init__(self, own: Collector) -> None:
+        self._own = own
+
+    def collect(self) -> Iterable[Metric]:
+        for family in self._own.collect():
+            family.samples = [sample for sample in family.samples if not math.isnan(sample.value)]
+            yield family
+
+
 class MetricsPage:
     """Renders /metrics from our own registry and the newest snapshot.
 
@@ -79,7 +92,7 @@ class MetricsPage:
         exemplar_of: ExemplarOf | None = None,
         advisory: Advisory | None = None,
     ) -> None:
-        self._own = own
+        self._own = _Known(own)
         self._source = source
         self._max_series = max_series
         self._exemplar_of = exemplar_of

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import math
 import threading
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from exporters.prometheus import exposition
 from exporters.prometheus.exposition import MetricsPage, accepts_gzip, wants_openmetrics
@@ -73,6 +74,16 @@ def test_openmetrics_ends_in_its_end_mark_and_has_only_one():
     body = MetricsPage(CollectorRegistry(), cases.snapshot).render(PROMETHEUS_2).body
     assert body.endswith(b"\n# EOF\n")
     assert body.count(b"# EOF") == 1
+
+
+def test_a_gauge_with_nothing_to_compare_has_no_series_until_it_has():
+    registry = CollectorRegistry()
+    gauge = Gauge("share", "Of two.", registry=registry)
+    page = MetricsPage(registry, lambda: None)
+    gauge.set(math.nan)
+    assert page.render().body == b"# HELP share Of two.\n# TYPE share gauge\n"
+    gauge.set(0.5)
+    assert page.render().body.endswith(b"share 0.5\n")
 
 
 def test_our_own_counters_are_fresh_while_the_snapshot_is_kept(monkeypatch):

@@ -70,15 +70,25 @@ class Header(msgspec.Struct, array_like=True, frozen=True):
 _HEADER_DECODER: Final = msgspec.msgpack.Decoder(Header)
 
 
+class _Entry(NamedTuple):
+    """Encoded; in the order of its time, then of the files."""
+
+    unix_nano: int
+    file: int
+    head: bytes
+    payload: bytes
+    ids: bytes = b""
+    for_all: bool = False
+
+
 class ShardWriter:
     """Gathers the entries of one shard."""
 
     def __init__(self) -> None:
         self.size_bytes = 0
         self._labels: dict[str, int] = {}
-        self._entries: dict[EngineKey, list[bytes]] = {}
-        self._first: dict[EngineKey, int] = {}
-        self._parents: dict[EngineKey, list[bytes]] = {}
+        self._entries: dict[EngineKey, list[_Entry]] = {}
+        self._shared: list[_Entry] = []
         self._runs: list[Run] = []
         self._written: list[bytes] = []
         self._offset = 0
@@ -86,40 +96,43 @@ class ShardWriter:
         self._places: list[bytes] = []
         self._for_all: list[int] = []
         self._turns: list[tuple[int, int]] = []
-        self._in_turn = False
 
-    def add(self, key: EngineKey, timed: Timed, parents: bytes = b"") -> None:
-        """What an engine said."""
-        self._first.setdefault(key, timed.unix_nano)
-        self._entries.setdefault(key, []).extend(self._encoded(timed))
-        if parents:
-            self._parents.setdefault(key, []).append(parents)
+    def add(self, key: EngineKey, file: int, timed: Timed, parents: bytes = b"") -> None:
+        """What an engine said, in the order of each file."""
+        self._entries.setdefault(key, []).append(self._encoded(file, timed, parents))
 
-    def add_shared(self, timed: Timed, ids: bytes = b"", *, for_all: bool = False) -> None:
+    def add_shared(self, file: int, timed: Timed, ids: bytes = b"", *, for_all: bool = False) -> None:
         """What belongs to whoever waits for these ids, or to all."""
-        if for_all:
-            self._for_all.append(self._offset)
-        elif not ids:
-            return
-        if not self._in_turn:
-            self._turns.append((self._offset, timed.unix_nano))
-            self._in_turn = True
-        self._ids.append(ids)
-        self._places.append(self._offset.to_bytes(8, "little") * (len(ids) // 8))
-        for part in self._encoded(timed):
-            self._written.append(part)
-            self._offset += len(part)
+        if ids or for_all:
+            self._shared.append(self._encoded(file, timed, ids, for_all=for_all))
 
     def end_runs(self) -> None:
         """What comes next may be earlier than what was added so far."""
         for key, entries in self._entries.items():
-            size_bytes = sum(map(len, entries))
-            parents = b"".join(self._parents.get(key, ()))
-            self._runs.append(Run(*key, self._first[key], self._offset, self._offset + size_bytes, parents))
-            self._written += entries
-            self._offset += size_bytes
-        self._entries, self._first, self._parents = {}, {}, {}
-        self._in_turn = False
+            start = self._offset
+            first_unix_nano = self._write(entries, lambda _: None)
+            parents = b"".join(entry.ids for entry in entries)
+            self._runs.append(Run(*key, first_unix_nano, start, self._offset, parents))
+        self._entries = {}
+        if self._shared:
+            start = self._offset
+            self._turns.append((start, self._write(self._shared, self._find_shared)))
+            self._shared = []
+
+    def _write(self, entries: list[_Entry], at_entry: Callable[[_Entry], None]) -> int:
+        """Write them in their order; the time of the first."""
+        entries.sort(key=lambda entry: (entry.unix_nano, entry.file))
+        for entry in entries:
+            at_entry(entry)
+            self._written += (entry.head, entry.payload)
+            self._offset += len(entry.head) + len(entry.payload)
+        return entries[0].unix_nano
+
+    def _find_shared(self, entry: _Entry) -> None:
+        if entry.for_all:
+            self._for_all.append(self._offset)
+        self._ids.append(entry.ids)
+        self._places.append(self._offset.to_bytes(8, "little") * (len(entry.ids) // 8))
 
     def finish(self) -> list[bytes]:
         """Everything as one shard, in pieces, since a copy of all would be as large; none if it is nothing."""
@@ -132,7 +145,7 @@ class ShardWriter:
         head = msgspec.msgpack.encode(header)
         return [_HEADER.pack(len(head)), head, *self._written]
 
-    def _encoded(self, timed: Timed) -> tuple[bytes, bytes]:
+    def _encoded(self, file: int, timed: Timed, ids: bytes, *, for_all: bool = False) -> _Entry:
         spans = 0
         if isinstance(timed, TimedExport):
             kind, payload, spans = _EXPORT, timed.export.payload, timed.export.spans
@@ -143,7 +156,7 @@ class ShardWriter:
         label = self._labels.setdefault(timed.label, len(self._labels))
         head = _ENTRY.pack(timed.unix_nano, kind, label, spans, len(payload))
         self.size_bytes += len(head) + len(payload)
-        return head, payload
+        return _Entry(timed.unix_nano, file, head, payload, ids, for_all)
 
 
 def read_header(shard: memoryview) -> Header:

@@ -22,6 +22,7 @@ from collector.fleet.bulk.bulk_files import BulkFile, find_bulk_files
 from collector.fleet.bulk.bulk_replay import WorkDirectory, bank_of, replay_in_bulk
 from collector.fleet.bulk.learn import learn_engines
 from collector.fleet.bulk.local_runner import LocalRunner
+from collector.fleet.bulk.shards import merge_when_due, read_header, read_run
 from collector.recordings import Recording
 from collector.runtime import StartError, SystemClock
 from collector.telemetry import Counts
@@ -95,6 +96,18 @@ def test_an_engine_is_learned_as_a_replay_of_its_telemetry_alone_learns_it(
     states = [pipeline.state() for _, pipeline in learn_engines(CONFIG, *shards_of([own], tmp_path))]
     assert state.read_bytes() in states
     assert len(set(states)) == ENGINES
+
+
+@pytest.mark.parametrize("shard_bytes", [1 << 30, 100_000])
+def test_an_engine_that_is_behind_the_others_of_its_files_keeps_its_order(payloads, tmp_path, monkeypatch, shard_bytes):
+    monkeypatch.setattr(split, "SHARD_BYTES", shard_bytes)
+    ahead = [payloads[number][8:] for number in (1, 2)]
+    own, _ = shards_of([write_by_time(tmp_path / "recording", [payloads[0][:16], *ahead])], tmp_path)
+    runs = [(shard, run) for shard in own for run in read_header(shard()).runs if run.instance == "engine-0"]
+    merged = merge_when_due((run.first_unix_nano, read_run(shard, run)) for shard, run in runs)
+    parts = [part for payload in payloads[0][:16] for part in parts_by_emitter(payload, "")]
+    said = [part.payload for part in parts if part.kind is PartKind.OF_EMITTER]
+    assert [timed.export.payload for timed in merged] == said
 
 
 def test_an_export_of_several_engines_is_cut_into_what_each_said(payloads, tmp_path):

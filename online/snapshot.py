@@ -70,11 +70,15 @@ class IntervalSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     strata: dict[str, tuple[float, float, float]] = {}
 
 
-class ShapeFactorSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step of one batch shape takes per x beta of ``portable``; shrunk already; ``rows`` stand behind it."""
+class ShapeFactorSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a step of one batch shape takes per x beta of ``portable``; shrunk already; ``rows`` stand behind it.
+
+    ``usual``: prefill tokens, requests and tokens of decode context of such a step, in the mean.
+    """
 
     factor: float
     rows: float
+    usual: tuple[float, float, float] | None = None
 
 
 class CorrectionSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,10 +159,12 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     its error is 5 % lower. ``live_champion`` is the one with the lowest ``live_error``. ``mean_factor`` (mean time per
     robustly predicted time: stalls) stands beside the coefficients and is never folded into them. ``shape_factors``: of
     the coefficients of ``portable``, by batch shape (``decode:3``, ``prefill:8-15:64-90``); a shape that is not listed
-    has 1. Where they are, ``interval`` and ``mean_factor`` are relative to x beta F. ``step_ahead_us``: how much of the
-    intercept of ``api_queueing`` is a step that the engine schedules ahead; who simulates that step takes it off.
-    ``replicas``: of a state that was merged, the engines it was made of, as of the merge; ``replica_clusters``: where
-    these are of two speeds or more, the fastest first.
+    has 1. Where they are, ``interval`` and ``mean_factor`` are relative to x beta F. ``context_us_per_token``: what a
+    token of decode context costs among steps of about one size without prefill, where that is known to a tenth; unlike
+    the coefficient it stands in for nothing else. ``step_ahead_us``: how much of the intercept of ``api_queueing`` is a
+    step that the engine schedules ahead; who simulates that step takes it off. ``replicas``: of a state that was
+    merged, the engines it was made of, as of the merge; ``replica_clusters``: where these are of two speeds or more,
+    the fastest first.
     ``not_stationary``: operating points at which the same work takes longer than it did, or shorter, and no column says
     why; such a configuration is not lent.
     """
@@ -175,6 +181,7 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     drift: DriftSnapshot | None = None
     mean_us: float | None = None
     mean_factor: float | None = None
+    context_us_per_token: float | None = None
     step_ahead_us: float | None = None
     live_champion: str | None = None
     replicas: list[ReplicaSnapshot] = []

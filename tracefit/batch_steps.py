@@ -1,7 +1,7 @@
 """Mean steps of a batch of n requests: what decodes wait for, and what a prefill takes.
 
 Where coefficients come from single steps, the sum over all compositions (pi_i, mu_j: prefills.py), every step with the
-factor of its own shape; c is the mean context of a request that decodes:
+factor of its own shape and of those beside it (near_steps.py); c is the mean context of a request that decodes:
 
     s_j  = step(p mu_j, n - j + ceil(q mu_j), (n - j) c)
     ITL  = sum pi_i s_i        k = sum pi_i k_(i+1),  k_j = j / mu_j        k V = sum pi_i k_(i+1) s_(i+1)
@@ -22,7 +22,8 @@ import math
 from typing import NamedTuple
 
 from .prefills import Prefills
-from .step_model import Band, StepModel
+from .shape_table import Band
+from .step_model import StepModel
 from .workload import Workload
 
 
@@ -72,7 +73,7 @@ def batch_of(steps: StepModel, work: Workload, n: float, *, ahead: bool) -> Batc
 
 
 def _summed_batch(steps: StepModel, work: Workload, n: int, *, ahead: bool) -> Batch:
-    prefills, band = _prefills(steps, work, n), steps.band
+    prefills, band = _prefills(steps, work, n), steps.near.band
 
     def step(j: float) -> Band:
         ended = prefills.ended(j)

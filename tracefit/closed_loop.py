@@ -44,7 +44,8 @@ from typing import NamedTuple
 from .batch_steps import Batch, batch_of
 from .document import Target
 from .faults import REQUESTS_MAX, BadInputError, checked
-from .step_model import Band, Limits, StepModel
+from .shape_table import Band
+from .step_model import Limits, StepModel
 from .workload import Workload
 
 _OUTLIER = 2.0

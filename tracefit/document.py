@@ -53,11 +53,24 @@ class Seen(NamedTuple):
     cells: frozenset[str]
 
 
+class UsualWork(NamedTuple):
+    """What the steps of a cell are made of in the mean."""
+
+    prefill_tokens: float
+    requests: float
+    decode_context_tokens: float
+
+
+_NO_WORK: Mapping[str, UsualWork] = {}
+
+
 class Target(NamedTuple):
     """Everything known about one kind of time.
 
-    ``factors`` are the shape factors by cell name, ``factor_rows`` the rows behind each, where told; ``mean_factor`` is
-    mean ÷ robust fit; ``step_ahead_us``, the part of the intercept that is a step scheduled ahead.
+    ``factors`` are the shape factors by cell name, ``factor_rows`` and ``usual_work`` the rows behind each and their
+    mean work, where told; ``mean_factor`` is mean ÷ robust fit; ``step_ahead_us``, the part of the intercept that is a
+    step scheduled ahead; ``context_us_per_token``, what a token of decode context costs among steps of about one size,
+    None where nobody said.
     """
 
     name: str
@@ -70,6 +83,8 @@ class Target(NamedTuple):
     mean_factor: float
     step_ahead_us: float = 0.0
     factor_rows: Mapping[str, float] = _NO_ROWS
+    usual_work: Mapping[str, UsualWork] = _NO_WORK
+    context_us_per_token: float | None = None
 
 
 class ConfigDocument(NamedTuple):
@@ -172,7 +187,17 @@ def _target(name: str, tree: Any, where: str) -> Target:
             for cell, each in shapes.items()
             if (rows := _maybe(each, "rows", f"{where}.shape_factors.{cell}")) is not None
         },
+        {
+            cell: work
+            for cell, each in shapes.items()
+            if (work := _usual_work(each, f"{where}.shape_factors.{cell}")) is not None
+        },
+        None if tree.get("context_us_per_token") is None else _positive(tree, "context_us_per_token", where),
     )
+
+
+def _usual_work(tree: Object, where: str) -> UsualWork | None:
+    return None if tree.get("usual") is None else UsualWork(*_numbers(tree["usual"], 3, f"{where}.usual"))
 
 
 def _model(name: str, tree: Any, where: str) -> Model:

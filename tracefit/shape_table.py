@@ -8,6 +8,8 @@ from .shapes import cell_of_class, stratum_name
 STRIDE = 64  # more than there are classes of prefill tokens
 _ENTRIES_MAX = 65536
 Shape = tuple[float, float, float]
+Band = tuple[float, float, float]
+"""Microseconds in the middle, below and above."""
 
 
 class ShapeTable(dict[int, Shape]):
@@ -39,5 +41,8 @@ class ShapeTable(dict[int, Shape]):
 
     def _named(self, tokens_class: int, requests: int) -> Shape:
         p10, p90 = self._strata.get(stratum_name(tokens_class, requests), self._pooled)
-        factor = self._factors.get(cell_of_class(tokens_class, requests), 1.0) if self._factors else 1.0
+        factor = self._factor(cell_of_class(tokens_class, requests)) if self._factors else 1.0
         return factor, min(p10, 1.0), max(p90, 1.0)
+
+    def _factor(self, cell: str) -> float:
+        return self._factors.get(cell, 1.0)

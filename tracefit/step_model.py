@@ -23,10 +23,10 @@ from .document import ConfigDocument
 from .evidence import FEATURES, STEP_TIME, computable_model, doubts_of, of_means, visited_strata
 from .faults import REQUESTS_MAX, TOKENS_MAX, BadInputError, NoCoefficientsError, checked
 from .mean_shapes import MeanShapes
-from .shape_table import STRIDE, ShapeTable
+from .near_steps import NearSteps
+from .shape_table import STRIDE, Band, ShapeTable
 from .shapes import TOKEN_CLASSES, stratum_name, token_class
 
-Band = tuple[float, float, float]
 _NORMAL_P90 = 1.2816
 _CLASSES_END = 8192
 
@@ -105,6 +105,7 @@ class StepModel:
         "limits",
         "mean_factor",
         "model",
+        "near",
         "of_means",
         "reasons",
         "target",
@@ -131,6 +132,7 @@ class StepModel:
         self.reasons = doubts_of(self.model)
         self._shapes = ShapeTable(target)
         self._mean_shapes = MeanShapes(target)
+        self.near = NearSteps(target, self.coefficients)
         self._classes = _classes_table()
 
     # ---------------------------------------------------------------- one step

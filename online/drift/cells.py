@@ -13,6 +13,7 @@ beta is still being learned. Clipping bounds what a stall can do; a cell opens w
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,7 @@ _SHRINK_ROWS = 8.0
 _RELEARNED_ROWS = 64.0
 _COMMON_ROWS = 2048.0
 _LEAST_WORK = 0.1
+USUAL_WORK = ("prefill_tokens", "requests", "decode_context_tokens")
 
 
 @dataclass(slots=True)
@@ -102,6 +104,15 @@ class Cells:
         factors = np.zeros(CELLS)
         factors[ids] = self.usual(ids, beta) * rows[ids] / (rows[ids] + _SHRINK_ROWS)
         return factors
+
+    def usual_work(self, ids: Ints, names: Sequence[str]) -> list[tuple[float, float, float]] | list[None]:
+        """``USUAL_WORK`` of a step of each cell, to four digits; None where a column is missing. ``names``: of x."""
+        if not set(names) >= {"intercept", *USUAL_WORK}:
+            return [None] * len(ids)
+        steps = np.maximum(self.x[ids, names.index("intercept")], 1.0)
+        work = self.x[ids][:, [names.index(name) for name in USUAL_WORK]] / steps[:, None]
+        digits = 10.0 ** (3.0 - np.floor(np.log10(np.maximum(work, 1e-3))))
+        return [(p, n, c) for p, n, c in (np.rint(work * digits) / digits).tolist()]
 
     def unusual_work(self, groups: Groups, x: Floats) -> Floats:
         """How far rows x (n, p), by group, are from the usual work of their cells: d of monitor.py, (n,).

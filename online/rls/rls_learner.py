@@ -25,9 +25,11 @@ from .members import Members
 from .operating_points import OperatingPoints
 from .prior import Prior
 from .robust import SLOW, median
+from .size_slopes import slope_inside
 from .slow_member import SlowMember
 from .startup import Start, Startup, fit_start
 
+_CONTEXT_TOKENS = "decode_context_tokens"
 _TINY_US = 1e-9
 
 
@@ -216,10 +218,19 @@ class RlsLearner:
         own = self.members.slow.beta
         of = own if beta is None else np.append(beta, own[len(beta) :])
         factors, rows = np.exp(drift.log_factors(of)), drift.cells.rows
+        visited = np.flatnonzero(rows)
+        work = drift.cells.usual_work(visited, self.features.names)
         return {
-            cell_name(c): ShapeFactorSnapshot(factor=float(factors[c]), rows=float(rows[c]))
-            for c in np.flatnonzero(rows).tolist()
+            cell_name(c): ShapeFactorSnapshot(factor=float(factors[c]), rows=float(rows[c]), usual=usual)
+            for c, usual in zip(visited.tolist(), work, strict=True)
         }
+
+    def context_us_per_token(self) -> float | None:
+        """What a token of decode context costs among steps of about one size; None where that is not sure."""
+        names, strata = self.features.names, self.members.slow.strata
+        if _CONTEXT_TOKENS not in names:
+            return None
+        return slope_inside(strata.without_prefill(), names.index(_CONTEXT_TOKENS), self.members.weighing.slow_scale)
 
     def effective_rows(self) -> float:
         """Rows that the published coefficients rest on, after forgetting and down-weighting."""

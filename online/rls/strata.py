@@ -104,6 +104,11 @@ class Strata:
         matrix: Floats = self.g.sum(axis=0)[self._expand]
         return matrix
 
+    def without_prefill(self) -> Floats:
+        """Of each stratum without prefill a full symmetric matrix, (16, q, q)."""
+        matrices: Floats = self.g[: STRATA // 2][:, self._expand]
+        return matrices
+
     def effective_rows(self) -> float:
         """n1^2 / n2 over all strata."""
         squares = float(self.n2.sum())

@@ -108,6 +108,7 @@ class PublishedPrediction:
             "seen": self.shaped.seen(model.features.names),
             "interval": self.shaped.intervals.snapshot(),
             "mean_factor": self.shaped.mean_factor(),
+            "context_us_per_token": model.context_us_per_token(),
         }
 
     def parts(self) -> dict[str, Any]:

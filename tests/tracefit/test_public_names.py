@@ -25,10 +25,12 @@ FIELDS = {
     "ConfigDiff": "before_id after_id moves step",
     "Move": "target feature unit before after standard_errors status_before status_after",
     "TypicalStep": "prefill_tokens requests decode_context_tokens before_us after_us",
-    "Target": "name champion models interval factors seen mean_us mean_factor step_ahead_us factor_rows",
+    "Target": "name champion models interval factors seen mean_us mean_factor step_ahead_us factor_rows "
+    "usual_work context_us_per_token",
     "Model": "name coefficients rows mape median_ape",
     "Interval": "pooled strata",
     "Seen": "features cells",
+    "UsualWork": "prefill_tokens requests decode_context_tokens",
 }
 CALLS = {
     tracefit.load: "source token timeout_s",

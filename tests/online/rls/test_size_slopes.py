@@ -1,0 +1,62 @@
+"""What is published beside the factor of a shape: the usual work of its steps, and the cost of context at one size."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from collector.config import Config
+from online.bank import Bank
+from online.drift.cells import Cells
+from online.rows import STEP_FEATURES, RowBlock, Target
+
+CONTEXT_US = 0.08
+ROWS = 4_000
+
+
+def published(context_per_request, steps=1):
+    """Of a machine whose batches are padded to eights and hardly dearer up to 32; larger ones have longer contexts."""
+    draw = np.random.default_rng(3)
+    requests = draw.integers(4, 100, ROWS).astype(float)
+    context = requests * context_per_request(requests, draw)
+    elapsed_us = 5_000.0 + 40.0 * np.maximum(8.0 * np.ceil(requests / 8.0), 32.0) + CONTEXT_US * context
+    elapsed_us *= np.exp(0.01 * draw.standard_normal(ROWS))
+    lines = np.zeros((ROWS, len(STEP_FEATURES)))
+    for name, values in (("requests", requests), ("decode_requests", requests), ("decode_context_tokens", context)):
+        lines[:, STEP_FEATURES.index(name)] = values
+    rows = RowBlock.of_lines(lines, elapsed_us, end_ns=np.cumsum(elapsed_us * steps * 1e3).astype(np.int64))
+    if steps > 1:
+        rows = dataclasses.replace(
+            rows,
+            raw=np.repeat(lines, steps, axis=0),
+            offsets=np.arange(0, ROWS * steps + 1, steps),
+            elapsed_us=elapsed_us * steps,
+        )
+    bank = Bank(Config(learners=("rls",), feature_sets=("portable",)))
+    bank.learn("c0", Target.STEP_TIME, rows)
+    return bank.targets("c0")["step_time"]
+
+
+def longer_in_larger(requests, draw):
+    """What a machine sees whose long answers pile up; scattered by a fifth."""
+    return (200.0 + 8.0 * requests) * draw.uniform(0.8, 1.2, len(requests))
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_context_costs_what_it_costs_among_steps_of_one_size(steps):
+    target = published(longer_in_larger, steps)
+    assert target.context_us_per_token == pytest.approx(CONTEXT_US, rel=0.1)
+    shape = target.shape_factors["decode:17-24"]
+    prefill, requests, context = shape.usual
+    assert (prefill, requests) == (0.0, pytest.approx(20.5, abs=0.5))
+    assert context == pytest.approx(requests * (200.0 + 8.0 * requests), rel=0.05)
+
+
+def test_a_context_that_comes_with_the_batch_alone_tells_nothing():
+    assert published(lambda requests, _draw: 300.0 + 0.0 * requests).context_us_per_token is None
+
+
+def test_a_set_without_these_columns_says_nothing_of_the_usual_work():
+    cells = Cells(2)
+    cells.rows[3], cells.x[3] = 5.0, (1.0, 7.0)
+    assert cells.usual_work(np.array([3]), ("intercept", "requests")) == [None]

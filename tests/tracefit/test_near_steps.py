@@ -1,0 +1,124 @@
+"""Requests at loads that were hardly served: what the cells beside them say."""
+
+import math
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import tracefit
+from tests.tracefit.example_snapshot import encoded, tree
+from tracefit.near_steps import NearSteps
+from tracefit.shapes import cell_name
+
+CONTEXT_US = 0.08
+
+
+def machine_us(prefill_tokens, requests, context):
+    """Whose decodes hardly take longer in larger batches, and whose prefills have a floor."""
+    rest_us = max(20_000.0, 9_000.0 + 75.0 * prefill_tokens) if prefill_tokens else 11_000.0
+    return rest_us + 10.0 * requests + CONTEXT_US * context
+
+
+def learned(sizes, prefills=(40, 80, 140, 200, 300, 600), rows=400.0, **beside):
+    """What is published after these batches at 1,500 tokens of context; its line misses the machine's."""
+    document = tree()
+    config = document["configs"][0]
+    config["config"] |= {"max_num_seqs": 1000, "num_gpu_blocks": 10**6}
+    target = config["targets"]["step_time"]
+    line = {"intercept": 8_500.0, "prefill_tokens": 78.0, "decode_context_tokens": 0.09, "requests": 63.0}
+    for feature in target["models"]["portable"]["features"]:
+        feature["coefficient"] = line[feature["name"]]
+    config["targets"] = {"step_time": target | {"mean_factor": 1.0, "shape_factors": {}, "seen": None} | beside}
+    for requests in sizes:
+        for tokens in (0, *prefills):
+            context = 1500.0 * requests
+            predicted_us = 8_500.0 + 78.0 * tokens + 0.09 * context + 63.0 * requests
+            factor = (machine_us(tokens, requests, context) / predicted_us) ** (rows / (rows + 8.0))
+            shape = {"factor": factor, "rows": rows, "usual": [tokens, requests, context]}
+            config["targets"]["step_time"]["shape_factors"][cell_name(tokens, requests)] = shape
+    return document
+
+
+SERVED = (20, 30, 44, 60, 100)
+BIG = learned(SERVED, context_us_per_token=CONTEXT_US)
+
+
+def near_us(document, prefill_tokens, requests, context):
+    """A step, as requests are told by it."""
+    config = tracefit.load(encoded(document)).config()
+    b0, b_prefill, b_context, b_requests = (each.value for each in config.coefficients())
+    steps = NearSteps(config.targets["step_time"], (b0, b_prefill, b_context, b_requests))
+    return steps.band(prefill_tokens, requests, context)[0]
+
+
+@pytest.mark.parametrize("requests", [1, 4, 10, 80, 300])
+def test_batches_between_and_beyond_those_that_were_served_follow_the_ones_beside(requests):
+    told_us = near_us(BIG, 0, requests, 500 * requests)
+    assert told_us == pytest.approx(machine_us(0, requests, 500 * requests), rel=0.04)
+
+
+@pytest.mark.parametrize("tokens", [60, 120, 450])
+@pytest.mark.parametrize("requests", [15, 50, 120])
+def test_prefills_between_those_that_were_served_follow_the_ones_beside(tokens, requests):
+    told_us = near_us(BIG, tokens, requests, 500 * requests)
+    assert told_us == pytest.approx(machine_us(tokens, requests, 500 * requests), rel=0.08)
+
+
+def test_shorter_contexts_than_were_served_cost_what_context_costs():
+    short_us, long_us = (near_us(BIG, 0, 60, 60 * context) for context in (500, 4_000))
+    assert long_us - short_us == pytest.approx(60 * CONTEXT_US * 3_500)
+    untold = learned(SERVED)  # b_C stands in for the batch
+    assert near_us(untold, 0, 60, 60 * 500) < 0.99 * short_us
+
+
+def test_what_was_served_often_is_told_by_its_own_rows():
+    odd = learned(SERVED, context_us_per_token=CONTEXT_US)
+    odd["configs"][0]["targets"]["step_time"]["shape_factors"]["decode:41-48"]["factor"] *= 1.3
+    assert near_us(odd, 0, 44, 44 * 1500) == pytest.approx(1.3 * near_us(BIG, 0, 44, 44 * 1500), rel=0.02)
+    assert near_us(odd, 0, 60, 60 * 1500) == pytest.approx(near_us(BIG, 0, 60, 60 * 1500), rel=0.02)
+
+
+def test_a_shape_whose_one_row_compiled_says_nothing():
+    odd = learned(SERVED, context_us_per_token=CONTEXT_US)
+    shapes = odd["configs"][0]["targets"]["step_time"]["shape_factors"]
+    shapes["decode:10"] = {"factor": 1.4, "rows": 1.0, "usual": [0, 10, 15_000]}
+    assert near_us(odd, 0, 10, 5_000) == near_us(BIG, 0, 10, 5_000)
+
+
+def test_where_nobody_said_what_was_usual_it_is_the_published_product():
+    old = learned(SERVED, context_us_per_token=CONTEXT_US)
+    for shape in old["configs"][0]["targets"]["step_time"]["shape_factors"].values():
+        del shape["usual"]
+    config = tracefit.load(encoded(old)).config()
+    for tokens, requests in ((0, 20), (0, 25), (300, 60), (1000, 7)):
+        step = config.step_time(prefill_tokens=tokens, requests=requests, decode_context_tokens=9_000)
+        assert near_us(old, tokens, requests, 9_000) == pytest.approx(step.us)
+
+
+def test_requests_are_told_by_it():
+    config = tracefit.load(encoded(BIG)).config()
+    said = config.request(prompt_tokens=100, output_tokens=100_000, concurrency=1)
+    assert said.itl.us == pytest.approx(machine_us(0, 1, 50_100), rel=0.03)
+
+
+NUMBERS = st.one_of(st.floats(-1e3, 1e3), st.sampled_from((0.0, 1e-300, 1e12, -1e12)))
+
+
+@given(st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), min_size=2, max_size=2), st.integers(1, 900))
+@example([(0.0, 1.0, -1e12), (0.0, 1e12, 0.0)], 1)
+def test_any_usual_work_gives_times(work, requests):
+    bent = learned((20, 30), prefills=(), context_us_per_token=CONTEXT_US)
+    for shape, usual in zip(bent["configs"][0]["targets"]["step_time"]["shape_factors"].values(), work, strict=True):
+        shape["usual"] = list(usual)
+    told_us = near_us(bent, 0, requests, 1_000)
+    assert math.isfinite(told_us)
+    assert told_us > 0.0
+
+
+@pytest.mark.parametrize("usual", [[1, 2], "many", [1, 2, None], [1, 2, 1e400], {"requests": 1}])
+def test_usual_work_that_is_none_is_refused_by_name(usual):
+    bent = learned((20,))
+    bent["configs"][0]["targets"]["step_time"]["shape_factors"]["decode:17-24"]["usual"] = usual
+    with pytest.raises(tracefit.LoadError, match=r"shape_factors\.decode:17-24"):
+        tracefit.load(encoded(bent).replace(b"Infinity", b"1e400"))

@@ -1,16 +1,17 @@
 """What a data sheet says of the step time in the columns of ``portable``, and what it leaves open.
 
 With W = weight bytes / B (mixtures: the experts that 64 tokens touch), kv = KV bytes of a token / B, pair = attention
-FLOPs of a query-key pair / F, L layers, C = max_num_batched_tokens, tok = matrix FLOPs of a token / F, in microseconds:
+FLOPs of a query-key pair / F, L layers, C = max_num_batched_tokens, tok = matrix FLOPs of a token / F, link = what two
+all-reduces a layer move for a token / one direction of the link, in microseconds:
 
     intercept      = W + L (lay + ar [tp > 1] + moe [experts])      never below W
     prefill_tokens = q (C tok / 0.62 - W) / C                       what computing costs beyond reading the weights
     decode_context = kv + g pair                                    never below kv
-    requests       = d                                              never below 0
+    requests       = link + d                                       never below link
 
 Bandwidth terms are the sheet's, with coefficient 1. theta = (lay, ar, g, d, moe) >= 0 are overheads that models on one
-kind of GPU share: launches of a layer, an all-reduce, the attention kernel's distance from peak, bookkeeping per
-request, dispatch to experts. q belongs to one configuration, 1 +- 0.5.
+kind of GPU share: launches of a layer, the latency of its all-reduces, the attention kernel's distance from peak,
+bookkeeping per request, dispatch to experts. q belongs to one configuration, 1 +- 0.5.
 
     beta = base + M theta          base (4,), M (4, 6) over (lay, ar, g, d, moe, q)
 
@@ -38,6 +39,8 @@ PREFILL_SD = 0.5
 _GEMM_EFFICIENCY = 0.62
 _TYPICAL_TOKENS = 64.0
 _CHUNK_TOKENS = 2048.0
+_DIRECTIONS = 2.0
+"""A maker's figure for a link counts both; an all-reduce fills each by itself."""
 _INTERCEPT, _PREFILL, _CONTEXT, _REQUESTS = range(4)
 
 
@@ -76,6 +79,7 @@ def _terms(sheet: Sheet, *, hides_hits: bool) -> SheetTerms:
     chunk = sheet.max_batched_tokens or _CHUNK_TOKENS
     base, matrix = np.zeros(4), np.zeros((4, SHARED + 1))
     base[_INTERCEPT], base[_CONTEXT] = weights_us, sheet.kv_token_us
+    base[_REQUESTS] = _DIRECTIONS * (sheet.all_reduce_us or 0.0)
     matrix[_INTERCEPT, :SHARED] = layers, layers * (sheet.tp > 1), 0.0, 0.0, layers * sheet.model.moe
     matrix[_CONTEXT, 2], matrix[_REQUESTS, 3] = sheet.pair_us, 1.0
     matrix[_PREFILL, SHARED] = max(chunk * sheet.token_us / _GEMM_EFFICIENCY - weights_us, 0.0) / chunk

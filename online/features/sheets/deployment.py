@@ -111,7 +111,7 @@ class Sheet:
 
     @property
     def all_reduce_us(self) -> float | None:
-        """Two all-reduces a layer of one token's activations over the link; None without a link, 0 alone."""
+        """Two all-reduces a layer of one token over the link, both directions at once; None without a link, 0 alone."""
         if self.tp == 1:
             return 0.0
         link = self.link_bytes_per_us or self.host_bytes_per_us

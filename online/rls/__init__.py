@@ -15,6 +15,7 @@ from .replicas import Replica, joined, replica_of
 from .rls_learner import RlsLearner
 from .robust import middle
 from .solve import solve
+from .strata import RowWeights
 
 __all__ = [
     "JACKKNIFE_ROWS",
@@ -25,6 +26,7 @@ __all__ = [
     "RelevantMember",
     "Replica",
     "RlsLearner",
+    "RowWeights",
     "compared",
     "joined",
     "merge",

@@ -30,6 +30,7 @@ from .prior import Prior
 from .robust import FAST, FAST_ONLY, SLOW, Weighing
 from .slow_member import SlowMember
 from .startup import Start
+from .strata import RowWeights
 
 MEAN_TARGETS = frozenset({Target.API_QUEUEING, Target.POST_DECODE, Target.FIRST_RESPONSE})
 """Skewed times that add up to what a request sees: their mean is what adds up, and a robust fit is far off in it."""
@@ -133,9 +134,9 @@ class Members:
         self.fast.reset(self.slow.beta)
         self.fast.passive = self.slow.passive.copy()
 
-    def release(self, held: Design, z: Floats, start: Start) -> None:
-        """The held rows become statistics of both."""
-        self.slow.learn_held(held, z, start.weight, start.share)
+    def release(self, held: Design, z: Floats, start: Start, by_point: RowWeights | None) -> None:
+        """The held rows become statistics of both; operating points may weigh them ``by_point``."""
+        self.slow.learn_held(held, z, start.weight, start.share, by_point)
         prediction = z[:, : self.slow.p] @ self.slow.beta
         usual = (start.share > 0.0) & (prediction > 0.0)
         log_ratio = np.log(held.elapsed_us[usual] / prediction[usual])

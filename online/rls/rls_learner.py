@@ -9,6 +9,8 @@ lane or the intervals. Reading changes nothing that is learned later.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from online.blocks import Design
@@ -28,6 +30,7 @@ from .robust import SLOW, median
 from .size_slopes import slope_inside
 from .slow_member import SlowMember
 from .startup import Start, Startup, fit_start
+from .strata import RowWeights
 
 _CONTEXT_TOKENS = "decode_context_tokens"
 _TINY_US = 1e-9
@@ -47,6 +50,7 @@ class RlsLearner:
         rows: rows learned.
         startup: the rows held before the first statistics.
         members: the slow and the fast member and what they share.
+        weigh_held: how operating points weigh held rows; None, or without it: as the first fit does.
     """
 
     STATE = saved("rls", has_phases=bool, rows=Count, startup=Startup, members=Members)
@@ -67,6 +71,7 @@ class RlsLearner:
         self.rows = 0
         self.startup = Startup(settings.start_rows)
         self.members = Members(features, settings, prior, slow_kind)
+        self.weigh_held: Callable[[Design], RowWeights | None] | None = None
 
     @property
     def p(self) -> int:
@@ -166,7 +171,7 @@ class RlsLearner:
         members.start(start.scale)
         self.startup.started = True
         if release or self.startup.complete:
-            members.release(held, z, start)
+            members.release(held, z, start, None if self.weigh_held is None else self.weigh_held(held))
             self.startup.end()
 
     def _fit(self, held: Design) -> tuple[Floats, Start]:

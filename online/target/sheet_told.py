@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
+from online.blocks import Design
 from online.features import FeatureSet, build
+from online.rls import RowWeights
 from online.rows import Target
 from online.snapshot import TargetSnapshot
 from online.transfer import SheetEstimate, SheetPrior, evidence_of
@@ -24,6 +28,17 @@ def told_by_sheet(prior: SheetPrior | None, learner: Learner | None) -> SheetEst
     if prior is None or learner is None or not publishes(learner):
         return None
     return prior.after(learner)
+
+
+class ToldBySheet(Protocol):
+    """A target that may have a sheet; it may come later."""
+
+    sheet_prior: SheetPrior | None
+
+
+def weights_by_sheet(told: ToldBySheet, held: Design) -> RowWeights | None:
+    """How operating points weigh the first rows of ``portable``; None = as its first fit does."""
+    return None if told.sheet_prior is None else told.sheet_prior.weights_of(held)
 
 
 def foretold(prior: SheetPrior | None, settings: BankSettings) -> TargetSnapshot | None:

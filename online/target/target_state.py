@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from online.blocks import Cutter, Design
@@ -24,7 +25,7 @@ from .design_matrix import DesignMatrix
 from .learners import RLS, Learner, make_learner, publishes
 from .published_prediction import SHAPED, PublishedPrediction, make_published
 from .settings import BankSettings, rates
-from .sheet_told import columns_of, foretold, told_by_sheet, unsteady_points
+from .sheet_told import columns_of, foretold, told_by_sheet, unsteady_points, weights_by_sheet
 from .step_history import StepHistory
 from .window_rows import WindowRows
 
@@ -107,6 +108,7 @@ class TargetState:
             self.published = make_published(features, self.settings)
         for model in self.publishers():
             model.members.champion.learns_intervals = self.published is None
+            model.weigh_held = partial(weights_by_sheet, self) if model is self.models.get(SHAPED) else None
         for cutter in (self.cutter, self.quick):
             cutter.widen(self.matrix.width)
         self.windows.widen(self.matrix.width)
@@ -149,8 +151,7 @@ class TargetState:
         self.history.record(int(block.end_ns[-1]), watcher, self.published)
 
     def _size_blocks(self) -> None:
-        watcher = self.watcher()
-        if watcher is not None:
+        if (watcher := self.watcher()) is not None:
             size = self._block_size.after(watcher.rows, of_steps=self.target.vector == "beta")
             self.cutter.block_rows, self.cutter.block_ns = size
 

@@ -1,14 +1,23 @@
-"""What rows say of ``portable``'s coefficients, believed no further than the form is right.
+"""What rows say of ``portable``'s coefficients, believed no further than the form is right and the machine steady.
 
-    A = sum over points s of A_s / (n_s v_s)       b likewise       v_s = sigma^2 + s^2 / n_s
-    sigma = max(2 %, rms misfit of the rows' own fit over the points)      s = max(2 %, scale of single rows)
+    A = W_s A_s summed over points s       b likewise       W_s = n_s / ((1 + n_s) sigma^2)
+    sigma = max(2 %, rms misfit of the rows' own fit over the points)
 
 A_s (4, 4), b_s (4,) are relative sums of operating point s, n_s of its rows and scaled such that y'Wy = n_s: a point is
 one observation of the form, however many rows it has. Where the load never let batch and context vary apart, 30,000
 rows move the split of their costs by 0.1 % of a step and misfit by 1 to 3 %: without the cap they decide it, surely.
 
+All of them were taken at one level of speed, which is not the machine's usual one: y (1 + e) = x beta, e ~ N(0, w^2),
+integrated out, with W = sum W_s:
+
+    A <- A - b b' / (W + w^-2)       b <- b / (1 + w^2 W)       w = 5 % sqrt(min(1, 60 s / span of the rows))
+
+so minutes tell how costs compare better than what they are. 5 %: levels of half a minute wander by so much in
+the root mean square over seven recordings, in the longest by 6.6 %, and by 3.7 % over two minutes.
+
 Rows that are still held have no weights of their own yet. They are weighed against what is expected, by Tukey's
 bisquare with the variance of the expectation: the first requests of a server pay for cold caches and compilation.
+Where telemetry hides prefix hits they keep these weights when they become statistics; elsewhere their own fit's.
 
 A point is not stationary where the same work takes 3 sigma longer at its end than at its beginning:
 
@@ -24,12 +33,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from online.blocks import Design
-from online.rls import OperatingPoints, RlsLearner, point_name, points_of, solve
+from online.rls import OperatingPoints, RlsLearner, RowWeights, point_name, points_of, solve
 from online.rows import Floats
 
 MISFIT = 0.02
+_WANDER, _WANDER_S = 0.05, 60.0
 COLUMNS = 4
-_PREFILL = 1
+PREFILL = 1
 _BISQUARE = 4.685
 _ALL_ODD = 0.05
 _DRIFTS = 3.0 * MISFIT
@@ -51,11 +61,16 @@ class Evidence:
         """Root mean square over the points of what coefficients (4,) leave, relative."""
         return _misfit(self.points, self.weight, beta)
 
+    def ratio(self, beta: Floats) -> float:
+        """Observed / predicted by coefficients (4,), over the points."""
+        predicted = float(self.weight @ self.points[:, COLUMNS, :COLUMNS] @ beta)
+        return float(self.weight.sum()) / max(predicted, 1e-300)
+
     def without_prefill(self) -> Evidence:
         """The same, saying nothing of prefill tokens."""
         a, b, points = self.a.copy(), self.b.copy(), self.points.copy()
-        a[_PREFILL], a[:, _PREFILL], b[_PREFILL] = 0.0, 0.0, 0.0
-        points[:, _PREFILL], points[:, :, _PREFILL] = 0.0, 0.0
+        a[PREFILL], a[:, PREFILL], b[PREFILL] = 0.0, 0.0, 0.0
+        points[:, PREFILL], points[:, :, PREFILL] = 0.0, 0.0
         return Evidence(a, b, points, self.weight, self.unsteady)
 
     def plus(self, other: Evidence) -> Evidence:
@@ -64,16 +79,19 @@ class Evidence:
         return Evidence(self.a + other.a, self.b + other.b, points, weight, self.unsteady)
 
 
-def capped(sums: Floats, rows: Floats, scale: float, unsteady: tuple[str, ...] = ()) -> Evidence:
-    """From sums by point (k, 5, 5) with y last, and rows (k,), whose scale is that of single rows."""
+def capped(sums: Floats, rows: Floats, span_s: float, unsteady: tuple[str, ...] = ()) -> Evidence:
+    """From sums by point (k, 5, 5) with y last, and rows (k,), taken in so many seconds."""
     squares = sums[:, COLUMNS, COLUMNS]
     seen = (rows > 0.0) & (squares > 0.0)
     points, rows = sums[seen] / squares[seen, None, None], rows[seen]
-    noise = max(MISFIT, scale) ** 2 / rows
-    sigma = max(MISFIT, _own_misfit(points, 1.0 / (MISFIT**2 + noise)))
-    weight = 1.0 / (sigma**2 + noise)
+    known = rows / (1.0 + rows)
+    sigma = max(MISFIT, _own_misfit(points, known))
+    weight = known / sigma**2
     weighed = np.einsum("k,kij->ij", weight, points)
-    return Evidence(weighed[:COLUMNS, :COLUMNS], weighed[:COLUMNS, COLUMNS], points, weight, unsteady)
+    a, b, total = weighed[:COLUMNS, :COLUMNS], weighed[:COLUMNS, COLUMNS], float(weight.sum())
+    wander = _WANDER**2 * _WANDER_S / max(span_s, _WANDER_S)
+    shared = wander / (1.0 + wander * total)
+    return Evidence(a - shared * np.outer(b, b), b * (1.0 - shared * total), points, weight, unsteady)
 
 
 def _misfit(points: Floats, weight: Floats, beta: Floats) -> float:
@@ -98,7 +116,7 @@ def evidence_of(learner: RlsLearner) -> Evidence | None:
     whole = _without_phases(kept, learner.members.slow.beta)
     names = tuple(point_name(int(point)) for point in np.sort(kept.ids[_unsteady(whole, kept.rows)]))
     sums = whole[:, : COLUMNS + 1, : COLUMNS + 1]
-    return capped(sums, kept.rows, learner.members.weighing.slow_scale, names)
+    return capped(sums, kept.rows, _span_s(whole.sum(axis=0)), names)
 
 
 def _without_phases(kept: OperatingPoints, beta: Floats) -> Floats:
@@ -110,6 +128,14 @@ def _without_phases(kept: OperatingPoints, beta: Floats) -> Floats:
     change[COLUMNS, COLUMNS:p] = -beta[COLUMNS:p]
     whole: Floats = change @ kept.matrices() @ change.T
     return whole
+
+
+def _span_s(g: Floats) -> float:
+    """Seconds in which rows were taken, if evenly: sqrt(12) sd(t), by sums (6, 6) over (x, y, l t)."""
+    steps, time = 0, COLUMNS + 1
+    weight = max(float(g[steps, steps]), 1e-300)
+    mean = g[time, steps] / weight
+    return float(np.sqrt(12.0 * max(g[time, time] / weight - mean * mean, 0.0)))
 
 
 def _unsteady(whole: Floats, rows: Floats) -> list[bool]:
@@ -142,6 +168,17 @@ def evidence_of_held(held: Design, expected: Floats, variance: Floats) -> Eviden
     x, y = held.x[:, :COLUMNS], held.elapsed_us
     point, labels = np.unique(points_of(np.column_stack([x, y, held.steps])), return_inverse=True)
     z = np.column_stack([x, y])
+    weight, share = weights_of_held(held, expected, variance)
+    sums, rows = np.zeros((len(point), COLUMNS + 1, COLUMNS + 1)), np.zeros(len(point))
+    np.add.at(sums, labels, np.einsum("n,ni,nj->nij", weight, z, z))
+    np.add.at(rows, labels, held.weight * share)
+    span_ns = held.end_ns.max() - (held.end_ns - 1e3 * y).min()
+    return capped(sums, rows, 1e-9 * float(span_ns))
+
+
+def weights_of_held(held: Design, expected: Floats, variance: Floats) -> RowWeights:
+    """Weight 1 / prediction^2 by Tukey's share of each row, against expected coefficients of this covariance."""
+    x, y = held.x[:, :COLUMNS], held.elapsed_us
     prediction = np.maximum(x @ expected, 1e-9)
     spread = np.sqrt(np.einsum("ij,jk,ik->i", x, variance, x)) / prediction
     off = (y - prediction) / (prediction * np.hypot(MISFIT, spread))
@@ -149,8 +186,5 @@ def evidence_of_held(held: Design, expected: Floats, variance: Floats) -> Eviden
     if share.mean() < _ALL_ODD:  # what was expected is wrong, not the rows
         share = np.minimum(1.0, 1.345 / np.maximum(np.abs(off), 1e-9))
         prediction = y
-    counted = held.weight * np.maximum(share, 1e-6)
-    sums, rows = np.zeros((len(point), COLUMNS + 1, COLUMNS + 1)), np.zeros(len(point))
-    np.add.at(sums, labels, np.einsum("n,ni,nj->nij", counted / prediction**2, z, z))
-    np.add.at(rows, labels, counted)
-    return capped(sums, rows, MISFIT)
+    share = np.maximum(share, 1e-6)
+    return RowWeights(held.weight * share / prediction**2, share)

@@ -6,9 +6,10 @@
     tau_j^2 = (sum_m w_mj ((theta_mj - mu_j)^2 + V_mj) + (s0_j / 2)^2) / (k_j + 1),   tau_j >= 10 % of mu_j
     s_j^2   = tau_j^2 + var mu_j
 
-A Student-t population with 3 degrees of freedom, by expectation and maximisation; A_m, b_m are the capped evidence of a
-donor (online/transfer/capped_evidence.py) in theta. A donor farther than 3 robust sd, at least max(10 % of the median,
-s0 / 4), from the median of three or more does not vote for that overhead, and none votes for one that it does not have.
+A Student-t population with 3 degrees of freedom, by expectation and maximisation from tau_j = max(s0_j, median over
+donors of |their own theta_j - mu0_j|); A_m, b_m are the capped evidence of a donor (online/transfer/capped_evidence.py)
+in theta. A donor farther than 3 robust sd, at least max(10 % of the median, s0 / 4), from the median of three or more
+does not vote for that overhead, and none votes for one that it does not have.
 Reference: Lange, Little and Taylor, Robust statistical modeling using the t distribution (JASA 1989).
 """
 
@@ -26,6 +27,7 @@ from .capped_evidence import Evidence
 from .sheet_terms import HYPER_MEAN, HYPER_SD, PREFILL_SD, SHARED, Population, SheetTerms, nobody
 
 _ROUNDS, _FREEDOM = 40, 3.0
+_OPEN = 1e3
 _FLOOR, _VOTERS_MIN, _FAR = 0.1, 3, 3.0
 
 
@@ -62,7 +64,7 @@ def shared_overheads(voters: Sequence[Voter]) -> Population:
     if not voters:
         return nobody()
     has = np.array([voter.terms.has[:SHARED] for voter in voters])
-    mu, tau = HYPER_MEAN.copy(), HYPER_SD.copy()
+    mu, tau = HYPER_MEAN.copy(), _first_tau(voters)
     weight, vote = np.ones(has.shape), has
     for _ in range(_ROUNDS):
         theta, variance = _expected(voters, mu, tau, weight)
@@ -73,6 +75,15 @@ def shared_overheads(voters: Sequence[Voter]) -> Population:
         tau = np.maximum(np.sqrt((apart + (HYPER_SD / 2.0) ** 2) / (vote.sum(axis=0) + 1)), _FLOOR * mu)
     told = np.where(vote, weight / tau**2, 0.0)
     return Population(mu, np.sqrt(tau**2 + 1.0 / (told.sum(axis=0) + HYPER_SD**-2.0)), len(voters))
+
+
+def _first_tau(voters: Sequence[Voter]) -> Floats:
+    """Where the rounds begin, (5,): donors that agree on something else must not all be taken for odd ones."""
+    sd = np.append(_OPEN * HYPER_SD, PREFILL_SD)
+    told = np.array([estimate(each.terms, each.evidence, np.append(HYPER_MEAN, 1.0), sd).theta for each in voters])
+    off = np.where([each.terms.has for each in voters], told, np.append(HYPER_MEAN, 1.0))[:, :SHARED] - HYPER_MEAN
+    tau: Floats = np.maximum(HYPER_SD, np.median(np.abs(off), axis=0))
+    return tau
 
 
 def _expected(voters: Sequence[Voter], mu: Floats, tau: Floats, weight: Floats) -> tuple[Floats, Floats]:

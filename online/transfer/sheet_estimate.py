@@ -7,7 +7,7 @@
 It is there from the first second (A = 0). Later it takes over from the learner's own coefficients where those cannot
 tell context from requests or prefill (vif > 10), and before there are 64 rows, unless the rows contradict the sheet:
 where it misfits them twice as much as their own fit, and by 5 % and 1 / (2 sqrt(rows held)) more, the machine is not
-what the sheet says, and the own fit stands.
+what the sheet says, and the own fit stands. Fewer than 64 rows that are slower than expected contradict nothing.
 
 Status of a coefficient, by what the data alone say:
 
@@ -18,16 +18,18 @@ Status of a coefficient, by what the data alone say:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from online.rls import RlsLearner
+from online.blocks import Design
+from online.rls import RlsLearner, RowWeights
 from online.rows import Floats
 from online.snapshot import FeatureSnapshot, IntervalSnapshot, ModelSnapshot
 
-from .capped_evidence import COLUMNS, MISFIT, Evidence, evidence_of, evidence_of_held
+from .capped_evidence import COLUMNS, MISFIT, PREFILL, Evidence, evidence_of, evidence_of_held, weights_of_held
 from .shared_overheads import Estimate, estimate
 from .sheet_terms import Population, SheetTerms
 
@@ -94,6 +96,8 @@ class SheetPrior:
         found = evidence_of(learner)
         evidence = self._held(learner) if found is None else self._seen(found)
         told = self._told(evidence, vif)
+        if held is not None and len(held) < _ENOUGH_ROWS and evidence.ratio(told.beta) > 1.0:
+            return told  # slower than expected: caches and kernels are cold, and a sheet is no bound to that
         own = evidence.misfit(learner.members.slow.beta[:COLUMNS])
         more = _MORE if held is None else _MORE + 0.5 / float(np.sqrt(len(held)))
         return None if evidence.misfit(told.beta) > max(_WORSE * own, own + more) else told
@@ -117,14 +121,25 @@ class SheetPrior:
     def _seen(self, evidence: Evidence) -> Evidence:
         return evidence.without_prefill() if self.terms.hides_hits else evidence
 
+    def weights_of(self, held: Design) -> RowWeights | None:
+        """How operating points weigh a server's first rows where hits are hidden; None where they are told.
+
+        Against what is expected, prefill left out, as the same rows were weighed while they were held.
+        """
+        if not self.terms.hides_hits:
+            return None
+        seen = _without_prefill(held)
+        found = self._estimate(self._held_evidence(seen))
+        weight, share = weights_of_held(seen, self.terms.beta(found.theta), self._covariance(found))
+        return RowWeights(weight * held.steps, share)
+
     def _held(self, learner: RlsLearner) -> Evidence:
         """Rows without weights, weighed by what is expected, which they move."""
         held = learner.startup.held
         assert held is not None  # noqa: S101  rows are held until they have weights
-        if self.terms.hides_hits:
-            held = held.slice(0, len(held))
-            held.x = held.x.copy()
-            held.x[:, 1] = 0.0
+        return self._held_evidence(_without_prefill(held) if self.terms.hides_hits else held)
+
+    def _held_evidence(self, held: Design) -> Evidence:
         expected = estimate(self.terms, self._known, self._mean, self._sd)
         for _ in range(_PASSES):
             evidence = evidence_of_held(held, self.terms.beta(expected.theta), self._covariance(expected))
@@ -138,6 +153,12 @@ class SheetPrior:
     def _covariance(self, found: Estimate) -> Floats:
         covariance: Floats = self.terms.matrix @ found.covariance @ self.terms.matrix.T
         return covariance
+
+
+def _without_prefill(held: Design) -> Design:
+    x = held.x.copy()
+    x[:, PREFILL] = 0.0
+    return replace(held, x=x)
 
 
 def _alone(a: Floats) -> Floats:

@@ -7,7 +7,7 @@ from collector.config.schema import Config
 from online.bank import Bank
 from online.rls import OperatingPoints, points_of
 from online.rows import STEP_FEATURES, RowBlock, Target
-from online.transfer.capped_evidence import Evidence
+from online.transfer.capped_evidence import Evidence, capped
 from online.transfer.shared_overheads import Voter, shared_overheads
 from online.transfer.sheet_terms import HIDES_HITS, HYPER_MEAN, terms_of
 from tests.support.configurations import CONFIGS
@@ -207,6 +207,59 @@ def test_the_first_rows_of_a_cold_server_do_not_drown_the_sheet():
     typical = np.array([1.0, 0.0, 32_000.0, 32.0])
     told = np.array([feature.coefficient for feature in published(bank)[1].values()])
     assert typical @ told == pytest.approx(typical @ beta_of("7b"), rel=0.15)
+
+
+def test_first_rows_say_the_same_when_they_become_statistics():
+    """A server whose prompts miss its cache at first and hit it later; its telemetry says neither."""
+    beta = beta_of("7b")
+    rows = rows_of(beta, 300, prefill=0.6)
+    rows.elapsed_us[100:] -= beta[1] * rows.raw[100:, STEP_FEATURES.index("prefill_tokens")]
+    typical, told = np.array([1.0, 0.0, 32_000.0, 32.0]), []
+    for count in (250, 300):
+        bank = described("7b", **{HIDES_HITS: True})
+        bank.learn("c", STEP, rows.slice(0, count))
+        told.append(typical @ np.array([feature.coefficient for feature in published(bank)[1].values()]))
+    assert told[0] == pytest.approx(told[1], rel=0.01)
+    assert told[1] == pytest.approx(typical @ beta, rel=0.04)
+
+
+def test_a_restart_while_first_rows_are_held_changes_nothing():
+    beta = beta_of("7b")
+    rows = rows_of(beta, 600, prefill=0.6)
+    rows.elapsed_us[100:] -= beta[1] * rows.raw[100:, STEP_FEATURES.index("prefill_tokens")]
+    whole, before, after = (described("7b", **{HIDES_HITS: True}) for _ in range(3))
+    whole.learn("c", STEP, rows)
+    before.learn("c", STEP, rows.slice(0, 150))
+    after.restore(before.state())
+    after.learn("c", STEP, rows.slice(150, 600))
+    assert published(after)[1] == published(whole)[1]
+
+
+def test_donors_that_agree_on_something_else_are_believed():
+    """All of them launch layers a hundred times slower than any GPU does: they are not odd, the hyper-prior is."""
+    slow = THETA * np.array([100.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    bank = Bank(SETTINGS)
+    for number, name in enumerate(("7b", "7b-a100", "70b-tp8")):
+        bank.describe(name, CONFIGS[name] | {"model": name})
+        bank.learn(name, STEP, rows_of(beta_of(name, slow), 900, number, spread=0.5))
+    borrower = described("70b", [bank.state()])
+    borrower.learn("c", STEP, rows_of(beta_of("70b", slow), 40))
+    _, features = published(borrower)
+    assert features["intercept"].coefficient == pytest.approx(beta_of("70b", slow)[0], rel=0.1)
+
+
+def test_minutes_tell_the_level_of_speed_less_surely_than_hours():
+    x = np.array([[1.0, 0.0, n * c, n] for n in (2.0, 16.0, 128.0) for c in (300.0, 3000.0)])
+    z = np.column_stack([x, x @ beta_of("7b")])
+    sums = np.einsum("ki,kj->kij", z, z) / z[:, 4, None, None] ** 2
+    rows = np.full(len(x), 1e4)
+    short, long = (capped(sums * 1e4, rows, span_s) for span_s in (60.0, 3600.0))
+    for evidence in (short, long):
+        assert evidence.ratio(beta_of("7b")) == pytest.approx(1.0)
+        assert evidence.misfit(beta_of("7b")) == pytest.approx(0.0, abs=1e-6)
+    level = beta_of("7b")
+    assert 1.0 / np.sqrt(level @ short.a @ level) == pytest.approx(0.05, rel=0.05)
+    assert 1.0 / np.sqrt(level @ long.a @ level) < 0.012
 
 
 # -------------------------------------------------------------------- statistics by point

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+from typing import Any, Final
 
 from collector.runtime import StartError
+
+_TALKATIVE: Final = ("aiobotocore", "azure", "gcsfs")
+"""They tell of every request, with its headers."""
 
 
 def open_store(url: str) -> tuple[Any, str]:
@@ -17,4 +21,6 @@ def open_store(url: str) -> tuple[Any, str]:
         storage, path = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as error:
         raise StartError(f"cannot read {url}: {error}") from None
+    for library in _TALKATIVE:
+        logging.getLogger(library).setLevel(logging.WARNING)
     return storage, str(path)

@@ -68,8 +68,10 @@ class WorkDirectory:
     def take(self, files: Sequence[BulkFile], config: Config, rows: str = "") -> None:
         """Lock it, and keep what is in it if it is of the same files, settings and version."""
         self._directory.take()
-        known = [__version__, *files, msgspec.json.encode(config), rows]
-        fingerprint = hashlib.sha256(repr(known).encode("ascii", "backslashreplace")).hexdigest()
+        digest = hashlib.sha256()
+        for known in (__version__, msgspec.json.encode(config), rows, *files):  # of which there may be a million
+            digest.update(repr(known).encode("ascii", "backslashreplace"))
+        fingerprint = digest.hexdigest()
         marker = self.path / _FINGERPRINT
         if marker.exists() and marker.read_text() == fingerprint and all(file.name != STDIN for file in files):
             if any(path.suffix in {".json", ".bin"} for path in self.path.iterdir()):

@@ -188,16 +188,12 @@ def _target(name: str, tree: Any, where: str) -> Target:
             if (rows := _maybe(each, "rows", f"{where}.shape_factors.{cell}")) is not None
         },
         {
-            cell: work
+            cell: UsualWork(*_numbers(each["usual"], 3, f"{where}.shape_factors.{cell}.usual"))
             for cell, each in shapes.items()
-            if (work := _usual_work(each, f"{where}.shape_factors.{cell}")) is not None
+            if each.get("usual") is not None
         },
         None if tree.get("context_us_per_token") is None else _positive(tree, "context_us_per_token", where),
     )
-
-
-def _usual_work(tree: Object, where: str) -> UsualWork | None:
-    return None if tree.get("usual") is None else UsualWork(*_numbers(tree["usual"], 3, f"{where}.usual"))
 
 
 def _model(name: str, tree: Any, where: str) -> Model:
@@ -282,9 +278,9 @@ def _numbers(tree: Any, length: int, where: str) -> list[float]:
 
 
 def _positive(tree: Object, key: str, where: str) -> float:
-    value = _number(tree.get(key), where)
+    value = _number(tree.get(key), f"{where}.{key}")
     if value <= 0.0:
-        raise _Wrong(f"{where}: expected a positive number")
+        raise _Wrong(f"{where}.{key}: expected a positive number")
     return value
 
 

@@ -53,6 +53,8 @@ class AskPages:
         try:
             if request.repeated:
                 raise QuestionError(request.repeated[:SHOWN_CHARS], "given twice")
+            if request.empty:
+                raise QuestionError(request.empty[:SHOWN_CHARS], "given without a value")
             given = read_query(request.query, parameters)
             if snapshot is None:
                 return nothing_yet()

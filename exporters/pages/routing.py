@@ -22,13 +22,18 @@ class Headers(Protocol):
 
 
 class Request(NamedTuple):
-    """What a handler may look at; ``repeated`` is a parameter that was given twice, whose last value ``query`` has."""
+    """What a handler may look at.
+
+    ``repeated`` is a parameter that was given twice, whose last value ``query`` has; ``empty`` one that was given
+    without a value, as forms give fields that nobody filled in, which ``query`` has not.
+    """
 
     path: str
     captures: tuple[str, ...]
     query: Mapping[str, str]
     headers: Headers
     repeated: str = ""
+    empty: str = ""
 
     def header(self, name: str) -> str:
         """Value of a header, empty if absent."""
@@ -76,10 +81,12 @@ def dispatch(routes: Routes, method: str, target: str, headers: Headers) -> Resp
     """
     try:
         parts = urlsplit(target)
-        given = parse_qsl(parts.query, max_num_fields=32)
+        pairs = parse_qsl(parts.query, keep_blank_values=True, max_num_fields=32)
     except ValueError:
         return plain(HTTPStatus.BAD_REQUEST)
+    given = [(name, value) for name, value in pairs if value]
     query, repeated = dict(given), _repeated([name for name, _ in given])
+    empty = next((name for name, value in pairs if not value), "")
     segments = parts.path.split("/")
     for route in routes:
         captures = _match(route.pattern.split("/"), segments)
@@ -88,7 +95,7 @@ def dispatch(routes: Routes, method: str, target: str, headers: Headers) -> Resp
         if method not in {"GET", "HEAD"}:
             return plain(HTTPStatus.METHOD_NOT_ALLOWED, headers=(("Allow", _ALLOWED),))
         try:
-            return route.handler(Request(parts.path, captures, query, headers, repeated))
+            return route.handler(Request(parts.path, captures, query, headers, repeated, empty))
         except Exception:  # noqa: BLE001 - a page that fails must not take the server, nor show its inside
             return plain(HTTPStatus.INTERNAL_SERVER_ERROR)
     return plain(HTTPStatus.NOT_FOUND)

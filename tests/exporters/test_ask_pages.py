@@ -99,6 +99,8 @@ BAD = [
     ("/plan?prompt=10&output=10&ttft=999999999999s", "ttft"),
     ("/plan?prompt=10&output=10&rate=0", "rate"),
     ("/plan?prompt=10&output=10&safe=maybe", "safe"),
+    ("/plan?prompt=10&output=10&itl=30ms&safe", "safe"),  # or a plan that is not the safe one
+    ("/plan?prompt=10&output=10&itl=", "itl"),  # a script's variable that nobody set: or a plan without the target
     ("/plan?prompt=10&output=10&max_num_seqs=0", "max_num_seqs"),
     ("/plan?prompt=10&output=10&max_num_seqs=1.5", "max_num_seqs"),
     ("/plan?prompt=10&output=10&max_num_batched_tokens=1", "max_num_batched_tokens"),

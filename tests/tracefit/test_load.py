@@ -152,7 +152,9 @@ def test_a_coefficient_that_is_no_finite_number_is_refused_with_its_place(value)
 def test_a_factor_of_nothing_or_less_is_refused():
     bent = tree()
     bent["configs"][0]["targets"]["step_time"]["shape_factors"]["decode:8"]["factor"] = 0.0
-    assert "shape_factors.decode:8" in refused(encoded(bent))
+    assert "shape_factors.decode:8.factor: expected a positive number" in refused(encoded(bent))
+    bent["configs"][0]["targets"]["step_time"] |= {"shape_factors": {}, "context_us_per_token": -1.0}
+    assert "step_time.context_us_per_token: expected a positive number" in refused(encoded(bent))
 
 
 @given(

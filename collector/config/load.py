@@ -54,7 +54,8 @@ def scraping(config: Config, urls: Sequence[str]) -> Config:
         try:
             endpoint = msgspec.convert({"url": url if "://" in url else f"http://{url}"}, ScrapeEndpoint)
         except msgspec.ValidationError:
-            raise ConfigError("--scrape", f"{url!r} is no address like http://host:8000/metrics") from None
+            shown = f"...@{url.rpartition('@')[2]}" if "@" in url else url  # what stands before it may be a password
+            raise ConfigError("--scrape", f"{shown!r} is no address like http://host:8000/metrics") from None
         endpoints.append(endpoint)
     receivers, scrape = config.receivers, config.receivers.scrape
     new = tuple(endpoint for endpoint in endpoints if endpoint not in scrape.endpoints)

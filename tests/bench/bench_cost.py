@@ -38,8 +38,11 @@ BULK = {"FEATURE_SETS": "[portable]"}
 LEARNED_MIN = 0.9
 """Of the rows sent: what is held back at the start of a process, and the last seconds that may still arrive."""
 
-WARMED_STEPS = 20_000
-"""Of all engines before the window: what a start, River's import and young coefficients cost are other figures."""
+WARMED_STEPS = 40_000
+"""Of all engines before the window: what a start, River's import and young coefficients cost are other figures.
+
+Blocks are full-grown after 16,384 rows of steps and 256 of requests, of which the last seconds may still wait for others.
+"""
 
 STEADY = {"steps_per_sec": 1000, "workers": 5, "duration": 30, "requests": True, "settle_s": 3}
 SPARSE = {"steps_per_sec": 100, "workers": 1, "duration": 30, "requests": True, "spans_per_rpc": 1, "settle_s": 3}

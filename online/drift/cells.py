@@ -4,10 +4,15 @@
     U_c <- U_c + rho mean(clip(e, -4 s_c, 4 s_c))              usual log ratio, U_c = Y_c - log X_c beta
     s_c <- s_c + rho (1.2533 mean |e| - s_c)                   spread
     rho  = rows of the block / (min(rows before, 256) + rows of the block)
-    F_c = exp(U_c n_c / (n_c + 8))                             shape factor: the prediction of a step is x beta F_c
+    F_c = exp(U_c n_c / (n_c + k_c))                           shape factor: the prediction of a step is x beta F_c
+    k_c = 4 s_c^2 / t^2, in 4..16                              rows whose mean is as uncertain as shapes differ
+    t^2 = sum w_c (U_c^2 - s_c^2 / n_c) / sum w_c              how much shapes differ, w_c = n_c / (n_c + 8)
 
 e is relative to the cell's reference. What is kept is Y_c, in absolute terms, so that a reference stays true while
 beta is still being learned. Clipping bounds what a stall can do; a cell opens with the median of its first rows.
+
+Shrinkage is that of Efron and Morris (JASA 70, 1975), each cell by its own error; s_c is pooled by 8 rows of all. Steps
+that follow one another resemble each other: four count as one, chosen from 1, 4 and 16 on the bundled recordings.
 """
 
 from __future__ import annotations
@@ -30,6 +35,10 @@ _MEAN_ABS_TO_SD = 1.2533
 _LEARN_CLIP = 4.0
 _UNSEEN = 1e-30
 _SHRINK_ROWS = 8.0
+"""Usual k, and the rows by which a cell's spread is drawn to that of all."""
+_ALIKE_ROWS = 4.0
+"""Steps in succession that tell as much as one."""
+_SHRINK_ROWS_MIN, _SHRINK_ROWS_MAX = 4.0, 16.0
 _RELEARNED_ROWS = 64.0
 _COMMON_ROWS = 2048.0
 _LEAST_WORK = 0.1
@@ -98,12 +107,23 @@ class Cells:
         return self.log_y[ids] - np.log(np.maximum(predicted, TINY))
 
     def log_factors(self, beta: Floats) -> Floats:
-        """Log F_c = U_c n_c / (n_c + 8) of all cells, (512,); 0 where there are no rows."""
-        rows = self.rows
-        ids = np.flatnonzero(rows)
+        """Log F_c = U_c n_c / (n_c + k_c) of all cells, (512,); 0 where there are no rows."""
+        ids = np.flatnonzero(self.rows)
         factors = np.zeros(CELLS)
-        factors[ids] = self.usual(ids, beta) * rows[ids] / (rows[ids] + _SHRINK_ROWS)
+        if len(ids):
+            usual, rows = self.usual(ids, beta), self.rows[ids]
+            factors[ids] = usual * rows / (rows + self._shrink_rows(ids, usual))
         return factors
+
+    def _shrink_rows(self, ids: Ints, usual: Floats) -> Floats:
+        """k_c of cells with rows, (g,)."""
+        rows, variance = self.rows[ids], np.square(self.spread[ids])
+        weight = rows / (rows + _SHRINK_ROWS)
+        pooled = float(rows @ variance) / float(rows.sum())
+        variance = weight * variance + (1.0 - weight) * pooled
+        apart = float(weight @ (np.square(usual) - variance / rows)) / float(weight.sum())
+        shrink_rows: Floats = np.clip(_ALIKE_ROWS * variance / max(apart, TINY), _SHRINK_ROWS_MIN, _SHRINK_ROWS_MAX)
+        return shrink_rows
 
     def usual_work(self, ids: Ints, names: Sequence[str]) -> list[tuple[float, float, float]] | list[None]:
         """``USUAL_WORK`` of a step of each cell, to four digits; None where a column is missing. ``names``: of x."""

@@ -1,6 +1,6 @@
 """How far a replay as one stream has come, kept beside its snapshot now and then: the same command goes on from there.
 
-    .OUT.stream/stream.bin    everything a restart needs (collector/durable/image.py), and how many turns are in it
+    .OUT.stream/state.bin    everything a restart needs (collector/durable/image.py), and how many turns are in it
 
 Recordings are read again up to there, and not learned: the turns are those of before, since files, settings and version
 are. A replay that takes less than ``KEEP_S`` leaves nothing on the disk, nor one of standard input or of a file that is
@@ -14,20 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from collector.config import Config
-from collector.durable import read_image
+from collector.durable import StateStore
 from collector.recordings import STDIN
 from collector.runtime import Clock, PrintLine, StartError
 from collector.worker import Pipeline
-from exporters.files import write_atomically
-from online import StateError
-from online.state import sealed
 
 if TYPE_CHECKING:
     from collector.fleet.bulk import WorkDirectory
 
 KEEP_S: Final = 15
-"""Between two times; what is kept costs some tenths of a second."""
-_NAME: Final = "stream.bin"
+"""Between two times."""
+SHARE: Final = 30
+"""So many times as long as the keeping took is replayed before the next one."""
 
 
 class StreamProgress:
@@ -36,6 +34,7 @@ class StreamProgress:
     def __init__(self, paths: Sequence[Path], out: Path, config: Config, clock: Clock, note: PrintLine) -> None:
         self._places = [str(path) for path in paths]
         self._path = out.with_name(f".{out.name}.stream")
+        self._store = StateStore(self._path)
         self._config = config
         self._clock = clock
         self._note = note
@@ -47,32 +46,28 @@ class StreamProgress:
     @property
     def is_kept(self) -> bool:
         """There is something to go on from."""
-        return self._work is not None and (self._path / _NAME).exists()
+        return self._work is not None and self._store.is_there
 
     def resume(self, pipeline: Pipeline) -> None:
         """Let it be as it was when it was kept, if it was; ``applied_seq`` is then the last turn that it knows."""
-        if not self._keeps or not (self._path / _NAME).exists():
-            return
-        self._take()
-        try:
-            pipeline.restore(read_image((self._path / _NAME).read_bytes()))
-        except FileNotFoundError:
-            return  # it was of something else
-        except StateError as error:
-            self._note(f"{self._path / _NAME}: {error}; beginning anew")
+        if self._keeps and self._store.is_there:
+            self._take()
+            self._store.load(pipeline.restore)
 
     def keep_when_due(self, pipeline: Pipeline) -> None:
         """Keep what is learned up to this turn; where that cannot be, it is said once, and the replay goes on."""
-        if not self._keeps or self._clock.monotonic_ns() < self._due_ns:
+        begun_ns = self._clock.monotonic_ns()
+        if not self._keeps or begun_ns < self._due_ns:
             return
         try:
             if self._work is None:
                 self._take()
-            write_atomically(self._path / _NAME, sealed(pipeline.whole_state().body()))
+            self._store.write(pipeline.whole_state().pieces(), pipeline.applied_seq)
         except (StartError, OSError) as error:
             self._note(f"how far it is is not kept: {error}")
             self._keeps = False
-        self._due_ns = self._clock.monotonic_ns() + KEEP_S * 10**9
+        now_ns = self._clock.monotonic_ns()
+        self._due_ns = now_ns + max(KEEP_S * 10**9, SHARE * (now_ns - begun_ns))
 
     def remove(self) -> None:
         """The replay is at its end."""

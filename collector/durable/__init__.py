@@ -5,7 +5,7 @@ from __future__ import annotations
 from .directory import Directory
 from .image import JOIN, PROGRESS, SPANS, Progress, progress_of, read_image
 from .keeper import Durability
-from .store import STATE_FILES
+from .store import STATE_FILES, StateStore
 
 __all__ = [
     "JOIN",
@@ -15,6 +15,7 @@ __all__ = [
     "Directory",
     "Durability",
     "Progress",
+    "StateStore",
     "progress_of",
     "read_image",
 ]

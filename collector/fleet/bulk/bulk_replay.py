@@ -78,7 +78,7 @@ class WorkDirectory:
                 self._note(f"going on with what is done already in {self.path}")
             return
         for path in self.path.iterdir():
-            if path.suffix in {".json", ".shard", ".bin"}:
+            if path.suffix in {".json", ".shard", ".bin", ".previous"}:
                 path.unlink()
         marker.write_text(fingerprint)
 

@@ -47,8 +47,9 @@ def foretold(prior: SheetPrior | None, settings: BankSettings) -> TargetSnapshot
     if prior is None or features is None or SHAPED not in settings.feature_sets or RLS not in settings.learners:
         return None
     told = prior.before()
-    model = told.model(None, columns_of(features))
-    return TargetSnapshot(vector="beta", unit="us", champion=SHAPED, models={SHAPED: model}, interval=told.interval())
+    models = {name: model for name, model in prior.systems_before().items() if name in settings.feature_sets}
+    models[SHAPED] = told.model(None, columns_of(features))
+    return TargetSnapshot(vector="beta", unit="us", champion=SHAPED, models=models, interval=told.interval())
 
 
 def unsteady_points(learner: Learner | None) -> list[str]:

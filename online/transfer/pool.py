@@ -73,7 +73,7 @@ class DonorPool:
         known = next((evidence for donor, evidence in self._lent() if donor.config_id == config_id), None)
         if known is not None and terms.hides_hits:
             known = known.without_prefill()
-        return SheetPrior(terms, self._population("" if known is None else config_id), known)
+        return SheetPrior(facts, terms, self._population("" if known is None else config_id), known)
 
     def _lent(self) -> list[tuple[Donor, Evidence]]:
         return [(d, d.evidence) for d in self._donors if d.evidence is not None and not d.evidence.unsteady]

@@ -25,12 +25,14 @@ import msgspec
 import numpy as np
 
 from online.blocks import Design
+from online.features import Facts
 from online.rls import RlsLearner, RowWeights
 from online.rows import Floats
 from online.snapshot import FeatureSnapshot, IntervalSnapshot, ModelSnapshot
 
 from .capped_evidence import COLUMNS, MISFIT, PREFILL, Evidence, evidence_of, evidence_of_held, weights_of_held
 from .shared_overheads import Estimate, estimate
+from .sheet_systems import systems_told
 from .sheet_terms import Population, SheetTerms
 
 _VIF_MAX, _KNOWN, _SURE = 10.0, 0.5, 0.2
@@ -76,14 +78,19 @@ class SheetEstimate(NamedTuple):
 class SheetPrior:
     """Of one configuration: what its sheet, the population and states of the same configuration say."""
 
-    def __init__(self, terms: SheetTerms, population: Population, known: Evidence | None = None) -> None:
+    def __init__(self, facts: Facts, terms: SheetTerms, population: Population, known: Evidence | None = None) -> None:
         self.terms = terms
+        self._facts = facts
         self._mean, self._sd = population.mean_of_all(), population.sd_of_all()
         self._known = known
 
     def before(self) -> SheetEstimate:
         """Before its first row."""
         return self._told(None, np.ones(COLUMNS))
+
+    def systems_before(self) -> dict[str, ModelSnapshot]:
+        """Other systems of which the sheet says something, before the first row."""
+        return systems_told(self._facts, self._mean, self._sd)
 
     def after(self, learner: RlsLearner) -> SheetEstimate | None:
         """What to publish in place of what was learned; None where that stands on its own."""

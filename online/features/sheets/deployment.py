@@ -38,7 +38,7 @@ class Sheet:
         max_model_len: Lmax, or None.
         block_size: tokens per KV block.
         memory_gb: capacity of a GPU, or None.
-        expert_parallel: whether experts are spread over the GPUs instead of sliced.
+        expert_parallel: GPUs over which experts are spread, tensor times data parallel; 0 where they are sliced.
         chunked: chunked prefill.
         prefix: prefix caching.
         offload: KV offload to the host.
@@ -56,7 +56,7 @@ class Sheet:
     max_model_len: float | None
     block_size: float
     memory_gb: float | None
-    expert_parallel: bool
+    expert_parallel: int
     chunked: bool
     prefix: bool
     offload: bool
@@ -134,13 +134,14 @@ def sheet_of(facts: Mapping[str, Scalar]) -> tuple[Sheet | None, tuple[str, ...]
     missing += tuple(n for n, v in (("peak_tflops", peak), ("memory_bandwidth_gb_s", bandwidth)) if v is None)
     if model is None or peak is None or bandwidth is None:
         return None, missing
+    tp, dp = (int(_number(facts, name) or 1) for name in ("tensor_parallel_size", "data_parallel_size"))
     link, host, sm = _number(facts, "link_gb_s"), _number(facts, "host_link_gb_s"), _number(facts, "sm_count")
     return (
         Sheet(
             model=model,
             flops_per_us=peak * 1e6,
             bytes_per_us=bandwidth * 1e3,
-            tp=int(_number(facts, "tensor_parallel_size") or 1),
+            tp=tp,
             sm=None if sm is None else int(sm),
             link_bytes_per_us=None if link is None else link * 1e3,
             host_bytes_per_us=None if host is None else host * 1e3,
@@ -149,7 +150,7 @@ def sheet_of(facts: Mapping[str, Scalar]) -> tuple[Sheet | None, tuple[str, ...]
             max_model_len=_number(facts, "max_model_len") or _number(facts, "max_position_embeddings"),
             block_size=_number(facts, "block_size") or 16.0,
             memory_gb=_number(facts, "memory_gb"),
-            expert_parallel=facts.get("expert_parallel") is True,
+            expert_parallel=tp * dp if facts.get("expert_parallel") is True else 0,
             chunked=facts.get("enable_chunked_prefill") is True,
             prefix=facts.get("enable_prefix_caching") is True,
             offload=facts.get("cpu_offload") is True,

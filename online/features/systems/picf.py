@@ -83,4 +83,9 @@ PICF = System(
     title="physics-informed compositional features",
     reference="source 3",
     tables={Target.STEP_TIME: _step, Target.QUEUE_WAIT: _request, Target.API_QUEUEING: _request},
+    absent={
+        "prefix hit ratio, effective prompt length (asked for by its reviewers)": (
+            "what of a prompt is cached nobody knows when it is queued; prefill tokens are net of hits where steps tell"
+        ),
+    },
 )

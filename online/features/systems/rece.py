@@ -44,7 +44,7 @@ def step_columns(sheet: Sheet, reference: str = _RECE) -> tuple[Column, ...] | N
         constant("inverse_tp", 1.0 / sheet.tp, reference),
         constant("experts_per_token", sheet.model.experts_per_token / 8.0, reference),
         constant("offload", float(sheet.offload), reference),
-        constant("expert_parallel", float(sheet.model.moe and sheet.expert_parallel), reference),
+        constant("expert_parallel", float(sheet.model.moe * sheet.expert_parallel), reference),
         *_links(sheet, reference),
     ]
     if sheet.model.moe:

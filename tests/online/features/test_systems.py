@@ -253,6 +253,14 @@ def test_mole_rds_intercepts_are_those_of_its_regimes_alone(target):
     assert np.linalg.matrix_rank(x[:, gated]) == len(gated)
 
 
+@pytest.mark.parametrize(("data_parallel", "degree"), [({}, 2.0), ({"data_parallel_size": 4}, 8.0)])
+def test_rece_has_expert_parallelism_as_a_degree(data_parallel, degree):
+    spread = facts_of(MOE, tensor_parallel_size=2, expert_parallel=True, **data_parallel)
+    assert values("rece", Target.STEP_TIME, spread)["expert_parallel"] == degree
+    sliced = facts_of(MOE, tensor_parallel_size=2, expert_parallel=False, **data_parallel)
+    assert values("rece", Target.STEP_TIME, sliced)["expert_parallel"] == 0.0
+
+
 def test_mole_rd_with_offload_reads_the_transfers():
     facts = MODELS["gqa"] | {"cpu_offload": True}
     block = 16 * 256 / 1e3

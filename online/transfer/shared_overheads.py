@@ -6,10 +6,10 @@
     tau_j^2 = (sum_m w_mj ((theta_mj - mu_j)^2 + V_mj) + (s0_j / 2)^2) / (k_j + 1),   tau_j >= 10 % of mu_j
     s_j^2   = tau_j^2 + var mu_j
 
-A Student-t population with 3 degrees of freedom, by expectation and maximisation from tau_j = max(s0_j, median over
-donors of |their own theta_j - mu0_j|); A_m, b_m are the capped evidence of a donor (online/transfer/capped_evidence.py)
-in theta. A donor farther than 3 robust sd, at least max(10 % of the median, s0 / 4), from the median of three or more
-does not vote for that overhead, and none votes for one that it does not have.
+A Student-t population with 3 degrees of freedom, by expectation and maximisation from tau_j = max(s0_j, lower median
+of 0 and the donors' |own theta_j - mu0_j|); A_m, b_m are the capped evidence of a donor in theta
+(online/transfer/capped_evidence.py). A donor farther than 3 robust sd, at least max(10 % of the median, s0 / 4), from
+the median of three or more does not vote for that overhead, and none votes for one that it does not have.
 Reference: Lange, Little and Taylor, Robust statistical modeling using the t distribution (JASA 1989).
 """
 
@@ -82,7 +82,8 @@ def _first_tau(voters: Sequence[Voter]) -> Floats:
     sd = np.append(_OPEN * HYPER_SD, PREFILL_SD)
     told = np.array([estimate(each.terms, each.evidence, np.append(HYPER_MEAN, 1.0), sd).theta for each in voters])
     off = np.where([each.terms.has for each in voters], told, np.append(HYPER_MEAN, 1.0))[:, :SHARED] - HYPER_MEAN
-    tau: Floats = np.maximum(HYPER_SD, np.median(np.abs(off), axis=0))
+    off = np.vstack([np.zeros(SHARED), np.abs(off)])
+    tau: Floats = np.maximum(HYPER_SD, np.quantile(off, 0.5, axis=0, method="lower"))
     return tau
 
 

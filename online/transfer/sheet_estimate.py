@@ -41,7 +41,8 @@ _MORE = 0.05
 _ENOUGH_ROWS = 64
 _PASSES = 6
 _TYPICAL = np.array([1.0, 0.0, 32_000.0, 32.0])
-_TENTH = 1.2816
+_TENTH, _WIDE_MAX = 1.2816, 2.3
+"""Normal deviates of the tenth; a factor of ten, above which an interval says nothing."""
 _SINGULAR = 1e-12
 
 
@@ -71,7 +72,7 @@ class SheetEstimate(NamedTuple):
 
     def interval(self) -> IntervalSnapshot:
         """Of observed / predicted, before a row said so."""
-        wide = _TENTH * float(np.hypot(self.spread, MISFIT))
+        wide = min(_TENTH * float(np.hypot(self.spread, MISFIT)), _WIDE_MAX)
         return IntervalSnapshot(p10=float(np.exp(-wide)), p50=1.0, p90=float(np.exp(wide)))
 
 

@@ -41,7 +41,7 @@ LEARNED_MIN = 0.9
 WARMED_STEPS = 40_000
 """Of all engines before the window: what a start, River's import and young coefficients cost are other figures.
 
-Blocks are full-grown after 16,384 rows of steps and 256 of requests, of which the last seconds may still wait for others.
+Blocks are full-grown after 16,384 rows of steps and 256 of requests; the last seconds may wait for others.
 """
 
 STEADY = {"steps_per_sec": 1000, "workers": 5, "duration": 30, "requests": True, "settle_s": 3}

@@ -8,6 +8,7 @@ from online.bank import Bank
 from online.features import build
 from online.rls import OperatingPoints, points_of
 from online.rows import STEP_FEATURES, RowBlock, Target
+from online.transfer import SheetEstimate
 from online.transfer.capped_evidence import Evidence, capped
 from online.transfer.shared_overheads import Voter, shared_overheads
 from online.transfer.sheet_terms import HIDES_HITS, HYPER_MEAN, terms_of
@@ -271,6 +272,18 @@ def test_donors_that_agree_on_something_else_are_believed():
     borrower.learn("c", STEP, rows_of(beta_of("70b", slow), 40))
     _, features = published(borrower)
     assert features["intercept"].coefficient == pytest.approx(beta_of("70b", slow)[0], rel=0.1)
+
+
+def test_one_donor_that_is_nothing_like_its_sheet_makes_nobody_unsure():
+    """A thousand times slower: alone it is the odd one, and an interval never says more than a factor of ten."""
+    lender = described("7b")
+    lender.learn("c", STEP, rows_of(1e3 * beta_of("7b"), 600, spread=0.5, noise=0.3))
+    alone, borrower = (published(described("70b", states)) for states in ([], [lender.state()]))
+    assert borrower[0].interval.p90 < 1.2 * alone[0].interval.p90
+    for name, feature in borrower[1].items():
+        assert feature.stderr < 2.0 * alone[1][name].stderr
+    unsure = SheetEstimate(np.ones(4), np.ones(4), ("prior_only",) * 4, spread=1e6).interval()
+    assert (unsure.p10, unsure.p90) == pytest.approx((0.1, 10.0), rel=0.01)
 
 
 def test_minutes_tell_the_level_of_speed_less_surely_than_hours():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .bank import Bank, merge_states, part_of
 from .blocks import Design, strata_of
+from .drift import median_of
 from .rows import (
     PHASES,
     REQUEST_FEATURES,
@@ -65,6 +66,7 @@ __all__ = [
     "TargetSnapshot",
     "check_settings",
     "make_rls",
+    "median_of",
     "merge_states",
     "part_of",
     "strata_of",

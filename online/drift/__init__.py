@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .cells import SpeedFit
 from .detectors import NO_DETECTOR, DriftSettings, make_detector
+from .medians import median_of
 from .monitor import DriftMonitor, Speed, Verdict
 
 __all__ = [
@@ -14,4 +15,5 @@ __all__ = [
     "SpeedFit",
     "Verdict",
     "make_detector",
+    "median_of",
 ]

@@ -27,7 +27,8 @@ from online.blocks import CELLS, Groups
 from online.rows import Floats, Ints, Mask
 from online.state import saved
 
-from .detectors import DriftSettings, median_of
+from .detectors import DriftSettings
+from .medians import median_of
 
 _RIDGE = 1e-6  # on the unit diagonal, as in every solve
 TINY = 1e-12

@@ -13,13 +13,10 @@ offered: 60 us per row. Reference: Page (Biometrika 1954); Bifet and Gavalda, AD
 from __future__ import annotations
 
 import importlib
-import math
 from typing import Any, Protocol, Self
 
 import msgspec
-import numpy as np
 
-from online.rows import Floats
 from online.state import Finite, saved
 
 U_MAX = 8.0
@@ -139,18 +136,6 @@ class Never(_Stateless):
 
     def reset(self) -> None:
         """Nothing to do."""
-
-
-def medians_of(values: Floats, size: int) -> list[float]:
-    """Medians of consecutive ``size`` values, whose number is a multiple of it."""
-    ordered = np.sort(values.reshape(-1, size), axis=1)
-    medians: list[float] = (0.5 * (ordered[:, (size - 1) // 2] + ordered[:, size // 2])).tolist()
-    return medians
-
-
-def median_of(values: Floats | list[float]) -> float:
-    """Of one set of values, NaN of none; numpy's own median loads the masked arrays: 15 ms and 2 MB of a sidecar."""
-    return medians_of(np.asarray(values), len(values))[0] if len(values) else math.nan
 
 
 NO_DETECTOR = "none"

@@ -36,8 +36,9 @@ from online.snapshot import DriftSnapshot
 from online.state import Count, Finite, LikeFresh, MadeBy, saved
 
 from .cells import CellRows, Cells, SpeedFit
-from .detectors import U_MAX, DriftSettings, make_detector, median_of, medians_of
+from .detectors import U_MAX, DriftSettings, make_detector
 from .levels import Levels
+from .medians import median_of, medians_of
 from .phase_watch import PhaseWatch
 from .suspicion import Suspicion
 

@@ -17,7 +17,8 @@ import numpy as np
 from online.rows import Floats
 from online.state import Finite, LikeFresh, saved
 
-from .detectors import DriftSettings, make_detector, median_of, medians_of
+from .detectors import DriftSettings, make_detector
+from .medians import median_of, medians_of
 
 _GROUPS, _GROUP_ROWS = 4, 16
 

@@ -22,8 +22,9 @@ from online.blocks import CELLS
 from online.rows import Floats, Mask
 from online.state import Count, Finite, saved
 
-from .detectors import U_MAX, DriftSettings, median_of
+from .detectors import U_MAX, DriftSettings
 from .levels import RowLevels
+from .medians import median_of
 
 
 class Suspicion:

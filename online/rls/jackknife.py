@@ -31,6 +31,7 @@ import msgspec
 import numpy as np
 
 from online.blocks import Design
+from online.drift import median_of
 from online.rows import Floats
 from online.snapshot import FeatureSnapshot, ModelSnapshot
 
@@ -54,7 +55,7 @@ def jackknife(learner: RlsLearner, rows: Design) -> Floats:
         return np.full(p, np.inf)
     x, y, steps = rows.x, rows.elapsed_us, rows.steps
     root, scale = np.sqrt(steps * rows.weight)[:, None], learner.members.weighing.scale[:1]
-    floor = FLOOR * float(np.median(y / steps)) * steps
+    floor = FLOOR * median_of(y / steps) * steps
     _, _, w = weights(y[:, None], root, (x @ slow.beta[:p])[:, None], floor[:, None], scale)
     xw = x * w
     groups = min(GROUPS, n // 2)

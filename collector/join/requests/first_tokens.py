@@ -28,6 +28,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from online import median_of
+
 FIRST_TOKENS_MAX = 1024
 _FIRST_TOKENS_MIN = 20
 _STEPS_WAITED = 1.5
@@ -53,7 +55,7 @@ def explained(waits: Collection[tuple[float, float, float]], prefill_us_per_toke
     if len(known) < _FIRST_TOKENS_MIN:
         return None
     steps_waited = known[:, 0] / known[:, 1]
-    known = known[steps_waited <= _WAITED_MORE * np.median(steps_waited)]
+    known = known[steps_waited <= _WAITED_MORE * median_of(steps_waited)]
     first_token_us, pace_us, prompt_tokens = known.T
     columns = np.stack((np.ones(len(known)), prompt_tokens / max(float(prompt_tokens.max()), 1.0)), axis=1)
     misfits_us = []
@@ -63,10 +65,10 @@ def explained(waits: Collection[tuple[float, float, float]], prefill_us_per_toke
         misfits_us.append(float(np.abs(rest_us - columns @ solution).mean()))
     ahead = misfits_us[1] < misfits_us[0]
     rest_us = first_token_us - (_STEPS_WAITED + ahead) * pace_us - prefill_us_per_token * prompt_tokens
-    api_us = float(np.median(rest_us))
-    spread_us = 1.4826 * float(np.median(np.abs(rest_us - api_us)))
+    api_us = median_of(rest_us)
+    spread_us = 1.4826 * median_of(np.abs(rest_us - api_us))
     stderr_us = 1.2533 * spread_us / math.sqrt(len(known))
-    return FirstTokens(max(api_us, 0.0), stderr_us, ahead, float(np.median(pace_us)) if ahead else 0.0)
+    return FirstTokens(max(api_us, 0.0), stderr_us, ahead, median_of(pace_us) if ahead else 0.0)
 
 
 def told(waits_us: Collection[float]) -> FirstTokens | None:

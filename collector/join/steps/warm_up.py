@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from online import STEP_FEATURES, RowBlock
+from online import STEP_FEATURES, RowBlock, median_of
 from online.state import saved
 
 _FIRST_ROWS = 3
@@ -47,7 +47,7 @@ class WarmUp:
         if len(block) == 0:
             return block
         pace_us = block.elapsed_us / block.steps
-        compiling = (block.elapsed_us > _LONG_US) & (pace_us > _LONG_RATIO * np.median(pace_us))
+        compiling = (block.elapsed_us > _LONG_US) & (pace_us > _LONG_RATIO * median_of(pace_us))
         compiling[_FIRST_ROWS:] = False
         for end_ns, elapsed_us in zip(block.end_ns[compiling], block.elapsed_us[compiling], strict=True):
             self.spans_unix_ns.append((int(end_ns - elapsed_us * 1e3), int(end_ns)))

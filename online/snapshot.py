@@ -73,12 +73,12 @@ class IntervalSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 class ShapeFactorSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a step of one batch shape takes per x beta of ``portable``; shrunk already; ``rows`` stand behind it.
 
-    ``usual``: prefill tokens, requests and tokens of decode context of such a step, in the mean.
+    ``usual``: prefill tokens, requests, tokens of decode context and microseconds of such a step, not shrunk.
     """
 
     factor: float
     rows: float
-    usual: tuple[float, float, float] | None = None
+    usual: tuple[float, float, float, float] | None = None
 
 
 class CorrectionSnapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -54,11 +54,12 @@ class Seen(NamedTuple):
 
 
 class UsualWork(NamedTuple):
-    """What the steps of a cell are made of in the mean."""
+    """What the steps of a cell are made of in the mean, and take."""
 
     prefill_tokens: float
     requests: float
     decode_context_tokens: float
+    us: float
 
 
 _NO_WORK: Mapping[str, UsualWork] = {}
@@ -188,7 +189,7 @@ def _target(name: str, tree: Any, where: str) -> Target:
             if (rows := _maybe(each, "rows", f"{where}.shape_factors.{cell}")) is not None
         },
         {
-            cell: UsualWork(*_numbers(each["usual"], 3, f"{where}.shape_factors.{cell}.usual"))
+            cell: UsualWork(*_numbers(each["usual"], 4, f"{where}.shape_factors.{cell}.usual"))
             for cell, each in shapes.items()
             if each.get("usual") is not None
         },

@@ -44,6 +44,7 @@ _RELEARNED_ROWS = 64.0
 _COMMON_ROWS = 2048.0
 _LEAST_WORK = 0.1
 USUAL_WORK = ("prefill_tokens", "requests", "decode_context_tokens")
+UsualWork = tuple[float, float, float, float]
 
 
 @dataclass(slots=True)
@@ -126,14 +127,15 @@ class Cells:
         shrink_rows: Floats = np.clip(_ALIKE_ROWS * variance / max(apart, TINY), _SHRINK_ROWS_MIN, _SHRINK_ROWS_MAX)
         return shrink_rows
 
-    def usual_work(self, ids: Ints, names: Sequence[str]) -> list[tuple[float, float, float]] | list[None]:
-        """``USUAL_WORK`` of a step of each cell, to four digits; None where a column is missing. ``names``: of x."""
+    def usual_work(self, ids: Ints, names: Sequence[str]) -> list[UsualWork] | list[None]:
+        """``USUAL_WORK`` of a step of each cell and its us, to four digits; None where a column is missing."""
         if not set(names) >= {"intercept", *USUAL_WORK}:
             return [None] * len(ids)
+        sums = self.x[ids][:, [names.index(name) for name in USUAL_WORK]]
         steps = np.maximum(self.x[ids, names.index("intercept")], 1.0)
-        work = self.x[ids][:, [names.index(name) for name in USUAL_WORK]] / steps[:, None]
+        work = np.column_stack((sums, np.exp(self.log_y[ids]))) / steps[:, None]
         digits = 10.0 ** (3.0 - np.floor(np.log10(np.maximum(work, 1e-3))))
-        return [(p, n, c) for p, n, c in (np.rint(work * digits) / digits).tolist()]
+        return [(p, n, c, us) for p, n, c, us in (np.rint(work * digits) / digits).tolist()]
 
     def unusual_work(self, groups: Groups, x: Floats) -> Floats:
         """How far rows x (n, p), by group, are from the usual work of their cells: d of monitor.py, (n,).

@@ -34,8 +34,9 @@ def learned(sizes, prefills=(40, 80, 140, 200, 300, 600), rows=400.0, **beside):
         for tokens in (0, *prefills):
             context = 1500.0 * requests
             predicted_us = 8_500.0 + 78.0 * tokens + 0.09 * context + 63.0 * requests
-            factor = (machine_us(tokens, requests, context) / predicted_us) ** (rows / (rows + 8.0))
-            shape = {"factor": factor, "rows": rows, "usual": [tokens, requests, context]}
+            us = machine_us(tokens, requests, context)
+            factor = (us / predicted_us) ** (rows / (rows + 8.0))
+            shape = {"factor": factor, "rows": rows, "usual": [tokens, requests, context, us]}
             config["targets"]["step_time"]["shape_factors"][cell_name(tokens, requests)] = shape
     return document
 
@@ -74,7 +75,7 @@ def test_shorter_contexts_than_were_served_cost_what_context_costs():
 
 def test_what_was_served_often_is_told_by_its_own_rows():
     odd = learned(SERVED, context_us_per_token=CONTEXT_US)
-    odd["configs"][0]["targets"]["step_time"]["shape_factors"]["decode:41-48"]["factor"] *= 1.3
+    odd["configs"][0]["targets"]["step_time"]["shape_factors"]["decode:41-48"]["usual"][3] *= 1.3
     assert near_us(odd, 0, 44, 44 * 1500) == pytest.approx(1.3 * near_us(BIG, 0, 44, 44 * 1500), rel=0.02)
     assert near_us(odd, 0, 60, 60 * 1500) == pytest.approx(near_us(BIG, 0, 60, 60 * 1500), rel=0.02)
 
@@ -82,7 +83,7 @@ def test_what_was_served_often_is_told_by_its_own_rows():
 def test_a_shape_whose_one_row_compiled_says_nothing():
     odd = learned(SERVED, context_us_per_token=CONTEXT_US)
     shapes = odd["configs"][0]["targets"]["step_time"]["shape_factors"]
-    shapes["decode:10"] = {"factor": 1.4, "rows": 1.0, "usual": [0, 10, 15_000]}
+    shapes["decode:10"] = {"factor": 1.4, "rows": 1.0, "usual": [0, 10, 15_000, 200_000]}
     assert near_us(odd, 0, 10, 5_000) == near_us(BIG, 0, 10, 5_000)
 
 
@@ -105,8 +106,9 @@ def test_requests_are_told_by_it():
 NUMBERS = st.one_of(st.floats(-1e3, 1e3), st.sampled_from((0.0, 1e-300, 1e12, -1e12)))
 
 
-@given(st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), min_size=2, max_size=2), st.integers(1, 900))
-@example([(0.0, 1.0, -1e12), (0.0, 1e12, 0.0)], 1)
+@given(st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS, NUMBERS), min_size=2, max_size=2), st.integers(1, 900))
+@example([(0.0, 1.0, -1e12, 1e4), (0.0, 1e12, 0.0, 1e12)], 1)
+@example([(0.0, 1.0, 0.0, 1e4), (0.0, 2.0, -1e5, 1e4)], 1)
 def test_any_usual_work_gives_times(work, requests):
     bent = learned((20, 30), prefills=(), context_us_per_token=CONTEXT_US)
     for shape, usual in zip(bent["configs"][0]["targets"]["step_time"]["shape_factors"].values(), work, strict=True):
@@ -116,9 +118,20 @@ def test_any_usual_work_gives_times(work, requests):
     assert told_us > 0.0
 
 
-@pytest.mark.parametrize("usual", [[1, 2], "many", [1, 2, None], [1, 2, 1e400], {"requests": 1}])
+@pytest.mark.parametrize("usual", [[1, 2, 3], "many", [1, 2, 3, None], [1, 2, 3, 1e400], {"requests": 1}])
 def test_usual_work_that_is_none_is_refused_by_name(usual):
     bent = learned((20,))
     bent["configs"][0]["targets"]["step_time"]["shape_factors"]["decode:17-24"]["usual"] = usual
     with pytest.raises(tracefit.LoadError, match=r"shape_factors\.decode:17-24"):
         tracefit.load(encoded(bent).replace(b"Infinity", b"1e400"))
+
+
+def test_more_shapes_than_there_are_say_nothing_and_cost_nothing():
+    bent = learned(SERVED, context_us_per_token=CONTEXT_US)
+    target = bent["configs"][0]["targets"]["step_time"]
+    target["shape_factors"] |= {
+        f"x{n}": {"factor": 1.1, "rows": 9.0, "usual": [0, n, n, 8_500 + 80 * n]} for n in range(1, 2_000)
+    }
+    told_us = near_us(bent, 0, 1_500, 9_000)
+    target["shape_factors"] = dict(list(target["shape_factors"].items())[:512])
+    assert told_us == near_us(bent, 0, 1_500, 9_000) != near_us(BIG, 0, 1_500, 9_000)

@@ -30,7 +30,7 @@ FIELDS = {
     "Model": "name coefficients rows mape median_ape",
     "Interval": "pooled strata",
     "Seen": "features cells",
-    "UsualWork": "prefill_tokens requests decode_context_tokens",
+    "UsualWork": "prefill_tokens requests decode_context_tokens us",
 }
 CALLS = {
     tracefit.load: "source token timeout_s",

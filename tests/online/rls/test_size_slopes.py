@@ -47,9 +47,10 @@ def test_context_costs_what_it_costs_among_steps_of_one_size(steps):
     target = published(longer_in_larger, steps)
     assert target.context_us_per_token == pytest.approx(CONTEXT_US, rel=0.1)
     shape = target.shape_factors["decode:17-24"]
-    prefill, requests, context = shape.usual
+    prefill, requests, context, us = shape.usual
     assert (prefill, requests) == (0.0, pytest.approx(20.5, abs=0.5))
     assert context == pytest.approx(requests * (200.0 + 8.0 * requests), rel=0.05)
+    assert us == pytest.approx(5_000.0 + 40.0 * 32.0 + CONTEXT_US * context, rel=0.01)
 
 
 def test_a_context_that_comes_with_the_batch_alone_tells_nothing():

@@ -8,7 +8,7 @@ from typing import BinaryIO, Final, NamedTuple
 
 from collector.config import Config
 from collector.recordings import STDIN
-from collector.runtime import EXIT_FAILED, EXIT_INTERRUPTED, Clock, PrintLine, StartError
+from collector.runtime import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, Clock, PrintLine, StartError
 from collector.worker import check_learning
 
 from .bulk import LocalRunner, RayRunner, Runner, WorkDirectory, check_rows_place, find_bulk_files, replay_in_bulk
@@ -56,8 +56,10 @@ def replay_fleet(
             return EXIT_FAILED
         say(f"{len(files):,} files, {replayed.engines:,} engines, {replayed.rows:,} rows")
         states = tuple(str(path) for path in replayed.states)
-        code = pull_once(PullOptions(states, options.out, require=0.0), config, clock, say=say, note=note)
-        work.remove()
+        pull = PullOptions(states, options.out, require=0.0, of_any_time=True)
+        code = pull_once(pull, config, clock, say=say, note=note)
+        if code == EXIT_OK:  # else, say of a full disk, only the files are made again
+            work.remove()
     except KeyboardInterrupt:
         note("stopped; the same command goes on from here")
         return EXIT_INTERRUPTED

@@ -23,6 +23,8 @@ from .state_fetch import Fetched
 
 FUTURE_NS = 3_600_000_000_000
 """Rows of later than this from now have a wrong clock behind them."""
+NEVER_NS = 1 << 62
+"""As now, where they have not: recordings may be of any time."""
 
 
 class Examined(NamedTuple):

@@ -28,7 +28,7 @@ from exporters.status_page import FleetSource
 from online import Bank, Snapshot, StateError
 
 from .fleet_document import alone, by_model_and_gpu, fleet_snapshot
-from .fold import Examined, add, choose, examine
+from .fold import NEVER_NS, Examined, add, choose, examine
 from .merge import differing
 from .state_fetch import Fetched, StateFetcher
 from .state_places import check_sources, look
@@ -48,6 +48,8 @@ class PullOptions(NamedTuple):
     require: float = 0.5
     """Share of the sources that must be merged, or nothing is written."""
     token: Callable[[], str] = str
+    of_any_time: bool = False
+    """Rows of the future are no sign of a wrong clock: they are of recordings."""
 
 
 class Pulled(NamedTuple):
@@ -108,7 +110,7 @@ class Puller:
             for answer in pool.map(self._fetcher.fetch, places):
                 fetched.append(answer)
                 progress.advance(1)
-        now_unix_nano = self._clock.unix_nano()
+        now_unix_nano = NEVER_NS if self._options.of_any_time else self._clock.unix_nano()
         read = [
             each if each.path is None else examine(each, each.path, self._config, now_unix_nano) for each in fetched
         ]

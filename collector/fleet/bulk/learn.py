@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from collector.config import Config
-from collector.fleet.fold import Examined, add, choose, examine
+from collector.fleet.fold import NEVER_NS, Examined, add, choose, examine
 from collector.fleet.state_fetch import Fetched
 from collector.fleet.state_places import StatePlace
 from collector.recordings import Timed, TimedExport, TimedKv, TimedPage, in_batches
@@ -30,8 +30,6 @@ from .shards import EngineKey, Run, Shard, merge_when_due, read_header, read_pla
 ENGINES_MAX: Final = 10_000
 ID: Final = np.dtype("<u8")
 """Of a span, and of a place in a shard."""
-NEVER_NS: Final = 1 << 62
-"""Recordings may be of any time."""
 
 
 class Learned(NamedTuple):

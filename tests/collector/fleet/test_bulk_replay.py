@@ -23,11 +23,13 @@ from collector.fleet.bulk.bulk_replay import WorkDirectory, bank_of, replay_in_b
 from collector.fleet.bulk.learn import learn_engines
 from collector.fleet.bulk.local_runner import LocalRunner
 from collector.fleet.bulk.shards import merge_when_due, read_header, read_run
+from collector.fleet.fleet_replay import ReplayOptions, replay_fleet
 from collector.recordings import Recording
 from collector.runtime import StartError, SystemClock
 from collector.telemetry import Counts
 from collector.worker import Pipeline
 from online import Bank, Snapshot
+from tests.support.clocks import FakeClock
 from tests.support.fleets import CONFIG, as_another_engine
 from tests.support.otlp_bytes import varint
 from tests.support.paths import DATA
@@ -377,6 +379,19 @@ def test_a_full_disk_is_said(recording, tmp_path, monkeypatch):
         learned([recording], tmp_path)
 
 
+def test_what_was_learned_is_not_lost_where_the_files_cannot_be_written(recording, tmp_path):
+    said, in_the_way = [], tmp_path / "snapshot.json"
+    in_the_way.mkdir()
+    options = ReplayOptions((str(recording),), tmp_path)
+    run = partial(replay_fleet, options, CONFIG, SystemClock(), say=said.append, note=said.append, stdin=io.BytesIO())
+    assert run() == 1
+    assert "nothing written" in said[-1]
+    in_the_way.rmdir()
+    assert run() == 0
+    assert any(line.startswith("going on with what is done already") for line in said)
+    assert not (tmp_path / ".replay").exists()
+
+
 def test_how_far_it_is_is_said_with_rate_and_time_left(recording, tmp_path):
     class Clock(SystemClock):
         """A second a look."""
@@ -410,6 +425,9 @@ def test_a_fleet_of_recordings_is_written_as_a_pull_writes_it(recording, alone, 
     bank = Bank(CONFIG)
     bank.restore((tmp_path / "fleet" / "states" / f"{config_id}.bin").read_bytes())
     assert coefficients(bank) == coefficients(alone)
+    options = ReplayOptions((str(recording),), tmp_path / "fleet")
+    early = FakeClock(unix_nano=1_000_000_000)  # recordings may be of any time
+    assert replay_fleet(options, CONFIG, early, say=print, note=print, stdin=io.BytesIO()) == 0
     assert main([*arguments[:-2], "--profile", "bulk"]) == 0
     snapshot = Snapshot.from_json((tmp_path / "fleet" / "snapshot.json").read_bytes())
     assert all([*target.models] == ["portable"] for target in snapshot.configs[0].targets.values())

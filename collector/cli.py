@@ -269,11 +269,13 @@ def _ask(arguments: argparse.Namespace) -> int:
 def _demo(arguments: argparse.Namespace) -> int:
     if arguments.fleet and arguments.throttle != 1.0:
         raise ConfigError("--throttle", "not with --fleet, which has a slower machine of its own")
+    from collector.commands.demo import demo, send_forever, signals_as_ctrl_c  # noqa: PLC0415
+
     if arguments.fleet:
         from collector.commands.demo_fleet import demo_fleet  # noqa: PLC0415
 
-        return demo_fleet(arguments.recording, _say, arguments.directory)
-    from collector.commands.demo import demo, send_forever  # noqa: PLC0415
+        with signals_as_ctrl_c():
+            return demo_fleet(arguments.recording, _say, arguments.directory)
     from collector.commands.demo_feed import find_recording, save_recording  # noqa: PLC0415
 
     if arguments.save is not None:
@@ -283,7 +285,8 @@ def _demo(arguments: argparse.Namespace) -> int:
         stop = Stop()
         stop.listen()
         return send_forever(arguments.recording, arguments.to, SystemClock(), stop, _say, arguments.throttle)
-    return demo(arguments.recording, arguments.speed, _say, arguments.directory, arguments.throttle)
+    with signals_as_ctrl_c():
+        return demo(arguments.recording, arguments.speed, _say, arguments.directory, arguments.throttle)
 
 
 def _check_config(arguments: argparse.Namespace) -> int:

@@ -22,6 +22,7 @@ every key:   tracefit check-config --explain KEY
 """
 
 THROTTLE_MAX = 100.0
+SPEED_MIN = 0.01
 _DIGITS_MAX = 9
 COMPLETED_SHELLS = ("bash", "zsh", "tcsh")
 _INVALID_CHOICE = re.compile(r"invalid choice: '(?P<word>[^']*)' \(choose from (?P<known>.*)\)")
@@ -35,6 +36,7 @@ class CommandParser(argparse.ArgumentParser):
         settings.setdefault("allow_abbrev", False)
         settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(**settings)
+        self.register("type", Path, _path)  # Path("") is the working directory
         self._given: Sequence[str] = ()
 
     def parse_known_args(  # type: ignore[override]  # a command knows its own usage; its parent's would mislead
@@ -97,9 +99,7 @@ def _complete_files(parser: argparse.ArgumentParser, files: object) -> None:
 def add_demo_parser(commands: Any, run: Callable[[argparse.Namespace], int]) -> None:
     """``tracefit demo``, which ``run`` runs."""
     demo = commands.add_parser("demo", help="watch a real sidecar learn from a recording, 20 times faster")
-    demo.add_argument(
-        "--speed", type=positive_number, default=20.0, metavar="N", help="how much faster than recorded (20)"
-    )
+    demo.add_argument("--speed", type=demo_speed, default=20.0, metavar="N", help="how much faster than recorded (20)")
     demo.add_argument("--recording", type=Path, metavar="FILE", help="a recording other than the bundled one")
     demo.add_argument("--directory", type=Path, metavar="DIR", help="where its files go (snapshots/demo)")
     demo.add_argument(
@@ -129,6 +129,20 @@ def positive_number(text: str) -> float:
         number = math.nan
     if not 0.0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return number
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("'' is no path")
+    return Path(text)
+
+
+def demo_speed(text: str) -> float:
+    """A number that brings the recording to an end within some days."""
+    number = positive_number(text)
+    if number < SPEED_MIN:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from {SPEED_MIN:g} on")
     return number
 
 

@@ -62,6 +62,18 @@ def demo(
     return EXIT_OK if learned or interrupted else EXIT_FAILED
 
 
+@contextlib.contextmanager
+def signals_as_ctrl_c() -> Iterator[None]:
+    """SIGTERM and a closed terminal end a demo as Ctrl-C does, so that its sidecars, in their sessions, end with it."""
+    taken = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, signal.default_int_handler) for number in taken}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def send_forever(
     recording: Path | None, target: str, clock: Clock, stop: Stop, say: PrintLine, throttle: float = 1.0
 ) -> int:

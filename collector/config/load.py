@@ -76,6 +76,8 @@ def load(path: Path | None, environ: Mapping[str, str], profile: str | None = No
         return msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
         key, problem = _explain(str(error))
+        if problem == "unknown key" and key in origin:  # TRACEFIT_QUEUE_WAIT_S: nothing near it at the top level
+            problem += suggestion(origin[key], _variables(to_tree(Config()), ENV_PREFIX))
         below = (variable for path, variable in origin.items() if path.startswith(f"{key}."))
         raise ConfigError(origin.get(key) or next(below, key), problem) from None
 
@@ -85,6 +87,19 @@ def _is_key(variable: str, value: str) -> bool:
     if not variable.startswith(ENV_PREFIX) or variable == ENV_FILE:
         return False
     return not (_SERVICE_LINK.fullmatch(variable) and _SERVICE_LINK_VALUE.fullmatch(value))
+
+
+def _variables(tree: dict[str, Any], prefix: str) -> list[str]:
+    """The variable of every key, as it is written."""
+    return [
+        variable
+        for key, value in tree.items()
+        for variable in (
+            _variables(value, f"{prefix}{key.upper()}__")
+            if value and isinstance(value, dict)
+            else [f"{prefix}{key.upper()}"]
+        )
+    ]
 
 
 def to_yaml(config: Config) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+
 import numpy as np
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from collector.commands.demo import errors_of_line, forget_last_run
+from collector.commands.demo import errors_of_line, forget_last_run, signals_as_ctrl_c
 from collector.commands.demo_feed import (
     MONOTONIC_FLOOR_NS,
     find_recording,
@@ -134,6 +136,15 @@ def test_a_second_demo_begins_with_nothing_learned(tmp_path):
         (tmp_path / name).write_bytes(b"of the last run")
     forget_last_run(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_demo_as_ctrl_c_does(number):
+    """Its sidecar, in a session of its own, went on otherwise, and kept the ports."""
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), signals_as_ctrl_c():
+        signal.raise_signal(number)
+    assert signal.getsignal(number) == before
 
 
 def test_a_recording_that_is_not_there_is_named(tmp_path):

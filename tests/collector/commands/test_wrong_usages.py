@@ -42,6 +42,10 @@ WRONG = [
     (f"export {SNAPSHOT} --format blis-yaml --model-config {{junk}}", FAILED, "junk"),
     ("demo --speed 0", USAGE, "'0'"),
     ("demo --speed fast", USAGE, "'fast'"),
+    ("demo --speed 1e-300", USAGE, "--speed", "'1e-300'"),
+    ("demo --directory=", USAGE, "--directory", "no path"),
+    (f"replay {RECORDING} --snapshot=", USAGE, "--snapshot", "no path"),
+    ("check-config --config=", USAGE, "--config", "no path"),
     ("demo --throttle -1", USAGE, "'-1'"),
     ("demo --throttle 1e300", USAGE, "'1e300'"),
     ("demo --to nowhere", USAGE, "'nowhere' is not host:port"),
@@ -128,10 +132,18 @@ def test_a_wrong_usage_ends_with_its_code_and_names_the_word(usage, places, caps
         assert word in printed.err
 
 
-def test_a_variable_with_a_wrong_section_is_named_as_it_was_written(monkeypatch, capsys):
-    monkeypatch.setenv("TRACEFIT_QUEU__WAIT_S", "1")
+@pytest.mark.parametrize(
+    ("variable", "near"),
+    [
+        ("TRACEFIT_QUEU__WAIT_S", "queue"),
+        ("TRACEFIT_QUEUE_WAIT_S", "TRACEFIT_QUEUE__WAIT_S"),
+        ("TRACEFIT_RECEIVERS_GRPC_ENDPOINT", "TRACEFIT_RECEIVERS__GRPC__ENDPOINT"),
+    ],
+)
+def test_a_variable_with_a_wrong_section_is_named_as_it_was_written(variable, near, monkeypatch, capsys):
+    monkeypatch.setenv(variable, "1")
     assert main(["check-config"]) == CONFIG
-    assert "TRACEFIT_QUEU__WAIT_S: unknown key; did you mean 'queue'?" in capsys.readouterr().err
+    assert f"{variable}: unknown key; did you mean '{near}'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

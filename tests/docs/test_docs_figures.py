@@ -17,6 +17,7 @@ FIGURES = recorded()
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 DEFAULT, RLS = "shipped default", "learners: [rls]"
 STEADY = "1,000 steps/s + requests"
+SPARSE = "100 steps/s + requests"
 LARGE = "flat out, 1,000 steps a call"
 SMALL = "flat out, 64 steps a call"
 REPLAY = "replay of 200,000 steps"
@@ -66,13 +67,14 @@ def learning_costs():
     for section, what, profile, words in (
         ("cost steady", STEADY, DEFAULT, "1,000 steps/s + 20 requests/s, shipped default"),
         ("cost steady", STEADY, RLS, "the same, `learners: [rls]`"),
+        ("cost sparse", SPARSE, DEFAULT, "100 steps/s + 2 requests/s, an export a second, shipped default"),
         ("cost flat_out", LARGE, "bulk", "flat out, 1,000 steps a call, bulk profile"),
         ("cost flat_out", LARGE, DEFAULT, "flat out, 1,000 steps a call, shipped default"),
         ("cost flat_out", SMALL, "bulk", "flat out, 64 steps a call, bulk profile"),
     ):
         ratio, *rest = judged(section, f"{what}, {profile}: {RATIO}", "{:.2f}")
         us, millicores = (figure(section, f"{what}, {profile}: {unit}") for unit in ("us/step", "millicores"))
-        paced = f", {millicores:.0f} millicores" if section == "cost steady" else ""
+        paced = f", {millicores:.0f} millicores" if section in ("cost steady", "cost sparse") else ""
         yield words, f"{ratio} ({us:.1f} µs per step{paced})", *rest
 
 
@@ -99,7 +101,7 @@ def stages():
         "place in the windows of their engines",
         "rows: final steps, features, order among engines",
         "learn: five targets, two of them of steps, and the quick lane",
-        "a snapshot every five seconds, of a copy",
+        "a snapshot every five seconds",
     )
     for stage, what in zip(STAGES, words, strict=True):
         spent_us = figure("cost stages", f"{DEFAULT}: {stage}")

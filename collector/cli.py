@@ -7,6 +7,7 @@ has to be set before they are, and ``--help`` should not cost a second.
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import sys
@@ -75,11 +76,11 @@ _ENVIRONMENT = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, run, translate errors; never a traceback for what the user can mend."""
     print_in_any_encoding()
-    arguments = _parser().parse_args(argv)
-    for variable, value in _ENVIRONMENT.items():
-        os.environ.setdefault(variable, value)
-    configure_logs(SystemClock())
     try:
+        arguments = _parser().parse_args(argv)
+        for variable, value in _ENVIRONMENT.items():
+            os.environ.setdefault(variable, value)
+        configure_logs(SystemClock())
         check_packages(package_files())
         code: int = arguments.command(arguments)
     except ConfigError as error:
@@ -90,6 +91,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
     except BrokenPipeError:  # `tracefit replay … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _warn(f"error: cannot write: {error.strerror}")
         return EXIT_FAILED
     except KeyboardInterrupt:
         _warn("stopped")

@@ -75,7 +75,9 @@ class PrintCompletion(argparse.Action):
         import shtab  # noqa: PLC0415 -- needed by this option only
 
         _complete_files(parser, shtab.FILE)
-        sys.stdout.write(shtab.complete(parser, shell=str(values)) + "\n")
+        if sys.stdout is not None:  # as it is with `>&-`
+            sys.stdout.write(shtab.complete(parser, shell=str(values)) + "\n")
+            sys.stdout.flush()
         parser.exit()
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +31,15 @@ def test_ctrl_c_ends_a_command_with_one_word(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(collector.commands.replay, "replay", interrupted)
     assert main(["replay", "x.pb.gz", "--snapshot", str(tmp_path / "s.json")]) == exits.EXIT_INTERRUPTED
     assert capsys.readouterr().err == "stopped\n"
+
+
+@pytest.mark.parametrize("words", [["version"], ["--print-completion", "bash"]], ids=lambda words: words[0])
+def test_a_full_disk_under_the_output_is_one_sentence(words):
+    with Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-m", "collector", *words]
+        ended = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert ended.returncode == exits.EXIT_FAILED
+    assert ended.stderr == b"error: cannot write: No space left on device\n"
 
 
 def parsers(parser):

@@ -89,13 +89,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StartError as error:
         _warn(f"error: {error}")
         return EXIT_FAILED
-    except BrokenPipeError:  # `tracefit replay … | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILED
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):  # `tracefit replay … | head`; a full disk
             raise
-        _warn(f"error: cannot write: {error.strerror}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is not written at exit, either
+        if error.errno == errno.ENOSPC:
+            _warn(f"error: cannot write: {error.strerror}")
         return EXIT_FAILED
     except KeyboardInterrupt:
         _warn("stopped")

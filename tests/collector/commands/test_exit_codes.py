@@ -37,7 +37,8 @@ def test_ctrl_c_ends_a_command_with_one_word(monkeypatch, capsys, tmp_path):
 def test_a_full_disk_under_the_output_is_one_sentence(words):
     with Path("/dev/full").open("wb") as full:
         command = [sys.executable, "-m", "collector", *words]
-        ended = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, check=False)
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        ended = subprocess.run(command, cwd=ROOT, env=environment, stdout=full, stderr=subprocess.PIPE, check=False)
     assert ended.returncode == exits.EXIT_FAILED
     assert ended.stderr == b"error: cannot write: No space left on device\n"
 

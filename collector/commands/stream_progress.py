@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collector.fleet.bulk import WorkDirectory
 
 KEEP_S: Final = 15
-"""Between two times."""
+"""Seconds from one keeping to the next."""
 SHARE: Final = 30
-"""So many times as long as the keeping took is replayed before the next one."""
+"""So many times as long as a keeping took is replayed before the next one."""
 
 
 class StreamProgress:

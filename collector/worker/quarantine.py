@@ -47,7 +47,7 @@ class Quarantine:
                 self._put_aside(config_id, f"{target}: {type(error).__name__}")
         return Counter({RowOutcome.QUARANTINED: len(rows)})
 
-    def targets(self, config_id: str, *, exact: bool = True) -> dict[str, TargetSnapshot]:
+    def targets(self, config_id: str, *, exact: bool) -> dict[str, TargetSnapshot]:
         """What is published of a configuration; nothing when it is put aside."""
         if config_id not in self._reasons:
             try:

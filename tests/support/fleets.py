@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+from itertools import islice
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from collector.commands.demo_fleet import named_export
 from collector.commands.demo_stamps import Shift, restamped
 from collector.config import Config
+from collector.recordings import Recording
 from online import Bank, Target
 from tests.support.linear_steps import BETA, steps
+from tests.support.otlp_bytes import varint
 from tests.support.page_server import PageServer
+from tests.support.paths import DATA
 
 CONFIG = Config(learners=("rls",), feature_sets=("portable",))
 FACTS = {"model": "llama", "gpu": "H100", "tensor_parallel_size": 1}
@@ -61,3 +65,13 @@ def as_another_engine(payload, number):
                     old = getattr(span, name)
                     setattr(span, name, old[:-1] + bytes([old[-1] ^ number]) if old else old)
     return named_export(request, 100 + number if is_api else number)
+
+
+def record_two_minutes(directory, folder):
+    """Two engines, their exports in the folders of two minutes; ``folder``: a name with a place for the minute."""
+    exports = list(islice(Recording(DATA / "c10_long" / "otlp.pb.gz", print).exports(), 16))
+    for minute, part in enumerate((exports[:8], exports[8:])):
+        path = directory / folder.format(minute=minute)
+        path.mkdir(parents=True)
+        payloads = [as_another_engine(timed.export.payload, number) for timed in part for number in range(2)]
+        (path / "traces_1.binpb").write_bytes(b"".join(varint(len(each)) + each for each in payloads))

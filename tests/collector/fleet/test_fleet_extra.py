@@ -4,14 +4,11 @@ import importlib.util
 import os
 import subprocess
 import sys
-from itertools import islice
 
 import pytest
 
-from collector.recordings import Recording
-from tests.support.fleets import as_another_engine
-from tests.support.otlp_bytes import varint
-from tests.support.paths import DATA, ROOT
+from tests.support.fleets import record_two_minutes
+from tests.support.paths import ROOT
 
 ABSENT = [name for name in ("ray", "pyarrow", "s3fs", "moto") if importlib.util.find_spec(name) is None]
 pytestmark = [
@@ -35,12 +32,7 @@ def run(*arguments, environment, module="collector"):
 def recording(tmp_path_factory):
     """Two engines, in the folders of two minutes."""
     directory = tmp_path_factory.mktemp("otlp")
-    exports = list(islice(Recording(DATA / "c10_long" / "otlp.pb.gz", print).exports(), 16))
-    for minute, part in enumerate((exports[:8], exports[8:])):
-        folder = directory / f"year=2026/month=11/day=22/hour=05/minute={minute:02}"
-        folder.mkdir(parents=True)
-        payloads = [as_another_engine(timed.export.payload, number) for timed in part for number in range(2)]
-        (folder / "traces_1.binpb").write_bytes(b"".join(varint(len(each)) + each for each in payloads))
+    record_two_minutes(directory, "year=2026/month=11/day=22/hour=05/minute={minute:02}")
     return directory
 
 

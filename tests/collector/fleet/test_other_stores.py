@@ -5,14 +5,11 @@ import json
 import os
 import subprocess
 import sys
-from itertools import islice
 
 import pytest
 
-from collector.recordings import Recording
-from tests.support.fleets import as_another_engine, state_of
-from tests.support.otlp_bytes import varint
-from tests.support.paths import DATA, ROOT
+from tests.support.fleets import record_two_minutes, state_of
+from tests.support.paths import ROOT
 from tests.support.store_servers import AZURITE
 
 BEGIN_NS = 1_700_000_000_000_000_000
@@ -40,12 +37,7 @@ def absent(scheme):
 def store(request, tmp_path_factory):
     """Scheme, and what to set for the store: two engines in the folders of two minutes, and two states."""
     directory = tmp_path_factory.mktemp("otlp")
-    exports = list(islice(Recording(DATA / "c10_long" / "otlp.pb.gz", print).exports(), 16))
-    for minute, part in enumerate((exports[:8], exports[8:])):
-        folder = directory / f"2026/11/22/05/{minute:02}"
-        folder.mkdir(parents=True)
-        payloads = [as_another_engine(timed.export.payload, number) for timed in part for number in range(2)]
-        (folder / "traces_1.binpb").write_bytes(b"".join(varint(len(each)) + each for each in payloads))
+    record_two_minutes(directory, "2026/11/22/05/{minute:02}")
     (directory / "states").mkdir()
     for number in range(2):
         (directory / "states" / f"{number}.bin").write_bytes(

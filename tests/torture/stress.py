@@ -50,6 +50,8 @@ class Crowd:
         self.problems = []
         self.acknowledged = [0] * 8
         self.pulled = 0
+        self.seen = threading.Event()
+        """Somebody pulled a snapshot, or found something wrong: until then there is nothing to judge."""
         jobs = [(self.produce_grpc, n) for n in range(5)] + [(self.produce_http, n) for n in range(5, 8)]
         jobs += [(self.scrape, n) for n in range(3)] + [(self.pull, n) for n in range(3)] + [(self.reload, 0)]
         self.threads = [threading.Thread(target=self._run, args=job, daemon=True) for job in jobs]
@@ -60,9 +62,13 @@ class Crowd:
                 job(number)
         except _GONE as error:
             if not self.closing.is_set():
-                self.problems.append(f"{job.__name__}: {error!r}")
+                self._tell_problem(job, error)
         except Exception as error:  # noqa: BLE001
-            self.problems.append(f"{job.__name__}: {error!r}")
+            self._tell_problem(job, error)
+
+    def _tell_problem(self, job, error):
+        self.problems.append(f"{job.__name__}: {error!r}")
+        self.seen.set()
 
     def _payload(self, number):
         first = 1 + self.acknowledged[number] * 10
@@ -125,6 +131,7 @@ class Crowd:
                 raise AssertionError(f"generation {generation} after {newest}")
             newest = generation
             self.pulled += 1
+            self.seen.set()
 
     def reload(self, _):
         other = self.token_file.with_suffix(".new")
@@ -169,6 +176,7 @@ def run(directory, *, seconds, seed):
             thread.start()
         rng = random.Random(seed)
         threading.Event().wait(seconds * (0.9 + 0.2 * rng.random()))
+        crowd.seen.wait(HANG_S / 2)  # a busy machine learns its first rows later
         crowd.closing.set()
         stopped = sidecar.stop()
         crowd.stop.set()

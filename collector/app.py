@@ -64,6 +64,7 @@ from online import Snapshot
 HANDLERS_FREE = 2
 """Of the receiver's threads, how many never wait for room: health checks and exports that fit get through."""
 
+GATHER_S = 3.0  # with a look every second and a generation every 5 s, silence ends waiting within 10 s more
 SWITCH_INTERVAL_S = 0.001
 
 PAGE_TIMEOUT_S = 10.0
@@ -117,6 +118,7 @@ class Sidecar:
             wait_s=config.queue.wait_s,
             waiters_max=config.receivers.grpc.threads - HANDLERS_FREE,
             record=self._keeper.record,
+            gather_s=min(GATHER_S, config.join.grace_s / 4),  # who waits for others must not seem silent
         )
         self._kv = KvIntake(config.receivers.kv, metrics, clock, health)
         self._scraper = Scraper(config.receivers.scrape, clock, partial(metrics.add, table.SCRAPES, 1))

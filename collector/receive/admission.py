@@ -8,6 +8,7 @@ otherwise it never would.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -23,6 +24,9 @@ HINT_MIN_S = 0.5
 HINT_MAX_S = 1.9
 """Bounds of the retry hint: five sleeps of 1.9 s fit the 10 s budget of the Python exporter; a shorter one than 0.5 s
 uses its six attempts up before the queue has moved."""
+
+GATHER_BYTES = 1 << 18
+"""As many need not wait for others: some 300 steps, and more together are hardly cheaper."""
 
 _RATE_SMOOTHING = 0.2
 
@@ -55,8 +59,12 @@ class AdmissionQueue(Generic[T]):
         wait_s: float,
         waiters_max: int,
         record: Callable[[T], T | Outcome] = lambda item: item,
+        gather_s: float = 0.0,
     ) -> None:
-        """``record`` writes an item down before it may enter; under the lock, so that numbers are in queue order."""
+        """``record`` writes an item down before it may enter; under the lock, so that numbers are in queue order.
+
+        ``gather_s``: how long a small export may wait for others where nobody could see that it was learned from.
+        """
         self.capacity_bytes = capacity_bytes
         self._clock = clock
         self._wait_s = wait_s
@@ -66,6 +74,10 @@ class AdmissionQueue(Generic[T]):
         self._items: deque[tuple[T, int, int]] = deque()
         self._queued_bytes = 0
         self._in_flight_bytes = 0
+        self._gather_ns = int(gather_s * 1e9)
+        self._many_bytes = min(GATHER_BYTES, capacity_bytes // 4)
+        self._gathers = False
+        """The worker need not be told of less than ``_many_bytes``."""
         self._closed = False
         self._drain_bytes_per_s = 0.0
         self._taken_ns = clock.monotonic_ns()
@@ -97,15 +109,23 @@ class AdmissionQueue(Generic[T]):
             self._items.append((recorded, size_bytes, self._clock.monotonic_ns()))
             self._queued_bytes += size_bytes
             self._in_flight_bytes += size_bytes
-            self._work.notify()
+            if not self._gathers or self._queued_bytes >= self._many_bytes:
+                self._work.notify()
         return None
 
-    def take(self, batch_bytes_max: int, timeout_s: float) -> QueueBatch[T] | None:
-        """Several exports together (small ones are cheaper that way), or None when there was nothing in time."""
+    def take(self, batch_bytes_max: int, timeout_s: float, unseen_s: float = 0.0) -> QueueBatch[T] | None:
+        """Several exports together (small ones are cheaper that way), or None when there was nothing in time.
+
+        ``unseen_s``: for so long nobody can see what is learned, and a few may wait for others.
+        """
         with self._work:
-            if not self._items and not self._closed:
-                self._work.wait(timeout_s)
-            if not self._items:
+            seen_ns = self._clock.monotonic_ns() + int(unseen_s * 1e9)
+            ripe_in_s = self._ripe_in_s(seen_ns)
+            if ripe_in_s > 0.0:
+                self._gathers = unseen_s > 0.0 and self._gather_ns > 0
+                self._work.wait(min(timeout_s, ripe_in_s))
+                self._gathers = False
+            if not self._items or self._ripe_in_s(seen_ns) > 0.0:
                 return None
             self._taken_ns = self._clock.monotonic_ns()
             waited_ns = self._taken_ns - self._items[0][2]
@@ -142,10 +162,22 @@ class AdmissionQueue(Generic[T]):
     def _fits(self, size_bytes: int) -> bool:
         return self._in_flight_bytes == 0 or self._in_flight_bytes + size_bytes <= self.capacity_bytes
 
+    def _ripe_in_s(self, seen_ns: int) -> float:
+        """How long the worker should leave alone what is queued."""
+        if self._closed:
+            return 0.0
+        if not self._items:
+            return math.inf
+        if self._queued_bytes >= self._many_bytes or self._waiters:
+            return 0.0
+        until_ns = min(seen_ns, self._items[0][2] + self._gather_ns)
+        return max(until_ns - self._clock.monotonic_ns(), 0) / 1e9
+
     def _await_room(self, size_bytes: int, wait_s: float) -> bool:
         if self._waiters >= self._waiters_max:
             return False  # a handler must stay free for health checks and for exports that fit
         self._waiters += 1
+        self._work.notify()  # nobody waits for others while somebody waits for room
         try:
             return self._room.wait_for(lambda: self._closed or self._fits(size_bytes), timeout=max(wait_s, 0.0))
         finally:

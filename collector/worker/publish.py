@@ -87,6 +87,12 @@ class Publisher:
         """From the next generation on; from any thread."""
         self._interval_ns = int(interval_s * 1e9)
 
+    def due_in_s(self) -> float:
+        """Until the next generation may be made: what is learned before, nobody sees earlier."""
+        if self._made_ns is None:
+            return 0.0
+        return max(self._made_ns + self._interval_ns - self._clock.monotonic_ns(), 0) / 1e9
+
     def tick(self, *, final: bool = False) -> None:
         """Publish a new generation if something was learned and the last one is old enough."""
         now_ns = self._clock.monotonic_ns()

@@ -180,7 +180,7 @@ class Worker:
             self._publisher.tick(final=final)
 
     def _learn_from_queue(self, wait_s: float) -> None:
-        batch = self._queue.take(self._batch_bytes, wait_s)
+        batch = self._queue.take(self._batch_bytes, wait_s, self._publisher.due_in_s())
         self._process_others(self._take_kv(), self._take_pages())
         if batch is not None:
             try:

@@ -69,7 +69,7 @@ class SilentConnections:
 
 def _open_descriptors() -> list[str]:
     try:
-        return os.listdir(_DESCRIPTORS)  # noqa: PTH208 -- twice a second: names are enough
+        return os.listdir(_DESCRIPTORS)  # noqa: PTH208 -- every second: names are enough
     except OSError:
         return []
 

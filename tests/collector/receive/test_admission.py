@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from collector.receive.admission import HINT_MAX_S, HINT_MIN_S, AdmissionQueue, Refused
+from collector.receive.admission import GATHER_BYTES, HINT_MAX_S, HINT_MIN_S, AdmissionQueue, Refused
 from collector.telemetry.reasons import Outcome
 from tests.support.clocks import FakeClock, eventually
 
@@ -107,3 +107,67 @@ def test_the_wait_of_the_oldest_export_is_told_with_the_batch():
     clock.advance(3)
     queue.put("b", 1)
     assert queue.take(10, 0).waited_ns == 3_000_000_000
+
+
+def gathering_queue(wait_s=0.0):
+    clock = FakeClock()
+    return clock, AdmissionQueue(clock, capacity_bytes=2 * GATHER_BYTES, wait_s=wait_s, waiters_max=6, gather_s=3.0)
+
+
+def test_small_exports_wait_for_others_while_nobody_could_see_them_learned():
+    clock, queue = gathering_queue()
+    queue.put("first", 10)
+    assert queue.take(100, 0, 2.0) is None
+    clock.advance(1)
+    queue.put("second", 10)
+    assert queue.take(100, 0, 1.0) is None
+    clock.advance(1)
+    assert queue.take(100, 0, 0.0).items == ("first", "second"), "a generation is due"
+
+
+def test_an_export_waits_no_longer_for_others_than_it_may():
+    clock, queue = gathering_queue()
+    queue.put("lonely", 10)
+    clock.advance(2.9)
+    assert queue.take(100, 0, 60.0) is None
+    clock.advance(0.1)
+    assert queue.take(100, 0, 60.0).items == ("lonely",)
+
+
+def test_enough_exports_wait_for_nobody():
+    _, queue = gathering_queue()
+    queue.put("large", GATHER_BYTES)
+    assert queue.take(100, 0, 60.0).items == ("large",)
+
+
+def test_a_worker_that_lets_exports_gather_is_told_when_they_are_enough():
+    _, queue = gathering_queue()
+    batches = []
+    worker = threading.Thread(target=lambda: batches.append(queue.take(10 * GATHER_BYTES, 60.0, 60.0)))
+    worker.start()
+    eventually(lambda: queue._gathers)
+    for item, size_bytes in (("small", 10), ("large", GATHER_BYTES)):
+        queue.put(item, size_bytes)
+    worker.join(60)
+    assert [batch.items for batch in batches] == [("small", "large")]
+
+
+def test_nobody_waits_for_others_once_the_queue_is_closed():
+    _, queue = gathering_queue()
+    queue.put("last", 10)
+    queue.close()
+    assert queue.take(100, 0, 60.0).items == ("last",)
+
+
+def test_nobody_waits_for_others_while_somebody_waits_for_room():
+    clock = FakeClock()
+    queue = AdmissionQueue(clock, capacity_bytes=CAPACITY, wait_s=30, waiters_max=6, gather_s=3.0)
+    queue.put("inside", CAPACITY // 5)
+    assert queue.take(CAPACITY, 0, 60.0) is None
+    outside = threading.Thread(target=lambda: queue.put("outside", CAPACITY))
+    outside.start()
+    eventually(lambda: queue._waiters == 1)
+    batch = queue.take(CAPACITY, 0, 60.0)
+    assert batch.items == ("inside",)
+    queue.done(batch.size_bytes)
+    outside.join(60)

@@ -35,12 +35,12 @@ from tests.support.sidecars import CountingProcessor, NoKeeper, as_json
 class House:
     """A worker with everything around it, and a clock that moves by hand."""
 
-    def __init__(self, directory, drain_s=10.0):
+    def __init__(self, directory, drain_s=10.0, gather_s=0.0):
         self.clock = FakeClock()
         self.metrics = Metrics(CollectorRegistry())
         self.health = Health(self.clock)
         self.processor = CountingProcessor()
-        self.queue = AdmissionQueue(self.clock, capacity_bytes=1000, wait_s=0, waiters_max=1)
+        self.queue = AdmissionQueue(self.clock, capacity_bytes=1000, wait_s=0, waiters_max=1, gather_s=gather_s)
         self.publisher = Publisher(self.processor, self.metrics, self.clock, 1.0)
         self.deaths = 0
         self.worker = Worker(
@@ -319,3 +319,17 @@ def test_generations_that_are_dear_come_less_often_than_set(tmp_path):
     pauses = [after - before for before, after in itertools.pairwise(made)]
     assert len(pauses) > 1
     assert all(20.0 <= pause <= 21.0 for pause in pauses)
+
+
+def test_what_nobody_can_see_before_the_next_generation_is_learned_when_it_is_due(tmp_path):
+    house = House(tmp_path, gather_s=3.0)
+    house.put()
+    house.worker.step(0)
+    assert house.publisher.current().generation == 1
+    house.put()
+    house.worker.step(0)
+    assert len(house.processor.batches) == 1, "the next generation comes in a second"
+    house.clock.advance(1)
+    house.worker.step(0)
+    assert len(house.processor.batches) == 2
+    assert house.publisher.current().generation == 2

@@ -7,13 +7,15 @@ A_s (4, 4), b_s (4,) are relative sums of operating point s, n_s of its rows and
 one observation of the form, however many rows it has. Where the load never let batch and context vary apart, 30,000
 rows move the split of their costs by 0.1 % of a step and misfit by 1 to 3 %: without the cap they decide it, surely.
 
-All of them were taken at one level of speed, which is not the machine's usual one: y (1 + e) = x beta, e ~ N(0, w^2),
-integrated out, with W = sum W_s:
+The machine's speed wanders. What is seen at point s is off by a level e_s, y (1 + e_s) = x beta, of a Gaussian process
+in time that is N(0, w^2) and forgets as exp(-d^2 / 2 T^2); point s was visited around t_s, give or take d_s, so
 
-    A <- A - b b' / (W + w^-2)       b <- b / (1 + w^2 W)       w = 5 % sqrt(min(1, 60 s / span of the rows))
+    K_rs = cov(e_r, e_s) = w^2 T / S  exp(-(t_r - t_s)^2 / 2 S^2)        S^2 = T^2 + d_r^2 + d_s^2
+    A <- A - B' C B      b <- b - B' C W       C = (K^-1 + diag W)^-1 = (1 + K diag W)^-1 K       B_s = W_s b_s
 
-so minutes tell how costs compare better than what they are. 5 %: levels of half a minute wander by so much in
-the root mean square over seven recordings, in the longest by 6.6 %, and by 3.7 % over two minutes.
+with the levels integrated out (B_s before they are summed). So minutes tell how costs compare better than what they
+are, and points that were seen minutes apart do not tell how their costs compare. w = 5.2 %, T = 30 s: levels of half a
+minute wander by 5 % in the root mean square over seven recordings, those of two minutes by 3.7 %.
 
 Rows that are still held have no weights of their own yet. They are weighed against what is expected, by Tukey's
 bisquare with the variance of the expectation: the first requests of a server pay for cold caches and compilation.
@@ -37,7 +39,7 @@ from online.rls import OperatingPoints, RlsLearner, RowWeights, point_name, poin
 from online.rows import Floats
 
 MISFIT = 0.02
-_WANDER, _WANDER_S = 0.05, 60.0
+_WANDER, _WANDER_S = 0.052, 30.0
 COLUMNS = 4
 PREFILL = 1
 _BISQUARE = 4.685
@@ -79,19 +81,32 @@ class Evidence:
         return Evidence(self.a + other.a, self.b + other.b, points, weight, self.unsteady)
 
 
-def capped(sums: Floats, rows: Floats, span_s: float, unsteady: tuple[str, ...] = ()) -> Evidence:
-    """From sums by point (k, 5, 5) with y last, and rows (k,), taken in so many seconds."""
+def capped(sums: Floats, rows: Floats, unsteady: tuple[str, ...] = ()) -> Evidence:
+    """From sums by point over (x, y, l t), (k, 6, 6), and rows (k,)."""
     squares = sums[:, COLUMNS, COLUMNS]
     seen = (rows > 0.0) & (squares > 0.0)
-    points, rows = sums[seen] / squares[seen, None, None], rows[seen]
+    sums, rows = sums[seen] / squares[seen, None, None], rows[seen]
+    points = sums[:, : COLUMNS + 1, : COLUMNS + 1]
     known = rows / (1.0 + rows)
     sigma = max(MISFIT, _own_misfit(points, known))
     weight = known / sigma**2
-    weighed = np.einsum("k,kij->ij", weight, points)
-    a, b, total = weighed[:COLUMNS, :COLUMNS], weighed[:COLUMNS, COLUMNS], float(weight.sum())
-    wander = _WANDER**2 * _WANDER_S / max(span_s, _WANDER_S)
-    shared = wander / (1.0 + wander * total)
-    return Evidence(a - shared * np.outer(b, b), b * (1.0 - shared * total), points, weight, unsteady)
+    by_point = weight[:, None] * points[:, COLUMNS, :COLUMNS]
+    levels = _levels(sums)
+    told = np.linalg.solve(np.eye(len(levels)) + levels * weight, levels)
+    a = np.einsum("k,kij->ij", weight, points[:, :COLUMNS, :COLUMNS]) - by_point.T @ told @ by_point
+    b = by_point.T @ (1.0 - told @ weight)
+    return Evidence(a, b, points, weight, unsteady)
+
+
+def _levels(sums: Floats) -> Floats:
+    """K by sums (k, 6, 6): covariance of the levels of speed at which points were seen, (k, k)."""
+    steps, time = 0, COLUMNS + 1
+    weight = np.maximum(sums[:, steps, steps], 1e-300)
+    mean = sums[:, time, steps] / weight
+    variance = np.maximum(sums[:, time, time] / weight - mean * mean, 0.0)
+    spread = _WANDER_S**2 + variance + variance[:, None]
+    levels: Floats = _WANDER**2 * _WANDER_S / np.sqrt(spread) * np.exp(-0.5 * (mean - mean[:, None]) ** 2 / spread)
+    return levels
 
 
 def _misfit(points: Floats, weight: Floats, beta: Floats) -> float:
@@ -115,8 +130,7 @@ def evidence_of(learner: RlsLearner) -> Evidence | None:
         return None
     whole = _without_phases(kept, learner.members.slow.beta)
     names = tuple(point_name(int(point)) for point in np.sort(kept.ids[_unsteady(whole, kept.rows)]))
-    sums = whole[:, : COLUMNS + 1, : COLUMNS + 1]
-    return capped(sums, kept.rows, _span_s(whole.sum(axis=0)), names)
+    return capped(whole, kept.rows, names)
 
 
 def _without_phases(kept: OperatingPoints, beta: Floats) -> Floats:
@@ -128,14 +142,6 @@ def _without_phases(kept: OperatingPoints, beta: Floats) -> Floats:
     change[COLUMNS, COLUMNS:p] = -beta[COLUMNS:p]
     whole: Floats = change @ kept.matrices() @ change.T
     return whole
-
-
-def _span_s(g: Floats) -> float:
-    """Seconds in which rows were taken, if evenly: sqrt(12) sd(t), by sums (6, 6) over (x, y, l t)."""
-    steps, time = 0, COLUMNS + 1
-    weight = max(float(g[steps, steps]), 1e-300)
-    mean = g[time, steps] / weight
-    return float(np.sqrt(12.0 * max(g[time, time] / weight - mean * mean, 0.0)))
 
 
 def _unsteady(whole: Floats, rows: Floats) -> list[bool]:
@@ -166,14 +172,14 @@ def _drifts(g: Floats, rows: float) -> bool:
 def evidence_of_held(held: Design, expected: Floats, variance: Floats) -> Evidence:
     """What rows say that have no weights yet: against expected coefficients (4,) of covariance (4, 4)."""
     x, y = held.x[:, :COLUMNS], held.elapsed_us
+    seconds = 1e-9 * (held.end_ns - held.end_ns[0])
     point, labels = np.unique(points_of(np.column_stack([x, y, held.steps])), return_inverse=True)
-    z = np.column_stack([x, y])
+    z = np.column_stack([x, y, held.steps * seconds])
     weight, share = weights_of_held(held, expected, variance)
-    sums, rows = np.zeros((len(point), COLUMNS + 1, COLUMNS + 1)), np.zeros(len(point))
+    sums, rows = np.zeros((len(point), COLUMNS + 2, COLUMNS + 2)), np.zeros(len(point))
     np.add.at(sums, labels, np.einsum("n,ni,nj->nij", weight, z, z))
     np.add.at(rows, labels, held.weight * share)
-    span_ns = held.end_ns.max() - (held.end_ns - 1e3 * y).min()
-    return capped(sums, rows, 1e-9 * float(span_ns))
+    return capped(sums, rows)
 
 
 def weights_of_held(held: Design, expected: Floats, variance: Floats) -> RowWeights:

@@ -9,8 +9,9 @@ columns included, its live coefficients are linear in gamma, beta_d = M_d gamma,
 A new configuration c gets    beta0 = M_c gamma    tau_j = max(spread_j, 0.15 beta0_j) + 0.01 y / x_rms_j
 
 spread_j is how far the donors' own coefficients lie from M_d gamma, relative to it and weighted by how well each donor
-knows it; y / x_rms is a whole step's worth of the column. Rows are weighted 1 / y^2, so a slow configuration counts as
-much as a fast one.
+knows it; where M_d gamma is at its bound of 0, it is their root mean square: that the pool has no use for a column
+is no knowledge that it costs nothing. y / x_rms is a whole step's worth of the column. Rows are weighted 1 / y^2, so a
+slow configuration counts as much as a fast one.
 Reference: Raina et al., Constructing informative priors using transfer learning (ICML 2006).
 """
 
@@ -149,7 +150,8 @@ class Pooled:
             bool
         )
         unit = self._unit(live)
-        sd = np.maximum(self._spread(live) * mean, SHARE * mean) + FLOOR * unit
+        relative, at_bound = self._spreads(live)
+        sd = np.maximum.reduce([relative * mean, SHARE * mean, at_bound]) + FLOOR * unit
         sd[unseen | ~(sd > 0.0)] = np.inf
         return with_phases(Prior(mean, sd, MISFIT), self.target)
 
@@ -166,21 +168,24 @@ class Pooled:
                 out[i] = float(np.median(worth))
         return np.where(np.isnan(out), np.inf, out)
 
-    def _spread(self, live: Sequence[str]) -> Floats:
-        """Relative distance of the donors' own coefficients from the pooled ones, weighted by what each knows."""
-        total, weight = np.zeros(len(live)), np.zeros(len(live))
+    def _spreads(self, live: Sequence[str]) -> tuple[Floats, Floats]:
+        """How far the donors' own coefficients lie from the pooled ones: relative to these, and where these are 0."""
+        total, weight = np.zeros((2, len(live))), np.zeros((2, len(live)))
         for d in self.donors:
             mapping = matrix(self.system, self.target, d.facts, self.names)
-            if mapping is None:
+            if mapping is None or mapping[0] != d.features.names:
                 continue
             pooled = mapping[1] @ self.gamma
             known = d.a.diagonal() / np.maximum(np.linalg.eigvalsh(d.a).max(), 1e-300)
             for j, name in enumerate(d.features.names):
-                if name in live and pooled[j] > 0.0:
-                    i = live.index(name)
-                    total[i] += known[j] * (d.beta[j] / pooled[j] - 1.0) ** 2
-                    weight[i] += known[j]
-        return np.sqrt(np.divide(total, weight, out=np.zeros_like(total), where=weight > 0.0))
+                if name not in live or known[j] <= 0.0:
+                    continue
+                at_bound = int(pooled[j] <= 0.0)
+                off, counted = (d.beta[j], 1.0) if at_bound else (d.beta[j] / pooled[j] - 1.0, known[j])
+                total[at_bound, live.index(name)] += counted * off**2
+                weight[at_bound, live.index(name)] += counted
+        spreads: Floats = np.sqrt(np.divide(total, weight, out=np.zeros_like(total), where=weight > 0.0))
+        return spreads[0], spreads[1]
 
 
 def pool(system: System, target: Target, donors: Sequence[Donor]) -> Pooled | None:

@@ -4,7 +4,7 @@ As ``portable`` is told (online/transfer/sheet_terms.py), with theta = (lay, ar,
 ar [tp > 1] + moe [experts]), W0 what every step reads of the weights, link, pair and kv as there:
 
     physics     intercept = W0 + over    hinge = q    t_kv = 1 + g pair / kv    t_pfattn = q / 0.62
-                requests = link + d    t_experts = 1    has_prefill = t_tok = 0
+                requests = link + d    t_experts = 1    has_prefill = t_tok = tokens_to_32 = 0
     roofline    intercept = over    compute = q / 0.62    memory = 1    communication = 2
 
 Bandwidth terms are the sheet's. What a prefill costs beside its products nobody has told, so that is 0. Roofline has no

@@ -25,6 +25,7 @@ from collector.config.learning_config import JoinConfig
 from collector.config.schema import Config
 from collector.evaluate.captures import load as load_capture
 from collector.evaluate.fits import NINE, ape, design, identifiable, learn, predict
+from collector.evaluate.leave_out import leave_one_out
 from collector.evaluate.protocol import evaluate
 from collector.identity.knowledge import Knowledge
 from collector.recordings.reader import Recording, TimedExport, merged
@@ -38,6 +39,7 @@ from online.snapshot import Snapshot
 from online.transfer import population as transfer
 from tests.bench.outside import Outside, add_arguments, outside_of
 from tests.support.models import configured, knowledge_of_captures
+from tests.support.paths import DATA
 from tests.support.recordings import otlp_file
 from tests.support.roofline_steps import MACHINES, WARM_UP_STEPS, Segment, Stream, simulate
 from tests.support.thinned import thinned_step_rows
@@ -261,6 +263,20 @@ def h100_request_tables(outside: Outside) -> None:
         left_out[experiment] = abs(cells[0])
         new.append(np.abs(cells[2:]))
     judge_left_out(left_out, np.array(new))
+    unseen_workloads_of_mixtures(tables, models)
+
+
+def unseen_workloads_of_mixtures(tables: dict[str, tuple[dict, RowBlock]], models: dict[str, str]) -> None:
+    """``physics`` learned from one workload, its step errors on the others of the same mixture."""
+    for experiment, (facts, rows) in tables.items():
+        if "mixtral" not in experiment:
+            continue
+        features = build("physics", STEP, facts)
+        model = learn(features, rows)
+        for other, (_, scored) in tables.items():
+            if models[other] == models[experiment] and other != experiment:
+                error = 100 * float(ape(predict(model, features, scored), scored.elapsed_us).mean())
+                print(verdict(f"{other[16:]}, steps, never seen, %", error, 3.0))
 
 
 def judge_left_out(left_out: dict[str, float], new: np.ndarray) -> None:
@@ -337,6 +353,7 @@ def simulated(_outside: Outside) -> None:
 def recordings(_outside: Outside) -> None:
     """What bundled recordings can say."""
     rows_at_less_telemetry()
+    donors_beside_a_cold_start(knowledge_of_captures())
     cost_of_an_evaluation(knowledge_of_captures())
 
 
@@ -351,6 +368,26 @@ def rows_at_less_telemetry() -> None:
             least = 100 * min(learned.values()) / learned["portable"]
             what = f"{name}, {percent} % of {learned['portable']} rows: lost by some system, %"
             print("  " + verdict(what, 100 - least, 5.0))
+
+
+DONATING = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8", "c9", "c10", "f1")
+
+
+def donors_beside_a_cold_start(knowledge: Knowledge) -> None:
+    """Each recording after its first rows, with all others as donors and without."""
+    print("\nDonors beside a cold start, step MAPE % after first rows (cold)")
+    captures = []
+    for path in sorted(path for path in DATA.iterdir() if path.name.split("_")[0] in DONATING):
+        captures += load_capture([Recording(path / "otlp.pb.gz", quietly)], knowledge, JoinConfig(), CUT)
+    worst = {}
+    for name, transfers in leave_one_out(captures, "workload", quietly).items():
+        for one in transfers:
+            if one.system in ("portable", "physics"):
+                cells = [f"@{rows} {100 * one.after[rows]:.1f} ({100 * one.cold[rows]:.1f})" for rows in one.after]
+                print(f"  {name:<20} {one.system:<9} " + "  ".join(cells))
+                worst[name, one.system] = 100 * (one.after["100"] - one.cold["100"])
+    for pair in sorted(worst, key=worst.__getitem__)[-3:]:
+        print(verdict(f"{' '.join(pair)}: worse than cold after 100 rows, points", worst[pair], 1.0))
 
 
 def scorer(outside: Outside) -> None:

@@ -12,7 +12,7 @@ from online.features.sheets import Sheet
 from online.rows import Target
 
 from .base import System, column, pairs, ratio, tokens, usage
-from .physics import has_prefill, hinge, moved_us
+from .physics import filling, has_prefill, hinge, moved_us
 from .rece import RECE, step_columns
 
 _BSR = "BSR-ARD (source 6)"
@@ -25,11 +25,12 @@ def _step(sheet: Sheet | None) -> tuple[Column, ...] | None:
     if base is None:
         return None
     experts = (
-        (column("t_experts_read", lambda raw: sheet.experts_us(tokens(raw)), _BSR, "us/us"),) if sheet.model.moe else ()
+        column("t_experts_read", lambda raw: sheet.experts_us(tokens(raw)), _BSR, "us/us"),
+        column("tokens_to_32", filling, _BSR, "us/token"),
     )
     return (
         *base,
-        *experts,
+        *(experts if sheet.model.moe else ()),
         column("has_prefill", has_prefill, _BSR),
         column("hinge", lambda raw: hinge(sheet, tokens(raw)), _BSR, "us/us"),
         column("t_kv", lambda raw: moved_us(sheet, raw), _BSR, "us/us"),

@@ -2,10 +2,12 @@
 
     step_time   1   has_prefill   t_tok = T token_us   hinge = max(0, t_tok / 0.62 - t_weight(T))
                 t_kv = KV bytes moved / B   t_pfattn = pairs pair_us   requests   t_experts = experts touched / B (MoE)
+                tokens_to_32 = min(T, 32) (MoE)
     across      t_weight, shared with t_experts   has_prefill per layer   L [tp > 1]
 
 A GEMM costs the larger of reading its weights and computing its products; the weights are in the intercept, and the
 hinge adds what computing costs beyond them at 62 % of peak (measured H100 GEMM tables). Coefficients are near 1.
+A mixture pads its few tokens per expert to tiles: one more costs less once these are full (Mixtral on H100).
 
     api_queueing  1   prompt_tokens   running                                 tokenizing, and the loop one waits for
     queue_wait    1   waiting   t_prompt = M token_us   saturated = [R >= Ns] (Q + 1)     Little's law takes over there
@@ -27,6 +29,7 @@ from online.rows import Floats, Target
 from .base import System, column, constant, intercept, pairs, tokens
 
 GEMM_EFFICIENCY = 0.62
+_FILLED_TOKENS = 32.0
 _ROOFLINE = "Roofline (CACM 2009)"
 
 
@@ -47,6 +50,11 @@ def has_prefill(raw: Raw) -> Floats:
     return (raw["prefill_tokens"] > 0).astype(float)
 
 
+def filling(raw: Raw) -> Floats:
+    """Tokens of a step, up to where the tiles of a mixture's experts are full."""
+    return np.minimum(tokens(raw), _FILLED_TOKENS)
+
+
 def _step(sheet: Sheet | None) -> tuple[Column, ...] | None:
     if sheet is None:
         return None
@@ -62,6 +70,7 @@ def _step(sheet: Sheet | None) -> tuple[Column, ...] | None:
     ]
     if sheet.model.moe:
         columns.append(column("t_experts", lambda raw: sheet.experts_us(tokens(raw)), "experts touched", "us/us"))
+        columns.append(column("tokens_to_32", filling, "tiles of the experts' products fill up", "us/token"))
     columns.append(constant("t_weight", sheet.dense_weight_us, "weights / B: most of what looks like fixed overhead"))
     columns.append(constant("layers", layers, "launches per layer"))
     columns.append(constant("layers_tp", layers if sheet.tp > 1 else 0.0, "two all-reduces a layer"))

@@ -114,6 +114,8 @@ def test_physics_of_a_mixture_counts_the_experts_that_are_touched():
     one = values("physics", Target.STEP_TIME, MODELS["moe"], prefill_tokens=0.0, decode_tokens=1.0)
     assert one["t_experts"] == approx(2 * EXPERT)
     assert one["has_prefill"] == 0.0
+    assert [step["tokens_to_32"] for step in (found, one)] == [32.0, 1.0]  # 35 tokens, and one
+    assert "tokens_to_32" not in values("physics", Target.STEP_TIME, MODELS["dense"])
 
 
 def test_attention_of_unseen_chunks_is_that_of_fresh_equal_prompts():

@@ -286,18 +286,41 @@ def test_one_donor_that_is_nothing_like_its_sheet_makes_nobody_unsure():
     assert (unsure.p10, unsure.p90) == pytest.approx((0.1, 10.0), rel=0.01)
 
 
+def seen_at(moments, visit_s):
+    """Sums over (x, y, l t) of points that were visited around each of these moments for so many seconds."""
+    sums = []
+    for moment, (n, c) in zip(moments, [(2.0, 300.0), (16.0, 300.0), (128.0, 300.0), (128.0, 3000.0)], strict=True):
+        x = np.array([1.0, 0.0, n * c, n])
+        for t in moment + np.linspace(-0.5, 0.5, 50) * visit_s:
+            z = np.append(x, [x @ beta_of("7b"), t]) / (x @ beta_of("7b"))
+            sums.append(np.outer(z, z))
+    return capped(np.array(sums).reshape(4, 50, 6, 6).sum(axis=1), np.full(4, 1e4))
+
+
+def error_between(evidence, one, other):
+    """Standard error, by the rows alone, of how long one step takes beside another, relative."""
+    apart = np.array(one) / (one @ beta_of("7b")) - np.array(other) / (other @ beta_of("7b"))
+    return np.sqrt(apart @ np.linalg.inv(evidence.a + np.diag([1e-9, 1.0, 1e-9, 1e-9])) @ apart)
+
+
 def test_minutes_tell_the_level_of_speed_less_surely_than_hours():
-    x = np.array([[1.0, 0.0, n * c, n] for n in (2.0, 16.0, 128.0) for c in (300.0, 3000.0)])
-    z = np.column_stack([x, x @ beta_of("7b")])
-    sums = np.einsum("ki,kj->kij", z, z) / z[:, 4, None, None] ** 2
-    rows = np.full(len(x), 1e4)
-    short, long = (capped(sums * 1e4, rows, span_s) for span_s in (60.0, 3600.0))
-    for evidence in (short, long):
-        assert evidence.ratio(beta_of("7b")) == pytest.approx(1.0)
-        assert evidence.misfit(beta_of("7b")) == pytest.approx(0.0, abs=1e-6)
+    minute, hour = seen_at(np.zeros(4), 60.0), seen_at(np.zeros(4), 3600.0)
     level = beta_of("7b")
-    assert 1.0 / np.sqrt(level @ short.a @ level) == pytest.approx(0.05, rel=0.05)
-    assert 1.0 / np.sqrt(level @ long.a @ level) < 0.012
+    for evidence in (minute, hour):
+        assert evidence.ratio(level) == pytest.approx(1.0)
+        assert evidence.misfit(level) == pytest.approx(0.0, abs=1e-6)
+    assert 1.0 / np.sqrt(level @ minute.a @ level) == pytest.approx(0.048, rel=0.05)
+    assert 1.0 / np.sqrt(level @ hour.a @ level) < 0.014
+
+
+def test_points_seen_minutes_apart_do_not_tell_how_their_costs_compare():
+    """The machine may have been faster at the one than at the other; beside each other it was the same for both."""
+    beside, apart = seen_at(np.zeros(4), 20.0), seen_at(np.array([0.0, 300.0, 600.0, 900.0]), 20.0)
+    short, long = np.array([1.0, 0.0, 600.0, 2.0]), np.array([1.0, 0.0, 384_000.0, 128.0])
+    assert error_between(beside, long, short) < 0.035
+    assert error_between(apart, long, short) > 0.065
+    level = beta_of("7b")
+    assert 1.0 / np.sqrt(level @ apart.a @ level) < 0.6 / np.sqrt(level @ beside.a @ level)
 
 
 # -------------------------------------------------------------------- statistics by point

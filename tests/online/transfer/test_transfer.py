@@ -71,6 +71,18 @@ def test_a_donor_alone_gives_its_own_coefficients_back():
     assert len(beta) == len(learner.features)
 
 
+def test_a_pooled_zero_is_no_knowledge_where_donors_have_something():
+    """The pool puts the cost of tokens into other columns, and none of its donors agrees that they cost nothing."""
+    donors = _donors(PHYSICS, ["7b", "7b-a100", "70b"])
+    pooled = transfer.pool(PHYSICS, STEP, donors)
+    pooled.gamma[pooled.names.index("t_kv")] = 0.0
+    prior = pooled.prior(CONFIGS["mixtral"])
+    place = build("physics", STEP, CONFIGS["mixtral"]).names.index("t_kv")
+    own = [donor.beta[donor.features.names.index("t_kv")] for donor in donors]
+    assert prior.mean[place] == 0.0
+    assert prior.sd[place] >= np.sqrt(np.mean(np.square(own)))
+
+
 def test_a_prior_knows_nothing_of_phases_and_of_columns_no_donor_has():
     prior = transfer.pool(PHYSICS, STEP, _donors(PHYSICS, ["7b"])).prior(CONFIGS["mixtral"])
     names = build("physics", STEP, CONFIGS["mixtral"]).names

@@ -22,6 +22,7 @@ from online.features import Fact, Facts, FeatureSet
 from online.rls import Prior
 from online.target import (
     BankSettings,
+    Readings,
     SavedTarget,
     StepHistory,
     TargetState,
@@ -30,7 +31,6 @@ from online.target import (
     foretold,
     merge_target,
     succeed_target,
-    target_for_reader,
 )
 from online.transfer import ConfigPlaces, Donor, DonorPool, Priors, donors_of, priors_of
 
@@ -74,6 +74,7 @@ class Bank:
         self._priors: dict[str, Priors] = {}
         self.lineages: dict[str, Lineage] = {}
         self.pool = DonorPool()
+        self._readings = Readings()
 
     # ---------------------------------------------------------------- rows in
 
@@ -109,7 +110,7 @@ class Bank:
         if target not in targets:
             targets[target] = TargetState(target, self.settings)
             self._offer(config_id, targets[target])
-        return targets[target]
+        return self._readings.changing(targets[target])
 
     def _offer(self, config_id: str, state: TargetState) -> None:
         facts = self._facts.get(config_id, {})
@@ -136,7 +137,7 @@ class Bank:
         if config_id not in self._priors and (priors := self.pool.same_machine(known)):
             self._set_priors(config_id, priors)
         for state in self._configs.get(config_id, {}).values():
-            self._offer(config_id, state)
+            self._offer(config_id, self._readings.changing(state))
 
     def _forget_unlearned(self) -> None:
         """Facts of configurations that never sent a row are kept for as many as there may be configurations."""
@@ -174,7 +175,7 @@ class Bank:
     def _set_priors(self, config_id: str, priors: Priors) -> None:
         self._priors[config_id] = priors
         for target, state in self._configs.get(config_id, {}).items():
-            for learner in state.publishers():
+            for learner in self._readings.changing(state).publishers():
                 if (prior := priors.get((target.value, learner.features.name, learner.features.names))) is not None:
                     learner.offer_prior(prior)
 
@@ -213,7 +214,7 @@ class Bank:
         by_sheet = self.foretold(config_id)
         snapshots = {} if by_sheet is None else {Target.STEP_TIME.value: by_sheet}
         for target, state in self._configs.get(config_id, {}).items():
-            if (snapshot := target_for_reader(state, exact=exact).snapshot()) is not None:
+            if (snapshot := self._readings.snapshot_of(state, exact=exact)) is not None:
                 snapshots[target.value] = snapshot
         return dict(sorted(snapshots.items()))
 
@@ -296,7 +297,7 @@ class Bank:
         engines = (self.lineages.get(config_id, Lineage()).main_engine(), lineage.main_engine())
         for target, state in targets.items():
             if mine.setdefault(target, state) is not state:
-                merge_target(mine[target], state, engines)
+                merge_target(self._readings.changing(mine[target]), state, engines)
 
 
 def part_of(bank: Bank, config_id: str) -> Bank:

@@ -152,6 +152,14 @@ class ReplicaClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_def
     ratio: float | None = None
 
 
+class InFlightSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """What each request in flight adds to a time of every request, on top of its value at ``requests`` of them."""
+
+    requests: float
+    us_per_request: float
+    stderr_us: float
+
+
 class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything known about one target of one configuration.
 
@@ -159,10 +167,12 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     its error is 5 % lower. ``live_champion`` is the one with the lowest ``live_error``. ``mean_factor`` (mean time per
     robustly predicted time: stalls) stands beside the coefficients and is never folded into them. ``shape_factors``: of
     the coefficients of ``portable``, by batch shape (``decode:3``, ``prefill:8-15:64-90``); a shape that is not listed
-    has 1. Where they are, ``interval`` and ``mean_factor`` are relative to x beta F. ``context_us_per_token``: what a
+    has 1, as all have while they predict worse than none would (``shape_factors_applied`` is false). Where they are,
+    ``interval`` and ``mean_factor`` are relative to x beta F. ``context_us_per_token``: what a
     token of decode context costs among steps of about one size without prefill, where that is known to a tenth; unlike
     the coefficient it stands in for nothing else. ``step_ahead_us``: how much of the intercept of ``api_queueing`` is a
-    step that the engine schedules ahead; who simulates that step takes it off. ``replicas``: of a state that was
+    step that the engine schedules ahead; who simulates that step takes it off. ``in_flight``: what ``api_queueing``
+    grows by with the requests in flight; its coefficients are of the number in there. ``replicas``: of a state that was
     merged, the engines it was made of, as of the merge; ``replica_clusters``: where these are of two speeds or more,
     the fastest first.
     ``not_stationary``: operating points at which the same work takes longer than it did, or shorter, and no column says
@@ -175,6 +185,7 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     models: dict[str, ModelSnapshot]
     interval: IntervalSnapshot | None = None
     shape_factors: dict[str, ShapeFactorSnapshot] = {}
+    shape_factors_applied: bool = True
     correction: CorrectionSnapshot | None = None
     seen: SeenSnapshot | None = None
     residuals: ResidualSnapshot | None = None
@@ -183,6 +194,7 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     mean_factor: float | None = None
     context_us_per_token: float | None = None
     step_ahead_us: float | None = None
+    in_flight: InFlightSnapshot | None = None
     live_champion: str | None = None
     replicas: list[ReplicaSnapshot] = []
     replica_clusters: list[ReplicaClusterSnapshot] = []

@@ -37,7 +37,7 @@ from .capacity import Plan
 from .changes import ConfigDiff, Diff, Move, TypicalStep
 from .closed_loop import Estimate, RequestEstimate
 from .configured import Config
-from .document import Coefficient, Interval, Model, Seen, Target, UsualWork
+from .document import Coefficient, InFlight, Interval, Model, Seen, Target, UsualWork
 from .faults import BadInputError, LoadError, NoCoefficientsError, NotFoundError, TracefitError
 from .loading import Snapshot, load
 from .selection import find_config
@@ -50,6 +50,7 @@ __all__ = [
     "ConfigDiff",
     "Diff",
     "Estimate",
+    "InFlight",
     "Interval",
     "Limits",
     "LoadError",

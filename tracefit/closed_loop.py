@@ -19,7 +19,7 @@ steps: batch_steps.py.
                                                is one (n > 1, N <= n) and k is not nearly all of it (prefill-bound)
          + E s                                 for the step that was handed over before, where the engine schedules
                                                one ahead (asynchronous), under the same conditions
-    TTFT = api_queueing + wait + k V + first_response
+    TTFT = api_queueing(n) + wait + k V + first_response     at n in the batch: the API hands out everybody's tokens
     E2E  = TTFT + (O - 1) ITL + post_decode
     rate = N / E2E                             requests per second (Little's law)
 
@@ -128,7 +128,7 @@ class ClosedLoop:
         at = batch_of(self._steps, work, running, ahead=self._ahead)
         tokens = work.output - 1.0
         itl = at.itl if tokens else (0.0, 0.0, 0.0)
-        ttft, e2e = self._sums(work, at, max(0.0, in_flight - running) / running)
+        ttft, e2e = self._sums(work, at, running, (in_flight - running) / running)
         per_s = in_flight / e2e[0] * 1e6 if e2e[0] > 0.0 else 0.0
         steps, held = self._steps, running * work.context * tokens / (at.k + tokens)
         outside = steps.outside(at.pieces[0], running, held)
@@ -153,7 +153,7 @@ class ClosedLoop:
             usable,
         )
 
-    def _sums(self, work: Workload, at: Batch, queued: float) -> tuple[Band, Band]:
+    def _sums(self, work: Workload, at: Batch, running: float, queued: float) -> tuple[Band, Band]:
         """TTFT and E2E; ``queued``: requests that wait for a slot, in parts of those that run.
 
         Low of the wait is where the arrival meets the end of a step; high, where it meets the beginning.
@@ -166,9 +166,9 @@ class ClosedLoop:
             wait_high = queued * (prefill_high + decode_high)
         else:
             wait, wait_low, wait_high = at.rest_us + at.ahead_us, at.ahead_us, 2.0 * at.rest_us + at.ahead_us
-        queueing, queueing_low, queueing_high = self._queueing(work)
-        first, first_low, first_high = self._first(work)
-        after, after_low, after_high = self._after(work)
+        queueing, queueing_low, queueing_high = self._queueing(work, running)
+        first, first_low, first_high = self._first(work, running)
+        after, after_low, after_high = self._after(work, running)
         ttft = wait + prefill + queueing + first
         ttft_low = wait_low + prefill_low + queueing_low + first_low
         ttft_high = wait_high + prefill_high + queueing_high + first_high
@@ -176,8 +176,8 @@ class ClosedLoop:
         return (ttft, ttft_low, ttft_high), e2e
 
 
-def _request_time(target: Target | None, feature: str) -> Callable[[Workload], Band]:
-    """A time outside of the steps as a function of the request; 0 where nothing was learned."""
+def _request_time(target: Target | None, feature: str) -> Callable[[Workload, float], Band]:
+    """A time outside of the steps as a function of the request and of those in the batch; 0 where none was learned."""
     model = target.models.get("portable") if target is not None else None
     if target is None or model is None or not model.coefficients:
         return _nothing
@@ -187,14 +187,17 @@ def _request_time(target: Target | None, feature: str) -> Callable[[Workload], B
     mean_factor = min(max(target.mean_factor, 1.0 / _OUTLIER), _OUTLIER)
     p10, p90 = target.interval.pooled if target.interval is not None else (1.0, 1.0)
     low, high, of_prompt = min(p10, mean_factor), max(p90, mean_factor), feature == "prompt_tokens"
+    usual, per_request_us = target.in_flight or (0.0, 0.0)
 
-    def time(work: Workload) -> Band:
+    def time(work: Workload, running: float) -> Band:
         fit_us = base_us + per_token_us * (work.prompt if of_prompt else work.output)
-        return fit_us * mean_factor, fit_us * low, fit_us * high
+        more_us = per_request_us * (running - usual)
+        middle_us, low_us, high_us = fit_us * mean_factor + more_us, fit_us * low + more_us, fit_us * high + more_us
+        return (middle_us, low_us, high_us) if low_us >= 0.0 else (max(middle_us, 0.0), 0.0, max(high_us, 0.0))
 
     return time
 
 
-def _nothing(work: Workload) -> Band:
-    del work
+def _nothing(work: Workload, running: float) -> Band:
+    del work, running
     return 0.0, 0.0, 0.0

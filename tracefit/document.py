@@ -62,6 +62,13 @@ class UsualWork(NamedTuple):
     us: float
 
 
+class InFlight(NamedTuple):
+    """What each request in flight adds to a time, on top of its value at ``requests`` of them."""
+
+    requests: float
+    us_per_request: float
+
+
 _NO_WORK: Mapping[str, UsualWork] = {}
 
 
@@ -71,7 +78,7 @@ class Target(NamedTuple):
     ``factors`` are the shape factors by cell name, ``factor_rows`` and ``usual_work`` the rows behind each and their
     mean work, where told; ``mean_factor`` is mean ÷ robust fit; ``step_ahead_us``, the part of the intercept that is a
     step scheduled ahead; ``context_us_per_token``, what a token of decode context costs among steps of about one size,
-    None where nobody said.
+    None where nobody said; ``in_flight``, what the time grows by with the requests in flight, None where it does not.
     """
 
     name: str
@@ -86,6 +93,7 @@ class Target(NamedTuple):
     factor_rows: Mapping[str, float] = _NO_ROWS
     usual_work: Mapping[str, UsualWork] = _NO_WORK
     context_us_per_token: float | None = None
+    in_flight: InFlight | None = None
 
 
 class ConfigDocument(NamedTuple):
@@ -194,6 +202,7 @@ def _target(name: str, tree: Any, where: str) -> Target:
             if each.get("usual") is not None
         },
         None if tree.get("context_us_per_token") is None else _positive(tree, "context_us_per_token", where),
+        _in_flight(tree.get("in_flight"), f"{where}.in_flight"),
     )
 
 
@@ -233,6 +242,13 @@ def _interval(tree: Any, where: str) -> Interval | None:
         p10, _, p90 = _numbers(ratios, 3, f"{where}.{name}")
         strata[name] = (p10, p90)
     return Interval((_number(tree.get("p10"), where), _number(tree.get("p90"), where)), strata)
+
+
+def _in_flight(tree: Any, where: str) -> InFlight | None:
+    if tree is None:
+        return None
+    tree = _object(tree, where)
+    return InFlight(_positive(tree, "requests", where), _positive(tree, "us_per_request", where))
 
 
 def _seen(tree: Any, where: str) -> Seen | None:

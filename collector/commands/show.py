@@ -56,6 +56,9 @@ def _target_lines(name: str, target: Target, model: Model) -> Iterator[str]:
     yield f"  {name}  ({model.name}: {model.rows:,} rows{error}{usual})"
     for each in model.coefficients:
         yield f"    {_coefficient(each)}"
+    if target.in_flight is not None:
+        usual_requests, per_request_us = target.in_flight
+        yield f"    {duration(per_request_us)} more with each request in flight beyond {usual_requests:,.0f}"
     if target.interval is not None:
         low, high = target.interval.pooled
         yield f"    8 of 10 within {low:.2f} to {high:.2f} of the prediction"
@@ -82,6 +85,7 @@ def _tree(config: Config) -> dict[str, object]:
                 "rows": model.rows,
                 "median_ape": model.median_ape,
                 "coefficients": [each._asdict() for each in model.coefficients],
+                "in_flight": None if target.in_flight is None else target.in_flight._asdict(),
             }
             for name, target in config.targets.items()
             for model in _published(target)

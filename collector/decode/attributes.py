@@ -34,9 +34,10 @@ def read_fields(event: Span.Event, table: Mapping[str, words.Field]) -> dict[str
             continue
         name, limit, _, double = field
         value = attribute.value
-        if value.WhichOneof("value") != ("double_value" if double else "int_value"):
-            raise Rejected(Skip.WRONG_TYPE)
         number = value.double_value if double else value.int_value
+        # it reads 0 where the value is of another kind; to ask which costs as much as all else here
+        if not number and value.WhichOneof("value") != ("double_value" if double else "int_value"):
+            raise Rejected(Skip.WRONG_TYPE)
         if not 0 <= number <= limit:
             raise Rejected(Skip.OUT_OF_RANGE if math.isfinite(number) else Skip.NOT_FINITE)
         out[name] = number
@@ -53,6 +54,11 @@ def scalars(attributes: Iterable[KeyValue]) -> dict[str, Value]:
         if kind in ("string_value", "int_value", "double_value", "bool_value"):
             out[attribute.key] = getattr(attribute.value, kind)
     return out
+
+
+def scalar(attributes: Iterable[KeyValue], key: str) -> Value | None:
+    """One of the scalar attributes, the last of that key; None where there is none."""
+    return scalars(attribute for attribute in attributes if attribute.key == key).get(key)
 
 
 def event_scalars(event: Span.Event) -> dict[str, Value]:

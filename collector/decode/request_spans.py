@@ -10,7 +10,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from collector.telemetry import Counts, Skip, table
 
 from . import vocabulary as words
-from .attributes import Rejected, nanoseconds, read_count, read_fields, read_seconds, scalars
+from .attributes import Rejected, nanoseconds, read_count, read_fields, read_seconds, scalar, scalars
 from .records import MISSING, ApiSpan, CoreSpan, Finish, Mark, MarkKind, RequestSpan, fingerprint
 
 
@@ -55,7 +55,7 @@ def core_span(span: Span, counts: Counts) -> CoreSpan:
 
 def _finish(event: Span.Event) -> Finish:
     try:
-        return Finish(str(scalars(event.attributes).get(words.FINISH)))
+        return Finish(str(scalar(event.attributes, words.FINISH)))
     except ValueError:
         return Finish.ERROR
 

@@ -77,13 +77,15 @@ class ApiProcess:
                 usable.append(target_rows)
         return usable
 
-    def tell_engine(self, queueing: ApiQueueing) -> None:
-        """Let the engine beside it know what its requests waited for."""
+    def tell_engine(self, queueing: ApiQueueing, engines: int) -> None:
+        """Let one of the engines beside it know what its requests waited for; each has its part of those in flight."""
         mine = self.api_queueing
-        queueing.first_tokens.extend(mine.first_tokens)
+        queueing.first_tokens.extend(arrival.among(engines) for arrival in mine.first_tokens)
         queueing.told_waits_us.extend(mine.told_waits_us)
+        queueing.told_arrivals.extend(arrival.among(engines) for arrival in mine.told_arrivals)
         mine.first_tokens.clear()
         mine.told_waits_us.clear()
+        mine.told_arrivals.clear()
 
     def take_counts(self) -> Counts:
         """Counts since the last call."""

@@ -152,6 +152,8 @@ def _headline(target: TargetSnapshot) -> str:
     words = []
     if target.mean_us is not None:
         words.append(f"mean over all {duration(target.mean_us)}")
+    if target.in_flight is not None:
+        words.append(f"{duration(target.in_flight.us_per_request)} more with each request in flight")
     error = target.prediction_error
     if error is not None:
         words.append(f"error {percent(error.median_ape)}")
@@ -276,6 +278,8 @@ def _shape_factors(target: TargetSnapshot, config_id: str) -> str:
     )
     summary = f"Shape factors of {len(target.shape_factors)} batch shapes"
     caption = f"A step takes the sum of the coefficients times this; the {len(shown)} shapes with the most rows, any "
+    if not target.shape_factors_applied:
+        summary += ", not applied: they would predict worse than none"
     return (
         f'<details class="more" id="shapes-{escape(config_id)}"><summary>{summary}</summary>'
         f'<table class="models"><caption>{caption}other: ×1</caption>'

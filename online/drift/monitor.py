@@ -37,6 +37,7 @@ from online.state import Count, Finite, LikeFresh, MadeBy, saved
 
 from .cells import CellRows, Cells, SpeedFit
 from .detectors import U_MAX, DriftSettings, make_detector
+from .factor_use import FactorUse
 from .levels import Levels
 from .medians import median_of, medians_of
 from .phase_watch import PhaseWatch
@@ -79,6 +80,7 @@ class DriftMonitor:
     STATE = saved(
         "drift_monitor",
         cells=Cells,
+        factor_use=FactorUse,
         detector=LikeFresh,
         levels=Levels,
         prefill=PhaseWatch,
@@ -97,6 +99,7 @@ class DriftMonitor:
     def __init__(self, p: int, settings: DriftSettings) -> None:
         self.settings = settings
         self.cells = Cells(p)
+        self.factor_use = FactorUse()
         self.detector = make_detector(settings)
         self.levels = Levels(settings)
         self.prefill = PhaseWatch(settings)
@@ -116,6 +119,8 @@ class DriftMonitor:
     def learn(self, cell: Ints, x: Floats, log_ratio: Floats, fit: SpeedFit, end_ns: int) -> Speed:
         """One block: x (n, p), log_ratio = log(y / x beta) (n,), and the fit that predicted."""
         cells, settings = self.cells, self.settings
+        if self.suspicion is None:
+            self.factor_use.score(log_ratio, cells.log_factors(fit.beta)[cell])
         groups = Groups.of(cell)
         order, sizes = groups.order, groups.sizes
         known = cells.rows[groups.ids] >= settings.cell_rows_min
@@ -183,7 +188,7 @@ class DriftMonitor:
     def restarted(self) -> DriftMonitor:
         """A monitor that knows the same cells and has seen no change."""
         fresh = DriftMonitor(self.cells.x.shape[1], self.settings)
-        fresh.cells = self.cells
+        fresh.cells, fresh.factor_use = self.cells, self.factor_use
         return fresh
 
     def _learn_references(self, cell: Ints, x: Floats, log_ratio: Floats, beta: Floats) -> None:
@@ -252,8 +257,13 @@ class DriftMonitor:
         return Verdict.CONFIRMED
 
     def log_factors(self, beta: Floats) -> Floats:
-        """Log F of all cells, (512,): a change of speed belongs to beta, also while it is only suspected."""
-        return self.cells.log_factors(beta)
+        """Log F of all cells as applied, (512,): a change of speed belongs to beta, also while it is only suspected."""
+        return self.cells.log_factors(beta) if self.factor_use.applied else np.zeros(CELLS)
+
+    def add(self, other: DriftMonitor) -> None:
+        """Shapes of both; neither's alarms."""
+        self.cells.add(other.cells, self.settings.cell_rows_max)
+        self.factor_use.add(other.factor_use)
 
     def snapshot(self) -> DriftSnapshot:
         """The confirmed changes; a suspicion is not published."""

@@ -163,7 +163,7 @@ class Members:
         total = float(seen_rows.sum())
         if self.target.vector != "beta" or not total or total < 0.5 * float(self.slow.strata.n1.sum()):
             return None
-        log_factor = self.drift.log_factors(self.slow.beta)[visited]
+        log_factor = cells.log_factors(self.slow.beta)[visited]
         return Shapes(cells.x[visited], log_factor, cells.spread[visited], seen_rows, seen_rows * (rows / total))
 
     def solve_slow(self) -> None:
@@ -229,7 +229,7 @@ class Members:
         share = others / (rows + others) if rows + others > 0.0 else 0.5
         self.weighing.median_us += share * (other.weighing.median_us - self.weighing.median_us)
         self.slow.add(other.slow)
-        self.drift.cells.add(other.drift.cells, self._settings.drift.cell_rows_max)
+        self.drift.add(other.drift)
         self.means.add(other.means)
 
     def restart_live(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .course import ChangeKind
 from .learners import Learner, make_learner, make_rls
-from .reading import target_for_reader
+from .reading import Readings
 from .settings import BankSettings, check_settings, feature_set
 from .sheet_told import foretold
 from .step_history import CoursePoint, HistoryView, StepHistory
@@ -17,6 +17,7 @@ __all__ = [
     "CoursePoint",
     "HistoryView",
     "Learner",
+    "Readings",
     "SavedTarget",
     "StepHistory",
     "TargetState",
@@ -27,5 +28,4 @@ __all__ = [
     "make_rls",
     "merge_target",
     "succeed_target",
-    "target_for_reader",
 ]

@@ -104,6 +104,7 @@ class PublishedPrediction:
         corrector = self.corrector
         return {
             "shape_factors": model.shape_factors(beta),
+            "shape_factors_applied": model.members.drift.factor_use.applied,
             "correction": None if corrector is None else corrector.snapshot(),
             "seen": self.shaped.seen(model.features.names),
             "interval": self.shaped.intervals.snapshot(),

@@ -1,4 +1,4 @@
-"""What a reader of a target is told from, while rows wait for the end of their block.
+"""What a reader of a target is told, and from what while rows wait for the end of their block.
 
 Reading changes nothing, so they are learned by a copy; the copy, and a block learned for it, cost a reader of every
 second more than all else it asks for. A live reader is therefore told without them where they are few: n rows more
@@ -8,6 +8,10 @@ move estimates that rest on N by about sqrt(n / (N + n)) of their standard error
 from __future__ import annotations
 
 import copy
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from online.snapshot import TargetSnapshot
 
 from .target_state import TargetState
 
@@ -15,6 +19,30 @@ LITTLE_SHARE = 1 / 4
 """Of the rows known: the largest block that a live reader may wait for."""
 MANY_ROWS = 256
 """With fewer, error bars are no measure yet."""
+
+
+class Readings:
+    """What live readers are told, kept while nothing comes: of a quiet configuration a generation costs nothing."""
+
+    def __init__(self) -> None:
+        self._told: WeakKeyDictionary[TargetState, TargetSnapshot | None] = WeakKeyDictionary()
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Readings:
+        """Of copies nothing has been told yet."""
+        return Readings()
+
+    def changing(self, state: TargetState) -> TargetState:
+        """Whatever is about to change takes the target from here: what was told of it holds no longer."""
+        self._told.pop(state, None)
+        return state
+
+    def snapshot_of(self, state: TargetState, *, exact: bool) -> TargetSnapshot | None:
+        """What is published of a target now; None while there is nothing to say."""
+        if exact:
+            return target_for_reader(state, exact=True).snapshot()
+        if state not in self._told:
+            self._told[state] = target_for_reader(state, exact=False).snapshot()
+        return self._told[state]
 
 
 def target_for_reader(state: TargetState, *, exact: bool) -> TargetState:

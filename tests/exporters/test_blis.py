@@ -19,7 +19,7 @@ from exporters.files.blis import BlisError, blis_coefficients, export
 from exporters.files.blis_render import render_flags, render_yaml
 from exporters.files.blis_sheet import AttentionShape, bandwidth_of, shape_of
 from exporters.files.translation import ExportError
-from online.snapshot import FeatureSnapshot, ModelSnapshot, TargetSnapshot
+from online.snapshot import FeatureSnapshot, InFlightSnapshot, ModelSnapshot, TargetSnapshot
 from tests.support import exporter_cases as cases
 
 LLAMA_70B = {"num_hidden_layers": 80, "hidden_size": 8192, "num_attention_heads": 64, "num_key_value_heads": 8}
@@ -212,6 +212,14 @@ def test_the_queueing_time_is_right_in_the_mean_although_blis_has_none_per_promp
     ours_us = sum(intercept + slope * tokens for tokens in prompts)
     assert found.alpha[0] * len(prompts) == pytest.approx(ours_us, abs=0.51 * len(prompts), rel=1e-9)
     assert any("is in alpha[0]" in note for note in found.notes) == (slope > 0)
+
+
+def test_what_the_queueing_time_grows_by_with_the_requests_in_flight_is_left_out_and_it_says_so():
+    grown = InFlightSnapshot(requests=68.9, us_per_request=54.6, stderr_us=7.0)
+    target = msgspec.structs.replace(line_target(9000.0, 0.0, None, "prompt_tokens"), in_flight=grown)
+    found = exported(config_with(api_queueing=target))
+    assert found.alpha[0] == 9000
+    assert any("54.6 µs more with each request in flight, left out" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("mean", [None, -1.0, math.nan, math.inf, 1e300])

@@ -23,6 +23,7 @@ from exporters.status_page.advice import QUALITY, STATUS, advice_for
 from exporters.status_page.overview import MANY, MAX_DETAILS, MAX_OVERVIEW
 from exporters.status_page.remarks_section import PLUGIN_REMEDIES, Remarks, remarks_section
 from exporters.status_page.status_page import StatusPage
+from online import InFlightSnapshot
 from online.rows import Quality
 from online.target.course import Change, ChangeKind
 from tests.support import exporter_cases as cases
@@ -104,6 +105,15 @@ def test_a_person_finds_the_coefficients_with_their_uncertainty():
     assert "263 µs" in text or "262 µs" in text  # 16.8 ms / 64
     assert "identified" in text
     assert "1.3 %" in text
+
+
+def test_what_a_time_grows_by_with_the_requests_in_flight_stands_beside_its_mean():
+    grown = InFlightSnapshot(requests=68.9, us_per_request=54.6, stderr_us=7.0)
+    targets = {
+        "step_time": cases.target("step_time"),
+        "api_queueing": msgspec.structs.replace(cases.target("api_queueing"), in_flight=grown),
+    }
+    assert words(cases.snapshot(cases.config(targets=targets))).count("54.6 µs more with each request in flight") == 1
 
 
 def test_of_a_merged_state_the_engines_that_differ_stand_first_with_their_ratio():

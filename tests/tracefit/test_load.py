@@ -157,6 +157,21 @@ def test_a_factor_of_nothing_or_less_is_refused():
     assert "step_time.context_us_per_token: expected a positive number" in refused(encoded(bent))
 
 
+@pytest.mark.parametrize(
+    ("in_flight", "why"),
+    [
+        ({"requests": 20.0, "us_per_request": -1.0}, "in_flight.us_per_request: expected a positive number"),
+        ({"requests": 20.0}, "in_flight.us_per_request: expected a finite number"),
+        ({"requests": True, "us_per_request": 1.0}, "in_flight.requests: expected a finite number"),
+        ([20.0, 1.0], "in_flight: expected an object"),
+    ],
+)
+def test_a_time_that_grows_by_no_number_is_refused_with_its_place(in_flight, why):
+    bent = tree()
+    bent["configs"][0]["targets"]["api_queueing"]["in_flight"] = in_flight
+    assert f"0f3c5a9b77e1.api_queueing.{why}" in refused(encoded(bent))
+
+
 @given(
     st.recursive(
         st.none() | st.booleans() | st.floats() | st.text(max_size=5),

@@ -9,8 +9,9 @@ the steps leave of the time to the first token (first_tokens.py).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from statistics import median
 
 import msgspec
@@ -19,7 +20,7 @@ from collector.decode import MISSING, ApiSpan, CoreSpan, MarkKind
 from online import FeatureSnapshot, ModelSnapshot, TargetSnapshot
 from online.state import saved
 
-from .first_tokens import FIRST_TOKENS_MAX, FirstTokens, explained, told
+from .first_tokens import FIRST_TOKENS_MAX, LEVEL_MAX, BusyArrival, FirstTokens, StepCosts, explained, told
 
 _IDLE_ROWS_MIN = 20
 _HANDOFFS_MIN = 20
@@ -40,10 +41,12 @@ class ApiQueueing:
     """Of pages: the time in which ``step_waits_us_s`` was summed."""
     step_waits_us_s: float = 0.0
     """What a request that came at any of these moments would have waited for the running step."""
-    first_tokens: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=FIRST_TOKENS_MAX))
-    """Time to the first token, own pace and prompt tokens of requests that met nobody who waited for one, us."""
-    told_waits_us: deque[float] = field(default_factory=lambda: deque(maxlen=FIRST_TOKENS_MAX))
+    first_tokens: deque[BusyArrival] = field(default_factory=lambda: deque(maxlen=FIRST_TOKENS_MAX))
+    """Requests whose spans tell neither queue nor prefill."""
+    told_waits_us: deque[float] = field(default_factory=lambda: deque(maxlen=LEVEL_MAX))
     """Of those whose spans tell queue and prefill: the time to the first token less these two."""
+    told_arrivals: deque[BusyArrival] = field(default_factory=lambda: deque(maxlen=FIRST_TOKENS_MAX))
+    """The same requests, with what they met."""
 
     def add(self, span: CoreSpan, api: ApiSpan) -> None:
         """Count one request with its API span."""
@@ -62,7 +65,7 @@ class ApiQueueing:
 
     def explained_first_tokens(self) -> FirstTokens | None:
         """What the steps leave of the time to the first token, and how far ahead they were scheduled."""
-        return explained(self.first_tokens, 0.0)
+        return explained(_recent([self.first_tokens]), StepCosts())
 
     def watch(self, seconds: float, step_wait_us: float) -> None:
         """Add a time in which a request would have waited so long for the running step."""
@@ -93,6 +96,9 @@ def with_stand_ins(
         target = _only_intercept(max(mean_us - step_wait_us, 0.0), requests)
     elif idle_rows < _IDLE_ROWS_MIN:
         target = _of_first_tokens(known, step) or target
+    elif target is not None and (found := _told(known, _costs_of(step))) is not None and found.in_flight is not None:
+        alone = msgspec.structs.replace(found.in_flight, requests=1.0)
+        target = msgspec.structs.replace(target, in_flight=alone)
     if target is None or requests == 0:
         return target
     return msgspec.structs.replace(target, mean_us=mean_us)
@@ -100,21 +106,39 @@ def with_stand_ins(
 
 def _of_first_tokens(queueings: list[ApiQueueing], step: TargetSnapshot | None) -> TargetSnapshot | None:
     """With the step scheduled ahead: a simulator that knows of none is right in the mean."""
-    waits_us = [each for queueing in queueings for each in queueing.told_waits_us]
-    waits = [each for queueing in queueings for each in queueing.first_tokens]
-    found, rows = told(waits_us), len(waits_us)
+    costs = _costs_of(step)
+    found, rows = _told(queueings, costs), sum(len(queueing.told_waits_us) for queueing in queueings)
     if found is None:
-        found, rows = explained(waits, _prefill_us_per_token(step)), len(waits)
+        first_tokens = [queueing.first_tokens for queueing in queueings]
+        recent = _recent(first_tokens)
+        found, rows = explained(recent, costs, [*chain.from_iterable(first_tokens)]), len(recent)
     if found is None:
         return None
     target = _only_intercept(found.api_us + found.step_ahead_us, rows, found.stderr_us)
-    return msgspec.structs.replace(target, step_ahead_us=found.step_ahead_us) if found.scheduled_ahead else target
+    ahead_us = found.step_ahead_us if found.scheduled_ahead else None
+    return msgspec.structs.replace(target, step_ahead_us=ahead_us, in_flight=found.in_flight)
 
 
-def _prefill_us_per_token(step: TargetSnapshot | None) -> float:
+def _told(queueings: list[ApiQueueing], costs: StepCosts) -> FirstTokens | None:
+    waits_us = [each for queueing in queueings for each in queueing.told_waits_us]
+    arrivals = [queueing.told_arrivals for queueing in queueings]
+    return told(waits_us, costs, _recent(arrivals), [*chain.from_iterable(arrivals)])
+
+
+def _recent(arrivals: Iterable[Collection[BusyArrival]]) -> list[BusyArrival]:
+    """The last of each process."""
+    return [each for of_process in arrivals for each in [*of_process][-LEVEL_MAX:]]
+
+
+def _costs_of(step: TargetSnapshot | None) -> StepCosts:
+    """One more request brings the context that each has in the mean."""
     model = step.models.get("portable") if step is not None else None
-    features = model.features if model is not None else []
-    return sum(feature.coefficient for feature in features if feature.name == "prefill_tokens")
+    features = {feature.name: feature for feature in model.features} if model is not None else {}
+    prefill, request, context = (features.get(name) for name in ("prefill_tokens", "requests", "decode_context_tokens"))
+    us_per_request = request.coefficient if request is not None else 0.0
+    if request is not None and context is not None:
+        us_per_request += context.coefficient * (context.mean or 0.0) / max(request.mean or 0.0, 1.0)
+    return StepCosts(prefill.coefficient if prefill is not None else 0.0, us_per_request)
 
 
 def _only_intercept(intercept_us: float, rows: int, stderr: float | None = None) -> TargetSnapshot:

@@ -28,6 +28,7 @@ from online.state import saved
 
 from .api_queueing import ApiQueueing
 from .decode_batch import DecodeBatch, HeldRequest
+from .first_tokens import BusyArrival
 from .request_rows import RequestRow, request_block
 
 _OUTPUT_TOKENS_MAX = 131_072
@@ -68,8 +69,8 @@ class RequestSequence:
         self.event_unix_ns = 0
         self._longest_ns = 0
         self._rows: list[tuple[Target, RowBlock]] = []
-        self._first_tokens: list[tuple[float, float, float]] = []
-        self._told_waits_us: list[float] = []
+        self._first_tokens: list[BusyArrival] = []
+        self._told_arrivals: list[BusyArrival] = []
         self.counts = Counts()
 
     def restored(self) -> None:
@@ -128,8 +129,9 @@ class RequestSequence:
     def tell_first_tokens(self, queueing: ApiQueueing) -> None:
         """Of requests that became final since the last call: see first_tokens.py."""
         queueing.first_tokens.extend(self._first_tokens)
-        queueing.told_waits_us.extend(self._told_waits_us)
-        self._first_tokens, self._told_waits_us = [], []
+        queueing.told_waits_us.extend(arrival.wait_us for arrival in self._told_arrivals)
+        queueing.told_arrivals.extend(self._told_arrivals)
+        self._first_tokens, self._told_arrivals = [], []
 
     @property
     def _horizon_unix_ns(self) -> int:
@@ -214,8 +216,8 @@ class RequestSequence:
         by_target: dict[Target, list[RequestRow]] = {}
         for request in requests:
             span = request.span
-            if queue.only_decoding_at(request):
-                self._add_first_token(request)
+            if met := queue.only_decoding_at(request):
+                self._add_first_token(request, met)
             waits_s = {Target.QUEUE_WAIT: span.queue_s}
             if queue.idle_at(span.arrival_unix_ns):
                 waits_s[Target.API_QUEUEING] = span.first_token_s - span.queue_s - span.prefill_s
@@ -227,14 +229,16 @@ class RequestSequence:
             (target, request_block(rows, self._engine, Quality.REQUESTS)) for target, rows in sorted(by_target.items())
         ]
 
-    def _add_first_token(self, request: HeldRequest) -> None:
+    def _add_first_token(self, request: HeldRequest, met: int) -> None:
         span = request.span
         pace_s = (request.last_s - request.first_s) / max(request.output_tokens - 1, 1)
         told_s = span.queue_s + span.prefill_s
+        wait_s = span.first_token_s if math.isnan(told_s) else span.first_token_s - told_s
+        arrival = BusyArrival(wait_s * 1e6, pace_s * 1e6, float(span.prompt_tokens), met + 1.0)
         if not math.isnan(told_s):
-            self._told_waits_us.append((span.first_token_s - told_s) * 1e6)
+            self._told_arrivals.append(arrival)
         elif pace_s > 0.0:
-            self._first_tokens.append((span.first_token_s * 1e6, pace_s * 1e6, float(span.prompt_tokens)))
+            self._first_tokens.append(arrival)
 
 
 class _Queue:
@@ -258,12 +262,13 @@ class _Queue:
             np.searchsorted(self._arrived, unix_ns, side="left") == np.searchsorted(self._ended, unix_ns, side="right")
         )
 
-    def only_decoding_at(self, request: HeldRequest) -> bool:
-        """Whether others ran when it arrived and none of them waited for its first token."""
+    def only_decoding_at(self, request: HeldRequest) -> int:
+        """How many others ran when it arrived; 0 where one of them waited for its first token."""
         unix_ns = request.span.arrival_unix_ns
         before = int(np.searchsorted(self._arrived, unix_ns, side="left"))
         first = int(np.searchsorted(self._first, unix_ns, side="right"))
-        return before == first and not self.idle_at(unix_ns)
+        ended = int(np.searchsorted(self._ended, unix_ns, side="right"))
+        return max(before - ended, 0) if before == first else 0
 
     def met_by(self, span: RequestSpan) -> tuple[float, float, float, float]:
         """(waiting, running, kv_usage_ratio, queued_tokens) at QUEUED; NaN where the span does not tell it."""

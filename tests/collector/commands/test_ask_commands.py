@@ -97,6 +97,14 @@ def test_show_has_every_coefficient_with_its_error():
     assert [each["value"] for each in coefficients] == [7900, 42, 0.11, 95]
 
 
+def test_show_says_what_a_time_grows_by_with_the_requests_in_flight():
+    grown = {"requests": 68.9, "us_per_request": 54.6}
+    snapshot = changed(lambda config: config["targets"]["api_queueing"].update(in_flight=grown))
+    assert "54.6 µs more with each request in flight beyond 69" in asked(show, snapshot).text
+    targets = asked(show, snapshot, in_json=True).tree["configs"][0]["targets"]
+    assert (targets["api_queueing"]["in_flight"], targets["step_time"]["in_flight"]) == (grown, None)
+
+
 def test_diff_says_what_moved_and_what_it_costs():
     def slower(config):
         config["targets"]["step_time"]["models"]["portable"]["features"][0]["coefficient"] = 8_400.0

@@ -152,3 +152,42 @@ def test_every_model_of_a_target_hears_of_a_change_from_the_one_that_watches():
     x = np.array([4.0, 1.0])
     now = state.models["custom"].members.slow.beta
     assert float(now @ x) == pytest.approx(1.5 * float(was["custom"] @ x), rel=0.05)
+
+
+def stalled(n, seed, part=0.2):
+    """Steps of a machine on which a line holds for all shapes, and a part of the steps stalls."""
+    rows, rng = steps(n, seed, batch=(1, 8)).rows, np.random.default_rng(seed)
+    y = rows.elapsed_us * np.where(rng.random(n) < part, rng.uniform(1.2, 3.0, n), 1.0)
+    return RowBlock(rows.raw, rows.offsets, y, rows.phase, rows.weight, rows.end_ns, rows.engine, rows.quality)
+
+
+def test_factors_that_stalls_lift_are_not_applied():
+    target = learned(stalled(3000, 1)).targets("c")["step_time"]
+    assert not target.shape_factors_applied
+    assert {each.factor for each in target.shape_factors.values()} == {1.0}
+    model = target.models["portable"]
+    assert model.prediction_error.median_ape < 1.05 * model.error.median_ape
+
+
+def test_factors_are_applied_again_once_shapes_differ():
+    bank = learned(stalled(1000, 1), bent(3000, 2))
+    target = bank.targets("c")["step_time"]
+    assert target.shape_factors_applied
+    assert factors(bank)["decode:4"] < 0.9
+
+
+def test_factors_left_out_stay_so_after_a_restart_and_a_merge():
+    banks = [learned(stalled(3000, seed)) for seed in (1, 2)]
+    again, merged = Bank(RLS), Bank(RLS)
+    again.restore(banks[0].state())
+    merged.restore(merge_states([bank.state() for bank in banks], RLS))
+    assert not again.targets("c")["step_time"].shape_factors_applied
+    assert not merged.targets("c")["step_time"].shape_factors_applied
+
+
+def test_a_state_that_leaves_factors_out_is_outvoted_by_one_of_which_they_are_the_better_part():
+    states = [learned(stalled(1000, 1)).state(), learned(bent(3000, 2)).state()]
+    for parts in (states, states[::-1]):
+        merged = Bank(RLS)
+        merged.restore(merge_states(parts, RLS))
+        assert merged.targets("c")["step_time"].shape_factors_applied

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import msgspec
 import pytest
 
 from collector.config import Config
 from online.bank import Bank
-from online.rows import Target
+from online.rows import Lane, Target
 from tests.support.linear_steps import steps
 
 TARGET = Target.STEP_TIME
@@ -56,4 +58,59 @@ def test_rows_left_out_move_no_coefficient_by_half_its_error(start):
 @pytest.mark.parametrize("n_rows", [5, 20, 60, 150])
 def test_the_first_rows_are_told_at_once(n_rows):
     bank = _learned(n_rows)
+    assert bank.targets("c", exact=False) == bank.targets("c")
+
+
+def _young(n_rows):
+    """Of young targets readers are told from a copy."""
+    bank = _learned(n_rows)
+    return bank, bank.targets("c", exact=False)["step_time"]
+
+
+def test_a_target_of_which_nothing_comes_is_told_once():
+    bank, told = _young(150)
+    bank.learn("d", TARGET, steps(700, 6).rows)
+    assert bank.targets("c", exact=False)["step_time"] is told
+
+
+@pytest.mark.parametrize("lane", Lane)
+def test_what_comes_is_told(lane):
+    bank, told = _young(700)
+    bank.learn("c", TARGET, steps(3000, 6).rows, lane)
+    again = bank.targets("c", exact=False)["step_time"]
+    assert again is not told
+    other = Bank(Config(learners=("rls",)))
+    other.restore(bank.state())
+    assert again == other.targets("c", exact=False)["step_time"]
+
+
+def test_what_is_told_of_another_engine_under_the_same_name_is_told_too():
+    bank, told = _young(150)
+    bank.learn("d", TARGET, steps(700, 6).rows)
+    bank.rename("d", "c")
+    assert bank.targets("c", exact=False)["step_time"].models["portable"].rows == 850
+    assert told.models["portable"].rows == 150
+
+
+def test_a_new_description_is_told():
+    bank, told = _young(150)
+    bank.describe("c", {"gpu_name": "NVIDIA H100 80GB HBM3"})
+    assert bank.targets("c", exact=False)["step_time"] is not told
+
+
+def test_a_copy_that_is_flushed_tells_its_own():
+    bank, told = _young(700)
+    other = copy.deepcopy(bank)
+    other.learn("c", TARGET, steps(30, 6).rows)
+    assert other.targets("c", exact=False)["step_time"].models["portable"].rows != told.models["portable"].rows
+    assert bank.targets("c", exact=False)["step_time"] is told
+
+
+def test_what_a_changed_configuration_inherits_is_told_of_all_its_targets():
+    bank = Bank(Config(learners=("rls",)))
+    bank.learn("old", Target.SCHEDULE_TIME, steps(3000, 6).rows)
+    bank.learn("c", Target.SCHEDULE_TIME, steps(10, 7).rows)
+    told = bank.targets("c", exact=False)["schedule_time"]
+    bank.inherit("c", "old")
+    assert bank.targets("c", exact=False)["schedule_time"] != told
     assert bank.targets("c", exact=False) == bank.targets("c")

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from .prefills import Prefills
 from .shape_table import Band
 from .step_model import StepModel
-from .workload import Workload
+from .workload import Workload, made
 
 
 class Batch(NamedTuple):
@@ -115,7 +115,7 @@ def _mean_batch(steps: StepModel, work: Workload, n: float, *, ahead: bool) -> B
 
 
 def _prefills(steps: StepModel, work: Workload, n: float) -> Prefills:
-    return Prefills(n, work.output, work.uncached, float(steps.limits.max_num_batched_tokens or math.inf))
+    return Prefills(n, work.output, work.uncached, steps.budget)
 
 
 def _waited(
@@ -123,5 +123,5 @@ def _waited(
 ) -> Batch:
     bound = prefills.bound  # then k is nearly all of the wait
     if prefills.requests <= 1.0 or bound:
-        return Batch(itl, prefill, k, 0.0, 0.0, bound, pieces)
-    return Batch(itl, prefill, k, rest_us, itl[0] if ahead else 0.0, bound, pieces)
+        return made(Batch, (itl, prefill, k, 0.0, 0.0, bound, pieces))
+    return made(Batch, (itl, prefill, k, rest_us, itl[0] if ahead else 0.0, bound, pieces))

@@ -46,7 +46,7 @@ from .document import Target
 from .faults import REQUESTS_MAX, BadInputError, checked
 from .shape_table import Band
 from .step_model import Limits, StepModel
-from .workload import Workload
+from .workload import Workload, made
 
 _OUTLIER = 2.0
 
@@ -65,7 +65,8 @@ class Estimate(NamedTuple):
 
     def widened(self, share: float) -> Estimate:
         """Both ends further out by this share of the middle."""
-        return Estimate(self.us, max(0.0, self.low - share * self.us), self.high + share * self.us)
+        more_us = share * self.us
+        return made(Estimate, (self.us, self.low - more_us if self.low > more_us else 0.0, self.high + more_us))
 
 
 class RequestEstimate(NamedTuple):
@@ -94,28 +95,26 @@ class RequestEstimate(NamedTuple):
 class ClosedLoop:
     """The formulas of the module's docstring on one configuration."""
 
-    __slots__ = ("_after", "_ahead", "_first", "_queueing", "_steps", "limits")
+    __slots__ = ("_after", "_ahead", "_before", "_steps", "limits")
 
     def __init__(self, steps: StepModel, targets: Mapping[str, Target], *, ahead: bool = False) -> None:
         self._steps = steps
         self._ahead = ahead
         self.limits: Limits = steps.limits
-        self._queueing = _request_time(targets.get("api_queueing"), "prompt_tokens")
-        self._first = _request_time(targets.get("first_response"), "")
+        before = (("api_queueing", "prompt_tokens"), ("first_response", ""))
+        self._before = [time for name, each in before if (time := _request_time(targets.get(name), each))]
         self._after = _request_time(targets.get("post_decode"), "output_tokens")
 
     def slots(self, work: Workload) -> tuple[float, str]:
         """Requests that run at the same time at most, and which limit says so; inf where nobody said."""
-        limits = self.limits
-        slots, name = math.inf, "none"
-        if limits.max_num_seqs is not None:
-            slots, name = float(limits.max_num_seqs), "max_num_seqs"
-        kv_tokens = limits.kv_tokens
+        _, token_budget, kv_tokens = self.limits
+        slots = self._steps.requests_max
+        name = "max_num_seqs" if slots < math.inf else "none"
         if kv_tokens is not None and slots * (work.prompt + work.output) > kv_tokens:  # else all fit at their longest
             held = work.kv_requests_max(kv_tokens)
             slots, name = (held, "kv_capacity") if held < slots else (slots, name)
-        if limits.max_num_batched_tokens is not None and limits.max_num_batched_tokens - 1 < slots:
-            slots, name = float(limits.max_num_batched_tokens - 1), "token_budget"
+        if token_budget is not None and token_budget - 1 < slots:
+            slots, name = float(token_budget - 1), "token_budget"
         return slots, name
 
     def estimate(self, work: Workload, concurrency: object) -> RequestEstimate:
@@ -124,7 +123,7 @@ class ClosedLoop:
         slots, name = self.slots(work)
         if slots < 1.0:
             raise BadInputError("prompt_tokens", f"not even one such request fits the engine ({name})")
-        running = min(in_flight, slots)
+        running = slots if slots < in_flight else in_flight
         at = batch_of(self._steps, work, running, ahead=self._ahead)
         tokens = work.output - 1.0
         itl = at.itl if tokens else (0.0, 0.0, 0.0)
@@ -134,23 +133,16 @@ class ClosedLoop:
         outside = steps.outside(at.pieces[0], running, held)
         for piece in at.pieces[1:]:
             outside = tuple(dict.fromkeys((*outside, *steps.outside(piece, running, held))))
-        first, between, whole = Estimate(*ttft), Estimate(*itl), Estimate(*e2e)
+        first, between, whole = made(Estimate, ttft), made(Estimate, itl), made(Estimate, e2e)
+        usable = not steps.reasons
         if outside:
             alone_us = steps.band(at.pieces[0], running, held)[0]
             share = steps.spread_us(at.pieces[0], running, held) / max(alone_us, 1e-9)
             first, between, whole = first.widened(share), between.widened(share), whole.widened(share)
-        usable = steps.usable(outside, at.pieces[0], running, held)
-        return RequestEstimate(
-            in_flight,
-            running,
-            first,
-            between,
-            whole,
-            per_s,
-            per_s * work.output,
-            at.prefill_bound,
-            outside,
-            usable,
+            usable = steps.usable(outside, at.pieces[0], running, held)
+        rates = (per_s, per_s * work.output)
+        return made(
+            RequestEstimate, (in_flight, running, first, between, whole, *rates, at.prefill_bound, outside, usable)
         )
 
     def _sums(self, work: Workload, at: Batch, running: float, queued: float) -> tuple[Band, Band]:
@@ -166,21 +158,22 @@ class ClosedLoop:
             wait_high = queued * (prefill_high + decode_high)
         else:
             wait, wait_low, wait_high = at.rest_us + at.ahead_us, at.ahead_us, 2.0 * at.rest_us + at.ahead_us
-        queueing, queueing_low, queueing_high = self._queueing(work, running)
-        first, first_low, first_high = self._first(work, running)
-        after, after_low, after_high = self._after(work, running)
-        ttft = wait + prefill + queueing + first
-        ttft_low = wait_low + prefill_low + queueing_low + first_low
-        ttft_high = wait_high + prefill_high + queueing_high + first_high
-        e2e = (ttft + decode + after, ttft_low + decode_low + after_low, ttft_high + decode_high + after_high)
-        return (ttft, ttft_low, ttft_high), e2e
+        ttft, ttft_low, ttft_high = wait + prefill, wait_low + prefill_low, wait_high + prefill_high
+        for time in self._before:
+            us, low, high = time(work, running)
+            ttft, ttft_low, ttft_high = ttft + us, ttft_low + low, ttft_high + high
+        e2e, e2e_low, e2e_high = ttft + decode, ttft_low + decode_low, ttft_high + decode_high
+        if self._after is not None:
+            us, low, high = self._after(work, running)
+            e2e, e2e_low, e2e_high = e2e + us, e2e_low + low, e2e_high + high
+        return (ttft, ttft_low, ttft_high), (e2e, e2e_low, e2e_high)
 
 
-def _request_time(target: Target | None, feature: str) -> Callable[[Workload, float], Band]:
-    """A time outside of the steps as a function of the request and of those in the batch; 0 where none was learned."""
+def _request_time(target: Target | None, feature: str) -> Callable[[Workload, float], Band] | None:
+    """A time outside of the steps as a function of the request and of those in the batch; None: none was learned."""
     model = target.models.get("portable") if target is not None else None
     if target is None or model is None or not model.coefficients:
-        return _nothing
+        return None
     by_name = {each.name: each.value for each in model.coefficients}
     base_us = max(by_name.get("intercept", 0.0) - target.step_ahead_us, 0.0)  # that step is simulated
     per_token_us = by_name.get(feature, 0.0)
@@ -196,8 +189,3 @@ def _request_time(target: Target | None, feature: str) -> Callable[[Workload, fl
         return (middle_us, low_us, high_us) if low_us >= 0.0 else (max(middle_us, 0.0), 0.0, max(high_us, 0.0))
 
     return time
-
-
-def _nothing(work: Workload, running: float) -> Band:
-    del work, running
-    return 0.0, 0.0, 0.0

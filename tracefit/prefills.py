@@ -38,21 +38,24 @@ class Prefills:
         self.requests = requests
         room = budget - (requests - 1.0)
         self.chunks = math.ceil(tokens / room) if tokens > room else 1
-        self._decodes = max(output - 1.0, _DECODES_MIN)
+        decodes = output - 1.0
+        self._decodes = decodes if decodes > _DECODES_MIN else _DECODES_MIN
         self._tokens = tokens
         self._budget = budget
         self.bound = requests * tokens > (budget - requests) * (self.chunks + output - 1.0)
 
     def ended(self, j: float) -> float:
         """mu_j."""
-        return min(j / self.chunks, (self._budget - self.requests + j) / self._tokens)
+        free, full = j / self.chunks, (self._budget - self.requests + j) / self._tokens
+        return full if full < free else free
 
     def mean(self) -> float:
         """Mean of i, where both flows balance."""
         others, decodes = self.requests - 1.0, self._decodes
         free = others * self.chunks / (self.chunks + decodes)
         full = (others * self._tokens - (self._budget - self.requests) * decodes) / (self._tokens + decodes)
-        return min(max(free, full), others)
+        most = full if full > free else free
+        return others if others < most else most
 
     def shares(self) -> list[tuple[float, float]]:
         """Values of i with pi_i. Of many, three of equal mean and variance where prompts fit, else groups."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from operator import mul
 from typing import NamedTuple, cast, overload
 
 from .document import ConfigDocument
@@ -29,6 +30,8 @@ from .shapes import TOKEN_CLASSES, stratum_name, token_class
 
 _NORMAL_P90 = 1.2816
 _CLASSES_END = 8192
+_ASKED = (*FEATURES[1:], "shape", "max_num_seqs", "max_num_batched_tokens")
+"""What an answer may lie outside of, in the order of ``StepModel.outside``."""
 
 
 class Prediction(NamedTuple):
@@ -100,7 +103,9 @@ class StepModel:
         "_mean_shapes",
         "_shapes",
         "_strata",
+        "_sureness",
         "_visits",
+        "budget",
         "coefficients",
         "limits",
         "mean_factor",
@@ -108,6 +113,7 @@ class StepModel:
         "near",
         "of_means",
         "reasons",
+        "requests_max",
         "target",
     )
 
@@ -119,9 +125,13 @@ class StepModel:
         assert target is not None  # noqa: S101 - computable_model raised
         self.target = target
         self.limits = limits
+        self.budget = float(limits.max_num_batched_tokens or math.inf)
+        self.requests_max = float(limits.max_num_seqs or math.inf)
         by_name = {each.name: each for each in self.model.coefficients}
         values = [by_name[name].value if name in by_name else 0.0 for name in FEATURES]
         self.coefficients: tuple[float, float, float, float] = (values[0], values[1], values[2], values[3])
+        coefficients = self.model.coefficients
+        self._sureness = [(FEATURES.index(c.name), c.stderr or 0.0, c.status == "identified") for c in coefficients]
         self.of_means = of_means(config.telemetry)
         self.mean_factor = 1.0 if self.of_means else min(max(target.mean_factor, 0.5), 2.0)
         self._interval = target.interval
@@ -166,22 +176,16 @@ class StepModel:
 
     def outside(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> tuple[str, ...]:
         """Names of what was never seen like that."""
-        names = []
-        prefill_seen, context_seen, requests_seen = self._bounds
-        if not prefill_seen[0] <= prefill_tokens <= prefill_seen[1]:
-            names.append("prefill_tokens")
-        if not context_seen[0] <= decode_context_tokens <= context_seen[1]:
-            names.append("decode_context_tokens")
-        if not requests_seen[0] <= requests <= requests_seen[1]:
-            names.append("requests")
-        if self._strata and not self._visited(prefill_tokens, requests):
-            names.append("shape")
-        max_num_seqs, max_num_batched_tokens, _ = self.limits
-        if max_num_seqs is not None and requests > max_num_seqs:
-            names.append("max_num_seqs")
-        if max_num_batched_tokens is not None and prefill_tokens > max_num_batched_tokens:
-            names.append("max_num_batched_tokens")
-        return tuple(names)
+        (prefill_low, prefill_high), (context_low, context_high), (requests_low, requests_high) = self._bounds
+        inside = (
+            prefill_low <= prefill_tokens <= prefill_high,
+            context_low <= decode_context_tokens <= context_high,
+            requests_low <= requests <= requests_high,
+            not self._strata or self._visited(prefill_tokens, requests),
+            requests <= self.requests_max,
+            prefill_tokens <= self.budget,
+        )
+        return () if all(inside) else tuple(name for name, good in zip(_ASKED, inside, strict=True) if not good)
 
     def _visited(self, prefill_tokens: float, requests: float) -> bool:
         """Whether the step's stratum has evidence; each stratum is looked up by name once."""
@@ -192,8 +196,8 @@ class StepModel:
 
     def spread_us(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> float:
         """1.28 standard errors of the sum, as if the coefficients' errors were independent."""
-        work = dict(zip(FEATURES, (1.0, prefill_tokens, decode_context_tokens, requests), strict=True))
-        variance = sum((work[c.name] * (c.stderr or 0.0)) ** 2 for c in self.model.coefficients)
+        work = (1.0, prefill_tokens, decode_context_tokens, requests)
+        variance = sum([(work[index] * stderr) ** 2 for index, stderr, _ in self._sureness])
         factor = self._shapes[STRIDE * round(requests) + token_class(prefill_tokens)][0]
         return _NORMAL_P90 * factor * math.sqrt(variance)
 
@@ -201,10 +205,9 @@ class StepModel:
         """Inside of what was seen the sum carries; outside every term that makes up a tenth must be identified."""
         if self.reasons or not outside:
             return not self.reasons
-        work = (1.0, prefill, context, requests)
-        terms = {name: b * x for name, b, x in zip(FEATURES, self.coefficients, work, strict=True)}
-        least = 0.1 * sum(terms.values())
-        return all(c.status == "identified" or terms[c.name] < least for c in self.model.coefficients)
+        terms = list(map(mul, self.coefficients, (1.0, prefill, context, requests)))
+        least = 0.1 * sum(terms)
+        return all(identified or terms[index] < least for index, _, identified in self._sureness)
 
     # ---------------------------------------------------------------- many steps
 

@@ -16,7 +16,8 @@ steps: batch_steps.py.
     R    = k V + (O - 1) ITL                   time in the batch
     wait = (N - n) R / n                       for a slot: n slots, each free every R
          + E s² / 2 E s                        for the end of the running step, which nobody interrupts, if there
-                                               is one (n > 1, N <= n) and k is not nearly all of it (prefill-bound)
+                                               is one (n > 1, N <= n) and k is not nearly all of it (prefill-bound);
+                                               where the caller saw its last token, what is left: step_phase.py
          + E s                                 for the step that was handed over before, where the engine schedules
                                                one ahead (asynchronous), under the same conditions
     TTFT = api_queueing(n) + wait + k V + first_response     at n in the batch: the API hands out everybody's tokens
@@ -46,9 +47,11 @@ from .document import Target
 from .faults import REQUESTS_MAX, BadInputError, checked
 from .shape_table import Band
 from .step_model import Limits, StepModel
+from .step_phase import rest_of_step
 from .workload import Workload, made
 
 _OUTLIER = 2.0
+_SINCE_MAX_US = 1e12
 
 
 class Estimate(NamedTuple):
@@ -117,8 +120,8 @@ class ClosedLoop:
             slots, name = float(token_budget - 1), "token_budget"
         return slots, name
 
-    def estimate(self, work: Workload, concurrency: object) -> RequestEstimate:
-        """What ``concurrency`` requests in flight see."""
+    def estimate(self, work: Workload, concurrency: object, since_token_us: object = None) -> RequestEstimate:
+        """What ``concurrency`` requests in flight see; ``since_token_us``: TTFT and E2E of one that arrives then."""
         in_flight = checked("concurrency", concurrency, 1.0, REQUESTS_MAX)
         slots, name = self.slots(work)
         if slots < 1.0:
@@ -127,8 +130,14 @@ class ClosedLoop:
         at = batch_of(self._steps, work, running, ahead=self._ahead)
         tokens = work.output - 1.0
         itl = at.itl if tokens else (0.0, 0.0, 0.0)
-        ttft, e2e = self._sums(work, at, running, (in_flight - running) / running)
+        queued = (in_flight - running) / running
+        ttft, e2e = self._sums(work, at, running, queued)
         per_s = in_flight / e2e[0] * 1e6 if e2e[0] > 0.0 else 0.0
+        if since_token_us is not None:
+            since_us = checked("since_token_us", since_token_us, 0.0, _SINCE_MAX_US)
+            if at.rest_us and not queued:
+                rest = self._rest(work, at, running, since_us)
+                ttft, e2e = _with_rest(ttft, at, rest), _with_rest(e2e, at, rest)
         steps, held = self._steps, running * work.context * tokens / (at.k + tokens)
         outside = steps.outside(at.pieces[0], running, held)
         for piece in at.pieces[1:]:
@@ -144,6 +153,11 @@ class ClosedLoop:
         return made(
             RequestEstimate, (in_flight, running, first, between, whole, *rates, at.prefill_bound, outside, usable)
         )
+
+    def _rest(self, work: Workload, at: Batch, running: float, since_token_us: float) -> Band:
+        """What is left of the running step, so long after a token came back."""
+        outside_us = sum([time(work, running)[0] for time in self._before])
+        return rest_of_step(2.0 * at.rest_us, since_token_us, outside_us)
 
     def _sums(self, work: Workload, at: Batch, running: float, queued: float) -> tuple[Band, Band]:
         """TTFT and E2E; ``queued``: requests that wait for a slot, in parts of those that run.
@@ -167,6 +181,11 @@ class ClosedLoop:
             us, low, high = self._after(work, running)
             e2e, e2e_low, e2e_high = e2e + us, e2e_low + low, e2e_high + high
         return (ttft, ttft_low, ttft_high), (e2e, e2e_low, e2e_high)
+
+
+def _with_rest(time: Band, at: Batch, rest: Band) -> Band:
+    """A time that counts the mean rest of a step, with what is left of this one."""
+    return time[0] - at.rest_us + rest[0], time[1] + rest[1], time[2] - 2.0 * at.rest_us + rest[2]
 
 
 def _request_time(target: Target | None, feature: str) -> Callable[[Workload, float], Band] | None:

@@ -152,7 +152,13 @@ class Config:
         return steps.predict(prefill_tokens, requests, decode_context_tokens)
 
     def request(
-        self, *, prompt_tokens: float, output_tokens: float, concurrency: float = 1, prefix_hit: float = 0.0
+        self,
+        *,
+        prompt_tokens: float,
+        output_tokens: float,
+        concurrency: float = 1,
+        prefix_hit: float = 0.0,
+        since_token_us: float | None = None,
     ) -> RequestEstimate:
         """TTFT, ITL and E2E of equal requests when ``concurrency`` of them are in flight all the time.
 
@@ -161,12 +167,14 @@ class Config:
             output_tokens: mean length of the answer.
             concurrency: in flight, this one included; need not be whole.
             prefix_hit: share of the prompt found in the prefix cache, 0 to 1.
+            since_token_us: at the arrival of one request, microseconds since the engine's last token of anybody came
+                back: TTFT and E2E are then that request's. None: the mean over all arrivals.
 
         Raises:
             BadInputError, NoCoefficientsError: as :meth:`step_time`.
         """
         work = Workload.of(prompt_tokens, output_tokens, prefix_hit)
-        return self._closed_loop().estimate(work, concurrency)
+        return self._closed_loop().estimate(work, concurrency, since_token_us)
 
     def plan(
         self,

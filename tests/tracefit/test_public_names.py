@@ -39,7 +39,7 @@ CALLS = {
     tracefit.Snapshot.config: "self config_id model gpu",
     tracefit.Snapshot.diff: "self other",
     tracefit.Config.step_time: "self prefill_tokens requests decode_context_tokens",
-    tracefit.Config.request: "self prompt_tokens output_tokens concurrency prefix_hit",
+    tracefit.Config.request: "self prompt_tokens output_tokens concurrency prefix_hit since_token_us",
     tracefit.Config.plan: "self prompt_tokens output_tokens itl_ms ttft_ms rate prefix_hit safe",
     tracefit.Config.assuming: "self max_num_seqs max_num_batched_tokens kv_tokens",
     tracefit.Config.coefficients: "self target",

@@ -157,7 +157,7 @@ class ClosedLoop:
     def _rest(self, work: Workload, at: Batch, running: float, since_token_us: float) -> Band:
         """What is left of the running step, so long after a token came back."""
         outside_us = sum([time(work, running)[0] for time in self._before])
-        return rest_of_step(2.0 * at.rest_us, since_token_us, outside_us)
+        return rest_of_step(2.0 * at.rest_us, at.itl[0], since_token_us, outside_us)
 
     def _sums(self, work: Workload, at: Batch, running: float, queued: float) -> tuple[Band, Band]:
         """TTFT and E2E; ``queued``: requests that wait for a slot, in parts of those that run.

@@ -11,14 +11,17 @@ Where one step ends and the next begins, a little more or less time is a whole s
 the mean over that range, which runs into 1/2 as h grows to 1/2: then nothing is known, and half a step is left.
 
     r = 1/2 + phi (1 / 2h - 1)                 phi < h, and 1 - r of it for 1 - phi < h
-    h = 0.15 + 0.02 t / s, at most 1/2         steps differ, and the count of those since the token drifts
+    h = 0.15 + 0.02 m + v sqrt(1 + m)          at most 1/2; m = t / s steps since the token, whose count drifts, and
+                                               v² = s / E s - 1: steps differ, where long prefills are among them
 
-Microseconds. The band is r ± h, all of the step near its ends. Guards: s > 0, t >= 0.
+Microseconds. The band is r ± h, all of the step near its ends. Guards: s >= E s > 0, t >= 0.
 
 Reference: residual life of a renewal process (Cox, Renewal Theory, 1962), given its age.
 """
 
 from __future__ import annotations
+
+import math
 
 from .shape_table import Band
 
@@ -26,10 +29,11 @@ _UNSURE = 0.15
 _UNSURE_PER_STEP = 0.02
 
 
-def rest_of_step(length_us: float, since_token_us: float, outside_us: float) -> Band:
-    """us, low and high of what is left of the running step."""
+def rest_of_step(length_us: float, mean_us: float, since_token_us: float, outside_us: float) -> Band:
+    """us, low and high of what is left of the running step; ``length_us`` as arrivals meet it, ``mean_us`` of all."""
     phase = (since_token_us + outside_us) / length_us % 1.0
-    unsure = min(0.5, _UNSURE + _UNSURE_PER_STEP * since_token_us / length_us)
+    steps, varied = since_token_us / length_us, max(length_us / mean_us - 1.0, 0.0)
+    unsure = min(0.5, _UNSURE + _UNSURE_PER_STEP * steps + math.sqrt(varied * (1.0 + steps)))
     if unsure <= phase <= 1.0 - unsure:
         left = 1.0 - phase
         return length_us * left, length_us * (left - unsure), length_us * (left + unsure)

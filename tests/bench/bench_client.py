@@ -168,8 +168,9 @@ def single_requests(outside):
         return
     converter, found = outside.tools / "requests_to_otlp.py", sorted(outside.tables.glob("2*.csv.gz"))
     fields = ("ttft_median", "ttft_p90", "tpot_median", "tpot_p90")
-    held = {(name, field): 0 for name in client_tables.BASELINES for field in fields}
-    held_together, ratios = dict.fromkeys(client_tables.BASELINES, 0), {name: [] for name in client_tables.BASELINES}
+    pairs = [(ours, name) for ours in ("request", "request in phase") for name in client_tables.BASELINES]
+    held = {(pair, field): 0 for pair in pairs for field in fields}
+    held_together, ratios = dict.fromkeys(pairs, 0), {name: [] for name in client_tables.BASELINES}
     for table in found:
         report, costs_s = client_tables.side_by_side(table, converter)
         scores = {score.model: score for score in report.scores}
@@ -178,17 +179,21 @@ def single_requests(outside):
             errors = "  ".join(f"{field} {100 * getattr(score, field):6.2f}" for field in fields)
             cost = f"  {1e6 * costs_s[name]:6.0f} µs" if name in costs_s else ""
             sys.stdout.write(f"      {name:<20} {errors}{cost}\n")
-        for name in client_tables.BASELINES:
-            each = {f: getattr(scores["request"], f) <= getattr(scores[name], f) + 5e-4 for f in fields}
+        for ours, name in pairs:
+            each = {f: getattr(scores[ours], f) <= getattr(scores[name], f) + 5e-4 for f in fields}
             for field, good in each.items():
-                held[name, field] += good
-            held_together[name] += all(each.values())
+                held[(ours, name), field] += good
+            held_together[ours, name] += all(each.values())
+        for name in client_tables.BASELINES:
             ratios[name].append(costs_s["request"] / costs_s[name])
-    for (name, field), tables_held in held.items():
-        line(f"tables of {len(found)} worse than {name} in {field}", len(found) - tables_held, 0.2 * len(found))
-    for name, tables_held in held_together.items():
-        line(f"tables of {len(found)} worse than {name} in any", len(found) - tables_held, 0.2 * len(found))
-        line(f"cost of a request in parts of {name}'s", float(np.median(ratios[name])), 0.02)
+    for ((ours, name), field), tables_held in held.items():
+        what = f"tables of {len(found)}, {ours} worse than {name} in {field}"
+        line(what, len(found) - tables_held, 0.2 * len(found))
+    for (ours, name), tables_held in held_together.items():
+        what = f"tables of {len(found)}, {ours} worse than {name} in any"
+        line(what, len(found) - tables_held, 0.2 * len(found))
+    for name, parts in ratios.items():
+        line(f"cost of a request in parts of {name}'s", float(np.median(parts)), 0.02)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from tests.tracefit.example_snapshot import encoded
 from tracefit.step_phase import rest_of_step
 
 CONFIG = tracefit.load(encoded()).config()
-CHAT = {"prompt_tokens": 800, "output_tokens": 250}
+CHAT = {"prompt_tokens": 800, "output_tokens": 250, "prefix_hit": 0.99}
 STEP_US = 20_000.0
 
 
@@ -16,22 +16,26 @@ def at(since_token_us, **more):
 
 
 def test_the_rest_is_what_the_way_in_and_out_and_the_time_since_leave_of_the_step():
-    assert rest_of_step(STEP_US, 5_000.0, 3_000.0)[0] == pytest.approx(12_000.0)
-    assert rest_of_step(STEP_US, 5_000.0, 43_000.0)[0] == pytest.approx(12_000.0)  # two whole steps on the way
+    assert rest_of_step(STEP_US, STEP_US, 5_000.0, 3_000.0)[0] == pytest.approx(12_000.0)
+    assert rest_of_step(STEP_US, STEP_US, 5_000.0, 43_000.0)[0] == pytest.approx(12_000.0)  # two whole steps on the way
 
 
 def test_whether_the_next_step_is_reached_is_not_known_near_its_start():
     for near_us in (0.0, 20_000.0):
-        assert rest_of_step(STEP_US, 0.0, near_us) == pytest.approx((10_000.0, 0.0, 20_000.0))
-    just_before, just_after = rest_of_step(STEP_US, 0.0, 19_999.9)[0], rest_of_step(STEP_US, 0.0, 20_000.1)[0]
+        assert rest_of_step(STEP_US, STEP_US, 0.0, near_us) == pytest.approx((10_000.0, 0.0, 20_000.0))
+    just_before, just_after = (rest_of_step(STEP_US, STEP_US, 0.0, STEP_US + each)[0] for each in (-0.1, 0.1))
     assert just_before == pytest.approx(just_after, abs=1.0)
 
 
 def test_over_all_arrivals_the_rest_is_half_a_step_and_lies_in_its_band():
     for steps_ago in (0, 3, 100):
-        rests = [rest_of_step(STEP_US, STEP_US * (steps_ago + part / 1000), 0.0) for part in range(1000)]
+        rests = [rest_of_step(STEP_US, STEP_US, STEP_US * (steps_ago + part / 1000), 0.0) for part in range(1000)]
         assert sum(us for us, _, _ in rests) / 1000 == pytest.approx(STEP_US / 2, rel=0.02)
         assert all(0.0 <= low <= us <= high <= STEP_US for us, low, high in rests)
+
+
+def test_steps_of_very_different_length_tell_nothing_of_the_one_that_runs():
+    assert rest_of_step(STEP_US, 0.8 * STEP_US, 8_000.0, 0.0) == pytest.approx((10_000.0, 0.0, 20_000.0))
 
 
 def test_the_longer_ago_the_last_token_the_less_it_says():

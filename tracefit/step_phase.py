@@ -31,9 +31,11 @@ _UNSURE_PER_STEP = 0.02
 
 def rest_of_step(length_us: float, mean_us: float, since_token_us: float, outside_us: float) -> Band:
     """us, low and high of what is left of the running step; ``length_us`` as arrivals meet it, ``mean_us`` of all."""
-    phase = (since_token_us + outside_us) / length_us % 1.0
     steps, varied = since_token_us / length_us, max(length_us / mean_us - 1.0, 0.0)
     unsure = min(0.5, _UNSURE + _UNSURE_PER_STEP * steps + math.sqrt(varied * (1.0 + steps)))
+    if unsure >= 0.5:
+        return 0.5 * length_us, 0.0, length_us
+    phase = (since_token_us + outside_us) / length_us % 1.0
     if unsure <= phase <= 1.0 - unsure:
         left = 1.0 - phase
         return length_us * left, length_us * (left - unsure), length_us * (left + unsure)

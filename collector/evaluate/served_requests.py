@@ -68,8 +68,8 @@ class ServedRequests:
     def since_first_token_us(self) -> Floats:
         """From the last first token of anybody to each arrival, us; a day where there was none.
 
-        A router sees every token. A span tells the first and the last, and the last comes with the end of a stream, later
-        after its step than a first one does.
+        A router sees every token. A span tells the first and the last, and the last comes with the end of a stream:
+        later after its step than a first one does.
         """
         return self._by_engine(_since_first_token_us)
 

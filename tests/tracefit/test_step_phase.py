@@ -38,6 +38,10 @@ def test_steps_of_very_different_length_tell_nothing_of_the_one_that_runs():
     assert rest_of_step(STEP_US, 0.8 * STEP_US, 8_000.0, 0.0) == pytest.approx((10_000.0, 0.0, 20_000.0))
 
 
+def test_steps_of_no_length_worth_the_name_leave_a_number():
+    assert rest_of_step(1e-300, 1e-300, 1e12, 5.0) == pytest.approx((5e-301, 0.0, 1e-300))
+
+
 def test_the_longer_ago_the_last_token_the_less_it_says():
     mean = CONFIG.request(**CHAT, concurrency=24)
     assert at(1e12).ttft.us == pytest.approx(mean.ttft.us)

@@ -27,13 +27,14 @@ from .shape_table import Band
 
 _UNSURE = 0.15
 _UNSURE_PER_STEP = 0.02
+_NOTHING_KNOWN = 0.5
 
 
 def rest_of_step(length_us: float, mean_us: float, since_token_us: float, outside_us: float) -> Band:
     """us, low and high of what is left of the running step; ``length_us`` as arrivals meet it, ``mean_us`` of all."""
     steps, varied = since_token_us / length_us, max(length_us / mean_us - 1.0, 0.0)
-    unsure = min(0.5, _UNSURE + _UNSURE_PER_STEP * steps + math.sqrt(varied * (1.0 + steps)))
-    if unsure >= 0.5:
+    unsure = min(_NOTHING_KNOWN, _UNSURE + _UNSURE_PER_STEP * steps + math.sqrt(varied * (1.0 + steps)))
+    if unsure == _NOTHING_KNOWN:
         return 0.5 * length_us, 0.0, length_us
     phase = (since_token_us + outside_us) / length_us % 1.0
     if unsure <= phase <= 1.0 - unsure:

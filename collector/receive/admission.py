@@ -78,6 +78,8 @@ class AdmissionQueue(Generic[T]):
         self._many_bytes = min(GATHER_BYTES, capacity_bytes // 4)
         self._gathers = False
         """The worker need not be told of less than ``_many_bytes``."""
+        self._lacks_room = False
+        """Somebody found no room, and what was inside then has not all been taken."""
         self._closed = False
         self._drain_bytes_per_s = 0.0
         self._taken_ns = clock.monotonic_ns()
@@ -123,6 +125,8 @@ class AdmissionQueue(Generic[T]):
             ripe_in_s = self._ripe_in_s(seen_ns)
             if ripe_in_s > 0.0:
                 self._gathers = unseen_s > 0.0 and self._gather_ns > 0
+                if self._gathers:
+                    ripe_in_s = min(ripe_in_s, unseen_s)  # who comes after that waits for nobody
                 self._work.wait(min(timeout_s, ripe_in_s))
                 self._gathers = False
             if not self._items or self._ripe_in_s(seen_ns) > 0.0:
@@ -136,6 +140,7 @@ class AdmissionQueue(Generic[T]):
                 items.append(item)
                 taken_bytes += size_bytes
             self._queued_bytes -= taken_bytes
+            self._lacks_room = self._lacks_room and bool(self._items)
             return QueueBatch(tuple(items), taken_bytes, waited_ns)
 
     def done(self, size_bytes: int) -> None:
@@ -168,16 +173,17 @@ class AdmissionQueue(Generic[T]):
             return 0.0
         if not self._items:
             return math.inf
-        if self._queued_bytes >= self._many_bytes or self._waiters:
+        if self._queued_bytes >= self._many_bytes or self._lacks_room or self._waiters:
             return 0.0
         until_ns = min(seen_ns, self._items[0][2] + self._gather_ns)
         return max(until_ns - self._clock.monotonic_ns(), 0) / 1e9
 
     def _await_room(self, size_bytes: int, wait_s: float) -> bool:
+        self._lacks_room = True
+        self._work.notify()  # nobody waits for others while somebody waits for room, or will ask again
         if self._waiters >= self._waiters_max:
             return False  # a handler must stay free for health checks and for exports that fit
         self._waiters += 1
-        self._work.notify()  # nobody waits for others while somebody waits for room
         try:
             return self._room.wait_for(lambda: self._closed or self._fits(size_bytes), timeout=max(wait_s, 0.0))
         finally:

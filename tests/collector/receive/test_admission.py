@@ -171,3 +171,26 @@ def test_nobody_waits_for_others_while_somebody_waits_for_room():
     assert batch.items == ("inside",)
     queue.done(batch.size_bytes)
     outside.join(60)
+
+
+def test_an_export_that_found_no_room_finds_it_when_it_comes_again():
+    clock = FakeClock()
+    queue = AdmissionQueue(clock, capacity_bytes=CAPACITY, wait_s=0, waiters_max=0, gather_s=3.0)
+    queue.put("small", CAPACITY // 5)
+    assert isinstance(queue.put("large", CAPACITY), Refused)
+    batch = queue.take(CAPACITY, 0, 60.0)
+    assert batch.items == ("small",)
+    queue.done(batch.size_bytes)
+    assert queue.put("large", CAPACITY) is None
+    queue.take(CAPACITY, 0, 60.0)
+    queue.put("later", CAPACITY // 5)
+    assert queue.take(CAPACITY, 0, 60.0) is None
+
+
+def test_a_worker_looks_up_when_a_generation_is_due_and_lets_nobody_gather_then(monkeypatch):
+    _, queue = gathering_queue()
+    waits = []
+    monkeypatch.setattr(queue._work, "wait", waits.append)
+    assert queue.take(100, 60.0, 0.25) is None
+    assert queue.take(100, 60.0, 0.0) is None
+    assert waits == [0.25, 60.0]

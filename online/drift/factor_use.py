@@ -9,8 +9,8 @@ Sums are forgotten with a half-life of 1024 rows. A factor is the mean of its sh
 them stalls that is a time which hardly any step takes: beta leaves out what F counts, and is the better alone. Errors
 are counted up to a bound, so that what predicts most rows wins. Factors are learned either way.
 
-Guarantee: finite log ratios give finite sums, |A| <= 0.05 n and 0 <= B <= 0.2 n; n, the rows remembered, is below 1478
-and those of a block.
+Guarantee: log ratios within 700 give finite sums, |A| <= 0.05 n and 0 <= B <= 0.2 n; n, the rows remembered, is below
+1478 and those of a block. Sums of several are added, which is commutative and associative, as is what they decide.
 Reference: Dawid, Present position and potential developments: the prequential approach (JRSS A 147, 1984).
 """
 
@@ -61,9 +61,9 @@ class FactorUse:
             self.applied = self.won >= (-_LOST * self.error if self.applied else 0.0)
 
     def add(self, other: FactorUse) -> None:
-        """Rows of both; applied where they were by either, unless both together have lost by them."""
+        """Rows of both; applied unless both together have lost by them, whatever each did: sums have no order."""
         self.won += other.won
         self.error += other.error
         self.rows += other.rows
-        self.applied = self.applied or other.applied
+        self.applied = True
         self._decide()

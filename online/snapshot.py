@@ -73,7 +73,8 @@ class IntervalSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 class ShapeFactorSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a step of one batch shape takes per x beta of ``portable``; shrunk already; ``rows`` stand behind it.
 
-    ``usual``: prefill tokens, requests, tokens of decode context and microseconds of such a step, not shrunk.
+    ``usual``: prefill tokens, requests, tokens of decode context and microseconds of such a step, not shrunk; none
+    while factors are not applied, since ``mean_factor`` counts the stalls of all shapes then.
     """
 
     factor: float

@@ -224,7 +224,9 @@ class RlsLearner:
         of = own if beta is None else np.append(beta, own[len(beta) :])
         factors, rows = np.exp(drift.log_factors(of)), drift.cells.rows
         visited = np.flatnonzero(rows)
-        work = drift.cells.usual_work(visited, self.features.names)
+        # Usual times have the stalls of their shapes: where F leaves these out, ``mean_factor`` counts them.
+        applied = drift.factor_use.applied
+        work = drift.cells.usual_work(visited, self.features.names) if applied else [None] * len(visited)
         return {
             cell_name(c): ShapeFactorSnapshot(factor=float(factors[c]), rows=float(rows[c]), usual=usual)
             for c, usual in zip(visited.tolist(), work, strict=True)

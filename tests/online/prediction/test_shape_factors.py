@@ -12,6 +12,7 @@ from collector.runtime import SystemClock
 from online.bank import Bank, merge_states
 from online.features.registry import custom, portable
 from online.rows import STEP_FEATURES, RowBlock, Target
+from online.snapshot import ConfigSnapshot, EngineSnapshot, Snapshot
 from online.target import TargetState
 from tests.support.linear_steps import steps
 from tests.support.paths import DATA
@@ -191,3 +192,18 @@ def test_a_state_that_leaves_factors_out_is_outvoted_by_one_of_which_they_are_th
         merged = Bank(RLS)
         merged.restore(merge_states(parts, RLS))
         assert merged.targets("c")["step_time"].shape_factors_applied
+
+
+def test_stalls_count_once_where_factors_are_left_out():
+    """They are in the mean factor then, and were in the usual times of all shapes as well."""
+    bank = learned(stalled(9000, 1))
+    target = bank.targets("c")["step_time"]
+    engine = EngineSnapshot(instance="e", scheduling="sync", last_step=1)
+    known = ConfigSnapshot(config_id="c", config={}, engines=[engine], telemetry="steps", targets=bank.targets("c"))
+    snapshot = Snapshot(generation=1, created_unix_nano=1, tracefit_version="0", configs=[known])
+    asked = tracefit.load(snapshot.to_json()).config().request(prompt_tokens=1, output_tokens=300, concurrency=4)
+    coefficients = {each.name: each.coefficient for each in target.models["portable"].features}
+    plain_us = coefficients["intercept"] + 4 * coefficients["requests"]
+    plain_us += 4 * 151 * coefficients["decode_context_tokens"]
+    assert not target.shape_factors_applied
+    assert asked.itl.us / plain_us == pytest.approx(1.22, rel=0.03)  # a fifth takes 2.1 times as long

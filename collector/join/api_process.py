@@ -77,8 +77,11 @@ class ApiProcess:
                 usable.append(target_rows)
         return usable
 
-    def tell_engine(self, queueing: ApiQueueing, engines: int) -> None:
-        """Let one of the engines beside it know what its requests waited for; each has its part of those in flight."""
+    def tell_engine(self, queueing: ApiQueueing, engines: float) -> None:
+        """Let one of the engines beside it know what its requests waited for.
+
+        ``engines``: for each process like it; each has its part of those in flight, however many processes that met.
+        """
         mine = self.api_queueing
         queueing.first_tokens.extend(arrival.among(engines) for arrival in mine.first_tokens)
         queueing.told_waits_us.extend(mine.told_waits_us)

@@ -146,8 +146,9 @@ class Joiner(Senders):
         if key not in self._engines and self._config_ids.pop(key, ""):  # else told by one id: that of a pod
             self._census = None
         if len(engine_configs) == 1:
-            beside = [e for k, e in self._engines.items() if self._config_ids.get(k) in engine_configs]
-            process.tell_engine(beside[0].api_queueing, len(beside))
+            beside = [e for k, e in self._engines.items() if k[0] == key[0]]
+            processes = sum(k[0] == key[0] for k in self._api_processes)
+            process.tell_engine(beside[0].api_queueing, len(beside) / processes)
         self._hold_rows(min(engine_configs), process.instance, process.beside_engines(rows, len(engine_configs)))
         return []
 

@@ -74,8 +74,8 @@ class BusyArrival(msgspec.Struct, frozen=True, array_like=True):
     prompt_tokens: float
     in_flight: float = 0.0
 
-    def among(self, engines: int) -> BusyArrival:
-        """The same where so many engines share those in flight."""
+    def among(self, engines: float) -> BusyArrival:
+        """The same where so many engines share those in flight; with more processes than engines, fewer than one."""
         return msgspec.structs.replace(self, in_flight=self.in_flight / engines)
 
 

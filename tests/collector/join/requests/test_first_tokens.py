@@ -16,7 +16,8 @@ from collector.join.requests.first_tokens import BusyArrival, StepCosts, explain
 from online import FeatureSnapshot, ModelSnapshot, TargetSnapshot
 from online.state.graph import dump, load
 from tests.support.pipelines import new_pipeline
-from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, stock_span
+from tests.support.toy_engine import many_jobs, run_engine
+from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, pieces, stock_span
 
 
 def waits(ahead, requests=400, api_us=8000.0, prefill_us=0.0, seed=1, per_request_us=0.0):
@@ -267,6 +268,34 @@ def test_what_the_api_takes_more_with_each_request_is_published_beside_its_inter
     assert grown.us_per_request == pytest.approx(400.0, abs=4 * grown.stderr_us)
     assert 4.0 < grown.requests < 12.0
     assert published(stock_pieces(200, every_s)).targets["api_queueing"].in_flight is None
+
+
+def beside_engines(engines, processes):
+    """What is published of replicas of one configuration whose processes all meet the same requests."""
+    model = (("vllm.model", "m"),)
+    sent = []
+    for number in range(engines):
+        run = run_engine(many_jobs(60, spacing=9 + number, seed=number))
+        sent += pieces(run, instance=f"engine-{number}", apis=False, facts=model)
+    for number in range(processes):
+        for piece in stock_pieces(500, lambda n: 0.1 if n // 50 % 2 else 0.4, 0.003):
+            span = type(piece.span)()
+            span.CopyFrom(piece.span)
+            span.span_id = bytes([number]) + span.span_id[1:]
+            sent.append(piece._replace(instance=f"api-{number}", span=span))
+    sent.sort(key=lambda piece: piece.span.end_time_unix_nano)
+    return published(sent).targets["api_queueing"].in_flight
+
+
+def test_replicas_with_an_api_process_each_are_told_of_their_own_requests():
+    one, three = beside_engines(1, 1), beside_engines(3, 3)
+    assert three.requests == pytest.approx(one.requests, rel=0.2)
+    assert three.us_per_request == pytest.approx(one.us_per_request, rel=0.2)
+
+
+def test_an_engine_beside_several_api_processes_has_the_requests_of_all_in_flight():
+    one, other = beside_engines(1, 1), beside_engines(1, 3)
+    assert other.requests == pytest.approx(3 * one.requests, rel=0.2)
 
 
 def test_it_does_not_matter_how_many_come_together():

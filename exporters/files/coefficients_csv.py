@@ -25,7 +25,8 @@ def render_csv(snapshot: Snapshot, configs: Sequence[ConfigSnapshot]) -> bytes:
         comments(
             f"tracefit {snapshot.tracefit_version}, snapshot generation {snapshot.generation}",
             f"created_unix_nano {snapshot.created_unix_nano}; times in microseconds; an empty field is not known",
-            "lost: shape factors, intervals, what was seen, drift, limits of the engine; they are in the snapshot",
+            "lost: shape factors, intervals, what was seen, drift, limits of the engine, what api_queueing grows by",
+            "with the requests in flight; they are in the snapshot",
         )
     )
     writer = csv.writer(out, lineterminator="\n")

@@ -105,6 +105,17 @@ def test_show_says_what_a_time_grows_by_with_the_requests_in_flight():
     assert (targets["api_queueing"]["in_flight"], targets["step_time"]["in_flight"]) == (grown, None)
 
 
+def test_show_says_that_shape_factors_are_left_out():
+    def left_out(config):
+        step = config["targets"]["step_time"]
+        step["shape_factors"] = {cell: {"factor": 1.0, "rows": 50.0} for cell in step["shape_factors"]}
+        step["shape_factors_applied"] = False
+
+    text = asked(show, changed(left_out)).text
+    assert "factors not applied" in text
+    assert "x1.00" not in text
+
+
 def test_diff_says_what_moved_and_what_it_costs():
     def slower(config):
         config["targets"]["step_time"]["models"]["portable"]["features"][0]["coefficient"] = 8_400.0

@@ -78,7 +78,7 @@ def _summed_batch(steps: StepModel, work: Workload, n: int, *, ahead: bool) -> B
     def step(j: float) -> Band:
         ended = prefills.ended(j)
         started = min(j, math.ceil(prefills.chunks * ended))
-        return band(work.uncached * ended, n - j + started, (n - j) * work.context)
+        return band(work.uncached * ended, n - j + started, (n - j) * work.context, n - j)
 
     low = high = middle = prefill_us = prefill_low = prefill_high = k = square = 0.0
     following, following_times = -1.0, (0.0, 0.0, 0.0)

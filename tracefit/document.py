@@ -78,7 +78,9 @@ class Target(NamedTuple):
     ``factors`` are the shape factors by cell name, ``factor_rows`` and ``usual_work`` the rows behind each and their
     mean work, where told; ``mean_factor`` is mean ÷ robust fit; ``step_ahead_us``, the part of the intercept that is a
     step scheduled ahead; ``context_us_per_token``, what a token of decode context costs among steps of about one size,
-    None where nobody said; ``in_flight``, what the time grows by with the requests in flight, None where it does not.
+    None where nobody said; ``tile``, tokens of the tiles that steps with prefill are padded to, 0 where nobody said;
+    ``usual_padding``, by how many the steps of a cell were; ``in_flight``, what the time grows by with the
+    requests in flight, None where it does not.
     """
 
     name: str
@@ -94,6 +96,8 @@ class Target(NamedTuple):
     usual_work: Mapping[str, UsualWork] = _NO_WORK
     context_us_per_token: float | None = None
     in_flight: InFlight | None = None
+    tile: int = 0
+    usual_padding: Mapping[str, float] = _NO_ROWS
 
 
 class ConfigDocument(NamedTuple):
@@ -203,6 +207,12 @@ def _target(name: str, tree: Any, where: str) -> Target:
         },
         None if tree.get("context_us_per_token") is None else _positive(tree, "context_us_per_token", where),
         _in_flight(tree.get("in_flight"), f"{where}.in_flight"),
+        0 if tree.get("tile") is None else _whole(tree, "tile"),
+        {
+            cell: padding
+            for cell, each in shapes.items()
+            if (padding := _maybe(each, "padding", f"{where}.shape_factors.{cell}")) is not None
+        },
     )
 
 

@@ -17,11 +17,11 @@ import numpy as np
 from online.blocks import Design
 from online.drift import Speed, Verdict
 from online.features import FeatureSet
-from online.prediction import ShapedPrediction
+from online.prediction import ShapedPrediction, Tiles
 from online.river import CONTEXT, RESIDUAL, Corrector, SeenRows
 from online.rls import RlsLearner
 from online.rows import Floats, RowBlock
-from online.snapshot import ModelSnapshot
+from online.snapshot import ModelSnapshot, ShapeFactorSnapshot
 from online.state import Kept
 
 from .design_matrix import DesignMatrix
@@ -30,23 +30,26 @@ from .settings import BankSettings
 SHAPED = "portable"
 """The feature set that shape factors belong to."""
 
+TILES = "tiles"
+
 _CORRECTED_NS = 1_000_000_000
 """Event time after which a correction is made anew: it follows what passes within seconds."""
 
 
 class PublishedPrediction:
-    """Of one target, by the coefficients of one model of p columns.
+    """Of one target, by the coefficients of one model.
 
     Args:
-        p: columns of ``portable``.
+        names: columns of ``portable``.
         corrector: of what it leaves over, where one is configured.
 
     Attributes:
         shaped: x beta F, its error and what it was learned from.
+        tiles: whether steps with prefill are padded to whole tiles of tokens.
     """
 
-    def __init__(self, p: int, corrector: Corrector | None) -> None:
-        self.shaped = ShapedPrediction(p)
+    def __init__(self, names: tuple[str, ...], corrector: Corrector | None) -> None:
+        self.shaped, self.tiles = ShapedPrediction(len(names)), Tiles(names)
         self.corrector = corrector
 
     def look_at(self, rows: RowBlock, waiting: int) -> None:
@@ -61,12 +64,14 @@ class PublishedPrediction:
         seen = self.corrector.waiting.take(len(block))
         return seen if block.complete else seen.among(matrix.known(block, SHAPED))
 
-    def learn(self, view: Design, seen: SeenRows | None, log_ratio: Floats | None, speed: Speed) -> None:
+    def learn(self, view: Design, seen: SeenRows | None, log_ratio: Floats | None, beta: Floats, speed: Speed) -> None:
         """Rows of the published lane; log_ratio = log(y / (x beta F)), (n,); None while nothing was predicted."""
         corrected = None
         if self.corrector is not None and seen is not None and log_ratio is not None:
             corrected = self._correct(self.corrector, view, seen, log_ratio, suspected=speed.suspicious)
         self.shaped.learn(view, log_ratio, corrected)
+        if log_ratio is not None:
+            self.tiles.learn(view, log_ratio, beta)
         verdict = speed.verdict
         self.shaped.follow(suspected=verdict is Verdict.ALARM, confirmed=verdict is Verdict.CONFIRMED)
 
@@ -103,18 +108,27 @@ class PublishedPrediction:
         """
         corrector = self.corrector
         return {
-            "shape_factors": model.shape_factors(beta),
+            "shape_factors": self._padded(model.shape_factors(beta)),
             "shape_factors_applied": model.members.drift.factor_use.applied,
             "correction": None if corrector is None else corrector.snapshot(),
             "seen": self.shaped.seen(model.features.names),
             "interval": self.shaped.intervals.snapshot(),
             "mean_factor": self.shaped.mean_factor(),
             "context_us_per_token": model.context_us_per_token(),
+            "tile": self.tiles.tile(),
+        }
+
+    def _padded(self, factors: dict[str, ShapeFactorSnapshot]) -> dict[str, ShapeFactorSnapshot]:
+        """With the usual padding of each shape, where there are tiles."""
+        usual = self.tiles.usual_padding()
+        return {
+            cell: msgspec.structs.replace(each, padding=usual[cell]) if cell in usual else each
+            for cell, each in factors.items()
         }
 
     def parts(self) -> dict[str, Any]:
         """What is saved, by name."""
-        return {SHAPED: self.shaped} | ({} if self.corrector is None else {RESIDUAL: self.corrector})
+        return {SHAPED: self.shaped, TILES: self.tiles} | ({} if self.corrector is None else {RESIDUAL: self.corrector})
 
     def restore(self, saved_parts: dict[str, Kept]) -> None:
         """Continue from what was saved and is still configured."""
@@ -125,6 +139,7 @@ class PublishedPrediction:
     def add(self, other: PublishedPrediction) -> None:
         """Rows of both."""
         self.shaped.add(other.shaped)
+        self.tiles.add(other.tiles)
         if self.corrector is not None and other.corrector is not None:
             self.corrector = self.corrector.merged(other.corrector)
             self.shaped.error = copy.deepcopy(
@@ -137,4 +152,4 @@ def make_published(features: FeatureSet, settings: BankSettings) -> PublishedPre
     corrector = None
     if RESIDUAL in settings.learners and features.target is CONTEXT.target:
         corrector = Corrector(settings.bank.river_rows_per_s)
-    return PublishedPrediction(len(features), corrector)
+    return PublishedPrediction(features.names, corrector)

@@ -157,6 +157,13 @@ def test_a_factor_of_nothing_or_less_is_refused():
     assert "step_time.context_us_per_token: expected a positive number" in refused(encoded(bent))
 
 
+@pytest.mark.parametrize("tile", [64.5, "64", True])
+def test_a_tile_that_is_no_number_of_tokens_is_refused(tile):
+    bent = tree()
+    bent["configs"][0]["targets"]["step_time"]["tile"] = tile
+    assert "tile: expected a whole number" in refused(encoded(bent))
+
+
 @pytest.mark.parametrize(
     ("in_flight", "why"),
     [

@@ -50,7 +50,7 @@ def near_us(document, prefill_tokens, requests, context):
     config = tracefit.load(encoded(document)).config()
     b0, b_prefill, b_context, b_requests = (each.value for each in config.coefficients())
     steps = NearSteps(config.targets["step_time"], (b0, b_prefill, b_context, b_requests))
-    return steps.band(prefill_tokens, requests, context)[0]
+    return steps.band(prefill_tokens, requests, context, requests)[0]
 
 
 @pytest.mark.parametrize("requests", [1, 4, 10, 80, 300])
@@ -116,6 +116,18 @@ def test_any_usual_work_gives_times(work, requests):
     told_us = near_us(bent, 0, requests, 1_000)
     assert math.isfinite(told_us)
     assert told_us > 0.0
+
+
+@pytest.mark.parametrize("tile", [-64, 0, 1, 64, 10**6])
+@pytest.mark.parametrize("padding", [None, 0.0, 31.5, -1e9, 1e12])
+def test_any_tile_and_padding_give_times(tile, padding):
+    bent = learned(SERVED, tile=tile)
+    for shape in bent["configs"][0]["targets"]["step_time"]["shape_factors"].values():
+        shape["padding"] = padding
+    for tokens in (1, 300, 300.5, 10**9):
+        told_us = near_us(bent, tokens, 30, 15_000)
+        assert math.isfinite(told_us)
+        assert told_us > 0.0
 
 
 @pytest.mark.parametrize("usual", [[1, 2, 3], "many", [1, 2, 3, None], [1, 2, 3, 1e400], {"requests": 1}])

@@ -43,6 +43,7 @@ class DriftSettings(msgspec.Struct, frozen=True, kw_only=True):
     stranger_spread: float = 2.0
     work_free: float = 0.35
     work_slack: float = 0.7
+    form_slack: float = 0.2
     trial_evidence: float = 9.0
     trial_fall: float = 3.0
     trial_levels_min: int = 3

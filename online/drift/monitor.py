@@ -4,16 +4,20 @@ A linear form never fits a machine exactly, so a change of mix moves its residua
 cell c (batch shape: online/blocks.py) therefore has a reference of its own, and a row is compared with its own cell:
 
     e_i = (log y_i - Y_c) - (log x_i beta - log X_c beta)          Y_c: mean log y, X_c: mean x (p,) of the cell
-    s_i = hypot(s_c, 0.7 max(0, d_i - 0.35))                       s_c: mean |e| of the cell x 1.2533, 0.5 % at least
-    u_i = clip(e_i / s_i, -8, 8)                                   d_i: largest |log(x_ij / X_cj)| of the columns j
+    s_i = hypot(s_c, 0.7 d_i)                                      s_c: mean |e| of the cell x 1.2533, 0.5 % at least
+    u_i = clip(e_i / s_i, -8, 8)                                   d_i: the largest d_ij of the columns j
+    d_ij = max(0, |log(x_ij / X_cj)| - 0.35)                       how far its work is from usual
+    v_i = clip(e_i / hypot(s_c, min(0.7 d_i, 0.2 f_i)), -8, 8)     f_i: sum_j d_ij |beta_j (x_ij - X_cj)| / x_i beta
 
 beta enters only through the difference between the row's work and the cell's usual work, so that neither misfit of
 the form nor learning of beta shows in e; where that difference is large, the form alone says what it costs, and the
-row counts less. A cell with fewer than 16 rows has no reference yet: there the row is compared with the fit, and s_i
-is twice the fit's scale, times how far outside of what it has seen the fit is asked (sqrt of the leverage in units of
-its mean).
+row counts less. For a first alarm it does only as far as that work makes up the step's time: halved contexts that are
+a fifth of it hide no slow-down. For what lasts and for what is believed it does in any case: f knows no more than beta
+what bent contexts cost. A cell with fewer than 16 rows has no reference yet: there the row is compared with
+the fit, and s_i is twice the fit's scale, times how far outside of what it has seen the fit is asked (sqrt of the
+leverage in units of its mean).
 
-    fast   medians of 8 u, two-sided CUSUM with slack 1.75, limit 14    what stands out of single rows (detectors.py)
+    fast   medians of 8 v, two-sided CUSUM with slack 1.75, limit 14    what stands out of single rows (detectors.py)
     slow   levels of 32 u in units of their usual size, slack 1, limit 6   what lasts (levels.py; with cusum only)
     gate   no alarm while the median of the last 16 (slow: 64) e is below 6 %
 
@@ -135,9 +139,11 @@ class DriftMonitor:
             strange = settings.stranger_spread * fit.scale * fit.stretch(x[groups.starts])
             spread = np.where(known, spread, strange)
         e = log_ratio - np.repeat(reference, sizes)
-        unusual = np.maximum(cells.unusual_work(groups, x) - settings.work_free, 0.0)
-        own = np.repeat(spread * known, sizes)
-        spread = np.hypot(np.repeat(spread, sizes), settings.work_slack * unusual)
+        unusual, by_form = cells.unusual_work(groups, x, fit.beta, settings.work_free)
+        slack = settings.work_slack * unusual
+        own, spread = np.repeat(spread * known, sizes), np.repeat(spread, sizes)
+        early = e / np.hypot(spread, np.minimum(slack, settings.form_slack * by_form))
+        spread = np.hypot(spread, slack)
         u = np.minimum(np.maximum(e / spread, -U_MAX), U_MAX)
         if self.suspicion is None:
             cells.follow(float(own @ u))
@@ -156,7 +162,8 @@ class DriftMonitor:
         if self.suspicion is not None:
             self.prefill.reset()
             return self._speed(self._try_suspicion(self.suspicion, cell, e, u, spread))
-        verdict = self._watch_all(e, u, spread, end_ns)
+        early = np.minimum(np.maximum(early.take(back), -U_MAX), U_MAX)
+        verdict = self._watch_all(e, u, early, spread, end_ns)
         if verdict is Verdict.NOTHING:
             verdict = self._watch_prefill(alike & (cell >= PREFILL_CELL), e, u, end_ns)
         return self._speed(verdict)
@@ -206,12 +213,12 @@ class DriftMonitor:
 
     # ---------------------------------------------------------------- alarm and trial
 
-    def _watch_all(self, e: Floats, u: Floats, spread: Floats, end_ns: int) -> Verdict:
+    def _watch_all(self, e: Floats, u: Floats, early: Floats, spread: Floats, end_ns: int) -> Verdict:
         """Look for a change of all rows: what stands out of single rows, then what lasts."""
         settings, detector = self.settings, self.detector
         keep = settings.level_gain_rows
         self.recent = [*self.recent, *e[-keep:].tolist()][-keep:]
-        values = np.concatenate([self.waiting, u])
+        values = np.concatenate([self.waiting, early])
         full = len(values) // detector.group * detector.group
         self.waiting = values[full:].tolist()
         lasting = self.levels.learn(u, spread)

@@ -51,6 +51,19 @@ def test_context_that_jumps_in_the_same_batch_shape_is_no_change_of_speed():
     assert drift_after(of_columns(columns, us * np.exp(rng.normal(0, 0.05, 6000)))).count == 0
 
 
+def test_shorter_contexts_that_are_a_fifth_of_the_time_do_not_hide_a_slow_down():
+    """All steps are 1.2 times as long, and suspected at once, though no batch shape has its usual contexts."""
+    n = ONSET + 64
+    columns, rng = work(np.random.default_rng(6), n, "iid"), np.random.default_rng(7)
+    columns["decode_context_tokens"] *= np.where(np.arange(n) < ONSET - 100, 2.0, 0.9)
+    us = 9000 + 30 * columns["prefill_tokens"] + 1500 * columns["requests"] + columns["decode_context_tokens"]
+    state = state_of()
+    state.learn(of_columns(columns, us * since(n, ONSET, 1.2) * np.exp(rng.normal(0, 0.01, n))))
+    monitor = state.models["portable"].members.drift
+    assert monitor.alarms == 1
+    assert monitor.gain == pytest.approx(1.2, rel=0.05)
+
+
 @pytest.mark.parametrize(("gain", "rows"), [(1.38, 250), (0.8, 400), (1.15, 400)])
 def test_an_uneven_machine_that_changes_its_speed_is_reported(gain, rows):
     before = drift_after(uneven(4, ONSET))

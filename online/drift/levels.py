@@ -18,7 +18,7 @@ import numpy as np
 from online.rows import Floats
 from online.state import Count, Finite, saved
 
-from .detectors import Cusum, DriftSettings
+from .detectors import U_MAX, Cusum, DriftSettings
 
 _MEAN_ABS_TO_SD = 1.2533
 _CLIP = 3.0
@@ -37,8 +37,11 @@ class RowLevels:
         self.u: list[float] = []
         self.s: list[float] = []
 
-    def cut(self, u: Floats, s: Floats) -> list[tuple[float, float, float]]:
-        """m, v and the mean of 1 / s of every level that is complete; u, s (n,) in order of time."""
+    def cut(self, u: Floats, s: Floats, gain: float = 0.0) -> list[tuple[float, float, float]]:
+        """m, v and the mean of 1 / s of every level that is complete; u, s (n,) in order of time.
+
+        v is that of u - gain / s: rows that all changed by ``gain`` are as even as before, however s differs.
+        """
         u, s = np.concatenate([self.u, u]), np.concatenate([self.s, s])
         size = _EIGHT * _LEVEL_EIGHTS
         count = len(u) // size
@@ -48,6 +51,9 @@ class RowLevels:
             return []
         eights = np.sort(u[:cut].reshape(count, _LEVEL_EIGHTS, _EIGHT), axis=2)
         levels = 0.5 * (eights[:, :, 3] + eights[:, :, 4]).mean(axis=1)
+        if gain:
+            even = u[:cut] - np.minimum(gain / s[:cut], U_MAX)
+            eights = np.sort(even.reshape(count, _LEVEL_EIGHTS, _EIGHT), axis=2)
         ranges = (eights[:, :, 6] - eights[:, :, 1]).mean(axis=1)
         inverse = (1.0 / s[:cut].reshape(count, size)).mean(axis=1)
         return list(zip(levels.tolist(), ranges.tolist(), inverse.tolist(), strict=True))

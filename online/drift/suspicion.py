@@ -1,6 +1,7 @@
 """A suspected change of speed: one alarm, until the rows after it confirm or refute it.
 
-    m_k, v_k   level and range of the k-th 32 rows after the alarm, against the references of before (levels.py)
+    m_k   level of the k-th 32 rows after the alarm, against the references of before (levels.py)
+    v_k   range of u - g / s of these rows: what is left of them if all are slower by g
     q    = max(1, least v / usual r)                        how much noisier these rows are than usual
     T    = sum of (min(m_k, 1.5 L_k) - L_k / 2) / w         L_k = g mean (1 / s), g: log gain of the alarm
     confirmed   when T >= 9 q, never was higher, and k >= 3 q, rounded down; with the gain exp(median e)
@@ -72,7 +73,7 @@ class Suspicion:
         """Rows after the alarm that have a reference of before, (n,) each, in order of time."""
         self.e += e.tolist()
         gain = abs(self.gain)
-        for level, spread, inverse in self.rows.cut(math.copysign(1.0, self.gain) * u, s):
+        for level, spread, inverse in self.rows.cut(math.copysign(1.0, self.gain) * u, s, gain):
             expected = min(gain * inverse, U_MAX)
             self.evidence += (min(level, 1.5 * expected) - expected / 2.0) / self.usual
             self.highest = max(self.highest, self.evidence)

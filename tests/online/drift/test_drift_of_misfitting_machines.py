@@ -73,6 +73,12 @@ def test_an_uneven_machine_that_changes_its_speed_is_reported(gain, rows):
     assert after.gain == pytest.approx(gain, rel=0.1)
 
 
+@pytest.mark.parametrize("seed", [508, 510])
+def test_rows_that_differ_in_how_much_they_tell_are_not_taken_for_a_noisy_neighbour(seed):
+    rows = 150
+    assert drift_after(uneven(seed, ONSET + rows, speed=since(ONSET + rows, ONSET, 1.38))).count == 1
+
+
 @pytest.mark.parametrize("length", [40, 90])
 def test_a_busy_neighbour_is_no_change_of_speed(length):
     """Steps slower and uneven for as long as a real recording has them."""

@@ -4,7 +4,8 @@
     v_k   range of u - g / s of these rows: what is left of them if all are slower by g
     q    = max(1, least v / usual r)                        how much noisier these rows are than usual
     T    = sum of (min(m_k, 1.5 L_k) - L_k / 2) / w         L_k = g mean (1 / s), g: log gain of the alarm
-    confirmed   when T >= 9 q, never was higher, and k >= 3 q, rounded down; with the gain exp(median e)
+    confirmed   when T >= 9 q, never was higher, and k >= 3 q, rounded down; with the gain exp(median e),
+                or that of the later half of the rows where it is less: what raised the alarm may have been a burst
     refuted     when T falls by 3 below its highest, or stays undecided for 512 rows
 
 T is how much likelier "changed by g" is than "did not change", in units that take neighbouring rows for one: a large
@@ -98,5 +99,5 @@ class Suspicion:
         return fallen or self.left <= 0
 
     def measured_gain(self) -> float:
-        """Log gain by the rows since the alarm."""
-        return median_of(self.e)
+        """Log gain by the rows since the alarm, or by their later half where that is less: bursts only slow down."""
+        return min(median_of(self.e), median_of(self.e[len(self.e) // 2 :]))

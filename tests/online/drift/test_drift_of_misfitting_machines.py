@@ -5,6 +5,8 @@ import pytest
 
 from collector.config.schema import Config
 from online.bank import Bank
+from online.drift.detectors import DriftSettings
+from online.drift.suspicion import Suspicion
 from online.features.registry import portable
 from online.rows import Target
 from online.target import TargetState
@@ -77,6 +79,13 @@ def test_an_uneven_machine_that_changes_its_speed_is_reported(gain, rows):
 def test_rows_that_differ_in_how_much_they_tell_are_not_taken_for_a_noisy_neighbour(seed):
     rows = 150
     assert drift_after(uneven(seed, ONSET + rows, speed=since(ONSET + rows, ONSET, 1.38))).count == 1
+
+
+@pytest.mark.parametrize(("first", "then"), [(0.5, 0.3), (0.3, 0.3), (0.3, 0.5)])
+def test_a_burst_beside_a_change_is_none_of_its_gain(first, then):
+    suspicion = Suspicion(DriftSettings())
+    suspicion.e = [first] * 60 + [then] * 56
+    assert suspicion.measured_gain() == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize("length", [40, 90])

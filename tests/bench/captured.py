@@ -114,7 +114,7 @@ def step_rows(files):
 
 
 def _live(rows):
-    run = prequential(rows, portable(Target.STEP_TIME))
+    run = prequential(rows, portable(Target.STEP_TIME), settings=Config(learners=("rls",)))
     tail = (np.arange(len(run.y)) >= TAIL * len(run.y)) & np.isfinite(run.live)
     drift = run.model.members.drift
     best = {name: 100 * run.ape(which)[tail].mean() for name, which in NAMES_OF_PREDICTIONS.items()}

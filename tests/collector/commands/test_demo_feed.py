@@ -138,13 +138,26 @@ def test_a_second_demo_begins_with_nothing_learned(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_a_demo_as_ctrl_c_does(number):
+@pytest.fixture(params=[signal.SIGTERM, signal.SIGHUP])
+def ending_signal(request):
+    """One that ends this process, also where the tests run under nohup."""
+    before = signal.signal(request.param, signal.SIG_DFL)
+    yield request.param
+    signal.signal(request.param, before)
+
+
+def test_a_signal_ends_a_demo_as_ctrl_c_does(ending_signal):
     """Its sidecar, in a session of its own, went on otherwise, and kept the ports."""
-    before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt), signals_as_ctrl_c():
-        signal.raise_signal(number)
-    assert signal.getsignal(number) == before
+        signal.raise_signal(ending_signal)
+    assert signal.getsignal(ending_signal) == signal.SIG_DFL
+
+
+def test_a_demo_under_nohup_outlives_its_terminal(ending_signal):
+    signal.signal(ending_signal, signal.SIG_IGN)
+    with signals_as_ctrl_c():
+        signal.raise_signal(ending_signal)
+    assert signal.getsignal(ending_signal) == signal.SIG_IGN
 
 
 def test_a_recording_that_is_not_there_is_named(tmp_path):

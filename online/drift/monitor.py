@@ -13,9 +13,9 @@ beta enters only through the difference between the row's work and the cell's us
 the form nor learning of beta shows in e; where that difference is large, the form alone says what it costs, and the
 row counts less. For a first alarm it does only as far as that work makes up the step's time: halved contexts that are
 a fifth of it hide no slow-down. For what lasts and for what is believed it does in any case: f knows no more than beta
-what bent contexts cost. A cell with fewer than 16 rows has no reference yet: there the row is compared with
-the fit, and s_i is twice the fit's scale, times how far outside of what it has seen the fit is asked (sqrt of the
-leverage in units of its mean).
+what bent contexts cost, nor (f_i infinite) what a mean over many steps hides. A cell with fewer than 16 rows has no
+reference yet: there the row is compared with the fit, and s_i is twice the fit's scale, times how far outside of what
+it has seen the fit is asked (sqrt of the leverage in units of its mean).
 
     fast   medians of 8 v, two-sided CUSUM with slack 1.75, limit 14    what stands out of single rows (detectors.py)
     slow   levels of 32 u in units of their usual size, slack 1, limit 6   what lasts (levels.py; with cusum only)
@@ -120,8 +120,8 @@ class DriftMonitor:
         """Nothing is known of it yet."""
         return Suspicion(self.settings)
 
-    def learn(self, cell: Ints, x: Floats, log_ratio: Floats, fit: SpeedFit, end_ns: int) -> Speed:
-        """One block: x (n, p), log_ratio = log(y / x beta) (n,), and the fit that predicted."""
+    def learn(self, cell: Ints, x: Floats, steps: Floats, log_ratio: Floats, fit: SpeedFit, end_ns: int) -> Speed:
+        """One block: x (n, p) of so many steps, log_ratio = log(y / x beta) (n,), and the fit that predicted."""
         cells, settings = self.cells, self.settings
         if self.suspicion is None:
             self.factor_use.score(log_ratio, cells.log_factors(fit.beta)[cell])
@@ -142,7 +142,8 @@ class DriftMonitor:
         unusual, by_form = cells.unusual_work(groups, x, fit.beta, settings.work_free)
         slack = settings.work_slack * unusual
         own, spread = np.repeat(spread * known, sizes), np.repeat(spread, sizes)
-        early = e / np.hypot(spread, np.minimum(slack, settings.form_slack * by_form))
+        by_form = np.where(steps.take(order) == 1.0, settings.form_slack * by_form, np.inf)
+        early = e / np.hypot(spread, np.minimum(slack, by_form))
         spread = np.hypot(spread, slack)
         u = np.minimum(np.maximum(e / spread, -U_MAX), U_MAX)
         if self.suspicion is None:

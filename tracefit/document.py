@@ -75,12 +75,12 @@ _NO_WORK: Mapping[str, UsualWork] = {}
 class Target(NamedTuple):
     """Everything known about one kind of time.
 
-    ``factors`` are the shape factors by cell name, ``factor_rows`` and ``usual_work`` the rows behind each and their
-    mean work, where told; ``mean_factor`` is mean ÷ robust fit; ``step_ahead_us``, the part of the intercept that is a
-    step scheduled ahead; ``context_us_per_token``, what a token of decode context costs among steps of about one size,
-    None where nobody said; ``tile``, tokens of the tiles that steps with prefill are padded to, 0 where nobody said;
-    ``usual_padding``, by how many the steps of a cell were; ``in_flight``, what the time grows by with the
-    requests in flight, None where it does not.
+    ``factors`` are the shape factors by cell name, all 1 while they are not ``factors_applied``; ``factor_rows`` and
+    ``usual_work`` the rows behind each and their mean work, where told; ``mean_factor`` is mean ÷ robust fit;
+    ``step_ahead_us``, the part of the intercept that is a step scheduled ahead; ``context_us_per_token``, what a token
+    of decode context costs among steps of about one size, None where nobody said; ``tile``, tokens of the tiles that
+    steps with prefill are padded to, 0 where nobody said; ``usual_padding``, by how many the steps of a cell were;
+    ``in_flight``, what the time grows by with the requests in flight, None where it does not.
     """
 
     name: str
@@ -98,6 +98,7 @@ class Target(NamedTuple):
     in_flight: InFlight | None = None
     tile: int = 0
     usual_padding: Mapping[str, float] = _NO_ROWS
+    factors_applied: bool = True
 
 
 class ConfigDocument(NamedTuple):
@@ -213,6 +214,7 @@ def _target(name: str, tree: Any, where: str) -> Target:
             for cell, each in shapes.items()
             if (padding := _maybe(each, "padding", f"{where}.shape_factors.{cell}")) is not None
         },
+        tree.get("shape_factors_applied") is not False,
     )
 
 

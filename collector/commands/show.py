@@ -63,7 +63,7 @@ def _target_lines(name: str, target: Target, model: Model) -> Iterator[str]:
         low, high = target.interval.pooled
         yield f"    8 of 10 within {low:.2f} to {high:.2f} of the prediction"
     far = sorted(target.factors.items(), key=lambda item: -abs(item[1] - 1.0))[:_FACTORS_SHOWN]
-    if far and far[0][1] == 1.0:
+    if far and not target.factors_applied:
         yield f"    shapes    {len(target.factors)}, factors not applied: they would predict worse than none"
     elif far:
         yield "    shapes    " + ", ".join(f"{cell} x{factor:.2f}" for cell, factor in far)

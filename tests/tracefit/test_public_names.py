@@ -26,7 +26,7 @@ FIELDS = {
     "Move": "target feature unit before after standard_errors status_before status_after",
     "TypicalStep": "prefill_tokens requests decode_context_tokens before_us after_us",
     "Target": "name champion models interval factors seen mean_us mean_factor step_ahead_us factor_rows "
-    "usual_work context_us_per_token in_flight tile usual_padding",
+    "usual_work context_us_per_token in_flight tile usual_padding factors_applied",
     "Model": "name coefficients rows mape median_ape",
     "Interval": "pooled strata",
     "Seen": "features cells",

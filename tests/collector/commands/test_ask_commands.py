@@ -115,6 +115,12 @@ def test_show_says_that_shape_factors_are_left_out():
     assert "factors not applied" in text
     assert "x1.00" not in text
 
+    def alike(config):
+        left_out(config)
+        del config["targets"]["step_time"]["shape_factors_applied"]
+
+    assert "not applied" not in asked(show, changed(alike)).text
+
 
 def test_diff_says_what_moved_and_what_it_costs():
     def slower(config):

@@ -64,7 +64,8 @@ from online import Snapshot
 HANDLERS_FREE = 2
 """Of the receiver's threads, how many never wait for room: health checks and exports that fit get through."""
 
-GATHER_S = 3.0  # with a look every second and a generation every 5 s, silence ends waiting within 10 s more
+GATHER_S = 5.0
+"""As long as the pause of an SDK's exporter: a batch ends with a generation, so silence ends waiting within 10 s more."""
 SWITCH_INTERVAL_S = 0.001
 
 PAGE_TIMEOUT_S = 10.0

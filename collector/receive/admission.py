@@ -25,7 +25,7 @@ HINT_MAX_S = 1.9
 """Bounds of the retry hint: five sleeps of 1.9 s fit the 10 s budget of the Python exporter; a shorter one than 0.5 s
 uses its six attempts up before the queue has moved."""
 
-GATHER_BYTES = 1 << 18
+GATHER_BYTES = 1 << 19
 """As many need not wait for others: some 300 steps, and more together are hardly cheaper."""
 
 _RATE_SMOOTHING = 0.2

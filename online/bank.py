@@ -110,7 +110,7 @@ class Bank:
         if target not in targets:
             targets[target] = TargetState(target, self.settings)
             self._offer(config_id, targets[target])
-        return self._readings.changing(targets[target])
+        return targets[target]
 
     def _offer(self, config_id: str, state: TargetState) -> None:
         facts = self._facts.get(config_id, {})
@@ -166,7 +166,7 @@ class Bank:
         if donor_id in self._configs and donor_id != config_id:
             self._set_priors(config_id, priors_of(self.statistics(donor_id)))
             if (old := self._configs[donor_id].get(Target.STEP_TIME)) is not None:
-                succeed_target(self._target(config_id, Target.STEP_TIME), old)
+                succeed_target(self._readings.changing(self._target(config_id, Target.STEP_TIME)), old)
 
     def mark_restart(self, config_id: str, at_ns: int) -> None:
         """An engine of it was restarted at this event time; no row of it may have come yet."""

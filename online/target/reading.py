@@ -8,7 +8,7 @@ move estimates that rest on N by about sqrt(n / (N + n)) of their standard error
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from online.snapshot import TargetSnapshot
@@ -21,18 +21,26 @@ MANY_ROWS = 256
 """With fewer, error bars are no measure yet."""
 
 
+class Told(NamedTuple):
+    """What was said of a target, of which so many pieces had been learned while so many rows waited."""
+
+    pieces: int
+    waiting_rows: int
+    snapshot: TargetSnapshot | None
+
+
 class Readings:
-    """What live readers are told, kept while nothing comes: of a quiet configuration a generation costs nothing."""
+    """What live readers are told, kept until a block is learned: of a quiet target a generation costs nothing."""
 
     def __init__(self) -> None:
-        self._told: WeakKeyDictionary[TargetState, TargetSnapshot | None] = WeakKeyDictionary()
+        self._told: WeakKeyDictionary[TargetState, Told] = WeakKeyDictionary()
 
     def __deepcopy__(self, _: dict[int, Any]) -> Readings:
         """Of copies nothing has been told yet."""
         return Readings()
 
     def changing(self, state: TargetState) -> TargetState:
-        """Whatever is about to change takes the target from here: what was told of it holds no longer."""
+        """Whatever changes a target otherwise than by rows takes it from here: what was told of it holds no longer."""
         self._told.pop(state, None)
         return state
 
@@ -40,9 +48,11 @@ class Readings:
         """What is published of a target now; None while there is nothing to say."""
         if exact:
             return target_for_reader(state, exact=True).snapshot()
-        if state not in self._told:
-            self._told[state] = target_for_reader(state, exact=False).snapshot()
-        return self._told[state]
+        told = self._told.get(state)
+        if told is None or not _holds(told, state):
+            snapshot = target_for_reader(state, exact=False).snapshot()
+            told = self._told[state] = Told(state.pieces, len(state.cutter), snapshot)
+        return told.snapshot
 
 
 def target_for_reader(state: TargetState, *, exact: bool) -> TargetState:
@@ -54,6 +64,11 @@ def target_for_reader(state: TargetState, *, exact: bool) -> TargetState:
     # A counter must not fall, and the rest of the block may decide that this part is learned otherwise.
     flushed.residuals = state.residuals
     return flushed
+
+
+def _holds(told: Told, state: TargetState) -> bool:
+    """Whether nothing was learned since that a reader is told of."""
+    return told.pieces == state.pieces and (told.waiting_rows == len(state.cutter) or _waits_for_little(state))
 
 
 def _waits_for_little(state: TargetState) -> bool:

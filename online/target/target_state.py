@@ -77,6 +77,7 @@ class TargetState:
         replicas: by model, what each of several states knew when they were merged into this one.
         history: the last rows and the last day, of steps only.
         sheet_prior: what the data sheet and other configurations say of ``portable``'s step time.
+        pieces: how often something was learned that a reader is told of.
     """
 
     def __init__(self, target: Target, settings: BankSettings) -> None:
@@ -94,6 +95,7 @@ class TargetState:
         self.replicas: dict[str, list[Replica]] = {}
         self.history = StepHistory(kept=target is Target.STEP_TIME)
         self.sheet_prior: SheetPrior | None = None
+        self.pieces = 0
 
     def offer(self, features: FeatureSet, prior_for: PriorFor) -> None:
         """Start models on a feature set that has become available."""
@@ -129,6 +131,7 @@ class TargetState:
                 self._learn_quick(block)
             return outcome
         windows = bool((rows.quality == Quality.METRICS).all())
+        self.pieces += windows or self.windows.rows is not None
         self.windows.learn(design, windows=windows)
         first_ns = int(design.end_ns.min())
         self.first_ns = min(self.first_ns, first_ns) if self.first_ns else first_ns
@@ -157,6 +160,7 @@ class TargetState:
 
     def _learn_piece(self, block: Design, views: Mapping[str, Design]) -> None:
         """All models learn these rows, by set in ``views``, the one that watches for changes of speed first."""
+        self.pieces += 1
         champion, watcher = self._predictor(), self.watcher()
         seen = None if self.published is None else self.published.seen_of(block, self.matrix)
         speed = None
@@ -206,6 +210,7 @@ class TargetState:
         return model if publishes(model) else None
 
     def _learn_quick(self, block: Design) -> None:
+        self.pieces += 1
         for model in self.publishers():
             view = self.matrix.view(block, model.features.name)
             if len(view):

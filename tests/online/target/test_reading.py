@@ -84,6 +84,18 @@ def test_what_comes_is_told(lane):
     assert again == other.targets("c", exact=False)["step_time"]
 
 
+def test_a_block_that_only_fills_leaves_what_was_told():
+    bank, told = _young(4500)
+    rows, kept = steps(3000, 6).rows, []
+    for at in range(0, 3000, 20):
+        bank.learn("c", TARGET, rows.slice(at, at + 20))
+        again = bank.targets("c", exact=False)["step_time"]
+        assert again == copy.deepcopy(bank).targets("c", exact=False)["step_time"]
+        kept.append(again is told)
+        told = again
+    assert 50 < sum(kept) < 149
+
+
 def test_what_is_told_of_another_engine_under_the_same_name_is_told_too():
     bank, told = _young(150)
     bank.learn("d", TARGET, steps(700, 6).rows)

@@ -98,9 +98,11 @@ class Cells:
 
     STATE = saved("cells", rows=Floats, log_y=Floats, spread=Floats, x=Floats, followed=Floats)
 
-    __slots__ = ("followed", "log_y", "rows", "spread", "x")
+    __slots__ = ("_factors", "followed", "log_y", "rows", "spread", "x")
 
     def __init__(self, p: int) -> None:
+        # Asked three times with each block, by the beta that predicts it: to find what is off, to score and to watch.
+        self._factors: tuple[Floats, Floats] | None = None
         self.rows = np.zeros(CELLS)
         self.log_y = np.zeros(CELLS)
         self.spread = np.zeros(CELLS)
@@ -109,6 +111,7 @@ class Cells:
 
     def open(self, groups: Groups, fresh: Mask, x: Floats, log_ratio: Floats, beta: Floats) -> None:
         """First references of cells never seen: the median of their first rows, in the order of the groups."""
+        self._factors = None
         for k in np.flatnonzero(fresh):
             rows = slice(groups.starts[k], groups.starts[k] + groups.sizes[k])
             c = groups.ids[k]
@@ -122,11 +125,14 @@ class Cells:
 
     def log_factors(self, beta: Floats) -> Floats:
         """Log F_c = U_c n_c / (n_c + k_c) of all cells, (512,); 0 where there are no rows."""
-        ids = np.flatnonzero(self.rows)
+        if self._factors is not None and self._factors[0] is beta:
+            return self._factors[1]
+        ids = self.rows.nonzero()[0]
         factors = np.zeros(CELLS)
         if len(ids):
             usual, rows = self.usual(ids, beta), self.rows[ids]
             factors[ids] = usual * rows / (rows + self._shrink_rows(ids, usual))
+        self._factors = beta, factors
         return factors
 
     def _shrink_rows(self, ids: Ints, usual: Floats) -> Floats:
@@ -172,6 +178,7 @@ class Cells:
 
     def learn(self, groups: Groups, usual: Floats, rows: CellRows, settings: DriftSettings) -> None:
         """Move the references of the visited cells toward these rows, which are in the order of the groups."""
+        self._factors = None
         ids, starts, count = groups.ids, groups.starts, groups.sizes
         before, spread = self.rows[ids], self.spread[ids]
         limit = _LEARN_CLIP * np.maximum(spread, settings.spread_min)
@@ -191,6 +198,7 @@ class Cells:
 
     def add(self, other: Cells, rows_max: float) -> None:
         """Rows of both, as far as they are remembered: ``rows_max`` at most of each cell."""
+        self._factors = None
         mine, theirs = np.minimum(self.rows, rows_max), np.minimum(other.rows, rows_max)
         share = theirs / np.maximum(mine + theirs, 1.0)
         for name in ("log_y", "spread", "x", "followed"):
@@ -200,21 +208,25 @@ class Cells:
 
     def adopt(self, donor: Cells) -> None:
         """Begin with the shapes of a donor, of as many columns or more, as if each were learned from 8 rows at most."""
+        self._factors = None
         self.rows = np.minimum(donor.rows, _SHRINK_ROWS)
         self.log_y, self.spread, self.followed = donor.log_y.copy(), donor.spread.copy(), donor.followed.copy()
         self.x = donor.x[:, : self.x.shape[1]].copy()
 
     def follow(self, shift: float) -> None:
         """Rows that lie this much off their references, in sum: a slow change of speed is one of all shapes."""
+        self._factors = None
         moved = shift / _COMMON_ROWS * (self.rows > 0.0)
         self.log_y += moved
         self.followed += moved
 
     def shift(self, cells: Mask, gain: float) -> None:
         """These cells (512,) take longer by this log gain, on average: what each of them takes is soon relearned."""
+        self._factors = None
         self.log_y += gain * (cells & (self.rows > 0.0))
         self.rows[cells] = np.minimum(self.rows[cells], _RELEARNED_ROWS)
 
     def widen(self, more: int) -> None:
         """Columns never seen: their usual work is 0."""
+        self._factors = None
         self.x = np.concatenate([self.x, np.zeros((CELLS, more))], axis=1)

@@ -26,7 +26,7 @@ HINT_MAX_S = 1.9
 uses its six attempts up before the queue has moved."""
 
 GATHER_BYTES = 1 << 19
-"""As many need not wait for others: some 300 steps, and more together are hardly cheaper."""
+"""As many need not wait for others: some 600 steps, and more together are hardly cheaper."""
 
 _RATE_SMOOTHING = 0.2
 

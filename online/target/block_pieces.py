@@ -3,7 +3,8 @@
 What a block costs hardly depends on its size. How soon a change of speed is found does, and so does how much is learned
 from rows of the wrong speed. Blocks are short as long as the coefficients are young (YOUNG_ROWS), because every row
 moves them, and shorter than configured until they have grown (GROWN_ROWS); of requests there are few, and they have
-grown at YOUNG_REQUESTS. Then a run r of PIECE_ROWS rows is learned
+grown at YOUNG_REQUESTS, after which their blocks last REQUESTS_LONGER times as long. Then a run r of PIECE_ROWS rows is
+learned
 
     with its neighbours, when for all of them   |median_r log(y / (x beta F))| <= EXPECTED_OFF
 
@@ -23,6 +24,8 @@ from online.rows import Mask
 
 PIECE_ROWS = 32
 YOUNG_ROWS, YOUNG_REQUESTS = 1024, 256
+REQUESTS_LONGER = 4
+"""A tenth of the rows of steps, or less, at the same price per block."""
 GROWN_ROWS = 16_384
 """Four half-lives: of what moved young coefficients nothing is left."""
 GROWING_BLOCK_ROWS, GROWING_NS = 512, 1_000_000_000
@@ -64,9 +67,9 @@ class BlockSize(NamedTuple):
         growing_ns = max(min(GROWING_NS, self.ns), self.ns // GROWING_SHARE)
         if learned_rows < (YOUNG_ROWS if of_steps else YOUNG_REQUESTS):
             return BlockSize(min(PIECE_ROWS, self.rows), growing_ns)
-        if of_steps and learned_rows < GROWN_ROWS:
-            return BlockSize(min(GROWING_BLOCK_ROWS, self.rows), growing_ns)
-        return self
+        if not of_steps:
+            return BlockSize(self.rows, REQUESTS_LONGER * self.ns)
+        return self if learned_rows >= GROWN_ROWS else BlockSize(min(GROWING_BLOCK_ROWS, self.rows), growing_ns)
 
 
 def runs_off(watcher: RlsLearner | None, view: Design | None, rows: int) -> Mask:

@@ -35,6 +35,7 @@ RLS, DRIFT = LearnerSettings(), DriftSettings()
         (r"second is 1/(\d+) of", block_pieces.GROWING_SHARE),
         (r"grown \((\d+) rows\)", block_pieces.GROWN_ROWS),
         (r"of requests: (\d+), and", block_pieces.YOUNG_REQUESTS),
+        (r"blocks then last (\d+) times", block_pieces.REQUESTS_LONGER),
         (r"in pieces of (\d+) rows", block_pieces.PIECE_ROWS),
         (r"young \((\d+) rows;", block_pieces.YOUNG_ROWS),
         (r"off by more than (\d+) % in their", 100 * block_pieces.EXPECTED_OFF),

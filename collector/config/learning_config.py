@@ -91,7 +91,7 @@ class BankConfig(Section, frozen=True, kw_only=True):
 
     block_rows: Annotated[
         Bound, Meta(description="Rows after which a block is learned, at most: larger is cheaper and reacts later.")
-    ] = 2048
+    ] = 4096
     block_s: Annotated[
         float, Meta(ge=0.001, le=3_600, description="Event time after which a block is learned, at the latest.")
     ] = 4.0

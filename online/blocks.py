@@ -33,6 +33,14 @@ _F8, _I8 = np.dtype(np.float64), np.dtype(np.int64)
 _OCTAVES = 16
 _EXACT, _PADDED = 16.0, 512.0
 _MANY = 1e12
+_MANY_ROWS, _INT16_MAX = 256, 2**15 - 1
+
+
+def stable_order(key: Ints) -> Ints:
+    """Indices that put integers from 0 on in order, equal ones as they come, (n,)."""
+    # Of 16 bits numpy makes a radix sort: of 4096 cells in a quarter of the time. Of few rows it is not worth the copy.
+    short = len(key) >= _MANY_ROWS and int(key.max()) <= _INT16_MAX
+    return (key.astype(np.int16) if short else key).argsort(kind="stable")
 
 
 @dataclass(slots=True)
@@ -48,7 +56,7 @@ class Groups:
     def of(key: Ints) -> Groups:
         """Stable, so that rows of a group keep their order in time."""
         n = len(key)
-        order = key.argsort(kind="stable")
+        order = stable_order(key)
         ordered = key.take(order)
         edge = np.empty(n, np.bool_)
         edge[:1] = True

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from online.blocks import CELLS, PREFILL_CELL, Groups
+from online.blocks import CELLS, PREFILL_CELL, Groups, stable_order
 from online.rows import Floats, Ints, Mask
 from online.snapshot import DriftSnapshot
 from online.state import Count, Finite, LikeFresh, MadeBy, saved
@@ -203,7 +203,7 @@ class DriftMonitor:
         """Learn references where some are new, from rows without the stalls, which must not become one; by cell."""
         if not len(cell):
             return
-        order = cell.argsort(kind="stable")
+        order = stable_order(cell)
         cells, groups, x, log_ratio = self.cells, Groups.of(cell[order]), x[order], log_ratio[order]
         fresh = cells.rows[groups.ids] == 0.0
         if fresh.any():

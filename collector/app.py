@@ -65,7 +65,7 @@ HANDLERS_FREE = 2
 """Of the receiver's threads, how many never wait for room: health checks and exports that fit get through."""
 
 GATHER_S = 5.0
-"""As long as the pause of an SDK's exporter: a batch ends with a generation, so silence ends waiting within 10 s more."""
+"""The pause of an SDK's exporter. A batch ends with a generation, so that silence ends waiting within 10 s more."""
 SWITCH_INTERVAL_S = 0.001
 
 PAGE_TIMEOUT_S = 10.0

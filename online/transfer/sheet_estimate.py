@@ -102,7 +102,7 @@ class SheetPrior:
         if not vif[columns].max() > _VIF_MAX and (held is None or len(held) >= _ENOUGH_ROWS):
             return None
         found = evidence_of(learner)
-        evidence = self._held(learner) if found is None else self._seen(found)
+        evidence = self._held(learner, vif) if found is None else self._seen(found)
         told = self._told(evidence, vif)
         if held is not None and len(held) < _ENOUGH_ROWS and evidence.ratio(told.beta) > 1.0:
             return told  # slower than expected: caches and kernels are cold, and a sheet is no bound to that
@@ -141,11 +141,16 @@ class SheetPrior:
         weight, share = weights_of_held(seen, self.terms.beta(found.theta), self._covariance(found))
         return RowWeights(weight * held.steps, share)
 
-    def _held(self, learner: RlsLearner) -> Evidence:
-        """Rows without weights, weighed by what is expected, which they move."""
+    def _held(self, learner: RlsLearner, vif: Floats) -> Evidence:
+        """Rows without weights, weighed by what is expected, which they move.
+
+        Where hits are hidden, prefill tokens count if the rows tell all columns apart: the own fit's price of a token
+        is published from 64 rows on, then, and not the sheet's.
+        """
         held = learner.startup.held
         assert held is not None  # noqa: S101  rows are held until they have weights
-        return self._held_evidence(_without_prefill(held) if self.terms.hides_hits else held)
+        without = self.terms.hides_hits and not vif.max() <= _VIF_MAX
+        return self._held_evidence(_without_prefill(held) if without else held)
 
     def _held_evidence(self, held: Design) -> Evidence:
         expected = estimate(self.terms, self._known, self._mean, self._sd)

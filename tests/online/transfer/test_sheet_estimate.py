@@ -217,6 +217,14 @@ def test_hidden_prefix_hits_leave_prefill_to_the_sheet():
     assert prefill.status == "prior_only"
 
 
+def test_few_rows_that_tell_all_columns_apart_price_a_prefill_token_though_hits_are_hidden():
+    """A GPU that computes a token in three quarters of the time that its sheet makes likely."""
+    beta = beta_of("7b", THETA * np.array([1.0, 1.0, 1.0, 1.0, 1.0, 0.75]))
+    bank = described("7b", **{HIDES_HITS: True})
+    bank.learn("c", STEP, rows_of(beta, 44, spread=0.9, prefill=0.6))
+    assert published(bank)[1]["prefill_tokens"].coefficient == pytest.approx(beta[1], rel=0.1)
+
+
 def test_a_state_of_the_same_configuration_is_what_it_starts_from(donors):
     bank = Bank(SETTINGS)
     bank.add_donors(donors["70b"])

@@ -11,11 +11,18 @@ The machine's speed wanders. What is seen at point s is off by a level e_s, y (1
 in time that is N(0, w^2) and forgets as exp(-d^2 / 2 T^2); point s was visited around t_s, give or take d_s, so
 
     K_rs = cov(e_r, e_s) = w^2 T / S  exp(-(t_r - t_s)^2 / 2 S^2)        S^2 = T^2 + d_r^2 + d_s^2
-    A <- A - B' C B      b <- b - B' C W       C = (K^-1 + diag W)^-1 = (1 + K diag W)^-1 K       B_s = W_s b_s
+    A = W_s (A_s - b_s b_s') summed + B' C B     b = B' C 1     C = (diag W^-1 + K)^-1 = (1 + diag W K)^-1 diag W
 
-with the levels integrated out (B_s before they are summed). So minutes tell how costs compare better than what they
-are, and points that were seen minutes apart do not tell how their costs compare. w = 5.2 %, T = 30 s: levels of half a
-minute wander by 5 % in the root mean square over seven recordings, those of two minutes by 3.7 %.
+with the levels integrated out (rows of B are b_s; y'y is 1, so b_s is the mean of a point, A_s - b_s b_s' what its rows
+differ by). So minutes tell how costs compare better than what they are, and points that were seen minutes apart do not
+tell how their costs compare. w = 5.2 %, T = 30 s: levels of half a minute wander by 5 % in the root mean square over
+seven recordings, those of two minutes by 3.7 %.
+
+Where prefill is left out because telemetry hides prefix hits, rows of a point differ by prefill that nobody sees, more
+than by batch or context: a server's first prompts are computed, while its batch fills, later ones are found in its
+cache. Then the mean of a point alone counts, A = B' C B, and rows are as uncertain as they scatter about the estimate:
+
+    W_s = 1 / (sigma^2 + max(sigma, v_s)^2 / n_s)       v_s^2 = 1 - (b_s beta)^2 / beta' A_s beta
 
 Rows that are still held have no weights of their own yet. They are weighed against what is expected, by Tukey's
 bisquare with the variance of the expectation: the first requests of a server pay for cold caches and compilation.
@@ -30,7 +37,7 @@ Such a configuration has a cost that no column sees; it is said, and it is not l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -51,13 +58,20 @@ _RIDGE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A (4, 4) and b (4,) ; by point, sums (k, 5, 5) with y last and y'Wy = 1, their weight; what drifted."""
+    """A (4, 4), b (4,); by point, sums (k, 5, 5) with y last and y'y = 1, W (k,), n (k,), K (k, k); what drifted."""
 
     a: Floats
     b: Floats
     points: Floats
     weight: Floats
+    rows: Floats
+    levels: Floats
     unsteady: tuple[str, ...] = ()
+
+    @property
+    def tells_prefill(self) -> bool:
+        """Whether it says anything of prefill tokens."""
+        return bool(self.points[:, COLUMNS, PREFILL].any())
 
     def misfit(self, beta: Floats) -> float:
         """Root mean square over the points of what coefficients (4,) leave, relative."""
@@ -73,12 +87,16 @@ class Evidence:
         a, b, points = self.a.copy(), self.b.copy(), self.points.copy()
         a[PREFILL], a[:, PREFILL], b[PREFILL] = 0.0, 0.0, 0.0
         points[:, PREFILL], points[:, :, PREFILL] = 0.0, 0.0
-        return Evidence(a, b, points, self.weight, self.unsteady)
+        return replace(self, a=a, b=b, points=points)
 
-    def plus(self, other: Evidence) -> Evidence:
-        """Both."""
-        points, weight = np.concatenate([self.points, other.points]), np.concatenate([self.weight, other.weight])
-        return Evidence(self.a + other.a, self.b + other.b, points, weight, self.unsteady)
+    def by_means(self, beta: Floats) -> Evidence:
+        """The same by the means of its points alone, its rows as uncertain as they scatter about coefficients (4,)."""
+        means = self.points[:, COLUMNS, :COLUMNS]
+        squares = np.einsum("i,kij,j->k", beta, self.points[:, :COLUMNS, :COLUMNS], beta)
+        scatter = 1.0 - (means @ beta) ** 2 / np.maximum(squares, 1e-300)
+        form = self.rows / (1.0 + self.rows) / self.weight
+        a, b = _of_means(means, 1.0 / (form + np.maximum(form, scatter) / self.rows), self.levels)
+        return replace(self, a=a, b=b)
 
 
 def capped(sums: Floats, rows: Floats, unsteady: tuple[str, ...] = ()) -> Evidence:
@@ -90,12 +108,16 @@ def capped(sums: Floats, rows: Floats, unsteady: tuple[str, ...] = ()) -> Eviden
     known = rows / (1.0 + rows)
     sigma = max(MISFIT, _own_misfit(points, known))
     weight = known / sigma**2
-    by_point = weight[:, None] * points[:, COLUMNS, :COLUMNS]
-    levels = _levels(sums)
-    told = np.linalg.solve(np.eye(len(levels)) + levels * weight, levels)
-    a = np.einsum("k,kij->ij", weight, points[:, :COLUMNS, :COLUMNS]) - by_point.T @ told @ by_point
-    b = by_point.T @ (1.0 - told @ weight)
-    return Evidence(a, b, points, weight, unsteady)
+    means, levels = points[:, COLUMNS, :COLUMNS], _levels(sums)
+    a, b = _of_means(means, weight, levels)
+    a += np.einsum("k,kij->ij", weight, points[:, :COLUMNS, :COLUMNS]) - (means.T * weight) @ means
+    return Evidence(a, b, points, weight, rows, levels, unsteady)
+
+
+def _of_means(means: Floats, weight: Floats, levels: Floats) -> tuple[Floats, Floats]:
+    """B' C B (4, 4) and B' C 1 (4,) by B (k, 4), W (k,) and K (k, k)."""
+    told = np.linalg.solve(np.eye(len(weight)) + weight[:, None] * levels, np.diag(weight))
+    return means.T @ told @ means, means.T @ told.sum(axis=1)
 
 
 def _levels(sums: Floats) -> Floats:

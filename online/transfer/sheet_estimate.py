@@ -9,6 +9,9 @@ tell context from requests or prefill (vif > 10), and before there are 64 rows, 
 where it misfits them twice as much as their own fit, and by 5 % and 1 / (2 sqrt(rows held)) more, the machine is not
 what the sheet says, and the own fit stands. Fewer than 64 rows that are slower than expected contradict nothing.
 
+Where telemetry hides prefix hits, prefill is left out of the evidence and its price is the sheet's: tokens are told
+that were not computed. Fewer than 64 rows that tell all columns apart (vif <= 10) do price it, as their own fit would.
+
 Status of a coefficient, by what the data alone say:
 
     prior_only   their sd, sqrt (A^-1)_jj, is more than half the prior's
@@ -39,7 +42,7 @@ _VIF_MAX, _KNOWN, _SURE = 10.0, 0.5, 0.2
 _TOLD, _WORSE = [0, 2, 3], 2.0
 _MORE = 0.05
 _ENOUGH_ROWS = 64
-_PASSES = 6
+_PASSES, _SCATTERS = 6, 4
 _TYPICAL = np.array([1.0, 0.0, 32_000.0, 32.0])
 _TENTH, _WIDE_MAX = 1.2816, 2.3
 """Normal deviates of the tenth; a factor of ten, above which an interval says nothing."""
@@ -112,12 +115,13 @@ class SheetPrior:
 
     def _told(self, evidence: Evidence | None, vif: Floats) -> SheetEstimate:
         """The estimate as it is published."""
-        found = self._estimate(evidence)
+        used = None if evidence is None else self._used(evidence)
+        found = self._solved(used)
         beta, covariance = self.terms.beta(found.theta), self._covariance(found)
         stderr = np.sqrt(np.maximum(covariance.diagonal(), 0.0))
         sd = np.where(self.terms.has, self._sd, 0.0)
         known = _KNOWN * np.sqrt(self.terms.matrix**2 @ sd**2)
-        alone = np.full(COLUMNS, np.inf) if evidence is None else _alone(evidence.a)
+        alone = np.full(COLUMNS, np.inf) if used is None else _alone(used.a)
         status = tuple(
             "prior_only" if not alone[j] < known[j] else "weak" if vif[j] > _VIF_MAX or not sure else "identified"
             for j, sure in enumerate(stderr < _SURE * beta)
@@ -142,11 +146,7 @@ class SheetPrior:
         return RowWeights(weight * held.steps, share)
 
     def _held(self, learner: RlsLearner, vif: Floats) -> Evidence:
-        """Rows without weights, weighed by what is expected, which they move.
-
-        Where hits are hidden, prefill tokens count if the rows tell all columns apart: the own fit's price of a token
-        is published from 64 rows on, then, and not the sheet's.
-        """
+        """Rows without weights, weighed by what is expected, which they move."""
         held = learner.startup.held
         assert held is not None  # noqa: S101  rows are held until they have weights
         without = self.terms.hides_hits and not vif.max() <= _VIF_MAX
@@ -159,8 +159,20 @@ class SheetPrior:
             expected = self._estimate(evidence)
         return evidence
 
-    def _estimate(self, evidence: Evidence | None) -> Estimate:
-        whole = self._known if evidence is None else evidence if self._known is None else evidence.plus(self._known)
+    def _estimate(self, evidence: Evidence) -> Estimate:
+        return self._solved(self._used(evidence))
+
+    def _used(self, evidence: Evidence) -> Evidence:
+        """As it counts: where prefill is left out, by the means of its points."""
+        used = evidence
+        for _ in range(_SCATTERS if self.terms.hides_hits and not evidence.tells_prefill else 0):
+            used = evidence.by_means(self.terms.beta(self._solved(used).theta))
+        return used
+
+    def _solved(self, used: Evidence | None) -> Estimate:
+        whole = self._known
+        if used is not None:
+            whole = used if whole is None else replace(used, a=used.a + whole.a, b=used.b + whole.b)
         return estimate(self.terms, whole, self._mean, self._sd)
 
     def _covariance(self, found: Estimate) -> Floats:

@@ -10,7 +10,7 @@ from online.rls import OperatingPoints, points_of
 from online.rows import STEP_FEATURES, RowBlock, Target
 from online.transfer import SheetEstimate
 from online.transfer.capped_evidence import Evidence, capped
-from online.transfer.shared_overheads import Voter, shared_overheads
+from online.transfer.shared_overheads import Voter, estimate, shared_overheads
 from online.transfer.sheet_terms import HIDES_HITS, HYPER_MEAN, terms_of
 from tests.support.configurations import CONFIGS
 
@@ -180,7 +180,8 @@ def test_an_odd_donor_does_not_vote():
         z = np.column_stack([x, x @ beta]) / (x @ beta)[:, None]
         sums = 2500.0 * z.T @ z
         points = np.einsum("ki,kj->kij", z, z)
-        return Voter(terms, Evidence(sums[:4, :4], sums[:4, 4], points, np.full(len(z), 2500.0)))
+        weight, rows, levels = np.full(len(z), 2500.0), np.full(len(z), 1e4), np.zeros((len(z), len(z)))
+        return Voter(terms, Evidence(sums[:4, :4], sums[:4, 4], points, weight, rows, levels))
 
     usual = [voter(name, THETA) for name in ("7b", "7b-a100", "70b", "70b-tp8")]
     odd = voter("mixtral", THETA * np.array([1.0, 1.0, 9.0, 1.0, 1.0, 1.0]))
@@ -223,6 +224,20 @@ def test_few_rows_that_tell_all_columns_apart_price_a_prefill_token_though_hits_
     bank = described("7b", **{HIDES_HITS: True})
     bank.learn("c", STEP, rows_of(beta, 44, spread=0.9, prefill=0.6))
     assert published(bank)[1]["prefill_tokens"].coefficient == pytest.approx(beta[1], rel=0.1)
+
+
+def test_a_batch_that_fills_while_prompts_miss_the_cache_does_not_say_what_context_costs():
+    """Small batches pay for prompts that nobody tells, so all steps take as long: that makes no context cheap."""
+    beta, rows = beta_of("7b"), 40
+    n = np.linspace(70.0, 127.0, rows)
+    x = np.column_stack([np.ones(rows), np.zeros(rows), 1800.0 * n, n])
+    y = np.full(rows, x.mean(axis=0) @ beta)
+    z = np.column_stack([x, y, np.linspace(0.0, 30.0, rows)]) / y[:, None]
+    whole = capped((z.T @ z)[None], np.array([2.0]))
+    mean, sd = np.append(THETA[:5], 1.0), np.append(THETA[:5] / 4.0, 0.5)
+    every_row, means = (estimate(terms_of(CONFIGS["7b"]), e, mean, sd).theta for e in (whole, whole.by_means(beta)))
+    assert every_row[2] < 0.85 * THETA[2]
+    assert means == pytest.approx(mean * terms_of(CONFIGS["7b"]).has, rel=1e-3)
 
 
 def test_a_state_of_the_same_configuration_is_what_it_starts_from(donors):

@@ -5,10 +5,12 @@ An event is  ``09 time[8] 12 12 "step.BATCH_SUMMARY"``  and then per attribute, 
     1A L   0A K key[K]   12 V   18 varint[V-1]  |  21 double[8]        L = K + V + 4, every length below 128
 
 Positions differ from event to event, because varints have different widths; lengths are followed attribute by attribute
-for all events at once. Then every byte that is not a value is compared, eight at a time:
+for all events at once. What an attribute holds up to its type is then gathered in one piece (to gather 56 bytes takes
+numpy no longer than 8) that ends with the 8 bytes of the value, and every byte that is not a value is compared at once:
 
-    head    bytes 0…7 of the attribute without L         tail    its 8 bytes up to the type, without V
-    middle  what lies between; the last may overlap      V       must be what L says; the varint must end exactly there
+    piece   ........ 1A L 0A K key[K] 12 V 18 | value[8]        masked: what lies before, L, V and the value
+
+L is what was followed; V must be what L says, and the varint must end exactly there.
 
 An event passes only if its attributes tile it from the name to its end, so that nothing outside of it is read, and if
 every check of the plain decoder holds for its values. All others (and varints beyond 8 bytes, negative numbers among
@@ -48,10 +50,12 @@ _NAME_WORDS: Final = (0, 8, len(_NAME) - 8)
 _BODY_AT: Final = _NAME_AT + len(_NAME)
 
 _COLUMN: Final = {name: column for column, name in enumerate(STEP_FIELDS)}
-_ZERO: Final[Index] = np.zeros(1, np.intp)
 _ANYTHING: Final = (1 << 64) - 1
-_NOT_THE_LENGTH: Final = np.uint64(_ANYTHING ^ 0xFF00)
-_LENGTH_IN_TAIL: Final = np.uint64(48)
+_WORD: Final = 8
+_FRONT: Final = KEY_MAX + _WORD
+"""Zero bytes before the events: a piece of the first one may begin there."""
+_AROUND_KEY: Final = 7
+"""Bytes of an attribute up to its value, beside the key."""
 _UNIX_MIN: Final = np.uint64(words.UNIX_MIN)
 _UNIX_SPAN: Final = np.uint64(words.UNIX_MAX - words.UNIX_MIN)
 _VALUE_MIN, _VALUE_MAX = 2, 9
@@ -107,15 +111,21 @@ def learnable(layout: EventLayout) -> bool:
 class Events:
     """Some hundred events, one behind the other in one buffer; ``words[p]`` are the 8 bytes from p on."""
 
-    __slots__ = ("bytes", "ends", "jumps", "starts", "words")
+    __slots__ = ("_data", "bytes", "ends", "starts", "words")
 
     def __init__(self, events: list[bytes]) -> None:
-        data = b"".join((*events, bytes(PAD)))
+        parts = (bytes(_FRONT), *events, bytes(PAD))
+        data = b"".join(parts)
+        self._data = data
         self.bytes: U8 = np.frombuffer(data, np.uint8)
         self.words: U64 = np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))
-        self.jumps: U8 = self.bytes[1:] + np.uint8(2)
-        self.ends: Index = np.cumsum(np.fromiter(map(len, events), np.intp, len(events)))
-        self.starts: Index = np.concatenate((_ZERO, self.ends[:-1]))
+        ends = np.cumsum(np.fromiter(map(len, parts), np.intp, len(parts)))
+        self.starts: Index = ends[:-2]
+        self.ends: Index = ends[1:-1]
+
+    def pieces(self, dtype: np.dtype[np.void]) -> NDArray[np.void]:
+        """So many bytes from each place on, as ``words``."""
+        return np.ndarray((len(self._data) - dtype.itemsize + 1,), dtype, self._data, strides=(1,))
 
     def summaries(self) -> Index:
         """Which of them begin as a summary does; those that are too short cannot reach the end of a layout."""
@@ -143,19 +153,18 @@ class Template:
         keys = [key for key, _ in layout]
         self._n = len(layout)
         self._key_bytes = np.array([len(key) for key in keys], np.intp)[:, None]
+        self._passed = 2 * np.arange(self._n + 1)[:, None]
         self._double = np.array([tag == _TAG_DOUBLE for _, tag in layout])[:, None]
         self._doubles = np.flatnonzero(self._double)
         self._size_min = np.where(self._double, _VALUE_MAX, _VALUE_MIN).astype(np.uint64)
         self._size_span = np.uint64(_VALUE_MAX) - self._size_min
-        whole = [
-            bytes([_TAG_ATTRIBUTE, 0, _TAG_KEY, len(key)]) + key + bytes([_TAG_VALUE, 0, tag]) for key, tag in layout
-        ]
-        self._head = np.array([_word(constant, 0) for constant in whole], np.uint64)[:, None]
-        self._tail = np.array([_word(constant, len(constant) - 8) for constant in whole], np.uint64)[:, None]
-        middle = [(row, at, _word(whole[row], at)) for row in range(self._n) for at in _middle_offsets(len(whole[row]))]
-        self._middle_row = np.array([row for row, _, _ in middle], np.intp)
-        self._middle_at = np.array([at for _, at, _ in middle], np.intp)[:, None]
-        self._middle = np.array([word for _, _, word in middle], np.uint64)[:, None]
+        size = _WORD * -(-(max(map(len, keys)) + _AROUND_KEY) // _WORD)
+        self._piece_at = np.array([len(key) + _AROUND_KEY for key in keys], np.intp) - size
+        self._piece = np.dtype((np.void, size + _WORD))
+        pieces = [_piece(key, tag, size) for key, tag in layout]
+        self._mask = np.frombuffer(b"".join(mask for _, mask in pieces), np.uint64)
+        self._constant = np.frombuffer(b"".join(constant for constant, _ in pieces), np.uint64)
+        self._value_word = size // _WORD
         fields = [words.SUMMARY_FIELDS.get(key.decode("latin-1")) for key in keys]
         self._limit = np.array([_limit(field) for field in fields], np.uint64)[:, None]
         self._row = {field.name: row for row, field in enumerate(fields) if field}
@@ -166,16 +175,13 @@ class Template:
         """The events of this layout among those chosen, which all must be summaries."""
         starts = events.starts[which]
         begin, ok = self._tile(events, starts, events.ends[which])
-        bytes_of_value = begin[1:] - begin[:-1]
-        bytes_of_value -= self._key_bytes + 6
+        sizes = begin[1:] - begin[:-1]
+        sizes -= self._key_bytes + (_AROUND_KEY - 1)
         begin = begin[:-1]
-        ok &= ((events.words[begin] & _NOT_THE_LENGTH) == self._head).all(axis=0)
-        ok &= (events.words[begin[self._middle_row] + self._middle_at] == self._middle).all(axis=0)
-        at = begin + (self._key_bytes - 1)
-        sizes = bytes_of_value.view(np.uint64)
-        ok &= ((events.words[at] ^ (sizes << _LENGTH_IN_TAIL)) == self._tail).all(axis=0)
-        at += 8
-        values, fine = self._values(events.words[at], sizes)
+        ok &= (events.bytes.take(begin + (self._key_bytes + 5)) == sizes.astype(np.uint8)).all(axis=0)
+        raw, same = self._compare(events, begin)
+        ok &= same
+        values, fine = self._values(raw, sizes.view(np.uint64))
         ok &= fine
         unix_ns = events.words[starts + 1]
         ok &= unix_ns - _UNIX_MIN <= _UNIX_SPAN
@@ -185,14 +191,25 @@ class Template:
         """Where each attribute begins (and the last ends), and whether it ends with its event."""
         at = np.empty((self._n + 1, len(starts)), np.intp)
         np.add(starts, _BODY_AT, out=at[0])
-        jump = np.empty(len(starts), np.uint8)
-        for attribute in range(self._n):
-            events.jumps.take(at[attribute], mode="clip", out=jump)
-            np.add(at[attribute], jump, out=at[attribute + 1])
+        length = np.empty(len(starts), np.uint8)
+        for attribute in range(self._n):  # tag and length of those before are left out of ``at``, and come in the end
+            events.bytes[2 * attribute + 1 :].take(at[attribute], mode="clip", out=length)
+            np.add(at[attribute], length, out=at[attribute + 1])
+        at += self._passed
         ok = at[-1] == ends
         if not ok.all():  # a wrong length may lead anywhere, but not further than the padding allows
             np.minimum(at, events.ends[-1], out=at)
         return at, ok
+
+    def _compare(self, events: Events, begin: Index) -> tuple[U64, Mask]:
+        """The 8 bytes of each value, and whether all else in an event is as it has to be."""
+        at = np.empty((begin.shape[1], self._n), np.intp)
+        np.add(begin.T, self._piece_at, out=at)
+        pieces = events.pieces(self._piece)[at].view(np.uint64)
+        raw = pieces.reshape(len(at), self._n, -1)[:, :, self._value_word].T.copy()
+        pieces &= self._mask
+        same: Mask = (pieces == self._constant).all(axis=1)
+        return raw, same
 
     def _values(self, raw: U64, sizes: U64) -> tuple[U64, Mask]:
         """Varints to integers, eight bytes at once; doubles stay the bits they are, whose order is theirs from 0 on."""
@@ -235,9 +252,11 @@ def _squeeze(values: U64, bits: int) -> None:
     values |= upper
 
 
-def _middle_offsets(size: int) -> list[int]:
-    """Where to read 8-byte words so that all between head and tail is seen."""
-    return [min(offset, size - 10) for offset in range(8, size - 8, 8)]
+def _piece(key: bytes, tag: int, size: int) -> tuple[bytes, bytes]:
+    """What an attribute holds up to its value, right-aligned in ``size`` bytes, then the value; and its mask."""
+    constant = bytes([_TAG_ATTRIBUTE, 0, _TAG_KEY, len(key)]) + key + bytes([_TAG_VALUE, 0, tag])
+    mask = b"\xff\x00\xff\xff" + b"\xff" * len(key) + b"\xff\x00\xff"
+    return constant.rjust(size, b"\0") + bytes(_WORD), mask.rjust(size, b"\0") + bytes(_WORD)
 
 
 def _limit(field: words.Field | None) -> int:

@@ -176,3 +176,5 @@ class Telemetry:
     """Of each step span of the producer plugin: when it ended, and what had been lost until then."""
     process: int = 0
     host: str = ""
+    exports: int = 1
+    """How many said it together."""

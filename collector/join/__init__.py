@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .continued import together
 from .dedupe import SpanWindow
 from .emitter import Emitter, Key, facts_of
 from .engine import Engine
@@ -25,4 +26,5 @@ __all__ = [
     "Waiting",
     "facts_of",
     "give_up_oldest",
+    "together",
 ]

@@ -71,6 +71,23 @@ class Senders:
             if len(telemetry.steps) or telemetry.core:
                 self._add_steps(self._shared_ids.key_of(key, telemetry, self._counts), telemetry)
 
+    def goes_on(self, key: Key, telemetry: Telemetry, before: Telemetry | None) -> bool:
+        """Whether steps can be added with those that come before and after them, see :mod:`collector.join.continued`.
+
+        They are the next of an engine that has given rows, whose id is its own, and none is forgotten for them.
+        """
+        engine = self._engines.get(key)
+        if engine is None or key in self._aliases or not engine.released:
+            return False
+        newest = engine.processes[-1].sequence
+        first, last = telemetry.steps[0], telemetry.steps[-1]
+        if newest.window is None or last["step_id"] - newest.window.base >= self._settings.steps_max:
+            return False
+        if before is not None:
+            return True
+        later = first["step_id"] > newest.last_step and first["unix_ns"] >= newest.event_unix_ns
+        return bool(later and self._shared_ids.is_alone(key, telemetry))
+
     def _add_requests(self, key: Key, telemetry: Telemetry) -> None:
         process = self._api_processes.get(key)
         if process is None:
@@ -82,13 +99,13 @@ class Senders:
         process.add(telemetry.requests)
         self._hear(key)
 
-    def _hear(self, key: Key) -> None:
-        self._heard[key] += 1
+    def _hear(self, key: Key, exports: int = 1) -> None:
+        self._heard[key] += exports
         self._fresh[key] = None
 
     def _add_steps(self, key: Key, telemetry: Telemetry) -> None:
         engine = self._engine_for(key, telemetry)
-        self._hear(key_of(engine))
+        self._hear(key_of(engine), telemetry.exports)
         # steps of a second emitter on the same engine are known from the first
         for request in engine.add(telemetry, with_steps=key not in self._aliases):
             self._counts[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] += self._api_spans.match(engine, request)

@@ -12,7 +12,7 @@ from collector.config import DedupeConfig, JoinConfig
 from collector.decode import PIECE_BYTES, Decoder, Telemetry, pieces
 from collector.decode.pages import ScrapedPage
 from collector.identity import Knowledge
-from collector.join import Event, Joiner, SpanWindow
+from collector.join import Event, Joiner, SpanWindow, together
 from collector.receive import Export, count_spans
 from collector.telemetry import Counts, Outcome, Skip, table
 
@@ -64,7 +64,7 @@ class Correlator:
     def process(self, exports: Sequence[Export], counts: Counts, observe: Observer) -> Iterator[Event]:
         """Decode and join, a bounded number of bytes at a time; what cannot be used is counted."""
         for batch in self._reader.read(exports, counts):
-            for recording, telemetry in batch:
+            for recording, telemetry in together(batch, self.joiner.goes_on):
                 observe(telemetry)
                 self.joiner.add(telemetry, recording)
             yield from self.joiner.drain()

@@ -39,13 +39,16 @@ def finality(
     """
     seen = cells["seen"]
     whole = seen if counts is None else seen & complete(steps, cells, counts)
-    before, after = neighbours(seen)
-    settled_unix_ns = now_unix_ns - int(settings.grace_s * 1e9)
-    around = np.where(before >= 0, whole[before], True) & np.where(
-        after >= 0, whole[after] & (steps["unix_ns"][after] <= settled_unix_ns), False
-    )
-    final = np.where(seen, whole, around)
-    unix_ns = np.where(seen, steps["unix_ns"], np.maximum(cells["completed_unix_ns"], cells["scheduled_unix_ns"]))
+    if seen.all():
+        final, unix_ns = whole.copy(), steps["unix_ns"].copy()
+    else:
+        before, after = neighbours(seen)
+        settled_unix_ns = now_unix_ns - int(settings.grace_s * 1e9)
+        around = np.where(before >= 0, whole[before], True) & np.where(
+            after >= 0, whole[after] & (steps["unix_ns"][after] <= settled_unix_ns), False
+        )
+        final = np.where(seen, whole, around)
+        unix_ns = np.where(seen, steps["unix_ns"], np.maximum(cells["completed_unix_ns"], cells["scheduled_unix_ns"]))
     passed = np.flatnonzero((unix_ns > 0) & (unix_ns <= now_unix_ns - int(settings.window_s * 1e9)))
     if len(passed):
         final[: passed[-1] + 1] = True

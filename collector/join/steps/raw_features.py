@@ -9,9 +9,12 @@ is not known is NaN; nothing is interpolated.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from collector.decode import MISSING
 from collector.join.block_ratio import BlockRatio
@@ -100,34 +103,44 @@ def step_features(
 ) -> Floats:
     """Raw features, shape (m, len(STEP_FEATURES)); ``hole_scale`` makes up for journeys that are sampled."""
     seen = cells["seen"]
-    out = dict.fromkeys(STEP_FEATURES, np.full(len(steps), np.nan))
-    recomputed = np.where(
-        seen, np.maximum(steps["decode_tokens"] - steps["decode_requests"], 0), cells["recomputed_tokens"]
+    no_holes = bool(seen.all())
+
+    def told(column: NDArray[Any], rebuilt: Callable[[], Floats | float]) -> Floats:
+        """By the summaries, else by journeys, which nobody has to ask where there are no holes."""
+        return column.astype(float) if no_holes else np.where(seen, column, rebuilt())
+
+    recomputed = told(
+        np.maximum(steps["decode_tokens"] - steps["decode_requests"], 0), lambda: cells["recomputed_tokens"]
     )
-    out["prefill_tokens"] = np.where(seen, steps["prefill_tokens"], counts.prefill_tokens * hole_scale) + recomputed
-    out["prefill_requests"] = np.where(seen, steps["prefill_requests"], counts.prefill_requests * hole_scale)
-    out["decode_requests"] = np.where(seen, steps["decode_requests"], counts.decode_requests * hole_scale)
-    out["decode_tokens"] = out["decode_requests"].copy()
-    out["requests"] = out["prefill_requests"] + out["decode_requests"]
-    out["decode_context_tokens"] = np.where(
-        seen, _summary_context(steps, cells, counts, source, ratio), counts.context_tokens * hole_scale
+    out: dict[str, Floats | float] = {}
+    out["prefill_tokens"] = told(steps["prefill_tokens"], lambda: counts.prefill_tokens * hole_scale) + recomputed
+    prefilling = told(steps["prefill_requests"], lambda: counts.prefill_requests * hole_scale)
+    decoding = told(steps["decode_requests"], lambda: counts.decode_requests * hole_scale)
+    out["prefill_requests"], out["decode_requests"], out["decode_tokens"] = prefilling, decoding, decoding
+    requests = out["requests"] = prefilling + decoding
+    out["decode_context_tokens"] = told(
+        _summary_context(steps, cells, counts, source, ratio), lambda: counts.context_tokens * hole_scale
     )
     out["prefill_attention"] = _prefill_attention(steps, cells, counts, source, hole_scale)
     used = steps["kv_blocks_total"] - steps["kv_blocks_free"]
-    held = counts.context_tokens + counts.prefill_tokens
-    out["running"] = np.where(seen, steps["running"], out["requests"])
-    out["kv_usage_ratio"] = np.where(seen, steps["kv_usage_ratio"], ratio.usage_by(held * hole_scale))
+    out["running"] = told(steps["running"], lambda: requests)
+    out["kv_usage_ratio"] = told(
+        steps["kv_usage_ratio"], lambda: ratio.usage_by((counts.context_tokens + counts.prefill_tokens) * hole_scale)
+    )
     for name, column in (
         ("waiting", steps["waiting"]),
         ("preempted", steps["preempted"]),
         ("finished", steps["finished"]),
         ("kv_blocks_used", used),
     ):
-        out[name] = np.where(seen, column, np.nan)
+        out[name] = told(column, lambda: np.nan)
     if kv_events:
         for name in ("offload_blocks", "restore_blocks", "evicted_blocks"):
             out[name] = cells[name]
-    return np.stack([out[name] for name in STEP_FEATURES], axis=1)
+    raw = np.empty((len(steps), len(STEP_FEATURES)))
+    for number, name in enumerate(STEP_FEATURES):
+        raw[:, number] = out.get(name, np.nan)
+    return raw
 
 
 def _summary_context(steps: Cells, cells: Cells, counts: Rebuilt, source: ContextSource, ratio: BlockRatio) -> Floats:

@@ -74,16 +74,7 @@ def drops(around: Columns, stamps: boundaries.Stamps, trust: Trust) -> list[tupl
     starts = stamps.step[:-1] - low
     here = slice(low, high)
     holes = ~around.cells["seen"][here]
-    before, after = neighbours(around.cells["seen"])
-    if trust.has_journeys and not trust.journeys_sampled:
-        matched = complete(around.steps, around.cells, around.counts)
-        credible = np.where(before >= 0, matched[before], True) & np.where(after >= 0, matched[after], True)
-    else:
-        credible = np.full(len(before), trust.has_journeys)
-    incomplete = np.logical_or.reduceat(holes & ~credible[here], starts)
-    if trust.open_after_unix_ns is not None:
-        beyond = np.logical_or.reduceat(holes & (after[here] < 0), starts)
-        incomplete |= beyond & (stamps.unix_ns[1:] > trust.open_after_unix_ns)
+    incomplete = _incomplete(around, here, holes, stamps, trust) if holes.any() else np.zeros(len(starts), np.bool_)
     idle = np.logical_or.reduceat(around.empty[here], starts)
     return [
         (RowDrop.IDLE, idle & ~incomplete),
@@ -91,6 +82,22 @@ def drops(around: Columns, stamps: boundaries.Stamps, trust: Trust) -> list[tupl
         (RowDrop.TIME_ORDER, np.diff(stamps.ns) <= 0),
         (RowDrop.TOO_LONG, np.diff(stamps.step) > trust.row_steps_max),
     ]
+
+
+def _incomplete(around: Columns, here: slice, holes: Mask, stamps: boundaries.Stamps, trust: Trust) -> Mask:
+    """Which intervals have a hole that nothing tells enough of, shape (len(stamps.step) - 1,)."""
+    starts = stamps.step[:-1] - here.start
+    before, after = neighbours(around.cells["seen"])
+    if trust.has_journeys and not trust.journeys_sampled:
+        matched = complete(around.steps, around.cells, around.counts)
+        credible = np.where(before >= 0, matched[before], True) & np.where(after >= 0, matched[after], True)
+    else:
+        credible = np.full(len(before), trust.has_journeys)
+    incomplete: Mask = np.logical_or.reduceat(holes & ~credible[here], starts)
+    if trust.open_after_unix_ns is not None:
+        beyond = np.logical_or.reduceat(holes & (after[here] < 0), starts)
+        incomplete |= beyond & (stamps.unix_ns[1:] > trust.open_after_unix_ns)
+    return incomplete
 
 
 def pack(

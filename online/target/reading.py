@@ -51,7 +51,7 @@ class Readings:
         told = self._told.get(state)
         if told is None or not _holds(told, state):
             snapshot = target_for_reader(state, exact=False).snapshot()
-            told = self._told[state] = Told(state.pieces, len(state.cutter), snapshot)
+            told = self._told[state] = Told(state.pieces, _waiting_rows(state), snapshot)
         return told.snapshot
 
 
@@ -68,7 +68,12 @@ def target_for_reader(state: TargetState, *, exact: bool) -> TargetState:
 
 def _holds(told: Told, state: TargetState) -> bool:
     """Whether nothing was learned since that a reader is told of."""
-    return told.pieces == state.pieces and (told.waiting_rows == len(state.cutter) or _waits_for_little(state))
+    return told.pieces == state.pieces and (told.waiting_rows == _waiting_rows(state) or _waits_for_little(state))
+
+
+def _waiting_rows(state: TargetState) -> int:
+    """Of both lanes: a copy that learns the one partial block learns the other, too."""
+    return len(state.cutter) + len(state.quick)
 
 
 def _waits_for_little(state: TargetState) -> bool:

@@ -96,6 +96,14 @@ def test_a_block_that_only_fills_leaves_what_was_told():
     assert 50 < sum(kept) < 149
 
 
+def test_rows_of_the_quick_lane_are_told_of_a_young_target_although_their_block_only_fills():
+    bank, told = _young(260)
+    bank.learn("c", TARGET, steps(270, 5).rows.slice(260, 270), Lane.QUICK)
+    again = bank.targets("c", exact=False)["step_time"]
+    assert again != told
+    assert again == copy.deepcopy(bank).targets("c", exact=False)["step_time"]
+
+
 def test_what_is_told_of_another_engine_under_the_same_name_is_told_too():
     bank, told = _young(150)
     bank.learn("d", TARGET, steps(700, 6).rows)

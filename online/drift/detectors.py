@@ -46,7 +46,8 @@ class DriftSettings(msgspec.Struct, frozen=True, kw_only=True):
     form_slack: float = 0.2
     trial_evidence: float = 9.0
     trial_fall: float = 3.0
-    trial_levels_min: int = 3
+    trial_levels_min: int = 2
+    trial_rows_min: int = 136
     trial_rows_max: int = 512
     phase_share: float = 0.5
 

@@ -232,9 +232,10 @@ class DriftMonitor:
         gain = median_of(self.recent[-rows:])
         if abs(gain) < self.settings.gate:
             return Verdict.NOTHING
-        self._reset_detectors()
         suspicion = self.suspicion = self.new_suspicion()
         suspicion.gain, suspicion.usual, suspicion.usual_range = gain, self.levels.size, self.levels.usual_range
+        suspicion.began(self.recent)
+        self._reset_detectors()
         # Cells opened since the change began know no other speed.
         suspicion.old = (self.cells.rows > 0) & (self.opened < self.row - self.settings.onset_rows)
         suspicion.alarm_ns = end_ns

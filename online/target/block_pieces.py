@@ -9,6 +9,7 @@ learned
     with its neighbours, when for all of them   |median_r log(y / (x beta F))| <= EXPECTED_OFF
 
 with the coefficients and shape factors as they were before the block, and while no change is suspected; else alone.
+Blocks that begin under suspicion have TRIAL_ROWS.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from online.rls import RlsLearner
 from online.rows import Mask
 
 PIECE_ROWS = 32
+TRIAL_ROWS = 8
+"""What the rows say of a suspected change is not to wait for the end of a long block."""
 YOUNG_ROWS, YOUNG_REQUESTS = 1024, 256
 REQUESTS_LONGER = 4
 """A tenth of the rows of steps, or less, at the same price per block."""
@@ -62,8 +65,12 @@ class BlockSize(NamedTuple):
     rows: int
     ns: int
 
-    def after(self, learned_rows: int, *, of_steps: bool) -> BlockSize:
-        """Of the next block, when so many rows are learned: short while the coefficients are young."""
+    def after(self, learned_rows: int, *, of_steps: bool, suspects: bool = False) -> BlockSize:
+        """Of the next block, when so many rows are learned: short while they are few, shorter under suspicion."""
+        size = self._grown(learned_rows, of_steps=of_steps)
+        return BlockSize(min(TRIAL_ROWS, size.rows), size.ns) if suspects else size
+
+    def _grown(self, learned_rows: int, *, of_steps: bool) -> BlockSize:
         growing_ns = max(min(GROWING_NS, self.ns), self.ns // GROWING_SHARE)
         if learned_rows < (YOUNG_ROWS if of_steps else YOUNG_REQUESTS):
             return BlockSize(min(PIECE_ROWS, self.rows), growing_ns)

@@ -155,7 +155,8 @@ class TargetState:
 
     def _size_blocks(self) -> None:
         if (watcher := self.watcher()) is not None:
-            size = self._block_size.after(watcher.rows, of_steps=self.target.vector == "beta")
+            suspects, of_steps = watcher.members.slow.trial is not None, self.target.vector == "beta"
+            size = self._block_size.after(watcher.rows, of_steps=of_steps, suspects=suspects)
             self.cutter.block_rows, self.cutter.block_ns = size
 
     def _learn_piece(self, block: Design, views: Mapping[str, Design]) -> None:

@@ -47,7 +47,7 @@ RLS, DRIFT = LearnerSettings(), DriftSettings()
         (r"half-life (\d+) rows", PrequentialError().half_life_rows),
         (r"Medians of (\d+)\s+go", DRIFT.group),
         (r"Below (\d+) % nothing is a change", 100 * DRIFT.gate),
-        (r"within (\d+) levels", DRIFT.trial_levels_min),
+        (r"lasted for (\d+) rows", DRIFT.trial_rows_min),
         (r"undecided after (\d+) rows", DRIFT.trial_rows_max),
         (r"kept at (\d+) %", 100 * RLS.alarm_keep),
         (r"bounded to (\d+) %", 100 * LIMIT),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from online.blocks import Design
-from online.target.block_pieces import PIECE_ROWS, BlockSize, pieces_of
+from online.target.block_pieces import PIECE_ROWS, TRIAL_ROWS, BlockSize, pieces_of
 
 RUNS = st.lists(st.booleans(), max_size=20)
 REST = st.integers(min_value=0, max_value=PIECE_ROWS - 1)
@@ -65,3 +65,9 @@ def test_who_asks_for_long_blocks_gets_longer_young_ones_too_and_those_of_reques
         assert size.after(2_000, of_steps=True) == (512, growing_s * 1e9)
         assert size.after(2_000, of_steps=False) == (2048, 4 * block_s * 1e9)
         assert size.after(10, of_steps=True) == size.after(10, of_steps=False) == (PIECE_ROWS, growing_s * 1e9)
+
+
+def test_blocks_are_short_under_suspicion_however_many_rows_are_learned():
+    for rows in (10, 2_000, 20_000):
+        assert BlockSize(2048, 10**9).after(rows, of_steps=True, suspects=True) == (TRIAL_ROWS, 10**9)
+    assert BlockSize(4, 10**9).after(2_000, of_steps=True, suspects=True) == (4, 10**9)

@@ -5,8 +5,6 @@ import pytest
 
 from collector.config.schema import Config
 from online.bank import Bank
-from online.drift.detectors import DriftSettings
-from online.drift.suspicion import Suspicion
 from online.features.registry import portable
 from online.rows import RowBlock, Target
 from online.target import TargetState
@@ -93,11 +91,18 @@ def test_rows_that_differ_in_how_much_they_tell_are_not_taken_for_a_noisy_neighb
     assert drift_after(uneven(seed, ONSET + rows, speed=since(ONSET + rows, ONSET, 1.38))).count == 1
 
 
-@pytest.mark.parametrize(("first", "then"), [(0.5, 0.3), (0.3, 0.3), (0.3, 0.5)])
-def test_a_burst_beside_a_change_is_none_of_its_gain(first, then):
-    suspicion = Suspicion(DriftSettings())
-    suspicion.e = [first] * 60 + [then] * 56
-    assert suspicion.measured_gain() == pytest.approx(0.3)
+@pytest.mark.parametrize("seed", [2, 5, 6, 12])
+def test_half_as_slow_again_is_reported_within_150_rows(seed):
+    rows = 150
+    assert drift_after(uneven(seed, ONSET + rows, speed=since(ONSET + rows, ONSET, 1.38))).count == 1
+
+
+@pytest.mark.parametrize("seed", [2, 4, 9, 12])
+def test_a_slow_period_that_ends_before_is_no_change_of_speed(seed):
+    """Of 128 rows that are as even as all others, as a real recording has one."""
+    speed = np.ones(ONSET + 600)
+    speed[ONSET : ONSET + 128] = 1.42
+    assert drift_after(uneven(seed, len(speed), speed=speed)).count == 0
 
 
 @pytest.mark.parametrize("length", [40, 90])

@@ -48,7 +48,7 @@ class DriftSettings(msgspec.Struct, frozen=True, kw_only=True):
     trial_fall: float = 3.0
     trial_levels_min: int = 2
     trial_rows_min: int = 136
-    trial_rows_max: int = 512
+    trial_rows_max: int = 352
     phase_share: float = 0.5
 
     def __deepcopy__(self, _memo: object) -> Self:

@@ -8,7 +8,7 @@
     confirmed   when T >= 9 q, never was higher, k >= 2 q, the change began 136 q rows ago or more and the median of
                 the last 8 e is beyond g / 2; with the gain exp(median e) of the rows since it began, or that of the
                 later half of them where it is less: what raised the alarm may have been a burst
-    refuted     when T falls by 3 below its highest, or stays undecided for 512 rows
+    refuted     when T falls by 3 below its highest, or stays undecided for 352 rows
 
 T is how much likelier "changed by g" is than "did not change", in units that take neighbouring rows for one: a large
 change is told from a burst by its duration, one of the size of the noise within 300 rows. A busy neighbour makes steps

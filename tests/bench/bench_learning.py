@@ -273,7 +273,7 @@ def main():
             print(f"\n{title}")
             for line in lines:
                 mark = {True: "ok", False: "MISSED", None: ""}[line.ok]
-                missed += line.ok is False
+                missed += line.ok is not None and not line.ok
                 skipped += line.value == "SKIPPED"
                 print(f"  {line.what:<72} {line.value:>14}  {line.target:<16} {mark}", flush=True)
     print(f"\n{missed} targets missed, {skipped} sections skipped")

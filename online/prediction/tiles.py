@@ -7,10 +7,12 @@ the mean of that over its rows; what one step is off it shows in what x beta F l
     A_c <- A_c + rho (mean pad - A_c)                       usual padding of cell c, rho as of its usual work (cells.py)
     q_i   = bP (pad_i - A_c) / (x_i beta F)                 bP: what a token of prefill costs
     d_i   = q_i (2 r_i - q_i) = r_i^2 - (r_i - q_i)^2       r_i = log(y_i / (x_i beta F))
-    tile  = the t of the largest sum d, if sum d > 4 sqrt(sum d^2); none else
+    tile  = the t of the largest sum d, if sum d > 4 sqrt(sum d^2), of all rows and of those with T_i > 2 t; none else
 
 by rows of one step in cells that have rows, before they are learned, of every second block. Sums are forgotten with a
-half-life of 4096 such rows. Padding that costs less than half of what as many tokens of prefill do wins nothing.
+half-life of 4096 such rows. Padding that costs less than half of what as many tokens of prefill do wins nothing. Up
+to its knee a machine that takes as long for few tokens as for more (it waits for memory, or for its host) looks like
+one tile; beyond the second it does not.
 
 Guards: |r| <= 0.1 (stalls); bP / (x beta F) <= 0.05; T <= 2^40.
 
@@ -50,14 +52,24 @@ class Tiles:
         rows: of each cell, (512,).
         padding: A by size and cell, (512, 3).
         won, squares: sums of d and d^2 by size, (3,).
+        won_beyond, squares_beyond: the same of rows beyond the second tile; states saved without have to win them anew.
     """
 
-    STATE = saved("tiles", blocks=Count, rows=Floats, padding=Floats, won=Floats, squares=Floats)
+    STATE = saved(
+        "tiles",
+        blocks=Count,
+        rows=Floats,
+        padding=Floats,
+        won=Floats,
+        squares=Floats,
+        won_beyond=Floats,
+        squares_beyond=Floats,
+    )
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.blocks = 0
         self.rows, self.padding = np.zeros(CELLS), np.zeros((CELLS, len(SIZES)))
-        self.won, self.squares = np.zeros(len(SIZES)), np.zeros(len(SIZES))
+        self.won, self.squares, self.won_beyond, self.squares_beyond = np.zeros((4, len(SIZES)))
         self._columns = [names.index(each) for each in _COLUMNS] if set(names) >= set(_COLUMNS) else None
 
     def learn(self, block: Design, log_ratio: Floats, beta: Floats) -> None:
@@ -78,6 +90,9 @@ class Tiles:
         keep = 0.5 ** (len(rows) / _HALF_LIFE_ROWS)
         self.won = keep * self.won + won.sum(axis=0)
         self.squares = keep * self.squares + np.square(won).sum(axis=0)
+        won *= tokens[:, None] > 2 * _SIZES
+        self.won_beyond = keep * self.won_beyond + won.sum(axis=0)
+        self.squares_beyond = keep * self.squares_beyond + np.square(won).sum(axis=0)
         count = np.bincount(cell, minlength=CELLS)
         places = len(SIZES) * cell[:, None] + np.arange(len(SIZES))
         sums = np.bincount(places.ravel(), off.ravel(), self.padding.size).reshape(self.padding.shape)
@@ -87,8 +102,8 @@ class Tiles:
     def tile(self) -> int | None:
         """Tokens of a tile; None where rows do not say that there is one."""
         best = int(self.won.argmax())
-        sure = self.won[best] > _SURE * np.sqrt(self.squares[best])
-        return SIZES[best] if sure else None
+        sure = (self.won > _SURE * np.sqrt(self.squares)) & (self.won_beyond > _SURE * np.sqrt(self.squares_beyond))
+        return SIZES[best] if sure[best] else None
 
     def usual_padding(self) -> dict[str, float]:
         """Tokens that steps of each cell with prefill were padded by, by name; empty where there is no tile."""
@@ -103,5 +118,5 @@ class Tiles:
         mine, theirs = np.minimum(self.rows, _ROWS_MAX), np.minimum(other.rows, _ROWS_MAX)
         self.padding += (theirs / np.maximum(mine + theirs, 1.0))[:, None] * (other.padding - self.padding)
         self.rows += other.rows
-        self.won += other.won
-        self.squares += other.squares
+        for name in ("won", "squares", "won_beyond", "squares_beyond"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))

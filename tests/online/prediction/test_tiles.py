@@ -21,8 +21,11 @@ def padded(tokens, tile):
     return tile * np.ceil(tokens / tile) if tile else tokens
 
 
-def served(tile, prompts=None, seed=4, steps=1, price=1.0):
-    """Steps of a prompt, of six tiles or so, and some decodes; padding costs ``price`` of what a prompt's tokens do."""
+def served(tile, prompts=None, seed=4, steps=1, price=1.0, floor=0):
+    """Steps of a prompt, of six tiles or so, and some decodes; padding costs ``price`` of what a prompt's tokens do.
+
+    Fewer tokens than ``floor`` take as long as so many.
+    """
     draw = np.random.default_rng(seed)
     with_prompt = draw.random(ROWS) < 0.4
     prefill = (
@@ -34,6 +37,7 @@ def served(tile, prompts=None, seed=4, steps=1, price=1.0):
     decodes = draw.integers(8, 60, ROWS).astype(float)
     tokens = prefill + decodes
     paid = np.where(with_prompt, tokens + price * (padded(tokens, tile) - tokens), decodes)
+    paid = np.maximum(paid, floor)
     elapsed_us = (6_000.0 + PER_TOKEN_US * paid + 0.04 * 400 * decodes) * np.exp(0.02 * draw.standard_normal(ROWS))
     lines = np.zeros((ROWS, len(STEP_FEATURES)))
     values = {"prefill_tokens": prefill, "prefill_requests": with_prompt, "requests": decodes + with_prompt}
@@ -72,6 +76,18 @@ def test_the_tile_of_a_machine_is_found(tile):
     told = {name: each.padding for name, each in target.shape_factors.items() if each.padding is not None}
     assert told
     assert all(name.startswith("prefill") and 0.0 <= padding < tile for name, padding in told.items())
+
+
+SHORT = np.round(np.exp(np.random.default_rng(7).normal(4.8, 0.5, 2000)))
+"""Prompts of 120 tokens or so."""
+
+
+@pytest.mark.parametrize("floor", [220, 245])
+def test_a_machine_that_waits_for_its_memory_up_to_so_many_tokens_is_not_one_of_tiles(floor):
+    bank = Bank(RLS)
+    for seed in range(4):
+        bank.learn("c0", Target.STEP_TIME, served(0, prompts=SHORT, floor=floor, seed=seed))
+    assert target_of(bank).tile is None
 
 
 @pytest.mark.parametrize(

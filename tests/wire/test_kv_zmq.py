@@ -281,6 +281,24 @@ def test_a_full_queue_loses_the_oldest_and_says_so(publisher, subscribe):
     assert subscriber.queued == 0
 
 
+def test_a_replay_larger_than_the_queue_waits_for_the_worker(context, subscribe):
+    publisher = Publisher(context)
+    for _ in range(100):
+        publisher.publish(stored(1), lose=True)
+    subscriber = subscribe(KvEndpoint(endpoint=publisher.endpoint, replay=publisher.replay), queue_batches=10)
+    publisher.wait_for_subscriber()
+    publisher.publish(stored(1))
+    publisher.serve_replay()
+    until(lambda: subscriber.queued >= 5)
+    publisher.publish(stored(1))
+    until(lambda: subscriber.counts()[table.KV_SEQUENCE, "recovered"] == 4)
+    taken = Taken(subscriber)
+    until(lambda: len(taken.seqs()) == 102)
+    assert sorted(taken.seqs()) == list(range(102))
+    assert subscriber.counts()[table.KV_DROPPED_MESSAGES] == 0
+    publisher.close()
+
+
 def test_a_connecting_publisher_is_heard_by_binding(context, subscribe):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]

@@ -1,8 +1,9 @@
 """KV-cache events from vLLM's ZMQ publishers: one thread, one SUB per endpoint, a DEALER for replay where configured.
 
 Connecting never waits: an endpoint that is not there yet, goes away or never answers costs nothing but its events. What
-arrives is decoded at once (token ids never leave the message) and waits in a bounded queue for the worker. pyzmq is an
-optional dependency (extra ``kv``), imported when the first subscriber starts.
+arrives is decoded at once (token ids never leave the message) and waits in a bounded queue for the worker. A replay has
+time: it is read while the queue is less than half full, and the rest is for what is live. pyzmq is an optional
+dependency (extra ``kv``), imported when the first subscriber starts.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ TURN_TIMEOUT_S = 60.0
 """A turn that reads a thousand of the largest messages takes a while."""
 _POLL_MS = 500
 _MESSAGES_PER_TURN = 1000
+_NO_ROOM_PAUSE_S = 0.02
 _HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 10_000, 30_000
 _RECONNECT_MS, _RECONNECT_MAX_MS = 200, 10_000
 
@@ -168,7 +170,12 @@ class KvSubscriber:
             if subscription.dealer is not None and subscription.dealer in ready:
                 self._read(subscription, subscription.dealer, live=False)
             self._attend(subscription)
-        return 0.0
+        # a replay that waits is ready all the time
+        return 0.0 if self._has_room() else _NO_ROOM_PAUSE_S
+
+    def _has_room(self) -> bool:
+        """For replays."""
+        return 2 * self.queued < self._settings.queue_batches
 
     def _attend(self, subscription: _Subscription) -> None:
         """Ask again for what is missing, or give up on an answer."""
@@ -188,6 +195,9 @@ class KvSubscriber:
     def _read(self, subscription: _Subscription, socket: Any, *, live: bool) -> None:
         sequence = subscription.sequence
         for _ in range(_MESSAGES_PER_TURN):
+            if not live and not self._has_room():
+                sequence.answered(self._now_s())
+                return
             try:
                 frames = socket.recv_multipart(flags=self._zmq.NOBLOCK)
             except self._zmq.ZMQError:

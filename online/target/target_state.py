@@ -258,16 +258,10 @@ class TargetState:
             drift=None if watcher is None else watcher.members.drift.snapshot(),
             mean_us=learner.mean_us(),
             live_champion=_lowest({name: model.live_error for name, model in models.items() if model.live_error}),
-            **self._replica_parts(watcher),
+            **_replica_parts(self.replicas, watcher),
             **self._shape_parts(learner, None if told is None else told.beta),
             not_stationary=unsteady_points(self.models.get(SHAPED)),
         )
-
-    def _replica_parts(self, watcher: RlsLearner | None) -> dict[str, Any]:
-        if watcher is None:
-            return {}
-        replicas, clusters = compared(self.replicas.get(watcher.features.name, []), watcher.rows)
-        return {"replicas": replicas, "replica_clusters": clusters}
 
     def _shape_parts(self, champion: RlsLearner, beta: Floats | None) -> dict[str, Any]:
         """Shape factors, and what is relative to the prediction by them; by the champion where there are none."""
@@ -320,6 +314,13 @@ class TargetState:
             if any(len(replica.b) != width for replica in replicas):
                 raise StateError(f"replicas of another width than {width}, that of {name}")
         return skipped
+
+
+def _replica_parts(replicas: Mapping[str, list[Replica]], watcher: RlsLearner | None) -> dict[str, Any]:
+    if watcher is None:
+        return {}
+    beside, clusters = compared(replicas.get(watcher.features.name, []), watcher.rows)
+    return {"replicas": beside, "replica_clusters": clusters}
 
 
 def _lowest(errors: dict[str, ErrorSnapshot | None]) -> str | None:

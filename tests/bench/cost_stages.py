@@ -15,7 +15,7 @@ from typing import Any
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from collector.config.schema import Config
-from collector.join import Described, Event, Joiner, Rows
+from collector.join import Described, Event, Joiner, Rows, together
 from collector.receive.export_request import Export
 from collector.runtime.memory import tune_malloc
 from collector.telemetry import Counts
@@ -49,7 +49,7 @@ class Sidecar:
     def process(self, export: Export) -> None:
         """Decode, join and learn."""
         for batch in self.call(DECODE, list, self._reader.read([export], Counts())):
-            for _, telemetry in batch:
+            for _, telemetry in self.call(PLACE, list, together(batch, self._joiner.goes_on)):
                 self.call(PLACE, self._joiner.add, telemetry)
             for event in self.call(ROWS, self._joiner.drain):
                 self.call(LEARN, self._learn, event)

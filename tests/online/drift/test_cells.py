@@ -1,5 +1,7 @@
 """What a step of each batch shape usually takes, while rows of other shapes say that everything became slower."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -80,3 +82,31 @@ def test_shapes_of_two_sides_and_of_a_donor_keep_what_others_moved(cells):
     for taken in (adopted, other):
         assert taken.followed[3] == pytest.approx(0.02)
         assert taken.usual(SHAPE, BETA) == pytest.approx(cells.usual(SHAPE, BETA))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda cells: learn(cells, -0.1),
+        lambda cells: cells.follow(0.02 * COMMON_ROWS),
+        lambda cells: cells.shift(np.arange(512) == SHAPE[0], 0.3),
+        lambda cells: cells.add(_known(0.4), 256.0),
+        lambda cells: cells.adopt(_known(0.4)),
+        lambda cells: cells.widen(2),
+    ],
+    ids=["learn", "follow", "shift", "add", "adopt", "widen"],
+)
+def test_factors_that_were_told_are_told_anew_after_every_change(cells, change):
+    before = cells.log_factors(BETA)
+    change(cells)
+    wide = cells.x.shape[1] - len(BETA)
+    beta = np.append(BETA, np.zeros(wide)) if wide else BETA
+    told = cells.log_factors(beta)
+    assert np.array_equal(told, copy.deepcopy(cells).log_factors(beta.copy()))
+    assert np.array_equal(told, before) == bool(wide)
+
+
+def _known(log_ratio):
+    other = Cells(4)
+    learn(other, log_ratio)
+    return other

@@ -54,6 +54,8 @@ _ALL_ODD = 0.05
 _DRIFTS = 3.0 * MISFIT
 _DRIFT_ROWS, _DRIFT_SURE = 64.0, 5.0
 _RIDGE = 1e-9
+_ROWS_MIN = 1e-12
+"""A point of which less is left says nothing, and 1 / rows may be no number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ class Evidence:
 def capped(sums: Floats, rows: Floats, unsteady: tuple[str, ...] = ()) -> Evidence:
     """From sums by point over (x, y, l t), (k, 6, 6), and rows (k,)."""
     squares = sums[:, COLUMNS, COLUMNS]
-    seen = (rows > 0.0) & (squares > 0.0)
+    seen = (rows > _ROWS_MIN) & (squares > 0.0)
     sums, rows = sums[seen] / squares[seen, None, None], rows[seen]
     points = sums[:, : COLUMNS + 1, : COLUMNS + 1]
     known = rows / (1.0 + rows)

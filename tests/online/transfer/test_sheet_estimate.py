@@ -393,3 +393,12 @@ def test_adding_moves_the_origin_of_time():
 def test_points_are_octaves_within_bounds():
     z = np.array([[1.0, 0, 0.0, 1.0, 1e3, 1.0], [1.0, 0, 1e12, 1e6, 1e3, 1.0], [2.0, 0, 96e3, 64.0, 1e3, 2.0]])
     assert points_of(z).tolist() == [0, 15 * 9 + 8, 5 * 9 + 1]
+
+
+@pytest.mark.parametrize("rows", [0.0, 5e-324, 1e-300, 1e-13])
+def test_a_point_of_which_nothing_is_left_says_nothing(rows):
+    z = np.array([[1.0, 0.0, 5e4, 20.0, 9000.0, 3.0]])
+    with np.errstate(all="raise"):
+        forgotten = capped((z.T @ z)[None], np.array([rows])).by_means(np.array([5000.0, 0.0, 0.05, 60.0]))
+    assert not forgotten.a.any()
+    assert not forgotten.b.any()

@@ -5,13 +5,19 @@ shapes, and the next hour has another one: more rows of today's mix make no coef
 drift monitor keeps the usual work X_c (p,), the rows n_c and the usual log ratio log F_c of observed to X_c beta, so
 
     z_c   = X_c / X_c beta                  n_c: scaled to the effective rows of A
-    d_c   = C z_c n_c e_c / sqrt(1 - h_c)   what beta owes to shape c           h_c = n_c z_c' C z_c <= 0.9
+    d_c   = C z_c n_c m_c                   what beta owes to shape c
+    m_c^2 = max(e_c^2 / (1 - h_c), t^2)     its misfit                          h_c = n_c z_c' C z_c <= 0.9
+    e_c^2 = log F_c^2 - s_c^2 u_c           u_c = min(1, k / min(n_c, 256)): what noise of spread s_c does not explain
+    t^2   = sum_c a_c (log F_c^2 - s^2 u_c) / f (1 + 1.21 / f)^2 >= 0           f = sum_c a_c (1 - h_c)
     var_j = sum_c d_cj^2 (1 + 1.21 / f_j)^2         f_j = max((sum d^2)^2 / sum d^4, 4): Student's, for few shapes
-    e_c^2 = max(log F_c^2 - s_c^2 min(1, k / min(n_c, 256)), 0)         what noise of spread s_c does not explain
 
-with k, the variance by HAC per variance of independent noise, for the rows that err together.
-Guard: |log F_c| <= 1/2. Reference: Bell and McCaffrey, Bias reduction in standard errors for linear regression with
-multi-stage samples (Survey Methodology 2002), CR2.
+with k, the variance by HAC per variance of independent noise, for the rows that err together, s^2 the mean of s_c^2
+over rows, a_c = n_c / (n_c + 8). A shape with most of the rows pulls the line through itself: what it misfits by cannot
+be seen in what is left of it, and is taken to be no less than what the others do, t. So it is in the first minutes of
+a server, when nearly all steps are of one request.
+Guard: |log F_c|, t <= 1/2. Reference: Bell and McCaffrey, Bias reduction in standard errors for linear regression with
+multi-stage samples (Survey Methodology 2002), CR2; t: DerSimonian and Laird, Meta-analysis in clinical trials
+(Controlled Clinical Trials 1986).
 """
 
 from __future__ import annotations
@@ -29,6 +35,8 @@ _TINY, _NOTHING = 1e-9, 1e-300
 _FREEDOM_MIN = 4.0
 _LOG_MAX = 0.5
 _REMEMBERED_ROWS = 256.0
+_TYPICAL_ROWS = 8.0
+"""Of a shape, from which on it says half of what it can about t."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +53,21 @@ class Shapes:
         """Of the columns ``on``, c (q, q) being their part of (A + H)^-1; ``inflation``: k above, (q,)."""
         z = self.x[:, on] / np.maximum(self.x @ beta, _TINY)[:, None]
         explained = np.minimum(inflation / np.minimum(self.seen_rows, _REMEMBERED_ROWS), 1.0)
-        error = np.minimum(self.log_factor**2, _LOG_MAX**2) - self.spread**2 * explained
+        squared = np.minimum(self.log_factor**2, _LOG_MAX**2)
         moved = z @ c
         leverage = np.minimum(self.rows * np.einsum("ij,ij->i", moved, z), LEVERAGE_MAX)
-        weight = self.rows**2 * np.maximum(error, 0.0) / (1.0 - leverage)
+        own = (squared - self.spread**2 * explained) / (1.0 - leverage)
+        weight = self.rows**2 * np.maximum(own, self._typical(squared, explained, leverage))
         parts = weight[:, None] * moved**2
         total = parts.sum(axis=0)
         freedom = np.maximum(total**2 / np.maximum((parts**2).sum(axis=0), _NOTHING), _FREEDOM_MIN)
         variance: Floats = total * (1.0 + STUDENT / freedom) ** 2
         return variance
+
+    def _typical(self, squared: Floats, explained: Floats, leverage: Floats) -> float:
+        """t^2 of the module's equations, by log F^2 (G,), the share u of noise that is in it (G,) and h (G,)."""
+        spread = float(self.rows @ self.spread**2) / max(float(self.rows.sum()), _NOTHING)
+        share = self.seen_rows / (self.seen_rows + _TYPICAL_ROWS)
+        freedom = max(float(share @ (1.0 - leverage)), _TINY)
+        beyond = max(float(share @ (squared - spread * explained)), 0.0)
+        return min(beyond / freedom * (1.0 + STUDENT / max(freedom, 1.0)) ** 2, _LOG_MAX**2)

@@ -52,8 +52,8 @@ class ScrapedServers(Protocol):
         ...
 
     @property
-    def tls(self) -> ssl.SSLContext:
-        """Whom to trust."""
+    def tls(self) -> ssl.SSLContext | None:
+        """Whom to trust; None = whom the system trusts."""
         ...
 
     def token(self) -> str:

@@ -5,12 +5,12 @@ Read at start, bounded and checked; what a file says wrongly is refused with a s
 
 from __future__ import annotations
 
-import importlib.resources
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from online.features import sheets
 from online.features.sheets import HardwareSheet, architecture, hardware_sheets
 
 from .facts import TEXT_CHARS_MAX, Fact
@@ -21,7 +21,7 @@ MODEL_FILE_BYTES_MAX = 4 * 2**20
 
 def shipped_sheets() -> dict[str, HardwareSheet]:
     """The table that comes with the program."""
-    text = importlib.resources.files("online.features.sheets").joinpath("hardware.json").read_bytes()
+    text = Path(sheets.__file__).with_name("hardware.json").read_bytes()
     return hardware_sheets(msgspec.json.decode(text))
 
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import resources
+from pathlib import Path
 
-CHART_STYLE = resources.files(__package__).joinpath("charts.css").read_text(encoding="utf-8")
+CHART_STYLE = Path(__file__).with_name("charts.css").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ import base64
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
-from importlib import resources
+from pathlib import Path
 from urllib.parse import urlencode
 
 from prometheus_client.registry import Collector
@@ -37,8 +37,8 @@ _PROBLEM = "_problem"
 _SUBJECTS = {"config": "Configuration"}
 """Of the problems that readiness tells; any other goes by its name."""
 
-_STYLE = CHART_STYLE + resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
-_SCRIPT = resources.files(__package__).joinpath("page.js").read_text(encoding="utf-8")
+_STYLE = CHART_STYLE + Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+_SCRIPT = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
 
 
 def _csp_hash(text: str) -> str:

@@ -89,7 +89,7 @@ class Scraper:
     """All servers of the configuration.
 
     Attributes:
-        tls: whom to trust.
+        tls: whom to trust; None where nobody is asked, since reading the system's authorities costs 2 MB.
     """
 
     def __init__(self, config: ScrapeConfig, clock: Clock, count: CountOutcome = lambda _: None) -> None:
@@ -97,7 +97,7 @@ class Scraper:
         self._clock = clock
         self._count = count
         self._targets = TargetList(config)
-        self.tls = _tls(config)
+        self.tls = _tls(config) if self.enabled or config.ca_file else None
         self._pages: deque[ScrapedPage] = deque()
         self._servers: dict[ScrapeTarget, ScrapedServer] = {}
         self._due: list[tuple[int, int, ScrapedServer | None]] = []

@@ -30,7 +30,7 @@ import math
 import numpy as np
 
 from online.blocks import STRATA, Design
-from online.rows import Floats, Ints
+from online.rows import Floats, Ints, Mask
 from online.snapshot import IntervalSnapshot
 from online.state import Count, saved
 
@@ -104,14 +104,19 @@ class Intervals:
             self.table = self._quantiles()
             self.stale_rows = 0
 
-    def _quantiles(self, shares: Floats = _SHARES) -> Floats:
-        """P10, P50 and P90 of log(y / yhat) of every stratum, (32, 3), or other three shares; needs a row."""
+    def _quantiles(self) -> Floats:
+        """P10, P50 and P90 of log(y / yhat) of every stratum, (32, 3); needs a row."""
         pool = self.histogram.sum(axis=0)
         used = self.histogram.any(axis=1)
         table = np.empty((STRATA, 3))
-        table[~used] = self._interpolate(pool[None, :], shares)
-        table[used] = self._interpolate(self.histogram[used] + pool * (self.borrowed_rows / pool.sum()), shares)
+        table[~used] = self._interpolate(pool[None, :], _SHARES)
+        table[used] = self._interpolate(self._with_borrowed(used, pool), _SHARES)
         return table
+
+    def _with_borrowed(self, strata: Ints | Mask, pool: Floats) -> Floats:
+        """Histograms of these strata, (s, 88), with what they borrow from the whole."""
+        mixed: Floats = self.histogram[strata] + pool * (self.borrowed_rows / pool.sum())
+        return mixed
 
     @staticmethod
     def _interpolate(mixed: Floats, shares: Floats) -> Floats:
@@ -148,14 +153,11 @@ class Intervals:
         """Pooled ratios, and those of every stratum with 30 rows or more."""
         if self.stale_rows < 0:
             return None
-        rows = self.histogram.sum(axis=1)
-        shares = self._shares()
-        table = self._spread(self._quantiles(shares)).tolist()
-        p10, p50, p90 = self._spread(self._interpolate(self.histogram.sum(axis=0)[None, :], shares))[0].tolist()
-        strata = {}
-        for s in np.flatnonzero(rows >= _PUBLISHED_ROWS).tolist() if by_stratum else ():
-            low, mid, high = table[s]
-            strata[stratum_name(s)] = (low, mid, high)
+        pool = self.histogram.sum(axis=0)
+        told = (self.histogram.sum(axis=1) >= _PUBLISHED_ROWS).nonzero()[0] if by_stratum else np.empty(0, np.int64)
+        mixed = np.concatenate((pool[None, :], self._with_borrowed(told, pool)))
+        (p10, p50, p90), *own = self._spread(self._interpolate(mixed, self._shares())).tolist()
+        strata = {stratum_name(s): (low, mid, high) for s, (low, mid, high) in zip(told.tolist(), own, strict=True)}
         return IntervalSnapshot(p10=p10, p50=p50, p90=p90, strata=strata)
 
     def _shares(self) -> Floats:

@@ -67,20 +67,23 @@ class PrequentialError:
         """Infinite before the first prediction."""
         return self.sum_ape / self.total if self.total > 0.0 else np.inf
 
-    def quantile(self, share: float) -> float:
-        """Interpolated quantile; needs at least one error."""
-        cumulative = np.cumsum(self.histogram)
-        wanted = share * cumulative[-1]
-        index = min(int(np.searchsorted(cumulative, wanted)), _BINS - 1)
-        below = float(cumulative[index - 1]) if index else 0.0
-        inside = (wanted - below) / max(float(self.histogram[index]), 1e-300)
-        return float(_LOW * np.exp((index + min(max(inside, 0.0), 1.0)) / _PER_LOG))
+    def quantiles(self, *shares: float) -> list[float]:
+        """Interpolated quantiles; need at least one error."""
+        cumulative = self.histogram.cumsum()
+        wanted = cumulative[-1] * np.array(shares)
+        index = np.minimum(cumulative.searchsorted(wanted), _BINS - 1)
+        own = self.histogram[index]
+        below = np.where(index > 0, cumulative[index - 1], 0.0)
+        inside = np.minimum(np.maximum((wanted - below) / np.maximum(own, 1e-300), 0.0), 1.0)
+        found: list[float] = (_LOW * np.exp((index + inside) / _PER_LOG)).tolist()
+        return found
 
     def snapshot(self) -> ErrorSnapshot | None:
         """As ratios; None before the first prediction."""
         if self.total <= 0.0:
             return None
-        return ErrorSnapshot(mape=self.mean(), median_ape=self.quantile(0.5), p90_ape=self.quantile(0.9))
+        median_ape, p90_ape = self.quantiles(0.5, 0.9)
+        return ErrorSnapshot(mape=self.mean(), median_ape=median_ape, p90_ape=p90_ape)
 
     def restate(self, shift: Shift) -> None:
         """Errors as another prediction would have made them; the sum moves by what the middles of the bins do."""

@@ -9,7 +9,7 @@ from online.features import FeatureSet, build
 from online.rls import RowWeights
 from online.rows import Target
 from online.snapshot import TargetSnapshot
-from online.transfer import SheetEstimate, SheetPrior, evidence_of
+from online.transfer import SheetEstimate, SheetPrior, unsteady_points
 
 from .learners import RLS, Learner, publishes
 from .published_prediction import SHAPED
@@ -52,7 +52,6 @@ def foretold(prior: SheetPrior | None, settings: BankSettings) -> TargetSnapshot
     return TargetSnapshot(vector="beta", unit="us", champion=SHAPED, models=models, interval=told.interval())
 
 
-def unsteady_points(learner: Learner | None) -> list[str]:
-    """Names of the operating points that are not stationary."""
-    evidence = evidence_of(learner) if learner is not None and publishes(learner) else None
-    return [] if evidence is None else list(evidence.unsteady)
+def not_stationary(learner: Learner | None) -> list[str]:
+    """Names of the operating points that are not."""
+    return list(unsteady_points(learner)) if learner is not None and publishes(learner) else []

@@ -25,7 +25,7 @@ from .design_matrix import DesignMatrix
 from .learners import RLS, Learner, make_learner, publishes
 from .published_prediction import SHAPED, PublishedPrediction, make_published
 from .settings import BankSettings, rates
-from .sheet_told import columns_of, foretold, told_by_sheet, unsteady_points, weights_by_sheet
+from .sheet_told import columns_of, foretold, not_stationary, told_by_sheet, weights_by_sheet
 from .step_history import StepHistory
 from .window_rows import WindowRows
 
@@ -260,7 +260,7 @@ class TargetState:
             live_champion=_lowest({name: model.live_error for name, model in models.items() if model.live_error}),
             **_replica_parts(self.replicas, watcher),
             **self._shape_parts(learner, None if told is None else told.beta),
-            not_stationary=unsteady_points(self.models.get(SHAPED)),
+            not_stationary=not_stationary(self.models.get(SHAPED)),
         )
 
     def _shape_parts(self, champion: RlsLearner, beta: Floats | None) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .capped_evidence import evidence_of
+from .capped_evidence import unsteady_points
 from .config_places import ConfigPlaces
 from .configuration_space import configuration_vector, coverage, ensemble, measure_next, specialists
 from .pool import DonorPool, Priors, priors_of
@@ -25,7 +25,6 @@ __all__ = [
     "donor_of",
     "donors_of",
     "ensemble",
-    "evidence_of",
     "frozen",
     "measure_next",
     "pool",
@@ -33,4 +32,5 @@ __all__ = [
     "select",
     "selection_strata",
     "specialists",
+    "unsteady_points",
 ]

@@ -43,7 +43,7 @@ import numpy as np
 
 from online.blocks import Design
 from online.rls import OperatingPoints, RlsLearner, RowWeights, point_name, points_of, solve
-from online.rows import Floats
+from online.rows import Floats, Mask
 
 MISFIT = 0.02
 _WANDER, _WANDER_S = 0.052, 30.0
@@ -153,8 +153,19 @@ def evidence_of(learner: RlsLearner) -> Evidence | None:
     if kept is None or not len(kept.ids):
         return None
     whole = _without_phases(kept, learner.members.slow.beta)
-    names = tuple(point_name(int(point)) for point in np.sort(kept.ids[_unsteady(whole, kept.rows)]))
-    return capped(whole, kept.rows, names)
+    return capped(whole, kept.rows, _named(kept, _unsteady(whole, kept.rows)))
+
+
+def unsteady_points(learner: RlsLearner) -> tuple[str, ...]:
+    """Names of the operating points of a learner of ``portable`` that are not stationary."""
+    kept = learner.points()
+    if kept is None or not (kept.rows >= _DRIFT_ROWS).any():
+        return ()
+    return _named(kept, _unsteady(_without_phases(kept, learner.members.slow.beta), kept.rows))
+
+
+def _named(kept: OperatingPoints, which: Mask) -> tuple[str, ...]:
+    return tuple(point_name(point) for point in sorted(kept.ids[which].tolist()))
 
 
 def _without_phases(kept: OperatingPoints, beta: Floats) -> Floats:
@@ -168,29 +179,29 @@ def _without_phases(kept: OperatingPoints, beta: Floats) -> Floats:
     return whole
 
 
-def _unsteady(whole: Floats, rows: Floats) -> list[bool]:
-    """Points where the same work takes longer than it did, or shorter."""
-    return [bool(n >= _DRIFT_ROWS) and _drifts(one, float(n)) for one, n in zip(whole, rows, strict=True)]
-
-
-def _drifts(g: Floats, rows: float) -> bool:
-    used = [j for j in range(COLUMNS) if g[j, j] > 0.0]
+def _unsteady(g: Floats, rows: Floats) -> Mask:
+    """Points (k,) where the same work takes longer than it did, or shorter; sums (k, 6, 6), all solved together."""
     steps, y, time = 0, COLUMNS, COLUMNS + 1
-    if g[steps, steps] <= 0.0 or g[time, time] <= 0.0:
-        return False
-    columns = [*used, time]
-    scale = 1.0 / np.sqrt(g[columns, columns])
-    system = g[np.ix_(columns, columns)] * scale * scale[:, None] + _RIDGE * np.eye(len(columns))
+    columns = np.array([*range(COLUMNS), time])
+    diagonal = g.diagonal(axis1=1, axis2=2)
+    unsteady = (rows >= _DRIFT_ROWS) & (diagonal[:, steps] > 0.0) & (diagonal[:, time] > 0.0)
+    g, rows, diagonal = g[unsteady], rows[unsteady], diagonal[unsteady][:, columns]
+    # A column without anything to say is its own row of the identity.
+    scale = (diagonal > 0.0) / np.sqrt(np.where(diagonal > 0.0, diagonal, 1.0))
+    system = g[:, columns[:, None], columns] * scale[:, :, None] * scale[:, None]
+    system += np.where(scale > 0.0, _RIDGE, 1.0)[:, None] * np.eye(len(columns))
     inverse = np.linalg.inv(system)
-    slopes = inverse @ (g[columns, y] * scale)
-    left = max(float(g[y, y] - slopes @ (g[columns, y] * scale)), 0.0) / rows
-    slope = slopes[-1] * scale[-1]
-    mean = g[steps, time] / g[steps, steps]
-    spread = np.sqrt(max(g[time, time] / g[steps, steps] - mean * mean, 0.0))
-    step = g[y, steps] / g[steps, steps]
-    drift = abs(slope) * np.sqrt(12.0) * spread / max(step, 1e-300)
-    error = np.sqrt(left * inverse[-1, -1]) * scale[-1]
-    return bool(drift > _DRIFTS and abs(slope) > _DRIFT_SURE * error)
+    right = g[:, columns, y] * scale
+    slopes = np.matvec(inverse, right)
+    left = np.maximum(g[:, y, y] - (slopes * right).sum(axis=1), 0.0) / rows
+    slope = np.abs(slopes[:, -1]) * scale[:, -1]
+    mean = g[:, steps, time] / g[:, steps, steps]
+    spread = np.sqrt(np.maximum(g[:, time, time] / g[:, steps, steps] - mean * mean, 0.0))
+    step = g[:, y, steps] / g[:, steps, steps]
+    drift = slope * np.sqrt(12.0) * spread / np.maximum(step, 1e-300)
+    error = np.sqrt(left * inverse[:, -1, -1]) * scale[:, -1]
+    unsteady[unsteady] = (drift > _DRIFTS) & (slope > _DRIFT_SURE * error)
+    return unsteady
 
 
 def evidence_of_held(held: Design, expected: Floats, variance: Floats) -> Evidence:

@@ -29,7 +29,7 @@ def test_a_restated_error_is_that_of_the_other_prediction(shift):
     assert error.total == other.total
     assert error.mean() == pytest.approx(other.mean(), rel=0.02)
     for share in (0.5, 0.9):
-        assert error.quantile(share) == pytest.approx(other.quantile(share), rel=0.08)
+        assert error.quantiles(share) == pytest.approx(other.quantiles(share), rel=0.08)
 
 
 def test_without_a_shift_nothing_moves():

@@ -33,17 +33,16 @@ def slope_inside(strata: Floats, column: int, scale: float) -> float | None:
     """Slope of ``column`` inside of these strata (s, q, q), rows scattering by ``scale``; None if it is not sure."""
     target = strata.shape[1] - 2
     others = np.array([each for each in range(target) if each != column], np.int64)
-    total = wanted = 0.0
-    for g in strata[strata[:, column, column] > _NOTHING]:
-        on = others[g.diagonal()[others] > _NOTHING]
-        norm = 1.0 / np.sqrt(g.diagonal()[on])
-        system = g[on[:, None], on] * norm * norm[:, None]
-        system.flat[:: len(on) + 1] = 1.0 + RELATIVE_RIDGE
-        crossed = g[on][:, [column, target]] * norm[:, None]
-        partial = np.linalg.solve(system, crossed)
-        alone = float(g[column, column] - crossed[:, 0] @ partial[:, 0])
-        if alone > _VARIES * g[column, column]:
-            total += alone
-            wanted += float(g[column, target] - crossed[:, 0] @ partial[:, 1])
+    strata = strata[strata[:, column, column] > _NOTHING]
+    diagonal = strata[:, others, others]
+    present = diagonal > _NOTHING
+    # A column that has nothing to say in a stratum is its own row of the identity there.
+    norm = present / np.sqrt(np.where(present, diagonal, 1.0))
+    system = strata[:, others[:, None], others] * norm[:, :, None] * norm[:, None]
+    system[:, range(len(others)), range(len(others))] = 1.0 + RELATIVE_RIDGE
+    crossed = strata[:, others[:, None], [column, target]] * norm[:, :, None]
+    explained = (crossed[:, :, :1] * np.linalg.solve(system, crossed)).sum(axis=1)
+    left = strata[:, column, [column, target]] - explained
+    total, wanted = left[left[:, 0] > _VARIES * strata[:, column, column]].sum(axis=0).tolist()
     slope = wanted / total if total > 0.0 else 0.0
     return slope if slope > 0.0 and slope * math.sqrt(total) > _TIMES_SD * scale else None

@@ -1,8 +1,8 @@
 """Short of memory: give back what is free, then give up what waits longest, and say so; it passes by itself.
 
 short              exports are refused, retryably (collector/runtime/memory.py); the queue is still learned from
-every second       what lies free goes back to the system
-after 3 s          of what engines hold, the older half is given up, and again every second; counted, never silent
+every turn         what lies free goes back to the system; a turn comes after 1 to 2.5 s
+after 3 s          of what engines hold, the older half is given up, and again every turn; counted, never silent
 memory.stuck_s     of refusing without a break, the process is not alive: only a restart helps
 """
 

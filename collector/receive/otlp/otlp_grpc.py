@@ -44,7 +44,7 @@ KEEPALIVE_S = 60
 HANDSHAKE_S = 2.5
 """Whoever connects and says nothing holds a place for this long."""
 _NEVER_MS = 2**31 - 1
-WATCH_S = 1.0
+WATCH_S = 2.0
 STALLED_S = 1.0
 """When too few threads are left, calls that have waited this long for their message give way."""
 

@@ -153,6 +153,14 @@ def test_tls_needs_a_certificate_that_is_trusted(tmp_path):
         assert outcomes(config_of(url, ca_file=str(authority.ca)), 1)[0][0] is ScrapeOutcome.TAKEN
 
 
+def test_authorities_are_read_only_where_somebody_is_asked(tmp_path):
+    """Those of the system are 2 MB, resident."""
+    assert Scraper(ScrapeConfig(), SystemClock()).tls is None
+    assert Scraper(config_of("https://h/metrics"), SystemClock()).tls is not None
+    with pytest.raises(ConfigError, match="ca_file"):
+        Scraper(ScrapeConfig(ca_file=str(tmp_path / "none")), SystemClock())
+
+
 def test_old_pages_go_when_nobody_takes_them():
     with PageServer(lambda *_: (200, {}, PAGE)) as server:
         seen = []

@@ -37,6 +37,7 @@ from collector.runtime import (
     Stop,
     Task,
     cgroup_limit_bytes,
+    give_back,
     limit_bytes,
     resident_bytes,
     set_log_format,
@@ -344,6 +345,7 @@ def run(loaded: Loaded, clock: Clock, stop: Stop, source: ConfigSource | None = 
         _log.error("%s", fallback)
     sidecar = Sidecar(config, clock, on_death=stop.ask, source=source, fallback=fallback)
     sidecar.start()
+    give_back()  # what a start needed once: 2 MB where bytecode had to be compiled
     if fallback is None and config.config.on_error == "degrade":
         save_last_good(config)
     stop.wait()

@@ -65,6 +65,7 @@ from collector.runtime import (
     set_log_format,
     set_log_level,
     without_collection,
+    without_openssl,
 )
 
 _ENVIRONMENT = {
@@ -154,7 +155,7 @@ def _load(arguments: argparse.Namespace) -> Config:
 
 def _run(arguments: argparse.Namespace) -> int:
     path, clock = _path(arguments), SystemClock()
-    with without_collection():
+    with without_collection(), without_openssl():
         from .app import ConfigSource, run  # noqa: PLC0415
         from .commands.check import check  # noqa: PLC0415
 

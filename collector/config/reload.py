@@ -8,7 +8,6 @@ status page until the file is mended. Compared by content, because Kubernetes sw
 from __future__ import annotations
 
 import enum
-import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -71,7 +70,7 @@ class ConfigWatch:
         self._apply = apply
         self._count = count
         self._interval_s = interval_s
-        self._digest: bytes | None = None
+        self._content: bytes | str | None = None
         self._holds = fallback.holds if fallback is not None else "the former configuration stays"
         self.problem = str(fallback or "")
         """What is wrong with the file, or which keys wait for a restart; empty when it is what runs."""
@@ -83,20 +82,20 @@ class ConfigWatch:
 
     def poll(self) -> Reload | None:
         """Look once; None if the file is what it was."""
-        digest = self._digest_now()
-        if digest == self._digest:
+        content = self._content_now()
+        if content == self._content:
             return None
-        first, self._digest = self._digest is None, digest
+        first, self._content = self._content is None, content
         outcome = self._adopt(first=first)
         if outcome is not None:
             self._count(outcome)
         return outcome
 
-    def _digest_now(self) -> bytes:
+    def _content_now(self) -> bytes | str:
         try:
-            return hashlib.sha256(self._path.read_bytes()).digest()
+            return self._path.read_bytes()
         except OSError:
-            return b""
+            return "no file"
 
     def _adopt(self, *, first: bool) -> Reload | None:
         try:

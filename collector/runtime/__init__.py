@@ -18,6 +18,7 @@ from .memory import (
     tune_malloc,
     without_collection,
 )
+from .openssl import without_openssl
 from .progress import Progress
 from .stop import Stop
 from .tasks import Part, Task
@@ -57,4 +58,5 @@ __all__ = [
     "sync_directory",
     "tune_malloc",
     "without_collection",
+    "without_openssl",
 ]

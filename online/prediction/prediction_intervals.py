@@ -107,7 +107,7 @@ class Intervals:
     def _quantiles(self) -> Floats:
         """P10, P50 and P90 of log(y / yhat) of every stratum, (32, 3); needs a row."""
         pool = self.histogram.sum(axis=0)
-        used = self.histogram.any(axis=1)
+        used: Mask = np.asarray(self.histogram.any(axis=1))
         table = np.empty((STRATA, 3))
         table[~used] = self._interpolate(pool[None, :], _SHARES)
         table[used] = self._interpolate(self._with_borrowed(used, pool), _SHARES)

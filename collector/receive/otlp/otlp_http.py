@@ -13,12 +13,12 @@ The standard library's server costs a third of any other we measured. What it la
 from __future__ import annotations
 
 import logging
+import ssl
 import threading
 import time
 import zlib
 from collections.abc import Callable
 from http import HTTPStatus
-from ssl import SSLContext
 from typing import Any, ClassVar, Final, NamedTuple
 
 import grpc
@@ -142,7 +142,7 @@ def make_http_receiver(
     *,
     health: Health,
     grace_s: float,
-    tls: Callable[[], SSLContext] | None = None,
+    tls: Callable[[], ssl.SSLContext] | None = None,
 ) -> HttpServer:
     """A receiver on one endpoint, with a budget of its own."""
     limit_bytes = config.max_request_body_size_mib << 20

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from ssl import SSLContext
 from typing import Any
 
 from collector.config import Endpoint
@@ -50,7 +50,7 @@ class HttpServer:
         *,
         max_connections: int = MAX_CONNECTIONS,
         grace_s: float = 1.0,
-        tls: Callable[[], SSLContext] | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
         health: Health | None = None,
         is_well: Callable[[], bool] = lambda: True,
         check_every_s: float | None = None,
@@ -170,7 +170,7 @@ class BoundedServer(ThreadingHTTPServer):
         endpoint: Endpoint,
         handler: type[BaseHTTPRequestHandler],
         connections: Connections,
-        tls: Callable[[], SSLContext] | None,
+        tls: Callable[[], ssl.SSLContext] | None,
     ) -> None:
         self.address_family = socket.AF_INET6 if ":" in endpoint.address else socket.AF_INET
         self.connections = connections

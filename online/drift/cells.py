@@ -130,10 +130,16 @@ class Cells:
         ids = self.rows.nonzero()[0]
         factors = np.zeros(CELLS)
         if len(ids):
-            usual, rows = self.usual(ids, beta), self.rows[ids]
-            factors[ids] = usual * rows / (rows + self._shrink_rows(ids, usual))
+            usual = self.usual(ids, beta)
+            factors[ids] = usual * self.believed(ids, usual)
         self._factors = beta, factors
         return factors
+
+    def believed(self, ids: Ints, usual: Floats) -> Floats:
+        """How much of their usual log ratios, (g,), is in the factors of cells with rows: n_c / (n_c + k_c), (g,)."""
+        rows = self.rows[ids]
+        share: Floats = rows / (rows + self._shrink_rows(ids, usual))
+        return share
 
     def _shrink_rows(self, ids: Ints, usual: Floats) -> Floats:
         """k_c of cells with rows, (g,)."""

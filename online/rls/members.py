@@ -163,8 +163,9 @@ class Members:
         total = float(seen_rows.sum())
         if self.target.vector != "beta" or not total or total < 0.5 * float(self.slow.strata.n1.sum()):
             return None
-        log_factor = cells.log_factors(self.slow.beta)[visited]
-        return Shapes(cells.x[visited], log_factor, cells.spread[visited], seen_rows, seen_rows * (rows / total))
+        usual = cells.usual(visited, self.slow.beta)
+        believed, spread = cells.believed(visited, usual), cells.spread[visited]
+        return Shapes(cells.x[visited], usual, believed, spread, seen_rows, seen_rows * (rows / total))
 
     def solve_slow(self) -> None:
         """Published coefficients from what is remembered."""

@@ -219,6 +219,13 @@ class Cells:
         self.log_y, self.spread, self.followed = donor.log_y.copy(), donor.spread.copy(), donor.followed.copy()
         self.x = donor.x[:, : self.x.shape[1]].copy()
 
+    def settle(self, cell: Ints, log_ratio: Floats, beta: Floats) -> None:
+        """A donor's shapes have its speed: bring all to that of the first rows (n,), by those it knows."""
+        known = self.rows[cell] > 0.0
+        if known.any():
+            self._factors = None
+            self.log_y[self.rows > 0.0] += median_of(log_ratio[known] - self.usual(cell[known], beta))
+
     def follow(self, shift: float) -> None:
         """Rows that lie this much off their references, in sum: a slow change of speed is one of all shapes."""
         self._factors = None

@@ -35,6 +35,8 @@ from .strata import RowWeights
 MEAN_TARGETS = frozenset({Target.API_QUEUEING, Target.POST_DECODE, Target.FIRST_RESPONSE})
 """Skewed times that add up to what a request sees: their mean is what adds up, and a robust fit is far off in it."""
 
+_TINY_US = 1e-9
+
 
 class Members:
     """Both members over p columns.
@@ -128,8 +130,10 @@ class Members:
         self.fast.learn(block.steps, z, weight[:, FAST])
         self._solve_fast()
 
-    def start(self, scale: float) -> None:
-        """The slow member has been fitted to the held rows: the fast one begins there."""
+    def start(self, held: Design, z: Floats, scale: float) -> None:
+        """The slow member has been fitted to the held rows z (n, q): the fast one and a donor's shapes begin there."""
+        prediction = np.maximum(z[:, : self.slow.p] @ self.slow.beta, _TINY_US)
+        self.drift.cells.settle(held.cell, np.log(held.elapsed_us / prediction), self.slow.beta)
         self.weighing.scale[:] = scale
         self.fast.reset(self.slow.beta)
         self.fast.passive = self.slow.passive.copy()

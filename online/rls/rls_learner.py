@@ -168,7 +168,7 @@ class RlsLearner:
         median_us = median(held.elapsed_us / held.steps)
         members.weighing.median_us = members.weighing.start_median_us = median_us
         z, start = self._fit(held)
-        members.start(start.scale)
+        members.start(held, z, start.scale)
         self.startup.started = True
         if release or self.startup.complete:
             members.release(held, z, start, None if self.weigh_held is None else self.weigh_held(held))

@@ -103,6 +103,19 @@ def test_a_changed_configuration_begins_with_half_of_the_factors_of_the_old_one(
     assert factors(bank) == old
 
 
+@pytest.mark.parametrize("gain", [0.5, 1.6])
+def test_a_changed_configuration_at_another_speed_has_the_factors_of_the_old_one_and_its_error_bars(gain):
+    bank, told = learned(bent(3000, 5)), {}
+    for name, speed in (("same", 1.0), ("other", gain)):
+        bank.inherit(name, "c")
+        bank.learn(name, TARGET, bent(1500, 6, gain=speed))
+        told[name] = bank.targets(name)["step_time"]
+    same, other = ({name: each.factor for name, each in t.shape_factors.items()} for t in told.values())
+    assert other == pytest.approx(same, rel=0.02)
+    bars = [[f.stderr / f.coefficient for f in each.models["portable"].features] for each in told.values()]
+    assert bars[1] == pytest.approx(bars[0], rel=0.2)
+
+
 def test_a_change_of_speed_moves_the_coefficients_and_not_the_factors():
     before, after = learned(bent(4000, 3)), learned(bent(4000, 3), bent(2000, 4, gain=1.4))
     target = after.targets("c")["step_time"]

@@ -9,6 +9,7 @@ lane or the intervals. Reading changes nothing that is learned later.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import numpy as np
@@ -205,7 +206,13 @@ class RlsLearner:
 
     def diagnosis(self) -> Diagnosis:
         """Error bars and status of the published coefficients; needs a first fit."""
-        return self.members.diagnosis(self.statistics(), self.effective_rows())
+        statistics, rows, members, held = self.statistics(), self.effective_rows(), self.members, self.startup.held
+        if held is not None:
+            # Rows that are held err together and misfit as others do: as they will when they are statistics.
+            slow, members = members.slow, copy.deepcopy(members)
+            members.release(held, *self._fit(held), None)
+            members.slow.beta, members.slow.passive, members.slow.live = slow.beta, slow.passive, slow.live
+        return members.diagnosis(statistics, rows)
 
     def log_ratio(self, block: Design) -> Floats:
         """log(y / (x beta F)) of each row by the published coefficients and shape factors, (n,)."""

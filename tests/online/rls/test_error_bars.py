@@ -53,6 +53,19 @@ def test_intervals_cover_from_320_rows_on_when_neighbours_err_together(autocorre
     assert (hits.mean(axis=(0, 2)) >= least).all()
 
 
+@pytest.mark.parametrize(("autocorrelation", "spread"), [(0.9, 0.0), (0.0, 0.12)])
+def test_the_first_rows_err_together_and_misfit_as_later_ones_do(autocorrelation, spread):
+    """So few are held for the first fit, and are in no window and of no batch shape yet."""
+    hits = np.empty((20, 4))
+    for seed in range(len(hits)):
+        rows = steps(250, 8300 + seed, noise=0.03, autocorrelation=autocorrelation, batch=(1, 16)).rows
+        off = np.exp(spread * np.random.default_rng(seed).standard_normal(17))
+        slow = off[rows.raw[:, STEP_FEATURES.index("requests")].astype(int)]
+        bank = _learned(RowBlock.of_lines(rows.raw, rows.elapsed_us * slow, end_ns=rows.end_ns))
+        hits[seed] = _covered(_features(bank), dict(zip(portable(STEP).names, BETA, strict=True)))
+    assert hits.mean() >= 0.8
+
+
 def test_nothing_is_identified_before_the_windows_carry_it():
     bank = _learned(steps(288, 1).rows)
     assert {f.status for f in _features(bank).values()} == {"weak"}

@@ -27,8 +27,8 @@ from collector.decode.records import CoreSpan, Finish, Mark, MarkKind, StepColum
 from collector.join.joiner import Joiner
 from collector.join.requests import extent_of, lay_journey, runs_of, split_chunks
 from collector.join.requests.journeys import NATURAL
-from collector.join.steps import boundaries
-from collector.join.steps.raw_features import complete, rebuilt_counts, snapshot_complete
+from collector.join.steps import boundaries, raw_features
+from collector.join.steps.raw_features import complete, snapshot_complete
 from collector.join.steps.scheduling import Scheduling, SchedulingVotes
 from collector.join.window import StepWindow
 from collector.receive.export_request import Export
@@ -132,7 +132,7 @@ class Rebuilt:
         self.window.add_summaries(self.summaries[np.unique(self.summaries["step_id"], return_index=True)[1]])
         self.window.add_snapshots(np.concatenate([one.snapshots for one in telemetry]))
         self.steps, self.cells = self.window.steps[:last], self.window.rebuilt[:last]
-        self.counts = rebuilt_counts(self.cells, asynchronous=asynchronous)
+        self.counts = raw_features.Rebuilt(self.cells, asynchronous=asynchronous)
         self.matched = complete(self.steps, self.cells, self.counts)
         self.busy = self.cells["seen"] & (self.steps["scheduled_tokens"] > 0)
         self.asynchronous = asynchronous
@@ -162,7 +162,7 @@ class Rebuilt:
 
     def path_errors(self) -> np.ndarray:
         """|sum of cycles along a request's path / (SCHEDULED -> FINISHED) - 1| of requests whose steps are all seen."""
-        empty = boundaries.empty_steps(self.steps, self.cells, self.counts.prefill_requests)
+        empty = boundaries.empty_steps(self.steps, self.cells, asynchronous=self.asynchronous)
         found = boundaries.stamps(self.steps, self.cells, empty, asynchronous=self.asynchronous)
         start_ns = dict(zip((found.step + 1).tolist(), found.ns.tolist(), strict=True))
         errors = []

@@ -92,9 +92,12 @@ def queue_state(window: StepWindow, last_step: int, at_ns: int) -> tuple[float, 
     cell = window.rebuilt[stop - 1]
     running = float(cell["prefill_requests"] + cell["decode_requests"])
     tokens = float(cell["waiting_tokens"])
-    seen = np.flatnonzero(window.rebuilt["seen"][start:stop])
-    if len(seen):
-        step = window.steps[start + int(seen[-1])]
+    newest = stop - 1
+    if not cell["seen"]:  # as hardly ever: else one look is enough
+        seen = np.flatnonzero(window.rebuilt["seen"][start:stop])
+        newest = start + int(seen[-1]) if len(seen) else -1
+    if newest >= 0:
+        step = window.steps[newest]
         if 0 <= at_ns - step["ts_start_ns"] <= QUEUE_STATE_AGE_NS:
             return float(step["waiting"]), float(step["running"]), float(step["kv_usage_ratio"]), tokens
     if running == 0 or stop != last_step - window.base + 1:

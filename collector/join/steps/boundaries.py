@@ -21,6 +21,8 @@ from collector.decode import MISSING
 from collector.join.window import Cells
 from online import PHASES, Floats, Ints, Mask
 
+from .raw_features import Rebuilt
+
 START, SCHEDULED, COMPLETED = -1, PHASES.index("scheduled"), PHASES.index("completed")
 
 
@@ -38,9 +40,13 @@ class Stamps:
         return Stamps(self.step[chosen], self.ns[chosen], self.unix_ns[chosen], self.kind[chosen])
 
 
-def empty_steps(steps: Cells, cells: Cells, requests: Floats) -> Mask:
+def empty_steps(steps: Cells, cells: Cells, *, asynchronous: bool) -> Mask:
     """Steps that ran nothing: a summary without tokens, or no request in a rebuilt step."""
-    return np.asarray(np.where(cells["seen"], steps["scheduled_tokens"] == 0, requests == 0))
+    empty: Mask = steps["scheduled_tokens"] == 0
+    unseen = np.flatnonzero(~cells["seen"])
+    if len(unseen):
+        empty[unseen] = Rebuilt(cells.take(unseen), asynchronous=asynchronous).requests == 0
+    return empty
 
 
 def stamps(steps: Cells, cells: Cells, empty: Mask, *, asynchronous: bool) -> Stamps:

@@ -66,14 +66,16 @@ class Habits:
         block.holes += int(np.count_nonzero(~seen))
         busy = seen & (steps["scheduled_tokens"] > 0)
         snapped = snapshot_complete(steps, cells)
-        matched = complete(steps, cells, counts)
-        block.rebuilt_requests += float((counts.prefill_requests + counts.decode_requests)[busy].sum())
-        block.summary_requests += float((steps["prefill_requests"] + steps["decode_requests"])[busy].sum())
-        exact = busy & (steps["prefill_requests"] == 0) & (matched | snapped)
-        context = np.where(snapped, cells["snapshot_context_tokens"], counts.context_tokens)
-        block.context_tokens += float(context[exact].sum())
-        block.blocks += float((steps["kv_blocks_total"] - steps["kv_blocks_free"])[exact].sum())
-        block.usage += float(np.nan_to_num(steps["kv_usage_ratio"][exact]).sum())
+        block.rebuilt_requests += float(counts.requests @ busy)
+        block.summary_requests += float((steps["prefill_requests"] + steps["decode_requests"]) @ busy)
+        exact = (busy & (steps["prefill_requests"] == 0) & (complete(steps, cells, counts) | snapped)).nonzero()[0]
+        context = counts.context_tokens
+        if snapped.any():
+            context = np.where(snapped, cells["snapshot_context_tokens"], context)
+        block.context_tokens += float(context.take(exact).sum())
+        block.blocks += float((steps["kv_blocks_total"] - steps["kv_blocks_free"]).take(exact).sum())
+        usage = steps["kv_usage_ratio"].take(exact)
+        block.usage += float(np.where(np.isfinite(usage), usage, 0.0).sum())
 
     def missing_steps(self, cells: Cells) -> int:
         """Steps about to be learned whose summary never came, from the first on that did: without one, none."""

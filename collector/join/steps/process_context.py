@@ -17,7 +17,7 @@ from online.state import saved
 
 from . import boundaries
 from .habits import Habits
-from .raw_features import ContextSource, complete, rebuilt_counts
+from .raw_features import ContextSource, Rebuilt, complete
 from .row_blocks import Columns
 from .scheduling import Scheduling, SchedulingVotes
 
@@ -136,7 +136,7 @@ class ProcessContext:
         """Take the votes and habits of passed steps, all but the last one, which is their successor."""
         self.votes.add(steps, cells)
         steps, cells = steps[:-1], cells[:-1]
-        rebuilt, counts = rebuilt_counts(cells, asynchronous=asynchronous), Counts()
+        rebuilt, counts = Rebuilt(cells, asynchronous=asynchronous), Counts()
         self.habits.learn(steps, cells, rebuilt)
         if self.has_journeys and not self.has_exact_context:
             busy = cells["seen"] & (steps["scheduled_tokens"] > 0)

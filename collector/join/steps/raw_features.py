@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from collector.decode import MISSING
 from collector.join.block_ratio import BlockRatio
 from collector.join.window import Cells
-from online import STEP_FEATURES, Floats, Ints, Mask
+from online import STEP_FEATURES, Floats, Mask
 
 
 class ContextSource(enum.StrEnum):
@@ -30,47 +29,48 @@ class ContextSource(enum.StrEnum):
     BLOCKS = "blocks"
 
 
-@dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """Per step, shape (m,): what journeys say, in the summary's way of counting for the engine's scheduling mode."""
+    """Per step, shape (m,): what journeys say, in the summary's way of counting for the engine's scheduling mode.
 
-    prefill_requests: Floats
-    prefill_tokens: Floats
-    decode_requests: Floats
-    decode_tokens: Floats
-    context_tokens: Floats
+    Asynchronous summaries count a request's first decode step as a one-token prefill (wire contract §5.6). Nobody has
+    to count where summaries say all: each column is made when it is asked for.
+    """
 
-    def take(self, index: Ints) -> Rebuilt:
-        """The same counts for the chosen steps only."""
-        return Rebuilt(
-            self.prefill_requests[index],
-            self.prefill_tokens[index],
-            self.decode_requests[index],
-            self.decode_tokens[index],
-            self.context_tokens[index],
-        )
+    __slots__ = ("_asynchronous", "_cells")
 
-    def cut(self, here: slice) -> Rebuilt:
-        """A run of these steps, as views."""
-        return Rebuilt(
-            self.prefill_requests[here],
-            self.prefill_tokens[here],
-            self.decode_requests[here],
-            self.decode_tokens[here],
-            self.context_tokens[here],
-        )
+    def __init__(self, cells: Cells, *, asynchronous: bool) -> None:
+        self._cells, self._asynchronous = cells, asynchronous
 
+    def _column(self, name: str, firsts: float, first: str = "first_requests") -> Floats:
+        column = self._cells[name].astype(float)
+        if self._asynchronous:
+            column += firsts * self._cells[first]
+        return column
 
-def rebuilt_counts(cells: Cells, *, asynchronous: bool) -> Rebuilt:
-    """Asynchronous summaries count a request's first decode step as a one-token prefill (wire contract §5.6)."""
-    first = cells["first_requests"].astype(float) if asynchronous else np.zeros(len(cells))
-    return Rebuilt(
-        prefill_requests=cells["prefill_requests"] + first,
-        prefill_tokens=cells["prefill_tokens"] + first,
-        decode_requests=cells["decode_requests"] - first,
-        decode_tokens=cells["decode_tokens"] - first,
-        context_tokens=cells["context_tokens"] - (cells["first_context_tokens"] if asynchronous else 0.0),
-    )
+    @property
+    def prefill_requests(self) -> Floats:
+        """Requests of which it prefills some."""
+        return self._column("prefill_requests", 1.0)
+
+    @property
+    def prefill_tokens(self) -> Floats:
+        """Tokens of theirs."""
+        return self._column("prefill_tokens", 1.0)
+
+    @property
+    def decode_requests(self) -> Floats:
+        """Requests that decode a token."""
+        return self._column("decode_requests", -1.0)
+
+    @property
+    def requests(self) -> Floats:
+        """All that run."""
+        return self.prefill_requests + self.decode_requests
+
+    @property
+    def context_tokens(self) -> Floats:
+        """Contexts of those that decode, in sum."""
+        return self._column("context_tokens", -1.0, "first_context_tokens")
 
 
 def complete(steps: Cells, cells: Cells, counts: Rebuilt) -> Mask:

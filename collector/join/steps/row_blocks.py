@@ -12,7 +12,7 @@ from collector.telemetry import Counts, RowDrop, table
 from online import Ints, Mask, Quality, RowBlock
 
 from . import boundaries
-from .raw_features import Rebuilt, complete, rebuilt_counts
+from .raw_features import Rebuilt, complete
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,26 +21,30 @@ class Columns:
 
     steps: Cells
     cells: Cells
-    counts: Rebuilt
     empty: Mask
+    asynchronous: bool
 
     @classmethod
     def of(cls, steps: Cells, cells: Cells, *, asynchronous: bool) -> Columns:
         """The columns of a step window."""
-        counts = rebuilt_counts(cells, asynchronous=asynchronous)
-        empty = boundaries.empty_steps(steps, cells, counts.prefill_requests + counts.decode_requests)
-        return cls(steps, cells, counts, empty)
+        empty = boundaries.empty_steps(steps, cells, asynchronous=asynchronous)
+        return cls(steps, cells, empty, asynchronous)
+
+    @property
+    def counts(self) -> Rebuilt:
+        """What journeys say ran."""
+        return Rebuilt(self.cells, asynchronous=self.asynchronous)
 
     def cut(self, here: slice) -> Columns:
         """A run of these steps, as views."""
-        return Columns(self.steps[here], self.cells[here], self.counts.cut(here), self.empty[here])
+        return Columns(self.steps[here], self.cells[here], self.empty[here], self.asynchronous)
 
     def take(self, index: Ints) -> Columns:
         """The chosen steps, whose indices grow; as views where they are a run."""
         first, stop = int(index[0]), int(index[-1]) + 1
         if stop - first == len(index):
             return self.cut(slice(first, stop))
-        return Columns(self.steps.take(index), self.cells.take(index), self.counts.take(index), self.empty[index])
+        return Columns(self.steps.take(index), self.cells.take(index), self.empty[index], self.asynchronous)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from .frontier import Frontier
 from .habits import FIRST_BLOCK_STEPS
 from .process_context import ProcessContext
 from .quick_lane import quick_rows
-from .raw_features import ContextSource, rebuilt_counts, step_features
+from .raw_features import ContextSource, Rebuilt, step_features
 from .row_blocks import Columns, Trust, drops, pack, schedule_rows
 from .scheduling import Scheduling
 
@@ -206,7 +206,7 @@ class StepSequence:
         window, event_unix_ns = reading.window, self.event_unix_ns
         steps, cells = window.columns(first, window.newest_step + 1)
         journeys_tell = reading.source is ContextSource.JOURNEYS
-        counts = rebuilt_counts(cells, asynchronous=reading.asynchronous) if journeys_tell else None
+        counts = Rebuilt(cells, asynchronous=reading.asynchronous) if journeys_tell else None
         final, unix_ns = finality(steps, cells, counts=counts, now_unix_ns=event_unix_ns, settings=self._settings)
         passed = first_open(cells, final, self.kv.settled(final, unix_ns, event_unix_ns), journeys_tell=journeys_tell)
         stop = self.kv.final_stop(window, first + passed.steps, event_unix_ns)
@@ -217,6 +217,9 @@ class StepSequence:
         """Pass the steps below ``stop`` block by block: their rows leave, and what they teach comes into force."""
         window, habits = reading.window, self.context.habits
         step = self.frontier.next_step(window.base)
+        at_once = self._teach_nothing(step, stop, reading)
+        if at_once:
+            self._emit_rows(stop - reading.asynchronous, reading, out, last=False)
         while step < stop:
             opening = not habits.settled
             block_steps = FIRST_BLOCK_STEPS if opening else self._settings.block_steps
@@ -230,10 +233,23 @@ class StepSequence:
             if opening:
                 self._learn_habits(end, reading, out)
             last = reading.flush and end == stop
-            self._emit_rows(end if last or not reading.asynchronous else end - 1, reading, out, last=last)
+            if not at_once:
+                self._emit_rows(end if last or not reading.asynchronous else end - 1, reading, out, last=last)
             if not opening:
                 self._learn_habits(end, reading, out)
             step = end
+
+    def _teach_nothing(self, step: int, stop: int, reading: _Reading) -> bool:
+        """Whether what blocks teach makes no difference to the rows of the steps up to ``stop``.
+
+        It does none where summaries say all and each stamps its step: rows of several blocks then leave as one.
+        """
+        stamped = self.context.has_done_stamps or not reading.asynchronous
+        if reading.source is not ContextSource.EXACT or self.kv.known or not (stamped and self.context.habits.settled):
+            return False
+        first = self.frontier.first_boundary(reading.window.base)
+        _, cells = reading.window.columns(first, stop)
+        return step < stop and bool(cells["seen"].all())
 
     def _emit_rows(self, stop: int, reading: _Reading, out: Advance, *, last: bool) -> None:
         """Rows between the stamped boundaries below ``stop``, all in one block; the frontier moves to the newest."""

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collector.join.requests import extent_of, lay_journey, runs_of, split_chunks
-from collector.join.steps.raw_features import complete, rebuilt_counts
+from collector.join.steps.raw_features import Rebuilt, complete
 from collector.join.window import StepWindow
 from tests.support.toy_engine import Job, Run, many_jobs, run_engine
 from tests.support.toy_spans import columns_of, core_of
@@ -41,7 +41,7 @@ class Batches:
         if not summaries:
             self.window.add_summaries(steps)
         self.steps, self.cells = self.window.steps[:count], self.window.rebuilt[:count]
-        self.counts = rebuilt_counts(self.cells, asynchronous=asynchronous)
+        self.counts = Rebuilt(self.cells, asynchronous=asynchronous)
 
     def assert_exact(self) -> None:
         busy = self.run.truth("batch.scheduled_tokens") > 0

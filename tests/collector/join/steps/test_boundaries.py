@@ -116,8 +116,9 @@ def test_a_plugin_step_without_its_end_stamps_no_boundary():
 def test_empty_is_told_by_the_summary_else_by_the_journeys():
     steps, cells = columns(4, seen=[0, 1], tokens=0)
     steps["scheduled_tokens"][1] = 3
-    requests = np.array([5.0, 0.0, 0.0, 2.0])
-    assert empty_steps(steps, cells, requests).tolist() == [True, False, True, False]
+    cells["prefill_requests"][[0, 3]] = 5, 1
+    cells["decode_requests"][3] = 1
+    assert empty_steps(steps, cells, asynchronous=False).tolist() == [True, False, True, False]
 
 
 def test_phases_are_differences_and_completed_is_the_reference_without_start_stamps():

@@ -112,6 +112,27 @@ def test_holes_without_journeys_give_no_row(run):
     assert feed.drops[RowDrop.INCOMPLETE] > 100
 
 
+@pytest.mark.parametrize("unseen", [(), (400, 401)])
+@pytest.mark.parametrize("done", [False, True])
+def test_rows_of_many_blocks_are_the_same_in_one_piece_and_step_by_step(done, unseen):
+    run = run_engine(many_jobs(200), asynchronous=done)
+    feeds = [Feed(run, block_steps=32, grace_s=1.0) for _ in range(2)]
+    for feed, pieces in zip(feeds, (2, 40), strict=True):
+        feed.steps["context_tokens_single"] = feed.steps["attention_pairs"] = feed.steps["step_id"]
+        if done:
+            feed.steps["ts_done_ns"] = feed.steps["ts_start_ns"] + 90_000
+        feed.journeys()
+        for piece in np.array_split(np.setdiff1d(ids(run), unseen), pieces):
+            feed.summaries(piece).advance()
+    at_once, by_steps = feeds
+    assert len(at_once.rows[-1]) > 200 or unseen
+    assert len(at_once.block) == len(by_steps.block) > 300
+    for mine, others in zip(at_once.block.per_row(), by_steps.block.per_row(), strict=True):
+        np.testing.assert_array_equal(mine, others)
+    np.testing.assert_array_equal(at_once.block.raw, by_steps.block.raw)
+    assert at_once.counts == by_steps.counts
+
+
 def test_step_ids_that_never_came_are_counted_from_the_first_that_did(run):
     last = len(run.summaries)
     came = [step for step in ids(run) if step > 20 and step not in range(100, 140) and step != 200]

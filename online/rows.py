@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -194,20 +195,33 @@ class RowBlock:
         """Steps covered by each row, shape (n,)."""
         return self.offsets[1:] - self.offsets[:-1]
 
+    @property
+    def single(self) -> bool:
+        """Whether every row covers one line."""
+        return len(self.raw) == len(self.elapsed_us)
+
     def take(self, rows: NDArray[np.intp] | Mask) -> RowBlock:
         """The chosen rows, in the order given (indices or a mask of shape (n,))."""
         index = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
-        steps = self.steps[index]
-        offsets = np.concatenate(([0], np.cumsum(steps)))
-        lines = np.repeat(self.offsets[:-1][index] - offsets[:-1], steps) + np.arange(offsets[-1])
-        rest = {name: getattr(self, name).take(index, axis=0) for name in _PER_ROW}
-        return RowBlock(raw=self.raw.take(lines, axis=0), offsets=offsets, **rest)
+        if self.single:
+            offsets, lines = np.arange(len(index) + 1), index
+        else:
+            steps = self.steps[index]
+            offsets = np.concatenate(([0], np.cumsum(steps)))
+            lines = np.repeat(self.offsets[:-1][index] - offsets[:-1], steps) + np.arange(offsets[-1])
+        return RowBlock(self.raw.take(lines, axis=0), offsets, *(c.take(index, axis=0) for c in self.per_row()))
 
     def slice(self, start: int, stop: int) -> RowBlock:
         """Rows start..stop-1, as views."""
-        lines = slice(int(self.offsets[start]), int(self.offsets[stop]))
-        rest = {name: getattr(self, name)[start:stop] for name in _PER_ROW}
-        return RowBlock(raw=self.raw[lines], offsets=self.offsets[start : stop + 1] - lines.start, **rest)
+        first, last = int(self.offsets[start]), int(self.offsets[stop])
+        rows = slice(start, stop)
+        return RowBlock(
+            self.raw[first:last], self.offsets[start : stop + 1] - first, *(c[rows] for c in self.per_row())
+        )
+
+    def per_row(self) -> tuple[NDArray[Any], ...]:
+        """Columns with a value per row, in the order of the fields."""
+        return self.elapsed_us, self.phase, self.weight, self.end_ns, self.engine, self.quality
 
     @staticmethod
     def empty(vocabulary: Sequence[str]) -> RowBlock:
@@ -241,9 +255,9 @@ class RowBlock:
         """All rows of blocks of one vocabulary, in order; needs at least one block."""
         if len(blocks) == 1:
             return blocks[0]
-        lengths = np.concatenate([block.steps for block in blocks])
-        rest = {name: np.concatenate([getattr(block, name) for block in blocks]) for name in ("raw", *_PER_ROW)}
-        return RowBlock(offsets=np.concatenate(([0], np.cumsum(lengths))), **rest)
-
-
-_PER_ROW = tuple(field.name for field in fields(RowBlock) if field.name not in ("raw", "offsets"))
+        raw = np.concatenate([block.raw for block in blocks])
+        if all(block.single for block in blocks):
+            offsets = np.arange(len(raw) + 1)
+        else:
+            offsets = np.concatenate(([0], np.cumsum(np.concatenate([block.steps for block in blocks]))))
+        return RowBlock(raw, offsets, *map(np.concatenate, zip(*(block.per_row() for block in blocks), strict=True)))

@@ -11,8 +11,6 @@ from collections import deque
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
-import numpy as np
-
 from collector.config import JoinConfig
 from online import RowBlock, Target
 from online.state import saved
@@ -89,7 +87,7 @@ class Release:
                 block = RowBlock.concatenate(taken)
                 if len(due) > 1:
                     # stable: equal ends stay in the order of the instances
-                    block = block.take(np.argsort(block.end_ns, kind="stable"))
+                    block = block.take(block.end_ns.argsort(kind="stable"))
                 out.append(ReleasedRows(target, block, engines))
         return out
 
@@ -101,7 +99,7 @@ def _until(blocks: deque[RowBlock], until_unix_ns: int | None) -> list[RowBlock]
         block = blocks[0]
         stop = len(block)
         if until_unix_ns is not None:
-            stop = int(np.searchsorted(block.end_ns, until_unix_ns, side="right"))
+            stop = int(block.end_ns.searchsorted(until_unix_ns, side="right"))
         if stop < len(block):
             if stop:
                 out.append(block.slice(0, stop))

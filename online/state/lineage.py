@@ -52,19 +52,30 @@ class Lineage:
         """Rows (n,) of several engines were learned; ``engines`` names their numbers (n,), of others there is none."""
         if not len(numbers):
             return
-        if (numbers == numbers[0]).all():
-            parts = {int(numbers[0]): end_ns}
-        else:
-            order = np.argsort(numbers, kind="stable")
-            present, starts = np.unique(numbers[order], return_index=True)
-            parts = dict(zip(present.tolist(), np.split(end_ns[order], starts[1:]), strict=True))
+        lowest, highest = int(numbers.min()), int(numbers.max())
+        if lowest == highest:
+            if lowest in engines:
+                self.record(engines[lowest], end_ns)
+            return
+        # Of 16 bits numpy makes a radix sort, in a fifth of the time.
+        key = (numbers - lowest).astype(np.uint16) if highest - lowest < 1 << 16 else numbers
+        order = key.argsort(kind="stable")
+        numbers, end_ns = numbers.take(order), end_ns.take(order)
+        starts = np.concatenate(([0], (numbers[1:] != numbers[:-1]).nonzero()[0] + 1))
+        firsts, lasts = np.minimum.reduceat(end_ns, starts).tolist(), np.maximum.reduceat(end_ns, starts).tolist()
+        bounds = [*starts.tolist(), len(numbers)]
+        places = {number: place for place, number in enumerate(numbers.take(starts).tolist())}
         for number, engine in engines.items():
-            if number in parts:
-                self.record(engine, parts[number])
+            if (place := places.get(number)) is not None:
+                start, stop = bounds[place : place + 2]
+                self._record(engine, firsts[place], lasts[place], end_ns[start:stop])
 
     def record(self, engine: str, end_ns: NDArray[np.int64]) -> None:
         """Rows (n,) were learned."""
-        first, last = int(end_ns.min()), int(end_ns.max())
+        self._record(engine, int(end_ns.min()), int(end_ns.max()), end_ns)
+
+    def _record(self, engine: str, first: int, last: int, end_ns: NDArray[np.int64]) -> None:
+        """Rows (n,) between these times were learned."""
         if last - first <= SILENCE_NS:
             self._extend(engine, (first, last, len(end_ns)))
             return

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Final
 
-from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from collector.telemetry import Skip
@@ -25,10 +26,11 @@ class Rejected(Exception):
 
 def read_fields(event: Span.Event, table: Mapping[str, words.Field]) -> dict[str, float]:
     """Fields of one event by its table; raises Rejected on a wrong type, a bad value or a missing attribute."""
-    if len(event.attributes) > words.ATTRIBUTES_MAX:
+    attributes = event.attributes
+    if len(attributes) > words.ATTRIBUTES_MAX:
         raise Rejected(Skip.TOO_MANY_ATTRIBUTES)
     out: dict[str, float] = {}
-    for attribute in event.attributes:
+    for attribute in attributes:
         field = table.get(attribute.key)
         if field is None:
             continue
@@ -46,19 +48,38 @@ def read_fields(event: Span.Event, table: Mapping[str, words.Field]) -> dict[str
     return out
 
 
-def scalars(attributes: Iterable[KeyValue]) -> dict[str, Value]:
-    """Scalar attributes by key; arrays, maps, bytes and empty values are left out (OTLP allows them since 1.9)."""
+def scalars(attributes: Iterable[KeyValue], keys: Container[str] | None = None) -> dict[str, Value]:
+    """Scalar attributes by key, of the keys given or all.
+
+    Arrays, maps, bytes and empty values are left out (OTLP allows them since 1.9).
+    """
     out: dict[str, Value] = {}
     for attribute in attributes:
-        kind = attribute.value.WhichOneof("value")
-        if kind in ("string_value", "int_value", "double_value", "bool_value"):
-            out[attribute.key] = getattr(attribute.value, kind)
+        key = attribute.key
+        if keys is None or key in keys:
+            value = _scalar(attribute.value)
+            if value is not None:
+                out[key] = value
     return out
 
 
-def scalar(attributes: Iterable[KeyValue], key: str) -> Value | None:
-    """One of the scalar attributes, the last of that key; None where there is none."""
-    return scalars(attribute for attribute in attributes if attribute.key == key).get(key)
+def scalar(attributes: Sequence[KeyValue], key: str) -> Value | None:
+    """One of the scalar attributes that are read, the last of that key; None where there is none."""
+    for place in range(min(len(attributes), words.ATTRIBUTES_MAX) - 1, -1, -1):  # each look at one makes an object
+        attribute = attributes[place]
+        if attribute.key == key:
+            value = _scalar(attribute.value)
+            if value is not None:
+                return value
+    return None
+
+
+def _scalar(value: AnyValue) -> Value | None:
+    kind = value.WhichOneof("value")
+    return getattr(value, kind) if kind in _SCALARS else None
+
+
+_SCALARS: Final = frozenset({"string_value", "int_value", "double_value", "bool_value"})
 
 
 def event_scalars(event: Span.Event) -> dict[str, Value]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from statistics import median_low
+from typing import Final
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -38,13 +39,15 @@ def core_span(span: Span, counts: Counts) -> CoreSpan:
     if not marks:
         raise Rejected(Skip.NOT_A_REQUEST)
     _check_order(marks)
-    counts[table.SKIPPED_EVENTS, Skip.FOREIGN_EVENT] += foreign
+    if foreign:
+        counts[table.SKIPPED_EVENTS, Skip.FOREIGN_EVENT] += foreign
     counts[table.DECODED_EVENTS_OK] += len(marks)
+    request_id = scalar(span.attributes, words.REQUEST_ID)
     return CoreSpan(
         span_id=span.span_id,
         parent_span_id=span.parent_span_id,
         trace_id=span.trace_id,
-        request=fingerprint(str(scalars(span.attributes).get(words.REQUEST_ID, ""))),
+        request=fingerprint("" if request_id is None else str(request_id)),
         prompt_tokens=prompt_tokens,
         marks=tuple(marks),
         finish=finish,
@@ -75,6 +78,9 @@ def _check_order(marks: list[Mark]) -> None:
             raise Rejected(Skip.INCONSISTENT)
 
 
+_API_FACTS: Final = frozenset({words.PROMPT_TOKENS, words.SAMPLES, words.MODEL})
+
+
 def api_span(span: Span, counts: Counts) -> ApiSpan:
     """A request of the instrumented API server; raises Rejected with the reason it cannot be used."""
     moments = dict.fromkeys(words.API_MOMENTS.values(), MISSING)
@@ -84,11 +90,11 @@ def api_span(span: Span, counts: Counts) -> ApiSpan:
         if name is None:
             foreign += 1
             continue
-        seconds = scalars(event.attributes[: words.ATTRIBUTES_MAX]).get(words.API_TIME)
+        seconds = scalar(event.attributes, words.API_TIME)
         if seconds is None:
             raise Rejected(Skip.MISSING_ATTRIBUTE)
         moments[name] = nanoseconds(seconds)
-    attributes = scalars(span.attributes)
+    attributes = scalars(span.attributes, _API_FACTS)
     out = ApiSpan(
         span_id=span.span_id,
         trace_id=span.trace_id,
@@ -102,7 +108,8 @@ def api_span(span: Span, counts: Counts) -> ApiSpan:
         model=str(attributes.get(words.MODEL, ""))[: words.FACT_LENGTH_MAX],
         end_unix_ns=span.end_time_unix_nano,
     )
-    counts[table.SKIPPED_EVENTS, Skip.FOREIGN_EVENT] += foreign
+    if foreign:
+        counts[table.SKIPPED_EVENTS, Skip.FOREIGN_EVENT] += foreign
     counts[table.DECODED_EVENTS_OK] += len(span.events) - foreign
     return out
 

@@ -92,6 +92,25 @@ def test_an_unknown_finish_status_is_an_error_and_an_abort_is_no_natural_end(run
     assert decoded(Piece("e", CORE_SCOPE, span)).core[0].finish is Finish.ERROR
 
 
+def test_of_a_key_that_comes_twice_the_last_scalar_counts(run):
+    span = core_span(run, run.jobs[2])
+    status = span.events[-1].attributes[-1].key
+    span.events[-1].attributes.extend(
+        [
+            KeyValue(key=status, value=AnyValue(string_value="length")),
+            KeyValue(key=status, value=AnyValue(array_value=ArrayValue())),
+            KeyValue(key=status),
+        ]
+    )
+    assert decoded(Piece("e", CORE_SCOPE, span)).core[0].finish is Finish.LENGTH
+    api = api_span(run, run.jobs[0])
+    beyond = [KeyValue(key=f"other.{n}") for n in range(130)]
+    moment = KeyValue(key=api.events[0].attributes[0].key, value=AnyValue(double_value=1.0))
+    expected = decoded(Piece("a", API_SCOPE, api)).api[0].arrived_ns
+    api.events[0].attributes.extend([*beyond, moment])
+    assert decoded(Piece("a", API_SCOPE, api)).api[0].arrived_ns == expected, "as many attributes as are read"
+
+
 def test_a_core_span_that_has_not_finished_has_no_finish(run):
     span = core_span(run, run.jobs[0])
     del span.events[-1]

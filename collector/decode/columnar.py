@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -29,26 +28,24 @@ from . import plain
 from . import vocabulary as words
 from .envelope import SlimExport
 from .foreign import ForeignSpans, take_foreign_spans
+from .known_templates import KnownTemplates
 from .records import STEP_FIELDS, Telemetry
-from .template import EVENT_MAX, EventLayout, Events, Matched, Template, learnable, shape
+from .template import Matched
 from .weight import is_too_dense
 
 _log = logging.getLogger(__name__)
 
 CHUNK: Final = 1024
 """Events compared at once: enough to spread numpy's cost per call, few enough to stay in a core's cache."""
-TEMPLATES_MAX: Final = 8
 FOREIGN_SCOPES_MAX: Final = 8
 SCOPE_CHARS_MAX: Final = 100
-ROUNDS_MAX: Final = 3
-"""Layouts tried per chunk: a sender of ever new layouts pays the price of the plain decoder, not more."""
 
 
 class Decoder:
-    """Remembers layouts; what it returns does not depend on them."""
+    """Remembers templates; what it returns does not depend on them."""
 
     def __init__(self) -> None:
-        self._templates: OrderedDict[EventLayout, Template] = OrderedDict()
+        self._templates = KnownTemplates()
         self.foreign_scopes: tuple[str, ...] = ()
         """The first that were seen; replaced, never edited."""
 
@@ -93,54 +90,12 @@ class Decoder:
             span.ClearField("events")  # no event is held twice
             ends.append(first + len(chunk))
             while len(chunk) >= CHUNK:
-                columns.add(chunk[:CHUNK], first, self._match_layouts(chunk[:CHUNK]))
+                columns.add(chunk[:CHUNK], first, self._templates.match(chunk[:CHUNK]))
                 first += CHUNK
                 del chunk[:CHUNK]
         if chunk:
-            columns.add(chunk, first, self._match_layouts(chunk))
+            columns.add(chunk, first, self._templates.match(chunk))
         return _split_by_span(spans, ends, columns.matched(), iter(columns.left))
-
-    def _match_layouts(self, chunk: list[bytes]) -> Matched:
-        if max(map(len, chunk)) > EVENT_MAX:
-            chunk = [event if len(event) <= EVENT_MAX else b"" for event in chunk]
-        events = Events(chunk)
-        todo = events.summaries()
-        matches: list[Matched] = []
-        tried: set[EventLayout] = set()
-        for _ in range(ROUNDS_MAX):
-            if not len(todo):
-                break
-            layout = shape(chunk[todo[0]])
-            template = None if layout is None or layout in tried else self._template(layout)
-            if template is None or layout is None:  # not to be learned, or tried already and the value is bad
-                todo = todo[1:]
-                continue
-            tried.add(layout)
-            matched = template.match(events, todo)
-            if len(matched.at) == len(todo) and not matches:
-                return matched
-            matches.append(matched)
-            todo = np.setdiff1d(todo[1:], matched.at, assume_unique=True)
-        if not matches:
-            return _NONE
-        at = np.concatenate([matched.at for matched in matches])
-        order = np.argsort(at)
-        return Matched(at[order], np.concatenate([matched.rows for matched in matches])[order])
-
-    def _template(self, layout: EventLayout) -> Template | None:
-        template = self._templates.get(layout)
-        if template is None:
-            if not learnable(layout):
-                return None
-            if len(self._templates) >= TEMPLATES_MAX:
-                self._templates.popitem(last=False)
-            template = self._templates[layout] = Template(layout)
-        else:
-            self._templates.move_to_end(layout)
-        return template
-
-
-_NONE: Final = Matched(np.empty(0, np.intp), np.empty((0, len(STEP_FIELDS)), np.int64))
 
 
 class _Columns:

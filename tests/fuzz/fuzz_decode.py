@@ -97,7 +97,9 @@ def guide(options):
     atheris.Fuzz()
 
 
-DECODERS = tuple(f"collector.decode.{name}" for name in ("columnar", "template", "plain", "envelope", "weight"))
+DECODERS = tuple(
+    f"collector.decode.{name}" for name in ("columnar", "known_templates", "template", "plain", "envelope", "weight")
+)
 """What is instrumented, which is what is compared."""
 FRESH = 0.4
 """Share of inputs that begin with sound events: what is kept for its coverage is mostly damaged, and stays so."""

@@ -16,7 +16,7 @@ from tests.support.decode_oracle import assert_same, decode_in_columns, decode_p
 
 _decoder = Decoder()
 GUIDES = (otlp.summary(5), otlp.summary(5, otlp.PLUGIN_KEYS))
-"""In front of each batch, so that both usual layouts are tried on all that follows."""
+"""Known before each batch and in front of it, so that both usual layouts are tried on all that follows."""
 _FIELDS = [field.name for field in dataclasses.fields(Telemetry)]
 
 
@@ -46,7 +46,8 @@ def check_export_alone(data):
 
 def check_events(events, guides=GUIDES):
     """What the columns take of these events the plain decoder reads alike; returns how many they took."""
-    matched = _decoder._match_layouts([*guides, *events])
+    assert len(_decoder._templates.match([*guides]).at) == len(guides)
+    matched = _decoder._templates.match([*guides, *events])
     places = matched.at.tolist()
     first = len(guides)
     assert places == sorted(set(places))

@@ -7,7 +7,8 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from collector.decode import vocabulary as words
-from collector.decode.columnar import CHUNK, TEMPLATES_MAX, Decoder
+from collector.decode.columnar import CHUNK, Decoder
+from collector.decode.known_templates import TEMPLATES_MAX, WALKS_MAX
 from collector.decode.template import EVENT_MAX, KEY_MAX, shape
 from collector.telemetry import table
 from tests.support import otlp_bytes as otlp
@@ -185,13 +186,47 @@ def _columnar_share(event):
     return counts[table.DECODED_SUMMARIES, "columnar"]
 
 
-def test_layouts_remembered_are_bounded_and_forgetting_one_changes_nothing():
-    decoder = Decoder()
-    for n in range(3 * TEMPLATES_MAX):
-        keys = (*otlp.SUMMARY_KEYS[n % 16 :], *otlp.SUMMARY_KEYS[: n % 16])
-        counts = assert_same([(otlp.steps_export([otlp.summary(i, keys) for i in range(20)]), "peer")], decoder)
+def test_templates_remembered_are_bounded_and_forgetting_them_changes_nothing():
+    decoder, most = Decoder(), 0
+    for n in range(TEMPLATES_MAX):
+        keys = (*otlp.SUMMARY_KEYS[n % 16 :], *otlp.SUMMARY_KEYS[: n % 16], f"extra.{n}")
+        events = [otlp.summary(i, keys, **{f"extra.{n}": 1 << 7 * (i % 5)}) for i in range(20)]
+        counts = assert_same([(otlp.steps_export(events), "peer")], decoder)
         assert counts[table.DECODED_SUMMARIES, "columnar"] == 20
-        assert len(decoder._templates) <= TEMPLATES_MAX
+        most = max(most, len(decoder._templates))
+    assert TEMPLATES_MAX - WALKS_MAX < most < TEMPLATES_MAX + WALKS_MAX
+
+
+def test_events_of_one_size_that_differ_in_where_their_values_end_are_told_apart():
+    late, early = ({"batch.context_tokens": 1 << at, "batch.attn_pairs": 1 << 25 - at} for at in (5, 20))
+    events = [otlp.summary(5, otlp.PLUGIN_KEYS, **values) for values in [early, late, late, early] * 20]
+    assert len({*map(len, events)}) == 1
+    assert assert_same([(otlp.steps_export(events), "peer")])[table.DECODED_SUMMARIES, "columnar"] == 80
+
+
+def test_of_more_shapes_than_one_chunk_has_time_for_the_rest_has_its_turn_in_the_next():
+    widths = [(a, b, c) for a in range(8) for b in range(8) for c in range(2)]
+    keys = ("plugin.hook_ns", "plugin.prev_hook_ns", "batch.attn_pairs")
+    events = [
+        otlp.summary(5, otlp.PLUGIN_KEYS, **{key: 1 << 7 * at for key, at in zip(keys, each, strict=True)})
+        for each in widths
+    ]
+    decoder, payload = Decoder(), otlp.steps_export(events)
+    first, second = (assert_same([(payload, "peer")], decoder) for _ in range(2))
+    assert first[table.DECODED_SUMMARIES, "columnar"] == WALKS_MAX
+    assert second[table.DECODED_SUMMARIES, "columnar"] == len(events) == 2 * WALKS_MAX
+
+
+def test_a_sender_whose_summaries_no_template_reads_keeps_no_other_from_theirs():
+    good = [otlp.summary(5, otlp.PLUGIN_KEYS) for _ in range(100)]
+    shorter = [otlp.summary(5, otlp.PLUGIN_KEYS[1:]) for _ in range(100)]
+    as_long = [event.replace(b"step.id", b"step.iD") for event in good]
+    for strange in (shorter, as_long):
+        decoder = Decoder()
+        counts = assert_same([(otlp.steps_export([*strange, *good]), "peer")], decoder)
+        assert counts[table.DECODED_SUMMARIES, "columnar"] >= 98
+        counts = assert_same([(otlp.steps_export([*strange, *good]), "peer")], decoder)
+        assert counts[table.DECODED_SUMMARIES, "columnar"] == 100
 
 
 def test_a_sender_of_ever_new_layouts_gets_the_plain_decoder():
@@ -239,4 +274,4 @@ def test_the_hand_made_summary_is_what_the_schema_writes():
     export = otlp.steps_export([otlp.summary(5)])
     parsed = ExportTraceServiceRequest.FromString(export)
     assert parsed.SerializeToString() == export
-    assert len(shape(otlp.summary(5))) == 16
+    assert len(shape(otlp.summary(5)).layout) == 16

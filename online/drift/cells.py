@@ -23,6 +23,7 @@ that follow one another resemble each other: four count as one, chosen from 1, 4
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -176,7 +177,7 @@ class Cells:
         usual = np.repeat(np.maximum(self.x[groups.ids], 0.0) + least, groups.sizes, axis=0)
         work = np.maximum(x, 0.0) + least
         ratio = np.maximum(np.abs(np.log(work / usual)) - free, 0.0)
-        unusual = seen * ratio.max(axis=1)
+        unusual = seen * functools.reduce(np.maximum, ratio.T)  # numpy takes twenty times as long by rows of a few
         if not unusual.any():
             return unusual, unusual
         by_form = seen * ((ratio * np.abs(work - usual)) @ np.abs(beta)) / np.maximum(x @ beta, TINY)

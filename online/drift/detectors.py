@@ -79,11 +79,14 @@ class Cusum:
 
     def update(self, medians: list[float]) -> bool:
         """See the module's equations."""
-        up, down, slack, alarm = self.up, self.down, self.slack, False
+        up, down, slack, limit, alarm = self.up, self.down, self.slack, self.limit, False
         for value in medians:
-            up = max(0.0, up + value - slack)
-            down = max(0.0, down - value - slack)
-            alarm = alarm or up > self.limit or down > self.limit
+            up, down = up + value - slack, down - value - slack
+            if not up > 0.0:
+                up = 0.0
+            if not down > 0.0:
+                down = 0.0
+            alarm = alarm or up > limit or down > limit
         self.up, self.down = up, down
         return alarm
 

@@ -82,14 +82,16 @@ class Levels:
 
     def learn(self, u: Floats, s: Floats) -> bool:
         """Rows (n,) in order of time; True = alarm."""
-        alarm = False
+        relative = []
+        usual, usual_range, learned = self.usual, self.usual_range, self.learned
         for level, spread, _ in self.rows.cut(u, s):
-            alarm = self.cusum.update([level / self.size]) or alarm
-            rate = 1.0 / min(self.learned + _FIRST_WEIGHT, _MEMORY)
-            self.usual += rate * (_MEAN_ABS_TO_SD * min(abs(level), _CLIP * self.usual) - self.usual)
-            self.usual_range += rate * (min(spread, _CLIP * self.usual_range) - self.usual_range)
-            self.learned += 1
-        return alarm
+            relative.append(level / max(usual, self._least))
+            rate = 1.0 / min(learned + _FIRST_WEIGHT, _MEMORY)
+            usual += rate * (_MEAN_ABS_TO_SD * min(abs(level), _CLIP * usual) - usual)
+            usual_range += rate * (min(spread, _CLIP * usual_range) - usual_range)
+            learned += 1
+        self.usual, self.usual_range, self.learned = usual, usual_range, learned
+        return self.cusum.update(relative)
 
     def reset(self) -> None:
         """Start over, after an alarm; what is usual stays."""

@@ -85,7 +85,7 @@ class Intervals:
         n, stratum = len(log_ratio), block.stratum
         half_life_rows = min(self.half_life_rows, max(_HALF_LIFE_MIN_ROWS, _HALF_LIFE_SHARE * self.rows))
         if self.stale_rows >= 0:
-            own = self.table[stratum]
+            own = self.table.take(stratum, axis=0)
             self.runs.learn(log_ratio < own[:, 0], log_ratio > own[:, 2], half_life_rows)
             low, high = self.table[:, 0] + self.offset[0], self.table[:, 2] + self.offset[1]
             below = int(np.count_nonzero(log_ratio < low[stratum]))

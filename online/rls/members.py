@@ -89,8 +89,7 @@ class Members:
         p = self.slow.p
         betas = np.empty((p, 2))
         betas[:, SLOW], betas[:, FAST] = self.slow.beta, self.fast.beta
-        prediction: Floats = z[:, :p] @ betas
-        return prediction
+        return np.asfortranarray(z[:, :p] @ betas)  # all that is made of it goes along columns of n, not rows of two
 
     # ---------------------------------------------------------------- learning
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from google.protobuf.message import DecodeError
+
 from collector.telemetry import Counts, Skip, table
 
 from . import vocabulary as words
@@ -39,11 +41,16 @@ def take_foreign_spans(export: Any) -> ForeignSpans:
         for scope_spans in resource.items:
             name = scope_spans.scope.name
             if name not in words.KNOWN_SCOPES:
-                merged = MergedSpans.FromString(scope_spans.SerializeToString()).span
                 spans += len(scope_spans.items)
-                events += len(merged.events)
-                if merged.dropped_events:
+                try:
+                    merged = MergedSpans.FromString(scope_spans.SerializeToString()).span
+                except DecodeError:  # what is no number where one should stand may be no list of numbers either
+                    events += sum(len(span.events) for span in scope_spans.items)
                     dropped_events += sum(span.dropped_events for span in scope_spans.items)
+                else:
+                    events += len(merged.events)
+                    if merged.dropped_events:
+                        dropped_events += sum(span.dropped_events for span in scope_spans.items)
                 scopes.add(name)
                 scope_spans.ClearField("items")
     return ForeignSpans(spans, events, dropped_events, frozenset(scopes))

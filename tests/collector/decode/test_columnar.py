@@ -261,6 +261,16 @@ def test_spans_of_foreign_scopes_are_counted_and_not_looked_into():
     assert counts[table.DECODED_SPANS] == 0, "who counts a whole export counts it once"
 
 
+@pytest.mark.parametrize("odd", [b"\x62\x01\xff", b"\x62\x0b" + b"\xff" * 10 + b"\x01"])
+def test_a_foreign_span_whose_count_of_lost_events_is_bytes_harms_nobody(odd):
+    foreign = otlp.step_span([b"", b""], tail=b"\x60\x05")
+    ours = otlp.step_span([otlp.summary(1)])
+    export = otlp.export(("fastapi", [odd, foreign]), ("vllm.scheduler.step", [ours]))
+    decoded, counts, _ = decode_in_columns([(export, "peer")])
+    assert len(decoded[0][0].steps) == 1
+    assert (counts[table.DECODED_EVENTS], counts[table.SDK_DROPPED_EVENTS]) == (3, 5)
+
+
 def test_nesting_is_as_deep_as_the_plain_decoder_allows():
     for depth in range(20, 60):
         value = b"\x10\x01"

@@ -128,7 +128,7 @@ class Sidecar:
         self._receivers = self._make_receivers(clock)
         self._pages = self._make_pages(clock)
         self.watch = self._make_watch(source) if source is not None and config.reload_interval_s else None
-        self._silence = SilenceWatch(self.pipeline, metrics, clock, config.join)
+        self._silence = SilenceWatch(self.pipeline, metrics, clock, config.join, self.queue.unread_ns)
         self._parts: tuple[Part, ...] = (
             self._pages,
             self._keeper,

@@ -158,6 +158,11 @@ class AdmissionQueue(Generic[T]):
             self._room.notify_all()
             self._work.notify_all()
 
+    def unread_ns(self) -> int:
+        """How long the oldest export has been in here; 0 where there is none."""
+        with self._work:
+            return self._clock.monotonic_ns() - self._items[0][2] if self._items else 0
+
     @property
     def exhausted(self) -> bool:
         """Closed and empty: the worker may go home."""

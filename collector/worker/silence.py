@@ -3,12 +3,14 @@
 The join's clock is event time, which stands still when nothing comes. After ``grace_s`` of the process's own clock
 without telemetry of an engine that holds something, a copy of its configuration is flushed and published
 (worker/settled.py): once per silence, and again, at most every ``grace_s``, while others of its configuration teach on.
+A thousand engines are copied in seconds, in which nothing else is learned and others seem silent, too. So silence is
+judged as of when the oldest export that still waits had come, and copies take a tenth of the time at most.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import NamedTuple, Protocol
 
 from collector.config import JoinConfig
@@ -19,6 +21,8 @@ from collector.telemetry import Metrics, table
 _LOOK_EVERY_NS = 1_000_000_000
 _COPY_BUDGET_NS = 250_000_000
 """Configurations are copied one after the other, and no longer than this between two batches."""
+_COPY_SHARE = 0.1
+"""Of the worker's time that copies of one configuration may take."""
 _NAMED_MAX = 3
 _SERIES_ENGINES_MAX = 5
 _LABEL_CHARS_MAX = 120
@@ -44,11 +48,16 @@ class _Heard(NamedTuple):
 
 
 class _Taken(NamedTuple):
-    """When a configuration was copied, for whose silence, and what had been heard of all its emitters."""
+    """When a configuration was copied, for whose silence, what had been heard of all its emitters, what it took."""
 
     at_ns: int
     silent: frozenset[tuple[Key, int]]
     heard: int
+    took_ns: int = 0
+
+    def is_too_early(self, now_ns: int) -> bool:
+        """Whether another copy would take too large a share of the time."""
+        return now_ns - self.at_ns < self.took_ns / _COPY_SHARE
 
 
 class SilenceWatch:
@@ -58,8 +67,17 @@ class SilenceWatch:
         waiting: what waits, and for how many seconds nothing was heard; replaced, never edited.
     """
 
-    def __init__(self, source: Settling, metrics: Metrics, clock: Clock, settings: JoinConfig) -> None:
+    def __init__(
+        self,
+        source: Settling,
+        metrics: Metrics,
+        clock: Clock,
+        settings: JoinConfig,
+        unread_ns: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """``unread_ns``: how long the oldest export has waited that came and was not read yet."""
         self._source = source
+        self._unread_ns = unread_ns
         self._metrics = metrics
         self._clock = clock
         self._grace_ns = int(settings.grace_s * 1e9)
@@ -75,6 +93,7 @@ class SilenceWatch:
         if self._looked_ns is not None and now_ns - self._looked_ns < _LOOK_EVERY_NS:
             return
         self._looked_ns = now_ns
+        started_ns, now_ns = now_ns, now_ns - self._unread_ns()
         everybody = self._source.waiting()
         self._hear(everybody, now_ns)
         waiting = [one for one in everybody if one.reason is not None]
@@ -87,7 +106,7 @@ class SilenceWatch:
         self._taken = {config_id: taken for config_id, taken in self._taken.items() if config_id in by_config}
         for config_id, own in by_config.items():
             self._settle_silent(config_id, own, now_ns)
-            if self._clock.monotonic_ns() - now_ns > _COPY_BUDGET_NS:
+            if self._clock.monotonic_ns() - started_ns > _COPY_BUDGET_NS:
                 break
 
     def _hear(self, everybody: list[Waiting], now_ns: int) -> None:
@@ -107,20 +126,23 @@ class SilenceWatch:
         """Publish a configuration for which something waits in vain, unless that was done."""
         silent = [one for one in own if self._silence_ns(one, now_ns) >= self._grace_ns]
         holding = [one for one in own if one.reason is not None and (one in silent or one.rows)]
+        taken = self._taken.get(config_id)
+        if taken is not None and taken.is_too_early(now_ns):
+            return
         if not silent or not holding:
             self._taken.pop(config_id, None)
             return
         # after the window of event time nobody is waited for: who has gone for good costs no more copies
         waited_for = [one for one in silent if self._silence_ns(one, now_ns) <= self._grace_ns + self._window_ns]
         made = _Taken(now_ns, frozenset((one.key, one.heard) for one in waited_for), sum(one.heard for one in own))
-        taken = self._taken.get(config_id)
         if taken is not None:
             fell_silent = bool(made.silent - taken.silent)
             others_go_on = bool(made.silent) and made.heard != taken.heard and now_ns - taken.at_ns >= self._grace_ns
             if not (fell_silent or others_go_on):
                 return
-        self._taken[config_id] = made
+        started_ns = self._clock.monotonic_ns()
         rows = self._source.settle(config_id, [one.key for one in silent])
+        self._taken[config_id] = made._replace(took_ns=self._clock.monotonic_ns() - started_ns)
         if taken is None:
             names = ", ".join(described(one) for one in holding[:_NAMED_MAX])
             more = f" and {len(holding) - _NAMED_MAX} more" if len(holding) > _NAMED_MAX else ""

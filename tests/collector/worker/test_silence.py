@@ -38,10 +38,19 @@ class House:
         self.metrics = Metrics(CollectorRegistry())
         self.pipeline = Pipeline(Config(learners=("rls",), **settings), "0")
         self.publisher = Publisher(self.pipeline, self.metrics, self.clock, 5.0)
-        self.watch = SilenceWatch(self.pipeline, self.metrics, self.clock, self.pipeline._settings.join)
-        self.copies = []
+        self.unread_s = 0.0
+        self.watch = SilenceWatch(
+            self.pipeline, self.metrics, self.clock, self.pipeline._settings.join, lambda: int(self.unread_s * 1e9)
+        )
+        self.copies, self.copy_s = [], 0.0
         settle = self.pipeline.settle
-        self.pipeline.settle = lambda config_id, keys: self.copies.append(config_id) or settle(config_id, keys)
+
+        def copied(config_id, keys):
+            self.copies.append(config_id)
+            self.clock.advance(self.copy_s)
+            return settle(config_id, keys)
+
+        self.pipeline.settle = copied
 
     def turn(self, *exports):
         self.pipeline.process(exports)
@@ -133,6 +142,30 @@ def test_one_engine_that_falls_silent_holds_nobody_up():
     # all of a, and what b had sent when that was last looked at; b alone would be held for three minutes
     assert house.rows()["step_time"] > 1490 + 20 * 50
     assert 1 <= len(house.copies) <= 3
+
+
+def test_an_engine_whose_export_waits_to_be_read_is_not_silent():
+    house = House()
+    house.feed((steps_of("a", 1 + number * 50, 50) for number in range(30)), pace_s=1.0)
+    for behind_s in range(1, 60):  # a queue that only grows
+        house.unread_s = behind_s
+        house.silence(1)
+    assert house.copies == []
+    house.unread_s = 0.0
+    house.silence(1)
+    assert len(house.copies) == 1
+
+
+def test_copies_that_take_long_are_seldom():
+    """Engines that take turns at being silent, of a fleet that takes 9 s to copy: once in 90 s."""
+    house = House()
+    house.copy_s = 9.0
+    for turn in range(300):
+        for instance in "abcdefgh":
+            if turn // 30 % 8 != "abcdefgh".index(instance):
+                house.turn(steps_of(instance, 1 + turn * 10, 10))
+        house.clock.advance(1)
+    assert 2 <= len(house.copies) <= 5
 
 
 def test_pages_that_are_scraped_are_heard_and_their_end_is_a_silence():

@@ -19,7 +19,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -178,6 +178,10 @@ class RowBlock:
     def __len__(self) -> int:
         """Number of rows n."""
         return len(self.elapsed_us)
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        """A value: a copy of what holds it copies the reference."""
+        return self
 
     def restored(self) -> None:
         """Columns are of one length, and the rows cover the lines."""

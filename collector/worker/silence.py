@@ -125,7 +125,8 @@ class SilenceWatch:
     def _settle_silent(self, config_id: str, own: list[Waiting], now_ns: int) -> None:
         """Publish a configuration for which something waits in vain, unless that was done."""
         silent = [one for one in own if self._silence_ns(one, now_ns) >= self._grace_ns]
-        holding = [one for one in own if one.reason is not None and (one in silent or one.rows)]
+        waits_in_vain = {one.key for one in silent}
+        holding = [one for one in own if one.reason is not None and (one.key in waits_in_vain or one.rows)]
         taken = self._taken.get(config_id)
         if taken is not None and taken.is_too_early(now_ns):
             return

@@ -62,10 +62,10 @@ class Server:
         threads = Path(f"/proc/{self.pid}/task").iterdir()
         return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
-    def stop(self):
+    def stop(self, wait_s=30):
         """Terminate; True if it ended well."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(30) == 0
+        return self.process.wait(wait_s) == 0
 
 
 def free_port():

@@ -1,13 +1,15 @@
 """Send the load generator's stream to ``--target HOST:PORT`` and report what became of it.
 
-Each worker is one engine on a connection of its own with one call in flight, as vLLM's exporter has. It retries as
-that exporter does: after the hint of RetryInfo, else after 1, 2, 4, … seconds, six times in all. The first line says
-that the load begins, and how many steps have warmed the server up before; then comes the report. Both are JSON.
+Each worker is one engine on a connection of its own with one call in flight, as vLLM's exporter has, or several such
+engines in turn. It retries as that exporter does: after the hint of RetryInfo, else after 1, 2, 4, … seconds, six times
+in all. The first line says that the load begins, and how many steps have warmed the server up before; then comes the
+report. Both are JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import threading
@@ -40,40 +42,43 @@ class Outcome:
 
 
 class Worker(threading.Thread):
-    """One engine that sends until its time or its calls are over."""
+    """Engines that send in turn until their time or their calls are over."""
 
-    def __init__(self, target: str, stream: Stream, warm: threading.Barrier, options: argparse.Namespace):
+    def __init__(self, target: str, streams: list[Stream], warm: threading.Barrier, options: argparse.Namespace):
         super().__init__()
         self.outcome, self.warmed_steps = Outcome(), 0
-        self._target, self._stream, self._warm, self._options = target, stream, warm, options
+        self._target, self._streams, self._warm, self._options = target, streams, warm, options
 
     def run(self) -> None:
         sizes = [("grpc.max_send_message_length", -1)]
-        with grpc.insecure_channel(self._target, options=sizes) as channel:
-            call = channel.unary_unary(METHOD)
-            grpc.channel_ready_future(channel).result(30)
+        with contextlib.ExitStack() as stack:
+            channels = [grpc.insecure_channel(self._target, options=sizes) for _ in self._streams]
+            for channel in map(stack.enter_context, channels):
+                grpc.channel_ready_future(channel).result(30)
+            calls = [channel.unary_unary(METHOD) for channel in channels]
             number = 0
-            while self.outcome.steps < self._options.warm_steps:
-                self._send(call, self._stream.export(number))
+            while self.outcome.steps < self._options.warm_steps * len(calls):
+                for call, stream in zip(calls, self._streams, strict=True):
+                    self._send(call, stream.export(number))
                 number += 1
             self.outcome, self.warmed_steps = Outcome(), self.outcome.steps
             self._warm.wait()  # all have done so
             self._warm.wait()  # and the load begins
-            self._load(call, number)
+            self._load(calls, number)
 
-    def _load(self, call, first: int) -> None:
-        start_s, number, sent = time.monotonic(), first, 0
+    def _load(self, calls, first: int) -> None:
+        start_s, sent = time.monotonic(), 0
         pace = self._options.steps_per_sec / self._options.workers
         end_s = start_s + self._options.duration
-        while number < first + self._options.max_rpcs:
-            due_s = start_s + (sent / pace if pace else 0.0)
-            if max(due_s, time.monotonic()) >= end_s:
-                break
-            time.sleep(max(0.0, due_s - time.monotonic()))
-            export = self._stream.export(number)
-            self._send(call, export)
-            number += 1
-            sent += export.steps
+        for number in range(first, first + self._options.max_rpcs):
+            for call, stream in zip(calls, self._streams, strict=True):
+                due_s = start_s + (sent / pace if pace else 0.0)
+                if max(due_s, time.monotonic()) >= end_s:
+                    return
+                time.sleep(max(0.0, due_s - time.monotonic()))
+                export = stream.export(number)
+                self._send(call, export)
+                sent += export.steps
 
     def _send(self, call, export) -> None:
         for attempt in range(TRIES):
@@ -127,14 +132,15 @@ def main() -> None:
     parser.add_argument("--target", required=True)
     parser.add_argument("--steps-per-sec", type=float, default=0.0, help="over all workers; 0: as fast as it is taken")
     parser.add_argument("--duration", type=float, default=60.0, help="seconds")
-    parser.add_argument("--max-rpcs", type=int, default=sys.maxsize, help="calls of each worker")
-    parser.add_argument("--warm-steps", type=int, default=0, help="steps of each worker before the load begins")
-    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--max-rpcs", type=int, default=sys.maxsize, help="calls of each engine")
+    parser.add_argument("--warm-steps", type=int, default=0, help="steps of each engine before the load begins")
+    parser.add_argument("--workers", type=int, default=1, help="each with a call in flight")
+    parser.add_argument("--engines-each", type=int, default=1, help="that a worker sends for in turn")
     parser.add_argument("--spans-per-rpc", type=int, default=SPANS_PER_RPC)
     parser.add_argument("--steps-per-span", type=int, default=STEPS_PER_SPAN)
     parser.add_argument("--pool-rpcs", type=int, default=20, help="calls of one lap")
     parser.add_argument("--sample-rate", type=float, default=1.0)
-    parser.add_argument("--model", default="", help="of all workers; without it each is a configuration of its own")
+    parser.add_argument("--model", default="", help="of all engines; without it each is a configuration of its own")
     parser.add_argument("--requests", action="store_true", help="journeys too")
     options = parser.parse_args()
     streams = [
@@ -143,10 +149,11 @@ def main() -> None:
             sample_rate=options.sample_rate, requests=options.requests, steps_per_span=options.steps_per_span,
             model=options.model,
         )
-        for number in range(options.workers)
+        for number in range(options.workers * options.engines_each)
     ]  # fmt: skip
-    warm = threading.Barrier(len(streams) + 1)
-    workers = [Worker(options.target, stream, warm, options) for stream in streams]
+    warm = threading.Barrier(options.workers + 1)
+    shares = [streams[number :: options.workers] for number in range(options.workers)]
+    workers = [Worker(options.target, share, warm, options) for share in shares]
     for worker in workers:
         worker.start()
     warm.wait()

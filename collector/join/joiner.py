@@ -12,7 +12,7 @@ from collector.join.kv import KvSources
 from collector.join.pages import PageEngines
 from collector.join.steps import StepSequence
 from collector.telemetry import Counts, table
-from online import Lane, Target
+from online import Lane, RowBlock, Target
 from online.state import saved
 
 from .api_process import ApiProcess
@@ -104,16 +104,20 @@ class Joiner(Senders):
         return [Renamed(before, config_id)]
 
     def _advance_engines(self, engines: Mapping[Key, Engine], *, flush: bool) -> list[Rows]:
-        """Published rows are held for their turn; returns those of the quick lane."""
-        quick = []
+        """Published rows are held for their turn; returns those of the quick lane, all of a configuration as one."""
+        quick: dict[str, list[RowBlock]] = {}
         for key, engine in engines.items():
             config_id, version = self._config_ids[key], engine.facts.version
             self._hold_rows(config_id, engine.instance, engine.advance(flush=flush))
             if engine.facts.version != version:
                 self._fresh[key] = None  # who it is, is asked at the next call
             if self._settings.quick_lane and not flush:
-                quick += [Rows(config_id, Target.STEP_TIME, block, Lane.QUICK) for block in engine.quick_rows()]
-        return quick
+                quick.setdefault(config_id, []).extend(engine.quick_rows())
+        return [
+            Rows(config_id, Target.STEP_TIME, RowBlock.concatenate(blocks), Lane.QUICK)
+            for config_id, blocks in quick.items()
+            if blocks
+        ]
 
     def _advance_others(self, fresh: dict[Key, None], *, flush: bool) -> list[Renamed]:
         """API processes, then pages: what becomes of their rows depends on the engines beside them."""

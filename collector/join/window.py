@@ -97,10 +97,9 @@ class StepWindow:
         self._lease, self._lent_size = None, 0
 
     def __deepcopy__(self, _memo: object) -> StepWindow:
-        out = StepWindow.__new__(StepWindow)
-        out.base, out.size = self.base, self.size
+        out = StepWindow(self.base)
+        out.size = self.size
         out.steps, out.rebuilt = (_grown(column[: self.size], len(column)) for column in (self.steps, self.rebuilt))
-        out._lease, out._lent_size = None, 0
         return out
 
     # --- saved while it goes on ---------------------------------------------------------------------------------------

@@ -51,17 +51,17 @@ SMALL_CALLS = {**FLAT_OUT, "steps_per_span": 64, "spans_per_rpc": 1, "pool_rpcs"
 REPLAYED_STEPS = 200_000
 MANY_STEPS, MANY_CONFIGS_STEPS = 1_000_000, 200_000
 """Each engine's are learned some seconds of event time later, and then those before them are: as many as were sent."""
-MANY_WARMED_STEPS = 1_000_000
+MANY_WARMED_STEPS = 1_200_000
 """Of 1,000 engines too, the first block of 256 steps is over then, and the oldest rows have been released."""
-CALLS_AT_ONCE = 10
-"""Of 1,000 engines too: those of a fleet do not export in step, and what is refused and sent again is another cost."""
+CALLS_AT_ONCE = 5
+"""Of 1,000 engines too: those of a fleet do not export in step. All find a handler that waits, and none is refused."""
 MANY_ENGINES = {
     "JOIN__ENGINES_MAX": "1024",
     "BANK__CONFIGS_MAX": "1024",
     "DEDUPE__EMITTERS_MAX": "1024",
-    # rows wait for five seconds of event time instead of 20, that a thousand engines are not young for minutes; longer
+    # rows wait for six seconds of event time instead of 20, that a thousand engines are not young for minutes; longer
     # than the pause between two calls of one engine and than that behind the warm-up, as the 20 s are
-    "JOIN__GRACE_S": "5",
+    "JOIN__GRACE_S": "6",
     # a state a minute would fall into some windows and not into others
     "STATE__INTERVAL_S": "600",
     # what a thousand configurations hold is told in the last generation, and that takes longer than five seconds

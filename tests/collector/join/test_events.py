@@ -104,6 +104,20 @@ def test_the_quick_lane_says_nothing_when_everything_is_flushed():
     assert {event.lane for event in last if isinstance(event, Rows)} == {Lane.PUBLISHED}
 
 
+def test_quick_rows_of_all_engines_of_a_configuration_are_one_event():
+    correlator = Correlator(JoinConfig(), DedupeConfig())
+    first, second = [], []
+    for seed in range(3):
+        told = pieces(run_engine(many_jobs(120, seed=seed)), instance=f"e{seed}", facts=(("vllm.model", "m"),))
+        exports = exports_of(told, 5)
+        first += exports[: len(exports) // 2]
+        second += exports[len(exports) // 2 :]
+    list(correlator.process(first, Counts(), lambda _: None))
+    events = list(correlator.process(second, Counts(), lambda _: None))
+    (quick,) = [event for event in events if isinstance(event, Rows) and event.lane is Lane.QUICK]
+    assert {*quick.rows.engine.tolist()} == {0, 1, 2}
+
+
 def test_draining_twice_says_nothing_new():
     correlator = Correlator(JoinConfig(), DedupeConfig())
     exports = of_server(run_engine(many_jobs(60)), model="m")

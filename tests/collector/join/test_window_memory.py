@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 
 from collector.decode.records import STEP_DTYPE
@@ -40,6 +42,20 @@ def test_giving_up_gives_the_memory_back():
     assert (window.base, window.size) == (39_001, 1000)
     assert window.steps.nbytes + window.rebuilt.nbytes <= 300 * 1024
     assert window.steps["ts_start_ns"][0] == 10**15 + 39_001
+
+
+def test_a_copy_of_a_window_goes_its_own_way():
+    window = StepWindow(1)
+    window.reach(1, 200)
+    window.add_summaries(steps(1, 100))
+    twin = copy.deepcopy(window)
+    for one, added in ((window, steps(101, 50)), (twin, steps(151, 50))):
+        one.add_summaries(added)
+    twin.reach(201, 3000)
+    assert np.flatnonzero(window.rebuilt["seen"][: window.size]).tolist() == [*range(150)]
+    assert np.flatnonzero(twin.rebuilt["seen"][: twin.size]).tolist() == [*range(100), *range(150, 200)]
+    assert (window.steps["ts_start_ns"][:100] == twin.steps["ts_start_ns"][:100]).all()
+    assert (window.size, twin.size) == (200, 3000)
 
 
 def test_wide_columns_of_an_older_state_are_read_field_by_field():

@@ -3,7 +3,7 @@
     r_i = log(y_i / (x_i beta F_c))       c_i = clip(w . u_i + w0, -0.15, 0.15)       published: x_i beta F_c exp(c_i)
 
 u (n, 11): context of the row (online/river/context.py), where its second lies in the day, sin and cos. The regressor
-is River's LinearRegression with SGD(0.03) and Huber(0.05), fed with the rows that the thinning lets through
+is linear, by River's SGD(0.03) and Huber(0.05), fed with the rows that the thinning lets through
 (online/river/thinning.py). A row that is off by more than 15 % teaches nothing, nor does any while a change of speed is
 suspected: stalls are nobody's residual, and a speed belongs to beta.
 

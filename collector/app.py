@@ -64,11 +64,9 @@ from online import Snapshot
 
 HANDLERS_FREE = 2
 """Of the receiver's threads, how many never wait for room: health checks and exports that fit get through."""
-
 GATHER_S = 5.0
 """The pause of an SDK's exporter. A batch ends with a generation, so that silence ends waiting within 10 s more."""
 SWITCH_INTERVAL_S = 0.001
-
 PAGE_TIMEOUT_S = 10.0
 """Longest wait for the bytes of a request to the pages, and longest time to send one."""
 

@@ -193,8 +193,7 @@ class RlsLearner:
 
     def statistics(self) -> Floats:
         """Sum of w z z' behind the published coefficients, (q, q); held rows are fitted again, with the same result."""
-        held = self.startup.held
-        if held is None:
+        if (held := self.startup.held) is None:
             return self.members.slow.strata.total()
         z, start = self._fit(held)
         self.members.weighing.scale[SLOW] = start.scale
@@ -206,8 +205,8 @@ class RlsLearner:
 
     def diagnosis(self) -> Diagnosis:
         """Error bars and status of the published coefficients; needs a first fit."""
-        statistics, rows, members, held = self.statistics(), self.effective_rows(), self.members, self.startup.held
-        if held is not None:
+        statistics, rows, members = self.statistics(), self.effective_rows(), self.members
+        if (held := self.startup.held) is not None:
             # Rows that are held err together and misfit as others do: as they will when they are statistics.
             slow, members = members.slow, copy.deepcopy(members)
             members.release(held, *self._fit(held), None)

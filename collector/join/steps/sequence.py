@@ -133,10 +133,9 @@ class StepSequence:
             self.context.scheduling_fact = scheduling
 
     def _reach(self, first_step: int, last_step: int) -> StepWindow:
-        if self.window is None:
-            self.window = StepWindow(first_step)
-        self.window.reach_within(first_step, last_step, self._settings.steps_max, keep_from=self.frontier.emitted_to)
-        return self.window
+        self.window = window = self.window or StepWindow(first_step)
+        window.reach_within(first_step, last_step, self._settings.steps_max, keep_from=self.frontier.emitted_to)
+        return window
 
     @property
     def event_unix_ns(self) -> int:
@@ -215,41 +214,26 @@ class StepSequence:
 
     def _pass_blocks(self, stop: int, reading: _Reading, out: Advance) -> None:
         """Pass the steps below ``stop`` block by block: their rows leave, and what they teach comes into force."""
-        window, habits = reading.window, self.context.habits
-        step = self.frontier.next_step(window.base)
-        at_once = self._teach_nothing(step, stop, reading)
-        if at_once:
-            self._emit_rows(stop - reading.asynchronous, reading, out, last=False)
+        window, context, asynchronous = reading.window, self.context, reading.asynchronous
+        step, first = self.frontier.next_step(window.base), self.frontier.first_boundary(window.base)
+        if at_once := step < stop and not self.kv.known and blocks_teach_nothing(context, reading, first, stop):
+            self._emit_rows(stop - asynchronous, reading, out, last=False)
         while step < stop:
-            opening = not habits.settled
+            opening = not context.habits.settled
             block_steps = FIRST_BLOCK_STEPS if opening else self._settings.block_steps
             end = min(stop, (step // block_steps + 1) * block_steps)
             if opening and end % block_steps and not reading.flush:
                 self.waits_for = self.waits_for or Wait.FIRST_STEPS  # what the block teaches holds for its own rows
                 break
-            self._chunks = split_chunks(
-                self._chunks, window, end, self.context.budget_tokens, asynchronous=reading.asynchronous
-            )
+            self._chunks = split_chunks(self._chunks, window, end, context.budget_tokens, asynchronous=asynchronous)
             if opening:
                 self._learn_habits(end, reading, out)
             last = reading.flush and end == stop
             if not at_once:
-                self._emit_rows(end if last or not reading.asynchronous else end - 1, reading, out, last=last)
+                self._emit_rows(end if last or not asynchronous else end - 1, reading, out, last=last)
             if not opening:
                 self._learn_habits(end, reading, out)
             step = end
-
-    def _teach_nothing(self, step: int, stop: int, reading: _Reading) -> bool:
-        """Whether what blocks teach makes no difference to the rows of the steps up to ``stop``.
-
-        It does none where summaries say all and each stamps its step: rows of several blocks then leave as one.
-        """
-        stamped = self.context.has_done_stamps or not reading.asynchronous
-        if reading.source is not ContextSource.EXACT or self.kv.known or not (stamped and self.context.habits.settled):
-            return False
-        first = self.frontier.first_boundary(reading.window.base)
-        _, cells = reading.window.columns(first, stop)
-        return step < stop and bool(cells["seen"].all())
 
     def _emit_rows(self, stop: int, reading: _Reading, out: Advance, *, last: bool) -> None:
         """Rows between the stamped boundaries below ``stop``, all in one block; the frontier moves to the newest."""
@@ -317,3 +301,15 @@ class StepSequence:
         if self.context.has_journeys:
             horizon_ns = min(keep_unix_ns, horizon_ns - int(self._settings.window_s * 1e9))
         window.forget_until(horizon_ns, emitted_to, emitted_to - 2)
+
+
+def blocks_teach_nothing(context: ProcessContext, reading: _Reading, first: int, stop: int) -> bool:
+    """Whether what blocks teach makes no difference to the rows from boundary ``first`` to step ``stop``.
+
+    It does none where summaries say all and each stamps its step: rows of several blocks then leave as one.
+    """
+    stamped = context.has_done_stamps or not reading.asynchronous
+    if reading.source is not ContextSource.EXACT or not (stamped and context.habits.settled):
+        return False
+    _, cells = reading.window.columns(first, stop)
+    return bool(cells["seen"].all())

@@ -73,7 +73,7 @@ class SilenceWatch:
         metrics: Metrics,
         clock: Clock,
         settings: JoinConfig,
-        unread_ns: Callable[[], int] = lambda: 0,
+        unread_ns: Callable[[], int],
     ) -> None:
         """``unread_ns``: how long the oldest export has waited that came and was not read yet."""
         self._source = source

@@ -50,7 +50,7 @@ FLAT_OUT = {"steps_per_sec": 0, "workers": 2, "duration": 6, "settle_s": 2}
 SMALL_CALLS = {**FLAT_OUT, "steps_per_span": 64, "spans_per_rpc": 1, "pool_rpcs": 300}
 REPLAYED_STEPS = 200_000
 MANY_STEPS, MANY_CONFIGS_STEPS = 1_000_000, 200_000
-"""Each engine's are learned some seconds of event time later, and then those before them are: as many as were sent."""
+"""Rows are learned some seconds of event time after they came: a window pays for as many as it is sent, of before."""
 MANY_WARMED_STEPS = 1_200_000
 """Of 1,000 engines too, the first block of 256 steps is over then, and the oldest rows have been released."""
 CALLS_AT_ONCE = 5

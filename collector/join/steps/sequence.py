@@ -216,7 +216,7 @@ class StepSequence:
         """Pass the steps below ``stop`` block by block: their rows leave, and what they teach comes into force."""
         window, context, asynchronous = reading.window, self.context, reading.asynchronous
         step, first = self.frontier.next_step(window.base), self.frontier.first_boundary(window.base)
-        if at_once := step < stop and not self.kv.known and blocks_teach_nothing(context, reading, first, stop):
+        if at_once := step < stop and not self.kv.known and _blocks_teach_nothing(context, reading, first, stop):
             self._emit_rows(stop - asynchronous, reading, out, last=False)
         while step < stop:
             opening = not context.habits.settled
@@ -303,7 +303,7 @@ class StepSequence:
         window.forget_until(horizon_ns, emitted_to, emitted_to - 2)
 
 
-def blocks_teach_nothing(context: ProcessContext, reading: _Reading, first: int, stop: int) -> bool:
+def _blocks_teach_nothing(context: ProcessContext, reading: _Reading, first: int, stop: int) -> bool:
     """Whether what blocks teach makes no difference to the rows from boundary ``first`` to step ``stop``.
 
     It does none where summaries say all and each stamps its step: rows of several blocks then leave as one.

@@ -109,6 +109,21 @@ def test_the_wait_of_the_oldest_export_is_told_with_the_batch():
     assert queue.take(10, 0).waited_ns == 3_000_000_000
 
 
+def test_the_oldest_export_says_how_far_behind_its_reader_is():
+    clock = FakeClock()
+    queue = make_queue(clock)
+    assert queue.unread_ns() == 0
+    queue.put("a", 1)
+    clock.advance(3)
+    queue.put("b", 1)
+    clock.advance(1)
+    assert queue.unread_ns() == 4_000_000_000
+    queue.take(1, 0)
+    assert queue.unread_ns() == 1_000_000_000
+    queue.take(1, 0)
+    assert queue.unread_ns() == 0
+
+
 def gathering_queue(wait_s=0.0):
     clock = FakeClock()
     return clock, AdmissionQueue(clock, capacity_bytes=2 * GATHER_BYTES, wait_s=wait_s, waiters_max=6, gather_s=3.0)

@@ -205,7 +205,7 @@ class Cutter:
             if by_time:
                 stop = start + int(late.argmax())
             if stop > start:
-                self._parts.append(design.slice(start, stop))
+                self._parts.append(_spared(design.slice(start, stop)))
                 self._rows += stop - start
                 start = stop
             if by_time or self._rows >= self.block_rows:
@@ -221,7 +221,8 @@ class Cutter:
         """The partial block, left as it is; None when there is none."""
         if not self._parts:
             return None
-        self._parts = [Design.concatenate(self._parts)]
+        if len(self._parts) > 1:
+            self._parts = [_spared(Design.concatenate(self._parts))]
         return self._parts[0]
 
     def restore(self, waiting: Design) -> None:
@@ -232,6 +233,15 @@ class Cutter:
         """Give the waiting rows more columns, which they do not know: NaN."""
         if self.pending() is not None:
             self._parts = [self._parts[0].widened(columns)]
+
+
+def _spared(rows: Design) -> Design:
+    """The same object: a column that says one thing of all rows, as of most steps, takes no memory while they wait."""
+    for name in ("phase", "steps", "weight"):
+        column = getattr(rows, name)
+        if (column == column[0]).all():
+            setattr(rows, name, np.broadcast_to(column[:1].copy(), column.shape))
+    return rows
 
 
 def strata_of(target: Target, rows: RowBlock) -> tuple[Ints, Ints]:

@@ -94,7 +94,7 @@ class BankConfig(Section, frozen=True, kw_only=True):
     ] = 4096
     block_s: Annotated[
         float, Meta(ge=0.001, le=3_600, description="Event time after which a block is learned, at the latest.")
-    ] = 4.0
+    ] = 8.0
     detector: Annotated[
         str, Meta(description="What tells a change of speed: `cusum`, `adwin`, `page_hinkley` or `none`.")
     ] = "cusum"

@@ -29,10 +29,12 @@ TRIAL_ROWS = 8
 YOUNG_ROWS, YOUNG_REQUESTS = 1024, 256
 REQUESTS_LONGER = 4
 """A tenth of the rows of steps, or less, at the same price per block."""
+QUICK_SHARE = 2
+"""The quick lane is there for haste: its blocks last this part of the others."""
 GROWN_ROWS = 16_384
 """Four half-lives: of what moved young coefficients nothing is left."""
 GROWING_BLOCK_ROWS, GROWING_NS = 512, 1_000_000_000
-GROWING_SHARE = 4
+GROWING_SHARE = 8
 """Of what is configured a growing block lasts this part where that is longer: long blocks are for no live watch."""
 EXPECTED_OFF = 0.05
 """Below any change that is reported."""
@@ -64,6 +66,11 @@ class BlockSize(NamedTuple):
 
     rows: int
     ns: int
+
+    @property
+    def quick(self) -> BlockSize:
+        """Of the quick lane."""
+        return BlockSize(self.rows, self.ns // QUICK_SHARE)
 
     def after(self, learned_rows: int, *, of_steps: bool, suspects: bool = False) -> BlockSize:
         """Of the next block, when so many rows are learned: short while they are few, shorter under suspicion."""

@@ -84,7 +84,7 @@ class TargetState:
         self.target = target
         self.settings = settings
         self._block_size = BlockSize(settings.bank.block_rows, int(settings.bank.block_s * 1e9))
-        self.cutter, self.quick = Cutter(*self._block_size), Cutter(*self._block_size)
+        self.cutter, self.quick = Cutter(*self._block_size), Cutter(*self._block_size.quick)
         self.matrix = DesignMatrix(target)
         self.models: dict[str, Learner] = {}
         self.residuals = Residuals()

@@ -24,6 +24,8 @@ GAINS = {1.38: 150, 1.15: 400, 0.8: 400}
 """New time per old time, and the rows within which it must be reported."""
 SEEDS, FALSE_SEEDS, SLOW_SEEDS = range(7000, 7020), range(7000, 7025), range(7000, 7006)
 ROWS, ONSET = 14_000, 8000
+GROWN_ONSET, GROWN_ROWS = 20_000, 22_000
+"""A change while blocks are as long as they become (online/target/block_pieces.py)."""
 NEVER = 10**9
 
 
@@ -31,7 +33,7 @@ def lines(line, pool, captures):
     """Recordings as they are and sped up or slowed down, uneven machines, steady ones, slow and partial changes."""
     yield from _recordings(line, captures)
     for gain, limit in GAINS.items():
-        found = list(pool.map(_changed, [(gain, seed) for seed in SEEDS]))
+        found = list(pool.map(_changed, [(gain, seed, ONSET, ROWS) for seed in SEEDS]))
         rows = sorted(each[0] for each in found)
         within = sum(each <= limit for each in rows)
         what = f"uneven machines x{gain}: reported, median of {len(SEEDS)} ({within} in time)"
@@ -41,6 +43,7 @@ def lines(line, pool, captures):
         yield line(what, f"{worst:.2f}", "<= 1.5", bool(worst <= 1.5))
         early = sum(each[2] for each in found)
         yield line(f"uneven machines x{gain}: reported before the change", str(early), "0", early == 0)
+    yield from _grown(line, pool)
     for kind in STEADY:
         counts = list(pool.map(_reports, [(kind, seed) for seed in FALSE_SEEDS]))
         per_million = 1e6 * sum(counts) / (len(FALSE_SEEDS) * 20_000)
@@ -50,6 +53,17 @@ def lines(line, pool, captures):
         shaped, alone = found.max(axis=0)
         name = f"{what}: error after 6,000 rows / floor, worst of {len(SLOW_SEEDS)} (beta alone {alone:.2f})"
         yield line(name, f"{shaped:.2f}", "<= 1.5", bool(shaped <= 1.5))
+
+
+def _grown(line, pool):
+    for gain in GAINS:
+        found = list(pool.map(_changed, [(gain, seed, GROWN_ONSET, GROWN_ROWS) for seed in SEEDS[:8]]))
+        what = f"uneven machines x{gain}, blocks full-grown"
+        yield line(f"{what}: reported, median of 8", f"{int(np.median([each[0] for each in found]))} rows", "", None)
+        worst = max(each[1] for each in found)
+        yield line(f"{what}: error of rows 600-1200, worst", f"{worst:.2f}", "<= 1.5", bool(worst <= 1.5))
+        early = sum(each[2] for each in found)
+        yield line(f"{what}: reported before the change", str(early), "0", early == 0)
 
 
 def _recordings(line, captures):
@@ -121,10 +135,10 @@ def _scaled(rows, gain):
 
 
 def _changed(job):
-    gain, seed = job
-    calm, found = Watched(uneven(seed, ROWS)), Watched(uneven(seed, ROWS, speed=since(ROWS, ONSET, gain)))
-    ratio = found.error(ONSET + 600, 600) / calm.error(ONSET + 600, 600)
-    return found.reported_after(ONSET), ratio, sum(at <= ONSET for at in found.reports)
+    gain, seed, onset, rows = job
+    calm, found = Watched(uneven(seed, rows)), Watched(uneven(seed, rows, speed=since(rows, onset, gain)))
+    ratio = found.error(onset + 600, 600) / calm.error(onset + 600, 600)
+    return found.reported_after(onset), ratio, sum(at <= onset for at in found.reports)
 
 
 def _reports(job):

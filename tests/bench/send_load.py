@@ -21,7 +21,7 @@ import numpy as np
 from google.rpc.error_details_pb2 import RetryInfo
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-from tests.support.otlp_load import BETA_US, SPANS_PER_RPC, STEPS_PER_SPAN, Stream
+from tests.support.otlp_load import ARRIVALS_PER_STEP, BETA_US, SPANS_PER_RPC, STEPS_PER_SPAN, Stream
 
 METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 RETRY_TRAILER = "google.rpc.retryinfo-bin"
@@ -142,12 +142,13 @@ def main() -> None:
     parser.add_argument("--sample-rate", type=float, default=1.0)
     parser.add_argument("--model", default="", help="of all engines; without it each is a configuration of its own")
     parser.add_argument("--requests", action="store_true", help="journeys too")
+    parser.add_argument("--arrivals-per-step", type=float, default=ARRIVALS_PER_STEP, help="requests, in the mean")
     options = parser.parse_args()
     streams = [
         Stream(
             1 + number, instance=f"load-{number}", spans_per_rpc=options.spans_per_rpc, pool_rpcs=options.pool_rpcs,
             sample_rate=options.sample_rate, requests=options.requests, steps_per_span=options.steps_per_span,
-            model=options.model,
+            model=options.model, arrivals_per_step=options.arrivals_per_step,
         )
         for number in range(options.workers * options.engines_each)
     ]  # fmt: skip

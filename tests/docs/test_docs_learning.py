@@ -28,7 +28,7 @@ RLS, DRIFT = LearnerSettings(), DriftSettings()
         (r"(\d+) minutes of busy time", RLS.half_life_us / 60e6),
         (r"min\(1, ([\d.]+) s", robust.HUBER),
         (r"The first (\d+) rows are fitted", RLS.start_rows),
-        (r"at most (\d+) rows or 4 seconds", Config().bank.block_rows),
+        (r"at most (\d+) rows or 8 seconds", Config().bank.block_rows),
         (r"rows or (\d+) seconds of event", Config().bank.block_s),
         (r"(\d+) rows or 1 second until", block_pieces.GROWING_BLOCK_ROWS),
         (r"rows or (\d+) second until", block_pieces.GROWING_NS / 1e9),

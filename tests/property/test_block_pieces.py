@@ -59,11 +59,12 @@ def test_a_block_shorter_than_a_run_is_one_piece(rest):
 
 
 def test_who_asks_for_long_blocks_gets_longer_young_ones_too_and_those_of_requests_are_longest():
-    for block_s, growing_s in ((0.5, 0.5), (4, 1), (60, 15)):
+    for block_s, growing_s in ((0.5, 0.5), (8, 1), (60, 7.5)):
         size = BlockSize(2048, int(block_s * 1e9))
         assert size.after(20_000, of_steps=True) == size
         assert size.after(2_000, of_steps=True) == (512, growing_s * 1e9)
         assert size.after(2_000, of_steps=False) == (2048, 4 * block_s * 1e9)
+        assert size.quick == (2048, block_s / 2 * 1e9), "for haste"
         assert size.after(10, of_steps=True) == size.after(10, of_steps=False) == (PIECE_ROWS, growing_s * 1e9)
 
 

@@ -64,10 +64,10 @@ class Lap:
         return int(self.cycle_ns.sum())
 
 
-def run_engine(n: int, seed: int) -> Lap:
+def run_engine(n: int, seed: int, arrivals_per_step: float = ARRIVALS_PER_STEP) -> Lap:
     """n steps that begin and end with an idle engine, so that laps follow each other like bursts of one server."""
     rng = np.random.default_rng(seed)
-    arrivals = rng.poisson(ARRIVALS_PER_STEP, n)
+    arrivals = rng.poisson(arrivals_per_step, n)
     outputs_mean = min(OUTPUTS_MEAN, n // 8)
     names = ("prefill_requests", "prefill_tokens", "pairs", "decodes", "context", "waiting", "finished")
     columns = {name: np.zeros(n, np.int64) for name in names}
@@ -125,11 +125,12 @@ class Stream:
     def __init__(
         self, seed: int = 1, *, instance: str = "load-0", spans_per_rpc: int = SPANS_PER_RPC, pool_rpcs: int = 20,
         sample_rate: float = 1.0, requests: bool = False, steps_per_span: int = STEPS_PER_SPAN, model: str = "",
+        arrivals_per_step: float = ARRIVALS_PER_STEP,
     ):  # fmt: skip
         self._steps_per_span = steps_per_span
         self._steps_per_rpc = steps_per_span * spans_per_rpc
         self._steps = self._steps_per_rpc * pool_rpcs
-        self.lap = run_engine(self._steps, seed)
+        self.lap = run_engine(self._steps, seed, arrivals_per_step)
         rng = np.random.default_rng([seed, 1])
         self._sampled = rng.random(self._steps) < sample_rate
         self._instance, self._model = instance, model

@@ -56,10 +56,11 @@ def lines(line, pool, captures):
 
 
 def _grown(line, pool):
-    for gain in GAINS:
+    for gain, limit in GAINS.items():
         found = list(pool.map(_changed, [(gain, seed, GROWN_ONSET, GROWN_ROWS) for seed in SEEDS[:8]]))
         what = f"uneven machines x{gain}, blocks full-grown"
-        yield line(f"{what}: reported, median of 8", f"{int(np.median([each[0] for each in found]))} rows", "", None)
+        rows = int(np.median([each[0] for each in found]))
+        yield line(f"{what}: reported, median of 8", f"{rows} rows", f"<= {limit} rows", rows <= limit)
         worst = max(each[1] for each in found)
         yield line(f"{what}: error of rows 600-1200, worst", f"{worst:.2f}", "<= 1.5", bool(worst <= 1.5))
         early = sum(each[2] for each in found)

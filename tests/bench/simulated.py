@@ -59,7 +59,11 @@ class Run:
 
 
 def prequential(rows, features, hook=None, *, block_rows=32, settings=None):
-    """Predict every block of rows, then learn it; hook(rows so far, learner) after each block."""
+    """Predict every block of rows, then learn it; hook(rows so far, learner) after each block.
+
+    Blocks are of ``block_rows``, or as long as live ones of these ``settings``.
+    """
+    live = settings is not None
     settings = settings or Config(learners=("rls",), bank=BankConfig(block_rows=block_rows))
     state = TargetState(Target.STEP_TIME, settings)
     state.offer(features, lambda _features: None)
@@ -69,6 +73,8 @@ def prequential(rows, features, hook=None, *, block_rows=32, settings=None):
     n = len(design)
     run = Run(model, design.elapsed_us, *(np.full(n, np.nan) for _ in range(5)))
     at = 0
+    if live:
+        state._size_blocks()
     for block in state.cutter.push(design):
         here = slice(at, at + len(block))
         if model.started:
@@ -79,6 +85,8 @@ def prequential(rows, features, hook=None, *, block_rows=32, settings=None):
             run.low[here], run.high[here] = live_us * ratio[:, 0], live_us * ratio[:, 2]
         model.learn(block)
         at += len(block)
+        if live:
+            state._size_blocks()
         if hook is not None:
             hook(at, model)
     return run

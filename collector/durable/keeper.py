@@ -32,7 +32,8 @@ from .store import StateStore
 NAME = "state-writer"
 CHECK_IN_TIMEOUT_S = 120.0
 """A write that takes longer hangs in the kernel: only a restart, with another volume, helps."""
-_PAUSE_S = 1.0
+_PAUSE_S = 60.0
+"""A state that is handed over ends it."""
 _EARLY_NS = 1_000_000_000
 """States asked for by a journal that fills up come at most this often."""
 _JOURNAL_SHARE = 0.5

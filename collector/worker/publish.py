@@ -18,6 +18,8 @@ from online import Snapshot
 WRITER = "snapshot-writer"
 COST_SHARE = 0.1
 """Of the worker's time that generations may take: of a thousand configurations they come less often than set."""
+LOOK_AGAIN_S = 0.5
+"""While a generation is due and may not be made yet, by its share or a fault."""
 QUIET_NS = 10_000_000_000
 """Without anything new for so long, twice the pause of an SDK's exporter, a generation tells what the last left out."""
 WRITE_TIMEOUT_S = 120.0
@@ -92,6 +94,12 @@ class Publisher:
         if self._made_ns is None:
             return 0.0
         return max(self._made_ns + self._interval_ns - self._clock.monotonic_ns(), 0) / 1e9
+
+    def quiet_s(self, most_s: float) -> float:
+        """For how long nobody need look whether a generation is due; ``most_s`` while nothing new was learned."""
+        if self._source.revision[0] == self._published_revision[0]:
+            return most_s
+        return min(max(self.due_in_s(), LOOK_AGAIN_S), most_s)
 
     def tick(self, *, final: bool = False) -> None:
         """Publish a new generation if something was learned and the last one is old enough."""

@@ -23,8 +23,8 @@ from .publish import Publisher
 from .stall import StallWatch, WorkerProgress
 
 NAME = "worker"
-IDLE_WAIT_S = 2.5
-"""Twice in the pause between two generations: to look costs 0.3 ms, since every cache is cold by then."""
+IDLE_WAIT_S = 5.0
+"""As long as the pause between two generations: to look costs 0.3 ms, since every cache is cold by then."""
 TURN_TIMEOUT_S = 60.0
 """Longer than the slowest batch (one 32 MiB export); past it the thread hangs and a restart is the cure."""
 LAST_BATCH_S = 2.0
@@ -155,7 +155,7 @@ class Worker:
         if self._abandoned or (self._queue.exhausted and not self._behind):
             self._tick(final=True)
             return None
-        self.step(IDLE_WAIT_S)
+        self.step(self._publisher.quiet_s(IDLE_WAIT_S))
         return 0.0
 
     def step(self, wait_s: float) -> None:

@@ -24,7 +24,7 @@ from collector.telemetry.table import (
 )
 from collector.worker import worker
 from collector.worker.ending import Ending
-from collector.worker.publish import Publisher, SnapshotWriter
+from collector.worker.publish import LOOK_AGAIN_S, Publisher, SnapshotWriter
 from collector.worker.stall import StallWatch
 from collector.worker.worker import TURN_TIMEOUT_S, Worker
 from tests.support import exporter_cases as cases
@@ -214,6 +214,19 @@ def test_a_generation_is_made_only_when_something_was_learned_and_not_too_often(
     house.processor.engines = 1
     house.publisher.tick()
     assert house.publisher.current().generation == 3, "an engine came after the last row of its configuration"
+
+
+def test_a_generation_is_looked_after_when_it_is_due_and_else_nobody_looks(house):
+    assert house.publisher.quiet_s(5.0) == 5.0, "nothing learned, nothing due"
+    house.put()
+    house.worker.step(0)
+    assert house.publisher.quiet_s(5.0) == 5.0, "all is told"
+    house.clock.advance(0.25)
+    house.put()
+    house.worker.step(0)
+    assert house.publisher.quiet_s(5.0) == 0.75, "what is learned and not told is due at the end of the interval"
+    house.clock.advance(10)
+    assert house.publisher.quiet_s(5.0) == LOOK_AGAIN_S, "due, and something keeps it from being made"
 
 
 def test_the_last_generation_does_not_wait_for_the_interval(house):

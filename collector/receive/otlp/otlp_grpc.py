@@ -29,6 +29,7 @@ from collector.receive.status import INCOMPLETE, INTERNAL, UNAUTHENTICATED, Answ
 from collector.runtime import Clock, Health, StartError, Task
 from collector.telemetry import Outcome
 
+from .own_sockets import has_listener
 from .silent_connections import SilentConnections
 from .way_in import CHECK_EVERY_S, WayIn
 
@@ -245,6 +246,9 @@ class OtlpGrpcReceiver:
 
     def _listens(self) -> bool:
         """Whether the listener takes a connection; one that it closes at once, for lack of a place, is as good."""
+        found = has_listener(self.port)
+        if found is not None:
+            return found
         address = self._endpoint.address
         for own_address in (address, "127.0.0.1") if address == "::" else (address,):
             try:

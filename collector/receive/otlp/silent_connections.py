@@ -13,18 +13,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import socket
 import struct
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Final, NamedTuple
+
+from .own_sockets import SOCKET, name_of, open_descriptors, own_socket
 
 SILENT_MS: Final = 1000
 SHARE: Final = 4
 """Of the places, a fourth is made free at once."""
 
-_DESCRIPTORS: Final = Path("/proc/self/fd")
 _TCP_INFO: Final = struct.Struct("=52xI72xQ")
 """Of ``struct tcp_info`` (linux/tcp.h): ms since the last data came, and the bytes that came in all
 (``tcpi_last_data_recv``, ``tcpi_bytes_received``)."""
@@ -53,7 +51,7 @@ class SilentConnections:
 
     def make_room(self, port: int) -> int:
         """Shut connections accepted on a port that are silent longest, if there is no place left; how many."""
-        descriptors = _open_descriptors() if port else []
+        descriptors = open_descriptors() if port else []
         accepted = _accepted_on(port, descriptors) if len(descriptors) >= self._places else []
         if len(accepted) < self._places:
             self._crowded = False
@@ -67,21 +65,14 @@ class SilentConnections:
         return len(chosen)
 
 
-def _open_descriptors() -> list[str]:
-    try:
-        return os.listdir(_DESCRIPTORS)  # noqa: PTH208 -- every second: names are enough
-    except OSError:
-        return []
-
-
 def _accepted_on(port: int, descriptors: list[str]) -> list[_Accepted]:
     found: dict[str, _Accepted] = {}
     for descriptor in descriptors:
         with contextlib.suppress(OSError, AttributeError, struct.error):  # gone, or no Linux
-            name = str((_DESCRIPTORS / descriptor).readlink())
-            if not name.startswith("socket:"):
-                continue  # and is left alone: closing a copy of a file's may cost it its lock
-            with _own(descriptor) as connection:
+            name = name_of(descriptor)
+            if not name.startswith(SOCKET):
+                continue
+            with own_socket(descriptor) as connection:
                 if not _is_accepted(connection, port):
                     continue
                 info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
@@ -97,22 +88,9 @@ def _most_silent(accepted: list[_Accepted]) -> list[_Accepted]:
 
 
 def _shut(accepted: _Accepted) -> None:
-    with contextlib.suppress(OSError), _own(accepted.descriptor) as connection:
-        if str((_DESCRIPTORS / str(connection.fileno())).readlink()) == accepted.name:
+    with contextlib.suppress(OSError), own_socket(accepted.descriptor) as connection:
+        if name_of(connection.fileno()) == accepted.name:
             connection.shutdown(socket.SHUT_RDWR)
-
-
-@contextlib.contextmanager
-def _own(descriptor: str) -> Iterator[socket.socket]:
-    """A socket on a descriptor of ours, one at a time: the library may close its own meanwhile."""
-    copy = os.dup(int(descriptor))
-    try:
-        connection = socket.socket(fileno=copy)
-    except OSError:
-        os.close(copy)
-        raise
-    with connection:
-        yield connection
 
 
 def _is_accepted(connection: socket.socket, port: int) -> bool:

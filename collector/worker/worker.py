@@ -209,6 +209,7 @@ class Worker:
             self._processor.process_pages(pages)
         except Exception:  # noqa: BLE001 -- as in _learn
             _log.exception("KV events or pages failed")
+        self._keeper.record_batch()
         self._metrics.merge(self._processor.take_counts())
 
     def _record_progress(self, counts: Counts, *, failed: bool) -> None:

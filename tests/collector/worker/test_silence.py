@@ -168,6 +168,27 @@ def test_copies_that_take_long_are_seldom():
     assert 2 <= len(house.copies) <= 5
 
 
+def test_copies_are_as_seldom_where_the_reader_catches_up():
+    """One engine is silent by what was read 30 s late, the other one when all was read, 5 s later."""
+    house = House()
+    house.copy_s = 3.0
+    for number in range(30):
+        house.turn(steps_of("a", 1 + number * 50, 50), steps_of("b", 1 + number * 50, 50))
+        house.clock.advance(1)
+    for number in range(30, 85):
+        house.unread_s = min(number - 30, 30)
+        house.turn(steps_of("b", 1 + number * 50, 50))
+        house.clock.advance(1)
+        if house.copies:
+            break
+    assert len(house.copies) == 1
+    house.unread_s = 0.0
+    house.silence(20)
+    assert len(house.copies) == 1
+    house.silence(10)
+    assert len(house.copies) == 2
+
+
 def test_pages_that_are_scraped_are_heard_and_their_end_is_a_silence():
     house = House()
     for _, page in zip(range(160), recorded_pages_of("http://h:8000"), strict=False):

@@ -103,8 +103,9 @@ class SilenceWatch:
             by_config.setdefault(one.config_id, []).append(one)
         by_config.pop("", None)
         self._taken = {config_id: taken for config_id, taken in self._taken.items() if config_id in by_config}
-        for config_id, own in by_config.items():
-            self._settle_silent(config_id, own, now_ns)
+        # who was copied waits for those who were not: the time may not be enough for all
+        for config_id in sorted(by_config, key=lambda one: self._taken[one].at_ns if one in self._taken else 0):
+            self._settle_silent(config_id, by_config[config_id], now_ns)
             if self._clock.monotonic_ns() - started_ns > _COPY_BUDGET_NS:
                 break
 

@@ -106,7 +106,12 @@ MEMORY_LIMIT = Metric(
 MEMORY_SHORT = Metric(
     "memory_short", _G, "", "1 while exports are refused, or were seconds ago, because memory is short."
 )
-WORKER_LAG = Metric("worker_lag_seconds", _G, "seconds", "How long the oldest export of the last batch waited.")
+WORKER_LAG = Metric(
+    "worker_lag_seconds",
+    _G,
+    "seconds",
+    "How long the oldest export of the last batch waited, or has waited where there was none to take.",
+)
 WORKER_BATCH = Metric(
     "worker_batch_seconds",
     _H,

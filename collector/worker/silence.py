@@ -48,16 +48,15 @@ class _Heard(NamedTuple):
 
 
 class _Taken(NamedTuple):
-    """When a configuration was copied, for whose silence, what had been heard of all its emitters, what it took."""
+    """As of when a configuration was copied, for whose silence, what had been heard of all its emitters.
+
+    ``next_ns``: by the clock, when another copy takes no larger a share of the time than it may.
+    """
 
     at_ns: int
     silent: frozenset[tuple[Key, int]]
     heard: int
-    took_ns: int = 0
-
-    def is_too_early(self, now_ns: int) -> bool:
-        """Whether another copy would take too large a share of the time."""
-        return now_ns - self.at_ns < self.took_ns / _COPY_SHARE
+    next_ns: int = 0
 
 
 class SilenceWatch:
@@ -104,8 +103,9 @@ class SilenceWatch:
             by_config.setdefault(one.config_id, []).append(one)
         by_config.pop("", None)
         self._taken = {config_id: taken for config_id, taken in self._taken.items() if config_id in by_config}
-        for config_id, own in by_config.items():
-            self._settle_silent(config_id, own, now_ns)
+        # who was copied waits for those who were not: the time may not be enough for all
+        for config_id in sorted(by_config, key=lambda one: self._taken[one].at_ns if one in self._taken else 0):
+            self._settle_silent(config_id, by_config[config_id], now_ns)
             if self._clock.monotonic_ns() - started_ns > _COPY_BUDGET_NS:
                 break
 
@@ -128,7 +128,7 @@ class SilenceWatch:
         waits_in_vain = {one.key for one in silent}
         holding = [one for one in own if one.reason is not None and (one.key in waits_in_vain or one.rows)]
         taken = self._taken.get(config_id)
-        if taken is not None and taken.is_too_early(now_ns):
+        if taken is not None and self._clock.monotonic_ns() < taken.next_ns:
             return
         if not silent or not holding:
             self._taken.pop(config_id, None)
@@ -143,7 +143,8 @@ class SilenceWatch:
                 return
         started_ns = self._clock.monotonic_ns()
         rows = self._source.settle(config_id, [one.key for one in silent])
-        self._taken[config_id] = made._replace(took_ns=self._clock.monotonic_ns() - started_ns)
+        took_ns = self._clock.monotonic_ns() - started_ns
+        self._taken[config_id] = made._replace(next_ns=started_ns + int(took_ns / _COPY_SHARE))
         if taken is None:
             names = ", ".join(described(one) for one in holding[:_NAMED_MAX])
             more = f" and {len(holding) - _NAMED_MAX} more" if len(holding) > _NAMED_MAX else ""

@@ -183,11 +183,13 @@ class Worker:
     def _learn_from_queue(self, wait_s: float) -> None:
         batch = self._queue.take(self._batch_bytes, wait_s, self._publisher.due_in_s())
         self._process_others(self._take_kv(), self._take_pages())
-        if batch is not None:
-            try:
-                self._learn(batch)
-            finally:
-                self._queue.done(batch.size_bytes)
+        if batch is None:
+            self._metrics.set(table.WORKER_LAG, self._queue.unread_ns() / 1e9)
+            return
+        try:
+            self._learn(batch)
+        finally:
+            self._queue.done(batch.size_bytes)
 
     def _report_stall(self) -> None:
         stalled = self._stall_watch.stalled()
@@ -209,6 +211,7 @@ class Worker:
             self._processor.process_pages(pages)
         except Exception:  # noqa: BLE001 -- as in _learn
             _log.exception("KV events or pages failed")
+        self._keeper.record_batch()
         self._metrics.merge(self._processor.take_counts())
 
     def _record_progress(self, counts: Counts, *, failed: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 from tests.support.clocks import eventually
@@ -9,9 +10,10 @@ from tests.support.page_server import PageServer, recorded_pages
 from tests.support.sidecars import get, metric, running_sidecar
 
 
-def test_a_server_with_nothing_set_is_learned_from_by_its_page_alone(tmp_path):
+@contextlib.contextmanager
+def scraped_server():
+    """Settings of a sidecar that asks a server for its page alone."""
     others = {"/version": b'{"version": "0.32.0"}', "/v1/models": b'{"data": [{"id": "tiny", "max_model_len": 2048}]}'}
-
     pages = [page for _, page in recorded_pages()]
     asked = itertools.count()
 
@@ -20,27 +22,40 @@ def test_a_server_with_nothing_set_is_learned_from_by_its_page_alone(tmp_path):
         return (200, {}, others[path] if path in others else pages[min(next(asked), len(pages) - 1)])
 
     with PageServer(answer) as server:
-        scrape = {
+        yield {
             "RECEIVERS__SCRAPE__ENDPOINTS": f"[{{url: '{server.url}'}}]",
             "RECEIVERS__SCRAPE__INTERVAL_S": "0.05",
             "RECEIVERS__SCRAPE__INTERVAL_MIN_S": "0.05",
             "JOIN__GRACE_S": "0",
         }
+
+
+def test_a_server_with_nothing_set_is_learned_from_by_its_page_alone(tmp_path):
+    with scraped_server() as scrape, running_sidecar(tmp_path, **scrape) as sidecar:
+
+        def learned():
+            snapshot = sidecar.snapshot()
+            targets = snapshot.configs[0].targets if snapshot is not None and snapshot.configs else {}
+            return "step_time" in targets and targets["step_time"].models["portable"].rows >= 60
+
+        eventually(learned)
+        (config,) = sidecar.snapshot().configs
+        assert config.telemetry == "metrics"
+        assert config.config["model"] == "tiny"
+        intercept = config.targets["step_time"].models["portable"].features[0]
+        assert 12_000 < intercept.coefficient < 22_000
+        assert metric(sidecar.http_port, 'tracefit_scrape_pages_total{outcome="taken"}') > 60
+        assert metric(sidecar.http_port, "tracefit_scrape_servers") == 1
+        eventually(lambda: sidecar.snapshot().configs[0].config.get("vllm_version") == "0.32.0")
+        assert sidecar.snapshot().configs[0].config["max_model_len"] == 2048
+        assert b"metrics" in get(sidecar.http_port, "/")
+
+
+def test_what_pages_alone_taught_survives_a_restart(tmp_path):
+    with scraped_server() as scrape:
         with running_sidecar(tmp_path, **scrape) as sidecar:
-
-            def learned():
-                snapshot = sidecar.snapshot()
-                targets = snapshot.configs[0].targets if snapshot is not None and snapshot.configs else {}
-                return "step_time" in targets and targets["step_time"].models["portable"].rows >= 60
-
-            eventually(learned)
-            (config,) = sidecar.snapshot().configs
-            assert config.telemetry == "metrics"
-            assert config.config["model"] == "tiny"
-            intercept = config.targets["step_time"].models["portable"].features[0]
-            assert 12_000 < intercept.coefficient < 22_000
-            assert metric(sidecar.http_port, 'tracefit_scrape_pages_total{outcome="taken"}') > 60
-            assert metric(sidecar.http_port, "tracefit_scrape_servers") == 1
-            eventually(lambda: sidecar.snapshot().configs[0].config.get("vllm_version") == "0.32.0")
-            assert sidecar.snapshot().configs[0].config["max_model_len"] == 2048
-            assert b"metrics" in get(sidecar.http_port, "/")
+            eventually(lambda: sidecar.pipeline.joiner.emitters_held == 1)
+        known = sidecar.pipeline.joiner.config_ids()
+    with running_sidecar(tmp_path) as again:
+        assert metric(again.http_port, 'tracefit_state_restored{outcome="newest"}') == 1
+        assert again.pipeline.joiner.config_ids() == known

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from collector.config.learning_config import JoinConfig
 from collector.config.schema import Config
 from collector.decode.pages import ScrapedPage
+from collector.join import Waiting
 from collector.receive.export_request import Export
 from collector.recordings import Recording
 from collector.telemetry import Metrics
@@ -166,6 +167,58 @@ def test_copies_that_take_long_are_seldom():
                 house.turn(steps_of(instance, 1 + turn * 10, 10))
         house.clock.advance(1)
     assert 2 <= len(house.copies) <= 5
+
+
+def test_copies_are_as_seldom_where_the_reader_catches_up():
+    """One engine is silent by what was read 30 s late, the other one when all was read, 5 s later."""
+    house = House()
+    house.copy_s = 3.0
+    for number in range(30):
+        house.turn(steps_of("a", 1 + number * 50, 50), steps_of("b", 1 + number * 50, 50))
+        house.clock.advance(1)
+    for number in range(30, 85):
+        house.unread_s = min(number - 30, 30)
+        house.turn(steps_of("b", 1 + number * 50, 50))
+        house.clock.advance(1)
+        if house.copies:
+            break
+    assert len(house.copies) == 1
+    house.unread_s = 0.0
+    house.silence(20)
+    assert len(house.copies) == 1
+    house.silence(10)
+    assert len(house.copies) == 2
+
+
+class ManyConfigurations:
+    """In each an engine is silent beside one that goes on; a copy takes longer than the pause between batches."""
+
+    def __init__(self, clock, number):
+        self.clock, self.number, self.turns, self.copied = clock, number, 0, []
+
+    def waiting(self):
+        self.turns += 1
+        return [
+            Waiting(("", f"{name}{one}"), f"config-{one}", 9, 0, 0, Wait.JOURNEYS, heard)
+            for one in range(self.number)
+            for name, heard in (("silent", 1), ("goes-on", self.turns))
+        ]
+
+    def settle(self, config_id, _):
+        self.clock.advance(0.3)
+        self.copied.append(config_id)
+        return 9
+
+
+def test_configurations_that_were_copied_wait_for_those_that_were_not():
+    clock = FakeClock()
+    source = ManyConfigurations(clock, 60)
+    watch = SilenceWatch(source, Metrics(CollectorRegistry()), clock, JoinConfig(), lambda: 0)
+    for _ in range(100):
+        watch.tick()
+        clock.advance(1)
+    assert len(source.copied) >= 60
+    assert len(set(source.copied[:60])) == 60
 
 
 def test_pages_that_are_scraped_are_heard_and_their_end_is_a_silence():

@@ -83,6 +83,15 @@ def test_queued_exports_are_learned_from_together_and_make_room(house):
     assert house.metrics.value(WORKER_LAG) == 2
 
 
+def test_a_worker_that_has_caught_up_lags_behind_nobody(house):
+    house.put()
+    house.clock.advance(30)
+    house.worker.step(0)
+    assert house.metrics.value(WORKER_LAG) == 30
+    house.worker.step(0)
+    assert house.metrics.value(WORKER_LAG) == 0
+
+
 def test_a_turn_without_work_checks_in(house):
     house.worker.start()
     for _ in range(3):

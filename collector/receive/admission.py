@@ -126,7 +126,8 @@ class AdmissionQueue(Generic[T]):
             if ripe_in_s > 0.0:
                 self._gathers = unseen_s > 0.0 and self._gather_ns > 0
                 if self._gathers:
-                    ripe_in_s = min(ripe_in_s, unseen_s)  # who comes after that waits for nobody
+                    # who comes when one is due waits for nobody, and who comes before no longer than it may
+                    ripe_in_s = min(ripe_in_s, unseen_s, self._gather_ns / 1e9)
                 self._work.wait(min(timeout_s, ripe_in_s))
                 self._gathers = False
             if not self._items or self._ripe_in_s(seen_ns) > 0.0:

@@ -208,4 +208,5 @@ def test_a_worker_looks_up_when_a_generation_is_due_and_lets_nobody_gather_then(
     monkeypatch.setattr(queue._work, "wait", waits.append)
     assert queue.take(100, 60.0, 0.25) is None
     assert queue.take(100, 60.0, 0.0) is None
-    assert waits == [0.25, 60.0]
+    assert queue.take(100, 60.0, 60.0) is None
+    assert waits == [0.25, 60.0, 3.0], "and who meets an empty queue waits no longer for others than it may"

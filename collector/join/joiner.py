@@ -63,12 +63,15 @@ class Joiner(Senders):
             own = {id(owner) for owner in owners}
             with_kv = [key for key, engine in self._engines.items() if not own.isdisjoint(map(id, engine.sequences))]
             self._fresh |= dict.fromkeys(with_kv)
-        fresh, self._fresh = self._fresh, {}
+        heard = [engine for key in self._fresh if (engine := self._engines.get(key)) is not None]
+        now_unix_ns = max((engine.event_unix_ns for engine in heard), default=0)
+        overdue = [key for key, until_unix_ns in self._put_off.items() if until_unix_ns <= now_unix_ns]
+        fresh, self._fresh = self._fresh | dict.fromkeys(overdue), {}
         self._uncounted.update(fresh)
         engines = {key: engine for key in fresh if (engine := self._engines.get(key)) is not None}
         engines = dict(sorted(engines.items(), key=lambda item: item[1].number))
         renamed = [event for key, engine in engines.items() for event in self._identify(key, engine)]
-        quick = self._advance_engines(engines, flush=flush)
+        quick = self._advance_engines(engines, now_unix_ns, flush=flush)
         renamed += self._advance_others(fresh, flush=flush)
         changed, census = self._census is None, self._known()
         self._census = census
@@ -103,10 +106,18 @@ class Joiner(Senders):
             self._releases.setdefault(config_id, Release()).take_over(self._releases.pop(before))
         return [Renamed(before, config_id)]
 
-    def _advance_engines(self, engines: Mapping[Key, Engine], *, flush: bool) -> list[Rows]:
-        """Published rows are held for their turn; returns those of the quick lane, all of a configuration as one."""
+    def _advance_engines(self, engines: Mapping[Key, Engine], now_unix_ns: int, *, flush: bool) -> list[Rows]:
+        """Published rows are held for their turn; returns those of the quick lane, all of a configuration as one.
+
+        An engine that has told only a few steps is put off: rows of a few cost as much as of many.
+        """
         quick: dict[str, list[RowBlock]] = {}
         for key, engine in engines.items():
+            until_unix_ns = 0 if flush else engine.put_off_until()
+            if until_unix_ns > now_unix_ns:
+                self._put_off[key] = until_unix_ns
+                continue
+            self._put_off.pop(key, None)
             config_id, version = self._config_ids[key], engine.facts.version
             self._hold_rows(config_id, engine.instance, engine.advance(flush=flush))
             if engine.facts.version != version:

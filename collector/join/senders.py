@@ -45,6 +45,8 @@ class Senders:
         self._places = Places(settings)
         self._heard: Counter[Key] = Counter()
         self._fresh: dict[Key, None] = {}
+        # engines whose few new steps wait for more, and until which event time (wall clock ns)
+        self._put_off: dict[Key, int] = {}
         self._uncounted: set[Key] = set()
         self._filled: set[str] = set()
         self._census: Census | None = None

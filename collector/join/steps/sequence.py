@@ -31,6 +31,9 @@ from .row_blocks import Columns, Trust, drops, pack, schedule_rows
 from .scheduling import Scheduling
 
 _FORGET_FROM_STEPS = 4096
+_FEW_STEPS = 256
+_SHORT_NS = 2_000_000_000
+"""What is told in two generations' pause is not few; rows of 100 steps cost as much as of 300."""
 
 
 @dataclass(slots=True)
@@ -164,6 +167,15 @@ class StepSequence:
         if self.window is None or not emitted_to:
             return first_unix_ns
         return self.window.boundary_unix_ns(emitted_to, first_unix_ns)
+
+    def put_off_until(self) -> int:
+        """Event time (wall clock ns) until which a few steps may wait for more, where summaries say all; else 0."""
+        window, emitted_to = self.window, self.frontier.emitted_to
+        if window is None or not emitted_to or self.context.source is not ContextSource.EXACT or self.kv.known:
+            return 0
+        since_ns, half_grace_ns = self.safe_unix_ns, int(self._settings.grace_s * 1e9) // 2
+        few = window.newest_step + 1 - emitted_to < _FEW_STEPS
+        return since_ns + half_grace_ns if few and self.event_unix_ns - since_ns < min(_SHORT_NS, half_grace_ns) else 0
 
     def advance(self, *, flush: bool = False) -> Advance:
         """Move the frontier over every final step and return the rows passed; ``flush``: nothing more will come."""

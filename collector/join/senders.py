@@ -155,6 +155,7 @@ class Senders:
             self._hold_rows(config_id, emitter.instance, emitter.advance(flush=True))
         self._aliases = {k: e for k, e in self._aliases.items() if e is not emitter}
         self._heard.pop(key, None)
+        self._put_off.pop(key, None)
 
     def _next_number(self) -> int:
         self._emitter_count += 1
@@ -186,7 +187,7 @@ class Senders:
         keep.configure()
         self._fresh[key_of(keep)] = None
         self._census = None
-        for known in (self._engines, self._config_ids, self._heard):
+        for known in (self._engines, self._config_ids, self._heard, self._put_off):
             known.pop(dropped, None)
         self._aliases[dropped] = keep
         self._aliases.update({k: keep for k, e in self._aliases.items() if e is drop})

@@ -33,7 +33,8 @@ from .scheduling import Scheduling
 _FORGET_FROM_STEPS = 4096
 _FEW_STEPS = 256
 _SHORT_NS = 2_000_000_000
-"""What is told in two generations' pause is not few; rows of 100 steps cost as much as of 300."""
+"""Few steps, of a short time: their rows cost as much as those of three times as many. It is less than the pause
+between two generations, and at most half of ``grace_s``, for which rows of the published lane wait in any case."""
 
 
 @dataclass(slots=True)

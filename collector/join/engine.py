@@ -105,15 +105,6 @@ class Engine:
         """Whether rows have left already: too late to find out that a second emitter reports the same steps."""
         return bool(self.processes) and self.processes[0].warm_up.over
 
-    def put_off_until(self) -> int:
-        """Event time (wall clock ns) up to which its rows are better made together with those of what comes; 0: now.
-
-        They are when it has told but a few steps since its newest row, and nothing else that waits for them.
-        """
-        if len(self.processes) != 1 or not self.released or self.open_requests:
-            return 0
-        return self.processes[0].sequence.put_off_until()
-
     def snapshot(self) -> EngineSnapshot:
         """Scheduling mode and newest step id of the newest process."""
         newest = self.processes[-1].sequence if self.processes else None
@@ -134,8 +125,7 @@ class Engine:
             lives = []
         for steps in lives:
             process = self._process_of(int(steps["unix_ns"][-1]), int(steps["step_id"][-1]))
-            snapshots = telemetry.snapshots
-            if len(snapshots):
+            if len(snapshots := telemetry.snapshots):
                 low, high = int(steps["step_id"].min()), int(steps["step_id"].max())
                 snapshots = snapshots[(snapshots["step_id"] >= low) & (snapshots["step_id"] <= high)]
             self._counts.merge(process.sequence.add_summaries(steps, snapshots))

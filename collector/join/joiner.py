@@ -22,6 +22,7 @@ from .describe import Known, describe
 from .emitter import Emitter, Key, config_id_of
 from .engine import Engine, take_restarts
 from .events import Event, Renamed, Rows
+from .put_off import put_off_until
 from .release import Release, release_rows
 from .senders import Senders
 from .shared_ids import SharedIds
@@ -49,6 +50,8 @@ class Joiner(Senders):
         super().__init__(settings, knowledge)
         self._described: dict[str, Known] = {}
         self._told_by_engines: set[str] = set()
+        # engines whose rows are made later, and until which event time (wall clock ns)
+        self._put_off: dict[Key, int] = {}
 
     def drain(self, *, flush: bool = False) -> list[Event]:
         """What is final and what has changed, in the order in which it has to be taken (see the module of events).
@@ -77,6 +80,7 @@ class Joiner(Senders):
         self._census = census
         if changed:
             config_ids = told = {*census.by_config, *self._releases, *self._described}
+            self._put_off = {key: until for key, until in self._put_off.items() if key in self._engines}
         else:
             anew = [key for key in fresh if (emitter := self._emitter(key)) is not None and census.refresh(emitter)]
             told = {self._config_ids[key] for key in anew if key in self._config_ids}
@@ -113,7 +117,7 @@ class Joiner(Senders):
         """
         quick: dict[str, list[RowBlock]] = {}
         for key, engine in engines.items():
-            until_unix_ns = 0 if flush else engine.put_off_until()
+            until_unix_ns = 0 if flush else put_off_until(engine, self._settings)
             if until_unix_ns > now_unix_ns:
                 self._put_off[key] = until_unix_ns
                 continue

@@ -45,8 +45,6 @@ class Senders:
         self._places = Places(settings)
         self._heard: Counter[Key] = Counter()
         self._fresh: dict[Key, None] = {}
-        # engines whose few new steps wait for more, and until which event time (wall clock ns)
-        self._put_off: dict[Key, int] = {}
         self._uncounted: set[Key] = set()
         self._filled: set[str] = set()
         self._census: Census | None = None
@@ -155,7 +153,6 @@ class Senders:
             self._hold_rows(config_id, emitter.instance, emitter.advance(flush=True))
         self._aliases = {k: e for k, e in self._aliases.items() if e is not emitter}
         self._heard.pop(key, None)
-        self._put_off.pop(key, None)
 
     def _next_number(self) -> int:
         self._emitter_count += 1
@@ -187,7 +184,7 @@ class Senders:
         keep.configure()
         self._fresh[key_of(keep)] = None
         self._census = None
-        for known in (self._engines, self._config_ids, self._heard, self._put_off):
+        for known in (self._engines, self._config_ids, self._heard):
             known.pop(dropped, None)
         self._aliases[dropped] = keep
         self._aliases.update({k: keep for k, e in self._aliases.items() if e is drop})

@@ -31,10 +31,6 @@ from .row_blocks import Columns, Trust, drops, pack, schedule_rows
 from .scheduling import Scheduling
 
 _FORGET_FROM_STEPS = 4096
-_FEW_STEPS = 256
-_SHORT_NS = 2_000_000_000
-"""Few steps, of a short time: their rows cost as much as those of three times as many. It is less than the pause
-between two generations, and at most half of ``grace_s``, for which rows of the published lane wait in any case."""
 
 
 @dataclass(slots=True)
@@ -88,8 +84,7 @@ class StepSequence:
             ids = steps["step_id"]
             growing = bool((ids[1:] > ids[:-1]).all())
             low, high = (int(ids[0]), int(ids[-1])) if growing else (int(ids.min()), int(ids.max()))
-            window = self._reach(low, high)
-            unique = steps
+            window, unique = self._reach(low, high), steps
             if low < window.base or not growing:
                 inside = np.flatnonzero(ids >= window.base)
                 unique = steps[inside[np.unique(ids[inside], return_index=True)[1]]]
@@ -169,15 +164,6 @@ class StepSequence:
         if self.window is None or not emitted_to:
             return first_unix_ns
         return self.window.boundary_unix_ns(emitted_to, first_unix_ns)
-
-    def put_off_until(self) -> int:
-        """Event time (wall clock ns) until which a few steps may wait for more, where summaries say all; else 0."""
-        window, emitted_to = self.window, self.frontier.emitted_to
-        if window is None or not emitted_to or self.context.source is not ContextSource.EXACT or self.kv.known:
-            return 0
-        since_ns, half_grace_ns = self.safe_unix_ns, int(self._settings.grace_s * 1e9) // 2
-        few = window.newest_step + 1 - emitted_to < _FEW_STEPS
-        return since_ns + half_grace_ns if few and self.event_unix_ns - since_ns < min(_SHORT_NS, half_grace_ns) else 0
 
     def advance(self, *, flush: bool = False) -> Advance:
         """Move the frontier over every final step and return the rows passed; ``flush``: nothing more will come."""

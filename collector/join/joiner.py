@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 
@@ -53,11 +54,11 @@ class Joiner(Senders):
         # engines whose rows are made later, and until which event time (wall clock ns)
         self._put_off: dict[Key, int] = {}
 
-    def drain(self, *, flush: bool = False) -> list[Event]:
+    def drain(self, *, flush: bool = False, at_once: bool = False) -> list[Event]:
         """What is final and what has changed, in the order in which it has to be taken (see the module of events).
 
         Only who was heard of since the last call is looked at. ``flush``: nothing more will come, everything held
-        becomes rows or drops.
+        becomes rows or drops. ``at_once``: nobody's rows are put off.
         """
         if flush:
             self.restored()
@@ -67,7 +68,8 @@ class Joiner(Senders):
             with_kv = [key for key, engine in self._engines.items() if not own.isdisjoint(map(id, engine.sequences))]
             self._fresh |= dict.fromkeys(with_kv)
         heard = [engine for key in self._fresh if (engine := self._engines.get(key)) is not None]
-        now_unix_ns = max((engine.event_unix_ns for engine in heard), default=0)
+        newest_unix_ns = max((engine.event_unix_ns for engine in heard), default=0)
+        now_unix_ns = sys.maxsize if flush or at_once else newest_unix_ns
         overdue = [key for key, until_unix_ns in self._put_off.items() if until_unix_ns <= now_unix_ns]
         fresh, self._fresh = self._fresh | dict.fromkeys(overdue), {}
         self._uncounted.update(fresh)
@@ -117,7 +119,7 @@ class Joiner(Senders):
         """
         quick: dict[str, list[RowBlock]] = {}
         for key, engine in engines.items():
-            until_unix_ns = 0 if flush else put_off_until(engine, self._settings)
+            until_unix_ns = put_off_until(engine, self._settings)
             if until_unix_ns > now_unix_ns:
                 self._put_off[key] = until_unix_ns
                 continue

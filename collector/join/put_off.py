@@ -24,7 +24,9 @@ def put_off_until(engine: Engine, settings: JoinConfig) -> int:
         return 0
     sequence = engine.processes[0].sequence
     window, emitted_to = sequence.window, sequence.frontier.emitted_to
-    if window is None or not emitted_to or not sequence.context.has_exact_context or sequence.kv.known:
+    if window is None or not emitted_to or emitted_to < window.base:
+        return 0
+    if not sequence.context.has_exact_context or sequence.kv.known:
         return 0
     since_ns, half_grace_ns = sequence.safe_unix_ns, int(settings.grace_s * 1e9) // 2
     few = window.newest_step + 1 - emitted_to < _FEW_STEPS

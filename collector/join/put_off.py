@@ -1,7 +1,8 @@
 """Which rows are made later: those of a few steps, together with those of the next ones.
 
 To make rows of 100 steps costs as much as of 300. The published lane is the same in the end and no later: its rows wait
-for those of other engines in any case, for ``grace_s``. Live coefficients are at most so much behind as lies here.
+for those of other engines in any case, for ``grace_s``. Live coefficients are up to two seconds of the engine's time
+behind; of one that falls silent, until others' time has passed half of ``grace_s``.
 """
 
 from __future__ import annotations

@@ -65,13 +65,12 @@ class ProcessContext:
 
     def record_summaries(self, steps: StepColumns) -> None:
         """Step summaries came: what they carry."""
-        unix_ns = steps["unix_ns"]
-        self.record_times(int(unix_ns.min()), int(unix_ns.max()))
+        self.record_times(int(steps["unix_ns"].min()), int(steps["unix_ns"].max()))
         self.has_summaries = True
         self.has_exact_context = self.has_exact_context or bool((steps["context_tokens_single"] != MISSING).any())
         self.has_done_stamps = self.has_done_stamps or bool((steps["ts_done_ns"] > 0).any())
         self._scheduled_tokens_max = max(self._scheduled_tokens_max, int(steps["scheduled_tokens"].max()))
-        finishing = unix_ns[steps["finished"] > 0]
+        finishing = steps["unix_ns"][steps["finished"] > 0]
         if len(finishing):
             earliest = int(finishing.min())
             self._first_finish_unix_ns = min(self._first_finish_unix_ns or earliest, earliest)

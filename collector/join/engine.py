@@ -125,10 +125,10 @@ class Engine:
             lives = []
         for steps in lives:
             process = self._process_of(int(steps["unix_ns"][-1]), int(steps["step_id"][-1]))
-            snapshots = telemetry.snapshots
-            low, high = int(steps["step_id"].min()), int(steps["step_id"].max())
-            inside = (snapshots["step_id"] >= low) & (snapshots["step_id"] <= high)
-            self._counts.merge(process.sequence.add_summaries(steps, snapshots[inside]))
+            if len(snapshots := telemetry.snapshots):
+                low, high = int(steps["step_id"].min()), int(steps["step_id"].max())
+                snapshots = snapshots[(snapshots["step_id"] >= low) & (snapshots["step_id"] <= high)]
+            self._counts.merge(process.sequence.add_summaries(steps, snapshots))
         return [request for span in telemetry.core if (request := self._add_request(span)) is not None]
 
     def restarts_with(self, telemetry: Telemetry) -> bool:
@@ -301,10 +301,12 @@ def _split_restarts(steps: StepColumns) -> list[StepColumns]:
     """Runs of growing step ids in wall clock order: one, but for restarts and colliding engines."""
     if len(steps) == 0:
         return []
-    if len(steps) > 1 and not (np.diff(steps["unix_ns"]) >= 0).all():
-        steps = steps[np.argsort(steps["unix_ns"], kind="stable")]
-    falls = np.flatnonzero(np.diff(steps["step_id"]) < 0) + 1
-    return np.split(steps, falls) if len(falls) else [steps]
+    unix_ns = steps["unix_ns"]
+    if not (unix_ns[1:] >= unix_ns[:-1]).all():
+        steps = steps[np.argsort(unix_ns, kind="stable")]
+    step_ids = steps["step_id"]
+    falls = step_ids[1:] < step_ids[:-1]
+    return np.split(steps, np.flatnonzero(falls) + 1) if falls.any() else [steps]
 
 
 def _teach_facts(sequence: StepSequence, facts: EngineFacts) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 
@@ -22,6 +23,7 @@ from .describe import Known, describe
 from .emitter import Emitter, Key, config_id_of
 from .engine import Engine, take_restarts
 from .events import Event, Renamed, Rows
+from .put_off import put_off_until
 from .release import Release, release_rows
 from .senders import Senders
 from .shared_ids import SharedIds
@@ -49,12 +51,14 @@ class Joiner(Senders):
         super().__init__(settings, knowledge)
         self._described: dict[str, Known] = {}
         self._told_by_engines: set[str] = set()
+        # engines whose rows are made later, and until which event time (wall clock ns)
+        self._put_off: dict[Key, int] = {}
 
-    def drain(self, *, flush: bool = False) -> list[Event]:
+    def drain(self, *, flush: bool = False, at_once: bool = False) -> list[Event]:
         """What is final and what has changed, in the order in which it has to be taken (see the module of events).
 
         Only who was heard of since the last call is looked at. ``flush``: nothing more will come, everything held
-        becomes rows or drops.
+        becomes rows or drops. ``at_once``: nobody's rows are put off.
         """
         if flush:
             self.restored()
@@ -63,17 +67,22 @@ class Joiner(Senders):
             own = {id(owner) for owner in owners}
             with_kv = [key for key, engine in self._engines.items() if not own.isdisjoint(map(id, engine.sequences))]
             self._fresh |= dict.fromkeys(with_kv)
-        fresh, self._fresh = self._fresh, {}
+        heard = [engine for key in self._fresh if (engine := self._engines.get(key)) is not None]
+        newest_unix_ns = max((engine.event_unix_ns for engine in heard), default=0)
+        now_unix_ns = sys.maxsize if flush or at_once else newest_unix_ns
+        overdue = [key for key, until_unix_ns in self._put_off.items() if until_unix_ns <= now_unix_ns]
+        fresh, self._fresh = self._fresh | dict.fromkeys(overdue), {}
         self._uncounted.update(fresh)
         engines = {key: engine for key in fresh if (engine := self._engines.get(key)) is not None}
         engines = dict(sorted(engines.items(), key=lambda item: item[1].number))
         renamed = [event for key, engine in engines.items() for event in self._identify(key, engine)]
-        quick = self._advance_engines(engines, flush=flush)
+        quick = self._advance_engines(engines, now_unix_ns, flush=flush)
         renamed += self._advance_others(fresh, flush=flush)
         changed, census = self._census is None, self._known()
         self._census = census
         if changed:
             config_ids = told = {*census.by_config, *self._releases, *self._described}
+            self._put_off = {key: until for key, until in self._put_off.items() if key in self._engines}
         else:
             anew = [key for key in fresh if (emitter := self._emitter(key)) is not None and census.refresh(emitter)]
             told = {self._config_ids[key] for key in anew if key in self._config_ids}
@@ -103,10 +112,18 @@ class Joiner(Senders):
             self._releases.setdefault(config_id, Release()).take_over(self._releases.pop(before))
         return [Renamed(before, config_id)]
 
-    def _advance_engines(self, engines: Mapping[Key, Engine], *, flush: bool) -> list[Rows]:
-        """Published rows are held for their turn; returns those of the quick lane, all of a configuration as one."""
+    def _advance_engines(self, engines: Mapping[Key, Engine], now_unix_ns: int, *, flush: bool) -> list[Rows]:
+        """Published rows are held for their turn; returns those of the quick lane, all of a configuration as one.
+
+        An engine that has told only a few steps is put off: rows of a few cost as much as of many.
+        """
         quick: dict[str, list[RowBlock]] = {}
         for key, engine in engines.items():
+            until_unix_ns = put_off_until(engine, self._settings)
+            if until_unix_ns > now_unix_ns:
+                self._put_off[key] = until_unix_ns
+                continue
+            self._put_off.pop(key, None)
             config_id, version = self._config_ids[key], engine.facts.version
             self._hold_rows(config_id, engine.instance, engine.advance(flush=flush))
             if engine.facts.version != version:

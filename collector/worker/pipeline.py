@@ -159,6 +159,8 @@ class Pipeline:
 
     def give_up_oldest(self) -> None:
         """Memory is short: let go of the older half of what waits."""
+        for event in self.joiner.drain(at_once=True):
+            self._apply(event)
         self._counts.merge(give_up_oldest(self.joiner.emitters.values()))
         self.joiner.restored()
 

@@ -111,9 +111,11 @@ class _Sums:
         there = decoding + steps["prefill_requests"] + np.maximum(steps["waiting"], 0)
         prefill = np.maximum(steps["prefill_tokens"], 0).astype(np.float64)
         sane = (decoding >= 0) & (there <= _TOKENS_MAX) & (prefill <= _TOKENS_MAX)
-        self.prefill_tokens += float(prefill[sane].sum())
-        self.decoding += float(decoding[sane].sum())
-        self.met += float((there * decoding)[sane].sum())
+        if not sane.all():
+            decoding, there, prefill = decoding[sane], there[sane], prefill[sane]
+        self.prefill_tokens += float(prefill.sum())
+        self.decoding += float(decoding.sum())
+        self.met += float((there * decoding).sum())
 
     def add_counted(self, start: Counted, end: Counted) -> None:
         """What a server counted between two of its pages; what its page does not count is left out."""

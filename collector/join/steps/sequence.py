@@ -81,11 +81,11 @@ class StepSequence:
         """Add step summaries (any order) and request snapshots of this process."""
         counts = Counts()
         if len(steps):
-            ids = steps["step_id"].copy()
-            low, high = int(ids.min()), int(ids.max())
-            window = self._reach(low, high)
-            unique = steps
-            if low < window.base or not (np.diff(ids) > 0).all():
+            ids = steps["step_id"]
+            growing = bool((ids[1:] > ids[:-1]).all())
+            low, high = (int(ids[0]), int(ids[-1])) if growing else (int(ids.min()), int(ids.max()))
+            window, unique = self._reach(low, high), steps
+            if low < window.base or not growing:
                 inside = np.flatnonzero(ids >= window.base)
                 unique = steps[inside[np.unique(ids[inside], return_index=True)[1]]]
                 counts[table.JOIN_EVENTS, JoinEvent.STEP_LATE] += len(steps) - len(inside)

@@ -60,6 +60,16 @@ def test_two_engines_whose_steps_differ_are_two(run):
     assert len(pipeline.joiner._engines) == 2
 
 
+def test_two_engines_that_begin_in_the_same_moment_are_two(run):
+    other = plugin_of(run)
+    for late, summary in enumerate(other.summaries[30:]):
+        for stamp in ("step.ts_start_ns", "step.ts_end_ns"):
+            summary[stamp] += 100_000 * (late + 1)
+    pipeline = replayed(exports_of(pieces(run, instance="a") + pieces(other, instance="b", api="api-1")))
+    assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.DOUBLE_EMITTER] == 0
+    assert len(pipeline.joiner._engines) == 2
+
+
 def test_too_few_common_steps_prove_nothing(run):
     few = dataclasses.replace(plugin_of(run), summaries=plugin_of(run).summaries[:19])
     pipeline = replayed(exports_of(pieces(run, instance="a") + pieces(few, instance="b")))

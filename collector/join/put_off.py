@@ -1,0 +1,35 @@
+"""Which rows are made later: those of a few steps, together with those of the next ones.
+
+To make rows of 100 steps costs as much as of 300. The published lane is the same in the end and no later: its rows wait
+for those of other engines in any case, for ``grace_s``. Live coefficients are up to two seconds of the engine's time
+behind; of one that falls silent, until others' time has passed half of ``grace_s``.
+"""
+
+from __future__ import annotations
+
+from collector.config import JoinConfig
+
+from .engine import Engine
+
+_FEW_STEPS = 256
+_SHORT_NS = 2_000_000_000
+"""Less than the pause between two generations."""
+
+
+def put_off_until(engine: Engine, settings: JoinConfig) -> int:
+    """Event time (wall clock ns) of whomever, up to which what an engine told since its newest row may wait; 0: now.
+
+    It may where that is little, its summaries say all, and nothing else waits for its rows.
+    """
+    if len(engine.processes) != 1 or not engine.released or engine.open_requests:
+        return 0
+    sequence = engine.processes[0].sequence
+    window, emitted_to = sequence.window, sequence.frontier.emitted_to
+    if window is None or not emitted_to or emitted_to < window.base:
+        return 0
+    if not sequence.context.has_exact_context or sequence.kv.known:
+        return 0
+    since_ns, half_grace_ns = sequence.safe_unix_ns, int(settings.grace_s * 1e9) // 2
+    few = window.newest_step + 1 - emitted_to < _FEW_STEPS
+    short = sequence.event_unix_ns - since_ns < min(_SHORT_NS, half_grace_ns)
+    return since_ns + half_grace_ns if few and short else 0

@@ -175,7 +175,7 @@ class Joiner(Senders):
 
     def waiting(self) -> list[Waiting]:
         """What each emitter holds that gave no rows yet, and what that waits for."""
-        return waiting_of(self.emitters, self._config_ids, self._releases, self._heard)
+        return waiting_of(self.emitters, self._config_ids, self._releases, self._heard, self._put_off)
 
     def part(self, config_id: str, keys: Collection[Key]) -> Joiner:
         """A copy in which these emitters of a configuration are alone, to be flushed; this one stays as it is."""

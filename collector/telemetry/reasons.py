@@ -65,6 +65,8 @@ class Wait(enum.StrEnum):
     """To know whether the engine schedules synchronously."""
     FIRST_STEPS = "first_steps"
     """More steps: the first ones of an engine process wait for each other."""
+    NEXT_STEPS = "next_steps"
+    """More steps: rows of a few are made with those of the next ones."""
     JOURNEYS = "journeys"
     """Requests that ran in a step, and have not ended or not been heard of."""
     LATE_SPANS = "late_spans"

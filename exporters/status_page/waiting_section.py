@@ -14,6 +14,7 @@ REASONS: dict[str, str] = {
     "scheduling": "end stamps, which tell how the engine schedules",
     "first_steps": "more steps: the first ones of an engine process wait for each other",
     "journeys": "requests that have not ended, or whose spans have not come",
+    "next_steps": "more steps: rows of a few are made with those of the next ones",
     "late_spans": "steps without a summary, which may still come",
     "kv_events": "KV events, which come later than their steps",
     "requests": "requests that may overlap, or their API spans",

@@ -93,6 +93,7 @@ from tests.support.fleets import CONFIG as FLEET_CONFIG
 from tests.support.fleets import NOW_NS, state_of, state_server
 from tests.support.kv_batches import kv_batches, stored
 from tests.support.kv_joins import telemetry
+from tests.support.otlp_load import Stream
 from tests.support.page_server import PageServer, recorded_pages
 from tests.support.pipelines import new_pipeline, replayed
 from tests.support.sidecars import call_export, running_sidecar
@@ -351,6 +352,10 @@ def waiting() -> Reached:
         pipeline = new_pipeline()
         process(pipeline, *stream)
         out += [one.reason for one in pipeline.waiting()]
+    pipeline, of_plugin = new_pipeline(), Stream(1, spans_per_rpc=1, pool_rpcs=40)
+    for number in range(35):
+        pipeline.process([Export(of_plugin.export(number).payload, "peer", Transport.GRPC, 1)])
+    out += [one.reason for one in pipeline.waiting()]
     joiner = Joiner(JoinConfig(quick_lane=False))
     for batch in kv_batches("c5_offload"):
         joiner.kv.add(batch)

@@ -21,6 +21,7 @@ from collector.worker.publish import Publisher
 from collector.worker.silence import SilenceWatch
 from exporters.status_page.waiting_section import REASONS, EngineWaiting, waiting_section
 from tests.support.clocks import FakeClock
+from tests.support.otlp_load import Stream
 from tests.support.page_server import RECORDED
 from tests.support.paths import DATA
 from tests.support.recordings import recording
@@ -95,6 +96,16 @@ def steps_of(instance, first_step, steps):
     resource = request.resource_spans[0].resource
     resource.attributes.add(key="vllm.model").value.string_value = "m"
     return Export(request.SerializeToString(), instance, "grpc", 1)
+
+
+def test_the_last_few_steps_that_were_put_off_are_published_although_no_next_ones_come():
+    house, stream = House(), Stream(1, spans_per_rpc=1, pool_rpcs=100)
+    house.feed([Export(stream.export(number).payload, "p", "grpc", 1) for number in range(35)], pace_s=0.6)
+    put_off = {one.key[1]: one.reason for one in house.pipeline.waiting()}
+    assert put_off == {"load-0": Wait.NEXT_STEPS}, "else this tests nothing"
+    house.silence()
+    assert house.rows() == house.rows(house.pipeline.flushed().snapshot(1, 1))
+    assert house.rows()["step_time"] > 3300
 
 
 def test_a_benchmark_of_a_minute_is_published_although_nothing_comes_after_it():

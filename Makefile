@@ -121,7 +121,7 @@ check-vllm-releases: $(STAMP)
 run: $(STAMP)
 	@$(BIN)/tracefit run $(if $(CONFIG),--config $(CONFIG))
 
-BENCHES := client cost demo engines exporters exports fleet h100 ingest install intake journal kv learning pages plugin rows systems
+BENCHES := client cost demo engines exporters exports fleet h100 ingest install intake journal kv learning pages peers plugin rows systems
 WHAT ?=
 ARGS ?=
 JUDGES = $(if $(TOOLS),--tools $(TOOLS)) $(if $(TABLES),--tables $(TABLES))
@@ -142,6 +142,7 @@ bench_fleet = $(BIN)/python -m tests.bench.bench_fleet $(ARGS)
 bench_ingest = $(BIN)/python -m tests.bench.bench_ingest $(ARGS)
 bench_learning = $(BIN)/python -m tests.bench.bench_learning $(if $(CAPTURES),--captures $(CAPTURES)) $(JUDGES) $(ARGS)
 bench_pages = $(BIN)/python -m tests.bench.bench_pages $(ARGS)
+bench_peers = $(BIN)/python -m tests.bench.bench_peers $(ARGS)
 bench_rows = $(BIN)/python -m tests.bench.bench_rows $(JUDGES) $(ARGS)
 bench_systems = $(BIN)/python -m tests.bench.bench_systems $(JUDGES) $(ARGS)
 define bench_h100

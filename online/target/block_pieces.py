@@ -27,8 +27,9 @@ PIECE_ROWS = 32
 TRIAL_ROWS = 8
 """What the rows say of a suspected change is not to wait for the end of a long block."""
 YOUNG_ROWS, YOUNG_REQUESTS = 1024, 256
-REQUESTS_LONGER = 4
-"""A tenth of the rows of steps, or less, at the same price per block."""
+REQUESTS_LONGER = 2
+"""A tenth of the rows of steps, or less, at the same price per block; and of blocks longer than that a generation has
+to learn the part that is there, since it moves coefficients by then."""
 QUICK_SHARE = 2
 """The quick lane is there for haste: its blocks last this part of the others."""
 GROWN_ROWS = 16_384

@@ -113,22 +113,29 @@ def large_export(board):
     board.at_most("24.5 MB exports: RSS growth", grown_mb, 120, "MB")
 
 
+FOREIGN_CALLS, FOREIGN_SPANS, FOREIGN_CALLS_PER_S = 200, 500, 20.0
+
+
 def foreign(board):
     """Spans that are none of ours, at the rate of the Collector's own load tests (which allow 20 % of a core)."""
-    calls, per_call, rate = 200, 500, 20.0
-    attributes = {"net.sock.peer.addr": "1.2.3.4", "peer.service": "telemetrygen-client"}
-    payload = foreign_export(per_call, attributes)
     with tempfile.TemporaryDirectory() as directory, sidecar(directory=directory) as server:
-        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-            call = channel.unary_unary(METHOD)
-            call(payload, timeout=10, wait_for_ready=True)
-            before_s, begun_s = server.cpu_s(), time.monotonic()
-            for number in range(calls):
-                time.sleep(max(0.0, begun_s + number / rate - time.monotonic()))
-                call(payload, timeout=10)
-        time.sleep(1)
-        cost_us = (server.cpu_s() - before_s) / (calls * per_call) * 1e6
-    board.at_most(f"foreign spans, {rate * per_call:.0f}/s, {per_call} a call", cost_us, 4, "us/span")
+        cost_us = foreign_us(server)
+    rate = FOREIGN_CALLS_PER_S * FOREIGN_SPANS
+    board.at_most(f"foreign spans, {rate:.0f}/s, {FOREIGN_SPANS} a call", cost_us, 4, "us/span")
+
+
+def foreign_us(server):
+    """CPU per span of a server that gets them."""
+    payload = foreign_export(FOREIGN_SPANS, {"net.sock.peer.addr": "1.2.3.4", "peer.service": "telemetrygen-client"})
+    with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        call = channel.unary_unary(METHOD)
+        call(payload, timeout=10, wait_for_ready=True)
+        before_s, begun_s = server.cpu_s(), time.monotonic()
+        for number in range(FOREIGN_CALLS):
+            time.sleep(max(0.0, begun_s + number / FOREIGN_CALLS_PER_S - time.monotonic()))
+            call(payload, timeout=10)
+    time.sleep(1)
+    return (server.cpu_s() - before_s) / (FOREIGN_CALLS * FOREIGN_SPANS) * 1e6
 
 
 def foreign_export(spans, attributes):

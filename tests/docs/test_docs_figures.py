@@ -6,9 +6,10 @@ import re
 
 import pytest
 
+from tests.bench.bench_cost import MANY_STEPS, SPARSE_CALLS
 from tests.bench.bench_cost import SECTIONS as COST
-from tests.bench.bench_cost import SPARSE_CALLS
 from tests.bench.bench_ingest import SECTIONS as INGEST
+from tests.bench.bench_peers import SECTIONS as PEERS
 from tests.bench.cost_stages import PARSE, STAGES
 from tests.bench.figures import recorded
 from tests.support.docs_tables import assert_table, make_table
@@ -23,6 +24,7 @@ LARGE = "flat out, 1,000 steps a call"
 SMALL = "flat out, 64 steps a call"
 REPLAY = "replay of 200,000 steps"
 RATIO = "÷ plain receiver"
+FOREIGN = ("Collector", "tracefit")
 
 
 def figure(section, name):
@@ -97,6 +99,8 @@ def resources():
     ):
         yield words, *judged("cost memory", name, shown)
     yield "replay of 200,000 steps: shipped default", *judged("cost replay", f"{REPLAY}, {DEFAULT}", "{:.1f} s CPU")
+    many = f"{MANY_STEPS:,} steps of 1,000 engines ÷ of 10"
+    yield "a step of 1,000 engines ÷ of 10", *judged("cost engines", many, "{:.2f}")
     yield "replay of 200,000 steps: bulk", f"{figure('cost replay', f'{REPLAY}, bulk'):.1f} s CPU", "", ""
 
 
@@ -114,6 +118,27 @@ def stages():
         spent_us = figure("cost stages", f"{DEFAULT}: {stage}")
         yield what, f"{spent_us:.1f}", f"{spent_us / parse_us:.2f}"
     yield "a parse with a dict per event", f"{parse_us:.1f}", "1"
+
+
+def beside_the_collector():
+    """Each load into all of them."""
+    for section, what, words in (
+        ("peers steady", f"{STEADY}, {DEFAULT}", "1,000 steps/s + 20 requests/s, shipped default"),
+        ("peers flat_out", f"{LARGE}, bulk", "flat out, 1,000 steps a call, bulk profile"),
+        ("peers flat_out", f"{SMALL}, bulk", "flat out, 64 steps a call, bulk profile"),
+    ):
+        costs_us = [figure(section, f"{what}: {name}: us/step") for name in ("nop", "queue", "plain", "tracefit")]
+        yield words, *(f"{us:.1f}" for us in costs_us), f"{figure(section, f'{what}: ÷ Collector'):.2f}"
+    collector_us, own_us = (figure("peers foreign", f"foreign spans: {name}: us/span") for name in FOREIGN)
+    ratio, _, missed = judged("peers foreign", "foreign spans, 10,000/s: ÷ Collector", "{:.2f}")
+    yield (
+        "10,000 spans of foreign scopes a second, per span",
+        f"{collector_us:.1f}",
+        "",
+        "",
+        f"{own_us:.1f}",
+        ratio + missed,
+    )
 
 
 def way_in():
@@ -160,6 +185,17 @@ TABLES = {
         ("stage", "shipped default, µs per step", "of a parse with a dict per event"),
         stages,
     ),
+    ("performance.md", "peers"): (
+        (
+            "µs of CPU per step",
+            "Collector: dropped",
+            "Collector: queue on disk",
+            "plain receiver",
+            "tracefit",
+            "÷ Collector",
+        ),
+        beside_the_collector,
+    ),
     ("performance.md", "ingest"): (JUDGED, way_in),
 }
 
@@ -178,7 +214,8 @@ def test_the_text_around_the_tables_has_them_too():
 
 
 def test_figures_are_of_sections_that_the_benches_have():
-    runs = {*(f"cost {name}" for name in COST), *(f"ingest {name}" for name in INGEST), "demo", "torture"}
+    runs = {*(f"cost {name}" for name in COST), *(f"ingest {name}" for name in INGEST)}
+    runs |= {*(f"peers {name}" for name in PEERS), "demo", "torture"}
     assert set(FIGURES) <= runs
     assert all(re.fullmatch(r"20\d\d-\d\d-\d\d", section["measured_on"]) for section in FIGURES.values())
 

@@ -33,7 +33,7 @@ EXPORTERS = {
     "extensions: {file_storage: {directory: DIRECTORY}}\n",
 }
 CONFIG = """
-receivers: {otlp: {protocols: {grpc: {endpoint: "127.0.0.1:PORT", max_recv_msg_size_mib: 64}}}}
+receivers: {otlp: {protocols: {grpc: {endpoint: ENDPOINT, max_recv_msg_size_mib: 64}}}}
 service:
   extensions: EXTENSIONS
   telemetry: {metrics: {level: none}, logs: {level: error}}
@@ -70,7 +70,7 @@ def collector(program, kind):
         path, exporters = Path(directory) / "config.yaml", EXPORTERS[kind].replace("DIRECTORY", directory)
         extensions = "[file_storage]" if "extensions:" in exporters else "[]"
         exporter = "nop" if kind == "nop" else "debug"
-        text = CONFIG.replace("PORT", str(port)).replace("EXTENSIONS", extensions).replace("EXPORTER", exporter)
+        text = CONFIG.replace("ENDPOINT", f'"127.0.0.1:{port}"').replace("EXTENSIONS", extensions).replace("EXPORTER", exporter)
         path.write_text(exporters + text)
         command = ["taskset", "-c", str(SERVER_CPU), str(program), "--config", str(path)]
         process = subprocess.Popen(command, env={**os.environ, "GOMAXPROCS": "1"}, stderr=subprocess.PIPE, text=True)

@@ -18,6 +18,8 @@ from online import Snapshot
 WRITER = "snapshot-writer"
 COST_SHARE = 0.1
 """Of the worker's time that generations may take: of a thousand configurations they come less often than set."""
+FIRST_S = 0.5
+"""For so long a few exports wait for others while nothing has been told yet."""
 LOOK_AGAIN_S = 0.5
 """While a generation is due and may not be made yet, by its share or a fault."""
 QUIET_NS = 10_000_000_000
@@ -90,9 +92,12 @@ class Publisher:
         self._interval_ns = int(interval_s * 1e9)
 
     def due_in_s(self) -> float:
-        """Until the next generation may be made: what is learned before, nobody sees earlier."""
+        """Until the next generation may be made: what is learned before, nobody sees earlier.
+
+        The first is soon made, and never where nothing can be learned from: what is left out costs less together.
+        """
         if self._made_ns is None:
-            return 0.0
+            return FIRST_S
         return max(self._made_ns + self._interval_ns - self._clock.monotonic_ns(), 0) / 1e9
 
     def quiet_s(self, most_s: float) -> float:

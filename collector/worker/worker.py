@@ -125,6 +125,8 @@ class Worker:
         self._progress = WorkerProgress()
         self._stalled: Stall | None = None
         self._behind = True
+        self._learns = False
+        """Something has come."""
         self._abandoned = False
         self._ending = Ending(clock)
         self._task = Task(NAME, self._turn, health=health, turn_timeout_s=TURN_TIMEOUT_S, on_death=on_death)
@@ -182,7 +184,9 @@ class Worker:
             self._publisher.tick(final=final)
 
     def _learn_from_queue(self, wait_s: float) -> None:
-        batch = self._queue.take(self._batch_bytes, wait_s, self._publisher.due_in_s())
+        # the very first export waits for nobody, nor does an idle worker look up for others that might come
+        unseen_s = self._publisher.due_in_s() if self._learns else 0.0
+        batch = self._queue.take(self._batch_bytes, wait_s, unseen_s)
         self._process_others(self._take_kv(), self._take_pages())
         if batch is None:
             self._metrics.set(table.WORKER_LAG, self._queue.unread_ns() / 1e9)
@@ -227,7 +231,7 @@ class Worker:
 
     def _learn(self, batch: QueueBatch[Export]) -> None:
         start_ns = self._clock.monotonic_ns()
-        failed = False
+        self._learns, failed = True, False
         try:
             with self._ending.in_hand(batch.items):
                 self._processor.process(batch.items)

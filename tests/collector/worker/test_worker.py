@@ -24,7 +24,7 @@ from collector.telemetry.table import (
 )
 from collector.worker import worker
 from collector.worker.ending import Ending
-from collector.worker.publish import LOOK_AGAIN_S, Publisher, SnapshotWriter
+from collector.worker.publish import FIRST_S, LOOK_AGAIN_S, Publisher, SnapshotWriter
 from collector.worker.stall import StallWatch
 from collector.worker.worker import TURN_TIMEOUT_S, Worker
 from tests.support import exporter_cases as cases
@@ -341,6 +341,18 @@ def test_generations_that_are_dear_come_less_often_than_set(tmp_path):
     pauses = [after - before for before, after in itertools.pairwise(made)]
     assert len(pauses) > 1
     assert all(20.0 <= pause <= 21.0 for pause in pauses)
+
+
+def test_exports_that_teach_nothing_wait_for_each_other_but_the_first_for_nobody(house, monkeypatch):
+    """A sidecar beside other instrumentation may get only those: ten together cost a third."""
+    waits, take = [], house.queue.take
+    monkeypatch.setattr(house.queue, "take", lambda *args: waits.append(args[2]) or take(*args))
+    monkeypatch.setattr(type(house.processor), "revision", (0, 0))
+    house.put()
+    for _ in range(2):
+        house.worker.step(0)
+    assert house.publisher.current() is None
+    assert waits == [0.0, FIRST_S]
 
 
 def test_what_nobody_can_see_before_the_next_generation_is_learned_when_it_is_due(tmp_path):

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.bench.bench_cost import MANY_STEPS, SPARSE_CALLS
+from tests.bench.bench_cost import SPARSE_CALLS
 from tests.bench.bench_cost import SECTIONS as COST
 from tests.bench.bench_ingest import SECTIONS as INGEST
 from tests.bench.bench_peers import SECTIONS as PEERS
@@ -99,8 +99,6 @@ def resources():
     ):
         yield words, *judged("cost memory", name, shown)
     yield "replay of 200,000 steps: shipped default", *judged("cost replay", f"{REPLAY}, {DEFAULT}", "{:.1f} s CPU")
-    many = f"{MANY_STEPS:,} steps of 1,000 engines ÷ of 10"
-    yield "a step of 1,000 engines ÷ of 10", *judged("cost engines", many, "{:.2f}")
     yield "replay of 200,000 steps: bulk", f"{figure('cost replay', f'{REPLAY}, bulk'):.1f} s CPU", "", ""
 
 

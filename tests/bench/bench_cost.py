@@ -120,10 +120,12 @@ class Costs:
             board.at_least(f"{what}: rows of {target} learned, of those sent", share, LEARNED_MIN)
 
 
-def run_in_turn(load: dict[str, Any], *profiles: tuple[str, tuple[str, ...], dict[str, str]]) -> Costs:
+def run_in_turn(
+    load: dict[str, Any], *profiles: tuple[str, tuple[str, ...], dict[str, str]], rounds: int = ROUNDS
+) -> Costs:
     """The reference and sidecars under one load, in turn."""
     costs = Costs()
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         with bare("reference") as server:
             costs.add("reference", send(server, **load, warm_steps=WARMED_STEPS // load["workers"]))
         for name, arguments, settings in profiles:
@@ -176,7 +178,7 @@ def stages(board: Board) -> None:
 def sparse(board: Board) -> None:
     """One engine of 100 steps and five requests a second."""
     for how, (calls, limit) in SPARSE_CALLS.items():
-        costs = run_in_turn({**SPARSE, **calls}, ("default", (), DEFAULT))
+        costs = run_in_turn({**SPARSE, **calls}, ("default", (), DEFAULT), rounds=1 if limit is None else ROUNDS)
         costs.judge(board, f"100 steps/s + requests, {how}, shipped default", "default", limit)
 
 

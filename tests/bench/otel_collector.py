@@ -70,7 +70,13 @@ def collector(program, kind):
         path, exporters = Path(directory) / "config.yaml", EXPORTERS[kind].replace("DIRECTORY", directory)
         extensions = "[file_storage]" if "extensions:" in exporters else "[]"
         exporter = "nop" if kind == "nop" else "debug"
-        text = CONFIG.replace("ENDPOINT", f'"127.0.0.1:{port}"').replace("EXTENSIONS", extensions).replace("EXPORTER", exporter)
+        text = CONFIG
+        for word, value in (
+            ("ENDPOINT", f'"127.0.0.1:{port}"'),
+            ("EXTENSIONS", extensions),
+            ("EXPORTER", exporter),
+        ):
+            text = text.replace(word, value)
         path.write_text(exporters + text)
         command = ["taskset", "-c", str(SERVER_CPU), str(program), "--config", str(path)]
         process = subprocess.Popen(command, env={**os.environ, "GOMAXPROCS": "1"}, stderr=subprocess.PIPE, text=True)

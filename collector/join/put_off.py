@@ -1,8 +1,8 @@
 """Which rows are made later: those of a few steps, together with those of the next ones.
 
-To make rows of 100 steps costs as much as of 300. The published lane is the same in the end and no later: its rows wait
-for those of other engines in any case, for ``grace_s``. Live coefficients are up to two seconds of the engine's time
-behind; of one that falls silent, until others' time has passed half of ``grace_s``.
+To make rows of 100 steps costs as much as of 300. The published lane is the same in the end; both lanes are up to two
+seconds of the engine's time later. Of one that falls silent, they wait until others' time has passed half of
+``grace_s``, or until silence ends it (:class:`collector.join.waiting.Waiting` says so: ``next_steps``).
 """
 
 from __future__ import annotations

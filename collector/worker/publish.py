@@ -94,7 +94,8 @@ class Publisher:
     def due_in_s(self) -> float:
         """Until the next generation may be made: what is learned before, nobody sees earlier.
 
-        The first is soon made, and never where nothing can be learned from: what is left out costs less together.
+        The first comes with the first row, so exports wait only shortly; where nothing can be learned from it never
+        comes, and to leave out several together costs less.
         """
         if self._made_ns is None:
             return FIRST_S

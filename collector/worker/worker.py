@@ -125,8 +125,7 @@ class Worker:
         self._progress = WorkerProgress()
         self._stalled: Stall | None = None
         self._behind = True
-        self._learns = False
-        """Something has come."""
+        self._has_received = False
         self._abandoned = False
         self._ending = Ending(clock)
         self._task = Task(NAME, self._turn, health=health, turn_timeout_s=TURN_TIMEOUT_S, on_death=on_death)
@@ -185,7 +184,7 @@ class Worker:
 
     def _learn_from_queue(self, wait_s: float) -> None:
         # the very first export waits for nobody, nor does an idle worker look up for others that might come
-        unseen_s = self._publisher.due_in_s() if self._learns else 0.0
+        unseen_s = self._publisher.due_in_s() if self._has_received else 0.0
         batch = self._queue.take(self._batch_bytes, wait_s, unseen_s)
         self._process_others(self._take_kv(), self._take_pages())
         if batch is None:
@@ -231,7 +230,7 @@ class Worker:
 
     def _learn(self, batch: QueueBatch[Export]) -> None:
         start_ns = self._clock.monotonic_ns()
-        self._learns, failed = True, False
+        self._has_received, failed = True, False
         try:
             with self._ending.in_hand(batch.items):
                 self._processor.process(batch.items)

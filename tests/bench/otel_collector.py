@@ -7,6 +7,7 @@ itself and has one thread for Go code, as the servers beside it have one CPU.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import socket
@@ -27,18 +28,7 @@ MODULES = {
     "extensions": ("github.com/open-telemetry/opentelemetry-collector-contrib/extension/storage/filestorage",),
 }
 BUILDER = f"go.opentelemetry.io/collector/cmd/builder@v{VERSION}"
-EXPORTERS = {
-    "nop": "exporters: {nop: {}}\n",
-    "queue": "exporters: {debug: {verbosity: basic, sending_queue: {storage: file_storage}}}\n"
-    "extensions: {file_storage: {directory: DIRECTORY}}\n",
-}
-CONFIG = """
-receivers: {otlp: {protocols: {grpc: {endpoint: ENDPOINT, max_recv_msg_size_mib: 64}}}}
-service:
-  extensions: EXTENSIONS
-  telemetry: {metrics: {level: none}, logs: {level: error}}
-  pipelines: {traces: {receivers: [otlp], exporters: [EXPORTER]}}
-"""
+KINDS = ("nop", "queue")
 
 
 def build():
@@ -62,36 +52,48 @@ def _manifest(directory):
     return "\n".join(lines) + "\n"
 
 
+def _config(kind, port, directory):
+    """Its configuration file; JSON is YAML."""
+    queued = kind == "queue"
+    exporter = "debug" if queued else "nop"
+    settings = {"verbosity": "basic", "sending_queue": {"storage": "file_storage"}} if queued else {}
+    extensions = {"file_storage": {"directory": directory}} if queued else {}
+    grpc = {"endpoint": f"127.0.0.1:{port}", "max_recv_msg_size_mib": 64}
+    return json.dumps(
+        {
+            "receivers": {"otlp": {"protocols": {"grpc": grpc}}},
+            "exporters": {exporter: settings},
+            "extensions": extensions,
+            "service": {
+                "extensions": [*extensions],
+                "telemetry": {"metrics": {"level": "none"}, "logs": {"level": "error"}},
+                "pipelines": {"traces": {"receivers": ["otlp"], "exporters": [exporter]}},
+            },
+        }
+    )
+
+
 @contextlib.contextmanager
 def collector(program, kind):
-    """One that is ready; ``kind`` as in EXPORTERS."""
-    with tempfile.TemporaryDirectory() as directory:
-        port = free_port()
-        path, exporters = Path(directory) / "config.yaml", EXPORTERS[kind].replace("DIRECTORY", directory)
-        extensions = "[file_storage]" if "extensions:" in exporters else "[]"
-        exporter = "nop" if kind == "nop" else "debug"
-        text = CONFIG
-        for word, value in (
-            ("ENDPOINT", f'"127.0.0.1:{port}"'),
-            ("EXTENSIONS", extensions),
-            ("EXPORTER", exporter),
-        ):
-            text = text.replace(word, value)
-        path.write_text(exporters + text)
+    """One that is ready; ``kind`` as in KINDS."""
+    with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryFile("w+") as log:
+        port, path = free_port(), Path(directory) / "config.yaml"
+        path.write_text(_config(kind, port, directory))
         command = ["taskset", "-c", str(SERVER_CPU), str(program), "--config", str(path)]
-        process = subprocess.Popen(command, env={**os.environ, "GOMAXPROCS": "1"}, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(command, env={**os.environ, "GOMAXPROCS": "1"}, stderr=log)
         try:
-            _await_port(process, port)
+            _await_port(process, port, log)
             yield Server(process, port)
         finally:
             process.terminate()
             process.wait(60)
 
 
-def _await_port(process, port):
+def _await_port(process, port, log):
     for _ in range(200):
         if process.poll() is not None:
-            raise RuntimeError(process.stderr.read())
+            log.seek(0)
+            raise RuntimeError(log.read())
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return
         time.sleep(0.05)

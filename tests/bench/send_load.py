@@ -27,8 +27,8 @@ METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 RETRY_TRAILER = "google.rpc.retryinfo-bin"
 RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED)
 TRIES, DEADLINE_S = 6, 10.0
-WARMED_S = 4.0
-"""For the server to learn what it was warmed up with; silence is noticed later."""
+WARMED_S = 6.0
+"""For the server to learn what it was warmed up with: exports gather for up to 5 s; silence is noticed later."""
 
 
 @dataclass

@@ -77,7 +77,7 @@ class TargetState:
         replicas: by model, what each of several states knew when they were merged into this one.
         history: the last rows and the last day, of steps only.
         sheet_prior: what the data sheet and other configurations say of ``portable``'s step time.
-        pieces: how often something was learned that a reader is told of.
+        pieces, quick_pieces: how often something was learned that a reader is told of, in either lane.
     """
 
     def __init__(self, target: Target, settings: BankSettings) -> None:
@@ -95,7 +95,7 @@ class TargetState:
         self.replicas: dict[str, list[Replica]] = {}
         self.history = StepHistory(kept=target is Target.STEP_TIME)
         self.sheet_prior: SheetPrior | None = None
-        self.pieces = 0
+        self.pieces = self.quick_pieces = 0
 
     def offer(self, features: FeatureSet, prior_for: PriorFor) -> None:
         """Start models on a feature set that has become available."""
@@ -211,7 +211,7 @@ class TargetState:
         return model if publishes(model) else None
 
     def _learn_quick(self, block: Design) -> None:
-        self.pieces += 1
+        self.quick_pieces += 1
         for model in self.publishers():
             view = self.matrix.view(block, model.features.name)
             if len(view):
@@ -257,7 +257,7 @@ class TargetState:
             residuals=self.residuals.snapshot(),
             drift=None if watcher is None else watcher.members.drift.snapshot(),
             mean_us=learner.mean_us(),
-            live_champion=_lowest({name: model.live_error for name, model in models.items() if model.live_error}),
+            live_champion=live_champion(models),
             **_replica_parts(self.replicas, watcher),
             **self._shape_parts(learner, None if told is None else told.beta),
             not_stationary=not_stationary(self.models.get(SHAPED)),
@@ -321,6 +321,11 @@ def _replica_parts(replicas: Mapping[str, list[Replica]], watcher: RlsLearner | 
         return {}
     beside, clusters = compared(replicas.get(watcher.features.name, []), watcher.rows)
     return {"replicas": beside, "replica_clusters": clusters}
+
+
+def live_champion(models: Mapping[str, ModelSnapshot]) -> str | None:
+    """Whose live prediction has the lowest error."""
+    return _lowest({name: model.live_error for name, model in models.items() if model.live_error})
 
 
 def _lowest(errors: dict[str, ErrorSnapshot | None]) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import msgspec
+import numpy as np
 import pytest
 
 from collector.config import Config
@@ -134,3 +135,27 @@ def test_what_a_changed_configuration_inherits_is_told_of_all_its_targets():
     bank.inherit("c", "old")
     assert bank.targets("c", exact=False)["schedule_time"] != told
     assert bank.targets("c", exact=False) == bank.targets("c")
+
+
+def test_the_quick_lane_between_two_blocks_is_told_by_the_errors_of_the_live_prediction():
+    bank, told = _young(4500)
+    rows, kept = steps(3000, 6).rows, 0
+    for at in range(0, 3000, 60):
+        for lane in Lane:
+            bank.learn("c", TARGET, rows.slice(at, at + 60), lane)
+            again = bank.targets("c", exact=False)["step_time"]
+            assert again == copy.deepcopy(bank).targets("c", exact=False)["step_time"]
+            kept += again is not told and again.models["portable"].features is told.models["portable"].features
+            told = again
+    assert kept > 5
+
+
+def test_of_a_target_with_few_rows_a_minute_one_more_waits_for_its_block():
+    bank = Bank(Config(learners=("rls",)))
+    rows = steps(42, 5).rows
+    rows.end_ns[:] = 1_800_000_000 * 10**9 + np.arange(42) * 10 * 10**9
+    bank.learn("c", TARGET, rows.slice(0, 41))
+    bank.targets("c", exact=False)
+    bank.learn("c", TARGET, rows.slice(41, 42))
+    assert bank.targets("c", exact=False)["step_time"].models["portable"].rows == 41
+    assert bank.targets("c")["step_time"].models["portable"].rows == 42

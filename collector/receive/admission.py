@@ -25,9 +25,6 @@ HINT_MAX_S = 1.9
 """Bounds of the retry hint: five sleeps of 1.9 s fit the 10 s budget of the Python exporter; a shorter one than 0.5 s
 uses its six attempts up before the queue has moved."""
 
-GATHER_BYTES = 1 << 19
-"""As many need not wait for others: some 600 steps, and more together are hardly cheaper."""
-
 _RATE_SMOOTHING = 0.2
 
 
@@ -60,10 +57,12 @@ class AdmissionQueue(Generic[T]):
         waiters_max: int,
         record: Callable[[T], T | Outcome] = lambda item: item,
         gather_s: float = 0.0,
+        gather_bytes: int = 1 << 20,
     ) -> None:
         """``record`` writes an item down before it may enter; under the lock, so that numbers are in queue order.
 
-        ``gather_s``: how long a small export may wait for others where nobody could see that it was learned from.
+        ``gather_s``: how long an export may wait for others where nobody could see that it was learned from, while they
+        are fewer bytes than ``gather_bytes``.
         """
         self.capacity_bytes = capacity_bytes
         self._clock = clock
@@ -75,7 +74,7 @@ class AdmissionQueue(Generic[T]):
         self._queued_bytes = 0
         self._in_flight_bytes = 0
         self._gather_ns = int(gather_s * 1e9)
-        self._many_bytes = min(GATHER_BYTES, capacity_bytes // 4)
+        self._many_bytes = min(gather_bytes, capacity_bytes // 4)
         self._gathers = False
         """The worker need not be told of less than ``_many_bytes``."""
         self._lacks_room = False

@@ -6,11 +6,12 @@ import threading
 
 import pytest
 
-from collector.receive.admission import GATHER_BYTES, HINT_MAX_S, HINT_MIN_S, AdmissionQueue, Refused
+from collector.receive.admission import HINT_MAX_S, HINT_MIN_S, AdmissionQueue, Refused
 from collector.telemetry.reasons import Outcome
 from tests.support.clocks import FakeClock, eventually
 
 CAPACITY = 1000
+GATHER_BYTES = 1 << 19
 
 
 def make_queue(clock=None, *, wait_s=0.0, waiters_max=6):
@@ -126,7 +127,8 @@ def test_the_oldest_export_says_how_far_behind_its_reader_is():
 
 def gathering_queue(wait_s=0.0):
     clock = FakeClock()
-    return clock, AdmissionQueue(clock, capacity_bytes=2 * GATHER_BYTES, wait_s=wait_s, waiters_max=6, gather_s=3.0)
+    gathers = {"gather_s": 3.0, "gather_bytes": GATHER_BYTES}
+    return clock, AdmissionQueue(clock, capacity_bytes=4 * GATHER_BYTES, wait_s=wait_s, waiters_max=6, **gathers)
 
 
 def test_small_exports_wait_for_others_while_nobody_could_see_them_learned():

@@ -34,6 +34,8 @@ _OCTAVES = 16
 _EXACT, _PADDED = 16.0, 512.0
 _MANY = 1e12
 _MANY_ROWS, _INT16_MAX = 256, 2**15 - 1
+_SPARED_ROWS_MIN = 64
+"""To find out of fewer takes longer than it is worth."""
 
 
 def stable_order(key: Ints) -> Ints:
@@ -237,10 +239,14 @@ class Cutter:
 
 def _spared(rows: Design) -> Design:
     """The same object: a column that says one thing of all rows, as of most steps, takes no memory while they wait."""
+    if len(rows) < _SPARED_ROWS_MIN:
+        return rows
     for name in ("phase", "steps", "weight"):
         column = getattr(rows, name)
-        if (column == column[0]).all():
-            setattr(rows, name, np.broadcast_to(column[:1].copy(), column.shape))
+        if (column == column[0]).all():  # as np.broadcast_to has it, which takes longer than to compare
+            same = np.ndarray(column.shape, column.dtype, column[:1].copy(), strides=(0, *column.strides[1:]))
+            same.flags.writeable = False
+            setattr(rows, name, same)
     return rows
 
 

@@ -234,15 +234,12 @@ class Sidecar:
         )
 
     def _make_memory_relief(self, clock: Clock) -> MemoryRelief:
-        limit = limit_bytes(self.config.memory.limit_mib, cgroup_limit_bytes())
+        memory = self.config.memory
+        limit = limit_bytes(memory.limit_mib, cgroup_limit_bytes())
         self.metrics.set(table.MEMORY_LIMIT, limit or 0)
+        guard = MemoryGuard(limit, resident_bytes, clock)
         return MemoryRelief(
-            MemoryGuard(limit, resident_bytes, clock),
-            self._give_up_oldest,
-            stuck_s=self.config.memory.stuck_s,
-            metrics=self.metrics,
-            health=self.health,
-            clock=clock,
+            guard, self._give_up_oldest, stuck_s=memory.stuck_s, metrics=self.metrics, health=self.health, clock=clock
         )
 
     def _give_up_oldest(self) -> None:

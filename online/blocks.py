@@ -244,7 +244,8 @@ def _spared(rows: Design) -> Design:
     for name in ("phase", "steps", "weight"):
         column = getattr(rows, name)
         if (column == column[0]).all():  # as np.broadcast_to has it, which takes longer than to compare
-            same = np.ndarray(column.shape, column.dtype, column[:1].copy(), strides=(0, *column.strides[1:]))
+            row = column[:1].copy()
+            same = np.ndarray(column.shape, column.dtype, row, strides=(0, *row.strides[1:]))
             same.flags.writeable = False
             setattr(rows, name, same)
     return rows

@@ -2,8 +2,8 @@
 
 Reading changes nothing, so they are learned by a copy; the copy, and a block learned for it, cost a reader of every
 second more than all else it asks for. A live reader is therefore told without them where they are few: n rows more
-move estimates that rest on N by about sqrt(n / (N + n)) of their standard errors, below a half for n <= N / 4. The quick
-lane moves nothing that is published but the errors of the live prediction, which cost a reader nothing.
+move estimates that rest on N by about sqrt(n / (N + n)) of their standard errors, below a half for n <= N / 4. The
+quick lane moves nothing that is published but the errors of the live prediction, which cost a reader nothing.
 """
 
 from __future__ import annotations

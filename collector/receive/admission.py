@@ -57,7 +57,7 @@ class AdmissionQueue(Generic[T]):
         waiters_max: int,
         record: Callable[[T], T | Outcome] = lambda item: item,
         gather_s: float = 0.0,
-        gather_bytes: int = 1 << 20,
+        gather_bytes: int = 1 << 19,
     ) -> None:
         """``record`` writes an item down before it may enter; under the lock, so that numbers are in queue order.
 

@@ -34,8 +34,6 @@ _OCTAVES = 16
 _EXACT, _PADDED = 16.0, 512.0
 _MANY = 1e12
 _MANY_ROWS, _INT16_MAX = 256, 2**15 - 1
-_SPARED_ROWS_MIN = 64
-"""To find out of fewer takes longer than it is worth."""
 
 
 def stable_order(key: Ints) -> Ints:
@@ -239,8 +237,6 @@ class Cutter:
 
 def _spared(rows: Design) -> Design:
     """The same object: a column that says one thing of all rows, as of most steps, takes no memory while they wait."""
-    if len(rows) < _SPARED_ROWS_MIN:
-        return rows
     for name in ("phase", "steps", "weight"):
         column = getattr(rows, name)
         if (column == column[0]).all():  # as np.broadcast_to has it, which takes longer than to compare

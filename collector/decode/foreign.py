@@ -1,6 +1,8 @@
 """Spans of scopes that nobody here knows: counted and left out before an export is parsed in full.
 
 A sidecar beside other instrumentation gets mostly those. What they hold is not looked at, not even whether it decodes.
+Of an export that holds no others only what is said beside them enters the queue: that of a resource may be wrong, or
+new. Between others they are left out by the worker.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from google.protobuf.message import DecodeError
 from collector.telemetry import Counts, Skip, table
 
 from . import vocabulary as words
-from .envelope import MergedSpans
+from .envelope import MergedExport, MergedSpans, OutlineExport, SlimExport
 
 
 class ForeignSpans(NamedTuple):
@@ -31,6 +33,53 @@ class ForeignSpans(NamedTuple):
             counts[table.SDK_DROPPED_EVENTS] += self.dropped_events
             counts[table.SKIPPED_SPANS, Skip.FOREIGN_SCOPE] += self.spans
             counts[table.SKIPPED_EVENTS, Skip.FOREIGN_SCOPE] += self.events
+
+
+class Envelope(NamedTuple):
+    """An export whose tags and lengths are right."""
+
+    spans: int
+    payload: bytes
+    """As it came, or without its spans if all are foreign."""
+    foreign: ForeignSpans = ForeignSpans()
+    """What is no longer in the payload, but for the scopes, which are."""
+
+
+def read_envelope(payload: bytes) -> Envelope:
+    """How many spans an export holds, and what of it is to be read.
+
+    Raises:
+        DecodeError: it is no export.
+    """
+    spans = known_spans = 0
+    for resource in OutlineExport.FromString(payload).items:
+        for scope_spans in resource.items:
+            size = len(scope_spans.items)
+            spans += size
+            if scope_spans.scope.name in words.KNOWN_SCOPES:
+                known_spans += size
+    return (None if known_spans or not spans else _without_spans(payload, spans)) or _whole(payload, spans)
+
+
+def _whole(payload: bytes, spans: int) -> Envelope:
+    SlimExport.FromString(payload)  # whether it decodes
+    return Envelope(spans, payload)
+
+
+def _without_spans(payload: bytes, spans: int) -> Envelope | None:
+    """What is left of an export of foreign spans; None if it takes a closer look to count what they hold."""
+    try:
+        export = MergedExport.FromString(payload)
+    except DecodeError:
+        return None
+    events = 0
+    for resource in export.items:
+        for scope_spans in resource.items:
+            if scope_spans.span.dropped_events:  # a span that says it twice means the last
+                return None
+            events += len(scope_spans.span.events)
+            scope_spans.ClearField("span")
+    return Envelope(spans, export.SerializeToString(), ForeignSpans(spans, events))
 
 
 def take_foreign_spans(export: Any) -> ForeignSpans:

@@ -15,7 +15,7 @@ from typing import Final
 
 from google.protobuf import message
 
-from collector.decode import SlimExport, pieces, wire
+from collector.decode import PIECE_BYTES, Envelope, SlimExport, pieces, read_envelope, wire
 from collector.telemetry import Outcome
 
 SPANS_MAX: Final = 65_536
@@ -42,19 +42,25 @@ def newest_end_unix_nano(payload: bytes) -> int:
 
 def count_spans(payload: bytes) -> int | Outcome:
     """The number of spans of a serialised ExportTraceServiceRequest, or why it is none."""
+    envelope = open_envelope(payload)
+    return envelope if isinstance(envelope, Outcome) else envelope.spans
+
+
+def open_envelope(payload: bytes) -> Envelope | Outcome:
+    """The number of spans of a serialised ExportTraceServiceRequest and what of it is to be read, or why it is none."""
     walk = _Walk(payload)
     try:
-        if len(payload) <= SMALL_BYTES:
-            export = SlimExport.FromString(payload)
-            return sum(len(scope.items) for resource in export.items for scope in resource.items)
-        walk.run(0, len(payload), 0)
+        if len(payload) > SMALL_BYTES:
+            walk.run(0, len(payload), 0)
+        if len(payload) <= PIECE_BYTES:
+            return read_envelope(payload)
         for piece in pieces(payload):
             SlimExport.FromString(piece)
     except _TooMany as too_many:
         return too_many.verdict
     except (IndexError, ValueError, message.DecodeError):
         return Outcome.UNDECODABLE
-    return walk.spans
+    return Envelope(walk.spans, payload)
 
 
 class _TooMany(Exception):

@@ -11,16 +11,14 @@ from typing import Any, Final
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-_SCHEMAS: Final = ("Slim", "Outline", "Merged")
-"""They differ in what the spans of a scope are."""
-
 _FIELD = descriptor_pb2.FieldDescriptorProto
 
 
 def _classes() -> dict[str, Any]:
     file = descriptor_pb2.FileDescriptorProto(name="tracefit/slim.proto", package="tracefit.slim", syntax="proto3")
     _add_field(file.message_type.add(name="Scope"), "name", 1, _FIELD.TYPE_STRING)
-    slim, outline, merged = (_add_containers(file, schema) for schema in _SCHEMAS)
+    slim, outline = (_add_containers(file, schema) for schema in ("Slim", "Outline"))
+    merged = _add_containers(file, "Merged", repeated=False)
     _add_field(slim, "items", 2, _FIELD.TYPE_MESSAGE, repeated=True, of="SlimSpan")
     span = file.message_type.add(name="SlimSpan")
     _add_field(span, "end_unix_nano", 8, _FIELD.TYPE_FIXED64)
@@ -37,13 +35,13 @@ def _classes() -> dict[str, Any]:
     return {message.name: message_factory.GetMessageClass(message) for message in messages}
 
 
-def _add_containers(file: Any, schema: str) -> Any:
+def _add_containers(file: Any, schema: str, *, repeated: bool = True) -> Any:
     """An export of resources of scopes; the message of a scope, which has no spans yet."""
     export, resource, scope_spans = (
         file.message_type.add(name=f"{schema}{name}") for name in ("Export", "ResourceSpans", "ScopeSpans")
     )
-    _add_field(export, "items", 1, _FIELD.TYPE_MESSAGE, repeated=True, of=resource.name)
-    _add_field(resource, "items", 2, _FIELD.TYPE_MESSAGE, repeated=True, of=scope_spans.name)
+    for container, number, inner in ((export, 1, resource), (resource, 2, scope_spans)):
+        _add_field(container, "items", number, _FIELD.TYPE_MESSAGE, repeated=repeated, of=inner.name)
     _add_field(scope_spans, "scope", 1, _FIELD.TYPE_MESSAGE, of="Scope")
     return scope_spans
 
@@ -61,7 +59,7 @@ SlimExport: Final = _CLASSES["SlimExport"]
 OutlineExport: Final = _CLASSES["OutlineExport"]
 """``items[].items[].items[]`` are the spans as bytes, whatever they hold: a fifth of the cost."""
 MergedExport: Final = _CLASSES["MergedExport"]
-"""``items[].items[].span`` is all spans of a scope in one: protobuf merges what comes again, so that it has their events
-in one list, without Python doing anything per span."""
+"""``items.items.span`` is all spans in one: protobuf merges what comes again, so that it has their events in one list,
+without Python doing anything per span."""
 MergedSpans: Final = _CLASSES["MergedScopeSpans"]
 """The same of one serialised ``ScopeSpans``."""

@@ -7,7 +7,7 @@ new. Between others they are left out by the worker.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -15,6 +15,11 @@ from collector.telemetry import Counts, Skip, table
 
 from . import vocabulary as words
 from .envelope import MergedExport, MergedSpans, OutlineExport, SlimExport
+
+_KNOWN_PREFIX: Final = b"vllm."
+"""So begin all scopes that are known, and so do the facts of a resource."""
+_LOOK_BYTES: Final = 1024
+"""Where it occurs that early, nobody looks for foreign spans alone: exports of steps need not pay for that."""
 
 
 class ForeignSpans(NamedTuple):
@@ -51,35 +56,32 @@ def read_envelope(payload: bytes) -> Envelope:
     Raises:
         DecodeError: it is no export.
     """
-    spans = known_spans = 0
-    for resource in OutlineExport.FromString(payload).items:
-        for scope_spans in resource.items:
-            size = len(scope_spans.items)
-            spans += size
-            if scope_spans.scope.name in words.KNOWN_SCOPES:
-                known_spans += size
-    return (None if known_spans or not spans else _without_spans(payload, spans)) or _whole(payload, spans)
+    known = payload.find(_KNOWN_PREFIX, 0, _LOOK_BYTES) >= 0
+    return (None if known else _without_spans(payload)) or _whole(payload)
 
 
-def _whole(payload: bytes, spans: int) -> Envelope:
-    SlimExport.FromString(payload)  # whether it decodes
-    return Envelope(spans, payload)
+def _whole(payload: bytes) -> Envelope:
+    export = SlimExport.FromString(payload)
+    return Envelope(sum(len(scope_spans.items) for resource in export.items for scope_spans in resource.items), payload)
 
 
-def _without_spans(payload: bytes, spans: int) -> Envelope | None:
-    """What is left of an export of foreign spans; None if it takes a closer look to count what they hold."""
-    try:
-        export = MergedExport.FromString(payload)
-    except DecodeError:
-        return None
-    events = 0
+def _without_spans(payload: bytes) -> Envelope | None:
+    """What is left of an export of foreign spans; None if there are others, or to count these takes a closer look."""
+    spans = 0
+    export = OutlineExport.FromString(payload)
     for resource in export.items:
         for scope_spans in resource.items:
-            if scope_spans.span.dropped_events:  # a span that says it twice means the last
+            if scope_spans.scope.name in words.KNOWN_SCOPES:
                 return None
-            events += len(scope_spans.span.events)
-            scope_spans.ClearField("span")
-    return Envelope(spans, export.SerializeToString(), ForeignSpans(spans, events))
+            spans += len(scope_spans.items)
+            scope_spans.ClearField("items")
+    try:
+        merged = MergedExport.FromString(payload).items.items.span
+    except DecodeError:
+        return None
+    if merged.dropped_events or not spans:  # a span that says it twice means the last
+        return None
+    return Envelope(spans, export.SerializeToString(), ForeignSpans(spans, len(merged.events)))
 
 
 def take_foreign_spans(export: Any) -> ForeignSpans:
@@ -89,7 +91,10 @@ def take_foreign_spans(export: Any) -> ForeignSpans:
     for resource in export.items:
         for scope_spans in resource.items:
             name = scope_spans.scope.name
-            if name not in words.KNOWN_SCOPES:
+            if name in words.KNOWN_SCOPES:
+                continue
+            scopes.add(name)
+            if scope_spans.items:
                 spans += len(scope_spans.items)
                 try:
                     merged = MergedSpans.FromString(scope_spans.SerializeToString()).span
@@ -100,6 +105,5 @@ def take_foreign_spans(export: Any) -> ForeignSpans:
                     events += len(merged.events)
                     if merged.dropped_events:
                         dropped_events += sum(span.dropped_events for span in scope_spans.items)
-                scopes.add(name)
                 scope_spans.ClearField("items")
     return ForeignSpans(spans, events, dropped_events, frozenset(scopes))

@@ -119,6 +119,7 @@ class Sidecar:
             waiters_max=config.receivers.grpc.threads - HANDLERS_FREE,
             record=self._keeper.record,
             gather_s=min(GATHER_S, config.join.grace_s / 4),  # who waits for others must not seem silent
+            tells=lambda export: not export.foreign.spans,
         )
         self._kv = KvIntake(config.receivers.kv, metrics, clock, health)
         self._scraper = Scraper(config.receivers.scrape, clock, partial(metrics.add, table.SCRAPES, 1))

@@ -60,10 +60,13 @@ class AdmissionQueue(Generic[T]):
         waiters_max: int,
         record: Callable[[T], T | Outcome] = lambda item: item,
         gather_s: float = 0.0,
+        tells: Callable[[T], bool] = lambda _: True,
     ) -> None:
         """``record`` writes an item down before it may enter; under the lock, so that numbers are in queue order.
 
         ``gather_s``: how long a small export may wait for others where nobody could see that it was learned from.
+        ``tells``: whether anything can be learned from an item; one that tells nothing waits that long wherever others
+        would wait at all.
         """
         self.capacity_bytes = capacity_bytes
         self._clock = clock
@@ -71,13 +74,20 @@ class AdmissionQueue(Generic[T]):
         self._waiters_max = waiters_max
         self._record = record
         self._waiters = 0
-        self._items: deque[tuple[T, int, int]] = deque()
+        self._tells = tells
+        self._items: deque[tuple[T, int, int, bool]] = deque()
+        self._telling = 0
+        """Items that something can be learned from."""
         self._queued_bytes = 0
         self._in_flight_bytes = 0
         self._gather_ns = int(gather_s * 1e9)
         self._many_bytes = min(GATHER_BYTES, capacity_bytes // 4)
         self._gathers = False
-        """The worker need not be told of less than ``_many_bytes``."""
+        """The worker lets exports wait for others."""
+        self._seen_ns = 0
+        """Until then nobody can see what it learns."""
+        self._looks_ns = 0.0
+        """When it looks by itself; 0 while it does not wait."""
         self._lacks_room = False
         """Somebody found no room, and what was inside then has not all been taken."""
         self._closed = False
@@ -108,10 +118,12 @@ class AdmissionQueue(Generic[T]):
             recorded = self._record(item)
             if isinstance(recorded, Outcome):
                 return Refused(recorded, HINT_MAX_S)
-            self._items.append((recorded, size_bytes, self._clock.monotonic_ns()))
+            now_ns, tells = self._clock.monotonic_ns(), self._tells(recorded)
+            self._items.append((recorded, size_bytes, now_ns, tells))
+            self._telling += tells
             self._queued_bytes += size_bytes
             self._in_flight_bytes += size_bytes
-            if not self._gathers or self._queued_bytes >= self._many_bytes:
+            if self._looks_ns > now_ns + self._ripe_in_s(now_ns) * 1e9:
                 self._work.notify()
         return None
 
@@ -121,24 +133,28 @@ class AdmissionQueue(Generic[T]):
         ``unseen_s``: for so long nobody can see what is learned, and a few may wait for others.
         """
         with self._work:
-            seen_ns = self._clock.monotonic_ns() + int(unseen_s * 1e9)
-            ripe_in_s = self._ripe_in_s(seen_ns)
+            now_ns = self._clock.monotonic_ns()
+            self._seen_ns = now_ns + int(unseen_s * 1e9)
+            self._gathers = unseen_s > 0.0 and self._gather_ns > 0
+            ripe_in_s = self._ripe_in_s(now_ns)
             if ripe_in_s > 0.0:
-                self._gathers = unseen_s > 0.0 and self._gather_ns > 0
-                if self._gathers:
+                if self._gathers and (self._telling or not self._items):
                     # who comes when one is due waits for nobody, and who comes before no longer than it may
                     ripe_in_s = min(ripe_in_s, unseen_s, self._gather_ns / 1e9)
-                self._work.wait(min(timeout_s, ripe_in_s))
-                self._gathers = False
-            if not self._items or self._ripe_in_s(seen_ns) > 0.0:
+                wait_s = min(timeout_s, ripe_in_s)
+                self._looks_ns = now_ns + wait_s * 1e9
+                self._work.wait(wait_s)
+                self._looks_ns = 0.0
+            if not self._items or self._ripe_in_s(self._clock.monotonic_ns()) > 0.0:
                 return None
             self._taken_ns = self._clock.monotonic_ns()
             waited_ns = self._taken_ns - self._items[0][2]
             items: list[T] = []
             taken_bytes = 0
             while self._items and (not items or taken_bytes + self._items[0][1] <= batch_bytes_max):
-                item, size_bytes, _ = self._items.popleft()
+                item, size_bytes, _, tells = self._items.popleft()
                 items.append(item)
+                self._telling -= tells
                 taken_bytes += size_bytes
             self._queued_bytes -= taken_bytes
             self._lacks_room = self._lacks_room and bool(self._items)
@@ -173,7 +189,7 @@ class AdmissionQueue(Generic[T]):
     def _fits(self, size_bytes: int) -> bool:
         return self._in_flight_bytes == 0 or self._in_flight_bytes + size_bytes <= self.capacity_bytes
 
-    def _ripe_in_s(self, seen_ns: int) -> float:
+    def _ripe_in_s(self, now_ns: int) -> float:
         """How long the worker should leave alone what is queued."""
         if self._closed:
             return 0.0
@@ -181,8 +197,10 @@ class AdmissionQueue(Generic[T]):
             return math.inf
         if self._queued_bytes >= self._many_bytes or self._lacks_room or self._waiters:
             return 0.0
-        until_ns = min(seen_ns, self._items[0][2] + self._gather_ns)
-        return max(until_ns - self._clock.monotonic_ns(), 0) / 1e9
+        until_ns = self._items[0][2] + self._gather_ns
+        if self._telling or not self._gathers:
+            until_ns = min(until_ns, self._seen_ns)
+        return max(until_ns - now_ns, 0) / 1e9
 
     def _await_room(self, size_bytes: int, wait_s: float) -> bool:
         self._lacks_room = True

@@ -65,8 +65,8 @@ class AdmissionQueue(Generic[T]):
         """``record`` writes an item down before it may enter; under the lock, so that numbers are in queue order.
 
         ``gather_s``: how long a small export may wait for others where nobody could see that it was learned from.
-        ``tells``: whether anything can be learned from an item; one that tells nothing waits that long wherever others
-        would wait at all.
+        ``tells``: whether anything can be learned from an item; one that tells nothing waits so long even for what
+        somebody will see, unless all is taken at once.
         """
         self.capacity_bytes = capacity_bytes
         self._clock = clock
@@ -83,11 +83,9 @@ class AdmissionQueue(Generic[T]):
         self._gather_ns = int(gather_s * 1e9)
         self._many_bytes = min(GATHER_BYTES, capacity_bytes // 4)
         self._gathers = False
-        """The worker lets exports wait for others."""
-        self._seen_ns = 0
-        """Until then nobody can see what it learns."""
-        self._looks_ns = 0.0
-        """When it looks by itself; 0 while it does not wait."""
+        """The worker need not be told of less than ``_many_bytes``."""
+        self._idles = False
+        """But of an item that tells something: it sleeps longer than that may wait."""
         self._lacks_room = False
         """Somebody found no room, and what was inside then has not all been taken."""
         self._closed = False
@@ -118,12 +116,12 @@ class AdmissionQueue(Generic[T]):
             recorded = self._record(item)
             if isinstance(recorded, Outcome):
                 return Refused(recorded, HINT_MAX_S)
-            now_ns, tells = self._clock.monotonic_ns(), self._tells(recorded)
-            self._items.append((recorded, size_bytes, now_ns, tells))
+            tells = self._tells(recorded)
             self._telling += tells
+            self._items.append((recorded, size_bytes, self._clock.monotonic_ns(), tells))
             self._queued_bytes += size_bytes
             self._in_flight_bytes += size_bytes
-            if self._looks_ns > now_ns + self._ripe_in_s(now_ns) * 1e9:
+            if not self._gathers or self._queued_bytes >= self._many_bytes or (tells and self._idles):
                 self._work.notify()
         return None
 
@@ -133,19 +131,18 @@ class AdmissionQueue(Generic[T]):
         ``unseen_s``: for so long nobody can see what is learned, and a few may wait for others.
         """
         with self._work:
-            now_ns = self._clock.monotonic_ns()
-            self._seen_ns = now_ns + int(unseen_s * 1e9)
-            self._gathers = unseen_s > 0.0 and self._gather_ns > 0
-            ripe_in_s = self._ripe_in_s(now_ns)
+            seen_ns = self._clock.monotonic_ns() + int(unseen_s * 1e9)
+            gathers = unseen_s > 0.0 and self._gather_ns > 0
+            ripe_in_s = self._ripe_in_s(seen_ns, gathers=gathers)
             if ripe_in_s > 0.0:
-                if self._gathers and (self._telling or not self._items):
+                if gathers and (self._telling or not self._items):
                     # who comes when one is due waits for nobody, and who comes before no longer than it may
                     ripe_in_s = min(ripe_in_s, unseen_s, self._gather_ns / 1e9)
                 wait_s = min(timeout_s, ripe_in_s)
-                self._looks_ns = now_ns + wait_s * 1e9
+                self._gathers, self._idles = gathers, wait_s > unseen_s
                 self._work.wait(wait_s)
-                self._looks_ns = 0.0
-            if not self._items or self._ripe_in_s(self._clock.monotonic_ns()) > 0.0:
+                self._gathers = False
+            if not self._items or self._ripe_in_s(seen_ns, gathers=gathers) > 0.0:
                 return None
             self._taken_ns = self._clock.monotonic_ns()
             waited_ns = self._taken_ns - self._items[0][2]
@@ -189,7 +186,7 @@ class AdmissionQueue(Generic[T]):
     def _fits(self, size_bytes: int) -> bool:
         return self._in_flight_bytes == 0 or self._in_flight_bytes + size_bytes <= self.capacity_bytes
 
-    def _ripe_in_s(self, now_ns: int) -> float:
+    def _ripe_in_s(self, seen_ns: int, *, gathers: bool) -> float:
         """How long the worker should leave alone what is queued."""
         if self._closed:
             return 0.0
@@ -198,9 +195,9 @@ class AdmissionQueue(Generic[T]):
         if self._queued_bytes >= self._many_bytes or self._lacks_room or self._waiters:
             return 0.0
         until_ns = self._items[0][2] + self._gather_ns
-        if self._telling or not self._gathers:
-            until_ns = min(until_ns, self._seen_ns)
-        return max(until_ns - now_ns, 0) / 1e9
+        if self._telling or not gathers:
+            until_ns = min(until_ns, seen_ns)
+        return max(until_ns - self._clock.monotonic_ns(), 0) / 1e9
 
     def _await_room(self, size_bytes: int, wait_s: float) -> bool:
         self._lacks_room = True

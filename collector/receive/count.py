@@ -48,19 +48,20 @@ def count_spans(payload: bytes) -> int | Outcome:
 
 def open_envelope(payload: bytes) -> Envelope | Outcome:
     """The number of spans of a serialised ExportTraceServiceRequest and what of it is to be read, or why it is none."""
-    walk = _Walk(payload)
     try:
-        if len(payload) > SMALL_BYTES:
-            walk.run(0, len(payload), 0)
+        if len(payload) <= SMALL_BYTES:
+            return read_envelope(payload)
+        walk = _Walk(payload)
+        walk.run(0, len(payload), 0)
         if len(payload) <= PIECE_BYTES:
             return read_envelope(payload)
         for piece in pieces(payload):
             SlimExport.FromString(piece)
+        return Envelope(walk.spans, payload)
     except _TooMany as too_many:
         return too_many.verdict
     except (IndexError, ValueError, message.DecodeError):
         return Outcome.UNDECODABLE
-    return Envelope(walk.spans, payload)
 
 
 class _TooMany(Exception):

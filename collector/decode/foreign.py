@@ -1,8 +1,8 @@
 """Spans of scopes that nobody here knows: counted and left out before an export is parsed in full.
 
 A sidecar beside other instrumentation gets mostly those. What they hold is not looked at, not even whether it decodes.
-Of an export that holds no others only what is said beside them enters the queue: that of a resource may be wrong, or
-new. Between others they are left out by the worker.
+Of an export that holds no others the receiver takes them out, and what is said beside them enters the queue: whether
+that decodes, and what it counts for, is for the worker to say. Between others the worker leaves them out.
 """
 
 from __future__ import annotations
@@ -56,11 +56,10 @@ def read_envelope(payload: bytes) -> Envelope:
     Raises:
         DecodeError: it is no export.
     """
-    known = payload.find(_KNOWN_PREFIX, 0, _LOOK_BYTES) >= 0
-    return (None if known else _without_spans(payload)) or _whole(payload)
-
-
-def _whole(payload: bytes) -> Envelope:
+    if payload.find(_KNOWN_PREFIX, 0, _LOOK_BYTES) < 0:
+        envelope = _without_spans(payload)
+        if envelope is not None:
+            return envelope
     export = SlimExport.FromString(payload)
     return Envelope(sum(len(scope_spans.items) for resource in export.items for scope_spans in resource.items), payload)
 

@@ -65,8 +65,8 @@ class AdmissionQueue(Generic[T]):
         """``record`` writes an item down before it may enter; under the lock, so that numbers are in queue order.
 
         ``gather_s``: how long a small export may wait for others where nobody could see that it was learned from.
-        ``tells``: whether anything can be learned from an item; one that tells nothing waits so long even for what
-        somebody will see, unless all is taken at once.
+        ``tells``: whether anything can be learned from an item. One from which nothing can waits that long while others
+        wait until a generation is due; where nobody waits, neither does it.
         """
         self.capacity_bytes = capacity_bytes
         self._clock = clock

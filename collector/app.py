@@ -320,8 +320,7 @@ class Sidecar:
         return self.health.ready(), {"late": list(self.health.late()), **self._keeper.readiness_detail(), **named}
 
     def _engines_problem(self) -> str:
-        refused = int(self.metrics.value(table.ENGINES_REFUSED))
-        held = self.config.join.engines_max
+        refused, held = int(self.metrics.value(table.ENGINES_REFUSED)), self.config.join.engines_max
         return f"{refused} engines have no place beside {held} others: raise join.engines_max" if refused else ""
 
     def _configs_problem(self) -> str:

@@ -76,8 +76,6 @@ class AdmissionQueue(Generic[T]):
         self._waiters = 0
         self._tells = tells
         self._items: deque[tuple[T, int, int, bool]] = deque()
-        self._telling = 0
-        """Items that something can be learned from."""
         self._queued_bytes = 0
         self._in_flight_bytes = 0
         self._gather_ns = int(gather_s * 1e9)
@@ -117,7 +115,6 @@ class AdmissionQueue(Generic[T]):
             if isinstance(recorded, Outcome):
                 return Refused(recorded, HINT_MAX_S)
             tells = self._tells(recorded)
-            self._telling += tells
             self._items.append((recorded, size_bytes, self._clock.monotonic_ns(), tells))
             self._queued_bytes += size_bytes
             self._in_flight_bytes += size_bytes
@@ -135,7 +132,7 @@ class AdmissionQueue(Generic[T]):
             gathers = unseen_s > 0.0 and self._gather_ns > 0
             ripe_in_s = self._ripe_in_s(seen_ns, gathers=gathers)
             if ripe_in_s > 0.0:
-                if gathers and (self._telling or not self._items):
+                if gathers and (self._tells_something() or not self._items):
                     # who comes when one is due waits for nobody, and who comes before no longer than it may
                     ripe_in_s = min(ripe_in_s, unseen_s, self._gather_ns / 1e9)
                 wait_s = min(timeout_s, ripe_in_s)
@@ -149,9 +146,8 @@ class AdmissionQueue(Generic[T]):
             items: list[T] = []
             taken_bytes = 0
             while self._items and (not items or taken_bytes + self._items[0][1] <= batch_bytes_max):
-                item, size_bytes, _, tells = self._items.popleft()
+                item, size_bytes, _, _ = self._items.popleft()
                 items.append(item)
-                self._telling -= tells
                 taken_bytes += size_bytes
             self._queued_bytes -= taken_bytes
             self._lacks_room = self._lacks_room and bool(self._items)
@@ -195,9 +191,12 @@ class AdmissionQueue(Generic[T]):
         if self._queued_bytes >= self._many_bytes or self._lacks_room or self._waiters:
             return 0.0
         until_ns = self._items[0][2] + self._gather_ns
-        if self._telling or not gathers:
+        if not gathers or self._tells_something():
             until_ns = min(until_ns, seen_ns)
         return max(until_ns - self._clock.monotonic_ns(), 0) / 1e9
+
+    def _tells_something(self) -> bool:
+        return any(tells for _, _, _, tells in self._items)
 
     def _await_room(self, size_bytes: int, wait_s: float) -> bool:
         self._lacks_room = True

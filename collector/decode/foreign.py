@@ -60,20 +60,29 @@ def read_envelope(payload: bytes) -> Envelope:
         envelope = _without_spans(payload)
         if envelope is not None:
             return envelope
-    export = SlimExport.FromString(payload)
-    return Envelope(sum(len(scope_spans.items) for resource in export.items for scope_spans in resource.items), payload)
+    spans = 0
+    for scope_spans in _scopes(SlimExport.FromString(payload)):
+        spans += len(scope_spans.items)
+    return Envelope(spans, payload)
+
+
+def _scopes(export: Any) -> list[Any]:
+    """Of all resources; by slices, since an iteration over what protobuf repeats ends by an exception."""
+    resources = export.items[:]
+    if len(resources) == 1:
+        return resources[0].items[:]
+    return [scope_spans for resource in resources for scope_spans in resource.items[:]]
 
 
 def _without_spans(payload: bytes) -> Envelope | None:
     """What is left of an export of foreign spans; None if there are others, or to count these takes a closer look."""
     spans = 0
     export = OutlineExport.FromString(payload)
-    for resource in export.items:
-        for scope_spans in resource.items:
-            if scope_spans.scope.name in words.KNOWN_SCOPES:
-                return None
-            spans += len(scope_spans.items)
-            scope_spans.ClearField("items")
+    for scope_spans in _scopes(export):
+        if scope_spans.scope.name in words.KNOWN_SCOPES:
+            return None
+        spans += len(scope_spans.items)
+        scope_spans.ClearField("items")
     try:
         merged = MergedExport.FromString(payload).items.items.span
     except DecodeError:

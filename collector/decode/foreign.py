@@ -68,10 +68,7 @@ def read_envelope(payload: bytes) -> Envelope:
 
 def _scopes(export: Any) -> list[Any]:
     """Of all resources; by slices, since an iteration over what protobuf repeats ends by an exception."""
-    resources = export.items[:]
-    if len(resources) == 1:
-        return resources[0].items[:]
-    return [scope_spans for resource in resources for scope_spans in resource.items[:]]
+    return [scope_spans for resource in export.items[:] for scope_spans in resource.items[:]]
 
 
 def _without_spans(payload: bytes) -> Envelope | None:

@@ -68,7 +68,10 @@ def read_envelope(payload: bytes) -> Envelope:
 
 def _scopes(export: Any) -> list[Any]:
     """Of all resources; by slices, since an iteration over what protobuf repeats ends by an exception."""
-    return [scope_spans for resource in export.items[:] for scope_spans in resource.items[:]]
+    scopes: list[Any] = []
+    for resource in export.items[:]:
+        scopes += resource.items[:]
+    return scopes
 
 
 def _without_spans(payload: bytes) -> Envelope | None:

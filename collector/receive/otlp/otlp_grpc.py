@@ -80,10 +80,10 @@ class _Arrivals:
     def overdue(self) -> list[grpc.ServicerContext]:
         """Calls to give up."""
         now_ns = self._clock.monotonic_ns()
-        waiting = tuple(self._since_ns.items())  # made in one go, without a lock
+        waiting = self._since_ns.copy()  # made in one go, without a lock
         crowded = len(waiting) >= self._waiting_max
         patience_ns = min(self._timeout_ns, int(STALLED_S * 1e9)) if crowded else self._timeout_ns
-        return [context for context, since_ns in waiting if now_ns - since_ns > patience_ns]
+        return [context for context, since_ns in waiting.items() if now_ns - since_ns > patience_ns]
 
     def cancel_overdue(self) -> None:
         """Give up silent calls."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given
@@ -12,6 +13,7 @@ from collector.config import DedupeConfig
 from collector.decode import vocabulary as words
 from collector.decode.envelope import SlimExport
 from collector.decode.foreign import _KNOWN_PREFIX, ForeignSpans
+from collector.durable import journal_records
 from collector.durable.journal import Journal
 from collector.receive import count
 from collector.receive.admission import AdmissionQueue
@@ -191,3 +193,9 @@ def test_the_journal_keeps_what_was_counted(tmp_path):
     again.open(0)
     assert list(again.entries(0)) == [written]
     assert written.foreign == ForeignSpans(3, 4)
+
+
+def test_entries_of_earlier_versions_have_lost_no_spans_and_those_of_later_ones_can_be_read():
+    for extra in ([], [ForeignSpans(3, 4), "new"]):
+        entry = journal_records._meta_decoder.decode(msgspec.msgpack.encode(["peer", "grpc", 3, *extra]))
+        assert (entry.spans, entry.foreign) == (3, extra[0] if extra else ForeignSpans())

@@ -120,6 +120,7 @@ class Sidecar:
             record=self._keeper.record,
             gather_s=min(GATHER_S, config.join.grace_s / 4),  # who waits for others must not seem silent
             gather_bytes=config.queue.batch_bytes // 4,
+            tells=lambda export: not export.foreign.spans,
         )
         self._kv = KvIntake(config.receivers.kv, metrics, clock, health)
         self._scraper = Scraper(config.receivers.scrape, clock, partial(metrics.add, table.SCRAPES, 1))
@@ -317,8 +318,7 @@ class Sidecar:
         return self.health.ready(), {"late": list(self.health.late()), **self._keeper.readiness_detail(), **named}
 
     def _engines_problem(self) -> str:
-        refused = int(self.metrics.value(table.ENGINES_REFUSED))
-        held = self.config.join.engines_max
+        refused, held = int(self.metrics.value(table.ENGINES_REFUSED)), self.config.join.engines_max
         return f"{refused} engines have no place beside {held} others: raise join.engines_max" if refused else ""
 
     def _configs_problem(self) -> str:

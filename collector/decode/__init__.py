@@ -6,6 +6,7 @@ from . import wire
 from .columnar import Decoder
 from .emitter_parts import PartKind, parts_by_emitter
 from .envelope import SlimExport
+from .foreign import Envelope, ForeignSpans, read_envelope
 from .otlp_json import TooManyObjects, json_to_protobuf
 from .pieces import PIECE_BYTES, pieces
 from .plain import decode
@@ -30,7 +31,9 @@ __all__ = [
     "ApiSpan",
     "CoreSpan",
     "Decoder",
+    "Envelope",
     "Finish",
+    "ForeignSpans",
     "Mark",
     "MarkKind",
     "PartKind",
@@ -44,5 +47,6 @@ __all__ = [
     "json_to_protobuf",
     "parts_by_emitter",
     "pieces",
+    "read_envelope",
     "wire",
 ]

@@ -21,6 +21,7 @@ from typing import BinaryIO, Final, NamedTuple
 
 import msgspec
 
+from collector.decode import ForeignSpans
 from collector.receive import Export
 
 SEQ_MAX: Final = 1 << 64
@@ -50,6 +51,7 @@ class _Meta(msgspec.Struct, frozen=True, array_like=True):
     peer: str
     transport: str
     spans: int
+    foreign: ForeignSpans = ForeignSpans()  # not in entries of earlier versions
 
 
 _meta_decoder = msgspec.msgpack.Decoder(_Meta)
@@ -57,7 +59,7 @@ _meta_decoder = msgspec.msgpack.Decoder(_Meta)
 
 def record_parts(export: Export, seq: int) -> list[bytes]:
     """A record in two buffers, so that the payload is not copied."""
-    meta = msgspec.msgpack.encode(_Meta(export.peer, export.transport, export.spans))
+    meta = msgspec.msgpack.encode(_Meta(export.peer, export.transport, export.spans, export.foreign))
     inner = struct.pack("<QH", seq, len(meta)) + meta
     crc = zlib.crc32(export.payload, zlib.crc32(inner))
     return [_PREFIX.pack(len(inner) + len(export.payload), crc) + inner, export.payload]
@@ -105,7 +107,8 @@ class _Range:
             meta = _meta_decoder.decode(rest[:meta_bytes])
         except (msgspec.DecodeError, UnicodeDecodeError):  # the checksum can be right all the same
             return None
-        return Record(Export(rest[meta_bytes:], meta.peer, meta.transport, meta.spans, seq=seq), at, end)
+        payload = rest[meta_bytes:]
+        return Record(Export(payload, meta.peer, meta.transport, meta.spans, "", seq, meta.foreign), at, end)
 
     def find_after(self, at: int) -> Record | None:
         """The next record behind a damaged one."""

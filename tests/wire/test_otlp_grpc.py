@@ -29,6 +29,7 @@ from collector.runtime.health import Health
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import Outcome, Transport
 from collector.telemetry.table import ACCEPTED_SPANS, FAILED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, REQUESTS
+from tests.support import otlp_bytes as otlp
 from tests.support.clocks import eventually
 from tests.support.sidecars import call_export
 from tests.support.step_exports import make_export
@@ -201,6 +202,20 @@ def test_the_size_limit_holds_after_decompression(compression):
         assert status_of(receiver.port, ONE, compression=compression)[0] is CODE.OK
     finally:
         receiver.server.stop()
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
+def test_spans_of_others_are_acknowledged_counted_and_left_behind_and_damaged_ones_refused(receiver, compression):
+    foreign = otlp.export(("fastapi", [otlp.step_span([b""])] * 300))
+    assert status_of(receiver.port, foreign, compression=compression)[0] is CODE.OK
+    assert receiver.count(ACCEPTED_SPANS) == 300
+    (export,) = receiver.queue.take(MIB, 1.0).items
+    assert (export.spans, export.foreign.spans, export.foreign.events) == (300, 300, 300)
+    assert len(export.payload) < 100
+    code, error = status_of(receiver.port, foreign[:-3], compression=compression)
+    assert (code, error.details()) == (CODE.INVALID_ARGUMENT, "not an ExportTraceServiceRequest")
+    assert receiver.count(ACCEPTED_SPANS) == 300
+    assert receiver.count(REQUESTS, Outcome.UNDECODABLE) == 1
 
 
 def test_an_export_beyond_the_old_four_mebibytes_is_accepted():

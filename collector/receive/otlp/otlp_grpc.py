@@ -65,29 +65,25 @@ class _Arrivals:
         self._timeout_ns = int(timeout_s * 1e9)
         self._waiting_max = waiting_max
         self._clock = clock
-        self._lock = threading.Lock()
-        """Guards ``_since_ns``."""
         self._since_ns: dict[grpc.ServicerContext, int] = {}
 
     def receive(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes | None:
         """The message of a call; None if it ended without one."""
-        with self._lock:
-            self._since_ns[context] = self._clock.monotonic_ns()
+        self._since_ns[context] = self._clock.monotonic_ns()
         try:
             return next(messages, None)
         except grpc.RpcError:
             return None
         finally:
-            with self._lock:
-                del self._since_ns[context]
+            del self._since_ns[context]
 
     def overdue(self) -> list[grpc.ServicerContext]:
         """Calls to give up."""
         now_ns = self._clock.monotonic_ns()
-        with self._lock:
-            crowded = len(self._since_ns) >= self._waiting_max
-            patience_ns = min(self._timeout_ns, int(STALLED_S * 1e9)) if crowded else self._timeout_ns
-            return [context for context, since_ns in self._since_ns.items() if now_ns - since_ns > patience_ns]
+        waiting = self._since_ns.copy()  # made in one go, without a lock
+        crowded = len(waiting) >= self._waiting_max
+        patience_ns = min(self._timeout_ns, int(STALLED_S * 1e9)) if crowded else self._timeout_ns
+        return [context for context, since_ns in waiting.items() if now_ns - since_ns > patience_ns]
 
     def cancel_overdue(self) -> None:
         """Give up silent calls."""
@@ -108,7 +104,8 @@ class _ExportHandler(grpc.GenericRpcHandler):
         """The handler of a method, None if it is not ours."""
         if handler_call_details.method != METHOD:
             return None
-        admitted = self._way_in.admits(_authorization(handler_call_details))
+        way_in = self._way_in
+        admitted = way_in.is_open or way_in.admits(_authorization(handler_call_details))
         return self._method if admitted else self._stranger
 
     def _export(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:

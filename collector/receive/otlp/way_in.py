@@ -24,6 +24,8 @@ class WayIn:
     """Called by the threads of one receiver; without tokens everybody may."""
 
     def __init__(self, transport: Transport, intake: Intake, clock: Clock, tokens: TokenFile | None = None) -> None:
+        self.is_open = tokens is None
+        """Everybody may export."""
         self._transport = transport
         self._intake = intake
         self._clock = clock

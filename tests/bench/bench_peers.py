@@ -15,7 +15,6 @@ from tests.bench.bench_cost import (
     BULK,
     BULK_PROFILE,
     FLAT_OUT,
-    LEARNED_MIN,
     ROUNDS,
     SMALL_CALLS,
     STEADY,
@@ -49,8 +48,7 @@ def beside(board, what, load, arguments, settings):
     board.keep(f"{what}: ÷ Collector", costs.us["tracefit"] / costs.us["nop"])
     told = ", ".join(f"{name} {us:.1f}" for name, us in costs.us.items())
     board.note(f"{what}: {told} us/step; tracefit ÷ Collector {costs.us['tracefit'] / costs.us['nop']:.2f}")
-    for target, share in sorted(costs.learned["tracefit"].items()):
-        board.at_least(f"{what}: rows of {target} learned, of those sent", share, LEARNED_MIN)
+    costs.judge_rows(board, what, "tracefit")
 
 
 def steady(board):

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 
 SERVER_CPU, LOAD_CPU = 0, 1
@@ -61,6 +62,15 @@ class Server:
     def cpu_s(self):
         threads = Path(f"/proc/{self.pid}/task").iterdir()
         return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+
+    def learned_rows(self):
+        """Rows of each target learned so far, by its pages; none of a server without pages."""
+        if not self.pages:
+            return {}
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.pages}/metrics", timeout=60) as page:
+            text = page.read().decode()
+        series = re.findall(r'^tracefit_rows_total\{outcome="learned",target="(\w+)"\} (\S+)', text, re.MULTILINE)
+        return {target: float(rows) for target, rows in series}
 
     def stop(self, wait_s=30):
         """Terminate; True if it ended well."""
@@ -120,7 +130,7 @@ def _ports(process, log):
 def send(server, *, settle_s=2.0, **options):
     """The generator's report for a load with these options (True for flags), and what the server spent on it.
 
-    What it was warmed up with is not part of what it spent.
+    What it was warmed up with is not part of what it spent, nor of the rows that it learned meanwhile.
     """
     arguments = []
     for name, value in options.items():
@@ -128,17 +138,19 @@ def send(server, *, settle_s=2.0, **options):
     process = pinned(LOAD_CPU, "-m", "tests.bench.send_load", "--target", f"127.0.0.1:{server.port}", *arguments,
                      stdout=subprocess.PIPE)  # fmt: skip
     begun = json.loads(process.stdout.readline())
-    before_s, before_mb, started_s = server.cpu_s(), server.rss_mb(), time.monotonic()
+    rows_before = server.learned_rows()
+    before_s, before_mb = server.cpu_s(), server.rss_mb()
     highest_mb = before_mb
     while process.poll() is None:
         highest_mb = max(highest_mb, server.rss_mb())
         time.sleep(0.1)
     report = begun | json.loads(process.stdout.read())
     time.sleep(settle_s)
-    cpu_s, wall_s = server.cpu_s() - before_s, time.monotonic() - started_s
+    cpu_s, wall_s = server.cpu_s() - before_s, report["seconds"] + settle_s
     report["server"] = {
         "us_per_step": cpu_s / max(report["steps"], 1) * 1e6,
         "millicores": cpu_s / wall_s * 1e3,
+        "learned_rows": {name: rows - rows_before.get(name, 0.0) for name, rows in server.learned_rows().items()},
         "rss_before_mb": before_mb,
         "rss_max_mb": max(highest_mb, server.rss_mb()),
     }

@@ -29,6 +29,8 @@ RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc
 TRIES, DEADLINE_S = 6, 10.0
 WARMED_S = 6.0
 """For the server to learn what it was warmed up with: exports gather for up to 5 s; silence is noticed later."""
+LOOK_S = 0.25
+"""Between the first line and the load: for whoever measures, to ask the server how far it is."""
 
 
 @dataclass
@@ -162,6 +164,7 @@ def main() -> None:
     time.sleep(WARMED_S if steps else 0.0)
     sys.stdout.write(json.dumps({"warmed_steps": steps}) + "\n")
     sys.stdout.flush()
+    time.sleep(LOOK_S)
     start_s = time.monotonic()
     warm.wait()
     for worker in workers:

@@ -6,6 +6,7 @@ Needs /proc and TCP_INFO, as Linux has them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import struct
@@ -19,6 +20,8 @@ SOCKET: Final = "socket:"
 _LISTENING: Final = struct.Struct("=24xII")
 """Of ``struct tcp_info`` (linux/tcp.h) of a listener: connections that wait to be accepted, and how many may
 (``tcpi_unacked``, ``tcpi_sacked``)."""
+_GONE: Final = (errno.ENOENT, errno.EBADF)
+"""Closed since the descriptors were listed."""
 
 
 def open_descriptors() -> list[str]:
@@ -51,11 +54,12 @@ def has_listener(port: int) -> bool | None:
     """Whether a socket listens on a TCP port and has room for one more connection; None where that cannot be told.
 
     To connect would tell as much, since the kernel takes connections by itself, and keep gRPC's threads awake for
-    seconds. Also no if there is no descriptor left.
+    seconds. A kernel that has /proc and not all of this, or forbids it (a sandbox), is none that says no.
     """
     descriptors = open_descriptors()
+    told = bool(descriptors)
     for descriptor in descriptors:
-        with contextlib.suppress(OSError, AttributeError, struct.error):  # gone, or no Linux
+        try:
             if name_of(descriptor).startswith(SOCKET):
                 with own_socket(descriptor) as own:
                     if _listens(own) and own.getsockname()[1] == port:
@@ -63,7 +67,11 @@ def has_listener(port: int) -> bool | None:
                             own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LISTENING.size)
                         )
                         return bool(waiting <= places)
-    return False if descriptors else None
+        except OSError as error:
+            told = told and error.errno in _GONE
+        except (AttributeError, struct.error):  # no Linux
+            told = False
+    return False if told else None
 
 
 def _listens(own: socket.socket) -> bool:

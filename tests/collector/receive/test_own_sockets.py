@@ -1,5 +1,7 @@
 """What the kernel says of our own sockets, without a connection made."""
 
+import errno
+import os
 import socket
 import sys
 
@@ -59,3 +61,29 @@ def test_to_ask_leaves_no_descriptor_open_and_makes_no_connection():
 def test_without_proc_it_cannot_be_told(monkeypatch, tmp_path):
     monkeypatch.setattr(own_sockets, "_DESCRIPTORS", tmp_path / "nowhere")
     assert own_sockets.has_listener(1) is None
+
+
+def test_a_kernel_that_says_nothing_of_listeners_does_not_say_that_nobody_listens(monkeypatch):
+    """Else a sandbox that has /proc and forbids the question has its receiver restarted for ever."""
+    with listening() as server:
+        port = server.getsockname()[1]
+        with monkeypatch.context() as patched:
+            patched.delattr(socket, "TCP_INFO")
+            assert own_sockets.has_listener(port) is None
+        for code in (errno.ENOPROTOOPT, errno.EPERM):
+
+            def refused(*_, code=code):
+                raise OSError(code, os.strerror(code))
+
+            with monkeypatch.context() as patched:
+                patched.setattr(own_sockets, "_listens", refused)
+                assert own_sockets.has_listener(port) is None
+        assert own_sockets.has_listener(port) is True
+
+
+def test_a_descriptor_that_is_closed_meanwhile_is_no_reason_to_doubt(monkeypatch):
+    listed = own_sockets.open_descriptors()
+    monkeypatch.setattr(own_sockets, "open_descriptors", lambda: [*listed, "1000000"])
+    with listening() as server:
+        port = server.getsockname()[1]
+    assert own_sockets.has_listener(port) is False

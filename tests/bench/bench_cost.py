@@ -280,6 +280,7 @@ def engines(board: Board) -> None:
         with loaded(**MANY_ENGINES) as (server, directory):
             load = {"steps_per_sec": 0, "workers": CALLS_AT_ONCE, "engines_each": count // CALLS_AT_ONCE}
             load |= {"max_rpcs": steps // 100 // count, "pool_rpcs": 2, "spans_per_rpc": 1, "model": model}
+            load["warmed_s"] = 2  # and a round more are shorter than ``grace_s``, or all fall silent before the load
             report = send(server, **load, warm_steps=MANY_WARMED_STEPS // count, duration=300, settle_s=3)
             undone += report["dropped_steps"] + (not server.stop(wait_s=180))
             sent = report["steps"] + report["warmed_steps"]

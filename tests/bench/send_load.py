@@ -28,7 +28,7 @@ RETRY_TRAILER = "google.rpc.retryinfo-bin"
 RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED)
 TRIES, DEADLINE_S = 6, 10.0
 WARMED_S = 6.0
-"""For the server to learn what it was warmed up with: exports gather for up to 5 s; silence is noticed later."""
+"""For the server to learn what it was warmed up with: exports gather for up to 5 s."""
 LOOK_S = 0.25
 """Between the first line and the load: for whoever measures, to ask the server how far it is."""
 
@@ -136,6 +136,7 @@ def main() -> None:
     parser.add_argument("--duration", type=float, default=60.0, help="seconds")
     parser.add_argument("--max-rpcs", type=int, default=sys.maxsize, help="calls of each engine")
     parser.add_argument("--warm-steps", type=int, default=0, help="steps of each engine before the load begins")
+    parser.add_argument("--warmed-s", type=float, default=WARMED_S, help="seconds between those and the load")
     parser.add_argument("--workers", type=int, default=1, help="each with a call in flight")
     parser.add_argument("--engines-each", type=int, default=1, help="that a worker sends for in turn")
     parser.add_argument("--spans-per-rpc", type=int, default=SPANS_PER_RPC)
@@ -161,7 +162,7 @@ def main() -> None:
         worker.start()
     warm.wait()
     steps = sum(worker.warmed_steps for worker in workers)
-    time.sleep(WARMED_S if steps else 0.0)
+    time.sleep(options.warmed_s if steps else 0.0)
     sys.stdout.write(json.dumps({"warmed_steps": steps}) + "\n")
     sys.stdout.flush()
     time.sleep(LOOK_S)

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from tests.bench.bench_cost import MANY_STEPS, SPARSE_CALLS
 from tests.bench.bench_cost import SECTIONS as COST
-from tests.bench.bench_cost import SPARSE_CALLS
 from tests.bench.bench_ingest import SECTIONS as INGEST
 from tests.bench.bench_peers import SECTIONS as PEERS
 from tests.bench.cost_stages import PARSE, STAGES
@@ -98,6 +98,8 @@ def resources():
         yield words, *judged("cost memory", name, shown)
     yield "replay of 200,000 steps: shipped default", *judged("cost replay", f"{REPLAY}, {DEFAULT}", "{:.1f} s CPU")
     yield "replay of 200,000 steps: bulk", f"{figure('cost replay', f'{REPLAY}, bulk'):.1f} s CPU", "", ""
+    engines = judged("cost engines", f"{MANY_STEPS:,} steps of 1,000 engines ÷ of 10", "{:.2f}")
+    yield "a step of 1,000 engines ÷ one of 10 engines, the same total", *engines
 
 
 def stages():

@@ -57,7 +57,7 @@ _CLASSES: Final = _classes()
 SlimExport: Final = _CLASSES["SlimExport"]
 """``items[].items[].items[]`` are the spans, with ``end_unix_nano``, ``events``, ``dropped_events``."""
 OutlineExport: Final = _CLASSES["OutlineExport"]
-"""``items[].items[].items[]`` are the spans as bytes, whatever they hold: a fifth of the cost."""
+"""``items[].items[].items[]`` are the spans as bytes, whatever they hold."""
 MergedExport: Final = _CLASSES["MergedExport"]
 """``items.items.span`` is all spans in one: protobuf merges what comes again, so that it has their events in one list,
 without Python doing anything per span."""

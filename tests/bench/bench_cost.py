@@ -77,7 +77,8 @@ MANY_ENGINES = {
     "BANK__CONFIGS_MAX": "1024",
     "DEDUPE__EMITTERS_MAX": "1024",
     # rows wait for six seconds of event time instead of 20, that a thousand engines are not young for minutes; longer
-    # than the pause between two calls of one engine and than that behind the warm-up, as the 20 s are
+    # than the pause between two calls of one engine and than that behind the warm-up, as the 20 s are; not on a slow
+    # machine, where some fall silent and copies of a thousand engines are part of the cost
     "JOIN__GRACE_S": "6",
     # a state a minute would fall into some windows and not into others
     "STATE__INTERVAL_S": "600",

@@ -5,6 +5,7 @@
                  │ └── all the rest ◄─────────────────┘ ─► full parse ─► plain decoder ─► Telemetry
                  └── foreign scopes: counted, left out
 
+Events of request spans are taken out in the same way, one by one (request_events.py), and all of a span or none.
 An event is taken out of its export only if its bytes are those of a known layout and its values pass every check, so
 that the plain decoder would have accepted it; whatever stays is the plain decoder's, including the verdict that the
 export does not decode at all (but for what lies within foreign scopes, which nobody parses). Layouts are read off the
@@ -30,6 +31,7 @@ from .envelope import SlimExport
 from .foreign import ForeignSpans, take_foreign_spans
 from .known_templates import KnownTemplates
 from .records import STEP_FIELDS, Telemetry
+from .request_events import ApiTemplate, JourneyTemplate, KnownShapes, Moment
 from .template import Matched
 from .weight import is_too_dense
 
@@ -46,6 +48,8 @@ class Decoder:
 
     def __init__(self) -> None:
         self._templates = KnownTemplates()
+        self._journeys = KnownShapes(JourneyTemplate)
+        self._api_moments = KnownShapes(ApiTemplate)
         self.foreign_scopes: tuple[str, ...] = ()
         """The first that were seen; replaced, never edited."""
 
@@ -58,18 +62,24 @@ class Decoder:
         """
         exports = [_parse(payload) for payload, _ in payloads]
         foreign = [take_foreign_spans(export) if export is not None else ForeignSpans() for export in exports]
-        spans = [list(_step_spans(export)) for export in exports]
+        spans = [_spans_of(export, words.STEP_SCOPE) for export in exports]
+        self._journeys.begin_batch()
+        self._api_moments.begin_batch()
         columns = self._match_spans(list(itertools.chain.from_iterable(spans)))
         out: list[list[Telemetry] | None] = []
         for export, left_out, (_, peer), own in zip(exports, foreign, payloads, spans, strict=True):
             columns_of_export = list(itertools.islice(columns, len(own)))
+            core = _take_moments(_spans_of(export, words.CORE_SCOPE), self._journeys)
+            api = _take_moments(_spans_of(export, words.API_SCOPE), self._api_moments)
             remainder = _parse_remainder(export)
             if remainder is None:
                 out.append(None)
                 continue
             left_out.add_to(counts)
             self._record_scopes(left_out.scopes)
-            out.append(plain.read(remainder, peer, admit_span, counts, iter(columns_of_export)))
+            out.append(
+                plain.read(remainder, peer, admit_span, counts, plain.TakenOut(iter(columns_of_export), core, api))
+            )
         return out
 
     def _record_scopes(self, scopes: frozenset[str]) -> None:
@@ -142,12 +152,20 @@ def _parse_remainder(export: Any) -> ExportTraceServiceRequest | None:
         return None
 
 
-def _step_spans(export: Any) -> Iterator[Any]:
-    if export is not None:
-        for resource in export.items:
-            for scope_spans in resource.items:
-                if scope_spans.scope.name == words.STEP_SCOPE:
-                    yield from scope_spans.items
+def _spans_of(export: Any, scope: str) -> list[Any]:
+    if export is None:
+        return []
+    scopes = [spans for resource in export.items for spans in resource.items if spans.scope.name == scope]
+    return [span for spans in scopes for span in spans.items]
+
+
+def _take_moments(spans: list[Any], known: KnownShapes[Moment]) -> Iterator[list[Moment] | None]:
+    """Take the events out of the spans of which every event is read; an item per span."""
+    moments = [known.read(span.events) for span in spans]
+    for span, read in zip(spans, moments, strict=True):
+        if read is not None:
+            span.ClearField("events")
+    return iter(moments)
 
 
 def _split_by_span(spans: list[Any], ends: list[int], matched: Matched, left: Iterator[bytes]) -> Iterator[plain.Taken]:

@@ -7,7 +7,7 @@ Bad input is a value, not an exception: whatever is not understood is skipped wi
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from collector.telemetry import Counts, PluginLoss, Skip, table
 from . import vocabulary as words
 from .attributes import Rejected, Value, event_scalars, read_fields, scalars
 from .records import MISSING, SNAPSHOT_DTYPE, STEP_DTYPE, STEP_FIELDS, Telemetry
-from .request_spans import api_span, core_span, request_span
+from .request_spans import ApiMoment, CoreMoment, api_span, core_span, request_span
 
 AdmitSpan = Callable[[str, bytes, int], Skip | None]
 """(instance, span id, end unix ns) -> a reason to leave the span out, or None; see collector.join.dedupe."""
@@ -37,8 +37,23 @@ class Taken(NamedTuple):
     rows: NDArray[np.int64]
 
 
+class TakenOut(NamedTuple):
+    """What another decoder took out of an export: an item for each span of a scope, in order.
+
+    All events of a request's span, or none of them (None).
+    """
+
+    steps: Iterator[Taken]
+    core: Iterator[Sequence[CoreMoment] | None]
+    api: Iterator[Sequence[ApiMoment] | None]
+
+
 _WORDS = len(STEP_FIELDS)
-NOTHING_TAKEN = itertools.repeat(Taken(np.empty(0, np.intp), np.empty((0, _WORDS), np.int64)))
+NOTHING_TAKEN = TakenOut(
+    itertools.repeat(Taken(np.empty(0, np.intp), np.empty((0, _WORDS), np.int64))),
+    itertools.repeat(None),
+    itertools.repeat(None),
+)
 
 
 def decode(payload: bytes, peer: str, admit_span: AdmitSpan, counts: Counts) -> list[Telemetry]:
@@ -51,14 +66,14 @@ def decode(payload: bytes, peer: str, admit_span: AdmitSpan, counts: Counts) -> 
 
 
 def read(
-    request: ExportTraceServiceRequest, peer: str, admit_span: AdmitSpan, counts: Counts, taken: Iterator[Taken]
+    request: ExportTraceServiceRequest, peer: str, admit_span: AdmitSpan, counts: Counts, taken: TakenOut
 ) -> list[Telemetry]:
-    """As decode, of a parsed request; ``taken`` has an item for each span of the step scope, in order."""
+    """As decode, of a parsed request from which ``taken`` is gone."""
     return [_read_resource(spans, peer, admit_span, counts, taken) for spans in request.resource_spans]
 
 
 def _read_resource(
-    resource_spans: ResourceSpans, peer: str, admit_span: AdmitSpan, counts: Counts, taken: Iterator[Taken]
+    resource_spans: ResourceSpans, peer: str, admit_span: AdmitSpan, counts: Counts, taken: TakenOut
 ) -> Telemetry:
     attributes = scalars(resource_spans.resource.attributes[: words.ATTRIBUTES_MAX])
     counts[table.IGNORED_ATTRIBUTES] += max(0, len(resource_spans.resource.attributes) - words.ATTRIBUTES_MAX)
@@ -70,44 +85,63 @@ def _read_resource(
     )
     steps: list[NDArray[np.int64]] = []
     snapshots: list[tuple[int, ...]] = []
+    spans_seen = events_seen = accepted = 0
     for scope_spans in resource_spans.scope_spans:
         scope = scope_spans.scope.name
+        spans_seen += len(scope_spans.spans)
         for span in scope_spans.spans:
-            columns = next(taken) if scope == words.STEP_SCOPE else None
-            events = len(span.events) + (len(columns.at) if columns else 0)
-            counts[table.DECODED_SPANS] += 1
-            counts[table.DECODED_EVENTS] += events
+            columns = next(taken.steps) if scope == words.STEP_SCOPE else None
+            journey = next(taken.core) if scope == words.CORE_SCOPE else None
+            moments = next(taken.api) if scope == words.API_SCOPE else None
+            events = len(span.events) + len(columns.at if columns else journey or moments or ())
+            events_seen += events
             lost = None if columns is None else plugin_losses(span)
-            counts[table.SDK_DROPPED_EVENTS] += span.dropped_events_count if lost is None else 0
+            if lost is None and (dropped := span.dropped_events_count):
+                counts[table.SDK_DROPPED_EVENTS] += dropped
             try:
                 _check_span(scope, span, out.instance, admit_span)
                 if columns:
                     out.plugin_losses += [] if lost is None else [(span.end_time_unix_nano, lost)]
                     steps.append(_read_steps(span.events, columns, snapshots, counts))
-                elif scope == words.CORE_SCOPE:
-                    out.core.append(core_span(span, counts))
-                elif scope == words.API_SCOPE:
-                    out.api.append(api_span(span, counts))
                 elif scope == words.KV_SCOPE:
                     out.kv += read_span_events(span.events, out.instance, event_scalars, counts)
                 else:
-                    out.requests.append(request_span(span))
-                    counts[table.SKIPPED_EVENTS, Skip.FOREIGN_EVENT] += events
+                    _add_request_span(out, scope, span, counts, journey, moments)
             except Rejected as rejected:
                 counts[table.SKIPPED_SPANS, rejected.reason] += 1
                 counts[table.SKIPPED_EVENTS, rejected.reason] += events
             else:
-                counts[table.DECODED_SPANS_OK] += 1
-                out.traces += _trace(scope, span)
+                accepted += 1
+                if scope not in _WITHOUT_ROWS:
+                    out.traces.append((span.end_time_unix_nano, span.trace_id))
+    counts[table.DECODED_SPANS] += spans_seen
+    counts[table.DECODED_EVENTS] += events_seen
+    counts[table.DECODED_SPANS_OK] += accepted
     if steps:
         out.steps = np.concatenate(steps).view(STEP_DTYPE)[:, 0]
     out.snapshots = np.array(snapshots, SNAPSHOT_DTYPE)
     return out
 
 
-def _trace(scope: str, span: Span) -> list[tuple[int, bytes]]:
-    """When it ended and its trace id, of a span that rows come from."""
-    return [] if scope in (words.API_SCOPE, words.KV_SCOPE) else [(span.end_time_unix_nano, span.trace_id)]
+def _add_request_span(
+    out: Telemetry,
+    scope: str,
+    span: Span,
+    counts: Counts,
+    journey: Sequence[CoreMoment] | None,
+    moments: Sequence[ApiMoment] | None,
+) -> None:
+    if scope == words.CORE_SCOPE:
+        out.core.append(core_span(span, counts, journey))
+    elif scope == words.API_SCOPE:
+        out.api.append(api_span(span, counts, moments))
+    else:
+        out.requests.append(request_span(span))
+        counts[table.SKIPPED_EVENTS, Skip.FOREIGN_EVENT] += len(span.events)
+
+
+_WITHOUT_ROWS = frozenset({words.API_SCOPE, words.KV_SCOPE})
+"""Scopes of which a span alone gives no rows."""
 
 
 def plugin_losses(span: Span) -> dict[PluginLoss, int] | None:
@@ -140,13 +174,15 @@ def _check_span(scope: str, span: Span, instance: str, admit_span: AdmitSpan) ->
         raise Rejected(Skip.FOREIGN_SPAN)
     if len(span.attributes) > words.ATTRIBUTES_MAX:
         raise Rejected(Skip.TOO_MANY_ATTRIBUTES)
-    if not words.UNIX_MIN <= span.end_time_unix_nano <= words.UNIX_MAX:
+    end_unix_ns = span.end_time_unix_nano
+    if not words.UNIX_MIN <= end_unix_ns <= words.UNIX_MAX:
         raise Rejected(Skip.OUT_OF_RANGE)
-    if len(span.span_id) != words.SPAN_ID_BYTES or len(span.parent_span_id) not in (0, words.SPAN_ID_BYTES):
+    span_id = span.span_id
+    if len(span_id) != words.SPAN_ID_BYTES or len(span.parent_span_id) not in (0, words.SPAN_ID_BYTES):
         raise Rejected(Skip.OUT_OF_RANGE)  # ids are remembered: their length bounds the memory that takes
-    if span.start_time_unix_nano > span.end_time_unix_nano:
+    if span.start_time_unix_nano > end_unix_ns:
         raise Rejected(Skip.TIME_ORDER)
-    if reason := admit_span(instance, span.span_id, span.end_time_unix_nano):
+    if reason := admit_span(instance, span_id, end_unix_ns):
         raise Rejected(reason)
 
 

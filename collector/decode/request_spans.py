@@ -3,67 +3,92 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from statistics import median_low
-from typing import Final
+from typing import Final, NamedTuple
 
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from collector.telemetry import Counts, Skip, table
 
 from . import vocabulary as words
-from .attributes import Rejected, nanoseconds, read_count, read_fields, read_seconds, scalar, scalars
+from .attributes import Rejected, Value, nanoseconds, read_count, read_fields, read_seconds, scalar, scalars
 from .records import MISSING, ApiSpan, CoreSpan, Finish, Mark, MarkKind, RequestSpan, fingerprint
 
 
-def core_span(span: Span, counts: Counts) -> CoreSpan:
-    """A request of the engine core; raises Rejected with the reason it cannot be used."""
-    marks: list[Mark] = []
-    offsets_ns: list[int] = []
-    prompt_tokens = 0
-    finish: Finish | None = None
-    foreign = 0
+class CoreMoment(NamedTuple):
+    """One event of a journey; ``finish`` of FINISHED alone."""
+
+    mark: Mark
+    prompt_tokens: int
+    unix_ns: int
+    finish: Finish | None
+
+
+class ApiMoment(NamedTuple):
+    """One event of an API server's span: a field of ApiSpan, and the time."""
+
+    field: str
+    ns: int
+
+
+def core_moments(span: Span) -> list[CoreMoment]:
+    """What the events of a span say, foreign ones left out; raises Rejected with the reason it cannot be used."""
+    out = []
     for event in span.events:
         kind = words.MARK_KINDS.get(event.name)
         if kind is None:
-            foreign += 1
             continue
         values = read_fields(event, words.JOURNEY_FIELDS)
-        ts_ns = int(values["ts_ns"])
         if not words.UNIX_MIN <= event.time_unix_nano <= words.UNIX_MAX:
             raise Rejected(Skip.OUT_OF_RANGE)
-        marks.append(Mark(kind, int(values["step_id"]), ts_ns, int(values["output_tokens"])))
-        offsets_ns.append(event.time_unix_nano - ts_ns)
-        prompt_tokens = int(values["prompt_tokens"])
-        if kind is MarkKind.FINISHED:
-            finish = _finish(event)
-    if not marks:
+        mark = Mark(kind, int(values["step_id"]), int(values["ts_ns"]), int(values["output_tokens"]))
+        finish = finish_of(scalar(event.attributes, words.FINISH)) if kind is MarkKind.FINISHED else None
+        out.append(CoreMoment(mark, int(values["prompt_tokens"]), event.time_unix_nano, finish))
+    return out
+
+
+def core_span(span: Span, counts: Counts, taken: Sequence[CoreMoment] | None = None) -> CoreSpan:
+    """A request of the engine core; raises Rejected with the reason it cannot be used.
+
+    ``taken``: its moments, if another decoder took all of its events.
+    """
+    moments = core_moments(span) if taken is None else taken
+    if not moments:
         raise Rejected(Skip.NOT_A_REQUEST)
+    marks = tuple([moment.mark for moment in moments])
     _check_order(marks)
-    if foreign:
-        counts[table.SKIPPED_EVENTS, Skip.FOREIGN_EVENT] += foreign
-    counts[table.DECODED_EVENTS_OK] += len(marks)
+    _count_events(len(span.events) if taken is None else len(taken), len(moments), counts)
     request_id = scalar(span.attributes, words.REQUEST_ID)
     return CoreSpan(
         span_id=span.span_id,
         parent_span_id=span.parent_span_id,
         trace_id=span.trace_id,
         request=fingerprint("" if request_id is None else str(request_id)),
-        prompt_tokens=prompt_tokens,
-        marks=tuple(marks),
-        finish=finish,
-        unix_minus_mono_ns=median_low(offsets_ns),
+        prompt_tokens=moments[-1].prompt_tokens,
+        marks=marks,
+        # nothing follows FINISHED
+        finish=moments[-1].finish,
+        unix_minus_mono_ns=median_low([moment.unix_ns - moment.mark.ts_ns for moment in moments]),
         end_unix_ns=span.end_time_unix_nano,
     )
 
 
-def _finish(event: Span.Event) -> Finish:
+def _count_events(events: int, understood: int, counts: Counts) -> None:
+    counts[table.DECODED_EVENTS_OK] += understood
+    if events > understood:
+        counts[table.SKIPPED_EVENTS, Skip.FOREIGN_EVENT] += events - understood
+
+
+def finish_of(said: Value | None) -> Finish:
+    """How a request ended, by ``finish.status``."""
     try:
-        return Finish(str(scalar(event.attributes, words.FINISH)))
+        return Finish(str(said))
     except ValueError:
         return Finish.ERROR
 
 
-def _check_order(marks: list[Mark]) -> None:
+def _check_order(marks: tuple[Mark, ...]) -> None:
     """Emission order is time order; steps never go back; nothing follows FINISHED; tokens never shrink."""
     for before, after in itertools.pairwise(marks):
         if after.ts_ns < before.ts_ns:
@@ -78,22 +103,31 @@ def _check_order(marks: list[Mark]) -> None:
             raise Rejected(Skip.INCONSISTENT)
 
 
+_NO_MOMENTS: Final = dict.fromkeys(words.API_MOMENTS.values(), MISSING)
 _API_FACTS: Final = frozenset({words.PROMPT_TOKENS, words.SAMPLES, words.MODEL})
 
 
-def api_span(span: Span, counts: Counts) -> ApiSpan:
-    """A request of the instrumented API server; raises Rejected with the reason it cannot be used."""
-    moments = dict.fromkeys(words.API_MOMENTS.values(), MISSING)
-    foreign = 0
+def api_moments(span: Span) -> list[ApiMoment]:
+    """What the events of a span say, foreign ones left out; raises Rejected with the reason it cannot be used."""
+    out = []
     for event in span.events:
-        name = words.API_MOMENTS.get(event.name)
-        if name is None:
-            foreign += 1
+        field = words.API_MOMENTS.get(event.name)
+        if field is None:
             continue
         seconds = scalar(event.attributes, words.API_TIME)
         if seconds is None:
             raise Rejected(Skip.MISSING_ATTRIBUTE)
-        moments[name] = nanoseconds(seconds)
+        out.append(ApiMoment(field, nanoseconds(seconds)))
+    return out
+
+
+def api_span(span: Span, counts: Counts, taken: Sequence[ApiMoment] | None = None) -> ApiSpan:
+    """A request of the instrumented API server; raises Rejected with the reason it cannot be used.
+
+    ``taken``: its moments, if another decoder took all of its events.
+    """
+    said = api_moments(span) if taken is None else taken
+    moments = {**_NO_MOMENTS, **dict(said)}
     attributes = scalars(span.attributes, _API_FACTS)
     out = ApiSpan(
         span_id=span.span_id,
@@ -108,9 +142,7 @@ def api_span(span: Span, counts: Counts) -> ApiSpan:
         model=str(attributes.get(words.MODEL, ""))[: words.FACT_LENGTH_MAX],
         end_unix_ns=span.end_time_unix_nano,
     )
-    if foreign:
-        counts[table.SKIPPED_EVENTS, Skip.FOREIGN_EVENT] += foreign
-    counts[table.DECODED_EVENTS_OK] += len(span.events) - foreign
+    _count_events(len(span.events) if taken is None else len(taken), len(said), counts)
     return out
 
 

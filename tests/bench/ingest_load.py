@@ -60,8 +60,8 @@ class Server:
         return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
 
     def cpu_s(self):
-        threads = Path(f"/proc/{self.pid}/task").iterdir()
-        return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+        """With that of threads that have ended: the clock that clock_getcpuclockid(3) names, to the nanosecond."""
+        return time.clock_gettime((~self.pid << 3) | 2)
 
     def learned_rows(self):
         """Rows of each target learned so far, by its pages; none of a server without pages."""

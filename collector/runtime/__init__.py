@@ -5,6 +5,7 @@ from __future__ import annotations
 from .clock import Clock, SystemClock
 from .exits import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, StartError
 from .filesystem import Files, SystemFiles, sync_directory
+from .grpc_threads import serve_where_read
 from .guard import check_packages, package_files
 from .health import Health
 from .logs import configure_logs, set_log_format, set_log_level
@@ -53,6 +54,7 @@ __all__ = [
     "print_in_any_encoding",
     "remarks_on",
     "resident_bytes",
+    "serve_where_read",
     "set_log_format",
     "set_log_level",
     "sync_directory",

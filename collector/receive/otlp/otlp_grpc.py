@@ -45,6 +45,9 @@ KEEPALIVE_S = 60
 HANDSHAKE_S = 2.5
 """Whoever connects and says nothing holds a place for this long."""
 _NEVER_MS = 2**31 - 1
+WINDOW_BYTES = 256 << 10
+"""What a caller may send of a call before it hears from us: most exports whole, 5 MB/s over 50 ms of distance. To find
+a window for itself, gRPC would send a ping with each export, and set timers that wake its threads."""
 WATCH_S = 2.0
 STALLED_S = 1.0
 """When too few threads are left, calls that have waited this long for their message give way."""
@@ -185,6 +188,8 @@ class OtlpGrpcReceiver:
                 ("grpc.max_connection_idle_ms", int(config.max_connection_idle_s * 1000) or _NEVER_MS),
                 ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),  # a peer that is gone gives its connection back
                 ("grpc.keepalive_timeout_ms", 20_000),
+                ("grpc.http2.bdp_probe", 0),
+                ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
             ],
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health_service, self._server)

@@ -19,6 +19,8 @@ from online.state import saved
 
 NATURAL = frozenset({Finish.STOPPED, Finish.LENGTH})
 """Ends that are stamped at a step boundary; aborts are handled between steps."""
+_ONE = np.ones((), np.float32)
+"""Of a column's type: numpy takes half as long to add it as a number of Python's."""
 
 
 @dataclass(slots=True)
@@ -78,7 +80,11 @@ def lay_journey(span: CoreSpan, window: StepWindow, request_runs: Sequence[Run] 
 def waiting_steps(span: CoreSpan) -> tuple[int, int]:
     """Steps that ran while the request waited for the first time: first, and one past the last."""
     queued = span.marks[0]
-    stop = next((mark.step_id for mark in span.marks if mark.kind is MarkKind.SCHEDULED), queued.step_id)
+    stop = queued.step_id
+    for mark in span.marks:
+        if mark.kind is MarkKind.SCHEDULED:
+            stop = mark.step_id
+            break
     first = queued.step_id + 1 if queued.kind is MarkKind.QUEUED else stop
     return min(first, stop), stop
 
@@ -110,21 +116,23 @@ def runs_of(marks: tuple[Mark, ...]) -> Iterator[Run]:
 def _lay_prefill(run: Run, prompt_tokens: int, window: StepWindow) -> list[Chunks]:
     cells, first = window.rebuilt, run.first_step - window.base
     last = (run.last_step if run.first_token_step is None else min(run.first_token_step, run.last_step)) - window.base
-    cells["prefill_requests"][first : last + 1] += 1
     chunks = []
     if first == last:
+        cells["prefill_requests"][first] += 1
         cells["prefill_tokens"][first] += prompt_tokens
         cells["prefill_attention"][first] += prompt_tokens**2 / 2
     else:
+        cells["prefill_requests"][first : last + 1] += 1
         chunks.append(Chunks(run.first_step, last + window.base, run.scheduled_ns, prompt_tokens))
-    decoding = slice(last + 1, run.last_step - window.base + 1)
-    count = decoding.stop - decoding.start
-    if run.first_token_step is not None and count > 0:
-        cells["decode_requests"][decoding] += 1
-        cells["decode_tokens"][decoding] += 1
-        cells["context_tokens"][decoding] += prompt_tokens + np.arange(1, count + 1)
-        cells["first_requests"][decoding.start] += 1
-        cells["first_context_tokens"][decoding.start] += prompt_tokens + 1
+    here = slice(last + 1, run.last_step - window.base + 1)
+    if run.first_token_step is not None and here.stop > here.start:
+        requests, tokens = cells["decode_requests"][here], cells["decode_tokens"][here]
+        context_tokens = cells["context_tokens"][here]
+        requests += _ONE
+        tokens += _ONE
+        context_tokens += np.arange(prompt_tokens + 1.0, prompt_tokens + 1.0 + len(requests))
+        cells["first_requests"][here.start] += 1
+        cells["first_context_tokens"][here.start] += prompt_tokens + 1
     return chunks
 
 
@@ -156,18 +164,18 @@ def _lay_waiting(span: CoreSpan, window: StepWindow) -> None:
 
 def _lay_stamps(span: CoreSpan, window: StepWindow) -> None:
     """Keep the newest end stamp and the oldest SCHEDULED stamp of each step: the ones nearest to its boundaries."""
-    cells = window.rebuilt
+    cells, ends_naturally = window.rebuilt, span.finish in NATURAL
     for mark in span.marks:
-        ended = mark.kind is MarkKind.FIRST_TOKEN or (mark.kind is MarkKind.FINISHED and span.finish in NATURAL)
-        index = mark.step_id - window.base
+        kind, ts_ns, index = mark.kind, mark.ts_ns, mark.step_id - window.base
         if not 0 <= index < window.size:
             continue  # a stamp of a step the request was not part of: aborts while preempted, impossible journeys
-        if ended and mark.ts_ns > cells["completed_ns"][index]:
-            cells["completed_ns"][index] = mark.ts_ns
-            cells["completed_unix_ns"][index] = mark.ts_ns + span.unix_minus_mono_ns
-        if mark.kind is MarkKind.SCHEDULED and not 0 < cells["scheduled_ns"][index] <= mark.ts_ns:
-            cells["scheduled_ns"][index] = mark.ts_ns
-            cells["scheduled_unix_ns"][index] = mark.ts_ns + span.unix_minus_mono_ns
+        ended = kind is MarkKind.FIRST_TOKEN or (kind is MarkKind.FINISHED and ends_naturally)
+        if ended and ts_ns > cells["completed_ns"].item(index):
+            cells["completed_ns"][index] = ts_ns
+            cells["completed_unix_ns"][index] = ts_ns + span.unix_minus_mono_ns
+        if kind is MarkKind.SCHEDULED and not 0 < cells["scheduled_ns"].item(index) <= ts_ns:
+            cells["scheduled_ns"][index] = ts_ns
+            cells["scheduled_unix_ns"][index] = ts_ns + span.unix_minus_mono_ns
 
 
 def split_chunks(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from online.blocks import Design, strata_of
+from online.blocks import Design, spared, strata_of
 from online.features import FeatureSet
 from online.rows import Floats, Mask, RowBlock, RowOutcome, Target
 from online.state import StateError
@@ -66,8 +66,9 @@ class DesignMatrix:
         if not outcome[RowOutcome.LEARNED]:  # as of every target for which no set is configured
             return Evaluated(Design.empty(self.width), outcome, good)
         stratum, cell = strata_of(self._target, rows)
-        steps = rows.steps.astype(np.float64)
-        design = Design(x, rows.phase, rows.elapsed_us, steps, rows.weight, stratum, cell, rows.end_ns, complete)
+        # Rows wait until they make a block.
+        phase, steps, weight = spared(rows.phase), spared(rows.steps.astype(np.float64)), spared(rows.weight)
+        design = Design(x, phase, rows.elapsed_us, steps, weight, stratum, cell, rows.end_ns, complete)
         return Evaluated(design if good is None else design.take(good), outcome, good)
 
     def _sort_out(self, rows: RowBlock, x: Floats) -> tuple[Mask | None, Counter[RowOutcome], bool]:
@@ -104,9 +105,8 @@ class DesignMatrix:
                 view = block.take(known)
                 view.x = x[known]
                 return view
-        view = block.slice(0, len(block))
-        view.x, view.groups = x, block.grouped()
-        return view
+        same = (block.phase, block.elapsed_us, block.steps, block.weight, block.stratum, block.cell, block.end_ns)
+        return Design(x, *same, block.complete, block.grouped())
 
     def views(self, block: Design) -> dict[str, Design]:
         """The view of every set, by name."""

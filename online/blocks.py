@@ -205,7 +205,7 @@ class Cutter:
             if by_time:
                 stop = start + int(late.argmax())
             if stop > start:
-                self._parts.append(design.slice(start, stop))
+                self._parts.append(design if stop - start == n else design.slice(start, stop))
                 self._rows += stop - start
                 start = stop
             if by_time or self._rows >= self.block_rows:
@@ -241,8 +241,12 @@ def spared(column: Floats) -> Floats:
     """The same values, (n,) or (n, k), n > 0; what says one thing of all rows, as of most steps, takes no memory."""
     if not column.strides[0] or not (column == column[0]).all():
         return column
-    row = column[:1].copy()  # as np.broadcast_to has it, which takes longer than to compare
-    same: Floats = np.ndarray(column.shape, column.dtype, row, strides=(0, *row.strides[1:]))
+    return alike(column[:1].copy(), len(column))
+
+
+def alike(row: Floats, n: int) -> Floats:
+    """n times a row (1,) or (1, k), as np.broadcast_to has it, which takes longer than to look for one."""
+    same: Floats = np.ndarray((n, *row.shape[1:]), row.dtype, row, strides=(0, *row.strides[1:]))
     same.flags.writeable = False
     return same
 

@@ -12,7 +12,7 @@ raw column, the word ``intercept`` (1 per step: an intercept of an interval of l
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
@@ -105,6 +105,10 @@ class FeatureSet:
     name: str
     target: Target
     columns: tuple[Column, ...]
+    _places: NDArray[np.intp] = field(init=False, repr=False, compare=False)
+    """Of each column in the raw lines; 0 of one that is no raw column."""
+    _made: tuple[tuple[int, Formula], ...] = field(init=False, repr=False, compare=False)
+    """Columns that are none, by their number."""
 
     def __deepcopy__(self, _memo: object) -> Self:
         return self
@@ -120,6 +124,11 @@ class FeatureSet:
                 raise ValueError(
                     f"feature set {self.name!r} for {self.target}: {column.formula!r} is not one of {', '.join(known)}"
                 )
+        vocabulary, formulas = self.target.vocabulary, [column.formula for column in self.columns]
+        places = [vocabulary.index(each) if each in vocabulary else 0 for each in formulas]
+        object.__setattr__(self, "_places", np.array(places, np.intp))
+        made = tuple((j, each) for j, each in enumerate(formulas) if each not in vocabulary)
+        object.__setattr__(self, "_made", made)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -132,15 +141,9 @@ class FeatureSet:
 
     def evaluate(self, block: RowBlock) -> Floats:
         """X of shape (n, p): per step, then summed over the steps of each row. NaN where a raw value is not known."""
-        raw = Raw(block.raw, self.target.vocabulary)
-        lines = np.empty((len(raw), len(self.columns)))
-        for j, column in enumerate(self.columns):
-            if column.formula == INTERCEPT:
-                lines[:, j] = 1.0
-            elif isinstance(column.formula, str):
-                lines[:, j] = raw[column.formula]
-            else:
-                lines[:, j] = column.formula(raw)
+        lines = block.raw.take(self._places, axis=1)
+        for j, formula in self._made:
+            lines[:, j] = 1.0 if isinstance(formula, str) else formula(Raw(block.raw, self.target.vocabulary))
         return sum_steps(lines, block.offsets)
 
 

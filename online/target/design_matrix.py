@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from online.blocks import Design, spared, strata_of
+from online.blocks import Design, alike, spared, strata_of
 from online.features import FeatureSet
 from online.rows import Floats, Mask, RowBlock, RowOutcome, Target
 from online.state import StateError
@@ -24,6 +24,8 @@ VALUE_MAX = 1e12
 
 ELAPSED_US_MIN = 1e-3
 """A time below this is not a measurement."""
+
+_ONE = np.ones(1)
 
 
 class Evaluated(NamedTuple):
@@ -54,10 +56,9 @@ class DesignMatrix:
 
     def evaluate(self, rows: RowBlock) -> Evaluated:
         """The rows that can be learned, and what became of all."""
-        x = np.empty((len(rows), self.width))
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            for features, where in self.sets.values():
-                x[:, where] = features.evaluate(rows)
+            parts = [features.evaluate(rows) for features, _ in self.sets.values()]
+            x = parts[0] if len(parts) == 1 else np.concatenate([np.empty((len(rows), 0)), *parts], axis=1)
             complete = bool(self.sets) and _measured(rows) and bool(np.abs(x).max(initial=0.0) <= VALUE_MAX)
             if complete:
                 good, outcome = None, Counter({RowOutcome.LEARNED: len(rows)})
@@ -66,8 +67,8 @@ class DesignMatrix:
         if not outcome[RowOutcome.LEARNED]:  # as of every target for which no set is configured
             return Evaluated(Design.empty(self.width), outcome, good)
         stratum, cell = strata_of(self._target, rows)
-        # Rows wait until they make a block.
-        phase, steps, weight = spared(rows.phase), spared(rows.steps.astype(np.float64)), spared(rows.weight)
+        steps = alike(_ONE, len(rows)) if rows.single else spared(rows.steps.astype(np.float64))
+        phase, weight = spared(rows.phase), spared(rows.weight)  # rows wait until they make a block
         design = Design(x, phase, rows.elapsed_us, steps, weight, stratum, cell, rows.end_ns, complete)
         return Evaluated(design if good is None else design.take(good), outcome, good)
 

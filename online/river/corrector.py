@@ -135,7 +135,9 @@ class Corrector:
         self._count_rows(CorrectionOutcome.OUTLIER, len(near) - learned)
         self._count_rows(CorrectionOutcome.LEARNED, learned)
         if learned:
-            self.regressor.learn(columns[near], log_ratio[near])
+            if learned < len(near):
+                columns, log_ratio = columns[near], log_ratio[near]
+            self.regressor.learn(columns, log_ratio)
             if not self.regressor.finite:
                 self.regressor, self.active = Regressor(), False
 

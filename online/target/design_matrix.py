@@ -107,10 +107,11 @@ class DesignMatrix:
                 view.x = x[known]
                 return view
         same = (block.phase, block.elapsed_us, block.steps, block.weight, block.stratum, block.cell, block.end_ns)
-        return Design(x, *same, block.complete, block.grouped())
+        return Design(x, *same, block.complete, block.groups)
 
     def views(self, block: Design) -> dict[str, Design]:
-        """The view of every set, by name."""
+        """The view of every set, by name, grouped once for all of them."""
+        block.grouped()
         return {name: self.view(block, name) for name in self.sets}
 
     def known(self, block: Design, name: str) -> Mask:

@@ -210,11 +210,13 @@ class Cutter:
             by_time = bool(late.any())
             if by_time:
                 stop = start + int(late.argmax())
-            if stop > start:
-                self._parts.append(design if stop - start == n else design.slice(start, stop))
-                self._rows += stop - start
-                start = stop
-            if by_time or self._rows >= self.block_rows:
+            part = design.slice(start, stop)
+            self._rows += len(part)
+            complete = by_time or self._rows >= self.block_rows
+            if len(part):
+                self._parts.append(part if complete else _spared(part))
+            start = stop
+            if complete:
                 yield self.flush()
 
     def flush(self) -> Design:
@@ -228,9 +230,7 @@ class Cutter:
         if not self._parts:
             return None
         if len(self._parts) > 1:
-            waiting = Design.concatenate(self._parts)
-            waiting.phase, waiting.steps, waiting.weight = map(spared, (waiting.phase, waiting.steps, waiting.weight))
-            self._parts = [waiting]
+            self._parts = [_spared(Design.concatenate(self._parts))]
         return self._parts[0]
 
     def restore(self, waiting: Design) -> None:
@@ -243,15 +243,17 @@ class Cutter:
             self._parts = [self._parts[0].widened(columns)]
 
 
-def spared(column: Floats) -> Floats:
-    """The same values, (n,) or (n, k), n > 0; what says one thing of all rows, as of most steps, takes no memory."""
-    if not column.strides[0] or not (column == column[0]).all():
-        return column
-    return alike(column[:1].copy(), len(column))
+def _spared(rows: Design) -> Design:
+    """The same object: a column that says one thing of all rows, as of most steps, takes no memory while they wait."""
+    for name in ("phase", "steps", "weight"):
+        column = getattr(rows, name)
+        if column.strides[0] and (column == column[0]).all():
+            setattr(rows, name, alike(column[:1].copy(), len(column)))
+    return rows
 
 
 def alike(row: Floats, n: int) -> Floats:
-    """n times a row (1,) or (1, k), as np.broadcast_to has it, which takes longer than to look for one."""
+    """Rows (n,) or (n, k) that are all this one, as np.broadcast_to has it, which takes longer than to compare."""
     same: Floats = np.ndarray((n, *row.shape[1:]), row.dtype, row, strides=(0, *row.strides[1:]))
     same.flags.writeable = False
     return same

@@ -62,11 +62,10 @@ class Regressor:
     def _learn_block(self, columns: Floats, target: Floats) -> None:
         off = columns @ self.weight + (self.intercept - target)
         moved = _RATE * (columns @ columns.T + 1.0)
-        gradient, gradient_of, off_of = np.empty(len(target)), self._loss.gradient, off.item
+        gradient = np.empty(len(target))
         for row, moves in enumerate(moved):
-            gradient[row] = of_row = gradient_of(0.0, off_of(row))
-            moves *= of_row
-            off -= moves
+            gradient[row] = of_row = self._loss.gradient(0.0, off.item(row))
+            off -= moves * of_row
         self.weight = self._optimizer.step(self.weight.copy(), gradient @ columns)
         self.intercept -= _RATE * float(np.add.reduce(gradient))
         self.iterations += len(target)

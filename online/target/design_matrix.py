@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from online.blocks import Design, alike, spared, strata_of
+from online.blocks import Design, alike, strata_of
 from online.features import FeatureSet
 from online.rows import Floats, Mask, RowBlock, RowOutcome, Target
 from online.state import StateError
@@ -67,9 +67,8 @@ class DesignMatrix:
         if not outcome[RowOutcome.LEARNED]:  # as of every target for which no set is configured
             return Evaluated(Design.empty(self.width), outcome, good)
         stratum, cell = strata_of(self._target, rows)
-        steps = alike(_ONE, len(rows)) if rows.single else spared(rows.steps.astype(np.float64))
-        phase, weight = spared(rows.phase), spared(rows.weight)  # rows wait until they make a block
-        design = Design(x, phase, rows.elapsed_us, steps, weight, stratum, cell, rows.end_ns, complete)
+        steps = alike(_ONE, len(rows)) if rows.single else rows.steps.astype(np.float64)
+        design = Design(x, rows.phase, rows.elapsed_us, steps, rows.weight, stratum, cell, rows.end_ns, complete)
         return Evaluated(design if good is None else design.take(good), outcome, good)
 
     def _sort_out(self, rows: RowBlock, x: Floats) -> tuple[Mask | None, Counter[RowOutcome], bool]:

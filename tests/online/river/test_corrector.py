@@ -233,7 +233,9 @@ def test_seen_rows_that_cannot_be_are_refused(place):
 def test_it_stays_finite_and_within_its_bounds_whatever_it_learns(size, ratio):
     corrector = Corrector(1e6)
     for k in range(40):
-        found = corrector.learn(np.full((16, 9), size), np.full(16, ratio) * (-1) ** k, 10**9 * k, suspected=False)
+        found = corrector.learn(
+            np.full((16, 9), size), np.full(16, ratio) * (-1) ** k, np.full(16, 10**9 * k), suspected=False
+        )
         assert np.isfinite(found).all()
         assert np.abs(found).max() <= LIMIT
     assert corrector.regressor.finite
@@ -242,7 +244,7 @@ def test_it_stays_finite_and_within_its_bounds_whatever_it_learns(size, ratio):
 def test_it_learns_before_it_corrects():
     corrector, first = Corrector(1e6), None
     for k in range(30):
-        corrector.learn(np.ones((16, 9)), np.full(16, 0.1), 10**9 * k, suspected=False)
+        corrector.learn(np.ones((16, 9)), np.full(16, 0.1), np.full(16, 10**9 * k), suspected=False)
         if corrector.active and first is None:
             first = corrector.regressor.iterations
     assert START_ROWS <= first < START_ROWS + 32

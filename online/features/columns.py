@@ -105,10 +105,8 @@ class FeatureSet:
     name: str
     target: Target
     columns: tuple[Column, ...]
-    _places: NDArray[np.intp] = field(init=False, repr=False, compare=False)
-    """Of each column in the raw lines; 0 of one that is no raw column."""
-    _made: tuple[tuple[int, Formula], ...] = field(init=False, repr=False, compare=False)
-    """Columns that are none, by their number."""
+    _places: NDArray[np.intp] | None = field(init=False, repr=False, compare=False)
+    """Of each column in the raw lines, where all are raw columns or the intercept, whose place is any."""
 
     def __deepcopy__(self, _memo: object) -> Self:
         return self
@@ -125,10 +123,8 @@ class FeatureSet:
                     f"feature set {self.name!r} for {self.target}: {column.formula!r} is not one of {', '.join(known)}"
                 )
         vocabulary, formulas = self.target.vocabulary, [column.formula for column in self.columns]
-        places = [vocabulary.index(each) if each in vocabulary else 0 for each in formulas]
-        object.__setattr__(self, "_places", np.array(places, np.intp))
-        made = tuple((j, each) for j, each in enumerate(formulas) if each not in vocabulary)
-        object.__setattr__(self, "_made", made)
+        places = [vocabulary.index(each) if each != INTERCEPT else 0 for each in formulas if isinstance(each, str)]
+        object.__setattr__(self, "_places", np.array(places, np.intp) if len(places) == len(formulas) else None)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -141,9 +137,21 @@ class FeatureSet:
 
     def evaluate(self, block: RowBlock) -> Floats:
         """X of shape (n, p): per step, then summed over the steps of each row. NaN where a raw value is not known."""
-        lines = block.raw.take(self._places, axis=1)
-        for j, formula in self._made:
-            lines[:, j] = 1.0 if isinstance(formula, str) else formula(Raw(block.raw, self.target.vocabulary))
+        if self._places is not None:
+            lines = block.raw.take(self._places, axis=1)
+            for j, column in enumerate(self.columns):
+                if column.formula == INTERCEPT:
+                    lines[:, j] = 1.0
+            return sum_steps(lines, block.offsets)
+        raw = Raw(block.raw, self.target.vocabulary)
+        lines = np.empty((len(raw), len(self.columns)))
+        for j, column in enumerate(self.columns):
+            if column.formula == INTERCEPT:
+                lines[:, j] = 1.0
+            elif isinstance(column.formula, str):
+                lines[:, j] = raw[column.formula]
+            else:
+                lines[:, j] = column.formula(raw)
         return sum_steps(lines, block.offsets)
 
 

@@ -83,7 +83,6 @@ class TargetState:
     def __init__(self, target: Target, settings: BankSettings) -> None:
         self.target = target
         self.settings = settings
-        self._of_steps = target.vector == "beta"
         self._block_size = BlockSize(settings.bank.block_rows, int(settings.bank.block_s * 1e9))
         self.cutter, self.quick = Cutter(*self._block_size), Cutter(*self._block_size.quick)
         self.matrix = DesignMatrix(target)
@@ -107,7 +106,7 @@ class TargetState:
             key = features.name if learner == RLS else f"{learner}/{features.name}"
             prior = prior_for(features) if learner == RLS else None
             self.models[key] = make_learner(learner, features, rates(self.settings), prior)
-        if self.published is None and SHAPED in self.models and self._of_steps:
+        if self.published is None and SHAPED in self.models and self.target.vector == "beta":
             self.published = make_published(features, self.settings)
         for model in self.publishers():
             model.members.champion.learns_intervals = self.published is None
@@ -156,8 +155,8 @@ class TargetState:
 
     def _size_blocks(self) -> None:
         if (watcher := self.watcher()) is not None:
-            suspects = watcher.members.slow.trial is not None
-            size = self._block_size.after(watcher.rows, of_steps=self._of_steps, suspects=suspects)
+            suspects, of_steps = watcher.members.slow.trial is not None, self.target.vector == "beta"
+            size = self._block_size.after(watcher.rows, of_steps=of_steps, suspects=suspects)
             self.cutter.block_rows, self.cutter.block_ns = size
 
     def _learn_piece(self, block: Design, views: Mapping[str, Design]) -> None:

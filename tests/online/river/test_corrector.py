@@ -250,6 +250,23 @@ def test_it_learns_before_it_corrects():
     assert START_ROWS <= first < START_ROWS + 32
 
 
+def test_a_block_of_many_seconds_is_corrected_as_its_seconds_one_after_the_other():
+    rng, whole, parts = np.random.default_rng(4), Corrector(1e6), Corrector(1e6)
+    for block in range(4):
+        context = rng.random((96, 9))
+        ratio = 0.2 * context[:, 0] * (block < 3) + rng.normal(0.0, 0.05, 96)
+        end_ns = 10**9 * (12 * block + np.arange(96) // 8)
+        found = whole.learn(context, ratio, end_ns, suspected=block == 1)
+        each = [slice(start, start + 8) for start in range(0, 96, 8)]
+        one_by_one = [parts.learn(context[s], ratio[s], end_ns[s], suspected=block == 1) for s in each]
+        assert found.tolist() == np.concatenate(one_by_one).tolist()
+    assert whole.active == parts.active and whole.standing == parts.standing
+    assert whole.usual == pytest.approx(parts.usual, rel=1e-12)
+    assert whole.rows.tolist() == parts.rows.tolist()
+    assert whole.regressor.weight.tolist() == parts.regressor.weight.tolist()
+    assert found.any()
+
+
 # ------------------------------------------------------------------- thinning
 
 

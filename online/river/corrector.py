@@ -155,7 +155,7 @@ class Corrector:
         applied = np.zeros(len(correction))
         for rows, iterations, (total, won, error) in zip(seconds, known, sums.T.tolist(), strict=True):
             kept = 2.0 ** ((rows.start - rows.stop) / _HALF_LIFE_ROWS)
-            self.active = self.active and iterations > 0
+            self.active = self.active and iterations > 0  # one that was not finite began anew
             if self.active:
                 applied[rows] = correction[rows]
                 self.usual += (1.0 - kept) * (total / (rows.stop - rows.start) - self.usual)

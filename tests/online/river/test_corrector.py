@@ -260,7 +260,8 @@ def test_a_block_of_many_seconds_is_corrected_as_its_seconds_one_after_the_other
         each = [slice(start, start + 8) for start in range(0, 96, 8)]
         one_by_one = [parts.learn(context[s], ratio[s], end_ns[s], suspected=block == 1) for s in each]
         assert found.tolist() == np.concatenate(one_by_one).tolist()
-    assert whole.active == parts.active and whole.standing == parts.standing
+    assert whole.active == parts.active
+    assert whole.standing == parts.standing
     assert whole.usual == pytest.approx(parts.usual, rel=1e-12)
     assert whole.rows.tolist() == parts.rows.tolist()
     assert whole.regressor.weight.tolist() == parts.regressor.weight.tolist()

@@ -32,7 +32,7 @@ PREFILL_CELL = 128
 _F8, _I8 = np.dtype(np.float64), np.dtype(np.int64)
 _OCTAVES = 16
 _EXACT, _PADDED = 16.0, 512.0
-_MANY = 1e12
+_LAST_OCTAVE = 2.0 ** (_OCTAVES - 1)
 _MANY_ROWS, _INT16_MAX = 256, 2**15 - 1
 
 
@@ -66,6 +66,12 @@ class Groups:
         sizes[:-1] = starts[1:] - starts[:-1]
         sizes[-1:] = n - starts[-1:]
         return Groups(order, starts, ordered.take(starts), sizes)
+
+    def of_rows(self) -> Ints:
+        """The number of each row's group, (n,), in the order of time."""
+        numbers = np.empty_like(self.order)
+        numbers[self.order] = np.repeat(np.arange(len(self.ids)), self.sizes)
+        return numbers
 
 
 @dataclass(slots=True)
@@ -204,11 +210,13 @@ class Cutter:
             by_time = bool(late.any())
             if by_time:
                 stop = start + int(late.argmax())
-            if stop > start:
-                self._parts.append(_spared(design.slice(start, stop)))
-                self._rows += stop - start
-                start = stop
-            if by_time or self._rows >= self.block_rows:
+            part = design.slice(start, stop)
+            self._rows += len(part)
+            complete = by_time or self._rows >= self.block_rows
+            if len(part):
+                self._parts.append(part if complete else _spared(part))
+            start = stop
+            if complete:
                 yield self.flush()
 
     def flush(self) -> Design:
@@ -239,12 +247,16 @@ def _spared(rows: Design) -> Design:
     """The same object: a column that says one thing of all rows, as of most steps, takes no memory while they wait."""
     for name in ("phase", "steps", "weight"):
         column = getattr(rows, name)
-        if (column == column[0]).all():  # as np.broadcast_to has it, which takes longer than to compare
-            row = column[:1].copy()
-            same = np.ndarray(column.shape, column.dtype, row, strides=(0, *row.strides[1:]))
-            same.flags.writeable = False
-            setattr(rows, name, same)
+        if column.strides[0] and (column == column[0]).all():
+            setattr(rows, name, alike(column[:1].copy(), len(column)))
     return rows
+
+
+def alike(row: Floats, n: int) -> Floats:
+    """Rows (n,) or (n, k) that are all this one, as np.broadcast_to has it, which takes longer than to compare."""
+    same: Floats = np.ndarray((n, *row.shape[1:]), row.dtype, row, strides=(0, *row.strides[1:]))
+    same.flags.writeable = False
+    return same
 
 
 def strata_of(target: Target, rows: RowBlock) -> tuple[Ints, Ints]:
@@ -256,27 +268,26 @@ def strata_of(target: Target, rows: RowBlock) -> tuple[Ints, Ints]:
             # A wait behind others is another law than a wait for the running step (Little's law in saturation).
             stratum = _octave(1.0 + rows.raw[rows.offsets[:-1], target.vocabulary.index("waiting")])
         return stratum, stratum
-    first = rows.offsets[:-1]
-    steps = rows.steps
-    single = len(rows.raw) == n
-
-    def mean(name: str) -> Floats:
-        values = rows.raw[:, target.vocabulary.index(name)]
-        values = np.where(np.isfinite(values), values, 0.0)
-        return values if single else np.add.reduceat(values, first) / steps
-
-    requests, prefill = mean("requests"), mean("prefill_tokens")
-    has_prefill = prefill > 0.0
-    octave = _octave(requests)
-    cell = _decode_cell(requests)
-    if has_prefill.any():
-        cell[has_prefill] = _prefill_cell(octave[has_prefill], prefill[has_prefill])
-    return has_prefill * _OCTAVES + octave, cell
+    values = np.array([rows.raw[:, target.vocabulary.index(name)] for name in ("requests", "prefill_tokens")])
+    means = np.where(np.isfinite(values), values, 0.0)
+    if not rows.single:
+        means = np.add.reduceat(means, rows.offsets[:-1], axis=1) / rows.steps
+    requests, prefill = means
+    octave, cell = _octave(requests), _decode_cell(requests)
+    filled = (prefill > 0.0).nonzero()[0]
+    if not len(filled):
+        return octave, cell
+    own = octave.take(filled)
+    cell[filled] = _prefill_cell(own, prefill.take(filled))
+    octave[filled] = _OCTAVES + own
+    return octave, cell
 
 
 def _octave(value: Floats) -> Ints:
-    exponent: Ints = np.frexp(np.fmin(np.fmax(value, 0.0), _MANY))[1].astype(np.int64)
-    return np.minimum(np.maximum(exponent - 1, 0), _OCTAVES - 1)
+    """Floor of log2, 0 to 15; of NaN 0."""
+    exponent: Ints = np.frexp(np.fmin(np.fmax(value, 1.0), _LAST_OCTAVE))[1].astype(np.int64)
+    exponent -= 1
+    return exponent
 
 
 def _decode_cell(requests: Floats) -> Ints:

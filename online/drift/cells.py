@@ -165,22 +165,24 @@ class Cells:
         digits = 10.0 ** (3.0 - np.floor(np.log10(np.maximum(work, 1e-3))))
         return [(p, n, c, us) for p, n, c, us in (np.rint(work * digits) / digits).tolist()]
 
-    def unusual_work(self, groups: Groups, x: Floats, beta: Floats, free: float) -> tuple[Floats, Floats]:
-        """How far rows x (n, p), by group, are from the usual work of their cells: d and f of monitor.py, (n,) each.
+    def unusual_work(self, ids: Ints, group: Ints, x: Floats, beta: Floats, free: float) -> tuple[Floats, Floats]:
+        """How far rows x (n, p) are from the usual work of their cells: d and f of monitor.py, (n,) each.
 
-        A column counts from a tenth of its mean over all cells on: less of it costs next to nothing. Log ratios
-        count from ``free`` on.
+        Rows are of cell ``ids[group]``, ids (g,), group (n,). A column counts from a tenth of its mean over all cells
+        on: less of it costs next to nothing. Log ratios count from ``free`` on.
         """
         mean = (self.rows @ self.x) / max(float(self.rows.sum()), 1.0)
         least = _LEAST_WORK * np.maximum(mean, 0.0) + TINY
-        seen = np.repeat(self.rows[groups.ids] > 0.0, groups.sizes)
-        usual = np.repeat(np.maximum(self.x[groups.ids], 0.0) + least, groups.sizes, axis=0)
+        usual = (np.maximum(self.x[ids], 0.0) + least).take(group, axis=0)
         work = np.maximum(x, 0.0) + least
         ratio = np.maximum(np.abs(np.log(work / usual)) - free, 0.0)
-        unusual = seen * functools.reduce(np.maximum, ratio.T)  # numpy takes twenty times as long by rows of a few
+        seen = self.rows[ids] > 0.0
+        if not seen.all():
+            ratio *= seen.take(group)[:, None]
+        unusual = functools.reduce(np.maximum, ratio.T)  # numpy takes twenty times as long by rows of a few
         if not unusual.any():
             return unusual, unusual
-        by_form = seen * ((ratio * np.abs(work - usual)) @ np.abs(beta)) / np.maximum(x @ beta, TINY)
+        by_form = ((ratio * np.abs(work - usual)) @ np.abs(beta)) / np.maximum(x @ beta, TINY)
         return unusual, by_form
 
     def learn(self, groups: Groups, usual: Floats, rows: CellRows, settings: DriftSettings) -> None:

@@ -40,7 +40,8 @@ class RowLevels:
     def cut(self, u: Floats, s: Floats, gain: float = 0.0) -> list[tuple[float, float, float]]:
         """m, v and the mean of 1 / s of every level that is complete; u, s (n,) in order of time.
 
-        v is that of u - gain / s: rows that all changed by ``gain`` are as even as before, however s differs.
+        v is that of u - gain / s: rows that all changed by ``gain`` are as even as before, however s differs. Without
+        a gain nobody asks for 1 / s, and it is 0.
         """
         u, s = np.concatenate([self.u, u]), np.concatenate([self.s, s])
         size = _EIGHT * _LEVEL_EIGHTS
@@ -50,12 +51,13 @@ class RowLevels:
         if not count:
             return []
         eights = np.sort(u[:cut].reshape(count, _LEVEL_EIGHTS, _EIGHT), axis=2)
-        levels = 0.5 * (eights[:, :, 3] + eights[:, :, 4]).mean(axis=1)
+        levels = 0.5 * (eights[:, :, 3] + eights[:, :, 4]).sum(axis=1) / _LEVEL_EIGHTS
+        inverse = np.zeros(count)
         if gain:
             even = u[:cut] - np.minimum(gain / s[:cut], U_MAX)
             eights = np.sort(even.reshape(count, _LEVEL_EIGHTS, _EIGHT), axis=2)
-        ranges = (eights[:, :, 6] - eights[:, :, 1]).mean(axis=1)
-        inverse = (1.0 / s[:cut].reshape(count, size)).mean(axis=1)
+            inverse = (1.0 / s[:cut].reshape(count, size)).mean(axis=1)
+        ranges = (eights[:, :, 6] - eights[:, :, 1]).sum(axis=1) / _LEVEL_EIGHTS
         return list(zip(levels.tolist(), ranges.tolist(), inverse.tolist(), strict=True))
 
 

@@ -126,47 +126,43 @@ class DriftMonitor:
         if self.suspicion is None:
             self.factor_use.score(log_ratio, cells.log_factors(fit.beta)[cell])
         groups = Groups.of(cell)
-        order, sizes = groups.order, groups.sizes
-        known = cells.rows[groups.ids] >= settings.cell_rows_min
+        ids, group = groups.ids, groups.of_rows()
+        known = cells.rows[ids] >= settings.cell_rows_min
         all_known = bool(known.all())
-        x, log_ratio = x.take(order, axis=0), log_ratio.take(order)
-        usual = cells.usual(groups.ids, fit.beta)
-        spread = np.maximum(cells.spread[groups.ids], settings.spread_min)
-        reference = usual
+        usual = reference = cells.usual(ids, fit.beta)
+        spread = np.maximum(cells.spread[ids], settings.spread_min)
+        own = spread * known
         if not all_known:
             # A shape never seen can only be compared with the fit, and counts as little as the fit is sure.
             reference = np.where(known, usual, 0.0)
-            strange = settings.stranger_spread * fit.scale * fit.stretch(x[groups.starts])
+            first = groups.order.take(groups.starts)
+            strange = settings.stranger_spread * fit.scale * fit.stretch(x.take(first, axis=0))
             spread = np.where(known, spread, strange)
-        e = log_ratio - np.repeat(reference, sizes)
-        unusual, by_form = cells.unusual_work(groups, x, fit.beta, settings.work_free)
-        slack = settings.work_slack * unusual
-        own, spread = np.repeat(spread * known, sizes), np.repeat(spread, sizes)
-        by_form = np.where(steps.take(order) == 1.0, settings.form_slack * by_form, np.inf)
+        e, spread = log_ratio - reference.take(group), spread.take(group)
+        unusual, by_form = cells.unusual_work(ids, group, x, fit.beta, settings.work_free)
+        slack, by_form = settings.work_slack * unusual, settings.form_slack * by_form
+        if (steps != 1.0).any():
+            by_form[steps != 1.0] = np.inf
         early = e / np.hypot(spread, np.minimum(slack, by_form))
         spread = np.hypot(spread, slack)
         u = np.minimum(np.maximum(e / spread, -U_MAX), U_MAX)
         if self.suspicion is None:
-            cells.follow(float(own @ u))
+            cells.follow(float(np.repeat(own, groups.sizes) @ u.take(groups.order)))
         if self.suspicion is None and all_known:
-            cells.learn(groups, usual, CellRows(x, e, fit.beta), settings)
+            rows = CellRows(x.take(groups.order, axis=0), e.take(groups.order), fit.beta)
+            cells.learn(groups, usual, rows, settings)
         elif not all_known or self.suspicion is None:
             # On trial, references stay as they were: which speed these rows have is not decided yet.
-            keep = np.repeat(known, sizes) & (self.suspicion is None)
-            keep |= np.repeat(~known, sizes) & (np.abs(log_ratio) < _STALL)
-            self._learn_references(cell[order][keep], x[keep], log_ratio[keep], fit.beta)
+            old = known.take(group)
+            keep = (old & (self.suspicion is None)) | (~old & (np.abs(log_ratio) < _STALL))
+            self._learn_references(cell[keep], x[keep], log_ratio[keep], fit.beta)
         self.row += len(cell)
-        # Back in the order of time.
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        e, u, spread, alike = e.take(back), u.take(back), spread.take(back), unusual.take(back) == 0.0
         if self.suspicion is not None:
             self.prefill.reset()
             return self._speed(self._try_suspicion(self.suspicion, cell, e, u, spread))
-        early = np.minimum(np.maximum(early.take(back), -U_MAX), U_MAX)
-        verdict = self._watch_all(e, u, early, spread, end_ns)
+        verdict = self._watch_all(e, u, np.minimum(np.maximum(early, -U_MAX), U_MAX), spread, end_ns)
         if verdict is Verdict.NOTHING:
-            verdict = self._watch_prefill(alike & (cell >= PREFILL_CELL), e, u, end_ns)
+            verdict = self._watch_prefill((unusual == 0.0) & (cell >= PREFILL_CELL), e, u, end_ns)
         return self._speed(verdict)
 
     def _watch_prefill(self, rows: Mask, e: Floats, u: Floats, end_ns: int) -> Verdict:

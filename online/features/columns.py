@@ -12,7 +12,7 @@ raw column, the word ``intercept`` (1 per step: an intercept of an interval of l
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
@@ -105,6 +105,8 @@ class FeatureSet:
     name: str
     target: Target
     columns: tuple[Column, ...]
+    _places: NDArray[np.intp] | None = field(init=False, repr=False, compare=False)
+    """Of each column in the raw lines, where all are raw columns or the intercept, whose place is any."""
 
     def __deepcopy__(self, _memo: object) -> Self:
         return self
@@ -120,6 +122,9 @@ class FeatureSet:
                 raise ValueError(
                     f"feature set {self.name!r} for {self.target}: {column.formula!r} is not one of {', '.join(known)}"
                 )
+        vocabulary, formulas = self.target.vocabulary, [column.formula for column in self.columns]
+        places = [vocabulary.index(each) if each != INTERCEPT else 0 for each in formulas if isinstance(each, str)]
+        object.__setattr__(self, "_places", np.array(places, np.intp) if len(places) == len(formulas) else None)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -132,6 +137,12 @@ class FeatureSet:
 
     def evaluate(self, block: RowBlock) -> Floats:
         """X of shape (n, p): per step, then summed over the steps of each row. NaN where a raw value is not known."""
+        if self._places is not None:
+            lines = block.raw.take(self._places, axis=1)
+            for j, column in enumerate(self.columns):
+                if column.formula == INTERCEPT:
+                    lines[:, j] = 1.0
+            return sum_steps(lines, block.offsets)
         raw = Raw(block.raw, self.target.vocabulary)
         lines = np.empty((len(raw), len(self.columns)))
         for j, column in enumerate(self.columns):

@@ -40,15 +40,15 @@ class MissRuns:
         if n < first:
             self.filling += np.array([n, np.count_nonzero(below), np.count_nonzero(above)])
             return
-        ends = np.arange(first, n + 1, WINDOW_ROWS)
-        missed = np.concatenate([np.zeros((2, 1)), np.cumsum((below, above), axis=1)], axis=1)
-        share = missed[:, ends]
-        share[:, 1:] -= missed[:, ends[:-1]]
-        share[:, 0] += self.filling[1:]
-        share = share / WINDOW_ROWS - _MISS
-        self.filling[0] = n - ends[-1]
-        self.filling[1:] = missed[:, -1] - missed[:, ends[-1]]
-        kept = 2.0 ** (-WINDOW_ROWS / half_life_rows * np.arange(len(ends), -1.0, -1.0))
+        starts = np.arange(first - WINDOW_ROWS, n, WINDOW_ROWS)
+        starts[0] = 0
+        missed = np.add.reduceat(np.array((below, above)), starts, axis=1, dtype=np.float64)
+        missed[:, 0] += self.filling[1:]
+        self.filling[0] = left = (n - first) % WINDOW_ROWS
+        self.filling[1:] = missed[:, -1] if left else 0.0
+        ends = (n - first) // WINDOW_ROWS + 1
+        share = missed[:, :ends] / WINDOW_ROWS - _MISS
+        kept = 2.0 ** (-WINDOW_ROWS / half_life_rows * np.arange(ends, -1.0, -1.0))
         self.excess = float(kept[0] * self.excess + WINDOW_ROWS / _VARIANCE * (kept[1:] @ (share**2).sum(axis=0)))
         self.windows = float(kept[0] * self.windows + kept[1:].sum())
 

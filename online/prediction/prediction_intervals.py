@@ -108,9 +108,10 @@ class Intervals:
         """P10, P50 and P90 of log(y / yhat) of every stratum, (32, 3); needs a row."""
         pool = self.histogram.sum(axis=0)
         used: Mask = np.asarray(self.histogram.any(axis=1))
+        found = self._interpolate(np.concatenate((pool[None, :], self._with_borrowed(used, pool))), _SHARES)
         table = np.empty((STRATA, 3))
-        table[~used] = self._interpolate(pool[None, :], _SHARES)
-        table[used] = self._interpolate(self._with_borrowed(used, pool), _SHARES)
+        table[:] = found[0]
+        table[used] = found[1:]
         return table
 
     def _with_borrowed(self, strata: Ints | Mask, pool: Floats) -> Floats:

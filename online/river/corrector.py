@@ -26,7 +26,7 @@ import math
 
 import numpy as np
 
-from online.rows import CorrectionOutcome, Floats, Ints, RowBlock
+from online.rows import CorrectionOutcome, Floats, Ints, Mask, RowBlock
 from online.snapshot import CorrectionSnapshot
 from online.state import Finite, StateError, saved
 
@@ -42,6 +42,8 @@ ADVANTAGE = 0.02
 _HALF_LIFE_ROWS = 128.0
 _ADVANTAGE_MAX, _ERROR_MAX = 0.05, 0.2
 _DAY_NS = 86_400_000_000_000
+_STANDS_NS = 1_000_000_000
+"""Event time after which a correction is made anew: it follows what passes within seconds."""
 
 
 class Corrector:
@@ -92,28 +94,33 @@ class Corrector:
         """So many rows were predicted and are not looked at."""
         self._count_rows(CorrectionOutcome.THINNED, rows)
 
-    def learn(self, context: Floats, log_ratio: Floats, end_ns: int, *, suspected: bool) -> Floats:
-        """Correct, score and learn rows that are seen.
+    def learn(self, context: Floats, log_ratio: Floats, end_ns: Ints, *, suspected: bool) -> Floats:
+        """Correct, score and learn rows that are seen, each second by what was known before it.
 
         Args:
-            context: their columns of :data:`CONTEXT`, (n, 9).
+            context: their columns of :data:`CONTEXT`, (n, 9), n > 0.
             log_ratio: r, (n,).
-            end_ns: event time of the last of them.
+            end_ns: event times, (n,).
             suspected: whether a change of speed is.
 
         Returns:
-            c of each row as it was before, (n,), zeros while it is off.
+            c of each row as it was before its second, (n,), zeros while it is off.
         """
-        columns = self.columns(context, end_ns)
-        correction = self.correct(columns)
-        applied = correction if self.active else np.zeros(len(columns))
-        self._follow_usual(applied)
+        seconds, near = _seconds(end_ns), np.abs(log_ratio) < LIMIT
+        learned = int(np.count_nonzero(near))
+        correction, known = np.empty(len(near)), []
+        for rows in seconds:
+            columns = self.columns(context[rows], int(end_ns[rows.stop - 1]))
+            correction[rows] = self.correct(columns)
+            known.append(self.regressor.iterations)
+            if not suspected:
+                self._learn_rows(columns, log_ratio[rows], near[rows] if learned < len(near) else None)
         if suspected:
-            self._count_rows(CorrectionOutcome.SUSPECTED, len(columns))
+            self._count_rows(CorrectionOutcome.SUSPECTED, len(near))
         else:
-            self._learn_rows(columns, log_ratio, correction)
-        self.standing = float(applied[-1]) if self.active else 0.0
-        return applied
+            self._count_rows(CorrectionOutcome.OUTLIER, len(near) - learned)
+            self._count_rows(CorrectionOutcome.LEARNED, learned)
+        return self._apply(seconds, log_ratio, correction, known, suspected=suspected)
 
     @staticmethod
     def columns(context: Floats, end_ns: int) -> Floats:
@@ -127,36 +134,44 @@ class Corrector:
         """Give c of rows u (n, 11), (n,), whether it is on or not."""
         return np.minimum(np.maximum(columns @ self.regressor.weight + self.regressor.intercept, -LIMIT), LIMIT)
 
-    def _learn_rows(self, columns: Floats, log_ratio: Floats, correction: Floats) -> None:
-        """Rows that are seen: score, decide, take a step."""
-        near = np.abs(log_ratio) < LIMIT
-        learned = int(np.count_nonzero(near))
-        self._decide(log_ratio, correction)
-        self._count_rows(CorrectionOutcome.OUTLIER, len(near) - learned)
-        self._count_rows(CorrectionOutcome.LEARNED, learned)
-        if learned:
-            self.regressor.learn(columns[near], log_ratio[near])
+    def _learn_rows(self, columns: Floats, log_ratio: Floats, near: Mask | None) -> None:
+        """Take a step by the rows that are ``near``, None: by all."""
+        if near is not None:
+            columns, log_ratio = columns[near], log_ratio[near]
+        if len(log_ratio):
+            self.regressor.learn(columns, log_ratio)
             if not self.regressor.finite:
-                self.regressor, self.active = Regressor(), False
+                self.regressor = Regressor()
 
-    def _decide(self, log_ratio: Floats, correction: Floats) -> None:
+    def _apply(
+        self, seconds: list[slice], log_ratio: Floats, correction: Floats, known: list[int], *, suspected: bool
+    ) -> Floats:
+        """C of each row that is applied, (n,); ``known``: rows that the regressor had learned before each second."""
         without = np.minimum(np.abs(np.expm1(-log_ratio)), 1.0)
         corrected = np.minimum(np.abs(np.expm1(correction - log_ratio)), 1.0)
         better = np.minimum(np.maximum(without - corrected, -_ADVANTAGE_MAX), _ADVANTAGE_MAX)
-        kept = 2.0 ** (-len(log_ratio) / _HALF_LIFE_ROWS)
-        self.advantage = self.advantage * kept + float(better.sum())
-        self.error = self.error * kept + float(np.minimum(without, _ERROR_MAX).sum())
+        each = np.array((correction, better, np.minimum(without, _ERROR_MAX)))
+        sums = np.add.reduceat(each, [rows.start for rows in seconds], axis=1)
+        applied = np.zeros(len(correction))
+        for rows, iterations, (total, won, error) in zip(seconds, known, sums.T.tolist(), strict=True):
+            kept = 2.0 ** ((rows.start - rows.stop) / _HALF_LIFE_ROWS)
+            self.active = self.active and iterations > 0  # one that was not finite began anew
+            if self.active:
+                applied[rows] = correction[rows]
+                self.usual += (1.0 - kept) * (total / (rows.stop - rows.start) - self.usual)
+            else:
+                self.usual = 0.0
+            if not suspected:
+                self.advantage, self.error = self.advantage * kept + won, self.error * kept + error
+                self._decide(iterations)
+        self.standing = float(applied[-1]) if self.active else 0.0
+        return applied
+
+    def _decide(self, iterations: int) -> None:
         if self.active:
             self.active = self.advantage >= 0.0
-        elif self.regressor.iterations >= START_ROWS:
+        elif iterations >= START_ROWS:
             self.active = self.advantage > ADVANTAGE * self.error
-
-    def _follow_usual(self, applied: Floats) -> None:
-        if self.active:
-            n = len(applied)
-            self.usual += (1.0 - 2.0 ** (-n / _HALF_LIFE_ROWS)) * (float(np.add.reduce(applied)) / n - self.usual)
-        else:
-            self.usual = 0.0
 
     def _count_rows(self, outcome: CorrectionOutcome, n: int) -> None:
         self.rows[_PLACE[outcome]] += n
@@ -172,6 +187,13 @@ class Corrector:
         fresh = Corrector(self._rows_per_s)
         fresh.rows = self.rows + other.rows
         return fresh
+
+
+def _seconds(end_ns: Ints) -> list[slice]:
+    """Rows that end in one second, of rows that end at these times, (n,); who comes late is of the second it is."""
+    second = np.maximum.accumulate(end_ns // _STANDS_NS)
+    ends = [*((second[1:] > second[:-1]).nonzero()[0] + 1).tolist(), len(second)]
+    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 _PLACE = {outcome: place for place, outcome in enumerate(CorrectionOutcome)}

@@ -18,6 +18,7 @@ from online.state import Count, saved
 
 _NS_PER_S = 1e9
 _TOGETHER = 4
+_AFTER = np.arange(1, _TOGETHER + 1)
 _BACK_NS = 10_000_000_000
 
 
@@ -58,8 +59,8 @@ class Thinning:
         slots = np.empty(n + 1, np.int64)
         slots[0], slots[1:] = self.slot, end_ns // slot_ns
         latest = np.maximum.accumulate(slots)
-        for opened in (latest[1:] > latest[:-1]).nonzero()[0].tolist():
-            seen[opened + 1 : opened + 1 + _TOGETHER] = True
-            self.left = max(0, opened + 1 + _TOGETHER - n)
+        opened = (latest[1:] > latest[:-1]).nonzero()[0]
+        seen[opened[:, None] + _AFTER] = True
+        self.left = max(0, int(opened[-1]) + 1 + _TOGETHER - n)
         self.slot = newest
         return seen[:n].nonzero()[0]

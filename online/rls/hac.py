@@ -45,11 +45,12 @@ class Meat:
 
     STATE = saved("meat", m=Floats, windows=Floats, window=Floats, last=Floats, rows=Floats)
 
-    __slots__ = ("_left", "_right", "last", "m", "p", "rows", "window", "windows")
+    __slots__ = ("_left", "_right", "_triangles", "last", "m", "p", "rows", "window", "windows")
 
     def __init__(self, p: int) -> None:
         self.p = p
         self._left, self._right = np.triu_indices(p)
+        self._triangles = self._left * p + self._right, self._right * p + self._left
         self.m = np.zeros((_LENGTHS * STRATA, len(self._left)))
         self.windows = np.zeros(_LENGTHS * STRATA)
         self.window = np.zeros((_LENGTHS * STRATA, p))
@@ -59,11 +60,14 @@ class Meat:
     def learn(self, block: Design, kept: Floats, scores: Floats) -> None:
         """Scores (n, p) of a block, forgotten as its later rows make them; kept (g,): by its strata of their past."""
         groups = block.grouped()
-        ids, squared = groups.ids, kept * kept
-        m, windows, window = (part.reshape(_LENGTHS, STRATA, -1) for part in (self.m, self.windows, self.window))
-        m[:, ids] *= squared[:, None]
-        windows[:, ids] *= squared[:, None]
-        window[:, ids] *= kept[:, None]
+        ids, window = groups.ids, self.window.reshape(_LENGTHS, STRATA, -1)
+        left = np.ones((_LENGTHS, STRATA))
+        left[:, ids] = kept
+        by_stratum = left.reshape(-1, 1)
+        self.window *= by_stratum
+        by_stratum *= by_stratum
+        self.m *= by_stratum
+        self.windows *= by_stratum[:, 0]
         rows = self.rows[0] + np.cumsum(block.weight)
         units = int(rows[-1] // _UNIT)
         if not units:
@@ -103,9 +107,9 @@ class Meat:
         whole[0] += self.last[length]
         whole[1:] += own[:-1]
         self.last[length] = own[-1]
-        products = (closed.reshape(count, -1).T @ whole).reshape(len(strata), self.p, self.p)
-        products = 0.5 * (products + products.transpose(0, 2, 1))
-        self.m[places] += products.reshape(len(strata), -1).take(self._left * self.p + self._right, axis=1)
+        products = (closed.reshape(count, -1).T @ whole).reshape(len(strata), -1)
+        upper, lower = self._triangles
+        self.m[places] += 0.5 * (products.take(upper, axis=1) + products.take(lower, axis=1))
         # A window is shared out as the rows are: by nothing better than which strata took part.
         part = closed.any(axis=2)
         self.windows[places] += (part / np.maximum(part.sum(axis=1), 1)[:, None]).sum(axis=0)

@@ -215,8 +215,8 @@ class RlsLearner:
 
     def log_ratio(self, block: Design) -> Floats:
         """log(y / (x beta F)) of each row by the published coefficients and shape factors, (n,)."""
-        slow = self.members.slow
-        prediction = np.maximum(self._augment(block)[:, : slow.p] @ slow.beta, _TINY_US)
+        slow, x = self.members.slow, self._augment(block) if self.phases else block.x
+        prediction = np.maximum(x[:, : slow.p] @ slow.beta, _TINY_US)
         return np.log(block.elapsed_us / prediction) - self.log_factors(block.cell)
 
     def log_factors(self, cell: Ints) -> Floats:

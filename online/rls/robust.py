@@ -69,8 +69,9 @@ class Weighing:
         """Huber's shares and weights for both members, (n, 2); the scales of ``members`` move with the residuals."""
         y, steps = block.elapsed_us[:, None], block.steps[:, None]
         if not self.robust:
-            flat = np.repeat(block.weight[:, None] / self.start_median_us**2, 2, axis=1)
-            return np.ones_like(flat), flat
+            flat = np.empty((len(block), 2))
+            flat[:] = block.weight[:, None] / self.start_median_us**2
+            return np.ones((len(block), 2)), flat
         # Rows that overlap (weight < 1) tell of the same steps; this one alone tells of weight * steps.
         root = np.sqrt(steps * block.weight[:, None])
         u, share, weight = weights(y, root, prediction, FLOOR * self.median_us * steps, self.scale)

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from online.blocks import Design, strata_of
+from online.blocks import Design, alike, strata_of
 from online.features import FeatureSet
-from online.rows import Floats, Mask, RowBlock, RowOutcome, Target
+from online.rows import PHASES, Floats, Mask, RowBlock, RowOutcome, Target
 from online.state import StateError
 
 VALUE_MAX = 1e12
@@ -24,6 +24,8 @@ VALUE_MAX = 1e12
 
 ELAPSED_US_MIN = 1e-3
 """A time below this is not a measurement."""
+
+_ONE, _NO_PHASE = np.ones(1), np.zeros((1, len(PHASES)))
 
 
 class Evaluated(NamedTuple):
@@ -54,10 +56,9 @@ class DesignMatrix:
 
     def evaluate(self, rows: RowBlock) -> Evaluated:
         """The rows that can be learned, and what became of all."""
-        x = np.empty((len(rows), self.width))
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            for features, where in self.sets.values():
-                x[:, where] = features.evaluate(rows)
+            parts = [features.evaluate(rows) for features, _ in self.sets.values()]
+            x = parts[0] if len(parts) == 1 else np.concatenate([np.empty((len(rows), 0)), *parts], axis=1)
             complete = bool(self.sets) and _measured(rows) and bool(np.abs(x).max(initial=0.0) <= VALUE_MAX)
             if complete:
                 good, outcome = None, Counter({RowOutcome.LEARNED: len(rows)})
@@ -66,8 +67,12 @@ class DesignMatrix:
         if not outcome[RowOutcome.LEARNED]:  # as of every target for which no set is configured
             return Evaluated(Design.empty(self.width), outcome, good)
         stratum, cell = strata_of(self._target, rows)
-        steps = rows.steps.astype(np.float64)
-        design = Design(x, rows.phase, rows.elapsed_us, steps, rows.weight, stratum, cell, rows.end_ns, complete)
+        # Of most rows these say one thing, which takes no memory while they wait, nor time to look for it then.
+        n = len(rows)
+        phase = rows.phase if rows.phase.any() else alike(_NO_PHASE, n)
+        steps = alike(_ONE, n) if rows.single else rows.steps.astype(np.float64)
+        weight = rows.weight if (rows.weight != 1.0).any() else alike(_ONE, n)
+        design = Design(x, phase, rows.elapsed_us, steps, weight, stratum, cell, rows.end_ns, complete)
         return Evaluated(design if good is None else design.take(good), outcome, good)
 
     def _sort_out(self, rows: RowBlock, x: Floats) -> tuple[Mask | None, Counter[RowOutcome], bool]:
@@ -104,12 +109,12 @@ class DesignMatrix:
                 view = block.take(known)
                 view.x = x[known]
                 return view
-        view = block.slice(0, len(block))
-        view.x, view.groups = x, block.grouped()
-        return view
+        same = (block.phase, block.elapsed_us, block.steps, block.weight, block.stratum, block.cell, block.end_ns)
+        return Design(x, *same, block.complete, block.groups)
 
     def views(self, block: Design) -> dict[str, Design]:
-        """The view of every set, by name."""
+        """The view of every set, by name, grouped once for all of them."""
+        block.grouped()
         return {name: self.view(block, name) for name in self.sets}
 
     def known(self, block: Design, name: str) -> Mask:

@@ -32,9 +32,6 @@ SHAPED = "portable"
 
 TILES = "tiles"
 
-_CORRECTED_NS = 1_000_000_000
-"""Event time after which a correction is made anew: it follows what passes within seconds."""
-
 
 class PublishedPrediction:
     """Of one target, by the coefficients of one model.
@@ -83,15 +80,9 @@ class PublishedPrediction:
         corrector.skip(len(view) - len(seen))
         standing = np.zeros(len(seen) + 1)
         standing[0] = corrector.standing
-        end_ns, log_ratio = view.end_ns[seen.place], log_ratio[seen.place]
-        second = np.maximum.accumulate(end_ns // _CORRECTED_NS)
-        ends = [*((second[1:] > second[:-1]).nonzero()[0] + 1).tolist(), len(seen)]
-        for start, end in zip([0, *ends], ends, strict=False):
-            if end > start:
-                rows = slice(start, end)
-                standing[start + 1 : end + 1] = corrector.learn(
-                    seen.context[rows], log_ratio[rows], int(end_ns[end - 1]), suspected=suspected
-                )
+        if len(seen):
+            at, context = seen.place, seen.context
+            standing[1:] = corrector.learn(context, log_ratio[at], view.end_ns[at], suspected=suspected)
         if not standing.any():
             return None
         return np.repeat(np.exp(standing), np.diff(seen.place, prepend=0, append=len(view)))

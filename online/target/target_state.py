@@ -130,7 +130,7 @@ class TargetState:
             for block in self.quick.push(design):
                 self._learn_quick(block)
             return outcome
-        windows = bool((rows.quality == Quality.METRICS).all())
+        windows = int(rows.quality.min()) == Quality.METRICS  # the poorest, of all rows
         self.pieces += windows or self.windows.rows is not None
         self.windows.learn(design, windows=windows)
         first_ns = int(design.end_ns.min())

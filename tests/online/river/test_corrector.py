@@ -233,7 +233,9 @@ def test_seen_rows_that_cannot_be_are_refused(place):
 def test_it_stays_finite_and_within_its_bounds_whatever_it_learns(size, ratio):
     corrector = Corrector(1e6)
     for k in range(40):
-        found = corrector.learn(np.full((16, 9), size), np.full(16, ratio) * (-1) ** k, 10**9 * k, suspected=False)
+        found = corrector.learn(
+            np.full((16, 9), size), np.full(16, ratio) * (-1) ** k, np.full(16, 10**9 * k), suspected=False
+        )
         assert np.isfinite(found).all()
         assert np.abs(found).max() <= LIMIT
     assert corrector.regressor.finite
@@ -242,10 +244,28 @@ def test_it_stays_finite_and_within_its_bounds_whatever_it_learns(size, ratio):
 def test_it_learns_before_it_corrects():
     corrector, first = Corrector(1e6), None
     for k in range(30):
-        corrector.learn(np.ones((16, 9)), np.full(16, 0.1), 10**9 * k, suspected=False)
+        corrector.learn(np.ones((16, 9)), np.full(16, 0.1), np.full(16, 10**9 * k), suspected=False)
         if corrector.active and first is None:
             first = corrector.regressor.iterations
     assert START_ROWS <= first < START_ROWS + 32
+
+
+def test_a_block_of_many_seconds_is_corrected_as_its_seconds_one_after_the_other():
+    rng, whole, parts = np.random.default_rng(4), Corrector(1e6), Corrector(1e6)
+    for block in range(4):
+        context = rng.random((96, 9))
+        ratio = 0.2 * context[:, 0] * (block < 3) + rng.normal(0.0, 0.05, 96)
+        end_ns = 10**9 * (12 * block + np.arange(96) // 8)
+        found = whole.learn(context, ratio, end_ns, suspected=block == 1)
+        each = [slice(start, start + 8) for start in range(0, 96, 8)]
+        one_by_one = [parts.learn(context[s], ratio[s], end_ns[s], suspected=block == 1) for s in each]
+        assert found.tolist() == np.concatenate(one_by_one).tolist()
+    assert whole.active == parts.active
+    assert whole.standing == parts.standing
+    assert whole.usual == pytest.approx(parts.usual, rel=1e-12)
+    assert whole.rows.tolist() == parts.rows.tolist()
+    assert whole.regressor.weight.tolist() == parts.regressor.weight.tolist()
+    assert found.any()
 
 
 # ------------------------------------------------------------------- thinning

@@ -181,11 +181,13 @@ class Members:
 
     def _shapes(self, rows: float) -> Shapes | None:
         """What the form misses by batch shape; None where this model's own references are not kept up."""
+        if self.target.vector != "beta":
+            return None
         cells = self.drift.cells
-        visited = np.flatnonzero(cells.rows)
+        visited = cells.rows.nonzero()[0]
         seen_rows = cells.rows[visited]
         total = float(seen_rows.sum())
-        if self.target.vector != "beta" or not total or total < 0.5 * float(self.slow.strata.n1.sum()):
+        if not total or total < 0.5 * float(self.slow.strata.n1.sum()):
             return None
         usual = cells.usual(visited, self.slow.beta)
         believed, spread = cells.believed(visited, usual), cells.spread[visited]

@@ -23,9 +23,9 @@ from .publish import Publisher
 from .stall import StallWatch, WorkerProgress
 
 NAME = "worker"
-IDLE_WAIT_S = 2.5
-"""Twice in the pause between two generations: to look costs 0.3 ms, since every cache is cold by then; and where memory
-is short, help must not wait for exports (collector/worker/memory_relief.py)."""
+IDLE_WAIT_S = 5.0
+"""As long as a generation is good for: to look costs 0.3 ms, since every cache is cold by then. Who finds memory short
+does not wait for it (collector/worker/memory_relief.py)."""
 TURN_TIMEOUT_S = 60.0
 """Longer than the slowest batch (one 32 MiB export); past it the thread hangs and a restart is the cure."""
 LAST_BATCH_S = 2.0

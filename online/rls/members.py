@@ -170,16 +170,17 @@ class Members:
 
         Only what error bars ask for is made of them: a copy of all, solved anew, took three times as long.
         """
-        rows, shaped = float(held.weight.sum()), self.target.vector == "beta"
+        g, rows, shaped = (z * start.weight[:, None]).T @ z, float(held.weight.sum()), self.target.vector == "beta"
+        if not shaped and not Meat.tells_of(rows, int(np.count_nonzero(self.slow.live))):
+            return self.diagnosis(g, rows)  # nothing of them is asked for
         told = copy.copy(self)
         told.slow = copy.copy(self.slow)
         told.slow.strata, told.slow.meat = self.slow.new_strata(), Meat(self.slow.p)
-        if shaped or Meat.tells_of(rows, int(np.count_nonzero(self.slow.live))):  # else nothing of theirs is asked for
-            told.slow.learn_held(held, z, start.weight, start.share)
+        told.slow.learn_held(held, z, start.weight, start.share)
         if shaped:
             told.drift = copy.deepcopy(self.drift)
             told.open_cells(held, z, start)
-        return told.diagnosis((z * start.weight[:, None]).T @ z, rows)
+        return told.diagnosis(g, rows)
 
     def _shapes(self, rows: float) -> Shapes | None:
         """What the form misses by batch shape; None where this model's own references are not kept up."""

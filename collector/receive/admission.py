@@ -152,6 +152,11 @@ class AdmissionQueue(Generic[T]):
             self._lacks_room = self._lacks_room and bool(self._items)
             return QueueBatch(tuple(items), taken_bytes, waited_ns)
 
+    def nudge(self) -> None:
+        """The worker need not sleep on, although there is nothing for it to take: it has more to look after."""
+        with self._work:
+            self._work.notify()
+
     def done(self, size_bytes: int) -> None:
         """The worker is through with a batch: its bytes make room."""
         with self._room:

@@ -70,6 +70,7 @@ class Intake:
 
     def _admit(self, export: Export, wait_s: float | None) -> Refused | None:
         if self._memory is not None and self._memory.is_short():
+            self._queue.nudge()
             return Refused(Outcome.MEMORY, HINT_MAX_S)
         size_bytes = len(export.payload) + (FOREIGN_BYTES if export.foreign.spans else 0)
         refused = self._queue.put(export, size_bytes, wait_s)

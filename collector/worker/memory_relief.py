@@ -1,7 +1,7 @@
 """Short of memory: give back what is free, then give up what waits longest, and say so; it passes by itself.
 
 short              exports are refused, retryably (collector/runtime/memory.py); the queue is still learned from
-every turn         what lies free goes back to the system; a turn comes after 1 to 2.5 s
+every turn         what lies free goes back to the system; a turn comes after 1 to 5 s, at once where one is refused
 after 3 s          of what engines hold, the older half is given up, and again every turn; counted, never silent
 memory.stuck_s     of refusing without a break, the process is not alive: only a restart helps
 """
@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 from collector.runtime import Clock, Health, MemoryGuard, give_back
 from collector.telemetry import Metrics, table
+
+from .worker import IDLE_WAIT_S
 
 NAME = "memory"
 _TRY_EVERY_NS = 1_000_000_000
@@ -68,7 +70,7 @@ class MemoryRelief:
             self._help(now_ns)
             return
         self._short_ns, self._short_from_start = None, False
-        self._health.check_in(NAME)
+        self._health.check_in(NAME, IDLE_WAIT_S)
         if self.problem and now_ns - self._short_last_ns >= _CALM_NS:
             _log.info("memory is enough again: exports are accepted")
             self.problem = ""

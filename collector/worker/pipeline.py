@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -284,7 +285,7 @@ class Pipeline:
             config=facts,
             sources=sources,
             contradictions=contradictions,
-            cannot_derive=list(cannot_derive(facts)),
+            cannot_derive=list(_cannot_derive(tuple(facts.items()))),
             engines=[emitter.snapshot() for emitter in emitters],
             telemetry=quality.label,
             targets=targets,
@@ -307,6 +308,12 @@ class Pipeline:
         if step is not None and quality is Quality.REQUESTS and facts.get("enable_prefix_caching") is not False:
             targets[Target.STEP_TIME.value] = with_unseen_prefix_hits(step)
         return dict(sorted(targets.items()))
+
+
+@functools.lru_cache(maxsize=64)
+def _cannot_derive(facts: tuple[tuple[str, Fact], ...]) -> tuple[str, ...]:
+    """What these facts of a configuration lack; asked with every generation, while they hardly ever change."""
+    return cannot_derive(dict(facts))
 
 
 def with_unseen_prefix_hits(target: TargetSnapshot) -> TargetSnapshot:

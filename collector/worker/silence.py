@@ -10,6 +10,7 @@ judged as of when the oldest export that still waits had come, and copies take a
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection
 from typing import NamedTuple, Protocol
 
@@ -82,6 +83,7 @@ class SilenceWatch:
         self._grace_ns = int(settings.grace_s * 1e9)
         self._window_ns = int(settings.window_s * 1e9)
         self._looked_ns: int | None = None
+        self._due_ns: float = math.inf
         self._heard: dict[Key, _Heard] = {}
         self._taken: dict[str, _Taken] = {}
         self.waiting: tuple[tuple[Waiting, float], ...] = ()
@@ -109,6 +111,10 @@ class SilenceWatch:
             if self._clock.monotonic_ns() - started_ns > _COPY_BUDGET_NS:
                 break
 
+    def due_in_s(self) -> float:
+        """Until the next emitter will have been silent for the grace, if nothing comes of it; inf without any."""
+        return max(self._due_ns - self._clock.monotonic_ns(), _LOOK_EVERY_NS) / 1e9
+
     def _hear(self, everybody: list[Waiting], now_ns: int) -> None:
         """Since when nothing was heard of each emitter."""
         before = self._heard
@@ -118,6 +124,8 @@ class SilenceWatch:
             else _Heard(one.heard, now_ns)
             for one in everybody
         }
+        ends_ns = (heard.since_ns + self._grace_ns for heard in self._heard.values())
+        self._due_ns = min((end_ns for end_ns in ends_ns if end_ns > now_ns), default=math.inf)
 
     def _silence_ns(self, one: Waiting, now_ns: int) -> int:
         return now_ns - self._heard[one.key].since_ns

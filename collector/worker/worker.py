@@ -7,6 +7,7 @@ that the check-ins and new generations keep coming under load.
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -23,9 +24,10 @@ from .publish import Publisher
 from .stall import StallWatch, WorkerProgress
 
 NAME = "worker"
-IDLE_WAIT_S = 2.5
-"""Twice in the pause between two generations: to look costs 0.3 ms, since every cache is cold by then; and where memory
-is short, help must not wait for exports (collector/worker/memory_relief.py)."""
+IDLE_WAIT_S = 5.0
+"""As long as a generation is good for: to look costs 0.3 ms, since every cache is cold by then. Who finds memory short
+does not wait for it (collector/worker/memory_relief.py), nor do engines that fell silent (collector/worker/silence.py).
+"""
 TURN_TIMEOUT_S = 60.0
 """Longer than the slowest batch (one 32 MiB export); past it the thread hangs and a restart is the cure."""
 LAST_BATCH_S = 2.0
@@ -87,6 +89,7 @@ class Worker:
         take_pages: the pages scraped since the last call.
         stall_watch: says why nothing is learned.
         watches: called after a turn, in their order.
+        due_in_s: for how long they have nothing to look after, unless something comes.
         batch_bytes: of exports in one turn, at most.
         drain_s: how long ``stop`` lets it drain the queue and save; then ``LAST_BATCH_S``.
         on_death: called when the thread ends by an error.
@@ -103,6 +106,7 @@ class Worker:
         take_pages: Callable[[], Sequence[ScrapedPage]] = tuple,
         stall_watch: StallWatch,
         watches: Sequence[Callable[[], None]] = (),
+        due_in_s: Callable[[], float] = lambda: math.inf,
         batch_bytes: int,
         drain_s: float,
         health: Health,
@@ -118,6 +122,7 @@ class Worker:
         self._take_pages = take_pages
         self._stall_watch = stall_watch
         self._watches = watches
+        self._due_in_s = due_in_s
         self._batch_bytes = batch_bytes
         self._drain_s = drain_s
         self._metrics = metrics
@@ -157,7 +162,7 @@ class Worker:
         if self._abandoned or (self._queue.exhausted and not self._behind):
             self._tick(final=True)
             return None
-        self.step(self._publisher.quiet_s(IDLE_WAIT_S))
+        self.step(min(self._publisher.quiet_s(IDLE_WAIT_S), self._due_in_s()))
         return 0.0
 
     def step(self, wait_s: float) -> None:

@@ -154,9 +154,11 @@ class Intervals:
         """Pooled ratios, and those of every stratum with 30 rows or more."""
         if self.stale_rows < 0:
             return None
-        pool = self.histogram.sum(axis=0)
-        told = (self.histogram.sum(axis=1) >= _PUBLISHED_ROWS).nonzero()[0] if by_stratum else np.empty(0, np.int64)
-        mixed = np.concatenate((pool[None, :], self._with_borrowed(told, pool)))
+        pool, told = self.histogram.sum(axis=0), np.empty(0, np.int64)
+        mixed = pool[None, :]
+        if by_stratum:
+            told = (self.histogram.sum(axis=1) >= _PUBLISHED_ROWS).nonzero()[0]
+            mixed = np.concatenate((mixed, self._with_borrowed(told, pool)))
         (p10, p50, p90), *own = self._spread(self._interpolate(mixed, self._shares())).tolist()
         strata = {stratum_name(s): (low, mid, high) for s, (low, mid, high) in zip(told.tolist(), own, strict=True)}
         return IntervalSnapshot(p10=p10, p50=p50, p90=p90, strata=strata)

@@ -9,6 +9,8 @@ rho times as large, would have erred is |rho (1 +- ape) - 1|, either sign for ha
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from online.rows import Floats, Ints
@@ -18,7 +20,7 @@ from online.state import Finite, saved
 from .shift import Shift
 
 _LOW, _HIGH, _BINS = 1e-4, 10.0, 192
-_PER_LOG = _BINS / np.log(_HIGH / _LOW)
+_PER_LOG = _BINS / math.log(_HIGH / _LOW)
 
 
 def _bins(ape: Floats) -> tuple[Floats, Ints]:
@@ -70,12 +72,14 @@ class PrequentialError:
     def quantiles(self, *shares: float) -> list[float]:
         """Interpolated quantiles; need at least one error."""
         cumulative = self.histogram.cumsum()
-        wanted = cumulative[-1] * np.array(shares)
-        index = np.minimum(cumulative.searchsorted(wanted), _BINS - 1)
-        own = self.histogram[index]
-        below = np.where(index > 0, cumulative[index - 1], 0.0)
-        inside = np.minimum(np.maximum((wanted - below) / np.maximum(own, 1e-300), 0.0), 1.0)
-        found: list[float] = (_LOW * np.exp((index + inside) / _PER_LOG)).tolist()
+        places = []
+        for share in shares:  # of two or three, numpy's calls would cost more than the numbers
+            wanted = float(cumulative[-1]) * share
+            index = min(int(cumulative.searchsorted(wanted)), _BINS - 1)
+            below = float(cumulative[index - 1]) if index else 0.0
+            inside = (wanted - below) / max(float(self.histogram[index]), 1e-300)
+            places.append((index + min(max(inside, 0.0), 1.0)) / _PER_LOG)
+        found: list[float] = (_LOW * np.exp(places)).tolist()
         return found
 
     def snapshot(self) -> ErrorSnapshot | None:

@@ -146,6 +146,11 @@ class Meat:
             return 1.0
         return min(max(float(np.max(longer[variances] / shorter[variances])), 1.0), GROWTH_MAX)
 
+    @staticmethod
+    def tells_of(rows: float, columns: int) -> bool:
+        """Whether so many rows may fill the windows that a fit of so many columns needs."""
+        return rows >= _UNIT * (columns + FREE_MIN[0] - 0.5)
+
     def carries(self, columns: int) -> bool:
         """Whether there are windows enough for a fit of so many columns to be called known: 2 p + 2."""
         return float(self.windows[:STRATA].sum()) >= 2 * columns + 1.5

@@ -27,6 +27,7 @@ Reference: Belsley, Kuh and Welsch, Regression Diagnostics (1980).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -91,39 +92,48 @@ class Diagnosis:
 
 def diagnose(evidence: Evidence, solved: Solved) -> Diagnosis:
     """Error bars, shares and status of a solution; see the module's equations."""
-    p, on = len(solved.beta), np.flatnonzero(solved.live)
-    diagonal = evidence.a.diagonal() + evidence.precision
+    p, on = len(solved.beta), solved.live.nonzero()[0]
+    a, among = evidence.a.diagonal(), (on[:, None], on)
+    diagonal = a + evidence.precision
     ridge = evidence.precision + RELATIVE_RIDGE * diagonal
-    scale = 1.0 / np.sqrt(np.where(solved.live, diagonal, 1.0))
-    scaled = ((evidence.a + np.diag(ridge)) * scale * scale[:, None])[np.ix_(on, on)]
+    scale = 1.0 / np.sqrt(diagonal[on])
+    outer = scale[:, None] * scale
+    system = evidence.a[among]
+    system.flat[:: len(on) + 1] += ridge[on]
+    scaled = system * scale * scale[:, None]
     inverse: Floats = np.asarray(np.linalg.inv(scaled), np.float64)
-    outer = np.outer(scale[on], scale[on])
-    c, v = np.full(p, np.nan), np.full(p, np.nan)
-    c[on] = (inverse * outer).diagonal()
-    noise = _noise(evidence, on, inverse, outer)
+    c, v = np.full((2, p), np.nan)
+    c[on] = inverse.diagonal() * outer.diagonal()
+    noise = _noise(evidence, among, inverse, outer)
     v[on] = noise * outer.diagonal()
     if evidence.shapes is not None and len(on):
-        inflation = float(np.mean(noise / (evidence.variance * inverse.diagonal())))
+        inflation = float((noise / (evidence.variance * inverse.diagonal())).mean())
         v[on] += evidence.shapes.variance(solved.beta, inverse * outer, on, inflation)
     stderr = np.sqrt(v)
-    a = evidence.a.diagonal()
     with np.errstate(divide="ignore", invalid="ignore"):
         per_step = np.where(evidence.with_steps > 0.0, evidence.with_steps**2 / evidence.steps, 0.0)
         excitation = np.sqrt(np.maximum(np.where(per_step > 0.0, a / per_step - 1.0, np.inf), 0.0))
         vif = np.maximum((a - per_step) * c, 1.0)
-    share = np.clip(1.0 - ridge * c, 0.0, 1.0)
-    condition = float(np.linalg.cond(scaled)) if len(on) else 1.0
+    share = np.minimum(np.maximum(1.0 - ridge * c, 0.0), 1.0)
     varied = evidence.carried & ((evidence.spread > ONE_VALUE_CV) | solved.intercept)
     status = _status(solved, share, stderr, excitation, varied)
-    return Diagnosis(stderr, share, excitation, vif, status, condition)
+    return Diagnosis(stderr, share, excitation, vif, status, _condition(scaled))
 
 
-def _noise(evidence: Evidence, on: Ints, inverse: Floats, outer: Floats) -> Floats:
+def _condition(system: Floats) -> float:
+    """Largest by smallest singular value; 1 of nothing."""
+    if not len(system):
+        return 1.0
+    values = np.linalg.svd(system, compute_uv=False).tolist()
+    return float(values[0] / values[-1]) if values[-1] > 0.0 else math.inf
+
+
+def _noise(evidence: Evidence, among: tuple[Ints, Ints], inverse: Floats, outer: Floats) -> Floats:
     """Variance by noise and prior of the scaled columns with evidence, (q,)."""
-    among, prior = np.ix_(on, on), np.diag(evidence.prior)
-    spread = _variance(inverse, (evidence.variance * evidence.a + prior)[among] * outer)
+    prior = np.diag(evidence.prior[among[1]])
+    spread = _variance(inverse, (evidence.variance * evidence.a[among] + prior) * outer)
     if evidence.meat is not None:
-        spread = np.maximum(spread, _variance(inverse, (evidence.meat + prior)[among] * outer))
+        spread = np.maximum(spread, _variance(inverse, (evidence.meat[among] + prior) * outer))
     return spread
 
 

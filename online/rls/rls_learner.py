@@ -9,7 +9,6 @@ lane or the intervals. Reading changes nothing that is learned later.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import numpy as np
@@ -205,13 +204,9 @@ class RlsLearner:
 
     def diagnosis(self) -> Diagnosis:
         """Error bars and status of the published coefficients; needs a first fit."""
-        statistics, rows, members = self.statistics(), self.effective_rows(), self.members
-        if (held := self.startup.held) is not None:
-            # Rows that are held err together and misfit as others do: as they will when they are statistics.
-            slow, members = members.slow, copy.deepcopy(members)
-            members.release(held, *self._fit(held), None)
-            members.slow.beta, members.slow.passive, members.slow.live = slow.beta, slow.passive, slow.live
-        return members.diagnosis(statistics, rows)
+        if (held := self.startup.held) is None:
+            return self.members.diagnosis(self.statistics(), self.effective_rows())
+        return self.members.diagnosis_of_held(held, *self._fit(held))
 
     def log_ratio(self, block: Design) -> Floats:
         """log(y / (x beta F)) of each row by the published coefficients and shape factors, (n,)."""

@@ -111,11 +111,10 @@ class PublishedPrediction:
 
     def _padded(self, factors: dict[str, ShapeFactorSnapshot]) -> dict[str, ShapeFactorSnapshot]:
         """With the usual padding of each shape, where there are tiles."""
-        usual = self.tiles.usual_padding()
-        return {
-            cell: msgspec.structs.replace(each, padding=usual[cell]) if cell in usual else each
-            for cell, each in factors.items()
-        }
+        for cell, padding in self.tiles.usual_padding().items():
+            if cell in factors:
+                factors[cell] = msgspec.structs.replace(factors[cell], padding=padding)
+        return factors
 
     def parts(self) -> dict[str, Any]:
         """What is saved, by name."""

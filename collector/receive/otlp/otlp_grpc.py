@@ -82,8 +82,10 @@ class _Arrivals:
 
     def overdue(self) -> list[grpc.ServicerContext]:
         """Calls to give up."""
-        now_ns = self._clock.monotonic_ns()
         waiting = self._since_ns.copy()  # made in one go, without a lock
+        if not waiting:
+            return []
+        now_ns = self._clock.monotonic_ns()
         crowded = len(waiting) >= self._waiting_max
         patience_ns = min(self._timeout_ns, int(STALLED_S * 1e9)) if crowded else self._timeout_ns
         return [context for context, since_ns in waiting.items() if now_ns - since_ns > patience_ns]

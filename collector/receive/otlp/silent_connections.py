@@ -17,7 +17,7 @@ import socket
 import struct
 from typing import Final, NamedTuple
 
-from .own_sockets import SOCKET, name_of, open_descriptors, own_socket
+from .own_sockets import SOCKET, count_descriptors, name_of, open_descriptors, own_socket
 
 SILENT_MS: Final = 1000
 SHARE: Final = 4
@@ -51,8 +51,7 @@ class SilentConnections:
 
     def make_room(self, port: int) -> int:
         """Shut connections accepted on a port that are silent longest, if there is no place left; how many."""
-        descriptors = open_descriptors() if port else []
-        accepted = _accepted_on(port, descriptors) if len(descriptors) >= self._places else []
+        accepted = _accepted_on(port) if port and count_descriptors() >= self._places else []
         if len(accepted) < self._places:
             self._crowded = False
             return 0
@@ -65,9 +64,9 @@ class SilentConnections:
         return len(chosen)
 
 
-def _accepted_on(port: int, descriptors: list[str]) -> list[_Accepted]:
+def _accepted_on(port: int) -> list[_Accepted]:
     found: dict[str, _Accepted] = {}
-    for descriptor in descriptors:
+    for descriptor in open_descriptors():
         with contextlib.suppress(OSError, AttributeError, struct.error):  # gone, or no Linux
             name = name_of(descriptor)
             if not name.startswith(SOCKET):

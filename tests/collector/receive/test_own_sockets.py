@@ -58,9 +58,19 @@ def test_to_ask_leaves_no_descriptor_open_and_makes_no_connection():
             server.accept()
 
 
+@pytest.mark.parametrize("tells", [True, False], ids=["from Linux 6.2 on", "before"])
+def test_open_descriptors_are_counted_one_by_one(monkeypatch, tells):
+    if not tells:
+        monkeypatch.setattr(own_sockets.os, "stat", lambda _: os.stat_result([0] * 10))
+    before = own_sockets.count_descriptors()
+    with socket.socket(), socket.socket():
+        assert own_sockets.count_descriptors() == before + 2
+
+
 def test_without_proc_it_cannot_be_told(monkeypatch, tmp_path):
     monkeypatch.setattr(own_sockets, "_DESCRIPTORS", tmp_path / "nowhere")
     assert own_sockets.has_listener(1) is None
+    assert own_sockets.count_descriptors() == 0
 
 
 def test_a_kernel_that_says_nothing_of_listeners_does_not_say_that_nobody_listens(monkeypatch):

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from collector.config.learning_config import JoinConfig
-from collector.receive import Export
+from collector.receive import AdmissionQueue, Export, Intake
 from collector.recordings.reader import Recording, TimedKv, merged
 from collector.runtime.health import Health
 from collector.runtime.memory import MemoryGuard
-from collector.telemetry import Metrics, table
+from collector.telemetry import Metrics, Outcome, Transport, table
 from collector.telemetry.reasons import JoinEvent
 from collector.worker.memory_relief import MemoryRelief
-from tests.support.clocks import FakeClock
+from collector.worker.worker import IDLE_WAIT_S
+from tests.support.clocks import FakeClock, eventually
 from tests.support.otlp_load import Stream
 from tests.support.paths import DATA
 from tests.support.pipelines import new_pipeline
@@ -28,7 +30,7 @@ C6_BUSY_STEPS, C6_MISSING_STEPS = 1850, 16
 class House:
     """A relief whose memory is a number; what trimming and giving up free is said by the test."""
 
-    def __init__(self, used_mib, *, trimmed=0, given_up=0):
+    def __init__(self, used_mib, *, trimmed=0, given_up=0, stuck_s=60.0):
         self.clock = FakeClock()
         self.metrics = Metrics(CollectorRegistry())
         self.health = Health(self.clock)
@@ -37,7 +39,7 @@ class House:
         self.relief = MemoryRelief(
             MemoryGuard(100 * MIB, lambda: self.used_mib * MIB, self.clock),
             lambda: self.frees("give up", given_up),
-            stuck_s=60.0,
+            stuck_s=stuck_s,
             metrics=self.metrics,
             health=self.health,
             clock=self.clock,
@@ -109,6 +111,29 @@ def test_refusing_everything_for_too_long_is_not_being_alive(flickers, alive):
         house.used_mib = 90 if flickers and number % 2 else 150
     assert house.health.alive() is alive
     assert house.health.late() == (() if alive else ("memory",))
+
+
+def test_whoever_is_refused_for_lack_of_memory_wakes_the_worker_that_helps():
+    house = House(150)
+    queue = AdmissionQueue(house.clock, capacity_bytes=1000, wait_s=0, waiters_max=1)
+    intake = Intake(queue, house.metrics, house.relief.guard)
+    worker = threading.Thread(target=queue.take, args=(100, 3600.0), daemon=True)
+    worker.start()
+
+    def woken():
+        refused = intake.offer(Stream(1).export(0).payload, "peer", Transport.GRPC)
+        return refused.reason is Outcome.MEMORY and not worker.is_alive()
+
+    eventually(woken)
+
+
+def test_a_worker_that_has_nothing_to_do_is_not_taken_for_stuck():
+    house = House(90, stuck_s=1.0)
+    house.relief.tick()
+    house.clock.advance(IDLE_WAIT_S)
+    assert house.health.alive()
+    house.clock.advance(2.0)
+    assert house.health.late() == ("memory",)
 
 
 def test_without_a_limit_nothing_is_done():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -340,3 +341,20 @@ def test_rows_that_wait_for_their_block_are_told_once_nothing_comes():
     assert house.publisher.generation == generation + 1
     house.silence(60)
     assert house.publisher.generation == generation + 1
+
+
+def test_the_watch_says_when_the_next_engine_will_have_been_silent_for_the_grace():
+    house = House()
+    assert house.watch.due_in_s() == math.inf, "nobody was heard of"
+    house.feed([steps_of(name, 1, 40) for name in ("a", "b")], pace_s=4.0)
+    grace_s = house.pipeline._settings.join.grace_s
+    assert house.watch.due_in_s() == grace_s - 8.0
+    house.clock.advance(grace_s - 8.0)
+    house.turn()
+    assert house.copies, "a fell silent"
+    assert house.watch.due_in_s() == 4.0
+    house.clock.advance(3.9)
+    assert house.watch.due_in_s() == 1.0, "but looks no more often than it may"
+    house.clock.advance(1.0)
+    house.turn()
+    assert house.watch.due_in_s() == math.inf

@@ -1,5 +1,7 @@
 """Error bars hold from the first minute, and what they cannot hold is not called identified."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from online.rls.hac import Meat
 from online.rls.learner_settings import LearnerSettings
 from online.rls.members import MEAN_TARGETS
 from online.rows import STEP_FEATURES, RowBlock, Target
+from online.target import TargetState
 from tests.support.designs import design_of
 from tests.support.linear_steps import BETA, steps
 from tests.support.request_times import skewed_times
@@ -208,3 +211,23 @@ def test_noise_that_outlasts_the_windows_counts_for_more_until_longer_ones_carry
         beyond[name] = float(meat.of_scores(1)[0, 0]) / (lagged * (1 + 1.21 / 11) ** 2)
     assert beyond["alone"] < 2.0
     assert 2.0 < beyond["long"] <= 3.0
+
+
+@pytest.mark.parametrize("target", [Target.STEP_TIME, Target.POST_DECODE])
+@pytest.mark.parametrize("n_rows", [4, 60, 95, 111, 112, 113, 143, 144, 175, 176, 177, 208, 250])
+def test_rows_that_are_held_have_the_error_bars_that_they_will_have_as_statistics(target, n_rows):
+    rows = steps(n_rows, 7).rows if target is STEP else skewed_times(n_rows, 9, tokens="output_tokens")
+    state = TargetState(target, RLS)
+    state.offer(portable(target), lambda _features: None)
+    state.learn(rows)
+    state.flush()
+    model = state.models["portable"]
+    held, slow = model.startup.held, model.members.slow
+    assert len(held) == n_rows
+    later = copy.deepcopy(model.members)
+    later.release(held, *model._fit(held), None)
+    later.slow.beta, later.slow.passive, later.slow.live = slow.beta, slow.passive, slow.live
+    known, told = later.diagnosis(model.statistics(), model.effective_rows()), model.diagnosis()
+    assert (told.status, told.condition) == (known.status, known.condition)
+    for name in ("stderr", "share", "excitation", "vif"):
+        np.testing.assert_array_equal(getattr(told, name), getattr(known, name))

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from collector.config import DedupeConfig
+from collector.decode import foreign
 from collector.decode import vocabulary as words
 from collector.decode.envelope import SlimExport
-from collector.decode.foreign import _KNOWN_PREFIX, ForeignSpans
+from collector.decode.foreign import _KNOWN_PREFIX, Envelope, ForeignSpans
 from collector.durable import journal_records
 from collector.durable.journal import Journal
 from collector.receive import count
@@ -163,6 +164,12 @@ def test_wherever_an_export_is_cut_or_damaged_the_verdict_is_that_of_the_whole_e
     for payload, refused in zip(damaged, verdicts, strict=True):
         if not refused and count_spans(payload):
             assert_read_alike(payload)
+
+
+def test_scopes_without_spans_are_gone_through_once(monkeypatch):
+    monkeypatch.delattr(foreign, "SlimExport")  # nobody asks for its scopes a second time
+    payload = otlp.field(1, otlp.field(2, b"") * 1000) + otlp.export(("fastapi", []))
+    assert open_envelope(payload) == Envelope(0, payload)
 
 
 def test_an_export_that_is_walked_first_loses_its_foreign_spans_too(monkeypatch):

@@ -83,11 +83,13 @@ def _without_spans(payload: bytes) -> Envelope | None:
             return None
         spans += len(scope_spans.items)
         scope_spans.ClearField("items")
+    if not spans:
+        return Envelope(0, payload)
     try:
         merged = MergedExport.FromString(payload).items.items.span
     except DecodeError:
         return None
-    if merged.dropped_events or not spans:  # a span that says it twice means the last
+    if merged.dropped_events:  # a span that says it twice means the last
         return None
     return Envelope(spans, export.SerializeToString(), ForeignSpans(spans, len(merged.events)))
 

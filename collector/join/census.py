@@ -15,8 +15,9 @@ from online import Ints, Quality
 
 from .emitter import Emitter, Key, by_config, key_of
 
-_TURN_NS = 1_000_000_000
-"""Rows of several engines are put in order by the second: every piece of an engine's rows has its cost."""
+_TURN_NS, _LONG_TURN_NS = 1_000_000_000, 4_000_000_000
+"""Rows of several engines leave by the second, of many by four: every piece of an engine's rows has its cost."""
+_MANY = 100
 
 
 class Census:
@@ -55,7 +56,10 @@ class Census:
         """Until when (wall clock ns) the rows of a configuration are all here; see :func:`horizon`."""
         places = self._places[config_id]
         until_unix_ns = horizon(self._event_unix_ns[places], self._safe_unix_ns[places], settings)
-        return until_unix_ns if len(places) == 1 else until_unix_ns // _TURN_NS * _TURN_NS
+        if len(places) == 1:
+            return until_unix_ns
+        turn_ns = _TURN_NS if len(places) < _MANY else _LONG_TURN_NS
+        return until_unix_ns // turn_ns * turn_ns
 
     @property
     def open_requests(self) -> int:

@@ -68,18 +68,18 @@ SMALL_CALLS = {**FLAT_OUT, "steps_per_span": 64, "spans_per_rpc": 1, "pool_rpcs"
 REPLAYED_STEPS = 200_000
 MANY_STEPS, MANY_CONFIGS_STEPS = 1_000_000, 200_000
 """Rows are learned some seconds of event time after they came: a window pays for as many as it is sent, of before."""
-MANY_WARMED_STEPS = 1_200_000
-"""Of 1,000 engines too, the first block of 256 steps is over then, and the oldest rows have been released."""
+MANY_WARMED_STEPS = 1_600_000
+"""Of 1,000 engines too, the first rows have had their turn then: 16 calls of each are 26 seconds of event time."""
+MANY_LAP_S = 3.3
+"""Two calls in the time that a round of two takes: the engines' clocks go on together, and no faster than ours."""
+SILENT = "engines of which nothing comes"
+"""So the log says that a configuration was copied: of a thousand engines, that costs as much as learning does."""
 CALLS_AT_ONCE = 5
 """Of 1,000 engines too: those of a fleet do not export in step. All find a handler that waits, and none is refused."""
 MANY_ENGINES = {
     "JOIN__ENGINES_MAX": "1024",
     "BANK__CONFIGS_MAX": "1024",
     "DEDUPE__EMITTERS_MAX": "1024",
-    # rows wait for six seconds of event time instead of 20, that a thousand engines are not young for minutes; longer
-    # than the pause between two calls of one engine and than that behind the warm-up, as the 20 s are; not on a slow
-    # machine, where some fall silent and copies of a thousand engines are part of the cost
-    "JOIN__GRACE_S": "6",
     # a state a minute would fall into some windows and not into others
     "STATE__INTERVAL_S": "600",
     # what a thousand configurations hold is told in the last generation, and that takes longer than five seconds
@@ -273,7 +273,7 @@ def record(path: Path, steps: int) -> None:
 
 def engines(board: Board) -> None:
     """The same total of steps from 10 engines and from 1,000 of one model, in turn; then of 1,000 that name none."""
-    costs, undone = Costs(), 0
+    costs, undone, silences = Costs(), 0, 0
     for count, model, steps in (
         *((10, "toy", MANY_STEPS), (1000, "toy", MANY_STEPS)) * ROUNDS,
         (1000, "", MANY_CONFIGS_STEPS),
@@ -281,13 +281,15 @@ def engines(board: Board) -> None:
         with loaded(**MANY_ENGINES) as (server, directory):
             load = {"steps_per_sec": 0, "workers": CALLS_AT_ONCE, "engines_each": count // CALLS_AT_ONCE}
             load |= {"max_rpcs": steps // 100 // count, "pool_rpcs": 2, "spans_per_rpc": 1, "model": model}
-            load["warmed_s"] = 2  # and a round more are shorter than ``grace_s``, or all fall silent before the load
-            report = send(server, **load, warm_steps=MANY_WARMED_STEPS // count, duration=300, settle_s=3)
+            load |= {"lap_s": MANY_LAP_S, "warm_steps": MANY_WARMED_STEPS // count}
+            report = send(server, **load, duration=300, settle_s=3)
+            silences += server.said().count(SILENT) if model else 0  # a copy of one engine of a thousand is little
             undone += report["dropped_steps"] + (not server.stop(wait_s=180))
             sent = report["steps"] + report["warmed_steps"]
             costs.add(f"{count} {model}", report, learned_shares(directory, sent))
     ten, thousand, own = (costs.us[name] for name in ("10 toy", "1000 toy", "1000 "))
     board.at_most(f"{MANY_STEPS:,} steps of 1,000 engines ÷ of 10", thousand / ten, 1.3)
+    board.at_most("engines: silences, whose copies are no part of what a step costs", silences, 0)
     board.at_most("engines: steps refused for good, and stops that left something undone", undone, 0)
     board.note(f"{thousand:.1f} us/step of 1,000, {ten:.1f} of 10; of 1,000 configurations {own:.1f}")
     for name in costs.learned:

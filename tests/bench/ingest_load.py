@@ -46,10 +46,10 @@ def _bytecode():
 
 
 class Server:
-    """A process with a gRPC port; ``pages`` is the port of its pages, if it has them."""
+    """A process with a gRPC port; ``pages`` is the port of its pages and ``log`` what it says, if it has them."""
 
-    def __init__(self, process, port, pages=0):
-        self.process, self.port, self.pages = process, port, pages
+    def __init__(self, process, port, pages=0, log=None):
+        self.process, self.port, self.pages, self._log = process, port, pages, log
 
     @property
     def pid(self):
@@ -71,6 +71,10 @@ class Server:
             text = page.read().decode()
         series = re.findall(r'^tracefit_rows_total\{outcome="learned",target="(\w+)"\} (\S+)', text, re.MULTILINE)
         return {target: float(rows) for target, rows in series}
+
+    def said(self):
+        """Its log so far."""
+        return "" if self._log is None else os.pread(self._log.fileno(), 1 << 24, 0).decode()
 
     def stop(self, wait_s=30):
         """Terminate; True if it ended well."""
@@ -108,7 +112,7 @@ def sidecar(*arguments, directory, **settings):
     with tempfile.TemporaryFile("w+") as log:
         process = pinned(SERVER_CPU, "-m", "collector", "run", *arguments, stderr=log, env=environ)
         try:
-            yield Server(process, *_ports(process, log))
+            yield Server(process, *_ports(process, log), log)
         finally:
             if process.poll() is None:
                 process.terminate()

@@ -142,6 +142,7 @@ def main() -> None:
     parser.add_argument("--spans-per-rpc", type=int, default=SPANS_PER_RPC)
     parser.add_argument("--steps-per-span", type=int, default=STEPS_PER_SPAN)
     parser.add_argument("--pool-rpcs", type=int, default=20, help="calls of one lap")
+    parser.add_argument("--lap-s", type=float, default=0.0, help="from lap to lap of an engine's clock, at least")
     parser.add_argument("--sample-rate", type=float, default=1.0)
     parser.add_argument("--model", default="", help="of all engines; without it each is a configuration of its own")
     parser.add_argument("--requests", action="store_true", help="journeys too")
@@ -151,7 +152,7 @@ def main() -> None:
         Stream(
             1 + number, instance=f"load-{number}", spans_per_rpc=options.spans_per_rpc, pool_rpcs=options.pool_rpcs,
             sample_rate=options.sample_rate, requests=options.requests, steps_per_span=options.steps_per_span,
-            model=options.model, arrivals_per_step=options.arrivals_per_step,
+            model=options.model, arrivals_per_step=options.arrivals_per_step, lap_s=options.lap_s,
         )
         for number in range(options.workers * options.engines_each)
     ]  # fmt: skip

@@ -125,12 +125,14 @@ class Stream:
     def __init__(
         self, seed: int = 1, *, instance: str = "load-0", spans_per_rpc: int = SPANS_PER_RPC, pool_rpcs: int = 20,
         sample_rate: float = 1.0, requests: bool = False, steps_per_span: int = STEPS_PER_SPAN, model: str = "",
-        arrivals_per_step: float = ARRIVALS_PER_STEP,
+        arrivals_per_step: float = ARRIVALS_PER_STEP, lap_s: float = 0.0,
     ):  # fmt: skip
+        """``lap_s``: between the beginnings of two laps, if that is longer than a lap; the engine idles meanwhile."""
         self._steps_per_span = steps_per_span
         self._steps_per_rpc = steps_per_span * spans_per_rpc
         self._steps = self._steps_per_rpc * pool_rpcs
         self.lap = run_engine(self._steps, seed, arrivals_per_step)
+        self._lap_ns = max(self.lap.duration_ns, int(lap_s * 1e9))
         rng = np.random.default_rng([seed, 1])
         self._sampled = rng.random(self._steps) < sample_rate
         self._instance, self._model = instance, model
@@ -148,9 +150,9 @@ class Stream:
             return export
         data = np.frombuffer(export.payload, np.uint8).copy()
         move_varints(data, places["step"], lap * self._steps, STEP_BYTES)
-        move_varints(data, places["monotonic"], lap * self.lap.duration_ns, MONOTONIC_BYTES)
-        for what, move, dtype in (("unix", lap * self.lap.duration_ns, "<u8"), ("id", lap, "<u8"),
-                                  ("seconds", lap * self.lap.duration_ns / 1e9, "<f8")):  # fmt: skip
+        move_varints(data, places["monotonic"], lap * self._lap_ns, MONOTONIC_BYTES)
+        for what, move, dtype in (("unix", lap * self._lap_ns, "<u8"), ("id", lap, "<u8"),
+                                  ("seconds", lap * self._lap_ns / 1e9, "<f8")):  # fmt: skip
             cells = places[what][:, None] + np.arange(8)
             data[cells] = (data[cells].view(dtype) + np.dtype(dtype).type(move)).view(np.uint8)
         return export._replace(payload=data.tobytes())

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from collector.config.learning_config import JoinConfig
-from collector.join.census import horizon
+from collector.identity import EngineFacts
+from collector.join.census import Census, horizon
 from collector.join.emitter import TargetRows
 from collector.join.release import Release
-from online.rows import STEP_FEATURES, RowBlock, Target
+from online.rows import STEP_FEATURES, Quality, RowBlock, Target
 from tests.support.pipelines import coefficients, replayed
 from tests.support.toy_engine import many_jobs, run_engine
 from tests.support.toy_spans import exports_of, pieces
@@ -54,6 +57,25 @@ def test_targets_are_kept_apart():
         Target.STEP_TIME: [1],
         Target.SCHEDULE_TIME: [2],
     }
+
+
+class Told(NamedTuple):
+    """An emitter of which this was heard."""
+
+    instance: str
+    event_unix_ns: int
+    safe_unix_ns: int
+    recording: str = ""
+    open_requests: int = 0
+    quality: Quality = Quality.STEPS_PLUS
+    facts: EngineFacts = EngineFacts()
+
+
+@pytest.mark.parametrize(("engines", "until_ns"), [(1, 107 * S + 5), (2, 107 * S), (99, 107 * S), (100, 104 * S)])
+def test_rows_of_several_engines_leave_by_the_second_and_of_many_by_four(engines, until_ns):
+    emitters = {("", str(number)): Told(str(number), 200 * S + 5, 107 * S + 5) for number in range(engines)}
+    census = Census(emitters, dict.fromkeys(emitters, "c"))
+    assert census.horizon("c", JoinConfig(grace_s=93, window_s=180)) == until_ns
 
 
 @given(

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from collector.config import DedupeConfig
+from collector.decode import foreign
 from collector.decode import vocabulary as words
 from collector.decode.envelope import SlimExport
-from collector.decode.foreign import _KNOWN_PREFIX, ForeignSpans
+from collector.decode.foreign import _KNOWN_PREFIX, Envelope, ForeignSpans
 from collector.durable import journal_records
 from collector.durable.journal import Journal
 from collector.receive import count
@@ -33,6 +34,9 @@ NOT_UTF8 = otlp.field(1, otlp.attribute("service.name", b"\x0a\x01\xff", number=
 SPAN = otlp.step_span([b"", b""])
 LONG = SPAN + otlp.attribute("text", "x" * 2000, number=9)
 NAMED = otlp.step_span([], tail=otlp.attribute("library", words.STEP_SCOPE, number=9))
+KNOWN_SPANS = (words.CORE_SPAN, words.REQUEST_SPAN, words.STEP_SPAN_PREFIX, words.KV_SPAN_PREFIX)
+GROUP = b"\x9b\x06\x0b\x0c\x08\x01\x9c\x06"
+"""Of number 99, with another one and a number in it."""
 RESOURCE = otlp.field(
     1, b"".join(otlp.attribute(key, "one", number=1) for key in (words.INSTANCE, *sorted(words.FACT_KEYS), "host.name"))
 )
@@ -62,6 +66,12 @@ ALONE = {
         1, otlp.field(2, _scope_spans("fastapi", [SPAN + b"\x98\x06\x01"]) + b"\xba\x3e\x01a") + b"\xba\x3e\x02ab"
     )
     + b"\xba\x3e\x03abc",
+    "groups": otlp.field(1, otlp.field(2, _scope_spans("fastapi", [SPAN + GROUP, GROUP]) + GROUP) + GROUP) + GROUP,
+    "lengths in more bytes than they need": b"\x8a\x00\x8b\x80\x00" + otlp.field(2, _scope_spans("a", [b""] * 2)),
+    "a scope in two halves": otlp.field(
+        1, otlp.field(2, otlp.field(1, otlp.field(1, b"fastapi")) + otlp.field(2, SPAN) + otlp.field(1, b""))
+    ),
+    "names of known spans": otlp.export(("fastapi", [otlp.field(5, name.encode()) for name in KNOWN_SPANS])),
     "many": otlp.export(("fastapi", [LONG] * 500)),
 }
 BESIDE_OTHERS = {
@@ -128,6 +138,21 @@ def test_what_takes_a_closer_look_enters_as_it_came(payload):
     assert (export.payload, export.foreign) == (payload, ForeignSpans())
 
 
+def test_exports_that_are_read_at_once_are_read_alike_stripped_or_whole():
+    payloads = [*ALONE.values(), *BESIDE_OTHERS.values()]
+
+    def told(exports):
+        counts = Counts()
+        batches = TelemetryReader(DedupeConfig()).read(exports, counts)
+        return [comparable(telemetry) for batch in batches for _, telemetry in batch], whoever_read(counts)
+
+    stripped = [admitted(payload)[0] for payload in payloads]
+    assert told(stripped) == told([
+        export._replace(payload=payload, foreign=ForeignSpans())
+        for export, payload in zip(stripped, payloads, strict=True)
+    ])  # fmt: skip
+
+
 scopes = st.tuples(
     st.sampled_from([*FOREIGN, *sorted(words.KNOWN_SCOPES)]), st.lists(st.sampled_from([SPAN, NAMED, b""]), max_size=3)
 )
@@ -163,6 +188,12 @@ def test_wherever_an_export_is_cut_or_damaged_the_verdict_is_that_of_the_whole_e
     for payload, refused in zip(damaged, verdicts, strict=True):
         if not refused and count_spans(payload):
             assert_read_alike(payload)
+
+
+def test_scopes_without_spans_are_gone_through_once(monkeypatch):
+    monkeypatch.delattr(foreign, "SlimExport")  # nobody asks for its scopes a second time
+    payload = otlp.field(1, otlp.field(2, b"") * 1000) + otlp.export(("fastapi", []))
+    assert open_envelope(payload) == Envelope(0, payload)
 
 
 def test_an_export_that_is_walked_first_loses_its_foreign_spans_too(monkeypatch):

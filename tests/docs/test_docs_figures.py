@@ -106,7 +106,7 @@ def stages():
     """Where a microsecond goes."""
     parse_us = figure("cost stages", f"{DEFAULT}: {PARSE}")
     words = (
-        "decode: steps by template; requests the plain way, half of it",
+        "decode: steps by template, events of requests by shape",
         "place in the windows of their engines",
         "rows: final steps, features, order among engines",
         "learn: five targets, two of them of steps, and the quick lane",

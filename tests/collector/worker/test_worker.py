@@ -92,7 +92,8 @@ def test_a_worker_that_has_caught_up_lags_behind_nobody(house):
     assert house.metrics.value(WORKER_LAG) == 0
 
 
-def test_a_turn_without_work_checks_in(house):
+def test_a_turn_without_work_checks_in(house, monkeypatch):
+    monkeypatch.setattr(worker, "IDLE_WAIT_S", 0.01)
     house.worker.start()
     for _ in range(3):
         house.clock.advance(TURN_TIMEOUT_S + 1)
@@ -161,8 +162,9 @@ def test_a_last_state_that_outlasts_the_time_to_drain_loses_nothing_and_nothing_
 
 
 def test_a_last_generation_that_takes_too_long_is_all_that_is_missing(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(worker, "LAST_BATCH_S", 0.05)
-    house = House(tmp_path, drain_s=0.05)
+    monkeypatch.setattr(worker, "LAST_BATCH_S", 0.5)
+    monkeypatch.setattr(worker, "IDLE_WAIT_S", 0.01)
+    house = House(tmp_path, drain_s=0.5)
     house.put(spans=5)
     house.worker.step(0)
     gate = threading.Event()

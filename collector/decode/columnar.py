@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -62,24 +62,22 @@ class Decoder:
         """
         exports = [_parse(payload) for payload, _ in payloads]
         foreign = [take_foreign_spans(export) if export is not None else ForeignSpans() for export in exports]
-        spans = [_spans_of(export, words.STEP_SCOPE) for export in exports]
+        spans = [_spans_of(export) for export in exports]
         self._journeys.begin_batch()
         self._api_moments.begin_batch()
-        columns = self._match_spans(list(itertools.chain.from_iterable(spans)))
+        columns = self._match_spans([span for own in spans for span in own.steps])
         out: list[list[Telemetry] | None] = []
         for export, left_out, (_, peer), own in zip(exports, foreign, payloads, spans, strict=True):
-            columns_of_export = list(itertools.islice(columns, len(own)))
-            core = _take_moments(_spans_of(export, words.CORE_SCOPE), self._journeys)
-            api = _take_moments(_spans_of(export, words.API_SCOPE), self._api_moments)
+            columns_of_export = iter(list(itertools.islice(columns, len(own.steps))))
+            core = _take_moments(own.core, self._journeys)
+            api = _take_moments(own.api, self._api_moments)
             remainder = _parse_remainder(export)
             if remainder is None:
                 out.append(None)
                 continue
             left_out.add_to(counts)
             self._record_scopes(left_out.scopes)
-            out.append(
-                plain.read(remainder, peer, admit_span, counts, plain.TakenOut(iter(columns_of_export), core, api))
-            )
+            out.append(plain.read(remainder, peer, admit_span, counts, plain.TakenOut(columns_of_export, core, api)))
         return out
 
     def _record_scopes(self, scopes: frozenset[str]) -> None:
@@ -152,11 +150,23 @@ def _parse_remainder(export: Any) -> ExportTraceServiceRequest | None:
         return None
 
 
-def _spans_of(export: Any, scope: str) -> list[Any]:
-    if export is None:
-        return []
-    scopes = [spans for resource in export.items for spans in resource.items if spans.scope.name == scope]
-    return [span for spans in scopes for span in spans.items]
+class _Spans(NamedTuple):
+    """Spans of an export by their scope, in order."""
+
+    steps: list[Any]
+    core: list[Any]
+    api: list[Any]
+
+
+def _spans_of(export: Any) -> _Spans:
+    out = _Spans([], [], [])
+    by_scope = {words.STEP_SCOPE: out.steps, words.CORE_SCOPE: out.core, words.API_SCOPE: out.api}
+    for resource in export.items if export is not None else ():
+        for scope_spans in resource.items:
+            spans = by_scope.get(scope_spans.scope.name)
+            if spans is not None:
+                spans += scope_spans.items
+    return out
 
 
 def _take_moments(spans: list[Any], known: KnownShapes[Moment]) -> Iterator[list[Moment] | None]:

@@ -117,10 +117,15 @@ def _read_resource(
     counts[table.DECODED_SPANS] += spans_seen
     counts[table.DECODED_EVENTS] += events_seen
     counts[table.DECODED_SPANS_OK] += accepted
-    if steps:
-        out.steps = np.concatenate(steps).view(STEP_DTYPE)[:, 0]
-    out.snapshots = np.array(snapshots, SNAPSHOT_DTYPE)
+    _set_columns(out, steps, snapshots)
     return out
+
+
+def _set_columns(out: Telemetry, steps: list[NDArray[np.int64]], snapshots: list[tuple[int, ...]]) -> None:
+    if steps:  # of one span, as the plugin sends it
+        out.steps = (steps[0] if len(steps) == 1 else np.concatenate(steps)).view(STEP_DTYPE)[:, 0]
+    if snapshots:
+        out.snapshots = np.array(snapshots, SNAPSHOT_DTYPE)
 
 
 def _add_request_span(
@@ -146,8 +151,10 @@ _WITHOUT_ROWS = frozenset({words.API_SCOPE, words.KV_SCOPE})
 
 def plugin_losses(span: Span) -> dict[PluginLoss, int] | None:
     """What the producer plugin had lost when it made this step span; None: it is not the plugin's."""
-    prefix, attributes = words.PLUGIN_PREFIX, span.attributes[: words.ATTRIBUTES_MAX]
-    said = {each.key[len(prefix) :]: each.value.int_value for each in attributes if each.key.startswith(prefix)}
+    prefix, said = words.PLUGIN_PREFIX, {}
+    for attribute in itertools.islice(span.attributes, words.ATTRIBUTES_MAX):
+        if (key := attribute.key).startswith(prefix):
+            said[key[len(prefix) :]] = attribute.value.int_value
     if not said:
         return None
     return {loss: min(max(said.get(loss, 0), 0), words.COUNT_MAX) for loss in PluginLoss}

@@ -111,7 +111,7 @@ def _value(event: bytes, at: int) -> _Value | None:
     if len(event) < stop:
         return None
     if tag == _TEXT:
-        return _Value(tag, tag_at + 2, stop) if value[:1] == bytes([len(value) - 1]) and value.isascii() else None
+        return _Value(tag, tag_at + 2, stop) if value and value[0] == len(value) - 1 and value.isascii() else None
     if tag == _DOUBLE:
         return _Value(tag, tag_at + 1, stop) if len(value) == _WORD else None
     ends = 1 <= len(value) <= _WORD and value[-1] < _CONTINUED and min(value[:-1], default=_CONTINUED) >= _CONTINUED

@@ -176,6 +176,23 @@ def test_an_event_damaged_anywhere_is_what_the_plain_decoder_says_it_is(known, d
     assert_same([(export_of(scope, [bytes(damaged[:end])]), "b")], decoder)
 
 
+@pytest.mark.parametrize("scope", TEMPLATES)
+@pytest.mark.parametrize(
+    "odd",
+    [
+        pytest.param(b"\x1a\x06\x0a\x01k\x12\x01\x0a", id="a text without its length"),
+        pytest.param(b"\x1a\x05\x0a\x01k\x12\x00\x0a\x00", id="no value, then a field that looks like a text"),
+        pytest.param(b"\x1a\x07\x0a\x01k\x12\x02\x0a\x00", id="an empty text"),
+        pytest.param(b"\x1a\x06\x0a\x00\x12\x02\x18\x01", id="an empty key"),
+        pytest.param(b"\x1a\x05\x0a\x01k\x12\x00", id="no value"),
+        pytest.param(b"\x1a\x03\x0a\x01k", id="no value at all"),
+    ],
+)
+def test_an_event_that_ends_in_an_odd_attribute_harms_no_other_export(scope, odd):
+    known = next(event for of, event in EVENTS if of == scope)
+    assert_same([(export_of(scope, [known]), "a"), (export_of(scope, [known + odd]), "b")])
+
+
 @pytest.mark.parametrize(
     ("said", "finish"),
     [("length", Finish.LENGTH), ("stopped", Finish.STOPPED), ("melted", Finish.ERROR), (None, Finish.ERROR)],

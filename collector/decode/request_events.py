@@ -26,9 +26,9 @@ from .records import Mark, MarkKind
 from .request_spans import ApiMoment, CoreMoment, finish_of
 
 SHAPES_MAX: Final = 256
-"""Half a kB each; beyond, all are forgotten: those in use come back at once."""
+"""Half a kB each, of the longest events ten; beyond, all are forgotten: those in use come back at once."""
 WALKS_MAX: Final = 32
-"""Events walked for one batch: who sends ever new shapes pays the price of the plain decoder, hardly more."""
+"""Events walked for one batch, which costs several times what the plain decoder does: ever new shapes are soon its."""
 EVENT_MAX: Final = 4096
 ATTRIBUTES_MAX: Final = 40
 """What is longer, or says more, has no shape."""

@@ -26,9 +26,9 @@ from .records import Mark, MarkKind
 from .request_spans import ApiMoment, CoreMoment, finish_of
 
 SHAPES_MAX: Final = 256
-"""Half a kB each; beyond, all are forgotten: those in use come back at once."""
+"""Half a kB each, of the longest events ten; beyond, all are forgotten: those in use come back at once."""
 WALKS_MAX: Final = 32
-"""Events walked for one batch: who sends ever new shapes pays the price of the plain decoder, hardly more."""
+"""Events walked for one batch, which costs several times what the plain decoder does: ever new shapes are soon its."""
 EVENT_MAX: Final = 4096
 ATTRIBUTES_MAX: Final = 40
 """What is longer, or says more, has no shape."""
@@ -111,7 +111,7 @@ def _value(event: bytes, at: int) -> _Value | None:
     if len(event) < stop:
         return None
     if tag == _TEXT:
-        return _Value(tag, tag_at + 2, stop) if value[:1] == bytes([len(value) - 1]) and value.isascii() else None
+        return _Value(tag, tag_at + 2, stop) if value and value[0] == len(value) - 1 and value.isascii() else None
     if tag == _DOUBLE:
         return _Value(tag, tag_at + 1, stop) if len(value) == _WORD else None
     ends = 1 <= len(value) <= _WORD and value[-1] < _CONTINUED and min(value[:-1], default=_CONTINUED) >= _CONTINUED

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from collector.decode import vocabulary as words
 from collector.decode.columnar import Decoder
@@ -22,6 +24,7 @@ from collector.decode.request_events import (
     JourneyTemplate,
     KnownShapes,
 )
+from collector.decode.request_spans import core_moments
 from tests.support.decode_oracle import assert_same
 from tests.support.otlp_load import Stream
 from tests.support.recordings import all_recordings, messages, payloads
@@ -176,6 +179,50 @@ def test_an_event_damaged_anywhere_is_what_the_plain_decoder_says_it_is(known, d
     assert_same([(export_of(scope, [bytes(damaged[:end])]), "b")], decoder)
 
 
+def journey_event(numbers):
+    """QUEUED with these varints as its fields."""
+    attributes = b"".join(
+        bytes([0x1A, len(key) + len(said) + 5, 0x0A, len(key)]) + key + bytes([0x12, len(said) + 1, 0x18]) + said
+        for key, said in zip(map(str.encode, words.JOURNEY_FIELDS), numbers, strict=True)
+    )
+    return Span.Event(time_unix_nano=words.UNIX_MIN, name="journey.QUEUED").SerializeToString() + attributes
+
+
+@pytest.mark.parametrize("ones", range(len(words.JOURNEY_FIELDS)))
+def test_numbers_of_any_width_do_not_reach_into_one_another(ones):
+    """All bits of one number but the highest that it may have, each number in one byte to eight."""
+    bits = [field.limit.bit_length() - 1 for field in words.JOURNEY_FIELDS.values()]
+    known = KnownShapes(JourneyTemplate)
+    for widths in itertools.product(range(1, 9), repeat=len(bits)):
+        values = [0] * len(bits)
+        values[ones] = (1 << min(bits[ones], 7 * widths[ones])) - 1
+        event = journey_event(
+            bytes([value >> 7 * at & 0x7F | (0x80 if at < width - 1 else 0) for at in range(width)])
+            for value, width in zip(values, widths, strict=True)
+        )
+        known.begin_batch()
+        (moment,) = known.read([event])
+        assert [moment] == core_moments(Span(events=[Span.Event.FromString(event)]))
+        assert [moment.mark.ts_ns, moment.mark.step_id, moment.mark.output_tokens, moment.prompt_tokens] == values
+
+
+@pytest.mark.parametrize("scope", TEMPLATES)
+@pytest.mark.parametrize(
+    "odd",
+    [
+        pytest.param(b"\x1a\x06\x0a\x01k\x12\x01\x0a", id="a text without its length"),
+        pytest.param(b"\x1a\x05\x0a\x01k\x12\x00\x0a\x00", id="no value, then a field that looks like a text"),
+        pytest.param(b"\x1a\x07\x0a\x01k\x12\x02\x0a\x00", id="an empty text"),
+        pytest.param(b"\x1a\x06\x0a\x00\x12\x02\x18\x01", id="an empty key"),
+        pytest.param(b"\x1a\x05\x0a\x01k\x12\x00", id="no value"),
+        pytest.param(b"\x1a\x03\x0a\x01k", id="no value at all"),
+    ],
+)
+def test_an_event_that_ends_in_an_odd_attribute_harms_no_other_export(scope, odd):
+    known = next(event for of, event in EVENTS if of == scope)
+    assert_same([(export_of(scope, [known]), "a"), (export_of(scope, [known + odd]), "b")])
+
+
 @pytest.mark.parametrize(
     ("said", "finish"),
     [("length", Finish.LENGTH), ("stopped", Finish.STOPPED), ("melted", Finish.ERROR), (None, Finish.ERROR)],
@@ -199,6 +246,28 @@ def test_a_span_of_which_one_event_is_odd_is_left_as_it_is():
         if spans.scope.name in TEMPLATES:
             spans.spans[0].events.add(name="exception", time_unix_nano=words.UNIX_MIN)
     assert_same([(export.SerializeToString(), "a")])
+
+
+def test_spans_keep_their_own_events_between_scopes_said_twice_and_exports_that_do_not_decode():
+    """Spans with no events, read and left ones in turn, in both scopes of two resources, twice each."""
+    export = ExportTraceServiceRequest()
+    for number in range(32):
+        if number % 8 == 0:
+            resource = export.resource_spans.add()
+        scope = (words.CORE_SCOPE, words.API_SCOPE)[number // 2 % 2]
+        spans = resource.scope_spans.add()
+        spans.scope.name = scope
+        for each in range(3):
+            name = words.CORE_SPAN if scope == words.CORE_SCOPE else words.REQUEST_SPAN
+            span = spans.spans.add(span_id=b"%08d" % (3 * number + each), name=name)
+            span.start_time_unix_nano, span.end_time_unix_nano = 1, words.UNIX_MIN + 5
+            for of, event in EVENTS[number : number + 9] if (number + each) % 4 else ():
+                if of == scope:
+                    span.events.add().ParseFromString(event)
+            if (number + each) % 3 == 0:
+                span.events.add(name="exception")
+    payload = export.SerializeToString()
+    assert_same([(payload, "a"), (payload[:-1], "b"), (payload, "c"), (b"", "d"), (payload, "e")])
 
 
 def test_who_sends_ever_new_shapes_is_walked_no_further_in_a_batch_and_fills_no_memory():

@@ -28,20 +28,21 @@ ROOT = Path(__file__).parents[2]
 def pinned(cpu, *command, env=os.environ, **kwargs):
     """A Python process on one CPU, which finds its bytecode compiled as that of an installed package is."""
     compiled = {name: value for name, value in env.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    compiled["PYTHONPYCACHEPREFIX"] = str(_bytecode())
+    compiled["PYTHONPYCACHEPREFIX"] = str(bytecode())
     command = ["taskset", "-c", str(cpu), sys.executable, *map(str, command)]
     return subprocess.Popen(command, text=True, env=compiled, **kwargs)
 
 
 @functools.cache
-def _bytecode():
+def bytecode():
     """Where it is; compiled before anything is measured, and gone with this process."""
     directory = Path(tempfile.mkdtemp(prefix="tracefit-bench-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environ["PYTHONPYCACHEPREFIX"] = str(directory)
-    imports = "import collector.app, collector.commands.replay, tests.bench.servers, tests.bench.send_load"
-    subprocess.run([sys.executable, "-c", imports], env=environ, check=True, cwd=ROOT)
+    imports = ("collector.app", "collector.commands.replay", "tests.bench.servers", "tests.bench.send_load")
+    learners = ("river.base", "river.drift", "river.linear_model", "river.optim", "river.preprocessing")
+    subprocess.run([sys.executable, "-c", f"import {', '.join(imports + learners)}"], env=environ, check=True, cwd=ROOT)
     return directory
 
 

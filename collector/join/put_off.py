@@ -1,9 +1,8 @@
 """Which rows are made later: those of a few steps, together with those of the next ones.
 
-To make rows of 200 steps costs four fifths of what it costs to make those of 400. The published lane is the same in the
-end; both lanes are up to four seconds of the engine's time later. Of one that falls silent, they wait until others'
-time has passed half of ``grace_s``, or until silence ends it (:class:`collector.join.waiting.Waiting` says so:
-``next_steps``).
+To make rows of a few steps costs nearly as much as of many. The published lane is the same in the end; both lanes are
+up to four seconds of the engine's time later. Of one that falls silent, they wait until others' time has passed half of
+``grace_s``, or until silence ends it (:class:`collector.join.waiting.Waiting` says so: ``next_steps``).
 """
 
 from __future__ import annotations

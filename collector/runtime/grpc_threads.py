@@ -1,9 +1,10 @@
 """gRPC reads its sockets in the thread that serves, without threads of its own between.
 
-Its "event engine" hands every piece of a call from thread to thread, and each that was woken looks for more for half a
-second: of what a call a second costs, a third. The core has the older way beside it, behind the name of an experiment,
-read when grpc is imported: https://github.com/grpc/grpc/blob/v1.71.0/src/core/lib/experiments/experiments.yaml. A
-version that no longer has that name complains of it on stderr, so it is said to those alone that are known to have it.
+Its "event engine" hands every piece of a call from thread to thread, and each that was woken looks for more for a while
+before it sleeps, which is dear where calls are rare. The core has the older way beside it, behind the name of an
+experiment, read when grpc is imported:
+https://github.com/grpc/grpc/blob/v1.71.0/src/core/lib/experiments/experiments.yaml. A version that no
+longer has that name complains of it on stderr, so it is said to those alone that are known to have it.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ class OtlpGrpcReceiver:
                 ("grpc.max_metadata_size", 16 << 10),
                 ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
                 ("grpc.max_connection_idle_ms", int(config.max_connection_idle_s * 1000) or _NEVER_MS),
-                ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),  # a peer that is gone gives its connection back
+                ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),  # a peer that is gone in a call gives its place back
                 ("grpc.keepalive_timeout_ms", 20_000),
                 ("grpc.http2.bdp_probe", 0),
                 ("grpc.http2.lookahead_bytes", WINDOW_BYTES),

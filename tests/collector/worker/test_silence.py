@@ -21,6 +21,7 @@ from collector.worker.pipeline import Pipeline
 from collector.worker.publish import Publisher
 from collector.worker.silence import SilenceWatch
 from exporters.status_page.waiting_section import REASONS, EngineWaiting, waiting_section
+from tests.bench.bench_cost import SILENT
 from tests.support.clocks import FakeClock
 from tests.support.otlp_load import Stream
 from tests.support.page_server import RECORDED
@@ -295,6 +296,7 @@ def test_what_waits_is_said_by_engine_with_its_reason(caplog):
     series = {"engine": instance, "what": "requests", "reason": "journeys"}
     assert house.metrics.registry.get_sample_value("tracefit_join_waiting", series) == 208
     (line,) = [record.getMessage() for record in caplog.records if "nothing comes" in record.getMessage()]
+    assert SILENT in line, "by these words the bench counts silences"
     assert f"{instance} ({waiting.steps} steps, 208 requests wait: journeys)" in line
 
 

@@ -18,12 +18,13 @@ reference yet: there the row is compared with the fit, and s_i is twice the fit'
 it has seen the fit is asked (sqrt of the leverage in units of its mean).
 
     fast   medians of 8 v, two-sided CUSUM with slack 1.75, limit 14    what stands out of single rows (detectors.py)
-    slow   levels of 32 u in units of their usual size, slack 1, limit 6   what lasts (levels.py; with cusum only)
+    slow   levels of 32 u in units of their usual size, slack 1, limit 6   what lasts (levels.py)
     gate   no alarm while the median of the last 16 (slow: 64) e is below 6 %
 
 An alarm is a suspicion: the learner predicts by it at once, and learns on the side. References stay as they were until
 the rows after it have confirmed or refuted it (suspicion.py). A change that is too slow for either moves all references
-along with the rows, with a memory of 2048 rows. References: Page (Biometrika 1954).
+along with the rows, with a memory of 2048 rows. Without a detector (``none``) references are learned, and nothing is
+looked for. References: Page (Biometrika 1954).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from online.snapshot import DriftSnapshot
 from online.state import Count, Finite, LikeFresh, MadeBy, saved
 
 from .cells import CellRows, Cells, SpeedFit
-from .detectors import U_MAX, DriftSettings, make_detector
+from .detectors import NO_DETECTOR, U_MAX, DriftSettings, make_detector
 from .factor_use import FactorUse
 from .levels import Levels
 from .medians import median_of, medians_of
@@ -140,11 +141,8 @@ class DriftMonitor:
             spread = np.where(known, spread, strange)
         e, spread = log_ratio - reference.take(group), spread.take(group)
         unusual, by_form = cells.unusual_work(ids, group, x, fit.beta, settings.work_free)
-        slack, by_form = settings.work_slack * unusual, settings.form_slack * by_form
-        if (steps != 1.0).any():
-            by_form[steps != 1.0] = np.inf
-        early = e / np.hypot(spread, np.minimum(slack, by_form))
-        spread = np.hypot(spread, slack)
+        slack = settings.work_slack * unusual
+        usual_spread, spread = spread, np.hypot(spread, slack)
         u = np.minimum(np.maximum(e / spread, -U_MAX), U_MAX)
         if self.suspicion is None:
             cells.follow(float(np.repeat(own, groups.sizes) @ u.take(groups.order)))
@@ -160,6 +158,10 @@ class DriftMonitor:
         if self.suspicion is not None:
             self.prefill.reset()
             return self._speed(self._try_suspicion(self.suspicion, cell, e, u, spread))
+        if settings.detector == NO_DETECTOR:
+            return self.unchanged()
+        by_form = np.where(steps == 1.0, settings.form_slack * by_form, np.inf)
+        early = e / np.hypot(usual_spread, np.minimum(slack, by_form))
         verdict = self._watch_all(e, u, np.minimum(np.maximum(early, -U_MAX), U_MAX), spread, end_ns)
         if verdict is Verdict.NOTHING:
             verdict = self._watch_prefill((unusual == 0.0) & (cell >= PREFILL_CELL), e, u, end_ns)

@@ -35,6 +35,13 @@ def test_a_change_of_speed_is_confirmed_with_its_gain(detector, gain):
     assert drift.last[1] == pytest.approx(gain, rel=0.05)
 
 
+@pytest.mark.parametrize("gain", [0.5, 1.1, 3.0])
+def test_without_a_detector_no_change_of_speed_is_told(gain):
+    drift = _run("none", drift_at=3000, gain=gain)
+    assert (drift.alarms, drift.confirmed, drift.refuted, drift.last) == (0, 0, 0, None)
+    assert drift.cells.rows.sum() > 0, "references are learned all the same"
+
+
 @pytest.mark.parametrize("detector", DETECTORS)
 def test_stalls_are_not_a_change_of_speed(detector):
     assert _run(detector, stalls=0.03).confirmed == 0

@@ -28,7 +28,7 @@ from collector.telemetry import Counts
 from . import plain
 from . import vocabulary as words
 from .envelope import SlimExport
-from .foreign import ForeignSpans, take_foreign_spans
+from .foreign import take_foreign_spans
 from .known_templates import KnownTemplates
 from .records import STEP_FIELDS, Telemetry
 from .request_events import ApiTemplate, JourneyTemplate, KnownShapes, Moment
@@ -61,8 +61,10 @@ class Decoder:
         None where that raises DecodeError, and where the rest of an export would take too much memory to parse.
         """
         exports = [_parse(payload) for payload, _ in payloads]
-        foreign = [take_foreign_spans(export) if export is not None else ForeignSpans() for export in exports]
         spans = [_spans_of(export) for export in exports]
+        foreign = [
+            take_foreign_spans(export) if own.others else None for export, own in zip(exports, spans, strict=True)
+        ]
         self._journeys.begin_batch()
         self._api_moments.begin_batch()
         columns = self._match_spans([span for own in spans for span in own.steps])
@@ -75,8 +77,9 @@ class Decoder:
             if remainder is None:
                 out.append(None)
                 continue
-            left_out.add_to(counts)
-            self._record_scopes(left_out.scopes)
+            if left_out is not None:
+                left_out.add_to(counts)
+                self._record_scopes(left_out.scopes)
             out.append(plain.read(remainder, peer, admit_span, counts, plain.TakenOut(columns_of_export, core, api)))
         return out
 
@@ -156,21 +159,31 @@ class _Spans(NamedTuple):
     steps: list[Any]
     core: list[Any]
     api: list[Any]
+    others: bool
+    """Whether there are scopes that nobody here knows."""
 
 
 def _spans_of(export: Any) -> _Spans:
-    out = _Spans([], [], [])
-    by_scope = {words.STEP_SCOPE: out.steps, words.CORE_SCOPE: out.core, words.API_SCOPE: out.api}
+    steps: list[Any] = []
+    core: list[Any] = []
+    api: list[Any] = []
+    by_scope = {words.STEP_SCOPE: steps, words.CORE_SCOPE: core, words.API_SCOPE: api}
+    others = False
     for resource in export.items if export is not None else ():
         for scope_spans in resource.items:
-            spans = by_scope.get(scope_spans.scope.name)
+            name = scope_spans.scope.name
+            spans = by_scope.get(name)
             if spans is not None:
                 spans += scope_spans.items
-    return out
+            elif name not in words.KNOWN_SCOPES:
+                others = True
+    return _Spans(steps, core, api, others)
 
 
 def _take_moments(spans: list[Any], known: KnownShapes[Moment]) -> Iterator[list[Moment] | None]:
     """Take the events out of the spans of which every event is read; an item per span."""
+    if not spans:
+        return iter(())
     moments = [known.read(span.events) for span in spans]
     for span, read in zip(spans, moments, strict=True):
         if read is not None:

@@ -155,6 +155,10 @@ class RequestSpan(Record, frozen=True, gc=False):
     model: str
 
 
+_NO_STEPS: StepColumns = np.empty(0, STEP_DTYPE)
+_NO_SNAPSHOTS: SnapshotColumns = np.empty(0, SNAPSHOT_DTYPE)
+
+
 @dataclass(slots=True)
 class Telemetry:
     """What one resource of one export said.
@@ -164,8 +168,8 @@ class Telemetry:
 
     instance: str
     facts: dict[str, str]
-    steps: StepColumns = field(default_factory=lambda: np.empty(0, STEP_DTYPE))
-    snapshots: SnapshotColumns = field(default_factory=lambda: np.empty(0, SNAPSHOT_DTYPE))
+    steps: StepColumns = field(default_factory=lambda: _NO_STEPS)
+    snapshots: SnapshotColumns = field(default_factory=lambda: _NO_SNAPSHOTS)
     core: list[CoreSpan] = field(default_factory=list)
     api: list[ApiSpan] = field(default_factory=list)
     requests: list[RequestSpan] = field(default_factory=list)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -42,6 +41,7 @@ from collector.runtime import (
     resident_bytes,
     set_log_format,
     set_log_level,
+    take_turns,
     tune_malloc,
 )
 from collector.runtime.http import HttpServer, page_handler
@@ -66,7 +66,6 @@ HANDLERS_FREE = 2
 """Of the receiver's threads, how many never wait for room: health checks and exports that fit get through."""
 GATHER_S = 5.0
 """The pause of an SDK's exporter. A batch ends with a generation, so that silence ends waiting within 10 s more."""
-SWITCH_INTERVAL_S = 0.001
 PAGE_TIMEOUT_S = 10.0
 """Longest wait for the bytes of a request to the pages, and longest time to send one."""
 
@@ -331,11 +330,9 @@ class Sidecar:
 
 def run(loaded: Loaded, clock: Clock, stop: Stop, source: ConfigSource | None = None) -> bool:
     """Serve until asked to stop, or until the worker dies; True if nothing was lost."""
-    # A handler that has its answer ready waits this long for the interpreter while the worker computes; the default of
-    # 5 ms, paid several times in a call, is most of what an exporter would notice.
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    tune_malloc()
     config, fallback = loaded
+    take_turns(patiently=config.queue.in_turn)
+    tune_malloc()
     set_log_level(config.log_level)
     set_log_format(config.log_format)
     if fallback is not None:

@@ -24,6 +24,7 @@ from .progress import Progress
 from .stop import Stop
 from .tasks import Part, Task
 from .terminal import PrintLine, TerminalRemarks, print_in_any_encoding, remarks_on
+from .turns import take_turns
 
 __all__ = [
     "EXIT_CONFIG",
@@ -58,6 +59,7 @@ __all__ = [
     "set_log_format",
     "set_log_level",
     "sync_directory",
+    "take_turns",
     "tune_malloc",
     "without_collection",
     "without_openssl",

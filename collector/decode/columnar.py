@@ -23,6 +23,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from collector.runtime import offer_turn
 from collector.telemetry import Counts
 
 from . import plain
@@ -104,6 +105,7 @@ class Decoder:
                 columns.add(chunk[:CHUNK], first, self._templates.match(chunk[:CHUNK]))
                 first += CHUNK
                 del chunk[:CHUNK]
+                offer_turn()
         if chunk:
             columns.add(chunk, first, self._templates.match(chunk))
         return _split_by_span(spans, ends, columns.matched(), iter(columns.left))

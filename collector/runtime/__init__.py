@@ -24,7 +24,7 @@ from .progress import Progress
 from .stop import Stop
 from .tasks import Part, Task
 from .terminal import PrintLine, TerminalRemarks, print_in_any_encoding, remarks_on
-from .turns import take_turns
+from .turns import offer_turn, take_turns
 
 __all__ = [
     "EXIT_CONFIG",
@@ -51,6 +51,7 @@ __all__ = [
     "configure_logs",
     "give_back",
     "limit_bytes",
+    "offer_turn",
     "package_files",
     "print_in_any_encoding",
     "remarks_on",

@@ -2,8 +2,9 @@
 
 Only one thread of an interpreter computes at a time. A handler that is woken while another thread computes gets the
 processor, finds the interpreter taken and goes to sleep again: two switches for nothing, several times in each of calls
-that follow one another. Under ``SCHED_BATCH`` the kernel lets a woken thread wait for its turn, behind other processes,
-too: that is some milliseconds later where a core is busy. sched(7).
+that follow one another. Under ``SCHED_BATCH`` the kernel lets a woken thread wait for its turn, and who computes for
+long has to offer it, or each of the several turns that a call needs comes some milliseconds later. Other processes on a
+core do not. sched(7), sched_yield(2).
 """
 
 from __future__ import annotations
@@ -21,6 +22,15 @@ SWITCH_INTERVAL_S: Final = 0.001
 def take_turns(*, patiently: bool) -> None:
     """For this thread and those that it starts; whoever chose another policy than the usual one has decided."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    if patiently and sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:
+    if patiently and sys.platform == "linux":
         with contextlib.suppress(OSError):  # nothing but time is lost where it is forbidden
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+            if os.sched_getscheduler(0) == os.SCHED_OTHER:
+                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def offer_turn() -> None:
+    """Whoever waits goes first: for a thread that computes for long, each time it has for a millisecond or two."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            if os.sched_getscheduler(0) == os.SCHED_BATCH:
+                os.sched_yield()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from online.blocks import Cutter, Design
+from online.blocks import Between, Cutter, Design
 from online.drift import NO_DETECTOR, Speed
 from online.features import FeatureSet
 from online.prediction import Residuals
@@ -87,10 +87,9 @@ class TargetState:
         self.cutter, self.quick = Cutter(*self._block_size), Cutter(*self._block_size.quick)
         self.matrix = DesignMatrix(target)
         self.models: dict[str, Learner] = {}
-        self.residuals = Residuals()
+        self.residuals, self.windows = Residuals(), WindowRows()
         self.published: PublishedPrediction | None = None
         self.champion = ""
-        self.windows = WindowRows()
         self.first_ns = self.last_ns = 0
         self.replicas: dict[str, list[Replica]] = {}
         self.history = StepHistory(kept=target is Target.STEP_TIME)
@@ -121,7 +120,7 @@ class TargetState:
 
     # ---------------------------------------------------------------- rows in
 
-    def learn(self, rows: RowBlock, *, quick: bool = False) -> Counter[RowOutcome]:
+    def learn(self, rows: RowBlock, between: Between = lambda: None, *, quick: bool = False) -> Counter[RowOutcome]:
         """Cut rows into blocks and learn every block that is complete; what became of the rows."""
         design, outcome, good = self.matrix.evaluate(rows)
         if not len(design):
@@ -142,6 +141,7 @@ class TargetState:
         for block in self.cutter.push(design, longer=_WINDOWS_LONGER if windows else 1):
             self._learn_block(block)
             self._size_blocks()
+            between()
         return outcome
 
     def _learn_block(self, block: Design) -> None:

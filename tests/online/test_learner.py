@@ -202,6 +202,18 @@ def test_shape_factors_predict_what_no_line_can_and_leave_the_coefficients_alone
     assert target.seen.features["requests"] == (1.0, rows.raw[:, 6].max())
 
 
+def test_a_caller_is_heard_after_each_block_and_before_a_target_is_told_of_and_nothing_else_changes():
+    calls, rows = [], steps(5000, 5).rows
+    heard, alone = Bank(RLS, lambda: calls.append(1)), Bank(RLS)
+    for bank in (heard, alone):
+        bank.learn("c", TARGET, rows)
+    assert len(calls) >= 5000 // RLS.bank.block_rows
+    assert heard.state() == alone.state()
+    calls.clear()
+    assert heard.targets("c") == alone.targets("c")
+    assert len(calls) == 1
+
+
 def test_a_set_that_becomes_available_later_starts_then():
     from online.features.columns import FeatureSet, raw_column
     from online.features.registry import register

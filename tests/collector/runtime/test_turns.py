@@ -6,10 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from collector.config.load import load
+from collector.decode.columnar import CHUNK
+from collector.receive import Export
 from collector.runtime import turns
+from collector.worker.pipeline import Pipeline
+from tests.support.otlp_load import Stream
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="scheduling policies of Linux")
 
@@ -48,14 +54,55 @@ def test_whoever_chose_a_policy_keeps_it():
     assert _told("patiently", "chrt", "--idle", "0")[:2] == [os.SCHED_IDLE, os.SCHED_IDLE]
 
 
-def test_where_it_is_forbidden_a_sidecar_starts_all_the_same(monkeypatch):
+@pytest.mark.parametrize("call", ["sched_setscheduler", "sched_getscheduler", "sched_yield"])
+def test_where_it_is_forbidden_a_sidecar_starts_and_works_all_the_same(call, monkeypatch):
     def forbidden(*_):
         raise PermissionError
 
-    before_s = sys.getswitchinterval()
-    monkeypatch.setattr(os, "sched_setscheduler", forbidden)
-    try:
+    def take_and_offer():
         turns.take_turns(patiently=True)
+        turns.offer_turn()
+
+    before_s = sys.getswitchinterval()
+    monkeypatch.setattr(os, call, forbidden)
+    try:
+        with ThreadPoolExecutor(1) as thread:  # whose policy is its own
+            thread.submit(take_and_offer).result(10)
         assert sys.getswitchinterval() == pytest.approx(turns.SWITCH_INTERVAL_S)
     finally:
         sys.setswitchinterval(before_s)
+
+
+@pytest.fixture
+def yields(monkeypatch):
+    """How often this thread has left the processor to others."""
+    counted = []
+    monkeypatch.setattr(os, "sched_yield", lambda: counted.append(1))
+    return counted
+
+
+def test_a_thread_that_others_may_not_interrupt_offers_its_turn(monkeypatch, yields):
+    monkeypatch.setattr(os, "sched_getscheduler", lambda _: os.SCHED_BATCH)
+    turns.offer_turn()
+    assert len(yields) == 1
+
+
+def test_a_thread_that_others_may_interrupt_goes_on(yields):
+    turns.offer_turn()
+    assert not yields
+
+
+def test_a_worker_offers_its_turn_while_it_decodes_and_after_each_block_it_learns_or_tells_of(monkeypatch, yields):
+    monkeypatch.setattr(os, "sched_getscheduler", lambda _: os.SCHED_BATCH)
+    stream = Stream(1, instance="one", spans_per_rpc=30)
+    config = load(None, {}, "bulk")
+    pipeline = Pipeline(config, "test")
+    for number in range(12):
+        export = stream.export(number)
+        pipeline.process([Export(export.payload, "peer", None, export.spans)])
+    assert pipeline.learned_rows > 10 * export.steps
+    chunks, blocks = 12 * (export.steps // CHUNK), pipeline.learned_rows // config.bank.block_rows
+    assert len(yields) > chunks + blocks
+    yields.clear()
+    told = pipeline.snapshot(0, 1)
+    assert len(yields) == len(told.configs[0].targets)

@@ -29,7 +29,7 @@ WAIT_S = 60.0
 def runtime_lock(lock: str) -> str:
     """The entries of a lock, hashes included, of what is needed to run, by installed metadata."""
     kept = prune.closure(RUNS) - {"tracefit"}
-    entries = re.finditer(r"^([A-Za-z0-9._-]+)==.*(?:\n    .*)*", lock, re.MULTILINE)
+    entries = re.finditer(r"^([A-Za-z0-9._-]+)(?:\[.*?\])?==.*(?:\n    .*)*", lock, re.MULTILINE)
     return "".join(f"{entry[0]}\n" for entry in entries if prune.canonical(entry[1]) in kept)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
+from importlib import metadata
 
 import pytest
 
@@ -88,3 +90,17 @@ def test_what_is_listed_is_what_runs_with_its_hashes(audit):
     assert set(runs.splitlines()) <= set(lock.splitlines())
     assert len(names) == 16
     assert "Sixteen packages run" in (ROOT / "docs" / "security.md").read_text()
+
+
+def test_a_package_that_another_needs_with_extras_is_pinned_with_them():
+    """Or pip takes the newest of it, which no hash allows, from the day on which there is a newer one."""
+    pinned = set(re.findall(r"^(\S+)==", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
+    names = {name.partition("[")[0] for name in pinned}
+    needed = {
+        found[0]
+        for name in names & {each.metadata["Name"].lower() for each in metadata.distributions()}
+        for requirement in metadata.requires(name) or ()
+        if (found := re.match(r"[\w.-]+\[[\w,-]+\]", requirement)) and "extra ==" not in requirement
+    }
+    assert "coverage[toml]" in needed
+    assert needed <= pinned

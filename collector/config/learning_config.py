@@ -96,7 +96,11 @@ class BankConfig(Section, frozen=True, kw_only=True):
         float, Meta(ge=0.001, le=3_600, description="Event time after which a block is learned, at the latest.")
     ] = 8.0
     detector: Annotated[
-        str, Meta(description="What tells a change of speed: `cusum`, `adwin`, `page_hinkley` or `none`.")
+        str,
+        Meta(
+            description="What tells a change of speed: `cusum`, `adwin`, `page_hinkley` or `none`. With `none`"
+            " coefficients follow one as slowly as the rarest kind of step forgets."
+        ),
     ] = "cusum"
     river_rows_per_s: Annotated[
         float,

@@ -71,6 +71,7 @@ class Decoder:
         columns = self._match_spans([span for own in spans for span in own.steps])
         out: list[list[Telemetry] | None] = []
         for export, left_out, (_, peer), own in zip(exports, foreign, payloads, spans, strict=True):
+            offer_turn()
             columns_of_export = iter(list(itertools.islice(columns, len(own.steps))))
             core = _take_moments(own.core, self._journeys)
             api = _take_moments(own.api, self._api_moments)

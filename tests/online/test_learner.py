@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from collector.config.learning_config import BankConfig
+from collector.config.load import load
 from collector.config.schema import Config
 from online.bank import Bank
 from online.features.registry import portable
@@ -212,6 +213,14 @@ def test_a_caller_is_heard_after_each_block_and_before_a_target_is_told_of_and_n
     calls.clear()
     assert heard.targets("c") == alone.targets("c")
     assert len(calls) == 1
+
+
+def test_a_change_of_speed_in_a_history_is_learned_as_such_in_the_bulk_profile():
+    rows = steps(20_000, 12, noise=0.02, drift_at=10_000, gain=1.3).rows
+    bank = Bank(load(None, {}, "bulk"))
+    bank.learn("c", TARGET, rows)
+    assert bank.targets("c")["step_time"].drift.count == 1
+    assert np.allclose(_found(bank), 1.3 * BETA, rtol=0.05)
 
 
 def test_a_set_that_becomes_available_later_starts_then():

@@ -304,7 +304,7 @@ class Bank:
 
 def part_of(bank: Bank, config_id: str) -> Bank:
     """A copy in which one configuration is alone; nothing learned there is learned here."""
-    part = Bank(bank.settings)
+    part = Bank(bank.settings, bank._between)  # noqa: SLF001
     part.pool = bank.pool
     known = {config_id}
     part._configs.update({one: copy.deepcopy(bank._configs[one]) for one in known & bank._configs.keys()})  # noqa: SLF001

@@ -3,8 +3,8 @@
 Only one thread of an interpreter computes at a time. A handler that is woken while another thread computes gets the
 processor, finds the interpreter taken and goes to sleep again: two switches for nothing, several times in each of calls
 that follow one another. Under ``SCHED_BATCH`` the kernel lets a woken thread wait for its turn, and who computes for
-long has to offer it, or each of the several turns that a call needs comes some milliseconds later. Other processes on a
-core do not. sched(7), sched_yield(2).
+long has to offer it, or each of the several turns that a call needs comes some milliseconds later. Other processes
+offer none: on a core that they keep busy, it does. sched(7), sched_yield(2).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def take_turns(*, patiently: bool) -> None:
 
 
 def offer_turn() -> None:
-    """Whoever waits goes first: for a thread that computes for long, each time it has for a millisecond or two."""
+    """Whoever waits goes first: for a thread that computes for long, wherever a piece of its work ends."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             if os.sched_getscheduler(0) == os.SCHED_BATCH:

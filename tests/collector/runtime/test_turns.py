@@ -11,9 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from collector.config.load import load
-from collector.decode.columnar import CHUNK
+from collector.decode import columnar
+from collector.decode.columnar import CHUNK, Decoder
 from collector.receive import Export
 from collector.runtime import turns
+from collector.telemetry import Counts
 from collector.worker.pipeline import Pipeline
 from tests.support.otlp_load import Stream
 
@@ -87,22 +89,29 @@ def test_a_thread_that_others_may_not_interrupt_offers_its_turn(monkeypatch, yie
     assert len(yields) == 1
 
 
-def test_a_thread_that_others_may_interrupt_goes_on(yields):
+def test_a_thread_that_others_may_interrupt_goes_on(monkeypatch, yields):
+    monkeypatch.setattr(os, "sched_getscheduler", lambda _: os.SCHED_OTHER)
     turns.offer_turn()
     assert not yields
 
 
-def test_a_worker_offers_its_turn_while_it_decodes_and_after_each_block_it_learns_or_tells_of(monkeypatch, yields):
+def test_a_worker_offers_its_turn_before_each_export_and_after_each_chunk_it_decodes(monkeypatch, yields):
     monkeypatch.setattr(os, "sched_getscheduler", lambda _: os.SCHED_BATCH)
-    stream = Stream(1, instance="one", spans_per_rpc=30)
-    config = load(None, {}, "bulk")
+    exports = [Stream(1, instance="one", spans_per_rpc=30).export(number) for number in range(2)]
+    Decoder().decode([(each.payload, "peer") for each in exports], lambda *_: None, Counts())
+    assert len(yields) == 2 + sum(each.steps for each in exports) // CHUNK
+
+
+def test_a_worker_offers_its_turn_after_each_block_it_learns_and_before_each_target_it_tells_of(monkeypatch, yields):
+    monkeypatch.setattr(os, "sched_getscheduler", lambda _: os.SCHED_BATCH)
+    monkeypatch.setattr(columnar, "offer_turn", lambda: None)
+    stream, config = Stream(1, instance="one", spans_per_rpc=30), load(None, {}, "bulk")
     pipeline = Pipeline(config, "test")
     for number in range(12):
         export = stream.export(number)
         pipeline.process([Export(export.payload, "peer", None, export.spans)])
     assert pipeline.learned_rows > 10 * export.steps
-    chunks, blocks = 12 * (export.steps // CHUNK), pipeline.learned_rows // config.bank.block_rows
-    assert len(yields) > chunks + blocks
+    assert len(yields) > pipeline.learned_rows // config.bank.block_rows
     yields.clear()
     told = pipeline.snapshot(0, 1)
     assert len(yields) == len(told.configs[0].targets)

@@ -230,7 +230,8 @@ class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ``sources`` says where each fact of ``config`` is from, ``contradictions`` what weaker sources claimed instead,
     ``cannot_derive`` what is missing for the feature sets that need the model's and the GPU's sheet. ``quarantined``:
     its learner raised and why; it has no targets until a restart. ``told_apart_by``: where its replicas are of several
-    clusters, the facts that would make them configurations of their own.
+    clusters, the facts that would make them configurations of their own. ``doubts``: why nothing it answers should be
+    used, one clause each; empty where nothing speaks against it.
     """
 
     config_id: str
@@ -243,6 +244,7 @@ class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     cannot_derive: list[str] = []
     quarantined: str = ""
     told_apart_by: list[str] = []
+    doubts: list[str] = []
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -73,7 +73,7 @@ class Config:
         try:
             return self._model().reasons
         except NoCoefficientsError as error:
-            return (str(error),)
+            return (*self._described.doubts, str(error))
 
     def coefficients(self, target: str = STEP_TIME) -> tuple[Coefficient, ...]:
         """What predictions are made with, in the order they are published.

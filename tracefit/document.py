@@ -102,7 +102,11 @@ class Target(NamedTuple):
 
 
 class ConfigDocument(NamedTuple):
-    """One configuration as published; ``scheduled_ahead``: its engines hand over a step before the last one ended."""
+    """One configuration as published.
+
+    ``scheduled_ahead``: its engines hand over a step before the last one ended. ``doubts``: why nothing it answers
+    should be used, one clause each.
+    """
 
     config_id: str
     facts: Mapping[str, str | int | float | bool]
@@ -111,6 +115,7 @@ class ConfigDocument(NamedTuple):
     quarantined: str
     targets: Mapping[str, Target]
     scheduled_ahead: bool = False
+    doubts: tuple[str, ...] = ()
 
 
 class Document(NamedTuple):
@@ -175,6 +180,7 @@ def _config(tree: Any) -> ConfigDocument:
             for name, each in _object(tree.get("targets", {}), f"{config_id}.targets").items()
         },
         any(isinstance(engine, dict) and engine.get("scheduling") == "async" for engine in engines),
+        tuple(printable(str(each)) for each in _list(tree.get("doubts") or [], f"{config_id}.doubts")),
     )
 
 

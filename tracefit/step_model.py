@@ -139,7 +139,7 @@ class StepModel:
         self._visits: dict[int, bool] = {}
         seen = {} if target.seen is None else target.seen.features
         self._bounds = [seen.get(name, (-math.inf, math.inf)) for name in FEATURES[1:]]
-        self.reasons = doubts_of(self.model)
+        self.reasons = (*config.doubts, *doubts_of(self.model))
         self._shapes = ShapeTable(target)
         self._mean_shapes = MeanShapes(target)
         self.near = NearSteps(target, self.coefficients)

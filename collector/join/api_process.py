@@ -50,6 +50,11 @@ class ApiProcess:
         return Quality.REQUESTS
 
     @property
+    def doubts(self) -> tuple[str, ...]:
+        """Nothing speaks against what is learned from it."""
+        return ()
+
+    @property
     def open_requests(self) -> int:
         """How many requests wait for their counterpart."""
         return self.requests.open_requests

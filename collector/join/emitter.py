@@ -49,6 +49,11 @@ class Emitter(Protocol):
         """Finished requests that have given no rows yet."""
         ...
 
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why what is learned from it should not be used, one clause each."""
+        ...
+
     def advance(self, *, flush: bool = False) -> list[TargetRows]:
         """Rows that are final now; ``flush``: nothing more will come."""
         ...

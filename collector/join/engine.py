@@ -86,6 +86,11 @@ class Engine:
         return self.processes[-1].sequence.quality if self.processes else Quality.JOURNEYS
 
     @property
+    def doubts(self) -> tuple[str, ...]:
+        """Nothing speaks against what is learned from it."""
+        return ()
+
+    @property
     def open_requests(self) -> int:
         """Finished requests that still wait."""
         return sum(len(p.requests) for p in self.processes)

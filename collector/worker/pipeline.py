@@ -291,6 +291,7 @@ class Pipeline:
             telemetry=quality.label,
             targets=targets,
             quarantined=self._quarantine.reason(config_id),
+            doubts=[doubt for emitter in emitters for doubt in emitter.doubts],
         )
 
     def _history(self, config_id: str) -> HistoryView | None:

@@ -65,6 +65,7 @@ def config_section(seen: Seen) -> str:
         f'<p class="facts" id="facts-{name}">{facts} <code>{name}</code></p>',
         _links(config),
         "</header>",
+        *map(_doubt, config.doubts),
         _advice(config) if not config.quarantined else _quarantined(config.quarantined),
     ]
     if not config.targets and not config.quarantined:
@@ -99,6 +100,10 @@ def _links(config: ConfigSnapshot) -> str:
         f'{links} <a href="/snapshot/{name}/blis.yaml">BLIS file</a> '
         f'<a href="/snapshot/{name}/blis.yaml?format=flags">BLIS flags</a></nav>'
     )
+
+
+def _doubt(clause: str) -> str:
+    return f'<div class="quality poor"><p><strong>not usable</strong> {escape(clause)}</p></div>'
 
 
 def _quarantined(reason: str) -> str:

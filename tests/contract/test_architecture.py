@@ -16,7 +16,7 @@ PACKAGES = ("collector", "exporters", "online", "tracefit")
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 FACES = [path for path in MODULES if path.name == "__init__.py"]
 ROOMS_MAX = {"collector": 16, "online": 12}
-MODULE_LINES, FUNCTION_LINES, CLASS_LINES, ATTRIBUTES = 350, 60, 250, 20
+MODULE_LINES, FUNCTION_LINES = 600, 60
 CLIENT = ("tracefit",)  # its face is for those who are not in this repository
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 SIDE_DOORS = {
@@ -156,23 +156,10 @@ def test_a_module_says_what_it_is_and_stays_small(path):
     for node in ast.walk(tree):
         if isinstance(node, FUNCTIONS):
             assert length_of(node) <= FUNCTION_LINES, node.name
-        if isinstance(node, ast.ClassDef):
-            assert length_of(node) <= CLASS_LINES, node.name
-            assert len(attributes_of(node)) <= ATTRIBUTES, (node.name, sorted(attributes_of(node)))
 
 
-def length_of(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> int:
+def length_of(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return node.end_lineno - node.lineno + 1
-
-
-def attributes_of(node: ast.ClassDef) -> set[str]:
-    """Attributes that methods set on themselves."""
-    stored = (each for method in node.body if isinstance(method, FUNCTIONS) for each in ast.walk(method))
-    return {
-        each.attr
-        for each in stored
-        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store) and ast.unparse(each.value) == "self"
-    }
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tests" / "bench").glob("*.py")), ids=named)

@@ -70,6 +70,11 @@ class PageEngine:
         return Quality.METRICS
 
     @property
+    def doubts(self) -> tuple[str, ...]:
+        """Nothing speaks against what is learned from it."""
+        return ()
+
+    @property
     def open_requests(self) -> int:
         """It knows of no single request."""
         return 0

@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 CONFIG ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-fleet demo-vllm demo-vllm-clean test test-fleet test-stores e2e-vllm run bench coverage validate check-vllm-releases explore fuzz torture soak stress \
+.PHONY: help demo demo-fleet demo-vllm demo-vllm-clean test test-fleet test-stores e2e-vllm run bench coverage validate check-vllm-releases explore fuzz mutants torture soak stress \
 	lint manifests dist sbom audit site clean
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo "make soak     a day of traffic in minutes: memory, files, threads, accounting"
 	@echo "make stress   producers, scrapers, pullers and a shutdown at once"
 	@echo "make fuzz     every parser, 60 s each"
+	@echo "make mutants  put one fault after another into the learner: does the outer wall of tests notice?"
 	@echo "make explore  the property tests with examples they have not seen"
 	@echo "make validate FILE=x.yaml  manifests against the schemas of Kubernetes"
 	@echo "make manifests  kube-score over everything that renders (needs kubectl and kube-score, helm for the chart)"
@@ -161,6 +162,9 @@ bench: $(STAMP)
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz.fuzz_decode --seconds 60
 	$(BIN)/python -m tests.fuzz.fuzz_parsers all --seconds 60
+
+mutants: $(STAMP)
+	@$(BIN)/python -m tests.wall.mutants $(ARGS)
 
 torture: $(STAMP)
 	$(BIN)/python -m tests.torture.harness --kills 110 --exports 5000 $(ARGS)

@@ -1,0 +1,165 @@
+"""Does the wall notice? One fault after another is put into a copy of the tree, and the wall is run against it.
+
+    python -m tests.wall.mutants            all of them, a line each; exit 1 if fewer than the share below are caught
+    python -m tests.wall.mutants NAME …     only these
+
+Each fault is one line that a slip of the hand could make: a power, a sign, a bound, a guard that is gone.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+CAUGHT_MIN = 19
+"""Of the faults below."""
+_PACKAGES = ("collector", "exporters", "online", "tracefit", "tests/wall", "tests/support", "tests/data")
+
+
+class Mutant(NamedTuple):
+    """``old`` stands exactly once in ``path``."""
+
+    name: str
+    path: str
+    old: str
+    new: str
+
+
+MUTANTS = (
+    Mutant("squared weights decay once", "online/rls/strata.py", "* (kept * kept) + np.add", "* kept + np.add"),
+    Mutant(
+        "a block forgets into the future",
+        "online/rls/strata.py",
+        "maximum(steps / self.steps, by_time)",
+        "maximum(-steps / self.steps, by_time)",
+    ),
+    Mutant(
+        "new speed scales evidence by another power",
+        "online/rls/strata.py",
+        "gain ** (power - 2.0)",
+        "gain ** (power - 1.0)",
+    ),
+    Mutant(
+        "squared weights of a merge decay once", "online/rls/strata.py", "self.n2 *= kept * kept", "self.n2 *= kept"
+    ),
+    Mutant("a huge prediction hides its misfit", "online/rls/robust.py", "2.0 * y), floor)", "200.0 * y), floor)"),
+    Mutant(
+        "stalls weigh as much as steps",
+        "online/rls/robust.py",
+        "h: Floats = HUBER / np.maximum(np.abs(u) / scale, HUBER)",
+        "h: Floats = np.ones_like(u)",
+    ),
+    Mutant(
+        "no Tukey passes in the first fit",
+        "online/rls/startup.py",
+        "_HUBER_PASSES, _PASSES = 6, 9",
+        "_HUBER_PASSES, _PASSES = 6, 6",
+    ),
+    Mutant(
+        "coefficients may be negative",
+        "online/rls/solve.py",
+        "wrong = np.where(passive, (z < 0.0) & ~free",
+        "wrong = np.where(passive, (z < -1e99) & ~free",
+    ),
+    Mutant("the solver's ridge is large", "online/rls/solve.py", "RELATIVE_RIDGE = 1e-6", "RELATIVE_RIDGE = 1e-2"),
+    Mutant(
+        "scores of neighbouring windows do not add",
+        "online/rls/hac.py",
+        "whole[1:] += own[:-1]",
+        "whole[1:] -= own[:-1]",
+    ),
+    Mutant(
+        "error bars without the misfit of shapes",
+        "online/rls/misfit.py",
+        "weight = self.rows**2 * np.maximum(own",
+        "weight = 0.0 * np.maximum(own",
+    ),
+    Mutant("few windows count as many", "online/rls/hac.py", "* (spare * (1.0 + STUDENT / free) ** 2)", "* spare"),
+    Mutant(
+        "a dull stretch forgets what it does not visit",
+        "online/rls/strata.py",
+        "self.g[ids] = self.g[ids] * kept[:, None] + new",
+        "self.g *= kept.min(); self.g[ids] = self.g[ids] + new",
+    ),
+    Mutant(
+        "shape factors are not shrunk",
+        "online/drift/cells.py",
+        "factors[ids] = usual * self.believed(ids, usual)",
+        "factors[ids] = usual",
+    ),
+    Mutant(
+        "a fall of speed is no change",
+        "online/drift/detectors.py",
+        "alarm = alarm or up > limit or down > limit",
+        "alarm = alarm or up > limit",
+    ),
+    Mutant("changes have no gate", "online/drift/detectors.py", "gate: float = 0.06", "gate: float = 0.0"),
+    Mutant(
+        "one level confirms a change",
+        "online/drift/detectors.py",
+        "trial_rows_min: int = 136",
+        "trial_rows_min: int = 8",
+    ),
+    Mutant(
+        "one group confirms a change of prefill",
+        "online/drift/phase_watch.py",
+        "_GROUPS, _GROUP_ROWS = 4, 16",
+        "_GROUPS, _GROUP_ROWS = 1, 16",
+    ),
+    Mutant(
+        "bands ignore that misses come in runs",
+        "online/prediction/prediction_intervals.py",
+        "math.sqrt(1.0 + self.runs.between)",
+        "1.0",
+    ),
+    Mutant(
+        "bands borrow everything from the whole",
+        "online/prediction/prediction_intervals.py",
+        "borrowed_rows: float = 32.0",
+        "borrowed_rows: float = 32_000.0",
+    ),
+    Mutant(
+        "rows of one operating point are believed without a cap",
+        "online/transfer/capped_evidence.py",
+        "MISFIT = 0.02",
+        "MISFIT = 0.0002",
+    ),
+)
+
+
+def is_caught(mutant: Mutant) -> bool:
+    """Whether the wall fails on a copy of the tree with this fault in it."""
+    with tempfile.TemporaryDirectory() as directory:
+        copy = Path(directory)
+        for package in _PACKAGES:
+            shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("pyproject.toml", "tests/conftest.py"):
+            shutil.copy(ROOT / name, copy / name)
+        path = copy / mutant.path
+        text = path.read_text()
+        if text.count(mutant.old) != 1:
+            raise SystemExit(f"{mutant.name}: {mutant.old!r} stands {text.count(mutant.old)} times in {mutant.path}")
+        path.write_text(text.replace(mutant.old, mutant.new))
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/wall"]
+        return subprocess.run(command, cwd=copy, capture_output=True, check=False).returncode != 0
+
+
+def main(names: list[str]) -> int:
+    """Try them, and say of each whether it was caught."""
+    chosen = [mutant for mutant in MUTANTS if not names or mutant.name in names]
+    caught = 0
+    for mutant in chosen:
+        noticed = is_caught(mutant)
+        caught += noticed
+        print(f"{'caught  ' if noticed else 'SURVIVED'} {mutant.name} ({mutant.path})", flush=True)
+    print(f"{caught} of {len(chosen)} caught")
+    return int(caught < CAUGHT_MIN - (len(MUTANTS) - len(chosen)))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,198 @@
+"""What must hold for any learner of decayed least squares, asked of the bank that serves: rows in, snapshots out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from collector.config import Config
+from online import STEP_FEATURES, Bank, RowBlock, Target
+from tests.support.linear_steps import BETA, NAMES, steps
+
+from .published import differences, essence
+
+STEP = Target.STEP_TIME
+CONFIG = Config(feature_sets=("portable",))
+HALF_LIFE_STEPS = 4000
+
+
+def learned(*blocks: RowBlock) -> Bank:
+    bank = Bank(CONFIG)
+    for rows in blocks:
+        bank.learn("c", STEP, rows)
+    return bank
+
+
+def published(bank: Bank) -> dict:
+    """As the snapshot's JSON has it."""
+    import json
+
+    import msgspec
+
+    return json.loads(msgspec.json.encode(bank.targets("c")))
+
+
+def seen(bank: Bank) -> dict:
+    """What a user compares, see :mod:`tests.wall.published`."""
+    config = {"telemetry": "steps", "config_id": "c", "engines": [], "targets": published(bank)}
+    return essence({"configs": [config]})
+
+
+def model(bank: Bank) -> dict:
+    return published(bank)["step_time"]["models"]["portable"]
+
+
+def estimates(bank: Bank) -> tuple[np.ndarray, np.ndarray]:
+    """Coefficients and their standard errors, in the order of NAMES."""
+    features = {each["name"]: each for each in model(bank)["features"]}
+    return tuple(np.array([features[name][key] for name in NAMES]) for key in ("coefficient", "stderr"))
+
+
+def steady(n: int, seed: int, requests: float, us: float = 9000.0, noise: float = 0.02) -> RowBlock:
+    """Steps of one batch size without prefill: one operating point, whose weights all decay alike."""
+    rng = np.random.default_rng(seed)
+    raw = np.full((n, len(STEP_FEATURES)), np.nan)
+    context = requests * rng.uniform(300, 900, n)
+    columns = {"prefill_tokens": 0.0, "prefill_requests": 0.0, "decode_requests": requests, "decode_tokens": requests}
+    for name, value in (columns | {"decode_context_tokens": context, "requests": requests}).items():
+        raw[:, STEP_FEATURES.index(name)] = value
+    y = (us + 0.1 * context) * np.exp(noise * rng.standard_normal(n))
+    return RowBlock.of_lines(raw, y, end_ns=1_700_000_000_000_000_000 + np.cumsum(y * 1e3).astype(np.int64))
+
+
+def test_a_restart_between_two_stretches_changes_nothing():
+    rows = steps(3000, 1, stalls=0.01).rows
+    whole, first = learned(rows), learned(rows.slice(0, 1400))
+    again = Bank(CONFIG)
+    again.restore(first.state())
+    again.learn("c", STEP, rows.slice(1400, 3000))
+    assert differences(seen(again), seen(whole)) == []
+
+
+def test_streams_that_follow_each_other_merge_to_what_one_learner_knows():
+    rows = steps(6000, 2).rows
+    joint, early, late = learned(rows), learned(rows.slice(0, 3000)), learned(rows.slice(3000, 6000))
+    early.merge(late)
+    merged, errors = estimates(early)
+    together, expected = estimates(joint)
+    assert np.all(np.abs(merged - together) < 0.5 * expected)
+    assert errors == pytest.approx(expected, rel=0.3)
+    assert model(early)["rows"] == model(joint)["rows"]
+    assert model(early)["effective_rows"] == pytest.approx(model(joint)["effective_rows"], rel=0.1)
+
+
+def test_a_merge_forgets_what_the_later_stream_would_have_made_the_earlier_one_forget():
+    """One operating point, two half-lives each: Kish's rows of the merge are those of one learner."""
+    rows = steady(16_000, 16, 4.0)
+    joint, merged = learned(rows), learned(rows.slice(0, 8000))
+    merged.merge(learned(rows.slice(8000, 16_000)))
+    assert model(merged)["effective_rows"] == pytest.approx(model(joint)["effective_rows"], rel=0.03)
+
+
+def test_it_does_not_matter_who_is_merged_into_whom():
+    one, other = steps(2000, 3).rows, steps(2000, 4, start_ns=1_700_000_900_000_000_000).rows
+    forth, back = learned(one), learned(other)
+    forth.merge(learned(other))
+    back.merge(learned(one))
+    assert estimates(forth)[0] == pytest.approx(estimates(back)[0], rel=1e-6)
+    assert model(forth)["effective_rows"] == pytest.approx(model(back)["effective_rows"], rel=1e-6)
+
+
+@pytest.mark.parametrize("n", [1000, 4000, 16_000])
+def test_effective_rows_are_those_of_exponentially_decayed_weights(n):
+    """Kish: (sum w)^2 / sum w^2 of w = 2^(-age / half-life); single steps of one operating point."""
+    weights = 2.0 ** (-np.arange(n) / HALF_LIFE_STEPS)
+    kish = weights.sum() ** 2 / (weights**2).sum()
+    assert model(learned(steady(n, 5, 4.0)))["effective_rows"] == pytest.approx(kish, rel=0.08)
+
+
+def test_what_an_operating_point_knows_is_not_forgotten_while_others_are_served():
+    """A batch of 64 was seen once; 20,000 steps of small batches later it is still predicted."""
+    wide = steps(2000, 6, batch=(40, 64))
+    dull = steps(20_000, 7, batch=(1, 2), start_ns=1_700_000_900_000_000_000).rows
+    value, _ = estimates(learned(wide.rows, dull))
+    x = np.array([1.0, 0.0, 60 * 700.0, 60.0])
+    assert x @ value == pytest.approx(x @ BETA, rel=0.05)
+
+
+def test_standard_errors_hold_the_truth_as_often_as_they_say():
+    inside = [
+        np.abs(value - BETA) < 1.96 * error
+        for value, error in (estimates(learned(steps(1500, seed, noise=0.05).rows)) for seed in range(24))
+    ]
+    assert 0.88 <= np.mean(inside) <= 1.0
+
+
+def test_four_times_the_rows_halve_the_standard_errors():
+    few, many = (
+        np.mean([estimates(learned(steps(n, s, noise=0.05).rows))[1] for s in range(6)], axis=0) for n in (600, 2400)
+    )
+    assert np.all(few / many > 1.35)
+    assert np.all(few / many < 2.8)
+
+
+def test_stalls_in_the_first_rows_do_not_move_the_coefficients():
+    """Every twentieth step takes several times as long, from the first row on."""
+    calm, stalled = steps(400, 8, noise=0.02).rows, steps(400, 8, noise=0.02, stalls=0.05).rows
+    x = np.array([1.0, 50.0, 16 * 700.0, 16.0])
+    assert x @ estimates(learned(stalled))[0] == pytest.approx(x @ estimates(learned(calm))[0], rel=0.02)
+
+
+def test_four_of_five_rows_fall_into_the_published_band():
+    bank, fresh = learned(steps(4000, 9, noise=0.05).rows), steps(4000, 10, noise=0.05)
+    target = published(bank)["step_time"]
+    value, _ = estimates(bank)
+    x = np.stack([np.ones(4000), *(fresh.rows.raw[:, STEP_FEATURES.index(name)] for name in NAMES[1:])], axis=1)
+    ratio = fresh.rows.elapsed_us / (x @ value)
+    low, high = target["interval"]["p10"], target["interval"]["p90"]
+    assert 0.76 <= np.mean((ratio >= low) & (ratio <= high)) <= 0.86
+
+
+# ------------------------------------------------------------------- changes of speed
+
+
+@pytest.mark.parametrize("gain", [1.4, 0.7])
+def test_a_change_of_speed_is_reported_once_and_followed(gain):
+    n = 3000
+    bank = learned(steps(n, 11, noise=0.03, drift_at=2000, gain=gain).rows)
+    drift = published(bank)["step_time"]["drift"]
+    assert drift["count"] == 1
+    assert drift["gain"] == pytest.approx(gain, rel=0.03)
+    x = np.array([1.0, 0.0, 16 * 700.0, 16.0])
+    value, error = estimates(bank)
+    assert x @ value == pytest.approx(gain * (x @ BETA), rel=0.03)
+    assert np.all(error > 0)
+
+
+def test_after_a_change_the_old_speed_counts_for_little():
+    before, after = (learned(steps(n, 12, noise=0.03, drift_at=4000, gain=1.4).rows) for n in (3990, 4600))
+    assert model(after)["effective_rows"] < 0.5 * model(before)["effective_rows"]
+
+
+@pytest.mark.parametrize("lasting", [40, 80])
+def test_a_short_burst_is_no_change_of_speed(lasting):
+    rows = steps(4000, 13, noise=0.03).rows
+    rows.elapsed_us[2000 : 2000 + lasting] *= 1.4
+    assert published(learned(rows))["step_time"]["drift"]["count"] == 0
+
+
+def test_a_short_burst_of_slow_prefills_is_no_change_of_speed():
+    rows = steps(4000, 17, noise=0.03).rows
+    with_prefill = np.flatnonzero(rows.raw[:, STEP_FEATURES.index("prefill_tokens")] > 0)
+    burst = with_prefill[with_prefill > 2000][:72]
+    rows.elapsed_us[burst] *= 1.6
+    assert published(learned(rows))["step_time"]["drift"]["count"] == 0
+
+
+def test_another_mix_is_no_change_of_speed():
+    small = steps(3000, 14, batch=(1, 8)).rows
+    large = steps(3000, 15, batch=(30, 60), start_ns=1_700_000_900_000_000_000).rows
+    assert published(learned(small, large))["step_time"]["drift"]["count"] == 0
+
+
+def test_calm_streams_report_nothing():
+    counts = [
+        published(learned(steps(6000, seed, noise=0.05, stalls=0.01).rows))["step_time"]["drift"]["count"]
+        for seed in range(20, 26)
+    ]
+    assert counts == [0] * 6

@@ -66,7 +66,6 @@ from collector.runtime import (
     set_log_format,
     set_log_level,
     without_collection,
-    without_openssl,
 )
 
 _ENVIRONMENT = {
@@ -157,7 +156,7 @@ def _load(arguments: argparse.Namespace) -> Config:
 def _run(arguments: argparse.Namespace) -> int:
     path, clock = _path(arguments), SystemClock()
     serve_where_read(os.environ)
-    with without_collection(), without_openssl():
+    with without_collection():
         from .app import ConfigSource, run  # noqa: PLC0415
         from .commands.check import check  # noqa: PLC0415
 

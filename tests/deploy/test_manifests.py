@@ -326,6 +326,18 @@ def test_a_stock_vllm_gets_the_plugin_where_python_looks(renderings):
     assert "/opt/tracefit-vllm" in (ROOT / "Dockerfile").read_text()
 
 
+def test_every_vllm_with_the_plugin_is_told_to_send_its_steps_to_the_sidecar_beside_it(renderings):
+    port = Config().receivers.grpc.endpoint.rpartition(":")[2]
+    told = [
+        {e["name"]: e.get("value") for e in container.get("env", ())}.get("TRACEFITVLLM_ENDPOINT")
+        for documents in renderings
+        for workload in (*of_kind(documents, "Deployment"), *of_kind(documents, "StatefulSet"))
+        for container in workload["spec"]["template"]["spec"]["containers"]
+        if "tracefit-plugin" in {mount["name"] for mount in container.get("volumeMounts", ())}
+    ]
+    assert told == [f"http://127.0.0.1:{port}"]
+
+
 def test_monitoring_finds_the_pods_and_their_port(example):
     documents = example
     (monitor,) = of_kind(documents, "PodMonitor")

@@ -1,7 +1,8 @@
 """Settings from the environment. A value that cannot be read keeps the plugin off, with a line that names it.
 
-Where telemetry goes, and with which headers and certificate, only ``TRACEFITVLLM_*`` says. ``OTEL_EXPORTER_OTLP_ENDPOINT``
-and its companions name the collector of a company's traces: every step would go there, and its credentials to the sidecar.
+Where telemetry goes, and with which headers and certificate, only ``TRACEFITVLLM_*`` says. The general
+``OTEL_EXPORTER_OTLP_ENDPOINT`` names the collector of a company's traces: it would get an event for every step, and
+the sidecar would get the credentials that were meant for it.
 """
 
 from __future__ import annotations

@@ -57,6 +57,7 @@ from collector.runtime import (
     StartError,
     Stop,
     SystemClock,
+    SystemFiles,
     check_packages,
     configure_logs,
     package_files,
@@ -303,9 +304,11 @@ def _check_config(arguments: argparse.Namespace) -> int:
         print(json.dumps(json_schema(), indent=2) if arguments.schema else explain_key(arguments.explain))
         return EXIT_OK
     config = _load(arguments)
-    from collector.commands.check import check  # noqa: PLC0415
+    from collector.commands.check import check, remarks  # noqa: PLC0415
 
     check(config, SystemClock())
+    for remark in remarks(config, SystemFiles()):
+        _warn(f"warning: {remark}")
     print(json.dumps(to_tree(config), indent=2) + "\n" if arguments.json else to_yaml(config), end="")
     return EXIT_OK
 

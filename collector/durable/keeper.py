@@ -12,8 +12,10 @@ anything new, so that each is learned exactly once.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
+import math
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +29,7 @@ from online.state import Image, Taken
 
 from .directory import Directory
 from .journal import Full, Journal, left_behind
+from .room import fitted_capacity
 from .store import StateStore
 
 NAME = "state-writer"
@@ -37,6 +40,7 @@ _PAUSE_S = 60.0
 _EARLY_NS = 1_000_000_000
 """States asked for by a journal that fills up come at most this often."""
 _JOURNAL_SHARE = 0.5
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +88,8 @@ class Durability:
         files: Files | None = None,
     ) -> None:
         path = Path(config.snapshot.directory)
-        files = files or SystemFiles()
+        self._config = config
+        self._files = files = files or SystemFiles()
         self._directory = Directory(path, clock)
         self._pipeline = pipeline
         self._publisher = publisher
@@ -107,6 +112,8 @@ class Durability:
         self._failing: dict[Outcome, str] = {}
         """Why exports are refused now."""
         self._lost = ""
+        self._cramped = ""
+        """Why the journal has less room than was configured."""
         self._lock = threading.Lock()
         """Guards ``_pending`` and ``_writing``."""
         self._pending: tuple[Taken, int] | None = None
@@ -115,7 +122,7 @@ class Durability:
         """Why what was handed over last is in no file."""
         self._task = Task(NAME, self._write_pending, health=health, turn_timeout_s=CHECK_IN_TIMEOUT_S)
         metrics.follow(table.JOURNAL_BYTES, lambda: self._journal.size_bytes if self._journal else 0)
-        metrics.set(table.JOURNAL_CAPACITY, self._made_journal.capacity_bytes if self._writes_journal else 0)
+        metrics.follow(table.JOURNAL_CAPACITY, lambda: self._made_journal.capacity_bytes if self._writes_journal else 0)
 
     # --- start and stop ---------------------------------------------------------------------------------------------
 
@@ -126,10 +133,18 @@ class Durability:
         self._metrics.set(table.STATE_RESTORED, 1, self._store.restored)
         self._metrics.set(table.STATE_WRITTEN, self._store.restored_unix_s)
         self._publisher.resume(progress.generation)
+        self._fit_journal()
+        if self._cramped:
+            _log.warning("%s", self._cramped)
         if self._writes_journal or left_behind(self._store.directory):
             self._open_journal(progress.seq)
         self._tell_beginning()
         self._task.start()
+
+    def _fit_journal(self) -> None:
+        """Give the journal what the volume has beside three states; again with each state, for others fill it, too."""
+        if self._writes_journal:
+            self._made_journal.capacity_bytes, self._cramped = fitted_capacity(self._config, self._files)
 
     def _open_journal(self, applied_seq: int) -> None:
         try:
@@ -184,6 +199,7 @@ class Durability:
             "state": str(self._store.restored),
             "state_problem": self._store.problem,
             "lost": self._lost,
+            "journal_problem": self._cramped,
             "refused": "; ".join(tuple(self._failing.values())),
             "unsaved": self._unsaved,
         }
@@ -246,6 +262,10 @@ class Durability:
         """Whether what is acknowledged and not learned is there for the next process."""
         return self._writes_journal
 
+    def due_in_s(self) -> float:
+        """For how long the worker need not look after the state: exports that are refused do not wake it."""
+        return _EARLY_NS / 1e9 if self._failing else math.inf
+
     def record_batch(self) -> None:
         """A batch has been processed: the next state differs from the last one."""
         self._dirty = True
@@ -272,11 +292,11 @@ class Durability:
         return self._clock.monotonic_ns() - self._taken_ns >= self._interval_ns and not self._writing
 
     def _journal_waits(self) -> bool:
-        """Whether the journal fills up: it shrinks only when both generations contain its oldest entries."""
-        journal = self._journal
+        """Whether journal or volume fill up: a journal shrinks when both generations contain its oldest entries."""
+        journal, failed = self._journal, Outcome.JOURNAL_FAILED in self._failing
         return (
             journal is not None
-            and journal.size_bytes > _JOURNAL_SHARE * journal.capacity_bytes
+            and (failed or journal.size_bytes > _JOURNAL_SHARE * journal.capacity_bytes)
             and self._store.covered_seq < self._pipeline.applied_seq
             and self._clock.monotonic_ns() - self._taken_ns >= _EARLY_NS
             and not self._writing
@@ -290,6 +310,7 @@ class Durability:
             pending, self._pending = self._pending, None
         if pending is not None:
             self._unsaved = self._write(*pending)
+            self._fit_journal()
             pending = None  # a state's blocks are the largest there are
             give_back()
             self._writing = False
@@ -303,8 +324,12 @@ class Durability:
             size_bytes = self._store.write(state.pieces(), seq)
         except OSError as error:
             self._metrics.add(table.STATE_WRITE_ERRORS)
-            _log.warning("state not written: %s", error.strerror)
-            return f"state not written: {error.strerror}"
+            problem = f"state not written: {error.strerror}"
+            if problem != self._unsaved:  # one line per change
+                _log.warning("%s", problem)
+            if error.errno in _NO_ROOM:
+                self._make_room(seq)
+            return problem
         except Exception:  # noqa: BLE001 -- a fault of ours must not end the receiving
             self._metrics.add(table.STATE_WRITE_ERRORS)
             _log.exception("state could not be encoded")
@@ -315,3 +340,24 @@ class Durability:
         if self._journal is not None:
             self._journal.applied(self._store.covered_seq)
         return ""
+
+    def _make_room(self, learned_seq: int) -> None:
+        """Remove what is missed least, one file for each state that finds no room: what a whole state contains.
+
+        Where there is no such file, and the journal has filled most of the volume (as earlier versions could), its
+        oldest entries go that are learned: otherwise every export is refused for ever.
+        """
+        journal = self._journal
+        try:
+            if self._store.give_up_previous():
+                _log.warning("no room for a state: the older one was removed")
+            elif journal is not None:
+                size_bytes, unsaved = journal.give_up_oldest(self._store.saved_seq), ""
+                volume_bytes = self._files.volume(self._store.directory).size_bytes
+                if not size_bytes and journal.size_bytes > volume_bytes // 2 > 0:
+                    size_bytes = journal.give_up_oldest(learned_seq)
+                    unsaved = ": they are learned, but in no state yet; a kill before the next one loses them"
+                if size_bytes:
+                    _log.warning("no room for a state: %d bytes of the journal were removed%s", size_bytes, unsaved)
+        except OSError as error:
+            _log.warning("no room for a state, and nothing can be removed: %s", error.strerror)

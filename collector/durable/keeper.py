@@ -120,6 +120,9 @@ class Durability:
         self._writing = False
         self._unsaved = ""
         """Why what was handed over last is in no file."""
+        self._ending = False
+        self._given_up_bytes = 0
+        """Of the journal, removed though they are in no state yet."""
         self._task = Task(NAME, self._write_pending, health=health, turn_timeout_s=CHECK_IN_TIMEOUT_S)
         metrics.follow(table.JOURNAL_BYTES, lambda: self._journal.size_bytes if self._journal else 0)
         metrics.follow(table.JOURNAL_CAPACITY, lambda: self._made_journal.capacity_bytes if self._writes_journal else 0)
@@ -188,7 +191,8 @@ class Durability:
     def _missing_in_state(self) -> str:
         """What becomes of what the newest state lacks."""
         if self._writes_journal:
-            return "what it lacks is in the journal"
+            given_up = f", but for {self._given_up_bytes} bytes that were removed" if self._given_up_bytes else ""
+            return f"what it lacks is in the journal{given_up}"
         written_unix_s = self._metrics.value(table.STATE_WRITTEN)
         age_s = max(self._clock.unix_nano() / 1e9 - written_unix_s, 0.0)
         return f"what came in the last {age_s:.0f} s is lost" if written_unix_s else "everything that came is lost"
@@ -272,6 +276,7 @@ class Durability:
 
     def tick(self, *, final: bool = False) -> bool:
         """Take the state if it is due and hand it to the writer; whether it was taken."""
+        self._ending = self._ending or final
         if not (self._dirty and (final or self._due())) and not self._journal_waits():
             return False
         self._taken_ns = self._clock.monotonic_ns()
@@ -334,6 +339,7 @@ class Durability:
             self._metrics.add(table.STATE_WRITE_ERRORS)
             _log.exception("state could not be encoded")
             return "state could not be encoded"
+        self._given_up_bytes = 0
         self._metrics.add(table.STATE_WRITES)
         self._metrics.set(table.STATE_BYTES, size_bytes)
         self._metrics.set(table.STATE_WRITTEN, self._clock.unix_nano() / 1e9)
@@ -345,7 +351,8 @@ class Durability:
         """Remove what is missed least, one file for each state that finds no room: what a whole state contains.
 
         Where there is no such file, and the journal has filled most of the volume (as earlier versions could), its
-        oldest entries go that are learned: otherwise every export is refused for ever.
+        oldest entries go that are learned: otherwise every export is refused for ever. Not before a stop, for which
+        there is no next state.
         """
         journal = self._journal
         try:
@@ -354,8 +361,9 @@ class Durability:
             elif journal is not None:
                 size_bytes, unsaved = journal.give_up_oldest(self._store.saved_seq), ""
                 volume_bytes = self._files.volume(self._store.directory).size_bytes
-                if not size_bytes and journal.size_bytes > volume_bytes // 2 > 0:
+                if not size_bytes and journal.size_bytes > volume_bytes // 2 > 0 and not self._ending:
                     size_bytes = journal.give_up_oldest(learned_seq)
+                    self._given_up_bytes += size_bytes
                     unsaved = ": they are learned, but in no state yet; a kill before the next one loses them"
                 if size_bytes:
                     _log.warning("no room for a state: %d bytes of the journal were removed%s", size_bytes, unsaved)

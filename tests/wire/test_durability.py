@@ -157,6 +157,21 @@ def test_a_volume_that_a_journal_has_filled_comes_back_to_service_with_a_restart
     assert line.endswith("they are learned, but in no state yet; a kill before the next one loses them")
 
 
+def test_a_stop_on_a_volume_that_a_journal_has_filled_removes_nothing_that_no_state_contains(tmp_path, monkeypatch):
+    with running_sidecar(tmp_path, STATE__INTERVAL_S="3600", **SMALL) as sidecar:
+        for number in range(20):
+            send(sidecar, 1 + EXPORT_STEPS * number, EXPORT_STEPS // 10)
+        files = {name: data for name, data in files_at_a_kill(tmp_path).items() if name.startswith("journal.0")}
+    laid_back(tmp_path, files)
+    volume = SmallVolume(tmp_path, sum(map(len, files.values())) + 100)
+    with running_sidecar(tmp_path, volume, STATE__INTERVAL_S="3600", **SMALL) as sidecar:
+        monkeypatch.setattr(sidecar._keeper, "_journal_waits", lambda: False)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name in files} == files
+    with running_sidecar(tmp_path, **SMALL):
+        pass
+    assert rows(tmp_path)[1] == 20 * EXPORT_STEPS - 1
+
+
 @pytest.mark.parametrize("durability", ["memory", "journal"])
 def test_the_second_sidecar_on_a_directory_is_told_who_has_it_and_changes_nothing(tmp_path, durability):
     with running_sidecar(tmp_path, DURABILITY=durability, STATE__INTERVAL_S="0.2") as sidecar:

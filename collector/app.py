@@ -225,7 +225,7 @@ class Sidecar:
             take_pages=self._scraper.take,
             stall_watch=StallWatch(clock, self.config.state.stalled_after_s),
             watches=(self._silence.tick, self._memory.tick),
-            due_in_s=self._silence.due_in_s,
+            due_in_s=lambda: min(self._silence.due_in_s(), self._keeper.due_in_s()),
             batch_bytes=self.config.queue.batch_bytes,
             drain_s=self.config.shutdown.drain_s,
             health=self.health,

@@ -19,7 +19,6 @@ from .memory import (
     tune_malloc,
     without_collection,
 )
-from .openssl import without_openssl
 from .progress import Progress
 from .stop import Stop
 from .tasks import Part, Task
@@ -63,5 +62,4 @@ __all__ = [
     "take_turns",
     "tune_malloc",
     "without_collection",
-    "without_openssl",
 ]

@@ -10,8 +10,9 @@ fewer, after 539 at 0.95. In between, nothing is known.
 
 Guards: a trace of several requests counts once. Ids may not be random (a counter, a time, a constant): a claim needs
 u that lie evenly below their maximum (their mean within four standard deviations of max(u) / 2) and a rate that anybody
-would choose. After 539 spans without an answer the ids cannot tell. What was sampled is believed to be whole at the
-second u >= 0.95, and of whole ones the latest 32, 64, ... traces are asked again. Samplers that decide otherwise (by a hash, by the upper half of the id) are not seen.
+would choose. After 539 spans without an answer the ids cannot tell. A sampler may be switched on or off: the latest 32,
+64, ... traces are looked at by themselves, and sampled spans are called whole at the second u >= 0.95. Samplers that
+decide otherwise (by a hash, by the upper half of the id) are not seen.
 
 Reference: TraceIdRatioBased of the OpenTelemetry SDKs for Python, Go and Rust.
 """
@@ -28,7 +29,6 @@ _CHANCE = 1e-12
 """Of calling whole spans sampled, with every span that comes."""
 _TRACES_MIN, _TRACES_MAX = 32, 1024
 _LATEST = (32, 64, 128, 256, 512)
-"""So many of the latest traces are looked at, too: a sampler may have been switched on."""
 _RATE_MIN = 1e-6
 _UNEVEN = 4.0
 _SPANS_ENOUGH = math.ceil(math.log(_CHANCE) / math.log(WHOLE))
@@ -58,10 +58,8 @@ class TraceSampling:
             return () if self._spans >= _SPANS_ENOUGH else (unsure,)
         if not self.is_sampled:
             return ()
-        return (
-            f"request spans are sampled at about {_percent(self.rate)} %, so the batch cannot be rebuilt; "
-            "send all spans or let tracefit scrape the page",
-        )
+        sampled = f"request spans are sampled at about {100.0 * self.rate:.2g} %, so the batch cannot be rebuilt"
+        return (f"{sampled}; send all spans or let tracefit scrape the page",)
 
     def add(self, trace_id: bytes) -> None:
         """Take the trace id of one more request."""
@@ -91,8 +89,3 @@ def _sampled_at(shares: list[float]) -> float | None:
         return None
     uneven = abs(sum(shares) / traces / largest - 0.5) * math.sqrt(12.0 * traces)
     return rate if uneven < _UNEVEN else None
-
-
-def _percent(rate: float) -> str:
-    """Whole per cent, below ten with two digits."""
-    return f"{100.0 * rate:.0f}" if rate >= 0.1 else f"{100.0 * rate:.2g}"

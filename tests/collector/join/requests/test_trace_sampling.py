@@ -8,9 +8,9 @@ import pytest
 
 import tracefit
 from collector.decode.pages import ScrapedPage
+from collector.durable import read_image
 from collector.recordings import Recording, TimedPage
 from collector.telemetry import RowDrop, table
-from collector.durable import read_image
 from online.state import sealed
 from tests.support.page_server import RECORDED
 from tests.support.pipelines import new_pipeline, replayed

@@ -17,7 +17,8 @@ class FeatureSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
     ``learned_share``: 1 = all from data, 0 = all from a prior. ``excitation``: relative spread of the feature beyond
     so much per step. ``vif``: variance inflation by the other columns. ``mean``: of the feature itself, per step or
-    request, over the remembered rows. See docs/learning.md.
+    request, over the remembered rows. ``reason``: what the coefficient is not, where its name would promise more. See
+    docs/learning.md.
     """
 
     name: str
@@ -30,6 +31,7 @@ class FeatureSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     excitation: float | None = None
     vif: float | None = None
     mean: float | None = None
+    reason: str = ""
 
 
 class ErrorSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -231,7 +233,8 @@ class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ``cannot_derive`` what is missing for the feature sets that need the model's and the GPU's sheet. ``quarantined``:
     its learner raised and why; it has no targets until a restart. ``told_apart_by``: where its replicas are of several
     clusters, the facts that would make them configurations of their own. ``doubts``: why nothing it answers should be
-    used, one clause each; empty where nothing speaks against it.
+    used, one clause each; empty where nothing speaks against it. ``prefix_hits_hidden``: the telemetry counts prompt
+    tokens that the prefix cache had as if they were computed.
     """
 
     config_id: str
@@ -245,6 +248,7 @@ class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     quarantined: str = ""
     told_apart_by: list[str] = []
     doubts: list[str] = []
+    prefix_hits_hidden: bool = False
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

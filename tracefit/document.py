@@ -19,7 +19,10 @@ _NO_ROWS: Mapping[str, float] = {}
 
 
 class Coefficient(NamedTuple):
-    """One coefficient: ``value`` per ``unit``, its standard error, and the mean of its feature (None: not known)."""
+    """One coefficient: ``value`` per ``unit``, its standard error, and the mean of its feature (None: not known).
+
+    ``reason``: what it is not, where its name would promise more.
+    """
 
     name: str
     unit: str
@@ -27,6 +30,7 @@ class Coefficient(NamedTuple):
     stderr: float | None
     status: str
     mean: float | None
+    reason: str = ""
 
 
 class Model(NamedTuple):
@@ -248,6 +252,7 @@ def _coefficient(tree: Any, where: str) -> Coefficient:
         _maybe(tree, "stderr", f"{where}.{name}"),
         _text(tree, "status"),
         _maybe(tree, "mean", f"{where}.{name}"),
+        printable(str(tree.get("reason") or "")),
     )
 
 

@@ -100,6 +100,8 @@ def _export_snapshot(loaded: tracefit.Snapshot, options: ExportOptions, *, say: 
         return EXIT_FAILED
     if _is_refused(exported.doubtful, options, note):
         return EXIT_FAILED
+    for warning in exported.warnings:
+        note(f"warning: {warning}")
     say(exported.content.decode().removesuffix("\n"))
     return EXIT_OK
 

@@ -13,7 +13,7 @@ from .translation import COMMENT_CHARS, comments
 
 COLUMNS = (
     "config_id", "model", "gpu", "tensor_parallel_size", "vllm_version", "target", "vector", "feature_set", "champion",
-    "feature", "unit", "coefficient", "stderr", "status", "feature_mean", "rows", "median_ape",
+    "feature", "unit", "coefficient", "stderr", "status", "feature_mean", "rows", "median_ape", "reason",
 )  # fmt: skip
 _FORMULA = ("=", "+", "-", "@")
 
@@ -57,6 +57,7 @@ def _lines(config: ConfigSnapshot) -> Iterator[list[object]]:
                     "" if each.mean is None else repr(each.mean),
                     model.rows,
                     error,
+                    _text(each.reason),
                 ]
 
 

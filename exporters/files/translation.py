@@ -74,6 +74,7 @@ def source_of(snapshot: Snapshot, config: ConfigSnapshot, assumptions: Assumptio
         f"tracefit {snapshot.tracefit_version}, snapshot generation {snapshot.generation}, config {config.config_id}",
         *(f"{key}: {value}" for key, value in sorted(config.config.items())),
         *(f"not usable yet: {reason}" for reason in client.reasons),
+        *(f"{each.name}: {each.reason}" for each in client.coefficients() if each.reason),
     ]
     return Source(client, tuple(heading))
 
@@ -116,5 +117,7 @@ def doubtful_coefficients(config: ConfigSnapshot, targets: Collection[str] = PRE
             if feature.status != "identified":
                 error = "" if feature.stderr is None else f" ± {feature.stderr:.2g}"
                 value = f"{feature.coefficient:.4g}{error} {unit_text(feature.unit)}"
-                doubtful.append(printable(f"{target} {feature.name}: {feature.status}, {value}", COMMENT_CHARS))
+                reason = f", {feature.reason}" if feature.reason else ""
+                said = f"{target} {feature.name}: {feature.status}, {value}{reason}"
+                doubtful.append(printable(said, COMMENT_CHARS))
     return tuple(doubtful)

@@ -262,6 +262,8 @@ def _coefficient_row(feature: FeatureSnapshot, limit: float, *, live: bool) -> s
 
 def _why(feature: FeatureSnapshot) -> str:
     """What stands behind a status, where it is not plainly identified."""
+    if feature.reason:
+        return feature.reason
     if feature.status == "identified":
         return ""
     if feature.status == "weak" and feature.vif is not None and feature.vif > MIXTURE_VIF:

@@ -14,7 +14,7 @@ CONFIG_ATTRIBUTES = (
     "config_id facts limits model gpu mean_factor usable reasons targets engines telemetry".split()  # noqa: SIM905 - as above
 )
 FIELDS = {
-    "Coefficient": "name unit value stderr status mean",
+    "Coefficient": "name unit value stderr status mean reason",
     "Prediction": "us low high extrapolated usable",
     "Estimate": "us low high",
     "RequestEstimate": "concurrency running ttft itl e2e requests_per_s output_tokens_per_s prefill_bound "

@@ -74,7 +74,11 @@ class ApiQueueing:
 
 
 def with_stand_ins(
-    target: TargetSnapshot | None, queueings: Iterable[ApiQueueing], step: TargetSnapshot | None = None
+    target: TargetSnapshot | None,
+    queueings: Iterable[ApiQueueing],
+    step: TargetSnapshot | None = None,
+    *,
+    hits_hidden: bool = False,
 ) -> TargetSnapshot | None:
     """The target with the plain mean of all requests; with too few idle rows, what stands in their place.
 
@@ -82,8 +86,9 @@ def with_stand_ins(
         target: learned from the rows of idle arrivals.
         queueings: what the configuration's emitters counted.
         step: what the same configuration publishes of its steps.
+        hits_hidden: prompts may have been in the prefix cache, and nobody tells.
     """
-    known = list(queueings)
+    known, costs = list(queueings), _costs_of(step, hits_hidden=hits_hidden)
     requests = sum(queueing.requests for queueing in known)
     handoffs_us = [value for queueing in known for value in queueing.handoffs_us]
     idle_rows = max((model.rows for model in target.models.values()), default=0) if target is not None else 0
@@ -95,8 +100,8 @@ def with_stand_ins(
         step_wait_us = sum(queueing.step_waits_us_s for queueing in known) / watched_s
         target = _only_intercept(max(mean_us - step_wait_us, 0.0), requests)
     elif idle_rows < _IDLE_ROWS_MIN:
-        target = _of_first_tokens(known, step) or target
-    elif target is not None and (found := _told(known, _costs_of(step))) is not None and found.in_flight is not None:
+        target = _of_first_tokens(known, costs) or target
+    elif target is not None and (found := _told(known, costs)) is not None and found.in_flight is not None:
         alone = msgspec.structs.replace(found.in_flight, requests=1.0)
         target = msgspec.structs.replace(target, in_flight=alone)
     if target is None or requests == 0:
@@ -104,9 +109,8 @@ def with_stand_ins(
     return msgspec.structs.replace(target, mean_us=mean_us)
 
 
-def _of_first_tokens(queueings: list[ApiQueueing], step: TargetSnapshot | None) -> TargetSnapshot | None:
+def _of_first_tokens(queueings: list[ApiQueueing], costs: StepCosts) -> TargetSnapshot | None:
     """With the step scheduled ahead: a simulator that knows of none is right in the mean."""
-    costs = _costs_of(step)
     found, rows = _told(queueings, costs), sum(len(queueing.told_waits_us) for queueing in queueings)
     if found is None:
         first_tokens = [queueing.first_tokens for queueing in queueings]
@@ -130,15 +134,19 @@ def _recent(arrivals: Iterable[Collection[BusyArrival]]) -> list[BusyArrival]:
     return [each for of_process in arrivals for each in [*of_process][-LEVEL_MAX:]]
 
 
-def _costs_of(step: TargetSnapshot | None) -> StepCosts:
-    """One more request brings the context that each has in the mean."""
+def _costs_of(step: TargetSnapshot | None, *, hits_hidden: bool) -> StepCosts:
+    """One more request brings the context that each has in the mean.
+
+    Where hits are hidden, a data sheet's price of a computed token says nothing of a prompt that may have been cached.
+    """
     model = step.models.get("portable") if step is not None else None
     features = {feature.name: feature for feature in model.features} if model is not None else {}
     prefill, request, context = (features.get(name) for name in ("prefill_tokens", "requests", "decode_context_tokens"))
     us_per_request = request.coefficient if request is not None else 0.0
     if request is not None and context is not None:
         us_per_request += context.coefficient * (context.mean or 0.0) / max(request.mean or 0.0, 1.0)
-    return StepCosts(prefill.coefficient if prefill is not None else 0.0, us_per_request)
+    of_prompts = prefill is not None and not (hits_hidden and prefill.status == "prior_only")
+    return StepCosts(prefill.coefficient if prefill is not None and of_prompts else 0.0, us_per_request)
 
 
 def _only_intercept(intercept_us: float, rows: int, stderr: float | None = None) -> TargetSnapshot:

@@ -319,6 +319,12 @@ def stock_beside_steps() -> Reached:
     return out + labels_of(pipeline.take_counts())
 
 
+def sampled_request_spans() -> Reached:
+    spans = [stock_span(f"r{n}", n, prompt=9, outputs=5, ttft_s=0.5, decode_s=0.4) for n in range(400)]
+    kept = [span for span in spans if span.trace_id[8] < 256 // 10]
+    return labels_of(replayed(exports_of([Piece("api", STOCK_SCOPE, span) for span in kept])).take_counts())
+
+
 def contradicted() -> Reached:
     joiner = Joiner(JoinConfig(), Knowledge(ConfigurationsConfig(rules=(RuleConfig(facts={"gpu": "A10G"}),))))
     steps = np.zeros(1, STEP_DTYPE)
@@ -707,6 +713,7 @@ CASES = (
     Case(stock_beside_steps, (
         RowDrop.TOLD_BY_STEPS, RowDrop.WHICH_CONFIG, RowDrop.TOO_LONG, RowDrop.INCOMPLETE,
     )),
+    Case(sampled_request_spans, (RowDrop.SAMPLED_SPANS,)),
     Case(contradicted, (JoinEvent.FACT_CONFLICT,)),
     Case(waiting, tuple(Wait)),
     Case(rows_of_a_replay, (*RowOutcome, *Target)),

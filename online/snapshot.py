@@ -231,7 +231,8 @@ class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ``cannot_derive`` what is missing for the feature sets that need the model's and the GPU's sheet. ``quarantined``:
     its learner raised and why; it has no targets until a restart. ``told_apart_by``: where its replicas are of several
     clusters, the facts that would make them configurations of their own. ``doubts``: why nothing it answers should be
-    used, one clause each; empty where nothing speaks against it.
+    used, one clause each; empty where nothing speaks against it. ``mixture_of_experts``: its
+    model is one; until the form counts experts, nothing beyond the batches that were seen is usable.
     """
 
     config_id: str
@@ -245,6 +246,7 @@ class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     quarantined: str = ""
     told_apart_by: list[str] = []
     doubts: list[str] = []
+    mixture_of_experts: bool = False
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

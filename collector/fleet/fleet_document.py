@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from collector import __version__
 from collector.config import Config
-from collector.identity import IDENTITY, Fact, config_id
+from collector.identity import IDENTITY, Fact, config_id, is_mixture_of_experts
 from collector.runtime import PrintLine
 from online import Bank, ConfigSnapshot, Snapshot, StateError, TargetSnapshot, part_of
 
@@ -33,7 +33,13 @@ def fleet_snapshot(bank: Bank, generation: int = 1, engines: FactsByEngine | Non
         apart = _told_apart_by(each, facts, targets, engines or {})
         configs.append(
             ConfigSnapshot(
-                config_id=each, config=facts, engines=[], telemetry=_TELEMETRY, targets=targets, told_apart_by=apart
+                config_id=each,
+                config=facts,
+                engines=[],
+                telemetry=_TELEMETRY,
+                targets=targets,
+                told_apart_by=apart,
+                mixture_of_experts=is_mixture_of_experts(facts),
             )
         )
     newest_unix_nano = bank.event_span_ns()[1]

@@ -116,6 +116,13 @@ def _with_dtype(arch: Mapping[str, Fact], facts: EngineFacts) -> dict[str, Fact]
     return out
 
 
+def is_mixture_of_experts(facts: Mapping[str, Fact]) -> bool:
+    """Whether the model is one: a file or the engine counts its experts, or the engine spreads them over GPUs."""
+    experts, layers = facts.get("num_experts"), facts.get("num_moe_layers", 1)
+    counted = isinstance(experts, int) and not isinstance(experts, bool) and experts > 1
+    return (counted and layers != 0) or facts.get("expert_parallel") is True
+
+
 def cannot_derive(facts: Mapping[str, Fact]) -> tuple[str, ...]:
     """What is missing for the systems that need a sheet; nothing when they can be used."""
     try:

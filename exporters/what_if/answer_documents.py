@@ -89,9 +89,10 @@ def as_json(tree: object) -> str:
 
 
 def _about(config: Config, asked: dict[str, object], answer: Prediction | RequestEstimate) -> dict[str, object]:
-    about = {"config_id": config.config_id, "reasons": list(config.reasons), "asked": asked}
-    caveats = config.caveats(answer.extrapolated)
-    return {**about, "caveats": list(caveats)} if caveats else about
+    about: dict[str, object] = {"config_id": config.config_id, "reasons": list(config.reasons), "asked": asked}
+    if caveats := config.caveats(answer.extrapolated):
+        about["caveats"] = list(caveats)
+    return about
 
 
 def _tree(answer: Prediction | RequestEstimate) -> dict[str, object]:

@@ -234,7 +234,8 @@ class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     its learner raised and why; it has no targets until a restart. ``told_apart_by``: where its replicas are of several
     clusters, the facts that would make them configurations of their own. ``doubts``: why nothing it answers should be
     used, one clause each; empty where nothing speaks against it. ``prefix_hits_hidden``: the telemetry counts prompt
-    tokens that the prefix cache had as if they were computed.
+    tokens that the prefix cache had as if they were computed. ``mixture_of_experts``: its
+    model is one; until the form counts experts, nothing beyond the batches that were seen is usable.
     """
 
     config_id: str
@@ -249,6 +250,7 @@ class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     told_apart_by: list[str] = []
     doubts: list[str] = []
     prefix_hits_hidden: bool = False
+    mixture_of_experts: bool = False
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,12 +38,14 @@ from .changes import ConfigDiff, Diff, Move, TypicalStep
 from .closed_loop import Estimate, RequestEstimate
 from .configured import Config
 from .document import Coefficient, InFlight, Interval, Model, Seen, Target, UsualWork
+from .evidence import BEYOND_SEEN_BATCHES
 from .faults import BadInputError, LoadError, NoCoefficientsError, NotFoundError, TracefitError
 from .loading import Snapshot, load
 from .selection import find_config
 from .step_model import Limits, Prediction, Predictions
 
 __all__ = [
+    "BEYOND_SEEN_BATCHES",
     "BadInputError",
     "Coefficient",
     "Config",

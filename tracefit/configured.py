@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import overload
 
 from .capacity import Plan
 from .capacity import plan as planned
 from .closed_loop import ClosedLoop, RequestEstimate
 from .document import Coefficient, ConfigDocument, Target
-from .evidence import STEP_TIME, computable_model
+from .evidence import STEP_TIME, caveats_of, computable_model
 from .faults import NoCoefficientsError, checked
 from .step_model import Limits, Prediction, Predictions, StepModel
 from .workload import Workload
@@ -27,6 +27,7 @@ class Config:
         limits: what the engine can hold and do, as far as ``facts`` tell; see :meth:`assuming`.
         targets: everything published about each kind of time, ``step_time`` above all.
         engines: how many share these coefficients; ``telemetry``: how good their signals are.
+        mixture_of_experts: the model is one, so that nothing is usable beyond the batches that were seen.
     """
 
     def __init__(self, described: ConfigDocument, limits: Limits | None = None) -> None:
@@ -36,6 +37,7 @@ class Config:
         self.targets: Mapping[str, Target] = described.targets
         self.engines = described.engines
         self.telemetry = described.telemetry
+        self.mixture_of_experts = described.mixture_of_experts
         self._described = described
         self._steps: StepModel | None = None
         self._loop: ClosedLoop | None = None
@@ -74,6 +76,10 @@ class Config:
             return self._model().reasons
         except NoCoefficientsError as error:
             return (*self._described.doubts, str(error))
+
+    def caveats(self, extrapolated: Collection[str]) -> tuple[str, ...]:
+        """Why an answer with this ``extrapolated`` is not usable whatever the coefficients, one clause each."""
+        return caveats_of(extrapolated, mixture_of_experts=self.mixture_of_experts)
 
     def coefficients(self, target: str = STEP_TIME) -> tuple[Coefficient, ...]:
         """What predictions are made with, in the order they are published.

@@ -109,7 +109,7 @@ class ConfigDocument(NamedTuple):
     """One configuration as published.
 
     ``scheduled_ahead``: its engines hand over a step before the last one ended. ``doubts``: why nothing it answers
-    should be used, one clause each.
+    should be used, one clause each. ``mixture_of_experts``: its model is one.
     """
 
     config_id: str
@@ -120,6 +120,7 @@ class ConfigDocument(NamedTuple):
     targets: Mapping[str, Target]
     scheduled_ahead: bool = False
     doubts: tuple[str, ...] = ()
+    mixture_of_experts: bool = False
 
 
 class Document(NamedTuple):
@@ -185,6 +186,7 @@ def _config(tree: Any) -> ConfigDocument:
         },
         any(isinstance(engine, dict) and engine.get("scheduling") == "async" for engine in engines),
         tuple(printable(str(each)) for each in _list(tree.get("doubts") or [], f"{config_id}.doubts")),
+        tree.get("mixture_of_experts") is True,
     )
 
 

@@ -21,7 +21,7 @@ from operator import mul
 from typing import NamedTuple, cast, overload
 
 from .document import ConfigDocument
-from .evidence import FEATURES, STEP_TIME, computable_model, doubts_of, of_means, visited_strata
+from .evidence import FEATURES, STEP_TIME, caveats_of, computable_model, doubts_of, of_means, visited_strata
 from .faults import REQUESTS_MAX, TOKENS_MAX, BadInputError, NoCoefficientsError, checked
 from .mean_shapes import MeanShapes
 from .near_steps import NearSteps
@@ -109,6 +109,7 @@ class StepModel:
         "coefficients",
         "limits",
         "mean_factor",
+        "mixture_of_experts",
         "model",
         "near",
         "of_means",
@@ -133,6 +134,7 @@ class StepModel:
         coefficients = self.model.coefficients
         self._sureness = [(FEATURES.index(c.name), c.stderr or 0.0, c.status == "identified") for c in coefficients]
         self.of_means = of_means(config.telemetry)
+        self.mixture_of_experts = config.mixture_of_experts
         self.mean_factor = 1.0 if self.of_means else min(max(target.mean_factor, 0.5), 2.0)
         self._interval = target.interval
         self._strata = visited_strata(target, config.telemetry)
@@ -202,9 +204,14 @@ class StepModel:
         return _NORMAL_P90 * factor * math.sqrt(variance)
 
     def usable(self, outside: Collection[str], prefill: float, requests: float, context: float) -> bool:
-        """Inside of what was seen the sum carries; outside every term that makes up a tenth must be identified."""
+        """Inside of what was seen the sum carries; outside every term that makes up a tenth must be identified.
+
+        A mixture of experts carries nothing beyond the batches that were seen.
+        """
         if self.reasons or not outside:
             return not self.reasons
+        if caveats_of(outside, mixture_of_experts=self.mixture_of_experts):
+            return False
         terms = list(map(mul, self.coefficients, (1.0, prefill, context, requests)))
         least = 0.1 * sum(terms)
         return all(identified or terms[index] < least for index, _, identified in self._sureness)

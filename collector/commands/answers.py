@@ -76,6 +76,8 @@ def caveats(config: Config, extrapolated: Collection[str]) -> Iterator[str]:
         ranges = {} if seen is None else seen.features
         names = [f"{n} ({ranges[n][0]:,.0f} to {ranges[n][1]:,.0f} seen)" if n in ranges else n for n in extrapolated]
         yield f"outside of what was learned from: {', '.join(names)}"
+    for caveat in config.caveats(extrapolated):
+        yield f"not usable there: {caveat}"
 
 
 def refusal(error: Exception) -> str:

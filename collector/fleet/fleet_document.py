@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from collector import __version__
 from collector.config import Config
-from collector.identity import IDENTITY, Fact, config_id
+from collector.identity import IDENTITY, Fact, config_id, is_mixture_of_experts
 from collector.runtime import PrintLine
 from online import Bank, ConfigSnapshot, Snapshot, StateError, TargetSnapshot, part_of
 from online.transfer import HIDES_HITS
@@ -41,6 +41,7 @@ def fleet_snapshot(bank: Bank, generation: int = 1, engines: FactsByEngine | Non
                 targets=targets,
                 told_apart_by=apart,
                 prefix_hits_hidden=facts.get(HIDES_HITS) is True,
+                mixture_of_experts=is_mixture_of_experts(facts),
             )
         )
     newest_unix_nano = bank.event_span_ns()[1]

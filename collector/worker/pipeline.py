@@ -14,7 +14,7 @@ from collector.decode import Telemetry
 from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
 from collector.durable import JOIN, PROGRESS, SPANS, Progress, progress_of
-from collector.identity import Fact, Knowledge, cannot_derive
+from collector.identity import Fact, Knowledge, cannot_derive, is_mixture_of_experts
 from collector.join import (
     Described,
     Emitter,
@@ -293,6 +293,7 @@ class Pipeline:
             quarantined=self._quarantine.reason(config_id),
             doubts=[doubt for emitter in emitters for doubt in emitter.doubts],
             prefix_hits_hidden=hidden,
+            mixture_of_experts=is_mixture_of_experts(facts),
         )
 
     def _history(self, config_id: str) -> HistoryView | None:

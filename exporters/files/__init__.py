@@ -9,7 +9,7 @@ from .coefficients_csv import render_csv
 from .dynamo import render_dynamo
 from .llm_d_sim import render_llm_d_sim
 from .snapshot_file import SNAPSHOT_NAME, published_generation, write_atomically, write_snapshot
-from .translation import Assumptions, ExportError, choose_config, doubtful_coefficients
+from .translation import Assumptions, ExportError, choose_config, doubtful_coefficients, warnings_of
 
 __all__ = [
     "ALPHAS",
@@ -31,6 +31,7 @@ __all__ = [
     "render_llm_d_sim",
     "render_trace",
     "render_yaml",
+    "warnings_of",
     "write_atomically",
     "write_snapshot",
 ]

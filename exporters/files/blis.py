@@ -46,7 +46,7 @@ from online import ConfigSnapshot, FeatureSnapshot, Snapshot, TargetSnapshot
 
 from .blis_render import Coefficients, render_flags, render_yaml
 from .blis_sheet import BANDWIDTH_TB_S, bandwidth_of, blis_name_of, shape_of
-from .translation import ExportError, choose_config, doubtful_coefficients
+from .translation import ExportError, choose_config, doubtful_coefficients, warnings_of
 
 N_BETAS = 11
 MAX_ALPHA_US = 1e12
@@ -96,7 +96,7 @@ def blis_coefficients(
     """
     if alpha not in ALPHAS:
         raise BlisError(f"--alpha: expected one of {', '.join(ALPHAS)}, got {alpha!r}")
-    notes: list[str] = []
+    notes = list(warnings_of(config))
     step = _features(config, "step_time")
     if step is None:
         raise BlisError("step_time: nothing learned yet, so its coefficients are absent")

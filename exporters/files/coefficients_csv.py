@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from exporters.labels import printable
 from online import ConfigSnapshot, Snapshot
 
-from .translation import COMMENT_CHARS, comments
+from .translation import COMMENT_CHARS, comments, warnings_of
 
 COLUMNS = (
     "config_id", "model", "gpu", "tensor_parallel_size", "vllm_version", "target", "vector", "feature_set", "champion",
@@ -27,6 +27,7 @@ def render_csv(snapshot: Snapshot, configs: Sequence[ConfigSnapshot]) -> bytes:
             f"created_unix_nano {snapshot.created_unix_nano}; times in microseconds; an empty field is not known",
             "lost: shape factors, intervals, what was seen, drift, limits of the engine, what api_queueing grows by",
             "with the requests in flight; they are in the snapshot",
+            *(f"{config.config_id!r}: {warning}" for config in configs for warning in warnings_of(config)),
         )
     )
     writer = csv.writer(out, lineterminator="\n")

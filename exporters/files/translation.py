@@ -14,7 +14,7 @@ from exporters.charts import unit_text
 from exporters.client_view import client_config
 from exporters.labels import printable
 from online import ConfigSnapshot, Snapshot
-from tracefit import Config, NotFoundError, TracefitError, find_config
+from tracefit import BEYOND_SEEN_BATCHES, Config, NotFoundError, TracefitError, find_config
 
 COMMENT_CHARS = 400
 PREDICTED = ("step_time", "api_queueing", "post_decode", "first_response")
@@ -75,6 +75,7 @@ def source_of(snapshot: Snapshot, config: ConfigSnapshot, assumptions: Assumptio
         *(f"{key}: {value}" for key, value in sorted(config.config.items())),
         *(f"not usable yet: {reason}" for reason in client.reasons),
         *(f"{each.name}: {each.reason}" for each in client.coefficients() if each.reason),
+        *warnings_of(config),
     ]
     return Source(client, tuple(heading))
 
@@ -91,6 +92,11 @@ def requests_of(config: ConfigSnapshot, assumptions: Assumptions) -> tuple[float
         missing = "--prompt" if prompt is None else "--output"
         raise ExportError(f"{missing}: the snapshot does not know the mean request; say how many tokens it has")
     return prompt, output
+
+
+def warnings_of(config: ConfigSnapshot) -> tuple[str, ...]:
+    """What whoever uses a file of it has to know, whatever the program."""
+    return (BEYOND_SEEN_BATCHES,) if config.mixture_of_experts else ()
 
 
 def comments(*lines: str) -> str:

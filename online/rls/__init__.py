@@ -10,7 +10,7 @@ from .learner_settings import LearnerSettings
 from .merging import merge
 from .operating_points import OperatingPoints, point_name, points_of
 from .outliers import compared
-from .prior import Prior
+from .prior import MORE, Prior, contradicted
 from .replicas import Replica, joined, replica_of
 from .rls_learner import RlsLearner
 from .robust import middle
@@ -19,6 +19,7 @@ from .strata import RowWeights
 
 __all__ = [
     "JACKKNIFE_ROWS",
+    "MORE",
     "CovarianceLearner",
     "LearnerSettings",
     "OperatingPoints",
@@ -28,6 +29,7 @@ __all__ = [
     "RlsLearner",
     "RowWeights",
     "compared",
+    "contradicted",
     "joined",
     "merge",
     "middle",

@@ -107,7 +107,13 @@ FAMILIES: tuple[Family, ...] = (
         "gauge",
         ("config", "itl"),
         "Most requests in flight whose mean ITL keeps a target of slo.itl_ms (itl, in seconds), for the load of the"
-        " last five minutes.",
+        " last five minutes; absent where that is not usable or beyond 1.25 times the largest batch seen.",
+    ),
+    Family(
+        "tracefit_slo_concurrency_safe",
+        "gauge",
+        ("config", "itl"),
+        "The same with the upper end of the band of ITL held against the target: what an autoscaler should follow.",
     ),
     Family(
         "tracefit_predicted_itl_seconds",

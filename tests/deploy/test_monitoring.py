@@ -280,6 +280,7 @@ def advice(_snapshot, _config):
     yield AdvisorySample("tracefit_usable", 1.0)
     yield AdvisorySample("tracefit_load", 7.0, ("concurrency",))
     yield AdvisorySample("tracefit_slo_concurrency", 9.0, ("0.05",))
+    yield AdvisorySample("tracefit_slo_concurrency_safe", 8.0, ("0.05",))
 
 
 def an_hour(growth=0):

@@ -137,7 +137,7 @@ def target(name, *, physics=False, drifted=False, merged=False):
                 rows={"learned": 700, "thinned": 440, "suspected": 8, "outlier": 6},
             ),
             "replicas": REPLICAS if merged else [],
-            "seen": SeenSnapshot(features={"prefill_tokens": (0.0, 512.0)}, cells=sorted(factors)),
+            "seen": SeenSnapshot(features={"prefill_tokens": (0.0, 512.0), "requests": (1.0, 64.0)}, cells=sorted(factors)),
         }
     if physics:
         models |= {"physics": model(PHYSICS[name]), "river:linear/physics": model(())}

@@ -231,7 +231,9 @@ class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ``cannot_derive`` what is missing for the feature sets that need the model's and the GPU's sheet. ``quarantined``:
     its learner raised and why; it has no targets until a restart. ``told_apart_by``: where its replicas are of several
     clusters, the facts that would make them configurations of their own. ``doubts``: why nothing it answers should be
-    used, one clause each; empty where nothing speaks against it.
+    used, one clause each; empty where nothing speaks against it. ``last_heard_unix_nano``: time of the newest event or
+    page of any of its engines, by their clocks, whether a row was learned from it or not; 0 of merged states and of
+    recordings, where nobody is alive.
     """
 
     config_id: str
@@ -245,6 +247,7 @@ class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     quarantined: str = ""
     told_apart_by: list[str] = []
     doubts: list[str] = []
+    last_heard_unix_nano: int = 0
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,7 +40,7 @@ from .configured import Config
 from .document import Coefficient, InFlight, Interval, Model, Seen, Target, UsualWork
 from .faults import BadInputError, LoadError, NoCoefficientsError, NotFoundError, TracefitError
 from .loading import Snapshot, load
-from .selection import find_config
+from .selection import find_config, told_apart
 from .step_model import Limits, Prediction, Predictions
 
 __all__ = [
@@ -70,4 +70,5 @@ __all__ = [
     "UsualWork",
     "find_config",
     "load",
+    "told_apart",
 ]

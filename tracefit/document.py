@@ -105,7 +105,8 @@ class ConfigDocument(NamedTuple):
     """One configuration as published.
 
     ``scheduled_ahead``: its engines hand over a step before the last one ended. ``doubts``: why nothing it answers
-    should be used, one clause each.
+    should be used, one clause each. ``last_heard_unix_nano``: when the newest telemetry of its engines was made, 0
+    where nobody said.
     """
 
     config_id: str
@@ -116,6 +117,7 @@ class ConfigDocument(NamedTuple):
     targets: Mapping[str, Target]
     scheduled_ahead: bool = False
     doubts: tuple[str, ...] = ()
+    last_heard_unix_nano: int = 0
 
 
 class Document(NamedTuple):
@@ -181,6 +183,7 @@ def _config(tree: Any) -> ConfigDocument:
         },
         any(isinstance(engine, dict) and engine.get("scheduling") == "async" for engine in engines),
         tuple(printable(str(each)) for each in _list(tree.get("doubts") or [], f"{config_id}.doubts")),
+        _whole(tree, "last_heard_unix_nano"),
     )
 
 

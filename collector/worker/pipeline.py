@@ -292,6 +292,7 @@ class Pipeline:
             targets=targets,
             quarantined=self._quarantine.reason(config_id),
             doubts=[doubt for emitter in emitters for doubt in emitter.doubts],
+            last_heard_unix_nano=max((each.event_unix_ns for each in emitters if not each.recording), default=0),
         )
 
     def _history(self, config_id: str) -> HistoryView | None:

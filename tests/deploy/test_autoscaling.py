@@ -70,9 +70,12 @@ tests:
       - {series: 'vllm:num_requests_waiting{namespace="llm",pod="llama-2-7b-0",job="vllm"}', values: "10 10 0"}
       - {series: 'vllm:num_requests_running{namespace="llm",pod="llama-2-7b-1",job="vllm"}', values: "8 8 0"}
       - {series: 'vllm:num_requests_running{namespace="llm",pod="other-0",job="vllm"}', values: "99 99 99"}
-      - {series: 'tracefit_slo_concurrency_safe{namespace="llm",pod="llama-2-7b-0",job="t",itl="0.03"}', values: "_ 20 20"}
-      - {series: 'tracefit_slo_concurrency_safe{namespace="llm",pod="llama-2-7b-0",job="t",itl="0.1"}', values: "_ 90 90"}
-      - {series: 'tracefit_slo_concurrency_safe{namespace="llm",pod="llama-2-7b-1",job="t",itl="0.03"}', values: "_ 16 0"}
+      - series: 'tracefit_slo_concurrency_safe{namespace="llm",pod="llama-2-7b-0",job="t",itl="0.03"}'
+        values: "_ 20 20"
+      - series: 'tracefit_slo_concurrency_safe{namespace="llm",pod="llama-2-7b-0",job="t",itl="0.1"}'
+        values: "_ 90 90"
+      - series: 'tracefit_slo_concurrency_safe{namespace="llm",pod="llama-2-7b-1",job="t",itl="0.03"}'
+        values: "_ 16 0"
     promql_expr_test:
       - {expr: keda, eval_time: 0m, exp_samples: []}
       - {expr: keda, eval_time: 1m, exp_samples: [{labels: keda, value: 2.5}]}

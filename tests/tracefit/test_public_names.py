@@ -11,7 +11,7 @@ from tests.tracefit.example_snapshot import encoded
 from tracefit import shapes
 
 CONFIG_ATTRIBUTES = (
-    "config_id facts limits model gpu mean_factor usable reasons targets engines telemetry".split()  # noqa: SIM905 - as above
+    "config_id name facts limits model gpu mean_factor usable reasons targets engines telemetry".split()  # noqa: SIM905 - as above
 )
 FIELDS = {
     "Coefficient": "name unit value stderr status mean",
@@ -47,7 +47,7 @@ CALLS = {
 
 
 def test_every_public_name_is_known_here():
-    others = {"Config", "Snapshot", "Predictions", "find_config", "load"}
+    others = {"Config", "Snapshot", "Predictions", "find_config", "load", "told_apart"}
     errors = {"TracefitError", "BadInputError", "LoadError", "NoCoefficientsError", "NotFoundError"}
     assert set(tracefit.__all__) == FIELDS.keys() | others | errors
     assert list(tracefit.__all__) == sorted(tracefit.__all__)

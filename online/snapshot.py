@@ -236,6 +236,8 @@ class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     used, one clause each; empty where nothing speaks against it. ``prefix_hits_hidden``: the telemetry counts prompt
     tokens that the prefix cache had as if they were computed. ``mixture_of_experts``: its
     model is one; until the form counts experts, nothing beyond the batches that were seen is usable.
+    ``last_heard_unix_nano``: time of the newest event or page of any of its engines, by their clocks, whether a row was
+    learned from it or not; 0 of merged states and of recordings, where nobody is alive.
     """
 
     config_id: str
@@ -251,6 +253,7 @@ class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     doubts: list[str] = []
     prefix_hits_hidden: bool = False
     mixture_of_experts: bool = False
+    last_heard_unix_nano: int = 0
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

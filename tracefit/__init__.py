@@ -41,7 +41,7 @@ from .document import Coefficient, InFlight, Interval, Model, Seen, Target, Usua
 from .evidence import BEYOND_SEEN_BATCHES
 from .faults import BadInputError, LoadError, NoCoefficientsError, NotFoundError, TracefitError
 from .loading import Snapshot, load
-from .selection import find_config
+from .selection import find_config, told_apart
 from .step_model import Limits, Prediction, Predictions
 
 __all__ = [
@@ -72,4 +72,5 @@ __all__ = [
     "UsualWork",
     "find_config",
     "load",
+    "told_apart",
 ]

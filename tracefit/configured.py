@@ -23,21 +23,26 @@ class Config:
 
     Attributes:
         config_id: its name in metrics and files.
+        name: what people call it: model, GPU and TP; what tells it from others of its snapshot that are called the
+            same; since when it is silent, if others were heard of later.
         facts: what is known of it: model, gpu, tensor_parallel_size, …
         limits: what the engine can hold and do, as far as ``facts`` tell; see :meth:`assuming`.
         targets: everything published about each kind of time, ``step_time`` above all.
         engines: how many share these coefficients; ``telemetry``: how good their signals are.
         mixture_of_experts: the model is one, so that nothing is usable beyond the batches that were seen.
+        last_heard_unix_nano: when the newest telemetry of its engines was made, 0 where nobody said.
     """
 
-    def __init__(self, described: ConfigDocument, limits: Limits | None = None) -> None:
+    def __init__(self, described: ConfigDocument, limits: Limits | None = None, *, name: str = "") -> None:
         self.config_id = described.config_id
+        self.name = name
         self.facts: Mapping[str, str | int | float | bool] = described.facts
         self.limits = _limits(described) if limits is None else limits
         self.targets: Mapping[str, Target] = described.targets
         self.engines = described.engines
         self.telemetry = described.telemetry
         self.mixture_of_experts = described.mixture_of_experts
+        self.last_heard_unix_nano = described.last_heard_unix_nano
         self._described = described
         self._steps: StepModel | None = None
         self._loop: ClosedLoop | None = None
@@ -107,7 +112,7 @@ class Config:
             for name, value in given.items()
             if value is not None
         }
-        return Config(self._described, self.limits._replace(**known))
+        return Config(self._described, self.limits._replace(**known), name=self.name)
 
     @overload
     def step_time(

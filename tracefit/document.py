@@ -109,7 +109,8 @@ class ConfigDocument(NamedTuple):
     """One configuration as published.
 
     ``scheduled_ahead``: its engines hand over a step before the last one ended. ``doubts``: why nothing it answers
-    should be used, one clause each. ``mixture_of_experts``: its model is one.
+    should be used, one clause each. ``mixture_of_experts``: its model is one. ``last_heard_unix_nano``: when the newest
+    telemetry of its engines was made, 0 where nobody said.
     """
 
     config_id: str
@@ -121,6 +122,7 @@ class ConfigDocument(NamedTuple):
     scheduled_ahead: bool = False
     doubts: tuple[str, ...] = ()
     mixture_of_experts: bool = False
+    last_heard_unix_nano: int = 0
 
 
 class Document(NamedTuple):
@@ -187,6 +189,7 @@ def _config(tree: Any) -> ConfigDocument:
         any(isinstance(engine, dict) and engine.get("scheduling") == "async" for engine in engines),
         tuple(printable(str(each)) for each in _list(tree.get("doubts") or [], f"{config_id}.doubts")),
         tree.get("mixture_of_experts") is True,
+        _whole(tree, "last_heard_unix_nano"),
     )
 
 

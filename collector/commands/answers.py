@@ -61,10 +61,7 @@ def with_band(value: Estimate | Prediction) -> str:
 
 def headline(config: Config) -> str:
     """Which configuration an answer is about."""
-    known = [f"{config.model or 'unknown model'} on {config.gpu or 'unknown GPU'}"]
-    if "tensor_parallel_size" in config.facts:
-        known.append(f"TP {config.facts['tensor_parallel_size']}")
-    return f"config {config.config_id}  {', '.join(known)}"
+    return f"config {config.config_id}  {config.name}"
 
 
 def caveats(config: Config, extrapolated: Collection[str]) -> Iterator[str]:

@@ -294,6 +294,7 @@ class Pipeline:
             doubts=[doubt for emitter in emitters for doubt in emitter.doubts],
             prefix_hits_hidden=hidden,
             mixture_of_experts=is_mixture_of_experts(facts),
+            last_heard_unix_nano=max((each.event_unix_ns for each in emitters if not each.recording), default=0),
         )
 
     def _history(self, config_id: str) -> HistoryView | None:

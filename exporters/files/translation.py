@@ -11,10 +11,10 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from exporters.charts import unit_text
-from exporters.client_view import client_config
+from exporters.client_view import client_config, index_of
 from exporters.labels import printable
 from online import ConfigSnapshot, Snapshot
-from tracefit import BEYOND_SEEN_BATCHES, Config, NotFoundError, TracefitError, find_config
+from tracefit import BEYOND_SEEN_BATCHES, Config, NotFoundError, TracefitError
 
 COMMENT_CHARS = 400
 PREDICTED = ("step_time", "api_queueing", "post_decode", "first_response")
@@ -47,10 +47,10 @@ def choose_config(snapshot: Snapshot, which: str) -> ConfigSnapshot:
     """The configuration that is meant, as ``find_config`` of the client understands it.
 
     Raises:
-        ExportError: there is none like that, or several.
+        ExportError: there is none like that, or several that are alive.
     """
     try:
-        return snapshot.configs[find_config([(each.config_id, each.config) for each in snapshot.configs], which)]
+        return snapshot.configs[index_of(snapshot.configs, which)]
     except NotFoundError as error:
         raise ExportError(f"--which: {error}") from None
 

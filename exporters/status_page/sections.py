@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from exporters.charts import (
     FEATURE_NAMES,
     TARGET_NAMES,
@@ -54,11 +56,11 @@ def config_facts(config: ConfigSnapshot) -> str:
     return " · ".join(f"{_FACT_WORDS.get(key, '')}{value}" for key, value in known if value not in {None, ""})
 
 
-def config_section(seen: Seen) -> str:
-    """Everything about one configuration."""
+def config_section(seen: Seen, apart: Sequence[str] = ()) -> str:
+    """Everything about one configuration; ``apart`` tells it from others, and since when it is silent."""
     config = seen.config
     name = escape(config.config_id)
-    facts = escape(config_facts(config)) or "no facts known"
+    facts = escape(" · ".join(filter(None, (config_facts(config), *apart)))) or "no facts known"
     parts = [
         f'<section class="config" id="config-{name}" aria-labelledby="title-{name} facts-{name}" data-live>',
         f'<header><h2 id="title-{name}">{escape(config_title(config))}</h2>',

@@ -24,7 +24,7 @@ from online import ConfigSnapshot, HistoryView, Snapshot
 from .accounting import accounting_section
 from .advice import NOTHING_YET, OTLP_PORT
 from .fleet_section import FleetSource, fleet_section
-from .overview import REFRESH, choose, learned_rows, overview
+from .overview import REFRESH, choose, learned_rows, overview, told_apart_of
 from .remarks_section import Remarks, remarks_section
 from .sections import config_section
 from .step_charts import Seen
@@ -115,7 +115,8 @@ class StatusPage:
         else:
             choice = choose(snapshot.configs, query)
             body.append(overview(snapshot.configs, choice))
-            body += [config_section(self._seen(each)) for each in choice.opened]
+            opened = told_apart_of(snapshot.configs, choice.opened)
+            body += [config_section(self._seen(each), apart) for each, apart in opened]
             body.append(waiting_section(waiting, learned=True))
             body.append(what_if_section(snapshot, self.view, query))
         body.append(remarks_section(self._remarks(), snapshot))

@@ -11,7 +11,8 @@ from tests.tracefit.example_snapshot import encoded
 from tracefit import shapes
 
 CONFIG_ATTRIBUTES = (
-    "config_id facts limits model gpu mean_factor usable reasons targets engines telemetry mixture_of_experts".split()  # noqa: SIM905 - as above
+    "config_id name facts limits model gpu mean_factor usable reasons targets engines telemetry "
+    "mixture_of_experts".split()  # noqa: SIM905 - as above
 )
 FIELDS = {
     "Coefficient": "name unit value stderr status mean reason",
@@ -48,7 +49,7 @@ CALLS = {
 
 
 def test_every_public_name_is_known_here():
-    others = {"BEYOND_SEEN_BATCHES", "Config", "Snapshot", "Predictions", "find_config", "load"}
+    others = {"BEYOND_SEEN_BATCHES", "Config", "Snapshot", "Predictions", "find_config", "load", "told_apart"}
     errors = {"TracefitError", "BadInputError", "LoadError", "NoCoefficientsError", "NotFoundError"}
     assert set(tracefit.__all__) == FIELDS.keys() | others | errors
     assert list(tracefit.__all__) == sorted(tracefit.__all__)

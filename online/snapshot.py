@@ -180,7 +180,7 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     merged, the engines it was made of, as of the merge; ``replica_clusters``: where these are of two speeds or more,
     the fastest first.
     ``not_stationary``: operating points at which the same work takes longer than it did, or shorter, and no column says
-    why; such a configuration is not lent.
+    why; such a configuration is not lent. ``doubts``: why none of its coefficients should be used, one clause each.
     """
 
     vector: str
@@ -204,6 +204,7 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     replicas: list[ReplicaSnapshot] = []
     replica_clusters: list[ReplicaClusterSnapshot] = []
     not_stationary: list[str] = []
+    doubts: list[str] = []
 
     @property
     def prediction_error(self) -> ErrorSnapshot | None:

@@ -291,7 +291,7 @@ class Pipeline:
             telemetry=quality.label,
             targets=targets,
             quarantined=self._quarantine.reason(config_id),
-            doubts=[doubt for emitter in emitters for doubt in emitter.doubts],
+            doubts=_doubts(emitters, targets.get(Target.STEP_TIME.value)),
         )
 
     def _history(self, config_id: str) -> HistoryView | None:
@@ -310,6 +310,11 @@ class Pipeline:
         if step is not None and quality is Quality.REQUESTS and facts.get("enable_prefix_caching") is not False:
             targets[Target.STEP_TIME.value] = with_unseen_prefix_hits(step)
         return dict(sorted(targets.items()))
+
+
+def _doubts(emitters: Sequence[Emitter], step: TargetSnapshot | None) -> list[str]:
+    """Why nothing a configuration answers should be used: what its emitters and the rows of its steps say."""
+    return [*(doubt for emitter in emitters for doubt in emitter.doubts), *([] if step is None else step.doubts)]
 
 
 @functools.lru_cache(maxsize=64)

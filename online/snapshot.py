@@ -117,12 +117,17 @@ class ResidualSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     ratio_sum: float
 
 
-class DriftSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Confirmed changes of speed: how many, when the last one was, and new ÷ old time."""
+class DriftSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Confirmed changes of speed: how many, when the last one was, and new ÷ old time.
+
+    ``engines_apart``: where several engines of the configuration sent rows lately, the time of the one that differs
+    most per time of the others for the same work.
+    """
 
     last_unix_nano: int | None
     gain: float | None
     count: int
+    engines_apart: float | None = None
 
 
 class ReplicaSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -17,7 +17,7 @@ WINDOW_ROWS = 4096
 ROWS_MIN = 256
 """With fewer nothing may be used in any case."""
 SHARE_MAX = 0.05
-"""Beyond it the rest is not what a sample of all steps would be; two stamps that swapped places are a few in a thousand."""
+"""Beyond it the rest is no sample of all steps; two stamps that swapped places are a few in a thousand."""
 
 
 class ClockGrain:

@@ -27,6 +27,10 @@ class PacedEngine:
         """The next so many steps, one span each 16 of them; stamps are whole multiples of ``unit_ns``."""
         return [self._export(STEPS_PER_SPAN, factor, unit_ns) for _ in range(steps // STEPS_PER_SPAN)]
 
+    def pause_until(self, unix_ns: int) -> None:
+        """No step is scheduled before."""
+        self.unix_ns = max(self.unix_ns, unix_ns)
+
     def _export(self, steps: int, factor: float, unit_ns: int) -> bytes:
         request = ExportTraceServiceRequest()
         resource = request.resource_spans.add()

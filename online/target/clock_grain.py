@@ -35,7 +35,7 @@ class ClockGrain:
             part = elapsed_us[start : start + WINDOW_ROWS - self.rows]
             start += len(part)
             self.rows += len(part)
-            self.timeless += int(np.count_nonzero(part <= 0.0))
+            self.timeless += int(np.count_nonzero(part == 0.0))
             if self.rows == WINDOW_ROWS:
                 self.rows_before, self.timeless_before = self.rows, self.timeless
                 self.rows = self.timeless = 0

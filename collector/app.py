@@ -56,6 +56,7 @@ from collector.worker import (
     Worker,
     make_pipeline,
 )
+from exporters.charts import name_of
 from exporters.pages import AskPages, SnapshotDocuments, dispatch, protect
 from exporters.prometheus import Advisory, MetricsPage
 from exporters.routes import make_routes
@@ -314,7 +315,11 @@ class Sidecar:
             "configs_problem": self._configs_problem(),
             "memory_problem": self._memory.problem,
         }
-        named = {name: problem for name, problem in problems.items() if problem}
+        named: dict[str, object] = {name: problem for name, problem in problems.items() if problem}
+        snapshot = self.snapshot()
+        doubted = [each for each in snapshot.configs if each.doubts] if snapshot is not None else []
+        if doubted:
+            named["not_usable"] = [f"{name_of(each)}: {doubt}" for each in doubted for doubt in each.doubts]
         return self.health.ready(), {"late": list(self.health.late()), **self._keeper.readiness_detail(), **named}
 
     def _engines_problem(self) -> str:

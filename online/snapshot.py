@@ -119,12 +119,17 @@ class ResidualSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     ratio_sum: float
 
 
-class DriftSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Confirmed changes of speed: how many, when the last one was, and new ÷ old time."""
+class DriftSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Confirmed changes of speed: how many, when the last one was, and new ÷ old time.
+
+    ``engines_apart``: where several engines of the configuration sent rows lately, the time of the one that differs
+    most per time of the others for the same work.
+    """
 
     last_unix_nano: int | None
     gain: float | None
     count: int
+    engines_apart: float | None = None
 
 
 class ReplicaSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -182,7 +187,7 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     merged, the engines it was made of, as of the merge; ``replica_clusters``: where these are of two speeds or more,
     the fastest first.
     ``not_stationary``: operating points at which the same work takes longer than it did, or shorter, and no column says
-    why; such a configuration is not lent.
+    why; such a configuration is not lent. ``doubts``: why none of its coefficients should be used, one clause each.
     """
 
     vector: str
@@ -206,6 +211,7 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     replicas: list[ReplicaSnapshot] = []
     replica_clusters: list[ReplicaClusterSnapshot] = []
     not_stationary: list[str] = []
+    doubts: list[str] = []
 
     @property
     def prediction_error(self) -> ErrorSnapshot | None:

@@ -21,9 +21,10 @@ import tracefit
 from collector.decode.pages import PageParser
 from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
 from collector.telemetry import ScrapeOutcome, table
+from exporters.charts import SpeedChange
 from exporters.status_page import NOTHING_YET, QUALITY, Advice
 from exporters.what_if import as_json
-from online import RowOutcome
+from online import RowOutcome, Target
 
 TIMEOUT_S = 5.0
 PAGE_BYTES_MAX = 32 << 20
@@ -215,6 +216,20 @@ def _configurations(snapshot: tracefit.Snapshot, samples: Samples) -> Iterator[F
             yield Finding(GOOD, "usable", name)
         else:
             yield Finding(POOR, "usable", f"{name}: not yet: {'; '.join(config.reasons)}")
+        change = _newest_change(samples, config.config_id)
+        if change is not None and change.is_news(snapshot.created_unix_nano):
+            grade = POOR if change.factor > 1.0 else FAIR
+            yield Finding(grade, "speed", f"{name}: {change.text(snapshot.created_unix_nano)}")
+
+
+def _newest_change(samples: Samples, config_id: str) -> SpeedChange | None:
+    """The newest confirmed change of speed of a configuration's steps, as its page of metrics has it."""
+    of_steps = {"config": config_id, "target": Target.STEP_TIME.value}
+    factor, since_s = (
+        next((value for labels, value in samples.of(name) if of_steps.items() <= labels.items()), None)
+        for name in ("tracefit_drift_gain_ratio", "tracefit_drift_last_timestamp_seconds")
+    )
+    return None if factor is None or since_s is None else SpeedChange(factor, int(since_s * 1e9))
 
 
 def _finding(topic: str, advice: Advice, prefix: str = "") -> Finding:

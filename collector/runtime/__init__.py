@@ -8,7 +8,7 @@ from .filesystem import Files, SystemFiles, sync_directory
 from .grpc_threads import serve_where_read
 from .guard import check_packages, package_files
 from .health import Health
-from .logs import configure_logs, set_log_format, set_log_level
+from .logs import TOLD_ONCE, configure_logs, set_log_format, set_log_level
 from .memory import (
     LARGE_BLOCK_BYTES,
     MemoryGuard,
@@ -32,6 +32,7 @@ __all__ = [
     "EXIT_OK",
     "EXIT_USAGE",
     "LARGE_BLOCK_BYTES",
+    "TOLD_ONCE",
     "Clock",
     "Files",
     "Health",

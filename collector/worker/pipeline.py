@@ -291,7 +291,7 @@ class Pipeline:
             telemetry=quality.label,
             targets=targets,
             quarantined=self._quarantine.reason(config_id),
-            doubts=[doubt for emitter in emitters for doubt in emitter.doubts],
+            doubts=_doubts(emitters, targets.get(Target.STEP_TIME.value)),
             prefix_hits_hidden=hidden,
             mixture_of_experts=is_mixture_of_experts(facts),
             last_heard_unix_nano=max((each.event_unix_ns for each in emitters if not each.recording), default=0),
@@ -313,6 +313,11 @@ class Pipeline:
         if step is not None and hits_hidden:
             targets[Target.STEP_TIME.value] = with_unseen_prefix_hits(step)
         return dict(sorted(targets.items()))
+
+
+def _doubts(emitters: Sequence[Emitter], step: TargetSnapshot | None) -> list[str]:
+    """Why nothing a configuration answers should be used: what its emitters and the rows of its steps say."""
+    return [*(doubt for emitter in emitters for doubt in emitter.doubts), *([] if step is None else step.doubts)]
 
 
 @functools.lru_cache(maxsize=64)

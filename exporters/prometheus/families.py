@@ -200,6 +200,12 @@ FAMILIES: tuple[Family, ...] = (
         "New time divided by old time at the last change of speed; step_time only.",
     ),
     Family(
+        "tracefit_engines_apart_ratio",
+        "gauge",
+        _TARGET,
+        "Time of the engine that differs most by that of the others, for the same steps; absent of one engine.",
+    ),
+    Family(
         "tracefit_correction_active",
         "gauge",
         _TARGET,

@@ -246,6 +246,8 @@ def _drift_samples(samples: Samples, labels: tuple[str, ...], drift: DriftSnapsh
         samples["tracefit_drift_last_timestamp_seconds"].append(Sample(labels, drift.last_unix_nano / NS_PER_S))
     if drift.gain is not None:
         samples["tracefit_drift_gain_ratio"].append(Sample(labels, drift.gain))
+    if drift.engines_apart is not None:
+        samples["tracefit_engines_apart_ratio"].append(Sample(labels, drift.engines_apart))
 
 
 def _model_samples(samples: Samples, labels: tuple[str, ...], model: ModelSnapshot) -> None:

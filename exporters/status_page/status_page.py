@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import urlencode
 
 from prometheus_client.registry import Collector
 
-from exporters.charts import CHART_STYLE, age, count, escape
+from exporters.charts import CHART_STYLE, age, count, escape, name_of, newest_change
 from exporters.client_view import ClientView
 from exporters.pages import Request, Response
 from online import ConfigSnapshot, HistoryView, Snapshot
@@ -34,6 +34,8 @@ from .what_if import what_if_section
 HTML = "text/html; charset=utf-8"
 _RELOAD_S = "15"
 _PROBLEM = "_problem"
+NEWS_MAX = 6
+"""So many pieces of news stand at the top; of the others there is the number."""
 _SUBJECTS = {"config": "Configuration"}
 """Of the problems that readiness tells; any other goes by its name."""
 
@@ -138,8 +140,9 @@ class StatusPage:
 
     def _header(self, snapshot: Snapshot | None, query: Mapping[str, str]) -> str:
         ready, detail = self._ready()
-        state = '<span class="state ok">ready</span>' if ready else '<span class="state bad">not ready</span>'
-        words = [state]
+        news = [] if snapshot is None else list(_news(snapshot))
+        problems = [(name.removesuffix(_PROBLEM), text) for name, text in detail.items() if name.endswith(_PROBLEM)]
+        words = [_state(len(news) + len(problems) if ready else None)]
         if snapshot is not None:
             seconds = (self._unix_nano() - snapshot.created_unix_nano) / 1e9
             rows = sum(learned_rows(config) for config in snapshot.configs)
@@ -151,7 +154,6 @@ class StatusPage:
             ]
         words.append(f"<noscript><span>{_reload_link(query)}</span></noscript>")
         version = f' <span class="version">{escape(self._version)}</span>' if self._version else ""
-        problems = [(name.removesuffix(_PROBLEM), text) for name, text in detail.items() if name.endswith(_PROBLEM)]
         noted = "".join(
             f'<p class="states" role="status">{escape(_SUBJECTS.get(name, name.capitalize()))}: {escape(str(text))}</p>'
             for name, text in problems
@@ -159,8 +161,37 @@ class StatusPage:
         return (
             f'<header class="page" id="page-header" data-live><p class="brand">tracefit{version}</p>'
             "<h1>Latency coefficients, learned live from vLLM’s traces</h1>"
-            f'<p class="states">{" ".join(words)}</p>{noted}</header>'
+            f'<p class="states">{" ".join(words)}</p>{noted}{_banner(news)}</header>'
         )
+
+
+def _state(problems: int | None) -> str:
+    """The dot: green only where there is nothing to look at. None: not ready."""
+    if problems is None:
+        return '<span class="state bad">not ready</span>'
+    if not problems:
+        return '<span class="state ok">ready</span>'
+    return f'<span class="state fair">ready, {count(problems)} {"problem" if problems == 1 else "problems"}</span>'
+
+
+def _news(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
+    """What a person should hear first, with the id of the configuration: what ended, what is in doubt, what changed."""
+    for config in snapshot.configs:
+        name, change = name_of(config), newest_change(config)
+        if config.quarantined:
+            yield config.config_id, f"{name}: put aside, its learner failed"
+        for doubt in config.doubts:
+            yield config.config_id, f"{name}: not usable: {doubt}"
+        if change is not None and change.is_news(snapshot.created_unix_nano):
+            yield config.config_id, f"{name}: {change.text(snapshot.created_unix_nano)}"
+
+
+def _banner(news: Sequence[tuple[str, str]]) -> str:
+    lines = "".join(
+        f'<p><a href="?config={escape(config_id)}">{escape(text)}</a></p>' for config_id, text in news[:NEWS_MAX]
+    )
+    more = f"<p>{count(len(news) - NEWS_MAX)} more</p>" if len(news) > NEWS_MAX else ""
+    return f'<div class="quality poor" id="news" role="status">{lines}{more}</div>' if news else ""
 
 
 def _reload_head(query: Mapping[str, str]) -> str:

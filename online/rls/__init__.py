@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .ard import RelevantMember
 from .covariance_learner import CovarianceLearner
+from .identify import as_far_as_it_fits
 from .jackknife import ROWS_MAX as JACKKNIFE_ROWS
 from .jackknife import with_jackknife
 from .learner_settings import LearnerSettings
@@ -28,6 +29,7 @@ __all__ = [
     "Replica",
     "RlsLearner",
     "RowWeights",
+    "as_far_as_it_fits",
     "compared",
     "contradicted",
     "joined",

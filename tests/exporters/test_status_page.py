@@ -25,6 +25,7 @@ from exporters.status_page.remarks_section import PLUGIN_REMEDIES, Remarks, rema
 from exporters.status_page.status_page import StatusPage
 from online import InFlightSnapshot
 from online.rows import Quality
+from online.snapshot import DriftSnapshot
 from online.target.course import Change, ChangeKind
 from tests.support import exporter_cases as cases
 
@@ -463,3 +464,42 @@ def test_publishers_of_a_vllm_without_steps_are_told_why_they_belong_to_nobody(t
     known = msgspec.structs.replace(cases.snapshot(), configs=configs)
     text = remarks_section(Remarks(unbound_publishers=2), known)
     assert ("2 KV publishers belong to no engine" in text) == (telemetry == "requests")
+
+
+def news(*configs):
+    """What stands at the top of the page, and the state beside the dot."""
+    page = answer(cases.snapshot(*configs)).body.decode()
+    banner = page.partition('id="news"')[2].partition("</div>")[0]
+    return banner, page.partition('<span class="state ')[2].partition("<")[0]
+
+
+def drifted(hours_ago):
+    """An ordinary configuration whose steps became slower then."""
+    since_ns = cases.CREATED_UNIX_NANO - int(hours_ago * 3.6e12)
+    step = cases.target("step_time")
+    step = msgspec.structs.replace(step, drift=DriftSnapshot(last_unix_nano=since_ns, gain=1.42, count=1))
+    return cases.config(targets={"step_time": step})
+
+
+def test_a_change_of_speed_stands_at_the_top_for_a_day():
+    banner, state = news(drifted(23))
+    assert "meta-llama/Llama-2-7b-hf: steps take 1.42 × as long since" in banner
+    assert state == 'fair">ready, 1 problem'
+    assert news(drifted(25)) == ("", 'ok">ready')
+
+
+def test_what_is_put_aside_or_in_doubt_stands_at_the_top():
+    calm = drifted(25)
+    aside = msgspec.structs.replace(calm, config_id="a", quarantined="step_time: ValueError", targets={})
+    doubted = msgspec.structs.replace(calm, config_id="b", doubts=["<its> clock is too coarse"])
+    banner, state = news(aside, doubted)
+    assert "put aside" in banner
+    assert "not usable: &lt;its&gt; clock is too coarse" in banner
+    assert state == 'fair">ready, 2 problems'
+
+
+def test_of_much_news_the_first_and_the_number_of_the_rest_are_shown():
+    configs = [msgspec.structs.replace(drifted(1), config_id=str(number)) for number in range(50)]
+    banner, _ = news(*configs)
+    assert banner.count("<a ") == 6
+    assert "44 more" in banner

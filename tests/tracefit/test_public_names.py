@@ -11,8 +11,8 @@ from tests.tracefit.example_snapshot import encoded
 from tracefit import shapes
 
 CONFIG_ATTRIBUTES = (
-    "config_id name facts limits model gpu mean_factor usable reasons targets engines telemetry "
-    "mixture_of_experts".split()  # noqa: SIM905 - as above
+    *("config_id", "name", "facts", "limits", "model", "gpu", "mean_factor", "usable", "reasons", "targets", "engines"),
+    *("telemetry", "mixture_of_experts"),
 )
 FIELDS = {
     "Coefficient": "name unit value stderr status mean reason",

@@ -191,7 +191,7 @@ class Sidecar:
             remarks=self._remarks,
             history_of=self.pipeline.history_of,
             version=__version__,
-            otlp_endpoint=self.config.receivers.grpc.endpoint,
+            otlp_port=self._otlp_port,
         )
 
     def _make_discovery(self, clock: Clock) -> Discovery:
@@ -301,6 +301,10 @@ class Sidecar:
         conflicts = int(value(table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT))
         return Remarks(self.pipeline.foreign_scopes, lost, int(value(table.KV_UNBOUND)), conflicts)
 
+    def _otlp_port(self) -> int:
+        """Where vLLM should send to, also while the sidecar is not there yet."""
+        return self.grpc_port or parse_endpoint(self.config.receivers.grpc.endpoint).port
+
     # --- what the probes are told -----------------------------------------------------------------------------------
 
     def _probe_alive(self) -> tuple[bool, Mapping[str, object]]:
@@ -315,7 +319,8 @@ class Sidecar:
             "memory_problem": self._memory.problem,
         }
         named = {name: problem for name, problem in problems.items() if problem}
-        return self.health.ready(), {"late": list(self.health.late()), **self._keeper.readiness_detail(), **named}
+        detail = {"late": list(self.health.late()), "otlp_grpc_port": self._otlp_port()}
+        return self.health.ready(), {**detail, **self._keeper.readiness_detail(), **named}
 
     def _engines_problem(self) -> str:
         refused, held = int(self.metrics.value(table.ENGINES_REFUSED)), self.config.join.engines_max

@@ -33,6 +33,7 @@ from collector.runtime import (
     MemoryGuard,
     Part,
     StartError,
+    SteadyClock,
     Stop,
     Task,
     cgroup_limit_bytes,
@@ -249,7 +250,8 @@ class Sidecar:
         self.metrics.merge(self.pipeline.take_counts())
 
     def _make_receivers(self, clock: Clock) -> Receivers:
-        intake = Intake(self.queue, self.metrics, self._memory.guard, self._keeper.sync)
+        arrivals = SteadyClock(clock)
+        intake = Intake(self.queue, self.metrics, self._memory.guard, self._keeper.sync, arrivals.unix_nano)
         grace_s = self.config.shutdown.grace_s
         return make_receivers(self.config.receivers, intake, health=self.health, clock=clock, grace_s=grace_s)
 

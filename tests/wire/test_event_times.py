@@ -6,7 +6,7 @@ import time
 
 from tests.support.clocks import T0_NS, eventually
 from tests.support.sidecars import call_export, metric, running_sidecar
-from tests.support.step_exports import STEP_US, make_export
+from tests.support.step_exports import make_export
 
 STEPS = 50
 HOUR_S, DAY_S, YEAR_2099_S = 3_600, 86_400, 2_305_000_000

@@ -24,7 +24,8 @@ def make_journal(directory, applied_seq=0, **changes):
 
 
 def export(number, size_bytes=100):
-    return Export(number.to_bytes(4, "big") * (size_bytes // 4), f"peer-{number}", "grpc", number, arrived_unix_ns=T0_NS + number)
+    payload = number.to_bytes(4, "big") * (size_bytes // 4)
+    return Export(payload, f"peer-{number}", "grpc", number, arrived_unix_ns=T0_NS + number)
 
 
 def reopened(journal, directory, applied_seq=0, **changes):

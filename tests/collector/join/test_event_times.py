@@ -1,4 +1,4 @@
-"""What a sender claims of time and of step ids ends nobody else's service: beside a bad sender an honest one is learned."""
+"""What a sender claims of time and of step ids stops nobody else: beside a bad sender an honest one is learned."""
 
 from __future__ import annotations
 

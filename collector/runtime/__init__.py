@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .clock import Clock, SystemClock
+from .clock import Clock, SteadyClock, SystemClock
 from .exits import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, StartError
 from .filesystem import Files, SystemFiles, sync_directory
 from .grpc_threads import serve_where_read
@@ -41,6 +41,7 @@ __all__ = [
     "PrintLine",
     "Progress",
     "StartError",
+    "SteadyClock",
     "Stop",
     "SystemClock",
     "SystemFiles",

@@ -54,6 +54,7 @@ from .plugin_losses import PluginLosses
 from .quarantine import Quarantine
 from .recent_load import RecentLoad
 from .settled import SettledViews
+from .skewed_senders import SkewedSenders
 from .traces import TraceLog, Traces
 
 _log = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class Pipeline:
         self._settled = SettledViews()
         self._traces = TraceLog()
         self._plugin_losses = PluginLosses()
+        self._skewed_senders = SkewedSenders()
         self.exemplars: Traces = {}
         """Traces behind the drifts of the newest snapshot; replaced, never edited."""
         self._load = RecentLoad()
@@ -126,6 +128,7 @@ class Pipeline:
 
     def _observe(self, telemetry: Telemetry) -> None:
         self._plugin_losses.record(telemetry, self._counts)
+        self._skewed_senders.record(telemetry)
         self._traces.record(telemetry.instance, telemetry.traces)
         self._load.record(telemetry)
 

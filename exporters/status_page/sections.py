@@ -68,7 +68,7 @@ def config_section(seen: Seen, apart: Sequence[str] = ()) -> str:
         _links(config),
         "</header>",
         *map(_doubt, config.doubts),
-        _advice(config) if not config.quarantined else _quarantined(config.quarantined),
+        _advice(config, seen.otlp_port) if not config.quarantined else _quarantined(config.quarantined),
     ]
     if not config.targets and not config.quarantined:
         parts.append(_NOTHING_LEARNED)
@@ -115,8 +115,8 @@ def _quarantined(reason: str) -> str:
     )
 
 
-def _advice(config: ConfigSnapshot) -> str:
-    first, *others = advice_for(config)
+def _advice(config: ConfigSnapshot, otlp_port: int) -> str:
+    first, *others = (advice.for_port(otlp_port) for advice in advice_for(config))
     engines = ", ".join(sorted({engine.scheduling for engine in config.engines}))
     plural = "engine" if len(config.engines) == 1 else "engines"
     emitters = f"{len(config.engines)} {plural}" + (f", {escape(engines)} scheduling" if engines else "")

@@ -70,7 +70,7 @@ class StatusPage:
         waiting: what engines hold that is not learned yet.
         remarks: what senders lose or send in vain.
         fleet: where the states were pulled from, if this is a fleet's page.
-        otlp_endpoint: where OTLP over gRPC is taken, for advice.
+        otlp_port: where OTLP over gRPC is taken, for advice.
         history_of: last rows and coefficients of the last day of a configuration, as of the newest snapshot.
         version: shown in the header.
 
@@ -90,7 +90,7 @@ class StatusPage:
         fleet: Callable[[], Sequence[FleetSource]] = tuple,
         history_of: Callable[[str], HistoryView | None] = lambda _: None,
         version: str = "",
-        otlp_endpoint: str = "",
+        otlp_port: Callable[[], int] = lambda: OTLP_PORT,
     ) -> None:
         self._source = source
         self.view = ClientView(source)
@@ -103,7 +103,7 @@ class StatusPage:
         self._history_of = history_of
         self._started_unix_nano = unix_nano()
         self._version = version
-        self._otlp_port = otlp_endpoint.rpartition(":")[2] or OTLP_PORT
+        self._otlp_port = otlp_port
 
     def answer(self, request: Request) -> Response:
         """Serve the page; ``?config=ID`` shows one configuration in detail, ``?filter=WORDS`` those that have them."""
@@ -113,7 +113,7 @@ class StatusPage:
         body = [self._header(snapshot, query), fleet_section(self._fleet(), snapshot, self._unix_nano())]
         waiting = self._waiting()
         if snapshot is None or not snapshot.configs:
-            body.append(waiting_section(waiting, learned=False) or _empty(self._otlp_port))
+            body.append(waiting_section(waiting, learned=False) or _empty(self._otlp_port()))
         else:
             choice = choose(snapshot.configs, query)
             body.append(overview(snapshot.configs, choice))
@@ -121,7 +121,7 @@ class StatusPage:
             body += [config_section(self._seen(each), apart) for each, apart in opened]
             body.append(waiting_section(waiting, learned=True))
             body.append(what_if_section(snapshot, self.view, query))
-        body.append(remarks_section(self._remarks(), snapshot))
+        body.append(remarks_section(self._remarks(), snapshot, self._otlp_port()))
         body.append(accounting_section(self._own))
         return (
             '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -136,7 +136,7 @@ class StatusPage:
         )
 
     def _seen(self, config: ConfigSnapshot) -> Seen:
-        return Seen(config, self._history_of(config.config_id), self._started_unix_nano)
+        return Seen(config, self._history_of(config.config_id), self._started_unix_nano, self._otlp_port())
 
     def _header(self, snapshot: Snapshot | None, query: Mapping[str, str]) -> str:
         ready, detail = self._ready()
@@ -207,9 +207,8 @@ def _reload_link(query: Mapping[str, str]) -> str:
     return f'<a href="?{escape(urlencode({**others, REFRESH: _RELOAD_S}))}">load again every {_RELOAD_S} s</a>'
 
 
-def _empty(otlp_port: str) -> str:
-    here = (flag.replace(f":{OTLP_PORT}", f":{otlp_port}") for flag in NOTHING_YET.flags)
-    flags = " ".join(f"<code>{escape(flag)}</code>" for flag in here)
+def _empty(otlp_port: int) -> str:
+    flags = " ".join(f"<code>{escape(flag)}</code>" for flag in NOTHING_YET.for_port(otlp_port).flags)
     return (
         '<section id="empty" class="config" data-live><h2>Waiting for telemetry</h2>'
         f"<p>Nothing has been learned yet. {escape(NOTHING_YET.remedy)} {flags}</p></section>"

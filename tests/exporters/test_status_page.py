@@ -172,7 +172,7 @@ def test_advice_is_never_empty_and_knows_what_is_missing():
     assert len(advice_for(cases.config())) == 1
 
 
-@pytest.mark.parametrize("quality", ["steps+", "requests"])
+@pytest.mark.parametrize("quality", ["steps+", "requests", "metrics"])
 def test_no_advice_has_a_flag_that_a_stock_vllm_does_not_know(quality):
     config = cases.config(targets={"step_time": cases.target("step_time")}, telemetry=quality)
     flags = [flag for advice in advice_for(config) for flag in advice.flags]
@@ -376,10 +376,30 @@ def test_the_waiting_page_names_the_port_that_takes_telemetry():
         registry(),
         ready=lambda: (True, {}),
         unix_nano=lambda: 0,
-        otlp_endpoint="[::1]:24317",
+        otlp_port=lambda: 24317,
     )
     assert "--otlp-traces-endpoint http://127.0.0.1:24317<" in elsewhere.answer(Request("/", (), {}, {})).body.decode()
     assert "http://127.0.0.1:4317<" in html_of(None, {})
+
+
+def test_advice_on_a_configuration_names_the_port_that_takes_telemetry():
+    config = cases.config(targets={"step_time": cases.target("step_time")}, telemetry="steps+")
+    elsewhere = StatusPage(
+        lambda: cases.snapshot(config),
+        registry(),
+        ready=lambda: (True, {}),
+        unix_nano=lambda: 0,
+        otlp_port=lambda: 24317,
+    )
+    assert "--otlp-traces-endpoint http://127.0.0.1:24317<" in elsewhere.answer(Request("/", (), {}, {})).body.decode()
+
+
+def test_a_page_of_counters_that_tells_the_time_outside_the_steps_is_asked_for_nothing_more():
+    targets = {name: cases.target(name) for name in ("step_time", "api_queueing")}
+    text = words(cases.snapshot(cases.config(targets=targets, telemetry="metrics")))
+    assert "Time outside the steps" not in text
+    less = {"step_time": cases.target("step_time")}
+    assert "--otlp-traces-endpoint" in words(cases.snapshot(cases.config(targets=less, telemetry="metrics")))
 
 
 def html_of(snapshot, query):

@@ -13,6 +13,7 @@ from collector.durable import journal_records
 from collector.durable.journal import Damage, Full, Journal, left_behind
 from collector.receive.export_request import Export
 from collector.runtime.filesystem import SystemFiles
+from tests.support.clocks import T0_NS
 
 
 def make_journal(directory, applied_seq=0, **changes):
@@ -23,7 +24,8 @@ def make_journal(directory, applied_seq=0, **changes):
 
 
 def export(number, size_bytes=100):
-    return Export(number.to_bytes(4, "big") * (size_bytes // 4), f"peer-{number}", "grpc", number)
+    payload = number.to_bytes(4, "big") * (size_bytes // 4)
+    return Export(payload, f"peer-{number}", "grpc", number, arrived_unix_ns=T0_NS + number)
 
 
 def reopened(journal, directory, applied_seq=0, **changes):

@@ -58,7 +58,7 @@ class GrpcConfig(Section, frozen=True, kw_only=True):
     ] = 256
     max_concurrent_streams: Annotated[
         int, Meta(ge=1, le=100_000, description="Calls open at once on one connection.")
-    ] = 128
+    ] = 8
     threads: Annotated[int, Meta(ge=3, le=256, description="Exports handled at once.")] = 8
     receive_timeout_s: Annotated[
         float, Meta(ge=0.1, le=300, description="How long the message of a call may take to come.")

@@ -27,6 +27,7 @@ from collector.telemetry.table import (
 from tests.support import otlp_bytes as otlp
 from tests.support.clocks import eventually
 from tests.support.sidecars import call_export, running_sidecar
+from tests.support.silent_calls import own_channel, silent_calls
 from tests.support.step_exports import make_export
 
 CODE = grpc.StatusCode
@@ -69,6 +70,25 @@ def assert_well(sidecar, step=[1_000]):  # noqa: B006 -- every call sends new sp
             FAILED_SPANS, transport
         )
     eventually(lambda: value(DECODED_SPANS) == accepted)
+
+
+def export_over(channel, step):
+    new = make_export(first_step=step).SerializeToString()
+    channel.unary_unary(METHOD)(new, timeout=10)  # as long as an exporter waits
+
+
+def test_120_calls_without_a_message_on_one_connection_keep_nobody_waiting(sidecar):
+    with contextlib.ExitStack() as stack:
+        honest, hostile = (stack.enter_context(own_channel(sidecar.grpc_port)) for _ in range(2))
+        export_over(honest, 1)
+        silent = stack.enter_context(silent_calls(hostile, 120))
+        eventually(lambda: any(call.done() for call in silent))  # all threads that they get are taken
+        for number in range(1, 6):
+            assert not all(call.done() for call in silent)
+            export_over(honest, 20 * number)
+            with own_channel(sidecar.grpc_port) as fresh:
+                export_over(fresh, 20 * number + 10)
+    assert_well(sidecar)
 
 
 def in_span(content):

@@ -52,7 +52,7 @@ class GrpcConfig(Section, frozen=True, kw_only=True):
     endpoint: Annotated[HostPort, Meta(description="Where OTLP over gRPC is received.")] = "127.0.0.1:4317"
     max_recv_msg_size_mib: Annotated[
         Mebibytes, Meta(description="Size of one export, uncompressed; a larger one is refused.")
-    ] = 32
+    ] = 8
     max_connections: Annotated[
         int, Meta(ge=2, le=65_536, description="Connections open at once; a newcomer beyond it is closed.")
     ] = 256
@@ -82,7 +82,7 @@ class HttpReceiverConfig(Section, frozen=True, kw_only=True):
     )
     max_request_body_size_mib: Annotated[
         Mebibytes, Meta(description="Size of one export, uncompressed; a larger one is refused.")
-    ] = 32
+    ] = 8
     max_connections: Annotated[
         int, Meta(ge=2, le=1024, description="Connections open at once; a newcomer beyond it is closed.")
     ] = 64

@@ -33,7 +33,7 @@ from tests.support.step_exports import make_export
 CODE = grpc.StatusCode
 MIB = 1 << 20
 ONE = make_export().SerializeToString()
-FULL = 32 * MIB - 100
+FULL = 8 * MIB - 100
 
 
 @pytest.fixture
@@ -251,3 +251,24 @@ def test_a_grpc_client_that_never_reads_its_answers_harms_nobody(sidecar):
                 client.settimeout(0.2)
                 client.sendall(ping * 20_000)
         assert_well(sidecar)
+
+
+def test_the_densest_exports_of_the_default_size_stay_below_the_memory_limit_of_a_sidecar(sidecar):
+    assert code_of(sidecar.grpc_port, b"\x12\x00" * (4 * MIB + 1)) is CODE.RESOURCE_EXHAUSTED, "more than 8 MiB"
+    attribute = otlp.field(3, otlp.field(1, b"step.some.key") + otlp.field(2, b"\x18\x07"))
+    event = otlp.field(11, otlp.field(2, b"step.BATCH_SUMMARY") + attribute * 100)
+    dense = in_span(event * ((8 * MIB - 1000) // len(event)))
+    before_bytes = resident_bytes()
+    peak_bytes = []
+
+    def send():
+        code_of(sidecar.grpc_port, dense, timeout_s=60)
+        peak_bytes.append(resident_bytes())
+
+    senders = [threading.Thread(target=send) for _ in range(16)]
+    for sender in senders:
+        sender.start()
+    for sender in senders:
+        sender.join()
+    assert max(peak_bytes) - before_bytes < 340 * MIB
+    assert_well(sidecar)

@@ -495,7 +495,7 @@ def http_calls() -> Reached:
     config = HttpReceiverConfig(endpoint="127.0.0.1:0", max_request_body_size_mib=1)
     tokens = SimpleNamespace(accepts=lambda header: header == "Bearer good")
     way_in = WayIn(Transport.HTTP, calls.intake, clock, tokens)
-    server = make_http_receiver(config, way_in, health=Health(clock), grace_s=0)
+    server = make_http_receiver(config, way_in, health=Health(clock), clock=clock, grace_s=0)
     server.start()
     try:
         headers = {"Content-Type": CONTENT_TYPE, "Authorization": "Bearer good"}

@@ -10,7 +10,7 @@ STEP_TIME = "step_time"
 FEATURES = ("intercept", "prefill_tokens", "decode_context_tokens", "requests")
 _ROWS_MIN = 256
 _MEDIAN_APE_MAX = 0.25
-_MEANS_OF_STEPS = ("journeys", "requests")
+_MEANS_OF_STEPS = ("journeys", "requests", "metrics")
 
 
 def of_means(telemetry: str) -> bool:

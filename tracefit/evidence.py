@@ -18,7 +18,7 @@ BEYOND_SEEN_BATCHES = (
 )
 """What is said of answers and files of such a model, until its form has a column for experts."""
 _OF_THE_BATCH = frozenset({"requests", "shape"})
-_MEANS_OF_STEPS = ("journeys", "requests")
+_MEANS_OF_STEPS = ("journeys", "requests", "metrics")
 
 
 def of_means(telemetry: str) -> bool:

@@ -206,6 +206,11 @@ def steps_out_of_place() -> Reached:
     jumps = step_span(run, newest - 60, newest)
     for index, event in enumerate(jumps.events):
         set_int(event, "step.id", lambda value, far=10**9 * (1 + (index > 30)): value + far)
+    # each as far as belongs to the same process still, and faster than a hole is final
+    far_apart = [step_span(run, number, number) for number in (newest - 60, newest - 59)]
+    far = JoinConfig().steps_max - 1
+    for index, span in enumerate(far_apart, 1):
+        set_int(span.events[0], "step.id", lambda value, index=index: value + index * far)
     repeats = step_span(run, 1, 60)
     repeats.events.extend(step_span(run, 1, 60).events)
     mixed = step_span(run, 1, 60)
@@ -217,7 +222,13 @@ def steps_out_of_place() -> Reached:
         for key in ("step.ts_start_ns", "step.ts_end_ns"):
             set_int(event, key, lambda value: value - 900 * 10**9)
     out: list[enum.StrEnum] = []
-    for spans in ([step_span(run, 1, newest - 61), jumps], [repeats], [mixed], [back]):
+    for spans in (
+        [step_span(run, 1, newest - 61), jumps],
+        [step_span(run, 1, newest - 61), *far_apart],
+        [repeats],
+        [mixed],
+        [back],
+    ):
         pipeline = new_pipeline(join=JoinConfig(window_s=1.0, grace_s=0.5))
         for span in spans:
             process(pipeline, Piece("engine", STEP_SCOPE, span))

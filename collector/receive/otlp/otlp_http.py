@@ -296,9 +296,7 @@ class _ExportHandler(Handler):
     def _read_body(self, held: list[int]) -> bytes | Rejection:
         """Read the body; ``held`` tells what was taken from the budget, also if this raises."""
         left = int(self.headers["Content-Length"])
-        now_ns = self.clock.monotonic_ns()
-        self.budget.begin(self.connection, now_ns)
-        until_ns = now_ns + int(self.timeout * 1e9)
+        until_ns = self.clock.monotonic_ns() + int(self.timeout * 1e9)
         pieces: list[bytes] = []
         while left:
             size = min(left, PIECE_BYTES)
@@ -307,7 +305,10 @@ class _ExportHandler(Handler):
                 return BUSY
             held[0] += size
             while piece_at < size:
-                patience_s = (until_ns - self.clock.monotonic_ns()) / 1e9
+                now_ns = self.clock.monotonic_ns()
+                if not pieces:  # who waits for its first room holds none
+                    self.budget.begin(self.connection, now_ns)
+                patience_s = (until_ns - now_ns) / 1e9
                 if patience_s <= 0:
                     return TOO_SLOW
                 self.connection.settimeout(patience_s)
@@ -320,6 +321,7 @@ class _ExportHandler(Handler):
                 pieces.append(piece)
                 piece_at += len(piece)
             left -= size
+        self.budget.end(self.connection)
         self.connection.settimeout(self.timeout)
         body = b"".join(pieces)
         return self._inflate(body, held, until_ns) if _encoding(self.headers) == "gzip" else body

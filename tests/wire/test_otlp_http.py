@@ -320,11 +320,29 @@ def test_a_client_that_never_reads_holds_one_connection_only(receiver):
 
 
 def test_bodies_beyond_the_common_budget_wait_and_are_then_turned_away():
-    budget = Budget(10, wait_s=0)
+    budget = Budget(10, SystemClock(), wait_s=0)
     assert budget.take(6)
     assert not budget.take(6)
     budget.give_back(6)
     assert budget.take(10)
+
+
+def test_senders_of_large_bodies_that_never_end_keep_nobody_out():
+    size = MIB - 1
+    with running(max_request_body_size_mib=1, timeout_s=60) as receiver, contextlib.ExitStack() as stack:
+        for _ in range(3):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", receiver.port), 60))
+            client.sendall(HEAD % size)
+            sender = threading.Thread(target=_send_all_but_one, args=(client, size))
+            sender.start()
+            stack.callback(sender.join)
+        eventually(lambda: receiver.requests("queue_full") + receiver.requests("incomplete") > 0)
+        assert receiver.post(ONE)[0] == 200
+
+
+def _send_all_but_one(client, size):
+    with contextlib.suppress(OSError):
+        client.sendall(bytes(size - 1))
 
 
 def test_with_tokens_only_those_who_bear_one_get_in():

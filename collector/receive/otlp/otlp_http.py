@@ -3,7 +3,8 @@
 The standard library's server costs a third of any other we measured. What it lacks is here:
 
 * a body is read piece by piece against a budget shared by all requests, so that a declared length costs nothing and the
-  memory of all bodies together is bounded; a client has ``timeout_s`` for the whole of it;
+  memory of all bodies together is bounded; a client has ``timeout_s`` for the whole of it, and ``STALLED_S`` while
+  others wait for room;
 * gzip is inflated against the same size limit as a plain body, piece by piece, within the same time; it ends when the
   client leaves, and a body may have ``MEMBERS_MAX`` members;
 * JSON becomes protobuf before anything else looks at it; its objects are counted before they are made;
@@ -13,8 +14,10 @@ The standard library's server costs a third of any other we measured. What it la
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import select
+import socket
 import ssl
 import threading
 import zlib
@@ -42,6 +45,9 @@ PIECE_BYTES: Final = 1 << 18
 BODIES_BYTES_FACTOR: Final = 2
 """All bodies being read together may hold so many of the largest allowed."""
 BUDGET_WAIT_S: Final = 2.0
+STALLED_S: Final = 1.0
+"""When others wait for room, a body that began so long ago and is not here gives way."""
+LOOK_EVERY_S: Final = 0.25
 MEMBERS_MAX: Final = 64
 """Exporters make one member; who joins gzip files makes a few. An empty member has 20 bytes."""
 _LEFT: Final = getattr(select, "POLLRDHUP", 0)
@@ -107,18 +113,34 @@ BUSY = Rejection(
 
 
 class Budget:
-    """Bytes that all request bodies being read may hold together."""
+    """Bytes that all request bodies being read may hold together.
 
-    def __init__(self, capacity_bytes: int, wait_s: float = BUDGET_WAIT_S) -> None:
+    While one waits for room, the connection whose body began longest ago is shut, if that is ``STALLED_S`` ago: who
+    declares a large body and sends it slowly keeps nobody out.
+    """
+
+    def __init__(self, capacity_bytes: int, clock: Clock, wait_s: float = BUDGET_WAIT_S) -> None:
         self._left = capacity_bytes
+        self._clock = clock
         self._wait_s = wait_s
         self._room = threading.Condition()
-        """Guards ``_left``."""
+        """Guards everything but the settings."""
+        self._coming: dict[socket.socket, int] = {}  # when each body began, the oldest first
+
+    def begin(self, connection: socket.socket, now_ns: int) -> None:
+        """A body begins to come."""
+        with self._room:
+            self._coming[connection] = now_ns
+
+    def end(self, connection: socket.socket) -> None:
+        """It is here, or will not come."""
+        with self._room:
+            self._coming.pop(connection, None)
 
     def take(self, size_bytes: int) -> bool:
         """Reserve, waiting for a while; False if there is no room."""
         with self._room:
-            if not self._room.wait_for(lambda: self._left >= size_bytes, self._wait_s):
+            if self._left < size_bytes and not self._await_room(size_bytes):
                 return False
             self._left -= size_bytes
             return True
@@ -128,6 +150,22 @@ class Budget:
         with self._room:
             self._left += size_bytes
             self._room.notify_all()
+
+    def _await_room(self, size_bytes: int) -> bool:
+        begun_ns = now_ns = self._clock.monotonic_ns()
+        while self._left < size_bytes and now_ns - begun_ns < self._wait_s * 1e9:
+            self._shut_stalled(now_ns)
+            self._room.wait(LOOK_EVERY_S)
+            now_ns = self._clock.monotonic_ns()
+        return self._left >= size_bytes
+
+    def _shut_stalled(self, now_ns: int) -> None:
+        oldest = next(iter(self._coming), None)
+        if oldest is not None and now_ns - self._coming[oldest] >= STALLED_S * 1e9:
+            del self._coming[oldest]
+            with contextlib.suppress(OSError):
+                # not an SSLSocket's own, which would take its TLS away from the thread that reads
+                socket.socket.shutdown(oldest, socket.SHUT_RDWR)
 
 
 class TooManyMembers(Exception):
@@ -191,7 +229,7 @@ def make_http_receiver(
     shared = {
         "way_in": way_in,
         "clock": clock,
-        "budget": Budget(BODIES_BYTES_FACTOR * limit_bytes),
+        "budget": Budget(BODIES_BYTES_FACTOR * limit_bytes, clock),
         "limit_bytes": limit_bytes,
         "timeout": config.timeout_s,
     }
@@ -224,7 +262,10 @@ class _ExportHandler(Handler):
             return
         held = [0]
         try:
-            body = self._read_body(held)
+            try:
+                body = self._read_body(held)
+            finally:
+                self.budget.end(self.connection)
             if isinstance(body, Rejection):
                 self._reject(body)
             elif self.server.connections.mark_busy(self.connection):
@@ -264,7 +305,10 @@ class _ExportHandler(Handler):
                 return BUSY
             held[0] += size
             while piece_at < size:
-                patience_s = (until_ns - self.clock.monotonic_ns()) / 1e9
+                now_ns = self.clock.monotonic_ns()
+                if not pieces:  # who waits for its first room holds none
+                    self.budget.begin(self.connection, now_ns)
+                patience_s = (until_ns - now_ns) / 1e9
                 if patience_s <= 0:
                     return TOO_SLOW
                 self.connection.settimeout(patience_s)
@@ -277,6 +321,7 @@ class _ExportHandler(Handler):
                 pieces.append(piece)
                 piece_at += len(piece)
             left -= size
+        self.budget.end(self.connection)
         self.connection.settimeout(self.timeout)
         body = b"".join(pieces)
         return self._inflate(body, held, until_ns) if _encoding(self.headers) == "gzip" else body

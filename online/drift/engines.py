@@ -8,9 +8,9 @@ Y_c and X_c are the cells' references (cells.py), the same for all, as they are 
 be compared. An engine counts with 16 rows, for ten minutes of event time after its last one. Where several count, a
 change by a log gain g is one only if
 
-    no d_k is beyond log 1.5, and for more than half of them l_k is beyond g / 2 on its side.
+    no d_k is beyond log 1.25, and for more than half of them l_k is beyond g / 2 on its side.
 
-Two engines that are a factor of 1.5 apart leave no coefficients that are within a fifth of both. With one engine
+Two engines that are a factor of 1.25 apart leave no coefficients that are within a tenth of both. With one engine
 nothing is asked.
 """
 
@@ -28,7 +28,7 @@ from online.state import Finite, StateError, saved
 
 from .medians import median_of
 
-APART = math.log(1.5)
+APART = math.log(1.25)
 ROWS, ROWS_MIN = 64, 16
 LATELY_NS = 600_000_000_000
 """The half-life of coefficients: of an engine that has been silent for longer, others have the larger part in them."""

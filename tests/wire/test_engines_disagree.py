@@ -96,3 +96,5 @@ def test_a_change_of_one_of_two_engines_is_not_one_of_both(tmp_path, engines):
             send(sidecar, *engines, steps=320, factors=(1.0, 1.4))
         eventually(lambda: rows(sidecar) > 4800)
         assert step_of(sidecar).drift.count == 0
+        clause = "its engines disagree: engine slow takes 1.4 × as long as the others"
+        assert json.loads(get(sidecar.http_port, "/readyz"))["not_usable"] == [f"tiny: {clause}"]

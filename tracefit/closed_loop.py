@@ -14,9 +14,10 @@ steps: batch_steps.py.
     ITL  a step that a request that decodes waits for    V  one in which it prefills, or waits for its turn to
     k    such steps: as many as its prompt has chunks, and more where prefills fill every step
     R    = k V + (O - 1) ITL                   time in the batch
-    wait = (N - n) R / n                       for a slot: n slots, each free every R
-         + E s² / 2 E s                        for the end of the running step, which nobody interrupts, if there
-                                               is one (n > 1, N <= n); less where k is nearly all of it
+    wait = the longer of
+           (N - n) R / n                       for a slot: n slots, each free every R, at the end of a step
+           E s² / 2 E s                        for the end of the running step, which nobody interrupts, if there
+                                               is one (n > 1); less where k is nearly all of it
                                                (prefill-bound: batch_steps.py);
                                                where the caller saw its last token, what is left: step_phase.py
          + E s                                 for the step that was handed over before, where the engine schedules
@@ -166,16 +167,15 @@ class ClosedLoop:
     def _sums(self, work: Workload, at: Batch, running: float, queued: float) -> tuple[Band, Band]:
         """TTFT and E2E; ``queued``: requests that wait for a slot, in parts of those that run.
 
-        Low of the wait is where the arrival meets the end of a step; high, where it meets the beginning.
+        Low of the wait is where the arrival meets the end of a step; high, where it meets the beginning. Who waits
+        for a slot waits for the end of a step, too, so a queue that begins makes nothing faster.
         """
         tokens = work.output - 1.0
         (itl, itl_low, itl_high), (prefill, prefill_low, prefill_high) = at.itl, at.prefill
         decode, decode_low, decode_high = tokens * itl, tokens * itl_low, tokens * itl_high
-        if queued:
-            wait, wait_low = queued * (prefill + decode), queued * (prefill_low + decode_low)
-            wait_high = queued * (prefill_high + decode_high)
-        else:
-            wait, wait_low, wait_high = at.rest_us + at.ahead_us, at.ahead_us, 2.0 * at.rest_us + at.ahead_us
+        wait = max(queued * (prefill + decode), at.rest_us + at.ahead_us)
+        wait_low = max(queued * (prefill_low + decode_low), at.ahead_us)
+        wait_high = max(queued * (prefill_high + decode_high), 2.0 * at.rest_us + at.ahead_us)
         ttft, ttft_low, ttft_high = wait + prefill, wait_low + prefill_low, wait_high + prefill_high
         for time in self._before:
             us, low, high = time(work, running)

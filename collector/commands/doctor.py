@@ -222,7 +222,7 @@ def _configurations(snapshot: tracefit.Snapshot, samples: Samples, nothing_yet: 
     if not snapshot.configs:
         yield _finding("learned", nothing_yet)
     for config in snapshot.configs:
-        name = f"{config.model or 'unknown model'} on {config.gpu or 'unknown GPU'} ({config.config_id})"
+        name = f"{config.name} ({config.config_id})"
         advice = QUALITY.get(qualities.get(config.config_id, ""), nothing_yet)
         yield _finding("telemetry", advice, f"{name}: ")
         if config.usable:

@@ -29,7 +29,7 @@ from collector.join import (
     facts_of,
     give_up_oldest,
 )
-from collector.join.requests import with_stand_ins
+from collector.join.requests import TOO_FEW_TRACES, with_stand_ins
 from collector.receive import Export
 from collector.runtime import offer_turn
 from collector.telemetry import Counts, table
@@ -294,7 +294,7 @@ class Pipeline:
             telemetry=quality.label,
             targets=targets,
             quarantined=self._quarantine.reason(config_id),
-            doubts=_doubts(emitters, targets.get(Target.STEP_TIME.value)),
+            doubts=_doubts(emitters, targets.get(Target.STEP_TIME.value), silent_s=self._settings.join.window_s),
             prefix_hits_hidden=hidden,
             mixture_of_experts=is_mixture_of_experts(facts),
             last_heard_unix_nano=max((each.event_unix_ns for each in emitters if not each.recording), default=0),
@@ -318,9 +318,16 @@ class Pipeline:
         return dict(sorted(targets.items()))
 
 
-def _doubts(emitters: Sequence[Emitter], step: TargetSnapshot | None) -> list[str]:
-    """Why nothing a configuration answers should be used: what its emitters and the rows of its steps say."""
-    return [*(doubt for emitter in emitters for doubt in emitter.doubts), *([] if step is None else step.doubts)]
+def _doubts(emitters: Sequence[Emitter], step: TargetSnapshot | None, *, silent_s: float) -> list[str]:
+    """Why nothing a configuration answers should be used: what its emitters and the rows of its steps say.
+
+    The first requests of one more process say nothing against what others tell. Of a process that has been silent for
+    so long while others went on, nothing more will come, and its doubts would stay for good.
+    """
+    heard_unix_ns = max((emitter.event_unix_ns for emitter in emitters), default=0) - int(silent_s * 1e9)
+    told = [emitter.doubts for emitter in emitters if emitter.event_unix_ns >= heard_unix_ns]
+    doubts = list(dict.fromkeys(doubt for each in told for doubt in each if doubt != TOO_FEW_TRACES or () not in told))
+    return doubts if step is None else [*doubts, *step.doubts]
 
 
 @functools.lru_cache(maxsize=64)

@@ -17,6 +17,7 @@ from exporters.pages import AskPages, dispatch
 from exporters.pages.routing import Request, Route
 from exporters.prometheus import MetricsPage
 from exporters.status_page import StatusPage
+from tests.support.page_server import PageServer
 from tests.support.pipelines import new_pipeline
 from tests.support.toy_engine import MONO_NS, UNIX_NS, many_jobs, run_engine
 from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, pieces, stock_span
@@ -69,6 +70,17 @@ def test_after_a_restart_with_another_flag_all_answers_are_of_the_engine_that_is
     (tmp_path / "snapshot.json").write_bytes(snapshot.to_json())
     main(["plan", str(tmp_path / "snapshot.json"), *QUESTIONS])
     assert f"config {alive}  tiny on cpu, TP 1, 256 batched tokens\n" in capsys.readouterr().out
+
+
+def test_the_doctor_tells_the_dead_one_from_the_one_that_is_alive(restarted, capsys):
+    snapshot, by_budget = restarted
+    pages = {"/metrics": b'tracefit_build_info{version="1"} 1\n', "/readyz": b"{}", "/snapshot": snapshot.to_json()}
+    with PageServer(lambda path, _: (200, {}, pages[path])) as server:
+        main(["doctor", server.url])
+    printed = capsys.readouterr().out
+    dead, alive = by_budget[512], by_budget[256]
+    assert f"tiny on cpu, TP 1, 512 batched tokens, silent since {minute(dead)} ({dead.config_id})" in printed
+    assert f"tiny on cpu, TP 1, 256 batched tokens ({alive.config_id})" in printed
 
 
 def test_the_dead_one_is_named_with_its_date_and_answers_when_it_is_meant(restarted, tmp_path, capsys):

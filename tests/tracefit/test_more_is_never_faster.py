@@ -106,6 +106,24 @@ def test_the_first_token_takes_at_least_the_step_of_its_prompt(telemetry, seed, 
     assert config.request(prompt_tokens=prompt, output_tokens=50, concurrency=1).ttft.us >= NEARLY * step.us
 
 
+@pytest.mark.parametrize("scheduling", ["sync", "async"])
+@pytest.mark.parametrize("telemetry", QUALITIES)
+def test_nothing_is_faster_where_requests_begin_to_wait_for_a_slot(telemetry, scheduling):
+    """Either limit: the KV cache, passed by longer prompts, and the slots, passed by more requests."""
+    document = learned(telemetry, 1, FEW, scheduling=scheduling)
+    document["configs"][0]["config"] |= {"max_num_seqs": 16, "num_gpu_blocks": 1_000, "block_size": 16}
+    del document["configs"][0]["config"]["max_num_batched_tokens"]
+    config = config_of(document)
+    longer = [config.request(prompt_tokens=each, output_tokens=20, concurrency=12) for each in range(900, 1_800, 10)]
+    more = [config.request(prompt_tokens=300, output_tokens=20, concurrency=each / 4) for each in range(48, 100)]
+    assert longer[0].running == 12 > longer[-1].running
+    assert more[0].running == 12
+    assert more[-1].running == 16
+    for answers in (longer, more):
+        times = [each.ttft.us for each in answers]
+        assert min(after / before for before, after in itertools.pairwise(times)) >= NEARLY
+
+
 @pytest.fixture(scope="module")
 def replayed(tmp_path_factory):
     """Configurations that were learned from a recording, by its name; each is learned once."""

@@ -6,9 +6,11 @@ from .api_queueing import ApiQueueing, with_stand_ins
 from .journeys import Chunks, Run, extent_of, lay_journey, runs_of, split_chunks, waiting_steps
 from .occupancy import RequestSequence
 from .request_rows import QUEUE_STATE_AGE_NS, RequestRow, request_block, rows_of
+from .trace_sampling import TOO_FEW_TRACES
 
 __all__ = [
     "QUEUE_STATE_AGE_NS",
+    "TOO_FEW_TRACES",
     "ApiQueueing",
     "Chunks",
     "RequestRow",

@@ -31,6 +31,7 @@ _TRACES_MIN, _TRACES_MAX = 32, 1024
 _LATEST = (32, 64, 128, 256, 512)
 _RATE_MIN = 1e-6
 _UNEVEN = 4.0
+TOO_FEW_TRACES = "too few requests have ended to tell whether spans are sampled"
 _SPANS_ENOUGH = math.ceil(math.log(_CHANCE) / math.log(WHOLE))
 
 
@@ -54,8 +55,7 @@ class TraceSampling:
     def doubts(self) -> tuple[str, ...]:
         """Why nothing that was learned from the spans should be used."""
         if self.rate is None:
-            unsure = "too few requests have ended to tell whether spans are sampled"
-            return () if self._spans >= _SPANS_ENOUGH else (unsure,)
+            return () if self._spans >= _SPANS_ENOUGH else (TOO_FEW_TRACES,)
         if not self.is_sampled:
             return ()
         sampled = f"request spans are sampled at about {100.0 * self.rate:.2g} %, so the batch cannot be rebuilt"

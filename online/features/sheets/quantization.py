@@ -6,7 +6,8 @@ so NVFP4, whose groups are of 16, has 0.5625 and MXFP4, of 32, 0.53125. Scales o
 out. A method that is not known here has no bytes, and then there is no data sheet of the model: read as 16-bit weights,
 a model of 4-bit weights would be bound to a step that takes four times as long as it does.
 
-``compressed-tensors`` says it by group (``config_groups.*.weights``), ``modelopt`` by ``quant_algo``, in config.json or
+``compressed-tensors`` says it by group (``config_groups.*.weights``; its older checkpoints under the key
+``compression_config``), ``modelopt`` by ``quant_algo``, in config.json or
 in hf_quant_config.json beside it; the others by ``bits`` or by their name alone.
 """
 
@@ -44,7 +45,7 @@ def quantization_in(config: Mapping[str, Any]) -> tuple[str, float | None] | Non
     Args:
         config: the parsed file; ``hf_quant_config`` in it is the parsed file of that name beside it.
     """
-    said = config.get("quantization_config")
+    said = config.get("quantization_config") or config.get("compression_config")
     if isinstance(said, Mapping) and said:
         return _said(said, str(said.get("quant_method", "unnamed")).lower())
     beside = config.get("hf_quant_config")

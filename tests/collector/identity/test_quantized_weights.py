@@ -72,6 +72,12 @@ def test_a_config_json_says_how_many_bytes_a_weight_has(tmp_path, quantization, 
     assert "physics" in config.targets["step_time"].models
 
 
+def test_checkpoints_of_an_older_compressed_tensors_say_it_under_another_key(tmp_path):
+    config = _replayed(tmp_path, MODEL | {"compression_config": FP8_DYNAMIC})
+    assert config.config["weight_element_bytes"] == 1.0
+    assert config.cannot_derive == []
+
+
 @pytest.mark.parametrize(("algorithm", "size"), [("FP8", 1.0), ("NVFP4", 0.5625), ("W4A16_AWQ", 0.5)])
 def test_a_file_beside_config_json_says_it_where_that_does_not(tmp_path, algorithm, size):
     beside = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": algorithm, "kv_cache_quant_algo": "FP8"}}

@@ -80,6 +80,42 @@ def test_a_recording_of_a_released_vllm_is_not_called_sampled():
     assert published(replayed(recording(otlp_file("c8_stock_0.32.0")))).doubts == []
 
 
+MODEL = (("vllm.model", "tiny"),)
+
+
+def of_process(instance: str, sent: list[Piece]) -> list[Piece]:
+    return [piece._replace(instance=instance, facts=MODEL) for piece in sent]
+
+
+def test_the_first_requests_of_one_more_replica_say_nothing_against_the_others():
+    pipeline = replayed(exports_of(of_process("api-0", requests(1000))))
+    for export in exports_of(of_process("api-1", kept(requests(1000), 0.9)[-10:])):
+        pipeline.process([export])
+    config = published(pipeline)
+    assert len(config.engines) == 2
+    assert config.doubts == []
+
+
+def test_several_processes_that_do_not_know_yet_say_so_once():
+    sent = [piece for instance in ("api-0", "api-1") for piece in of_process(instance, requests(4))]
+    assert published(replayed(exports_of(sent))).doubts == NOT_KNOWN
+
+
+def test_a_server_that_was_restarted_with_all_its_spans_is_no_longer_doubted():
+    sent = requests(3000)
+    before, after = of_process("api-0", kept(sent[:1000], 0.5)), of_process("api-1", sent[1000:])
+    pipeline = new_pipeline()
+    for export in exports_of(before):
+        pipeline.process([export])
+    assert published(pipeline).doubts[0].startswith("request spans are sampled")
+    for export in exports_of(after[:200]):
+        pipeline.process([export])
+    assert published(pipeline).doubts[0].startswith("request spans are sampled"), "both may be running"
+    for export in exports_of(after[200:]):
+        pipeline.process([export])
+    assert published(pipeline).doubts == []
+
+
 ODD_IDS = {
     "one trace": lambda _: b"one trace of all",
     "a counter": lambda n: n.to_bytes(16, "big"),

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
 from collector.decode.kv import read_span_events
 from collector.telemetry import Counts, PluginLoss, Skip, table
@@ -95,6 +95,9 @@ def _read_resource(
     for scope_spans in resource_spans.scope_spans:
         scope = scope_spans.scope.name
         spans_seen += len(scope_spans.spans)
+        if scope not in words.KNOWN_SCOPES:
+            events_seen += _skip_scope(scope_spans, counts)
+            continue
         for span in scope_spans.spans:
             columns = next(taken) if scope == words.STEP_SCOPE else None
             events = len(span.events) + (len(columns.at) if columns else 0)
@@ -126,6 +129,16 @@ def _read_resource(
     out.too_new_unix_ns = latest.refused_unix_ns
     _set_columns(out, steps, snapshots)
     return out
+
+
+def _skip_scope(scope_spans: ScopeSpans, counts: Counts) -> int:
+    """Count the spans of a scope that nobody reads; returns how many events they have."""
+    spans = scope_spans.spans
+    events = sum([len(span.events) for span in spans])
+    counts[table.SKIPPED_SPANS, Skip.FOREIGN_SCOPE] += len(spans)
+    counts[table.SKIPPED_EVENTS, Skip.FOREIGN_SCOPE] += events
+    counts[table.SDK_DROPPED_EVENTS] += sum([span.dropped_events_count for span in spans])
+    return events
 
 
 class _Latest:
@@ -201,8 +214,6 @@ def facts(attributes: Mapping[str, Value]) -> dict[str, str]:
 
 
 def _check_span(scope: str, span: Span, instance: str, admit_span: AdmitSpan, latest: _Latest) -> None:
-    if scope not in words.KNOWN_SCOPES:
-        raise Rejected(Skip.FOREIGN_SCOPE)
     if not _is_expected(scope, span.name):
         raise Rejected(Skip.FOREIGN_SPAN)
     if len(span.attributes) > words.ATTRIBUTES_MAX:

@@ -24,6 +24,8 @@ def _export_class() -> Any:
     _add_field(scope_spans, "scope", 1, _FIELD.TYPE_MESSAGE, of="Scope")
     _add_field(scope_spans, "items", 2, _FIELD.TYPE_MESSAGE, repeated=True, of="Span")
     _add_field(scope, "name", 1, _FIELD.TYPE_STRING)
+    _add_field(span, "span_id", 2, _FIELD.TYPE_BYTES)
+    _add_field(span, "parent_span_id", 4, _FIELD.TYPE_BYTES)
     _add_field(span, "end_unix_nano", 8, _FIELD.TYPE_FIXED64)
     _add_field(span, "events", 11, _FIELD.TYPE_BYTES, repeated=True)
     pool = descriptor_pool.DescriptorPool()
@@ -39,4 +41,4 @@ def _add_field(descriptor: Any, name: str, number: int, kind: Any, *, repeated: 
 
 
 SlimExport: Final = _export_class()
-"""``items[].items[].items[]`` are the spans, with ``end_unix_nano`` and ``events``."""
+"""``items[].items[].items[]`` are the spans, with their ids, ``end_unix_nano`` and ``events``."""

@@ -121,7 +121,6 @@ class Sidecar:
             record=self._keeper.record,
             gather_s=min(GATHER_S, config.join.grace_s / 4),  # who waits for others must not seem silent
             gather_bytes=config.queue.batch_bytes // 4,
-            tells=lambda export: not export.foreign.spans,
         )
         self._kv = KvIntake(config.receivers.kv, metrics, clock, health)
         self._scraper = Scraper(config.receivers.scrape, clock, partial(metrics.add, table.SCRAPES, 1))

@@ -6,7 +6,6 @@ from . import wire
 from .columnar import Decoder
 from .emitter_parts import PartKind, parts_by_emitter
 from .envelope import SlimExport
-from .foreign import Envelope, ForeignSpans, read_envelope
 from .otlp_json import TooManyObjects, json_to_protobuf
 from .pieces import PIECE_BYTES, pieces
 from .plain import decode, latest_unix_ns
@@ -31,9 +30,7 @@ __all__ = [
     "ApiSpan",
     "CoreSpan",
     "Decoder",
-    "Envelope",
     "Finish",
-    "ForeignSpans",
     "Mark",
     "MarkKind",
     "PartKind",
@@ -48,6 +45,5 @@ __all__ = [
     "latest_unix_ns",
     "parts_by_emitter",
     "pieces",
-    "read_envelope",
     "wire",
 ]

@@ -1,15 +1,12 @@
 """Step summaries to columns, hundreds at a time; the same result as the plain decoder at a tenth of its cost.
 
     bytes ─► slim parse ─► events of step spans ─► templates ─► rows
-                 │ │                                  │ no match              │
-                 │ └── all the rest ◄─────────────────┘ ─► full parse ─► plain decoder ─► Telemetry
-                 └── foreign scopes: counted, left out
+                 │                                    │ no match              │
+                 └──── all the rest ◄─────────────────┘ ─► full parse ─► plain decoder ─► Telemetry
 
-Events of request spans are taken out in the same way, one by one (request_events.py), and all of a span or none.
 An event is taken out of its export only if its bytes are those of a known layout and its values pass every check, so
 that the plain decoder would have accepted it; whatever stays is the plain decoder's, including the verdict that the
-export does not decode at all (but for what lies within foreign scopes, which nobody parses). Layouts are read off the
-stream itself: any event is its own layout's definition.
+export does not decode at all. Layouts are read off the stream itself: any event is its own layout's definition.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -29,10 +26,8 @@ from collector.telemetry import Counts
 from . import plain
 from . import vocabulary as words
 from .envelope import SlimExport
-from .foreign import take_foreign_spans
 from .known_templates import KnownTemplates
 from .records import STEP_FIELDS, Telemetry
-from .request_events import ApiTemplate, JourneyTemplate, KnownShapes, Moment
 from .template import Matched
 from .weight import is_too_dense
 
@@ -49,8 +44,6 @@ class Decoder:
 
     def __init__(self) -> None:
         self._templates = KnownTemplates()
-        self._journeys = KnownShapes(JourneyTemplate)
-        self._api_moments = KnownShapes(ApiTemplate)
         self.foreign_scopes: tuple[str, ...] = ()
         """The first that were seen; replaced, never edited."""
 
@@ -67,34 +60,27 @@ class Decoder:
         None where that raises DecodeError, and where the rest of an export would take too much memory to parse.
         """
         exports = [_parse(payload) for payload, _ in payloads]
-        spans = [_spans_of(export) for export in exports]
-        foreign = [
-            take_foreign_spans(export) if own.others else None for export, own in zip(exports, spans, strict=True)
-        ]
-        self._journeys.begin_batch()
-        self._api_moments.begin_batch()
-        columns = self._match_spans([span for own in spans for span in own.steps])
+        spans = [_step_spans_of(export) for export in exports]
+        columns = self._match_spans([span for own in spans for span in own])
         out: list[list[Telemetry] | None] = []
         arrived = arrived_unix_ns or [0] * len(payloads)
-        for export, left_out, (_, peer), own, at in zip(exports, foreign, payloads, spans, arrived, strict=True):
+        for export, (_, peer), own, at in zip(exports, payloads, spans, arrived, strict=True):
             offer_turn()
-            columns_of_export = iter(list(itertools.islice(columns, len(own.steps))))
-            core = _take_moments(own.core, self._journeys)
-            api = _take_moments(own.api, self._api_moments)
+            columns_of_export = iter(list(itertools.islice(columns, len(own))))
             remainder = _parse_remainder(export)
             if remainder is None:
                 out.append(None)
                 continue
-            if left_out is not None:
-                left_out.add_to(counts)
-                self._record_scopes(left_out.scopes)
-            taken = plain.TakenOut(columns_of_export, core, api)
-            out.append(plain.read(remainder, peer, admit_span, counts, taken, at))
+            self._record_scopes(remainder)
+            out.append(plain.read(remainder, peer, admit_span, counts, columns_of_export, at))
         return out
 
-    def _record_scopes(self, scopes: frozenset[str]) -> None:
+    def _record_scopes(self, export: ExportTraceServiceRequest) -> None:
         places = FOREIGN_SCOPES_MAX - len(self.foreign_scopes)
-        new = {scope[:SCOPE_CHARS_MAX] for scope in scopes} - {*self.foreign_scopes} if places else ()
+        if not places:
+            return
+        scopes = {spans.scope.name for resource in export.resource_spans for spans in resource.scope_spans}
+        new = {scope[:SCOPE_CHARS_MAX] for scope in scopes - words.KNOWN_SCOPES} - {*self.foreign_scopes}
         for name in sorted(new)[:places]:
             self.foreign_scopes += (name,)
             _log.info("spans of scope %r tell nothing of steps or requests: they are left out", name)
@@ -163,42 +149,13 @@ def _parse_remainder(export: Any) -> ExportTraceServiceRequest | None:
         return None
 
 
-class _Spans(NamedTuple):
-    """Spans of an export by their scope, in order."""
-
-    steps: list[Any]
-    core: list[Any]
-    api: list[Any]
-    others: bool
-    """Whether there are scopes that nobody here knows."""
-
-
-def _spans_of(export: Any) -> _Spans:
+def _step_spans_of(export: Any) -> list[Any]:
     steps: list[Any] = []
-    core: list[Any] = []
-    api: list[Any] = []
-    by_scope = {words.STEP_SCOPE: steps, words.CORE_SCOPE: core, words.API_SCOPE: api}
-    others = False
     for resource in export.items if export is not None else ():
         for scope_spans in resource.items:
-            name = scope_spans.scope.name
-            spans = by_scope.get(name)
-            if spans is not None:
-                spans += scope_spans.items
-            elif name not in words.KNOWN_SCOPES:
-                others = True
-    return _Spans(steps, core, api, others)
-
-
-def _take_moments(spans: list[Any], known: KnownShapes[Moment]) -> Iterator[list[Moment] | None]:
-    """Take the events out of the spans of which every event is read; an item per span."""
-    if not spans:
-        return iter(())
-    moments = [known.read(span.events) for span in spans]
-    for span, read in zip(spans, moments, strict=True):
-        if read is not None:
-            span.ClearField("events")
-    return iter(moments)
+            if scope_spans.scope.name == words.STEP_SCOPE:
+                steps += scope_spans.items
+    return steps
 
 
 def _split_by_span(spans: list[Any], ends: list[int], matched: Matched, left: Iterator[bytes]) -> Iterator[plain.Taken]:

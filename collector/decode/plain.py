@@ -7,13 +7,13 @@ Bad input is a value, not an exception: whatever is not understood is skipped wi
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
 from collector.decode.kv import read_span_events
 from collector.telemetry import Counts, PluginLoss, Skip, table
@@ -21,7 +21,7 @@ from collector.telemetry import Counts, PluginLoss, Skip, table
 from . import vocabulary as words
 from .attributes import Rejected, Value, event_scalars, read_fields, scalars
 from .records import MISSING, SNAPSHOT_DTYPE, STEP_DTYPE, STEP_FIELDS, Telemetry
-from .request_spans import ApiMoment, CoreMoment, api_span, core_span, request_span
+from .request_spans import api_span, core_span, request_span
 
 AdmitSpan = Callable[[str, bytes, int], Skip | None]
 """(instance, span id, end unix ns) -> a reason to leave the span out, or None; see collector.join.dedupe."""
@@ -37,24 +37,9 @@ class Taken(NamedTuple):
     rows: NDArray[np.int64]
 
 
-class TakenOut(NamedTuple):
-    """What another decoder took out of an export: an item for each span of a scope, in order.
-
-    All events of a request's span, or none of them (None).
-    """
-
-    steps: Iterator[Taken]
-    core: Iterator[Sequence[CoreMoment] | None]
-    api: Iterator[Sequence[ApiMoment] | None]
-
-
 _WORDS = len(STEP_FIELDS)
 _UNIX_AT = STEP_FIELDS.index("unix_ns")
-NOTHING_TAKEN = TakenOut(
-    itertools.repeat(Taken(np.empty(0, np.intp), np.empty((0, _WORDS), np.int64))),
-    itertools.repeat(None),
-    itertools.repeat(None),
-)
+NOTHING_TAKEN = itertools.repeat(Taken(np.empty(0, np.intp), np.empty((0, _WORDS), np.int64)))
 
 
 def latest_unix_ns(arrived_unix_ns: int) -> int:
@@ -76,10 +61,10 @@ def read(
     peer: str,
     admit_span: AdmitSpan,
     counts: Counts,
-    taken: TakenOut,
+    taken: Iterator[Taken],
     arrived_unix_ns: int = 0,
 ) -> list[Telemetry]:
-    """As decode, of a parsed request from which ``taken`` is gone.
+    """As decode, of a parsed request; ``taken``: for each step span, in order, the summaries that are gone from it.
 
     ``arrived_unix_ns``: when it came in, 0 if nobody knows. Times far ahead of it are out of range.
     """
@@ -91,7 +76,7 @@ def _read_resource(
     peer: str,
     admit_span: AdmitSpan,
     counts: Counts,
-    taken: TakenOut,
+    taken: Iterator[Taken],
     arrived_unix_ns: int,
 ) -> Telemetry:
     attributes = scalars(resource_spans.resource.attributes[: words.ATTRIBUTES_MAX])
@@ -110,11 +95,12 @@ def _read_resource(
     for scope_spans in resource_spans.scope_spans:
         scope = scope_spans.scope.name
         spans_seen += len(scope_spans.spans)
+        if scope not in words.KNOWN_SCOPES:
+            events_seen += _skip_scope(scope_spans, counts)
+            continue
         for span in scope_spans.spans:
-            columns = next(taken.steps) if scope == words.STEP_SCOPE else None
-            journey = next(taken.core) if scope == words.CORE_SCOPE else None
-            moments = next(taken.api) if scope == words.API_SCOPE else None
-            events = len(span.events) + len(columns.at if columns else journey or moments or ())
+            columns = next(taken) if scope == words.STEP_SCOPE else None
+            events = len(span.events) + (len(columns.at) if columns else 0)
             events_seen += events
             lost = None if columns is None else plugin_losses(span)
             if lost is None and (dropped := span.dropped_events_count):
@@ -129,7 +115,7 @@ def _read_resource(
                     counts[table.SKIPPED_EVENTS, Skip.OUT_OF_RANGE] += events - len(timely)
                     out.kv += read_span_events(timely, out.instance, event_scalars, counts)
                 else:
-                    _add_request_span(out, scope, span, counts, journey, moments, latest)
+                    _add_request_span(out, scope, span, counts, latest)
             except Rejected as rejected:
                 counts[table.SKIPPED_SPANS, rejected.reason] += 1
                 counts[table.SKIPPED_EVENTS, rejected.reason] += events
@@ -143,6 +129,16 @@ def _read_resource(
     out.too_new_unix_ns = latest.refused_unix_ns
     _set_columns(out, steps, snapshots)
     return out
+
+
+def _skip_scope(scope_spans: ScopeSpans, counts: Counts) -> int:
+    """Count the spans of a scope that nobody reads; returns how many events they have."""
+    spans = scope_spans.spans
+    events = sum([len(span.events) for span in spans])
+    counts[table.SKIPPED_SPANS, Skip.FOREIGN_SCOPE] += len(spans)
+    counts[table.SKIPPED_EVENTS, Skip.FOREIGN_SCOPE] += events
+    counts[table.SDK_DROPPED_EVENTS] += sum([span.dropped_events_count for span in spans])
+    return events
 
 
 class _Latest:
@@ -178,19 +174,11 @@ def _set_columns(out: Telemetry, steps: list[NDArray[np.int64]], snapshots: list
         out.snapshots = np.array(snapshots, SNAPSHOT_DTYPE)
 
 
-def _add_request_span(
-    out: Telemetry,
-    scope: str,
-    span: Span,
-    counts: Counts,
-    journey: Sequence[CoreMoment] | None,
-    moments: Sequence[ApiMoment] | None,
-    latest: _Latest,
-) -> None:
+def _add_request_span(out: Telemetry, scope: str, span: Span, counts: Counts, latest: _Latest) -> None:
     if scope == words.CORE_SCOPE:
-        out.core.append(core_span(span, counts, journey, latest.allows))
+        out.core.append(core_span(span, counts, latest.allows))
     elif scope == words.API_SCOPE:
-        out.api.append(api_span(span, counts, moments))
+        out.api.append(api_span(span, counts))
     else:
         out.requests.append(request_span(span))
         counts[table.SKIPPED_EVENTS, Skip.FOREIGN_EVENT] += len(span.events)
@@ -226,8 +214,6 @@ def facts(attributes: Mapping[str, Value]) -> dict[str, str]:
 
 
 def _check_span(scope: str, span: Span, instance: str, admit_span: AdmitSpan, latest: _Latest) -> None:
-    if scope not in words.KNOWN_SCOPES:
-        raise Rejected(Skip.FOREIGN_SCOPE)
     if not _is_expected(scope, span.name):
         raise Rejected(Skip.FOREIGN_SPAN)
     if len(span.attributes) > words.ATTRIBUTES_MAX:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import median_low
 from typing import Final, NamedTuple
 
@@ -16,7 +16,7 @@ from .attributes import Rejected, Value, nanoseconds, read_count, read_fields, r
 from .records import MISSING, ApiSpan, CoreSpan, Finish, Mark, MarkKind, RequestSpan, fingerprint
 
 
-class CoreMoment(NamedTuple):
+class _CoreMoment(NamedTuple):
     """One event of a journey; ``finish`` of FINISHED alone."""
 
     mark: Mark
@@ -25,14 +25,7 @@ class CoreMoment(NamedTuple):
     finish: Finish | None
 
 
-class ApiMoment(NamedTuple):
-    """One event of an API server's span: a field of ApiSpan, and the time."""
-
-    field: str
-    ns: int
-
-
-def core_moments(span: Span) -> list[CoreMoment]:
+def _core_moments(span: Span) -> list[_CoreMoment]:
     """What the events of a span say, foreign ones left out; raises Rejected with the reason it cannot be used."""
     out = []
     for event in span.events:
@@ -43,20 +36,17 @@ def core_moments(span: Span) -> list[CoreMoment]:
         if not words.UNIX_MIN <= event.time_unix_nano <= words.UNIX_MAX:
             raise Rejected(Skip.OUT_OF_RANGE)
         mark = Mark(kind, int(values["step_id"]), int(values["ts_ns"]), int(values["output_tokens"]))
-        finish = finish_of(scalar(event.attributes, words.FINISH)) if kind is MarkKind.FINISHED else None
-        out.append(CoreMoment(mark, int(values["prompt_tokens"]), event.time_unix_nano, finish))
+        finish = _finish_of(scalar(event.attributes, words.FINISH)) if kind is MarkKind.FINISHED else None
+        out.append(_CoreMoment(mark, int(values["prompt_tokens"]), event.time_unix_nano, finish))
     return out
 
 
-def core_span(
-    span: Span, counts: Counts, taken: Sequence[CoreMoment] | None, may_be: Callable[[int], bool]
-) -> CoreSpan:
+def core_span(span: Span, counts: Counts, may_be: Callable[[int], bool]) -> CoreSpan:
     """A request of the engine core; raises Rejected with the reason it cannot be used.
 
-    ``taken``: its moments, if another decoder took all of its events. ``may_be``: whether something may have happened
-    at a time of the wall clock.
+    ``may_be``: whether something may have happened at a time of the wall clock.
     """
-    moments = core_moments(span) if taken is None else taken
+    moments = _core_moments(span)
     if not moments:
         raise Rejected(Skip.NOT_A_REQUEST)
     marks = tuple([moment.mark for moment in moments])
@@ -64,7 +54,7 @@ def core_span(
     unix_minus_mono_ns = median_low([moment.unix_ns - moment.mark.ts_ns for moment in moments])
     if not may_be(marks[-1].ts_ns + unix_minus_mono_ns):
         raise Rejected(Skip.OUT_OF_RANGE)
-    _count_events(len(span.events) if taken is None else len(taken), len(moments), counts)
+    _count_events(len(span.events), len(moments), counts)
     request_id = scalar(span.attributes, words.REQUEST_ID)
     return CoreSpan(
         span_id=span.span_id,
@@ -86,7 +76,7 @@ def _count_events(events: int, understood: int, counts: Counts) -> None:
         counts[table.SKIPPED_EVENTS, Skip.FOREIGN_EVENT] += events - understood
 
 
-def finish_of(said: Value | None) -> Finish:
+def _finish_of(said: Value | None) -> Finish:
     """How a request ended, by ``finish.status``."""
     try:
         return Finish(str(said))
@@ -113,8 +103,8 @@ _NO_MOMENTS: Final = dict.fromkeys(words.API_MOMENTS.values(), MISSING)
 _API_FACTS: Final = frozenset({words.PROMPT_TOKENS, words.SAMPLES, words.MODEL})
 
 
-def api_moments(span: Span) -> list[ApiMoment]:
-    """What the events of a span say, foreign ones left out; raises Rejected with the reason it cannot be used."""
+def _api_moments(span: Span) -> list[tuple[str, int]]:
+    """Field of ApiSpan and time of each event, foreign ones left out; raises Rejected where one cannot be used."""
     out = []
     for event in span.events:
         field = words.API_MOMENTS.get(event.name)
@@ -123,16 +113,13 @@ def api_moments(span: Span) -> list[ApiMoment]:
         seconds = scalar(event.attributes, words.API_TIME)
         if seconds is None:
             raise Rejected(Skip.MISSING_ATTRIBUTE)
-        out.append(ApiMoment(field, nanoseconds(seconds)))
+        out.append((field, nanoseconds(seconds)))
     return out
 
 
-def api_span(span: Span, counts: Counts, taken: Sequence[ApiMoment] | None = None) -> ApiSpan:
-    """A request of the instrumented API server; raises Rejected with the reason it cannot be used.
-
-    ``taken``: its moments, if another decoder took all of its events.
-    """
-    said = api_moments(span) if taken is None else taken
+def api_span(span: Span, counts: Counts) -> ApiSpan:
+    """A request of the instrumented API server; raises Rejected with the reason it cannot be used."""
+    said = _api_moments(span)
     moments = {**_NO_MOMENTS, **dict(said)}
     attributes = scalars(span.attributes, _API_FACTS)
     out = ApiSpan(
@@ -148,7 +135,7 @@ def api_span(span: Span, counts: Counts, taken: Sequence[ApiMoment] | None = Non
         model=str(attributes.get(words.MODEL, ""))[: words.FACT_LENGTH_MAX],
         end_unix_ns=span.end_time_unix_nano,
     )
-    _count_events(len(span.events) if taken is None else len(taken), len(said), counts)
+    _count_events(len(span.events), len(said), counts)
     return out
 
 

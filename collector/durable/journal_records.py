@@ -21,7 +21,6 @@ from typing import BinaryIO, Final, NamedTuple
 
 import msgspec
 
-from collector.decode import ForeignSpans
 from collector.receive import Export
 
 SEQ_MAX: Final = 1 << 64
@@ -51,7 +50,6 @@ class _Meta(msgspec.Struct, frozen=True, array_like=True):
     peer: str
     transport: str
     spans: int
-    foreign: ForeignSpans = ForeignSpans()  # not in entries of earlier versions, nor is what follows
     arrived_unix_ns: int = 0
 
 
@@ -60,7 +58,7 @@ _meta_decoder = msgspec.msgpack.Decoder(_Meta)
 
 def record_parts(export: Export, seq: int) -> list[bytes]:
     """A record in two buffers, so that the payload is not copied."""
-    said = _Meta(export.peer, export.transport, export.spans, export.foreign, export.arrived_unix_ns)
+    said = _Meta(export.peer, export.transport, export.spans, export.arrived_unix_ns)
     meta = msgspec.msgpack.encode(said)
     inner = struct.pack("<QH", seq, len(meta)) + meta
     crc = zlib.crc32(export.payload, zlib.crc32(inner))
@@ -110,7 +108,7 @@ class _Range:
         except (msgspec.DecodeError, UnicodeDecodeError):  # the checksum can be right all the same
             return None
         payload = rest[meta_bytes:]
-        export = Export(payload, meta.peer, meta.transport, meta.spans, "", seq, meta.foreign, meta.arrived_unix_ns)
+        export = Export(payload, meta.peer, meta.transport, meta.spans, "", seq, meta.arrived_unix_ns)
         return Record(export, at, end)
 
     def find_after(self, at: int) -> Record | None:

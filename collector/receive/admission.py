@@ -58,14 +58,11 @@ class AdmissionQueue(Generic[T]):
         record: Callable[[T], T | Outcome] = lambda item: item,
         gather_s: float = 0.0,
         gather_bytes: int = 1 << 19,
-        tells: Callable[[T], bool] = lambda _: True,
     ) -> None:
         """``record`` writes an item down before it may enter; under the lock, so that numbers are in queue order.
 
         ``gather_s``: how long an export may wait for others where nobody could see that it was learned from, while they
         are fewer bytes than ``gather_bytes``.
-        ``tells``: whether anything can be learned from an item. One from which nothing can waits that long while others
-        wait until a generation is due; where nobody waits, neither does it.
         """
         self.capacity_bytes = capacity_bytes
         self._clock = clock
@@ -73,16 +70,13 @@ class AdmissionQueue(Generic[T]):
         self._waiters_max = waiters_max
         self._record = record
         self._waiters = 0
-        self._tells = tells
-        self._items: deque[tuple[T, int, int, bool]] = deque()
+        self._items: deque[tuple[T, int, int]] = deque()
         self._queued_bytes = 0
         self._in_flight_bytes = 0
         self._gather_ns = int(gather_s * 1e9)
         self._many_bytes = min(gather_bytes, capacity_bytes // 4)
         self._gathers = False
         """The worker need not be told of less than ``_many_bytes``."""
-        self._idles = False
-        """But of an item that tells something: it sleeps longer than that may wait."""
         self._lacks_room = False
         """Somebody found no room, and what was inside then has not all been taken."""
         self._closed = False
@@ -113,11 +107,10 @@ class AdmissionQueue(Generic[T]):
             recorded = self._record(item)
             if isinstance(recorded, Outcome):
                 return Refused(recorded, HINT_MAX_S)
-            tells = self._tells(recorded)
-            self._items.append((recorded, size_bytes, self._clock.monotonic_ns(), tells))
+            self._items.append((recorded, size_bytes, self._clock.monotonic_ns()))
             self._queued_bytes += size_bytes
             self._in_flight_bytes += size_bytes
-            if not self._gathers or self._queued_bytes >= self._many_bytes or (tells and self._idles):
+            if not self._gathers or self._queued_bytes >= self._many_bytes:
                 self._work.notify()
         return None
 
@@ -129,23 +122,23 @@ class AdmissionQueue(Generic[T]):
         with self._work:
             seen_ns = self._clock.monotonic_ns() + int(unseen_s * 1e9)
             gathers = unseen_s > 0.0 and self._gather_ns > 0
-            ripe_in_s = self._ripe_in_s(seen_ns, gathers=gathers)
+            ripe_in_s = self._ripe_in_s(seen_ns)
             if ripe_in_s > 0.0:
-                if gathers and (self._tells_something() or not self._items):
+                if gathers:
                     # who comes when one is due waits for nobody, and who comes before no longer than it may
                     ripe_in_s = min(ripe_in_s, unseen_s, self._gather_ns / 1e9)
                 wait_s = min(timeout_s, ripe_in_s)
-                self._gathers, self._idles = gathers, wait_s > unseen_s
+                self._gathers = gathers
                 self._work.wait(wait_s)
                 self._gathers = False
-            if not self._items or self._ripe_in_s(seen_ns, gathers=gathers) > 0.0:
+            if not self._items or self._ripe_in_s(seen_ns) > 0.0:
                 return None
             self._taken_ns = self._clock.monotonic_ns()
             waited_ns = self._taken_ns - self._items[0][2]
             items: list[T] = []
             taken_bytes = 0
             while self._items and (not items or taken_bytes + self._items[0][1] <= batch_bytes_max):
-                item, size_bytes, _, _ = self._items.popleft()
+                item, size_bytes, _ = self._items.popleft()
                 items.append(item)
                 taken_bytes += size_bytes
             self._queued_bytes -= taken_bytes
@@ -186,7 +179,7 @@ class AdmissionQueue(Generic[T]):
     def _fits(self, size_bytes: int) -> bool:
         return self._in_flight_bytes == 0 or self._in_flight_bytes + size_bytes <= self.capacity_bytes
 
-    def _ripe_in_s(self, seen_ns: int, *, gathers: bool) -> float:
+    def _ripe_in_s(self, seen_ns: int) -> float:
         """How long the worker should leave alone what is queued."""
         if self._closed:
             return 0.0
@@ -194,13 +187,8 @@ class AdmissionQueue(Generic[T]):
             return math.inf
         if self._queued_bytes >= self._many_bytes or self._lacks_room or self._waiters:
             return 0.0
-        until_ns = self._items[0][2] + self._gather_ns
-        if not gathers or self._tells_something():
-            until_ns = min(until_ns, seen_ns)
+        until_ns = min(self._items[0][2] + self._gather_ns, seen_ns)
         return max(until_ns - self._clock.monotonic_ns(), 0) / 1e9
-
-    def _tells_something(self) -> bool:
-        return any(tells for _, _, _, tells in self._items)
 
     def _await_room(self, size_bytes: int, wait_s: float) -> bool:
         self._lacks_room = True

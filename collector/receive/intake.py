@@ -7,18 +7,13 @@ success and enters nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 from collector.runtime import LARGE_BLOCK_BYTES, MemoryGuard, give_back
 from collector.telemetry import Metrics, Outcome, Transport, table
 
 from .admission import HINT_MAX_S, AdmissionQueue, Refused
-from .count import open_envelope
+from .count import count_spans
 from .export_request import Export
-
-FOREIGN_BYTES: Final = 1024
-"""More than an export takes in memory beside its payload, of which there is next to nothing where spans were left out:
-what waits in the queue stays bounded."""
 
 
 class Intake:
@@ -50,15 +45,13 @@ class Intake:
         if len(payload) >= LARGE_BLOCK_BYTES:
             give_back()
         try:
-            envelope = open_envelope(payload)
-            if isinstance(envelope, Outcome):
-                metrics.add(table.REQUESTS, 1, transport, envelope)
-                return Refused(envelope)
-            spans = envelope.spans
+            counted = count_spans(payload)
+            if isinstance(counted, Outcome):
+                metrics.add(table.REQUESTS, 1, transport, counted)
+                return Refused(counted)
+            spans = counted
             metrics.add(table.RECEIVED_SPANS, spans, transport)
-            export = Export(
-                envelope.payload, peer, transport, spans, foreign=envelope.foreign, arrived_unix_ns=self._unix_nano()
-            )
+            export = Export(payload, peer, transport, spans, arrived_unix_ns=self._unix_nano())
             refused = self._admit(export, wait_s) if spans else None
         except BaseException:
             metrics.add(table.FAILED_SPANS, spans, transport)
@@ -76,8 +69,7 @@ class Intake:
         if self._memory is not None and self._memory.is_short():
             self._queue.nudge()
             return Refused(Outcome.MEMORY, HINT_MAX_S)
-        size_bytes = len(export.payload) + (FOREIGN_BYTES if export.foreign.spans else 0)
-        refused = self._queue.put(export, size_bytes, wait_s)
+        refused = self._queue.put(export, len(export.payload), wait_s)
         if refused is not None:
             return refused
         try:

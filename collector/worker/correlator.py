@@ -50,7 +50,6 @@ class TelemetryReader:
                 counts[table.DECODED_SPANS] += spans
                 counts[table.SKIPPED_SPANS, Skip.INCONSISTENT] += spans
                 continue
-            export.foreign.add_to(counts)
             for telemetry in resources:
                 yield export.recording, telemetry
 
@@ -106,7 +105,5 @@ def _batches(exports: Sequence[Export]) -> Iterator[Sequence[Export]]:
 
 def _spans_of(export: Export) -> int:
     """Spans of an export that nobody could read, or of a piece of one."""
-    if export.foreign.spans:
-        return export.spans
     spans = count_spans(export.payload)
     return export.spans if isinstance(spans, Outcome) else spans

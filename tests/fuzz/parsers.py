@@ -121,8 +121,6 @@ class Envelope(Parser):
             return False
         assert envelope.newest_end_unix_nano(data) >= 0
         assert sum(map(envelope.count_spans, parts)) == count
-        left = envelope.open_envelope(data)
-        assert left.payload == data or (left.foreign.spans == left.spans and envelope.count_spans(left.payload) == 0)
         return True
 
 
@@ -225,7 +223,7 @@ class Pages(Parser):
     def seeds(self):
         whole = gzip.decompress(RECORDED.with_name("metrics.txt.gz").read_bytes()).splitlines(keepends=True)
         needed = [line for line in whole if any(line.startswith(name) for name in (*SERIES, CACHE_INFO))]
-        self._good = page = b"".join(needed)
+        page = b"".join(needed)
         lines = gzip.decompress(RECORDED.read_bytes()).splitlines()
         return [
             page,
@@ -238,9 +236,7 @@ class Pages(Parser):
     def parse(self, data):
         parser = PageParser()
         readings = parser.parse(data)
-        assert repr(parser.parse(data)) == repr(readings)  # by the places found; NaN is not itself
-        parser.parse(self._good)
-        parser.parse(data)
+        assert repr(parser.parse(data)) == repr(readings)  # NaN is not itself
         page = read_page_line(data, parser, "file") if is_page_line(data) else None
         engines = list(readings) if isinstance(readings, tuple) else []
         engines += page.engines if isinstance(page, ScrapedPage) else ()

@@ -8,8 +8,6 @@ from google.protobuf.message import DecodeError
 
 from collector.decode import plain
 from collector.decode.columnar import Decoder
-from collector.decode.envelope import SlimExport
-from collector.decode.foreign import take_foreign_spans
 from collector.join.dedupe import SpanWindow
 from collector.telemetry import Counts, table
 from collector.telemetry.counts import metric_of
@@ -24,20 +22,8 @@ def decode_plainly(payloads):
         try:
             out.append(plain.decode(payload, peer, window.admit, counts))
         except DecodeError:
-            out.append(decode_known_scopes(payload, peer, window.admit, counts))
+            out.append(None)
     return out, counts, len(window)
-
-
-def decode_known_scopes(payload, peer, admit_span, counts):
-    """What nobody looks at need not decode: plainly again, without the spans of foreign scopes."""
-    try:
-        export = SlimExport.FromString(payload)
-        foreign = take_foreign_spans(export)
-        decoded = plain.decode(export.SerializeToString(), peer, admit_span, counts)
-    except DecodeError:
-        return None
-    foreign.add_to(counts)
-    return decoded
 
 
 def decode_in_columns(payloads, decoder=None):

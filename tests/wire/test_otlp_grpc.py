@@ -253,13 +253,12 @@ def test_the_size_limit_holds_after_decompression(compression):
 
 
 @pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
-def test_spans_of_others_are_acknowledged_counted_and_left_behind_and_damaged_ones_refused(receiver, compression):
+def test_spans_of_others_are_acknowledged_and_counted_and_damaged_exports_refused(receiver, compression):
     foreign = otlp.export(("fastapi", [otlp.step_span([b""])] * 300))
     assert status_of(receiver.port, foreign, compression=compression)[0] is CODE.OK
     assert receiver.count(ACCEPTED_SPANS) == 300
     (export,) = receiver.queue.take(MIB, 1.0).items
-    assert (export.spans, export.foreign.spans, export.foreign.events) == (300, 300, 300)
-    assert len(export.payload) < 100
+    assert (export.spans, export.payload) == (300, foreign)
     code, error = status_of(receiver.port, foreign[:-3], compression=compression)
     assert (code, error.details()) == (CODE.INVALID_ARGUMENT, "not an ExportTraceServiceRequest")
     assert receiver.count(ACCEPTED_SPANS) == 300

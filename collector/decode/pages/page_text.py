@@ -1,10 +1,6 @@
 """A page of Prometheus text or OpenMetrics -> the numbers that are needed, per engine; the rest is stepped over.
 
-    name{label="value",...} number [timestamp] [# exemplar]
-
-A page is the same lines with other numbers every time, so the places of the needed ones are remembered with the bytes
-that precede each number: while those stand where they stood, a page costs one split and some fifty conversions. Any
-difference (a line more, a label that changed), and every 64th page, is read line by line again.
+name{label="value",...} number [timestamp] [# exemplar]
 """
 
 from __future__ import annotations
@@ -34,10 +30,9 @@ PAGE_BYTES_MAX = 8 * 2**20
 ENGINES_MAX = 64
 """Data-parallel ranks on one page."""
 SERIES_MAX = 16_384
-"""Needed series on one page, for reading it anew takes ten times as long as knowing it: 64 ranks have some 5,000."""
+"""Needed series on one page: 64 ranks have some 5,000."""
 VALUE_MAX = 2.0**53
 """Beyond it a counter no longer counts by one."""
-_REREAD_PAGES = 64
 _LABELS_BYTES_MAX = 4096
 _TEXT_CHARS_MAX = 256
 _LABEL = re.compile(rb'\s*([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"\s*,?')
@@ -60,31 +55,22 @@ class EngineReading(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Place(NamedTuple):
-    """A needed number: the line it is in, the bytes before it, where it is added, and how often."""
+    """A needed number: what stands behind the labels, where it is added, and how often."""
 
-    line: int
-    before: bytes
+    text: bytes
     engine: int
     meaning: Meaning
     factor: float = 1.0
 
 
-class _Layout(NamedTuple):
-    lines: int
-    places: tuple[_Place, ...]
-    engines: tuple[tuple[str, str, Flavour, dict[str, int | bool]], ...]
-
-
 class PageParser:
-    """Reads the pages of one server, which mostly look alike.
+    """Reads the pages of one server.
 
     Attributes:
         missing: names of needed families that the last page lacked, when that was the reason to skip it.
     """
 
     def __init__(self) -> None:
-        self._layout: _Layout | None = None
-        self._pages = 0
         self.missing: tuple[str, ...] = ()
 
     def parse(self, page: bytes) -> tuple[EngineReading, ...] | ScrapeOutcome:
@@ -93,25 +79,15 @@ class PageParser:
             return ScrapeOutcome.TOO_LARGE
         if not page.endswith(b"\n"):  # the last number may be the beginning of another one
             return ScrapeOutcome.NOT_A_PAGE if _HTML.match(page) else ScrapeOutcome.TRUNCATED
-        lines = page.split(b"\n")
-        self._pages += 1
-        layout = self._layout
-        values = None
-        if layout is not None and layout.lines == len(lines) and self._pages % _REREAD_PAGES:
-            values = _numbers(lines, layout)
+        search = self._find_series(page)
+        if isinstance(search, ScrapeOutcome):
+            return search
+        values = _numbers(search.chosen(), len(search.known))
         if values is None:
-            found = self._read_layout(page, lines)
-            if isinstance(found, ScrapeOutcome):
-                self._layout = None
-                return found
-            self._layout = layout = found
-            values = _numbers(lines, layout)
-        if layout is None or values is None:
-            self._layout = None
             return ScrapeOutcome.NOT_A_NUMBER
         return tuple(
             EngineReading(name, model, flavour, tuple(numbers), facts)
-            for (name, model, flavour, facts), numbers in zip(layout.engines, values, strict=True)
+            for (name, model, flavour, facts), numbers in zip(search.known, values, strict=True)
         )
 
     def explain(self, outcome: ScrapeOutcome) -> str:
@@ -119,13 +95,13 @@ class PageParser:
         lacks = f": {', '.join(self.missing)}" if outcome is ScrapeOutcome.MISSING_FAMILIES else ""
         return f"{outcome.value}{lacks}"
 
-    def _read_layout(self, page: bytes, lines: list[bytes]) -> _Layout | ScrapeOutcome:
+    def _find_series(self, page: bytes) -> _Search | ScrapeOutcome:
         search = _Search()
-        for number, line in enumerate(lines):
+        for line in page.split(b"\n"):
             name, brace, _ = line.partition(b"{")
             series = SERIES.get(name if brace else name.partition(b" ")[0])
             if series is not None:
-                search.add(number, line, series)
+                search.add(line, series)
             elif line.startswith(CACHE_INFO):
                 search.infos.append(_labels(line)[0])
             if search.series > SERIES_MAX:
@@ -135,11 +111,11 @@ class PageParser:
         if len(search.known) > ENGINES_MAX:
             return ScrapeOutcome.TOO_MANY_ENGINES
         self.missing = _missing(search.known[0][2], {meaning for index, meaning in search.best if index == 0})
-        return ScrapeOutcome.MISSING_FAMILIES if self.missing else search.layout(len(lines))
+        return ScrapeOutcome.MISSING_FAMILIES if self.missing else search
 
 
 class _Search:
-    """Needed series of a page that is read line by line."""
+    """Needed series of a page."""
 
     def __init__(self) -> None:
         self.known: list[tuple[str, str, Flavour, dict[str, int | bool]]] = []
@@ -150,8 +126,8 @@ class _Search:
         self._seen: set[tuple[bytes, tuple[tuple[str, str], ...]]] = set()
         self._histograms: dict[tuple[Series, tuple[tuple[str, str], ...]], list[tuple[float, _Place]]] = {}
 
-    def add(self, number: int, line: bytes, series: Series) -> None:
-        """Note where a needed number stands."""
+    def add(self, line: bytes, series: Series) -> None:
+        """Note a line of a needed series."""
         labels, end = _labels(line)
         if end < 0 or (series.only is not None and labels.get(series.only[0]) != series.only[1]):
             return
@@ -166,7 +142,7 @@ class _Search:
             if index > ENGINES_MAX:
                 return
             self.known.append((name, labels.get("model_name", ""), series.flavour, {}))
-        place = _Place(number, line[:end], index, series.meaning)
+        place = _Place(line[end:], index, series.meaning)
         if BOUND_LABEL in labels:
             self._add_bucket(labels, series, place)
         else:
@@ -188,16 +164,15 @@ class _Search:
         """How many were noted."""
         return len(self._seen) + len(self.infos)
 
-    def layout(self, lines: int) -> _Layout:
-        """The places of the best series of each meaning, and the facts in labels."""
+    def chosen(self) -> list[_Place]:
+        """The numbers of the best series of each meaning; engines get the facts in labels."""
         for (series, _), buckets in self._histograms.items():
             self._places += [(series.rank, place) for place in _squares(buckets)]
         for info in self.infos:
             for name, index in self._engines.items():
                 if info.get(ENGINE_LABEL, name) == name:
                     self.known[index][3].update(_cache_facts(info, len(self._engines)))
-        chosen = tuple(place for rank, place in self._places if rank == self.best[place.engine, place.meaning])
-        return _Layout(lines, chosen, tuple(self.known))
+        return [place for rank, place in self._places if rank == self.best[place.engine, place.meaning]]
 
 
 def _squares(buckets: list[tuple[float, _Place]]) -> list[_Place]:
@@ -226,14 +201,10 @@ def _missing(flavour: Flavour, found: set[Meaning]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(family(flavour, meaning) for meaning in lacking))
 
 
-def _numbers(lines: list[bytes], layout: _Layout) -> list[list[float]] | None:
-    """Values per engine; None where a line is not what it was, or where a number is none."""
-    values = [[NAN] * len(Meaning) for _ in layout.engines]
-    for line_number, before, engine, meaning, factor in layout.places:
-        line = lines[line_number]
-        if not line.startswith(before):
-            return None
-        text = line[len(before) :]
+def _numbers(places: list[_Place], engines: int) -> list[list[float]] | None:
+    """Values per engine; None where a number is none."""
+    values = [[NAN] * len(Meaning) for _ in range(engines)]
+    for text, engine, meaning, factor in places:
         try:
             value = float(text)
         except ValueError:

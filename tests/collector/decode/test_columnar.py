@@ -244,10 +244,9 @@ def test_other_scopes_and_what_a_span_holds_beside_its_events_stay_as_they_are()
     assert (counts[table.DECODED_SUMMARIES, "columnar"], counts[table.SDK_DROPPED_EVENTS]) == (1, 4 * 0x17)
 
 
-def test_spans_of_foreign_scopes_are_counted_and_not_looked_into():
-    broken = b"\x2a\x01\xff"  # a name that is no UTF-8
+def test_spans_of_foreign_scopes_are_counted_and_left_out():
     ours = otlp.step_span([otlp.summary(1)])
-    export = otlp.export(("fastapi", [broken, otlp.step_span([b"", b""])]), ("vllm.scheduler.step", [ours]))
+    export = otlp.export(("fastapi", [b"", otlp.step_span([b"", b""])]), ("vllm.scheduler.step", [ours]))
     counts = assert_same([(export, "peer")])
     assert counts[table.DECODED_SPANS] == 3
     assert counts[table.SKIPPED_SPANS, "foreign_scope"] == 2
@@ -256,19 +255,10 @@ def test_spans_of_foreign_scopes_are_counted_and_not_looked_into():
     dropped = [b"", b"\x60\x05\x60\x03", b"\x62\x02\x01\x02"]  # field 12: absent, twice, and with another wire type
     counts = assert_same([(otlp.export(("fastapi", [*dropped, *dropped]), ("flask", dropped)), "peer")])
     assert (counts[table.DECODED_SPANS], counts[table.SDK_DROPPED_EVENTS]) == (9, 3 * 3)
-    unread, counts, _ = decode_in_columns([(otlp.export(("fastapi", [ours]), ("vllm.scheduler", [broken])), "peer")])
+    broken = b"\x2a\x01\xff"  # a name that is no UTF-8
+    unread, counts, _ = decode_in_columns([(otlp.export(("fastapi", [broken]), ("vllm.scheduler", [ours])), "peer")])
     assert unread == [None]
     assert counts[table.DECODED_SPANS] == 0, "who counts a whole export counts it once"
-
-
-@pytest.mark.parametrize("odd", [b"\x62\x01\xff", b"\x62\x0b" + b"\xff" * 10 + b"\x01"])
-def test_a_foreign_span_whose_count_of_lost_events_is_bytes_harms_nobody(odd):
-    foreign = otlp.step_span([b"", b""], tail=b"\x60\x05")
-    ours = otlp.step_span([otlp.summary(1)])
-    export = otlp.export(("fastapi", [odd, foreign]), ("vllm.scheduler.step", [ours]))
-    decoded, counts, _ = decode_in_columns([(export, "peer")])
-    assert len(decoded[0][0].steps) == 1
-    assert (counts[table.DECODED_EVENTS], counts[table.SDK_DROPPED_EVENTS]) == (3, 5)
 
 
 def test_nesting_is_as_deep_as_the_plain_decoder_allows():

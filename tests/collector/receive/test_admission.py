@@ -170,63 +170,6 @@ def test_a_worker_that_lets_exports_gather_is_told_when_they_are_enough():
     assert [batch.items for batch in batches] == [("small", "large")]
 
 
-def queue_of_two_kinds():
-    return gathering_queue(tells=lambda item: item != "tells nothing")
-
-
-def test_what_tells_nothing_waits_for_others_though_a_generation_is_due_soon():
-    clock, queue = queue_of_two_kinds()
-    queue.put("tells nothing", 10)
-    clock.advance(2.9)
-    assert queue.take(100, 0, 0.5) is None
-    clock.advance(0.1)
-    assert queue.take(100, 0, 0.5).items == ("tells nothing",)
-
-
-def test_what_tells_nothing_goes_with_what_tells_something():
-    clock, queue = queue_of_two_kinds()
-    for item in ("tells nothing", "tells", "tells nothing"):
-        queue.put(item, 10)
-    assert queue.take(100, 0, 0.5) is None
-    assert len(queue.take(20, 0, 0.0).items) == 2, "while nobody gathers all is taken"
-    assert queue.take(100, 0, 0.5) is None, "and what told something is gone"
-    clock.advance(3)
-    assert queue.take(100, 0, 0.5).items == ("tells nothing",)
-
-
-def test_nothing_waits_for_others_where_none_gather():
-    _, queue = queue_of_two_kinds()
-    queue.put("tells nothing", 10)
-    assert queue.take(100, 0, 0.0).items == ("tells nothing",)
-
-
-def test_a_worker_that_sleeps_over_what_tells_nothing_is_woken_by_what_tells_something():
-    _, queue = queue_of_two_kinds()
-    queue.put("tells nothing", 10)
-    batches = []
-    worker = threading.Thread(target=lambda: batches.append(queue.take(100, 60.0, 0.5)))
-    worker.start()
-    eventually(lambda: queue._gathers)
-    queue.put("tells nothing", 10)
-    queue.put("tells", 10)
-    worker.join(60)
-    assert not worker.is_alive()
-    assert batches == [None], "it has a generation to wait for"
-    assert queue.take(100, 0, 0.0).items == ("tells nothing", "tells nothing", "tells")
-
-
-def test_a_worker_sleeps_over_what_tells_nothing_as_long_as_that_may_wait(monkeypatch):
-    _, queue = queue_of_two_kinds()
-    waits = []
-    monkeypatch.setattr(queue._work, "wait", waits.append)
-    for unseen_s in (0.5, 60.0):
-        queue.put("tells nothing", 10)
-        assert queue.take(100, 60.0, unseen_s) is None
-        assert queue._idles is (unseen_s < 3.0), "a generation that is later than its sleep needs no call"
-    assert queue.take(100, 2.0, 0.5) is None
-    assert waits == [3.0, 3.0, 2.0]
-
-
 def test_nobody_waits_for_others_once_the_queue_is_closed():
     _, queue = gathering_queue()
     queue.put("last", 10)

@@ -11,26 +11,15 @@ from typing import Any, NamedTuple
 import msgspec
 
 import tracefit
-from collector.runtime import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PrintLine, StartError
-from exporters.files import (
-    Assumptions,
-    ExportError,
-    choose_config,
-    doubtful_coefficients,
-    export,
-    render_csv,
-    render_dynamo,
-    render_llm_d_sim,
-    warnings_of,
-    write_atomically,
-)
-from online import ConfigSnapshot, Snapshot
+from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
+from exporters.files import BlisError, choose_config, export, warnings_of
+from online import Snapshot
 
 from .answers import load_snapshot
 
 
 class ExportOptions(NamedTuple):
-    """What the command line chose; see ``exporters.files.blis.blis_coefficients`` and ``Assumptions``."""
+    """What the command line chose; see ``exporters.files.blis.blis_coefficients``."""
 
     file_format: str
     which: str = ""
@@ -39,8 +28,6 @@ class ExportOptions(NamedTuple):
     alpha: str = "server"
     mean: bool = False
     require: str | None = None
-    assumptions: Assumptions = Assumptions()
-    out: Path | None = None
 
 
 def export_asked(arguments: argparse.Namespace, say: PrintLine, note: PrintLine) -> int:
@@ -57,15 +44,6 @@ def export_asked(arguments: argparse.Namespace, say: PrintLine, note: PrintLine)
         alpha=arguments.alpha,
         mean=arguments.mean,
         require=arguments.require,
-        assumptions=Assumptions(
-            arguments.prompt,
-            arguments.output,
-            arguments.prefix_hit or 0.0,
-            arguments.max_num_seqs,
-            arguments.max_num_batched_tokens,
-            arguments.kv_tokens,
-        ),
-        out=arguments.out,
     )
     return _export_snapshot(load_snapshot(arguments.snapshot, arguments.token_file), options, say=say, note=note)
 
@@ -83,8 +61,6 @@ def _export_snapshot(loaded: tracefit.Snapshot, options: ExportOptions, *, say: 
         StartError: a file cannot be read, or the document is none that this version writes.
     """
     snapshot = _read_snapshot(loaded)
-    if not options.file_format.startswith("blis-"):
-        return _translate(snapshot, options, say=say, note=note)
     model_config = _read_model_config(options.model_config) if options.model_config is not None else None
     try:
         exported = export(
@@ -96,50 +72,18 @@ def _export_snapshot(loaded: tracefit.Snapshot, options: ExportOptions, *, say: 
             alpha=options.alpha,
             mean=options.mean,
         )
-    except ExportError as error:
+    except BlisError as error:
         note(f"error: {error}")
         return EXIT_FAILED
     if _is_refused(exported.doubtful, options, note):
         return EXIT_FAILED
     for warning in exported.warnings:
         note(f"warning: {warning}")
-    _warn([choose_config(snapshot, options.which)], note)
+    config = choose_config(snapshot, options.which)
+    for warning in warnings_of(config):
+        note(f"warning: {config.config_id}: {warning}")
     say(exported.content.decode().removesuffix("\n"))
     return EXIT_OK
-
-
-def _translate(snapshot: Snapshot, options: ExportOptions, *, say: PrintLine, note: PrintLine) -> int:
-    """For programs that do not read coefficients: what these say is worked out by the client."""
-    try:
-        if options.file_format == "csv":
-            named = [choose_config(snapshot, options.which)] if options.which else snapshot.configs
-            if options.require and _is_refused([each for c in named for each in _all_doubtful(c)], options, note):
-                return EXIT_FAILED
-            _warn(named, note)
-            text = render_csv(snapshot, named)
-        else:
-            config = choose_config(snapshot, options.which)
-            if _is_refused(doubtful_coefficients(config), options, note):
-                return EXIT_FAILED
-            _warn([config], note)
-            if options.file_format == "dynamo":
-                return _write_directory(options.out, render_dynamo(snapshot, config, options.assumptions), note)
-            text = render_llm_d_sim(snapshot, config, options.assumptions)
-    except ExportError as error:
-        note(f"error: {error}")
-        return EXIT_FAILED
-    say(text.decode().removesuffix("\n"))
-    return EXIT_OK
-
-
-def _warn(configs: Sequence[ConfigSnapshot], note: PrintLine) -> None:
-    for config in configs:
-        for warning in warnings_of(config):
-            note(f"warning: {config.config_id}: {warning}")
-
-
-def _all_doubtful(config: ConfigSnapshot) -> list[str]:
-    return [f"{config.config_id!r} {each}" for each in doubtful_coefficients(config, config.targets)]
 
 
 def _is_refused(doubtful: Sequence[str], options: ExportOptions, note: PrintLine) -> bool:
@@ -150,19 +94,6 @@ def _is_refused(doubtful: Sequence[str], options: ExportOptions, note: PrintLine
     for coefficient in doubtful:
         note(f"warning: not identified: {coefficient}")
     return False
-
-
-def _write_directory(out: Path | None, files: Mapping[str, bytes], note: PrintLine) -> int:
-    if out is None:
-        note("error: --out: dynamo reads a directory; say which")
-        return EXIT_USAGE
-    try:
-        for name, data in files.items():
-            (out / name).parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(out / name, data)
-    except OSError as error:
-        raise StartError(f"cannot write to {out}: {error.strerror}") from None
-    return EXIT_OK
 
 
 def _read_bytes(path: Path) -> bytes:

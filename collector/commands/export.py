@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -18,82 +18,45 @@ from online import Snapshot
 from .answers import load_snapshot
 
 
-class ExportOptions(NamedTuple):
-    """What the command line chose; see ``exporters.files.blis.blis_coefficients``."""
-
-    file_format: str
-    which: str = ""
-    model_config: Path | None = None
-    hardware: str | None = None
-    alpha: str = "server"
-    mean: bool = False
-    require: str | None = None
-
-
 def export_asked(arguments: argparse.Namespace, say: PrintLine, note: PrintLine) -> int:
-    """Run ``tracefit export`` on what the command line says.
-
-    Raises:
-        StartError: a file cannot be read, an address does not answer, or what is there is no snapshot.
-    """
-    options = ExportOptions(
-        file_format=arguments.format,
-        which=arguments.config,
-        model_config=arguments.model_config,
-        hardware=arguments.hardware,
-        alpha=arguments.alpha,
-        mean=arguments.mean,
-        require=arguments.require,
-    )
-    return _export_snapshot(load_snapshot(arguments.snapshot, arguments.token_file), options, say=say, note=note)
-
-
-def _export_snapshot(loaded: tracefit.Snapshot, options: ExportOptions, *, say: PrintLine, note: PrintLine) -> int:
-    """Print the export.
+    """Print what ``tracefit export`` is asked for.
 
     Args:
-        loaded: the snapshot, from wherever it came.
-        options: which configuration, and how.
+        arguments: what the command line says.
         say: takes the export.
         note: takes the sentence that says what is missing, and a warning of each coefficient that is not identified.
 
     Raises:
-        StartError: a file cannot be read, or the document is none that this version writes.
+        StartError: a file cannot be read, an address does not answer, or what is there is no snapshot of this version.
     """
-    snapshot = _read_snapshot(loaded)
-    model_config = _read_model_config(options.model_config) if options.model_config is not None else None
+    snapshot = _read_snapshot(load_snapshot(arguments.snapshot, arguments.token_file))
+    model_config = _read_model_config(arguments.model_config) if arguments.model_config is not None else None
     try:
         exported = export(
             snapshot,
-            file_format=options.file_format,
-            which=options.which,
+            file_format=arguments.format,
+            which=arguments.config,
             model_config=model_config,
-            hardware=options.hardware,
-            alpha=options.alpha,
-            mean=options.mean,
+            hardware=arguments.hardware,
+            alpha=arguments.alpha,
+            mean=arguments.mean,
         )
     except BlisError as error:
         note(f"error: {error}")
         return EXIT_FAILED
-    if _is_refused(exported.doubtful, options, note):
+    if arguments.require is not None and exported.doubtful:
+        doubtful = "; ".join(exported.doubtful)
+        note(f"error: --require {arguments.require}: {len(exported.doubtful)} not: {doubtful}")
         return EXIT_FAILED
-    for warning in exported.warnings:
+    config = choose_config(snapshot, arguments.config)
+    for warning in (
+        *(f"not identified: {coefficient}" for coefficient in exported.doubtful),
+        *exported.warnings,
+        *(f"{config.config_id}: {warning}" for warning in warnings_of(config)),
+    ):
         note(f"warning: {warning}")
-    config = choose_config(snapshot, options.which)
-    for warning in warnings_of(config):
-        note(f"warning: {config.config_id}: {warning}")
     say(exported.content.decode().removesuffix("\n"))
     return EXIT_OK
-
-
-def _is_refused(doubtful: Sequence[str], options: ExportOptions, note: PrintLine) -> bool:
-    """Whether what is not identified is too much; if it is not, it is warned of."""
-    if options.require is not None and doubtful:
-        note(f"error: --require {options.require}: {len(doubtful)} not: {'; '.join(doubtful)}")
-        return True
-    for coefficient in doubtful:
-        note(f"warning: not identified: {coefficient}")
-    return False
 
 
 def _read_bytes(path: Path) -> bytes:

@@ -47,13 +47,12 @@ from exporters.labels import label_value, printable
 from online import ConfigSnapshot, FeatureSnapshot, Snapshot, TargetSnapshot
 from tracefit import BEYOND_SEEN_BATCHES, NotFoundError
 
-from .blis_render import Coefficients, render_flags, render_yaml
+from .blis_render import MAX_COMMENT_CHARS, Coefficients, render_flags, render_yaml
 from .blis_sheet import BANDWIDTH_TB_S, bandwidth_of, blis_name_of, shape_of
 
 N_BETAS = 11
 MAX_ALPHA_US = 1e12
 MAX_MEAN_TOKENS = 1e9
-COMMENT_CHARS = 400
 ALPHAS = ("server", "effective")
 """``server``: arrival to queued. ``effective`` adds first token to first response, which BLIS has no place for."""
 
@@ -160,7 +159,7 @@ def _doubtful_coefficients(config: ConfigSnapshot, targets: Collection[str]) -> 
                 value = f"{feature.coefficient:.4g}{error} {unit_text(feature.unit)}"
                 reason = f", {feature.reason}" if feature.reason else ""
                 said = f"{target} {feature.name}: {feature.status}, {value}{reason}"
-                doubtful.append(printable(said, COMMENT_CHARS))
+                doubtful.append(printable(said, MAX_COMMENT_CHARS))
     return tuple(doubtful)
 
 

@@ -124,7 +124,7 @@ check-vllm-releases: $(STAMP)
 run: $(STAMP)
 	@$(BIN)/tracefit run $(if $(CONFIG),--config $(CONFIG))
 
-BENCHES := client cost demo engines exporters exports fleet h100 ingest install intake journal kv learning pages peers plugin rows systems
+BENCHES := client cost demo engines exporters fleet h100 ingest install intake journal kv learning pages peers plugin rows systems
 WHAT ?=
 ARGS ?=
 JUDGES = $(if $(TOOLS),--tools $(TOOLS)) $(if $(TABLES),--tables $(TABLES))
@@ -140,7 +140,6 @@ bench_client = $(BIN)/python -m tests.bench.bench_client $(if $(CAPTURES),--capt
 bench_cost = $(BIN)/python -m tests.bench.bench_cost $(ARGS)
 bench_demo = $(BIN)/python -m tests.bench.bench_demo $(ARGS)
 bench_install = $(BIN)/python -m tests.bench.bench_install $(ARGS)
-bench_exports = $(BIN)/python -m tests.bench.bench_exports
 bench_fleet = $(BIN)/python -m tests.bench.bench_fleet $(ARGS)
 bench_ingest = $(BIN)/python -m tests.bench.bench_ingest $(ARGS)
 bench_learning = $(BIN)/python -m tests.bench.bench_learning $(if $(CAPTURES),--captures $(CAPTURES)) $(JUDGES) $(ARGS)

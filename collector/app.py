@@ -1,6 +1,6 @@
 """The composition root: builds the sidecar, starts its parts in order, stops them in reverse. It alone knows everybody.
 
-    pages ─ durability ─ snapshot writer ─ discovery ─ config watch ─ worker ─ KV events ─ scraper ─ gRPC ─ HTTP
+    pages ─ durability ─ snapshot writer ─ discovery ─ worker ─ KV events ─ scraper ─ gRPC ─ HTTP
 
 Stop, within ``shutdown.grace_s + shutdown.drain_s`` and a second or two: readiness flips, calls in flight finish, the
 queue drains, the last state and generation are taken and written, the pages close last so that a scrape still sees it.
@@ -13,13 +13,12 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import prometheus_client
 from prometheus_client import CollectorRegistry
 
 from collector import __version__
-from collector.config import Config, ConfigError, ConfigWatch, Fallback, Loaded, parse_endpoint, save_last_good
+from collector.config import Config, ConfigError, Fallback, Loaded, parse_endpoint
 from collector.durable import Durability
 from collector.identity import Discovery, Knowledge
 from collector.receive import AdmissionQueue, Export, Intake, TokenFile
@@ -35,7 +34,6 @@ from collector.runtime import (
     StartError,
     SteadyClock,
     Stop,
-    Task,
     cgroup_limit_bytes,
     give_back,
     limit_bytes,
@@ -74,13 +72,6 @@ PAGE_TIMEOUT_S = 10.0
 _log = logging.getLogger(__name__)
 
 
-class ConfigSource(NamedTuple):
-    """Where the configuration came from, to look again."""
-
-    path: Path
-    read: Callable[[], Config]
-
-
 class Sidecar:
     """One running instance; ``start`` once, ``stop`` once. Ports are known after ``start``."""
 
@@ -90,7 +81,6 @@ class Sidecar:
         clock: Clock,
         on_death: Callable[[], None] = lambda: None,
         files: Files | None = None,
-        source: ConfigSource | None = None,
         fallback: Fallback | None = None,
     ) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the counter series
@@ -127,14 +117,12 @@ class Sidecar:
         self._memory = self._make_memory_relief(clock)
         self._receivers = self._make_receivers(clock)
         self._pages = self._make_pages(clock)
-        self.watch = self._make_watch(source) if source is not None and config.reload_interval_s else None
         self._silence = SilenceWatch(self.pipeline, metrics, clock, config.join, self.queue.unread_ns)
         self._parts: tuple[Part, ...] = (
             self._pages,
             self._keeper,
             self._writer,
             self._make_discovery(clock),
-            *((Task("config-watch", self.watch.poll_on_time),) if self.watch is not None else ()),
             self._make_worker(clock, on_death),
             self._kv,
             self._scraper,
@@ -198,23 +186,6 @@ class Sidecar:
     def _make_discovery(self, clock: Clock) -> Discovery:
         count = partial(self.metrics.add, table.DISCOVERY, 1)
         return Discovery(self.config.configurations.discovery, self._knowledge, clock, count, self._scraper)
-
-    def _make_watch(self, source: ConfigSource) -> ConfigWatch:
-        return ConfigWatch(
-            source.path,
-            source.read,
-            self.config,
-            apply=self._reconfigure,
-            count=partial(self.metrics.add, table.CONFIG_RELOADS, 1),
-            interval_s=self.config.reload_interval_s,
-            fallback=self._fallback,
-        )
-
-    def _reconfigure(self, config: Config) -> None:
-        self._knowledge.replace_rules(config.configurations)
-        self._publisher.set_interval(config.snapshot.publish_interval_s)
-        self._writer.set_interval(config.snapshot.interval_s)
-        set_log_level(config.log_level)
 
     def _make_worker(self, clock: Clock, on_death: Callable[[], None]) -> Worker:
         return Worker(
@@ -283,15 +254,12 @@ class Sidecar:
         metrics.set(table.QUEUE_CAPACITY, self.config.queue.capacity_bytes)
         metrics.set(table.ENGINES_CAPACITY, self.config.join.engines_max)
         metrics.set(table.CONFIGS_CAPACITY, self.config.bank.configs_max)
-        metrics.follow(table.CONFIG_DEGRADED, lambda: self._fallback is not None and bool(self._config_problem()))
+        metrics.set(table.CONFIG_DEGRADED, self._fallback is not None)
         metrics.set(table.SCRAPED_SERVERS_CAPACITY, self.config.receivers.scrape.servers_max)
         metrics.follow(table.SCRAPED_SERVERS, lambda: self._scraper.servers)
         metrics.follow(table.COMPLETENESS, lambda: pipeline.joiner.pages.completeness)
         metrics.follow(table.QUEUE_BYTES, lambda: self.queue.queued_bytes)
         metrics.follow(table.IN_FLIGHT_BYTES, lambda: self.queue.in_flight_bytes)
-
-    def _config_problem(self) -> str:
-        return self.watch.problem if self.watch is not None else str(self._fallback or "")
 
     def _waiting_engines(self) -> list[EngineWaiting]:
         waiting = self._silence.waiting
@@ -315,7 +283,7 @@ class Sidecar:
 
     def _probe_ready(self) -> tuple[bool, Mapping[str, object]]:
         problems = {
-            "config_problem": self._config_problem(),
+            "config_problem": str(self._fallback or ""),
             "engines_problem": self._engines_problem(),
             "configs_problem": self._configs_problem(),
             "memory_problem": self._memory.problem,
@@ -339,7 +307,7 @@ class Sidecar:
         )
 
 
-def run(loaded: Loaded, clock: Clock, stop: Stop, source: ConfigSource | None = None) -> bool:
+def run(loaded: Loaded, clock: Clock, stop: Stop) -> bool:
     """Serve until asked to stop, or until the worker dies; True if nothing was lost."""
     config, fallback = loaded
     take_turns(patiently=config.queue.in_turn)
@@ -348,10 +316,8 @@ def run(loaded: Loaded, clock: Clock, stop: Stop, source: ConfigSource | None = 
     set_log_format(config.log_format)
     if fallback is not None:
         _log.error("%s", fallback)
-    sidecar = Sidecar(config, clock, on_death=stop.ask, source=source, fallback=fallback)
+    sidecar = Sidecar(config, clock, on_death=stop.ask, fallback=fallback)
     sidecar.start()
     give_back()  # what a start needed once: 2 MB where bytecode had to be compiled
-    if fallback is None and config.config.on_error == "degrade":
-        save_last_good(config)
     stop.wait()
     return sidecar.stop()

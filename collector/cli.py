@@ -155,24 +155,17 @@ def _load(arguments: argparse.Namespace) -> Config:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    path, clock = _path(arguments), SystemClock()
+    clock = SystemClock()
     serve_where_read(os.environ)
     with without_collection():
-        from .app import ConfigSource, run  # noqa: PLC0415
+        from .app import run  # noqa: PLC0415
         from .commands.check import check  # noqa: PLC0415
 
-    def read() -> Config:
-        config = scraping(_load(arguments), arguments.scrape)
-        check(config, clock)
-        return config
-
-    loaded = load_or_degrade(path, os.environ, arguments.profile, partial(check, clock=clock))
+    loaded = load_or_degrade(_path(arguments), os.environ, arguments.profile, partial(check, clock=clock))
     loaded = loaded._replace(config=scraping(loaded.config, arguments.scrape))
     stop = Stop()
     stop.listen()
-    # a pipe has nothing to say when it is read again
-    source = ConfigSource(path, read) if path is not None and (path.is_file() or loaded.fallback) else None
-    return EXIT_OK if run(loaded, clock, stop, source) else EXIT_FAILED
+    return EXIT_OK if run(loaded, clock, stop) else EXIT_FAILED
 
 
 def _replay(arguments: argparse.Namespace) -> int:

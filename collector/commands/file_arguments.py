@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from .arguments import share_within_one, whole_number
-from .questions import EXPORT_FORMATS, add_assumption_options, add_choice_option, add_token_option
+from .questions import EXPORT_FORMATS, add_choice_option, add_token_option
 
 
 def add_run_arguments(run: argparse.ArgumentParser) -> None:
@@ -29,15 +29,14 @@ def add_export_arguments(export: argparse.ArgumentParser) -> None:
         "snapshot", metavar="SNAPSHOT", help="snapshot.json, or the address of a sidecar; for blis-trace, a recording"
     )
     add_token_option(export)
-    export.add_argument("--format", required=True, choices=EXPORT_FORMATS, help="who reads it; docs/exports.md")
+    export.add_argument("--format", required=True, choices=EXPORT_FORMATS, help="see docs/blis.md")
     add_choice_option(export)
     export.add_argument("--model-config", type=Path, metavar="FILE", help="the model's config.json")
     export.add_argument("--hardware", metavar="NAME", help="GPU, or its memory bandwidth in TB/s")
     export.add_argument("--alpha", choices=["server", "effective"], default="server", help="see docs/blis.md (server)")
     export.add_argument("--mean", action="store_true", help="blis: step times with what stalls add in the mean")
     export.add_argument("--require", choices=["identified"], help="refuse if a coefficient is anything less")
-    add_assumption_options(export)
-    export.add_argument("--out", type=Path, metavar="DIR", help="where dynamo's and blis-trace's files go")
+    export.add_argument("--out", type=Path, metavar="DIR", help="where the files of blis-trace go")
 
 
 def add_replay_arguments(replay: argparse.ArgumentParser) -> None:

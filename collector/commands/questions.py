@@ -9,11 +9,10 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from .arguments import CommandParser, positive_number, share
+from .arguments import CommandParser
 
-EXPORT_FORMATS = ("blis-yaml", "blis-flags", "blis-trace", "csv", "dynamo", "llm-d-sim")
+EXPORT_FORMATS = ("blis-yaml", "blis-flags", "blis-trace")
 QuestionHandler = Callable[[argparse.Namespace], int]
-ParseNumber = Callable[[str], float]
 
 
 def add_question_parsers(commands: argparse._SubParsersAction[CommandParser], answer: QuestionHandler) -> None:
@@ -68,12 +67,6 @@ def add_token_option(command: argparse.ArgumentParser) -> None:
     command.add_argument("--token-file", type=Path, metavar="FILE", help="bearer token for the address")
 
 
-def add_assumption_options(export: argparse.ArgumentParser) -> None:
-    """The requests and the engine that a file for another program is made for."""
-    _add_request(export, required=False, number=positive_number, ratio=share)
-    _add_limits(export)
-
-
 def _add_source(command: argparse.ArgumentParser, *names: str) -> None:
     for name in names:
         command.add_argument(name, metavar="SNAPSHOT", help="snapshot.json, or the address of a sidecar")
@@ -85,12 +78,10 @@ def _add_access(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print one JSON document, times in microseconds")
 
 
-def _add_request(
-    command: argparse.ArgumentParser, *, required: bool, number: ParseNumber = float, ratio: ParseNumber = float
-) -> None:
-    command.add_argument("--prompt", type=number, required=required, metavar="N", help="prompt tokens of a request")
-    command.add_argument("--output", type=number, required=required, metavar="N", help="output tokens of a request")
-    command.add_argument("--prefix-hit", type=ratio, metavar="RATIO", help="share of prompts cached (0)")
+def _add_request(command: argparse.ArgumentParser, *, required: bool) -> None:
+    command.add_argument("--prompt", type=float, required=required, metavar="N", help="prompt tokens of a request")
+    command.add_argument("--output", type=float, required=required, metavar="N", help="output tokens of a request")
+    command.add_argument("--prefix-hit", type=float, metavar="RATIO", help="share of prompts cached (0)")
 
 
 def _add_number(command: argparse.ArgumentParser, option: str, meaning: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .errors import ConfigError, suggestion
-from .fallback import Fallback, Loaded, load_or_degrade, save_last_good
+from .fallback import Fallback, Loaded, load_or_degrade
 from .identity_config import ConfigurationsConfig, DiscoveryConfig, DiscoveryEndpoint, RuleConfig
 from .keys import explain_key
 from .learning_config import BankConfig, DedupeConfig, JoinConfig
@@ -18,7 +18,6 @@ from .receiver_config import (
     ScrapeEndpoint,
     TlsConfig,
 )
-from .reload import ConfigWatch, Reload
 from .schema import Config
 from .section import Endpoint, is_endpoint, parse_endpoint
 
@@ -28,7 +27,6 @@ __all__ = [
     "BankConfig",
     "Config",
     "ConfigError",
-    "ConfigWatch",
     "ConfigurationsConfig",
     "DedupeConfig",
     "DiscoveryConfig",
@@ -42,7 +40,6 @@ __all__ = [
     "KvEndpoint",
     "Loaded",
     "ReceiversConfig",
-    "Reload",
     "RuleConfig",
     "ScrapeConfig",
     "ScrapeEndpoint",
@@ -54,7 +51,6 @@ __all__ = [
     "load_or_degrade",
     "parse_endpoint",
     "profile_names",
-    "save_last_good",
     "scraping",
     "suggestion",
     "to_tree",

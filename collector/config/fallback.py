@@ -1,45 +1,36 @@
-"""What holds when a configuration is wrong and must not keep the process from running (``config.on_error: degrade``).
+"""What holds when a configuration is wrong and must not end the process (``config.on_error: degrade``).
 
-In a pod a sidecar that ends takes its vLLM out of service. There the last good configuration holds instead, kept beside
-the snapshot by the last start that had one; without it, the defaults and those environment variables that can be used.
-Defaults open nothing that was to be closed: where the wrong configuration names a token or a certificate anywhere, they
-receive on the loopback alone and refuse the pages that a token would have closed.
+In a pod a sidecar that ends takes its vLLM out of service. There the defaults hold instead, with those environment
+variables that can be used. They open nothing that was to be closed: where the wrong configuration names a token or a
+certificate anywhere, they receive on the loopback alone and refuse the pages that a token would have closed.
 """
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from .errors import ConfigError
-from .load import ENV_PREFIX, load, read_yaml, to_yaml
+from .load import ENV_PREFIX, load, read_yaml
 from .receiver_config import ReceiversConfig
-from .schema import Config, SnapshotConfig
+from .schema import Config
 
-LAST_GOOD: Final = "last-good-config.yaml"
-"""Beside the snapshot; the effective configuration, environment and profile included."""
-
-_ON_ERROR: Final = ("config", "on_error")
-_DIRECTORY: Final = ("snapshot", "directory")
+_ON_ERROR: Final = f"{ENV_PREFIX}CONFIG__ON_ERROR"
 _CREDENTIAL: Final = re.compile(rb"(token|cert|key|ca)_file", re.IGNORECASE)
-
-_log = logging.getLogger(__name__)
 
 
 class Fallback(NamedTuple):
-    """Why another configuration than the one given holds, which one, and whether the pages have to stay closed."""
+    """Why the defaults hold instead of the configuration given, and whether the pages have to stay closed."""
 
     problem: str
-    holds: str
     closed: bool
 
     def __str__(self) -> str:
-        return f"{self.holds}: {self.problem}"
+        return f"the defaults hold: {self.problem}"
 
 
 class Loaded(NamedTuple):
@@ -55,7 +46,7 @@ def load_or_degrade(
     profile: str | None = None,
     check: Callable[[Config], None] = lambda _: None,
 ) -> Loaded:
-    """The configuration; if it is wrong, what ``config.on_error`` says: a ConfigError, or the next best one.
+    """The configuration; if it is wrong, what ``config.on_error`` says: a ConfigError, or the defaults.
 
     Args:
         path: the file, if there is one.
@@ -68,41 +59,25 @@ def load_or_degrade(
         if config.config.on_error == "degrade":
             check(config)
     except ConfigError as error:
-        tree = _readable_part(path)
-        if _wanted(_ON_ERROR, tree, environ) != "degrade":
+        if not _must_run(path, environ):
             raise
-        problem = str(error).removeprefix("config error: ")
-        last_good = _last_good(tree, environ, check)
-        if last_good is not None:
-            return Loaded(last_good, Fallback(problem, "the last good configuration holds", closed=False))
         closed = _names_credential(path, environ)
         defaults = load(None, _usable_variables(environ, check))
         if closed:
             defaults = msgspec.structs.replace(defaults, receivers=ReceiversConfig())
-        return Loaded(defaults, Fallback(problem, "the defaults hold", closed))
+        return Loaded(defaults, Fallback(str(error).removeprefix("config error: "), closed))
     return Loaded(config)
 
 
-def save_last_good(config: Config) -> None:
-    """Keep a configuration that works for a start that has none; a disk that refuses is no reason to stop."""
-    path = Path(config.snapshot.directory) / LAST_GOOD
-    scratch = path.with_name(f".{LAST_GOOD}.tmp")
+def _must_run(path: Path | None, environ: Mapping[str, str]) -> bool:
+    """Whether ``config.on_error`` is ``degrade``, as far as a wrong configuration can say so."""
+    if _ON_ERROR in environ:
+        return environ[_ON_ERROR] == "degrade"
     try:
-        scratch.write_text(to_yaml(config), encoding="utf-8")
-        scratch.replace(path)
-    except OSError as error:
-        _log.warning("last good configuration not kept: %s", error.strerror)
-
-
-def _last_good(tree: Mapping[str, Any], environ: Mapping[str, str], check: Callable[[Config], None]) -> Config | None:
-    directory = _wanted(_DIRECTORY, tree, environ)
-    path = Path(directory if isinstance(directory, str) else SnapshotConfig().directory) / LAST_GOOD
-    try:
-        config = load(path, {})
-        check(config)
+        section = read_yaml(path).get("config") if path is not None else None
     except ConfigError:
-        return None
-    return config
+        return False
+    return isinstance(section, dict) and section.get("on_error") == "degrade"
 
 
 def _usable_variables(environ: Mapping[str, str], check: Callable[[Config], None]) -> dict[str, str]:
@@ -115,23 +90,6 @@ def _usable_variables(environ: Mapping[str, str], check: Callable[[Config], None
             continue
         usable[variable] = value
     return usable
-
-
-def _readable_part(path: Path | None) -> Mapping[str, Any]:
-    """What the file says, right or wrong; nothing if it is no YAML."""
-    try:
-        return read_yaml(path) if path is not None else {}
-    except ConfigError:
-        return {}
-
-
-def _wanted(key: tuple[str, str], tree: Mapping[str, Any], environ: Mapping[str, str]) -> object:
-    section, name = key
-    variable = f"{ENV_PREFIX}{section}__{name}".upper()
-    if variable in environ:
-        return environ[variable]
-    below = tree.get(section)
-    return below.get(name) if isinstance(below, Mapping) else None
 
 
 def _names_credential(path: Path | None, environ: Mapping[str, str]) -> bool:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from .errors import ConfigError, suggestion
-from .reload import RELOADABLE
 from .schema import Config
 from .section import Section, entry_of
 
@@ -28,14 +27,12 @@ class Key(NamedTuple):
         meaning: a sentence or two.
         values: what it takes.
         default: as JSON; None if it has to be given.
-        at_once: a change holds without a restart.
     """
 
     name: str
     meaning: str
     values: str
     default: str | None
-    at_once: bool
 
 
 class SectionKeys(NamedTuple):
@@ -88,7 +85,6 @@ def _describe_key(key: Key) -> str:
         ("takes", _without_ticks(key.values)),
         ("default", key.default if key.default is not None else "none: it has to be given"),
         ("variable", f"TRACEFIT_{key.name.replace('.', '__').upper()}"),
-        ("a change", "holds at once" if key.at_once else "needs a restart"),
     ]
     if "[]" in key.name:
         facts.pop(2)
@@ -106,7 +102,7 @@ def _key(path: str, field: msgspec.structs.FieldInfo, schema: dict[str, Any]) ->
         default = json.dumps(msgspec.to_builtins(field.default))
     elif field.default_factory is not msgspec.NODEFAULT:
         default = json.dumps(field.default_factory())
-    return Key(path, schema["description"], values_of(schema), default, path.startswith(RELOADABLE))
+    return Key(path, schema["description"], values_of(schema), default)
 
 
 def values_of(schema: dict[str, Any]) -> str:

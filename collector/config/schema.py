@@ -178,13 +178,13 @@ class ShutdownConfig(Section, frozen=True, kw_only=True):
 class StartConfig(Section, frozen=True, kw_only=True):
     """What becomes of a start whose configuration is wrong.
 
-    ``exit``: exit code 78 and one sentence. ``degrade``: the last good configuration, or the defaults, hold until it is
-    mended. If the file is no YAML, ``TRACEFIT_CONFIG__ON_ERROR`` still says which.
+    ``exit``: exit code 78 and one sentence. ``degrade``: the process starts with the defaults and those environment
+    variables that can be used. If the file is no YAML, ``TRACEFIT_CONFIG__ON_ERROR`` still says which.
     """
 
     on_error: Annotated[
         Literal["exit", "degrade"],
-        Meta(description="`exit`: exit code 78, one sentence; `degrade`: the last good configuration or the defaults."),
+        Meta(description="`exit`: exit code 78, one sentence; `degrade`: the defaults hold."),
     ] = "exit"
 
 
@@ -215,9 +215,6 @@ class Config(Section, frozen=True, kw_only=True):
     log_format: Annotated[
         Literal["text", "json"], Meta(description="Lines for people, or one JSON object per line.")
     ] = "text"
-    reload_interval_s: Annotated[
-        float, Meta(ge=0, le=86_400, description="How often the file is looked at for changes; 0: never.")
-    ] = 10.0
     donors: Annotated[
         tuple[str, ...],
         Meta(

@@ -39,15 +39,6 @@ class Knowledge:
         self._discovered: tuple[tuple[str, Mapping[str, Fact]], ...] = ()
         self._applied: dict[tuple[str, str], tuple[object, ...]] = {}
 
-    def replace_rules(self, config: ConfigurationsConfig) -> None:
-        """Rules and files of another configuration from now on; ConfigError leaves everything as it is.
-
-        What engines have been told stays known: a fact that is taken out of the rules is forgotten with a restart.
-        """
-        other = Knowledge(config)
-        self._sheets, self._model = other._sheets, other._model
-        self._rules = other._rules  # last: a new list is what makes `apply` look again
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Knowledge:
         """Copies of a pipeline share it: it holds no telemetry."""
         return self
@@ -59,8 +50,7 @@ class Knowledge:
 
     def apply(self, facts: EngineFacts, attributes: Mapping[str, str], instance: str, recording: str) -> bool:
         """Teach an engine's facts all that is known of it; returns whether anything changed."""
-        rules = self._rules
-        applied = (attributes, self._discovered, rules, facts.version)
+        applied = (attributes, self._discovered, facts.version)
         if self._applied.get((recording, instance)) == applied:
             return False
         before = facts.version
@@ -73,7 +63,7 @@ class Knowledge:
         self._apply_sheets(facts)
         if len(self._applied) > _APPLIED_MAX:
             self._applied.clear()
-        self._applied[recording, instance] = (dict(attributes), self._discovered, rules, facts.version)
+        self._applied[recording, instance] = (dict(attributes), self._discovered, facts.version)
         return facts.version != before
 
     def _apply_rules(self, facts: EngineFacts, instance: str, recording: str) -> None:

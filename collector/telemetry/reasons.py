@@ -1,7 +1,6 @@
 """Every way to lose something, and every other closed set that is counted: one row of a counter per member.
 
-What became of a row (``RowOutcome``), whose row it is (``Target``) and what became of a changed file (``Reload``) are
-told by the rooms below.
+What became of a row (``RowOutcome``) and whose row it is (``Target``) are told by the rooms below.
 """
 
 from __future__ import annotations

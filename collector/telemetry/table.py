@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from collector import __version__
-from collector.config import Reload
 from online import RowOutcome, Target
 
 from .reasons import (
@@ -279,18 +278,11 @@ CONFIGS_REFUSED = Metric(
     "configs_refused", _G, "configs", "Configurations not learned, because bank.configs_max others are alive."
 )
 CONFIGS_CAPACITY = Metric("configs_capacity", _G, "configs", "Most configurations that are learned at a time.")
-CONFIG_RELOADS = Metric(
-    "config_reloads",
-    _C,
-    "",
-    "Changes of the configuration file while running, by outcome.",
-    (("outcome", tuple(Reload)),),
-)
 CONFIG_DEGRADED = Metric(
     "config_degraded",
     _G,
     "",
-    "1 while the last good configuration or the defaults hold, because the one given at the start was wrong.",
+    "1 while the defaults hold, because the configuration given at the start was wrong.",
 )
 BUILD_INFO = Metric("build_info", _G, "", "The running version; always 1.", (("version", (__version__,)),))
 

@@ -94,10 +94,6 @@ class Publisher:
         """What an earlier process published last: its changes of speed were told then."""
         self._news.skip_changes(published)
 
-    def set_interval(self, interval_s: float) -> None:
-        """From the next generation on; from any thread."""
-        self._interval_ns = int(interval_s * 1e9)
-
     def due_in_s(self) -> float:
         """Until the next generation may be made: what is learned before, nobody sees earlier.
 
@@ -176,10 +172,6 @@ class SnapshotWriter:
         if published is not None:
             self._publisher.skip_changes(published)
         self._task.start()
-
-    def set_interval(self, interval_s: float) -> None:
-        """From the next write on; from any thread."""
-        self._interval_s = interval_s
 
     def stop(self) -> bool:
         """End the timer and write the last generation; False if that could not be done."""

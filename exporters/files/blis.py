@@ -38,15 +38,17 @@ Guarantee: a step time or a mean post-decode time predicted from the exported fi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from exporters.labels import label_value
+from exporters.charts import unit_text
+from exporters.client_view import index_of
+from exporters.labels import label_value, printable
 from online import ConfigSnapshot, FeatureSnapshot, Snapshot, TargetSnapshot
+from tracefit import BEYOND_SEEN_BATCHES, NotFoundError
 
-from .blis_render import Coefficients, render_flags, render_yaml
+from .blis_render import MAX_COMMENT_CHARS, Coefficients, render_flags, render_yaml
 from .blis_sheet import BANDWIDTH_TB_S, bandwidth_of, blis_name_of, shape_of
-from .translation import ExportError, choose_config, doubtful_coefficients, warnings_of
 
 N_BETAS = 11
 MAX_ALPHA_US = 1e12
@@ -66,8 +68,25 @@ LIMIT_FLAGS = {
 _STEP_COLUMNS = {"prefill_tokens": 8, "decode_context_tokens": 9, "requests": 5, "intercept": 6}
 
 
-class BlisError(ExportError):
+class BlisError(ValueError):
     """The configuration cannot be exported; the text says what is missing and which option supplies it."""
+
+
+def choose_config(snapshot: Snapshot, which: str) -> ConfigSnapshot:
+    """The configuration that is meant, as ``find_config`` of the client understands it.
+
+    Raises:
+        BlisError: there is none like that, or several that are alive.
+    """
+    try:
+        return snapshot.configs[index_of(snapshot.configs, which)]
+    except NotFoundError as error:
+        raise BlisError(f"--which: {error}") from None
+
+
+def warnings_of(config: ConfigSnapshot) -> tuple[str, ...]:
+    """What whoever uses a file of it has to know."""
+    return (BEYOND_SEEN_BATCHES,) if config.mixture_of_experts else ()
 
 
 def blis_coefficients(
@@ -123,11 +142,25 @@ def blis_coefficients(
         alpha=(queueing, fixed, per_token),
         beta=tuple(beta),
         kv_us_per_token=kv_us,
-        doubtful=(*doubtful_coefficients(config, used), *absent),
+        doubtful=(*_doubtful_coefficients(config, used), *absent),
         notes=(*folded.warnings, *notes),
         warnings=folded.warnings,
         limits=_limits(config, hardware),
     )
+
+
+def _doubtful_coefficients(config: ConfigSnapshot, targets: Collection[str]) -> tuple[str, ...]:
+    """Each coefficient of ``portable`` whose status is not ``identified``, with that and its standard error."""
+    doubtful = []
+    for target in targets:
+        for feature in (_features(config, target) or {}).values():
+            if feature.status != "identified":
+                error = "" if feature.stderr is None else f" ± {feature.stderr:.2g}"
+                value = f"{feature.coefficient:.4g}{error} {unit_text(feature.unit)}"
+                reason = f", {feature.reason}" if feature.reason else ""
+                said = f"{target} {feature.name}: {feature.status}, {value}{reason}"
+                doubtful.append(printable(said, MAX_COMMENT_CHARS))
+    return tuple(doubtful)
 
 
 class _Folded(NamedTuple):
@@ -343,7 +376,7 @@ def export(
         mean: see ``blis_coefficients``.
 
     Raises:
-        ExportError: with one clear sentence.
+        BlisError: with one clear sentence.
     """
     config = choose_config(snapshot, which)
     coefficients = blis_coefficients(config, model_config=model_config, hardware=hardware, alpha=alpha, mean=mean)

@@ -3,17 +3,12 @@
 Two parts with two lifetimes. The snapshot's families change with the generation: rendered once per format and kept. Our
 own counters change between scrapes: rendered every time. The page is their concatenation, snapshot first, because then
 the OpenMetrics end mark stands in the fresh part.
-
-gzip without compressing the big part again: the kept part is a raw deflate stream that ends in a full flush, so it
-stops at a byte boundary and nothing after it refers back to it (RFC 1951 §3.2.4, zlib manual Z_FULL_FLUSH). Fresh
-deflate blocks and one CRC-32, continued from the kept one, complete it to a single gzip member (RFC 1952 §2.3).
 """
 
 from __future__ import annotations
 
+import gzip
 import math
-import struct
-import zlib
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
@@ -32,7 +27,6 @@ from .snapshot_families import ExemplarOf, snapshot_families
 _OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 _PLAIN = "text/plain; version=0.0.4"
 _EOF = b"# EOF\n"
-_GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\xff"  # no name, no time (equal pages are equal bytes), OS unknown
 _GZIP_LEVEL = 6
 
 
@@ -42,14 +36,6 @@ class Page(NamedTuple):
     content_type: str
     content_encoding: str
     body: bytes
-
-
-class _Kept(NamedTuple):
-    """The snapshot's part of a page in one format."""
-
-    plain: bytes
-    deflated: bytes
-    crc: int
 
 
 class _Families(Collector):
@@ -97,7 +83,7 @@ class MetricsPage:
         self._max_series = max_series
         self._exemplar_of = exemplar_of
         self._advice_of = None if advisory is None else advisory.samples
-        self._parts = PerGeneration[str, _Kept]()
+        self._parts = PerGeneration[str, bytes]()
 
     def render(self, accept: str = "", accept_encoding: str = "") -> Page:
         """Render the page for one scrape.
@@ -116,26 +102,15 @@ class MetricsPage:
         if wanted == _OPENMETRICS and not fresh.endswith(_EOF):
             fresh += _EOF
         if accepts_gzip(accept_encoding):
-            return Page(content_type, "gzip", _gzip(kept, fresh))
-        return Page(content_type, "", kept.plain + fresh)
+            return Page(content_type, "gzip", gzip.compress(kept + fresh, _GZIP_LEVEL, mtime=0))
+        return Page(content_type, "", kept + fresh)
 
-    def _render_kept(self, wanted: str, snapshot: Snapshot | None) -> _Kept:
+    def _render_kept(self, wanted: str, snapshot: Snapshot | None) -> bytes:
         """The part of the page that stays the same for a generation."""
         families: Iterable[Metric] = ()
         if snapshot is not None:
             families = snapshot_families(snapshot, self._max_series, self._exemplar_of, self._advice_of)
-        plain = choose_encoder(wanted)[0](_Families(families)).removesuffix(_EOF)
-        deflate = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
-        deflated = deflate.compress(plain) + deflate.flush(zlib.Z_FULL_FLUSH)
-        return _Kept(plain, deflated, zlib.crc32(plain))
-
-
-def _gzip(kept: _Kept, fresh: bytes) -> bytes:
-    deflate = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
-    tail = deflate.compress(fresh) + deflate.flush()
-    size = len(kept.plain) + len(fresh)
-    trailer = struct.pack("<II", zlib.crc32(fresh, kept.crc), size & 0xFFFFFFFF)
-    return b"".join((_GZIP_HEADER, kept.deflated, tail, trailer))
+        return choose_encoder(wanted)[0](_Families(families)).removesuffix(_EOF)
 
 
 def wants_openmetrics(accept: str) -> bool:

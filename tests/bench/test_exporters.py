@@ -91,15 +91,15 @@ def test_a_new_generation_with_advice_costs_at_most_250_ms():
         page.render(OPENMETRICS, "gzip")
 
     report("first scrape of a generation with advice", cpu_ms(render, 4), 250)
-    report("a further one", cpu_ms(lambda: page.render(OPENMETRICS, "gzip"), 50), 2)
+    report("a further one", cpu_ms(lambda: page.render(OPENMETRICS, "gzip"), 50), 10)
 
 
-@pytest.mark.parametrize("encoding", ["", "gzip"])
-def test_a_further_scrape_costs_at_most_2_ms(encoding):
+@pytest.mark.parametrize(("encoding", "limit_ms"), [("", 2), ("gzip", 10)])
+def test_a_further_scrape_costs_little_more_than_its_compression(encoding, limit_ms):
     shown = cases.full_snapshot(50)
     page = MetricsPage(own_registry(), lambda: shown)
     first = page.render(OPENMETRICS, encoding)
-    report(f"further scrape {encoding or 'identity'}", cpu_ms(lambda: page.render(OPENMETRICS, encoding), 50), 2)
+    report(f"further scrape {encoding or 'identity'}", cpu_ms(lambda: page.render(OPENMETRICS, encoding), 50), limit_ms)
     size = len(gzip.decompress(first.body) if encoding else first.body)
     print(f"page {size} bytes, sent {len(first.body)}")
 

@@ -1,4 +1,4 @@
-"""docs/configuration.md is what the code says: every key, its meaning, values, default, and how it is changed."""
+"""docs/configuration.md is what the code says: every key, its meaning, values and default."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ TOP_LEVEL = "configuration"
 def rows(keys):
     for key in keys:
         default = "to be given" if key.default is None else f"`{key.default}`"
-        yield f"`{key.name}`", key.meaning, key.values, default, "at once" if key.at_once else "restart"
+        yield f"`{key.name}`", key.meaning, key.values, default
 
 
 @pytest.mark.parametrize("section", list(sections()), ids=lambda section: section.name or "top")
 def test_every_key_stands_in_its_table(section):
     if section.keys:
-        table = make_table(["key", "what it does", "values", "default", "a change needs"], list(rows(section.keys)))
+        table = make_table(["key", "what it does", "values", "default"], list(rows(section.keys)))
         assert_table(DOCUMENT, section.name or TOP_LEVEL, f"{section.meaning}\n\n{table}")
 
 

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from exporters.files.blis import BlisError, blis_coefficients, export
 from exporters.files.blis_render import render_flags, render_yaml
 from exporters.files.blis_sheet import AttentionShape, bandwidth_of, shape_of
-from exporters.files.translation import ExportError
 from online.snapshot import FeatureSnapshot, InFlightSnapshot, ModelSnapshot, TargetSnapshot
 from tests.support import exporter_cases as cases
 
@@ -422,16 +421,16 @@ def test_model_sheets_are_read_as_blis_reads_them(sheet, expected):
 def test_a_configuration_is_chosen_by_prefix_and_never_guessed():
     both = cases.snapshot(cases.config("aaaaaaaaaaaa"), cases.config("bbbbbbbbbbbb"))
     assert b"config bbbbbbbbbbbb" in export(both, which="bb", model_config=LLAMA_70B).content
-    with pytest.raises(ExportError, match=r"--which: several configurations fit; .*bbbbbbbbbbbb"):
+    with pytest.raises(BlisError, match=r"--which: several configurations fit; .*bbbbbbbbbbbb"):
         export(both, model_config=LLAMA_70B)
-    with pytest.raises(ExportError, match="--which: no configuration fits 'cc'"):
+    with pytest.raises(BlisError, match="--which: no configuration fits 'cc'"):
         export(both, which="cc", model_config=LLAMA_70B)
     with pytest.raises(BlisError, match="--format"):
         export(cases.snapshot(), file_format="toml", model_config=LLAMA_70B)
     with pytest.raises(BlisError, match="--alpha"):
         export(cases.snapshot(), alpha="none", model_config=LLAMA_70B)
     empty = msgspec.structs.replace(both, configs=[])
-    with pytest.raises(ExportError, match="no configuration fits; the snapshot has none"):
+    with pytest.raises(BlisError, match="no configuration fits; the snapshot has none"):
         export(empty)
 
 

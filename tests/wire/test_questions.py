@@ -18,6 +18,14 @@ def snapshot(tmp_path):
 
 
 @pytest.fixture
+def for_blis(tmp_path):
+    """The options of an export that the snapshot's facts leave to be said."""
+    model = tmp_path / "config.json"
+    model.write_text('{"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32}')
+    return ["--format", "blis-flags", "--hardware", "H100", "--model-config", str(model)]
+
+
+@pytest.fixture
 def address():
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -64,24 +72,23 @@ def test_a_running_sidecar_is_asked_by_its_address_and_with_its_token(address, t
     assert "token" in capsys.readouterr().err
 
 
-def test_an_export_of_a_running_sidecar_is_that_of_its_file(address, snapshot, tmp_path, capsys):
+def test_an_export_of_a_running_sidecar_is_that_of_its_file(address, snapshot, for_blis, tmp_path, capsys):
     token = tmp_path / "token"
     token.write_text("secret\n")
     said = []
     for source in ([snapshot], [address, "--token-file", str(token)]):
-        assert main(["export", *source, "--format", "csv", "--which", "LLAMA · H100"]) == 0
+        assert main(["export", *source, *for_blis, "--which", "LLAMA · H100"]) == 0
         said.append(capsys.readouterr().out)
     assert said[0] == said[1]
-    assert main(["export", address, "--format", "csv"]) == 1
+    assert main(["export", address, *for_blis]) == 1
     assert "wants a token" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("which", ["0f3c", "llama h100", "Llama-3-8B"])
-@pytest.mark.parametrize(
-    "question", ["predict --requests 8", "plan --prompt 9 --output 9 --itl 1s", "show", "export --format csv"]
-)
-def test_a_configuration_is_meant_in_one_way_by_every_command(snapshot, which, question, capsys):
+@pytest.mark.parametrize("question", ["predict --requests 8", "plan --prompt 9 --output 9 --itl 1s", "show", "export"])
+def test_a_configuration_is_meant_in_one_way_by_every_command(snapshot, for_blis, which, question, capsys):
     command, *options = question.split()
+    options += for_blis if command == "export" else []
     assert main([command, snapshot, *options, "--which", which]) == 0
     capsys.readouterr()
     assert main([command, snapshot, *options, "--which", f"{which} a100"]) == 1

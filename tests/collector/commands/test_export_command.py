@@ -98,25 +98,6 @@ def test_identified_can_be_required(files, doubtful, capsys):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.usefixtures("doubtful")
-@pytest.mark.parametrize("form", ["csv", "llm-d-sim", "dynamo"])
-def test_every_format_refuses_what_is_not_identified_if_asked_to(files, capsys, form):
-    required = ("--require", "identified", "--prompt", "100", "--output", "50", "--kv-tokens", "9999")
-    out = files / "out"
-    assert export(files, *required, "--out", str(out), snapshot="doubtful.json", form=form) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert not out.exists()
-    assert captured.err.startswith("error: --require identified: 3 not:")
-    assert "step_time requests: weak" in captured.err
-
-
-@pytest.mark.usefixtures("doubtful")
-def test_a_simulators_file_warns_of_each_coefficient_that_is_not_identified(files, capsys):
-    assert export(files, "--prompt", "100", "--output", "50", snapshot="doubtful.json", form="llm-d-sim") == 0
-    assert capsys.readouterr().err.count("warning: not identified: ") == 3
-
-
 def test_only_what_is_exported_has_to_be_identified(files, doubtful, capsys):
     effective = (*doubtful, "--alpha", "effective", "--require", "identified")
     assert export(files, *effective, snapshot="doubtful.json") == 1

@@ -28,14 +28,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from collector.config import (
-    Config,
-    ConfigError,
     ConfigurationsConfig,
-    ConfigWatch,
     DedupeConfig,
     HttpReceiverConfig,
     JoinConfig,
-    Reload,
     RuleConfig,
     ScrapeConfig,
     ScrapeEndpoint,
@@ -567,24 +563,6 @@ def restores(tmp_path) -> Reached:
     return [*out, load()]
 
 
-def reloads(tmp_path) -> Reached:
-    path, out = tmp_path / "tracefit.yaml", []
-    path.write_text("a")
-    texts = {"a": Config(), "b": Config(log_level="debug"), "c": Config(learners=("rls",))}
-
-    def read():
-        try:
-            return texts[path.read_text()]
-        except KeyError:
-            raise ConfigError("log_level", "is wrong") from None
-
-    watch = ConfigWatch(path, read, texts["a"], apply=lambda _: None, count=out.append, interval_s=60)
-    for text in ("b", "c", "?"):
-        path.write_text(text)
-        watch.poll()
-    return out
-
-
 class Answers(BaseHTTPRequestHandler):
     """``/302`` is answered with that status; ``/large`` with more than anybody reads."""
 
@@ -740,7 +718,6 @@ CASES = (
     Case(a_full_journal, (Outcome.JOURNAL_FULL, Transport.GRPC)),
     Case(stalls, tuple(Stall)),
     Case(restores, tuple(Restored)),
-    Case(reloads, tuple(Reload)),
     Case(questions, tuple(DiscoveryOutcome)),
     Case(scrapes, tuple(ScrapeOutcome)),
     Case(pulls, tuple(PullOutcome)),

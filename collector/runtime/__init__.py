@@ -23,7 +23,6 @@ from .progress import Progress
 from .stop import Stop
 from .tasks import Part, Task
 from .terminal import PrintLine, TerminalRemarks, print_in_any_encoding, remarks_on
-from .turns import offer_turn, take_turns
 
 __all__ = [
     "EXIT_CONFIG",
@@ -52,7 +51,6 @@ __all__ = [
     "configure_logs",
     "give_back",
     "limit_bytes",
-    "offer_turn",
     "package_files",
     "print_in_any_encoding",
     "remarks_on",
@@ -61,7 +59,6 @@ __all__ = [
     "set_log_format",
     "set_log_level",
     "sync_directory",
-    "take_turns",
     "tune_malloc",
     "without_collection",
 ]

@@ -44,7 +44,9 @@ COPY --from=build --chown=65532:65532 /out/var/lib/tracefit /var/lib/tracefit
 ENV PATH=/opt/tracefit/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
-    MALLOC_ARENA_MAX=2
+    MALLOC_ARENA_MAX=1 \
+    MALLOC_MMAP_THRESHOLD_=4194304 \
+    MALLOC_TRIM_THRESHOLD_=33554432
 # Snapshots go below the working directory unless configured otherwise; everything else may be read-only.
 WORKDIR /var/lib/tracefit
 USER 65532:65532

@@ -38,12 +38,10 @@ from collector.runtime import (
     Stop,
     Task,
     cgroup_limit_bytes,
-    give_back,
     limit_bytes,
     resident_bytes,
     set_log_format,
     set_log_level,
-    tune_malloc,
 )
 from collector.runtime.http import HttpServer, page_handler
 from collector.telemetry import JoinEvent, Metrics, PluginLoss, table
@@ -348,14 +346,12 @@ def run(loaded: Loaded, clock: Clock, stop: Stop, source: ConfigSource | None = 
     """Serve until asked to stop, or until the worker dies; True if nothing was lost."""
     config, fallback = loaded
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    tune_malloc()
     set_log_level(config.log_level)
     set_log_format(config.log_format)
     if fallback is not None:
         _log.error("%s", fallback)
     sidecar = Sidecar(config, clock, on_death=stop.ask, source=source, fallback=fallback)
     sidecar.start()
-    give_back()  # what a start needed once: 2 MB where bytecode had to be compiled
     if fallback is None and config.config.on_error == "degrade":
         save_last_good(config)
     stop.wait()

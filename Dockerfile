@@ -14,17 +14,15 @@ ARG PIP_ARGS=""
 ARG EXTRAS=kv
 WORKDIR /src
 COPY . .
-# Everything is checked against the lock's hashes; then what only developers need goes, and compiled packages lose their
-# own tests (30 MB).
+# Everything that the locks name is fetched and checked against their hashes; of that, what tracefit needs is installed,
+# and compiled packages lose their own tests (30 MB).
 RUN python3 -m venv /opt/tracefit \
     && case "${EXTRAS}" in *fleet*) locks="-r requirements-fleet.lock" ;; *) locks="" ;; esac \
-    && /opt/tracefit/bin/python -m pip install --no-cache-dir --disable-pip-version-check ${PIP_ARGS} \
-        --require-hashes -r requirements.lock ${locks} \
-    && /opt/tracefit/bin/python -m pip install --no-cache-dir --disable-pip-version-check --no-deps \
-        --no-build-isolation . \
-    && /opt/tracefit/bin/python -m pip install --no-cache-dir --disable-pip-version-check --no-deps \
-        --no-build-isolation --target /opt/tracefit-vllm ./deploy/vllm-plugin \
-    && /opt/tracefit/bin/python deploy/image/prune.py "tracefit[${EXTRAS}]" \
+    && pip="/opt/tracefit/bin/python -m pip --no-cache-dir --disable-pip-version-check" \
+    && $pip download --quiet --dest /wheels ${PIP_ARGS} --require-hashes -r requirements.lock ${locks} \
+    && $pip install --no-index --find-links /wheels ".[${EXTRAS}]" \
+    && $pip install --no-index --find-links /wheels --no-deps --target /opt/tracefit-vllm ./deploy/vllm-plugin \
+    && $pip uninstall --quiet --yes setuptools pip \
     && find /opt/tracefit/lib -type d -name tests -prune -exec rm -rf {} + \
     && /opt/tracefit/bin/tracefit --version \
     && mkdir -p /out/var/lib/tracefit
@@ -44,7 +42,9 @@ COPY --from=build --chown=65532:65532 /out/var/lib/tracefit /var/lib/tracefit
 ENV PATH=/opt/tracefit/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
-    MALLOC_ARENA_MAX=2
+    MALLOC_ARENA_MAX=1 \
+    MALLOC_MMAP_THRESHOLD_=4194304 \
+    MALLOC_TRIM_THRESHOLD_=33554432
 # Snapshots go below the working directory unless configured otherwise; everything else may be read-only.
 WORKDIR /var/lib/tracefit
 USER 65532:65532

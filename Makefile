@@ -31,7 +31,7 @@ help:
 	@echo "make validate FILE=x.yaml  manifests against the schemas of Kubernetes"
 	@echo "make manifests  kube-score over everything that renders (needs kubectl and kube-score, helm for the chart)"
 	@echo "make site   the documents as a site, into build/site"
-	@echo "make dist   the wheel, into dist/ (URL=https://… : where the repository is, for links of its description)"
+	@echo "make dist   the wheel, into dist/"
 	@echo "make sbom   what the wheel and the image are made of, as CycloneDX, into dist/"
 	@echo "make audit  known vulnerabilities of the same (says it loudly where the index cannot be asked)"
 	@echo "make lint   ruff, mypy --strict, import contracts"
@@ -85,9 +85,8 @@ test-stores: $(STORES_STAMP)
 explore: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m hypothesis --hypothesis-profile explore $(TESTS)
 
-URL ?=
 dist: $(STAMP)
-	PROJECT_URL=$(URL) $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
 
 SITE := $(VENV)/site
 $(SITE)/.installed: deploy/site/requirements.lock

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -35,13 +36,10 @@ from collector.runtime import (
     SteadyClock,
     Stop,
     cgroup_limit_bytes,
-    give_back,
     limit_bytes,
     resident_bytes,
     set_log_format,
     set_log_level,
-    take_turns,
-    tune_malloc,
 )
 from collector.runtime.http import HttpServer, page_handler
 from collector.telemetry import JoinEvent, Metrics, PluginLoss, table
@@ -68,6 +66,10 @@ GATHER_S = 5.0
 """The pause of an SDK's exporter. A batch ends with a generation, so that silence ends waiting within 10 s more."""
 PAGE_TIMEOUT_S = 10.0
 """Longest wait for the bytes of a request to the pages, and longest time to send one."""
+
+SWITCH_INTERVAL_S = 0.001
+"""A handler that has its answer ready waits this long for the interpreter while the worker computes; the default of
+5 ms, paid several times in a call, is most of what an exporter would notice."""
 
 _log = logging.getLogger(__name__)
 
@@ -310,14 +312,12 @@ class Sidecar:
 def run(loaded: Loaded, clock: Clock, stop: Stop) -> bool:
     """Serve until asked to stop, or until the worker dies; True if nothing was lost."""
     config, fallback = loaded
-    take_turns(patiently=config.queue.in_turn)
-    tune_malloc()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     set_log_level(config.log_level)
     set_log_format(config.log_format)
     if fallback is not None:
         _log.error("%s", fallback)
     sidecar = Sidecar(config, clock, on_death=stop.ask, fallback=fallback)
     sidecar.start()
-    give_back()  # what a start needed once: 2 MB where bytecode had to be compiled
     stop.wait()
     return sidecar.stop()

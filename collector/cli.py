@@ -63,10 +63,8 @@ from collector.runtime import (
     package_files,
     print_in_any_encoding,
     remarks_on,
-    serve_where_read,
     set_log_format,
     set_log_level,
-    without_collection,
 )
 
 _ENVIRONMENT = {
@@ -156,10 +154,8 @@ def _load(arguments: argparse.Namespace) -> Config:
 
 def _run(arguments: argparse.Namespace) -> int:
     clock = SystemClock()
-    serve_where_read(os.environ)
-    with without_collection():
-        from .app import run  # noqa: PLC0415
-        from .commands.check import check  # noqa: PLC0415
+    from .app import run  # noqa: PLC0415
+    from .commands.check import check  # noqa: PLC0415
 
     loaded = load_or_degrade(_path(arguments), os.environ, arguments.profile, partial(check, clock=clock))
     loaded = loaded._replace(config=scraping(loaded.config, arguments.scrape))

@@ -34,7 +34,6 @@ from online.target import (
 )
 from online.transfer import ConfigPlaces, Donor, DonorPool, Priors, donors_of, priors_of
 
-from .blocks import Between
 from .rows import Lane, RowBlock, RowOutcome, Target
 from .snapshot import TargetSnapshot
 from .state import LEARNERS, Count, Image, Lineage, LineageLedger, StateError, decode, encode, saved
@@ -58,7 +57,6 @@ class Bank:
 
     Args:
         settings: checked here; ValueError names the key.
-        between: called after each block is learned and before each target is told of.
 
     Attributes:
         learned_rows: rows learned since the bank was made or restored; a new generation is worth making when it moves.
@@ -66,9 +64,9 @@ class Bank:
         lineages: by configuration, the engines it has learned from.
     """
 
-    def __init__(self, settings: BankSettings, between: Between = lambda: None) -> None:
+    def __init__(self, settings: BankSettings) -> None:
         check_settings(settings)
-        self.settings, self._between = settings, between
+        self.settings = settings
         self.learned_rows = 0
         self.places = ConfigPlaces(settings.bank.configs_max)
         self._configs: OrderedDict[str, dict[Target, TargetState]] = OrderedDict()
@@ -99,7 +97,7 @@ class Bank:
                 return Counter({RowOutcome.NO_PLACE: len(rows)})
             if gone != config_id:
                 self.drop(gone)
-        outcome = self._target(config_id, target).learn(rows, self._between, quick=lane is Lane.QUICK)
+        outcome = self._target(config_id, target).learn(rows, quick=lane is Lane.QUICK)
         self.learned_rows += outcome[RowOutcome.LEARNED]
         if lane is Lane.PUBLISHED and engines:
             self._configs[config_id][target].name_engines(engines)
@@ -216,7 +214,6 @@ class Bank:
         by_sheet = self.foretold(config_id)
         snapshots = {} if by_sheet is None else {Target.STEP_TIME.value: by_sheet}
         for target, state in self._configs.get(config_id, {}).items():
-            self._between()  # a partial block is learned first
             if (snapshot := self._readings.snapshot_of(state, exact=exact)) is not None:
                 snapshots[target.value] = snapshot
         return dict(sorted(snapshots.items()))
@@ -305,7 +302,7 @@ class Bank:
 
 def part_of(bank: Bank, config_id: str) -> Bank:
     """A copy in which one configuration is alone; nothing learned there is learned here."""
-    part = Bank(bank.settings, bank._between)  # noqa: SLF001
+    part = Bank(bank.settings)
     part.pool = bank.pool
     known = {config_id}
     part._configs.update({one: copy.deepcopy(bank._configs[one]) for one in known & bank._configs.keys()})  # noqa: SLF001

@@ -17,7 +17,7 @@ finer grain, so that a change of speed is told from a change of mix by comparing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -25,9 +25,6 @@ import numpy as np
 
 from .rows import PHASES, Floats, Ints, Mask, RowBlock, Target
 from .state import Array, StateError, saved
-
-Between = Callable[[], None]
-"""Called after each block: learning one may take milliseconds, in which others of the process wait."""
 
 STRATA = 32
 CELLS = 512

@@ -12,10 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from collector.runtime import serve_where_read
 from tests.support.paths import DATA
-
-serve_where_read(os.environ)  # as a sidecar does, before anybody imports grpc
 
 # How long an example takes depends on who else uses the machine. A run proves the same as the one before it; new
 # examples are looked for by `make explore`, and what it finds becomes an @example.

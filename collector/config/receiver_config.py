@@ -70,7 +70,7 @@ class GrpcConfig(Section, frozen=True, kw_only=True):
             le=86_400,
             description="Connections without a call for so long are closed; 0: never. It names senders without an id.",
         ),
-    ] = 0.0
+    ] = 600.0
 
 
 class HttpReceiverConfig(Section, frozen=True, kw_only=True):

@@ -57,13 +57,6 @@ class QueueConfig(Section, frozen=True, kw_only=True):
             description="Bytes the worker takes in one turn: larger is cheaper and delays what is published.",
         ),
     ] = 2 * 2**20
-    in_turn: Annotated[
-        bool,
-        Meta(
-            description="A thread that is woken waits for the one that runs (Linux: `SCHED_BATCH`): less CPU, and"
-            " acknowledgements some milliseconds later where a core is busy."
-        ),
-    ] = False
 
 
 class HttpConfig(Section, frozen=True, kw_only=True):

@@ -20,7 +20,6 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from collector.runtime import offer_turn
 from collector.telemetry import Counts
 
 from . import plain
@@ -65,7 +64,6 @@ class Decoder:
         out: list[list[Telemetry] | None] = []
         arrived = arrived_unix_ns or [0] * len(payloads)
         for export, (_, peer), own, at in zip(exports, payloads, spans, arrived, strict=True):
-            offer_turn()
             columns_of_export = iter(list(itertools.islice(columns, len(own))))
             remainder = _parse_remainder(export)
             if remainder is None:
@@ -99,7 +97,6 @@ class Decoder:
                 columns.add(chunk[:CHUNK], first, self._templates.match(chunk[:CHUNK]))
                 first += CHUNK
                 del chunk[:CHUNK]
-                offer_turn()
         if chunk:
             columns.add(chunk, first, self._templates.match(chunk))
         return _split_by_span(spans, ends, columns.matched(), iter(columns.left))

@@ -23,7 +23,7 @@ from typing import Protocol
 
 from collector.config import Config
 from collector.receive import Export
-from collector.runtime import Clock, Files, Health, StartError, SystemFiles, Task, give_back
+from collector.runtime import Clock, Files, Health, StartError, SystemFiles, Task
 from collector.telemetry import Metrics, Outcome, table
 from online.state import Image, Taken
 
@@ -316,8 +316,6 @@ class Durability:
         if pending is not None:
             self._unsaved = self._write(*pending)
             self._fit_journal()
-            pending = None  # a state's blocks are the largest there are
-            give_back()
             self._writing = False
             if self._unsaved:
                 self._dirty = True  # a race with the worker loses nothing: it only asks for one more state

@@ -20,7 +20,7 @@ import msgspec
 
 from collector.config import Config
 from collector.durable import Directory
-from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, Progress, StartError, give_back
+from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, Progress, StartError
 from collector.telemetry import PullOutcome
 from collector.worker import check_learning
 from exporters.files import SNAPSHOT_NAME, published_generation, write_atomically, write_snapshot
@@ -125,9 +125,7 @@ class Puller:
                 )
         sources = [_taken(each) for each in chosen] + [_left_out(each) for each in refused]
         sources.sort(key=lambda source: source.name)
-        pulled = self._publish(chosen, sources)
-        give_back()
-        return pulled
+        return self._publish(chosen, sources)
 
     def _publish(self, chosen: list[Examined], sources: list[FleetSource]) -> Pulled:
         # an older state of an engine that answered under another name is no source that is missing

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from collector.runtime import LARGE_BLOCK_BYTES, MemoryGuard, give_back
+from collector.runtime import MemoryGuard
 from collector.telemetry import Metrics, Outcome, Transport, table
 
 from .admission import HINT_MAX_S, AdmissionQueue, Refused
@@ -42,8 +42,6 @@ class Intake:
         metrics = self._metrics
         metrics.add(table.RECEIVED_BYTES, len(payload), transport)
         spans = 0
-        if len(payload) >= LARGE_BLOCK_BYTES:
-            give_back()
         try:
             counted = count_spans(payload)
             if isinstance(counted, Outcome):

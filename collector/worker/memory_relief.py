@@ -1,8 +1,7 @@
 """Short of memory: give back what is free, then give up what waits longest, and say so; it passes by itself.
 
 short              exports are refused, retryably (collector/runtime/memory.py); the queue is still learned from
-every turn         what lies free goes back to the system; a turn comes after 1 to 5 s, at once where one is refused
-after 3 s          of what engines hold, the older half is given up, and again every turn; counted, never silent
+after 3 s          of what engines hold, the older half is given up, and again every second; counted, never silent
 memory.stuck_s     of refusing without a break, the process is not alive: only a restart helps
 """
 
@@ -11,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from collector.runtime import Clock, Health, MemoryGuard, give_back
+from collector.runtime import Clock, Health, MemoryGuard
 from collector.telemetry import Metrics, table
 
 from .worker import IDLE_WAIT_S
@@ -41,7 +40,6 @@ class MemoryRelief:
         metrics: Metrics,
         health: Health,
         clock: Clock,
-        trim: Callable[[], None] = give_back,
     ) -> None:
         """``give_up`` lets go of the older half of what waits."""
         self.guard = guard
@@ -51,7 +49,6 @@ class MemoryRelief:
         self._metrics = metrics
         self._health = health
         self._clock = clock
-        self._trim = trim
         self._watched = False
         self._short_from_start = False
         self._short_ns: int | None = None
@@ -88,8 +85,6 @@ class MemoryRelief:
         if now_ns - self._tried_ns < _TRY_EVERY_NS:
             return
         self._tried_ns = now_ns
-        self._trim()
         if self.guard.look() and now_ns - self._short_ns >= _PATIENCE_NS:
             self._give_up()
-            self._trim()
             self.guard.look()

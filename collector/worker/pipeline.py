@@ -31,7 +31,6 @@ from collector.join import (
 )
 from collector.join.requests import TOO_FEW_TRACES, with_stand_ins
 from collector.receive import Export
-from collector.runtime import offer_turn
 from collector.telemetry import Counts, table
 from exporters.what_if import Mix
 from online import (
@@ -66,7 +65,7 @@ class Pipeline:
     def __init__(self, config: Config, version: str, knowledge: Knowledge | None = None) -> None:
         self._settings = config
         self._correlator = Correlator(config.join, config.dedupe, knowledge)
-        self._bank = Bank(config, offer_turn)
+        self._bank = Bank(config)
         self._quarantine = Quarantine(self._bank)
         self._version = version
         self._counts = Counts()

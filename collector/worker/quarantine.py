@@ -10,7 +10,6 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from collector.runtime import offer_turn
 from online import Bank, Lane, RowBlock, RowOutcome, Target, TargetSnapshot
 
 _log = logging.getLogger(__name__)
@@ -40,8 +39,7 @@ class Quarantine:
     def learn(
         self, config_id: str, target: Target, rows: RowBlock, lane: Lane, engines: Mapping[int, str] | None = None
     ) -> Counter[RowOutcome]:
-        """Let the bank learn; what became of the rows. Others had to wait while they were made."""
-        offer_turn()
+        """Let the bank learn; what became of the rows."""
         if config_id not in self._reasons:
             try:
                 return self._bank.learn(config_id, target, rows, lane, engines)

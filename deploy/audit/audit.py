@@ -16,21 +16,40 @@ import re
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "deploy" / "image"))
-import prune  # noqa: E402 -- a script of the image build, beside no package
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
+ROOT = Path(__file__).resolve().parents[2]
 RUNS = "tracefit[kv]"
 WAIT_S = 60.0
 
 
+def needed(root: str) -> set[str]:
+    """Names of what is installed because ``root`` needs it, itself included."""
+    seen: set[tuple[str, str]] = set()
+    queue = [Requirement(root)]
+    while queue:
+        requirement = queue.pop()
+        name = canonicalize_name(requirement.name)
+        for extra in {"", *requirement.extras} - {known for one, known in seen if one == name}:
+            seen.add((name, extra))
+            try:
+                listed = distribution(name).requires or []
+            except PackageNotFoundError:  # for another platform
+                continue
+            own = map(Requirement, listed)
+            queue += [each for each in own if each.marker is None or each.marker.evaluate({"extra": extra})]
+    return {name for name, _ in seen}
+
+
 def runtime_lock(lock: str) -> str:
     """The entries of a lock, hashes included, of what is needed to run, by installed metadata."""
-    kept = prune.closure(RUNS) - {"tracefit"}
+    kept = needed(RUNS) - {"tracefit"}
     entries = re.finditer(r"^([A-Za-z0-9._-]+)(?:\[.*?\])?==.*(?:\n    .*)*", lock, re.MULTILINE)
-    return "".join(f"{entry[0]}\n" for entry in entries if prune.canonical(entry[1]) in kept)
+    return "".join(f"{entry[0]}\n" for entry in entries if canonicalize_name(entry[1]) in kept)
 
 
 def write_sbom(tool: str, out: Path) -> int:

@@ -5,17 +5,11 @@
 The step of row j moves d of every later row i by -0.03 g_j (u_i . u_j + 1): with all products u_i . u_j taken at once a
 row costs one subtraction, and the weights take one step by sum g_j u_j, where SGD has taken its steps one by one. Rows
 u (n, 11); equal to River's LinearRegression but for rounding (1e-16).
-
-``river.optim`` imports scipy.special for a loss that is not used here, and that numpy's tests and Fortran compiler:
-half of 0.2 s and 25 MB.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
-import sys
-import types
 from typing import Any
 
 import numpy as np
@@ -29,7 +23,6 @@ NAMES = (*CONTEXT.names, "day_sin", "day_cos")
 _RATE, _THRESHOLD = 0.03, 0.05
 _BLOCK_ROWS = 128
 """Products of so many rows with one another are 128 kB."""
-_SPECIAL = "scipy.special"
 
 
 class Regressor:
@@ -53,7 +46,8 @@ class Regressor:
     def learn(self, columns: Floats, target: Floats) -> None:
         """One gradient step per row; columns (n, 11), target (n,)."""
         if self._optimizer is None:
-            optim = _optimizers()
+            from river import optim  # noqa: PLC0415 -- only who learns by River's models pays for its import
+
             self._optimizer, self._loss = optim.SGD(_RATE), optim.losses.Huber(_THRESHOLD)
         for start in range(0, len(target), _BLOCK_ROWS):
             rows = slice(start, start + _BLOCK_ROWS)
@@ -74,23 +68,3 @@ class Regressor:
     def finite(self) -> bool:
         """Whether it can go on."""
         return bool(np.isfinite(self.weight).all()) and math.isfinite(self.intercept)
-
-
-class _OnFirstUse(types.ModuleType):
-    """Stands where a module is imported; the module itself is, when something in it is asked for."""
-
-    def __getattr__(self, name: str) -> Any:
-        """Of the module."""
-        if sys.modules.get(self.__name__) is self:
-            del sys.modules[self.__name__]
-        return getattr(importlib.import_module(self.__name__), name)
-
-
-def _optimizers() -> Any:
-    """River's package of them."""
-    special = sys.modules.setdefault(_SPECIAL, _OnFirstUse(_SPECIAL))
-    try:
-        return importlib.import_module("river.optim")
-    finally:
-        if isinstance(special, _OnFirstUse) and sys.modules.get(_SPECIAL) is special:
-            del sys.modules[_SPECIAL]

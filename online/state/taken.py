@@ -9,8 +9,6 @@ of it at once (tests/property/test_sidecar_state.py).
 
 from __future__ import annotations
 
-import contextlib
-import gc
 from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
@@ -29,8 +27,7 @@ class Taken:
     """Taken by the thread that changes the objects; ``pieces`` are asked for once, by any thread."""
 
     def __init__(self, parts: Mapping[str, object]) -> None:
-        with _without_collection():
-            self._parts = {name: dump(root) for name, root in parts.items()}
+        self._parts = {name: dump(root) for name, root in parts.items()}
 
     def pieces(self) -> Iterator[bytes]:
         """The body of a state file, about ``PIECE_BYTES`` at a time; deterministic for equal states."""
@@ -77,17 +74,3 @@ def _head(kind: tuple[int, int], count: int) -> bytes:
     if count <= _U16_MAX:
         return bytes([more]) + count.to_bytes(2, "big")
     return bytes([more + 1]) + count.to_bytes(4, "big")
-
-
-@contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
-    """So many objects are made at once that Python would look through all there are, for longer than this takes."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.unfreeze()  # what was made is old now, and not looked through at once
-        if collects:
-            gc.enable()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from online.blocks import Between, Cutter, Design
+from online.blocks import Cutter, Design
 from online.drift import ENGINES_MAX, NO_DETECTOR, Speed, differs
 from online.features import FeatureSet
 from online.prediction import Residuals
@@ -127,7 +127,7 @@ class TargetState:
 
     # ---------------------------------------------------------------- rows in
 
-    def learn(self, rows: RowBlock, between: Between = lambda: None, *, quick: bool = False) -> Counter[RowOutcome]:
+    def learn(self, rows: RowBlock, *, quick: bool = False) -> Counter[RowOutcome]:
         """Cut rows into blocks and learn every block that is complete; what became of the rows."""
         design, outcome, good = self.matrix.evaluate(rows)
         if not quick:
@@ -150,7 +150,6 @@ class TargetState:
         for block in self.cutter.push(design, longer=_WINDOWS_LONGER if windows else 1):
             self._learn_block(block)
             self._size_blocks()
-            between()
         return outcome
 
     def _learn_block(self, block: Design) -> None:

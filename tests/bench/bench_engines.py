@@ -23,7 +23,7 @@ import numpy as np
 from collector.config import Config, DedupeConfig, JoinConfig
 from collector.decode import STEP_DTYPE, CoreSpan, Finish, Mark, MarkKind, Telemetry
 from collector.durable.store import StateStore
-from collector.runtime import resident_bytes, tune_malloc
+from collector.runtime import resident_bytes
 from collector.worker import Pipeline, make_pipeline
 
 STEP_NS = 20_000_000
@@ -104,7 +104,6 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--requests", type=int, default=50)
     given = parser.parse_args()
-    tune_malloc()
     join = JoinConfig(engines_max=given.engines)
     pipeline = make_pipeline(Config(join=join, dedupe=DedupeConfig(emitters_max=given.engines), learners=("rls",)))
     before = resident_bytes()

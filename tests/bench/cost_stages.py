@@ -17,7 +17,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from collector.config.schema import Config
 from collector.join import Described, Event, Joiner, Rows, together
 from collector.receive.export_request import Export
-from collector.runtime.memory import tune_malloc
 from collector.telemetry import Counts
 from collector.worker.correlator import TelemetryReader
 from online import Bank, Lane, RowOutcome, Target
@@ -73,7 +72,6 @@ class Sidecar:
 
 def measure(config: Config) -> dict[str, float]:
     """CPU us per step of each stage."""
-    tune_malloc()
     streams = [Stream(1 + number, instance=f"load-{number}", requests=True) for number in range(ENGINES)]
     rounds = [[stream.export(number) for stream in streams] for number in range(WARMED + MEASURED)]
     exports = [[Export(each.payload, "bench", None, each.spans) for each in one] for one in rounds]

@@ -25,7 +25,6 @@ from collector.receive.otlp.otlp_grpc import OtlpGrpcReceiver
 from collector.receive.otlp.way_in import WayIn
 from collector.runtime.clock import SystemClock
 from collector.runtime.health import Health
-from collector.runtime.memory import tune_malloc
 from collector.telemetry import Counts
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import Transport
@@ -50,7 +49,6 @@ def reference():
 
 
 def intake():
-    tune_malloc()
     config = QueueConfig()
     clock = SystemClock()
     queue = AdmissionQueue(clock, capacity_bytes=config.capacity_bytes, wait_s=config.wait_s, waiters_max=6)

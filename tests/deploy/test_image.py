@@ -24,9 +24,7 @@ CONTEXT = (
     "online",
     "exporters",
     "tracefit",
-    "deploy/image",
     "deploy/vllm-plugin",
-    "deploy/wheel",
     "tests/data/c10_long",
 )
 CONTEXT_FILES = (

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -604,21 +603,6 @@ def test_the_image_runs_as_the_user_that_the_manifests_name():
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     assert ignored[0] == "*"
     assert {"!collector", "!online", "!exporters", "!tracefit", "!requirements.lock"} <= set(ignored)
-
-
-def test_pruning_keeps_what_the_program_needs_and_only_that():
-    sys.path.insert(0, str(DEPLOY / "image"))
-    try:
-        import prune
-    finally:
-        sys.path.pop(0)
-    assert prune.split("Foo.Bar[a, b]>=1; python_version > '3'") == ("foo-bar", ("a", "b"), "python_version > '3'")
-    assert prune.wanted("extra == 'kv'", ["kv"])
-    assert not prune.wanted("python_version > '3' and extra == 'dev'", ["kv"])
-    closure = prune.closure("river")
-    assert {"river", "numpy", "scipy"} <= closure
-    assert not closure & {"pytest", "ruff", "mypy"}
-    assert prune.main("no-such-distribution") == 1
 
 
 @pytest.mark.parametrize("document", ["README.md", "docs/deploy.md"])

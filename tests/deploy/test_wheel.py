@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import pytest
 from tests.support.paths import ROOT
 
 BUILD = "import sys; from hatchling.build import build_wheel; print(build_wheel(sys.argv[1]))"
-DESCRIBE = "import sys; from hatchling.build import *; print(prepare_metadata_for_build_wheel(sys.argv[1]))"
 
 
 @pytest.fixture(scope="module")
@@ -76,33 +74,3 @@ def test_the_wheel_says_what_it_is_and_may_not_be_uploaded_by_mistake(installed)
     assert {"evaluate", "fleet", "kv", "zstd"} <= set(said.get_all("Provides-Extra"))
     assert list(installed.glob("tracefit-*.dist-info/licenses/LICENSE"))
     assert not said.get_all("Project-URL"), "nobody's address is made up"
-    assert not re.findall(r"\]\((?!https?:)|<picture>", said.get_payload()), "links of the description lead nowhere"
-
-
-def describe(directory, url):
-    environment = {**os.environ, "PROJECT_URL": url}
-    command = [sys.executable, "-c", DESCRIBE, str(directory)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
-
-
-def test_a_wheel_that_is_published_links_to_the_files_of_its_version(tmp_path):
-    url = "https://git.example.com/me/tracefit"
-    assert describe(tmp_path, f"{url}/").returncode == 0
-    (metadata,) = tmp_path.glob("tracefit-*.dist-info/METADATA")
-    said = message_from_bytes(metadata.read_bytes())
-    assert len(said.get_all("Project-URL")) == 4
-    text = said.get_payload()
-    links = {each for each in re.findall(r"[(\"](https?://[^)\"]+)[)\"]", text) if each.startswith(url)}
-    assert len(links) > 30
-    for link in links:
-        kind, version, path = link.removeprefix(f"{url}/").split("/", 2)
-        assert (kind in {"blob", "raw"}, version) == (True, f"v{said['Version']}")
-        assert (ROOT / path.partition("#")[0]).exists(), link
-    assert not re.findall(r"\]\((?!https?:)", text)
-    assert not re.findall(r'(?:src|srcset)="(?!https?:)', text)
-
-
-def test_an_address_that_is_none_stops_the_build(tmp_path):
-    done = describe(tmp_path, "git@example.com:me/tracefit")
-    assert done.returncode != 0
-    assert "PROJECT_URL: 'git@example.com:me/tracefit' is no address" in done.stderr

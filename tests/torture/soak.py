@@ -27,7 +27,7 @@ import numpy as np
 from collector.app import Sidecar
 from collector.receive.otlp.otlp_grpc import METHOD
 from collector.runtime.clock import SystemClock
-from collector.runtime.memory import resident_bytes, tune_malloc
+from collector.runtime.memory import resident_bytes
 from tests.support import otlp_bytes as otlp
 from tests.support.clocks import eventually
 from tests.support.sidecars import get, make_config, metric
@@ -178,7 +178,6 @@ class Day:
     """The sidecar, the server, and what was sent."""
 
     def __init__(self, directory, seed, learners) -> None:
-        tune_malloc()  # as the process of its own does
         self.sidecar = Sidecar(
             make_config(directory, LEARNERS=learners, STATE__INTERVAL_S="2", SNAPSHOT__PUBLISH_INTERVAL_S="1"),
             SystemClock(),

@@ -15,14 +15,12 @@ from collector.app import Sidecar
 from collector.config.load import load
 from collector.runtime.clock import SystemClock
 from collector.runtime.filesystem import SystemFiles
-from collector.runtime.memory import tune_malloc
 from collector.runtime.stop import Stop
 from tests.torture import stages
 from tests.torture.faults import FaultyFiles, JumpingClock
 
 
 def main():
-    tune_malloc()
     fault, seed = sys.argv[1], int(sys.argv[2])
     for stage in sys.argv[3:]:
         stages.arm(stage)

@@ -23,7 +23,7 @@ from collector.runtime.health import Health
 from collector.telemetry.reasons import Transport
 from tests.support.clocks import FakeClock, eventually
 from tests.support.paths import DOCS
-from tests.support.sidecars import call_export, get, make_config, running_sidecar
+from tests.support.sidecars import get, make_config, running_sidecar
 from tests.support.silent_calls import own_channel, silent_calls
 from tests.support.step_exports import make_export
 from tests.wire.certificates import Authority
@@ -154,16 +154,6 @@ def test_a_grpc_receiver_with_120_silent_calls_on_one_connection_stays_alive(sid
             eventually(lambda: alive(sidecar) == (200, []))
             with own_channel(sidecar.grpc_port) as other:
                 assert other.unary_unary(otlp_grpc.METHOD)(PAYLOAD, timeout=100) == b""
-
-
-def test_a_grpc_receiver_whose_serving_thread_has_ended_is_not_alive(sidecar, clock, monkeypatch):
-    monkeypatch.setattr(otlp_grpc, "CHECK_TIMEOUT_S", 0.1)
-    with monkeypatch.context() as patch:
-        patch.setattr("grpc._server._process_event_and_continue", lambda *_: False)
-        with pytest.raises(grpc.RpcError):
-            call_export(sidecar.grpc_port, PAYLOAD, timeout_s=0.3)
-    clock.advance(LATE_S)
-    only_late(sidecar, GRPC_NAME)
 
 
 def takes_address(place, address):

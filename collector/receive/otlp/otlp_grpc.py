@@ -31,8 +31,6 @@ from collector.receive.status import INCOMPLETE, INTERNAL, UNAUTHENTICATED, Answ
 from collector.runtime import Clock, Health, StartError, Task
 from collector.telemetry import Outcome
 
-from .own_sockets import has_listener
-from .silent_connections import SilentConnections
 from .way_in import CHECK_EVERY_S, WayIn
 
 SERVICE = "opentelemetry.proto.collector.trace.v1.TraceService"
@@ -222,8 +220,7 @@ class OtlpGrpcReceiver:
         self._grace_s = grace_s
         self._credentials = credentials
         self._health_service = grpc_health.HealthServicer()
-        self._silent = SilentConnections(config.max_connections)
-        self._watch = Task("grpc-arrivals", self._watch_clients)
+        self._watch = Task("grpc-arrivals", self._look_at_calls)
         waiting_max = max(config.threads - 2, 2)
         arrivals = _Arrivals(config.receive_timeout_s, waiting_max, clock, wake=self._watch.wake)
         self._arrivals = arrivals
@@ -231,7 +228,6 @@ class OtlpGrpcReceiver:
             NAME, self._check_server, health=health, turn_timeout_s=CHECK_IN_TIMEOUT_S, is_well=self._is_well
         )
         self._serves = True
-        self._serving_threads: list[threading.Thread] = []
         self._pool = futures.ThreadPoolExecutor(config.threads, thread_name_prefix="grpc")
         self._server = grpc.server(
             self._pool,
@@ -255,10 +251,7 @@ class OtlpGrpcReceiver:
     def start(self) -> None:
         """Bind and serve, or raise StartError."""
         self.port = self._bind()
-        threads_before = set(threading.enumerate())
         self._server.start()
-        new_threads = set(threading.enumerate()) - threads_before
-        self._serving_threads = [thread for thread in new_threads if thread.name.endswith("(_serve)")]
         self._watch.start()
         for name in ("", SERVICE):
             self._health_service.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -286,11 +279,8 @@ class OtlpGrpcReceiver:
         self._watch.request_stop()
         return True
 
-    def _watch_clients(self) -> float:
-        """A turn of the watch over silent calls and connections."""
-        pause_s = self._arrivals.look()
-        self._silent.make_room(self.port)
-        return pause_s
+    def _look_at_calls(self) -> float:
+        return self._arrivals.look()
 
     # --- does it still receive --------------------------------------------------------------------------------------
 
@@ -298,17 +288,12 @@ class OtlpGrpcReceiver:
         return self._serves and self._way_in.flows()
 
     def _check_server(self) -> float:
-        """A turn of the check: whatever stands between a client's connection and a handler is there and moves."""
-        self._serves = (
-            self._listens() and all(map(threading.Thread.is_alive, self._serving_threads)) and self._pool_runs()
-        )
+        """A turn of the check: somebody listens, and the handlers' threads move."""
+        self._serves = self._listens() and self._pool_runs()
         return CHECK_EVERY_S
 
     def _listens(self) -> bool:
         """Whether the listener takes a connection; one that it closes at once, for lack of a place, is as good."""
-        found = has_listener(self.port)
-        if found is not None:
-            return found
         address = self._endpoint.address
         for own_address in (address, "127.0.0.1") if address == "::" else (address,):
             try:

@@ -8,7 +8,6 @@ span ids. The receiver's RetryInfo is honoured (trailer ``google.rpc.retryinfo-b
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from pathlib import Path
@@ -33,9 +32,9 @@ def _import_grpc() -> Any:
     """Import it (0.2 s: in the exporter's thread), without the threads that its core starts anew in a forked child.
 
     They crash a child that was forked while a call was under way (grpc/grpc, doc/fork_support.md). Who chose
-    ``GRPC_ENABLE_FORK_SUPPORT``, or imported grpc before, keeps that.
+    ``GRPC_ENABLE_FORK_SUPPORT`` keeps that.
     """
-    chosen = _FORK_SUPPORT in os.environ or "grpc" in sys.modules
+    chosen = _FORK_SUPPORT in os.environ
     if not chosen:
         os.environ[_FORK_SUPPORT] = "0"
     try:

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from collector.receive.admission import AdmissionQueue, Refused
 from collector.receive.intake import Intake
-from collector.runtime.memory import MemoryGuard, cgroup_limit_bytes, give_back, limit_bytes, resident_bytes
+from collector.runtime.memory import MemoryGuard, cgroup_limit_bytes, limit_bytes, resident_bytes
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import Outcome, Transport
 from collector.telemetry.table import ACCEPTED_SPANS, RECEIVED_SPANS, REFUSED_SPANS
@@ -59,13 +59,3 @@ def test_the_cgroups_limit_is_read_in_both_versions(tmp_path, text, expected):
 
 def test_resident_memory_is_that_of_a_python_with_numpy():
     assert 10 * MIB < resident_bytes() < 4096 * MIB
-
-
-def test_free_pages_between_blocks_in_use_go_back():
-    blocks = [bytes(100_000) for _ in range(640)]
-    kept = blocks[::20]
-    full = resident_bytes()
-    del blocks
-    give_back()
-    assert full - resident_bytes() > 20 * MIB
-    assert len(kept) == 32

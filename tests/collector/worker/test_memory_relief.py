@@ -1,4 +1,4 @@
-"""Short of memory: refused, trimmed, given up, said, and over by itself; alive only as long as something helps."""
+"""Short of memory: refused, given up, said, and over by itself; alive only as long as something helps."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ C6_BUSY_STEPS, C6_MISSING_STEPS = 1850, 16
 
 
 class House:
-    """A relief whose memory is a number; what trimming and giving up free is said by the test."""
+    """A relief whose memory is a number; what giving up frees is said by the test."""
 
-    def __init__(self, used_mib, *, trimmed=0, given_up=0, stuck_s=60.0):
+    def __init__(self, used_mib, *, given_up=0, stuck_s=60.0):
         self.clock = FakeClock()
         self.metrics = Metrics(CollectorRegistry())
         self.health = Health(self.clock)
@@ -38,16 +38,15 @@ class House:
         self.done = []
         self.relief = MemoryRelief(
             MemoryGuard(100 * MIB, lambda: self.used_mib * MIB, self.clock),
-            lambda: self.frees("give up", given_up),
+            lambda: self.gives_up(given_up),
             stuck_s=stuck_s,
             metrics=self.metrics,
             health=self.health,
             clock=self.clock,
-            trim=lambda: self.frees("trim", trimmed),
         )
 
-    def frees(self, how, mib):
-        self.done.append(how)
+    def gives_up(self, mib):
+        self.done.append("give up")
         self.used_mib -= mib
 
     def turns(self, seconds):
@@ -56,21 +55,10 @@ class House:
             self.clock.advance(0.5)
 
 
-def test_what_lies_free_goes_back_at_once_and_nothing_is_given_up():
-    house = House(110, trimmed=20)
-    house.relief.tick()
-    assert house.done == ["trim"]
-    assert not house.relief.guard.is_short(), "exports are accepted again"
-    assert house.metrics.value(table.MEMORY_SHORT) == 1
-    house.turns(12)
-    assert house.metrics.value(table.MEMORY_SHORT) == 0
-    assert house.done == ["trim"]
-
-
-def test_what_waits_is_given_up_when_trimming_does_not_help_for_three_seconds():
+def test_what_waits_is_given_up_when_memory_is_short_for_three_seconds():
     house = House(120, given_up=15)
     house.turns(2.5)
-    assert set(house.done) == {"trim"}
+    assert not house.done
     house.turns(7)
     assert house.done.count("give up") == 2
     assert not house.relief.guard.is_short()

@@ -1,4 +1,4 @@
-"""One target of one configuration: its partial blocks, and the models with the columns each of them reads."""
+"""One target of one configuration: its partial block, and the models with the columns each of them reads."""
 
 from __future__ import annotations
 
@@ -41,14 +41,11 @@ class SavedTarget:
 
     STATE = saved(
         "target",
-        fresh=lambda _: SavedTarget(
-            [], None, None, {}, Residuals(), {}, WindowRows(finer=True), "", 0, 0, {}, Course()
-        ),
+        fresh=lambda _: SavedTarget([], None, {}, Residuals(), {}, WindowRows(finer=True), "", 0, 0, {}, Course()),
     )
 
     sets: list[tuple[str, list[str]]]
     pending: Design | None
-    quick: Design | None
     models: dict[str, Kept]
     residuals: Residuals
     shaped: dict[str, Kept]
@@ -77,14 +74,14 @@ class TargetState:
         replicas: by model, what each of several states knew when they were merged into this one.
         history: the last rows and the last day, of steps only.
         sheet_prior: what the data sheet and other configurations say of ``portable``'s step time.
-        pieces, quick_pieces: how often something was learned that a reader is told of, in either lane.
+        pieces: how often something was learned that a reader is told of.
     """
 
     def __init__(self, target: Target, settings: BankSettings) -> None:
         self.target = target
         self.settings = settings
         self._block_size = BlockSize(settings.bank.block_rows, int(settings.bank.block_s * 1e9))
-        self.cutter, self.quick = Cutter(*self._block_size), Cutter(*self._block_size.quick)
+        self.cutter = Cutter(*self._block_size)
         self.matrix = DesignMatrix(target)
         self.models: dict[str, Learner] = {}
         self.residuals, self.windows = Residuals(), WindowRows()
@@ -94,7 +91,7 @@ class TargetState:
         self.replicas: dict[str, list[Replica]] = {}
         self.history = StepHistory(kept=target is Target.STEP_TIME)
         self.sheet_prior: SheetPrior | None = None
-        self.pieces = self.quick_pieces = 0
+        self.pieces = 0
 
     def offer(self, features: FeatureSet, prior_for: PriorFor) -> None:
         """Start models on a feature set that has become available."""
@@ -108,10 +105,9 @@ class TargetState:
         if self.published is None and SHAPED in self.models and self.target.vector == "beta":
             self.published = make_published(features, self.settings)
         for model in self.publishers():
-            model.members.champion.learns_intervals = self.published is None
+            model.members.scores.learns_intervals = self.published is None
             model.weigh_held = partial(weights_by_sheet, self) if model is self.models.get(SHAPED) else None
-        for cutter in (self.cutter, self.quick):
-            cutter.widen(self.matrix.width)
+        self.cutter.widen(self.matrix.width)
         self.windows.widen(self.matrix.width)
 
     def publishers(self) -> Iterator[RlsLearner]:
@@ -120,14 +116,10 @@ class TargetState:
 
     # ---------------------------------------------------------------- rows in
 
-    def learn(self, rows: RowBlock, between: Between = lambda: None, *, quick: bool = False) -> Counter[RowOutcome]:
+    def learn(self, rows: RowBlock, between: Between = lambda: None) -> Counter[RowOutcome]:
         """Cut rows into blocks and learn every block that is complete; what became of the rows."""
         design, outcome, good = self.matrix.evaluate(rows)
         if not len(design):
-            return outcome
-        if quick:
-            for block in self.quick.push(design):
-                self._learn_quick(block)
             return outcome
         windows = int(rows.quality.min()) == Quality.METRICS  # the poorest, of all rows
         self.pieces += windows or self.windows.rows is not None
@@ -145,7 +137,7 @@ class TargetState:
         return outcome
 
     def _learn_block(self, block: Design) -> None:
-        """Learn a block of the published lane, whole or in pieces."""
+        """Learn a block, whole or in pieces."""
         watcher, views = self.watcher(), self.matrix.views(block)
         watched = watcher is not None and self.settings.bank.detector != NO_DETECTOR
         off = runs_off(watcher, views[watcher.features.name] if watcher and watched else None, len(block))
@@ -198,7 +190,7 @@ class TargetState:
     def _predictor(self) -> RlsLearner | None:
         """The published champion as of now; None before the first fit."""
         errors = {
-            name: model.members.champion.error.mean()
+            name: model.members.scores.error.mean()
             for name, model in sorted(self.models.items())
             if publishes(model) and model.started
         }
@@ -210,19 +202,10 @@ class TargetState:
         model = self.models[self.champion]
         return model if publishes(model) else None
 
-    def _learn_quick(self, block: Design) -> None:
-        self.quick_pieces += 1
-        for model in self.publishers():
-            view = self.matrix.view(block, model.features.name)
-            if len(view):
-                model.learn_quick(view)
-
     def flush(self) -> None:
         """Learn the partial block as it stands."""
         if len(self.cutter):
             self._learn_block(self.cutter.flush())
-        if len(self.quick):
-            self._learn_quick(self.quick.flush())
 
     # ---------------------------------------------------------------- reading
 
@@ -257,7 +240,6 @@ class TargetState:
             residuals=self.residuals.snapshot(),
             drift=None if watcher is None else watcher.members.drift.snapshot(),
             mean_us=learner.mean_us(),
-            live_champion=live_champion(models),
             **_replica_parts(self.replicas, watcher),
             **self._shape_parts(learner, None if told is None else told.beta),
             not_stationary=not_stationary(self.models.get(SHAPED)),
@@ -268,7 +250,7 @@ class TargetState:
         published, model = self.published, self.models.get(SHAPED)
         if published is not None and model is not None and publishes(model):
             return published.snapshot(model, beta)
-        interval = champion.members.champion.intervals.snapshot(by_stratum=self.target.vector == "beta")
+        interval = champion.members.scores.intervals.snapshot(by_stratum=self.target.vector == "beta")
         return {"interval": interval, "mean_factor": champion.mean_factor()}
 
     # ---------------------------------------------------------------- state
@@ -278,7 +260,6 @@ class TargetState:
         return SavedTarget(
             sets=self.matrix.layout(),
             pending=self.cutter.pending(),
-            quick=self.quick.pending(),
             models={name: model for name, model in self.models.items() if model.is_saved},
             residuals=self.residuals,
             shaped={} if self.published is None else self.published.parts(),
@@ -299,9 +280,8 @@ class TargetState:
                 kept.fill(self.models[name])
             else:
                 skipped.append(name)
-        for cutter, pending in ((self.cutter, state.pending), (self.quick, state.quick)):
-            if pending is not None:
-                cutter.restore(self.matrix.rearranged(pending, same, width))
+        if state.pending is not None:
+            self.cutter.restore(self.matrix.rearranged(state.pending, same, width))
         if state.windows.rows is not None:
             self.matrix.rearranged(state.windows.rows, same, width)
         if self.published is not None and SHAPED in same:
@@ -321,11 +301,6 @@ def _replica_parts(replicas: Mapping[str, list[Replica]], watcher: RlsLearner | 
         return {}
     beside, clusters = compared(replicas.get(watcher.features.name, []), watcher.rows)
     return {"replicas": beside, "replica_clusters": clusters}
-
-
-def live_champion(models: Mapping[str, ModelSnapshot]) -> str | None:
-    """Whose live prediction has the lowest error."""
-    return _lowest({name: model.live_error for name, model in models.items() if model.live_error})
 
 
 def _lowest(errors: dict[str, ErrorSnapshot | None]) -> str | None:

@@ -95,7 +95,9 @@ $(SITE)/.installed: deploy/site/requirements.lock
 	$(SITE)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r deploy/site/requirements.lock
 	@touch $@
 
-site: $(SITE)/.installed
+site: $(STAMP) $(SITE)/.installed
+	@mkdir -p build
+	@PYTHONPATH=. $(BIN)/python deploy/site/system_tables.py >build/system_tables.json
 	$(SITE)/bin/mkdocs build --quiet --strict
 
 AUDIT := $(VENV)/audit

@@ -33,6 +33,7 @@ from collector.runtime import (
     MemoryGuard,
     Part,
     StartError,
+    SteadyClock,
     Stop,
     Task,
     cgroup_limit_bytes,
@@ -56,6 +57,7 @@ from collector.worker import (
     Worker,
     make_pipeline,
 )
+from exporters.charts import name_of
 from exporters.pages import AskPages, SnapshotDocuments, dispatch, protect
 from exporters.prometheus import Advisory, MetricsPage
 from exporters.routes import make_routes
@@ -191,7 +193,7 @@ class Sidecar:
             remarks=self._remarks,
             history_of=self.pipeline.history_of,
             version=__version__,
-            otlp_endpoint=self.config.receivers.grpc.endpoint,
+            otlp_port=self._otlp_port,
         )
 
     def _make_discovery(self, clock: Clock) -> Discovery:
@@ -225,7 +227,7 @@ class Sidecar:
             take_pages=self._scraper.take,
             stall_watch=StallWatch(clock, self.config.state.stalled_after_s),
             watches=(self._silence.tick, self._memory.tick),
-            due_in_s=self._silence.due_in_s,
+            due_in_s=lambda: min(self._silence.due_in_s(), self._keeper.due_in_s()),
             batch_bytes=self.config.queue.batch_bytes,
             drain_s=self.config.shutdown.drain_s,
             health=self.health,
@@ -249,7 +251,8 @@ class Sidecar:
         self.metrics.merge(self.pipeline.take_counts())
 
     def _make_receivers(self, clock: Clock) -> Receivers:
-        intake = Intake(self.queue, self.metrics, self._memory.guard, self._keeper.sync)
+        arrivals = SteadyClock(clock)
+        intake = Intake(self.queue, self.metrics, self._memory.guard, self._keeper.sync, arrivals.unix_nano)
         grace_s = self.config.shutdown.grace_s
         return make_receivers(self.config.receivers, intake, health=self.health, clock=clock, grace_s=grace_s)
 
@@ -301,6 +304,10 @@ class Sidecar:
         conflicts = int(value(table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT))
         return Remarks(self.pipeline.foreign_scopes, lost, int(value(table.KV_UNBOUND)), conflicts)
 
+    def _otlp_port(self) -> int:
+        """Where vLLM should send to, also while the sidecar is not there yet."""
+        return self.grpc_port or parse_endpoint(self.config.receivers.grpc.endpoint).port
+
     # --- what the probes are told -----------------------------------------------------------------------------------
 
     def _probe_alive(self) -> tuple[bool, Mapping[str, object]]:
@@ -314,8 +321,13 @@ class Sidecar:
             "configs_problem": self._configs_problem(),
             "memory_problem": self._memory.problem,
         }
-        named = {name: problem for name, problem in problems.items() if problem}
-        return self.health.ready(), {"late": list(self.health.late()), **self._keeper.readiness_detail(), **named}
+        named: dict[str, object] = {name: problem for name, problem in problems.items() if problem}
+        snapshot = self.snapshot()
+        doubted = [each for each in snapshot.configs if each.doubts] if snapshot is not None else []
+        if doubted:
+            named["not_usable"] = [f"{name_of(each)}: {doubt}" for each in doubted for doubt in each.doubts]
+        detail = {"late": list(self.health.late()), "otlp_grpc_port": self._otlp_port()}
+        return self.health.ready(), {**detail, **self._keeper.readiness_detail(), **named}
 
     def _engines_problem(self) -> str:
         refused, held = int(self.metrics.value(table.ENGINES_REFUSED)), self.config.join.engines_max

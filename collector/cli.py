@@ -57,6 +57,7 @@ from collector.runtime import (
     StartError,
     Stop,
     SystemClock,
+    SystemFiles,
     check_packages,
     configure_logs,
     package_files,
@@ -66,7 +67,6 @@ from collector.runtime import (
     set_log_format,
     set_log_level,
     without_collection,
-    without_openssl,
 )
 
 _ENVIRONMENT = {
@@ -157,7 +157,7 @@ def _load(arguments: argparse.Namespace) -> Config:
 def _run(arguments: argparse.Namespace) -> int:
     path, clock = _path(arguments), SystemClock()
     serve_where_read(os.environ)
-    with without_collection(), without_openssl():
+    with without_collection():
         from .app import ConfigSource, run  # noqa: PLC0415
         from .commands.check import check  # noqa: PLC0415
 
@@ -304,9 +304,11 @@ def _check_config(arguments: argparse.Namespace) -> int:
         print(json.dumps(json_schema(), indent=2) if arguments.schema else explain_key(arguments.explain))
         return EXIT_OK
     config = _load(arguments)
-    from collector.commands.check import check  # noqa: PLC0415
+    from collector.commands.check import check, remarks  # noqa: PLC0415
 
     check(config, SystemClock())
+    for remark in remarks(config, SystemFiles()):
+        _warn(f"warning: {remark}")
     print(json.dumps(to_tree(config), indent=2) + "\n" if arguments.json else to_yaml(config), end="")
     return EXIT_OK
 

@@ -5,7 +5,7 @@ A configuration is read when it is first asked for, once a generation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tracefit
 from exporters.per_generation import PerGeneration
@@ -25,6 +25,16 @@ def client_config(config: ConfigSnapshot) -> tracefit.Config:
         raise tracefit.LoadError(f"a name in configuration {config.config_id} is no text") from None
 
 
+def index_of(configs: Sequence[ConfigSnapshot], which: str) -> int:
+    """Which of them is meant, as ``find_config`` of the client understands it.
+
+    Raises:
+        NotFoundError: none is, or several that are alive.
+    """
+    heard = [each.last_heard_unix_nano for each in configs]
+    return tracefit.find_config([(each.config_id, each.config) for each in configs], which, heard_unix_nano=heard)
+
+
 class ClientView:
     """Configurations of the newest snapshot.
 
@@ -40,11 +50,11 @@ class ClientView:
         """The only configuration that is meant, as ``find_config`` of the client understands it.
 
         Raises:
-            NotFoundError: none is, or several.
+            NotFoundError: none is, or several that are alive.
             LoadError: the client cannot read it.
         """
         configs = snapshot.configs
         meant = next((each for each in configs if each.config_id == which), None)
         if meant is None:
-            meant = configs[tracefit.find_config([(each.config_id, each.config) for each in configs], which)]
+            meant = configs[index_of(configs, which)]
         return self._configs.get(lambda: snapshot, meant.config_id, lambda _: client_config(meant))

@@ -101,6 +101,7 @@ class Bank:
         outcome = self._target(config_id, target).learn(rows, self._between)
         self.learned_rows += outcome[RowOutcome.LEARNED]
         if engines:
+            self._configs[config_id][target].name_engines(engines)
             self.lineages.setdefault(config_id, Lineage()).record_rows(engines, rows.engine, rows.end_ns)
         return outcome
 

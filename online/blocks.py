@@ -9,6 +9,7 @@ A :class:`Design` is a row block after evaluation: the columns of all feature se
 need to know of a row beside them.
 
     x (n, P)   phase (n, k)   elapsed_us (n,)   steps (n,)   weight (n,)   stratum (n,)   cell (n,)   end_ns (n,)
+    engine (n,): numbers of the engines that sent them
 
 Stratum (statistics, intervals): has_prefill x floor(log2 mean requests), 2 x 16. Cell (drift): the batch shape at a
 finer grain, so that a change of speed is told from a change of mix by comparing like with like.
@@ -17,7 +18,7 @@ finer grain, so that a change of speed is told from a change of mix by comparing
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,8 @@ class Design:
         stratum=Array(_I8),
         cell=Array(_I8),
         end_ns=Array(_I8),
+        engine=Array(_I8),
+        fresh=lambda _: Design.empty(0),
     )
 
     x: Floats
@@ -106,6 +109,13 @@ class Design:
     end_ns: Ints
     complete: bool = False
     groups: Groups | None = None
+    engine: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    """Of nobody said: all of number 0."""
+
+    def __post_init__(self) -> None:
+        """Rows have an engine."""
+        if len(self.engine) != len(self.elapsed_us):
+            self.engine = np.zeros(len(self.elapsed_us), np.int64)
 
     def __len__(self) -> int:
         """Number of rows n."""
@@ -130,6 +140,7 @@ class Design:
             self.cell[s],
             self.end_ns[s],
             self.complete,
+            engine=self.engine[s],
         )
 
     def take(self, mask: Mask) -> Design:
@@ -146,6 +157,8 @@ class Design:
     def restored(self) -> None:
         """X may hold NaN where a set does not know a row, nothing else may."""
         self.complete, self.groups = False, None
+        if not len(self.engine):  # of an earlier version
+            self.engine = np.zeros(len(self.elapsed_us), np.int64)
         if not len(self) or any(len(getattr(self, name)) != len(self) for name in DESIGN_FIELDS):
             raise StateError("columns of different lengths, or no rows")
         if np.isinf(self.x).any():
@@ -248,7 +261,7 @@ class Cutter:
 
 def _spared(rows: Design) -> Design:
     """The same object: a column that says one thing of all rows, as of most steps, takes no memory while they wait."""
-    for name in ("phase", "steps", "weight"):
+    for name in ("phase", "steps", "weight", "engine"):
         column = getattr(rows, name)
         if column.strides[0] and (column == column[0]).all():
             setattr(rows, name, alike(column[:1].copy(), len(column)))

@@ -17,7 +17,8 @@ class FeatureSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
     ``learned_share``: 1 = all from data, 0 = all from a prior. ``excitation``: relative spread of the feature beyond
     so much per step. ``vif``: variance inflation by the other columns. ``mean``: of the feature itself, per step or
-    request, over the remembered rows. See docs/learning.md.
+    request, over the remembered rows. ``reason``: what the coefficient is not, where its name would promise more. See
+    docs/learning.md.
     """
 
     name: str
@@ -29,6 +30,7 @@ class FeatureSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     excitation: float | None = None
     vif: float | None = None
     mean: float | None = None
+    reason: str = ""
 
 
 class ErrorSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,12 +117,17 @@ class ResidualSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     ratio_sum: float
 
 
-class DriftSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Confirmed changes of speed: how many, when the last one was, and new ÷ old time."""
+class DriftSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Confirmed changes of speed: how many, when the last one was, and new ÷ old time.
+
+    ``engines_apart``: where several engines of the configuration sent rows lately, the time of the one that differs
+    most per time of the others for the same work.
+    """
 
     last_unix_nano: int | None
     gain: float | None
     count: int
+    engines_apart: float | None = None
 
 
 class ReplicaSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -178,7 +185,7 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     merged, the engines it was made of, as of the merge; ``replica_clusters``: where these are of two speeds or more,
     the fastest first.
     ``not_stationary``: operating points at which the same work takes longer than it did, or shorter, and no column says
-    why; such a configuration is not lent.
+    why; such a configuration is not lent. ``doubts``: why none of its coefficients should be used, one clause each.
     """
 
     vector: str
@@ -201,6 +208,7 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     replicas: list[ReplicaSnapshot] = []
     replica_clusters: list[ReplicaClusterSnapshot] = []
     not_stationary: list[str] = []
+    doubts: list[str] = []
 
     @property
     def prediction_error(self) -> ErrorSnapshot | None:
@@ -228,7 +236,11 @@ class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ``cannot_derive`` what is missing for the feature sets that need the model's and the GPU's sheet. ``quarantined``:
     its learner raised and why; it has no targets until a restart. ``told_apart_by``: where its replicas are of several
     clusters, the facts that would make them configurations of their own. ``doubts``: why nothing it answers should be
-    used, one clause each; empty where nothing speaks against it.
+    used, one clause each; empty where nothing speaks against it. ``prefix_hits_hidden``: the telemetry counts prompt
+    tokens that the prefix cache had as if they were computed. ``mixture_of_experts``: its
+    model is one; until the form counts experts, nothing beyond the batches that were seen is usable.
+    ``last_heard_unix_nano``: time of the newest event or page of any of its engines, by their clocks, whether a row was
+    learned from it or not; 0 of merged states and of recordings, where nobody is alive.
     """
 
     config_id: str
@@ -242,6 +254,9 @@ class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     quarantined: str = ""
     told_apart_by: list[str] = []
     doubts: list[str] = []
+    prefix_hits_hidden: bool = False
+    mixture_of_experts: bool = False
+    last_heard_unix_nano: int = 0
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

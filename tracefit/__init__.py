@@ -38,12 +38,14 @@ from .changes import ConfigDiff, Diff, Move, TypicalStep
 from .closed_loop import Estimate, RequestEstimate
 from .configured import Config
 from .document import Coefficient, InFlight, Interval, Model, Seen, Target, UsualWork
+from .evidence import BEYOND_SEEN_BATCHES
 from .faults import BadInputError, LoadError, NoCoefficientsError, NotFoundError, TracefitError
 from .loading import Snapshot, load
-from .selection import find_config
+from .selection import find_config, told_apart
 from .step_model import Limits, Prediction, Predictions
 
 __all__ = [
+    "BEYOND_SEEN_BATCHES",
     "BadInputError",
     "Coefficient",
     "Config",
@@ -70,4 +72,5 @@ __all__ = [
     "UsualWork",
     "find_config",
     "load",
+    "told_apart",
 ]

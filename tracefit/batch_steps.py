@@ -1,17 +1,20 @@
 """Mean steps of a batch of n requests: what decodes wait for, and what a prefill takes.
 
-Where coefficients come from single steps, the sum over all compositions (pi_i, mu_j: prefills.py), every step with the
-factor of its own shape and of those beside it (near_steps.py); c is the mean context of a request that decodes:
+The sum over all compositions (pi_i, mu_j: prefills.py), every step by its own shape and those
+beside it (near_steps.py); c is the mean context of a request that decodes:
 
     s_j  = step(p mu_j, n - j + ceil(q mu_j), (n - j) c)
     ITL  = sum pi_i s_i        k = sum pi_i k_(i+1),  k_j = j / mu_j        k V = sum pi_i k_(i+1) s_(i+1)
 
-Where they come from rows that cover many steps each, what was learned is the mean step and its shape, so it is asked
-for that one: with m = the mean of i,
+Where they come from rows that cover many steps each (request spans, journeys, pages), the coefficients are those of a
+step all the same, for they are fitted to sums; the factor of a mean step's cell is not one of the steps in it, and none
+is applied.
 
-    ITL  = s_m                 k = k_(m+1)                                  k V = k s_(m+1), with the shape of s_m
-
-and a shape between the middles of the cells that mean steps were seen in (mean_shapes.py).
+    E s² / 2 E s            what is left of the step that an arrival meets, s_i with pi_i
+    q chunks, q > 1         all but the last one are full: k V and the rest of a step are at least what they are for a
+                            prompt of q - 1 full chunks
+    prefills fill steps     k V has the wait for its turn in it; of the rest of a step, and of one scheduled ahead, only
+                            as much is added as keeps TTFT from falling below that of the prompt which just fills them
 
 Microseconds. Bands: the same sums over lower and upper ends.
 """
@@ -65,20 +68,46 @@ class Batch(NamedTuple):
 
 def batch_of(steps: StepModel, work: Workload, n: float, *, ahead: bool) -> Batch:
     """The mean steps of n requests; ``ahead``: the engine hands over a step before the last one ended."""
-    if steps.of_means:
-        return _mean_batch(steps, work, n, ahead=ahead)
     whole = int(n)
-    batch = _summed_batch(steps, work, whole, ahead=ahead)
-    return batch.blended(_summed_batch(steps, work, whole + 1, ahead=ahead), n - whole) if n > whole else batch
+    batch = _whole_batch(steps, work, whole, ahead=ahead)
+    return batch.blended(_whole_batch(steps, work, whole + 1, ahead=ahead), n - whole) if n > whole else batch
 
 
-def _summed_batch(steps: StepModel, work: Workload, n: int, *, ahead: bool) -> Batch:
-    prefills, band = _prefills(steps, work, n), steps.near.band
+def _whole_batch(steps: StepModel, work: Workload, n: int, *, ahead: bool) -> Batch:
+    prefills = Prefills(n, work.output, work.uncached, steps.budget)
+    itl, prefill, k, rest_us = _cut(steps, work, n, work.uncached)
+    ahead_us = itl[0] if ahead and n > 1 else 0.0
+    if prefills.bound:
+        filled_itl, filled, _, filled_rest_us = _cut(steps, work, n, prefills.tokens_bound)
+        spare_us = max(filled[0] + filled_rest_us + (filled_itl[0] if ahead and n > 1 else 0.0) - prefill[0], 0.0)
+        rest_us = min(filled_rest_us, spare_us)
+        ahead_us = spare_us - rest_us
+    if steps.of_means:
+        pieces: tuple[float, ...] = (work.uncached * prefills.ended(prefills.mean()),)
+    else:
+        pieces = (work.uncached / k, 0.0) if work.output > 1.0 else (work.uncached / k,)
+    return made(Batch, (itl, prefill, k, rest_us, ahead_us, prefills.bound, pieces))
+
+
+def _cut(steps: StepModel, work: Workload, n: int, tokens: float) -> tuple[Band, Band, float, float]:
+    """ITL, k V, k, and what is left of the step that an arrival meets, with so many tokens to prefill in chunks."""
+    prefills = Prefills(n, work.output, tokens, steps.budget)
+    itl, prefill, k, rest_us = _sums(steps, prefills, tokens, work.context)
+    if prefills.chunks > 1:
+        full = (prefills.chunks - 1) * prefills.room
+        _, least, _, least_rest_us = _sums(steps, Prefills(n, work.output, full, steps.budget), full, work.context)
+        prefill, rest_us = max(prefill, least), max(rest_us, least_rest_us)
+    return itl, prefill, k, rest_us if n > 1 else 0.0
+
+
+def _sums(steps: StepModel, prefills: Prefills, tokens: float, context: float) -> tuple[Band, Band, float, float]:
+    """ITL, k V, k, and the mean rest of a step."""
+    n, band, factor = prefills.requests, steps.near.band, steps.mean_factor
 
     def step(j: float) -> Band:
         ended = prefills.ended(j)
         started = min(j, math.ceil(prefills.chunks * ended))
-        return band(work.uncached * ended, n - j + started, (n - j) * work.context, n - j)
+        return band(tokens * ended, n - j + started, (n - j) * context, n - j)
 
     low = high = middle = prefill_us = prefill_low = prefill_high = k = square = 0.0
     following, following_times = -1.0, (0.0, 0.0, 0.0)
@@ -93,35 +122,6 @@ def _summed_batch(steps: StepModel, work: Workload, n: int, *, ahead: bool) -> B
         prefill_low += turns * following_times[1]
         prefill_high += turns * following_times[2]
         square += share * times[0] * times[0]
-    factor = steps.mean_factor
-    itl = (middle * factor, low * factor, high * factor)
-    prefill = (prefill_us * factor, prefill_low * factor, prefill_high * factor)
     rest_us = factor * square / (2.0 * middle) if middle > 0.0 else 0.0
-    pieces = (work.uncached / k, 0.0) if work.output > 1.0 else (work.uncached / k,)
-    return _waited(itl, prefill, k, rest_us, prefills, pieces, ahead=ahead)
-
-
-def _mean_batch(steps: StepModel, work: Workload, n: float, *, ahead: bool) -> Batch:
-    prefills = _prefills(steps, work, n)
-    others = prefills.mean()
-    own, ended, chunks = others + 1.0, prefills.ended(others), prefills.chunks
-    tokens, own_ended = work.uncached * ended, prefills.ended(own)
-    shape = steps.mean_shape(tokens, n)
-    itl = steps.band(tokens, n - others + chunks * ended, (n - others) * work.context, shape)
-    one = steps.band(work.uncached * own_ended, n - own + chunks * own_ended, (n - own) * work.context, shape)
-    k = own / own_ended
-    prefill = (k * one[0], k * one[1], k * one[2])
-    return _waited(itl, prefill, k, 0.5 * itl[0], prefills, (tokens,), ahead=ahead)
-
-
-def _prefills(steps: StepModel, work: Workload, n: float) -> Prefills:
-    return Prefills(n, work.output, work.uncached, steps.budget)
-
-
-def _waited(
-    itl: Band, prefill: Band, k: float, rest_us: float, prefills: Prefills, pieces: tuple[float, ...], *, ahead: bool
-) -> Batch:
-    bound = prefills.bound  # then k is nearly all of the wait
-    if prefills.requests <= 1.0 or bound:
-        return made(Batch, (itl, prefill, k, 0.0, 0.0, bound, pieces))
-    return made(Batch, (itl, prefill, k, rest_us, itl[0] if ahead else 0.0, bound, pieces))
+    itl = (middle * factor, low * factor, high * factor)
+    return itl, (prefill_us * factor, prefill_low * factor, prefill_high * factor), k, rest_us

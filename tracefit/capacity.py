@@ -2,10 +2,10 @@
 
     N* = max { N : for every N' <= N  ITL(N') <= target and TTFT(N') <= target }        N whole, 1 to the slots
 
-A shape factor may let a bigger batch be faster than a smaller one; the first N that breaks a target ends the search, so
+A noisy factor may let TTFT fall where prefills fill every step; the first N that breaks a target ends the search, so
 that an engine which fills up slowly never passes through a load that breaks it. With ``safe`` the upper end of the band
 is held against the target instead of the mean. The search doubles N until a target breaks and bisects the last octave;
-between the probes ITL and TTFT are taken as rising, which holds but for steps of the shape factor.
+between the probes ITL and TTFT are taken as rising.
 
 Limits, in words: ``itl`` or ``ttft`` (compute: one more request breaks the target), ``token_budget`` (prefills fill
 every step), ``max_num_seqs``, ``kv_capacity``; ``none`` where the search ended at 4,096 because nobody said a limit.

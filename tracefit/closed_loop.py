@@ -16,13 +16,17 @@ steps: batch_steps.py.
     R    = k V + (O - 1) ITL                   time in the batch
     wait = (N - n) R / n                       for a slot: n slots, each free every R
          + E s² / 2 E s                        for the end of the running step, which nobody interrupts, if there
-                                               is one (n > 1, N <= n) and k is not nearly all of it (prefill-bound);
+                                               is one (n > 1, N <= n); less where k is nearly all of it
+                                               (prefill-bound: batch_steps.py);
                                                where the caller saw its last token, what is left: step_phase.py
          + E s                                 for the step that was handed over before, where the engine schedules
                                                one ahead (asynchronous), under the same conditions
     TTFT = api_queueing(n) + wait + k V + first_response     at n in the batch: the API hands out everybody's tokens
     E2E  = TTFT + (O - 1) ITL + post_decode
     rate = N / E2E                             requests per second (Little's law)
+
+TTFT never falls with P, ITL never falls with N (near_steps.py has why steps do not); where prefills fill every step
+and factors are noisy, one prefill takes the place of many decodes, and the difference may be noise.
 
 N need not be whole: between two whole numbers the answer is interpolated. It is the number a request *meets*, itself
 included; under random arrivals that is one more than the mean number in flight. Microseconds.

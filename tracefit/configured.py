@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import overload
 
 from .capacity import Plan
 from .capacity import plan as planned
 from .closed_loop import ClosedLoop, RequestEstimate
 from .document import Coefficient, ConfigDocument, Target
-from .evidence import STEP_TIME, computable_model
+from .evidence import STEP_TIME, caveats_of, computable_model
 from .faults import NoCoefficientsError, checked
 from .step_model import Limits, Prediction, Predictions, StepModel
 from .workload import Workload
@@ -23,19 +23,26 @@ class Config:
 
     Attributes:
         config_id: its name in metrics and files.
+        name: what people call it: model, GPU and TP; what tells it from others of its snapshot that are called the
+            same; since when it is silent, if others were heard of later.
         facts: what is known of it: model, gpu, tensor_parallel_size, …
         limits: what the engine can hold and do, as far as ``facts`` tell; see :meth:`assuming`.
         targets: everything published about each kind of time, ``step_time`` above all.
         engines: how many share these coefficients; ``telemetry``: how good their signals are.
+        mixture_of_experts: the model is one, so that nothing is usable beyond the batches that were seen.
+        last_heard_unix_nano: when the newest telemetry of its engines was made, 0 where nobody said.
     """
 
-    def __init__(self, described: ConfigDocument, limits: Limits | None = None) -> None:
+    def __init__(self, described: ConfigDocument, limits: Limits | None = None, *, name: str = "") -> None:
         self.config_id = described.config_id
+        self.name = name
         self.facts: Mapping[str, str | int | float | bool] = described.facts
         self.limits = _limits(described) if limits is None else limits
         self.targets: Mapping[str, Target] = described.targets
         self.engines = described.engines
         self.telemetry = described.telemetry
+        self.mixture_of_experts = described.mixture_of_experts
+        self.last_heard_unix_nano = described.last_heard_unix_nano
         self._described = described
         self._steps: StepModel | None = None
         self._loop: ClosedLoop | None = None
@@ -75,6 +82,10 @@ class Config:
         except NoCoefficientsError as error:
             return (*self._described.doubts, str(error))
 
+    def caveats(self, extrapolated: Collection[str]) -> tuple[str, ...]:
+        """Why an answer with this ``extrapolated`` is not usable whatever the coefficients, one clause each."""
+        return caveats_of(extrapolated, mixture_of_experts=self.mixture_of_experts)
+
     def coefficients(self, target: str = STEP_TIME) -> tuple[Coefficient, ...]:
         """What predictions are made with, in the order they are published.
 
@@ -101,7 +112,7 @@ class Config:
             for name, value in given.items()
             if value is not None
         }
-        return Config(self._described, self.limits._replace(**known))
+        return Config(self._described, self.limits._replace(**known), name=self.name)
 
     @overload
     def step_time(

@@ -19,7 +19,10 @@ _NO_ROWS: Mapping[str, float] = {}
 
 
 class Coefficient(NamedTuple):
-    """One coefficient: ``value`` per ``unit``, its standard error, and the mean of its feature (None: not known)."""
+    """One coefficient: ``value`` per ``unit``, its standard error, and the mean of its feature (None: not known).
+
+    ``reason``: what it is not, where its name would promise more.
+    """
 
     name: str
     unit: str
@@ -27,6 +30,7 @@ class Coefficient(NamedTuple):
     stderr: float | None
     status: str
     mean: float | None
+    reason: str = ""
 
 
 class Model(NamedTuple):
@@ -105,7 +109,8 @@ class ConfigDocument(NamedTuple):
     """One configuration as published.
 
     ``scheduled_ahead``: its engines hand over a step before the last one ended. ``doubts``: why nothing it answers
-    should be used, one clause each.
+    should be used, one clause each. ``mixture_of_experts``: its model is one. ``last_heard_unix_nano``: when the newest
+    telemetry of its engines was made, 0 where nobody said.
     """
 
     config_id: str
@@ -116,6 +121,8 @@ class ConfigDocument(NamedTuple):
     targets: Mapping[str, Target]
     scheduled_ahead: bool = False
     doubts: tuple[str, ...] = ()
+    mixture_of_experts: bool = False
+    last_heard_unix_nano: int = 0
 
 
 class Document(NamedTuple):
@@ -181,6 +188,8 @@ def _config(tree: Any) -> ConfigDocument:
         },
         any(isinstance(engine, dict) and engine.get("scheduling") == "async" for engine in engines),
         tuple(printable(str(each)) for each in _list(tree.get("doubts") or [], f"{config_id}.doubts")),
+        tree.get("mixture_of_experts") is True,
+        _whole(tree, "last_heard_unix_nano"),
     )
 
 
@@ -248,6 +257,7 @@ def _coefficient(tree: Any, where: str) -> Coefficient:
         _maybe(tree, "stderr", f"{where}.{name}"),
         _text(tree, "status"),
         _maybe(tree, "mean", f"{where}.{name}"),
+        printable(str(tree.get("reason") or "")),
     )
 
 

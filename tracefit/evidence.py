@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from .document import Model, Target
 from .faults import NoCoefficientsError
 from .shapes import stratum_of_cell
@@ -10,7 +12,13 @@ STEP_TIME = "step_time"
 FEATURES = ("intercept", "prefill_tokens", "decode_context_tokens", "requests")
 _ROWS_MIN = 256
 _MEDIAN_APE_MAX = 0.25
-_MEANS_OF_STEPS = ("journeys", "requests")
+BEYOND_SEEN_BATCHES = (
+    "the model is a mixture of experts: larger batches touch more experts, which no coefficient counts, so nothing is "
+    "usable beyond the batches that were seen"
+)
+"""What is said of answers and files of such a model, until its form has a column for experts."""
+_OF_THE_BATCH = frozenset({"requests", "shape"})
+_MEANS_OF_STEPS = ("journeys", "requests", "metrics")
 
 
 def of_means(telemetry: str) -> bool:
@@ -55,6 +63,11 @@ def computable_model(config_id: str, name: str, target: Target | None) -> Model:
 
 def _of_a_step(model: Model) -> bool:
     return all(each.name in FEATURES for each in model.coefficients)
+
+
+def caveats_of(outside: Collection[str], *, mixture_of_experts: bool) -> tuple[str, ...]:
+    """Why an answer that lies outside of what was seen in these is never usable; empty where coefficients decide."""
+    return (BEYOND_SEEN_BATCHES,) if mixture_of_experts and not _OF_THE_BATCH.isdisjoint(outside) else ()
 
 
 def doubts_of(model: Model) -> tuple[str, ...]:

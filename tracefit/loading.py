@@ -9,7 +9,7 @@ from .configured import Config
 from .document import Document, parse
 from .faults import LoadError, checked
 from .fetching import BYTES_MAX, fetch, is_url, read_file
-from .selection import find_config
+from .selection import find_config, names_of
 
 
 class Snapshot:
@@ -25,7 +25,11 @@ class Snapshot:
         self.generation = document.generation
         self.created_unix_nano = document.created_unix_nano
         self.tracefit_version = document.tracefit_version
-        self.configs: tuple[Config, ...] = tuple(map(Config, document.configs))
+        self._heard_unix_nano = [each.last_heard_unix_nano for each in document.configs]
+        names = names_of([(each.config_id, each.facts) for each in document.configs], self._heard_unix_nano)
+        self.configs: tuple[Config, ...] = tuple(
+            Config(described, name=name) for described, name in zip(document.configs, names, strict=True)
+        )
         self.data = data
         self._document = document
         self._source = source
@@ -43,18 +47,22 @@ class Snapshot:
         return self._source.load(self)
 
     def config(self, config_id: str = "", *, model: str = "", gpu: str = "") -> Config:
-        """The only configuration that fits.
+        """The only configuration that fits; where several do, the only one of them whose engine is alive.
+
+        One is alive unless another one that fits was heard of more than ten minutes later.
 
         Args:
-            config_id: the whole, the beginning, or what people call it, like ``llama h100`` or ``8B · H100 · TP 2``.
+            config_id: the whole, the beginning, or what people call it, like ``llama h100``, ``8B · H100 · TP 2`` or
+                words of its ``name``.
             model: a part of the name is enough, in any case of letters.
             gpu: the same.
 
         Raises:
-            NotFoundError: none fits, or several; it lists them.
+            NotFoundError: none fits, or several that are alive; it lists them.
         """
         identities = [(each.config_id, each.facts) for each in self.configs]
-        return self.configs[find_config(identities, config_id, model=model, gpu=gpu)]
+        heard = self._heard_unix_nano
+        return self.configs[find_config(identities, config_id, model=model, gpu=gpu, heard_unix_nano=heard)]
 
     def diff(self, other: Snapshot) -> Diff:
         """What changed from this one to ``other``; see :class:`Diff`."""

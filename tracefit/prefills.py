@@ -24,7 +24,6 @@ from __future__ import annotations
 import math
 
 _TAIL = 1e-6
-_TERMS_MAX = 24
 _SUMMED_MAX = 4096
 _DECODES_MIN = 1e-9
 
@@ -32,17 +31,18 @@ _DECODES_MIN = 1e-9
 class Prefills:
     """mu and pi of n requests; ``bound``: more prefills wait than there are tokens for. ``shares`` wants a whole n."""
 
-    __slots__ = ("_budget", "_decodes", "_tokens", "bound", "chunks", "requests")
+    __slots__ = ("_budget", "_decodes", "_tokens", "bound", "chunks", "requests", "room", "tokens_bound")
 
     def __init__(self, requests: float, output: float, tokens: float, budget: float) -> None:
         self.requests = requests
-        room = budget - (requests - 1.0)
-        self.chunks = math.ceil(tokens / room) if tokens > room else 1
+        self.room = budget - (requests - 1.0)
+        self.chunks = math.ceil(tokens / self.room) if tokens > self.room else 1
         decodes = output - 1.0
         self._decodes = decodes if decodes > _DECODES_MIN else _DECODES_MIN
         self._tokens = tokens
         self._budget = budget
-        self.bound = requests * tokens > (budget - requests) * (self.chunks + output - 1.0)
+        self.tokens_bound = (budget - requests) * (self.chunks + output - 1.0) / requests
+        self.bound = tokens > self.tokens_bound
 
     def ended(self, j: float) -> float:
         """mu_j."""
@@ -58,7 +58,7 @@ class Prefills:
         return others if others < most else most
 
     def shares(self) -> list[tuple[float, float]]:
-        """Values of i with pi_i. Of many, three of equal mean and variance where prompts fit, else groups."""
+        """Values of i with pi_i; of very many, three of equal mean and variance."""
         if self.requests > _SUMMED_MAX:
             return self._three(*self._diffusion())
         last, start = int(self.requests) - 1, round(self.mean())
@@ -77,13 +77,7 @@ class Prefills:
             below.append((i - 1.0, weight))
         terms = below[::-1] + above
         total = sum(weight for _, weight in terms)
-        terms = [(i, weight / total) for i, weight in terms]
-        if len(terms) <= _TERMS_MAX:
-            return terms
-        if self.ended(terms[-1][0] + 1.0) * self.chunks < terms[-1][0] + 1.0:
-            return _grouped(terms)
-        mean = sum(i * share for i, share in terms)
-        return self._three(mean, sum((i - mean) ** 2 * share for i, share in terms))
+        return [(i, weight / total) for i, weight in terms]
 
     def _ratio(self, i: int) -> float:
         """Of pi_i to the one before it; it falls with i, so that pi has one peak, where both flows balance."""
@@ -99,13 +93,3 @@ class Prefills:
         mean, decodes = self.mean(), self._decodes
         slope = 1.0 / self.chunks if self.chunks * self.ended(mean) >= mean else 1.0 / self._tokens
         return mean, (self.requests - 1.0 - mean) / decodes / (slope + 1.0 / decodes)
-
-
-def _grouped(terms: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Neighbours as one, at their mean."""
-    width, groups = -(-len(terms) // _TERMS_MAX), []
-    for start in range(0, len(terms), width):
-        group = terms[start : start + width]
-        share = sum(each for _, each in group)
-        groups.append((sum(i * each for i, each in group) / share, share))
-    return groups

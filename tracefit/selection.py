@@ -1,26 +1,67 @@
-"""Which configuration is meant: by the beginning of its id, or by what people call it, ``model · GPU · TP n``."""
+"""Which configuration is meant: by the beginning of its id, or by what people call it, ``model · GPU · TP n``.
+
+Where several fit, those whose engines are alive are meant. A snapshot also holds what was learned of engines that are
+gone: after a restart of vLLM with another flag the old configuration stands beside the new one for good. Nobody says
+that an engine ends. What tells is silence: a configuration is silent if another one that fits was heard of more than
+``SILENT_NS`` later. No clock is read, so the same snapshot always gives the same answer.
+"""
 
 from __future__ import annotations
 
+import itertools
 import re
+import time
 from collections.abc import Mapping, Sequence
 
 from .faults import NotFoundError
 
+SILENT_NS = 600_000_000_000
+"""Ten minutes. Telemetry of an engine that serves comes every few seconds, request spans at the latest when the longest
+request ends. Clocks of two machines may differ by five minutes, beyond which their events are not taken."""
+
 _LISTED = 8
+_YEAR_9999_S = 253_402_300_799
+_DIFFERENCES_MAX = 3
 _DEGREE = re.compile(r"\btp[ =]*(\d+)\b")
+_TELLING = {
+    "max_num_batched_tokens": "{} batched tokens",
+    "max_num_seqs": "{} sequences",
+    "max_model_len": "at most {} tokens long",
+    "dtype": "{}",
+    "quantization": "{}",
+    "vllm_version": "vLLM {}",
+    "expert_parallel": "expert parallel {}",
+    "data_parallel_size": "DP {}",
+    "block_size": "blocks of {}",
+    "enable_chunked_prefill": "chunked prefill {}",
+    "enable_prefix_caching": "prefix caching {}",
+    "cpu_offload": "CPU offload {}",
+    "async_scheduling": "asynchronous scheduling {}",
+    "instance": "instance {}",
+    "recording": "recording {}",
+}
+"""Facts that may tell two configurations of one model on one GPU apart, and how people say them."""
+
 Identity = tuple[str, Mapping[str, object]]
 
 
-def find_config(identities: Sequence[Identity], which: str = "", *, model: str = "", gpu: str = "") -> int:
-    """Index of the only configuration that fits.
+def find_config(
+    identities: Sequence[Identity],
+    which: str = "",
+    *,
+    model: str = "",
+    gpu: str = "",
+    heard_unix_nano: Sequence[int] = (),
+) -> int:
+    """Index of the only configuration that fits, or of the only one of them that is alive.
 
     Args:
         identities: id and facts of each.
         which: the id or its beginning; else words in any case of letters, each a part of the model's or the GPU's name
-            or of the id, or ``TP n``.
+            or of the id, or ``TP n``, or a word of what an error calls it.
         model: a part of the model's name; the whole name of one leaves out those that only begin so.
         gpu: a part of the GPU's name.
+        heard_unix_nano: when each was last heard of, 0 where nobody knows; without it, who is alive is not known.
 
     Raises:
         NotFoundError: none fits, or several; it lists them.
@@ -30,29 +71,76 @@ def find_config(identities: Sequence[Identity], which: str = "", *, model: str =
         for index, (_, facts) in enumerate(identities)
         if model.lower() in _fact(facts, "model") and gpu.lower() in _fact(facts, "gpu")
     ]
+    names = names_of(identities, heard_unix_nano)
     fitting = [index for index in named if identities[index][0].startswith(which)]
     words = [model.lower()] if model else []
     if which and not fitting:
-        words += _DEGREE.sub(r"tp=\1", which.lower().replace("·", " ")).split()
-        fitting = [index for index in named if words and all(_says(identities[index], word) for word in words)]
+        words += _words(which)
+        fitting = [index for index in named if words and all(_says(identities[index], names[index], w) for w in words)]
     exact = [
         index for index in fitting if identities[index][0] == which or _fact(identities[index][1], "model") in words
     ]
     fitting = exact or fitting
-    if len(fitting) == 1:
-        return fitting[0]
-    listed = ", ".join(f"{config_id} ({_spoken(facts)})" for config_id, facts in identities[:_LISTED])
+    silent = _silent({index: heard_unix_nano[index] for index in fitting} if heard_unix_nano else {})
+    alive = [index for index in fitting if index not in silent]
+    if len(alive) == 1:
+        return alive[0]
+    order = sorted(range(len(identities)), key=lambda index: index not in alive)
+    listed = ", ".join(f"{identities[index][0]} ({names[index]})" for index in order[:_LISTED])
     more = f" and {len(identities) - _LISTED} more" if len(identities) > _LISTED else ""
     asked = "".join(f" {word[:100]!r}" for word in (which, model, gpu) if word)
     how = "several configurations fit" if fitting else "no configuration fits"
     raise NotFoundError(f"{how}{asked}; the snapshot has {listed or 'none'}{more}", several=bool(fitting))
 
 
-def _says(identity: Identity, word: str) -> bool:
+def names_of(identities: Sequence[Identity], heard_unix_nano: Sequence[int] = ()) -> list[str]:
+    """What people call each: model, GPU, TP; then what tells it from others of that name, since when it is silent."""
+    apart = told_apart(identities, heard_unix_nano)
+    return [", ".join((_spoken(facts), *more)) for (_, facts), more in zip(identities, apart, strict=True)]
+
+
+def told_apart(identities: Sequence[Identity], heard_unix_nano: Sequence[int] = ()) -> list[tuple[str, ...]]:
+    """What tells each from others of one model, GPU and TP, and since when it is silent."""
+    spoken = [_spoken(facts) for _, facts in identities]
+    alike: dict[str, list[Mapping[str, object]]] = {}
+    for name, (_, facts) in zip(spoken, identities, strict=True):
+        alike.setdefault(name, []).append(facts)
+    telling = {name: _telling(every) for name, every in alike.items()}
+    silent = _silent(dict(enumerate(heard_unix_nano)))
+    return [
+        (
+            *(_TELLING[key].format(facts[key]) for key in telling[name] if key in facts),
+            *((f"silent since {_minute(heard_unix_nano[index])}",) if index in silent else ()),
+        )
+        for index, (name, (_, facts)) in enumerate(zip(spoken, identities, strict=True))
+    ]
+
+
+def _telling(alike: Sequence[Mapping[str, object]]) -> list[str]:
+    """Facts of which they have different values, the first few."""
+    differing = (key for key in _TELLING if len({str(each.get(key)) for each in alike}) > 1)
+    return list(itertools.islice(differing, _DIFFERENCES_MAX))
+
+
+def _silent(heard_unix_nano: Mapping[int, int]) -> set[int]:
+    newest = max(heard_unix_nano.values(), default=0)
+    return {index for index, heard in heard_unix_nano.items() if heard and newest - heard > SILENT_NS}
+
+
+def _minute(unix_nano: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(min(max(unix_nano // 1_000_000_000, 0), _YEAR_9999_S)))
+
+
+def _words(text: str) -> list[str]:
+    return _DEGREE.sub(r"tp=\1", re.sub(r"[·,]", " ", text.lower())).split()
+
+
+def _says(identity: Identity, name: str, word: str) -> bool:
     config_id, facts = identity
     if word.startswith("tp="):
         return word == f"tp={_fact(facts, 'tensor_parallel_size')}"
-    return word in _fact(facts, "model") or word in _fact(facts, "gpu") or config_id.startswith(word)
+    parts = (_fact(facts, "model"), _fact(facts, "gpu"))
+    return any(word in part for part in parts) or config_id.startswith(word) or word in _words(name)
 
 
 def _fact(facts: Mapping[str, object], name: str) -> str:
@@ -61,4 +149,5 @@ def _fact(facts: Mapping[str, object], name: str) -> str:
 
 def _spoken(facts: Mapping[str, object]) -> str:
     degree = facts.get("tensor_parallel_size", "")
-    return f"{facts.get('model') or '?'} on {facts.get('gpu') or '?'}{degree and f', TP {degree}'}"
+    who = f"{facts.get('model') or 'unknown model'} on {facts.get('gpu') or 'unknown GPU'}"
+    return f"{who}{degree and f', TP {degree}'}"

@@ -36,6 +36,12 @@ CELL_OCTAVE_MAX = 11
 HALF_OCTAVE_MAX = 31
 TOKEN_CLASSES = HALF_OCTAVE_MAX + 2
 """Classes of prefill tokens: none, and the half octaves."""
+DECODE_FIRST = (
+    *range(1, EXACT_REQUESTS + 1),
+    *range(EXACT_REQUESTS + 1, PADDED_REQUESTS, 8),
+    *(math.ceil(PADDED_REQUESTS * 2 ** (k / 8)) for k in range(1, _DECODE_CELLS - _PADDED_CELL)),
+)
+"""The fewest requests of each cell without prefill."""
 
 
 def token_class(prefill_tokens: float) -> int:

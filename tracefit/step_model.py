@@ -21,9 +21,8 @@ from operator import mul
 from typing import NamedTuple, cast, overload
 
 from .document import ConfigDocument
-from .evidence import FEATURES, STEP_TIME, computable_model, doubts_of, of_means, visited_strata
+from .evidence import FEATURES, STEP_TIME, caveats_of, computable_model, doubts_of, of_means, visited_strata
 from .faults import REQUESTS_MAX, TOKENS_MAX, BadInputError, NoCoefficientsError, checked
-from .mean_shapes import MeanShapes
 from .near_steps import NearSteps
 from .shape_table import STRIDE, Band, ShapeTable
 from .shapes import TOKEN_CLASSES, stratum_name, token_class
@@ -100,7 +99,6 @@ class StepModel:
         "_bounds",
         "_classes",
         "_interval",
-        "_mean_shapes",
         "_shapes",
         "_strata",
         "_sureness",
@@ -109,6 +107,7 @@ class StepModel:
         "coefficients",
         "limits",
         "mean_factor",
+        "mixture_of_experts",
         "model",
         "near",
         "of_means",
@@ -133,6 +132,7 @@ class StepModel:
         coefficients = self.model.coefficients
         self._sureness = [(FEATURES.index(c.name), c.stderr or 0.0, c.status == "identified") for c in coefficients]
         self.of_means = of_means(config.telemetry)
+        self.mixture_of_experts = config.mixture_of_experts
         self.mean_factor = 1.0 if self.of_means else min(max(target.mean_factor, 0.5), 2.0)
         self._interval = target.interval
         self._strata = visited_strata(target, config.telemetry)
@@ -141,8 +141,7 @@ class StepModel:
         self._bounds = [seen.get(name, (-math.inf, math.inf)) for name in FEATURES[1:]]
         self.reasons = (*config.doubts, *doubts_of(self.model))
         self._shapes = ShapeTable(target)
-        self._mean_shapes = MeanShapes(target)
-        self.near = NearSteps(target, self.coefficients)
+        self.near = NearSteps(target, self.coefficients, of_means=self.of_means)
         self._classes = _classes_table()
 
     # ---------------------------------------------------------------- one step
@@ -159,18 +158,10 @@ class StepModel:
             low, high = max(0.0, low - spread_us), high + spread_us
         return Prediction(us, low, high, outside, self.usable(outside, prefill, batch, context))
 
-    def mean_shape(self, prefill_tokens: float, requests: float) -> Band:
-        """Factor, p10 and p90 of mean steps like that."""
-        some = prefill_tokens > 0.0  # of the band, the stratum's, that is all one has to know
-        shape = self._shapes[STRIDE * round(requests) + some]
-        return (self._mean_shapes.factor(prefill_tokens, requests), shape[1], shape[2]) if some else shape
-
-    def band(
-        self, prefill_tokens: float, requests: float, decode_context_tokens: float, shape: Band | None = None
-    ) -> Band:
-        """us, low and high of one step inside of what was seen, of its shape or another; the numbers are trusted."""
+    def band(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> Band:
+        """us, low and high of one step inside of what was seen; the numbers are trusted."""
         b0, b_prefill, b_context, b_requests = self.coefficients
-        factor, p10, p90 = shape or self._shapes[STRIDE * round(requests) + token_class(prefill_tokens)]
+        factor, p10, p90 = self._shapes[STRIDE * round(requests) + token_class(prefill_tokens)]
         us = (b0 + b_prefill * prefill_tokens + b_context * decode_context_tokens + b_requests * requests) * factor
         return us, us * p10, us * p90
 
@@ -202,9 +193,14 @@ class StepModel:
         return _NORMAL_P90 * factor * math.sqrt(variance)
 
     def usable(self, outside: Collection[str], prefill: float, requests: float, context: float) -> bool:
-        """Inside of what was seen the sum carries; outside every term that makes up a tenth must be identified."""
+        """Inside of what was seen the sum carries; outside every term that makes up a tenth must be identified.
+
+        A mixture of experts carries nothing beyond the batches that were seen.
+        """
         if self.reasons or not outside:
             return not self.reasons
+        if caveats_of(outside, mixture_of_experts=self.mixture_of_experts):
+            return False
         terms = list(map(mul, self.coefficients, (1.0, prefill, context, requests)))
         least = 0.1 * sum(terms)
         return all(identified or terms[index] < least for index, _, identified in self._sureness)

@@ -61,10 +61,7 @@ def with_band(value: Estimate | Prediction) -> str:
 
 def headline(config: Config) -> str:
     """Which configuration an answer is about."""
-    known = [f"{config.model or 'unknown model'} on {config.gpu or 'unknown GPU'}"]
-    if "tensor_parallel_size" in config.facts:
-        known.append(f"TP {config.facts['tensor_parallel_size']}")
-    return f"config {config.config_id}  {', '.join(known)}"
+    return f"config {config.config_id}  {config.name}"
 
 
 def caveats(config: Config, extrapolated: Collection[str]) -> Iterator[str]:
@@ -76,6 +73,8 @@ def caveats(config: Config, extrapolated: Collection[str]) -> Iterator[str]:
         ranges = {} if seen is None else seen.features
         names = [f"{n} ({ranges[n][0]:,.0f} to {ranges[n][1]:,.0f} seen)" if n in ranges else n for n in extrapolated]
         yield f"outside of what was learned from: {', '.join(names)}"
+    for caveat in config.caveats(extrapolated):
+        yield f"not usable there: {caveat}"
 
 
 def refusal(error: Exception) -> str:

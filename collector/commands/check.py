@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import combinations
 
 from collector.config import Config, ConfigError, parse_endpoint
+from collector.durable import fitted_capacity
 from collector.receive import TokenFile
 from collector.receive.kv import check_kv
 from collector.receive.otlp import read_credentials
 from collector.receive.scrape import Scraper
-from collector.runtime import Clock
+from collector.runtime import Clock, Files
 from collector.worker import make_pipeline
 
 _ANY_HOST = ("", "0.0.0.0", "::")  # noqa: S104 -- compared, not bound
@@ -24,6 +25,14 @@ def check(config: Config, clock: Clock) -> None:
     Scraper(config.receivers.scrape, clock)  # reads token and certificates; asks nobody before its start
     if config.exporters.http.token_file:
         TokenFile(config.exporters.http.token_file, "exporters.http.token_file", clock)
+
+
+def remarks(config: Config, files: Files) -> list[str]:
+    """What a start here would do otherwise than configured; nothing where its directory is not on this machine."""
+    if config.durability != "journal":
+        return []
+    _, problem = fitted_capacity(config, files)
+    return [problem] if problem else []
 
 
 def _check_ports(config: Config) -> None:

@@ -21,9 +21,10 @@ import tracefit
 from collector.decode.pages import PageParser
 from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
 from collector.telemetry import ScrapeOutcome, table
-from exporters.status_page import NOTHING_YET, QUALITY, Advice
+from exporters.charts import SpeedChange
+from exporters.status_page import NOTHING_YET, OTLP_PORT, QUALITY, Advice
 from exporters.what_if import as_json
-from online import RowOutcome
+from online import RowOutcome, Target
 
 TIMEOUT_S = 5.0
 PAGE_BYTES_MAX = 32 << 20
@@ -143,37 +144,50 @@ def _examine_server(base: str, body: bytes) -> Finding:
 
 def _examine_sidecar(base: str, body: bytes, token: str | None) -> Iterator[Finding]:
     samples = Samples(body)
-    yield _readiness(fetch(f"{base}/readyz", token), samples)
-    yield from _reception(samples)
+    page = fetch(f"{base}/readyz", token)
+    detail = _detail(page)
+    nothing_yet = NOTHING_YET.for_port(_otlp_port(detail))
+    yield _readiness(page, detail, samples)
+    yield from _reception(samples, nothing_yet)
     yield from _waiting(samples)
     try:
         snapshot = tracefit.load(base, token=token)
     except tracefit.LoadError as error:
         yield Finding(POOR, "learned", str(error))
         return
-    yield from _configurations(snapshot, samples)
+    yield from _configurations(snapshot, samples, nothing_yet)
 
 
-def _readiness(page: Page, samples: Samples) -> Finding:
-    versions = ", ".join(labels["version"] for labels, _ in samples.of(table.BUILD_INFO.exposed_name))
+def _detail(page: Page) -> dict[str, object]:
+    """What ``/readyz`` says besides its status; empty where it says nothing that is understood."""
     try:
-        detail = msgspec.json.decode(page.body, type=dict[str, object])
+        return msgspec.json.decode(page.body, type=dict[str, object])
     except msgspec.DecodeError:
-        detail = {}
+        return {}
+
+
+def _otlp_port(detail: dict[str, object]) -> int:
+    """The port that vLLM should send to; sidecars of earlier versions do not say theirs."""
+    port = detail.get("otlp_grpc_port")
+    return port if isinstance(port, int) else OTLP_PORT
+
+
+def _readiness(page: Page, detail: dict[str, object], samples: Samples) -> Finding:
+    versions = ", ".join(labels["version"] for labels, _ in samples.of(table.BUILD_INFO.exposed_name))
     problems = [f"{name}: {said}" for name, said in detail.items() if name.endswith("_problem") and said]
     grade = POOR if page.status != HTTPStatus.OK else FAIR if problems else GOOD
     state = "takes telemetry" if page.status == HTTPStatus.OK else "refuses telemetry"
     return Finding(grade, "running", "; ".join([f"tracefit {versions}, {state}", *problems]))
 
 
-def _reception(samples: Samples) -> Iterator[Finding]:
+def _reception(samples: Samples, nothing_yet: Advice) -> Iterator[Finding]:
     """What came in, and what of it was refused, left out or lost."""
     spans = samples.total(table.ACCEPTED_SPANS)
     pages = samples.total(table.SCRAPES, outcome=ScrapeOutcome.TAKEN)
     if spans or pages:
         yield Finding(GOOD, "receiving", f"{spans:,.0f} spans and {pages:,.0f} pages since its start")
     else:
-        yield _finding("receiving", NOTHING_YET)
+        yield _finding("receiving", nothing_yet)
     unanswered = samples.total(table.SCRAPES) - pages
     if unanswered:
         yield Finding(
@@ -202,19 +216,33 @@ def _waiting(samples: Samples) -> Iterator[Finding]:
         yield Finding(FAIR, "waiting", f"{labels['engine']}: {waiting}: {reason}")
 
 
-def _configurations(snapshot: tracefit.Snapshot, samples: Samples) -> Iterator[Finding]:
+def _configurations(snapshot: tracefit.Snapshot, samples: Samples, nothing_yet: Advice) -> Iterator[Finding]:
     """What each configuration has been learned from, and whether it may be used."""
     qualities = {labels["config"]: labels["quality"] for labels, _ in samples.of("tracefit_telemetry_quality")}
     if not snapshot.configs:
-        yield _finding("learned", NOTHING_YET)
+        yield _finding("learned", nothing_yet)
     for config in snapshot.configs:
         name = f"{config.model or 'unknown model'} on {config.gpu or 'unknown GPU'} ({config.config_id})"
-        advice = QUALITY.get(qualities.get(config.config_id, ""), NOTHING_YET)
+        advice = QUALITY.get(qualities.get(config.config_id, ""), nothing_yet)
         yield _finding("telemetry", advice, f"{name}: ")
         if config.usable:
             yield Finding(GOOD, "usable", name)
         else:
             yield Finding(POOR, "usable", f"{name}: not yet: {'; '.join(config.reasons)}")
+        change = _newest_change(samples, config.config_id)
+        if change is not None and change.is_news(snapshot.created_unix_nano):
+            grade = POOR if change.factor > 1.0 else FAIR
+            yield Finding(grade, "speed", f"{name}: {change.text(snapshot.created_unix_nano)}")
+
+
+def _newest_change(samples: Samples, config_id: str) -> SpeedChange | None:
+    """The newest confirmed change of speed of a configuration's steps, as its page of metrics has it."""
+    of_steps = {"config": config_id, "target": Target.STEP_TIME.value}
+    factor, since_s = (
+        next((value for labels, value in samples.of(name) if of_steps.items() <= labels.items()), None)
+        for name in ("tracefit_drift_gain_ratio", "tracefit_drift_last_timestamp_seconds")
+    )
+    return None if factor is None or since_s is None else SpeedChange(factor, int(since_s * 1e9))
 
 
 def _finding(topic: str, advice: Advice, prefix: str = "") -> Finding:

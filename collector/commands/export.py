@@ -21,6 +21,7 @@ from exporters.files import (
     render_csv,
     render_dynamo,
     render_llm_d_sim,
+    warnings_of,
     write_atomically,
 )
 from online import ConfigSnapshot, Snapshot
@@ -100,6 +101,9 @@ def _export_snapshot(loaded: tracefit.Snapshot, options: ExportOptions, *, say: 
         return EXIT_FAILED
     if _is_refused(exported.doubtful, options, note):
         return EXIT_FAILED
+    for warning in exported.warnings:
+        note(f"warning: {warning}")
+    _warn([choose_config(snapshot, options.which)], note)
     say(exported.content.decode().removesuffix("\n"))
     return EXIT_OK
 
@@ -111,11 +115,13 @@ def _translate(snapshot: Snapshot, options: ExportOptions, *, say: PrintLine, no
             named = [choose_config(snapshot, options.which)] if options.which else snapshot.configs
             if options.require and _is_refused([each for c in named for each in _all_doubtful(c)], options, note):
                 return EXIT_FAILED
+            _warn(named, note)
             text = render_csv(snapshot, named)
         else:
             config = choose_config(snapshot, options.which)
             if _is_refused(doubtful_coefficients(config), options, note):
                 return EXIT_FAILED
+            _warn([config], note)
             if options.file_format == "dynamo":
                 return _write_directory(options.out, render_dynamo(snapshot, config, options.assumptions), note)
             text = render_llm_d_sim(snapshot, config, options.assumptions)
@@ -124,6 +130,12 @@ def _translate(snapshot: Snapshot, options: ExportOptions, *, say: PrintLine, no
         return EXIT_FAILED
     say(text.decode().removesuffix("\n"))
     return EXIT_OK
+
+
+def _warn(configs: Sequence[ConfigSnapshot], note: PrintLine) -> None:
+    for config in configs:
+        for warning in warnings_of(config):
+            note(f"warning: {config.config_id}: {warning}")
 
 
 def _all_doubtful(config: ConfigSnapshot) -> list[str]:

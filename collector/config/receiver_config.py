@@ -52,13 +52,13 @@ class GrpcConfig(Section, frozen=True, kw_only=True):
     endpoint: Annotated[HostPort, Meta(description="Where OTLP over gRPC is received.")] = "127.0.0.1:4317"
     max_recv_msg_size_mib: Annotated[
         Mebibytes, Meta(description="Size of one export, uncompressed; a larger one is refused.")
-    ] = 32
+    ] = 8
     max_connections: Annotated[
         int, Meta(ge=2, le=65_536, description="Connections open at once; a newcomer beyond it is closed.")
     ] = 256
     max_concurrent_streams: Annotated[
         int, Meta(ge=1, le=100_000, description="Calls open at once on one connection.")
-    ] = 128
+    ] = 8
     threads: Annotated[int, Meta(ge=3, le=256, description="Exports handled at once.")] = 8
     receive_timeout_s: Annotated[
         float, Meta(ge=0.1, le=300, description="How long the message of a call may take to come.")
@@ -82,7 +82,7 @@ class HttpReceiverConfig(Section, frozen=True, kw_only=True):
     )
     max_request_body_size_mib: Annotated[
         Mebibytes, Meta(description="Size of one export, uncompressed; a larger one is refused.")
-    ] = 32
+    ] = 8
     max_connections: Annotated[
         int, Meta(ge=2, le=1024, description="Connections open at once; a newcomer beyond it is closed.")
     ] = 64

@@ -134,7 +134,8 @@ class JournalConfig(Section, frozen=True, kw_only=True):
         Meta(
             ge=1,
             le=1 << 20,
-            description="Size of the journal; when it is full, exports are refused until a state is saved.",
+            description="Size of the journal; less where its volume has no room for it beside three states. "
+            "When it is full, exports are refused until a state is saved.",
         ),
     ] = 256
     segment_mib: Annotated[int, Meta(ge=1, le=1024, description="Size of one of its files.")] = 8

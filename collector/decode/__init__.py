@@ -9,7 +9,7 @@ from .envelope import SlimExport
 from .foreign import Envelope, ForeignSpans, read_envelope
 from .otlp_json import TooManyObjects, json_to_protobuf
 from .pieces import PIECE_BYTES, pieces
-from .plain import decode
+from .plain import decode, latest_unix_ns
 from .records import (
     MISSING,
     STEP_DTYPE,
@@ -45,6 +45,7 @@ __all__ = [
     "TooManyObjects",
     "decode",
     "json_to_protobuf",
+    "latest_unix_ns",
     "parts_by_emitter",
     "pieces",
     "read_envelope",

@@ -55,10 +55,15 @@ class Decoder:
         """The first that were seen; replaced, never edited."""
 
     def decode(
-        self, payloads: Sequence[tuple[bytes, str]], admit_span: plain.AdmitSpan, counts: Counts
+        self,
+        payloads: Sequence[tuple[bytes, str]],
+        admit_span: plain.AdmitSpan,
+        counts: Counts,
+        arrived_unix_ns: Sequence[int] = (),
     ) -> list[list[Telemetry] | None]:
-        """Each export and its peer as ``plain.decode`` has it, in order.
+        """Each export and its peer as ``plain.read`` has it, in order.
 
+        ``arrived_unix_ns``: when each came in, 0 if nobody knows; empty: nobody knows of any.
         None where that raises DecodeError, and where the rest of an export would take too much memory to parse.
         """
         exports = [_parse(payload) for payload, _ in payloads]
@@ -70,7 +75,8 @@ class Decoder:
         self._api_moments.begin_batch()
         columns = self._match_spans([span for own in spans for span in own.steps])
         out: list[list[Telemetry] | None] = []
-        for export, left_out, (_, peer), own in zip(exports, foreign, payloads, spans, strict=True):
+        arrived = arrived_unix_ns or [0] * len(payloads)
+        for export, left_out, (_, peer), own, at in zip(exports, foreign, payloads, spans, arrived, strict=True):
             offer_turn()
             columns_of_export = iter(list(itertools.islice(columns, len(own.steps))))
             core = _take_moments(own.core, self._journeys)
@@ -82,7 +88,8 @@ class Decoder:
             if left_out is not None:
                 left_out.add_to(counts)
                 self._record_scopes(left_out.scopes)
-            out.append(plain.read(remainder, peer, admit_span, counts, plain.TakenOut(columns_of_export, core, api)))
+            taken = plain.TakenOut(columns_of_export, core, api)
+            out.append(plain.read(remainder, peer, admit_span, counts, taken, at))
         return out
 
     def _record_scopes(self, scopes: frozenset[str]) -> None:

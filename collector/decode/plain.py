@@ -49,11 +49,17 @@ class TakenOut(NamedTuple):
 
 
 _WORDS = len(STEP_FIELDS)
+_UNIX_AT = STEP_FIELDS.index("unix_ns")
 NOTHING_TAKEN = TakenOut(
     itertools.repeat(Taken(np.empty(0, np.intp), np.empty((0, _WORDS), np.int64))),
     itertools.repeat(None),
     itertools.repeat(None),
 )
+
+
+def latest_unix_ns(arrived_unix_ns: int) -> int:
+    """Until when what came in then may have happened; 0: nobody knows when it came in."""
+    return min(arrived_unix_ns + words.AHEAD_MAX_NS, words.UNIX_MAX) if arrived_unix_ns else words.UNIX_MAX
 
 
 def decode(payload: bytes, peer: str, admit_span: AdmitSpan, counts: Counts) -> list[Telemetry]:
@@ -66,14 +72,27 @@ def decode(payload: bytes, peer: str, admit_span: AdmitSpan, counts: Counts) -> 
 
 
 def read(
-    request: ExportTraceServiceRequest, peer: str, admit_span: AdmitSpan, counts: Counts, taken: TakenOut
+    request: ExportTraceServiceRequest,
+    peer: str,
+    admit_span: AdmitSpan,
+    counts: Counts,
+    taken: TakenOut,
+    arrived_unix_ns: int = 0,
 ) -> list[Telemetry]:
-    """As decode, of a parsed request from which ``taken`` is gone."""
-    return [_read_resource(spans, peer, admit_span, counts, taken) for spans in request.resource_spans]
+    """As decode, of a parsed request from which ``taken`` is gone.
+
+    ``arrived_unix_ns``: when it came in, 0 if nobody knows. Times far ahead of it are out of range.
+    """
+    return [_read_resource(spans, peer, admit_span, counts, taken, arrived_unix_ns) for spans in request.resource_spans]
 
 
 def _read_resource(
-    resource_spans: ResourceSpans, peer: str, admit_span: AdmitSpan, counts: Counts, taken: TakenOut
+    resource_spans: ResourceSpans,
+    peer: str,
+    admit_span: AdmitSpan,
+    counts: Counts,
+    taken: TakenOut,
+    arrived_unix_ns: int,
 ) -> Telemetry:
     attributes = scalars(resource_spans.resource.attributes[: words.ATTRIBUTES_MAX])
     counts[table.IGNORED_ATTRIBUTES] += max(0, len(resource_spans.resource.attributes) - words.ATTRIBUTES_MAX)
@@ -82,7 +101,9 @@ def _read_resource(
         facts=facts(attributes),
         process=_pid_of(attributes),
         host=str(attributes.get(words.HOST, ""))[: words.FACT_LENGTH_MAX],
+        arrived_unix_ns=arrived_unix_ns,
     )
+    latest = _Latest(latest_unix_ns(arrived_unix_ns))
     steps: list[NDArray[np.int64]] = []
     snapshots: list[tuple[int, ...]] = []
     spans_seen = events_seen = accepted = 0
@@ -99,14 +120,16 @@ def _read_resource(
             if lost is None and (dropped := span.dropped_events_count):
                 counts[table.SDK_DROPPED_EVENTS] += dropped
             try:
-                _check_span(scope, span, out.instance, admit_span)
+                _check_span(scope, span, out.instance, admit_span, latest)
                 if columns:
                     out.plugin_losses += [] if lost is None else [(span.end_time_unix_nano, lost)]
-                    steps.append(_read_steps(span.events, columns, snapshots, counts))
+                    steps.append(_without_too_new(_read_steps(span.events, columns, snapshots, counts), latest, counts))
                 elif scope == words.KV_SCOPE:
-                    out.kv += read_span_events(span.events, out.instance, event_scalars, counts)
+                    timely = [event for event in span.events if latest.allows(event.time_unix_nano)]
+                    counts[table.SKIPPED_EVENTS, Skip.OUT_OF_RANGE] += events - len(timely)
+                    out.kv += read_span_events(timely, out.instance, event_scalars, counts)
                 else:
-                    _add_request_span(out, scope, span, counts, journey, moments)
+                    _add_request_span(out, scope, span, counts, journey, moments, latest)
             except Rejected as rejected:
                 counts[table.SKIPPED_SPANS, rejected.reason] += 1
                 counts[table.SKIPPED_EVENTS, rejected.reason] += events
@@ -117,8 +140,35 @@ def _read_resource(
     counts[table.DECODED_SPANS] += spans_seen
     counts[table.DECODED_EVENTS] += events_seen
     counts[table.DECODED_SPANS_OK] += accepted
+    out.too_new_unix_ns = latest.refused_unix_ns
     _set_columns(out, steps, snapshots)
     return out
+
+
+class _Latest:
+    """The newest time that is taken, and the newest that was not; 0: all were."""
+
+    def __init__(self, unix_ns: int) -> None:
+        self.unix_ns = unix_ns
+        self.refused_unix_ns = 0
+
+    def allows(self, unix_ns: int) -> bool:
+        """Whether something may have happened then."""
+        if unix_ns <= self.unix_ns:
+            return True
+        self.refused_unix_ns = max(self.refused_unix_ns, unix_ns)
+        return False
+
+
+def _without_too_new(rows: NDArray[np.int64], latest: _Latest, counts: Counts) -> NDArray[np.int64]:
+    """Summaries of a span without those that lie ahead, although their span does not."""
+    unix_ns = rows[:, _UNIX_AT]
+    if not len(rows) or latest.allows(int(unix_ns.max())):
+        return rows
+    timely = rows[unix_ns <= latest.unix_ns]
+    counts[table.DECODED_EVENTS_OK] -= len(rows) - len(timely)
+    counts[table.SKIPPED_EVENTS, Skip.OUT_OF_RANGE] += len(rows) - len(timely)
+    return timely
 
 
 def _set_columns(out: Telemetry, steps: list[NDArray[np.int64]], snapshots: list[tuple[int, ...]]) -> None:
@@ -135,9 +185,10 @@ def _add_request_span(
     counts: Counts,
     journey: Sequence[CoreMoment] | None,
     moments: Sequence[ApiMoment] | None,
+    latest: _Latest,
 ) -> None:
     if scope == words.CORE_SCOPE:
-        out.core.append(core_span(span, counts, journey))
+        out.core.append(core_span(span, counts, journey, latest.allows))
     elif scope == words.API_SCOPE:
         out.api.append(api_span(span, counts, moments))
     else:
@@ -174,7 +225,7 @@ def facts(attributes: Mapping[str, Value]) -> dict[str, str]:
     }
 
 
-def _check_span(scope: str, span: Span, instance: str, admit_span: AdmitSpan) -> None:
+def _check_span(scope: str, span: Span, instance: str, admit_span: AdmitSpan, latest: _Latest) -> None:
     if scope not in words.KNOWN_SCOPES:
         raise Rejected(Skip.FOREIGN_SCOPE)
     if not _is_expected(scope, span.name):
@@ -182,7 +233,7 @@ def _check_span(scope: str, span: Span, instance: str, admit_span: AdmitSpan) ->
     if len(span.attributes) > words.ATTRIBUTES_MAX:
         raise Rejected(Skip.TOO_MANY_ATTRIBUTES)
     end_unix_ns = span.end_time_unix_nano
-    if not words.UNIX_MIN <= end_unix_ns <= words.UNIX_MAX:
+    if end_unix_ns < words.UNIX_MIN or not latest.allows(end_unix_ns):
         raise Rejected(Skip.OUT_OF_RANGE)
     span_id = span.span_id
     if len(span_id) != words.SPAN_ID_BYTES or len(span.parent_span_id) not in (0, words.SPAN_ID_BYTES):

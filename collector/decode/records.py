@@ -182,3 +182,7 @@ class Telemetry:
     host: str = ""
     exports: int = 1
     """How many said it together."""
+    arrived_unix_ns: int = 0
+    """When the (last) export came in, by the receiver's clock; 0 where nobody knows, as in a replay."""
+    too_new_unix_ns: int = 0
+    """Newest time that was left out because it lies ahead of the arrival; 0: none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median_low
 from typing import Final, NamedTuple
 
@@ -48,16 +48,22 @@ def core_moments(span: Span) -> list[CoreMoment]:
     return out
 
 
-def core_span(span: Span, counts: Counts, taken: Sequence[CoreMoment] | None = None) -> CoreSpan:
+def core_span(
+    span: Span, counts: Counts, taken: Sequence[CoreMoment] | None, may_be: Callable[[int], bool]
+) -> CoreSpan:
     """A request of the engine core; raises Rejected with the reason it cannot be used.
 
-    ``taken``: its moments, if another decoder took all of its events.
+    ``taken``: its moments, if another decoder took all of its events. ``may_be``: whether something may have happened
+    at a time of the wall clock.
     """
     moments = core_moments(span) if taken is None else taken
     if not moments:
         raise Rejected(Skip.NOT_A_REQUEST)
     marks = tuple([moment.mark for moment in moments])
     _check_order(marks)
+    unix_minus_mono_ns = median_low([moment.unix_ns - moment.mark.ts_ns for moment in moments])
+    if not may_be(marks[-1].ts_ns + unix_minus_mono_ns):
+        raise Rejected(Skip.OUT_OF_RANGE)
     _count_events(len(span.events) if taken is None else len(taken), len(moments), counts)
     request_id = scalar(span.attributes, words.REQUEST_ID)
     return CoreSpan(
@@ -69,7 +75,7 @@ def core_span(span: Span, counts: Counts, taken: Sequence[CoreMoment] | None = N
         marks=marks,
         # nothing follows FINISHED
         finish=moments[-1].finish,
-        unix_minus_mono_ns=median_low([moment.unix_ns - moment.mark.ts_ns for moment in moments]),
+        unix_minus_mono_ns=unix_minus_mono_ns,
         end_unix_ns=span.end_time_unix_nano,
     )
 

@@ -38,6 +38,8 @@ PLUGIN_PREFIX: Final = "plugin."
 COUNT_MAX: Final = (1 << 31) - 1
 UNIX_MIN: Final = 946_684_800 * 10**9  # 2000-01-01: a wall clock before it was never set
 UNIX_MAX: Final = 4_102_444_800 * 10**9  # 2100-01-01
+AHEAD_MAX_NS: Final = 300 * 10**9
+"""How far a sender's clock may be ahead of the receiver's."""
 
 
 class Field(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .directory import Directory
 from .image import JOIN, PROGRESS, SPANS, Progress, progress_of, read_image
 from .keeper import Durability
+from .room import fitted_capacity
 from .store import STATE_FILES, StateStore
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Durability",
     "Progress",
     "StateStore",
+    "fitted_capacity",
     "progress_of",
     "read_image",
 ]

@@ -92,7 +92,7 @@ class Journal:
         Raises:
             OSError: the directory cannot be used.
         """
-        paths = sorted((path for path in self._directory.iterdir() if _NAME.fullmatch(path.name)), key=lambda p: p.name)
+        paths = sorted((path for path in self._directory.iterdir() if is_segment(path.name)), key=lambda p: p.name)
         first_seqs = [int(path.name.rpartition(".")[2], 16) for path in paths]
         missing = damaged_bytes = tail_bytes = 0
         expected = first_seqs[0] if first_seqs else 0
@@ -241,12 +241,27 @@ class Journal:
                     keep.append(segment)
             self._closed_segments = keep
 
+    def give_up_oldest(self, seq: int) -> int:
+        """Remove the oldest file in which no entry lies behind ``seq``; its size, 0 if there is none."""
+        with self._lock:
+            for segment in self._closed_segments:
+                if segment.last_seq <= seq and segment.size_bytes:
+                    self._files.unlink(segment.path)
+                    self._closed_segments.remove(segment)
+                    return segment.size_bytes
+        return 0
+
 
 def _missing(expected: int, seq: int, applied_seq: int) -> int:
     """How many numbers from one to before the other are in no state."""
     return max(0, seq - max(expected, applied_seq + 1))
 
 
+def is_segment(name: str) -> bool:
+    """Whether a file of this name is one of a journal's."""
+    return _NAME.fullmatch(name) is not None
+
+
 def left_behind(directory: Path) -> bool:
     """Whether an earlier process left entries."""
-    return any(_NAME.fullmatch(path.name) for path in directory.iterdir())
+    return any(is_segment(path.name) for path in directory.iterdir())

@@ -51,7 +51,8 @@ class _Meta(msgspec.Struct, frozen=True, array_like=True):
     peer: str
     transport: str
     spans: int
-    foreign: ForeignSpans = ForeignSpans()  # not in entries of earlier versions
+    foreign: ForeignSpans = ForeignSpans()  # not in entries of earlier versions, nor is what follows
+    arrived_unix_ns: int = 0
 
 
 _meta_decoder = msgspec.msgpack.Decoder(_Meta)
@@ -59,7 +60,8 @@ _meta_decoder = msgspec.msgpack.Decoder(_Meta)
 
 def record_parts(export: Export, seq: int) -> list[bytes]:
     """A record in two buffers, so that the payload is not copied."""
-    meta = msgspec.msgpack.encode(_Meta(export.peer, export.transport, export.spans, export.foreign))
+    said = _Meta(export.peer, export.transport, export.spans, export.foreign, export.arrived_unix_ns)
+    meta = msgspec.msgpack.encode(said)
     inner = struct.pack("<QH", seq, len(meta)) + meta
     crc = zlib.crc32(export.payload, zlib.crc32(inner))
     return [_PREFIX.pack(len(inner) + len(export.payload), crc) + inner, export.payload]
@@ -108,7 +110,8 @@ class _Range:
         except (msgspec.DecodeError, UnicodeDecodeError):  # the checksum can be right all the same
             return None
         payload = rest[meta_bytes:]
-        return Record(Export(payload, meta.peer, meta.transport, meta.spans, "", seq, meta.foreign), at, end)
+        export = Export(payload, meta.peer, meta.transport, meta.spans, "", seq, meta.foreign, meta.arrived_unix_ns)
+        return Record(export, at, end)
 
     def find_after(self, at: int) -> Record | None:
         """The next record behind a damaged one."""

@@ -12,8 +12,10 @@ anything new, so that each is learned exactly once.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
+import math
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +29,7 @@ from online.state import Image, Taken
 
 from .directory import Directory
 from .journal import Full, Journal, left_behind
+from .room import fitted_capacity
 from .store import StateStore
 
 NAME = "state-writer"
@@ -37,6 +40,7 @@ _PAUSE_S = 60.0
 _EARLY_NS = 1_000_000_000
 """States asked for by a journal that fills up come at most this often."""
 _JOURNAL_SHARE = 0.5
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +88,8 @@ class Durability:
         files: Files | None = None,
     ) -> None:
         path = Path(config.snapshot.directory)
-        files = files or SystemFiles()
+        self._config = config
+        self._files = files = files or SystemFiles()
         self._directory = Directory(path, clock)
         self._pipeline = pipeline
         self._publisher = publisher
@@ -107,15 +112,20 @@ class Durability:
         self._failing: dict[Outcome, str] = {}
         """Why exports are refused now."""
         self._lost = ""
+        self._cramped = ""
+        """Why the journal has less room than was configured."""
         self._lock = threading.Lock()
         """Guards ``_pending`` and ``_writing``."""
         self._pending: tuple[Taken, int] | None = None
         self._writing = False
         self._unsaved = ""
         """Why what was handed over last is in no file."""
+        self._ending = False
+        self._given_up_bytes = 0
+        """Of the journal, removed though they are in no state yet."""
         self._task = Task(NAME, self._write_pending, health=health, turn_timeout_s=CHECK_IN_TIMEOUT_S)
         metrics.follow(table.JOURNAL_BYTES, lambda: self._journal.size_bytes if self._journal else 0)
-        metrics.set(table.JOURNAL_CAPACITY, self._made_journal.capacity_bytes if self._writes_journal else 0)
+        metrics.follow(table.JOURNAL_CAPACITY, lambda: self._made_journal.capacity_bytes if self._writes_journal else 0)
 
     # --- start and stop ---------------------------------------------------------------------------------------------
 
@@ -126,10 +136,18 @@ class Durability:
         self._metrics.set(table.STATE_RESTORED, 1, self._store.restored)
         self._metrics.set(table.STATE_WRITTEN, self._store.restored_unix_s)
         self._publisher.resume(progress.generation)
+        self._fit_journal()
+        if self._cramped:
+            _log.warning("%s", self._cramped)
         if self._writes_journal or left_behind(self._store.directory):
             self._open_journal(progress.seq)
         self._tell_beginning()
         self._task.start()
+
+    def _fit_journal(self) -> None:
+        """Give the journal what the volume has beside three states; again with each state, for others fill it, too."""
+        if self._writes_journal:
+            self._made_journal.capacity_bytes, self._cramped = fitted_capacity(self._config, self._files)
 
     def _open_journal(self, applied_seq: int) -> None:
         try:
@@ -173,7 +191,8 @@ class Durability:
     def _missing_in_state(self) -> str:
         """What becomes of what the newest state lacks."""
         if self._writes_journal:
-            return "what it lacks is in the journal"
+            given_up = f", but for {self._given_up_bytes} bytes that were removed" if self._given_up_bytes else ""
+            return f"what it lacks is in the journal{given_up}"
         written_unix_s = self._metrics.value(table.STATE_WRITTEN)
         age_s = max(self._clock.unix_nano() / 1e9 - written_unix_s, 0.0)
         return f"what came in the last {age_s:.0f} s is lost" if written_unix_s else "everything that came is lost"
@@ -184,6 +203,7 @@ class Durability:
             "state": str(self._store.restored),
             "state_problem": self._store.problem,
             "lost": self._lost,
+            "journal_problem": self._cramped,
             "refused": "; ".join(tuple(self._failing.values())),
             "unsaved": self._unsaved,
         }
@@ -246,12 +266,17 @@ class Durability:
         """Whether what is acknowledged and not learned is there for the next process."""
         return self._writes_journal
 
+    def due_in_s(self) -> float:
+        """For how long the worker need not look after the state: exports that are refused do not wake it."""
+        return _EARLY_NS / 1e9 if self._failing else math.inf
+
     def record_batch(self) -> None:
         """A batch has been processed: the next state differs from the last one."""
         self._dirty = True
 
     def tick(self, *, final: bool = False) -> bool:
         """Take the state if it is due and hand it to the writer; whether it was taken."""
+        self._ending = self._ending or final
         if not (self._dirty and (final or self._due())) and not self._journal_waits():
             return False
         self._taken_ns = self._clock.monotonic_ns()
@@ -272,11 +297,11 @@ class Durability:
         return self._clock.monotonic_ns() - self._taken_ns >= self._interval_ns and not self._writing
 
     def _journal_waits(self) -> bool:
-        """Whether the journal fills up: it shrinks only when both generations contain its oldest entries."""
-        journal = self._journal
+        """Whether journal or volume fill up: a journal shrinks when both generations contain its oldest entries."""
+        journal, failed = self._journal, Outcome.JOURNAL_FAILED in self._failing
         return (
             journal is not None
-            and journal.size_bytes > _JOURNAL_SHARE * journal.capacity_bytes
+            and (failed or journal.size_bytes > _JOURNAL_SHARE * journal.capacity_bytes)
             and self._store.covered_seq < self._pipeline.applied_seq
             and self._clock.monotonic_ns() - self._taken_ns >= _EARLY_NS
             and not self._writing
@@ -290,6 +315,7 @@ class Durability:
             pending, self._pending = self._pending, None
         if pending is not None:
             self._unsaved = self._write(*pending)
+            self._fit_journal()
             pending = None  # a state's blocks are the largest there are
             give_back()
             self._writing = False
@@ -303,15 +329,43 @@ class Durability:
             size_bytes = self._store.write(state.pieces(), seq)
         except OSError as error:
             self._metrics.add(table.STATE_WRITE_ERRORS)
-            _log.warning("state not written: %s", error.strerror)
-            return f"state not written: {error.strerror}"
+            problem = f"state not written: {error.strerror}"
+            if problem != self._unsaved:  # one line per change
+                _log.warning("%s", problem)
+            if error.errno in _NO_ROOM:
+                self._make_room(seq)
+            return problem
         except Exception:  # noqa: BLE001 -- a fault of ours must not end the receiving
             self._metrics.add(table.STATE_WRITE_ERRORS)
             _log.exception("state could not be encoded")
             return "state could not be encoded"
+        self._given_up_bytes = 0
         self._metrics.add(table.STATE_WRITES)
         self._metrics.set(table.STATE_BYTES, size_bytes)
         self._metrics.set(table.STATE_WRITTEN, self._clock.unix_nano() / 1e9)
         if self._journal is not None:
             self._journal.applied(self._store.covered_seq)
         return ""
+
+    def _make_room(self, learned_seq: int) -> None:
+        """Remove what is missed least, one file for each state that finds no room: what a whole state contains.
+
+        Where there is no such file, and the journal has filled most of the volume (as earlier versions could), its
+        oldest entries go that are learned: otherwise every export is refused for ever. Not before a stop, for which
+        there is no next state.
+        """
+        journal = self._journal
+        try:
+            if self._store.give_up_previous():
+                _log.warning("no room for a state: the older one was removed")
+            elif journal is not None:
+                size_bytes, unsaved = journal.give_up_oldest(self._store.saved_seq), ""
+                volume_bytes = self._files.volume(self._store.directory).size_bytes
+                if not size_bytes and journal.size_bytes > volume_bytes // 2 > 0 and not self._ending:
+                    size_bytes = journal.give_up_oldest(learned_seq)
+                    self._given_up_bytes += size_bytes
+                    unsaved = ": they are learned, but in no state yet; a kill before the next one loses them"
+                if size_bytes:
+                    _log.warning("no room for a state: %d bytes of the journal were removed%s", size_bytes, unsaved)
+        except OSError as error:
+            _log.warning("no room for a state, and nothing can be removed: %s", error.strerror)

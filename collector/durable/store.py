@@ -39,6 +39,7 @@ class StateStore:
         self._previous = directory / PREVIOUS_NAME
         self._files: Files = files or SystemFiles()
         self._seqs: list[int] = []
+        self._newest_is_whole = False
         self.restored = Restored.EMPTY
         """What a start began with."""
         self.restored_name = ""
@@ -56,6 +57,18 @@ class StateStore:
     def covered_seq(self) -> int:
         """The last journal entry that both generations contain: what comes before is needed no more."""
         return min(self._seqs) if len(self._seqs) > 1 else 0
+
+    @property
+    def saved_seq(self) -> int:
+        """The last journal entry that one generation contains at least."""
+        return self._seqs[-1] if self._seqs else 0
+
+    def give_up_previous(self) -> bool:
+        """Remove the older generation if the newest one is whole, for a volume without room; whether there was one."""
+        if not (self._newest_is_whole and self._previous.exists()):
+            return False
+        self._files.unlink(self._previous)
+        return True
 
     def load(self, restore: Callable[[Image], list[str]]) -> Progress:
         """Hand the newest usable state to ``restore``; unusable ones are put aside and logged as errors."""
@@ -82,6 +95,7 @@ class StateStore:
             if left_out:
                 _log.warning("models of the state that are not configured were left out: %s", ", ".join(left_out))
             self._seqs = [progress.seq]
+            self._newest_is_whole = outcome is Restored.NEWEST
             self.restored, self.restored_name, self.restored_unix_s = outcome, path.name, written_unix_s
             return progress
         if tried:
@@ -118,6 +132,7 @@ class StateStore:
         self._files.replace(temporary, self._path)
         sync_directory(self._path.parent)
         self._seqs = [*self._seqs[-1:], seq]
+        self._newest_is_whole = True
         return size_bytes
 
     def _append(self, descriptor: int, data: bytes) -> int:

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 
 from collector import __version__
 from collector.config import Config
-from collector.identity import IDENTITY, Fact, config_id
+from collector.identity import IDENTITY, Fact, config_id, is_mixture_of_experts
 from collector.runtime import PrintLine
 from online import Bank, ConfigSnapshot, Snapshot, StateError, TargetSnapshot, part_of
+from online.transfer import HIDES_HITS
 
 FactsByEngine = Mapping[tuple[str, str], Mapping[str, Fact]]
 """By configuration and engine, what its sidecar knows of it."""
@@ -33,7 +34,14 @@ def fleet_snapshot(bank: Bank, generation: int = 1, engines: FactsByEngine | Non
         apart = _told_apart_by(each, facts, targets, engines or {})
         configs.append(
             ConfigSnapshot(
-                config_id=each, config=facts, engines=[], telemetry=_TELEMETRY, targets=targets, told_apart_by=apart
+                config_id=each,
+                config=facts,
+                engines=[],
+                telemetry=_TELEMETRY,
+                targets=targets,
+                told_apart_by=apart,
+                prefix_hits_hidden=facts.get(HIDES_HITS) is True,
+                mixture_of_experts=is_mixture_of_experts(facts),
             )
         )
     newest_unix_nano = bank.event_span_ns()[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .discovery import Discovery
 from .facts import IDENTITY, EngineFacts, Fact, FactSource, config_id
-from .knowledge import Knowledge, cannot_derive
+from .knowledge import Knowledge, cannot_derive, is_mixture_of_experts
 from .sheet_files import shipped_sheets
 
 __all__ = [
@@ -16,5 +16,6 @@ __all__ = [
     "Knowledge",
     "cannot_derive",
     "config_id",
+    "is_mixture_of_experts",
     "shipped_sheets",
 ]

@@ -197,14 +197,17 @@ def read_version(body: bytes) -> dict[str, Fact]:
 
 
 def read_metrics(body: bytes) -> dict[str, Fact]:
-    """The labels of ``vllm:cache_config_info`` that are facts of a configuration."""
-    line = _CACHE_LINE.search(body.decode("utf-8", "replace"))
-    labels = dict(_LABEL.findall(line[1])) if line else {}
+    """The labels of ``vllm:cache_config_info`` that are facts of a configuration.
+
+    A data-parallel server has a line for each engine, and each says the blocks of all of them together.
+    """
+    lines = [dict(_LABEL.findall(line)) for line in _CACHE_LINE.findall(body.decode("utf-8", "replace"))]
+    labels, engines = lines[0] if lines else {}, len({line.get("engine", "") for line in lines})
     out: dict[str, Fact] = {}
-    for name in ("block_size", "num_gpu_blocks"):
+    for name, shared_by in (("block_size", 1), ("num_gpu_blocks", engines)):
         text = labels.get(name, "")
-        if text.isascii() and text.isdigit() and int(text[:18]) > 0:
-            out[name] = int(text[:18])
+        if text.isascii() and text.isdigit() and (own := int(text[:18]) // shared_by) > 0:
+            out[name] = own
     if labels.get("enable_prefix_caching") in ("True", "False"):
         out["enable_prefix_caching"] = labels["enable_prefix_caching"] == "True"
     return out

@@ -40,7 +40,7 @@ IDENTITY: tuple[str, ...] = (
 )
 """Facts that make two engines different configurations."""
 
-BESIDE: tuple[str, ...] = ("num_gpu_blocks",)
+BESIDE: tuple[str, ...] = ("num_gpu_blocks", "num_experts")
 """Facts worth knowing that do not make a configuration."""
 
 HARDWARE: tuple[str, ...] = (

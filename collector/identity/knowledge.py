@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from collector.config import ConfigurationsConfig
-from online.features.sheets import SheetError, architecture, find, model_sheet
+from online.features.sheets import SheetError, architecture, bytes_by_name, find, model_sheet, quantized
 
 from .facts import EngineFacts, Fact, FactSource, resource_facts
 from .rules import Rule, configured_architecture, configured_sheets
@@ -23,6 +23,7 @@ _APPLIED_MAX = 4096
 """Emitters of which is remembered what they have been told; beyond, they are told again."""
 
 _FP8 = frozenset({"fp8", "fbgemm_fp8", "fp8_e4m3"})
+_NOT_QUANTIZED = frozenset({"", "none", "auto"})
 
 
 class Knowledge:
@@ -102,16 +103,24 @@ def compute_dtype(facts: EngineFacts) -> str:
 
 
 def _with_dtype(arch: Mapping[str, Fact], facts: EngineFacts) -> dict[str, Fact]:
-    """The server's ``--dtype`` and ``--quantization`` say more than the file."""
+    """The server's ``--dtype`` says more than the file, and so does its quantization where the file says none."""
     out = dict(arch)
     width = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}.get(str(facts.get("dtype")))
     if width is not None:
         if out.get("weight_element_bytes") == out.get("element_bytes"):
             out["weight_element_bytes"] = width
         out["element_bytes"] = width
-    if str(facts.get("quantization")) in _FP8:
-        out["weight_element_bytes"] = 1.0
+    method = facts.get("quantization")
+    if isinstance(method, str) and method not in _NOT_QUANTIZED and "weight_quantization" not in out:
+        out |= quantized(method, bytes_by_name(method))
     return out
+
+
+def is_mixture_of_experts(facts: Mapping[str, Fact]) -> bool:
+    """Whether the model is one: a file or the engine counts its experts, or the engine spreads them over GPUs."""
+    experts, layers = facts.get("num_experts"), facts.get("num_moe_layers", 1)
+    counted = isinstance(experts, int) and not isinstance(experts, bool) and experts > 1
+    return (counted and layers != 0) or facts.get("expert_parallel") is True
 
 
 def cannot_derive(facts: Mapping[str, Fact]) -> tuple[str, ...]:

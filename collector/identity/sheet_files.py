@@ -17,6 +17,7 @@ from .facts import TEXT_CHARS_MAX, Fact
 
 MODEL_FILE_BYTES_MAX = 4 * 2**20
 """The largest config.json in the wild is some hundred kB; more is something else."""
+_QUANTIZATION_FILE = "hf_quant_config.json"
 
 
 def shipped_sheets() -> dict[str, HardwareSheet]:
@@ -32,11 +33,20 @@ class FileRefused(ValueError):
 def read_architecture(path: Path) -> dict[str, Fact]:
     """The architecture in a config.json, or in a directory that has one.
 
+    A file hf_quant_config.json beside it says how the weights are quantized where config.json does not.
+
     Raises:
-        FileRefused: it cannot be read, is too large, or is not JSON.
+        FileRefused: a file cannot be read, is too large, or is not JSON.
         SheetError: it contradicts itself.
     """
-    arch = architecture(read_json(path / "config.json" if path.is_dir() else path))
+    config = read_json(path / "config.json" if path.is_dir() else path)
+    beside = (path if path.is_dir() else path.parent) / _QUANTIZATION_FILE
+    if isinstance(config, dict) and beside.is_file():
+        try:
+            config = {**config, "hf_quant_config": read_json(beside)}
+        except FileRefused as error:
+            raise FileRefused(f"{_QUANTIZATION_FILE} beside it: {error}") from None
+    arch = architecture(config)
     return {name: value[:TEXT_CHARS_MAX] if isinstance(value, str) else value for name, value in arch.items()}
 
 

@@ -51,8 +51,13 @@ class ApiProcess:
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Nothing speaks against what is learned from it."""
-        return ()
+        """Whether its spans are sampled, or nobody knows yet."""
+        return self.requests.sampling.doubts
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether a part of its requests sends no span."""
+        return self.requests.sampling.is_sampled
 
     @property
     def open_requests(self) -> int:

@@ -83,5 +83,7 @@ def _joined(run: Sequence[Telemetry]) -> Sequence[Telemetry]:
             process=first.process,
             host=first.host,
             exports=len(run),
+            arrived_unix_ns=run[-1].arrived_unix_ns,
+            too_new_unix_ns=max(each.too_new_unix_ns for each in run),
         )
     ]

@@ -70,6 +70,11 @@ class SpanWindow:
             emitter.ids.discard(forgotten)
         return None
 
+    def forget_ahead(self, latest_unix_ns: int) -> None:
+        """Of emitters known by times that have not come yet, which an earlier version believed, nothing is kept."""
+        for instance in [each for each, ids in self._emitters.items() if ids.newest_ns > latest_unix_ns]:
+            del self._emitters[instance]
+
     def restored(self) -> None:
         """Within the bounds of this window, which may be smaller than those of the one that was saved."""
         while len(self._emitters) > self._emitters_max:

@@ -2,6 +2,10 @@
 
 A restart starts a new sequence (step ids or the clock go back); the old one stays until event time has passed it, so
 that its late spans still find it. Rows of an older sequence leave before those of a newer one.
+
+Step ids that jump ahead by more than a window holds start a new sequence, too, beside the old one: another sender may
+have claimed this name. Until it has lasted for ``grace_s`` of its own time, nothing is asked of it, and it is given up
+as soon as the old one goes on.
 """
 
 from __future__ import annotations
@@ -73,17 +77,17 @@ class Engine:
     @property
     def event_unix_ns(self) -> int:
         """Newest event heard of."""
-        return max((p.sequence.event_unix_ns for p in self.processes), default=0)
+        return max((p.sequence.event_unix_ns for p in self._proven), default=0)
 
     @property
     def safe_unix_ns(self) -> int:
         """No row that will come ends before this wall clock time."""
-        return min((p.sequence.safe_unix_ns for p in self.processes), default=0)
+        return min((p.sequence.safe_unix_ns for p in self._proven), default=0)
 
     @property
     def quality(self) -> Quality:
         """Telemetry quality of the newest process."""
-        return self.processes[-1].sequence.quality if self.processes else Quality.JOURNEYS
+        return self._proven[-1].sequence.quality if self.processes else Quality.JOURNEYS
 
     @property
     def doubts(self) -> tuple[str, ...]:
@@ -103,7 +107,7 @@ class Engine:
     @property
     def newest_window(self) -> StepWindow | None:
         """Steps of the newest process."""
-        return self.processes[-1].sequence.window if self.processes else None
+        return self._proven[-1].sequence.window if self.processes else None
 
     @property
     def released(self) -> bool:
@@ -112,7 +116,7 @@ class Engine:
 
     def snapshot(self) -> EngineSnapshot:
         """Scheduling mode and newest step id of the newest process."""
-        newest = self.processes[-1].sequence if self.processes else None
+        newest = self._proven[-1].sequence if self.processes else None
         return EngineSnapshot(
             instance=self.instance,
             scheduling=(newest.scheduling if newest is not None else Scheduling.UNKNOWN).value,
@@ -133,14 +137,17 @@ class Engine:
             if len(snapshots := telemetry.snapshots):
                 low, high = int(steps["step_id"].min()), int(steps["step_id"].max())
                 snapshots = snapshots[(snapshots["step_id"] >= low) & (snapshots["step_id"] <= high)]
+            lasted = self._has_lasted(process)
             self._counts.merge(process.sequence.add_summaries(steps, snapshots))
+            if self._has_jumped() and self._has_lasted(process) > lasted:
+                self._count_restart(process.sequence.context.first_unix_ns)
         return [request for span in telemetry.core if (request := self._add_request(span)) is not None]
 
     def restarts_with(self, telemetry: Telemetry) -> bool:
         """Whether these steps and requests are those of a process that is not known yet."""
         if not self.processes:
             return False
-        newest = self.processes[-1].sequence
+        newest = self._proven[-1].sequence
         steps = telemetry.steps
         heard = [(int(steps["unix_ns"][-1]), int(steps["step_id"][-1]))] if len(steps) else []
         for span in telemetry.core:
@@ -184,7 +191,15 @@ class Engine:
         return request
 
     def _process_of(self, unix_ns: int, step: int) -> EngineProcess:
-        """The process in which step ids and wall clock grow together; a new one after a restart."""
+        """The process in which step ids and wall clock grow together; a new one after a restart, or beside it."""
+        proven = self._proven
+        beside = self.processes[-1] if len(proven) < len(self.processes) else None
+        if proven and self._is_jump(proven, unix_ns, step):
+            if beside is not None and abs(step - beside.sequence.last_step) <= self._settings.steps_max:
+                return beside
+            self._give_up(beside)
+            return self._begin_process()
+        self._give_up(beside)
         for process in reversed(self.processes):
             sequence = process.sequence
             newer_in_time = unix_ns >= sequence.event_unix_ns
@@ -196,16 +211,60 @@ class Engine:
                 break
             return process
         if self.processes:
-            self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_RESTART] += 1
-            self.restarts_unix_ns.append(unix_ns)
+            self._count_restart(unix_ns)
         if len(self.processes) > _CONFLICTS_MAX:
             self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] += 1
             del self.processes[0]
+        return self._begin_process()
+
+    def _begin_process(self) -> EngineProcess:
         sequence = StepSequence(self._settings, self.number, self.ratio)
         _teach_facts(sequence, self.facts)
         process = EngineProcess(sequence, WarmUp(self._settings.warm_up_rows))
         self.processes.append(process)
         return process
+
+    def _count_restart(self, unix_ns: int) -> None:
+        self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_RESTART] += 1
+        self.restarts_unix_ns.append(unix_ns)
+
+    @property
+    def _proven(self) -> list[EngineProcess]:
+        """All processes but one that has jumped ahead and has not lasted yet."""
+        if self._has_jumped() and not self._has_lasted(self.processes[-1]):
+            return self.processes[:-1]
+        return self.processes
+
+    def _has_jumped(self) -> bool:
+        """Whether the newest process is further ahead of the one before it than a window holds."""
+        if len(self.processes) == 1 or not self.processes:
+            return False
+        before, newest = (process.sequence for process in self.processes[-2:])
+        return newest.last_step - before.last_step > self._settings.steps_max
+
+    def _has_lasted(self, process: EngineProcess) -> bool:
+        context = process.sequence.context
+        return context.event_unix_ns - context.first_unix_ns > int(self._settings.grace_s * 1e9)
+
+    def _is_jump(self, proven: list[EngineProcess], unix_ns: int, step: int) -> bool:
+        """Whether a step is further ahead than a window holds; a late one of an older process is not.
+
+        Requests alone may be sampled so thinly that any distance is usual.
+        """
+        sequence = proven[-1].sequence
+        late = len(proven) > 1 and unix_ns < sequence.context.first_unix_ns
+        known = sequence.window is not None and sequence.context.has_summaries
+        return known and not late and step - sequence.last_step > self._settings.steps_max
+
+    def _give_up(self, beside: EngineProcess | None) -> None:
+        """The process before it goes on: what claimed to come after it was somebody else's."""
+        if beside is None:
+            return
+        window = beside.sequence.window
+        steps = int(np.count_nonzero(window.held_rebuilt["seen"])) if window is not None else 0
+        self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] += steps
+        self._counts[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] += len(beside.requests)
+        self.processes.pop()
 
     def _restarted(self, sequence: StepSequence, unix_ns: int, step: int) -> bool:
         """A smaller step id at a later time. Two stamps of one step may swap; a whole process does not."""
@@ -232,7 +291,9 @@ class Engine:
         while self.processes:
             process = self.processes[0]
             older = len(self.processes) > 1
-            age_ns = newest_unix_ns - process.sequence.event_unix_ns
+            # not by when the next one claims to have begun: a clock ahead would end what goes on
+            next_unix_ns = self.processes[1].sequence.context.first_unix_ns if older else 0
+            age_ns = newest_unix_ns - max(process.sequence.event_unix_ns, next_unix_ns)
             close = flush or (older and age_ns > self._settings.grace_s * 1e9)
             out += self._advance(process, flush=close)
             if not close or not older:

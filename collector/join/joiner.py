@@ -137,7 +137,8 @@ class Joiner(Senders):
         for key in [key for key in fresh if key in self._api_processes]:
             renamed += self._advance_api_process(key, engine_configs.get(key[0], set()), flush=flush)
         if self.pages.by_key:
-            senders: list[tuple[Key, Engine | ApiProcess]] = [*self._engines.items(), *self._api_processes.items()]
+            whole = [item for item in self._api_processes.items() if not item[1].is_sampled]
+            senders: list[tuple[Key, Engine | ApiProcess]] = [*self._engines.items(), *whole]
             yielded = self.pages.yield_to(senders, self._config_ids, None if self._census is None else fresh)
             for key, page in yielded.alone:
                 renamed += self._identify(key, page)
@@ -148,9 +149,15 @@ class Joiner(Senders):
         return renamed
 
     def _advance_api_process(self, key: Key, engine_configs: set[str], *, flush: bool) -> list[Renamed]:
-        """Request spans belong to the only configuration of engines known beside them, else to their own process."""
+        """Request spans belong to the only configuration of engines known beside them, else to their own process.
+
+        Of a process whose spans are sampled nothing is learned: its server's page, where there is one, tells more.
+        """
         process = self._api_processes[key]
         rows = process.advance(flush=flush)
+        if process.is_sampled and key not in self.pages.by_key and self.pages.tell_of(key, process):
+            self._census = None if self._config_ids.pop(key, "") else self._census
+            return []
         if not engine_configs:
             renamed = self._identify(key, process)
             self._hold_rows(self._config_ids[key], process.instance, rows)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, OrderedDict
+from collections.abc import Mapping
 
 from collector.config import JoinConfig
-from collector.decode import Telemetry
+from collector.decode import Telemetry, latest_unix_ns
 from collector.decode.pages import ScrapedPage
 from collector.identity import Knowledge
 from collector.join.kv import KvSources
@@ -44,6 +45,9 @@ class Senders:
         self._shared_ids = SharedIds()
         self._places = Places(settings)
         self._heard: Counter[Key] = Counter()
+        # by the clock here; of those who were restored, since then
+        self._heard_unix_ns: dict[Key, int] = {}
+        self._has_met_all = False
         self._fresh: dict[Key, None] = {}
         self._uncounted: set[Key] = set()
         self._filled: set[str] = set()
@@ -57,9 +61,12 @@ class Senders:
         """Everybody is looked at again."""
         self._fresh = dict.fromkeys((*self._engines, *self._api_processes, *self.pages.by_key))
         self._census = None
+        self._has_met_all = False
 
     def add(self, telemetry: Telemetry, recording: str = "") -> None:
         """Add what one resource of one export said; ``recording`` names the file in a replay."""
+        if telemetry.arrived_unix_ns and not self._has_met_all:
+            self._meet(telemetry.arrived_unix_ns)
         for api in telemetry.api:
             self._fresh |= dict.fromkeys(map(key_of, self._api_spans.add(api)))
         for batch in telemetry.kv:
@@ -91,21 +98,41 @@ class Senders:
     def _add_requests(self, key: Key, telemetry: Telemetry) -> None:
         process = self._api_processes.get(key)
         if process is None:
-            for gone in self._places.make_room(self._api_processes, key, telemetry, self._counts):
+            for gone in self._make_room(self._api_processes, key, telemetry):
                 self._forget(gone, self._api_processes.pop(gone))
             self._census = None
             process = self._api_processes[key] = ApiProcess(key[1], key[0], self._next_number(), self._settings)
         self._teach_facts(process, telemetry)
         process.add(telemetry.requests)
-        self._hear(key)
+        self._hear(key, telemetry)
 
-    def _hear(self, key: Key, exports: int = 1) -> None:
-        self._heard[key] += exports
+    def _hear(self, key: Key, telemetry: Telemetry) -> None:
+        self._heard[key] += telemetry.exports
+        if telemetry.arrived_unix_ns:
+            self._heard_unix_ns[key] = telemetry.arrived_unix_ns
         self._fresh[key] = None
+
+    def _meet(self, now_unix_ns: int) -> None:
+        """Who was restored counts as heard of now, unless times are known of it that have not come yet.
+
+        Those were believed by an earlier version. What was learned stays; its next telemetry finds a new emitter.
+        """
+        self._has_met_all = True
+        held: list[tuple[Key, Emitter]] = [*self._engines.items(), *self._api_processes.items()]
+        for key, emitter in held:
+            if emitter.event_unix_ns > latest_unix_ns(now_unix_ns):
+                self._engines.pop(key, None)
+                self._api_processes.pop(key, None)
+                self._drop(key, emitter)
+            else:
+                self._heard_unix_ns.setdefault(key, now_unix_ns)
+
+    def _make_room(self, emitters: Mapping[Key, Emitter], key: Key, telemetry: Telemetry) -> list[Key]:
+        return self._places.make_room(emitters, self._heard_unix_ns, key, telemetry, self._counts)
 
     def _add_steps(self, key: Key, telemetry: Telemetry) -> None:
         engine = self._engine_for(key, telemetry)
-        self._hear(key_of(engine), telemetry.exports)
+        self._hear(key_of(engine), telemetry)
         # steps of a second emitter on the same engine are known from the first
         for request in engine.add(telemetry, with_steps=key not in self._aliases):
             self._counts[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] += self._api_spans.match(engine, request)
@@ -123,12 +150,13 @@ class Senders:
             self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] += 1
         for key in keys_of(page):
             self._census = None if key not in self._heard else self._census
-            self._hear(key)
+            self._heard[key] += 1
+            self._fresh[key] = None
 
     def _engine_for(self, key: Key, telemetry: Telemetry) -> Engine:
         engine = self._aliases.get(key) or self._engines.get(key)
         if engine is None:
-            for gone in self._places.make_room(self._engines, key, telemetry, self._counts):
+            for gone in self._make_room(self._engines, key, telemetry):
                 self._forget(gone, self._engines.pop(gone))
             self._census = None
             engine = self._engines[key] = Engine(key[1], key[0], self._next_number(), self._settings)
@@ -147,12 +175,16 @@ class Senders:
 
     def _forget(self, key: Key, emitter: Emitter) -> None:
         """It is gone: what it held is learned as at the end of a stream."""
+        if key in self._config_ids:
+            self._hold_rows(self._config_ids[key], emitter.instance, emitter.advance(flush=True))
+        self._drop(key, emitter)
+
+    def _drop(self, key: Key, emitter: Emitter) -> None:
+        """It is gone, and what it held with it."""
         self._census = None
-        config_id = self._config_ids.pop(key, None)
-        if config_id is not None:
-            self._hold_rows(config_id, emitter.instance, emitter.advance(flush=True))
         self._aliases = {k: e for k, e in self._aliases.items() if e is not emitter}
-        self._heard.pop(key, None)
+        for known in (self._config_ids, self._heard, self._heard_unix_ns):
+            known.pop(key, None)
 
     def _next_number(self) -> int:
         self._emitter_count += 1
@@ -184,7 +216,7 @@ class Senders:
         keep.configure()
         self._fresh[key_of(keep)] = None
         self._census = None
-        for known in (self._engines, self._config_ids, self._heard):
+        for known in (self._engines, self._config_ids, self._heard, self._heard_unix_ns):
             known.pop(dropped, None)
         self._aliases[dropped] = keep
         self._aliases.update({k: keep for k, e in self._aliases.items() if e is drop})

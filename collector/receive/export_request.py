@@ -20,3 +20,5 @@ class Export(NamedTuple):
     """Number in the journal; 0 = not in it."""
     foreign: ForeignSpans = ForeignSpans()
     """Of ``spans``, those that are no longer in the payload."""
+    arrived_unix_ns: int = 0
+    """When it came in, by the clock here; 0 in a replay, and in a journal of an earlier version: nobody knows."""

@@ -22,7 +22,7 @@ what waits in the queue stays bounded."""
 
 
 class Intake:
-    """Called by the receivers' threads."""
+    """Called by the receivers' threads; ``unix_nano`` says when an export came in, 0 if that is not known."""
 
     def __init__(
         self,
@@ -30,11 +30,13 @@ class Intake:
         metrics: Metrics,
         memory: MemoryGuard | None = None,
         sync: Callable[[], None] = lambda: None,
+        unix_nano: Callable[[], int] = lambda: 0,
     ) -> None:
         self._queue = queue
         self._metrics = metrics
         self._memory = memory
         self._sync = sync
+        self._unix_nano = unix_nano
 
     def turn_away(self, transport: Transport, outcome: Outcome) -> None:
         """A call that never got as far as an export."""
@@ -54,7 +56,9 @@ class Intake:
                 return Refused(envelope)
             spans = envelope.spans
             metrics.add(table.RECEIVED_SPANS, spans, transport)
-            export = Export(envelope.payload, peer, transport, spans, foreign=envelope.foreign)
+            export = Export(
+                envelope.payload, peer, transport, spans, foreign=envelope.foreign, arrived_unix_ns=self._unix_nano()
+            )
             refused = self._admit(export, wait_s) if spans else None
         except BaseException:
             metrics.add(table.FAILED_SPANS, spans, transport)

@@ -65,9 +65,10 @@ _HTTP = {
 }
 
 
-def answer(refused: Refused) -> Answer:
-    """The gRPC status of a refusal."""
-    code, text = _REFUSALS[refused.reason]
+def answer(refused: Refused, text: str = "") -> Answer:
+    """The gRPC status of a refusal; ``text`` says it more exactly than the outcome does."""
+    code, usual_text = _REFUSALS[refused.reason]
+    text = text or usual_text
     if refused.reason not in _RETRIED:
         return Answer(code, text)
     seconds, nanos = divmod(int(refused.retry_after_s * 1e9), 1_000_000_000)

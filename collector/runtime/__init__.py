@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from .clock import Clock, SystemClock
+from .clock import Clock, SteadyClock, SystemClock
 from .exits import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, StartError
 from .filesystem import Files, SystemFiles, sync_directory
 from .grpc_threads import serve_where_read
 from .guard import check_packages, package_files
 from .health import Health
-from .logs import configure_logs, set_log_format, set_log_level
+from .logs import TOLD_ONCE, configure_logs, set_log_format, set_log_level
 from .memory import (
     LARGE_BLOCK_BYTES,
     MemoryGuard,
@@ -19,7 +19,6 @@ from .memory import (
     tune_malloc,
     without_collection,
 )
-from .openssl import without_openssl
 from .progress import Progress
 from .stop import Stop
 from .tasks import Part, Task
@@ -33,6 +32,7 @@ __all__ = [
     "EXIT_OK",
     "EXIT_USAGE",
     "LARGE_BLOCK_BYTES",
+    "TOLD_ONCE",
     "Clock",
     "Files",
     "Health",
@@ -41,6 +41,7 @@ __all__ = [
     "PrintLine",
     "Progress",
     "StartError",
+    "SteadyClock",
     "Stop",
     "SystemClock",
     "SystemFiles",
@@ -63,5 +64,4 @@ __all__ = [
     "take_turns",
     "tune_malloc",
     "without_collection",
-    "without_openssl",
 ]

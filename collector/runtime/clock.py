@@ -28,3 +28,17 @@ class SystemClock:
     def unix_nano(self) -> int:
         """Nanoseconds of CLOCK_REALTIME."""
         return time.time_ns()
+
+
+class SteadyClock:
+    """The wall clock, except that it never goes back: when it is set back, nobody else's clock seems to be ahead."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._offset_ns = clock.unix_nano() - clock.monotonic_ns()
+
+    def unix_nano(self) -> int:
+        """Wall clock in nanoseconds since the epoch; from any thread."""
+        monotonic_ns = self._clock.monotonic_ns()
+        self._offset_ns = max(self._offset_ns, self._clock.unix_nano() - monotonic_ns)
+        return monotonic_ns + self._offset_ns

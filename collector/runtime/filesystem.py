@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+
+class Volume(NamedTuple):
+    """The volume that a directory lies on."""
+
+    free_bytes: int
+    """For this user."""
+    size_bytes: int
+    """0 where it has none to tell."""
 
 
 class Files(Protocol):
@@ -36,6 +45,10 @@ class Files(Protocol):
 
     def replace(self, source: Path, target: Path) -> None:
         """Like rename(2)."""
+        ...
+
+    def volume(self, directory: Path) -> Volume:
+        """Like statvfs(3)."""
         ...
 
 
@@ -70,6 +83,11 @@ class SystemFiles:
     def replace(self, source: Path, target: Path) -> None:
         """Like rename(2)."""
         source.replace(target)
+
+    def volume(self, directory: Path) -> Volume:
+        """Like statvfs(3)."""
+        told = os.statvfs(directory)
+        return Volume(told.f_bavail * told.f_frsize, told.f_blocks * told.f_frsize)
 
 
 def sync_directory(directory: Path) -> None:

@@ -13,6 +13,8 @@ from typing import Literal
 from .clock import Clock
 
 INTERVAL_S = 10.0
+TOLD_ONCE = {"told_once": True}
+"""As ``extra`` of a line that is news of one thing: who writes it does so once, and others are not like it."""
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -29,6 +31,8 @@ class OncePerInterval(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """True if the line may be written."""
+        if getattr(record, "told_once", False):
+            return True
         key = (record.name, str(record.msg))
         now_ns = self._clock.monotonic_ns()
         last_ns, held_back = self._seen.get(key, (0, 0))

@@ -27,6 +27,8 @@ class RowDrop(enum.StrEnum):
     """Made from request spans beside engines of several configurations."""
     WHICH_SERVER = "which_server"
     """Between pages of several servers behind one address: one's counters less another's."""
+    SAMPLED_SPANS = "sampled_spans"
+    """Of request spans of which a head sampler keeps a part: the batch that a request ran in cannot be rebuilt."""
 
 
 class JoinEvent(enum.StrEnum):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from collector.config import DedupeConfig, JoinConfig
-from collector.decode import PIECE_BYTES, Decoder, Telemetry, pieces
+from collector.decode import PIECE_BYTES, Decoder, Telemetry, latest_unix_ns, pieces
 from collector.decode.pages import ScrapedPage
 from collector.identity import Knowledge
 from collector.join import Event, Joiner, SpanWindow, together
@@ -26,6 +26,7 @@ class TelemetryReader:
     def __init__(self, dedupe: DedupeConfig) -> None:
         self.span_window = SpanWindow(int(dedupe.window_s * 1e9), dedupe.ids_max, dedupe.emitters_max)
         self._decoder = Decoder()
+        self._knows_now = False
 
     @property
     def foreign_scopes(self) -> tuple[str, ...]:
@@ -38,7 +39,11 @@ class TelemetryReader:
             yield list(self._decoded(batch, counts))
 
     def _decoded(self, exports: Sequence[Export], counts: Counts) -> Iterator[tuple[str, Telemetry]]:
-        decoded = self._decoder.decode([(e.payload, e.peer) for e in exports], self.span_window.admit, counts)
+        payloads, arrived = [(e.payload, e.peer) for e in exports], [e.arrived_unix_ns for e in exports]
+        if not self._knows_now and any(arrived):
+            self.span_window.forget_ahead(latest_unix_ns(max(arrived)))
+            self._knows_now = True
+        decoded = self._decoder.decode(payloads, self.span_window.admit, counts, arrived)
         for export, resources in zip(exports, decoded, strict=True):
             if resources is None:  # admission has parsed the envelope only
                 spans = _spans_of(export)

@@ -14,7 +14,7 @@ from collector.decode import Telemetry
 from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
 from collector.durable import JOIN, PROGRESS, SPANS, Progress, progress_of
-from collector.identity import Fact, Knowledge, cannot_derive
+from collector.identity import Fact, Knowledge, cannot_derive, is_mixture_of_experts
 from collector.join import (
     Described,
     Emitter,
@@ -53,6 +53,7 @@ from .plugin_losses import PluginLosses
 from .quarantine import Quarantine
 from .recent_load import RecentLoad
 from .settled import SettledViews
+from .skewed_senders import SkewedSenders
 from .traces import TraceLog, Traces
 
 _log = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ class Pipeline:
         self._settled = SettledViews()
         self._traces = TraceLog()
         self._plugin_losses = PluginLosses()
+        self._skewed_senders = SkewedSenders()
         self.exemplars: Traces = {}
         """Traces behind the drifts of the newest snapshot; replaced, never edited."""
         self._load = RecentLoad()
@@ -125,6 +127,7 @@ class Pipeline:
 
     def _observe(self, telemetry: Telemetry) -> None:
         self._plugin_losses.record(telemetry, self._counts)
+        self._skewed_senders.record(telemetry)
         self._traces.record(telemetry.instance, telemetry.traces)
         self._load.record(telemetry)
 
@@ -236,8 +239,7 @@ class Pipeline:
                 self._settled.rename(old, new)
                 self._quarantine.rename(old, new)
             case Described(config_id, facts, quality):
-                hidden = quality is Quality.REQUESTS and facts.get("enable_prefix_caching") is not False
-                self._bank.describe(config_id, {**facts, HIDES_HITS: hidden})
+                self._bank.describe(config_id, {**facts, HIDES_HITS: _hides_hits(quality, facts)})
                 self._quarantine.retain(self.joiner.config_ids())
                 self._settled.retain(self.joiner.config_ids())
                 _log.info(
@@ -276,9 +278,10 @@ class Pipeline:
             sources |= emitter.facts.sources()
             contradictions |= emitter.facts.contradictions()
         quality = min((emitter.quality for emitter in emitters), default=Quality.REQUESTS)
+        hidden = _hides_hits(quality, facts)
         targets = self._settled.targets(config_id)
         if targets is None:
-            targets = self._targets(config_id, emitters, quality, facts, exact=exact)
+            targets = self._targets(config_id, emitters, hits_hidden=hidden, exact=exact)
         return ConfigSnapshot(
             config_id=config_id,
             config=facts,
@@ -289,7 +292,10 @@ class Pipeline:
             telemetry=quality.label,
             targets=targets,
             quarantined=self._quarantine.reason(config_id),
-            doubts=[doubt for emitter in emitters for doubt in emitter.doubts],
+            doubts=_doubts(emitters, targets.get(Target.STEP_TIME.value)),
+            prefix_hits_hidden=hidden,
+            mixture_of_experts=is_mixture_of_experts(facts),
+            last_heard_unix_nano=max((each.event_unix_ns for each in emitters if not each.recording), default=0),
         )
 
     def _history(self, config_id: str) -> HistoryView | None:
@@ -297,17 +303,22 @@ class Pipeline:
         return self._settled.history(config_id) or (None if history is None else history.view())
 
     def _targets(
-        self, config_id: str, emitters: Sequence[Emitter], quality: Quality, facts: Mapping[str, Fact], *, exact: bool
+        self, config_id: str, emitters: Sequence[Emitter], *, hits_hidden: bool, exact: bool
     ) -> dict[str, TargetSnapshot]:
         targets = self._quarantine.targets(config_id, exact=exact)
         step = targets.get(Target.STEP_TIME.value)
         queueings = [emitter.api_queueing for emitter in emitters]
-        api = with_stand_ins(targets.pop(Target.API_QUEUEING.value, None), queueings, step)
+        api = with_stand_ins(targets.pop(Target.API_QUEUEING.value, None), queueings, step, hits_hidden=hits_hidden)
         if api is not None:
             targets[Target.API_QUEUEING.value] = api
-        if step is not None and quality is Quality.REQUESTS and facts.get("enable_prefix_caching") is not False:
+        if step is not None and hits_hidden:
             targets[Target.STEP_TIME.value] = with_unseen_prefix_hits(step)
         return dict(sorted(targets.items()))
+
+
+def _doubts(emitters: Sequence[Emitter], step: TargetSnapshot | None) -> list[str]:
+    """Why nothing a configuration answers should be used: what its emitters and the rows of its steps say."""
+    return [*(doubt for emitter in emitters for doubt in emitter.doubts), *([] if step is None else step.doubts)]
 
 
 @functools.lru_cache(maxsize=64)
@@ -316,14 +327,26 @@ def _cannot_derive(facts: tuple[tuple[str, Fact], ...]) -> tuple[str, ...]:
     return cannot_derive(dict(facts))
 
 
+def _hides_hits(quality: Quality, facts: Mapping[str, Fact]) -> bool:
+    """Whether prompt tokens that the prefix cache had are told as if they were computed."""
+    return quality is Quality.REQUESTS and facts.get("enable_prefix_caching") is not False
+
+
+OF_PROMPT_TOKENS = "of a prompt token, cached or computed: request spans hide prefix-cache hits"
+
+
 def with_unseen_prefix_hits(target: TargetSnapshot) -> TargetSnapshot:
-    """Request spans do not tell prefix-cache hits: what is learned of prefill tokens is weak at best."""
+    """What is learned of prefill tokens is of prompt tokens, and weak at best; a data sheet's is of computed ones."""
     models = {}
     for name, model in target.models.items():
         features = [
-            msgspec.structs.replace(feature, status="weak")
-            if feature.name == "prefill_tokens" and feature.status == "identified"
-            else feature
+            feature
+            if feature.name != "prefill_tokens" or feature.status == "prior_only"
+            else msgspec.structs.replace(
+                feature,
+                status="weak" if feature.status == "identified" else feature.status,
+                reason=OF_PROMPT_TOKENS,
+            )
             for feature in model.features
         ]
         models[name] = msgspec.structs.replace(model, features=features)

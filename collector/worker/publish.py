@@ -12,8 +12,10 @@ from typing import Protocol
 
 from collector.runtime import Clock, Health, StartError, Task
 from collector.telemetry import Metrics, table
-from exporters.files import SNAPSHOT_NAME, published_generation, write_atomically, write_snapshot
+from exporters.files import SNAPSHOT_NAME, published_generation, published_snapshot, write_atomically, write_snapshot
 from online import Snapshot
+
+from .news import News
 
 WRITER = "snapshot-writer"
 COST_SHARE = 0.1
@@ -73,6 +75,7 @@ class Publisher:
         self._took_ns = 0
         self._generation = 0
         self._current: Snapshot | None = None
+        self._news = News()
 
     def current(self) -> Snapshot | None:
         """The newest generation; None until something was learned."""
@@ -86,6 +89,10 @@ class Publisher:
     def resume(self, generation: int) -> None:
         """Generations go on where an earlier process ended: readers' must not go back."""
         self._generation = max(self._generation, generation)
+
+    def skip_changes(self, published: Snapshot) -> None:
+        """What an earlier process published last: its changes of speed were told then."""
+        self._news.skip_changes(published)
 
     def set_interval(self, interval_s: float) -> None:
         """From the next generation on; from any thread."""
@@ -131,6 +138,7 @@ class Publisher:
             _log.exception("snapshot could not be made")
             return
         self._generation += 1
+        self._news.tell(self._current)
         self._published_revision, self._tells_all = revision, final or quiet
 
 
@@ -156,7 +164,7 @@ class SnapshotWriter:
         self._task = Task(WRITER, self._write_on_time, health=health, turn_timeout_s=WRITE_TIMEOUT_S)
 
     def start(self) -> None:
-        """Prove that the directory takes files, find the generation that readers have seen, begin."""
+        """Prove that the directory takes files, find what readers have seen, begin."""
         try:
             probe = self.path.parent / f".{SNAPSHOT_NAME}.probe"
             write_atomically(probe, b"")
@@ -164,6 +172,9 @@ class SnapshotWriter:
         except OSError as error:
             raise StartError(f"cannot write to snapshot.directory {self.path.parent}: {error.strerror}") from None
         self._publisher.resume(published_generation(self.path))
+        published = published_snapshot(self.path)
+        if published is not None:
+            self._publisher.skip_changes(published)
         self._task.start()
 
     def set_interval(self, interval_s: float) -> None:

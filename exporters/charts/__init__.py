@@ -5,6 +5,7 @@ from __future__ import annotations
 from .bars import Coefficient, calibration_chart, intervals, meter, shares, whisker
 from .courses import Z_95, ErrorPoint, Mark, ValuePoint, coefficient_course, error_course
 from .row_charts import histogram, residuals, scatter
+from .speed_change import SpeedChange, name_of, newest_change
 from .style import CHART_STYLE
 from .svg import nice_limit
 from .text import (
@@ -29,6 +30,7 @@ __all__ = [
     "Coefficient",
     "ErrorPoint",
     "Mark",
+    "SpeedChange",
     "ValuePoint",
     "age",
     "calibration_chart",
@@ -42,6 +44,8 @@ __all__ = [
     "histogram",
     "intervals",
     "meter",
+    "name_of",
+    "newest_change",
     "nice_limit",
     "percent",
     "residuals",

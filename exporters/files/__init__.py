@@ -8,8 +8,14 @@ from .blis_trace import TRACE_HEADER, TRACE_TABLE, TracedRequest, render_trace
 from .coefficients_csv import render_csv
 from .dynamo import render_dynamo
 from .llm_d_sim import render_llm_d_sim
-from .snapshot_file import SNAPSHOT_NAME, published_generation, write_atomically, write_snapshot
-from .translation import Assumptions, ExportError, choose_config, doubtful_coefficients
+from .snapshot_file import (
+    SNAPSHOT_NAME,
+    published_generation,
+    published_snapshot,
+    write_atomically,
+    write_snapshot,
+)
+from .translation import Assumptions, ExportError, choose_config, doubtful_coefficients, warnings_of
 
 __all__ = [
     "ALPHAS",
@@ -25,12 +31,14 @@ __all__ = [
     "doubtful_coefficients",
     "export",
     "published_generation",
+    "published_snapshot",
     "render_csv",
     "render_dynamo",
     "render_flags",
     "render_llm_d_sim",
     "render_trace",
     "render_yaml",
+    "warnings_of",
     "write_atomically",
     "write_snapshot",
 ]

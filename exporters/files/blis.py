@@ -23,6 +23,14 @@ whole slope and alpha[1] takes up the difference at the mean output length. The 
 simulated by BLIS and never exported. An alpha of which nothing is learned is 0: a released vLLM without its request
 spans tells none, and its step time is worth simulating all the same.
 
+Request spans hide prefix-cache hits. A price that was learned from them is of a prompt token, cached or computed, and
+BLIS charges computed ones. So it is folded, true to the mean: with P and R the mean prompt tokens and requests of a
+step (R is also its output tokens) and N the mean prompt,
+
+    b[5] += c_p P / R      b[8] = 0      alpha[0] += c_p N
+
+which charges a trace with prefix groups as one without. A data sheet's price is of a computed token and stays.
+
 Guarantee: a step time or a mean post-decode time predicted from the exported file equals ours within 0.15 %
 (tests/exporters/test_blis.py), as far as whole microseconds allow.
 """
@@ -38,7 +46,7 @@ from online import ConfigSnapshot, FeatureSnapshot, Snapshot, TargetSnapshot
 
 from .blis_render import Coefficients, render_flags, render_yaml
 from .blis_sheet import BANDWIDTH_TB_S, bandwidth_of, blis_name_of, shape_of
-from .translation import ExportError, choose_config, doubtful_coefficients
+from .translation import ExportError, choose_config, doubtful_coefficients, warnings_of
 
 N_BETAS = 11
 MAX_ALPHA_US = 1e12
@@ -80,27 +88,31 @@ def blis_coefficients(
         mean: multiply the step time by ``mean_factor``, what stalls add to the robust fit in the mean.
 
     Returns:
-        3 alphas, 11 betas, the coefficients that are not identified, notes on how the numbers came about, and the
-        engine's limits as far as they are known.
+        3 alphas, 11 betas, the coefficients that are not identified, notes on how the numbers came about (some of them
+        warnings), and the engine's limits as far as they are known.
 
     Raises:
         BlisError: a coefficient of the step time is absent, or the size of the KV cache cannot be known.
     """
     if alpha not in ALPHAS:
         raise BlisError(f"--alpha: expected one of {', '.join(ALPHAS)}, got {alpha!r}")
-    notes: list[str] = []
+    notes = list(warnings_of(config))
     step = _features(config, "step_time")
     if step is None:
         raise BlisError("step_time: nothing learned yet, so its coefficients are absent")
     kv_us = _kv_us_per_token(config, model_config, hardware)
     factor = _mean_factor(config.targets["step_time"], mean, notes)
     beta = [0.0] * N_BETAS
+    prices = {name: _value(step, "step_time", name) for name in _STEP_COLUMNS}
+    folded = _fold_prompts(config, step, prices["prefill_tokens"])
+    if folded.is_folded:
+        prices |= {"prefill_tokens": 0.0, "requests": prices["requests"] + folded.requests_us}
     for name, index in _STEP_COLUMNS.items():
-        value = factor * _value(step, "step_time", name)
+        value = factor * prices[name]
         beta[index] = value / kv_us if index in {8, 9} else value
         if not math.isfinite(beta[index]):
             raise BlisError(f"step_time: coefficient {name} is {value!r}, too large for BLIS")
-    queueing = _queueing_us(config, alpha, notes)
+    queueing = _queueing_us(config, alpha, factor * folded.prompt_us, notes)
     fixed, per_token = _post_decode_us(config, notes)
     ranks = config.config.get("data_parallel_size", 1)
     if ranks != 1:
@@ -112,9 +124,52 @@ def blis_coefficients(
         beta=tuple(beta),
         kv_us_per_token=kv_us,
         doubtful=(*doubtful_coefficients(config, used), *absent),
-        notes=tuple(notes),
+        notes=(*folded.warnings, *notes),
+        warnings=folded.warnings,
         limits=_limits(config, hardware),
     )
+
+
+class _Folded(NamedTuple):
+    """``requests_us``: of one request in a step, ``prompt_us``: of the mean prompt; what a reader has to know of it."""
+
+    is_folded: bool = False
+    requests_us: float = 0.0
+    prompt_us: float = 0.0
+    warnings: tuple[str, ...] = ()
+
+
+def _fold_prompts(config: ConfigSnapshot, step: Mapping[str, FeatureSnapshot], price_us: float) -> _Folded:
+    """Where hits are hidden, spread the price of a prompt token over requests, and say which trace the file is for."""
+    if not config.prefix_hits_hidden:
+        return _Folded()
+    hidden = "request spans hide prefix-cache hits"
+    if step["prefill_tokens"].status == "prior_only":
+        computed = f"{hidden}: beta[8] is a data sheet's price of a computed token, for traces with prefix_group;"
+        return _Folded(warnings=(f"{computed} in one without (blis-trace), tokens that were cached are charged, too",))
+    price = f"{hidden}: {price_us:.4g} µs per prompt token, cached or computed,"
+    tokens, requests = step["prefill_tokens"].mean, step["requests"].mean
+    per_output = tokens / requests if tokens is not None and requests else math.inf
+    if not 0.0 <= per_output <= MAX_MEAN_TOKENS:
+        alone = "stay in beta[8], for traces without prefix_group (blis-trace) alone: the mean step is not known"
+        return _Folded(warnings=(f"{price} {alone}",))
+    means = (_mean_prompt(config, target) for target in ("api_queueing", "queue_wait"))
+    prompt = next((mean for mean in means if mean is not None), None)
+    into = f"into beta[5] at {per_output:.4g} prompt tokens per output token"
+    into += ", not into alpha[0]: no mean prompt is known" if prompt is None else f", into alpha[0] at {prompt:.1f}"
+    kinds = "for traces with prefix_group and without (blis-trace), of lengths like those learned from"
+    return _Folded(
+        is_folded=True,
+        requests_us=price_us * per_output,
+        prompt_us=price_us * (prompt or 0.0),
+        warnings=(f"{price} are folded {into}; {kinds}",),
+    )
+
+
+def _mean_prompt(config: ConfigSnapshot, target: str) -> float | None:
+    """Mean prompt length of the rows of a target."""
+    feature = (_features(config, target) or {}).get("prompt_tokens")
+    return None if feature is None else _mean_of(feature)
 
 
 def _mean_factor(step: TargetSnapshot, mean: bool, notes: list[str]) -> float:
@@ -183,10 +238,13 @@ def _value(features: Mapping[str, FeatureSnapshot], target: str, name: str) -> f
     return feature.coefficient
 
 
-def _queueing_us(config: ConfigSnapshot, alpha: str, notes: list[str]) -> int:
-    """The constant nearest to the learned line c0 + c1 N, in the mean: its value at the mean prompt length."""
+def _queueing_us(config: ConfigSnapshot, alpha: str, prompt_us: float, notes: list[str]) -> int:
+    """The constant nearest to the learned line c0 + c1 N, in the mean: its value at the mean prompt length.
+
+    ``prompt_us``: what computing a prompt takes in the mean, where no beta charges it.
+    """
     features = _features(config, "api_queueing")
-    queueing_us = 0.0 if features is None else _value(features, "api_queueing", "intercept")
+    queueing_us = prompt_us + (0.0 if features is None else _value(features, "api_queueing", "intercept"))
     if features is not None and "prompt_tokens" in features:
         slope = _value(features, "api_queueing", "prompt_tokens")
         tokens = _mean_of(features["prompt_tokens"])
@@ -256,10 +314,11 @@ def _mean_tokens(target: TargetSnapshot, fixed_us: float, per_token_us: float) -
 
 
 class Exported(NamedTuple):
-    """A file or flags, and each coefficient in it that is not identified or absent."""
+    """A file or flags, each coefficient in it that is not identified or absent, and what it must not be used for."""
 
     content: bytes
     doubtful: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def export(
@@ -289,7 +348,8 @@ def export(
     config = choose_config(snapshot, which)
     coefficients = blis_coefficients(config, model_config=model_config, hardware=hardware, alpha=alpha, mean=mean)
     if file_format == "blis-flags":
-        return Exported(render_flags(coefficients), coefficients.doubtful)
+        return Exported(render_flags(coefficients), coefficients.doubtful, coefficients.warnings)
     if file_format == "blis-yaml":
-        return Exported(render_yaml(snapshot, config, coefficients), coefficients.doubtful)
+        content = render_yaml(snapshot, config, coefficients)
+        return Exported(content, coefficients.doubtful, coefficients.warnings)
     raise BlisError(f"--format: expected blis-yaml or blis-flags, got {file_format!r}")

@@ -19,6 +19,7 @@ class Coefficients(NamedTuple):
     doubtful: tuple[str, ...]
     notes: tuple[str, ...]
     limits: tuple[tuple[str, str], ...]
+    warnings: tuple[str, ...] = ()
 
 
 def render_flags(coefficients: Coefficients) -> bytes:

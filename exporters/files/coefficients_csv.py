@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from exporters.labels import printable
 from online import ConfigSnapshot, Snapshot
 
-from .translation import COMMENT_CHARS, comments
+from .translation import COMMENT_CHARS, comments, warnings_of
 
 COLUMNS = (
     "config_id", "model", "gpu", "tensor_parallel_size", "vllm_version", "target", "vector", "feature_set", "champion",
-    "feature", "unit", "coefficient", "stderr", "status", "feature_mean", "rows", "median_ape",
+    "feature", "unit", "coefficient", "stderr", "status", "feature_mean", "rows", "median_ape", "reason",
 )  # fmt: skip
 _FORMULA = ("=", "+", "-", "@")
 
@@ -27,6 +27,7 @@ def render_csv(snapshot: Snapshot, configs: Sequence[ConfigSnapshot]) -> bytes:
             f"created_unix_nano {snapshot.created_unix_nano}; times in microseconds; an empty field is not known",
             "lost: shape factors, intervals, what was seen, drift, limits of the engine, what api_queueing grows by",
             "with the requests in flight; they are in the snapshot",
+            *(f"{config.config_id!r}: {warning}" for config in configs for warning in warnings_of(config)),
         )
     )
     writer = csv.writer(out, lineterminator="\n")
@@ -57,6 +58,7 @@ def _lines(config: ConfigSnapshot) -> Iterator[list[object]]:
                     "" if each.mean is None else repr(each.mean),
                     model.rows,
                     error,
+                    _text(each.reason),
                 ]
 
 

@@ -64,6 +64,8 @@ def render_llm_d_sim(snapshot: Snapshot, config: ConfigSnapshot, assumptions: As
         ExportError: there are no coefficients, or nobody said how many requests run at once or what they are like.
     """
     source = source_of(snapshot, config, assumptions)
+    if assumptions.prefix_hit and any(each.reason for each in source.client.coefficients()):
+        raise ExportError("--prefix-hit: what a prompt token takes holds the hits of this server already; leave it out")
     prompt, output = requests_of(config, assumptions)
     latency = simulator_latency(source.client, prompt, output, assumptions.prefix_hit)
     model = str(config.config.get("model", "")) or "unknown"

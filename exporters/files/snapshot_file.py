@@ -78,6 +78,14 @@ def published_generation(path: Path) -> int:
         return 0
 
 
+def published_snapshot(path: Path) -> Snapshot | None:
+    """The snapshot in a file; None without one that can be read."""
+    try:
+        return Snapshot.from_json(path.read_bytes())
+    except (OSError, ValueError, msgspec.DecodeError):
+        return None
+
+
 class WriteReport(NamedTuple):
     """What a round of writing did; errors are (file name, reason) with the reason from ``OSError.strerror``."""
 

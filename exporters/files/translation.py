@@ -11,10 +11,10 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from exporters.charts import unit_text
-from exporters.client_view import client_config
+from exporters.client_view import client_config, index_of
 from exporters.labels import printable
 from online import ConfigSnapshot, Snapshot
-from tracefit import Config, NotFoundError, TracefitError, find_config
+from tracefit import BEYOND_SEEN_BATCHES, Config, NotFoundError, TracefitError
 
 COMMENT_CHARS = 400
 PREDICTED = ("step_time", "api_queueing", "post_decode", "first_response")
@@ -47,10 +47,10 @@ def choose_config(snapshot: Snapshot, which: str) -> ConfigSnapshot:
     """The configuration that is meant, as ``find_config`` of the client understands it.
 
     Raises:
-        ExportError: there is none like that, or several.
+        ExportError: there is none like that, or several that are alive.
     """
     try:
-        return snapshot.configs[find_config([(each.config_id, each.config) for each in snapshot.configs], which)]
+        return snapshot.configs[index_of(snapshot.configs, which)]
     except NotFoundError as error:
         raise ExportError(f"--which: {error}") from None
 
@@ -74,6 +74,8 @@ def source_of(snapshot: Snapshot, config: ConfigSnapshot, assumptions: Assumptio
         f"tracefit {snapshot.tracefit_version}, snapshot generation {snapshot.generation}, config {config.config_id}",
         *(f"{key}: {value}" for key, value in sorted(config.config.items())),
         *(f"not usable yet: {reason}" for reason in client.reasons),
+        *(f"{each.name}: {each.reason}" for each in client.coefficients() if each.reason),
+        *warnings_of(config),
     ]
     return Source(client, tuple(heading))
 
@@ -90,6 +92,11 @@ def requests_of(config: ConfigSnapshot, assumptions: Assumptions) -> tuple[float
         missing = "--prompt" if prompt is None else "--output"
         raise ExportError(f"{missing}: the snapshot does not know the mean request; say how many tokens it has")
     return prompt, output
+
+
+def warnings_of(config: ConfigSnapshot) -> tuple[str, ...]:
+    """What whoever uses a file of it has to know, whatever the program."""
+    return (BEYOND_SEEN_BATCHES,) if config.mixture_of_experts else ()
 
 
 def comments(*lines: str) -> str:
@@ -116,5 +123,7 @@ def doubtful_coefficients(config: ConfigSnapshot, targets: Collection[str] = PRE
             if feature.status != "identified":
                 error = "" if feature.stderr is None else f" ± {feature.stderr:.2g}"
                 value = f"{feature.coefficient:.4g}{error} {unit_text(feature.unit)}"
-                doubtful.append(printable(f"{target} {feature.name}: {feature.status}, {value}", COMMENT_CHARS))
+                reason = f", {feature.reason}" if feature.reason else ""
+                said = f"{target} {feature.name}: {feature.status}, {value}{reason}"
+                doubtful.append(printable(said, COMMENT_CHARS))
     return tuple(doubtful)

@@ -2,10 +2,14 @@
 
     predicted ITL, TTFT         tracefit.Config.request at the mix, beside what was observed of the same requests
     concurrency of a target     tracefit.Config.plan: most requests in flight whose mean ITL keeps it, for that mix
+    its safe end                the same plan with the upper end of the band held against the target
     usable                      the client's verdict; its reasons are on the status page and in /predict
 
 Asked of the client once a generation, when the page is first rendered. Where coefficients should not be used yet there
-is no advice: an autoscaler without a metric stays as it is. Observed TTFT is QUEUED -> FIRST_TOKEN plus the learned
+is no advice: an autoscaler without a metric stays as it is. So it is for a concurrency whose point is not usable, or
+that lies beyond BATCH_REACH times the largest batch seen. Such a concurrency is left out and not capped: capped, it
+would follow the load of the past. A pod that met its usual load would then look full, new pods would meet less, look
+full at less, and the autoscaler would go on to its limit. Observed TTFT is QUEUED -> FIRST_TOKEN plus the learned
 means of what comes before and after, as the predicted one has them.
 """
 
@@ -21,6 +25,10 @@ from online import ConfigSnapshot, Snapshot
 from tracefit import Config, TracefitError
 
 _API_TARGETS = ("api_queueing", "first_response")
+BATCH_REACH = 1.25
+"""Times the largest batch seen: a plan that needs more is a guess about steps that nobody has met."""
+
+_CONCURRENCY_FAMILIES = (("tracefit_slo_concurrency", False), ("tracefit_slo_concurrency_safe", True))
 
 
 class AdvisorySample(NamedTuple):
@@ -72,8 +80,16 @@ class Advisory:
             yield AdvisorySample("tracefit_predicted_itl_seconds", seen.itl.us / US_PER_S)
         yield AdvisorySample("tracefit_predicted_ttft_seconds", seen.ttft.us / US_PER_S)
         for itl_ms in self._itl_ms:
-            plan = client.plan(prompt_tokens=prompt, output_tokens=output, prefix_hit=hit, itl_ms=itl_ms)
-            yield AdvisorySample("tracefit_slo_concurrency", plan.concurrency, (f"{itl_ms / 1e3:.6g}",))
+            for family, safe in _CONCURRENCY_FAMILIES:
+                plan = client.plan(prompt_tokens=prompt, output_tokens=output, prefix_hit=hit, itl_ms=itl_ms, safe=safe)
+                if plan.at.usable and plan.concurrency <= BATCH_REACH * _largest_batch(client):
+                    yield AdvisorySample(family, plan.concurrency, (f"{itl_ms / 1e3:.6g}",))
+
+
+def _largest_batch(client: Config) -> float:
+    """Most requests in a step that was learned from; 0 where nobody said."""
+    seen = client.targets["step_time"].seen
+    return 0.0 if seen is None else seen.features.get("requests", (0.0, 0.0))[1]
 
 
 def _observed(config: ConfigSnapshot, mix: Mix) -> Iterator[AdvisorySample]:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-DEFAULT_MAX_SERIES = 7650
-"""50 configurations with everything the default sets can publish need 50 x 153 series; with 7 of the page and at most
-343 of the process, a scrape has no more than 8,000."""
+DEFAULT_MAX_SERIES = 7700
+"""50 configurations with everything the default sets can publish need 50 x 154 series; with 7 of the page and at most
+343 of the process, a scrape has no more than 8,050."""
 
 IDENTITY_LABELS: tuple[tuple[str, str], ...] = (
     ("model", "model_name"),  # `model` is the learner's feature set in every other family
@@ -103,11 +103,24 @@ FAMILIES: tuple[Family, ...] = (
         "1 if predictions of steps may be used where something was seen, else 0; the status page says why not.",
     ),
     Family(
+        "tracefit_last_heard_timestamp_seconds",
+        "gauge",
+        ("config",),
+        "When the newest event or page of its engines was made, by their clocks, as of this snapshot; not of merged"
+        " states.",
+    ),
+    Family(
         "tracefit_slo_concurrency",
         "gauge",
         ("config", "itl"),
         "Most requests in flight whose mean ITL keeps a target of slo.itl_ms (itl, in seconds), for the load of the"
-        " last five minutes.",
+        " last five minutes; absent where that is not usable or beyond 1.25 times the largest batch seen.",
+    ),
+    Family(
+        "tracefit_slo_concurrency_safe",
+        "gauge",
+        ("config", "itl"),
+        "The same with the upper end of the band of ITL held against the target: what an autoscaler should follow.",
     ),
     Family(
         "tracefit_predicted_itl_seconds",
@@ -178,6 +191,12 @@ FAMILIES: tuple[Family, ...] = (
         "gauge",
         _TARGET,
         "New time divided by old time at the last change of speed; step_time only.",
+    ),
+    Family(
+        "tracefit_engines_apart_ratio",
+        "gauge",
+        _TARGET,
+        "Time of the engine that differs most by that of the others, for the same steps; absent of one engine.",
     ),
     Family(
         "tracefit_correction_active",

@@ -142,6 +142,9 @@ def _config_samples(config: ConfigSnapshot, legend: str, exemplar_of: ExemplarOf
     identity = (label_value(_plain(config.config.get(key, ""))) for key, _ in IDENTITY_LABELS)
     samples["tracefit_config_info"].append(Sample((config_id, label_value(legend), *identity), 1))
     samples["tracefit_telemetry_quality"].append(Sample((config_id, label_value(config.telemetry)), 1))
+    if config.last_heard_unix_nano:
+        heard_s = config.last_heard_unix_nano / NS_PER_S
+        samples["tracefit_last_heard_timestamp_seconds"].append(Sample((config_id,), heard_s))
     modes = [engine.scheduling for engine in config.engines]
     for mode in dict.fromkeys(modes):
         samples["tracefit_engines"].append(Sample((config_id, label_value(mode)), modes.count(mode)))
@@ -243,6 +246,8 @@ def _drift_samples(samples: Samples, labels: tuple[str, ...], drift: DriftSnapsh
         samples["tracefit_drift_last_timestamp_seconds"].append(Sample(labels, drift.last_unix_nano / NS_PER_S))
     if drift.gain is not None:
         samples["tracefit_drift_gain_ratio"].append(Sample(labels, drift.gain))
+    if drift.engines_apart is not None:
+        samples["tracefit_engines_apart_ratio"].append(Sample(labels, drift.engines_apart))
 
 
 def _model_samples(samples: Samples, labels: tuple[str, ...], model: ModelSnapshot) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .advice import NOTHING_YET, QUALITY, Advice
+from .advice import NOTHING_YET, OTLP_PORT, QUALITY, Advice
 from .fleet_section import FleetSource
 from .remarks_section import Remarks
 from .status_page import StatusPage
@@ -10,6 +10,7 @@ from .waiting_section import EngineWaiting
 
 __all__ = [
     "NOTHING_YET",
+    "OTLP_PORT",
     "QUALITY",
     "Advice",
     "EngineWaiting",

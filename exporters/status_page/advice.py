@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from online import ConfigSnapshot
 
@@ -15,6 +15,13 @@ class Advice(NamedTuple):
     remedy: str = ""
     flags: tuple[str, ...] = ()
 
+    def for_port(self, otlp_port: int) -> Advice:
+        """The same, for a sidecar that takes OTLP over gRPC on this port."""
+        return self._replace(flags=tuple(flag.replace(f":{OTLP_PORT}", f":{otlp_port}") for flag in self.flags))
+
+
+OTLP_PORT: Final = 4317
+"""In the flags below; the port of OTLP over gRPC unless another one is configured."""
 
 QUALITY: dict[str, Advice] = {
     "steps+": Advice("good", "Every step, with exact context and start and end stamps."),
@@ -44,7 +51,6 @@ QUALITY: dict[str, Advice] = {
     "merged": Advice("good", "What several servers' states have learned, merged."),
 }
 
-OTLP_PORT = "4317"
 NOTHING_YET = Advice(
     "poor",
     "No telemetry has been learned from.",
@@ -103,7 +109,7 @@ def _alpha_advice(config: ConfigSnapshot) -> Advice | None:
     """What would complete the times outside the steps; a flag only where the vLLM that sends this knows it."""
     if not config.targets or "post_decode" in config.targets or config.telemetry in ("requests", "merged"):
         return None
-    if config.telemetry != "steps+":
+    if config.telemetry in ("steps", "sampled", "journeys"):
         return Advice("fair", ALPHA_INCOMPLETE, "Trace journeys:", ("--enable-journey-tracing",))
     if "api_queueing" in config.targets:
         return None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from exporters.charts import count, escape, percent
 from online import ConfigSnapshot
+from tracefit import told_apart
 
 from .sections import config_facts, config_title
 
@@ -59,7 +60,8 @@ def overview(configs: Sequence[ConfigSnapshot], choice: Choice) -> str:
     """The section of the page; empty where there is one configuration only."""
     if len(configs) == 1:
         return ""
-    rows = "".join(_row(config, choice.chosen) for config in choice.listed[:MAX_OVERVIEW])
+    shown = told_apart_of(configs, choice.listed[:MAX_OVERVIEW])
+    rows = "".join(_row(config, choice.chosen, apart) for config, apart in shown)
     hidden = len(choice.listed) - MAX_OVERVIEW
     more = f'<p class="quiet">{hidden} more in <a href="/snapshot">/snapshot</a>.</p>' if hidden > 0 else ""
     narrowed = choice.chosen or choice.words
@@ -84,14 +86,25 @@ def _filter(words: str) -> str:
     )
 
 
-def _row(config: ConfigSnapshot, chosen: str) -> str:
+def told_apart_of(
+    configs: Sequence[ConfigSnapshot], shown: Sequence[ConfigSnapshot]
+) -> Iterator[tuple[ConfigSnapshot, tuple[str, ...]]]:
+    """What tells each that is shown from all others, and since when it is silent."""
+    heard = [each.last_heard_unix_nano for each in configs]
+    apart = told_apart([(each.config_id, each.config) for each in configs], heard)
+    by_id = {each.config_id: words for each, words in zip(configs, apart, strict=True)}
+    yield from ((each, by_id[each.config_id]) for each in shown)
+
+
+def _row(config: ConfigSnapshot, chosen: str, apart: Sequence[str]) -> str:
     step = config.targets.get("step_time")
     error = None if step is None else step.prediction_error
     name = escape(config.config_id)
+    facts = escape(" · ".join(filter(None, (config_facts(config), *apart))))
     current = ' aria-current="true"' if config.config_id == chosen else ""
     return (
         f'<tr{current}><th scope="row"><a href="/?config={name}">{escape(config_title(config))}</a></th>'
-        f"<td>{escape(config_facts(config))}</td><td>{escape(config.telemetry)}</td>"
+        f"<td>{facts}</td><td>{escape(config.telemetry)}</td>"
         f'<td class="num">{count(learned_rows(config))}</td>'
         f'<td class="num">{"–" if error is None else percent(error.median_ape)}</td><td><code>{name}</code></td></tr>'
     )

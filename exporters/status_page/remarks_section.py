@@ -8,7 +8,7 @@ from typing import NamedTuple
 from exporters.charts import count, escape
 from online import Snapshot
 
-from .advice import SHARED_ID, Advice
+from .advice import OTLP_PORT, SHARED_ID, Advice
 
 PLUGIN_REMEDIES: dict[str, Advice] = {
     "queue_full": Advice(
@@ -50,10 +50,10 @@ class Remarks(NamedTuple):
     """Steps that fit no process of their engine: several send as one, and nothing tells them apart."""
 
 
-def remarks_section(remarks: Remarks, snapshot: Snapshot | None) -> str:
+def remarks_section(remarks: Remarks, snapshot: Snapshot | None, otlp_port: int = OTLP_PORT) -> str:
     """The section of the page; empty when there is nothing to say."""
     paragraphs = [
-        _paragraph(f"{count(lost)} {PLUGIN_REMEDIES[reason].meaning}.", PLUGIN_REMEDIES[reason])
+        _paragraph(f"{count(lost)} {PLUGIN_REMEDIES[reason].meaning}.", PLUGIN_REMEDIES[reason].for_port(otlp_port))
         for reason, lost in remarks.plugin_losses.items()
         if lost
     ]

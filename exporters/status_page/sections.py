@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from exporters.charts import (
     FEATURE_NAMES,
     TARGET_NAMES,
@@ -54,11 +56,11 @@ def config_facts(config: ConfigSnapshot) -> str:
     return " · ".join(f"{_FACT_WORDS.get(key, '')}{value}" for key, value in known if value not in {None, ""})
 
 
-def config_section(seen: Seen) -> str:
-    """Everything about one configuration."""
+def config_section(seen: Seen, apart: Sequence[str] = ()) -> str:
+    """Everything about one configuration; ``apart`` tells it from others, and since when it is silent."""
     config = seen.config
     name = escape(config.config_id)
-    facts = escape(config_facts(config)) or "no facts known"
+    facts = escape(" · ".join(filter(None, (config_facts(config), *apart)))) or "no facts known"
     parts = [
         f'<section class="config" id="config-{name}" aria-labelledby="title-{name} facts-{name}" data-live>',
         f'<header><h2 id="title-{name}">{escape(config_title(config))}</h2>',
@@ -66,7 +68,7 @@ def config_section(seen: Seen) -> str:
         _links(config),
         "</header>",
         *map(_doubt, config.doubts),
-        _advice(config) if not config.quarantined else _quarantined(config.quarantined),
+        _advice(config, seen.otlp_port) if not config.quarantined else _quarantined(config.quarantined),
     ]
     if not config.targets and not config.quarantined:
         parts.append(_NOTHING_LEARNED)
@@ -113,8 +115,8 @@ def _quarantined(reason: str) -> str:
     )
 
 
-def _advice(config: ConfigSnapshot) -> str:
-    first, *others = advice_for(config)
+def _advice(config: ConfigSnapshot, otlp_port: int) -> str:
+    first, *others = (advice.for_port(otlp_port) for advice in advice_for(config))
     engines = ", ".join(sorted({engine.scheduling for engine in config.engines}))
     plural = "engine" if len(config.engines) == 1 else "engines"
     emitters = f"{len(config.engines)} {plural}" + (f", {escape(engines)} scheduling" if engines else "")
@@ -254,6 +256,8 @@ def _coefficient_row(feature: FeatureSnapshot, limit: float) -> str:
 
 def _why(feature: FeatureSnapshot) -> str:
     """What stands behind a status, where it is not plainly identified."""
+    if feature.reason:
+        return feature.reason
     if feature.status == "identified":
         return ""
     if feature.status == "weak" and feature.vif is not None and feature.vif > MIXTURE_VIF:

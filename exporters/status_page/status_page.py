@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import urlencode
 
 from prometheus_client.registry import Collector
 
-from exporters.charts import CHART_STYLE, age, count, escape
+from exporters.charts import CHART_STYLE, age, count, escape, name_of, newest_change
 from exporters.client_view import ClientView
 from exporters.pages import Request, Response
 from online import ConfigSnapshot, HistoryView, Snapshot
@@ -24,7 +24,7 @@ from online import ConfigSnapshot, HistoryView, Snapshot
 from .accounting import accounting_section
 from .advice import NOTHING_YET, OTLP_PORT
 from .fleet_section import FleetSource, fleet_section
-from .overview import REFRESH, choose, learned_rows, overview
+from .overview import REFRESH, choose, learned_rows, overview, told_apart_of
 from .remarks_section import Remarks, remarks_section
 from .sections import config_section
 from .step_charts import Seen
@@ -34,6 +34,8 @@ from .what_if import what_if_section
 HTML = "text/html; charset=utf-8"
 _RELOAD_S = "15"
 _PROBLEM = "_problem"
+NEWS_MAX = 6
+"""So many pieces of news stand at the top; of the others there is the number."""
 _SUBJECTS = {"config": "Configuration"}
 """Of the problems that readiness tells; any other goes by its name."""
 
@@ -68,7 +70,7 @@ class StatusPage:
         waiting: what engines hold that is not learned yet.
         remarks: what senders lose or send in vain.
         fleet: where the states were pulled from, if this is a fleet's page.
-        otlp_endpoint: where OTLP over gRPC is taken, for advice.
+        otlp_port: where OTLP over gRPC is taken, for advice.
         history_of: last rows and coefficients of the last day of a configuration, as of the newest snapshot.
         version: shown in the header.
 
@@ -88,7 +90,7 @@ class StatusPage:
         fleet: Callable[[], Sequence[FleetSource]] = tuple,
         history_of: Callable[[str], HistoryView | None] = lambda _: None,
         version: str = "",
-        otlp_endpoint: str = "",
+        otlp_port: Callable[[], int] = lambda: OTLP_PORT,
     ) -> None:
         self._source = source
         self.view = ClientView(source)
@@ -101,7 +103,7 @@ class StatusPage:
         self._history_of = history_of
         self._started_unix_nano = unix_nano()
         self._version = version
-        self._otlp_port = otlp_endpoint.rpartition(":")[2] or OTLP_PORT
+        self._otlp_port = otlp_port
 
     def answer(self, request: Request) -> Response:
         """Serve the page; ``?config=ID`` shows one configuration in detail, ``?filter=WORDS`` those that have them."""
@@ -111,14 +113,15 @@ class StatusPage:
         body = [self._header(snapshot, query), fleet_section(self._fleet(), snapshot, self._unix_nano())]
         waiting = self._waiting()
         if snapshot is None or not snapshot.configs:
-            body.append(waiting_section(waiting, learned=False) or _empty(self._otlp_port))
+            body.append(waiting_section(waiting, learned=False) or _empty(self._otlp_port()))
         else:
             choice = choose(snapshot.configs, query)
             body.append(overview(snapshot.configs, choice))
-            body += [config_section(self._seen(each)) for each in choice.opened]
+            opened = told_apart_of(snapshot.configs, choice.opened)
+            body += [config_section(self._seen(each), apart) for each, apart in opened]
             body.append(waiting_section(waiting, learned=True))
             body.append(what_if_section(snapshot, self.view, query))
-        body.append(remarks_section(self._remarks(), snapshot))
+        body.append(remarks_section(self._remarks(), snapshot, self._otlp_port()))
         body.append(accounting_section(self._own))
         return (
             '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -133,12 +136,13 @@ class StatusPage:
         )
 
     def _seen(self, config: ConfigSnapshot) -> Seen:
-        return Seen(config, self._history_of(config.config_id), self._started_unix_nano)
+        return Seen(config, self._history_of(config.config_id), self._started_unix_nano, self._otlp_port())
 
     def _header(self, snapshot: Snapshot | None, query: Mapping[str, str]) -> str:
         ready, detail = self._ready()
-        state = '<span class="state ok">ready</span>' if ready else '<span class="state bad">not ready</span>'
-        words = [state]
+        news = [] if snapshot is None else list(_news(snapshot))
+        problems = [(name.removesuffix(_PROBLEM), text) for name, text in detail.items() if name.endswith(_PROBLEM)]
+        words = [_state(len(news) + len(problems) if ready else None)]
         if snapshot is not None:
             seconds = (self._unix_nano() - snapshot.created_unix_nano) / 1e9
             rows = sum(learned_rows(config) for config in snapshot.configs)
@@ -150,7 +154,6 @@ class StatusPage:
             ]
         words.append(f"<noscript><span>{_reload_link(query)}</span></noscript>")
         version = f' <span class="version">{escape(self._version)}</span>' if self._version else ""
-        problems = [(name.removesuffix(_PROBLEM), text) for name, text in detail.items() if name.endswith(_PROBLEM)]
         noted = "".join(
             f'<p class="states" role="status">{escape(_SUBJECTS.get(name, name.capitalize()))}: {escape(str(text))}</p>'
             for name, text in problems
@@ -158,8 +161,37 @@ class StatusPage:
         return (
             f'<header class="page" id="page-header" data-live><p class="brand">tracefit{version}</p>'
             "<h1>Latency coefficients, learned live from vLLM’s traces</h1>"
-            f'<p class="states">{" ".join(words)}</p>{noted}</header>'
+            f'<p class="states">{" ".join(words)}</p>{noted}{_banner(news)}</header>'
         )
+
+
+def _state(problems: int | None) -> str:
+    """The dot: green only where there is nothing to look at. None: not ready."""
+    if problems is None:
+        return '<span class="state bad">not ready</span>'
+    if not problems:
+        return '<span class="state ok">ready</span>'
+    return f'<span class="state fair">ready, {count(problems)} {"problem" if problems == 1 else "problems"}</span>'
+
+
+def _news(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
+    """What a person should hear first, with the id of the configuration: what ended, what is in doubt, what changed."""
+    for config in snapshot.configs:
+        name, change = name_of(config), newest_change(config)
+        if config.quarantined:
+            yield config.config_id, f"{name}: put aside, its learner failed"
+        for doubt in config.doubts:
+            yield config.config_id, f"{name}: not usable: {doubt}"
+        if change is not None and change.is_news(snapshot.created_unix_nano):
+            yield config.config_id, f"{name}: {change.text(snapshot.created_unix_nano)}"
+
+
+def _banner(news: Sequence[tuple[str, str]]) -> str:
+    lines = "".join(
+        f'<p><a href="?config={escape(config_id)}">{escape(text)}</a></p>' for config_id, text in news[:NEWS_MAX]
+    )
+    more = f"<p>{count(len(news) - NEWS_MAX)} more</p>" if len(news) > NEWS_MAX else ""
+    return f'<div class="quality poor" id="news" role="status">{lines}{more}</div>' if news else ""
 
 
 def _reload_head(query: Mapping[str, str]) -> str:
@@ -175,9 +207,8 @@ def _reload_link(query: Mapping[str, str]) -> str:
     return f'<a href="?{escape(urlencode({**others, REFRESH: _RELOAD_S}))}">load again every {_RELOAD_S} s</a>'
 
 
-def _empty(otlp_port: str) -> str:
-    here = (flag.replace(f":{OTLP_PORT}", f":{otlp_port}") for flag in NOTHING_YET.flags)
-    flags = " ".join(f"<code>{escape(flag)}</code>" for flag in here)
+def _empty(otlp_port: int) -> str:
+    flags = " ".join(f"<code>{escape(flag)}</code>" for flag in NOTHING_YET.for_port(otlp_port).flags)
     return (
         '<section id="empty" class="config" data-live><h2>Waiting for telemetry</h2>'
         f"<p>Nothing has been learned yet. {escape(NOTHING_YET.remedy)} {flags}</p></section>"

@@ -25,6 +25,8 @@ from exporters.charts import (
 )
 from online import ChangeKind, ConfigSnapshot, CoursePoint, HistoryView, ModelSnapshot, TargetSnapshot
 
+from .advice import OTLP_PORT
+
 MAX_STRATA = 12
 MAX_PARTS = 5
 _OVER = (
@@ -46,11 +48,15 @@ _COURSE_NOTE = (
 
 
 class Seen(NamedTuple):
-    """A configuration, and what is remembered of its steps; ``started_unix_nano``: of this process."""
+    """A configuration, and what is remembered of its steps.
+
+    ``started_unix_nano``: of this process. ``otlp_port``: where it takes OTLP over gRPC, for advice.
+    """
 
     config: ConfigSnapshot
     history: HistoryView | None
     started_unix_nano: int
+    otlp_port: int = OTLP_PORT
 
 
 def step_shares(target: TargetSnapshot, model: ModelSnapshot) -> str:

@@ -185,3 +185,5 @@ def _caveats(config: Config, extrapolated: Sequence[str]) -> Iterator[tuple[str,
         yield "not usable yet", "; ".join(config.reasons)
     if extrapolated:
         yield "outside of what was learned from", ", ".join(extrapolated)
+    if caveats := config.caveats(extrapolated):
+        yield "not usable there", "; ".join(caveats)

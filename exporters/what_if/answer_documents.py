@@ -68,14 +68,14 @@ def _finite(value: object) -> bool:
 
 def predict_document(config: Config, question: Step | Load, answer: Prediction | RequestEstimate) -> dict[str, object]:
     """The answer of :func:`predicted` as a tree."""
-    return {**_about(config, question._asdict()), **_tree(answer)}
+    return {**_about(config, question._asdict(), answer), **_tree(answer)}
 
 
 def plan_document(config: Config, question: Sizing, answer: Plan) -> dict[str, object]:
     """The answer of :func:`planned` as a tree."""
     assumed = {name: value for name, value in question.assumed._asdict().items() if value is not None}
     return {
-        **_about(config, {**question.targets._asdict(), **assumed}),
+        **_about(config, {**question.targets._asdict(), **assumed}, answer.at),
         **answer._asdict(),
         "at": _tree(answer.at),
         "curve": [_tree(each) for each in answer.curve],
@@ -88,8 +88,11 @@ def as_json(tree: object) -> str:
     return json.dumps(tree, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False)
 
 
-def _about(config: Config, asked: dict[str, object]) -> dict[str, object]:
-    return {"config_id": config.config_id, "reasons": list(config.reasons), "asked": asked}
+def _about(config: Config, asked: dict[str, object], answer: Prediction | RequestEstimate) -> dict[str, object]:
+    about: dict[str, object] = {"config_id": config.config_id, "reasons": list(config.reasons), "asked": asked}
+    if caveats := config.caveats(answer.extrapolated):
+        about["caveats"] = list(caveats)
+    return about
 
 
 def _tree(answer: Prediction | RequestEstimate) -> dict[str, object]:

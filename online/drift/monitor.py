@@ -22,7 +22,8 @@ it has seen the fit is asked (sqrt of the leverage in units of its mean).
     gate   no alarm while the median of the last 16 (slow: 64) e is below 6 %
 
 An alarm is a suspicion: the learner predicts by it at once, and learns on the side. References stay as they were until
-the rows after it have confirmed or refuted it (suspicion.py). A change that is too slow for either moves all references
+the rows after it have confirmed or refuted it (suspicion.py), and where there are several engines most of them
+(engines.py). A change that is too slow for either moves all references
 along with the rows, with a memory of 2048 rows. Without a detector (``none``) references are learned, and nothing is
 looked for. References: Page (Biometrika 1954).
 """
@@ -42,6 +43,7 @@ from online.state import Count, Finite, LikeFresh, MadeBy, saved
 
 from .cells import CellRows, Cells, SpeedFit
 from .detectors import NO_DETECTOR, U_MAX, DriftSettings, make_detector
+from .engines import Engines, OddEngine
 from .factor_use import FactorUse
 from .levels import Levels
 from .medians import median_of, medians_of
@@ -77,6 +79,7 @@ class DriftMonitor:
 
     Attributes:
         gain: new time per old time of the last alarm.
+        engines: the levels of those that sent rows lately.
         suspicion: the alarm on trial, if there is one.
         alarms, confirmed, refuted: counts since the start.
         last: event time and gain of the last confirmed change; None before.
@@ -89,6 +92,7 @@ class DriftMonitor:
         detector=LikeFresh,
         levels=Levels,
         prefill=PhaseWatch,
+        engines=Engines,
         waiting=list[Finite],
         recent=list[Finite],
         suspicion=MadeBy("new_suspicion"),
@@ -108,6 +112,7 @@ class DriftMonitor:
         self.detector = make_detector(settings)
         self.levels = Levels(settings)
         self.prefill = PhaseWatch(settings)
+        self.engines = Engines()
         self.waiting: list[float] = []
         self.recent: list[float] = []
         self.suspicion: Suspicion | None = None
@@ -121,7 +126,9 @@ class DriftMonitor:
         """Nothing is known of it yet."""
         return Suspicion(self.settings)
 
-    def learn(self, cell: Ints, x: Floats, steps: Floats, log_ratio: Floats, fit: SpeedFit, end_ns: int) -> Speed:
+    def learn(
+        self, cell: Ints, x: Floats, steps: Floats, log_ratio: Floats, engine: Ints, fit: SpeedFit, end_ns: int
+    ) -> Speed:
         """One block: x (n, p) of so many steps, log_ratio = log(y / x beta) (n,), and the fit that predicted."""
         cells, settings = self.cells, self.settings
         if self.suspicion is None:
@@ -140,6 +147,9 @@ class DriftMonitor:
             strange = settings.stranger_spread * fit.scale * fit.stretch(x.take(first, axis=0))
             spread = np.where(known, spread, strange)
         e, spread = log_ratio - reference.take(group), spread.take(group)
+        compared = known.take(group)
+        if compared.any():
+            self.engines.learn(engine[compared], cell[compared], (e + cells.log_y[cell])[compared], end_ns)
         unusual, by_form = cells.unusual_work(ids, group, x, fit.beta, settings.work_free)
         slack = settings.work_slack * unusual
         usual_spread, spread = spread, np.hypot(spread, slack)
@@ -170,7 +180,7 @@ class DriftMonitor:
     def _watch_prefill(self, rows: Mask, e: Floats, u: Floats, end_ns: int) -> Verdict:
         """Look for a change of the steps with prefill alone, in those of them whose work is usual."""
         gain = self.prefill.learn(e[rows], u[rows]) if rows.any() else 0.0
-        if not gain:
+        if not gain or not self.engines.confirm(gain, self.cells.log_y, PREFILL_CELL):
             return Verdict.NOTHING
         self.gain = math.exp(gain)
         self.cells.shift(_WITH_PREFILL, gain)
@@ -254,7 +264,8 @@ class DriftMonitor:
             return Verdict.NOTHING
         self.suspicion = None
         gain = suspicion.measured_gain()
-        if not suspicion.confirmed or gain * suspicion.gain <= 0.0 or abs(gain) < self.settings.gate:
+        confirmed = suspicion.confirmed and self.engines.confirm(gain, self.cells.log_y)
+        if not confirmed or gain * suspicion.gain <= 0.0 or abs(gain) < self.settings.gate:
             self.refuted += 1
             return Verdict.REFUTED
         self.gain = math.exp(gain)
@@ -267,6 +278,10 @@ class DriftMonitor:
         """Log F of all cells as applied, (512,): a change of speed belongs to beta, also while it is only suspected."""
         return self.cells.log_factors(beta) if self.factor_use.applied else np.zeros(CELLS)
 
+    def odd_engine(self) -> OddEngine | None:
+        """The engine that differs most from the others of its configuration; None where fewer than two count."""
+        return self.engines.odd(self.cells.log_y)
+
     def add(self, other: DriftMonitor) -> None:
         """Shapes of both; neither's alarms."""
         self.cells.add(other.cells, self.settings.cell_rows_max)
@@ -275,4 +290,7 @@ class DriftMonitor:
     def snapshot(self) -> DriftSnapshot:
         """The confirmed changes; a suspicion is not published."""
         last_ns, gain = (None, None) if self.last is None else self.last
-        return DriftSnapshot(last_unix_nano=last_ns, gain=gain, count=self.confirmed)
+        odd = self.odd_engine()
+        return DriftSnapshot(
+            last_unix_nano=last_ns, gain=gain, count=self.confirmed, engines_apart=None if odd is None else odd.ratio
+        )

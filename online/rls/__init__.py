@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from .ard import RelevantMember
 from .covariance_learner import CovarianceLearner
+from .identify import as_far_as_it_fits
 from .jackknife import ROWS_MAX as JACKKNIFE_ROWS
 from .jackknife import with_jackknife
 from .learner_settings import LearnerSettings
 from .merging import merge
 from .operating_points import OperatingPoints, point_name, points_of
 from .outliers import compared
-from .prior import Prior
+from .prior import MORE, Prior, contradicted
 from .replicas import Replica, joined, replica_of
 from .rls_learner import RlsLearner
 from .robust import middle
@@ -19,6 +20,7 @@ from .strata import RowWeights
 
 __all__ = [
     "JACKKNIFE_ROWS",
+    "MORE",
     "CovarianceLearner",
     "LearnerSettings",
     "OperatingPoints",
@@ -27,7 +29,9 @@ __all__ = [
     "Replica",
     "RlsLearner",
     "RowWeights",
+    "as_far_as_it_fits",
     "compared",
+    "contradicted",
     "joined",
     "merge",
     "middle",

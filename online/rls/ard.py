@@ -9,10 +9,10 @@ Each solve looks at one statistic pair per column,
     alpha_j = s_j^2 / (q_j^2 - s_j)  where q_j^2 > s_j,  else the column is pruned (alpha_j = infinite)
 
 and makes the change that raises the evidence most, a few times. A donor's prior is a few rows more: A + K and b + K m
-stand for A and b, K = diag(s^2 / sd^2) and m its mean. So a relevance pulls to 0, never to m, and what a donor thinks
-relevant is pruned once the rows say otherwise. The statistics keep every column, so a pruned column comes back when the
-data ask for it: pruning is reversible, which is what an online learner needs. Intercept and phases are always in use.
-The constraint beta >= 0 is the solver's; a column it holds at zero is pruned by the next pass.
+stand for A and b, K is H of online/rls/prior.py and m its mean. So a relevance pulls to 0, never to m, and what a donor
+thinks relevant is pruned once the rows say otherwise. The statistics keep every column, so a pruned column comes back
+when the data ask for it: pruning is reversible, which is what an online learner needs. Intercept and phases are always
+in use. The constraint beta >= 0 is the solver's; a column it holds at zero is pruned by the next pass.
 
 Reference: Tipping and Faul, Fast marginal likelihood maximisation for sparse Bayesian models (AISTATS 2003).
 """

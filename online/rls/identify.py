@@ -22,6 +22,10 @@ Status, the first that applies:
                 cv > 0.1 over the strata that have it (chunks of one size price the chunk, not the token)
     weak        anything else: do not act on it alone
 
+What is identified so far is weak all the same where the rows say that they are not of one machine, or not of all its
+steps (``as_far_as_it_fits``): half of the predictions of a step are off by more than 15 %, as between two machines that
+send under one name, or the target has doubts of its own.
+
 Reference: Belsley, Kuh and Welsch, Regression Diagnostics (1980).
 """
 
@@ -31,17 +35,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from online.features import Column
 from online.rows import Floats, Ints, Mask
-from online.snapshot import FeatureSnapshot
+from online.snapshot import FeatureSnapshot, ModelSnapshot
 
 from .misfit import Shapes
 from .solve import RELATIVE_RIDGE
 
 IDENTIFIED_SHARE, PRIOR_SHARE, IDENTIFIED_ERROR, CONSTANT_CV = 0.9, 0.5, 0.2, 1e-6
 ONE_VALUE_CV = 0.1
+MEDIAN_ERROR_MAX = 0.15
+"""Of the coefficients alone. A standard error says how sure the best line is, not that there is one."""
 
 ABSENT = "absent"
 """Status of a column without evidence and without a prior; it is not published."""
@@ -181,6 +188,17 @@ def feature_snapshots(
         for j, column in enumerate(columns)
         if diagnosis.status[j] != ABSENT
     ]
+
+
+def as_far_as_it_fits(model: ModelSnapshot, *, doubted: bool) -> ModelSnapshot:
+    """The model with coefficients that are no surer than its predictions; ``doubted``: none of them is identified."""
+    if not doubted and (model.error is None or model.error.median_ape <= MEDIAN_ERROR_MAX):
+        return model
+    features = [
+        msgspec.structs.replace(feature, status="weak") if feature.status == "identified" else feature
+        for feature in model.features
+    ]
+    return msgspec.structs.replace(model, features=features)
 
 
 def _finite(value: float) -> float | None:

@@ -177,7 +177,8 @@ class Members:
         """Look for a change of speed."""
         slow = self.slow
         fit = SpeedFit(slow.beta, self.weighing.scale, slow.evidence, slow.evidence_rows)
-        return self.drift.learn(block.cell, z[:, : slow.p], block.steps, log_ratio, fit, int(block.end_ns[-1]))
+        end_ns = int(block.end_ns[-1])
+        return self.drift.learn(block.cell, z[:, : slow.p], block.steps, log_ratio, block.engine, fit, end_ns)
 
     def _act(self, speed: Speed) -> bool:
         """Act on a change of speed; True if predictions are no longer what they were."""

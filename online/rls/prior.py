@@ -6,6 +6,12 @@ A donor is another configuration's learner with the same columns. Its coefficien
 
 its standard deviation: with precise rows 20 observations then do what 500 do from cold. The second term lets a
 coefficient that was 0 at the donor become something.
+
+    H_jj = (max(min(s, 3 %), misfit) / sd_j)^2                  what a solve adds to A_jj for the prior: s, the noise
+
+Residuals are large either because the machine is noisy or because the donor is wrong. Unbounded, a wrong donor would
+weigh more the worse it fits, and its own misfit would keep it in force for thousands of rows; so s counts to 3 %.
+A donor that rows contradict (:func:`contradicted`) is no longer believed at all.
 """
 
 from __future__ import annotations
@@ -19,6 +25,16 @@ from online.state import Array, Finite, StateError, saved
 
 _F8 = np.dtype(np.float64)
 _SHARE, _FLOOR, _TINY = 0.15, 0.02, 1e-150
+_SCALE_MAX = 0.03
+_WORSE, MORE = 2.0, 0.05
+
+
+def contradicted(misfit: float, own: float, more: float = MORE) -> bool:
+    """Whether rows contradict what is believed: it misfits them twice as much as their own fit, and by ``more``.
+
+    Relative errors, of the estimate that believes it and of the fit of the rows alone.
+    """
+    return misfit > max(_WORSE * own, own + more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +71,11 @@ class Prior:
 
     def precision(self, scale: float) -> Floats:
         """H's diagonal for noise of this relative scale, (p,)."""
-        return (max(scale, self.misfit) / self.sd) ** 2
+        return (self._noise(scale) / self.sd) ** 2
 
     def score_variance(self, scale: float) -> Floats:
         """Variance of what the prior adds to the scores, H (mean - beta), (p,): H^2 sd^2."""
-        return max(scale, self.misfit) ** 2 * self.precision(scale)
+        return self._noise(scale) ** 2 * self.precision(scale)
+
+    def _noise(self, scale: float) -> float:
+        return max(min(scale, _SCALE_MAX), self.misfit)

@@ -2,15 +2,19 @@
 
     G    = sum over strata of decayed w z z'                      z = [x, phase, y, l], G: (q, q) (online/rls/strata.py)
     beta = argmin over beta_j >= 0 where not free   beta' (A + H) beta - 2 (b + H beta0)' beta      A, b: blocks of G
-    H_jj = (max(s, misfit) / sd_j)^2                              beta0, sd: the prior; s: scale
+    H_jj = (max(min(s, 3 %), misfit) / sd_j)^2                    beta0, sd: the prior; s: scale (online/rls/prior.py)
 
 While a change of speed is suspected, rows go to statistics on the side. Confirmed with gain g, what was known before is
 kept at 2 % and multiplied by g, and the rows on the side join it; refuted, they are forgotten and nothing has happened.
+
+A prior that the rows contradict (online/rls/prior.py) is dropped: their own fit is published from then on.
 
 Guarantee: beta is a function of the published lane's rows alone.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -23,7 +27,7 @@ from .hac import Meat
 from .identify import Diagnosis, Evidence, Solved, diagnose
 from .learner_settings import LearnerSettings
 from .misfit import Shapes
-from .prior import Prior
+from .prior import Prior, contradicted
 from .solve import solve
 from .strata import HalfLife, RowWeights, Strata
 
@@ -186,6 +190,15 @@ class SlowMember:
         self.evidence, self.evidence_rows = g[:p, :p], max(float(self.strata.n1.sum()), 1.0)
         self.per_row = g.diagonal()[:p] / self.evidence_rows
         self.solve(g, scale)
+        if self.prior is not None and contradicted(_misfit(g, self.beta), self._own_misfit(g)):
+            self.prior = None
+            self.solve(g, scale)
+
+    def _own_misfit(self, g: Floats) -> float:
+        """What the fit of statistics (q, q) alone, without a prior, leaves."""
+        p = self.p
+        own = solve(g[:p, :p], g[:p, p], self.free, self.passive)
+        return _misfit(g, own.beta)
 
     def diagnosis(self, g: Floats, scale: float, variance: float, shapes: Shapes | None) -> Diagnosis:
         """Error bars and status of beta, which solves g (q, q); ``variance`` is of the residuals, in weighted units."""
@@ -206,3 +219,10 @@ class SlowMember:
             shapes=shapes,
         )
         return diagnose(evidence, Solved(self.beta, self.passive, self.live, self.has_prior(), self.intercept))
+
+
+def _misfit(g: Floats, beta: Floats) -> float:
+    """Root mean square of what coefficients (p,) leave of y in statistics (q, q), relative to y."""
+    p = len(beta)
+    squares = float(g[p, p] - 2.0 * (g[p, :p] @ beta) + beta @ g[:p, :p] @ beta)
+    return math.sqrt(max(squares, 0.0) / max(float(g[p, p]), 1e-300))

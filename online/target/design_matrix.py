@@ -72,7 +72,9 @@ class DesignMatrix:
         phase = rows.phase if rows.phase.any() else alike(_NO_PHASE, n)
         steps = alike(_ONE, n) if rows.single else rows.steps.astype(np.float64)
         weight = rows.weight if (rows.weight != 1.0).any() else alike(_ONE, n)
-        design = Design(x, phase, rows.elapsed_us, steps, weight, stratum, cell, rows.end_ns, complete)
+        design = Design(
+            x, phase, rows.elapsed_us, steps, weight, stratum, cell, rows.end_ns, complete, engine=rows.engine
+        )
         return Evaluated(design if good is None else design.take(good), outcome, good)
 
     def _sort_out(self, rows: RowBlock, x: Floats) -> tuple[Mask | None, Counter[RowOutcome], bool]:
@@ -110,7 +112,7 @@ class DesignMatrix:
                 view.x = x[known]
                 return view
         same = (block.phase, block.elapsed_us, block.steps, block.weight, block.stratum, block.cell, block.end_ns)
-        return Design(x, *same, block.complete, block.groups)
+        return Design(x, *same, block.complete, block.groups, block.engine)
 
     def views(self, block: Design) -> dict[str, Design]:
         """The view of every set, by name, grouped once for all of them."""

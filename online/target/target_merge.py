@@ -40,6 +40,7 @@ def merge_target(into: TargetState, other: TargetState, engines: tuple[str, str]
             into.published.shaped.restate(shifts.into)
             other.published.shaped.restate(shifts.other)
     into.residuals.add(other.residuals)
+    into.clock.add(other.clock)
     if into.published is not None and other.published is not None:
         into.published.add(other.published)
     into.champion = ""  # nobody's before, so that neither order gives another one

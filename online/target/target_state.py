@@ -9,17 +9,18 @@ from functools import partial
 from typing import Any
 
 from online.blocks import Between, Cutter, Design
-from online.drift import NO_DETECTOR, Speed
+from online.drift import ENGINES_MAX, NO_DETECTOR, Speed, differs
 from online.features import FeatureSet
 from online.prediction import Residuals
 from online.river import RESIDUAL, SeenRows
-from online.rls import Prior, Replica, RlsLearner, compared, with_jackknife
+from online.rls import Prior, Replica, RlsLearner, as_far_as_it_fits, compared, with_jackknife
 from online.rows import Floats, Quality, RowBlock, RowOutcome, Target
 from online.snapshot import ErrorSnapshot, ModelSnapshot, TargetSnapshot
 from online.state import Kept, StateError, saved
 from online.transfer import SheetPrior
 
 from .block_pieces import BlockSize, pieces_of, runs_off
+from .clock_grain import ClockGrain
 from .course import Course
 from .design_matrix import DesignMatrix
 from .learners import RLS, Learner, make_learner, publishes
@@ -41,7 +42,9 @@ class SavedTarget:
 
     STATE = saved(
         "target",
-        fresh=lambda _: SavedTarget([], None, {}, Residuals(), {}, WindowRows(finer=True), "", 0, 0, {}, Course()),
+        fresh=lambda _: SavedTarget(
+            [], None, {}, Residuals(), {}, WindowRows(finer=True), "", 0, 0, {}, Course(), ClockGrain(), {}
+        ),
     )
 
     sets: list[tuple[str, list[str]]]
@@ -55,6 +58,8 @@ class SavedTarget:
     last_ns: int
     replicas: dict[str, list[Replica]]
     course: Course
+    clock: ClockGrain
+    engine_names: dict[int, str]
 
 
 _WINDOWS_LONGER = 5
@@ -73,6 +78,8 @@ class TargetState:
         first_ns, last_ns: event time learned from, 0 before any row.
         replicas: by model, what each of several states knew when they were merged into this one.
         history: the last rows and the last day, of steps only.
+        clock: how many rows seem to take no time.
+        engine_names: of the engines that sent rows lately, by the numbers that rows bear.
         sheet_prior: what the data sheet and other configurations say of ``portable``'s step time.
         pieces: how often something was learned that a reader is told of.
     """
@@ -89,6 +96,8 @@ class TargetState:
         self.champion = ""
         self.first_ns = self.last_ns = 0
         self.replicas: dict[str, list[Replica]] = {}
+        self.clock = ClockGrain()
+        self.engine_names: dict[int, str] = {}
         self.history = StepHistory(kept=target is Target.STEP_TIME)
         self.sheet_prior: SheetPrior | None = None
         self.pieces = 0
@@ -119,6 +128,7 @@ class TargetState:
     def learn(self, rows: RowBlock, between: Between = lambda: None) -> Counter[RowOutcome]:
         """Cut rows into blocks and learn every block that is complete; what became of the rows."""
         design, outcome, good = self.matrix.evaluate(rows)
+        self.clock.learn(rows.elapsed_us)
         if not len(design):
             return outcome
         windows = int(rows.quality.min()) == Quality.METRICS  # the poorest, of all rows
@@ -230,6 +240,9 @@ class TargetState:
             return None
         watcher = self.watcher()
         learner, vector = self.models[champion], self.target.vector
+        doubts = [*self.clock.doubts(), *self._disagreement(watcher)] if vector == "beta" else []
+        if vector == "beta":
+            models = {name: as_far_as_it_fits(model, doubted=bool(doubts)) for name, model in models.items()}
         if not publishes(learner):
             return TargetSnapshot(vector=vector, unit="us", champion=champion, models=models)
         return TargetSnapshot(
@@ -243,7 +256,20 @@ class TargetState:
             **_replica_parts(self.replicas, watcher),
             **self._shape_parts(learner, None if told is None else told.beta),
             not_stationary=not_stationary(self.models.get(SHAPED)),
+            doubts=doubts,
         )
+
+    def _disagreement(self, watcher: RlsLearner | None) -> list[str]:
+        odd = None if watcher is None else watcher.members.drift.odd_engine()
+        if odd is None or not differs(odd):
+            return []
+        name = self.engine_names.get(odd.number, str(odd.number))
+        return [f"its engines disagree: engine {name} takes {odd.ratio:.1f} × as long as the others"]
+
+    def name_engines(self, names: Mapping[int, str]) -> None:
+        """Of rows that came; those heard of longest ago are forgotten."""
+        known = {number: name for number, name in self.engine_names.items() if number not in names} | dict(names)
+        self.engine_names = dict([*known.items()][-ENGINES_MAX:])
 
     def _shape_parts(self, champion: RlsLearner, beta: Floats | None) -> dict[str, Any]:
         """Shape factors, and what is relative to the prediction by them; by the champion where there are none."""
@@ -269,6 +295,8 @@ class TargetState:
             last_ns=self.last_ns,
             replicas=self.replicas,
             course=self.history.course,
+            clock=self.clock,
+            engine_names=self.engine_names,
         )
 
     def restore(self, state: SavedTarget) -> list[str]:
@@ -287,6 +315,7 @@ class TargetState:
         if self.published is not None and SHAPED in same:
             self.published.restore(state.shaped)
         self.residuals, self.windows, self.champion = state.residuals, state.windows, state.champion
+        self.clock, self.engine_names = state.clock, state.engine_names
         self.first_ns, self.last_ns, self.history.course = state.first_ns, state.last_ns, state.course
         self.replicas = {name: replicas for name, replicas in state.replicas.items() if name in same}
         for name, replicas in self.replicas.items():

@@ -6,7 +6,8 @@ with the same identity adds what it has seen. One whose speed changed at constan
 
 Other feature sets start where their sources say: with coefficients pooled over donors (:mod:`online.transfer`), of
 HFD-TL all but the residual's frozen there, of RECE by specialists, weighed by how alike their configurations are.
-Without a sheet, and for other targets, the nearest donor of the same model, GPU and tensor parallelism gives its own.
+Without a sheet, and for other targets, the nearest donor of the same model, GPU and tensor parallelism gives its own;
+one with a GPU gives nothing where none is known.
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ class DonorPool:
 
     def same_machine(self, facts: Facts) -> Priors:
         """Priors by the nearest donor of the same model on the same GPUs; none without one."""
-        alike = [name for name in _ALIKE if name in facts]
-        donors = [d for d in self._donors if all(d.facts.get(name) == facts[name] for name in alike)]
+        alike = [name for name in _ALIKE if name in facts or name == "gpu"]  # a GPU is no likeness of an unknown one
+        donors = [d for d in self._donors if all(d.facts.get(name) == facts.get(name) for name in alike)]
         if "model" not in facts or not donors:
             return {}
         nearest = max(donors, key=lambda donor: sum(donor.facts.get(k) == v for k, v in facts.items()))

@@ -221,7 +221,7 @@ def with_phases(prior: Prior, target: Target) -> Prior:
 
 
 def frozen(prior: Prior, features: FeatureSet) -> Prior:
-    """HFD-TL's stage 2 as written: base and configuration stay, only the residual's columns are free."""
+    """HFD-TL's stage 2 as written: base and configuration stay until rows contradict them, the residual is free."""
     sd = prior.sd.copy()
     for j, name in enumerate(features.names):
         sd[j] = np.inf if name in RESIDUAL else FROZEN_SD * max(float(prior.mean[j]), 1e-12)

@@ -29,7 +29,7 @@ import numpy as np
 
 from online.blocks import Design
 from online.features import Facts
-from online.rls import RlsLearner, RowWeights
+from online.rls import MORE, RlsLearner, RowWeights, contradicted
 from online.rows import Floats
 from online.snapshot import FeatureSnapshot, IntervalSnapshot, ModelSnapshot
 
@@ -39,8 +39,7 @@ from .sheet_systems import systems_told
 from .sheet_terms import Population, SheetTerms
 
 _VIF_MAX, _KNOWN, _SURE = 10.0, 0.5, 0.2
-_TOLD, _WORSE = [0, 2, 3], 2.0
-_MORE = 0.05
+_TOLD = [0, 2, 3]
 _ENOUGH_ROWS = 64
 _PASSES, _SCATTERS = 6, 4
 _TYPICAL = np.array([1.0, 0.0, 32_000.0, 32.0])
@@ -110,8 +109,8 @@ class SheetPrior:
         if held is not None and len(held) < _ENOUGH_ROWS and evidence.ratio(told.beta) > 1.0:
             return told  # slower than expected: caches and kernels are cold, and a sheet is no bound to that
         own = evidence.misfit(learner.members.slow.beta[:COLUMNS])
-        more = _MORE if held is None else _MORE + 0.5 / float(np.sqrt(len(held)))
-        return None if evidence.misfit(told.beta) > max(_WORSE * own, own + more) else told
+        more = MORE if held is None else MORE + 0.5 / float(np.sqrt(len(held)))
+        return None if contradicted(evidence.misfit(told.beta), own, more) else told
 
     def _told(self, evidence: Evidence | None, vif: Floats) -> SheetEstimate:
         """The estimate as it is published."""

@@ -4,7 +4,7 @@ Every stream is what the plugin sends (``steps+``, exact decode context), so tha
 of it: a cost whose rows were not learned, or only after it was measured, is a miss, whatever the cost. Figures are CPU
 per step of the server, all its threads, as the kernel accounts it; the servers of a section run in turn, twice, and a
 ratio is that of their lesser costs. The plain receiver (``tests/bench/servers.py``) makes a dict of every event and
-learns nothing.
+learns nothing. Recordings of vLLM cost more than the stream, which is steady: of those, see ``recordings``.
 
 It ends with a table, and with 1 if a number misses its target. ``--record`` writes what was measured to
 docs/figures.json, from which the tables of docs/performance.md and README.md are made.
@@ -24,12 +24,15 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf.internal.encoder import _VarintBytes as varint_bytes
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans
 
 from collector.config.schema import Config
 from tests.bench.bench_ingest import Board, measure_sections
 from tests.bench.cost_stages import PARSE, measure
 from tests.bench.ingest_load import SERVER_CPU, Server, bare, bytecode, pinned, send, sidecar, snapshot
 from tests.support.otlp_load import Stream
+from tests.support.recordings import otlp_file
 
 ROUNDS = 2
 DEFAULT: dict[str, str] = {}
@@ -72,6 +75,10 @@ MANY_WARMED_STEPS = 1_600_000
 """Of 1,000 engines too, the first rows have had their turn then: 16 calls of each are 26 seconds of event time."""
 MANY_LAP_S = 3.3
 """Two calls in the time that a round of two takes: the engines' clocks go on together, and no faster than ours."""
+PROFILES: dict[str, tuple[str, ...]] = {"shipped default": (), "bulk": BULK_PROFILE}
+RECORDINGS = ("c10_long", "c7_async_sim")
+"""The largest of tests/data in which a step stands once: a server for eleven minutes, and an asynchronous scheduler."""
+READINGS = 5
 SILENT = "engines of which nothing comes"
 """So the log says that a configuration was copied: of a thousand engines, that costs as much as learning does."""
 CALLS_AT_ONCE = 5
@@ -245,14 +252,7 @@ def replay(board: Board) -> None:
         record(recording, REPLAYED_STEPS)
         bytecode()  # compiled by the first process that is measured, it would be part of what a replay costs
         for name, arguments, limit_s in (("shipped default", (), 5.0), ("bulk", BULK_PROFILE, None)):
-            before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            command = ["-m", "collector", "replay", recording, "--snapshot", Path(directory) / "snapshot.json"]
-            process = pinned(SERVER_CPU, *command, *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-            _, said = process.communicate()
-            if process.returncode:  # the snapshot that lies there is that of another
-                raise RuntimeError(said)
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            cpu_s = replay_cpu_s(recording, Path(directory) / "snapshot.json", *arguments)
             if limit_s is None:
                 board.keep(f"replay of {REPLAYED_STEPS:,} steps, {name}", cpu_s)
                 board.note(f"replay of {REPLAYED_STEPS:,} steps, {name}: {cpu_s:.2f} s CPU")
@@ -260,6 +260,47 @@ def replay(board: Board) -> None:
                 board.at_most(f"replay of {REPLAYED_STEPS:,} steps, {name}", cpu_s, limit_s, "s CPU")
             for target, share in learned_shares(directory, REPLAYED_STEPS).items():
                 board.at_least(f"replay, {name}: rows of {target} learned, of those recorded", share, LEARNED_MIN)
+
+
+def replay_cpu_s(recording: Path, out: Path, *arguments: str, learns: bool = True) -> float:
+    """CPU of one ``tracefit replay``, from its start to its exit."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = ["-m", "collector", "replay", recording, "--snapshot", out]
+    process = pinned(SERVER_CPU, *command, *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    _, said = process.communicate()
+    if learns == bool(process.returncode):  # the snapshot that lies there is that of another
+        raise RuntimeError(said)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def recordings(board: Board) -> None:
+    """Replays of what vLLM sent, beside a reader that makes a dict of every event and nothing else."""
+    bytecode()
+    with tempfile.TemporaryDirectory() as directory:
+        out, empty = Path(directory) / "snapshot.json", Path(directory) / "empty.pb.gz"
+        nothing = ExportTraceServiceRequest(resource_spans=[ResourceSpans()]).SerializeToString()
+        empty.write_bytes(gzip.compress(varint_bytes(len(nothing)) + nothing))
+        starts_s = {
+            name: min(replay_cpu_s(empty, out, *arguments, learns=False) for _ in range(READINGS))
+            for name, arguments in PROFILES.items()
+        }
+        for recording in RECORDINGS:
+            path = otlp_file(recording)
+            reader_s = min(plain_reader_s(path) for _ in range(READINGS))
+            board.keep(f"{recording}: plain reader, s CPU", reader_s)
+            for name, arguments in PROFILES.items():
+                cpu_s = min(replay_cpu_s(path, out, *arguments) for _ in range(READINGS)) - starts_s[name]
+                board.keep(f"{recording}, {name}: s CPU", cpu_s)
+                board.keep(f"{recording}, {name}: ÷ plain reader", cpu_s / reader_s)
+                board.note(f"{recording}, {name}: {cpu_s:.2f} s CPU, {cpu_s / reader_s:.1f} of a plain reader")
+
+
+def plain_reader_s(recording: Path) -> float:
+    """CPU of the plain reader, without its start."""
+    process = pinned(SERVER_CPU, "-m", "tests.bench.plain_reader", recording, stdout=subprocess.PIPE)
+    told, _ = process.communicate()
+    return float(told.split()[0])
 
 
 def record(path: Path, steps: int) -> None:
@@ -298,7 +339,8 @@ def engines(board: Board) -> None:
 
 
 SECTIONS = {
-    section.__name__: section for section in (steady, stages, sparse, sparse_calls, flat_out, memory, replay, engines)
+    section.__name__: section
+    for section in (recordings, steady, stages, sparse, sparse_calls, flat_out, memory, replay, engines)
 }
 
 

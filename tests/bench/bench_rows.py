@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from collector.config.learning_config import JoinConfig
+from collector.config.schema import Config
 from collector.decode.plain import decode
 from collector.decode.records import CoreSpan, Finish, Mark, MarkKind, StepColumns, Telemetry
 from collector.join.joiner import Joiner
@@ -33,8 +34,13 @@ from collector.join.steps.scheduling import Scheduling, SchedulingVotes
 from collector.join.window import StepWindow
 from collector.receive.export_request import Export
 from collector.telemetry import Counts
+from collector.worker.build import make_pipeline
 from collector.worker.pipeline import Pipeline
+from exporters.files.blis import blis_coefficients
+from online.snapshot import Snapshot
+from tests.bench.bench_systems import model_rules
 from tests.bench.outside import Outside, add_arguments, outside_of
+from tests.support.models import configured
 from tests.support.paths import DATA
 from tests.support.pipelines import coefficients, new_pipeline
 from tests.support.recordings import received, recording
@@ -276,6 +282,7 @@ def replayed(exports: Sequence[Export]) -> Pipeline:
 
 
 def h100(report: Report, outside: Outside) -> None:
+    """What BLIS is given, learned from request spans, without and with the models' sheets."""
     experiments = outside.experiments()
     with tempfile.TemporaryDirectory() as directory:
         here = Path(directory)
@@ -284,31 +291,62 @@ def h100(report: Report, outside: Outside) -> None:
             out = outside.as_otlp(name, here / f"{name}.pb.gz", "--until-frac", "0.6")
             timed += [(newest_end(e.payload), str(out), e._replace(peer=name)) for e in recording(out)]
         timed.sort(key=lambda item: item[:2])
-        start_s = time.process_time()
-        pipeline = replayed([export for _, _, export in timed])
-        report.line("h100 replay, CPU s", time.process_time() - start_s, "", None)
-        (here / "snapshot.json").write_bytes(pipeline.snapshot(0, 1).to_json())
-        errors = replayed_errors(outside, here / "snapshot.json", here / "out.json")
+        sheets = configured({"learners": ["rls"], "configurations": {"rules": model_rules(experiments, here)}})
+        for label, config in (("", Config(learners=("rls",))), (" with sheets", sheets)):
+            pipeline = make_pipeline(config)
+            start_s = time.process_time()
+            for _, _, export in timed:
+                pipeline.process([export])
+            pipeline.flush()
+            report.line(f"h100{label} replay, CPU s", time.process_time() - start_s, "", None)
+            judge_h100(report, outside, pipeline.snapshot(0, 1), label)
+
+
+def judge_h100(report: Report, outside: Outside, snapshot: Snapshot, label: str) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        forms = Path(directory) / "forms.json"
+        forms.write_text(json.dumps({"configs": blis_forms(snapshot, outside.experiments())}))
+        errors = replayed_errors(outside, forms, Path(directory) / "out.json")
     for name, error in errors.items():
         report.line(
-            f"h100 {name[16:]} |E2E| %", error["e2e"], f"TTFT {error['ttft']:.1f}, ITL {error['itl']:.1f}", None
+            f"h100{label} {name[16:]} |E2E| %", error["e2e"], f"TTFT {error['ttft']:.1f}, ITL {error['itl']:.1f}", None
         )
     for which, most in (("e2e", 3.0), ("ttft", 8.0), ("itl", 3.0)):
-        report.most(f"h100 mean |{which.upper()}| %", float(np.mean([error[which] for error in errors.values()])), most)
+        mean = float(np.mean([error[which] for error in errors.values()]))
+        report.most(f"h100{label} mean |{which.upper()}| %", mean, most)
     below = sum(error["e2e"] < 10 for error in errors.values())
-    report.least("h100 experiments below 10 %", below, len(experiments))
+    report.least(f"h100{label} experiments below 10 %", below, len(errors))
+
+
+def blis_forms(snapshot: Snapshot, experiments: dict[str, dict]) -> dict[str, dict]:
+    """What is exported for BLIS of each configuration, as the replay takes it."""
+    of_model = {(each["model_id"], each["tp"]): each for each in experiments.values()}
+    forms = {}
+    for config in snapshot.configs:
+        known = of_model[config.config["model"], config.config["tensor_parallel_size"]]
+        shape = known["model_config"]
+        sheet = {
+            "num_hidden_layers": shape["num_layers"],
+            "hidden_size": shape["hidden_dim"],
+            "num_attention_heads": shape["num_heads"],
+            "num_key_value_heads": shape["num_kv_heads"],
+        }
+        told = blis_coefficients(config, model_config=sheet, hardware="H100")
+        key = f"{known['model_short']}|H100|tp{known['tp']}"
+        forms[key] = {"kind": "trained-physics", "alpha": list(told.alpha), "beta": list(told.beta)}
+    return forms
 
 
 def newest_end(payload: bytes) -> int:
     return max(piece.span.end_time_unix_nano for _, piece in pieces_in([Export(payload, "", "", 0)]))
 
 
-def replayed_errors(outside: Outside, snapshot: Path, out: Path) -> dict[str, dict[str, float]]:
+def replayed_errors(outside: Outside, coefficients: Path, out: Path) -> dict[str, dict[str, float]]:
     """|error| of mean e2e, ttft and itl in % by experiment, of the last fifth of each table."""
     command = [
         sys.executable,
         str(outside.tools / "replay.py"),
-        str(snapshot),
+        str(coefficients),
         "--from-frac",
         "0.8",
         "--json",

@@ -56,7 +56,11 @@ def intake():
     queue = AdmissionQueue(clock, capacity_bytes=config.capacity_bytes, wait_s=config.wait_s, waiters_max=6)
     way_in = WayIn(Transport.GRPC, Intake(queue, Metrics(CollectorRegistry())), clock)
     receiver = OtlpGrpcReceiver(
-        GrpcConfig(endpoint="127.0.0.1:0"), way_in, health=Health(clock), clock=clock, grace_s=0.0
+        GrpcConfig(endpoint="127.0.0.1:0", max_recv_msg_size_mib=32),
+        way_in,
+        health=Health(clock),
+        clock=clock,
+        grace_s=0.0,
     )
 
     def work():

@@ -53,7 +53,7 @@ def test_its_metrics_and_labels_exist_for_the_target_it_names(tmp_path):
     queries = (RULE["seriesQuery"], RULE["metricsQuery"], TRIGGER["metadata"]["query"])
     for query in queries:
         assert set(re.findall(r"tracefit_\w+", query)) <= set(labels)
-        assert "itl" in labels["tracefit_slo_concurrency"]
+        assert "itl" in labels["tracefit_slo_concurrency_safe"]
     (target_ms,) = {float(each) * 1e3 for query in queries for each in re.findall(r'itl="([\d.]+)"', query)}
     written = re.search(r"slo\.itl_ms: (\[\d+\])", (AUTOSCALING / "hpa.yaml").read_text())[1]
     (tmp_path / "tracefit.yaml").write_text(f"slo: {{itl_ms: {written}}}")
@@ -70,9 +70,12 @@ tests:
       - {series: 'vllm:num_requests_waiting{namespace="llm",pod="llama-2-7b-0",job="vllm"}', values: "10 10 0"}
       - {series: 'vllm:num_requests_running{namespace="llm",pod="llama-2-7b-1",job="vllm"}', values: "8 8 0"}
       - {series: 'vllm:num_requests_running{namespace="llm",pod="other-0",job="vllm"}', values: "99 99 99"}
-      - {series: 'tracefit_slo_concurrency{namespace="llm",pod="llama-2-7b-0",job="t",itl="0.03"}', values: "_ 20 20"}
-      - {series: 'tracefit_slo_concurrency{namespace="llm",pod="llama-2-7b-0",job="t",itl="0.1"}', values: "_ 90 90"}
-      - {series: 'tracefit_slo_concurrency{namespace="llm",pod="llama-2-7b-1",job="t",itl="0.03"}', values: "_ 16 0"}
+      - series: 'tracefit_slo_concurrency_safe{namespace="llm",pod="llama-2-7b-0",job="t",itl="0.03"}'
+        values: "_ 20 20"
+      - series: 'tracefit_slo_concurrency_safe{namespace="llm",pod="llama-2-7b-0",job="t",itl="0.1"}'
+        values: "_ 90 90"
+      - series: 'tracefit_slo_concurrency_safe{namespace="llm",pod="llama-2-7b-1",job="t",itl="0.03"}'
+        values: "_ 16 0"
     promql_expr_test:
       - {expr: keda, eval_time: 0m, exp_samples: []}
       - {expr: keda, eval_time: 1m, exp_samples: [{labels: keda, value: 2.5}]}

@@ -16,6 +16,7 @@ from collector.cli import _parser
 from collector.config.fallback import load_or_degrade
 from collector.config.load import load
 from collector.config.schema import Config
+from collector.durable.room import ENGINE_STATE_BYTES
 from exporters.routes import make_routes
 from tests.conftest import find_tool
 from tests.support.charts import merged, rendered
@@ -259,6 +260,20 @@ def test_no_pod_with_a_vllm_outgrows_its_volume_and_is_evicted(renderings):
     assert all(int(limit.removesuffix("Mi")) >= largest_mib for limit in limits)
 
 
+def test_every_claim_holds_a_whole_journal_and_three_states_of_all_engines(renderings):
+    config = Config()
+    states_mib = 3 * config.join.engines_max * (ENGINE_STATE_BYTES >> 20)
+    largest_mib = config.journal.capacity_mib + config.journal.segment_mib + states_mib
+    claims = [claim for documents in renderings for claim in of_kind(documents, "PersistentVolumeClaim")]
+    for documents in renderings:
+        for workload in of_kind(documents, "StatefulSet"):
+            claims += workload["spec"].get("volumeClaimTemplates", ())
+    sizes = {claim["metadata"]["name"]: claim["spec"]["resources"]["requests"]["storage"] for claim in claims}
+    assert sizes.keys() == {"snapshot", "tracefit-snapshot", "tracefit-fleet"}
+    for size in sizes.values():
+        assert 0.9 * 1024 * int(size.removesuffix("Gi")) >= largest_mib, "a file system takes some of it for itself"
+
+
 def test_no_service_called_tracefit_reaches_the_environment(renderings):
     assert all(spec["enableServiceLinks"] is False for spec in tracefit_pods(renderings))
 
@@ -324,6 +339,18 @@ def test_a_stock_vllm_gets_the_plugin_where_python_looks(renderings):
     assert values["PYTHONPATH"] == mount["mountPath"]
     assert copying["securityContext"] == containers["tracefit"]["securityContext"]
     assert "/opt/tracefit-vllm" in (ROOT / "Dockerfile").read_text()
+
+
+def test_every_vllm_with_the_plugin_is_told_to_send_its_steps_to_the_sidecar_beside_it(renderings):
+    port = Config().receivers.grpc.endpoint.rpartition(":")[2]
+    told = [
+        {e["name"]: e.get("value") for e in container.get("env", ())}.get("TRACEFITVLLM_ENDPOINT")
+        for documents in renderings
+        for workload in (*of_kind(documents, "Deployment"), *of_kind(documents, "StatefulSet"))
+        for container in workload["spec"]["template"]["spec"]["containers"]
+        if "tracefit-plugin" in {mount["name"] for mount in container.get("volumeMounts", ())}
+    ]
+    assert told == [f"http://127.0.0.1:{port}"]
 
 
 def test_monitoring_finds_the_pods_and_their_port(example):

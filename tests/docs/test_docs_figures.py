@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.bench.bench_cost import MANY_STEPS, SPARSE_CALLS
+from tests.bench.bench_cost import MANY_STEPS, RECORDINGS, SPARSE_CALLS
 from tests.bench.bench_cost import SECTIONS as COST
 from tests.bench.bench_ingest import SECTIONS as INGEST
 from tests.bench.bench_peers import SECTIONS as PEERS
@@ -24,6 +24,7 @@ LARGE = "flat out, 1,000 steps a call"
 SMALL = "flat out, 64 steps a call"
 REPLAY = "replay of 200,000 steps"
 RATIO = "÷ plain receiver"
+READER = "÷ plain reader"
 FOREIGN = ("Collector", "tracefit")
 
 
@@ -42,29 +43,42 @@ def judged(section, name, shown):
 
 
 def readme_costs():
-    steady, flat, memory, replay = "cost steady", "cost flat_out", "cost memory", "cost replay"
     torture = FIGURES["torture"]
-    cores = "; ".join(f"{figure(steady, f'{STEADY}, {profile}: millicores'):.0f}" for profile in (DEFAULT, RLS))
-    ratios = "; ".join(f"{figure(steady, f'{STEADY}, {profile}: {RATIO}'):.2f}" for profile in (DEFAULT, RLS))
-    flat_out = "; ".join(f"{figure(flat, f'{LARGE}, {profile}: {RATIO}'):.2f}" for profile in ("bulk", DEFAULT))
-    resident = "; ".join(f"{figure(memory, f'RSS {when}, {DEFAULT}'):.0f}" for when in ("idle", "loaded"))
-    replays = "; ".join(f"{figure(replay, f'{REPLAY}, {profile}'):.1f}" for profile in (DEFAULT, "bulk"))
+    ratios = {
+        profile: "; ".join(f"{figure('cost recordings', f'{name}, {profile}: {READER}'):.1f}" for name in RECORDINGS)
+        for profile in (DEFAULT, "bulk")
+    }
+    resident = "; ".join(f"{figure('cost memory', f'RSS {when}, {DEFAULT}'):.0f}" for when in ("idle", "loaded"))
     late = "; ".join(f"{figure('ingest latency', f'20,000 steps/s while learning: {p}'):.1f}" for p in ("p50", "p99"))
     cost = "`make bench WHAT=cost`"
     yield (
-        "1,000 steps/s and 20 requests/s, every step learned from, shipped default; `learners: [rls]`",
-        f"{cores} millicores: {ratios} of a plain Python receiver that learns nothing",
+        f"CPU of learning from recordings of vLLM, {'; '.join(f'`{name}`' for name in RECORDINGS)}",
+        f"{ratios[DEFAULT]} × that of a Python reader that makes a dict of every event",
         cost,
     )
-    yield "the same, flat out: `--profile bulk`; shipped default", f"{flat_out} of that receiver", cost
+    yield "the same, `--profile bulk`", f"{ratios['bulk']} × that of this reader", cost
     yield "memory, shipped default: idle; loaded", f"{resident} MB", cost
-    yield "replaying 200,000 steps: shipped default; `--profile bulk`", f"{replays} s of CPU", cost
     yield "acknowledgement at 20,000 steps/s, p50; p99", f"{late} ms", "`make bench WHAT=ingest`"
     yield (
         f"{torture['kills']} kills under load with `durability: journal`",
         f"0 of {torture['acknowledged']:,} exports lost, 0 learned twice",
         "`make torture`",
     )
+
+
+def of_recordings():
+    """Recordings of vLLM, beside a reader that learns nothing."""
+    for name in RECORDINGS:
+        reader_s = figure("cost recordings", f"{name}: plain reader, s CPU")
+        yield (
+            f"`{name}`",
+            f"{reader_s:.2f} s",
+            *(
+                f"{figure('cost recordings', f'{name}, {profile}: {READER}'):.1f} "
+                f"({figure('cost recordings', f'{name}, {profile}: s CPU'):.2f} s)"
+                for profile in (DEFAULT, "bulk")
+            ),
+        )
 
 
 def learning_costs():
@@ -109,7 +123,7 @@ def stages():
         "decode: steps by template, events of requests by shape",
         "place in the windows of their engines",
         "rows: final steps, features, order among engines",
-        "learn: five targets, two of them of steps, and the quick lane",
+        "learn: five targets, two of them of steps",
         "a snapshot every five seconds",
     )
     for stage, what in zip(STAGES, words, strict=True):
@@ -177,6 +191,10 @@ def way_in():
 JUDGED = ("what", "measured", "wanted", "")
 TABLES = {
     ("../README.md", "costs"): (("", "measured", "command"), readme_costs),
+    ("performance.md", "recordings"): (
+        ("recording", "plain reader", "shipped default ÷ plain reader", "bulk profile ÷ plain reader"),
+        of_recordings,
+    ),
     ("performance.md", "learning"): (("what", "÷ plain receiver", "wanted", ""), learning_costs),
     ("performance.md", "resources"): (JUDGED, resources),
     ("performance.md", "stages"): (

@@ -1,6 +1,9 @@
 """docs/systems.md and docs/evaluate.md say what the code does."""
 
+import json
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -11,32 +14,22 @@ from collector.evaluate.tables import COLUMNS
 from online.features.systems import SYSTEMS
 from online.features.systems.portable import PORTABLE
 from online.rows import Target
-from tests.support.docs_tables import assert_table, make_table
-from tests.support.paths import DOCS
+from tests.support.paths import DOCS, ROOT
 from tests.support.sheet_cases import MOE, facts_of
 
 FACTS = facts_of(MOE, tensor_parallel_size=2, cpu_offload=True)
 ALL = {system.name: system for system in (PORTABLE, *SYSTEMS)}
-COMPARED = (Target.STEP_TIME, Target.QUEUE_WAIT, Target.API_QUEUEING)
 
 
-def code(text):
-    return f"`{text}`"
-
-
-@pytest.mark.parametrize("name", NINE)
-def test_systems_md_lists_every_column_of_every_system(name):
-    rows = [
-        (target.value, code(column.name), code(column.unit), ("live", "constant")[column.constant], column.reference)
-        for target in COMPARED
-        for column in ALL[name].table(target, FACTS)
-    ]
-    assert_table("systems.md", name, make_table(("target", "column", "unit", "kind", "reference"), rows))
-
-
-def test_systems_md_says_what_telemetry_cannot_give():
-    rows = [(system.name, what, why) for system in SYSTEMS for what, why in system.absent.items()]
-    assert_table("systems.md", "absent", make_table(("system", "feature", "why not"), rows))
+def test_the_site_fills_in_every_table_that_systems_md_names():
+    command = [sys.executable, "deploy/site/system_tables.py"]
+    made = subprocess.run(command, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, check=True)
+    tables = json.loads(made.stdout)
+    named = re.findall(r"<!-- table: (\w+) -->", (DOCS / "systems.md").read_text())
+    assert set(named) == set(tables) == {*ALL, "absent"}
+    for name, system in ALL.items():
+        columns = [column.name for column in system.table(Target.STEP_TIME, FACTS)]
+        assert all(f"| `{column}` |" in tables[name] for column in columns)
 
 
 def test_all_nine_are_described():

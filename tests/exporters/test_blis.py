@@ -446,3 +446,55 @@ def test_a_nonsense_parallel_size_is_refused():
     broken = msgspec.structs.replace(cases.config(), config={"gpu": "H100", "tensor_parallel_size": 0})
     with pytest.raises(BlisError, match="tensor_parallel_size"):
         exported(broken)
+
+
+def hidden_hits(status="weak", *, means=(200.0, 80.0), prompt_tokens=400.0):
+    """Of request spans: 3 us a prompt token, 200 prompt tokens and 80 requests in the mean step."""
+    step = step_target({"intercept": 16_000.0, "prefill_tokens": 3.0, "decode_context_tokens": 0.05, "requests": 15.0})
+    known = dict(zip(("prefill_tokens", "requests"), means, strict=True))
+    features = [
+        msgspec.structs.replace(
+            each, mean=known.get(each.name), status=status if each.name == "prefill_tokens" else "weak"
+        )
+        for each in step.models["portable"].features
+    ]
+    model = msgspec.structs.replace(step.models["portable"], features=features)
+    queueing = line_target(9000.0, 0.0, 9000.0, "prompt_tokens")
+    intercept, slope = queueing.models["portable"].features
+    lines = [intercept, msgspec.structs.replace(slope, mean=prompt_tokens)]
+    lengths = msgspec.structs.replace(queueing.models["portable"], features=lines)
+    config = config_with(
+        step_time=msgspec.structs.replace(step, models={"portable": model}),
+        api_queueing=msgspec.structs.replace(queueing, models={"portable": lengths}),
+    )
+    return msgspec.structs.replace(config, telemetry="requests", prefix_hits_hidden=True)
+
+
+def test_the_price_of_a_prompt_token_that_may_be_cached_is_folded_true_to_the_mean():
+    """BLIS charges computed tokens, and request spans do not tell which those were."""
+    config = hidden_hits()
+    folded, plain = exported(config), exported(msgspec.structs.replace(config, prefix_hits_hidden=False))
+    assert folded.beta[8] == 0.0
+    assert folded.beta[5] == pytest.approx(15.0 + 3.0 * 200 / 80)
+    mean_step = (200.0, 0, 80, 40_000)
+    sizes = (LLAMA_70B, 2, bandwidth_of("H100"))
+    assert blis_step_us(folded.beta, *sizes, mean_step) == pytest.approx(blis_step_us(plain.beta, *sizes, mean_step))
+    assert (plain.alpha[0], folded.alpha[0]) == (9000, 9000 + 3 * 400)
+    (said,) = folded.warnings
+    assert "for traces with prefix_group and without (blis-trace)" in said
+    assert f"# {said}\n" in render_yaml(cases.snapshot(), config, folded).decode()
+    assert plain.warnings == ()
+
+
+def test_a_data_sheets_price_is_of_a_computed_token_and_the_file_says_which_trace_it_is_for():
+    config = hidden_hits("prior_only")
+    found, plain = exported(config), exported(msgspec.structs.replace(config, prefix_hits_hidden=False))
+    assert (found.alpha, found.beta) == (plain.alpha, plain.beta)
+    assert "for traces with prefix_group;" in found.warnings[0]
+
+
+def test_what_cannot_be_folded_says_which_trace_it_is_for():
+    assert "without prefix_group (blis-trace) alone" in exported(hidden_hits(means=(None, None))).warnings[0]
+    unknown = exported(hidden_hits(prompt_tokens=None))
+    assert unknown.alpha[0] == 9000
+    assert "not into alpha[0]" in unknown.warnings[0]

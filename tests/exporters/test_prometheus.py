@@ -6,6 +6,7 @@ import math
 import subprocess
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 import tracefit
+from collector.config import Config
 from exporters.client_view import ClientView
 from exporters.labels import MAX_LABEL_CHARS, base_unit, label_value
 from exporters.prometheus.advisory import Advisory
@@ -21,10 +23,12 @@ from exporters.prometheus.exposition import MetricsPage
 from exporters.prometheus.families import DEFAULT_MAX_SERIES, FAMILIES, PAGE_FAMILIES
 from exporters.prometheus.snapshot_families import snapshot_families
 from exporters.what_if import Mix
+from online.bank import Bank
 from online.rows import Target
 from online.snapshot import FeatureSnapshot, ModelSnapshot, TargetSnapshot
 from tests.conftest import find_tool
 from tests.support import exporter_cases as cases
+from tests.support.uneven_steps import noise, of_columns
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -329,7 +333,72 @@ def test_advice_is_what_the_client_says_of_the_load():
     assert shown["tracefit_predicted_ttft_seconds",] == seen.ttft.us / 1e6
     for itl_ms, label in ((50, "0.05"), (100, "0.1")):
         assert shown["tracefit_slo_concurrency", label] == config.plan(itl_ms=itl_ms, **asked).concurrency
+        safe = config.plan(itl_ms=itl_ms, safe=True, **asked).concurrency
+        assert shown["tracefit_slo_concurrency_safe", label] == safe
+        assert safe <= shown["tracefit_slo_concurrency", label]
     assert shown["tracefit_load", "concurrency"] == 12
+
+
+NIGHT = MIX._replace(prompt_tokens=400.0, output_tokens=250.0, prefix_hit=0.0, concurrency=6.0)
+
+
+def night(machine, batch_max=10, n=4000):
+    """A snapshot of a machine learned at night, when no batch had more than ``batch_max`` requests."""
+    rng = np.random.default_rng(36)
+    requests = rng.integers(1, batch_max + 1, n).astype(float)
+    prefill = (rng.random(n) < 0.2) * rng.integers(16, 1024, n).astype(float)
+    context = requests * 600.0 * np.exp(rng.normal(0, 0.25, n))
+    columns = {"prefill_tokens": prefill, "decode_context_tokens": context, "requests": requests}
+    us = machine(**columns) * np.exp(noise(rng, n, 0.0))
+    bank = Bank(Config(learners=("rls",)))
+    bank.learn("c", Target.STEP_TIME, of_columns(columns, us))
+    return cases.snapshot(msgspec.structs.replace(cases.config("c"), targets=bank.targets("c")))
+
+
+def misfitting(prefill_tokens, decode_context_tokens, requests):
+    context_us = 0.05 * decode_context_tokens**1.15 * 5e3**-0.15
+    return 5000 + 25.0 * prefill_tokens + context_us + 60 * requests + 900 * np.ceil(requests / 8)
+
+
+def linear(prefill_tokens, decode_context_tokens, requests):
+    return 5000 + 25.0 * prefill_tokens + 0.05 * decode_context_tokens + 60 * requests
+
+
+@pytest.mark.parametrize("machine", [misfitting, linear])
+def test_no_concurrency_is_published_beyond_a_quarter_more_than_the_largest_batch_seen(machine):
+    shown = advice(night(machine), mix=NIGHT, itl_ms=(9.0, 12.0, 40.0))
+    assert shown["tracefit_usable",] == 1
+    concurrencies = {name: value for name, value in shown.items() if name[0].startswith("tracefit_slo_concurrency")}
+    assert max(concurrencies.values(), default=0) <= 12.5
+    assert not [name for name in concurrencies if name[1] in ("0.012", "0.04")]
+
+
+def test_a_concurrency_whose_own_point_is_not_usable_is_not_published():
+    """One more than was seen is within reach; whether it is published depends on the coefficients that carry it."""
+    snapshot = night(linear, batch_max=8)
+    config = tracefit.load(snapshot.to_json()).config()
+    asked = {"prompt_tokens": 400, "output_tokens": 250}
+    itl_ms = config.request(concurrency=9, **asked).itl.us / 1e3 + 1e-6
+    label = f"{itl_ms / 1e3:.6g}"
+    assert advice(snapshot, mix=NIGHT, itl_ms=(itl_ms,))["tracefit_slo_concurrency", label] == 9
+    step = snapshot.configs[0].targets["step_time"]
+    portable = step.models["portable"]
+    weak = [msgspec.structs.replace(each, status="weak") for each in portable.features]
+    models = step.models | {"portable": msgspec.structs.replace(portable, features=weak)}
+    targets = {"step_time": msgspec.structs.replace(step, models=models)}
+    shown = advice(
+        cases.snapshot(msgspec.structs.replace(snapshot.configs[0], targets=targets)), mix=NIGHT, itl_ms=(itl_ms,)
+    )
+    assert shown["tracefit_usable",] == 1
+    assert ("tracefit_slo_concurrency", label) not in shown
+
+
+def test_where_the_seen_batches_are_not_known_no_concurrency_is_published():
+    config = cases.config()
+    targets = config.targets | {"step_time": msgspec.structs.replace(config.targets["step_time"], seen=None)}
+    shown = advice(cases.snapshot(msgspec.structs.replace(config, targets=targets)))
+    assert shown["tracefit_usable",] == 1
+    assert not [name for name in shown if "slo" in name[0]]
 
 
 def test_observed_first_tokens_have_the_api_times_that_predicted_ones_have():

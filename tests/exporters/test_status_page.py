@@ -25,6 +25,7 @@ from exporters.status_page.remarks_section import PLUGIN_REMEDIES, Remarks, rema
 from exporters.status_page.status_page import StatusPage
 from online import InFlightSnapshot
 from online.rows import Quality
+from online.snapshot import DriftSnapshot
 from online.target.course import Change, ChangeKind
 from tests.support import exporter_cases as cases
 
@@ -171,7 +172,7 @@ def test_advice_is_never_empty_and_knows_what_is_missing():
     assert len(advice_for(cases.config())) == 1
 
 
-@pytest.mark.parametrize("quality", ["steps+", "requests"])
+@pytest.mark.parametrize("quality", ["steps+", "requests", "metrics"])
 def test_no_advice_has_a_flag_that_a_stock_vllm_does_not_know(quality):
     config = cases.config(targets={"step_time": cases.target("step_time")}, telemetry=quality)
     flags = [flag for advice in advice_for(config) for flag in advice.flags]
@@ -375,10 +376,30 @@ def test_the_waiting_page_names_the_port_that_takes_telemetry():
         registry(),
         ready=lambda: (True, {}),
         unix_nano=lambda: 0,
-        otlp_endpoint="[::1]:24317",
+        otlp_port=lambda: 24317,
     )
     assert "--otlp-traces-endpoint http://127.0.0.1:24317<" in elsewhere.answer(Request("/", (), {}, {})).body.decode()
     assert "http://127.0.0.1:4317<" in html_of(None, {})
+
+
+def test_advice_on_a_configuration_names_the_port_that_takes_telemetry():
+    config = cases.config(targets={"step_time": cases.target("step_time")}, telemetry="steps+")
+    elsewhere = StatusPage(
+        lambda: cases.snapshot(config),
+        registry(),
+        ready=lambda: (True, {}),
+        unix_nano=lambda: 0,
+        otlp_port=lambda: 24317,
+    )
+    assert "--otlp-traces-endpoint http://127.0.0.1:24317<" in elsewhere.answer(Request("/", (), {}, {})).body.decode()
+
+
+def test_a_page_of_counters_that_tells_the_time_outside_the_steps_is_asked_for_nothing_more():
+    targets = {name: cases.target(name) for name in ("step_time", "api_queueing")}
+    text = words(cases.snapshot(cases.config(targets=targets, telemetry="metrics")))
+    assert "Time outside the steps" not in text
+    less = {"step_time": cases.target("step_time")}
+    assert "--otlp-traces-endpoint" in words(cases.snapshot(cases.config(targets=less, telemetry="metrics")))
 
 
 def html_of(snapshot, query):
@@ -463,3 +484,42 @@ def test_publishers_of_a_vllm_without_steps_are_told_why_they_belong_to_nobody(t
     known = msgspec.structs.replace(cases.snapshot(), configs=configs)
     text = remarks_section(Remarks(unbound_publishers=2), known)
     assert ("2 KV publishers belong to no engine" in text) == (telemetry == "requests")
+
+
+def news(*configs):
+    """What stands at the top of the page, and the state beside the dot."""
+    page = answer(cases.snapshot(*configs)).body.decode()
+    banner = page.partition('id="news"')[2].partition("</div>")[0]
+    return banner, page.partition('<span class="state ')[2].partition("<")[0]
+
+
+def drifted(hours_ago):
+    """An ordinary configuration whose steps became slower then."""
+    since_ns = cases.CREATED_UNIX_NANO - int(hours_ago * 3.6e12)
+    step = cases.target("step_time")
+    step = msgspec.structs.replace(step, drift=DriftSnapshot(last_unix_nano=since_ns, gain=1.42, count=1))
+    return cases.config(targets={"step_time": step})
+
+
+def test_a_change_of_speed_stands_at_the_top_for_a_day():
+    banner, state = news(drifted(23))
+    assert "meta-llama/Llama-2-7b-hf: steps take 1.42 × as long since" in banner
+    assert state == 'fair">ready, 1 problem'
+    assert news(drifted(25)) == ("", 'ok">ready')
+
+
+def test_what_is_put_aside_or_in_doubt_stands_at_the_top():
+    calm = drifted(25)
+    aside = msgspec.structs.replace(calm, config_id="a", quarantined="step_time: ValueError", targets={})
+    doubted = msgspec.structs.replace(calm, config_id="b", doubts=["<its> clock is too coarse"])
+    banner, state = news(aside, doubted)
+    assert "put aside" in banner
+    assert "not usable: &lt;its&gt; clock is too coarse" in banner
+    assert state == 'fair">ready, 2 problems'
+
+
+def test_of_much_news_the_first_and_the_number_of_the_rest_are_shown():
+    configs = [msgspec.structs.replace(drifted(1), config_id=str(number)) for number in range(50)]
+    banner, _ = news(*configs)
+    assert banner.count("<a ") == 6
+    assert "44 more" in banner

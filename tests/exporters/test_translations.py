@@ -333,3 +333,30 @@ def test_the_command_prints_files_and_writes_directories(snapshot_file, capsys):
 def test_what_goes_wrong_is_one_line(snapshot_file, capsys, options, code, said):
     assert main(["export", str(snapshot_file), *options]) == code
     assert said in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------- prefix hits that request spans hide
+
+
+def with_hidden_hits(config):
+    config["prefix_hits_hidden"] = True
+    for each in config["targets"]["step_time"]["models"]["portable"]["features"]:
+        if each["name"] == "prefill_tokens":
+            each |= {"status": "weak", "reason": "of a prompt token, cached or computed"}
+
+
+def test_a_price_of_prompt_tokens_is_told_as_such_in_every_file():
+    snapshot = bent(with_hidden_hits)
+    said = "prefill_tokens: of a prompt token, cached or computed"
+    assert f"# {said}" in render_llm_d_sim(snapshot, snapshot.configs[0], Assumptions(400.0, 200.0)).decode()
+    assert said in dynamo(snapshot)[NOTE_FILE]
+    text = render_csv(snapshot, snapshot.configs[:1]).decode()
+    lines = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
+    told = {line["feature"]: line["reason"] for line in lines if line["feature_set"] == "portable"}
+    assert told["prefill_tokens"] == "of a prompt token, cached or computed"
+
+
+def test_hits_are_not_taken_off_a_price_that_holds_them_already():
+    snapshot = bent(with_hidden_hits)
+    with pytest.raises(ExportError, match="--prefix-hit: what a prompt token takes holds the hits"):
+        render_llm_d_sim(snapshot, snapshot.configs[0], Assumptions(400.0, 200.0, prefix_hit=0.5))

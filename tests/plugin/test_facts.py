@@ -49,6 +49,25 @@ def test_what_cannot_be_read_is_absent_not_made_up():
     )
 
 
+@pytest.mark.parametrize(
+    ("file", "found"),
+    [
+        ({"hf_config": {"num_local_experts": 8}}, 8),
+        ({"hf_config": {}, "hf_text_config": {"n_routed_experts": 256}}, 256),
+        ({"hf_config": {"num_experts": [64, 64]}}, None),
+        ({"hf_config": {}}, None),
+        ({}, None),
+    ],
+    ids=["local", "inside of text_config", "a list", "dense", "no file"],
+)
+def test_a_mixture_of_experts_says_how_many_there_are(file, found):
+    config = vllm_config()
+    for name, keys in file.items():
+        setattr(config.model_config, name, types.SimpleNamespace(**keys))
+    resource = resource_attributes(types.SimpleNamespace(vllm_config=config), Settings())
+    assert resource.get("vllm.num_experts") == found
+
+
 def test_the_users_own_attributes_win():
     found = resource_attributes(Scheduler(), Settings(resource={"vllm.model": "llama", "team": "a"}))
     assert (found["vllm.model"], found["team"]) == ("llama", "a")

@@ -18,24 +18,42 @@ def test_without_any_variable_it_sends_to_the_sidecar_beside_it():
 
 
 @pytest.mark.parametrize(
-    ("env", "target", "secure"),
+    ("text", "target", "secure"),
     [
-        ({"TRACEFITVLLM_ENDPOINT": "http://a:1", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://b:2"}, "a:1", False),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://b:2"}, "b:2", False),
-        (
-            {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "https://c", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://b:2"},
-            "c:4317",
-            True,
-        ),
-        ({"TRACEFITVLLM_ENDPOINT": "localhost:5"}, "localhost:5", False),
-        ({"TRACEFITVLLM_ENDPOINT": "a:5", "OTEL_EXPORTER_OTLP_INSECURE": "false"}, "a:5", True),
-        ({"TRACEFITVLLM_ENDPOINT": "http://[::1]:7"}, "[::1]:7", False),
-        ({"TRACEFITVLLM_ENDPOINT": "http://a:1", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, "a:1", False),
+        ("http://a:1", "a:1", False),
+        ("https://c", "c:4317", True),
+        ("localhost:5", "localhost:5", False),
+        ("http://[::1]:7", "[::1]:7", False),
     ],
 )
-def test_the_endpoint_is_the_nearest_variable_and_its_scheme_decides_on_tls(env, target, secure):
-    settings = read_settings(env)
+def test_the_scheme_of_the_endpoint_decides_on_tls(text, target, secure):
+    settings = read_settings({"TRACEFITVLLM_ENDPOINT": text})
     assert (settings.target, settings.secure) == (target, secure)
+
+
+COMPANY = {
+    "OTEL_EXPORTER_OTLP_ENDPOINT": "https://otel-collector.observability:4318",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "https://traces.observability:4318",
+    "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+    "OTEL_EXPORTER_OTLP_INSECURE": "false",
+    "OTEL_EXPORTER_OTLP_HEADERS": "api-key=secret",
+    "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "authorization=Bearer%20secret",
+    "OTEL_EXPORTER_OTLP_CERTIFICATE": "/etc/observability/ca.crt",
+}
+"""What an operator puts into every pod, for the traces of the company's collector."""
+
+
+def test_steps_do_not_go_to_the_collector_that_the_environment_names_for_traces():
+    assert read_settings(COMPANY) == Settings()
+
+
+def test_a_named_endpoint_gets_no_credentials_that_were_meant_for_another_receiver():
+    own = {"TRACEFITVLLM_ENDPOINT": "https://gateway"}
+    assert read_settings(COMPANY | own) == read_settings(own)
+    own |= {"TRACEFITVLLM_HEADERS": "authorization=Bearer%20x", "TRACEFITVLLM_CERTIFICATE": "/etc/tracefit/ca.crt"}
+    settings = read_settings(COMPANY | own)
+    assert (settings.target, settings.secure) == ("gateway:4317", True)
+    assert (settings.headers, settings.certificate) == ((("authorization", "Bearer x"),), "/etc/tracefit/ca.crt")
 
 
 @pytest.mark.parametrize(
@@ -51,7 +69,7 @@ def test_the_endpoint_is_the_nearest_variable_and_its_scheme_decides_on_tls(env,
         ("TRACEFITVLLM_ENABLED", "perhaps"),
         ("TRACEFITVLLM_ENDPOINT", "ftp://a"),
         ("TRACEFITVLLM_ENDPOINT", "http://a:99999"),
-        ("OTEL_EXPORTER_OTLP_HEADERS", "novalue"),
+        ("TRACEFITVLLM_HEADERS", "novalue"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_named(name, value):
@@ -59,16 +77,10 @@ def test_a_value_that_cannot_be_used_is_named(name, value):
         read_settings({name: value})
 
 
-def test_an_endpoint_for_otlp_over_http_is_not_taken_for_a_grpc_one():
-    with pytest.raises(SettingError, match="OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf"):
-        read_settings({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://b:4318"})
-    assert read_settings({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}).target == "127.0.0.1:4317"
-
-
 def test_headers_and_resource_attributes_are_read_as_otel_writes_them():
     settings = read_settings(
         {
-            "OTEL_EXPORTER_OTLP_HEADERS": "Authorization=Bearer%20x, a=b",
+            "TRACEFITVLLM_HEADERS": "Authorization=Bearer%20x, a=b",
             "OTEL_RESOURCE_ATTRIBUTES": "hw.gpu.name=NVIDIA%20H100,service.name=s",
         }
     )

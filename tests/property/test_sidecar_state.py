@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from collector.config.schema import Config
 from collector.durable import read_image
 from collector.recordings.reader import Recording, TimedKv, TimedPage, merged
 from collector.telemetry import table
 from collector.worker.build import make_pipeline
-from online.state import sealed
+from online.state import StateError, sealed
 from tests.support.paths import DATA
 
 RECORDED = ("otlp.pb.gz", "kv.jsonl.gz", "pages.jsonl.gz")
@@ -139,3 +142,51 @@ def attributes_by_kind(pipeline):
 def attributes(value):
     slots = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ())]
     return {name for name in slots if hasattr(value, name)} | set(getattr(value, "__dict__", ()))
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_a_file_cut_or_flipped_anywhere_is_refused(data):
+    whole = KNOWN.setdefault("file", [sealed(learned().whole_state().body())])[0]
+    at = data.draw(st.integers(0, len(whole) - 1))
+    if data.draw(st.booleans()):
+        damaged = whole[:at]
+    else:
+        damaged = whole[:at] + bytes([whole[at] ^ (1 << data.draw(st.integers(0, 7)))]) + whole[at + 1 :]
+    with pytest.raises(StateError):
+        read_image(damaged)
+
+
+def learned():
+    pipeline = fresh()
+    feed(pipeline, stream_of("c1_mixed")[:12])
+    return pipeline
+
+
+def mutated(draw, node):
+    """The same plain data with one value somewhere replaced by one of another kind."""
+    odd = st.sampled_from([None, -1, 2**63, 1.5, "x", b"", [], {}, [[]], {"a": 1}])
+    place = node
+    for _ in range(draw(st.integers(1, 12))):
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        if not keys:
+            break
+        key = draw(st.sampled_from(keys[:200]))
+        if not isinstance(place[key], dict | list) or draw(st.integers(0, 9)) == 0:
+            place[key] = draw(odd)
+            break
+        place = place[key]
+    return node
+
+
+@given(data=st.data())
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_a_wellsealed_state_with_wrong_values_is_refused_whole_or_restored_whole(data):
+    body = KNOWN.setdefault("body", [learned().whole_state().body()])[0]
+    tree = mutated(data.draw, msgspec.msgpack.decode(body))
+    pipeline = fresh()
+    before = pipeline.whole_state().body()
+    try:
+        pipeline.restore(read_image(sealed(msgspec.msgpack.encode(tree))))
+    except StateError:
+        assert pipeline.whole_state().body() == before, "half of a state is worse than none"

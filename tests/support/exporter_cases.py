@@ -135,7 +135,9 @@ def target(name, *, physics=False, drifted=False, merged=False):
                 rows={"learned": 700, "thinned": 440, "suspected": 8, "outlier": 6},
             ),
             "replicas": REPLICAS if merged else [],
-            "seen": SeenSnapshot(features={"prefill_tokens": (0.0, 512.0)}, cells=sorted(factors)),
+            "seen": SeenSnapshot(
+                features={"prefill_tokens": (0.0, 512.0), "requests": (1.0, 64.0)}, cells=sorted(factors)
+            ),
         }
     if physics:
         models |= {"physics": model(PHYSICS[name]), "river:linear/physics": model(())}
@@ -152,6 +154,7 @@ def target(name, *, physics=False, drifted=False, merged=False):
             last_unix_nano=CREATED_UNIX_NANO - 60_000_000_000 if drifted else None,
             gain=1.2 if drifted else None,
             count=int(drifted),
+            engines_apart=1.0625 if merged else None,
         ),
         mean_us=MEANS_US[name],
         **shapes,
@@ -180,6 +183,7 @@ def config(config_id="0f3c52aa9b1e", *, name="meta-llama/Llama-2-7b-hf", targets
         engines=[EngineSnapshot(instance="vllm-0", scheduling="sync", last_step=2416)],
         telemetry=telemetry,
         targets=targets,
+        last_heard_unix_nano=CREATED_UNIX_NANO - 4_000_000_000,
     )
 
 

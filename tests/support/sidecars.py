@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import threading
 import urllib.request
@@ -17,6 +18,7 @@ from collector.config.load import load
 from collector.config.schema import Config
 from collector.receive.otlp.otlp_grpc import METHOD
 from collector.runtime.clock import SystemClock
+from collector.runtime.filesystem import SystemFiles, Volume
 from collector.telemetry import Counts
 from online.snapshot import Snapshot
 
@@ -84,9 +86,28 @@ def make_config(directory: Path, **overrides: str) -> Config:
     return load(None, environ)
 
 
+class SmallVolume(SystemFiles):
+    """A directory on a volume of so many bytes: what does not fit any more is refused as a full disk refuses it."""
+
+    def __init__(self, directory: Path, size_bytes: int) -> None:
+        self._directory = directory
+        self._size_bytes = size_bytes
+
+    def _free_bytes(self) -> int:
+        return self._size_bytes - sum(path.stat().st_size for path in list(self._directory.iterdir()) if path.exists())
+
+    def write(self, descriptor: int, parts: list[bytes]) -> int:
+        if sum(map(len, parts)) > self._free_bytes():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(descriptor, parts)
+
+    def volume(self, directory: Path) -> Volume:  # noqa: ARG002 -- there is one
+        return Volume(max(self._free_bytes(), 0), self._size_bytes)
+
+
 @contextlib.contextmanager
-def running_sidecar(directory: Path, **overrides: str) -> Iterator[Sidecar]:
-    sidecar = Sidecar(make_config(directory, **overrides), SystemClock())
+def running_sidecar(directory: Path, files: SystemFiles | None = None, **overrides: str) -> Iterator[Sidecar]:
+    sidecar = Sidecar(make_config(directory, **overrides), SystemClock(), files=files)
     sidecar.start()
     try:
         yield sidecar

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -124,12 +125,12 @@ def api_span(run: Run, job: Job, *, post_decode_us: float = 900.0, response_us: 
 def stock_span(
     name: str, arrival_s: float, *, prompt: int, outputs: int, ttft_s: float, decode_s: float, **more
 ) -> Span:
-    """A finished request of an un-forked vLLM; ``more``: queue_s, prefill_s."""
+    """A finished request of an un-forked vLLM; ``more``: queue_s, prefill_s, trace_id."""
     arrival = UNIX_NS + int(arrival_s * 1e9)
     span = Span(
         name="llm_request",
         span_id=span_id(f"stock {name}"),
-        trace_id=b"t" * 16,
+        trace_id=more.get("trace_id", hashlib.sha256(name.encode()).digest()[:16]),
         start_time_unix_nano=arrival,
         end_time_unix_nano=arrival + int((ttft_s + decode_s) * 1e9),
     )

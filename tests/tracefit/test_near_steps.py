@@ -1,5 +1,6 @@
 """Requests at loads that were hardly served: what the cells beside them say."""
 
+import itertools
 import math
 
 import pytest
@@ -75,9 +76,17 @@ def test_shorter_contexts_than_were_served_cost_what_context_costs():
 
 def test_what_was_served_often_is_told_by_its_own_rows():
     odd = learned(SERVED, context_us_per_token=CONTEXT_US)
-    odd["configs"][0]["targets"]["step_time"]["shape_factors"]["decode:41-48"]["usual"][3] *= 1.3
-    assert near_us(odd, 0, 44, 44 * 1500) == pytest.approx(1.3 * near_us(BIG, 0, 44, 44 * 1500), rel=0.02)
+    odd["configs"][0]["targets"]["step_time"]["shape_factors"]["decode:97-104"]["usual"][3] *= 1.3
+    assert near_us(odd, 0, 100, 100 * 1500) == pytest.approx(1.3 * near_us(BIG, 0, 100, 100 * 1500), rel=0.03)
     assert near_us(odd, 0, 60, 60 * 1500) == pytest.approx(near_us(BIG, 0, 60, 60 * 1500), rel=0.02)
+
+
+def test_a_batch_is_never_slower_than_a_larger_one():
+    odd = learned(SERVED, context_us_per_token=CONTEXT_US)
+    odd["configs"][0]["targets"]["step_time"]["shape_factors"]["decode:41-48"]["usual"][3] *= 1.3
+    times = [near_us(odd, 0, requests, 60_000) for requests in range(1, 130)]
+    assert all(after >= before for before, after in itertools.pairwise(times))
+    assert times[43] < 1.2 * near_us(BIG, 0, 44, 60_000)
 
 
 def test_a_shape_whose_one_row_compiled_says_nothing():
@@ -87,14 +96,14 @@ def test_a_shape_whose_one_row_compiled_says_nothing():
     assert near_us(odd, 0, 10, 5_000) == near_us(BIG, 0, 10, 5_000)
 
 
-def test_where_nobody_said_what_was_usual_it_is_the_published_product():
+def test_where_nobody_said_what_was_usual_it_is_the_published_product_in_the_middle_of_a_shape():
     old = learned(SERVED, context_us_per_token=CONTEXT_US)
     for shape in old["configs"][0]["targets"]["step_time"]["shape_factors"].values():
         del shape["usual"]
     config = tracefit.load(encoded(old)).config()
-    for tokens, requests in ((0, 20), (0, 25), (300, 60), (1000, 7)):
-        step = config.step_time(prefill_tokens=tokens, requests=requests, decode_context_tokens=9_000)
-        assert near_us(old, tokens, requests, 9_000) == pytest.approx(step.us)
+    for tokens, requests in ((0, 20.5), (0, 28.5), (2.0**8.25, 47.5)):
+        step = config.step_time(prefill_tokens=tokens, requests=requests)
+        assert near_us(old, tokens, requests, 0.0) == pytest.approx(step.us, rel=0.03)
 
 
 def test_requests_are_told_by_it():

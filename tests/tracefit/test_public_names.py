@@ -11,10 +11,11 @@ from tests.tracefit.example_snapshot import encoded
 from tracefit import shapes
 
 CONFIG_ATTRIBUTES = (
-    "config_id facts limits model gpu mean_factor usable reasons targets engines telemetry".split()  # noqa: SIM905 - as above
+    *("config_id", "name", "facts", "limits", "model", "gpu", "mean_factor", "usable", "reasons", "targets", "engines"),
+    *("telemetry", "mixture_of_experts"),
 )
 FIELDS = {
-    "Coefficient": "name unit value stderr status mean",
+    "Coefficient": "name unit value stderr status mean reason",
     "Prediction": "us low high extrapolated usable",
     "Estimate": "us low high",
     "RequestEstimate": "concurrency running ttft itl e2e requests_per_s output_tokens_per_s prefill_bound "
@@ -43,11 +44,12 @@ CALLS = {
     tracefit.Config.plan: "self prompt_tokens output_tokens itl_ms ttft_ms rate prefix_hit safe",
     tracefit.Config.assuming: "self max_num_seqs max_num_batched_tokens kv_tokens",
     tracefit.Config.coefficients: "self target",
+    tracefit.Config.caveats: "self extrapolated",
 }
 
 
 def test_every_public_name_is_known_here():
-    others = {"Config", "Snapshot", "Predictions", "find_config", "load"}
+    others = {"BEYOND_SEEN_BATCHES", "Config", "Snapshot", "Predictions", "find_config", "load", "told_apart"}
     errors = {"TracefitError", "BadInputError", "LoadError", "NoCoefficientsError", "NotFoundError"}
     assert set(tracefit.__all__) == FIELDS.keys() | others | errors
     assert list(tracefit.__all__) == sorted(tracefit.__all__)
@@ -77,6 +79,7 @@ def test_a_config_and_a_snapshot_have_these_attributes():
         "targets",
         "engines",
         "telemetry",
+        "mixture_of_experts",
     ]:
         assert hasattr(config, name), name
     for name in ["generation", "created_unix_nano", "tracefit_version", "configs", "data"]:

@@ -66,19 +66,16 @@ def _told_by(telemetry):
     return tracefit.load(encoded(document)).config()
 
 
-@pytest.mark.parametrize("telemetry", ["journeys", "requests"])
-def test_coefficients_of_mean_steps_are_asked_for_the_mean_step(telemetry):
-    """Rows of many steps have the stalls in them, and the factor of the mean's shape is theirs."""
+@pytest.mark.parametrize("telemetry", ["journeys", "requests", "metrics"])
+def test_rows_of_many_steps_tell_coefficients_but_no_shapes(telemetry):
+    """They have the stalls in them, and the shape of a mean step is no step's."""
     config, n, prompt, output = _told_by(telemetry), 20, 800.0, 200.0
+    b0, b_prefill, b_context, b_requests = (each.value for each in config.coefficients())
     seen = config.request(prompt_tokens=prompt, output_tokens=output, concurrency=n)
     prefilling = (n - 1) / output
-    step = config.step_time(
-        prefill_tokens=prefilling * prompt,
-        requests=n,
-        decode_context_tokens=(n - prefilling) * (prompt + output / 2),
-    )
+    context = (n - prefilling) * (prompt + output / 2)
     assert config.mean_factor == 1.0
-    assert seen.itl == pytest.approx((step.us, step.low, step.high))
+    assert seen.itl.us == pytest.approx(b0 + b_prefill * prefilling * prompt + b_context * context + b_requests * n)
     assert seen.requests_per_s * seen.e2e.us == pytest.approx(n * 1e6)
 
 

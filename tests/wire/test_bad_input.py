@@ -27,12 +27,13 @@ from collector.telemetry.table import (
 from tests.support import otlp_bytes as otlp
 from tests.support.clocks import eventually
 from tests.support.sidecars import call_export, running_sidecar
+from tests.support.silent_calls import own_channel, silent_calls
 from tests.support.step_exports import make_export
 
 CODE = grpc.StatusCode
 MIB = 1 << 20
 ONE = make_export().SerializeToString()
-FULL = 32 * MIB - 100
+FULL = 8 * MIB - 100
 
 
 @pytest.fixture
@@ -69,6 +70,25 @@ def assert_well(sidecar, step=[1_000]):  # noqa: B006 -- every call sends new sp
             FAILED_SPANS, transport
         )
     eventually(lambda: value(DECODED_SPANS) == accepted)
+
+
+def export_over(channel, step):
+    new = make_export(first_step=step).SerializeToString()
+    channel.unary_unary(METHOD)(new, timeout=10)  # as long as an exporter waits
+
+
+def test_120_calls_without_a_message_on_one_connection_keep_nobody_waiting(sidecar):
+    with contextlib.ExitStack() as stack:
+        honest, hostile = (stack.enter_context(own_channel(sidecar.grpc_port)) for _ in range(2))
+        export_over(honest, 1)
+        silent = stack.enter_context(silent_calls(hostile, 120))
+        eventually(lambda: any(call.done() for call in silent))  # all threads that they get are taken
+        for number in range(1, 6):
+            assert not all(call.done() for call in silent)
+            export_over(honest, 20 * number)
+            with own_channel(sidecar.grpc_port) as fresh:
+                export_over(fresh, 20 * number + 10)
+    assert_well(sidecar)
 
 
 def in_span(content):
@@ -231,3 +251,24 @@ def test_a_grpc_client_that_never_reads_its_answers_harms_nobody(sidecar):
                 client.settimeout(0.2)
                 client.sendall(ping * 20_000)
         assert_well(sidecar)
+
+
+def test_the_densest_exports_of_the_default_size_stay_below_the_memory_limit_of_a_sidecar(sidecar):
+    assert code_of(sidecar.grpc_port, b"\x12\x00" * (4 * MIB + 1)) is CODE.RESOURCE_EXHAUSTED, "more than 8 MiB"
+    attribute = otlp.field(3, otlp.field(1, b"step.some.key") + otlp.field(2, b"\x18\x07"))
+    event = otlp.field(11, otlp.field(2, b"step.BATCH_SUMMARY") + attribute * 100)
+    dense = in_span(event * ((8 * MIB - 1000) // len(event)))
+    before_bytes = resident_bytes()
+    peak_bytes = []
+
+    def send():
+        code_of(sidecar.grpc_port, dense, timeout_s=60)
+        peak_bytes.append(resident_bytes())
+
+    senders = [threading.Thread(target=send) for _ in range(16)]
+    for sender in senders:
+        sender.start()
+    for sender in senders:
+        sender.join()
+    assert max(peak_bytes) - before_bytes < 340 * MIB
+    assert_well(sidecar)

@@ -85,6 +85,14 @@ def test_a_server_tells_its_model_version_and_cache(serve):
     assert outcomes == {DiscoveryOutcome.ANSWERED: 3}
 
 
+def test_the_blocks_that_a_data_parallel_server_tells_are_shared_by_its_engines(serve):
+    line = 'vllm:cache_config_info{{block_size="32",engine="{}",num_gpu_blocks="4096"}} 1.0\n'
+    page = "".join(map(line.format, range(4))).encode()
+    answered, facts, _ = _ask(serve({**GOOD, "/metrics": (200, page)}))
+    assert answered
+    assert (facts.known()["num_gpu_blocks"], facts.known()["block_size"]) == (1024, 32)
+
+
 @pytest.mark.parametrize(
     ("answer", "outcome"),
     [

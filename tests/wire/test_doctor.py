@@ -12,7 +12,7 @@ from collector.recordings import Recording
 from tests.support.clocks import eventually
 from tests.support.page_server import PageServer
 from tests.support.paths import DATA
-from tests.support.sidecars import call_export, running_sidecar
+from tests.support.sidecars import call_export, get, running_sidecar
 
 PAGE = gzip.decompress((DATA / "m1_pages" / "metrics.txt.gz").read_bytes())
 
@@ -24,12 +24,14 @@ def serving(page, status=200):
 
 def test_a_sidecar_that_hears_nothing_is_told_what_to_point_at_it(tmp_path, capsys):
     with running_sidecar(tmp_path) as sidecar:
-        code = main(["doctor", f"127.0.0.1:{sidecar.http_port}"])
+        code, port = main(["doctor", f"127.0.0.1:{sidecar.http_port}"]), sidecar.grpc_port
+        page = get(sidecar.http_port, "/").decode()
     printed = capsys.readouterr().out
     assert code == 1
     assert "good  running" in printed
     assert "poor  receiving" in printed
-    assert "--otlp-traces-endpoint" in printed
+    assert f"--otlp-traces-endpoint http://127.0.0.1:{port}\n" in printed
+    assert f"--otlp-traces-endpoint http://127.0.0.1:{port}<" in page
 
 
 def test_what_a_sidecar_left_out_and_what_waits_stand_in_the_diagnosis(tmp_path, capsys):

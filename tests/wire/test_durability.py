@@ -18,7 +18,7 @@ from collector.runtime.clock import SystemClock
 from collector.runtime.exits import StartError
 from collector.telemetry.reasons import Outcome
 from tests.support.clocks import eventually
-from tests.support.sidecars import call_export, get, metric, running_sidecar
+from tests.support.sidecars import SmallVolume, call_export, get, metric, running_sidecar
 from tests.support.step_exports import make_export
 
 JOURNAL = {"DURABILITY": "journal", "STATE__INTERVAL_S": "0.2"}
@@ -115,6 +115,61 @@ def test_a_full_journal_refuses_for_a_while_and_says_why(tmp_path, monkeypatch):
         assert 0 < size <= metric(sidecar.http_port, "tracefit_journal_capacity_bytes")
         monkeypatch.undo()
         eventually(lambda: metric(sidecar.http_port, "tracefit_journal_size_bytes") < size)
+
+
+SMALL_BYTES, EXPORT_STEPS, EXPORT_BYTES = 4 << 20, 200, 124_000
+SMALL = {"DURABILITY": "journal", "JOURNAL__SEGMENT_MIB": "1"}
+
+
+def accepted(sidecar, first_step):
+    """Whether an export was taken."""
+    try:
+        send(sidecar, first_step, EXPORT_STEPS // 10)
+    except grpc.RpcError as error:
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # noqa: PT017 -- any other is no full journal
+        return False
+    return True
+
+
+def test_a_journal_leaves_room_for_three_states_on_a_small_volume_and_says_so_at_the_start(tmp_path, caplog):
+    with running_sidecar(tmp_path, SmallVolume(tmp_path, SMALL_BYTES), **SMALL) as sidecar:
+        assert metric(sidecar.http_port, "tracefit_journal_capacity_bytes") <= SMALL_BYTES / 4
+        said = "the journal has 1 MiB instead of 256 (journal.capacity_mib)"
+        assert json.loads(get(sidecar.http_port, "/readyz"))["journal_problem"].startswith(said)
+        for number in range(1 + SMALL_BYTES // EXPORT_BYTES):
+            eventually(lambda first_step=1 + EXPORT_STEPS * number: accepted(sidecar, first_step))
+        assert "unsaved" not in json.loads(get(sidecar.http_port, "/readyz"))
+    assert [r.levelname for r in caplog.records if said in r.message] == ["WARNING"]
+
+
+def test_a_volume_that_a_journal_has_filled_comes_back_to_service_with_a_restart_and_loses_nothing(tmp_path, caplog):
+    with running_sidecar(tmp_path, STATE__INTERVAL_S="3600", **SMALL) as sidecar:
+        for number in range(20):
+            send(sidecar, 1 + EXPORT_STEPS * number, EXPORT_STEPS // 10)
+        files = {name: data for name, data in files_at_a_kill(tmp_path).items() if name.startswith("journal.0")}
+    laid_back(tmp_path, files)  # as an earlier version was killed: no state found room beside them
+    volume = SmallVolume(tmp_path, sum(map(len, files.values())) + 100)
+    with running_sidecar(tmp_path, volume, **SMALL) as sidecar:
+        eventually(lambda: accepted(sidecar, 1 + 20 * EXPORT_STEPS))
+        assert (tmp_path / STATE).exists()
+    assert rows(tmp_path)[1] == 21 * EXPORT_STEPS - 1
+    (line, *_) = [r.message for r in caplog.records if "of the journal were removed" in r.message]
+    assert line.endswith("they are learned, but in no state yet; a kill before the next one loses them")
+
+
+def test_a_stop_on_a_volume_that_a_journal_has_filled_removes_nothing_that_no_state_contains(tmp_path, monkeypatch):
+    with running_sidecar(tmp_path, STATE__INTERVAL_S="3600", **SMALL) as sidecar:
+        for number in range(20):
+            send(sidecar, 1 + EXPORT_STEPS * number, EXPORT_STEPS // 10)
+        files = {name: data for name, data in files_at_a_kill(tmp_path).items() if name.startswith("journal.0")}
+    laid_back(tmp_path, files)
+    volume = SmallVolume(tmp_path, sum(map(len, files.values())) + 100)
+    with running_sidecar(tmp_path, volume, STATE__INTERVAL_S="3600", **SMALL) as sidecar:
+        monkeypatch.setattr(sidecar._keeper, "_journal_waits", lambda: False)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.name in files} == files
+    with running_sidecar(tmp_path, **SMALL):
+        pass
+    assert rows(tmp_path)[1] == 20 * EXPORT_STEPS - 1
 
 
 @pytest.mark.parametrize("durability", ["memory", "journal"])

@@ -6,10 +6,12 @@ import contextlib
 import gzip
 import http.client
 import json
+import random
 import socket
 import threading
 import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -24,7 +26,7 @@ from collector.config import HttpReceiverConfig
 from collector.receive.admission import AdmissionQueue
 from collector.receive.count import FIELDS_MAX
 from collector.receive.intake import Intake
-from collector.receive.otlp.otlp_http import CONTENT_TYPE, Budget, inflate, make_http_receiver
+from collector.receive.otlp.otlp_http import CONTENT_TYPE, PIECE_BYTES, Budget, inflate, make_http_receiver
 from collector.receive.otlp.way_in import WayIn
 from collector.runtime.clock import SystemClock
 from collector.runtime.exits import StartError
@@ -32,7 +34,7 @@ from collector.runtime.health import Health
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import Transport
 from collector.telemetry.table import ACCEPTED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, REQUESTS
-from tests.support.clocks import eventually
+from tests.support.clocks import FakeClock, eventually
 from tests.support.sidecars import running_sidecar
 from tests.support.step_exports import make_export, otlp_json
 
@@ -44,21 +46,22 @@ JSON = {"Content-Type": "application/json"}
 GZIP = PROTOBUF | {"Content-Encoding": "gzip"}
 
 
-def make_receiver(config, intake, tokens=None):
-    clock = SystemClock()
-    return make_http_receiver(config, WayIn(Transport.HTTP, intake, clock, tokens), health=Health(clock), grace_s=0)
+def make_receiver(config, intake, tokens=None, clock=None):
+    system = SystemClock()
+    way_in = WayIn(Transport.HTTP, intake, system, tokens)
+    return make_http_receiver(config, way_in, health=Health(system), clock=clock or system, grace_s=0)
 
 
 class Receiver:
     """A receiver without a worker, so that a test decides when there is room."""
 
-    def __init__(self, *, offer=None, wait_s=0.1, tokens=None, **config):
+    def __init__(self, *, offer=None, wait_s=0.1, tokens=None, clock=None, **config):
         self.metrics = Metrics(CollectorRegistry())
         self.queue = AdmissionQueue(SystemClock(), capacity_bytes=MIB, wait_s=wait_s, waiters_max=6)
         self.intake = Intake(self.queue, self.metrics)
         if offer is not None:
             self.intake.offer = offer
-        self.server = make_receiver(HttpReceiverConfig(endpoint="127.0.0.1:0", **config), self.intake, tokens)
+        self.server = make_receiver(HttpReceiverConfig(endpoint="127.0.0.1:0", **config), self.intake, tokens, clock)
         self.server.start()
         self.port = self.server.port
 
@@ -200,6 +203,72 @@ def test_inflating_stops_at_the_limit_across_members():
     assert inflate(member * 3, 299) is None
     with pytest.raises(zlib.error):
         inflate(member + b"rubbish", 300)
+
+
+@pytest.mark.parametrize(
+    ("members", "status"), [(64, 200), pytest.param(65, 400, id="65"), pytest.param(1_000_000, 400, id="a million")]
+)
+def test_a_body_of_many_gzip_members_is_refused_before_its_65th_and_others_are_served(members, status, monkeypatch):
+    made = []
+    make = zlib.decompressobj
+    monkeypatch.setattr(zlib, "decompressobj", lambda **kwargs: made.append(1) or make(**kwargs))
+    empty = gzip.compress(b"")
+    with running(max_request_body_size_mib=32) as receiver, ThreadPoolExecutor(1) as other:
+        hostile = other.submit(receiver.post, empty * members, GZIP)
+        assert [receiver.post(gzip.compress(ONE), GZIP)[0] for _ in range(3)] == [200] * 3
+        assert hostile.result(100)[0] == status
+        assert len(made) == 3 + min(members, 64)
+        assert receiver.requests("undecodable") == (status == 400)
+
+
+class ClockOfCalls(FakeClock):
+    """Something happens when it is read for the n-th time."""
+
+    def __init__(self, happens, nth):
+        super().__init__()
+        self.happens, self.left = happens, nth
+
+    def monotonic_ns(self):
+        self.left -= 1
+        if self.left == 0:
+            self.happens(self)
+        return super().monotonic_ns()
+
+
+WITHIN_A_READ = 3
+"""At the head, before the one read of a small body, and where it begins to inflate."""
+
+
+def test_a_body_that_takes_too_long_to_inflate_is_503_and_gives_its_share_back():
+    clock = ClockOfCalls(lambda clock: clock.advance(10.1), WITHIN_A_READ)
+    with running(clock=clock, timeout_s=10.0) as receiver:
+        client = http.client.HTTPConnection("127.0.0.1", receiver.port, timeout=100)
+        with contextlib.closing(client):
+            small = gzip.compress(make_export(steps_per_span=1).SerializeToString())
+            client.request("POST", "/v1/traces", small, GZIP)
+            reply = client.getresponse()
+            assert (reply.status, reply.headers["Retry-After"]) == (503, "1")
+        assert receiver.requests("queue_full") == 1
+        assert [receiver.post(gzip.compress(ONE), GZIP)[0] for _ in range(4)] == [200] * 4
+
+
+def test_inflating_ends_when_the_client_has_left():
+    left = threading.Event()
+    with running(clock=ClockOfCalls(lambda _: left.wait(100), 1)) as receiver:
+        with socket.create_connection(("127.0.0.1", receiver.port), 60) as client:
+            body = gzip.compress(ONE)
+            head = HEAD.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n")
+            client.sendall(head % len(body) + body)
+        left.set()
+        eventually(lambda: receiver.requests("incomplete") == 1)
+        assert receiver.requests("success") == 0
+
+
+def test_inflating_looks_at_clock_and_client_before_every_piece():
+    looks = []
+    body = gzip.compress(random.Random(1).randbytes(MIB))
+    assert len(inflate(body, MIB, lambda: looks.append(1))) == MIB
+    assert len(looks) == -(-len(body) // PIECE_BYTES)
 
 
 def test_chunked_bodies_are_asked_for_a_length(receiver):

@@ -24,6 +24,7 @@ from collector.telemetry.reasons import Transport
 from tests.support.clocks import FakeClock, eventually
 from tests.support.paths import DOCS
 from tests.support.sidecars import call_export, get, make_config, running_sidecar
+from tests.support.silent_calls import own_channel, silent_calls
 from tests.support.step_exports import make_export
 from tests.wire.certificates import Authority
 
@@ -144,6 +145,15 @@ def test_a_grpc_receiver_whose_handlers_all_hang_is_not_alive(sidecar, clock, ha
         hang.over.set()
         eventually(lambda: alive(sidecar) == (200, []))
         assert all(call.exception(timeout=100) is None for call in calls)
+
+
+def test_a_grpc_receiver_with_120_silent_calls_on_one_connection_stays_alive(sidecar, clock):
+    with own_channel(sidecar.grpc_port) as channel, silent_calls(channel, 120):
+        for _ in range(3):
+            clock.advance(LATE_S)
+            eventually(lambda: alive(sidecar) == (200, []))
+            with own_channel(sidecar.grpc_port) as other:
+                assert other.unary_unary(otlp_grpc.METHOD)(PAYLOAD, timeout=100) == b""
 
 
 def test_a_grpc_receiver_whose_serving_thread_has_ended_is_not_alive(sidecar, clock, monkeypatch):

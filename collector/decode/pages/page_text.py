@@ -195,7 +195,7 @@ class _Search:
         for info in self.infos:
             for name, index in self._engines.items():
                 if info.get(ENGINE_LABEL, name) == name:
-                    self.known[index][3].update(_cache_facts(info))
+                    self.known[index][3].update(_cache_facts(info, len(self._engines)))
         chosen = tuple(place for rank, place in self._places if rank == self.best[place.engine, place.meaning])
         return _Layout(lines, chosen, tuple(self.known))
 
@@ -280,12 +280,13 @@ def _unescaped(match: re.Match[bytes]) -> bytes:
     return b"\n" if match[1] == b"n" else match[1]
 
 
-def _cache_facts(labels: InfoLabels) -> dict[str, int | bool]:
+def _cache_facts(labels: InfoLabels, engines: int) -> dict[str, int | bool]:
+    """Facts of one engine: vLLM tells each of them the blocks of all ``engines`` of the page together."""
     out: dict[str, int | bool] = {}
-    for name in ("block_size", "num_gpu_blocks"):
+    for name, shared_by in (("block_size", 1), ("num_gpu_blocks", engines)):
         text = labels.get(name, "")
-        if text.isascii() and text.isdigit() and int(text[:_DIGITS_MAX]) > 0:
-            out[name] = int(text[:_DIGITS_MAX])
+        if text.isascii() and text.isdigit() and (own := int(text[:_DIGITS_MAX]) // shared_by) > 0:
+            out[name] = own
     if labels.get("enable_prefix_caching") in ("True", "False"):
         out["enable_prefix_caching"] = labels["enable_prefix_caching"] == "True"
     return out

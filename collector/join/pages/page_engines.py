@@ -125,6 +125,10 @@ class PageEngines:
             richer[key] = [emitter for emitter in others if alone or (host and host in emitter.instance)]
         return richer
 
+    def tell_of(self, key: Key, emitter: ApiProcess) -> bool:
+        """Whether there is a page of the server that this emitter belongs to."""
+        return any(self._richer_emitters([(key, emitter)]).values())
+
 
 def keys_of(page: ScrapedPage) -> list[Key]:
     """Under which the page's engines are known."""

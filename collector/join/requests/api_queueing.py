@@ -4,10 +4,19 @@ Requests that meet a busy engine wait for the running step, which no coefficient
 only. Where hardly a request finds the engine idle, ARRIVED -> HANDOFF stands in for the API's own work; where there
 are only a page's sums, the plain mean less the mean wait for the running step; of an un-forked server, what
 the steps leave of the time to the first token (first_tokens.py).
+
+Sums of pages are kept by quarter minutes i, with m_i requests that waited W_i in sum, watched for t_i seconds in which
+a request would have waited s_i for the running step, and forgotten with a half-life of H = 600 seconds watched, as
+coefficients are:
+
+    w_i   = 2^-(seconds watched since / H)
+    own   = max(sum w W / sum w m - sum w t s / sum w t, 0)
+    own_i = max(W_i / m_i - s_i, 0)         P10, P50 and P90 of own_i / own, by weights w_i m_i, are the interval
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
@@ -17,7 +26,7 @@ from statistics import median
 import msgspec
 
 from collector.decode import MISSING, ApiSpan, CoreSpan, MarkKind
-from online import FeatureSnapshot, ModelSnapshot, TargetSnapshot
+from online import FeatureSnapshot, IntervalSnapshot, ModelSnapshot, TargetSnapshot
 from online.state import saved
 
 from .first_tokens import FIRST_TOKENS_MAX, LEVEL_MAX, BusyArrival, FirstTokens, StepCosts, explained, told
@@ -26,6 +35,38 @@ _IDLE_ROWS_MIN = 20
 _HANDOFFS_MIN = 20
 _COUNTED_MIN = 20
 HANDOFFS_MAX = 512
+PIECES_MAX = 256
+"""More than six half-lives."""
+_PIECE_S, _HALF_LIFE_S = 15.0, 600.0
+_PIECES_MIN = 8
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True):
+    """Sums of a quarter of a minute, from pages."""
+
+    requests: float = 0.0
+    wait_us: float = 0.0
+    watched_s: float = 0.0
+    step_waits_us_s: float = 0.0
+
+    def plus(self, other: Piece, weight: float = 1.0) -> Piece:
+        """Both together, the other one by weight."""
+        return Piece(
+            self.requests + weight * other.requests,
+            self.wait_us + weight * other.wait_us,
+            self.watched_s + weight * other.watched_s,
+            self.step_waits_us_s + weight * other.step_waits_us_s,
+        )
+
+    @property
+    def mean_us(self) -> float:
+        """Of a request, the running step included."""
+        return self.wait_us / self.requests
+
+    @property
+    def own_us(self) -> float:
+        """The same without the running step."""
+        return max(self.mean_us - self.step_waits_us_s / self.watched_s, 0.0)
 
 
 @dataclass(slots=True)
@@ -47,6 +88,8 @@ class ApiQueueing:
     """Of those whose spans tell queue and prefill: the time to the first token less these two."""
     told_arrivals: deque[BusyArrival] = field(default_factory=lambda: deque(maxlen=FIRST_TOKENS_MAX))
     """The same requests, with what they met."""
+    pieces: deque[Piece] = field(default_factory=lambda: deque(maxlen=PIECES_MAX))
+    """Of pages, the newest last; it still grows."""
 
     def add(self, span: CoreSpan, api: ApiSpan) -> None:
         """Count one request with its API span."""
@@ -62,6 +105,7 @@ class ApiQueueing:
         """Count requests whose wait is known as a sum."""
         self.requests += round(requests)
         self.wait_us += wait_us
+        self._count(Piece(requests, wait_us))
 
     def explained_first_tokens(self) -> FirstTokens | None:
         """What the steps leave of the time to the first token, and how far ahead they were scheduled."""
@@ -71,10 +115,28 @@ class ApiQueueing:
         """Add a time in which a request would have waited so long for the running step."""
         self.watched_s += seconds
         self.step_waits_us_s += seconds * step_wait_us
+        self._count(Piece(watched_s=seconds, step_waits_us_s=seconds * step_wait_us))
+
+    def _count(self, more: Piece) -> None:
+        if not self.pieces or self.pieces[-1].watched_s >= _PIECE_S:
+            self.pieces.append(Piece())
+        self.pieces[-1] = self.pieces[-1].plus(more)
+
+    def remembered(self) -> list[tuple[float, Piece]]:
+        """What pages told, with the weight that is left of it."""
+        since_s, found = 0.0, []
+        for piece in reversed(self.pieces):
+            found.append((2.0 ** -(since_s / _HALF_LIFE_S), piece))
+            since_s += piece.watched_s
+        return found
 
 
 def with_stand_ins(
-    target: TargetSnapshot | None, queueings: Iterable[ApiQueueing], step: TargetSnapshot | None = None
+    target: TargetSnapshot | None,
+    queueings: Iterable[ApiQueueing],
+    step: TargetSnapshot | None = None,
+    *,
+    hits_hidden: bool = False,
 ) -> TargetSnapshot | None:
     """The target with the plain mean of all requests; with too few idle rows, what stands in their place.
 
@@ -82,8 +144,9 @@ def with_stand_ins(
         target: learned from the rows of idle arrivals.
         queueings: what the configuration's emitters counted.
         step: what the same configuration publishes of its steps.
+        hits_hidden: prompts may have been in the prefix cache, and nobody tells.
     """
-    known = list(queueings)
+    known, costs = list(queueings), _costs_of(step, hits_hidden=hits_hidden)
     requests = sum(queueing.requests for queueing in known)
     handoffs_us = [value for queueing in known for value in queueing.handoffs_us]
     idle_rows = max((model.rows for model in target.models.values()), default=0) if target is not None else 0
@@ -92,11 +155,10 @@ def with_stand_ins(
     if idle_rows < _IDLE_ROWS_MIN and len(handoffs_us) >= _HANDOFFS_MIN:
         target = _only_intercept(median(handoffs_us), len(handoffs_us))
     elif target is None and requests >= _COUNTED_MIN and watched_s > 0.0:
-        step_wait_us = sum(queueing.step_waits_us_s for queueing in known) / watched_s
-        target = _only_intercept(max(mean_us - step_wait_us, 0.0), requests)
+        return _of_pages([each for queueing in known for each in queueing.remembered()], requests)
     elif idle_rows < _IDLE_ROWS_MIN:
-        target = _of_first_tokens(known, step) or target
-    elif target is not None and (found := _told(known, _costs_of(step))) is not None and found.in_flight is not None:
+        target = _of_first_tokens(known, costs) or target
+    elif target is not None and (found := _told(known, costs)) is not None and found.in_flight is not None:
         alone = msgspec.structs.replace(found.in_flight, requests=1.0)
         target = msgspec.structs.replace(target, in_flight=alone)
     if target is None or requests == 0:
@@ -104,9 +166,36 @@ def with_stand_ins(
     return msgspec.structs.replace(target, mean_us=mean_us)
 
 
-def _of_first_tokens(queueings: list[ApiQueueing], step: TargetSnapshot | None) -> TargetSnapshot | None:
+def _of_pages(pieces: list[tuple[float, Piece]], requests: int) -> TargetSnapshot | None:
+    """What is remembered of pages, with its scatter from one piece to the next."""
+    total = Piece()
+    for weight, piece in pieces:
+        total = total.plus(piece, weight)
+    if not (total.requests > 0.0 and total.watched_s > 0.0):
+        return None
+    own_us = total.own_us
+    told = sorted((each.own_us, weight * each.requests) for weight, each in pieces if each.requests and each.watched_s)
+    stderr, interval = None, None
+    if len(told) >= _PIECES_MIN and own_us > 0.0:
+        low, middle, high = (_quantile(told, share) / own_us for share in (0.1, 0.5, 0.9))
+        interval = IntervalSnapshot(p10=low, p50=middle, p90=high)
+        stderr = math.hypot(*(weight / total.requests * (us - own_us) for us, weight in told))
+    target = _only_intercept(own_us, requests, stderr, effective_rows=total.requests)
+    return msgspec.structs.replace(target, interval=interval, mean_us=total.mean_us)
+
+
+def _quantile(values: list[tuple[float, float]], share: float) -> float:
+    """Of sorted values with their weights."""
+    wanted, passed = share * sum(weight for _, weight in values), 0.0
+    for value, weight in values:
+        passed += weight
+        if passed >= wanted:
+            return value
+    return values[-1][0]
+
+
+def _of_first_tokens(queueings: list[ApiQueueing], costs: StepCosts) -> TargetSnapshot | None:
     """With the step scheduled ahead: a simulator that knows of none is right in the mean."""
-    costs = _costs_of(step)
     found, rows = _told(queueings, costs), sum(len(queueing.told_waits_us) for queueing in queueings)
     if found is None:
         first_tokens = [queueing.first_tokens for queueing in queueings]
@@ -130,18 +219,25 @@ def _recent(arrivals: Iterable[Collection[BusyArrival]]) -> list[BusyArrival]:
     return [each for of_process in arrivals for each in [*of_process][-LEVEL_MAX:]]
 
 
-def _costs_of(step: TargetSnapshot | None) -> StepCosts:
-    """One more request brings the context that each has in the mean."""
+def _costs_of(step: TargetSnapshot | None, *, hits_hidden: bool) -> StepCosts:
+    """One more request brings the context that each has in the mean.
+
+    Where hits are hidden, a data sheet's price of a computed token says nothing of a prompt that may have been cached.
+    """
     model = step.models.get("portable") if step is not None else None
     features = {feature.name: feature for feature in model.features} if model is not None else {}
     prefill, request, context = (features.get(name) for name in ("prefill_tokens", "requests", "decode_context_tokens"))
     us_per_request = request.coefficient if request is not None else 0.0
     if request is not None and context is not None:
         us_per_request += context.coefficient * (context.mean or 0.0) / max(request.mean or 0.0, 1.0)
-    return StepCosts(prefill.coefficient if prefill is not None else 0.0, us_per_request)
+    of_prompts = prefill is not None and not (hits_hidden and prefill.status == "prior_only")
+    return StepCosts(prefill.coefficient if prefill is not None and of_prompts else 0.0, us_per_request)
 
 
-def _only_intercept(intercept_us: float, rows: int, stderr: float | None = None) -> TargetSnapshot:
+def _only_intercept(
+    intercept_us: float, rows: int, stderr: float | None = None, effective_rows: float | None = None
+) -> TargetSnapshot:
     intercept = FeatureSnapshot(name="intercept", unit="us", coefficient=intercept_us, stderr=stderr, status="weak")
-    model = ModelSnapshot(features=[intercept], rows=rows, effective_rows=float(rows))
+    effective = float(rows) if effective_rows is None else effective_rows
+    model = ModelSnapshot(features=[intercept], rows=rows, effective_rows=effective)
     return TargetSnapshot(vector="alpha", unit="us", champion="portable", models={"portable": model})

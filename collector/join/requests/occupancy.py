@@ -10,7 +10,8 @@ requests between their first and last token are the decode batch; each is assume
 Aborted requests send no span: their share of the batch is missing. A row is final when every request that overlaps it
 has been heard of: twice the longest request seen and ``grace_s`` later, at most ``window_s``; or at the end of the
 stream, when no known request is long enough to still run. Whether it is, is asked with every span, so that it does not
-matter how many come together.
+matter how many come together. Of spans that are sampled (trace_sampling.py) no row is made: of the batch, a part is
+missing.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from .api_queueing import ApiQueueing
 from .decode_batch import DecodeBatch, HeldRequest
 from .first_tokens import BusyArrival
 from .request_rows import RequestRow, request_block
+from .trace_sampling import TraceSampling
 
 _OUTPUT_TOKENS_MAX = 131_072
 """A request of more output tokens gives no row: it would have a line of features for each."""
@@ -56,6 +58,7 @@ class RequestSequence:
         _emitted_until_unix_ns=int,
         event_unix_ns=int,
         _longest_ns=int,
+        sampling=TraceSampling,
         fresh=lambda join: RequestSequence(join, 0),
     )
 
@@ -71,6 +74,7 @@ class RequestSequence:
         self._rows: list[tuple[Target, RowBlock]] = []
         self._first_tokens: list[BusyArrival] = []
         self._told_arrivals: list[BusyArrival] = []
+        self.sampling = TraceSampling()
         self.counts = Counts()
 
     def restored(self) -> None:
@@ -90,6 +94,7 @@ class RequestSequence:
 
     def add(self, span: RequestSpan) -> None:
         """Add one finished request."""
+        self.sampling.add(span.trace_id)
         if math.isnan(span.first_token_s) or span.output_tokens < 1:
             self.counts[table.DROPPED_ROWS, RowDrop.INCOMPLETE] += 1
             return
@@ -146,13 +151,18 @@ class RequestSequence:
             ready.append(heapq.heappop(self._pending)[2])
         if not ready:
             return
-        usable = self._finished(ready) if horizon_unix_ns is None else ready
-        batch = DecodeBatch(self._held)
-        self._rows += [(Target.STEP_TIME, rows) for rows in self._step_rows(usable, batch)]
-        self._rows += self._request_rows(ready)
+        if self.sampling.is_sampled:
+            self.counts[table.DROPPED_ROWS, RowDrop.SAMPLED_SPANS] += len(ready)
+        else:
+            self._make_rows(ready, self._finished(ready) if horizon_unix_ns is None else ready)
         self._emitted_until_unix_ns = ready[-1].end_unix_ns
         kept_s = min((r.first_s for _, _, r in self._pending), default=ready[-1].last_s)
         self._held = [r for r in self._held if r.last_s >= kept_s]
+
+    def _make_rows(self, requests: list[HeldRequest], decoded: list[HeldRequest]) -> None:
+        """Rows of requests, and of the steps of those whose batch is known."""
+        self._rows += [(Target.STEP_TIME, rows) for rows in self._step_rows(decoded, DecodeBatch(self._held))]
+        self._rows += self._request_rows(requests)
 
     def _finished(self, ready: list[HeldRequest]) -> list[HeldRequest]:
         """At the end of the stream: those that no request still running can overlap."""

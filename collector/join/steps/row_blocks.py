@@ -83,7 +83,7 @@ def drops(around: Columns, stamps: boundaries.Stamps, trust: Trust) -> list[tupl
     return [
         (RowDrop.IDLE, idle & ~incomplete),
         (RowDrop.INCOMPLETE, incomplete),
-        (RowDrop.TIME_ORDER, np.diff(stamps.ns) <= 0),
+        (RowDrop.TIME_ORDER, stamps.elapsed_ns < 0),  # of none at all the learner says that the clock is too coarse
         (RowDrop.TOO_LONG, np.diff(stamps.step) > trust.row_steps_max),
     ]
 
@@ -129,7 +129,7 @@ def pack(
     block = RowBlock(
         raw=raw,
         offsets=offsets,
-        elapsed_us=np.diff(stamps.ns) / 1e3,
+        elapsed_us=stamps.elapsed_ns / 1e3,
         phase=boundaries.phase_columns(stamps.kind, has_start=has_summaries),
         weight=np.ones(len(keep)),
         end_ns=stamps.unix_ns[1:].astype(np.int64),

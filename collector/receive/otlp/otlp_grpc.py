@@ -16,7 +16,8 @@ import contextlib
 import logging
 import socket
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import NoReturn
 
@@ -25,6 +26,7 @@ from grpc_health.v1 import health as grpc_health
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from collector.config import GrpcConfig, parse_endpoint
+from collector.receive.admission import HINT_MIN_S, Refused
 from collector.receive.status import INCOMPLETE, INTERNAL, UNAUTHENTICATED, Answer, answer
 from collector.runtime import Clock, Health, StartError, Task
 from collector.telemetry import Outcome
@@ -49,6 +51,10 @@ WINDOW_BYTES = 256 << 10
 """What a caller may send of a call before it hears from us: most exports whole, 5 MB/s over 50 ms of distance. To find
 a window for itself, gRPC would send a ping with each export, and set timers that wake its threads."""
 WATCH_S = 2.0
+WATCH_OFTEN_S = 0.1
+"""While too few threads are left."""
+GIVEN_UP_MAX = 1024
+"""Connections remembered, of those that kept a thread waiting for nothing."""
 STALLED_S = 1.0
 """When too few threads are left, calls that have waited this long for their message give way."""
 
@@ -62,38 +68,81 @@ _log = logging.getLogger(__name__)
 
 
 class _Arrivals:
-    """Calls whose message is not here yet; cancelled when they take too long, or too many threads."""
+    """Calls whose message is not here yet. Each holds a thread; they are given up when they take too long.
 
-    def __init__(self, timeout_s: float, waiting_max: int, clock: Clock) -> None:
+    While few threads are left, a call is given up after a second. While others wait for a thread, it is given up after
+    a share of that second, which all calls of its connection have together. A connection of which a call was given up
+    waits for no message while few threads are left, until one of its calls brings one.
+    """
+
+    def __init__(self, timeout_s: float, waiting_max: int, clock: Clock, *, wake: Callable[[], None]) -> None:
+        """``wake`` is called when few threads are left, so that :meth:`look` is called soon."""
         self._timeout_ns = int(timeout_s * 1e9)
         self._waiting_max = waiting_max
         self._clock = clock
-        self._since_ns: dict[grpc.ServicerContext, int] = {}
+        self._wake = wake
+        self._lock = threading.Lock()
+        """Guards everything below."""
+        self._without_thread = 0
+        self._waiting: dict[grpc.ServicerContext, tuple[str, int]] = {}
+        self._given_up: dict[str, None] = {}  # connections, the last one at the end
+        self._looks_often = False
 
-    def receive(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes | None:
-        """The message of a call; None if it ended without one."""
-        self._since_ns[context] = self._clock.monotonic_ns()
-        try:
-            return next(messages, None)
-        except grpc.RpcError:
-            return None
-        finally:
-            del self._since_ns[context]
+    def announce(self) -> None:
+        """A call has come and will get a thread."""
+        with self._lock:
+            self._without_thread += 1
 
-    def overdue(self) -> list[grpc.ServicerContext]:
-        """Calls to give up."""
-        waiting = self._since_ns.copy()  # made in one go, without a lock
-        if not waiting:
-            return []
-        now_ns = self._clock.monotonic_ns()
+    def begin(self) -> None:
+        """A call has got its thread."""
+        with self._lock:
+            self._without_thread -= 1
+
+    def receive(self, messages: Iterator[bytes], peer: str, context: grpc.ServicerContext) -> bytes | Refused | None:
+        """The message of a call; None if it ended without one; a refusal if others need the thread."""
+        with self._lock:
+            if peer in self._given_up and len(self._waiting) >= self._waiting_max:
+                return Refused(Outcome.QUEUE_FULL, HINT_MIN_S)
+            self._waiting[context] = (peer, self._clock.monotonic_ns())
+            wakes = len(self._waiting) >= self._waiting_max and not self._looks_often
+            self._looks_often = self._looks_often or wakes
+        if wakes:
+            self._wake()
+        message = None
+        with contextlib.suppress(grpc.RpcError):
+            message = next(messages, None)
+        with self._lock:
+            del self._waiting[context]
+            if message is not None:
+                self._given_up.pop(peer, None)
+        return message
+
+    def look(self) -> float:
+        """Give up silent calls; the seconds until the next look."""
+        with self._lock:
+            overdue = self._overdue()
+            for peer in overdue.values():
+                self._given_up.pop(peer, None)
+                self._given_up[peer] = None
+            while len(self._given_up) > GIVEN_UP_MAX:
+                del self._given_up[next(iter(self._given_up))]
+            pause_s = WATCH_OFTEN_S if self._looks_often else WATCH_S
+            self._looks_often = self._looks_often and bool(self._waiting)
+        for call in overdue:
+            call.cancel()
+        return pause_s
+
+    def _overdue(self) -> dict[grpc.ServicerContext, str]:
+        """Calls to give up, and their connections."""
+        waiting, now_ns = self._waiting, self._clock.monotonic_ns()
         crowded = len(waiting) >= self._waiting_max
-        patience_ns = min(self._timeout_ns, int(STALLED_S * 1e9)) if crowded else self._timeout_ns
-        return [context for context, since_ns in waiting.items() if now_ns - since_ns > patience_ns]
+        calls = Counter(peer for peer, _ in waiting.values()) if crowded and self._without_thread else None
 
-    def cancel_overdue(self) -> None:
-        """Give up silent calls."""
-        for context in self.overdue():
-            context.cancel()
+        def patience_ns(peer: str) -> int:
+            stalled_ns = int(STALLED_S * 1e9) // (calls[peer] if calls is not None else 1)
+            return min(self._timeout_ns, stalled_ns) if crowded else self._timeout_ns
+
+        return {call: peer for call, (peer, since_ns) in waiting.items() if now_ns - since_ns > patience_ns(peer)}
 
 
 class _ExportHandler(grpc.GenericRpcHandler):
@@ -109,17 +158,23 @@ class _ExportHandler(grpc.GenericRpcHandler):
         """The handler of a method, None if it is not ours."""
         if handler_call_details.method != METHOD:
             return None
+        self._arrivals.announce()
         way_in = self._way_in
         admitted = way_in.is_open or way_in.admits(_authorization(handler_call_details))
         return self._method if admitted else self._stranger
 
     def _export(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        payload = self._arrivals.receive(messages, context)
+        self._arrivals.begin()
+        peer = context.peer()
+        payload = self._arrivals.receive(messages, peer, context)
         if payload is None:
             self._way_in.turn_away(Outcome.INCOMPLETE)
             _abort(context, INCOMPLETE)
+        if isinstance(payload, Refused):
+            self._way_in.turn_away(payload.reason)
+            _abort(context, answer(payload, "too many calls wait for their message"))
         try:
-            refused = self._way_in.offer(payload, context.peer(), _patience_s(context))
+            refused = self._way_in.offer(payload, peer, _patience_s(context))
         except Exception:  # noqa: BLE001 -- an exception's text would reach the client as status UNKNOWN
             _log.exception("export failed")
             _abort(context, INTERNAL)
@@ -128,6 +183,7 @@ class _ExportHandler(grpc.GenericRpcHandler):
         return RESPONSE_OK
 
     def _refuse(self, _: Iterator[bytes], context: grpc.ServicerContext) -> NoReturn:
+        self._arrivals.begin()
         self._way_in.turn_away(Outcome.UNAUTHENTICATED)
         _abort(context, UNAUTHENTICATED)
 
@@ -166,11 +222,11 @@ class OtlpGrpcReceiver:
         self._grace_s = grace_s
         self._credentials = credentials
         self._health_service = grpc_health.HealthServicer()
-        waiting_max = max(config.threads - 2, 1)
-        arrivals = _Arrivals(config.receive_timeout_s, waiting_max, clock)
-        self._arrivals = arrivals
         self._silent = SilentConnections(config.max_connections)
         self._watch = Task("grpc-arrivals", self._watch_clients)
+        waiting_max = max(config.threads - 2, 2)
+        arrivals = _Arrivals(config.receive_timeout_s, waiting_max, clock, wake=self._watch.wake)
+        self._arrivals = arrivals
         self._check = Task(
             NAME, self._check_server, health=health, turn_timeout_s=CHECK_IN_TIMEOUT_S, is_well=self._is_well
         )
@@ -232,9 +288,9 @@ class OtlpGrpcReceiver:
 
     def _watch_clients(self) -> float:
         """A turn of the watch over silent calls and connections."""
-        self._arrivals.cancel_overdue()
+        pause_s = self._arrivals.look()
         self._silent.make_room(self.port)
-        return WATCH_S
+        return pause_s
 
     # --- does it still receive --------------------------------------------------------------------------------------
 

@@ -57,6 +57,7 @@ def make_receivers(
             config.http,
             WayIn(Transport.HTTP, intake, clock, tokens),
             health=health,
+            clock=clock,
             grace_s=grace_s,
             tls=tls.context if tls is not None else None,
         )

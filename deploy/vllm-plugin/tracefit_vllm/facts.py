@@ -31,6 +31,14 @@ KNOBS: Final = (
     ("vllm.num_gpu_blocks", ("cache_config.num_gpu_blocks",)),
     ("vllm.enable_prefix_caching", ("cache_config.enable_prefix_caching",)),
     ("vllm.max_concurrent_batches", ("max_concurrent_batches",)),
+    (
+        "vllm.num_experts",
+        tuple(
+            f"model_config.{file}.{name}"
+            for file in ("hf_text_config", "hf_config")
+            for name in ("num_local_experts", "n_routed_experts", "num_experts")
+        ),
+    ),
 )
 """Attribute and where it is in the VllmConfig: the first path that leads to a number or a flag."""
 

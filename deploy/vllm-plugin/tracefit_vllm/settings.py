@@ -1,4 +1,9 @@
-"""Settings from the environment. A value that cannot be read keeps the plugin off, with a line that names it."""
+"""Settings from the environment. A value that cannot be read keeps the plugin off, with a line that names it.
+
+Where telemetry goes, and with which headers and certificate, only ``TRACEFITVLLM_*`` says. The general
+``OTEL_EXPORTER_OTLP_ENDPOINT`` names the collector of a company's traces: it would get an event for every step, and
+the sidecar would get the credentials that were meant for it.
+"""
 
 from __future__ import annotations
 
@@ -77,8 +82,8 @@ def _pairs(name: str, text: str) -> dict[str, str]:
     return pairs
 
 
-def _target(name: str, text: str, insecure: bool) -> tuple[str, bool]:
-    """Return host:port and whether TLS is wanted; the scheme decides, ``OTEL_..._INSECURE`` only without one."""
+def _target(name: str, text: str) -> tuple[str, bool]:
+    """Return host:port and whether TLS is wanted, which the scheme says."""
     split = urlsplit(text if "://" in text else f"//{text}")
     try:
         host, port = split.hostname, split.port
@@ -87,12 +92,11 @@ def _target(name: str, text: str, insecure: bool) -> tuple[str, bool]:
     if split.scheme not in ("", "http", "https", "grpc", "grpcs") or not host:
         raise SettingError(f"{name}: expected http://host:port, got {text!r}")
     bracketed = f"[{host}]" if ":" in host else host
-    secure = split.scheme in ("https", "grpcs") if split.scheme else not insecure
-    return f"{bracketed}:{port or 4317}", secure
+    return f"{bracketed}:{port or 4317}", split.scheme in ("https", "grpcs")
 
 
 def read_settings(env: Mapping[str, str]) -> Settings:
-    """Read ``TRACEFITVLLM_*`` and the standard ``OTEL_*`` variables.
+    """Read ``TRACEFITVLLM_*``, and the standard ``OTEL_*`` variables that say who this is and how it packs.
 
     Raises:
         SettingError: a value cannot be used.
@@ -110,24 +114,16 @@ def read_settings(env: Mapping[str, str]) -> Settings:
 
     if not flag(("TRACEFITVLLM_ENABLED",), default=True):
         return Settings(enabled=False)
-    otlp = "OTEL_EXPORTER_OTLP_"
-    insecure = flag((f"{otlp}TRACES_INSECURE", f"{otlp}INSECURE"), default=True)
-    name, text = first("TRACEFITVLLM_ENDPOINT", f"{otlp}TRACES_ENDPOINT", f"{otlp}ENDPOINT")
-    protocol_name, protocol = first(f"{otlp}TRACES_PROTOCOL", f"{otlp}PROTOCOL")
-    if text and protocol not in ("", "grpc") and name != "TRACEFITVLLM_ENDPOINT":
-        raise SettingError(
-            f"{protocol_name}={protocol}: only grpc is spoken; set TRACEFITVLLM_ENDPOINT to a gRPC receiver"
-        )
-    target, secure = _target(name, text or DEFAULT_ENDPOINT, insecure)
-    headers_name, headers = first(f"{otlp}TRACES_HEADERS", f"{otlp}HEADERS")
+    target, secure = _target("TRACEFITVLLM_ENDPOINT", first("TRACEFITVLLM_ENDPOINT")[1] or DEFAULT_ENDPOINT)
+    headers = _pairs("TRACEFITVLLM_HEADERS", env.get("TRACEFITVLLM_HEADERS", ""))
     resource = _pairs("OTEL_RESOURCE_ATTRIBUTES", env.get("OTEL_RESOURCE_ATTRIBUTES", ""))
     return Settings(
         target=target,
         secure=secure,
-        certificate=first(f"{otlp}TRACES_CERTIFICATE", f"{otlp}CERTIFICATE")[1],
-        gzip=first(f"{otlp}TRACES_COMPRESSION", f"{otlp}COMPRESSION")[1] == "gzip",
+        certificate=first("TRACEFITVLLM_CERTIFICATE")[1],
+        gzip=first("OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "OTEL_EXPORTER_OTLP_COMPRESSION")[1] == "gzip",
         timeout_s=read("TRACEFITVLLM_TIMEOUT_S", 5.0, 0.1, 60.0),
-        headers=tuple((k.lower(), v) for k, v in _pairs(headers_name, headers).items()),
+        headers=tuple((k.lower(), v) for k, v in headers.items()),
         service_name=env.get("OTEL_SERVICE_NAME") or resource.pop("service.name", "") or "vllm",
         resource=resource,
         step_sample=read("TRACEFITVLLM_STEP_SAMPLE", 1.0, 0.0, 1.0),

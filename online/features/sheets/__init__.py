@@ -2,18 +2,21 @@
 
 from online.features.sheets.hardware import find
 
-from .architecture import SheetError, architecture
+from .architecture import SheetError, architecture, quantized
 from .deployment import Sheet, sheet_of
 from .hardware import HardwareSheet, hardware_sheets
 from .model import model_sheet
+from .quantization import bytes_by_name
 
 __all__ = [
     "HardwareSheet",
     "Sheet",
     "SheetError",
     "architecture",
+    "bytes_by_name",
     "find",
     "hardware_sheets",
     "model_sheet",
+    "quantized",
     "sheet_of",
 ]

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .quantization import quantization_in
+
 Scalar = str | int | float | bool
 
 _LIMIT = 2**31
@@ -56,7 +58,6 @@ _RECURRENT = ("ssm_", "mamba_", "state_size", "linear_num_", "linear_conv_", "rw
 """Keys of state-space and linear-attention layers, whose cost is not that of attention."""
 
 _DTYPES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "float8_e4m3fn": 1.0}
-_BYTES_BY_METHOD = {"fp8": 1.0, "fbgemm_fp8": 1.0, "awq": 0.5, "gptq": 0.5, "mxfp4": 0.53125, "bitsandbytes": 1.0}
 
 
 class SheetError(ValueError):
@@ -189,22 +190,31 @@ def _windows(values: Mapping[str, Any], out: dict[str, Scalar]) -> None:
 
 
 def _bytes(values: Mapping[str, Any], out: dict[str, Scalar]) -> None:
-    """Bytes of a stored weight and of a computed element; unknown is two, what serving engines load."""
+    """Bytes of a stored weight and of a computed element; unknown is two, what serving engines load.
+
+    ``weight_quantization`` names how weights are quantized. They have 0 bytes where that is not known here.
+    """
     dtype = values.get("torch_dtype") or values.get("dtype")
     width = _DTYPES.get(str(dtype), 2.0)
     out["element_bytes"] = float(values["element_bytes"]) if "element_bytes" in values else width
-    quantization = values.get("quantization_config")
+    quantization = quantization_in(values)
     if "weight_element_bytes" in values:
         out["weight_element_bytes"] = float(values["weight_element_bytes"])
-    elif isinstance(quantization, Mapping):
-        bits = quantization.get("bits")
-        method = str(quantization.get("quant_method"))
-        out["weight_element_bytes"] = bits / 8 if isinstance(bits, int) else _BYTES_BY_METHOD.get(method, width)
+        if isinstance(method := values.get("weight_quantization"), str):
+            out["weight_quantization"] = method
+    elif quantization is not None:
+        out |= quantized(*quantization)
     else:
         out["weight_element_bytes"] = width
-    for name in ("element_bytes", "weight_element_bytes"):
+    unknown = "weight_quantization" in out and out["weight_element_bytes"] == 0.0
+    for name in ("element_bytes",) if unknown else ("element_bytes", "weight_element_bytes"):
         if not 0.0 < float(out[name]) <= 16.0:  # noqa: PLR2004  no element is wider
             raise SheetError(f"{name}: expected 0 to 16 bytes, got {out[name]!r}")
+
+
+def quantized(method: str, weight_bytes: float | None) -> dict[str, Scalar]:
+    """What an architecture says of weights that this method quantized to so many bytes; None: not known here."""
+    return {"weight_quantization": method[:64], "weight_element_bytes": weight_bytes or 0.0}
 
 
 def _check(out: Mapping[str, Scalar]) -> None:

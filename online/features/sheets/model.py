@@ -69,6 +69,8 @@ def model_sheet(arch: Mapping[str, Scalar]) -> tuple[ModelSheet | None, tuple[st
     missing = [name for name in _NEEDED if name not in arch]
     if arch.get("recurrent"):
         missing.append("cost of its recurrent layers")
+    if arch.get("weight_element_bytes") == 0.0:
+        missing.append(f"bytes of a weight (quantization {arch.get('weight_quantization')!r} is not known here)")
     number = {
         name: int(value) for name, value in arch.items() if isinstance(value, int) and not isinstance(value, bool)
     }

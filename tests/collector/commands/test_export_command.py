@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 import yaml
 
@@ -138,3 +139,11 @@ def test_a_model_config_that_is_none_is_one_sentence(files, capsys, content):
     (files / "broken.json").write_text(content)
     assert export(files, "--which", "0f3c", "--model-config", str(files / "broken.json")) == 1
     assert "--model-config" in capsys.readouterr().err
+
+
+def test_a_file_of_request_spans_warns_of_hits_that_they_hide(files, capsys):
+    config = msgspec.structs.replace(cases.config(telemetry="requests"), prefix_hits_hidden=True)
+    (files / "spans.json").write_bytes(cases.snapshot(config).to_json())
+    for form in ("blis-yaml", "blis-flags"):
+        assert export(files, "--model-config", str(files / "config.json"), form=form, snapshot="spans.json") == 0
+        assert "warning: request spans hide prefix-cache hits: 580 µs per prompt token" in capsys.readouterr().err

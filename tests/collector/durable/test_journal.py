@@ -13,6 +13,7 @@ from collector.durable import journal_records
 from collector.durable.journal import Damage, Full, Journal, left_behind
 from collector.receive.export_request import Export
 from collector.runtime.filesystem import SystemFiles
+from tests.support.clocks import T0_NS
 
 
 def make_journal(directory, applied_seq=0, **changes):
@@ -23,7 +24,8 @@ def make_journal(directory, applied_seq=0, **changes):
 
 
 def export(number, size_bytes=100):
-    return Export(number.to_bytes(4, "big") * (size_bytes // 4), f"peer-{number}", "grpc", number)
+    payload = number.to_bytes(4, "big") * (size_bytes // 4)
+    return Export(payload, f"peer-{number}", "grpc", number, arrived_unix_ns=T0_NS + number)
 
 
 def reopened(journal, directory, applied_seq=0, **changes):
@@ -45,6 +47,19 @@ def test_what_was_appended_comes_back_in_order_with_its_numbers(tmp_path):
     assert list(again.entries(150)) == written[150:]
     assert again.append(export(7)).seq == 201
     assert again.damage == Damage()
+
+
+def test_the_oldest_segment_is_given_up_if_all_of_it_is_known_elsewhere(tmp_path):
+    journal = make_journal(tmp_path)
+    for n in range(1, 201):
+        journal.append(export(n))
+    first, second, *_ = segments(tmp_path)
+    end_seq = int(second.name.rpartition(".")[2], 16) - 1
+    assert journal.give_up_oldest(end_seq - 1) == 0
+    size_bytes = first.stat().st_size
+    assert journal.give_up_oldest(end_seq) == size_bytes
+    assert segments(tmp_path)[0] == second
+    assert [one.seq for one in reopened(journal, tmp_path, end_seq).entries(end_seq)] == list(range(end_seq + 1, 201))
 
 
 def test_segments_that_a_saved_state_contains_go_and_no_others(tmp_path):

@@ -103,3 +103,18 @@ def test_a_write_that_fails_leaves_a_readable_state(written, call, monkeypatch):
     assert load(written)[2] == [20]
     assert StateStore(written).write(pieces(40), 40) > 0
     assert load(written)[2] == [40]
+
+
+def test_the_older_generation_is_given_up_only_beside_a_whole_newest_one(written):
+    store, *_ = load(written)
+    assert store.saved_seq == 20
+    assert store.give_up_previous()
+    assert not store.give_up_previous(), "there is none any more"
+    again, outcome, _ = load(written)
+    assert outcome is Restored.NEWEST
+    again.write(pieces(30), 30)
+    (written / NAME).write_bytes(b"x")
+    damaged, outcome, seen = load(written)
+    assert (outcome, seen) == (Restored.PREVIOUS, [20])
+    assert not damaged.give_up_previous()
+    assert (written / PREVIOUS_NAME).exists()

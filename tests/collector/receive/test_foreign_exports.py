@@ -227,6 +227,6 @@ def test_the_journal_keeps_what_was_counted(tmp_path):
 
 
 def test_entries_of_earlier_versions_have_lost_no_spans_and_those_of_later_ones_can_be_read():
-    for extra in ([], [ForeignSpans(3, 4), "new"]):
+    for extra in ([], [ForeignSpans(3, 4), 5, "new"]):
         entry = journal_records._meta_decoder.decode(msgspec.msgpack.encode(["peer", "grpc", 3, *extra]))
         assert (entry.spans, entry.foreign) == (3, extra[0] if extra else ForeignSpans())

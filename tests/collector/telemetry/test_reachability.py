@@ -206,6 +206,11 @@ def steps_out_of_place() -> Reached:
     jumps = step_span(run, newest - 60, newest)
     for index, event in enumerate(jumps.events):
         set_int(event, "step.id", lambda value, far=10**9 * (1 + (index > 30)): value + far)
+    # each as far as belongs to the same process still, and faster than a hole is final
+    far_apart = [step_span(run, number, number) for number in (newest - 60, newest - 59)]
+    far = JoinConfig().steps_max - 1
+    for index, span in enumerate(far_apart, 1):
+        set_int(span.events[0], "step.id", lambda value, index=index: value + index * far)
     repeats = step_span(run, 1, 60)
     repeats.events.extend(step_span(run, 1, 60).events)
     mixed = step_span(run, 1, 60)
@@ -217,7 +222,13 @@ def steps_out_of_place() -> Reached:
         for key in ("step.ts_start_ns", "step.ts_end_ns"):
             set_int(event, key, lambda value: value - 900 * 10**9)
     out: list[enum.StrEnum] = []
-    for spans in ([step_span(run, 1, newest - 61), jumps], [repeats], [mixed], [back]):
+    for spans in (
+        [step_span(run, 1, newest - 61), jumps],
+        [step_span(run, 1, newest - 61), *far_apart],
+        [repeats],
+        [mixed],
+        [back],
+    ):
         pipeline = new_pipeline(join=JoinConfig(window_s=1.0, grace_s=0.5))
         for span in spans:
             process(pipeline, Piece("engine", STEP_SCOPE, span))
@@ -317,6 +328,12 @@ def stock_beside_steps() -> Reached:
     process(pipeline, Piece("api", STOCK_SCOPE, stock_span("b", 1, prompt=5, outputs=0, ttft_s=1.0, decode_s=9.0)))
     pipeline.flush()
     return out + labels_of(pipeline.take_counts())
+
+
+def sampled_request_spans() -> Reached:
+    spans = [stock_span(f"r{n}", n, prompt=9, outputs=5, ttft_s=0.5, decode_s=0.4) for n in range(400)]
+    kept = [span for span in spans if span.trace_id[8] < 256 // 10]
+    return labels_of(replayed(exports_of([Piece("api", STOCK_SCOPE, span) for span in kept])).take_counts())
 
 
 def contradicted() -> Reached:
@@ -489,7 +506,7 @@ def http_calls() -> Reached:
     config = HttpReceiverConfig(endpoint="127.0.0.1:0", max_request_body_size_mib=1)
     tokens = SimpleNamespace(accepts=lambda header: header == "Bearer good")
     way_in = WayIn(Transport.HTTP, calls.intake, clock, tokens)
-    server = make_http_receiver(config, way_in, health=Health(clock), grace_s=0)
+    server = make_http_receiver(config, way_in, health=Health(clock), clock=clock, grace_s=0)
     server.start()
     try:
         headers = {"Content-Type": CONTENT_TYPE, "Authorization": "Bearer good"}
@@ -707,6 +724,7 @@ CASES = (
     Case(stock_beside_steps, (
         RowDrop.TOLD_BY_STEPS, RowDrop.WHICH_CONFIG, RowDrop.TOO_LONG, RowDrop.INCOMPLETE,
     )),
+    Case(sampled_request_spans, (RowDrop.SAMPLED_SPANS,)),
     Case(contradicted, (JoinEvent.FACT_CONFLICT,)),
     Case(waiting, tuple(Wait)),
     Case(rows_of_a_replay, (*RowOutcome, *Target)),

@@ -4,8 +4,9 @@ import math
 
 import pytest
 
+import tracefit
 from collector.config import Config
-from collector.decode.pages import Meaning, ScrapedPage
+from collector.decode.pages import Meaning, PageParser, ScrapedPage
 from collector.join import Engine
 from collector.join.pages import PageEngine
 from collector.recordings import Recording, TimedPage
@@ -13,7 +14,8 @@ from collector.telemetry import RowDrop, table
 from collector.worker.build import make_pipeline
 from online import Target
 from tests.collector.join.pages.test_scrape_windows import SimulatedEngine
-from tests.support.page_server import RECORDED
+from tests.support.clocks import T0_NS
+from tests.support.page_server import RECORDED, recorded_pages
 from tests.support.paths import DATA
 
 PAGES = [timed.page for timed in Recording(RECORDED, print) if isinstance(timed, TimedPage)]
@@ -49,6 +51,19 @@ def test_pages_alone_are_learned_from_and_say_so():
     assert found["intercept"].coefficient == pytest.approx(16_000, rel=0.1)
     assert found["prefill_tokens"].coefficient == pytest.approx(600, rel=0.15)
     assert found["prefill_tokens"].status == "identified"
+
+
+@pytest.mark.parametrize("engines", [1, 2, 8])
+def test_engines_of_a_data_parallel_server_share_the_cache_that_its_page_tells_each_of_them(engines, tmp_path):
+    """vLLM 0.32 with ``--data-parallel-size 2``: both lines say the blocks of both ranks."""
+    pipeline, parser = make_pipeline(CONFIG), PageParser()
+    for seconds, page in recorded_pages():
+        ranks = b"".join(page.replace(b'engine="0"', b'engine="%d"' % rank) for rank in range(engines))
+        at_ns = T0_NS + int(seconds * 1e9)
+        pipeline.process_pages([ScrapedPage("http://10.0.0.7:8000", at_ns, at_ns, parser.parse(ranks))])
+    pipeline.flush()
+    (tmp_path / "snapshot.json").write_bytes(pipeline.snapshot(0, 1).to_json())
+    assert tracefit.load(tmp_path / "snapshot.json").config().limits.kv_tokens == 2048 * 32 / engines
 
 
 def test_how_pages_are_handed_over_changes_nothing():

@@ -312,3 +312,20 @@ def test_requests_that_tell_their_queue_say_nothing_of_how_the_engine_schedules(
     (intercept,) = target.models["portable"].features
     # 6 ms and one of the two steps, which the toy adds to neither part; less 21 ms, plus the other one
     assert intercept.coefficient == pytest.approx(6000 + 2 * 12_000 - 21_000, abs=2000)
+
+
+@pytest.mark.parametrize(("status", "hidden", "taken_off"), [("weak", True, True), ("prior_only", False, True),
+                                                             ("prior_only", True, False)])  # fmt: skip
+def test_nothing_is_taken_off_for_a_prompt_at_the_price_of_computed_tokens_where_hits_are_hidden(
+    status, hidden, taken_off
+):
+    """A data sheet's 40 us a token on prompts of 300 that may all have been in the prefix cache."""
+    queueing = ApiQueueing()
+    queueing.first_tokens.extend(BusyArrival(40_000.0 + n % 9, 10_000.0, 300.0, 3.0) for n in range(60))
+    price = FeatureSnapshot(name="prefill_tokens", unit="us/token", coefficient=40.0, status=status)
+    model = ModelSnapshot(features=[price], rows=300, effective_rows=300.0)
+    step = TargetSnapshot(vector="beta", unit="us", champion="portable", models={"portable": model})
+    found = with_stand_ins(None, [queueing], step, hits_hidden=hidden)
+    (intercept,) = found.models["portable"].features
+    everything_us = 40_000.0 - 10_000.0 * 1.5
+    assert intercept.coefficient == pytest.approx(everything_us - taken_off * 40.0 * 300.0, abs=20.0)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 
+from collector.cli import main
 from collector.config.learning_config import JoinConfig
 from collector.join.requests.occupancy import RequestSequence
 from collector.telemetry import table
 from collector.telemetry.reasons import RowDrop
+from exporters.pages.routing import Request
+from exporters.status_page import StatusPage
 from online.rows import STEP_FEATURES, Quality, RowBlock, Target
 from tests.support.pipelines import coefficients, new_pipeline, replayed
 from tests.support.toy_engine import UNIX_NS, many_jobs, run_engine
@@ -225,3 +229,23 @@ def test_beside_engines_that_send_steps_what_request_spans_say_of_steps_is_count
         told = configs[0].targets["api_queueing"].models["portable"]
         assert told.rows >= 20
         assert told.features[0].coefficient < 4000
+
+
+def test_a_price_learned_from_request_spans_is_said_to_be_of_prompt_tokens(stock_pieces, tmp_path, capsys):
+    def published(*facts):
+        told = [piece._replace(facts=facts) for piece in stock_pieces]
+        snapshot = replayed(exports_of(told)).snapshot(0, 1)
+        (config,) = snapshot.configs
+        (prefill,) = (f for f in config.targets["step_time"].models["portable"].features if f.name == "prefill_tokens")
+        return snapshot, config.prefix_hits_hidden, prefill.status, prefill.reason
+
+    snapshot, hidden, status, reason = published()
+    assert hidden
+    assert status == "weak"
+    assert reason == "of a prompt token, cached or computed: request spans hide prefix-cache hits"
+    (tmp_path / "snapshot.json").write_bytes(snapshot.to_json())
+    main(["show", str(tmp_path / "snapshot.json")])
+    assert f"weak, {reason}" in capsys.readouterr().out
+    page = StatusPage(lambda: snapshot, CollectorRegistry(), ready=lambda: (True, {}), unix_nano=lambda: 0)
+    assert reason in page.answer(Request("/", (), {}, {})).body.decode()
+    assert published(("vllm.enable_prefix_caching", "false"))[1::2] == (False, "")

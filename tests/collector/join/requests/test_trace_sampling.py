@@ -1,0 +1,162 @@
+"""Request spans of which a head sampler keeps a part: nothing is learned from them, and everybody is told."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+import tracefit
+from collector.decode.pages import ScrapedPage
+from collector.durable import read_image
+from collector.recordings import Recording, TimedPage
+from collector.telemetry import RowDrop, table
+from online.state import sealed
+from tests.support.page_server import RECORDED
+from tests.support.pipelines import new_pipeline, replayed
+from tests.support.recordings import otlp_file, recording
+from tests.support.toy_engine import UNIX_NS, many_jobs, run_engine
+from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, pieces, stock_span
+
+NOT_KNOWN = ["too few requests have ended to tell whether spans are sampled"]
+
+
+def random_id(number: int) -> bytes:
+    return hashlib.sha256(f"trace {number}".encode()).digest()[:16]
+
+
+def requests(count: int, trace_id=random_id) -> list[Piece]:
+    """Two requests a second, of 100 to 140 prompt tokens and ten decode steps."""
+    spans = [
+        stock_span(
+            f"r{n}", n / 2, prompt=100 + n % 40, outputs=11, ttft_s=0.1 + n % 7 / 100, decode_s=0.3 + n % 5 / 100,
+            queue_s=0.001, prefill_s=0.05, trace_id=trace_id(n),
+        )
+        for n in range(count)
+    ]  # fmt: skip
+    return [Piece("api-0", STOCK_SCOPE, span) for span in sorted(spans, key=lambda span: span.end_time_unix_nano)]
+
+
+def kept(sent: list[Piece], rate: float) -> list[Piece]:
+    """What TraceIdRatioBased of the SDK lets through."""
+    bound = round(rate * 2**64)
+    return [piece for piece in sent if int.from_bytes(piece.span.trace_id[8:], "big") < bound]
+
+
+def published(pipeline):
+    (config,) = pipeline.snapshot(0, 1).configs
+    return config
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.1, 0.5, 0.9])
+def test_sampled_request_spans_are_no_rows_and_their_rate_is_told(rate, tmp_path):
+    sent = kept(requests(4000), rate)
+    pipeline = replayed(exports_of(sent))
+    (doubt,) = published(pipeline).doubts
+    said, rest = doubt.split(" %, ", 1)
+    beginning, percent = said.rsplit(" ", 1)
+    assert beginning == "request spans are sampled at about"
+    assert float(percent) == pytest.approx(100 * rate, rel=0.1)
+    assert rest == "so the batch cannot be rebuilt; send all spans or let tracefit scrape the page"
+    counts = pipeline.take_counts()
+    learned = published(pipeline).targets["step_time"].models["portable"].rows
+    assert learned <= 210, "those that came before it was sure"
+    assert counts[table.DROPPED_ROWS, RowDrop.SAMPLED_SPANS] >= len(sent) - 210
+    (tmp_path / "snapshot.json").write_bytes(pipeline.snapshot(0, 1).to_json())
+    config = tracefit.load(tmp_path / "snapshot.json").config()
+    assert not config.usable
+    assert config.reasons[0] == doubt
+
+
+def test_whole_request_spans_are_believed_after_a_few_dozen():
+    assert published(replayed(exports_of(requests(4)))).doubts == NOT_KNOWN
+    assert published(replayed(exports_of(requests(100)))).doubts == []
+    whole = replayed(exports_of(requests(4000)))
+    assert published(whole).doubts == []
+    assert whole.take_counts()[table.DROPPED_ROWS, RowDrop.SAMPLED_SPANS] == 0
+
+
+def test_a_recording_of_a_released_vllm_is_not_called_sampled():
+    assert published(replayed(recording(otlp_file("c8_stock_0.32.0")))).doubts == []
+
+
+ODD_IDS = {
+    "one trace": lambda _: b"one trace of all",
+    "a counter": lambda n: n.to_bytes(16, "big"),
+    "a counter in the first half": lambda n: n.to_bytes(8, "big") + bytes(8),
+    "nanoseconds": lambda n: bytes(8) + (UNIX_NS + n * 500_000_000).to_bytes(8, "big"),
+    "a server's number before random bits": lambda n: bytes(8) + b"\x00\x07" + random_id(n)[:6],
+    "a time before random bits": lambda n: (UNIX_NS // 10**9 + n).to_bytes(8, "big") + random_id(n)[:8],
+    "a few traces of many requests": lambda n: random_id(4 * (n % 9) + 3),
+    "none": lambda _: b"",
+}
+
+
+@pytest.mark.parametrize("kind", ODD_IDS)
+def test_ids_that_are_not_random_claim_nothing(kind):
+    pipeline = new_pipeline()
+    for export in exports_of(requests(1500, ODD_IDS[kind])):
+        pipeline.process([export])
+        assert published(pipeline).doubts in ([], NOT_KNOWN)
+    pipeline.flush()
+    assert published(pipeline).doubts == []
+    assert pipeline.take_counts()[table.DROPPED_ROWS, RowDrop.SAMPLED_SPANS] == 0
+
+
+def test_a_sampler_that_is_switched_on_or_off_is_noticed():
+    sent = requests(3000)
+    whole, part, again = sent[:1000], kept(sent[1000:2000], 0.1), sent[2000:]
+    pipeline = new_pipeline()
+    told = []
+    for phase in (whole, part, again):
+        for export in exports_of(phase):
+            pipeline.process([export])
+        told.append([doubt.split(" at ")[0] for doubt in published(pipeline).doubts])
+    assert told == [[], ["request spans are sampled"], []]
+
+
+def test_a_restart_remembers_which_traces_came():
+    sent = exports_of(kept(requests(4000), 0.1))
+    through, stopped = new_pipeline(), new_pipeline()
+    for export in sent:
+        through.process([export])
+    for export in sent[:1]:
+        stopped.process([export])
+    for export in sent[1:]:
+        again = new_pipeline()
+        again.restore(read_image(sealed(stopped.whole_state().body())))
+        again.process([export])
+        stopped = again
+        if published(stopped).doubts != NOT_KNOWN:
+            break
+    assert published(stopped).doubts == published(through).doubts
+
+
+def test_how_many_come_together_does_not_matter():
+    sent = kept(requests(3000), 0.9)
+    one, other = replayed(exports_of(sent, 1)), replayed(exports_of(sent, 500), batch=3)
+    assert published(one) == published(other)
+
+
+def test_an_engine_that_sends_its_steps_is_learned_whatever_is_kept_of_the_request_spans():
+    steps = pieces(run_engine(many_jobs(200)), instance="engine-0", apis=False)
+    pipeline = replayed(exports_of([*steps, *kept(requests(2000), 0.1)]))
+    config = published(pipeline)
+    assert config.doubts == []
+    assert config.telemetry != "requests"
+    assert pipeline.take_counts()[table.DROPPED_ROWS, RowDrop.SAMPLED_SPANS] > 100
+
+
+def test_the_page_of_a_server_whose_request_spans_are_sampled_is_learned_from():
+    pipeline = new_pipeline()
+    for export in exports_of(kept(requests(1000), 0.1)):
+        pipeline.process([export])
+    for timed in Recording(RECORDED, print):
+        if isinstance(timed, TimedPage):
+            page = timed.page
+            pipeline.process_pages([ScrapedPage("http://10.0.0.7:8000", page.unix_ns, page.mono_ns, page.engines)])
+    pipeline.flush()
+    config = published(pipeline)
+    assert config.doubts == []
+    assert config.telemetry == "metrics"
+    assert config.targets["step_time"].models["portable"].rows > 50

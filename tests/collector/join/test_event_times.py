@@ -1,0 +1,176 @@
+"""What a sender claims of time and of step ids stops nobody else: beside a bad sender an honest one is learned."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from collector.config.learning_config import JoinConfig
+from collector.durable import read_image
+from collector.join.events import Rows
+from collector.receive.export_request import Export
+from collector.telemetry import table
+from collector.telemetry.reasons import JoinEvent, Skip
+from online import RowOutcome, Target
+from online.state import sealed
+from tests.support.clocks import T0_NS
+from tests.support.pipelines import assert_accounted, new_pipeline
+from tests.support.step_exports import STEP_US, make_export
+from tests.support.toy_spans import span_id
+
+STEPS = 50
+"""Of a second."""
+YEAR_2099_S = 2_305_000_000
+HONEST_ROWS_MIN = 0.95
+
+
+def said(second: int, instance: str = "honest", *, steps=STEPS, ahead_s=0.0, later_ids=0, known=True) -> Export:
+    """What an engine sends of one second, one second later; ``known``: whether it is known when it came in."""
+    request = make_export(1, steps_per_span=steps, first_step=1 + second * STEPS, instance=instance)
+    (span,) = request.resource_spans[0].scope_spans[0].spans
+    ahead_ns = int(ahead_s * 1e9)
+    span.start_time_unix_nano += ahead_ns
+    span.end_time_unix_nano += ahead_ns
+    span.span_id = span_id(f"{instance} {second} {ahead_ns} {later_ids}")
+    for event in span.events:
+        event.time_unix_nano += ahead_ns
+        for attribute in event.attributes:
+            if attribute.key == "step.id":
+                attribute.value.int_value += later_ids
+            elif attribute.key.startswith("step.ts_"):
+                attribute.value.int_value += 7_000_000 * sum(instance.encode())
+    arrived_unix_ns = T0_NS + (second + 2) * STEPS * STEP_US * 1000 if known else 0
+    return Export(request.SerializeToString(), "peer", "grpc", 1, arrived_unix_ns=arrived_unix_ns)
+
+
+def restarted(pipeline):
+    again = new_pipeline()
+    again.restore(read_image(sealed(pipeline.whole_state().body())))
+    return again
+
+
+def counting(pipeline):
+    """How many rows of each engine reach the learners."""
+    rows: dict[str, int] = {}
+
+    def count(event):
+        if isinstance(event, Rows) and event.target is Target.STEP_TIME:
+            for number, instance in event.engines.items():
+                rows[instance] = rows.get(instance, 0) + int((event.rows.engine == number).sum())
+
+    pipeline.on_event = count
+    return rows
+
+
+def fed(exports, pipeline=None, **join):
+    pipeline = pipeline or new_pipeline(join=JoinConfig(**join))
+    rows = counting(pipeline)
+    for export in exports:
+        pipeline.process([export])
+    return pipeline, rows
+
+
+def test_64_senders_of_the_year_2099_push_out_nobody_who_is_alive_also_after_a_restart():
+    bad = [said(30, f"bad-{n}", steps=2, ahead_s=YEAR_2099_S - T0_NS / 1e9) for n in range(70)]
+    pipeline, rows = fed([*map(said, range(30)), *bad, *map(said, range(30, 90))])
+    counts = pipeline.take_counts()
+    assert rows["honest"] > HONEST_ROWS_MIN * 60 * STEPS
+    assert counts[table.SKIPPED_SPANS, Skip.OUT_OF_RANGE] == 70
+    assert (counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED], counts[table.ENGINES]) == (0, 1)
+    assert_accounted(counts)
+    again, rows = fed(map(said, range(90, 150)), restarted(pipeline))
+    assert rows["honest"] > HONEST_ROWS_MIN * 30 * STEPS
+    assert again.take_counts()[table.JOIN_EVENTS, JoinEvent.ENGINE_REFUSED] == 0
+
+
+def test_places_that_a_state_gave_to_senders_of_the_year_2099_are_free_again():
+    """Versions before this one believed any time; with ``known=False`` so does this one."""
+    bad = [said(30, f"bad-{n}", steps=2, ahead_s=YEAR_2099_S - T0_NS / 1e9, known=False) for n in range(70)]
+    poisoned, _ = fed([*map(said, range(30)), *bad])
+    assert poisoned.take_counts()[table.ENGINES] == 64
+    again, rows = fed(map(said, range(60, 150)), restarted(poisoned))
+    counts = again.take_counts()
+    assert rows["honest"] > HONEST_ROWS_MIN * 60 * STEPS
+    assert (counts[table.JOIN_EVENTS, JoinEvent.ENGINE_REFUSED], counts[table.ENGINES]) == (0, 1)
+
+
+def test_a_state_in_which_an_engine_itself_is_of_the_year_2099_goes_on_with_its_true_times():
+    bad = said(30, steps=2, ahead_s=YEAR_2099_S - T0_NS / 1e9, later_ids=100_000, known=False)
+    poisoned, _ = fed([*map(said, range(30)), bad])
+    _, rows = fed(map(said, range(31, 120)), restarted(poisoned))
+    assert rows["honest"] > HONEST_ROWS_MIN * 60 * STEPS
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 290.0, 3600.0])
+def test_an_engine_whose_clock_is_ahead_evicts_nobody_when_all_places_are_taken(ahead_s):
+    def everybody():
+        for second in range(40):
+            yield from (said(second, f"engine-{n}") for n in range(4))
+            yield said(second, "ahead", ahead_s=ahead_s)
+
+    pipeline, rows = fed(everybody(), engines_max=4)
+    counts = pipeline.take_counts()
+    assert counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] == 0
+    assert counts[table.ENGINES] == 4
+    assert "ahead" not in rows
+    assert counts[table.SKIPPED_SPANS, Skip.OUT_OF_RANGE] == (40 if ahead_s > 300 else 0)
+
+
+def test_an_engine_that_nothing_came_from_for_the_window_makes_room_whatever_times_it_had_claimed():
+    gone = [said(second, "gone", ahead_s=290.0) for second in range(5)]
+    pipeline, rows = fed([*gone, *(said(second) for second in range(190, 260))], engines_max=1)
+    assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] == 1
+    assert rows["honest"] > 0
+
+
+JUMPS = [(0.0, 100_000), (0.0, 10**12), (290.0, 100_000), (290.0, 10**12), (86_400.0, 100_000), (10.0, STEPS)]
+
+
+@pytest.mark.parametrize(("ahead_s", "later_ids"), JUMPS)
+def test_one_span_under_a_neighbours_name_does_not_stop_that_engine(ahead_s, later_ids):
+    bad = said(30, steps=2, ahead_s=ahead_s, later_ids=later_ids)
+    pipeline, rows = fed([*map(said, range(31)), bad, *map(said, range(31, 120))])
+    control, honest_rows = fed(map(said, range(120)))
+    assert rows["honest"] > 0.98 * honest_rows["honest"]
+    counts = pipeline.take_counts()
+    assert counts[table.JOIN_EVENTS, JoinEvent.STEP_LATE] == 0
+    assert counts[table.JOIN_EVENTS, JoinEvent.ENGINE_RESTART] == 0
+    assert control.take_counts()[table.ROWS, Target.STEP_TIME, RowOutcome.LEARNED] > 0
+
+
+def test_steps_that_claim_to_be_the_next_ones_ahead_of_time_delay_an_engine_until_then_and_lose_nothing():
+    bad = said(30, steps=2, ahead_s=290.0, later_ids=STEPS)
+    _, rows = fed([*map(said, range(31)), bad, *map(said, range(31, 350))])
+    assert rows["honest"] > HONEST_ROWS_MIN * 325 * STEPS
+
+
+@pytest.mark.parametrize("ahead_s", [10.0, 290.0])
+def test_one_span_that_looks_like_a_restart_does_not_stop_the_engine_that_goes_on(ahead_s):
+    bad = said(30, steps=2, ahead_s=ahead_s, later_ids=-100)
+    pipeline, rows = fed([*map(said, range(31)), bad, *map(said, range(31, 120))])
+    assert rows["honest"] > HONEST_ROWS_MIN * 100 * STEPS
+    assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.STEP_LATE] == 0
+
+
+def test_an_engine_of_which_a_hundred_thousand_steps_were_lost_goes_on_as_a_new_process():
+    pipeline, rows = fed([*map(said, range(30)), *map(said, range(2_030, 2_120))])
+    assert rows["honest"] > HONEST_ROWS_MIN * 90 * STEPS
+    counts = pipeline.take_counts()
+    assert counts[table.JOIN_EVENTS, JoinEvent.ENGINE_RESTART] == 1
+    assert counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] == 0
+
+
+def test_a_clock_that_is_ahead_is_said_once_in_an_hour_with_how_far(caplog):
+    with caplog.at_level(logging.WARNING):
+        fed([said(second, name, ahead_s=3600.0) for second in range(20) for name in ("one", "other")])
+    said_of = [record.getMessage() for record in caplog.records if "ahead of the clock here" in record.getMessage()]
+    assert len(said_of) == 2
+    assert said_of[0].startswith("'one' tells of times that lie 3599 s ahead")
+
+
+def test_where_nobody_knows_when_telemetry_came_in_any_time_is_believed():
+    """A replay of a recording, whatever the clock of the machine that replays it says."""
+    pipeline, rows = fed(said(second, ahead_s=YEAR_2099_S - T0_NS / 1e9, known=False) for second in range(60))
+    assert rows["honest"] > 0
+    assert pipeline.take_counts().total(table.SKIPPED_SPANS) == 0

@@ -1,0 +1,93 @@
+"""What the log says of published snapshots: each piece of news once, in words for people."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from collector.runtime.logs import OncePerInterval
+from collector.telemetry.metrics import Metrics
+from collector.worker.publish import Publisher
+from online.snapshot import DriftSnapshot
+from tests.support import exporter_cases as cases
+from tests.support.clocks import T0_NS, FakeClock
+from tests.support.sidecars import CountingProcessor
+
+NOON_NS = T0_NS - T0_NS % 86_400_000_000_000 + 43_200_000_000_000
+MINUTE_NS = 60_000_000_000
+
+
+class Source(CountingProcessor):
+    """In place of the pipeline: what is learned is whatever a test says."""
+
+    configs: tuple = ()
+
+    def snapshot(self, now_unix_nano, generation, *, exact):
+        made = super().snapshot(now_unix_nano, generation, exact=exact)
+        return msgspec.structs.replace(made, configs=list(self.configs))
+
+
+@pytest.fixture
+def log(caplog):
+    """Publishes configurations at noon, and returns what the log says of it, behind the filter of a real log."""
+    clock, source = FakeClock(unix_nano=NOON_NS), Source()
+    publisher = Publisher(source, Metrics(CollectorRegistry()), clock, 0.0)
+    repeated = OncePerInterval(clock)
+    caplog.set_level(logging.INFO)
+    caplog.handler.addFilter(repeated)
+
+    def publish(*configs):
+        caplog.clear()
+        source.configs, source.learned_rows = configs, source.learned_rows + 1
+        publisher.tick()
+        return [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
+
+    yield publish
+    caplog.handler.removeFilter(repeated)
+
+
+def config(config_id="a", *, name="tiny", changed_ns=None, gain=1.42, doubts=()):
+    """A configuration whose speed changed then."""
+    drift = DriftSnapshot(last_unix_nano=changed_ns, gain=gain if changed_ns else None, count=int(bool(changed_ns)))
+    step = msgspec.structs.replace(cases.target("step_time"), drift=drift)
+    made = cases.config(config_id, name=name, targets={"step_time": step})
+    return msgspec.structs.replace(made, doubts=list(doubts))
+
+
+def test_a_change_of_speed_is_one_warning_with_the_time_of_the_day(log):
+    assert log(config()) == []
+    changed = config(changed_ns=NOON_NS - 3 * MINUTE_NS)
+    assert log(changed) == ["WARNING tiny: steps take 1.42 × as long since 11:57 UTC"]
+    assert log(changed) == []
+    assert log(config()) == [] == log(changed), "a copy with what waits knew it sooner"
+    assert log(config(changed_ns=NOON_NS, gain=0.7)) == ["WARNING tiny: steps take 0.70 × as long since 12:00 UTC"]
+
+
+def test_a_change_of_another_day_is_told_with_the_date(log):
+    [line] = log(config(changed_ns=NOON_NS - 1440 * MINUTE_NS))
+    assert line == "WARNING tiny: steps take 1.42 × as long since 2026-11-17 12:00 UTC"
+
+
+def test_changes_of_several_configurations_at_once_are_all_told(log):
+    told = log(config("a", changed_ns=NOON_NS), config("b", name="large", changed_ns=NOON_NS))
+    assert [line.split(":")[0] for line in told] == ["WARNING tiny", "WARNING large"]
+
+
+def test_a_configuration_that_is_known_better_under_another_id_is_not_news(log):
+    log(config("a", name="", changed_ns=NOON_NS))
+    assert log(config("b", changed_ns=NOON_NS)) == []
+
+
+def test_a_doubt_is_told_when_it_comes_and_when_it_goes_not_when_its_numbers_move(log):
+    assert log(config(doubts=["12 % of its steps"])) == ["WARNING tiny: not usable: 12 % of its steps"]
+    assert log(config(doubts=["9.5 % of its steps"])) == []
+    assert log(config(doubts=["9.5 % of its steps", "other"])) == ["WARNING tiny: not usable: other"]
+    assert log(config()) == ["INFO tiny: no longer: 9.5 % of its steps", "INFO tiny: no longer: other"]
+
+
+def test_a_model_cannot_write_lines_of_its_own(log):
+    [line] = log(config(name="tiny\nERROR fake", changed_ns=NOON_NS))
+    assert "\n" not in line

@@ -1,0 +1,57 @@
+"""Telemetry that no line can be learned from surely: what is published of it says so."""
+
+from __future__ import annotations
+
+import tracefit
+from collector.receive.export_request import Export
+from tests.support.clocks import T0_NS
+from tests.support.paced_engine import PacedEngine, in_turns
+from tests.support.pipelines import new_pipeline
+
+MS = 1_000_000
+
+
+def published(payloads):
+    """The configuration that was learned from these exports, as a client reads it."""
+    pipeline = new_pipeline()
+    for payload in payloads:
+        pipeline.process([Export(payload, "peer", "grpc", 1)])
+    pipeline.flush()
+    return tracefit.load(pipeline.snapshot(T0_NS, 1).to_json()).config()
+
+
+def statuses(config, target="step_time"):
+    """Of all coefficients."""
+    return {coefficient.status for coefficient in config.coefficients(target)}
+
+
+def engine(name="engine-0", seed=1):
+    """One of a model."""
+    return PacedEngine(name, T0_NS, seed, **{"vllm.model": "tiny"})
+
+
+def test_a_clock_that_is_finer_than_a_step_gives_coefficients_that_may_be_used():
+    config = published(engine().exports(4800, 0.05))
+    assert config.usable
+    assert "identified" in statuses(config)
+
+
+def test_a_clock_of_milliseconds_for_shorter_steps_is_said_and_nothing_may_be_used():
+    config = published(engine().exports(4800, 0.05, unit_ns=MS))
+    assert not config.usable
+    assert config.reasons[0].startswith("the clock of its telemetry is too coarse: ")
+    assert config.reasons[0].endswith("% of its steps seem to take no time")
+    assert "identified" not in statuses(config)
+
+
+def test_a_clock_of_milliseconds_will_do_for_steps_of_many():
+    config = published(engine().exports(4800, unit_ns=MS))
+    assert config.usable
+    assert "identified" in statuses(config)
+
+
+def test_of_two_machines_under_one_name_no_coefficient_is_identified():
+    fast, slow = engine("a", 1).exports(3200), engine("b", 2).exports(3200, 2.0)
+    config = published(in_turns(fast, slow))
+    assert not config.usable
+    assert "identified" not in statuses(config)

@@ -1,0 +1,157 @@
+"""vLLM died and came back with another flag: everybody who asks is answered for the engine that is alive."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+import tracefit
+from collector.cli import main
+from exporters.client_view import ClientView
+from exporters.files.translation import choose_config
+from exporters.pages import AskPages, dispatch
+from exporters.pages.routing import Request, Route
+from exporters.prometheus import MetricsPage
+from exporters.status_page import StatusPage
+from tests.support.pipelines import new_pipeline
+from tests.support.toy_engine import MONO_NS, UNIX_NS, many_jobs, run_engine
+from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, pieces, stock_span
+
+HOUR_NS = 3600 * 10**9
+PLAN = "/plan?prompt=300&output=100&itl=60ms"
+PREDICT = "/predict?requests=4&context=2000"
+QUESTIONS = ("--prompt", "300", "--output", "100", "--itl", "60ms")
+
+
+def said(budget):
+    facts = {"model": "tiny", "tensor_parallel_size": "1", "max_num_batched_tokens": budget}
+    return (*((f"vllm.{name}", value) for name, value in facts.items()), ("hw.gpu.name", "cpu"))
+
+
+def two_processes(later_ns=HOUR_NS):
+    """What a sidecar knows of a vLLM with 512 batched tokens, and of one with 256 that was started later."""
+    pipeline = new_pipeline()
+    for instance, budget, start_ns in (("was", "512", 0), ("is", "256", later_ns)):
+        run = run_engine(many_jobs(60), budget=int(budget), start_ns=MONO_NS + start_ns)
+        for one in exports_of(pieces(run, instance=instance, api=f"api-{instance}", facts=said(budget)), 5):
+            pipeline.process([one])
+    snapshot = pipeline.flushed().snapshot(UNIX_NS + 2 * HOUR_NS, 1)
+    return snapshot, {each.config["max_num_batched_tokens"]: each for each in snapshot.configs}
+
+
+@pytest.fixture(scope="module")
+def restarted():
+    return two_processes()
+
+
+def asked(snapshot, target):
+    pages = AskPages(ClientView(lambda: snapshot))
+    routes = (Route("/predict", pages.answer_predict), Route("/plan", pages.answer_plan))
+    return dispatch(routes, "GET", target, {})
+
+
+def minute(config):
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(config.last_heard_unix_nano // 10**9))
+
+
+def test_after_a_restart_with_another_flag_all_answers_are_of_the_engine_that_is_alive(restarted, tmp_path, capsys):
+    snapshot, by_budget = restarted
+    alive = by_budget[256].config_id
+    for target in (PLAN, PREDICT, f"{PLAN}&config=tiny+cpu"):
+        response = asked(snapshot, target)
+        assert (response.status, json.loads(response.body)["config_id"]) == (200, alive)
+    assert tracefit.load(snapshot.to_json()).config().config_id == alive
+    assert choose_config(snapshot, "").config_id == alive
+    (tmp_path / "snapshot.json").write_bytes(snapshot.to_json())
+    main(["plan", str(tmp_path / "snapshot.json"), *QUESTIONS])
+    assert f"config {alive}  tiny on cpu, TP 1, 256 batched tokens\n" in capsys.readouterr().out
+
+
+def test_the_dead_one_is_named_with_its_date_and_answers_when_it_is_meant(restarted, tmp_path, capsys):
+    snapshot, by_budget = restarted
+    dead = by_budget[512]
+    client = tracefit.load(snapshot.to_json())
+    for which in ("512 batched tokens", dead.config_id[:8]):
+        assert client.config(which).config_id == dead.config_id
+    name = f"tiny on cpu, TP 1, 512 batched tokens, silent since {minute(dead)}"
+    assert client.config("512").name == name
+    with pytest.raises(tracefit.NotFoundError, match=re.escape(f"({name})")):
+        client.config("qwen")
+    (tmp_path / "snapshot.json").write_bytes(snapshot.to_json())
+    main(["show", str(tmp_path / "snapshot.json")])
+    assert name in capsys.readouterr().out
+    page = StatusPage(lambda: snapshot, CollectorRegistry(), ready=lambda: (True, {}), unix_nano=lambda: 0)
+    html = page.answer(Request("/", (), {}, {})).body.decode()
+    assert html.count(f"512 batched tokens · silent since {minute(dead)}") == 2, "in the overview, and at its chapter"
+    assert "256 batched tokens</td>" in html
+
+
+def test_of_two_that_are_alive_one_must_be_named_and_their_names_say_what_differs():
+    snapshot, by_budget = two_processes(later_ns=60 * 10**9)
+    response = asked(snapshot, PLAN)
+    assert response.status == 400
+    for budget in (256, 512):
+        assert f"{by_budget[budget].config_id} (tiny on cpu, TP 1, {budget} batched tokens)" in response.body.decode()
+    response = asked(snapshot, f"{PLAN}&config=tiny+256")
+    assert json.loads(response.body)["config_id"] == by_budget[256].config_id
+
+
+def test_of_unknown_servers_whose_every_process_is_a_configuration_the_living_one_answers():
+    pipeline = new_pipeline()
+    for instance, start_s in (("first", 0), ("second", 1800), ("third", 3600)):
+        spans = [
+            Piece(
+                instance,
+                STOCK_SCOPE,
+                stock_span(f"{instance}{n}", start_s + n, prompt=40, outputs=30, ttft_s=0.1, decode_s=0.5),
+            )
+            for n in range(60)
+        ]
+        for one in exports_of(spans, 5):
+            pipeline.process([one])
+    snapshot = pipeline.flushed().snapshot(UNIX_NS + 2 * HOUR_NS, 1)
+    assert len(snapshot.configs) == 3
+    client = tracefit.load(snapshot.to_json())
+    assert client.config().facts["instance"] == "third"
+    assert client.config().name == "unknown model on unknown GPU, instance third"
+    names = [each.name for each in client.configs if each.facts["instance"] != "third"]
+    assert all(re.search(r", instance (first|second), silent since 20\d\d-", name) for name in names)
+
+
+def test_a_snapshot_that_does_not_say_when_engines_were_heard_prefers_none(restarted):
+    tree = json.loads(restarted[0].to_json())
+    for config in tree["configs"]:
+        del config["last_heard_unix_nano"]
+    with pytest.raises(tracefit.NotFoundError, match=r"several configurations fit; .*512 batched tokens"):
+        tracefit.load(json.dumps(tree).encode()).config()
+
+
+@pytest.mark.parametrize("heard", [10**40, -(10**40), 1])
+def test_no_time_in_a_snapshot_is_too_strange_to_be_named(restarted, heard):
+    tree = json.loads(restarted[0].to_json())
+    tree["configs"][0]["last_heard_unix_nano"] = heard
+    assert all(each.name for each in tracefit.load(json.dumps(tree).encode()).configs)
+
+
+def test_prometheus_learns_when_each_configuration_was_last_heard_of(restarted):
+    snapshot, by_budget = restarted
+    page = MetricsPage(CollectorRegistry(), lambda: snapshot).render().body.decode()
+    shown = dict(re.findall(r'^tracefit_last_heard_timestamp_seconds{config="(\w+)"} (\S+)$', page, re.MULTILINE))
+    assert shown.keys() == {each.config_id for each in by_budget.values()}
+    old, new = (float(shown[by_budget[budget].config_id]) for budget in (512, 256))
+    assert 3500 < new - old < 3700
+    assert old == by_budget[512].last_heard_unix_nano / 1e9
+
+
+def test_who_asks_while_the_new_engine_has_taught_nothing_yet_is_told_so(restarted):
+    snapshot, by_budget = restarted
+    tree = json.loads(snapshot.to_json())
+    new = next(each for each in tree["configs"] if each["config_id"] == by_budget[256].config_id)
+    new["targets"] = {}
+    response = asked(type(snapshot).from_json(json.dumps(tree).encode()), PLAN)
+    assert response.status == 422
+    assert f"configuration {by_budget[256].config_id} has learned nothing" in response.body.decode()

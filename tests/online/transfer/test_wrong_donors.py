@@ -1,0 +1,92 @@
+"""What a donor of another machine lends is given up when the rows say otherwise, or is not lent at all."""
+
+import numpy as np
+import pytest
+
+from collector.cli import main
+from collector.config.schema import Config
+from online.bank import Bank
+from online.rows import STEP_FEATURES, Target
+from online.snapshot import Snapshot
+from tests.support.linear_steps import BETA, steps
+from tests.support.paths import DATA
+
+STEP = Target.STEP_TIME
+SETTINGS = Config(learners=("rls",), feature_sets=("portable",))
+RULES = "learners: [rls]\nconfigurations: {rules: [{match: {recording: '*'}, facts: {model: m}}]}\n"
+
+
+def _replayed(name, directory, more=""):
+    """The portable model of a bundled recording, which is said to be of the model m."""
+    (directory / "tracefit.yaml").write_text(RULES + more)
+    out, state = directory / f"{name}.json", directory / f"{name}.bin"
+    files = ["--snapshot", str(out), "--state", str(state), "--config", str(directory / "tracefit.yaml")]
+    assert main(["replay", str(DATA / name / "otlp.pb.gz"), *files]) == 0
+    (config,) = Snapshot.from_json(out.read_bytes()).configs
+    return config.targets["step_time"].models["portable"], state
+
+
+@pytest.fixture(scope="module")
+def alone_and_with_a_wrong_donor(tmp_path_factory):
+    """The donor's prefill tokens take a twelfth of the time."""
+    directory = tmp_path_factory.mktemp("states")
+    alone, _ = _replayed("c1_mixed", directory)
+    _, donor = _replayed("c7_async_sim", directory)
+    return alone, _replayed("c1_mixed", directory, f"donors: [{donor}]")[0]
+
+
+def test_coefficients_alone_predict_with_a_wrong_donor_almost_as_without(alone_and_with_a_wrong_donor):
+    alone, started = alone_and_with_a_wrong_donor
+    assert started.error.mape < 1.2 * alone.error.mape
+
+
+def test_a_wrong_donor_does_not_hold_what_the_rows_tell(alone_and_with_a_wrong_donor):
+    alone, started = ({f.name: f for f in model.features} for model in alone_and_with_a_wrong_donor)
+    cold, prefill = alone["prefill_tokens"], started["prefill_tokens"]
+    assert cold.status == prefill.status == "identified"
+    assert prefill.coefficient == pytest.approx(cold.coefficient, rel=0.05)
+
+
+def _long_contexts(n, seed):
+    """A machine on which context costs nothing, and of which contexts are a hundred times as long."""
+    rows = steps(n, seed, beta=BETA * [1, 1, 0, 1]).rows
+    rows.raw[:, STEP_FEATURES.index("decode_context_tokens")] *= 100
+    return rows
+
+
+def test_a_donor_is_dropped_where_the_own_fit_is_twice_as_good():
+    """It knows precisely that its long contexts cost nothing, which no few rows of short ones would move."""
+    bank, cold = Bank(SETTINGS), Bank(SETTINGS)
+    bank.learn("old", STEP, _long_contexts(2000, 1))
+    bank.inherit("new", "old")
+    own = steps(600, 2, beta=BETA * [0.3, 1, 10, 1]).rows
+    found = {}
+    for name, each in (("donor", bank), ("cold", cold)):
+        each.learn("new", STEP, own)
+        features = each.targets("new")["step_time"].models["portable"].features
+        found[name] = {f.name: f.coefficient for f in features}
+    assert found["donor"]["decode_context_tokens"] == pytest.approx(BETA[2] * 10, rel=0.1)
+    assert found["donor"] == pytest.approx(found["cold"], rel=0.05)
+
+
+def test_a_donor_that_is_like_it_stays():
+    bank = Bank(SETTINGS)
+    bank.learn("old", STEP, steps(2000, 1).rows)
+    bank.inherit("new", "old")
+    bank.learn("new", STEP, steps(600, 2, prefill_share=0.0).rows)
+    features = {f.name: f for f in bank.targets("new")["step_time"].models["portable"].features}
+    assert features["prefill_tokens"].coefficient == pytest.approx(BETA[1], rel=0.05)
+    assert features["prefill_tokens"].status == "prior_only"
+
+
+@pytest.mark.parametrize(("facts", "lent"), [({"gpu": "H100"}, True), ({}, False), ({"gpu": "A100"}, False)])
+def test_a_donor_lends_only_to_a_configuration_of_its_gpu(facts, lent):
+    donor, bank = Bank(SETTINGS), Bank(SETTINGS)
+    donor.describe("old", {"model": "m", "gpu": "H100", "tensor_parallel_size": 1})
+    donor.learn("old", STEP, steps(2000, 1).rows)
+    bank.add_donors(donor.state())
+    bank.describe("new", {"model": "m", **facts})
+    bank.learn("new", STEP, steps(64, 2, prefill_share=0.0).rows)
+    features = {f.name: f.status for f in bank.targets("new")["step_time"].models["portable"].features}
+    assert ("prefill_tokens" in features) == lent
+    assert np.isin("prior_only", list(features.values())) == lent

@@ -1,0 +1,156 @@
+"""Of a mixture of experts nothing is usable beyond the batches that were seen, and everybody who asks is told why."""
+
+import html
+import json
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+import tracefit
+from collector.cli import main
+from exporters.pages import dispatch
+from exporters.pages.routing import Route
+from exporters.status_page import StatusPage
+from online.snapshot import Snapshot
+from tests.support.paths import DATA
+from tests.support.sheet_cases import GQA, MLA, MOE
+
+CLAUSE = tracefit.BEYOND_SEEN_BATCHES
+
+
+def _replayed(directory, rule):
+    """A server whose cost is a line, and whose coefficients are all identified; what is known of it is the rule."""
+    directory.mkdir()
+    path, out = directory / "tracefit.yaml", directory / "snapshot.json"
+    path.write_text(json.dumps({"learners": ["rls"], "configurations": {"rules": [rule]}}))
+    recording = DATA / "c7_async_sim" / "otlp.pb.gz"
+    assert main(["replay", str(recording), "--config", str(path), "--snapshot", str(out)]) == 0
+    return out
+
+
+def _model_file(directory, model):
+    path = directory / f"{model['model_type']}.json"
+    path.write_text(json.dumps(model))
+    return {"model_config": str(path)}
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("dense")
+    return _replayed(directory / "out", _model_file(directory, GQA))
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("mixture")
+    return _replayed(directory / "out", _model_file(directory, MOE))
+
+
+def _seen(config):
+    return config.targets["step_time"].seen.features["requests"][1]
+
+
+def test_a_larger_batch_than_seen_is_usable_of_a_dense_model_only(dense, mixture):
+    answers = {}
+    for name, path in (("dense", dense), ("mixture", mixture)):
+        config = tracefit.load(path).config()
+        assert config.usable
+        most = _seen(config)
+        inside = config.step_time(requests=most / 2, decode_context_tokens=100 * most)
+        beyond = config.step_time(requests=4 * most, decode_context_tokens=400 * most)
+        columns = config.step_time(requests=[most / 2, 4 * most], decode_context_tokens=0)
+        request = config.request(prompt_tokens=100, output_tokens=100, concurrency=4 * most)
+        plan = config.plan(prompt_tokens=100, output_tokens=100, itl_ms=1e4)
+        assert {"requests", "shape"} <= set(beyond.extrapolated)
+        answers[name] = (inside, beyond.us, request.itl.us, plan.concurrency)
+        usable = [inside.usable, beyond.usable, columns[1].usable, request.usable, plan.at.usable]
+        assert usable == [True, *[name == "dense"] * 4]
+        assert config.caveats(beyond.extrapolated) == (() if name == "dense" else (CLAUSE,))
+        assert config.caveats(inside.extrapolated) == ()
+    assert answers["dense"] == answers["mixture"]
+
+
+def test_a_batch_shape_that_was_not_visited_is_not_usable(dense, mixture):
+    """Within the range of each feature, and yet no such batch was seen."""
+    usable = {}
+    for name, path in (("dense", dense), ("mixture", mixture)):
+        tree = json.loads(path.read_text())
+        for config in tree["configs"]:
+            seen = config["targets"]["step_time"]["seen"]
+            seen["cells"] = [cell for cell in seen["cells"] if cell.split(":")[1] not in ["4", "5", "6", "7"]]
+        step = tracefit.load(json.dumps(tree).encode()).config().step_time(requests=5, decode_context_tokens=500)
+        assert step.extrapolated == ("shape",)
+        usable[name] = step.usable
+    assert usable == {"dense": True, "mixture": False}
+
+
+@pytest.mark.parametrize(
+    ("known", "is_one"),
+    [
+        ({"facts": {"num_experts": 128}}, True),
+        ({"facts": {"num_experts": 1}}, False),
+        ({"facts": {"expert_parallel": True}}, True),
+        ({"facts": {"expert_parallel": False}}, False),
+        (MLA, True),
+        (MOE, True),
+        (MOE | {"num_local_experts": 1, "num_experts_per_tok": 1}, False),
+    ],
+    ids=["rule", "one", "spread", "not spread", "routed", "local", "one local"],
+)
+def test_a_mixture_is_known_by_facts(tmp_path, known, is_one):
+    rule = known if "facts" in known else _model_file(tmp_path, known)
+    (config,) = Snapshot.from_json(_replayed(tmp_path / "out", rule).read_bytes()).configs
+    assert config.mixture_of_experts is is_one
+    assert (b"mixture_of_experts" in (tmp_path / "out" / "snapshot.json").read_bytes()) is is_one
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        ["predict", "--requests", "500", "--context", "50000"],
+        ["predict", "--prompt", "100", "--output", "100", "--concurrency", "500"],
+        ["plan", "--prompt", "100", "--output", "100", "--itl", "10s"],
+    ],
+    ids=["step", "load", "plan"],
+)
+def test_the_command_line_says_it(dense, mixture, question, capsys):
+    command, *options = question
+    for path, said in ((dense, False), (mixture, True)):
+        main([command, str(path), *options])
+        assert (CLAUSE in capsys.readouterr().err) is said
+        main([command, str(path), *options, "--json"])
+        assert json.loads(capsys.readouterr().out).get("caveats", []) == ([CLAUSE] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("file_format", "options"),
+    [
+        ("csv", []),
+        ("llm-d-sim", ["--prompt", "100", "--output", "100", "--max-num-seqs", "64"]),
+        ("dynamo", ["--max-num-seqs", "64", "--max-num-batched-tokens", "2048", "--kv-tokens", "100000"]),
+        ("blis-yaml", ["--hardware", "H100"]),
+    ],
+)
+def test_files_for_other_programs_say_it(dense, mixture, file_format, options, tmp_path, capsys):
+    model = {**GQA, "hidden_size": 512, "num_attention_heads": 8}
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    more = ["--model-config", str(tmp_path / "config.json")] if file_format.startswith("blis") else []
+    for name, path, said in (("dense", dense, False), ("mixture", mixture, True)):
+        out = tmp_path / name
+        more_out = ["--out", str(out)] if file_format == "dynamo" else []
+        assert main(["export", str(path), "--format", file_format, *options, *more, *more_out]) == 0
+        printed = capsys.readouterr()
+        files = [each.read_bytes().decode(errors="replace") for each in out.rglob("*") if each.is_file()]
+        text = printed.out + "".join(files)
+        assert (CLAUSE in text) is said
+        assert (CLAUSE in printed.err) is said
+
+
+def test_the_form_of_the_status_page_says_it(dense, mixture):
+    for path, said in ((dense, False), (mixture, True)):
+        snapshot = Snapshot.from_json(path.read_bytes())
+        page = StatusPage(lambda shown=snapshot: shown, CollectorRegistry(), ready=lambda: (True, {}), unix_nano=int)
+        response = dispatch((Route("/", page.answer),), "GET", "/?requests=500&context=50000&ask=step", {})
+        text = html.unescape(response.body.decode())
+        assert "outside of what was learned from" in text
+        assert (CLAUSE in text) is said

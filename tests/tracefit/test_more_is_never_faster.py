@@ -1,0 +1,145 @@
+"""More work is never faster: TTFT over the prompt, ITL over the concurrency, whatever telemetry was learned from."""
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tracefit
+from collector.commands.replay import replay
+from collector.config.schema import Config
+from collector.runtime.clock import SystemClock
+from tests.support.paths import DATA
+from tests.tracefit.example_snapshot import encoded, tree
+from tracefit.shapes import cell_name
+
+QUALITIES = ("steps+", "steps", "sampled", "journeys", "requests", "metrics")
+FEW, MANY = 63.0, 3_000.0
+PROMPTS = [round(8 * 1.25**power) for power in range(32)]
+CONCURRENCIES = (*range(1, 34), *range(36, 130, 5))
+NEARLY = 1.0 - 1e-6
+
+
+def learned(telemetry, seed, rows_max, *, scheduling="sync"):
+    """A snapshot with any coefficients, and factors that are off by what so many rows leave of a loud noise."""
+    draw = random.Random(seed)
+    document = tree()
+    config = document["configs"][0]
+    config |= {"telemetry": telemetry}
+    config["engines"][0]["scheduling"] = scheduling
+    budget = draw.choice((256, 2_048, 8_192))
+    config["config"] |= {"max_num_seqs": 1_000, "num_gpu_blocks": 10**6, "max_num_batched_tokens": budget}
+    beta = [10 ** draw.uniform(3, 5), 10 ** draw.uniform(0, 3), 10 ** draw.uniform(-3, 0.5), 10 ** draw.uniform(0, 3)]
+    target = config["targets"]["step_time"]
+    for feature, value in zip(target["models"]["portable"]["features"], beta, strict=True):
+        feature["coefficient"] = value
+    shapes = {}
+    for _ in range(draw.randrange(60)):
+        tokens, requests = draw.choice((0, draw.randrange(1, 4_000))), draw.randrange(1, 100)
+        rows, context = draw.uniform(1.0, rows_max), requests * draw.uniform(10.0, 3_000.0)
+        us = (beta[0] + beta[1] * tokens + beta[2] * context + beta[3] * requests) * draw.lognormvariate(0.0, 0.3)
+        factor = draw.lognormvariate(0.0, 0.3) ** (rows / (rows + 8.0))
+        shape = {"factor": factor, "rows": rows} | draw.choice(({}, {"usual": [tokens, requests, context, us]}))
+        shapes[cell_name(tokens, requests)] = shape
+    more = draw.choice(({}, {"context_us_per_token": beta[2] * draw.uniform(0.3, 2.0)}))
+    config["targets"] = {"step_time": target | {"mean_factor": 1.0, "shape_factors": shapes, "seen": None} | more}
+    return document
+
+
+def config_of(document):
+    return tracefit.load(encoded(document)).config()
+
+
+def assert_rising(config, output, concurrency, prompt, *, least=NEARLY, bound=True):
+    """TTFT by prompt, ITL by concurrency; ``bound``: where prefills fill the steps, too."""
+    longer = [config.request(prompt_tokens=each, output_tokens=output, concurrency=concurrency) for each in PROMPTS]
+    more = [config.request(prompt_tokens=prompt, output_tokens=output, concurrency=each) for each in CONCURRENCIES]
+    for name, answers in (("ttft", longer), ("itl", more)):
+        times = [getattr(each, name).us for each in answers if bound or not each.prefill_bound]
+        ratios = [after / before for before, after in itertools.pairwise(times)]
+        assert min(ratios, default=1.0) >= least, (name, ratios.index(min(ratios)), min(ratios))
+
+
+LOADS = (st.sampled_from((2, 5, 20, 100, 500)), st.sampled_from((1, 2, 5, 20, 60)), st.sampled_from(PROMPTS))
+
+
+@pytest.mark.parametrize("scheduling", ["sync", "async"])
+@pytest.mark.parametrize("telemetry", QUALITIES)
+@given(st.integers(0, 10**6), *LOADS)
+@settings(max_examples=10)
+def test_more_is_never_faster(telemetry, scheduling, seed, output, concurrency, prompt):
+    document = learned(telemetry, seed, FEW, scheduling=scheduling)
+    assert_rising(config_of(document), output, concurrency, prompt)
+
+
+@pytest.mark.parametrize("telemetry", QUALITIES)
+@given(st.integers(0, 10**6), *LOADS)
+@settings(max_examples=20)
+def test_nor_is_it_where_loud_factors_have_many_rows(telemetry, seed, output, concurrency, prompt):
+    """Where prefills fill every step, one of them takes the place of many decodes: that much may be noise."""
+    document = learned(telemetry, seed, MANY)
+    assert_rising(config_of(document), output, concurrency, prompt, least=0.995, bound=False)
+
+
+@pytest.mark.parametrize("telemetry", QUALITIES)
+@given(st.integers(0, 10**6), *LOADS)
+@settings(max_examples=12)
+def test_shapes_of_fewer_than_64_rows_leave_what_the_coefficients_say(telemetry, seed, output, concurrency, prompt):
+    few, none = learned(telemetry, seed, FEW), learned("steps", seed, FEW)
+    none["configs"][0]["targets"]["step_time"]["shape_factors"] = {}
+    asked = {"prompt_tokens": prompt, "output_tokens": output, "concurrency": concurrency}
+    seen, said = config_of(few).request(**asked), config_of(none).request(**asked)
+    for name in ("ttft", "itl", "e2e"):
+        assert getattr(seen, name).us == pytest.approx(getattr(said, name).us, rel=0.05)
+
+
+@pytest.mark.parametrize("telemetry", QUALITIES)
+@given(st.integers(0, 10**6), st.sampled_from(PROMPTS))
+@settings(max_examples=12)
+def test_the_first_token_takes_at_least_the_step_of_its_prompt(telemetry, seed, prompt):
+    document = learned(telemetry, seed, FEW)
+    document["configs"][0]["targets"]["step_time"]["shape_factors"] = {}
+    config = config_of(document)
+    step = config.step_time(prefill_tokens=min(prompt, config.limits.max_num_batched_tokens), requests=1)
+    assert config.request(prompt_tokens=prompt, output_tokens=50, concurrency=1).ttft.us >= NEARLY * step.us
+
+
+@pytest.fixture(scope="module")
+def replayed(tmp_path_factory):
+    """Configurations that were learned from a recording, by its name; each is learned once."""
+    known = {}
+
+    def of(name):
+        if name not in known:
+            out = tmp_path_factory.mktemp("learned") / "snapshot.json"
+            replay([DATA / name], out, Config(), SystemClock(), say=_quiet, note=_quiet)
+            known[name] = tracefit.load(out).configs[0]
+        return known[name]
+
+    return of
+
+
+def _quiet(_text):
+    pass
+
+
+RECORDED = ("c1_mixed", "c6_saturated", "c8_stock_0.32.0", "c10_long", "m1_pages")
+
+
+@pytest.mark.parametrize("recording", RECORDED)
+@pytest.mark.parametrize("output", [20, 200])
+def test_more_is_never_faster_on_a_server_that_was_recorded(replayed, recording, output):
+    for concurrency, prompt in ((1, 100), (4, 400), (12, 900)):
+        assert_rising(replayed(recording), output, concurrency, prompt)
+
+
+def test_a_page_answers_as_its_coefficients_do(replayed):
+    """Windows of some 20 steps are no steps: their shapes say nothing of a step of one prompt."""
+    config = replayed("m1_pages")
+    assert config.telemetry == "metrics"
+    for prompt in (100, 300, 900, 1_500):
+        b0, b_prefill, _, b_requests = (each.value for each in config.coefficients())
+        ttft_us = config.request(prompt_tokens=prompt, output_tokens=50, concurrency=1).ttft.us
+        assert ttft_us == pytest.approx(b0 + b_prefill * prompt + b_requests, rel=0.05)

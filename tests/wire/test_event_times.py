@@ -1,0 +1,91 @@
+"""Senders with wrong clocks against the real sidecar: whoever is alive beside them is learned, also after a restart."""
+
+from __future__ import annotations
+
+import time
+
+from tests.support.clocks import T0_NS, eventually
+from tests.support.sidecars import call_export, metric, running_sidecar
+from tests.support.step_exports import make_export
+
+STEPS = 50
+HOUR_S, DAY_S, YEAR_2099_S = 3_600, 86_400, 2_305_000_000
+
+
+class Senders:
+    """Of a server that was started minutes before the test: each says what it did in a second, in turn."""
+
+    def __init__(self):
+        self._begin_ns = time.time_ns() - 250 * 10**9
+        self._second = 0
+
+    def say(self, sidecar, instance="honest", *, ahead_s=0, steps=STEPS, later_ids=0):
+        first = 1 + self._second * STEPS
+        request = make_export(1, steps_per_span=steps, first_step=first, instance=instance)
+        shift_ns = self._begin_ns - T0_NS + ahead_s * 10**9
+        (span,) = request.resource_spans[0].scope_spans[0].spans
+        span.span_id = (first + later_ids).to_bytes(4, "big") + sum(instance.encode()).to_bytes(4, "big")
+        span.start_time_unix_nano += shift_ns
+        span.end_time_unix_nano += shift_ns
+        for event in span.events:
+            event.time_unix_nano += shift_ns
+            for each in event.attributes:
+                if each.key == "step.id":
+                    each.value.int_value += later_ids
+        call_export(sidecar.grpc_port, request.SerializeToString())
+
+    def go_on(self, sidecar, seconds):
+        for _ in range(seconds):
+            self.say(sidecar)
+            self._second += 1
+
+
+def learned(sidecar):
+    return metric(sidecar.http_port, 'tracefit_rows_total{outcome="learned",target="step_time"}')
+
+
+def left_out(sidecar):
+    return metric(sidecar.http_port, 'tracefit_decode_skipped_spans_total{reason="out_of_range"}')
+
+
+def joined(sidecar, event):
+    return metric(sidecar.http_port, f'tracefit_join_events_total{{event="{event}"}}')
+
+
+def test_senders_of_the_year_2099_push_out_nobody_also_after_a_restart(tmp_path):
+    senders = Senders()
+    with running_sidecar(tmp_path) as sidecar:
+        senders.go_on(sidecar, 10)
+        for number in range(64):
+            senders.say(sidecar, f"bad-{number}", ahead_s=YEAR_2099_S - time.time_ns() // 10**9, steps=2)
+        senders.go_on(sidecar, 80)
+        eventually(lambda: learned(sidecar) > 50 * STEPS)
+        assert joined(sidecar, "engine_evicted") == joined(sidecar, "engine_refused") == 0
+        assert left_out(sidecar) == 64
+    with running_sidecar(tmp_path) as sidecar:
+        senders.go_on(sidecar, 60)
+        eventually(lambda: learned(sidecar) > 30 * STEPS)
+        assert joined(sidecar, "engine_refused") == 0
+
+
+def test_a_neighbour_that_takes_an_engines_name_a_day_ahead_does_not_stop_it(tmp_path):
+    senders = Senders()
+    with running_sidecar(tmp_path) as sidecar:
+        senders.go_on(sidecar, 10)
+        senders.say(sidecar, ahead_s=DAY_S, steps=2, later_ids=100_000)
+        senders.say(sidecar, ahead_s=200, steps=2, later_ids=200_000)
+        senders.go_on(sidecar, 80)
+        eventually(lambda: learned(sidecar) > 50 * STEPS)
+        assert joined(sidecar, "step_late") == 0
+
+
+def test_when_an_export_came_in_is_kept_with_it_in_the_journal(tmp_path):
+    """What is learned after a kill is what would have been learned without one, an hour ahead or not."""
+    senders = Senders()
+    with running_sidecar(tmp_path, DURABILITY="journal") as sidecar:
+        sidecar.pipeline.process = lambda _: None  # as if it had been killed first
+        senders.go_on(sidecar, 80)
+        senders.say(sidecar, "ahead", ahead_s=HOUR_S)
+    with running_sidecar(tmp_path, DURABILITY="journal") as sidecar:
+        eventually(lambda: learned(sidecar) > 40 * STEPS)
+        eventually(lambda: left_out(sidecar) == 1)

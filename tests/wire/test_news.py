@@ -1,0 +1,67 @@
+"""A change of speed reaches people: one line in the log, a banner on the page, a line of `tracefit doctor`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+
+import pytest
+
+from collector.cli import main
+from tests.support.clocks import eventually
+from tests.support.paced_engine import PacedEngine
+from tests.support.sidecars import call_export, get, running_sidecar
+
+
+@pytest.fixture
+def told(caplog):
+    """The lines of news so far, with their levels."""
+    caplog.set_level(logging.INFO)
+    return lambda: [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "collector.worker.news"]
+
+
+def learned(sidecar):
+    """Rows of the steps that are published."""
+    configs = json.loads(get(sidecar.http_port, "/snapshot"))["configs"]
+    return sum(c["targets"]["step_time"]["models"]["portable"]["rows"] for c in configs if c["targets"])
+
+
+def send(sidecar, payloads):
+    for payload in payloads:
+        call_export(sidecar.grpc_port, payload)
+
+
+def test_a_change_of_speed_is_told_once_in_the_log_on_the_page_and_by_doctor(tmp_path, told, capsys):
+    engine = PacedEngine("engine-0", time.time_ns() - 60_000_000_000, **{"vllm.model": "tiny"})
+    with running_sidecar(tmp_path, JOIN__GRACE_S="1") as sidecar:
+        send(sidecar, engine.exports(640))
+        assert told() == []
+        eventually(lambda: b'<span class="state ok">ready</span>' in get(sidecar.http_port, "/"))
+        send(sidecar, engine.exports(640, 1.5))
+        eventually(told)
+        main(["doctor", f"127.0.0.1:{sidecar.http_port}"])
+        doctor, page = capsys.readouterr().out, get(sidecar.http_port, "/").decode()
+    [(level, line)] = told()
+    assert level == "WARNING"
+    assert line.startswith("tiny: steps take 1.4")
+    assert line.endswith(" UTC")
+    text = line.removeprefix("tiny: ")
+    [found] = [each for each in doctor.splitlines() if " speed " in each]
+    assert found.startswith("poor ")
+    assert found.endswith(text)
+    assert text in page[page.index('id="news"') :]
+    assert '<span class="state fair">ready, 1 problem</span>' in page
+
+
+def test_a_restart_does_not_repeat_it(tmp_path, told):
+    engine = PacedEngine("engine-0", time.time_ns() - 60_000_000_000, **{"vllm.model": "tiny"})
+    with running_sidecar(tmp_path, JOIN__GRACE_S="1") as sidecar:
+        send(sidecar, [*engine.exports(640), *engine.exports(640, 1.5)])
+        eventually(told)
+    with running_sidecar(tmp_path, JOIN__GRACE_S="1") as sidecar:
+        send(sidecar, engine.exports(320, 1.5))
+        eventually(lambda: learned(sidecar) > 1400)
+        assert len(told()) == 1
+        send(sidecar, engine.exports(640, 3.0))
+        eventually(lambda: len(told()) == 2)

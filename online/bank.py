@@ -34,7 +34,7 @@ from online.target import (
 )
 from online.transfer import ConfigPlaces, Donor, DonorPool, Priors, donors_of, priors_of
 
-from .rows import Lane, RowBlock, RowOutcome, Target
+from .rows import RowBlock, RowOutcome, Target
 from .snapshot import TargetSnapshot
 from .state import LEARNERS, Count, Image, Lineage, LineageLedger, StateError, decode, encode, saved
 
@@ -82,7 +82,6 @@ class Bank:
         config_id: str,
         target: Target,
         rows: RowBlock,
-        lane: Lane = Lane.PUBLISHED,
         engines: Mapping[int, str] | None = None,
     ) -> Counter[RowOutcome]:
         """Learn rows of one target; what became of them.
@@ -97,9 +96,9 @@ class Bank:
                 return Counter({RowOutcome.NO_PLACE: len(rows)})
             if gone != config_id:
                 self.drop(gone)
-        outcome = self._target(config_id, target).learn(rows, quick=lane is Lane.QUICK)
+        outcome = self._target(config_id, target).learn(rows)
         self.learned_rows += outcome[RowOutcome.LEARNED]
-        if lane is Lane.PUBLISHED and engines:
+        if engines:
             self._configs[config_id][target].name_engines(engines)
             self.lineages.setdefault(config_id, Lineage()).record_rows(engines, rows.engine, rows.end_ns)
         return outcome

@@ -138,13 +138,6 @@ class CorrectionOutcome(enum.StrEnum):
     OUTLIER = "outlier"
 
 
-class Lane(enum.StrEnum):
-    """Published: event-time order behind the watermark. Quick: as it comes, for live prediction and drift."""
-
-    PUBLISHED = "published"
-    QUICK = "quick"
-
-
 @dataclass(frozen=True, slots=True)
 class RowBlock:
     """n interval equations of one target.

@@ -26,7 +26,6 @@ class FeatureSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     coefficient: float
     status: str
     stderr: float | None = None
-    live_coefficient: float | None = None
     learned_share: float | None = None
     excitation: float | None = None
     vif: float | None = None
@@ -47,9 +46,9 @@ class ModelSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     ``error`` is of the published coefficients alone, ``prediction_error`` of what the target publishes to predict with:
     their product with its shape factors, and its correction while that is active. ``shaped_error``, where there is a
-    correction, is of the product without it, which any reader can compute. ``live_error`` is of the live prediction;
-    ``scale`` is the robust spread of the coefficients' relative residuals. A model that only predicts lists no
-    features; of River's, ``rows`` are those it sees.
+    correction, is of the product without it, which any reader can compute. ``scale`` is the robust spread of the
+    coefficients' relative residuals. A model that only predicts lists no features; of River's, ``rows`` are those it
+    sees.
     """
 
     features: list[FeatureSnapshot]
@@ -59,7 +58,6 @@ class ModelSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     error: ErrorSnapshot | None = None
     prediction_error: ErrorSnapshot | None = None
     shaped_error: ErrorSnapshot | None = None
-    live_error: ErrorSnapshot | None = None
     scale: float | None = None
 
 
@@ -174,7 +172,7 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Everything known about one target of one configuration.
 
     ``champion`` is the model with coefficients that has the lowest prequential error; another one takes its place where
-    its error is 5 % lower. ``live_champion`` is the one with the lowest ``live_error``. ``mean_factor`` (mean time per
+    its error is 5 % lower. ``mean_factor`` (mean time per
     robustly predicted time: stalls) stands beside the coefficients and is never folded into them. ``shape_factors``: of
     the coefficients of ``portable``, by batch shape (``decode:3``, ``prefill:8-15:64-90``); a shape that is not listed
     has 1, as all have while they predict worse than none would (``shape_factors_applied`` is false). Where they are,
@@ -207,7 +205,6 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     tile: int | None = None
     step_ahead_us: float | None = None
     in_flight: InFlightSnapshot | None = None
-    live_champion: str | None = None
     replicas: list[ReplicaSnapshot] = []
     replica_clusters: list[ReplicaClusterSnapshot] = []
     not_stationary: list[str] = []

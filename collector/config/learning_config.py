@@ -63,10 +63,6 @@ class JoinConfig(Section, frozen=True, kw_only=True):
             description="Steps after which what they taught of their engine holds: larger is cheaper and reacts later.",
         ),
     ] = 512
-    quick_lane: Annotated[
-        bool,
-        Meta(description="Learn from steps at once, too, so that live prediction and drift do not wait for journeys."),
-    ] = True
 
 
 class DedupeConfig(Section, frozen=True, kw_only=True):

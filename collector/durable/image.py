@@ -19,11 +19,7 @@ from dataclasses import dataclass
 
 from online.state import Count, Image, decode, saved
 
-from .version_1 import join_graph, progress_graph
-
 PROGRESS, SPANS, JOIN = "progress", "spans", "join"
-MIGRATIONS = {2: {PROGRESS: progress_graph, SPANS: join_graph, JOIN: join_graph}}
-"""See online.state.Migrations; the learners have theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +38,7 @@ def read_image(data: bytes) -> Image:
     Raises:
         StateError: truncated, corrupt, not a state file, or of a version that cannot be read.
     """
-    return decode(data, MIGRATIONS)
+    return decode(data)
 
 
 def progress_of(image: Image) -> Progress:

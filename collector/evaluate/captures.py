@@ -28,7 +28,7 @@ from collector.receive import Export
 from collector.recordings import Recording, TimedExport, merged
 from collector.telemetry import Counts, table
 from collector.worker import Correlator
-from online import ConfigSnapshot, Ints, Lane, RowBlock, Snapshot, Target
+from online import ConfigSnapshot, Ints, RowBlock, Snapshot, Target
 
 from .served_requests import ServedRequest
 
@@ -125,7 +125,7 @@ class _Stream:
             case Renamed(old, new):
                 for config_id, target in [key for key in self.rows if key[0] == old]:
                     self.rows.setdefault((new, target), [])[:0] = self.rows.pop((config_id, target))
-            case Rows(config_id, target, rows, Lane.PUBLISHED):
+            case Rows(config_id, target, rows):
                 self.rows.setdefault((config_id, target), []).append(rows)
 
 

@@ -61,7 +61,7 @@ class Fit:
         """10th and 90th percentile of observed / predicted as published for each row's stratum, (n,) each."""
         if self.system.endswith(SHAPE_SUFFIX):
             return None  # what is published is of the coefficients alone
-        published = self.learner.members.champion.intervals.snapshot()
+        published = self.learner.members.scores.intervals.snapshot()
         if published is None:
             return None
         pooled = (published.p10, published.p50, published.p90)

@@ -28,7 +28,7 @@ from collector.join.requests import (
 )
 from collector.join.steps import Scheduling, StepSequence, WarmUp
 from collector.telemetry import Counts, JoinEvent, RowDrop, table
-from online import EngineSnapshot, Quality, RowBlock, Target
+from online import EngineSnapshot, Quality, Target
 from online.state import saved
 
 from .block_ratio import BlockRatio
@@ -284,13 +284,8 @@ class Engine:
 
     # --- out --------------------------------------------------------------------------------------------------------
 
-    def quick_rows(self) -> list[RowBlock]:
-        """Step rows for the quick lane, once the pace of the process is known."""
-        blocks = [p.sequence.quick_rows() for p in self.processes if p.warm_up.over]
-        return [rows for rows in blocks if rows is not None]
-
     def advance(self, *, flush: bool = False) -> list[TargetRows]:
-        """Rows that are final now, published lane."""
+        """Rows that are final now."""
         out: list[TargetRows] = []
         newest_unix_ns = self.event_unix_ns
         while self.processes:

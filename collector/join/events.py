@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from collector.identity import Fact
-from online import Lane, Quality, RowBlock, Target
+from online import Quality, RowBlock, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,6 @@ class Rows:
     config_id: str
     target: Target
     rows: RowBlock
-    lane: Lane = Lane.PUBLISHED
     engines: Mapping[int, str] = field(default_factory=dict)
 
 

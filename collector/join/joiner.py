@@ -13,7 +13,6 @@ from collector.join.kv import KvSources
 from collector.join.pages import PageEngines
 from collector.join.steps import StepSequence
 from collector.telemetry import Counts, table
-from online import Lane, RowBlock, Target
 from online.state import saved
 
 from .api_process import ApiProcess
@@ -22,7 +21,7 @@ from .census import Census, engine_configs_of
 from .describe import Known, describe
 from .emitter import Emitter, Key, config_id_of
 from .engine import Engine, take_restarts
-from .events import Event, Renamed, Rows
+from .events import Event, Renamed
 from .put_off import put_off_until
 from .release import Release, release_rows
 from .senders import Senders
@@ -76,7 +75,7 @@ class Joiner(Senders):
         engines = {key: engine for key in fresh if (engine := self._engines.get(key)) is not None}
         engines = dict(sorted(engines.items(), key=lambda item: item[1].number))
         renamed = [event for key, engine in engines.items() for event in self._identify(key, engine)]
-        quick = self._advance_engines(engines, now_unix_ns, flush=flush)
+        self._advance_engines(engines, now_unix_ns, flush=flush)
         renamed += self._advance_others(fresh, flush=flush)
         changed, census = self._census is None, self._known()
         self._census = census
@@ -91,7 +90,7 @@ class Joiner(Senders):
         described = describe(told, census.by_config, self._described)
         released = release_rows(config_ids, self._releases, census, self._settings, flush=flush)
         succeeded, self._succeeded = self._succeeded, []
-        return [*renamed, *described, *take_restarts(engines, self._config_ids), *quick, *released, *succeeded]
+        return [*renamed, *described, *take_restarts(engines, self._config_ids), *released, *succeeded]
 
     def _sequences(self) -> Iterator[tuple[str, StepSequence]]:
         for known in (self._engines, self._aliases):
@@ -112,12 +111,11 @@ class Joiner(Senders):
             self._releases.setdefault(config_id, Release()).take_over(self._releases.pop(before))
         return [Renamed(before, config_id)]
 
-    def _advance_engines(self, engines: Mapping[Key, Engine], now_unix_ns: int, *, flush: bool) -> list[Rows]:
-        """Published rows are held for their turn; returns those of the quick lane, all of a configuration as one.
+    def _advance_engines(self, engines: Mapping[Key, Engine], now_unix_ns: int, *, flush: bool) -> None:
+        """Rows that are final are held for their turn.
 
         An engine that has told only a few steps is put off: rows of a few cost as much as of many.
         """
-        quick: dict[str, list[RowBlock]] = {}
         for key, engine in engines.items():
             until_unix_ns = put_off_until(engine, self._settings)
             if until_unix_ns > now_unix_ns:
@@ -128,13 +126,6 @@ class Joiner(Senders):
             self._hold_rows(config_id, engine.instance, engine.advance(flush=flush))
             if engine.facts.version != version:
                 self._fresh[key] = None  # who it is, is asked at the next call
-            if self._settings.quick_lane and not flush:
-                quick.setdefault(config_id, []).extend(engine.quick_rows())
-        return [
-            Rows(config_id, Target.STEP_TIME, RowBlock.concatenate(blocks), Lane.QUICK)
-            for config_id, blocks in quick.items()
-            if blocks
-        ]
 
     def _advance_others(self, fresh: dict[Key, None], *, flush: bool) -> list[Renamed]:
         """API processes, then pages: what becomes of their rows depends on the engines beside them."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.decode import STEP_DTYPE, SnapshotColumns, StepColumns
-from online.state import Array, Lease, Named, StateError, saved
+from collector.decode import SnapshotColumns, StepColumns
+from online.state import Array, Lease, StateError, saved
 
 Cells = NDArray[np.void]
 """One record per step of a window, of SUMMARY_DTYPE or REBUILT_DTYPE."""
@@ -39,29 +39,13 @@ REBUILT_DTYPE = np.dtype(
         *((name, "i8") for name in ("completed_ns", "completed_unix_ns", "scheduled_ns", "scheduled_unix_ns")),
         *((name, "f4") for name in ("prefill_requests", "decode_requests", "decode_tokens", "first_requests")),
         *((name, "f4") for name in ("snapshot_requests", "waiting_requests")),
-        *((name, "?") for name in ("seen", "quick", "approximate")),
-        ("unused", "u1", (5,)),
+        *((name, "?") for name in ("seen", "approximate")),
+        ("unused", "u1", (6,)),
     ]
 )
-"""Per step, from journeys: what ran; ``quick``: its row has gone down the quick lane; ``first_*`` is the part of
-decode that is a request's first decode step (counted as prefill by asynchronous summaries); the newest
-FIRST_TOKEN/FINISHED stamp and the oldest SCHEDULED stamp, 0 = none. Counts of requests are whole and small: single
-precision holds them exactly."""
-
-_WIDE_FLAGS, _WIDE_STAMPS = ("seen", "quick", "approximate"), REBUILT_DTYPE.names[11:15]  # type: ignore[index]
-_WIDE_REBUILT_DTYPE = np.dtype(
-    [
-        (name, "?" if name in _WIDE_FLAGS else "i8" if name in _WIDE_STAMPS else "f8")
-        for name in (
-            *("seen", "quick", "prefill_requests", "prefill_tokens", "prefill_attention", "decode_requests"),
-            *("decode_tokens", "context_tokens", "recomputed_tokens", "first_requests", "first_context_tokens"),
-            *("completed_ns", "completed_unix_ns", "scheduled_ns", "scheduled_unix_ns", "snapshot_requests"),
-            *("snapshot_tokens", "snapshot_context_tokens", "offload_blocks", "restore_blocks", "evicted_blocks"),
-            *("approximate", "waiting_requests", "waiting_tokens"),
-        )
-    ]
-)
-"""As states held it when every field was wide."""
+"""Per step, from journeys: what ran; ``first_*`` is the part of decode that is a request's first decode step (counted
+as prefill by asynchronous summaries); the newest FIRST_TOKEN/FINISHED stamp and the oldest SCHEDULED stamp, 0 = none.
+Counts of requests are whole and small: single precision holds them exactly."""
 
 _SUMMARY_FIELDS = SUMMARY_DTYPE.names or ()
 _GROWTH_STEPS = 1024
@@ -76,8 +60,8 @@ class StepWindow:
         "step_window",
         base=int,
         size=int,
-        held_steps=Named("steps", Array(SUMMARY_DTYPE, older=STEP_DTYPE, lent=True)),
-        held_rebuilt=Named("rebuilt", Array(REBUILT_DTYPE, older=_WIDE_REBUILT_DTYPE, lent=True)),
+        held_steps=Array(SUMMARY_DTYPE, lent=True),
+        held_rebuilt=Array(REBUILT_DTYPE, lent=True),
     )
 
     def __init__(self, first_step: int) -> None:

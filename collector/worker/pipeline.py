@@ -37,7 +37,6 @@ from online import (
     Bank,
     ConfigSnapshot,
     HistoryView,
-    Lane,
     Quality,
     RowOutcome,
     Snapshot,
@@ -245,12 +244,11 @@ class Pipeline:
                 _log.info(
                     "configuration %s: telemetry quality %s, facts known: %d", config_id, quality.label, len(facts)
                 )
-            case Rows(config_id, target, rows, lane, engines):
-                outcomes = self._quarantine.learn(config_id, target, rows, lane, engines)
-                if lane is Lane.PUBLISHED:
-                    self._settled.record(config_id, outcomes[RowOutcome.LEARNED])
-                    for outcome, count in outcomes.items():
-                        self._counts[table.ROWS, target, outcome] += count
+            case Rows(config_id, target, rows, engines):
+                outcomes = self._quarantine.learn(config_id, target, rows, engines)
+                self._settled.record(config_id, outcomes[RowOutcome.LEARNED])
+                for outcome, count in outcomes.items():
+                    self._counts[table.ROWS, target, outcome] += count
             case Restarted(config_id, unix_ns):
                 self._quarantine.mark_restart(config_id, unix_ns)
             case Succeeded(old, new):

@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from online import Bank, Lane, RowBlock, RowOutcome, Target, TargetSnapshot
+from online import Bank, RowBlock, RowOutcome, Target, TargetSnapshot
 
 _log = logging.getLogger(__name__)
 
@@ -37,12 +37,12 @@ class Quarantine:
         return new
 
     def learn(
-        self, config_id: str, target: Target, rows: RowBlock, lane: Lane, engines: Mapping[int, str] | None = None
+        self, config_id: str, target: Target, rows: RowBlock, engines: Mapping[int, str] | None = None
     ) -> Counter[RowOutcome]:
         """Let the bank learn; what became of the rows."""
         if config_id not in self._reasons:
             try:
-                return self._bank.learn(config_id, target, rows, lane, engines)
+                return self._bank.learn(config_id, target, rows, engines)
             except Exception as error:  # noqa: BLE001 -- whatever a learner raises
                 self._put_aside(config_id, f"{target}: {type(error).__name__}")
         return Counter({RowOutcome.QUARANTINED: len(rows)})

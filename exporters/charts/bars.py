@@ -22,12 +22,11 @@ class Coefficient(NamedTuple):
     text: str
 
 
-def whisker(relative_stderr: float | None, relative_live: float | None, limit: float) -> str:
-    """Uncertainty of a coefficient relative to itself: bar = 95 %, diamond = the live value.
+def whisker(relative_stderr: float | None, limit: float) -> str:
+    """Uncertainty of a coefficient relative to itself: the bar is its 95 % interval.
 
     Args:
         relative_stderr: standard error divided by the coefficient.
-        relative_live: live coefficient divided by the coefficient, minus 1.
         limit: half-width of the axis, as a ratio.
     """
     width, middle = 200.0, 10.0
@@ -45,10 +44,6 @@ def whisker(relative_stderr: float | None, relative_live: float | None, limit: f
         body += "".join(f'<line class="cap" x1="{x:.1f}" y1="6" x2="{x:.1f}" y2="14"/>' for x in (left, right))
         words.append(f"95 % interval plus or minus {percent(reach)}")
     body += f'<circle class="dot" cx="{width / 2}" cy="{middle}" r="3.5"/>'
-    if relative_live is not None:
-        x = at(relative_live)
-        body += f'<path class="live" d="M{x:.1f} 4.5 l5.5 5.5 l-5.5 5.5 l-5.5 -5.5 z"/>'
-        words.append(f"live value {percent(relative_live)} away")
     return svg(width, 20, "whisker", "; ".join(words) or "uncertainty unknown", body)
 
 

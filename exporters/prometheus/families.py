@@ -171,16 +171,9 @@ FAMILIES: tuple[Family, ...] = (
         "tracefit_interval_ratio",
         "gauge",
         (*_TARGET, "bound"),
-        "Observed time divided by live prediction: 10th (lower) and 90th (upper) percentile; step_time only.",
+        "Observed time divided by the prediction: 10th (lower) and 90th (upper) percentile; step_time only.",
     ),
     Family("tracefit_target_mean_seconds", "gauge", _TARGET, "Plain mean of what was observed."),
-    Family(
-        "tracefit_coefficient_live",
-        "gauge",
-        _FEATURE,
-        "Coefficient of the fast member, portable step_time only: fast and noisy, and there only while a change of "
-        "speed is suspected.",
-    ),
     Family(
         "tracefit_model_condition_number",
         "gauge",

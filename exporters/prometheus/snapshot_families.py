@@ -270,8 +270,3 @@ def _model_samples(samples: Samples, labels: tuple[str, ...], model: ModelSnapsh
 def _portable_samples(samples: Samples, labels: tuple[str, ...], model: ModelSnapshot) -> None:
     if model.condition_number is not None:
         samples["tracefit_model_condition_number"].append(Sample(labels, model.condition_number))
-    for feature in model.features:
-        unit, divisor = base_unit(feature.unit)
-        if feature.live_coefficient is not None:
-            sample = Sample((*labels, label_value(feature.name), unit), feature.live_coefficient / divisor)
-            samples["tracefit_coefficient_live"].append(sample)

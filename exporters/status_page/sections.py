@@ -217,16 +217,14 @@ def _correction(target: TargetSnapshot) -> list[tuple[str, str]]:
 
 def _coefficients(name: str, model: ModelSnapshot, config_id: str) -> str:
     limit = _axis_limit(model.features)
-    suspected = any(feature.live_coefficient is not None for feature in model.features)
-    rows = "".join(_coefficient_row(feature, limit, live=suspected) for feature in model.features)
-    live = '<th scope="col" class="num live">live: fast, noisy</th>' if suspected else ""
+    rows = "".join(_coefficient_row(feature, limit) for feature in model.features)
     caption = escape(f"Coefficients of {TARGET_NAMES.get(name, name)}, portable set, {config_id}")
     scale = f'<span class="scale"><span>−{percent(limit)}</span><span>+{percent(limit)}</span></span>'
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{caption}"><table class="coefficients">'
         f'<caption class="sr">{caption}</caption><thead><tr><th scope="col">feature</th>'
         f'<th scope="col" class="num">coefficient</th><th scope="col" class="num">± std. error</th>'
-        f'{live}<th scope="col" class="chart">95 % interval{", live ◇" if suspected else ""} {scale}</th>'
+        f'<th scope="col" class="chart">95 % interval {scale}</th>'
         f'<th scope="col">status</th></tr></thead><tbody>{rows}</tbody></table></div>'
     )
 
@@ -236,26 +234,20 @@ def _axis_limit(features: list[FeatureSnapshot]) -> float:
     for feature in features:
         if feature.coefficient:
             largest = max(largest, Z_95 * abs((feature.stderr or 0.0) / feature.coefficient))
-            if feature.live_coefficient is not None:
-                largest = max(largest, abs(feature.live_coefficient / feature.coefficient - 1))
     return min(nice_limit(largest), MAX_AXIS)
 
 
-def _coefficient_row(feature: FeatureSnapshot, limit: float, *, live: bool) -> str:
-    """``live``: with a column of what the fast member has, as while a change of speed is suspected."""
-    value, stderr, now = feature.coefficient, feature.stderr, feature.live_coefficient
+def _coefficient_row(feature: FeatureSnapshot, limit: float) -> str:
+    value, stderr = feature.coefficient, feature.stderr
     chart = '<span class="quiet">no relative scale at 0</span>'
     if value:
-        relative_live = None if now is None else now / value - 1
-        chart = whisker(None if stderr is None else stderr / value, relative_live, limit)
-    latest = f'<td class="num live">{"–" if now is None else escape(coefficient(now, feature.unit).split("/")[0])}</td>'
+        chart = whisker(None if stderr is None else stderr / value, limit)
     status = escape(feature.status)
     meaning = escape(_why(feature))
     return (
         f'<tr><th scope="row">{escape(feature.name).replace("_", "_<wbr>")}</th>'
         f'<td class="num">{escape(coefficient(value, feature.unit))}</td>'
         f'<td class="num">{"–" if stderr is None else escape(coefficient(stderr, feature.unit).split("/")[0])}</td>'
-        f"{latest if live else ''}"
         f'<td class="chart">{chart}</td>'
         f'<td><span class="status {status}">{status.replace("_", " ")}</span> '
         f'<span class="quiet why">{meaning}</span></td></tr>'

@@ -7,15 +7,14 @@
     F_c = exp(U_c n_c / (n_c + k_c))                           shape factor: the prediction of a step is x beta F_c
     k_c = 4 s_c^2 / t^2, in 4..16                              rows whose mean is as uncertain as shapes differ
     t^2 = sum w_c (U_c^2 - s_c^2 / n_c) / sum w_c              how much shapes differ, w_c = n_c / (n_c + 8)
-    usual time of c = exp(Y_c - clip(D_c, -0.03, 0.03))        D_c: what of Y_c the rows of other cells have moved
+    usual time of c = exp(Y_c)
 
 e is relative to the cell's reference. What is kept is Y_c, in absolute terms, so that a reference stays true while
 beta is still being learned. Clipping bounds what a stall can do; a cell opens with the median of its first rows.
 
 All references follow the rows of any cell a little, so that a slow change of speed is none of shapes. Where contexts
 grow or shrink, misfit moves them too, and cells that are not visited stay moved: by up to a fortieth on machines whose
-speed never changed. The usual time of a shape, which is asked for long after, leaves so much out; F, which is for the
-next step, does not: without it single steps of c3 were foretold worse by 0.4 points (16.1 to 16.5 %).
+speed never changed.
 
 Shrinkage is that of Efron and Morris (JASA 70, 1975), each cell by its own error; s_c is pooled by 8 rows of all. Steps
 that follow one another resemble each other: four count as one, chosen from 1, 4 and 16 on the bundled recordings.
@@ -49,8 +48,6 @@ _ALIKE_ROWS = 4.0
 _SHRINK_ROWS_MIN, _SHRINK_ROWS_MAX = 4.0, 16.0
 _RELEARNED_ROWS = 64.0
 _COMMON_ROWS = 2048.0
-_FOLLOWED_FREE = 0.03
-"""Log ratio; half of the least change of speed that is reported."""
 _LEAST_WORK = 0.1
 USUAL_WORK = ("prefill_tokens", "requests", "decode_context_tokens")
 UsualWork = tuple[float, float, float, float]
@@ -92,14 +89,11 @@ class CellRows:
 
 
 class Cells:
-    """References of all cells: rows (512,), mean log y (512,), spread (512,), mean x (512, p).
+    """References of all cells: rows (512,), mean log y (512,), spread (512,), mean x (512, p)."""
 
-    ``followed`` (512,): what of log y is not of the cell's own rows.
-    """
+    STATE = saved("cells", rows=Floats, log_y=Floats, spread=Floats, x=Floats)
 
-    STATE = saved("cells", rows=Floats, log_y=Floats, spread=Floats, x=Floats, followed=Floats)
-
-    __slots__ = ("_factors", "followed", "log_y", "rows", "spread", "x")
+    __slots__ = ("_factors", "log_y", "rows", "spread", "x")
 
     def __init__(self, p: int) -> None:
         # Asked three times with each block, by the beta that predicts it: to find what is off, to score and to watch.
@@ -108,7 +102,6 @@ class Cells:
         self.log_y = np.zeros(CELLS)
         self.spread = np.zeros(CELLS)
         self.x = np.zeros((CELLS, p))
-        self.followed = np.zeros(CELLS)
 
     def open(self, groups: Groups, fresh: Mask, x: Floats, log_ratio: Floats, beta: Floats) -> None:
         """First references of cells never seen: the median of their first rows, in the order of the groups."""
@@ -160,8 +153,7 @@ class Cells:
             return [None] * len(ids)
         sums = self.x[ids][:, [names.index(name) for name in USUAL_WORK]]
         steps = np.maximum(self.x[ids, names.index("intercept")], 1.0)
-        log_y = self.log_y[ids] - np.minimum(np.maximum(self.followed[ids], -_FOLLOWED_FREE), _FOLLOWED_FREE)
-        work = np.column_stack((sums, np.exp(log_y))) / steps[:, None]
+        work = np.column_stack((sums, np.exp(self.log_y[ids]))) / steps[:, None]
         digits = 10.0 ** (3.0 - np.floor(np.log10(np.maximum(work, 1e-3))))
         return [(p, n, c, us) for p, n, c, us in (np.rint(work * digits) / digits).tolist()]
 
@@ -198,7 +190,6 @@ class Cells:
         share = rate / count
         x = self.x[ids] * (1.0 - rate)[:, None] + np.add.reduceat(rows.x, starts, axis=0) * share[:, None]
         self.x[ids] = x
-        self.followed[ids] *= 1.0 - rate
         usual = usual + share * np.add.reduceat(bounded, starts)
         self.log_y[ids] = usual + np.log(np.maximum(x @ rows.beta, TINY))
         absolute = np.add.reduceat(np.abs(bounded), starts)
@@ -210,7 +201,7 @@ class Cells:
         self._factors = None
         mine, theirs = np.minimum(self.rows, rows_max), np.minimum(other.rows, rows_max)
         share = theirs / np.maximum(mine + theirs, 1.0)
-        for name in ("log_y", "spread", "x", "followed"):
+        for name in ("log_y", "spread", "x"):
             own, others = getattr(self, name), getattr(other, name)
             own += (share if own.ndim == 1 else share[:, None]) * (others - own)
         self.rows += other.rows
@@ -219,7 +210,7 @@ class Cells:
         """Begin with the shapes of a donor, of as many columns or more, as if each were learned from 8 rows at most."""
         self._factors = None
         self.rows = np.minimum(donor.rows, _SHRINK_ROWS)
-        self.log_y, self.spread, self.followed = donor.log_y.copy(), donor.spread.copy(), donor.followed.copy()
+        self.log_y, self.spread = donor.log_y.copy(), donor.spread.copy()
         self.x = donor.x[:, : self.x.shape[1]].copy()
 
     def settle(self, cell: Ints, log_ratio: Floats, beta: Floats) -> None:
@@ -232,9 +223,7 @@ class Cells:
     def follow(self, shift: float) -> None:
         """Rows that lie this much off their references, in sum: a slow change of speed is one of all shapes."""
         self._factors = None
-        moved = shift / _COMMON_ROWS * (self.rows > 0.0)
-        self.log_y += moved
-        self.followed += moved
+        self.log_y += shift / _COMMON_ROWS * (self.rows > 0.0)
 
     def shift(self, cells: Mask, gain: float) -> None:
         """These cells (512,) take longer by this log gain, on average: what each of them takes is soon relearned."""

@@ -7,20 +7,14 @@
 
 The bins are 0.25 % wide near 0 and 12 % wide far out; quantiles are interpolated and looked up anew
 every 1024 rows, early on more often. Adding histograms merges them.
-Histograms forget slowly, so two offsets correct them at once (adaptive conformal inference): after each block
-
-    low  <- low  - rate s (misses below - 0.1 n)        high <- high + rate s (misses above - 0.1 n)
-
-with s half the width of the interval. An alarm widens both by s. They are for the next rows: what is published is used
-for minutes, in which they wander (51 to 92 % of one recording's rest). It has quantiles instead that allow for what is
-not known, n the rows remembered, phi and rho as in miss_runs.py:
+What is published is used for minutes, in which levels wander (51 to 92 % of one recording's rest). Its quantiles allow
+for what is not known, n the rows remembered, phi and rho as in miss_runs.py:
 
     shares   0.1 - d, 0.5, 0.9 + d        d = min(0.08, 0.9 phi / n)        as of n / phi rows that share no noise
     q_s     <- q50 + sqrt(1 + rho) (q_s - q50)
 
 because beta and F followed the level of the rows that are remembered, and will not follow that of those to come.
-References: Gibbs and Candes, Adaptive conformal inference under distribution shift (NeurIPS 2021); Vovk, Gammerman and
-Shafer, Algorithmic Learning in a Random World (2005), for the shares.
+Reference: Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World (2005), for the shares.
 """
 
 from __future__ import annotations
@@ -41,7 +35,6 @@ _SCALE, _PER_UNIT, _BINS = 0.02, 8.0, 88
 _SHARES = np.array([0.1, 0.5, 0.9])
 _EDGES = _SCALE * np.sinh((np.arange(_BINS + 1) - _BINS / 2) / _PER_UNIT)
 _MISS = 0.1
-_WIDTH_MIN, _OFFSET_MAX = 0.002, 1.0
 _PUBLISHED_ROWS = 30
 _TABLE_ROWS = 1024
 _HALF_LIFE_MIN_ROWS, _HALF_LIFE_SHARE = 64.0, 0.1
@@ -55,26 +48,23 @@ def _bins(log_ratio: Floats) -> Ints:
 
 
 class Intervals:
-    """Of one model's live prediction.
+    """Of one prediction.
 
     Args:
         half_life_rows: of each stratum's histogram, on its own clock.
-        rate: step of the conformal offsets per row.
         borrowed_rows: weight of the pooled histogram in each stratum.
     """
 
-    STATE = saved("intervals", histogram=Floats, offset=Floats, table=Floats, stale_rows=int, rows=Count, runs=MissRuns)
+    STATE = saved("intervals", histogram=Floats, table=Floats, stale_rows=int, rows=Count, runs=MissRuns)
 
     __slots__ = (
-        "borrowed_rows", "half_life_rows", "histogram", "offset", "rate", "rows", "runs", "stale_rows", "table",
+        "borrowed_rows", "half_life_rows", "histogram", "rows", "runs", "stale_rows", "table",
     )  # fmt: skip
 
-    def __init__(self, half_life_rows: float = 2000.0, rate: float = 0.02, borrowed_rows: float = 32.0) -> None:
+    def __init__(self, half_life_rows: float = 2000.0, borrowed_rows: float = 32.0) -> None:
         self.half_life_rows = half_life_rows
-        self.rate = rate
         self.borrowed_rows = borrowed_rows
         self.histogram = np.zeros((STRATA, _BINS))
-        self.offset = np.zeros(2)
         self.table = np.zeros((STRATA, 3))
         self.stale_rows = -1
         self.rows = 0
@@ -87,13 +77,6 @@ class Intervals:
         if self.stale_rows >= 0:
             own = self.table.take(stratum, axis=0)
             self.runs.learn(log_ratio < own[:, 0], log_ratio > own[:, 2], half_life_rows)
-            low, high = self.table[:, 0] + self.offset[0], self.table[:, 2] + self.offset[1]
-            below = int(np.count_nonzero(log_ratio < low[stratum]))
-            above = int(np.count_nonzero(log_ratio > high[stratum]))
-            half = max(_WIDTH_MIN, 0.5 * float(self.table[stratum[0], 2] - self.table[stratum[0], 0]))
-            step = self.rate * half
-            self.offset[0] = max(self.offset[0] - step * (below - _MISS * n), -_OFFSET_MAX)
-            self.offset[1] = min(self.offset[1] + step * (above - _MISS * n), _OFFSET_MAX)
         flat = stratum * _BINS + _bins(log_ratio)
         groups = block.grouped()
         self.histogram[groups.ids] *= np.exp2(-groups.sizes / half_life_rows)[:, None]
@@ -130,25 +113,6 @@ class Intervals:
         edge = _EDGES[index]
         result: Floats = edge + np.minimum(np.maximum(part, 0.0), 1.0) * (_EDGES[index + 1] - edge)
         return result
-
-    def ratios(self, strata: Ints) -> Floats:
-        """P10, P50 and P90 of y / yhat for rows of these strata, (n, 3); ones before any row."""
-        if self.stale_rows < 0:
-            return np.ones((len(strata), 3))
-        return self._corrected(self.table)[strata]
-
-    def _corrected(self, table: Floats) -> Floats:
-        low = np.minimum(table[:, 0] + self.offset[0], table[:, 1])
-        high = np.maximum(table[:, 2] + self.offset[1], table[:, 1])
-        ratio: Floats = np.exp(np.stack((low, table[:, 1], high), axis=1))
-        return ratio
-
-    def widen(self) -> None:
-        """After a change of speed nobody knows the spread: both sides by half a width."""
-        if self.stale_rows >= 0:
-            weight = self.histogram.sum(axis=1)
-            half = 0.5 * float(weight @ (self.table[:, 2] - self.table[:, 0]) / weight.sum())
-            self.offset += max(_WIDTH_MIN, half) * np.array([-1.0, 1.0])
 
     def snapshot(self, *, by_stratum: bool = True) -> IntervalSnapshot | None:
         """Pooled ratios, and those of every stratum with 30 rows or more."""
@@ -191,11 +155,10 @@ class Intervals:
         self.histogram = self.histogram @ goes_to
 
     def add(self, other: Intervals) -> None:
-        """Rows of both; the conformal offsets start over."""
+        """Rows of both."""
         self.histogram += other.histogram
         self.rows += other.rows
         self.runs.add(other.runs)
-        self.offset[:] = 0.0
         if self.histogram.any():
             self.table, self.stale_rows = self._quantiles(), 0
 

@@ -82,14 +82,11 @@ class ShapedPrediction:
         self.observed_us = self.observed_us * kept + float(block.elapsed_us.sum())
         self.predicted_us = self.predicted_us * kept + float(block.elapsed_us @ inverse)
 
-    def follow(self, *, suspected: bool, confirmed: bool) -> None:
-        """A change of speed: nobody knows the spread at first; what was summed up before is of another machine."""
-        if suspected:
-            self.intervals.widen()
-        if confirmed:
-            self.intervals.forget(_KEPT)
-            self.observed_us *= _KEPT
-            self.predicted_us *= _KEPT
+    def forget(self) -> None:
+        """A change of speed: what was summed up before is of another machine."""
+        self.intervals.forget(_KEPT)
+        self.observed_us *= _KEPT
+        self.predicted_us *= _KEPT
 
     def mean_factor(self) -> float | None:
         """Mean time per predicted time; None where nothing was predicted."""

@@ -170,9 +170,9 @@ def _status(solved: Solved, share: Floats, stderr: Floats, excitation: Floats, v
 
 
 def feature_snapshots(
-    columns: Sequence[Column], beta: Floats, live_beta: Floats | None, means: Floats | None, diagnosis: Diagnosis
+    columns: Sequence[Column], beta: Floats, means: Floats | None, diagnosis: Diagnosis
 ) -> list[FeatureSnapshot]:
-    """What is published of columns with evidence or a prior: beta, live_beta and means are theirs, then others'."""
+    """What is published of columns with evidence or a prior: beta and means are theirs, then others'."""
     return [
         FeatureSnapshot(
             name=column.name,
@@ -180,7 +180,6 @@ def feature_snapshots(
             coefficient=float(beta[j]),
             status=diagnosis.status[j],
             stderr=float(diagnosis.stderr[j]),
-            live_coefficient=None if live_beta is None else float(live_beta[j]),
             learned_share=float(diagnosis.share[j]),
             excitation=_finite(diagnosis.excitation[j]),
             vif=_finite(diagnosis.vif[j]),

@@ -36,7 +36,7 @@ from online.rows import Floats
 from online.snapshot import FeatureSnapshot, ModelSnapshot
 
 from .rls_learner import RlsLearner
-from .robust import FLOOR, weights
+from .robust import FLOOR, relative, shares
 from .solve import solve
 
 GROUPS = 16
@@ -54,10 +54,9 @@ def jackknife(learner: RlsLearner, rows: Design) -> Floats:
     if n < ROWS_MIN:
         return np.full(p, np.inf)
     x, y, steps = rows.x, rows.elapsed_us, rows.steps
-    root, scale = np.sqrt(steps * rows.weight)[:, None], learner.members.weighing.scale[:1]
     floor = FLOOR * median_of(y / steps) * steps
-    _, _, w = weights(y[:, None], root, (x @ slow.beta[:p])[:, None], floor[:, None], scale)
-    xw = x * w
+    u, per_unit = relative(y, np.sqrt(steps * rows.weight), x @ slow.beta[:p], floor)
+    xw = x * (shares(u, learner.members.weighing.scale) * per_unit * per_unit)[:, None]
     groups = min(GROUPS, n // 2)
     starts = np.arange(groups) * n // groups
     a = np.add.reduceat(xw[:, :, None] * x[:, None, :], starts, axis=0)

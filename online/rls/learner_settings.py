@@ -15,12 +15,7 @@ class LearnerSettings(msgspec.Struct, frozen=True, kw_only=True):
     half_life_steps: float = 4000.0
     half_life_us: float = 600e6
     half_life_steps_min: float = 1000.0
-    fast_half_life_steps: float = 300.0
     start_rows: int = 256
-    fast_prior_share: float = 0.25
-    fast_prior_floor: float = 0.01
-    champion_rate: float = 0.08
-    champion_advantage: float = 0.9
     alarm_keep: float = 0.02
     river_rows_per_s: float = 32.0
     drift: DriftSettings = DriftSettings()

@@ -1,13 +1,10 @@
-"""The slow and the fast member together: weighed alike, the champion of them predicts live, a monitor watches both.
-
-    slow  what is published: stratified statistics, half-life 4000 steps or 10 min (online/rls/slow_member.py)
-    fast  for live prediction: half-life 300 steps around the slow member (online/rls/fast_member.py)
+"""Published statistics, the weights of their rows, their errors, and the monitor of the machine's speed.
 
 Each block once: predict (that is the prequential error), weigh by the prediction, learn, solve. A suspected change of
-speed (online/drift) is predicted at once, by the fast member, and believed later: until it is confirmed the slow
-member's rows go to statistics on the side, judged by the suspected speed.
+speed (online/drift) is believed when it is confirmed: until then rows go to statistics on the side, judged by the
+suspected speed.
 
-Shapes: block of n rows, z (n, q) = [x, phase, y, l] with q = p + 2, predictions (n, 2), one column per member.
+Shapes: block of n rows, z (n, q) = [x, phase, y, l] with q = p + 2, predictions (n,).
 """
 
 from __future__ import annotations
@@ -22,15 +19,14 @@ from online.features import FeatureSet
 from online.rows import Floats, Target
 from online.state import saved
 
-from .champion import Champion
-from .fast_member import FastMember
 from .hac import Meat
 from .identify import Diagnosis
 from .learner_settings import LearnerSettings
 from .means import Means
 from .misfit import Shapes
+from .prequential_scores import Scores
 from .prior import Prior
-from .robust import FAST, FAST_ONLY, SLOW, Weighing
+from .robust import Weighing
 from .slow_member import SlowMember
 from .startup import Start
 from .strata import RowWeights
@@ -42,7 +38,7 @@ _TINY_US = 1e-9
 
 
 class Members:
-    """Both members over p columns.
+    """All of it, over p columns.
 
     Args:
         features: their columns.
@@ -55,8 +51,7 @@ class Members:
         "members",
         weighing=Weighing,
         slow=SlowMember,
-        fast=FastMember,
-        champion=Champion,
+        scores=Scores,
         drift=DriftMonitor,
         means=Means,
     )
@@ -69,8 +64,7 @@ class Members:
         self.target = features.target
         self.weighing = Weighing(robust=features.target not in MEAN_TARGETS)
         self.slow = slow_kind(features, settings, prior)
-        self.fast = FastMember(p, settings.fast_half_life_steps, settings.fast_prior_share, settings.fast_prior_floor)
-        self.champion = Champion(settings)
+        self.scores = Scores()
         self.drift = DriftMonitor(p, settings.drift)
         self.means = Means(p + 2, settings.half_life_steps)
         self.speed: Speed | None = None
@@ -79,29 +73,21 @@ class Members:
         """Give all of them ``more`` columns, free of sign, after their p."""
         self.means.widen(self.slow.p, more)
         self.slow.widen(more)
-        self.fast = self.fast.widened(more)
         self.drift.cells.widen(more)
 
-    @property
-    def live_beta(self) -> Floats:
-        """Coefficients that predict live, (p,)."""
-        return self.fast.beta if self.champion.member == FAST else self.slow.beta
-
     def predict(self, z: Floats) -> Floats:
-        """Of both members for rows z, (n, 2)."""
-        p = self.slow.p
-        betas = np.empty((p, 2))
-        betas[:, SLOW], betas[:, FAST] = self.slow.beta, self.fast.beta
-        return np.asfortranarray(z[:, :p] @ betas)  # all that is made of it goes along columns of n, not rows of two
+        """Of rows z, (n,)."""
+        prediction: Floats = z[:, : self.slow.p] @ self.slow.beta
+        return prediction
 
     # ---------------------------------------------------------------- learning
 
     def score(self, block: Design, prediction: Floats) -> Floats:
-        """Count errors; log(y / prediction) of the slow member, (n,)."""
-        return self.champion.score(block, prediction, on_trial=self.slow.trial is not None)
+        """Count errors; log(y / prediction), (n,)."""
+        return self.scores.score(block, prediction)
 
     def learn(self, block: Design, z: Floats, speed: Speed | None = None) -> Floats:
-        """Rows of the published lane; log(y / prediction) by the published coefficients as they were before, (n,).
+        """Learn rows; log(y / prediction) by the published coefficients as they were before, (n,).
 
         ``speed``: what another learner of the target found; None = this one watches.
         """
@@ -114,39 +100,24 @@ class Members:
             if self._act(speed):
                 prediction = self.predict(z)
         if self.slow.trial is not None:
-            prediction[:, SLOW] *= self.drift.gain
+            prediction = prediction * self.drift.gain
         share, weight = self.weighing.weigh(block, prediction)
-        if self.slow.learn(block, z, weight[:, SLOW], share[:, SLOW], prediction[:, SLOW]):
+        if self.slow.learn(block, z, weight, share, prediction):
             self.solve_slow()
-        if not self.champion.quick:
-            self.fast.learn(block.steps, z, weight[:, FAST])
-            self._solve_fast()
         self.weighing.follow(block)
         return log_ratio
 
-    def learn_quick(self, block: Design, z: Floats) -> None:
-        """Rows of the quick lane: they move the fast member and its scores, never what is published."""
-        prediction = self.predict(z)
-        self.champion.score_quick(block, prediction, on_trial=self.slow.trial is not None)
-        _, weight = self.weighing.weigh(block, prediction, FAST_ONLY)
-        self.fast.learn(block.steps, z, weight[:, FAST])
-        self._solve_fast()
-
     def start(self, held: Design, z: Floats, scale: float) -> None:
-        """The slow member has been fitted to the held rows z (n, q): the fast one and a donor's shapes begin there."""
+        """The held rows z (n, q) have been fitted: a donor's shapes begin there."""
         prediction = np.maximum(z[:, : self.slow.p] @ self.slow.beta, _TINY_US)
         self.drift.cells.settle(held.cell, np.log(held.elapsed_us / prediction), self.slow.beta)
-        self.weighing.scale[:] = scale
-        self.fast.reset(self.slow.beta)
-        self.fast.passive = self.slow.passive.copy()
+        self.weighing.scale = scale
 
     def release(self, held: Design, z: Floats, start: Start, by_point: RowWeights | None) -> None:
-        """The held rows become statistics of both; operating points may weigh them ``by_point``."""
+        """The held rows become statistics; operating points may weigh them ``by_point``."""
         self.slow.learn_held(held, z, start.weight, start.share, by_point)
         self.open_cells(held, z, start)
-        self.fast.learn(held.steps, z, start.weight)
         self.solve_slow()
-        self._solve_fast()
 
     def open_cells(self, held: Design, z: Floats, start: Start) -> None:
         """References of the held rows' batch shapes, without the rows that the first fit left out."""
@@ -157,7 +128,7 @@ class Members:
 
     def diagnosis(self, g: Floats, rows: float) -> Diagnosis:
         """Error bars and status of the published coefficients, which solve g (q, q) of so many effective rows."""
-        scale, beta = self.weighing.slow_scale, self.slow.beta
+        scale, beta = self.weighing.scale, self.slow.beta
         variance = scale**2
         if not self.weighing.robust:
             # The scale is a median's, which does not see the tail that a mean fit lives on.
@@ -198,19 +169,14 @@ class Members:
 
     def solve_slow(self) -> None:
         """Published coefficients from what is remembered."""
-        self.slow.solve_strata(self.weighing.slow_scale)
-
-    def _solve_fast(self) -> None:
-        slow = self.slow
-        mean = slow.beta if slow.trial is None else self.drift.gain * slow.beta
-        self.fast.solve(mean, slow.per_row, self.weighing.slow_scale, slow.free)
+        self.slow.solve_strata(self.weighing.scale)
 
     # ---------------------------------------------------------------- change of speed
 
     def _watch_speed(self, block: Design, z: Floats, log_ratio: Floats) -> Speed:
         """Look for a change of speed."""
         slow = self.slow
-        fit = SpeedFit(slow.beta, self.weighing.slow_scale, slow.evidence, slow.evidence_rows)
+        fit = SpeedFit(slow.beta, self.weighing.scale, slow.evidence, slow.evidence_rows)
         end_ns = int(block.end_ns[-1])
         return self.drift.learn(block.cell, z[:, : slow.p], block.steps, log_ratio, block.engine, fit, end_ns)
 
@@ -234,23 +200,17 @@ class Members:
 
     def _open_trial(self) -> None:
         self.slow.open_trial()
-        self.fast.reset(self.drift.gain * self.slow.beta)
-        self.champion.open_trial()
         self.weighing.scale *= 2.0
 
     def _accept_trial(self) -> None:
         self.slow.accept_trial(self.drift.gain)
         self.means.discount(self._settings.alarm_keep, self.drift.gain)
-        self.champion.close_trial()
         self.solve_slow()
-        self._solve_fast()
 
     def refute_trial(self) -> None:
         """Give up a suspicion. Its rows were judged by a speed that was none, and are forgotten with it."""
         if self.slow.trial is not None:
             self.slow.trial = None
-            self.champion.close_trial()
-            self._solve_fast()
 
     # ---------------------------------------------------------------- merging
 
@@ -263,9 +223,7 @@ class Members:
         self.drift.add(other.drift)
         self.means.add(other.means)
 
-    def restart_live(self) -> None:
-        """Fast member and detector start over from the published coefficients, as after a merge."""
+    def restart_detector(self) -> None:
+        """Nothing is suspected, as after a merge."""
         self.drift = self.drift.restarted()
-        self.fast.reset(self.slow.beta)
-        self.champion.restart()
         self.slow.trial = None

@@ -2,7 +2,7 @@
 
 Merging adds statistics, it never averages coefficients. What one stream learned after the other is treated as if one
 learner had seen both: the earlier statistics are first decayed by what the later learned, stratum by stratum. Streams
-side by side keep each its own decay. Then one solve. The fast member, the detector and a running trial start over.
+side by side keep each its own decay. Then one solve. The detector and a running trial start over.
 
 Scale, errors and error bars are those of the merged coefficients, not means of what each side knew of its own:
 
@@ -63,7 +63,7 @@ class _Side:
             slow.strata.total(),
             slow.beta.copy(),
             float(slow.strata.n1.sum()),
-            members.weighing.slow_scale,
+            members.weighing.scale,
             cells.x.copy(),
             np.minimum(cells.rows, _CELL_ROWS),
             _cell_log(members, cells.x),
@@ -112,7 +112,7 @@ def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_
             earlier.members.slow.decay(later.members.slow.strata.clock)
         shifts = _merge_members(into.members, other.members)
         into.rows += other.rows
-    into.members.restart_live()
+    into.members.restart_detector()
     return shifts
 
 
@@ -124,12 +124,12 @@ def _merge_members(into: Members, other: Members) -> Shifts:
     between = max(_residual(g, beta) - sum(side.residual() for side in sides), 0.0)
     rows = max(sum(side.rows for side in sides), 1.0)
     within = sum(side.rows * side.scale**2 for side in sides)
-    into.weighing.scale[:] = max(np.sqrt((within + between) / rows), min(side.scale for side in sides))
+    into.weighing.scale = max(float(np.sqrt((within + between) / rows)), min(side.scale for side in sides))
     _widen_errors(into, sides, within / rows)
     into.solve_slow()
     for members, side in zip((into, other), sides, strict=True):
-        members.champion.restate(side.shift(into.slow.beta))
-    into.champion.add(other.champion)
+        members.scores.restate(side.shift(into.slow.beta))
+    into.scores.add(other.scores)
     return Shifts(*(side.shaped_shift(into) for side in sides))
 
 
@@ -172,10 +172,10 @@ def _merge_held(into: RlsLearner, other: RlsLearner, *, other_is_later: bool) ->
     held = [part for part in parts if part is not None]
     into.rows += other.rows
     into.members.means.add(other.members.means)
-    into.members.champion.error.add(other.members.champion.error)
+    into.members.scores.error.add(other.members.scores.error)
     if held:
         into.startup.held = Design.concatenate(held)
         into.refit()
     if not into.startup.holding:
         into.members.solve_slow()
-    into.members.restart_live()
+    into.members.restart_detector()

@@ -94,7 +94,7 @@ def replica_of(learner: RlsLearner, engine: str) -> Replica | None:
     a, y = g[:p, :p], slow.p
     b = g[:p, y] - g[:p, p:y] @ slow.beta[p:y]
     meat = slow.meat.of_scores(slow.p)
-    noise = _SHARED_NOISE * learner.members.weighing.slow_scale**2 * a
+    noise = _SHARED_NOISE * learner.members.weighing.scale**2 * a
     if meat is not None:
         noise = meat[:p, :p]
     return Replica(engine, learner.rows, float(g[y, y]), a, b, noise)

@@ -1,10 +1,9 @@
-"""The ``rls`` learner: decayed statistics, robust relative weights, ridge and NNLS; a slow and a fast member.
+"""The ``rls`` learner: decayed statistics, robust relative weights, ridge and NNLS.
 
-Rows of one feature set become z = [x, phase, y, l], (n, q), and go to both members (online/rls/members.py). The first
+Rows of one feature set become z = [x, phase, y, l], (n, q), and go to the statistics (online/rls/members.py). The first
 256 are held and fitted together (online/rls/startup.py); until then every block refits all of them.
 
-Guarantee: published coefficients are a function of the published lane's rows alone, not of the fast member, the quick
-lane or the intervals. Reading changes nothing that is learned later.
+Guarantee: reading changes nothing that is learned later.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from .learner_settings import LearnerSettings
 from .members import Members
 from .operating_points import OperatingPoints
 from .prior import Prior
-from .robust import SLOW, median
+from .robust import median
 from .size_slopes import slope_inside
 from .slow_member import SlowMember
 from .startup import Start, Startup, fit_start
@@ -49,7 +48,7 @@ class RlsLearner:
         phases: phase columns; they exist from the first row that starts or ends on another stamp than ts_start.
         rows: rows learned.
         startup: the rows held before the first statistics.
-        members: the slow and the fast member and what they share.
+        members: the published statistics, with their weights, errors and monitor.
         weigh_held: how operating points weigh held rows; None, or without it: as the first fit does.
     """
 
@@ -115,7 +114,7 @@ class RlsLearner:
         """Predict, score, learn, solve; block.x has this set's columns only and is finite.
 
         Args:
-            block: rows of the published lane.
+            block: the rows.
             speed: what another learner of the target, which watches, found in these rows; None = watch alone.
 
         Returns:
@@ -132,14 +131,6 @@ class RlsLearner:
         self.startup.hold(block)
         self.refit()
         return log_ratio
-
-    def learn_quick(self, block: Design) -> None:
-        """Rows of the quick lane: they move the fast member and its scores, never what is published."""
-        if self.startup.holding:
-            return
-        if not self.phases and block.phase.any():
-            self.open_phases()
-        self.members.learn_quick(block, self._augment(block))
 
     def open_phases(self) -> None:
         """Make room for the phase columns, which are free of sign and not published."""
@@ -187,15 +178,15 @@ class RlsLearner:
     # ---------------------------------------------------------------- reading
 
     def predict(self, block: Design) -> Floats:
-        """Live prediction by the champion, phases left out: microseconds, (n,)."""
-        return block.x @ self.members.live_beta[: len(self.features)]
+        """By the published coefficients, phases left out: microseconds, (n,)."""
+        return block.x @ self.members.slow.beta[: len(self.features)]
 
     def statistics(self) -> Floats:
         """Sum of w z z' behind the published coefficients, (q, q); held rows are fitted again, with the same result."""
         if (held := self.startup.held) is None:
             return self.members.slow.strata.total()
         z, start = self._fit(held)
-        self.members.weighing.scale[SLOW] = start.scale
+        self.members.weighing.scale = start.scale
         return (z * start.weight[:, None]).T @ z
 
     def points(self) -> OperatingPoints | None:
@@ -238,7 +229,7 @@ class RlsLearner:
         names, strata = self.features.names, self.members.slow.strata
         if _CONTEXT_TOKENS not in names:
             return None
-        return slope_inside(strata.without_prefill(), names.index(_CONTEXT_TOKENS), self.members.weighing.slow_scale)
+        return slope_inside(strata.without_prefill(), names.index(_CONTEXT_TOKENS), self.members.weighing.scale)
 
     def effective_rows(self) -> float:
         """Rows that the published coefficients rest on, after forgetting and down-weighting."""
@@ -268,17 +259,12 @@ class RlsLearner:
         """The model as published; None before the first fit."""
         if not self.started:
             return None
-        diagnosis, members, champion = self.diagnosis(), self.members, self.members.champion
-        # The fast member's are noise, but while a change of speed is suspected they are the first news of it.
-        live_beta = None if members.slow.trial is None else members.live_beta
+        diagnosis, members = self.diagnosis(), self.members
         return ModelSnapshot(
-            features=feature_snapshots(
-                self.features.columns, members.slow.beta, live_beta, members.means.per_step(), diagnosis
-            ),
+            features=feature_snapshots(self.features.columns, members.slow.beta, members.means.per_step(), diagnosis),
             rows=self.rows,
             effective_rows=self.effective_rows(),
             condition_number=diagnosis.condition,
-            error=champion.error.snapshot(),
-            live_error=champion.live_error.snapshot(),
-            scale=members.weighing.slow_scale,
+            error=members.scores.error.snapshot(),
+            scale=members.weighing.scale,
         )

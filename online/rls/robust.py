@@ -24,11 +24,6 @@ from online.blocks import Design
 from online.rows import Floats
 from online.state import Finite, saved
 
-SLOW, FAST = 0, 1
-"""Columns of whatever is kept for both members."""
-
-BOTH, FAST_ONLY = slice(0, 2), slice(1, 2)
-
 HUBER = 2.5
 BISQUARE = 4.685
 FLOOR = 0.2
@@ -40,43 +35,36 @@ _MEDIAN_ROWS = 512.0
 
 
 class Weighing:
-    """Weights of rows for both members, and what they follow.
+    """Weights of rows, and what they follow.
 
     Args:
         robust: False = a mean fit.
 
     Attributes:
-        scale: s of the slow and the fast member, (2,).
+        scale: s.
         median_us: m, running.
         start_median_us: m0, of the start-up rows.
     """
 
-    STATE = saved("weighing", scale=Floats, median_us=Finite, start_median_us=Finite)
+    STATE = saved("weighing", scale=Finite, median_us=Finite, start_median_us=Finite)
 
     __slots__ = ("median_us", "robust", "scale", "start_median_us")
 
     def __init__(self, *, robust: bool) -> None:
         self.robust = robust
-        self.scale = np.full(2, 0.05)
+        self.scale = 0.05
         self.median_us = self.start_median_us = 0.0
 
-    @property
-    def slow_scale(self) -> float:
-        """Scale of the slow member."""
-        return float(self.scale[SLOW])
-
-    def weigh(self, block: Design, prediction: Floats, members: slice = BOTH) -> tuple[Floats, Floats]:
-        """Huber's shares and weights for both members, (n, 2); the scales of ``members`` move with the residuals."""
-        y, steps = block.elapsed_us[:, None], block.steps[:, None]
+    def weigh(self, block: Design, prediction: Floats) -> tuple[Floats, Floats]:
+        """Huber's shares and weights, (n,) each; the scale moves with the residuals."""
         if not self.robust:
-            flat = np.empty((len(block), 2))
-            flat[:] = block.weight[:, None] / self.start_median_us**2
-            return np.ones((len(block), 2)), flat
+            return np.ones(len(block)), block.weight / self.start_median_us**2
         # Rows that overlap (weight < 1) tell of the same steps; this one alone tells of weight * steps.
-        root = np.sqrt(steps * block.weight[:, None])
-        u, share, weight = weights(y, root, prediction, FLOOR * self.median_us * steps, self.scale)
-        self.scale[members] = step_scale(self.scale, u)[members]
-        return share, weight
+        root = np.sqrt(block.steps * block.weight)
+        u, per_unit = relative(block.elapsed_us, root, prediction, FLOOR * self.median_us * block.steps)
+        share = shares(u, self.scale)
+        self.scale = step_scale(self.scale, u)
+        return share, share * per_unit * per_unit
 
     def follow(self, block: Design) -> None:
         """Move the median toward this block's."""
@@ -84,24 +72,15 @@ class Weighing:
         self.median_us += rate * (float(middle(block.elapsed_us / block.steps)) - self.median_us)
 
 
-def weights(
-    y: Floats, root_steps: Floats, prediction: Floats, floor: Floats, scale: Floats
-) -> tuple[Floats, Floats, Floats]:
-    """u, h and l / f^2 h of rows (n, 1) against one prediction per member (n, k); scale (k,), the rest (n, 1)."""
-    u, root = relative(y, root_steps, prediction, floor)
-    h = shares(u, scale)
-    return u, h, h * root * root
-
-
 def relative(y: Floats, root_steps: Floats, prediction: Floats, floor: Floats) -> tuple[Floats, Floats]:
-    """U and sqrt(l) / f of rows (n, 1) against one prediction per member, (n, k)."""
+    """U and sqrt(l) / f of rows against their predictions, (n,) each."""
     f = np.maximum(np.minimum(np.maximum(prediction, 0.5 * y), 2.0 * y), floor)
     root = root_steps / f
     return (y - prediction) * root, root
 
 
-def shares(u: Floats, scale: Floats) -> Floats:
-    """Huber's h of relative residuals (n, k), scale (k,)."""
+def shares(u: Floats, scale: float) -> Floats:
+    """Huber's h of relative residuals (n,)."""
     h: Floats = HUBER / np.maximum(np.abs(u) / scale, HUBER)
     return h
 
@@ -116,11 +95,11 @@ def middle(values: Floats) -> Floats:
     return middle_value
 
 
-def step_scale(scale: Floats, u: Floats) -> Floats:
-    """The scale after a block of relative residuals u (n, k)."""
-    spread = np.maximum(_MAD_TO_SD * middle(np.abs(u.T)), SCALE_MIN)
+def step_scale(scale: float, u: Floats) -> float:
+    """The scale after a block of relative residuals u (n,)."""
+    spread = max(_MAD_TO_SD * float(middle(np.abs(u))), SCALE_MIN)
     rate = _SCALE_RATE * min(1.0, len(u) / 32.0)
-    moved: Floats = scale * np.minimum(np.maximum(spread / scale, 0.5), 2.0) ** rate
+    moved: float = scale * min(max(spread / scale, 0.5), 2.0) ** rate
     return moved
 
 

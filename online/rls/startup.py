@@ -81,23 +81,23 @@ def fit_start(z: Floats, row_weight: Floats, solve_for: Callable[[Floats, float]
         solve_for: solves for beta (p,) from z'Wz (q, q) and the scale, and keeps it.
         robust: False = least squares with constant weights (a mean fit).
     """
-    y, steps = z[:, -2:-1], z[:, -1:]
-    x, root = z[:, :-2], np.sqrt(steps * row_weight[:, None])
-    median_us = median((y / steps)[:, 0])
+    y, steps = z[:, -2], z[:, -1]
+    x, root = z[:, :-2], np.sqrt(steps * row_weight)
+    median_us = median(y / steps)
     floor = FLOOR * median_us * steps
-    scale = np.array([0.05])
+    scale = 0.05
     if not robust:
         weight = row_weight / median_us**2
-        beta = solve_for((z * weight[:, None]).T @ z, float(scale[0]))
-        u, _ = relative(y, root, (x @ beta)[:, None], floor)
-        return Start(weight, np.ones(len(z)), irls_scale(u[:, 0]))
+        beta = solve_for((z * weight[:, None]).T @ z, scale)
+        u, _ = relative(y, root, x @ beta, floor)
+        return Start(weight, np.ones(len(z)), irls_scale(u))
     share, weight = np.ones(len(z)), row_weight
     u, per_unit = relative(y, root, y, floor)
     for i in range(_PASSES):
         h = shares(u, scale)
-        cut = bisquare(u[:, 0] / scale[0]) if i >= _HUBER_PASSES else 1.0
-        weight, share = (h * per_unit * per_unit)[:, 0] * cut, h[:, 0] * cut
-        beta = solve_for((z * weight[:, None]).T @ z, float(scale[0]))
-        u, per_unit = relative(y, root, (x @ beta)[:, None], floor)
-        scale = np.array([irls_scale(u[:, 0])])
-    return Start(weight, share, float(scale[0]))
+        cut = bisquare(u / scale) if i >= _HUBER_PASSES else 1.0
+        weight, share = h * per_unit * per_unit * cut, h * cut
+        beta = solve_for((z * weight[:, None]).T @ z, scale)
+        u, per_unit = relative(y, root, x @ beta, floor)
+        scale = irls_scale(u)
+    return Start(weight, share, scale)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from .arrays import Lease
 from .declared import Array, Count, Finite, Kept, LikeFresh, MadeBy, Named, StateError, saved
 from .file import LEARNERS, VERSION, Image, Seal, decode, sealed
-from .graph import Graph
 from .lineage import Lineage, LineageLedger
 from .taken import Taken, encode
 
@@ -15,7 +14,6 @@ __all__ = [
     "Array",
     "Count",
     "Finite",
-    "Graph",
     "Image",
     "Kept",
     "Lease",

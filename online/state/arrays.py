@@ -57,24 +57,10 @@ def array_of(value: Any, hint: Array) -> NDArray[Any]:
         raise StateError(f"array of shape {shape}")
     if hint.columns not in (None, -1) and shape[1] != hint.columns:
         raise StateError(f"array of shape {shape}, expected {hint.columns} columns")
-    if hint.older is not None and value[0] == _name(hint.older):
-        array = _narrowed(_unpack_array(value, hint.older), hint.dtype)
-    else:
-        array = _unpack_array(value, hint.dtype)
+    array = _unpack_array(value, hint.dtype)
     if not hint.nan and array.dtype.kind == "f" and not np.isfinite(array).all():
         raise StateError("not finite")
     return array
-
-
-def _narrowed(records: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Records of an older dtype as today's, field by field."""
-    out = np.zeros(len(records), dtype)
-    known = set(records.dtype.names or ())
-    with np.errstate(all="ignore"):  # a damaged file may hold anything
-        for name in dtype.names or ():
-            if name in known:
-                out[name] = records[name]
-    return out
 
 
 def array_like(value: Any, fresh: NDArray[Any]) -> NDArray[Any]:

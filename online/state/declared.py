@@ -4,8 +4,7 @@
         STATE = saved("cusum", up=Finite, down=Finite, noise=Finite)
 
 Each keyword is an attribute (or a property with a setter) and its type; a dataclass that names none saves all its
-fields. In the file it goes by its name without leading
-underscores; an attribute that was renamed keeps its old name there: ``_lives=Named("sources", list[Life])``. A type is
+fields. In the file it goes by its name without leading underscores. A type is
 
     int, list[str], tuple[int, bytes], ...  plain data, also enums and msgspec structs: read and checked by msgspec
     Finite, Count                           a float that is finite, an integer >= 0
@@ -18,10 +17,9 @@ underscores; an attribute that was renamed keeps its old name there: ``_lives=Na
 Reading makes an object (``fresh(context)`` in the declaration, else empty) or is given one, and sets the attributes in
 the declared order. Objects that a fresh one already has are filled, not replaced. A method ``restored()``, if there is
 one, is called at the end: it derives what is not saved and raises :class:`StateError` for what cannot be. An attribute
-that the file does not have, because it was added since, stays as the fresh object has it.
+that the file does not have stays as the fresh object has it.
 
-Every change of what is declared is a new version of the file with a migration (online/state/file.py);
-tests/property/test_state.py holds the layout.
+Every change of what is declared is a new version of the file (online/state/file.py).
 """
 
 from __future__ import annotations
@@ -50,23 +48,20 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 class Array:
     """An array of this dtype; ``columns`` None: one dimension, else the second one (-1: any); ``nan``: may hold NaN.
 
-    ``older``: of records that once had this dtype; a field by name, what is new is 0. ``lent``: too large to be copied
-    when a state is taken; its owner lends it (``lend()``, see online/state/graph.py).
+    ``lent``: too large to be copied when a state is taken; its owner lends it (``lend()``, see online/state/graph.py).
     """
 
     dtype: np.dtype[Any]
     columns: int | None = None
     nan: bool = False
-    older: np.dtype[Any] | None = None
     lent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """An attribute that goes by another name in the file, or a class that is known by its kind only."""
+    """A class that is known by its kind only."""
 
     name: str
-    hint: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +102,12 @@ class Saved:
         if not declared and dataclasses.is_dataclass(self.cls):
             types = typing.get_type_hints(self.cls, include_extras=True)
             declared = {each.name: types[each.name] for each in dataclasses.fields(self.cls)}
-        return {name: hint.hint if isinstance(hint, Named) else hint for name, hint in declared.items()}
+        return dict(declared)
 
     @functools.cached_property
     def names(self) -> list[str]:
         """Names in the file, in the same order."""
-        renamed = {name: hint.name for name, hint in self._declared.items() if isinstance(hint, Named)}
-        return [renamed.get(name, name.lstrip("_")) for name in self.hints]
+        return [name.lstrip("_") for name in self.hints]
 
 
 KINDS: dict[str, Saved] = {}

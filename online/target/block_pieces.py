@@ -30,8 +30,6 @@ YOUNG_ROWS, YOUNG_REQUESTS = 1024, 256
 REQUESTS_LONGER = 2
 """A tenth of the rows of steps, or less, at the same price per block; and of blocks longer than that a generation has
 to learn the part that is there, since it moves coefficients by then."""
-QUICK_SHARE = 2
-"""The quick lane is there for haste: its blocks last this part of the others."""
 GROWN_ROWS = 16_384
 """Four half-lives: of what moved young coefficients nothing is left."""
 GROWING_BLOCK_ROWS, GROWING_NS = 512, 1_000_000_000
@@ -67,11 +65,6 @@ class BlockSize(NamedTuple):
 
     rows: int
     ns: int
-
-    @property
-    def quick(self) -> BlockSize:
-        """Of the quick lane."""
-        return BlockSize(self.rows, self.ns // QUICK_SHARE)
 
     def after(self, learned_rows: int, *, of_steps: bool, suspects: bool = False) -> BlockSize:
         """Of the next block, when so many rows are learned: short while they are few, shorter under suspicion."""

@@ -69,8 +69,8 @@ class PublishedPrediction:
         self.shaped.learn(view, log_ratio, corrected)
         if log_ratio is not None:
             self.tiles.learn(view, log_ratio, beta)
-        verdict = speed.verdict
-        self.shaped.follow(suspected=verdict is Verdict.ALARM, confirmed=verdict is Verdict.CONFIRMED)
+        if speed.verdict is Verdict.CONFIRMED:
+            self.shaped.forget()
 
     @staticmethod
     def _correct(

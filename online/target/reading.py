@@ -2,8 +2,7 @@
 
 Reading changes nothing, so they are learned by a copy; the copy, and a block learned for it, cost a reader of every
 second more than all else it asks for. A live reader is therefore told without them where they are few: n rows more
-move estimates that rest on N by about sqrt(n / (N + n)) of their standard errors, below a half for n <= N / 4. The
-quick lane moves nothing that is published but the errors of the live prediction, which cost a reader nothing.
+move estimates that rest on N by about sqrt(n / (N + n)) of their standard errors, below a half for n <= N / 4.
 """
 
 from __future__ import annotations
@@ -12,12 +11,9 @@ import copy
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-import msgspec
-
 from online.snapshot import TargetSnapshot
 
-from .learners import publishes
-from .target_state import TargetState, live_champion
+from .target_state import TargetState
 
 LITTLE_SHARE = 1 / 4
 """Of the rows known: the largest block that a live reader may wait for."""
@@ -31,7 +27,6 @@ class Told(NamedTuple):
     """What was said of a target, of which so many pieces had been learned while so many rows waited."""
 
     pieces: int
-    quick_pieces: int
     waiting_rows: int
     snapshot: TargetSnapshot | None
 
@@ -58,12 +53,8 @@ class Readings:
         told = self._told.get(state)
         if told is None or not _holds(told, state):
             snapshot = target_for_reader(state, exact=False).snapshot()
-        elif told.quick_pieces != state.quick_pieces:
-            snapshot = _with_live_errors(told.snapshot, state)
-        else:
-            return told.snapshot
-        self._told[state] = Told(state.pieces, state.quick_pieces, _waiting_rows(state), snapshot)
-        return snapshot
+            told = self._told[state] = Told(state.pieces, len(state.cutter), snapshot)
+        return told.snapshot
 
 
 def target_for_reader(state: TargetState, *, exact: bool) -> TargetState:
@@ -78,33 +69,8 @@ def target_for_reader(state: TargetState, *, exact: bool) -> TargetState:
 
 
 def _holds(told: Told, state: TargetState) -> bool:
-    """Whether nothing was learned since that a reader is told of, but for errors of the live prediction."""
-    if told.pieces != state.pieces or (told.quick_pieces != state.quick_pieces and not _publishes_slow_only(state)):
-        return False
-    return told.waiting_rows == _waiting_rows(state) or _waits_for_little(state)
-
-
-def _publishes_slow_only(state: TargetState) -> bool:
-    """Whether rows of the quick lane move nothing that is told but errors: there is no trial, nor live intervals."""
-    watcher = state.watcher()
-    return state.published is not None and watcher is not None and watcher.members.slow.trial is None
-
-
-def _with_live_errors(told: TargetSnapshot | None, state: TargetState) -> TargetSnapshot | None:
-    """What was told, with the errors of the live predictions as they are now."""
-    if told is None:
-        return None
-    models = dict(told.models)
-    for name, learner in state.models.items():
-        if name in models and publishes(learner):
-            live_error = learner.members.champion.live_error.snapshot()
-            models[name] = msgspec.structs.replace(models[name], live_error=live_error)
-    return msgspec.structs.replace(told, models=models, live_champion=live_champion(models))
-
-
-def _waiting_rows(state: TargetState) -> int:
-    """Of both lanes: a copy that learns the one partial block learns the other, too."""
-    return len(state.cutter) + len(state.quick)
+    """Whether nothing was learned since that a reader is told of."""
+    return told.pieces == state.pieces and (told.waiting_rows == len(state.cutter) or _waits_for_little(state))
 
 
 def _waits_for_little(state: TargetState) -> bool:

@@ -53,7 +53,7 @@ class StepHistory:
         if not self._kept or watcher is None or not watcher.started:
             return
         names = watcher.features.names
-        error = watcher.members.champion.error if published is None else published.shaped.error
+        error = watcher.members.scores.error if published is None else published.shaped.error
 
         def values() -> Floats:
             stderr = None if watcher.startup.holding else watcher.diagnosis().stderr[: len(names)]

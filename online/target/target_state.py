@@ -1,4 +1,4 @@
-"""One target of one configuration: its partial blocks, and the models with the columns each of them reads."""
+"""One target of one configuration: its partial block, and the models with the columns each of them reads."""
 
 from __future__ import annotations
 
@@ -43,13 +43,12 @@ class SavedTarget:
     STATE = saved(
         "target",
         fresh=lambda _: SavedTarget(
-            [], None, None, {}, Residuals(), {}, WindowRows(finer=True), "", 0, 0, {}, Course(), ClockGrain(), {}
+            [], None, {}, Residuals(), {}, WindowRows(finer=True), "", 0, 0, {}, Course(), ClockGrain(), {}
         ),
     )
 
     sets: list[tuple[str, list[str]]]
     pending: Design | None
-    quick: Design | None
     models: dict[str, Kept]
     residuals: Residuals
     shaped: dict[str, Kept]
@@ -82,14 +81,14 @@ class TargetState:
         clock: how many rows seem to take no time.
         engine_names: of the engines that sent rows lately, by the numbers that rows bear.
         sheet_prior: what the data sheet and other configurations say of ``portable``'s step time.
-        pieces, quick_pieces: how often something was learned that a reader is told of, in either lane.
+        pieces: how often something was learned that a reader is told of.
     """
 
     def __init__(self, target: Target, settings: BankSettings) -> None:
         self.target = target
         self.settings = settings
         self._block_size = BlockSize(settings.bank.block_rows, int(settings.bank.block_s * 1e9))
-        self.cutter, self.quick = Cutter(*self._block_size), Cutter(*self._block_size.quick)
+        self.cutter = Cutter(*self._block_size)
         self.matrix = DesignMatrix(target)
         self.models: dict[str, Learner] = {}
         self.residuals, self.windows = Residuals(), WindowRows()
@@ -101,7 +100,7 @@ class TargetState:
         self.engine_names: dict[int, str] = {}
         self.history = StepHistory(kept=target is Target.STEP_TIME)
         self.sheet_prior: SheetPrior | None = None
-        self.pieces = self.quick_pieces = 0
+        self.pieces = 0
 
     def offer(self, features: FeatureSet, prior_for: PriorFor) -> None:
         """Start models on a feature set that has become available."""
@@ -115,10 +114,9 @@ class TargetState:
         if self.published is None and SHAPED in self.models and self.target.vector == "beta":
             self.published = make_published(features, self.settings)
         for model in self.publishers():
-            model.members.champion.learns_intervals = self.published is None
+            model.members.scores.learns_intervals = self.published is None
             model.weigh_held = partial(weights_by_sheet, self) if model is self.models.get(SHAPED) else None
-        for cutter in (self.cutter, self.quick):
-            cutter.widen(self.matrix.width)
+        self.cutter.widen(self.matrix.width)
         self.windows.widen(self.matrix.width)
 
     def publishers(self) -> Iterator[RlsLearner]:
@@ -127,16 +125,11 @@ class TargetState:
 
     # ---------------------------------------------------------------- rows in
 
-    def learn(self, rows: RowBlock, *, quick: bool = False) -> Counter[RowOutcome]:
+    def learn(self, rows: RowBlock) -> Counter[RowOutcome]:
         """Cut rows into blocks and learn every block that is complete; what became of the rows."""
         design, outcome, good = self.matrix.evaluate(rows)
-        if not quick:
-            self.clock.learn(rows.elapsed_us)
+        self.clock.learn(rows.elapsed_us)
         if not len(design):
-            return outcome
-        if quick:
-            for block in self.quick.push(design):
-                self._learn_quick(block)
             return outcome
         windows = int(rows.quality.min()) == Quality.METRICS  # the poorest, of all rows
         self.pieces += windows or self.windows.rows is not None
@@ -153,7 +146,7 @@ class TargetState:
         return outcome
 
     def _learn_block(self, block: Design) -> None:
-        """Learn a block of the published lane, whole or in pieces."""
+        """Learn a block, whole or in pieces."""
         watcher, views = self.watcher(), self.matrix.views(block)
         watched = watcher is not None and self.settings.bank.detector != NO_DETECTOR
         off = runs_off(watcher, views[watcher.features.name] if watcher and watched else None, len(block))
@@ -206,7 +199,7 @@ class TargetState:
     def _predictor(self) -> RlsLearner | None:
         """The published champion as of now; None before the first fit."""
         errors = {
-            name: model.members.champion.error.mean()
+            name: model.members.scores.error.mean()
             for name, model in sorted(self.models.items())
             if publishes(model) and model.started
         }
@@ -218,19 +211,10 @@ class TargetState:
         model = self.models[self.champion]
         return model if publishes(model) else None
 
-    def _learn_quick(self, block: Design) -> None:
-        self.quick_pieces += 1
-        for model in self.publishers():
-            view = self.matrix.view(block, model.features.name)
-            if len(view):
-                model.learn_quick(view)
-
     def flush(self) -> None:
         """Learn the partial block as it stands."""
         if len(self.cutter):
             self._learn_block(self.cutter.flush())
-        if len(self.quick):
-            self._learn_quick(self.quick.flush())
 
     # ---------------------------------------------------------------- reading
 
@@ -268,7 +252,6 @@ class TargetState:
             residuals=self.residuals.snapshot(),
             drift=None if watcher is None else watcher.members.drift.snapshot(),
             mean_us=learner.mean_us(),
-            live_champion=live_champion(models),
             **_replica_parts(self.replicas, watcher),
             **self._shape_parts(learner, None if told is None else told.beta),
             not_stationary=not_stationary(self.models.get(SHAPED)),
@@ -292,7 +275,7 @@ class TargetState:
         published, model = self.published, self.models.get(SHAPED)
         if published is not None and model is not None and publishes(model):
             return published.snapshot(model, beta)
-        interval = champion.members.champion.intervals.snapshot(by_stratum=self.target.vector == "beta")
+        interval = champion.members.scores.intervals.snapshot(by_stratum=self.target.vector == "beta")
         return {"interval": interval, "mean_factor": champion.mean_factor()}
 
     # ---------------------------------------------------------------- state
@@ -302,7 +285,6 @@ class TargetState:
         return SavedTarget(
             sets=self.matrix.layout(),
             pending=self.cutter.pending(),
-            quick=self.quick.pending(),
             models={name: model for name, model in self.models.items() if model.is_saved},
             residuals=self.residuals,
             shaped={} if self.published is None else self.published.parts(),
@@ -325,9 +307,8 @@ class TargetState:
                 kept.fill(self.models[name])
             else:
                 skipped.append(name)
-        for cutter, pending in ((self.cutter, state.pending), (self.quick, state.quick)):
-            if pending is not None:
-                cutter.restore(self.matrix.rearranged(pending, same, width))
+        if state.pending is not None:
+            self.cutter.restore(self.matrix.rearranged(state.pending, same, width))
         if state.windows.rows is not None:
             self.matrix.rearranged(state.windows.rows, same, width)
         if self.published is not None and SHAPED in same:
@@ -348,11 +329,6 @@ def _replica_parts(replicas: Mapping[str, list[Replica]], watcher: RlsLearner | 
         return {}
     beside, clusters = compared(replicas.get(watcher.features.name, []), watcher.rows)
     return {"replicas": beside, "replica_clusters": clusters}
-
-
-def live_champion(models: Mapping[str, ModelSnapshot]) -> str | None:
-    """Whose live prediction has the lowest error."""
-    return _lowest({name: model.live_error for name, model in models.items() if model.live_error})
 
 
 def _lowest(errors: dict[str, ErrorSnapshot | None]) -> str | None:

@@ -78,12 +78,12 @@ def _steady(job):
         ape = np.abs(x @ beta - run.y) / run.y
         for s in np.unique(segment[: end + 1]):
             worst = max(worst, ape[good & (segment[: len(run.y)] == s) & (np.arange(len(run.y)) <= end)].mean())
-    live = run.ape("live")[good]
+    shaped = run.ape("shaped")[good]
     return {
         "name": name,
-        "live": 100 * live.mean(),
+        "shaped": 100 * shaped.mean(),
         "slow": 100 * run.ape("slow")[good].mean(),
-        "p90": 100 * np.quantile(live, 0.9),
+        "p90": 100 * np.quantile(shaped, 0.9),
         "covered": 100 * run.covered()[HELD_ROWS:].mean(),
         "frozen": 100 * worst,
         "alarms": run.model.members.drift.alarms,
@@ -105,13 +105,13 @@ def _changed(job):
             first.setdefault("report", at - onset)
 
     run = simulated.prequential(stream.rows, simulated.physics(stream.machine), hook)
-    good = ~stream.outlier[: len(run.y)] & np.isfinite(run.live)
+    good = ~stream.outlier[: len(run.y)] & np.isfinite(run.shaped)
     after = good & (np.arange(len(run.y)) >= onset) & (np.arange(len(run.y)) < onset + 500)
     return {
         "name": name,
         "alarm": first.get("alarm", 10**9),
         "reported": "report" in first,
-        "first500": 100 * run.ape("live")[after].mean(),
+        "first500": 100 * run.ape("shaped")[after].mean(),
         "covered": 100 * run.covered()[after].mean(),
     }
 
@@ -121,9 +121,9 @@ def simulated_lines(pool):
     names = list(MACHINES)
     runs = list(pool.map(_steady, [(n, 1000 + 7 * i, i) for i in range(2) for n in names]))
     for run in runs:
-        yield at_most(f"live MAPE {run['name']} (published {run['slow']:.2f} %)", run["live"], 2.0, " %")
-    yield at_most("live MAPE, median over machines", float(np.median([r["live"] for r in runs])), 1.4, " %")
-    yield at_most("live p90 of APE, worst machine", max(r["p90"] for r in runs), 4.1, " %")
+        yield at_most(f"MAPE, shaped, {run['name']} (coefficients alone {run['slow']:.2f} %)", run["shaped"], 2.0, " %")
+    yield at_most("MAPE, shaped, median over machines", float(np.median([r["shaped"] for r in runs])), 1.4, " %")
+    yield at_most("p90 of APE with shape factors, worst machine", max(r["p90"] for r in runs), 4.1, " %")
     for run in runs:
         yield between(f"P10-P90 coverage, steady, {run['name']}", run["covered"], 78, 82, " %")
     for run in runs:
@@ -168,7 +168,7 @@ def endurance_lines():
             model.learn(block)
     diagnosis, members = model.diagnosis(), model.members
     slow = members.slow
-    finite = all(np.isfinite(a).all() for a in (slow.strata.g, members.fast.f, slow.beta, slow.meat.m))
+    finite = all(np.isfinite(a).all() for a in (slow.strata.g, slow.beta, slow.meat.m))
     yield Line("1e7 dull steps: state finite", str(finite), "True", finite)
     yield Line("1e7 dull steps: scaled condition", f"{diagnosis.condition:.2g}", "<= 1e8", diagnosis.condition <= 1e8)
     ape = []

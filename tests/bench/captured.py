@@ -15,19 +15,19 @@ from collector.config.schema import Config
 from collector.runtime.clock import SystemClock
 from online.bank import Bank
 from online.features.registry import portable
-from online.rows import Lane, RowBlock, Target
+from online.rows import RowBlock, Target
 from tests.bench.simulated import prequential
 from tests.support.recordings import messages, otlp_file, received
 
 NAMES = {"c1": "c1_mixed", "c4": "c4_abort_errors", "c5": "c5_offload", "c6": "c6_saturated", "c7": "c7_async_sim"}
 NAMES["c10"] = "c10_long"
-LIVE_LIMITS = {"c1": 6.0, "c5": 10.0}
+MAPE_LIMITS = {"c1": 6.0, "c5": 10.0}
 TAIL = 0.6
-NAMES_OF_PREDICTIONS = {"portable": "live", "portable × shape": "shaped"}
+NAMES_OF_PREDICTIONS = {"portable": "slow", "portable × shape": "shaped"}
 
 
 def lines(line, pool, outside):
-    """Gates, live error, drift and the compile step of each recording."""
+    """Gates, error before learning, drift and the compile step of each recording."""
     if outside.tools is None:
         yield line("gates of the recordings", "SKIPPED", "needs --tools", None)
     for found in pool.map(_measure, NAMES.items(), [outside] * len(NAMES)):
@@ -40,11 +40,11 @@ def _measure(item, outside):
     if outside.tools is not None:
         found = [_gate(short, name, gate, outside) for gate in ("holdout_100", "fit_100")]
     rows = recorded_rows(name)
-    best, drift = _live(rows)
-    limit, value = LIVE_LIMITS.get(short), min(best.values())
+    best, drift = _measured(rows)
+    limit, value = MAPE_LIMITS.get(short), min(best.values())
     each = ", ".join(f"{k} {v:.1f}" for k, v in best.items())
     target, good = ("", None) if limit is None else (f"<= {limit}", value <= limit)
-    found.append((f"live MAPE %, last 40 %, {short} ({each})", f"{value:.1f}", target, good))
+    found.append((f"MAPE % before learning, last 40 %, {short} ({each})", f"{value:.1f}", target, good))
     if short == "c10":
         alarms, refuted, confirmed = drift
         found.append(("c10: drift reported or acted on", str(confirmed), "0", confirmed == 0))
@@ -98,10 +98,10 @@ def step_rows(files):
     """The published lane's step_time rows of recordings, as the collector hands them to the bank."""
     kept = []
 
-    def learn(self, config_id, target, rows, lane=Lane.PUBLISHED, engines=None):
-        if target is Target.STEP_TIME and lane is Lane.PUBLISHED and len(rows):
+    def learn(self, config_id, target, rows, engines=None):
+        if target is Target.STEP_TIME and len(rows):
             kept.append(rows)
-        return original(self, config_id, target, rows, lane, engines)
+        return original(self, config_id, target, rows, engines)
 
     original, Bank.learn = Bank.learn, learn
     try:
@@ -113,9 +113,9 @@ def step_rows(files):
     return RowBlock.concatenate(kept)
 
 
-def _live(rows):
+def _measured(rows):
     run = prequential(rows, portable(Target.STEP_TIME), settings=Config(learners=("rls",)))
-    tail = (np.arange(len(run.y)) >= TAIL * len(run.y)) & np.isfinite(run.live)
+    tail = (np.arange(len(run.y)) >= TAIL * len(run.y)) & np.isfinite(run.slow)
     drift = run.model.members.drift
     best = {name: 100 * run.ape(which)[tail].mean() for name, which in NAMES_OF_PREDICTIONS.items()}
     return best, (drift.alarms, drift.refuted, drift.confirmed)

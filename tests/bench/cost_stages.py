@@ -19,7 +19,7 @@ from collector.join import Described, Event, Joiner, Rows, together
 from collector.receive.export_request import Export
 from collector.telemetry import Counts
 from collector.worker.correlator import TelemetryReader
-from online import Bank, Lane, RowOutcome, Target
+from online import Bank, RowOutcome, Target
 from tests.support.otlp_load import Stream
 
 ENGINES, WARMED, MEASURED, RUNS = 5, 8, 6, 3
@@ -60,9 +60,9 @@ class Sidecar:
         match event:
             case Described(config_id, facts, _):
                 self._bank.describe(config_id, facts)
-            case Rows(config_id, target, rows, lane, engines):
-                outcome = self._bank.learn(config_id, target, rows, lane, engines)
-                if target is Target.STEP_TIME and lane is Lane.PUBLISHED:
+            case Rows(config_id, target, rows, engines):
+                outcome = self._bank.learn(config_id, target, rows, engines)
+                if target is Target.STEP_TIME:
                     self.learned_rows += outcome[RowOutcome.LEARNED]
 
     def publish(self) -> None:

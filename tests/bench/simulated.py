@@ -44,13 +44,12 @@ class Run:
     model: object
     y: np.ndarray
     slow: np.ndarray
-    live: np.ndarray
     shaped: np.ndarray
     low: np.ndarray
     high: np.ndarray
 
     def ape(self, which):
-        """Relative error of ``slow``, ``live`` or ``shaped``, (n,)."""
+        """Relative error of ``slow`` or ``shaped``, (n,)."""
         return np.abs(getattr(self, which) - self.y) / self.y
 
     def covered(self):
@@ -69,9 +68,9 @@ def prequential(rows, features, hook=None, *, block_rows=32, settings=None):
     state.offer(features, lambda _features: None)
     design = state.matrix.evaluate(rows).design
     model = state.models[features.name]
-    model.members.champion.learns_intervals = True  # where those of x beta F are published, nobody else reads them
+    model.members.scores.learns_intervals = True  # where those of x beta F are published, nobody else reads them
     n = len(design)
-    run = Run(model, design.elapsed_us, *(np.full(n, np.nan) for _ in range(5)))
+    run = Run(model, design.elapsed_us, *(np.full(n, np.nan) for _ in range(4)))
     at = 0
     if live:
         state._size_blocks()
@@ -80,9 +79,9 @@ def prequential(rows, features, hook=None, *, block_rows=32, settings=None):
         if model.started:
             run.slow[here] = block.x @ model.members.slow.beta[: len(features)]
             run.shaped[here] = run.slow[here] * np.exp(model.log_factors(block.cell))
-            run.live[here] = live_us = model.predict(block)
-            ratio = model.members.champion.intervals.ratios(block.stratum)
-            run.low[here], run.high[here] = live_us * ratio[:, 0], live_us * ratio[:, 2]
+            band = model.members.scores.intervals.snapshot(by_stratum=False)
+            if band is not None:
+                run.low[here], run.high[here] = run.slow[here] * band.p10, run.slow[here] * band.p90
         model.learn(block)
         at += len(block)
         if live:

@@ -123,7 +123,7 @@ def stages():
         "decode: steps by template, events of requests by shape",
         "place in the windows of their engines",
         "rows: final steps, features, order among engines",
-        "learn: five targets, two of them of steps, and the quick lane",
+        "learn: five targets, two of them of steps",
         "a snapshot every five seconds",
     )
     for stage, what in zip(STAGES, words, strict=True):

@@ -40,8 +40,6 @@ RLS, DRIFT = LearnerSettings(), DriftSettings()
         (r"young \((\d+) rows;", block_pieces.YOUNG_ROWS),
         (r"off by more than (\d+) % in their", 100 * block_pieces.EXPECTED_OFF),
         (r"relative ridge\s+of ([\de-]+);", RELATIVE_RIDGE),
-        (r"half-life of (\d+) steps around", RLS.fast_half_life_steps),
-        (r"better by (\d+) %", 100 * (1 - RLS.champion_advantage)),
         *zip((r"windows of (\d+),", r"windows of \d+, (\d+) or", r"or (\d+) rows \[4\]"), hac.WINDOW_ROWS, strict=True),
         (r"standard error below (\d+) %", 100 * IDENTIFIED_ERROR),
         (r"half-life (\d+) rows", PrequentialError().half_life_rows),

@@ -109,7 +109,7 @@ def test_charts_stay_inside_their_frame_whatever_the_numbers(rows, times):
         coefficient_course("x", "us", points, marks),
         histogram([int(t) for t in observed], 0.2),
         shares([("x", t) for t in observed]),
-        whisker(observed[0], values[0], 0.1),
+        whisker(observed[0], 0.1),
         meter(values[0], values[-1], "x"),
     ]
     for text in drawn:

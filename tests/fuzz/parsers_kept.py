@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import tempfile
 import zlib
@@ -21,7 +20,7 @@ from collector.durable.journal import Journal
 from collector.durable.journal_records import _HEAD, _PREFIX
 from collector.receive.export_request import Export
 from collector.worker.build import make_pipeline
-from online.state import StateError, sealed, version_2
+from online.state import StateError, sealed
 from online.state.file import _DIGEST_BYTES, MAGIC
 from tests.fuzz.mutations import edited_tree
 from tests.fuzz.parsers import Held, Kv, Parser
@@ -30,7 +29,7 @@ from tests.support.step_exports import make_export
 
 
 class State(Parser):
-    """State files and the learners' part of them, of today and older; the damage is sealed anew, to get behind sums."""
+    """State files and the learners' part of them; the damage is sealed anew, to get behind sums."""
 
     tokens = (*Kv.tokens, b"\xca\x7f\xc0\0\0", b"\xc4\x00", b"\x91")
     bred_bytes_max = 3000
@@ -46,10 +45,7 @@ class State(Parser):
         bodies += [self._pipeline_after(kv=kv_lines("c5_offload")[:2]).whole_state(1).body()]
         learned = self._pipeline_after(make_export(40, steps_per_span=12))
         learned.flush()
-        oldest = b"\x82\xa7version\x01\xa5state\x81\xa7configs\x91\x81\xa7targets\x81\xa1t\x80"
-        sidecar = msgspec.msgpack.encode({**_EMPTY_SIDECAR, "bank": sealed(oldest)})
-        bodies = [*bodies * 12, learned.whole_state(9).body(), _body(learned.state())]
-        return [*bodies, oldest, version_2.SIDECAR_MAGIC + sidecar]
+        return [*bodies * 12, learned.whole_state(9).body(), _body(learned.state())]
 
     def _pipeline_after(self, export=None, kv=()):
         pipeline = make_pipeline(self._config)
@@ -74,7 +70,7 @@ class State(Parser):
         try:
             read_image(data)
         except StateError:
-            return self._restore(_sealed(data))
+            return self._restore(sealed(data))
         raise AssertionError("a file without its checksum was read")
 
     def _restore(self, file):
@@ -93,19 +89,8 @@ class State(Parser):
         return self._pipeline._bank
 
 
-_EMPTY_SIDECAR = {"version": 1, "seq": 1, "generation": 1, "joiner": {}, "spans": {}, "described": {}}
-
-
 def _body(file):
     return file[len(MAGIC) + _DIGEST_BYTES :]
-
-
-def _sealed(body):
-    """The file of a body, of a sidecar's of version 1 where it says so."""
-    if not body.startswith(version_2.SIDECAR_MAGIC):
-        return sealed(body)
-    rest = body[len(version_2.SIDECAR_MAGIC) :]
-    return version_2.SIDECAR_MAGIC + hashlib.sha256(rest).digest() + rest
 
 
 def _finite(value, name=""):

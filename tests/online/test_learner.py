@@ -10,7 +10,7 @@ from collector.config.schema import Config
 from online.bank import Bank
 from online.features.registry import portable
 from online.prediction.prequential import PrequentialError
-from online.rows import PHASES, Lane, RowBlock, Target
+from online.rows import PHASES, RowBlock, Target
 from online.target import TargetState
 from tests.bench.simulated import prequential
 from tests.support.designs import design_of
@@ -86,22 +86,6 @@ def test_phases_go_through_the_state():
     for each in (bank, again):
         each.learn("c", TARGET, phased.slice(450, 900))
     assert msgspec.json.encode(again.targets("c")) == msgspec.json.encode(bank.targets("c"))
-
-
-def test_the_quick_lane_moves_the_live_coefficients_only():
-    rows = steps(1200, 4, drift_at=1000, gain=1.15).rows
-    with_it, without = Bank(RLS), Bank(RLS)
-    for bank in (with_it, without):
-        bank.learn("c", TARGET, rows.slice(0, 1000))
-    with_it.learn("c", TARGET, rows.slice(1000, 1200), Lane.QUICK)
-    for bank in (with_it, without):
-        bank.learn("c", TARGET, rows.slice(1000, 1060))
-    a, b = _model(with_it), _model(without)
-    assert [f.coefficient for f in a.features] == [f.coefficient for f in b.features]
-    assert a.error == b.error
-    live = with_it._configs["c"][TARGET].models["portable"]
-    probe = portable(TARGET).evaluate(steps(50, 5).rows)
-    assert np.allclose(probe @ live.members.fast.beta / (probe @ BETA), 1.15, atol=0.03)
 
 
 def test_stalls_are_in_the_mean_factor_and_not_in_the_coefficients():

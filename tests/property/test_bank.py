@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from collector.config.learning_config import BankConfig
 from collector.config.schema import Config
 from online.bank import Bank
-from online.rows import STEP_FEATURES, Lane, RowBlock, RowOutcome, Target
+from online.rows import STEP_FEATURES, RowBlock, RowOutcome, Target
 from tests.support.linear_steps import BETA, steps
 
 RLS = Config(learners=("rls",))
@@ -112,14 +112,14 @@ def test_a_compile_step_moves_no_coefficient_by_more_than_one_per_cent():
 def test_living_configurations_are_not_forgotten_for_newcomers():
     bank = Bank(Config(learners=("rls",), bank=BankConfig(configs_max=2)))
 
-    def learn(name, at_s, lane=Lane.PUBLISHED):
+    def learn(name, at_s):
         rows = steps(40, 1).rows
         rows = dataclasses.replace(rows, end_ns=rows.end_ns - rows.end_ns.max() + int(at_s * 1e9))
-        return {outcome.value for outcome in bank.learn(name, Target.STEP_TIME, rows, lane)}
+        return {outcome.value for outcome in bank.learn(name, Target.STEP_TIME, rows)}
 
     hour_s = 3600
     assert [learn(name, 10 * hour_s) for name in ("a", "b")] == [{"learned"}] * 2
-    assert [learn("c", (10 + at) * hour_s, lane) for at in (0, 0.9) for lane in Lane] == [{"no_place"}] * 4
+    assert [learn("c", (10 + at) * hour_s) for at in (0, 0.9)] == [{"no_place"}] * 2
     assert (bank.configs(), bank.places.evictions, [*bank.places.refused]) == (["a", "b"], 0, ["c"])
     assert learn("b", 10.9 * hour_s) == {"learned"}
     assert learn("c", 11.1 * hour_s) == {"learned"}, "a has been silent for an hour"

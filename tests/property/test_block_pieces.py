@@ -64,7 +64,6 @@ def test_who_asks_for_long_blocks_gets_longer_young_ones_too_and_those_of_reques
         assert size.after(20_000, of_steps=True) == size
         assert size.after(2_000, of_steps=True) == (512, growing_s * 1e9)
         assert size.after(2_000, of_steps=False) == (2048, 2 * block_s * 1e9)
-        assert size.quick == (2048, block_s / 2 * 1e9), "for haste"
         assert size.after(10, of_steps=True) == size.after(10, of_steps=False) == (PIECE_ROWS, growing_s * 1e9)
 
 

@@ -53,7 +53,6 @@ features = st.builds(
     coefficient=numbers,
     status=names,
     stderr=optional,
-    live_coefficient=optional,
     vif=optional,
     learned_share=optional,
 )
@@ -65,7 +64,6 @@ models = st.builds(
     effective_rows=numbers,
     condition_number=optional,
     error=st.none() | errors,
-    live_error=st.none() | errors,
 )
 intervals = st.builds(
     IntervalSnapshot,

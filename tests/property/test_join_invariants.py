@@ -26,7 +26,7 @@ from collector.telemetry.counts import metric_of
 from collector.telemetry.reasons import Skip
 from collector.worker.pipeline import Pipeline
 from online.bank import Bank
-from online.rows import Lane, RowOutcome
+from online.rows import RowOutcome
 from tests.support.paths import DATA
 from tests.support.pipelines import assert_accounted, coefficients, new_pipeline
 from tests.support.recordings import recording
@@ -88,18 +88,15 @@ class Telling(RuleBasedStateMachine):
         heapq.heapify(self.waiting)
         self.delayed: set[int] = set()
         self.told: list[int] = []
-        self.sent = self.repeated = self.learned = self.quick = self.received_rows = 0
+        self.sent = self.repeated = self.learned = self.received_rows = 0
         self.watch(self.pipeline._bank)
 
     def watch(self, bank: Bank) -> None:
         """Count rows on their way into the bank."""
         learn = bank.learn
 
-        def counted(config_id, target, rows, lane=Lane.PUBLISHED, engines=None):
-            outcome = learn(config_id, target, rows, lane, engines)
-            if lane is Lane.QUICK:  # live and outside of these invariants
-                self.quick += outcome[RowOutcome.LEARNED]
-                return outcome
+        def counted(config_id, target, rows, engines=None):
+            outcome = learn(config_id, target, rows, engines)
             assert sum(outcome.values()) == len(rows)
             self.received_rows += len(rows)
             self.learned += outcome[RowOutcome.LEARNED]
@@ -168,7 +165,7 @@ class Telling(RuleBasedStateMachine):
         assert counts[table.DECODED_SPANS] == self.sent
         assert counts[table.SKIPPED_SPANS, Skip.DUPLICATE] + counts[table.SKIPPED_SPANS, Skip.LATE] == self.repeated
         assert self.pipeline._counts.total(table.ROWS) == self.received_rows
-        assert self.pipeline.learned_rows == self.learned + self.quick
+        assert self.pipeline.learned_rows == self.learned
 
     @invariant()
     def memory_is_bounded(self) -> None:

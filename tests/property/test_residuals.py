@@ -96,16 +96,6 @@ def test_a_bank_without_rls_has_none():
     assert "residuals" not in msgspec.to_builtins(bank.targets("c")["step_time"])
 
 
-def test_the_quick_lane_counts_nothing():
-    from online.rows import Lane
-
-    bank, quick = Bank(BOTH), Bank(BOTH)
-    for each in (bank, quick):
-        each.learn("c", Target.STEP_TIME, steps(600, 1).rows)
-    quick.learn("c", Target.STEP_TIME, steps(600, 2).rows, Lane.QUICK)
-    assert _residuals(quick) == _residuals(bank)
-
-
 def test_merging_adds_them():
     parts = []
     for seed in (1, 2):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -12,13 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from collector.config.schema import Config
-from collector.durable import JOIN, SPANS, Progress, progress_of, read_image
+from collector.durable import read_image
 from collector.recordings.reader import Recording, TimedKv, TimedPage, merged
 from collector.telemetry import table
 from collector.worker.build import make_pipeline
 from online.state import StateError, sealed
 from tests.support.paths import DATA
-from tests.support.state_files import kept_file
 
 RECORDED = ("otlp.pb.gz", "kv.jsonl.gz", "pages.jsonl.gz")
 CAPTURES = sorted({path.parent.name for name in RECORDED for path in DATA.glob(f"*/{name}")})
@@ -145,72 +142,6 @@ def attributes_by_kind(pipeline):
 def attributes(value):
     slots = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ())]
     return {name for name in slots if hasattr(value, name)} | set(getattr(value, "__dict__", ()))
-
-
-# --------------------------------------------------------------- older files
-
-OLD = Config(learners=("rls", "river:linear", "rls_covariance"), feature_sets=("portable", "physics", "bsr_ard"))
-OLD_STREAMS = (
-    (["c3_preempt/otlp.pb.gz"], 14),
-    (["c8_stock_0.32.0/otlp.pb.gz"], 6),
-    (["c5_offload/otlp.pb.gz", "c5_offload/kv.jsonl.gz"], 211),
-)
-"""What the sidecar had received that wrote sidecar_1.bin: files, and how much of each."""
-
-
-def old_streams():
-    with contextlib.chdir(DATA):
-        return [(list(merged([Recording(path, print) for path in map(Path, files)])), n) for files, n in OLD_STREAMS]
-
-
-def join_parts(pipeline):
-    image = read_image(sealed(pipeline.whole_state(7).body()))
-    return [image.graph(name) for name in (JOIN, SPANS)]
-
-
-def forget_usage(engine):
-    """Of how full contexts leave the cache version 1 summed nothing up."""
-    for process in engine.processes:
-        habits = process.sequence.context.habits
-        for sums in (habits.ratio, habits._past, habits._block):
-            sums.usage = 0.0
-
-
-def test_a_sidecars_state_of_version_1_goes_on_as_if_it_had_never_stopped():
-    """The join bit for bit; the learners watched for drift otherwise, so theirs within 1 %."""
-    data = kept_file("sidecar_1.bin")
-    straight, restored = make_pipeline(OLD), make_pipeline(OLD)
-    streams = old_streams()
-    for stream, n in streams:
-        feed(straight, stream[:n])
-    for engine in straight.joiner._engines.values():
-        assert engine.steps_heard > 0
-        engine.steps_heard = 0  # version 1 did not count them; only what is added since is compared with a page
-        forget_usage(engine)
-    left_out = restored.restore(read_image(data))
-    assert left_out
-    assert {name.split("/", 1)[1] for name in left_out} == {"step_time/shape"}
-    assert progress_of(read_image(data)) == Progress(seq=0, generation=7)
-    assert join_parts(restored) == join_parts(straight)
-    assert restored.learned_rows == straight.learned_rows
-    for stream, n in streams:
-        feed(straight, stream[n:])
-        feed(restored, stream[n:])
-    assert join_parts(restored) == join_parts(straight)
-    for pipeline in (straight, restored):
-        pipeline.flush()
-    assert restored.learned_rows == straight.learned_rows > 4000
-    for one, other in zip(restored.snapshot(1, 1).configs, straight.snapshot(1, 1).configs, strict=True):
-        assert (one.config_id, one.config, one.engines) == (other.config_id, other.config, other.engines)
-        assert one.targets.keys() == other.targets.keys()
-        for target in one.targets:
-            # Until version 3 rows were forgotten more slowly; what the state holds of them stays for a while.
-            rel = 0.1 if target == "schedule_time" else 0.01
-            assert coefficients(one.targets[target]) == pytest.approx(coefficients(other.targets[target]), rel=rel)
-
-
-def coefficients(target):
-    return {feature.name: feature.coefficient for feature in target.models["portable"].features}
 
 
 @given(data=st.data())

@@ -95,7 +95,7 @@ REPLICAS = [
 ]
 
 
-def model(features, *, status="identified", live=True, error=True, stderr=True):
+def model(features, *, status="identified", error=True, stderr=True):
     """A model with the given (name, unit, coefficient) triples."""
     return ModelSnapshot(
         features=[
@@ -105,7 +105,6 @@ def model(features, *, status="identified", live=True, error=True, stderr=True):
                 coefficient=value,
                 status=status,
                 stderr=value / 64 if stderr else None,
-                live_coefficient=value * 1.25 if live else None,
                 mean=MEAN_TOKENS.get(name),
             )
             for name, unit, value in features
@@ -114,7 +113,6 @@ def model(features, *, status="identified", live=True, error=True, stderr=True):
         effective_rows=1010.25,
         condition_number=61.0 if features else None,
         error=ErrorSnapshot(mape=0.021, median_ape=0.013, p90_ape=0.045) if error else None,
-        live_error=ErrorSnapshot(mape=0.018, median_ape=0.011, p90_ape=0.041) if features else None,
     )
 
 
@@ -208,14 +206,8 @@ def full_snapshot(n_configs, generation=1):
 
 
 def _by_default(target):
-    """Without models that the default learners do not make, and without live coefficients."""
-    models = {
-        name: msgspec.structs.replace(
-            each, features=[msgspec.structs.replace(f, live_coefficient=None) for f in each.features]
-        )
-        for name, each in target.models.items()
-        if each.features
-    }
+    """Without models that the default learners do not make."""
+    models = {name: each for name, each in target.models.items() if each.features}
     return msgspec.structs.replace(target, models=models)
 
 

@@ -43,7 +43,7 @@ def prefill_tokens(name):
 
 def joined(name, batches, keep=lambda _step: True, settings=None):
     """A joiner that has taken a whole recording, flushed, and the rows it gave."""
-    joiner = Joiner(settings or JoinConfig(quick_lane=False))
+    joiner = Joiner(settings or JoinConfig())
     for one in batches:
         joiner.kv.add(one)
     for one in telemetry(name, keep):

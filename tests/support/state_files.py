@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import lzma
-
 import msgspec
 
 from online.state import Image, decode, encode, sealed
 from online.state.file import _DIGEST_BYTES, MAGIC
-from tests.support.paths import DATA
-
-STATES = DATA / "states"
-
-
-def kept_file(name):
-    """A file that an earlier version wrote."""
-    return lzma.decompress((STATES / f"{name}.xz").read_bytes())
 
 
 def body_of_file(data):
-    """Plain data of a file of the learners' kind, of any version; arrays of versions 1 and 2 stay as they are."""
+    """Plain data of a file of the learners' kind."""
     return msgspec.msgpack.decode(data[len(MAGIC) + _DIGEST_BYTES :], ext_hook=msgspec.msgpack.Ext)
 
 

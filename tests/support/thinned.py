@@ -9,7 +9,7 @@ import numpy as np
 
 from collector.recordings.reader import Recording, TimedExport, merged
 from collector.worker.pipeline import Pipeline
-from online.rows import Lane, RowBlock, Target
+from online.rows import RowBlock, Target
 
 _MULTIPLIER = 2654435761
 
@@ -25,8 +25,8 @@ def thinned_step_rows(pipeline: Pipeline, path: Path, percent: int) -> tuple[dic
         telemetry.steps = telemetry.steps[mixed % np.uint64(100) < percent]
         add(telemetry, recording)
 
-    def take(_config_id, target, block, lane=Lane.PUBLISHED, _engines=None):
-        rows.extend([block] if target is Target.STEP_TIME and lane is Lane.PUBLISHED else [])
+    def take(_config_id, target, block, _engines=None):
+        rows.extend([block] if target is Target.STEP_TIME else [])
         return Counter()
 
     pipeline.joiner.add = add_some

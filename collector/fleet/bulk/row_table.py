@@ -20,7 +20,7 @@ import numpy as np
 from collector.fleet.object_store import open_store
 from collector.join import Event, Renamed, Rows
 from collector.runtime import StartError
-from online import PHASES, Lane, Quality, RowBlock, Target
+from online import PHASES, Quality, RowBlock, Target
 
 BUFFERED_ROWS: Final = 100_000
 FEATURES: Final = tuple(
@@ -55,7 +55,7 @@ class RowTable:
         if isinstance(event, Renamed):
             _rename(self._blocks, event.old, event.new)
             _rename(self._written, event.old, event.new)
-        elif isinstance(event, Rows) and event.lane is Lane.PUBLISHED:
+        elif isinstance(event, Rows):
             self._blocks.setdefault((event.config_id, event.target), []).append(event)
             self._held += len(event.rows)
             if self._held >= BUFFERED_ROWS:

@@ -92,17 +92,6 @@ def stamps(steps: Cells, cells: Cells, empty: Mask, *, asynchronous: bool) -> St
     return Stamps(index + 1, ns[index], unix[index], kind[index], np.zeros(len(index), np.int64))
 
 
-def pairs(steps: Cells, cells: Cells, empty: Mask, *, asynchronous: bool, done: bool) -> tuple[Ints, Floats]:
-    """Steps timed by summaries alone (the quick lane): index within the columns, elapsed us."""
-    stamped = done_stamps(steps, cells, empty) if done else stamps(steps, cells, empty, asynchronous=asynchronous)
-    start = stamped.kind == START
-    next_too = start[:-1] & start[1:] & (np.diff(stamped.step) == 1)
-    index = stamped.step[:-1]
-    timed = next_too & cells["seen"][index] & ~empty[index]
-    elapsed_us = stamped.elapsed_ns[timed] / 1e3
-    return index[timed], elapsed_us
-
-
 def done_stamps(steps: Cells, cells: Cells, empty: Mask) -> Stamps:
     """Stamps of an engine whose summaries carry ``ts_done_ns``; same shape rules as :func:`stamps`."""
     inner, before = slice(1, len(steps) - 1), slice(0, len(steps) - 2)

@@ -25,7 +25,6 @@ from .finality import finality, first_open
 from .frontier import Frontier
 from .habits import FIRST_BLOCK_STEPS
 from .process_context import ProcessContext
-from .quick_lane import quick_rows
 from .raw_features import ContextSource, Rebuilt, step_features
 from .row_blocks import Columns, Trust, drops, pack, schedule_rows
 from .scheduling import Scheduling
@@ -61,7 +60,6 @@ class StepSequence:
         frontier=Frontier,
         window=StepWindow | None,
         kv=KvSteps,
-        _fresh_steps=tuple[int, int] | None,
         _chunks=list[Chunks],
         fresh=lambda join: StepSequence(join, 0, BlockRatio()),
     )
@@ -74,7 +72,6 @@ class StepSequence:
         self.window: StepWindow | None = None
         self.kv = KvSteps()
         self.waits_for: Wait | None = None
-        self._fresh_steps: tuple[int, int] | None = None
         self._chunks: list[Chunks] = []
 
     def add_summaries(self, steps: StepColumns, snapshots: SnapshotColumns) -> Counts:
@@ -94,8 +91,6 @@ class StepSequence:
             counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] += other
             counts[table.JOIN_EVENTS, JoinEvent.STEP_DUPLICATE] += len(unique) - new - other
             self.context.record_summaries(steps)
-            fresh = self._fresh_steps
-            self._fresh_steps = (low, high) if fresh is None else (min(low, fresh[0]), max(high, fresh[1]))
         if len(snapshots) and self.window is not None:
             self.window.add_snapshots(snapshots)
         return counts
@@ -184,13 +179,6 @@ class StepSequence:
         if flush:
             self.context.votes.decided = mode
         return out
-
-    def quick_rows(self) -> RowBlock | None:
-        """Rows for the quick lane, of steps with summaries that came since the last call."""
-        fresh, self._fresh_steps = self._fresh_steps, None
-        if fresh is None or self.window is None:
-            return None
-        return quick_rows(self.window, self.context, *fresh, engine=self._engine)
 
     def _give_up_before(self, base: int, out: Advance) -> None:
         """Step ids have jumped: what lies before the window is lost, rows and unfinished prefills alike."""

@@ -134,7 +134,7 @@ def test_a_profile_holds_below_the_file_and_the_environment(tmp_path):
     config = load(tmp_path / "config.yaml", {"TRACEFIT_JOIN__BLOCK_STEPS": "1024"}, "bulk")
     assert (config.bank.block_rows, config.learners) == (100, ("rls", "river:linear")), "as the file says"
     assert config.join.block_steps == 1024, "as the environment says"
-    assert (config.bank.block_s, config.join.quick_lane) == (60.0, False), "as the profile says"
+    assert config.bank.block_s == 60.0, "as the profile says"
     assert config.queue.wait_s == Config().queue.wait_s, "as nobody says"
 
 

@@ -15,7 +15,6 @@ from online.rows import Target
 from online.snapshot import Snapshot
 from tests.support.linear_steps import BETA, steps
 from tests.support.paths import DATA
-from tests.support.state_files import kept_file
 
 
 def merged(states, out):
@@ -78,17 +77,6 @@ def test_a_replica_that_is_slower_is_named_and_in_the_snapshot(tmp_path):
     assert [replica.engine for replica in known.targets["step_time"].replicas] == ["slow", "fast"]
     assert known.telemetry == "merged"
     assert found.created_unix_nano > 1_700_000_000_000_000_000
-
-
-def test_of_a_state_without_its_engines_it_is_said_that_nobody_can_tell(tmp_path):
-    for name in ("a.bin", "b.bin"):
-        (tmp_path / name).write_bytes(kept_file("learned_2.bin"))
-    code, said = merged([tmp_path / "a.bin", tmp_path / "b.bin"], tmp_path / "out.bin")
-    assert code == 0
-    assert [line.partition(": an earlier version saved it")[0] for line in said[:2]] == [
-        str(tmp_path / "a.bin"),
-        str(tmp_path / "b.bin"),
-    ]
 
 
 def coefficients(state: Path) -> dict[str, dict[str, float]]:

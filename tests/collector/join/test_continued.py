@@ -67,7 +67,7 @@ def joined(exports: list[Telemetry], batch: int, *, as_one: bool) -> tuple[list[
         out += joiner.drain()
     out += joiner.drain(flush=True)
     events = [
-        (event.config_id, event.target, event.lane, *map(np.ndarray.tobytes, (event.rows.raw, event.rows.elapsed_us)))
+        (event.config_id, event.target, *map(np.ndarray.tobytes, (event.rows.raw, event.rows.elapsed_us)))
         if isinstance(event, Rows)
         else repr(event)
         for event in out

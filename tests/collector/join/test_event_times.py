@@ -8,10 +8,11 @@ import pytest
 
 from collector.config.learning_config import JoinConfig
 from collector.durable import read_image
+from collector.join.events import Rows
 from collector.receive.export_request import Export
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, Skip
-from online import Lane, RowOutcome, Target
+from online import RowOutcome, Target
 from online.state import sealed
 from tests.support.clocks import T0_NS
 from tests.support.pipelines import assert_accounted, new_pipeline
@@ -54,7 +55,7 @@ def counting(pipeline):
     rows: dict[str, int] = {}
 
     def count(event):
-        if getattr(event, "lane", None) is Lane.PUBLISHED and event.target is Target.STEP_TIME:
+        if isinstance(event, Rows) and event.target is Target.STEP_TIME:
             for number, instance in event.engines.items():
                 rows[instance] = rows.get(instance, 0) + int((event.rows.engine == number).sum())
 

@@ -13,7 +13,7 @@ from collector.join.events import Described, Event, Renamed, Restarted, Rows, Su
 from collector.join.joiner import Joiner
 from collector.telemetry import Counts, table
 from collector.worker.correlator import Correlator
-from online.rows import Lane, Quality
+from online.rows import Quality
 from tests.support.toy_engine import MONO_NS, many_jobs, run_engine
 from tests.support.toy_spans import columns_of, exports_of, pieces, stock_of
 
@@ -83,7 +83,7 @@ def test_a_restart_as_the_same_configuration_is_told_with_its_time(comes_back_ot
 def test_a_rename_takes_along_the_rows_that_are_held(comes_back_otherwise):
     events = flat(comes_back_otherwise)
     (renamed,) = [event for event in events if isinstance(event, Renamed)]
-    rows = [event for event in events if isinstance(event, Rows) and event.lane is Lane.PUBLISHED]
+    rows = [event for event in events if isinstance(event, Rows)]
     first = run_engine(many_jobs(120))
     (straight,) = {e.config_id for e in flat(drains(of_server(first, model="m", max_num_seqs="64"))) if type(e) is Rows}
     assert straight == renamed.new
@@ -96,26 +96,6 @@ def test_an_unchanged_configuration_is_described_once():
     assert len({(event.config_id, event.quality) for event in described}) == len(described)
     assert described[-1].facts == {"model": "m"}
     assert described[-1].quality is Quality.STEPS
-
-
-def test_the_quick_lane_says_nothing_when_everything_is_flushed():
-    run = run_engine(many_jobs(60))
-    last = drains(of_server(run, model="m"))[-1]
-    assert {event.lane for event in last if isinstance(event, Rows)} == {Lane.PUBLISHED}
-
-
-def test_quick_rows_of_all_engines_of_a_configuration_are_one_event():
-    correlator = Correlator(JoinConfig(), DedupeConfig())
-    first, second = [], []
-    for seed in range(3):
-        told = pieces(run_engine(many_jobs(120, seed=seed)), instance=f"e{seed}", facts=(("vllm.model", "m"),))
-        exports = exports_of(told, 5)
-        first += exports[: len(exports) // 2]
-        second += exports[len(exports) // 2 :]
-    list(correlator.process(first, Counts(), lambda _: None))
-    events = list(correlator.process(second, Counts(), lambda _: None))
-    (quick,) = [event for event in events if isinstance(event, Rows) and event.lane is Lane.QUICK]
-    assert {*quick.rows.engine.tolist()} == {0, 1, 2}
 
 
 def test_draining_twice_says_nothing_new():
@@ -157,7 +137,7 @@ def rows_by_target(events: list[Event]) -> dict[tuple, list[tuple[int, int, floa
     for event in events:
         if isinstance(event, Rows):
             columns = (event.rows.end_ns.tolist(), event.rows.engine.tolist(), event.rows.elapsed_us.tolist())
-            out.setdefault((event.config_id, event.target, event.lane), []).extend(zip(*columns, strict=True))
+            out.setdefault((event.config_id, event.target), []).extend(zip(*columns, strict=True))
     return out
 
 

@@ -7,10 +7,7 @@ import copy
 import numpy as np
 
 from collector.decode.records import STEP_DTYPE
-from collector.join import window as module
 from collector.join.window import REBUILT_DTYPE, SUMMARY_DTYPE, StepWindow
-from online.state.arrays import array_of, pack_array
-from online.state.declared import Array
 
 
 def steps(first, count):
@@ -56,19 +53,6 @@ def test_a_copy_of_a_window_goes_its_own_way():
     assert np.flatnonzero(twin.rebuilt["seen"][: twin.size]).tolist() == [*range(100), *range(150, 200)]
     assert (window.steps["ts_start_ns"][:100] == twin.steps["ts_start_ns"][:100]).all()
     assert (window.size, twin.size) == (200, 3000)
-
-
-def test_wide_columns_of_an_older_state_are_read_field_by_field():
-    old = steps(1, 5)
-    read = array_of(pack_array(old), Array(SUMMARY_DTYPE, older=STEP_DTYPE))
-    assert read.dtype == SUMMARY_DTYPE
-    for name in SUMMARY_DTYPE.names:
-        assert (read[name] == old[name]).all(), name
-    wide = np.zeros(3, module._WIDE_REBUILT_DTYPE)
-    wide["decode_requests"], wide["seen"], wide["completed_ns"] = 7, True, 1 << 60
-    read = array_of(pack_array(wide), Array(REBUILT_DTYPE, older=module._WIDE_REBUILT_DTYPE))
-    assert (read["decode_requests"][0], read["seen"][0], read["completed_ns"][0]) == (7, True, 1 << 60)
-    assert set(REBUILT_DTYPE.names) - {"unused"} == set(wide.dtype.names)
 
 
 def test_every_field_that_can_be_read_from_memory_is_aligned():

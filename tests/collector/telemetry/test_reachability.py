@@ -369,7 +369,7 @@ def waiting() -> Reached:
     for number in range(35):
         pipeline.process([Export(of_plugin.export(number).payload, "peer", Transport.GRPC, 1)])
     out += [one.reason for one in pipeline.waiting()]
-    joiner = Joiner(JoinConfig(quick_lane=False))
+    joiner = Joiner(JoinConfig())
     for batch in kv_batches("c5_offload"):
         joiner.kv.add(batch)
     for one in telemetry("c5_offload"):

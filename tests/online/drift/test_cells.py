@@ -37,41 +37,16 @@ def usual_us(cells):
     return cells.usual_work(SHAPE, NAMES)[0][3]
 
 
-@pytest.mark.parametrize("slower", [0.025, -0.025])
-def test_what_little_other_shapes_say_of_the_speed_is_none_of_a_shapes_usual_time(cells, slower):
-    factor, usual = cells.log_factors(BETA)[3], usual_us(cells)
-    cells.follow(slower * COMMON_ROWS)
-    assert usual_us(cells) == usual
-    assert cells.usual(SHAPE, BETA) == pytest.approx(0.2 + slower)
-    assert cells.log_factors(BETA)[3] == pytest.approx(factor + slower, abs=1e-3)
-
-
-def test_a_change_of_speed_that_others_saw_counts_beyond_what_may_be_misfit(cells):
-    usual = usual_us(cells)
-    for _ in range(30):
-        cells.follow(0.01 * COMMON_ROWS)
-    assert np.log(usual_us(cells) / usual) == pytest.approx(0.27, abs=0.01)
-
-
 def test_own_rows_at_the_other_speed_are_believed(cells):
     cells.follow(0.02 * COMMON_ROWS)
     for _ in range(20):
         learn(cells, 0.22)
     assert np.log(usual_us(cells) / BETA[0]) == pytest.approx(0.22, rel=0.01)
-    assert abs(cells.followed[3]) < 1e-4
-
-
-def test_usual_work_leaves_out_what_others_moved():
-    known = Cells(4)
-    known.rows[3], known.log_y[3], known.x[3] = 50.0, np.log(12_000.0), (1.0, 0.0, 3.0, 900.0)
-    before = known.usual_work(SHAPE, NAMES)
-    known.follow(-0.02 * COMMON_ROWS)
-    assert known.usual_work(SHAPE, NAMES) == before
 
 
 def test_a_shape_not_seen_yet_follows_nothing(cells):
     cells.follow(0.02 * COMMON_ROWS)
-    assert cells.followed[4] == 0.0
+    assert cells.log_y[4] == 0.0
 
 
 def test_shapes_of_two_sides_and_of_a_donor_keep_what_others_moved(cells):
@@ -80,7 +55,6 @@ def test_shapes_of_two_sides_and_of_a_donor_keep_what_others_moved(cells):
     adopted.adopt(cells)
     other.add(cells, 256.0)
     for taken in (adopted, other):
-        assert taken.followed[3] == pytest.approx(0.02)
         assert taken.usual(SHAPE, BETA) == pytest.approx(cells.usual(SHAPE, BETA))
 
 

@@ -1,4 +1,4 @@
-"""Live coefficients are news of a change and nothing else; champions stay; what only predicts competes with nobody."""
+"""Champions stay; what only predicts competes with nobody."""
 
 import msgspec
 import pytest
@@ -18,31 +18,12 @@ from tests.support.linear_steps import steps
 TARGET = Target.STEP_TIME
 
 
-def _live(bank):
-    features = bank.targets("c")["step_time"].models["portable"].features
-    return [feature.live_coefficient for feature in features]
-
-
-def test_live_coefficients_are_published_while_a_change_is_suspected_and_at_no_other_time():
-    rows = steps(1600, 4, noise=0.02, drift_at=1000, gain=1.3).rows
-    bank, suspected = Bank(Config(learners=("rls",))), []
-    for at in range(0, 1600, 32):
-        bank.learn("c", TARGET, rows.slice(at, at + 32))
-        live = _live(bank) if at else [None]
-        if live[0] is not None:
-            assert None not in live
-            suspected.append(at + 32)
-    assert suspected
-    assert 1000 < suspected[0] <= 1128, "first news"
-    assert suspected[-1] < 1300, "and then it is in the coefficients"
-
-
 def _with_errors(bank, **errors):
     """A target whose models have had these errors."""
     state = bank._configs["c"][TARGET]
     for name, error in errors.items():
-        champion = state.models[name].members.champion
-        champion.error.sum_ape = error * champion.error.total
+        scores = state.models[name].members.scores
+        scores.error.sum_ape = error * scores.error.total
     return state
 
 
@@ -65,12 +46,12 @@ def test_another_model_takes_the_place_of_the_champion_only_where_it_is_better_b
         assert again.targets("c")["step_time"].champion == champion, "after a restart as before"
 
 
-def test_what_only_predicts_is_neither_champion_nor_live_champion():
+def test_what_only_predicts_is_no_champion():
     bank = Bank(Config(learners=("rls", "river:linear"), feature_sets=("portable",)))
     bank.learn("c", TARGET, steps(1500, 2, noise=0.3).rows)
     bank._configs["c"][TARGET].models["river:linear/portable"].error.sum_ape = 0.0
     target = bank.targets("c")["step_time"]
-    assert (target.champion, target.live_champion) == ("portable", "portable")
+    assert target.champion == "portable"
 
 
 def _step_time(**models):

@@ -10,7 +10,7 @@ import pytest
 
 from collector.config import Config
 from online.bank import Bank
-from online.rows import Lane, Target
+from online.rows import Target
 from tests.support.linear_steps import steps
 
 TARGET = Target.STEP_TIME
@@ -74,10 +74,9 @@ def test_a_target_of_which_nothing_comes_is_told_once():
     assert bank.targets("c", exact=False)["step_time"] is told
 
 
-@pytest.mark.parametrize("lane", Lane)
-def test_what_comes_is_told(lane):
+def test_what_comes_is_told():
     bank, told = _young(700)
-    bank.learn("c", TARGET, steps(3000, 6).rows, lane)
+    bank.learn("c", TARGET, steps(3000, 6).rows)
     again = bank.targets("c", exact=False)["step_time"]
     assert again is not told
     other = Bank(Config(learners=("rls",)))
@@ -95,14 +94,6 @@ def test_a_block_that_only_fills_leaves_what_was_told():
         kept.append(again is told)
         told = again
     assert 50 < sum(kept) < 149
-
-
-def test_rows_of_the_quick_lane_are_told_of_a_young_target_although_their_block_only_fills():
-    bank, told = _young(260)
-    bank.learn("c", TARGET, steps(270, 5).rows.slice(260, 270), Lane.QUICK)
-    again = bank.targets("c", exact=False)["step_time"]
-    assert again != told
-    assert again == copy.deepcopy(bank).targets("c", exact=False)["step_time"]
 
 
 def test_what_is_told_of_another_engine_under_the_same_name_is_told_too():
@@ -135,19 +126,6 @@ def test_what_a_changed_configuration_inherits_is_told_of_all_its_targets():
     bank.inherit("c", "old")
     assert bank.targets("c", exact=False)["schedule_time"] != told
     assert bank.targets("c", exact=False) == bank.targets("c")
-
-
-def test_the_quick_lane_between_two_blocks_is_told_by_the_errors_of_the_live_prediction():
-    bank, told = _young(4500)
-    rows, kept = steps(3000, 6).rows, 0
-    for at in range(0, 3000, 60):
-        for lane in Lane:
-            bank.learn("c", TARGET, rows.slice(at, at + 60), lane)
-            again = bank.targets("c", exact=False)["step_time"]
-            assert again == copy.deepcopy(bank).targets("c", exact=False)["step_time"]
-            kept += again is not told and again.models["portable"].features is told.models["portable"].features
-            told = again
-    assert kept > 5
 
 
 def test_of_a_target_with_few_rows_a_minute_one_more_waits_for_its_block():

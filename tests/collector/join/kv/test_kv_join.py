@@ -24,7 +24,7 @@ from tests.support.kv_batches import TS_S, batch, kv_batches, otlp_events, store
 from tests.support.kv_joins import joined, rebuilt_over_true, rows_by_target, rows_of, sequences, telemetry
 from tests.support.recordings import payloads as exports
 
-SETTINGS = JoinConfig(quick_lane=False)
+SETTINGS = JoinConfig()
 BLOCK_COLUMNS = [STEP_FEATURES.index(name) for name in ("offload_blocks", "restore_blocks", "evicted_blocks")]
 
 

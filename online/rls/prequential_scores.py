@@ -1,0 +1,47 @@
+"""How well the coefficients predict rows they have not learned: relative errors, and what the rest scatters by."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from online.blocks import Design
+from online.prediction import Intervals, PrequentialError, Shift, binned
+from online.rows import Floats
+from online.state import saved
+
+_TINY_US = 1e-9
+
+
+class Scores:
+    """Of the published coefficients of one model.
+
+    Attributes:
+        error: prequential errors.
+        intervals: of observed / predicted.
+        learns_intervals: not where another prediction's are published (online/target/published_prediction.py).
+    """
+
+    STATE = saved("scores", error=PrequentialError, intervals=Intervals)
+
+    def __init__(self) -> None:
+        self.error, self.intervals = PrequentialError(), Intervals()
+        self.learns_intervals = True
+
+    def score(self, block: Design, prediction: Floats) -> Floats:
+        """Count the errors of predictions (n,); log(y / prediction), (n,)."""
+        ratio = np.maximum(prediction, _TINY_US) / block.elapsed_us
+        log_ratio: Floats = -np.log(ratio)
+        self.error.add_counts(*binned(np.abs(ratio - 1.0)))
+        if self.learns_intervals:
+            self.intervals.learn(block, log_ratio)
+        return log_ratio
+
+    def restate(self, shift: Shift) -> None:
+        """What other coefficients would have predicted of the same rows."""
+        self.error.restate(shift)
+        self.intervals.restate(shift)
+
+    def add(self, other: Scores) -> None:
+        """Errors of both streams."""
+        self.error.add(other.error)
+        self.intervals.add(other.intervals)

@@ -14,7 +14,7 @@ _OUTSIDE = re.compile(r"\[(?P<text>[^\]]+)\]\((?:\.\./)+(?P<path>[^)#]+)(?:#[^)]
 
 def on_page_markdown(markdown: str, **_: object) -> str:
     """A page's text with such links replaced, and with the tables that it names."""
-    tables: dict[str, str] = json.loads(_TABLES.read_text(encoding="utf-8"))
+    tables: dict[str, str] = json.loads(_TABLES.read_text(encoding="utf-8")) if _TABLE.search(markdown) else {}
 
     def named(link: re.Match[str]) -> str:
         text, path = link["text"], link["path"]

@@ -187,18 +187,6 @@ def test_shape_factors_predict_what_no_line_can_and_leave_the_coefficients_alone
     assert target.seen.features["requests"] == (1.0, rows.raw[:, 6].max())
 
 
-def test_a_caller_is_heard_after_each_block_and_before_a_target_is_told_of_and_nothing_else_changes():
-    calls, rows = [], steps(5000, 5).rows
-    heard, alone = Bank(RLS, lambda: calls.append(1)), Bank(RLS)
-    for bank in (heard, alone):
-        bank.learn("c", TARGET, rows)
-    assert len(calls) >= 5000 // RLS.bank.block_rows
-    assert heard.state() == alone.state()
-    calls.clear()
-    assert heard.targets("c") == alone.targets("c")
-    assert len(calls) == 1
-
-
 def test_a_change_of_speed_in_a_history_is_learned_as_such_in_the_bulk_profile():
     rows = steps(20_000, 12, noise=0.02, drift_at=10_000, gain=1.3).rows
     bank = Bank(load(None, {}, "bulk"))

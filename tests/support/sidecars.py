@@ -116,8 +116,8 @@ def running_sidecar(directory: Path, files: SystemFiles | None = None, **overrid
 
 
 def call_export(port: int, payload: bytes, *, timeout_s: float = 100, compression=None, wait=True) -> bytes:
-    """One raw call; grpc.RpcError tells the status."""
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+    """One raw call on a connection of its own; grpc.RpcError tells the status."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         return channel.unary_unary(METHOD)(payload, timeout=timeout_s, compression=compression, wait_for_ready=wait)
 
 

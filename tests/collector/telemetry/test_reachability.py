@@ -388,14 +388,14 @@ def rows_of_a_replay() -> Reached:
     out = labels_of(pipeline.take_counts())
     learn = pipeline._bank.learn
 
-    def odd(config_id, target, rows, lane, engines=None):
+    def odd(config_id, target, rows, engines=None):
         if len(rows) < 5:
-            return learn(config_id, target, rows, lane, engines)
+            return learn(config_id, target, rows, engines)
         values = rows.elapsed_us.copy()
         values[:3] = math.nan, -1.0, 1e300
         raw = rows.raw.copy()
         raw[rows.offsets[3] : rows.offsets[4]] = math.nan
-        return learn(config_id, target, dataclasses.replace(rows, elapsed_us=values, raw=raw), lane, engines)
+        return learn(config_id, target, dataclasses.replace(rows, elapsed_us=values, raw=raw), engines)
 
     for learning in (odd, lambda *_: 1 / 0):
         pipeline._bank.learn = learning

@@ -25,7 +25,6 @@ SMALL = "flat out, 64 steps a call"
 REPLAY = "replay of 200,000 steps"
 RATIO = "÷ plain receiver"
 READER = "÷ plain reader"
-FOREIGN = ("Collector", "tracefit")
 
 
 def figure(section, name):
@@ -141,16 +140,6 @@ def beside_the_collector():
     ):
         costs_us = [figure(section, f"{what}: {name}: us/step") for name in ("nop", "queue", "plain", "tracefit")]
         yield words, *(f"{us:.1f}" for us in costs_us), f"{figure(section, f'{what}: ÷ Collector'):.2f}"
-    collector_us, own_us = (figure("peers foreign", f"foreign spans: {name}: us/span") for name in FOREIGN)
-    ratio, wanted, _ = judged("peers foreign", "foreign spans, 10,000/s: ÷ Collector", "{:.2f}")
-    yield (
-        "10,000 spans of foreign scopes a second, per span",
-        f"{collector_us:.1f}",
-        "",
-        "",
-        f"{own_us:.1f}",
-        f"{ratio} (wanted: {wanted})",
-    )
 
 
 def way_in():

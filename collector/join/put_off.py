@@ -1,7 +1,7 @@
 """Which rows are made later: those of a few steps, together with those of the next ones.
 
-To make rows of a few steps costs nearly as much as of many. The published lane is the same in the end; both lanes are
-up to four seconds of the engine's time later. Of one that falls silent, they wait until others' time has passed half of
+To make rows of a few steps costs nearly as much as of many. The rows are the same in the end, and up to four seconds of
+the engine's time later. Rows of an engine that falls silent wait until others' time has passed half of
 ``grace_s``, or until silence ends it (:class:`collector.join.waiting.Waiting` says so: ``next_steps``).
 """
 

@@ -64,7 +64,7 @@ class ShapedPrediction:
         self.observed_us = self.predicted_us = 0.0
 
     def learn(self, block: Design, log_ratio: Floats | None, corrected: Floats | None = None) -> None:
-        """Rows of the published lane, r (n,), None while nothing was predicted, and exp(c) (n,), None where c = 0."""
+        """Rows with r (n,), None while nothing was predicted, and exp(c) (n,), None where c = 0."""
         per_step = np.divide(block.x.T, block.steps, order="C")  # (p, n): by columns of n, numpy takes a tenth as long
         low, high = per_step.min(axis=1), per_step.max(axis=1)
         if self.cells.any():

@@ -1,4 +1,4 @@
-"""The learner: decayed statistics, robust weights, solve, slow and fast member, identifiability."""
+"""The learner: decayed statistics, robust weights, solve, identifiability."""
 
 from __future__ import annotations
 

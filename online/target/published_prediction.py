@@ -50,7 +50,7 @@ class PublishedPrediction:
         self.corrector = corrector
 
     def look_at(self, rows: RowBlock, waiting: int) -> None:
-        """Rows of the published lane, as they come behind those that wait to be learned."""
+        """Rows as they come, behind those that wait to be learned."""
         if self.corrector is not None:
             self.corrector.look_at(rows, waiting)
 
@@ -62,7 +62,7 @@ class PublishedPrediction:
         return seen if block.complete else seen.among(matrix.known(block, SHAPED))
 
     def learn(self, view: Design, seen: SeenRows | None, log_ratio: Floats | None, beta: Floats, speed: Speed) -> None:
-        """Rows of the published lane; log_ratio = log(y / (x beta F)), (n,); None while nothing was predicted."""
+        """Learn rows; log_ratio = log(y / (x beta F)), (n,); None while nothing was predicted."""
         corrected = None
         if self.corrector is not None and seen is not None and log_ratio is not None:
             corrected = self._correct(self.corrector, view, seen, log_ratio, suspected=speed.suspicious)

@@ -45,8 +45,9 @@ class ModelSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """One learner on one feature set.
 
     ``error`` is of the published coefficients alone, ``prediction_error`` of what the target publishes to predict with:
-    their product with its shape factors, and its correction while that is active. ``shaped_error``, where there is a
-    correction, is of the product without it, which any reader can compute. ``scale`` is the robust spread of the
+    their product with its shape factors, its level, and its correction while that is active, each row by what was known
+    before it. ``shaped_error`` is of the product with shape factors alone, which a reader of a file
+    computes. ``scale`` is the robust spread of the
     coefficients' relative residuals. A model that only predicts lists no features; of River's, ``rows`` are those it
     sees.
     """
@@ -84,12 +85,24 @@ class ShapeFactorSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     padding: float | None = None
 
 
-class CorrectionSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What a learner adds to x beta F from what no column knows (queue, KV usage, time of day); not in any other key.
+class LevelSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """By how much the last steps of one phase took longer than x beta F, as a factor; 1 where no level is the best.
 
-    Only while it is ``active``. ``factor`` is what the predictions of the last rows were multiplied by, 1 while it is
-    not. ``rows`` by what became of them: learned, thinned (a bounded number per second is seen), suspected (seen while
-    a change of speed was), outlier.
+    ``half_life_rows``: of the exponentially weighted mean that is chosen by its error; None with no level. ``rows``
+    were learned; the newest ended at ``last_row_unix_nano``, event time. It tells of the seconds after that.
+    """
+
+    factor: float
+    rows: int
+    last_row_unix_nano: int
+    half_life_rows: int | None = None
+
+
+class CorrectionSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """What River's regression adds to x beta F times the level, from what no coefficient is about (queue, KV usage).
+
+    Only while it is ``active``. ``factor`` is what the prediction of the last row that it saw was multiplied by, 1
+    while it is not. ``rows`` by what became of them: learned, or thinned (a bounded number per second is seen).
     """
 
     learner: str
@@ -176,7 +189,8 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     robustly predicted time: stalls) stands beside the coefficients and is never folded into them. ``shape_factors``: of
     the coefficients of ``portable``, by batch shape (``decode:3``, ``prefill:8-15:64-90``); a shape that is not listed
     has 1, as all have while they predict worse than none would (``shape_factors_applied`` is false). Where they are,
-    ``interval`` and ``mean_factor`` are relative to x beta F. ``context_us_per_token``: what a
+    ``interval`` and ``mean_factor`` are relative to x beta F. ``level``: by phase, ``decode`` (steps without prefill)
+    and ``prefill``, what x beta F is multiplied by for a step of now. ``context_us_per_token``: what a
     token of decode context costs among steps of about one size without prefill, where that is known to a tenth; unlike
     the coefficient it stands in for nothing else. ``tile``: tokens of a tile; steps with prefill take as long as whole
     tiles do, where their times say so. ``step_ahead_us``: how much of the intercept of ``api_queueing`` is a
@@ -195,6 +209,7 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     interval: IntervalSnapshot | None = None
     shape_factors: dict[str, ShapeFactorSnapshot] = {}
     shape_factors_applied: bool = True
+    level: dict[str, LevelSnapshot] = {}
     correction: CorrectionSnapshot | None = None
     seen: SeenSnapshot | None = None
     residuals: ResidualSnapshot | None = None

@@ -1,12 +1,10 @@
-"""River's learners behind the same contract, and the corrector of what is published."""
+"""River's models: the residual model of the published prediction, and regressors that learn beside ``rls``."""
 
 from __future__ import annotations
 
 from .challengers import LINEAR, PREFIX, QUANTILE, RiverLearner, make
-from .context import CONTEXT
-from .corrector import RESIDUAL, Corrector
 from .quantile import QuantileLearner
-from .seen_rows import SeenRows
+from .residual import CONTEXT, RESIDUAL, ResidualModel
 
 __all__ = [
     "CONTEXT",
@@ -14,9 +12,8 @@ __all__ = [
     "PREFIX",
     "QUANTILE",
     "RESIDUAL",
-    "Corrector",
     "QuantileLearner",
+    "ResidualModel",
     "RiverLearner",
-    "SeenRows",
     "make",
 ]

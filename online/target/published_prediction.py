@@ -1,14 +1,13 @@
-"""What a target publishes to predict with, as one thing: x beta F by ``portable``, and a correction while that helps.
+"""What a target publishes to predict with: x beta F by ``portable``, its level, and what River's regression adds.
 
-    yhat = x beta F(cell) exp(c)        c: of the corrector while it is on, else 0 (online/river/corrector.py)
+    yhat = x beta F(cell) exp(c + d)        c: online/level.py; d: online/river/residual.py, 0 while it does not win
 
-Its error is of all of it; any reader can compute x beta F, whose own error and intervals stand beside it. Both errors
-are of every row: the corrector sees some, and what it says of one stands until the next.
+The headline error is of all of it, each row by what was known before it. A reader of a file computes x beta F, whose
+error and intervals stand beside it; the error of x beta alone is that of the model.
 """
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import msgspec
@@ -17,10 +16,11 @@ import numpy as np
 from online.blocks import Design
 from online.drift import Speed, Verdict
 from online.features import FeatureSet
+from online.level import Level
 from online.prediction import ShapedPrediction, Tiles
-from online.river import CONTEXT, RESIDUAL, Corrector, SeenRows
+from online.river import CONTEXT, RESIDUAL, ResidualModel
 from online.rls import RlsLearner
-from online.rows import Floats, RowBlock
+from online.rows import Floats
 from online.snapshot import ModelSnapshot, ShapeFactorSnapshot
 from online.state import Kept
 
@@ -30,7 +30,7 @@ from .settings import BankSettings
 SHAPED = "portable"
 """The feature set that shape factors belong to."""
 
-TILES = "tiles"
+TILES, LEVEL = "tiles", "level"
 
 
 class PublishedPrediction:
@@ -38,70 +38,57 @@ class PublishedPrediction:
 
     Args:
         names: columns of ``portable``.
-        corrector: of what it leaves over, where one is configured.
+        residual: River's regression on what the level leaves, where it is configured.
 
     Attributes:
         shaped: x beta F, its error and what it was learned from.
         tiles: whether steps with prefill are padded to whole tiles of tokens.
+        level: what the last seconds took beside x beta F.
     """
 
-    def __init__(self, names: tuple[str, ...], corrector: Corrector | None) -> None:
-        self.shaped, self.tiles = ShapedPrediction(len(names)), Tiles(names)
-        self.corrector = corrector
+    def __init__(self, names: tuple[str, ...], residual: ResidualModel | None) -> None:
+        self.shaped, self.tiles, self.level = ShapedPrediction(len(names)), Tiles(names), Level()
+        self.residual = residual
 
-    def look_at(self, rows: RowBlock, waiting: int) -> None:
-        """Rows as they come, behind those that wait to be learned."""
-        if self.corrector is not None:
-            self.corrector.look_at(rows, waiting)
-
-    def seen_of(self, block: Design, matrix: DesignMatrix) -> SeenRows | None:
-        """The rows of ``portable`` in the next block that the corrector sees; None without one."""
-        if self.corrector is None:
+    def context_of(self, block: Design, matrix: DesignMatrix) -> Floats | None:
+        """Columns of the residual model for the rows that ``portable`` knows, per step; None without a model."""
+        if self.residual is None:
             return None
-        seen = self.corrector.waiting.take(len(block))
-        return seen if block.complete else seen.among(matrix.known(block, SHAPED))
+        context = block.x[:, matrix.sets[CONTEXT.name][1]] / block.steps[:, None]
+        known = context if block.complete else context[matrix.known(block, SHAPED)]
+        return np.fmax(known, 0.0)  # rows that waited before a model was configured have NaN
 
-    def learn(self, view: Design, seen: SeenRows | None, log_ratio: Floats | None, beta: Floats, speed: Speed) -> None:
+    def learn(self, view: Design, context: Floats | None, log_ratio: Floats | None, beta: Floats, speed: Speed) -> None:
         """Learn rows; log_ratio = log(y / (x beta F)), (n,); None while nothing was predicted."""
-        corrected = None
-        if self.corrector is not None and seen is not None and log_ratio is not None:
-            corrected = self._correct(self.corrector, view, seen, log_ratio, suspected=speed.suspicious)
-        self.shaped.learn(view, log_ratio, corrected)
-        if log_ratio is not None:
-            self.tiles.learn(view, log_ratio, beta)
+        if log_ratio is None:
+            self.shaped.learn(view, None)
+            return
+        added = self.level.learn(view, log_ratio)
+        if self.residual is not None and context is not None:
+            added += self.residual.learn(context, log_ratio - added, view.end_ns)
+        self.shaped.learn(view, log_ratio, np.exp(added))
+        self.tiles.learn(view, log_ratio, beta)
         if speed.verdict is Verdict.CONFIRMED:
             self.shaped.forget()
-
-    @staticmethod
-    def _correct(
-        corrector: Corrector, view: Design, seen: SeenRows, log_ratio: Floats, *, suspected: bool
-    ) -> Floats | None:
-        """exp(c) of every row, (n,), None where c = 0; of those that are seen by what was known a second before."""
-        corrector.skip(len(view) - len(seen))
-        standing = np.zeros(len(seen) + 1)
-        standing[0] = corrector.standing
-        if len(seen):
-            at, context = seen.place, seen.context
-            standing[1:] = corrector.learn(context, log_ratio[at], view.end_ns[at], suspected=suspected)
-        if not standing.any():
-            return None
-        return np.repeat(np.exp(standing), np.diff(seen.place, prepend=0, append=len(view)))
+            self.level.end()
+        elif speed.verdict is Verdict.PREFILL:
+            self.level.prefill.end()
 
     def with_errors(self, model: ModelSnapshot) -> ModelSnapshot:
         """The model of ``portable`` with the errors of the prediction that stands on it."""
-        shaped = None if self.corrector is None else self.shaped.shaped_error.snapshot()
-        return msgspec.structs.replace(model, prediction_error=self.shaped.error.snapshot(), shaped_error=shaped)
+        error, shaped_error = self.shaped.error.snapshot(), self.shaped.shaped_error.snapshot()
+        return msgspec.structs.replace(model, prediction_error=error, shaped_error=shaped_error)
 
     def snapshot(self, model: RlsLearner, beta: Floats | None = None) -> dict[str, Any]:
         """Keys of the target's snapshot; intervals are of observed / (x beta F), as a reader predicts.
 
         ``beta``: coefficients (p,) that are published in place of the model's.
         """
-        corrector = self.corrector
         return {
             "shape_factors": self._padded(model.shape_factors(beta)),
             "shape_factors_applied": model.members.drift.factor_use.applied,
-            "correction": None if corrector is None else corrector.snapshot(),
+            "level": self.level.snapshot(),
+            "correction": None if self.residual is None else self.residual.snapshot(),
             "seen": self.shaped.seen(model.features.names),
             "interval": self.shaped.intervals.snapshot(),
             "mean_factor": self.shaped.mean_factor(),
@@ -118,7 +105,8 @@ class PublishedPrediction:
 
     def parts(self) -> dict[str, Any]:
         """What is saved, by name."""
-        return {SHAPED: self.shaped, TILES: self.tiles} | ({} if self.corrector is None else {RESIDUAL: self.corrector})
+        parts = {SHAPED: self.shaped, TILES: self.tiles, LEVEL: self.level}
+        return parts | ({} if self.residual is None else {RESIDUAL: self.residual})
 
     def restore(self, saved_parts: dict[str, Kept]) -> None:
         """Continue from what was saved and is still configured."""
@@ -127,19 +115,17 @@ class PublishedPrediction:
                 saved_parts[name].fill(part)
 
     def add(self, other: PublishedPrediction) -> None:
-        """Rows of both."""
+        """Rows of both; level and residual model start over."""
         self.shaped.add(other.shaped)
         self.tiles.add(other.tiles)
-        if self.corrector is not None and other.corrector is not None:
-            self.corrector = self.corrector.merged(other.corrector)
-            self.shaped.error = copy.deepcopy(
-                self.shaped.shaped_error
-            )  # of what is published now: nothing is corrected
+        self.level.add(other.level)
+        if self.residual is not None and other.residual is not None:
+            self.residual.add(other.residual)
 
 
 def make_published(features: FeatureSet, settings: BankSettings) -> PublishedPrediction:
-    """For ``portable`` of a target; with a corrector if one is configured and the target is the one of its context."""
-    corrector = None
+    """For ``portable`` of a target; with the residual model if it is configured and the target is the one of steps."""
+    residual = None
     if RESIDUAL in settings.learners and features.target is CONTEXT.target:
-        corrector = Corrector(settings.bank.river_rows_per_s)
-    return PublishedPrediction(features.names, corrector)
+        residual = ResidualModel(settings.bank.river_rows_per_s)
+    return PublishedPrediction(features.names, residual)

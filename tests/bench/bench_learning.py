@@ -24,7 +24,7 @@ from online.bank import Bank, merge_states
 from online.blocks import Cutter
 from online.features.registry import portable
 from online.rows import RowBlock, Target
-from tests.bench import captured, learning_bars, learning_drift, learning_merge, learning_river, simulated
+from tests.bench import captured, learning_bars, learning_drift, learning_level, learning_merge, simulated
 from tests.bench.outside import add_arguments, outside_of
 from tests.support.linear_steps import BETA, steps
 from tests.support.roofline_steps import MACHINES, Slowdown, simulate
@@ -249,7 +249,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser)
     parser.add_argument("--captures", type=Path, help="recordings, a directory each")
-    parser.add_argument("--base", type=Path, help="another version of the project, for its CPU time")
     parser.add_argument("--only", help="the section whose title begins so")
     arguments = parser.parse_args()
     outside = outside_of(arguments)
@@ -265,7 +264,7 @@ def main():
             ("endurance", endurance_lines()),
             ("simulated machines", simulated_lines(pool)),
             ("recordings", captured.lines(Line, pool, outside)),
-            ("correction", learning_river.lines(Line, pool, arguments.captures, arguments.base)),
+            ("level", learning_level.lines(Line, pool, arguments.captures)),
         )
         for title, lines in sections:
             if not title.startswith(arguments.only or ""):

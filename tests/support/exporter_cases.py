@@ -18,6 +18,7 @@ from online.snapshot import (
     ErrorSnapshot,
     FeatureSnapshot,
     IntervalSnapshot,
+    LevelSnapshot,
     ModelSnapshot,
     ReplicaSnapshot,
     ResidualSnapshot,
@@ -29,6 +30,7 @@ from online.snapshot import (
 from tests.support.linear_steps import steps
 from tests.support.paths import DATA
 
+NS_PER_S = 1_000_000_000
 CREATED_UNIX_NANO = 1_763_625_600_123_456_789
 
 PORTABLE = {
@@ -128,11 +130,17 @@ def target(name, *, physics=False, drifted=False, merged=False):
         factors = {"decode:3": (1.125, 812.0), "decode:17-24": (0.97, 140.0), "prefill:8-15:64-90": (1.03, 12.0)}
         shapes = {
             "shape_factors": {cell: ShapeFactorSnapshot(factor=f, rows=rows) for cell, (f, rows) in factors.items()},
+            "level": {
+                "decode": LevelSnapshot(
+                    factor=1.0625, half_life_rows=20, rows=900, last_row_unix_nano=CREATED_UNIX_NANO - NS_PER_S
+                ),
+                "prefill": LevelSnapshot(factor=1.0, rows=140, last_row_unix_nano=CREATED_UNIX_NANO - 2 * NS_PER_S),
+            },
             "correction": CorrectionSnapshot(
                 learner="river:residual",
                 active=True,
                 factor=1.03125,
-                rows={"learned": 700, "thinned": 440, "suspected": 8, "outlier": 6},
+                rows={"learned": 700, "thinned": 440},
             ),
             "replicas": REPLICAS if merged else [],
             "seen": SeenSnapshot(

@@ -74,11 +74,13 @@ def test_the_page_and_the_metrics_do_not_put_what_only_predicts_beside_coefficie
     assert predictors == {"river:linear/portable"}
 
 
-@pytest.mark.parametrize(("active", "said"), [(True, "×1.03 on the last rows"), (False, "off: it would not help")])
-def test_the_page_says_what_the_correction_does_and_what_a_reader_can_compute(active, said):
+@pytest.mark.parametrize(("active", "said"), [(True, "×1.03 on the last row"), (False, "off: it would not help")])
+def test_the_page_says_what_level_and_correction_do_and_what_a_reader_can_compute(active, said):
     target = cases.target("step_time")
     correction = msgspec.structs.replace(target.correction, active=active, factor=1.03125 if active else 1.0)
     target = msgspec.structs.replace(target, correction=correction)
     page = config_section(Seen(cases.config(targets={"step_time": target}), None, 0))
     assert said in page
-    assert "median error without it" in page
+    assert "median error without these" in page
+    assert "level, steps without prefill" in page
+    assert "×1.06 (half-life 20 rows)" in page

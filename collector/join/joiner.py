@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 
 from collector.config import JoinConfig
 from collector.identity import Knowledge
@@ -61,7 +61,7 @@ class Joiner(Senders):
         """
         if flush:
             self.restored()
-        owners = self.kv.bind(self._sequences(), flush=flush)
+        owners = self.kv.bind(self._processes_by_instance())
         if owners:
             own = {id(owner) for owner in owners}
             with_kv = [key for key, engine in self._engines.items() if not own.isdisjoint(map(id, engine.sequences))]
@@ -92,10 +92,8 @@ class Joiner(Senders):
         succeeded, self._succeeded = self._succeeded, []
         return [*renamed, *described, *take_restarts(engines, self._config_ids), *released, *succeeded]
 
-    def _sequences(self) -> Iterator[tuple[str, StepSequence]]:
-        for known in (self._engines, self._aliases):
-            for key, engine in known.items():
-                yield from ((key[1], sequence) for sequence in engine.sequences)
+    def _processes_by_instance(self) -> dict[str, list[StepSequence]]:
+        return {key[1]: engine.sequences for own in (self._engines, self._aliases) for key, engine in own.items()}
 
     def _identify(self, key: Key, emitter: Emitter) -> list[Renamed]:
         """Find the emitter's configuration; a fact learned later renames it and keeps its state."""

@@ -185,7 +185,8 @@ validate: $(STAMP)
 
 MANIFESTS := $(addprefix deploy/,otel-gateway otel-gateway-tls scrape-gateway fleet/service fleet/cron)
 CHART := helm template gate deploy/chart --kube-version 1.37 --set scrape.selector.app=vllm,receive.enabled=true
-# What each is left out for: docs/deploy.md.
+# Left out, because: images are named by version or digest; which servers and stores may be reached is known to you, not to us; a Service
+# matches your vLLMs; nobody asks for a pod of a StatefulSet of one by name; one process writes to a directory.
 UNSCORED := $(addprefix --ignore-test ,container-image-pull-policy pod-networkpolicy service-targets-pod statefulset-has-servicename \
 	deployment-strategy deployment-replicas)
 manifests:

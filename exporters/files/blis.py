@@ -165,7 +165,7 @@ def _doubtful_coefficients(config: ConfigSnapshot, targets: Collection[str]) -> 
 
 
 class _Folded(NamedTuple):
-    """``prices`` that take the place of the learned ones, ``prompt_us`` of the mean prompt, what a reader has to know."""
+    """``prices`` in place of the learned ones, ``prompt_us`` of the mean prompt, and what a reader has to know."""
 
     prices: Mapping[str, float] = {}
     prompt_us: float = 0.0

@@ -486,7 +486,7 @@ def test_the_price_of_a_prompt_token_that_may_be_cached_is_folded_true_to_the_me
 
 @pytest.mark.parametrize("together", [1, 40, 80, 200])
 def test_the_file_charges_each_folded_prompt_once(together):
-    """Requests of 400 prompt and 158 output tokens that always run together: the load that 200 and 80 are the mean of."""
+    """Requests of 400 prompt and 158 output tokens that always run together; 80 of them make the mean step."""
     config, outputs = hidden_hits(), 158
     told = yaml.safe_load(render_yaml(cases.snapshot(), config, exported(config)))["trained_physics_coefficients"]
     sizes = (LLAMA_70B, 2, bandwidth_of("H100"))

@@ -24,6 +24,7 @@ from .engine import Engine, take_restarts
 from .events import Event, Renamed
 from .put_off import put_off_until
 from .release import Release, release_rows
+from .replaced import replaced_configs
 from .senders import Senders
 from .shared_ids import SharedIds
 from .waiting import Waiting, waiting_of
@@ -188,6 +189,10 @@ class Joiner(Senders):
     def emitters_of(self, config_id: str) -> list[Emitter]:
         """Emitters of one configuration, in order of appearance."""
         return self._known().by_config.get(config_id, [])
+
+    def replaced_configs(self) -> dict[str, str]:
+        """By configuration whose server came back as another one: which one it sends now."""
+        return replaced_configs(self._known().by_config, self._begins, int(self._settings.grace_s * 1e9))
 
     def config_ids(self) -> list[str]:
         """Configurations of the engines held."""

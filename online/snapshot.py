@@ -255,7 +255,8 @@ class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     tokens that the prefix cache had as if they were computed. ``mixture_of_experts``: its
     model is one; until the form counts experts, nothing beyond the batches that were seen is usable.
     ``last_heard_unix_nano``: time of the newest event or page of any of its engines, by their clocks, whether a row was
-    learned from it or not; 0 of merged states and of recordings, where nobody is alive.
+    learned from it or not; 0 of merged states and of recordings, where nobody is alive. ``replaced_by``: the
+    configuration that its server sends since it was started again; empty while one of its engines may be alive.
     """
 
     config_id: str
@@ -272,6 +273,7 @@ class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prefix_hits_hidden: bool = False
     mixture_of_experts: bool = False
     last_heard_unix_nano: int = 0
+    replaced_by: str = ""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

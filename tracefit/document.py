@@ -110,7 +110,7 @@ class ConfigDocument(NamedTuple):
 
     ``scheduled_ahead``: its engines hand over a step before the last one ended. ``doubts``: why nothing it answers
     should be used, one clause each. ``mixture_of_experts``: its model is one. ``last_heard_unix_nano``: when the newest
-    telemetry of its engines was made, 0 where nobody said.
+    telemetry of its engines was made, 0 where nobody said. ``replaced``: its server sends another configuration now.
     """
 
     config_id: str
@@ -123,6 +123,7 @@ class ConfigDocument(NamedTuple):
     doubts: tuple[str, ...] = ()
     mixture_of_experts: bool = False
     last_heard_unix_nano: int = 0
+    replaced: bool = False
 
 
 class Document(NamedTuple):
@@ -190,6 +191,7 @@ def _config(tree: Any) -> ConfigDocument:
         tuple(printable(str(each)) for each in _list(tree.get("doubts") or [], f"{config_id}.doubts")),
         tree.get("mixture_of_experts") is True,
         _whole(tree, "last_heard_unix_nano"),
+        bool(_text(tree, "replaced_by")),
     )
 
 

@@ -26,7 +26,9 @@ class Snapshot:
         self.created_unix_nano = document.created_unix_nano
         self.tracefit_version = document.tracefit_version
         self._heard_unix_nano = [each.last_heard_unix_nano for each in document.configs]
-        names = names_of([(each.config_id, each.facts) for each in document.configs], self._heard_unix_nano)
+        self._replaced = [each.replaced for each in document.configs]
+        identities = [(each.config_id, each.facts) for each in document.configs]
+        names = names_of(identities, self._heard_unix_nano, self._replaced)
         self.configs: tuple[Config, ...] = tuple(
             Config(described, name=name) for described, name in zip(document.configs, names, strict=True)
         )
@@ -49,7 +51,8 @@ class Snapshot:
     def config(self, config_id: str = "", *, model: str = "", gpu: str = "") -> Config:
         """The only configuration that fits; where several do, the only one of them whose engine is alive.
 
-        One is alive unless another one that fits was heard of more than ten minutes later.
+        One is alive unless its server sends another configuration now, or another one that fits was heard of more than
+        ten minutes later.
 
         Args:
             config_id: the whole, the beginning, or what people call it, like ``llama h100``, ``8B · H100 · TP 2`` or
@@ -61,8 +64,9 @@ class Snapshot:
             NotFoundError: none fits, or several that are alive; it lists them.
         """
         identities = [(each.config_id, each.facts) for each in self.configs]
-        heard = self._heard_unix_nano
-        return self.configs[find_config(identities, config_id, model=model, gpu=gpu, heard_unix_nano=heard)]
+        heard, replaced = self._heard_unix_nano, self._replaced
+        index = find_config(identities, config_id, model=model, gpu=gpu, heard_unix_nano=heard, replaced=replaced)
+        return self.configs[index]
 
     def diff(self, other: Snapshot) -> Diff:
         """What changed from this one to ``other``; see :class:`Diff`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 
 from collector.config import JoinConfig
 from collector.identity import Knowledge
@@ -24,6 +24,7 @@ from .engine import Engine, take_restarts
 from .events import Event, Renamed
 from .put_off import put_off_until
 from .release import Release, release_rows
+from .replaced import replaced_configs
 from .senders import Senders
 from .shared_ids import SharedIds
 from .waiting import Waiting, waiting_of
@@ -61,7 +62,7 @@ class Joiner(Senders):
         """
         if flush:
             self.restored()
-        owners = self.kv.bind(self._sequences(), flush=flush)
+        owners = self.kv.bind(self._processes_by_instance())
         if owners:
             own = {id(owner) for owner in owners}
             with_kv = [key for key, engine in self._engines.items() if not own.isdisjoint(map(id, engine.sequences))]
@@ -92,10 +93,8 @@ class Joiner(Senders):
         succeeded, self._succeeded = self._succeeded, []
         return [*renamed, *described, *take_restarts(engines, self._config_ids), *released, *succeeded]
 
-    def _sequences(self) -> Iterator[tuple[str, StepSequence]]:
-        for known in (self._engines, self._aliases):
-            for key, engine in known.items():
-                yield from ((key[1], sequence) for sequence in engine.sequences)
+    def _processes_by_instance(self) -> dict[str, list[StepSequence]]:
+        return {key[1]: engine.sequences for own in (self._engines, self._aliases) for key, engine in own.items()}
 
     def _identify(self, key: Key, emitter: Emitter) -> list[Renamed]:
         """Find the emitter's configuration; a fact learned later renames it and keeps its state."""
@@ -190,6 +189,10 @@ class Joiner(Senders):
     def emitters_of(self, config_id: str) -> list[Emitter]:
         """Emitters of one configuration, in order of appearance."""
         return self._known().by_config.get(config_id, [])
+
+    def replaced_configs(self) -> dict[str, str]:
+        """By configuration whose server came back as another one: which one it sends now."""
+        return replaced_configs(self._known().by_config, self._begins, int(self._settings.grace_s * 1e9))
 
     def config_ids(self) -> list[str]:
         """Configurations of the engines held."""

@@ -22,6 +22,7 @@ from .engine import Engine
 from .events import Succeeded
 from .places import Full, Places
 from .release import Release
+from .replaced import Begin
 from .same_engine import find_double
 from .shared_ids import SharedIds
 
@@ -47,6 +48,7 @@ class Senders:
         self._heard: Counter[Key] = Counter()
         # by the clock here; of those who were restored, since then
         self._heard_unix_ns: dict[Key, int] = {}
+        self._begins: dict[Key, Begin] = {}
         self._has_met_all = False
         self._fresh: dict[Key, None] = {}
         self._uncounted: set[Key] = set()
@@ -102,12 +104,14 @@ class Senders:
                 self._forget(gone, self._api_processes.pop(gone))
             self._census = None
             process = self._api_processes[key] = ApiProcess(key[1], key[0], self._next_number(), self._settings)
+            self._begins[key] = Begin.of(telemetry, first=True)
         self._teach_facts(process, telemetry)
         process.add(telemetry.requests)
         self._hear(key, telemetry)
 
     def _hear(self, key: Key, telemetry: Telemetry) -> None:
         self._heard[key] += telemetry.exports
+        self._begins.setdefault(key, Begin.of(telemetry, first=False))
         if telemetry.arrived_unix_ns:
             self._heard_unix_ns[key] = telemetry.arrived_unix_ns
         self._fresh[key] = None
@@ -160,6 +164,7 @@ class Senders:
                 self._forget(gone, self._engines.pop(gone))
             self._census = None
             engine = self._engines[key] = Engine(key[1], key[0], self._next_number(), self._settings)
+            self._begins[key] = Begin.of(telemetry, first=True)
         before = engine.facts.held()
         if self._teach_facts(engine, telemetry):
             if engine.facts.is_another_server(before) and engine.restarts_with(telemetry):
@@ -183,7 +188,7 @@ class Senders:
         """It is gone, and what it held with it."""
         self._census = None
         self._aliases = {k: e for k, e in self._aliases.items() if e is not emitter}
-        for known in (self._config_ids, self._heard, self._heard_unix_ns):
+        for known in (self._config_ids, self._heard, self._heard_unix_ns, self._begins):
             known.pop(key, None)
 
     def _next_number(self) -> int:
@@ -216,7 +221,7 @@ class Senders:
         keep.configure()
         self._fresh[key_of(keep)] = None
         self._census = None
-        for known in (self._engines, self._config_ids, self._heard, self._heard_unix_ns):
+        for known in (self._engines, self._config_ids, self._heard, self._heard_unix_ns, self._begins):
             known.pop(dropped, None)
         self._aliases[dropped] = keep
         self._aliases.update({k: keep for k, e in self._aliases.items() if e is drop})

@@ -257,7 +257,11 @@ class Pipeline:
     def snapshot(self, now_unix_nano: int, generation: int, *, exact: bool = True) -> Snapshot:
         """What is known now, ``exact`` or without rows that would hardly be noticed; the state stays as it is."""
         ids = self.joiner.config_ids()
-        configs = [self._config(known, self.joiner.emitters_of(known), exact=exact) for known in ids]
+        replaced = self.joiner.replaced_configs()
+        configs = [
+            self._config(known, self.joiner.emitters_of(known), replaced_by=replaced.get(known, ""), exact=exact)
+            for known in ids
+        ]
         self.exemplars = self._traces.exemplars(configs)
         self._mixes = self._load.mixes(configs, now_unix_nano)
         shown = {config.config_id: self._history(config.config_id) for config in configs}
@@ -269,7 +273,9 @@ class Pipeline:
             configs=configs,
         )
 
-    def _config(self, config_id: str, emitters: Sequence[Emitter], *, exact: bool = True) -> ConfigSnapshot:
+    def _config(
+        self, config_id: str, emitters: Sequence[Emitter], *, replaced_by: str = "", exact: bool = True
+    ) -> ConfigSnapshot:
         facts = facts_of(emitters)
         sources: dict[str, str] = {}
         contradictions: dict[str, str] = {}
@@ -295,6 +301,7 @@ class Pipeline:
             prefix_hits_hidden=hidden,
             mixture_of_experts=is_mixture_of_experts(facts),
             last_heard_unix_nano=max((each.event_unix_ns for each in emitters if not each.recording), default=0),
+            replaced_by=replaced_by,
         )
 
     def _history(self, config_id: str) -> HistoryView | None:

@@ -100,7 +100,8 @@ FAMILIES: tuple[Family, ...] = (
         "tracefit_usable",
         "gauge",
         ("config",),
-        "1 if predictions of steps may be used where something was seen, else 0; the status page says why not.",
+        "1 if predictions of steps may be used where something was seen, else 0; the status page says why not."
+        " Absent of a configuration whose server came back as another one.",
     ),
     Family(
         "tracefit_last_heard_timestamp_seconds",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .ard import RelevantMember
-from .covariance_learner import CovarianceLearner
 from .identify import as_far_as_it_fits
 from .jackknife import ROWS_MAX as JACKKNIFE_ROWS
 from .jackknife import with_jackknife
@@ -21,7 +20,6 @@ from .strata import RowWeights
 __all__ = [
     "JACKKNIFE_ROWS",
     "MORE",
-    "CovarianceLearner",
     "LearnerSettings",
     "OperatingPoints",
     "Prior",

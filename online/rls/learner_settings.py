@@ -10,11 +10,9 @@ from online.drift import DriftSettings
 
 
 class LearnerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Half-lives in steps and busy time, shares as ratios; a copy of what holds it copies the reference."""
+    """The half-life in steps, shares as ratios; a copy of what holds it copies the reference."""
 
     half_life_steps: float = 4000.0
-    half_life_us: float = 600e6
-    half_life_steps_min: float = 1000.0
     start_rows: int = 256
     alarm_keep: float = 0.02
     river_rows_per_s: float = 32.0

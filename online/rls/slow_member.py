@@ -29,7 +29,7 @@ from .learner_settings import LearnerSettings
 from .misfit import Shapes
 from .prior import Prior, contradicted
 from .solve import solve
-from .strata import HalfLife, RowWeights, Strata
+from .strata import RowWeights, Strata
 
 BY_POINT = ("portable", Target.STEP_TIME)
 """What is kept by operating point, too: columns that data sheets and other configurations say something of."""
@@ -85,9 +85,7 @@ class SlowMember:
 
     def new_strata(self) -> Strata:
         """Empty statistics of its columns."""
-        settings = self._settings
-        half_life = HalfLife(settings.half_life_steps, settings.half_life_us, settings.half_life_steps_min)
-        return Strata(self.p + 2, half_life, by_point=self._by_point)
+        return Strata(self.p + 2, self._settings.half_life_steps, by_point=self._by_point)
 
     def restored(self) -> None:
         """A prior is of its columns."""

@@ -3,12 +3,11 @@
 A row of a block, z = [x, phase, y, l] of shape (q,), weight w, covers l steps and takes y microseconds. Per stratum s
 
     G_s <- 2^(-sum e_i) G_s + sum_i 2^(-age_i) w_i z_i z_i'        G: (32, q (q + 1) / 2), upper triangles
-    e_i = max(l_i / steps, min(y_i / us, l_i / steps_min)) * weight_i         age_i = sum of e over the later rows of s
+    e_i = l_i / half-life * weight_i                     age_i = sum of e over the later rows of s
 
 so a stratum forgets by what happens in it: what is not visited is not forgotten (Kulhavy's directional forgetting,
-with accuracy equal to it and with merging still exact). The half-life is the shorter of 4000 steps and 10 minutes of
-busy time, but at least 1000 steps. The blocks of sum_s G_s are A (p, p), b (p,), y'Wy, the sums over l (for
-excitation), and
+with accuracy equal to it and with merging still exact). The half-life is 4,000 steps. The blocks of sum_s G_s are
+A (p, p), b (p,), y'Wy, the sums over l (for excitation), and
 
     n1_s = sum 2^(-age) h v    n2_s = sum 2^(-2 age) h^2 v    h: Huber's share, v: the row's weight; n1^2 / n2 =
     effective rows: k rows of weight 1 / k that see the same are one
@@ -40,36 +39,23 @@ class RowWeights(NamedTuple):
     share: Floats
 
 
-class HalfLife(NamedTuple):
-    """The shorter of so many steps and so much busy time, but at least ``steps_min`` steps."""
-
-    steps: float
-    us: float
-    steps_min: float
-
-    def spent(self, steps: Floats, elapsed_us: Floats) -> Floats:
-        """Half-lives that rows of so many steps and microseconds are worth, (n,)."""
-        by_time: Floats = np.minimum(elapsed_us / self.us, steps / self.steps_min)
-        return np.maximum(steps / self.steps, by_time)
-
-
 class Strata:
     """Statistics of q augmented columns in 32 strata.
 
     Args:
         q: p features and phases, the target, the steps.
-        half_life: after which a row counts half.
+        half_life_steps: steps after which a row counts half.
         by_point: whether the same is kept by operating point, beside.
     """
 
     STATE = saved("strata", g=Floats, n1=Floats, n2=Floats, clock=Floats, points=OperatingPoints | None)
 
-    __slots__ = ("_expand", "_left", "_right", "_triangle", "clock", "g", "half_life", "n1", "n2", "points", "q")
+    __slots__ = ("_expand", "_left", "_right", "_triangle", "clock", "g", "half_life_steps", "n1", "n2", "points", "q")
 
-    def __init__(self, q: int, half_life: HalfLife, *, by_point: bool = False) -> None:
+    def __init__(self, q: int, half_life_steps: float, *, by_point: bool = False) -> None:
         self.q = q
         self.points = OperatingPoints(q) if by_point else None
-        self.half_life = half_life
+        self.half_life_steps = half_life_steps
         self._left, self._right = np.triu_indices(q)
         self._triangle = self._left * q + self._right
         expand = np.zeros((q, q), np.int64)
@@ -89,7 +75,7 @@ class Strata:
         """
         groups = block.grouped()
         order, starts, ids = groups.order, groups.starts, groups.ids
-        e = (self.half_life.spent(block.steps, block.elapsed_us) * block.weight).take(order)
+        e = (block.steps * block.weight / self.half_life_steps).take(order)
         decay, spent = decays_of(groups, e)
         zo = z.take(order, axis=0)
         new = products_of(groups, zo * (weight.take(order) * decay)[:, None], zo).take(self._triangle, axis=1)
@@ -172,7 +158,7 @@ class Strata:
 
     def widened(self, at: int, more: int) -> Strata:
         """The same statistics with ``more`` columns, never seen, before column ``at``."""
-        wide = Strata(self.q + more, self.half_life)
+        wide = Strata(self.q + more, self.half_life_steps)
         place = np.arange(self.q) + more * (np.arange(self.q) >= at)
         wide.g[:, wide._expand[place[self._left], place[self._right]]] = self.g
         wide.n1, wide.n2, wide.clock = self.n1, self.n2, self.clock

@@ -12,12 +12,11 @@ from typing import Protocol, TypeGuard
 from online.blocks import Design
 from online.features import FeatureSet
 from online.river import LINEAR, PREFIX, QUANTILE, RESIDUAL, QuantileLearner, RiverLearner, make
-from online.rls import CovarianceLearner, LearnerSettings, Prior, RelevantMember, RlsLearner
+from online.rls import LearnerSettings, Prior, RelevantMember, RlsLearner
 from online.rows import Floats
 from online.snapshot import ModelSnapshot
 
 RLS = "rls"
-COVARIANCE = "rls_covariance"
 RELEVANCE_SETS = frozenset({"bsr_ard"})
 """Sets on which ``rls`` prunes."""
 
@@ -64,8 +63,6 @@ def make_learner(name: str, features: FeatureSet, settings: LearnerSettings, pri
     """
     if name == RLS:
         return make_rls(features, settings, prior)
-    if name == COVARIANCE:
-        return CovarianceLearner(features)
     if name == QUANTILE:
         return QuantileLearner(features, settings.river_rows_per_s)
     check_learner(name)
@@ -81,8 +78,8 @@ def make_rls(features: FeatureSet, settings: LearnerSettings, prior: Prior | Non
 
 def check_learner(name: str) -> None:
     """Raises ValueError for a name that makes no learner. Only names that are River's own import it."""
-    if name in (RLS, COVARIANCE, LINEAR, QUANTILE, RESIDUAL):
+    if name in (RLS, LINEAR, QUANTILE, RESIDUAL):
         return
     if not name.startswith(PREFIX):
-        raise ValueError(f"learners: {name!r} is not one of {RLS}, {COVARIANCE}, {PREFIX}<name>")
+        raise ValueError(f"learners: {name!r} is not one of {RLS}, {PREFIX}<name>")
     make(name)

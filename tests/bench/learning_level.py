@@ -11,7 +11,6 @@ import time
 
 import numpy as np
 
-from collector.config.learning_config import BankConfig
 from collector.config.schema import Config
 from online.features.registry import portable
 from online.rows import STEP_FEATURES, RowBlock, Target
@@ -23,14 +22,6 @@ from tests.support.paths import DATA
 CHOSEN_ON = ("c0_smoke", "c1_mixed", "c3_preempt", "c5_offload", "c9_dp2", "p1_engine_stats")
 OTHERS = ("c2_long_prefill_mp", "c4_abort_errors", "c6_saturated", "c7_async_sim", "c10_long", "f1_fork_parity")
 LEVEL, WITHOUT_RIVER = Config(feature_sets=("portable",)), Config(feature_sets=("portable",), learners=("rls",))
-SIDE_BY_SIDE = {
-    f"river:{name}": Config(feature_sets=("portable",), learners=("rls", f"river:{name}"))
-    for name in ("linear_model.PARegressor", "tree.HoeffdingTreeRegressor")
-}
-SIDE_BY_SIDE |= {
-    f"detector {name}": Config(feature_sets=("portable",), learners=("rls",), bank=BankConfig(detector=name))
-    for name in ("adwin", "page_hinkley", "none")
-}
 PUBLISHED_MAX = (6.4, 10.3)
 ROUNDS = 5
 
@@ -55,8 +46,6 @@ def lines(line, pool, captures):
     for per_s in (20, 100, 1000, 10_000):
         cost = cost_of(per_s)
         yield line(f"River's model at {per_s} steps/s of event time", f"{cost:.2f} mc", "", None)
-    for name, settings in SIDE_BY_SIDE.items():
-        yield line(f"{name}, at 1000 steps/s", f"{cost_of(1000, settings):.2f} mc", "", None)
 
 
 def _three(errors):
@@ -95,8 +84,8 @@ def _target(settings):
     return state
 
 
-def cost_of(per_s, settings=LEVEL):
-    """Millicores that settings add to ``rls`` alone at so many steps per second of event time.
+def cost_of(per_s):
+    """Millicores that River's model adds at so many steps per second of event time.
 
     CPU time of each few rows, the quietest of several rounds: their sum is little moved by other work.
     """
@@ -106,7 +95,7 @@ def cost_of(per_s, settings=LEVEL):
     best = np.full((2, len(starts)), np.inf)
     for _ in range(ROUNDS):
         for added in (0, 1):
-            state = _target(settings if added else WITHOUT_RIVER)
+            state = _target(LEVEL if added else WITHOUT_RIVER)
             state.learn(rows.slice(0, 1024))
             for k, at in enumerate(starts):
                 begin = time.process_time()

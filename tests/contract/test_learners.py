@@ -16,13 +16,12 @@ from tests.support.state_files import through_bytes
 
 LEARNERS = (
     "rls",
-    "rls_covariance",
     "river:linear",
     "river:tree.HoeffdingTreeRegressor",
     "river:linear_model.PARegressor",
     "river:quantile",
 )
-SAVED = LEARNERS[:3]
+SAVED = LEARNERS[:2]
 TARGET = Target.STEP_TIME
 
 

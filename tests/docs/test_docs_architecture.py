@@ -10,7 +10,7 @@ from tests.contract.test_architecture import MODULES, imported, is_module, room_
 from tests.support.paths import DOCS, ROOT
 
 ARCHITECTURE = (DOCS / "architecture.md").read_text()
-WIRE = (DOCS / "wire-contract.md").read_text()
+WIRE = (ROOT / "collector/decode/wire-contract.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 PACKAGES = ("collector", "online", "exporters")
 CODE = sorted(

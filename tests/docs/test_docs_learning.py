@@ -24,9 +24,7 @@ RLS, DRIFT = LearnerSettings(), DriftSettings()
 @pytest.mark.parametrize(
     ("said", "value"),
     [
-        (r"shorter of (\d+) steps", RLS.half_life_steps),
-        (r"at least (\d+) steps", RLS.half_life_steps_min),
-        (r"(\d+) minutes of busy time", RLS.half_life_us / 60e6),
+        (r"half-life of\s+(\d+) steps", RLS.half_life_steps),
         (r"min\(1, ([\d.]+) s", robust.HUBER),
         (r"The first (\d+) rows are fitted", RLS.start_rows),
         (r"at most (\d+) rows or 8 seconds", Config().bank.block_rows),

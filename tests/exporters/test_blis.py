@@ -474,7 +474,6 @@ def test_the_price_of_a_prompt_token_that_may_be_cached_is_folded_true_to_the_me
     config = hidden_hits()
     folded, plain = exported(config), exported(msgspec.structs.replace(config, prefix_hits_hidden=False))
     assert folded.beta[8] == 0.0
-    assert folded.beta[5] == pytest.approx(15.0 + 3.0 * 200 / 80)
     mean_step = (200.0, 0, 80, 40_000)
     sizes = (LLAMA_70B, 2, bandwidth_of("H100"))
     assert blis_step_us(folded.beta, *sizes, mean_step) == pytest.approx(blis_step_us(plain.beta, *sizes, mean_step))
@@ -483,6 +482,19 @@ def test_the_price_of_a_prompt_token_that_may_be_cached_is_folded_true_to_the_me
     assert "for traces with prefix_group and without (blis-trace)" in said
     assert f"# {said}\n" in render_yaml(cases.snapshot(), config, folded).decode()
     assert plain.warnings == ()
+
+
+@pytest.mark.parametrize("together", [1, 40, 80, 200])
+def test_the_file_charges_each_folded_prompt_once(together):
+    """Requests of 400 prompt and 158 output tokens that always run together; 80 of them make the mean step."""
+    config, outputs = hidden_hits(), 158
+    told = yaml.safe_load(render_yaml(cases.snapshot(), config, exported(config)))["trained_physics_coefficients"]
+    sizes = (LLAMA_70B, 2, bandwidth_of("H100"))
+    step_us = blis_step_us(told["beta_coeffs"], *sizes, (0, 0, together, 0))
+    latency_us = told["alpha_coeffs"][0] + outputs * step_us
+    bare_us = 9000 + outputs * (16_000 + (15.0 + 0.05) * together)
+    prompts_us = 3.0 * 400 * together
+    assert latency_us - bare_us == pytest.approx(prompts_us, rel=1e-9)
 
 
 def test_a_data_sheets_price_is_of_a_computed_token_and_the_file_says_which_trace_it_is_for():
@@ -496,4 +508,8 @@ def test_what_cannot_be_folded_says_which_trace_it_is_for():
     assert "without prefix_group (blis-trace) alone" in exported(hidden_hits(means=(None, None))).warnings[0]
     unknown = exported(hidden_hits(prompt_tokens=None))
     assert unknown.alpha[0] == 9000
-    assert "not into alpha[0]" in unknown.warnings[0]
+    assert unknown.beta[5:7] == pytest.approx((15.0 + 3.0 * 200 / 80, 16_000.0))
+    assert "not into alpha[0]: no mean prompt is known" in unknown.warnings[0]
+    alone = exported(hidden_hits(means=(5.0, 1.0)))
+    assert alone.beta[5:7] == pytest.approx((15.0 + 3.0 * 5, 16_000.0))
+    assert "not into alpha[0]: no others are known" in alone.warnings[0]

@@ -1,55 +1,49 @@
-"""The textbook recursion keeps its textbook promise."""
+"""Recursive least squares in information form is that of the textbook, in covariance form."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from online.rls.recursion import CovarianceRLS
+from online.blocks import Design
+from online.rls.solve import RELATIVE_RIDGE, solve
+from online.rls.strata import Strata
+from tests.support.covariance_rls import CovarianceRLS
+
+STEPS = 1000.0
 
 
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
-    p=st.integers(1, 8),
+    p=st.integers(1, 6),
     n=st.integers(1, 120),
-    ridge=st.floats(1e-3, 10.0),
+    forgets=st.booleans(),
+    cut=st.integers(0, 120),
 )
-def test_equals_ridge_in_batch(seed, p, n, ridge):
+def test_statistics_and_solve_equal_the_recursion_row_by_row(seed, p, n, forgets, cut):
     rng = np.random.default_rng(seed)
-    x = rng.normal(size=(n, p)) * rng.uniform(0.1, 10, p)
-    y = x @ rng.normal(size=p) + rng.normal(size=n)
-    rls = CovarianceRLS(p, ridge)
-    for row, target in zip(x, y, strict=True):
-        assert rls.learn(row, float(target))
-    batch = np.linalg.solve(x.T @ x + ridge * np.eye(p), x.T @ y)
-    assert np.linalg.norm(rls.theta - batch) < 1e-8 * max(1.0, np.linalg.norm(batch))
+    x = rng.uniform(0.1, 2.0, size=(n, p)) * rng.uniform(0.1, 10, p)
+    y = np.abs(x @ rng.normal(size=p) + rng.normal(size=n)) + 0.1
+    prior, half_life_steps = rng.uniform(0.1, 10.0, p), STEPS if forgets else np.inf
+    strata, z = Strata(p + 2, half_life_steps), np.column_stack([x, y, np.ones(n)])
+    for start, end in ((0, min(cut, n)), (min(cut, n), n)):
+        if end > start:
+            rows, one = slice(start, end), np.ones(end - start)
+            strata.learn(_design(x[rows], y[rows]), z[rows], one, one)
+    g, free = strata.total(), np.ones(p, np.bool_)
+    found = solve(g[:p, :p], g[:p, p], free, free, prior_precision=prior).beta
+
+    # What is added at every solve has not decayed; the recursion's first penalty has.
+    forgetting = 2.0 ** (-1.0 / half_life_steps)
+    added = prior + RELATIVE_RIDGE * (g.diagonal()[:p] + prior)
+    textbook = CovarianceRLS(added / forgetting**n, forgetting)
+    for row, value in zip(x, y, strict=True):
+        textbook.learn(row, float(value))
+    assert found == pytest.approx(textbook.theta, rel=1e-9, abs=1e-9)
 
 
-def test_a_row_that_would_make_it_non_finite_changes_nothing():
-    rls = CovarianceRLS(2, 1.0)
-    rls.learn(np.array([1.0, 2.0]), 3.0)
-    before = rls.theta.copy()
-    with np.errstate(all="ignore"):
-        assert not rls.learn(np.array([np.nan, 1.0]), 1.0)
-        assert not rls.learn(np.array([1e300, 1e300]), 1.0)
-    assert np.array_equal(rls.theta, before)
-
-
-def test_trace_is_bounded_when_nothing_excites():
-    rls = CovarianceRLS(3, 1e-3, forgetting=0.9, trace_max=100.0)
-    for _ in range(5000):
-        rls.learn(np.array([1.0, 1.0, 1.0]), 3.0)
-    assert np.trace(rls.covariance) <= 1.2 * 100.0 * 3 / 1e-3
-
-
-@pytest.mark.parametrize("bad", [0.0, -1.0, 1.5, float("nan")])
-def test_forgetting_outside_its_range_is_refused(bad):
-    with pytest.raises(ValueError, match="forgetting"):
-        CovarianceRLS(2, 1.0, forgetting=bad)
-
-
-@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
-def test_ridge_outside_its_range_is_refused(bad):
-    with pytest.raises(ValueError, match="ridge"):
-        CovarianceRLS(2, bad)
+def _design(x, y):
+    n = len(y)
+    zeros = np.zeros(n, np.int64)
+    return Design(x, np.zeros((n, 3)), y, np.ones(n), np.ones(n), zeros, zeros, zeros)

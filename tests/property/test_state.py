@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from collector.config.schema import Config
 from online.bank import Bank, merge_states
-from online.rls.strata import HalfLife, Strata
+from online.rls.strata import Strata
 from online.rows import RowBlock, Target
 from online.state import VERSION, StateError
 from tests.support.linear_steps import steps
 from tests.support.state_files import body_of_file, file_of, with_value
 
 RLS = Config(learners=("rls",))
-ALL = Config(learners=("rls", "rls_covariance", "river:linear", "river:residual"))
+ALL = Config(learners=("rls", "river:linear", "river:residual"))
 
 
 def _published(bank, config="c"):
@@ -114,10 +114,7 @@ def test_models_no_longer_configured_are_named_and_left_out():
     _learn(bank, steps(300, 1).rows)
     fewer = Bank(RLS)
     left_out = fewer.restore(bank.state())
-    assert left_out == [
-        "c/step_time/rls_covariance/portable",
-        "c/step_time/river:linear/portable",
-    ]
+    assert left_out == ["c/step_time/river:linear/portable"]
     mine, theirs = (each.targets("c")["step_time"].models["portable"] for each in (fewer, bank))
     assert (mine.features, mine.error) == (theirs.features, theirs.error)
 
@@ -133,7 +130,7 @@ def test_state_of_one_target_is_at_most_64_kilobytes():
 
 
 def _statistics(rows, half_life=np.inf):
-    strata = Strata(3, HalfLife(half_life, np.inf, 1.0))
+    strata = Strata(3, half_life)
     z = np.stack([np.ones(len(rows)), rows.elapsed_us, np.ones(len(rows))], axis=1)
     weight = 1.0 / rows.elapsed_us**2
     from online.blocks import Design, strata_of

@@ -35,8 +35,8 @@ MUTANTS = (
     Mutant(
         "a block forgets into the future",
         "online/rls/strata.py",
-        "maximum(steps / self.steps, by_time)",
-        "maximum(-steps / self.steps, by_time)",
+        "(block.steps * block.weight / self",
+        "(-block.steps * block.weight / self",
     ),
     Mutant(
         "new speed scales evidence by another power",

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from collector.decode.kv.batches import BlockMove, KvBatch, count_batch
-from collector.decode.kv.messages import SEQ_END, array_length, read_frames, read_line, read_payload
+from collector.decode.kv.messages import array_length, read_frames, read_line, read_payload
 from collector.decode.plain import decode
 from collector.decode.records import fingerprint
 from collector.telemetry import Counts, table
@@ -117,11 +117,8 @@ def test_a_senseless_event_is_left_out_alone(event, why):
         ([b"topic", SEQ, payload(stored())], 7),
         ([b"", b"topic", SEQ, payload(stored())], 7),
         ([SEQ, payload(stored())], 7),
-        ([b"", SEQ_END, b""], None),
-        ([b"", b"", SEQ_END, b""], None),
         ([payload(stored())], KvSkip.FRAMES),
         ([b"", b"7", payload(stored())], KvSkip.FRAMES),
-        ([b"", SEQ_END, b"x"], KvSkip.FRAMES),
         ([b"", b"", b"", SEQ, b""], KvSkip.FRAMES),
         ([b"", SEQ, b"garbage"], KvSkip.UNDECODABLE),
         ([b"", SEQ, b""], KvSkip.UNDECODABLE),

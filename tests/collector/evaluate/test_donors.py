@@ -7,8 +7,7 @@ import pytest
 
 from collector.cli import main
 from collector.config.schema import Config
-from collector.evaluate import donors as command
-from collector.evaluate.donors import DonorOptions, possible, read_states
+from collector.evaluate.donors import possible, read_states
 from collector.identity.sheet_files import shipped_sheets
 from online.bank import Bank
 from online.features.registry import build
@@ -141,14 +140,6 @@ def test_donors_in_the_configuration_must_be_states(tmp_path, capsys):
         config.write_text(f"donors: [{path}]")
         assert main(["check-config", "--config", str(config)]) == 78
         assert "donors[0]" in capsys.readouterr().err
-
-
-def test_rows_worth_keeping_are_chosen_from_a_recording(states, tmp_path, data_dir):
-    (tmp_path / "a.bin").write_bytes(states["7b"])
-    told = []
-    options = DonorOptions(per_stratum=5, recordings=(data_dir / "c1_mixed" / "otlp.pb.gz",))
-    assert command.compare_donors([tmp_path], Config(), options, say=told.append, note=lambda _: None) == 0
-    assert any("no sheet" in line for line in told)
 
 
 def test_a_replay_saves_what_donors_read(data_dir, tmp_path, capsys):

@@ -32,6 +32,7 @@ from collector.config import (
     DedupeConfig,
     HttpReceiverConfig,
     JoinConfig,
+    KvEndpoint,
     RuleConfig,
     ScrapeConfig,
     ScrapeEndpoint,
@@ -49,13 +50,13 @@ from collector.fleet.pull import Puller, PullOptions
 from collector.identity.discovery import Access, fetch
 from collector.identity.knowledge import Knowledge
 from collector.join.joiner import Joiner
-from collector.join.kv.owners import KvSources
+from collector.join.kv.timeline import KvTimeline
 from collector.join.pages import PageEngine
 from collector.receive.admission import AdmissionQueue
 from collector.receive.count import FIELDS_MAX, SPANS_MAX
 from collector.receive.export_request import Export
 from collector.receive.intake import Intake
-from collector.receive.kv.kv_sequence import EndpointSequence
+from collector.receive.kv.kv_zmq import _Subscription
 from collector.receive.otlp.otlp_http import CONTENT_TYPE, make_http_receiver
 from collector.receive.otlp.way_in import WayIn
 from collector.receive.scrape import Scraper
@@ -420,13 +421,13 @@ def kv_events() -> Reached:
     def message(*events, seq=0, ts_s=1.8e9):
         return read_payload(msgspec.msgpack.encode([ts_s, list(events), 0, 1]), "kv", seq)
 
-    sources = KvSources(JoinConfig(kv_batches_max=16))
+    sources = KvTimeline("kv", 0, 0, batches_max=16)
     out = [read_frames(frames, "kv") for frames in ([b"x"], [b"", b"\0" * 8, b"\xc1"])]
     out.append(message(ts_s=1.0))
     for seq in range(40):
         sources.add(message(stored(), ["Painted"], seq=seq, ts_s=1.8e9 + seq))
-    sources.add(message(seq=39, ts_s=1.8e9 + 39))
-    sources.add(message(seq=1, ts_s=1.8e9 + 1))
+    out.append(sources.add(message(seq=39, ts_s=1.8e9 + 39)))
+    out.append(sources.add(message(seq=1, ts_s=1.8e9 + 1)))
     moves = message(
         ["TransferInitiated", 1, "r", "GPU", "CPU", 8, 7],
         ["TransferCompleted", 1, "r", "GPU", "CPU", 8, True, 7],
@@ -438,21 +439,19 @@ def kv_events() -> Reached:
     )
     counts = Counts()
     count_batch(counts, moves, None)
-    return [*out, *labels_of(sources.take_counts()), *labels_of(counts)]
+    count_batch(counts, message(["Painted"]), None)
+    return [*filter(None, out), *labels_of(counts)]
 
 
 def publisher_numbers() -> Reached:
-    sequence = EndpointSequence(can_replay=True, timeout_s=1.0, pause_max_s=4.0)
-    sequence.live(0, 0)
-    sequence.live(0, 5)
-    sequence.request(0.0)
-    sequence.replayed(0, 1)
-    sequence.finished()
-    sequence.live(0, 9)
-    sequence.request(10.0)
-    assert sequence.overdue(20.0)
-    sequence.live(0, 0)
-    return labels_of(sequence.counts)
+    zmq = pytest.importorskip("zmq")
+    counts = Counts()
+    with zmq.Context() as context:
+        subscription = _Subscription(zmq, context, KvEndpoint(endpoint="tcp://127.0.0.1:1"), 10)
+        for seq in (0, 5, 0):
+            subscription.count_number(0, seq, counts)
+        subscription.sub.close()
+    return labels_of(counts)
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------

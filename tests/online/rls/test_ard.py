@@ -53,7 +53,7 @@ def test_columns_that_say_nothing_are_pruned_and_the_others_are_found():
 
 
 def test_a_pruned_column_comes_back_when_it_begins_to_matter():
-    learner = RlsLearner(SET, LearnerSettings(half_life_steps=60.0, half_life_us=1e6), None, RelevantMember)
+    learner = RlsLearner(SET, LearnerSettings(half_life_steps=60.0), None, RelevantMember)
     _learn(learner, _rows(2000, 3))
     assert "waiting" not in learner.members.slow.used
     _learn(learner, _rows(3000, 4, used=2000.0))

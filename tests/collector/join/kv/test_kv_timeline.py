@@ -16,12 +16,10 @@ T0 = round(TS_S * 1e9)
 MS = 1_000_000
 
 
-def life(batches, batches_max=1000, active=True):
-    out = KvTimeline("kv", 0, batches_max)
+def life(batches, batches_max=1000, grace_ms=0):
+    out = KvTimeline("kv", 0, grace_ms * MS, batches_max)
     for one in batches:
         out.add(one)
-    if active:
-        out.bind(0, 0)
     return out
 
 
@@ -77,7 +75,7 @@ def test_memory_is_bounded_by_count():
     one = life([], batches_max=100)
     for seq in range(5000):
         one.add(at(seq, stored(1), ["TransferInitiated", 1, f"r{seq}", "CPU", "GPU", 4, seq], seq=seq))
-    one.times()
+    one.forget_before(0)
     assert len(one) <= 100
     assert len(one._loads) <= 125
     assert len(one._seqs) <= 125
@@ -127,9 +125,8 @@ def test_steps_of_another_process_with_the_same_ids_are_not_meant():
     assert columns(life([old, at(90, seq=1)]))[0] == [0] * 6
 
 
-def test_steps_before_recognition_and_in_a_gap_are_unknown_not_zero():
-    one = life([at(-10, seq=0), at(25, seq=1), at(45, seq=4), at(90, seq=5)], active=False)
-    one.bind(ns(10), 0)
+def test_steps_within_the_grace_time_of_the_first_batch_and_in_a_gap_are_unknown_not_zero():
+    one = life([at(-10, seq=0), at(25, seq=1), at(45, seq=4), at(90, seq=5)], grace_ms=20)
     assert np.isnan(columns(one)[0]).tolist() == [True, False, True, True, True, False]
 
 

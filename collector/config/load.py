@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 import yaml
 
-from .errors import ConfigError, suggestion
+from .config_error import ConfigError, suggestion
 from .receiver_config import ScrapeEndpoint
 from .schema import Config
 from .section import entry_of

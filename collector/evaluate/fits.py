@@ -15,10 +15,8 @@ import numpy as np
 
 from collector.config import Config
 from collector.identity import Fact
-from online import Design, Floats, Learner, RowBlock, Target, make_rls, strata_of
+from online import Design, Floats, Learner, RowBlock, Target, make_rls, strata_of, stratum_name
 from online.features import FeatureSet, build
-from online.prediction import stratum_name
-from online.river import QuantileLearner
 from online.rls import LearnerSettings, Prior, RlsLearner
 from online.target import TargetState
 from online.transfer import SheetPrior
@@ -198,17 +196,3 @@ def prequential(system: str, facts: dict[str, Fact], rows: RowBlock) -> float | 
         if start + BLOCK_ROWS >= len(rows):
             state.flush()
     return float(np.concatenate(errors).mean()) if errors else None
-
-
-def quantile_coverage(facts: dict[str, Fact], learned: RowBlock, scored: RowBlock) -> float | None:
-    """Share of scored rows inside RECE's own quantile models."""
-    features = build("rece", Target.STEP_TIME, facts)
-    if features is None:
-        return None
-    rate = LearnerSettings().river_rows_per_s
-    learner, test = QuantileLearner(features, rate), design(features, scored)
-    _learn_blocks(learner, features, learned)
-    if not learner.started or len(test) == 0:
-        return None
-    bounds = learner.interval(test)
-    return float(np.mean((test.elapsed_us >= bounds[:, 0]) & (test.elapsed_us <= bounds[:, 2])))

@@ -13,7 +13,7 @@ from collector.identity import Fact
 from online import REQUEST_FEATURES, Floats, Quality, RowBlock, Snapshot, Target
 
 from .captures import Capture
-from .fits import Fit, ape, fit, prequential, quantile_coverage, rows_to_goal
+from .fits import Fit, ape, fit, prequential, rows_to_goal
 from .leave_out import Transfer, leave_one_out
 from .page_windows import PageReport
 from .paths import RequestPath, paths_of
@@ -42,7 +42,6 @@ class CaptureReport(msgspec.Struct, frozen=True, kw_only=True):
     uncovered_requests: int
     dropped_rows: dict[str, int]
     scores: list[Score]
-    quantile_coverage: float | None = None
     served: RequestReport | None = None
 
 
@@ -130,7 +129,6 @@ def _capture(
         uncovered_requests=paths.uncovered,
         dropped_rows=capture.dropped_rows,
         scores=scores,
-        quantile_coverage=quantile_coverage(capture.facts, learned, scored) if "rece" in systems else None,
         served=judge_requests(capture.served, client_view(capture), capture.cut_ns, capture.end_ns),
     )
 

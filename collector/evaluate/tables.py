@@ -76,8 +76,6 @@ def _systems(capture: CaptureReport) -> Iterator[str]:
         goal = "-" if score.rows_to_goal is None else str(score.rows_to_goal)
         table.append([score.system, f"{score.identifiable}/{score.columns}", *cells, goal])
     yield from aligned(table)
-    if capture.quantile_coverage is not None:
-        yield f"  rece's own quantiles cover {100 * capture.quantile_coverage:.0f} % of the scored steps (target 80)"
 
 
 def _served(report: RequestReport) -> Iterator[str]:

@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-from .challengers import LINEAR, PREFIX, QUANTILE, RiverLearner, make
-from .quantile import QuantileLearner
+from .challengers import PREFIX, RiverLearner, make
 from .residual import CONTEXT, RESIDUAL, ResidualModel
 
-__all__ = [
-    "CONTEXT",
-    "LINEAR",
-    "PREFIX",
-    "QUANTILE",
-    "RESIDUAL",
-    "QuantileLearner",
-    "ResidualModel",
-    "RiverLearner",
-    "make",
-]
+__all__ = ["CONTEXT", "PREFIX", "RESIDUAL", "ResidualModel", "RiverLearner", "make"]

@@ -29,6 +29,8 @@ from online.rows import CorrectionOutcome, Floats, Ints, Target
 from online.snapshot import CorrectionSnapshot
 from online.state import Count, Finite, StateError, saved
 
+from .thinning import Thinning
+
 RESIDUAL = "river:residual"
 RESIDUAL_MAX = 0.15
 START_ROWS = 128
@@ -91,7 +93,6 @@ class ResidualModel:
 
     Attributes:
         learned, passed: rows that it saw, and rows between them.
-        last_ns, may_see: end of the last block, event time, and how many rows were left over for the next.
         active: whether d is part of what is published.
         seen_rows: that the model has learned.
         standing: d of the last row that was seen.
@@ -99,14 +100,13 @@ class ResidualModel:
     """
 
     STATE = saved(
-        "residual_model", learned=Count, passed=Count, last_ns=int, may_see=Finite, active=bool, seen_rows=Count,
-        standing=Finite, errors=Floats, model=ModelState | None,
+        "residual_model", learned=Count, passed=Count, thinning=Thinning, active=bool, seen_rows=Count, standing=Finite,
+        errors=Floats, model=ModelState | None,
     )  # fmt: skip
 
     def __init__(self, rows_per_s: float) -> None:
-        self._rows_per_s = rows_per_s
-        self.learned = self.passed = self.last_ns = 0
-        self.may_see = 0.0
+        self.learned = self.passed = 0
+        self.thinning = Thinning(rows_per_s)
         self._start_over()
 
     def _start_over(self) -> None:
@@ -134,7 +134,7 @@ class ResidualModel:
 
     def learn(self, context: Floats, left: Floats, end_ns: Ints) -> Floats:
         """Rows u (n, 8), e (n,) and their ends; d of each by what was known before it, (n,)."""
-        seen = self.choose(end_ns)
+        seen = self.thinning.pick(end_ns)
         self.learned += len(seen)
         self.passed += len(left) - len(seen)
         standing = [self.standing]
@@ -152,16 +152,6 @@ class ResidualModel:
         self.errors = self.errors * 0.5 ** (seen_rows / _MEMORY_ROWS) + seen_rows * errors.mean(axis=1)
         self.seen_rows += seen_rows
         self.active = self.seen_rows >= START_ROWS and bool(self.errors[0] < self.errors[1])
-
-    def choose(self, end_ns: Ints) -> Ints:
-        """Indices of the rows that it sees."""
-        n, last_ns = len(end_ns), int(end_ns.max())
-        since_ns = self.last_ns or int(end_ns.min())
-        spent_s, self.last_ns = max(0.0, (last_ns - since_ns) / 1e9), last_ns
-        self.may_see = min(self.may_see + spent_s * self._rows_per_s, self._rows_per_s)
-        k = min(n, int(self.may_see))
-        self.may_see -= k
-        return (np.arange(k) * n + n // 2) // max(k, 1)
 
     def _learn_one(self, row: dict[str, float], e: float) -> float:
         """D of a row, before it is learned."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from online.blocks import Cutter, Design
 from online.drift import ENGINES_MAX, NO_DETECTOR, Speed, differs
+from online.errors import Residuals
 from online.features import FeatureSet
-from online.prediction import Residuals
 from online.river import CONTEXT, RESIDUAL
 from online.rls import Prior, Replica, RlsLearner, as_far_as_it_fits, compared, with_jackknife
 from online.rows import Floats, Quality, RowBlock, RowOutcome, Target
@@ -181,14 +181,14 @@ class TargetState:
         """What the watcher finds goes for all models of the target."""
         if not len(view):
             return watcher.members.drift.unchanged()
-        beta, log_factors = watcher.members.slow.beta, watcher.log_factors(view.cell)
+        log_factors = watcher.log_factors(view.cell)
         log_ratio = watcher.learn(view)
         if is_champion and log_ratio is not None:
             self.residuals.learn(log_ratio)
         speed = watcher.members.speed or watcher.members.drift.unchanged()
         shaped = None if log_ratio is None else log_ratio - log_factors
         if self.published is not None and watcher is self.models[SHAPED]:
-            self.published.learn(view, context, shaped, beta, speed)
+            self.published.learn(view, context, shaped, speed)
         self.history.learn(watcher, view, shaped, speed.verdict)
         return speed
 

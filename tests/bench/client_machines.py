@@ -15,9 +15,8 @@ import numpy as np
 import tracefit
 from collector.config import Config
 from online.bank import Bank
-from online.blocks import strata_of
+from online.blocks import cell_name, strata_of
 from online.features.registry import portable
-from online.prediction import cell_name
 from online.rows import STEP_FEATURES, Target
 from online.snapshot import ConfigSnapshot, Snapshot
 from tests.bench import simulated

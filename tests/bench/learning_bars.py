@@ -14,8 +14,8 @@ import numpy as np
 from collector.commands.demo import errors_of_line
 from collector.config.schema import Config
 from online.bank import Bank
+from online.blocks import stratum_name
 from online.features.registry import portable
-from online.prediction import stratum_name
 from online.rows import RowBlock, Target
 from online.target import TargetState
 from tests.bench.captured import step_rows

@@ -12,6 +12,7 @@ import time
 import numpy as np
 
 from collector.config.schema import Config
+from online.errors import PrequentialError
 from online.features.registry import portable
 from online.rows import STEP_FEATURES, RowBlock, Target
 from online.target import TargetState
@@ -56,26 +57,32 @@ def errors_of(path):
     """Median and mean error in per cent of x beta F, with the level, and with River's model, (3, 2)."""
     kv = path.with_name("kv.jsonl.gz")
     rows = captured.step_rows([path, kv] if kv.exists() else [path])
-    (ratio, level), (_, both) = (_learned(rows, settings) for settings in (WITHOUT_RIVER, LEVEL))
-    each = [np.minimum(np.abs(np.expm1(added - ratio)), 1.0) for added in (np.zeros_like(ratio), level, both)]
-    return np.array([(100 * np.median(error), 100 * error.mean()) for error in each])
+    (shaped, level), (_, both) = (_learned(rows, settings) for settings in (WITHOUT_RIVER, LEVEL))
+    return np.array([(100 * np.median(error), 100 * np.minimum(error, 1.0).mean()) for error in (shaped, level, both)])
 
 
 def _learned(rows, settings):
-    """log(y / (x beta F)) and what is added to the prediction, of every row that was predicted, (n,)."""
-    state, log = _target(settings), []
-    shaped = state.published.shaped
-    learn = shaped.learn
-
-    def listening(block, log_ratio, factor=None):
-        if log_ratio is not None:
-            log.append((log_ratio, np.log(factor)))
-        learn(block, log_ratio, factor)
-
-    shaped.learn = listening
+    """Relative error of x beta F and of what is published, of every row that was predicted, (n,) each."""
+    state = _target(settings)
+    kept = [_Kept(), _Kept()]
+    state.published.shaped_error, state.published.error = kept
     state.learn(rows)
     state.flush()
-    return tuple(np.concatenate(each) for each in zip(*log, strict=True))
+    return [np.concatenate(each.ape) for each in kept]
+
+
+class _Kept(PrequentialError):
+    """Forgets nothing."""
+
+    __slots__ = ("ape",)
+
+    def __init__(self):
+        super().__init__()
+        self.ape = []
+
+    def learn(self, ape):
+        super().learn(ape)
+        self.ape.append(ape)
 
 
 def _target(settings):

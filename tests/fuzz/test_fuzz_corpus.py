@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from collector.config.errors import ConfigError
+from collector.config.config_error import ConfigError
 from collector.config.load import load
 from collector.config.schema import Config
 from collector.durable import read_image

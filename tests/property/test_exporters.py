@@ -21,7 +21,7 @@ from exporters.pages.routing import Request
 from exporters.pages.snapshot_pages import SnapshotDocuments
 from exporters.prometheus.exposition import MetricsPage
 from exporters.status_page.status_page import StatusPage
-from online.prediction.residuals import RATIO_BOUNDS
+from online.errors import RATIO_BOUNDS
 from online.snapshot import (
     ConfigSnapshot,
     DriftSnapshot,

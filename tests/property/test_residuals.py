@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from collector.config.schema import Config
 from online.bank import Bank, merge_states
 from online.blocks import Cutter
-from online.prediction.residuals import RATIO_BOUNDS, Residuals
+from online.errors import RATIO_BOUNDS, Residuals
 from online.rls import LearnerSettings, RlsLearner
 from online.rows import Target
 from online.snapshot import ResidualSnapshot
@@ -17,7 +17,7 @@ from online.target import make_learner
 from online.target.block_pieces import PIECE_ROWS
 from tests.support.linear_steps import steps
 
-BOTH = Config(learners=("rls", "river:linear"))
+BOTH = Config(learners=("rls", "river:linear_model.PARegressor"))
 # Two published sets, so that the champion can change: one that knows what step time depends on, and one that is blind.
 TWO = Config(learners=("rls",), feature_sets=("portable", "custom"), custom={"step_time": ("requests",)})
 
@@ -91,7 +91,7 @@ def test_the_champion_is_the_one_that_is_counted():
 
 
 def test_a_bank_without_rls_has_none():
-    bank = Bank(Config(learners=("river:linear",)))
+    bank = Bank(Config(learners=("river:linear_model.PARegressor",)))
     bank.learn("c", Target.STEP_TIME, steps(300, 1).rows)
     assert "residuals" not in msgspec.to_builtins(bank.targets("c")["step_time"])
 

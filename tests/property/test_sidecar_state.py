@@ -47,14 +47,14 @@ def restarted(pipeline, config):
 
 
 def fresh(config=None):
-    return make_pipeline(config or Config(learners=("rls", "river:linear")))
+    return make_pipeline(config or Config(learners=("rls", "river:residual")))
 
 
 @pytest.mark.parametrize("capture", CAPTURES)
 def test_a_restart_anywhere_in_a_recording_changes_no_bit(capture):
     stream = stream_of(capture)
     cuts = sorted(random.Random(capture).choices(range(len(stream) + 1), k=3))
-    config = Config(learners=("rls", "river:linear"))
+    config = Config(learners=("rls", "river:residual"))
     straight, halting = fresh(config), fresh(config)
     feed(straight, stream)
     begin = 0
@@ -74,7 +74,7 @@ def test_repeats_are_still_told_after_a_restart():
     stream = stream_of("c1_mixed")
     pipeline = fresh()
     feed(pipeline, stream)
-    again = restarted(pipeline, Config(learners=("rls", "river:linear")))
+    again = restarted(pipeline, Config(learners=("rls", "river:residual")))
     before = again.whole_state().body()
     again.take_counts()
     feed(again, stream)
@@ -114,7 +114,7 @@ def test_an_object_that_was_read_has_every_attribute_of_the_one_that_was_saved(c
     pipeline = fresh()
     stream = stream_of(capture)
     feed(pipeline, stream[: len(stream) // 2])
-    made = restarted(pipeline, Config(learners=("rls", "river:linear")))
+    made = restarted(pipeline, Config(learners=("rls", "river:residual")))
     saved, read = attributes_by_kind(pipeline), attributes_by_kind(made)
     assert saved == read
     assert len(saved) >= 12

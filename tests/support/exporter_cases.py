@@ -8,7 +8,7 @@ import msgspec
 
 from collector.config.schema import Config
 from online.bank import Bank
-from online.prediction.residuals import RATIO_BOUNDS
+from online.errors import RATIO_BOUNDS
 from online.rows import Target
 from online.snapshot import (
     ConfigSnapshot,
@@ -121,7 +121,7 @@ def model(features, *, status="identified", error=True, stderr=True):
 def target(name, *, physics=False, drifted=False, merged=False):
     """A target with its portable model, and the physics model on request."""
     name = Target(name)
-    models = {"portable": model(PORTABLE[name]), "river:linear/portable": model(())}
+    models = {"portable": model(PORTABLE[name]), "river:linear_model.PARegressor/portable": model(())}
     shapes: dict = {}
     if name is Target.STEP_TIME:
         better = ErrorSnapshot(mape=0.014, median_ape=0.009, p90_ape=0.03)
@@ -148,7 +148,7 @@ def target(name, *, physics=False, drifted=False, merged=False):
             ),
         }
     if physics:
-        models |= {"physics": model(PHYSICS[name]), "river:linear/physics": model(())}
+        models |= {"physics": model(PHYSICS[name]), "river:linear_model.PARegressor/physics": model(())}
     return TargetSnapshot(
         vector=name.vector,
         unit="us",

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from online.blocks import CELLS, strata_of
-from online.prediction import stratum_name as published_stratum
+from online.blocks import stratum_name as published_stratum
 from online.rows import STEP_FEATURES, RowBlock, Target
 from tracefit.shapes import TOKEN_CLASSES, cell_name, stratum_name, stratum_of_cell, token_class
 

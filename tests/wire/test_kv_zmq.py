@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from collector.config import KvConfig, KvEndpoint
-from collector.config.errors import ConfigError
+from collector.config.config_error import ConfigError
 from collector.config.load import load
 from collector.receive.kv.kv_zmq import KvSubscriber, KvUnavailable
 from collector.runtime.clock import SystemClock

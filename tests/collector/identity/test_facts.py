@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from collector.config.errors import ConfigError
+from collector.config.config_error import ConfigError
 from collector.config.identity_config import ConfigurationsConfig, RuleConfig
 from collector.config.load import load
 from collector.identity.facts import CLAIMS_MAX, EngineFacts, FactSource, config_id

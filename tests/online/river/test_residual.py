@@ -11,6 +11,7 @@ from collector.config.learning_config import BankConfig
 from collector.config.schema import Config
 from online.bank import Bank, merge_states
 from online.river.residual import CONTEXT, RESIDUAL_MAX, START_ROWS, ModelState, ResidualModel
+from online.river.thinning import Thinning
 from online.rows import STEP_FEATURES, CorrectionOutcome, RowBlock, Target
 from online.state import StateError
 from tests.support.linear_steps import steps
@@ -211,8 +212,8 @@ def test_it_learns_before_it_adds_anything():
 @pytest.mark.parametrize("block", [1, 7, 32, 512])
 def test_at_most_so_many_rows_per_second_are_seen_in_blocks_of_any_size(per_s, block):
     end_ns = 1_700_000_000_000_000_000 + (np.arange(20_000) * (1e9 / per_s)).astype(np.int64)
-    model = ResidualModel(32.0)
-    seen = sum(len(model.choose(end_ns[at : at + block])) for at in range(0, 20_000, block))
+    model = Thinning(32.0)
+    seen = sum(len(model.pick(end_ns[at : at + block])) for at in range(0, 20_000, block))
     span_s = 20_000 / per_s
     assert seen <= 32.0 * span_s + 32
     in_view = max(block / per_s, 1.0)  # of a block that lasts longer than a second, those of one second
@@ -223,15 +224,15 @@ def test_long_steps_are_seen_no_more_often_than_short_ones():
     rng = np.random.default_rng(2)
     long = rng.random(60_000) < 0.1
     end_ns = np.cumsum(np.where(long, 20_000_000, 1_000_000))
-    model = ResidualModel(32.0)
-    seen = [model.choose(end_ns[at : at + 200]) + at for at in range(0, 60_000, 200)]
+    model = Thinning(32.0)
+    seen = [model.pick(end_ns[at : at + 200]) + at for at in range(0, 60_000, 200)]
     assert long[np.concatenate(seen)].mean() == pytest.approx(0.1, abs=0.015)
 
 
 def test_a_clock_that_was_ahead_ends_nothing():
-    model = ResidualModel(32.0)
-    model.choose(np.arange(50) * 10**7 + 10**18)
-    later = sum(len(model.choose(np.arange(32) * 10**7 + k * 32 * 10**7)) for k in range(20))
+    model = Thinning(32.0)
+    model.pick(np.arange(50) * 10**7 + 10**18)
+    later = sum(len(model.pick(np.arange(32) * 10**7 + k * 32 * 10**7)) for k in range(20))
     assert later > 100
 
 

@@ -92,9 +92,9 @@ class Engine:
         return self._proven[-1].sequence.quality if self.processes else Quality.JOURNEYS
 
     @property
-    def doubts(self) -> tuple[str, ...]:
-        """Nothing speaks against what is learned from it."""
-        return ()
+    def span_share(self) -> float | None:
+        """Steps say how many there are: nothing is missing that nobody knows of."""
+        return 1.0
 
     @property
     def open_requests(self) -> int:

@@ -120,6 +120,7 @@ class ResidualSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 class DriftSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Confirmed changes of speed: how many, when the last one was, and new ÷ old time.
 
+    ``of_prefill``: of the last one, whether steps with prefill alone changed.
     ``engines_apart``: where several engines of the configuration sent rows lately, the time of the one that differs
     most per time of the others for the same work.
     """
@@ -127,6 +128,7 @@ class DriftSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     last_unix_nano: int | None
     gain: float | None
     count: int
+    of_prefill: bool = False
     engines_apart: float | None = None
 
 

@@ -80,7 +80,7 @@ class Config:
         try:
             return self._model().reasons
         except NoCoefficientsError as error:
-            return (*self._described.doubts, str(error))
+            return self._described.doubts or (str(error),)
 
     def caveats(self, extrapolated: Collection[str]) -> tuple[str, ...]:
         """Why an answer with this ``extrapolated`` is not usable whatever the coefficients, one clause each."""

@@ -124,7 +124,16 @@ def test_an_engine_that_nothing_came_from_for_the_window_makes_room_whatever_tim
     assert rows["honest"] > 0
 
 
-JUMPS = [(0.0, 100_000), (0.0, 10**12), (290.0, 100_000), (290.0, 10**12), (86_400.0, 100_000), (10.0, STEPS)]
+JUMPS = [
+    (0.0, 100_000),
+    (0.0, 10**12),
+    (290.0, 100_000),
+    (290.0, 10**12),
+    (86_400.0, 100_000),
+    (10.0, STEPS),
+    (0.0, 60_000),
+    (10.0, 40_000),
+]
 
 
 @pytest.mark.parametrize(("ahead_s", "later_ids"), JUMPS)
@@ -136,6 +145,7 @@ def test_one_span_under_a_neighbours_name_does_not_stop_that_engine(ahead_s, lat
     counts = pipeline.take_counts()
     assert counts[table.JOIN_EVENTS, JoinEvent.STEP_LATE] == 0
     assert counts[table.JOIN_EVENTS, JoinEvent.ENGINE_RESTART] == 0
+    assert counts[table.JOIN_EVENTS, JoinEvent.STEP_MISSING] <= STEPS
     assert control.take_counts()[table.ROWS, Target.STEP_TIME, RowOutcome.LEARNED] > 0
 
 

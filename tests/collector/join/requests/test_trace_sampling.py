@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import re
 
+import msgspec
 import pytest
 
 import tracefit
@@ -99,6 +101,19 @@ def test_the_first_requests_of_one_more_replica_say_nothing_against_the_others()
 def test_several_processes_that_do_not_know_yet_say_so_once():
     sent = [piece for instance in ("api-0", "api-1") for piece in of_process(instance, requests(4))]
     assert published(replayed(exports_of(sent))).doubts == NOT_KNOWN
+
+
+def test_replicas_that_are_sampled_at_different_rates_are_one_sentence_and_the_only_reason():
+    """No row was learned, and that is no reason of its own."""
+    rates = {"api-0": 0.1, "api-1": 0.3, "api-2": 0.1}
+    sent = [piece for name, rate in rates.items() for piece in of_process(name, kept(requests(4000), rate))]
+    snapshot = replayed(exports_of(sent)).snapshot(0, 1)
+    (doubt,) = snapshot.configs[0].doubts
+    low, high = map(float, re.match(r"request spans are sampled at about (\S+) to (\S+) %, so", doubt).groups())
+    assert (low, high) == pytest.approx((10, 30), rel=0.1)
+    unlearned = msgspec.structs.replace(snapshot.configs[0], targets={})
+    told = tracefit.load(msgspec.structs.replace(snapshot, configs=[unlearned]).to_json()).config()
+    assert told.reasons == (doubt,)
 
 
 def test_a_server_that_was_restarted_with_all_its_spans_is_no_longer_doubted():

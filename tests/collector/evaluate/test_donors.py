@@ -7,9 +7,7 @@ import pytest
 
 from collector.cli import main
 from collector.config.schema import Config
-from collector.evaluate import donors as command
-from collector.evaluate.donors import DonorOptions, possible, read_states
-from collector.identity.sheet_files import shipped_sheets
+from collector.evaluate.donors import read_states
 from online.bank import Bank
 from online.features.registry import build
 from online.features.systems.physics import PHYSICS
@@ -126,13 +124,6 @@ def test_a_state_and_its_own_past_are_one_donor_and_that_is_said(tmp_path):
     assert f"1.bin: engine 'pod-1' of configuration 7b is in {tmp_path / '0.bin'} too" in noted[0]
 
 
-def test_candidates_hold_the_weights():
-    names = [name for name, _ in possible({"x": CONFIGS["70b"] | {"model": "70b"}}, shipped_sheets())]
-    assert "70b on 1 x L4" not in names
-    assert "70b on 8 x L4" in names or "70b on 8 x L40S" in names
-    assert list(possible({"x": {}}, shipped_sheets())) == []
-
-
 def test_donors_in_the_configuration_must_be_states(tmp_path, capsys):
     config = tmp_path / "tracefit.yaml"
     broken = tmp_path / "x.bin"
@@ -141,14 +132,6 @@ def test_donors_in_the_configuration_must_be_states(tmp_path, capsys):
         config.write_text(f"donors: [{path}]")
         assert main(["check-config", "--config", str(config)]) == 78
         assert "donors[0]" in capsys.readouterr().err
-
-
-def test_rows_worth_keeping_are_chosen_from_a_recording(states, tmp_path, data_dir):
-    (tmp_path / "a.bin").write_bytes(states["7b"])
-    told = []
-    options = DonorOptions(per_stratum=5, recordings=(data_dir / "c1_mixed" / "otlp.pb.gz",))
-    assert command.compare_donors([tmp_path], Config(), options, say=told.append, note=lambda _: None) == 0
-    assert any("no sheet" in line for line in told)
 
 
 def test_a_replay_saves_what_donors_read(data_dir, tmp_path, capsys):

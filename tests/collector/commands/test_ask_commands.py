@@ -5,12 +5,11 @@ import json
 import pytest
 
 import tracefit
-from collector.commands.answers import duration
 from collector.commands.diff import diff
 from collector.commands.plan import plan
 from collector.commands.predict import predict
 from collector.commands.show import show
-from exporters.what_if import Assumed, Load, Sizing, Step, Targets, milliseconds
+from exporters.what_if import Assumed, Load, Sizing, Step, Targets
 from tests.tracefit.example_snapshot import encoded, tree
 
 SNAPSHOT = tracefit.load(encoded())
@@ -190,23 +189,3 @@ def test_a_number_that_makes_no_sense_is_an_error_that_names_the_option(command,
     printed = asked(command, SNAPSHOT, *question)
     assert printed.code == 2
     assert printed.noted[0].startswith(f"error: --{why}: ")
-
-
-@pytest.mark.parametrize(
-    ("text", "value"), [("30ms", 30), ("1.5s", 1500), ("900us", 0.9), ("900 µs", 0.9), ("25", 25), (" 2 s ", 2000)]
-)
-def test_times_are_read_with_their_unit(text, value):
-    assert milliseconds(text) == pytest.approx(value)
-
-
-@pytest.mark.parametrize("text", ["", "ms", "-3ms", "0ms", "0", "nan", "1e9", "3 min", "1,5s", "9" * 40])
-def test_what_is_no_time_is_refused(text):
-    with pytest.raises(ValueError, match="no time like"):
-        milliseconds(text)
-
-
-@pytest.mark.parametrize(
-    ("us", "text"), [(0.0, "0 µs"), (850, "850 µs"), (29_574, "29.6 ms"), (6.18e6, "6.18 s"), (2.5e9, "2,500 s")]
-)
-def test_times_are_written_in_the_unit_that_suits(us, text):
-    assert duration(us) == text

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import random
 import tracemalloc
 
-import numpy as np
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -16,8 +14,6 @@ from collector.join.joiner import Joiner
 from collector.receive.export_request import Export
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, RowDrop, Skip
-from online import RowOutcome
-from online.rows import Target
 from tests.support.pipelines import assert_accounted, coefficients, new_pipeline, replayed
 from tests.support.step_exports import attribute
 from tests.support.toy_engine import MONO_NS, UNIX_NS, Job, many_jobs, run_engine
@@ -265,21 +261,6 @@ def test_a_configuration_fact_may_be_any_text(sound, text):
         pipeline.process([one])
     pipeline.flush()
     assert_sound(pipeline)
-
-
-def test_random_bytes_are_counted_and_never_raise(sound):
-    pipeline, random_bytes = new_pipeline(), random.Random(7)
-    good = [e.payload for e in exports_of(pieces(sound)[:40], 4)]
-    for number in range(400):
-        payload = bytearray(random_bytes.choice(good))
-        if number % 4 == 0:
-            payload = bytearray(random_bytes.randbytes(random_bytes.randrange(200)))
-        for _ in range(random_bytes.randrange(1, 12)):
-            if payload:
-                payload[random_bytes.randrange(len(payload))] = random_bytes.randrange(256)
-        pipeline.process([Export(bytes(payload), "peer", "test", 4)])
-    assert_accounted(pipeline._counts)
-    assert_still_learns(pipeline)
 
 
 # --- journeys that cannot have happened ---------------------------------------------------------------------------
@@ -596,27 +577,6 @@ def test_a_killed_engine_leaves_what_it_sent_and_nothing_else(sound):
     pipeline.flush()
     assert step_coefficients(pipeline)["prefill_tokens"] == pytest.approx(45, rel=1e-3)
     assert_sound(pipeline)
-
-
-def test_flush_after_a_window_that_is_exactly_full_is_no_error():
-    run = run_engine([Job("a", 20, 1024, 1)])
-    for asynchronous_tail in (1023, 1024):
-        keep = [
-            Piece("e", STEP_SCOPE, step_span(run, 1, asynchronous_tail)),
-            Piece("e", CORE_SCOPE, core_span(run, run.jobs[0])),
-        ]
-        pipeline = replayed([export(piece) for piece in keep])
-        pipeline.process([])
-        pipeline.flush()
-        assert_sound(pipeline)
-
-
-def test_every_row_outcome_is_counted(sound):
-    pipeline = replayed(exports_of(pieces(sound)))
-    counts = pipeline.take_counts()
-    rows = sum(counts[table.ROWS, Target.STEP_TIME, outcome] for outcome in RowOutcome)
-    busy = np.count_nonzero(sound.truth("batch.scheduled_tokens"))
-    assert rows + counts.total(table.DROPPED_ROWS) >= busy
 
 
 def test_a_step_or_journey_of_long_ago_does_not_stretch_the_window_back():

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from collector.decode.kv.batches import BlockMove, KvBatch, count_batch
-from collector.decode.kv.messages import array_length, read_frames, read_line, read_payload
+from collector.decode.kv.messages import read_frames, read_line, read_payload
 from collector.decode.plain import decode
 from collector.decode.records import fingerprint
 from collector.telemetry import Counts, table
@@ -208,17 +208,6 @@ def test_otlp_events_that_make_no_sense_are_counted_and_the_rest_is_read():
     assert counts.by_label(table.SKIPPED_EVENTS) == {Skip.FOREIGN_EVENT: 2}
     assert (counts[table.DECODED_EVENTS], counts[table.DECODED_EVENTS_OK]) == (3, 1)
     assert sum(len(one.moves) for one in read.kv) == 1
-
-
-@pytest.mark.parametrize("length", [0, 1, 15, 16, 65_535, 65_536])
-def test_the_length_of_an_undecoded_array_is_in_its_head(length):
-    assert array_length(msgspec.Raw(msgspec.msgpack.encode([0] * length))) == length
-
-
-@pytest.mark.parametrize("value", [None, 5, "text", b"bytes", {"a": 1}])
-def test_what_is_no_array_has_no_length(value):
-    assert array_length(msgspec.Raw(msgspec.msgpack.encode(value))) == -1
-    assert array_length(msgspec.Raw()) == -1
 
 
 def test_the_counts_account_for_every_message_and_event():

@@ -7,8 +7,7 @@ import pytest
 
 from collector.cli import main
 from collector.config.schema import Config
-from collector.evaluate.donors import possible, read_states
-from collector.identity.sheet_files import shipped_sheets
+from collector.evaluate.donors import read_states
 from online.bank import Bank
 from online.features.registry import build
 from online.features.systems.physics import PHYSICS
@@ -123,13 +122,6 @@ def test_a_state_and_its_own_past_are_one_donor_and_that_is_said(tmp_path):
     assert max(donor.rows for donor in found["7b"][1]) < 650
     assert len(noted) == 1
     assert f"1.bin: engine 'pod-1' of configuration 7b is in {tmp_path / '0.bin'} too" in noted[0]
-
-
-def test_candidates_hold_the_weights():
-    names = [name for name, _ in possible({"x": CONFIGS["70b"] | {"model": "70b"}}, shipped_sheets())]
-    assert "70b on 1 x L4" not in names
-    assert "70b on 8 x L4" in names or "70b on 8 x L40S" in names
-    assert list(possible({"x": {}}, shipped_sheets())) == []
 
 
 def test_donors_in_the_configuration_must_be_states(tmp_path, capsys):

@@ -6,7 +6,6 @@ import copy
 import math
 import random
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -300,23 +299,6 @@ def test_hits_make_the_prefill_coefficient_of_journeys_alone_come_out_right():
     print(f"c5 prefill us/token: {true:.1f} all steps; journeys alone {without:.1f}, with KV events {with_events:.1f}")
     assert abs(with_events - true) < 0.5 * abs(without - true)
     assert math.isfinite(with_events)
-
-
-def test_the_state_of_kv_events_is_copied_with_the_pipeline():
-    pipeline = Pipeline(Config(join=SETTINGS, learners=("rls",)), "test")
-    pipeline.process_kv(kv_batches("c5_offload"))
-    for export in exports("c5_offload"):
-        for one in decode(export, "peer", lambda *_: None, Counts()):
-            pipeline.joiner.add(one)
-    before = pipeline.joiner.kv.batches
-    assert pipeline.flushed().learned_rows > 0
-    assert pipeline.joiner.kv.batches == before == 520
-    assert not any(one.kv.known for one in sequences(pipeline.joiner).values())
-
-
-def test_a_batch_record_can_be_stored_and_read_back():
-    for one in kv_batches("c5_offload"):
-        assert msgspec.msgpack.decode(msgspec.msgpack.encode(one), type=type(one)) == one
 
 
 def test_kv_events_by_otlp_go_through_the_pipeline_as_any_export():

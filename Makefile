@@ -6,12 +6,11 @@ STAMP := $(VENV)/.installed
 CONFIG ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-fleet demo-vllm demo-vllm-clean test test-fleet test-stores e2e-vllm run bench coverage validate check-vllm-releases explore fuzz mutants torture stress \
+.PHONY: help demo demo-vllm demo-vllm-clean test test-fleet test-stores e2e-vllm run bench coverage validate check-vllm-releases explore fuzz mutants torture stress \
 	lint manifests dist sbom audit site clean
 
 help:
 	@echo "make demo   watch coefficients being learned from a recording of a real server"
-	@echo "make demo-fleet  ten sidecars, one of them beside a slower machine: pulled, compared, the slow one named"
 	@echo "make test   the test suite"
 	@echo "make test-fleet  bulk replay on Ray and from S3, in an environment of its own (first: 300 MB to fetch)"
 	@echo "make test-stores  the same from gs:// and az://, each a server on loopback (one of them by npm); not in CI"
@@ -62,9 +61,6 @@ $(STORES_STAMP): requirements.lock requirements-fleet.lock requirements-stores.t
 
 demo: $(STAMP)
 	@$(BIN)/tracefit demo
-
-demo-fleet: $(STAMP)
-	@$(BIN)/tracefit demo --fleet
 
 demo-vllm: $(STAMP)
 	@$(BIN)/python deploy/vllm-plugin/demo/demo.py $(ARGS)

@@ -6,12 +6,11 @@ STAMP := $(VENV)/.installed
 CONFIG ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-fleet demo-vllm demo-vllm-clean test test-fleet e2e-vllm run bench coverage validate check-vllm-releases explore fuzz mutants torture stress \
+.PHONY: help demo demo-vllm demo-vllm-clean test test-fleet e2e-vllm run bench coverage validate check-vllm-releases explore fuzz mutants torture stress \
 	lint manifests dist sbom audit site clean
 
 help:
 	@echo "make demo   watch coefficients being learned from a recording of a real server"
-	@echo "make demo-fleet  ten sidecars, one of them beside a slower machine: pulled, compared, the slow one named"
 	@echo "make test   the test suite"
 	@echo "make test-fleet  bulk replay on Ray and from S3, in an environment of its own (first: 300 MB to fetch)"
 	@echo "make coverage  the same, with what it covered beside the gate"
@@ -51,9 +50,6 @@ $(FLEET_STAMP): requirements.lock requirements-fleet.lock
 
 demo: $(STAMP)
 	@$(BIN)/tracefit demo
-
-demo-fleet: $(STAMP)
-	@$(BIN)/tracefit demo --fleet
 
 demo-vllm: $(STAMP)
 	@$(BIN)/python deploy/vllm-plugin/demo/demo.py $(ARGS)

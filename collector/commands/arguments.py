@@ -112,7 +112,6 @@ def add_demo_parser(commands: Any, run: Callable[[argparse.Namespace], int]) -> 
         help="from its middle on, the recorded machine takes N times as long (1)",
     )
     instead = demo.add_mutually_exclusive_group()
-    instead.add_argument("--fleet", action="store_true", help="ten sidecars, one beside a slower machine; pulled")
     instead.add_argument(
         "--to",
         type=host_port,

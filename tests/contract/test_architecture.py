@@ -22,7 +22,6 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 SIDE_DOORS = {
     # A face of the exporters would make every command load all of them.
     "collector/app.py": {"exporters.routes"},
-    "collector/commands/demo_fleet.py": {"collector.fleet.pull"},
     "collector/commands/replay.py": {"collector.fleet.fleet_document"},
     "collector/fleet/fleet_service.py": {"exporters.routes"},
     # Each command is imported when it runs: a face would import them all.
@@ -31,7 +30,6 @@ SIDE_DOORS = {
         "collector.commands.check",
         "collector.commands.demo",
         "collector.commands.demo_feed",
-        "collector.commands.demo_fleet",
         "collector.commands.export",
         "collector.commands.arguments",
         "collector.commands.file_arguments",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from collector.config.learning_config import JoinConfig
 from collector.identity import EngineFacts
-from collector.join.census import Census, horizon
+from collector.join.census import horizon, rows_are_here_until
 from collector.join.emitter import TargetRows
 from collector.join.release import Release
 from online.rows import STEP_FEATURES, Quality, RowBlock, Target
@@ -73,9 +73,8 @@ class Told(NamedTuple):
 
 @pytest.mark.parametrize(("engines", "until_ns"), [(1, 107 * S + 5), (2, 107 * S), (99, 107 * S), (100, 104 * S)])
 def test_rows_of_several_engines_leave_by_the_second_and_of_many_by_four(engines, until_ns):
-    emitters = {("", str(number)): Told(str(number), 200 * S + 5, 107 * S + 5) for number in range(engines)}
-    census = Census(emitters, dict.fromkeys(emitters, "c"))
-    assert census.horizon("c", JoinConfig(grace_s=93, window_s=180)) == until_ns
+    emitters = [Told(str(number), 200 * S + 5, 107 * S + 5) for number in range(engines)]
+    assert rows_are_here_until(emitters, JoinConfig(grace_s=93, window_s=180)) == until_ns
 
 
 @given(

@@ -8,6 +8,7 @@ import http.client
 import json
 import random
 import socket
+import struct
 import threading
 import time
 import zlib
@@ -252,13 +253,29 @@ def test_a_body_that_takes_too_long_to_inflate_is_503_and_gives_its_share_back()
         assert [receiver.post(gzip.compress(ONE), GZIP)[0] for _ in range(4)] == [200] * 4
 
 
-def test_inflating_ends_when_the_client_has_left():
+def gzip_request():
+    body = gzip.compress(ONE)
+    return HEAD.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n") % len(body) + body
+
+
+def test_a_client_that_has_sent_all_it_has_to_say_is_answered():
+    """An HTTP client may end its own half of the connection and wait for the answer."""
+    said = threading.Event()
+    with running(clock=ClockOfCalls(lambda _: said.wait(100), 1)) as receiver:
+        with socket.create_connection(("127.0.0.1", receiver.port), 60) as client:
+            client.sendall(gzip_request())
+            client.shutdown(socket.SHUT_WR)
+            said.set()
+            assert client.recv(100).startswith(b"HTTP/1.1 200 ")
+        assert receiver.requests("success") == 1
+
+
+def test_inflating_ends_when_the_client_resets_its_connection():
     left = threading.Event()
     with running(clock=ClockOfCalls(lambda _: left.wait(100), 1)) as receiver:
         with socket.create_connection(("127.0.0.1", receiver.port), 60) as client:
-            body = gzip.compress(ONE)
-            head = HEAD.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n")
-            client.sendall(head % len(body) + body)
+            client.sendall(gzip_request())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         left.set()
         eventually(lambda: receiver.requests("incomplete") == 1)
         assert receiver.requests("success") == 0

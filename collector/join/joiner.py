@@ -20,9 +20,9 @@ from online.state import saved
 
 from .api_process import ApiProcess
 from .api_spans import ApiSpans
-from .census import Census, engine_configs_of
+from .census import engine_configs_of
 from .describe import Known, describe
-from .emitter import Emitter, Key, TargetRows, config_id_of, key_of
+from .emitter import Emitter, Key, TargetRows, by_config, config_id_of, key_of
 from .engine import Engine, take_restarts
 from .events import Event, Renamed, Succeeded
 from .places import Full, Places
@@ -69,9 +69,6 @@ class Joiner:
         self._begins: dict[Key, Begin] = {}
         self._has_met_all = False
         self._fresh: dict[Key, None] = {}
-        self._uncounted: set[Key] = set()
-        self._filled: set[str] = set()
-        self._census: Census | None = None
         self._succeeded: list[Succeeded] = []
         self._counts = Counts()
         self.kv = KvSources(settings)
@@ -86,7 +83,6 @@ class Joiner:
     def restored(self) -> None:
         """Everybody is looked at again."""
         self._fresh = dict.fromkeys((*self._engines, *self._api_processes, *self.pages.by_key))
-        self._census = None
         self._has_met_all = False
 
     def add(self, telemetry: Telemetry, recording: str = "") -> None:
@@ -126,7 +122,6 @@ class Joiner:
         if process is None:
             for gone in self._make_room(self._api_processes, key, telemetry):
                 self._forget(gone, self._api_processes.pop(gone))
-            self._census = None
             process = self._api_processes[key] = ApiProcess(key[1], key[0], self._next_number(), self._settings)
             self._begins[key] = Begin.of(telemetry, first=True)
         self._teach_facts(process, telemetry)
@@ -174,10 +169,8 @@ class Joiner:
         for key in self.pages.add(page, self._next_number, self.knowledge):
             self._config_ids.pop(key, None)
             self._heard.pop(key, None)
-            self._census = None
             self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] += 1
         for key in keys_of(page):
-            self._census = None if key not in self._heard else self._census
             self._heard[key] += 1
             self._fresh[key] = None
 
@@ -186,7 +179,6 @@ class Joiner:
         if engine is None:
             for gone in self._make_room(self._engines, key, telemetry):
                 self._forget(gone, self._engines.pop(gone))
-            self._census = None
             engine = self._engines[key] = Engine(key[1], key[0], self._next_number(), self._settings)
             self._begins[key] = Begin.of(telemetry, first=True)
         before = engine.facts.held()
@@ -210,7 +202,6 @@ class Joiner:
 
     def _drop(self, key: Key, emitter: Emitter) -> None:
         """It is gone, and what it held with it."""
-        self._census = None
         self._aliases = {k: e for k, e in self._aliases.items() if e is not emitter}
         for known in (self._config_ids, self._heard, self._heard_unix_ns, self._begins):
             known.pop(key, None)
@@ -231,7 +222,6 @@ class Joiner:
         self._aliases.update({k: heir for k, e in self._aliases.items() if e is engine})
         self._api_spans.reassign(engine, heir)
         self._config_ids[key] = new
-        self._census = None
         self._succeeded.append(Succeeded(old, new))
         return heir
 
@@ -244,7 +234,6 @@ class Joiner:
         keep.take_over(drop)
         keep.configure()
         self._fresh[key_of(keep)] = None
-        self._census = None
         for known in (self._engines, self._config_ids, self._heard, self._heard_unix_ns, self._begins):
             known.pop(dropped, None)
         self._aliases[dropped] = keep
@@ -256,7 +245,6 @@ class Joiner:
 
     def _hold_rows(self, config_id: str, instance: str, rows: list[TargetRows]) -> None:
         if rows:
-            self._filled.add(config_id)
             self._releases.setdefault(config_id, Release()).add(instance, rows)
 
     def engine_of(self, instance: str, recording: str = "") -> Engine | None:
@@ -291,24 +279,15 @@ class Joiner:
         now_unix_ns = sys.maxsize if flush or at_once else newest_unix_ns
         overdue = [key for key, until_unix_ns in self._put_off.items() if until_unix_ns <= now_unix_ns]
         fresh, self._fresh = self._fresh | dict.fromkeys(overdue), {}
-        self._uncounted.update(fresh)
         engines = {key: engine for key in fresh if (engine := self._engines.get(key)) is not None}
         engines = dict(sorted(engines.items(), key=lambda item: item[1].number))
         renamed = [event for key, engine in engines.items() for event in self._identify(key, engine)]
         self._advance_engines(engines, now_unix_ns, flush=flush)
         renamed += self._advance_others(fresh, flush=flush)
-        changed, census = self._census is None, self._known()
-        self._census = census
-        if changed:
-            config_ids = told = {*census.by_config, *self._releases, *self._described}
-            self._put_off = {key: until for key, until in self._put_off.items() if key in self._engines}
-        else:
-            anew = [key for key in fresh if (emitter := self._emitter(key)) is not None and census.refresh(emitter)]
-            told = {self._config_ids[key] for key in anew if key in self._config_ids}
-            config_ids = self._filled | {self._config_ids[key] for key in fresh if key in self._config_ids}
-        self._filled = set()
-        described = describe(told, census.by_config, self._described)
-        released = release_rows(config_ids, self._releases, census, self._settings, flush=flush)
+        self._put_off = {key: until for key, until in self._put_off.items() if key in self._engines}
+        configs = by_config(self.emitters, self._config_ids)
+        described = describe(configs, self._described)
+        released = release_rows(self._releases, configs, self._settings, flush=flush)
         succeeded, self._succeeded = self._succeeded, []
         return [*renamed, *described, *take_restarts(engines, self._config_ids), *released, *succeeded]
 
@@ -322,7 +301,6 @@ class Joiner:
         if before == config_id:
             return []
         self._config_ids[key] = config_id
-        self._census = None
         if before is None or before in self._config_ids.values():
             return []
         if before in self._releases:
@@ -357,13 +335,12 @@ class Joiner:
         if self.pages.by_key:
             whole = [item for item in self._api_processes.items() if not item[1].is_sampled]
             senders: list[tuple[Key, Engine | ApiProcess]] = [*self._engines.items(), *whole]
-            yielded = self.pages.yield_to(senders, self._config_ids, None if self._census is None else fresh)
+            yielded = self.pages.yield_to(senders, self._config_ids, fresh)
             for key, page in yielded.alone:
                 renamed += self._identify(key, page)
                 self._hold_rows(self._config_ids[key], page.instance, page.advance())
             self._fresh |= dict.fromkeys(yielded.taught)
             self._succeeded += yielded.succeeded
-            self._census = None if yielded.succeeded else self._census
         return renamed
 
     def _advance_api_process(self, key: Key, engine_configs: set[str], *, flush: bool) -> list[Renamed]:
@@ -374,14 +351,14 @@ class Joiner:
         process = self._api_processes[key]
         rows = process.advance(flush=flush)
         if process.is_sampled and key not in self.pages.by_key and self.pages.tell_of(key, process):
-            self._census = None if self._config_ids.pop(key, "") else self._census
+            self._config_ids.pop(key, "")
             return []
         if not engine_configs:
             renamed = self._identify(key, process)
             self._hold_rows(self._config_ids[key], process.instance, rows)
             return renamed
-        if key not in self._engines and self._config_ids.pop(key, ""):  # else told by one id: that of a pod
-            self._census = None
+        if key not in self._engines:  # else told by one id: that of a pod
+            self._config_ids.pop(key, "")
         if len(engine_configs) == 1:
             beside = [e for k, e in self._engines.items() if k[0] == key[0]]
             processes = sum(k[0] == key[0] for k in self._api_processes)
@@ -407,11 +384,13 @@ class Joiner:
 
     def emitters_of(self, config_id: str) -> list[Emitter]:
         """Emitters of one configuration, in order of appearance."""
-        return self._known().by_config.get(config_id, [])
+        return by_config(self.emitters, self._config_ids).get(config_id, [])
 
     def replaced_configs(self) -> dict[str, str]:
         """By configuration whose server came back as another one: which one it sends now."""
-        return replaced_configs(self._known().by_config, self._begins, int(self._settings.grace_s * 1e9))
+        return replaced_configs(
+            by_config(self.emitters, self._config_ids), self._begins, int(self._settings.grace_s * 1e9)
+        )
 
     def config_ids(self) -> list[str]:
         """Configurations of the engines held."""
@@ -420,20 +399,17 @@ class Joiner:
     def take_counts(self) -> Counts:
         """Counts since the last call, and how far behind it is."""
         counts, self._counts = self._counts, Counts()
-        for emitter in filter(None, map(self._emitter, {**dict.fromkeys(self._uncounted), **self._fresh})):
+        emitters = self.emitters.values()
+        for emitter in emitters:
             counts.merge(emitter.take_counts())
-        self._uncounted.clear()
         counts.merge(self.kv.take_counts())
-        census = self._known()
-        counts[table.OPEN_REQUESTS] = census.open_requests
+        counts[table.OPEN_REQUESTS] = sum(emitter.open_requests for emitter in emitters)
         counts[table.ENGINES] = max(len(self._engines), len(self._api_processes))
         counts[table.ENGINES_REFUSED] = self._places.refused
-        counts[table.WATERMARK_AGE] = census.behind_s
+        counts[table.WATERMARK_AGE] = (
+            max((each.event_unix_ns - each.safe_unix_ns for each in emitters), default=0) / 1e9
+        )
         return counts
-
-    def _known(self) -> Census:
-        """Everybody, as of the last call of :meth:`drain`, or as of now if others are held since."""
-        return self._census if self._census is not None else Census(self.emitters, self._config_ids)
 
     @property
     def emitters_held(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -174,3 +175,12 @@ def test_nothing_in_the_checkout_reaches_outside_of_it():
                 marks = ("ROOT." + "parent", "../" + "shared", "/" + "work/")
                 leading_up += [f"{named(path)}: {mark}" for mark in marks if mark in path.read_text()]
     assert leading_up == []
+
+
+HACKS = re.compile(r"sys\.modules|SCHED_|sched_yield|GRPC_EXPERIMENTS|/proc/self/fd|gc\.(disable|freeze)")
+"""Reaching into the interpreter, the scheduler of the system or the insides of a library."""
+
+
+def test_the_product_reaches_into_nothing():
+    plugin = (ROOT / "deploy" / "vllm-plugin" / "tracefit_vllm").glob("*.py")
+    assert [named(path) for path in (*MODULES, *plugin) if HACKS.search(path.read_text())] == []

@@ -19,7 +19,7 @@ from collector.durable.room import ENGINE_STATE_BYTES
 from exporters.routes import make_routes
 from tests.conftest import find_tool
 from tests.support.charts import merged, rendered
-from tests.support.manifests import containers_of, find_validator, kustomize, of_kind, validate
+from tests.support.manifests import containers_of, kustomize, of_kind, validate
 from tests.support.paths import ROOT
 
 DEPLOY = ROOT / "deploy"
@@ -117,19 +117,6 @@ def test_everything_that_renders_is_valid_kubernetes(renderings, version):
     }
 
 
-def test_the_validator_would_notice_a_misspelt_field(tmp_path):
-    validator = find_validator()
-    (workload,) = of_kind(overlay(tmp_path, "Deployment", "sidecar"), "Deployment")
-    container = containers_of(workload)["tracefit"]
-    container["securityContext"]["readOnlyRootFileSystem"] = container["securityContext"].pop("readOnlyRootFilesystem")
-    with pytest.raises(validator.ValidationError):
-        validator.validate(workload, NEWEST, strict=True)
-
-
-def test_there_are_no_components_without_a_test():
-    assert {path.name for path in (KUSTOMIZE / "components").iterdir()} == COMPONENTS
-
-
 @pytest.mark.parametrize("kind", ["Deployment", "StatefulSet"])
 def test_the_sidecar_is_native_and_leaves_what_was_there(tmp_path, kind):
     (workload,) = of_kind(overlay(tmp_path, kind, "sidecar"), kind)
@@ -153,16 +140,6 @@ def test_the_plain_variant_is_an_ordinary_container_that_waits_for_the_last_span
 
 def test_the_plain_variant_is_valid_where_it_is_for(tmp_path):
     assert "Deployment" in validate(overlay(tmp_path, "Deployment", "plain"), OLDEST_PLAIN)
-
-
-def test_a_workload_without_the_label_is_left_alone(tmp_path):
-    documents = overlay(tmp_path, "Deployment", "sidecar")
-    (tmp_path / "workload.yaml").write_text(
-        (tmp_path / "workload.yaml").read_text().replace("tracefit: enabled", "x: y")
-    )
-    before, after = documents, kustomize(tmp_path)
-    assert "tracefit" in containers_of(of_kind(before, "Deployment")[0])
-    assert "tracefit" not in containers_of(of_kind(after, "Deployment")[0])
 
 
 def test_the_claim_takes_the_place_of_the_empty_directory(tmp_path):
@@ -588,12 +565,6 @@ def test_the_replay_on_ray_runs_one_image_everywhere_and_arguments_that_the_comm
     (claim,) = of_kind(documents, "PersistentVolumeClaim")
     volumes = {volume["name"]: volume for volume in pods[0]["spec"]["volumes"]}
     assert volumes["fleet"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
-
-
-def test_no_yaml_1_1_word_slipped_in_as_a_boolean():
-    for path in DEPLOY.rglob("*.yaml"):
-        bare = re.search(r":\s+(yes|no|on|off|y|n)\s*$", path.read_text(), re.MULTILINE | re.IGNORECASE)
-        assert bare is None, path
 
 
 def test_the_image_runs_as_the_user_that_the_manifests_name():

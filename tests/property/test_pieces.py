@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from collector.decode.pieces import OWN_SHARE, PIECE_BYTES, pieces
+from collector.decode.pieces import pieces
 from tests.support import otlp_bytes as otlp
 
 contents = st.binary(max_size=40)
@@ -60,34 +59,3 @@ def test_every_span_is_in_one_piece_with_all_that_is_said_about_it(parts, tail, 
 def test_any_bytes_are_cut_or_stay_whole(payload, piece_bytes):
     cut = list(pieces(payload, piece_bytes))
     assert cut == [payload] or all(0 < len(piece) <= len(payload) for piece in cut)
-
-
-@pytest.mark.parametrize("payload", [b"\x0a\xff\xff\xff\xff\x0f", b"\x0a" + b"\xff" * 12, b"\x0b\x0c", b"\x12\x02a"])
-def test_bytes_that_are_no_message_stay_whole(payload):
-    assert list(pieces(payload, 1)) == [payload]
-
-
-def test_pieces_of_a_large_export_are_small():
-    span = otlp.step_span([otlp.summary(step) for step in range(100)])
-    payload = otlp.export(("vllm.scheduler.step", [span] * 120), ("vllm.api", [b""] * 3))
-    cut = list(pieces(payload))
-    assert len(payload) > 2 * PIECE_BYTES
-    assert all(len(piece) < PIECE_BYTES + len(span) for piece in cut)
-    assert len(cut) <= 2 * len(payload) / PIECE_BYTES + 2
-
-
-def test_an_export_whose_resource_is_large_is_not_multiplied():
-    resource = b"x" * (PIECE_BYTES // OWN_SHARE + 1)
-    payload = build([(resource, [("s", [b"a" * PIECE_BYTES, b"b"], b"")], b"")], b"")
-    assert list(pieces(payload)) == [payload]
-
-
-@pytest.mark.parametrize("depth", [0, 1, 2])
-def test_a_part_without_spans_is_not_lost(depth):
-    unknown_field = otlp.field(100, b"kept")
-    whole = {
-        0: unknown_field,
-        1: otlp.field(1, unknown_field),
-        2: otlp.field(1, otlp.field(2, unknown_field)),
-    }[depth]
-    assert b"kept" in b"".join(pieces(whole, 1))

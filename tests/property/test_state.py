@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from collector.config.schema import Config
 from online.bank import Bank, merge_states
 from online.rls.strata import HalfLife, Strata
-from online.rows import RowBlock, Target
+from online.rows import Target
 from online.state import VERSION, StateError
 from tests.support.linear_steps import steps
 from tests.support.state_files import body_of_file, file_of, with_value
@@ -41,17 +41,6 @@ def test_stop_and_restart_is_no_restart_bitwise(seed, cut, drift):
     _learn(again, rows.slice(cut, 1200))
     assert _published(again) == _published(through)
     assert again.state() == through.state()
-
-
-def test_taking_the_state_changes_nothing():
-    rows = steps(900, 4).rows
-    looked, left = Bank(RLS), Bank(RLS)
-    for start in range(0, 900, 70):
-        part = rows.slice(start, min(900, start + 70))
-        _learn(looked, part)
-        _learn(left, part)
-        looked.state()
-    assert looked.state() == left.state()
 
 
 @pytest.fixture(scope="module")
@@ -122,13 +111,6 @@ def test_models_no_longer_configured_are_named_and_left_out():
     assert (mine.features, mine.error) == (theirs.features, theirs.error)
 
 
-def test_state_of_one_target_is_at_most_64_kilobytes():
-    bank = Bank(Config(learners=("rls",)))
-    _learn(bank, steps(30_000, 1, batch=(1, 512)).rows)
-    bank.learn("c", Target.STEP_TIME, steps(7, 2).rows)
-    assert len(bank.state()) <= 64 * 1024
-
-
 # -------------------------------------------------------------------- merging
 
 
@@ -159,18 +141,6 @@ def test_merge_equals_one_learner_fed_the_same_rows_when_nothing_is_forgotten(se
     assert np.allclose(merged.n1, whole.n1, rtol=1e-9)
 
 
-@settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 1000), cut=st.integers(1, 499), half_life=st.floats(20, 2000))
-def test_merge_equals_one_learner_when_one_stream_follows_the_other(seed, cut, half_life):
-    rows = steps(500, seed).rows
-    whole = _statistics(rows, half_life)
-    earlier, later = _statistics(rows.slice(0, cut), half_life), _statistics(rows.slice(cut, 500), half_life)
-    earlier.decay(later.clock)
-    earlier.add(later)
-    assert np.allclose(earlier.g, whole.g, rtol=1e-9, atol=1e-300)
-    assert np.allclose(earlier.clock, whole.clock, rtol=1e-9)
-
-
 def _coefficients(state):
     bank = Bank(RLS)
     bank.restore(state)
@@ -181,24 +151,6 @@ def _replica(seed, n=3000, **kind):
     bank = Bank(RLS)
     _learn(bank, steps(n, seed, **kind).rows)
     return bank.state()
-
-
-def test_merge_is_commutative_and_associative_side_by_side():
-    a, b, c = (_replica(seed) for seed in (1, 2, 3))
-    orders = ([a, b, c], [c, b, a], [b, merge_states([a, c], RLS)], [merge_states([a, b], RLS), c])
-    results = [_coefficients(merge_states(order, RLS)) for order in orders]
-    for other in results[1:]:
-        assert np.allclose(results[0], other, rtol=1e-9)
-
-
-def test_replicas_side_by_side_are_within_two_per_cent_of_the_joined_stream():
-    streams = [steps(3000, seed).rows for seed in (1, 2)]
-    joined = RowBlock.concatenate(streams)
-    order = np.argsort(joined.end_ns, kind="stable")
-    bank = Bank(RLS)
-    _learn(bank, joined.take(order))
-    merged = _coefficients(merge_states([_replica(1), _replica(2)], RLS))
-    assert np.allclose(merged, _coefficients(bank.state()), rtol=0.02)
 
 
 @pytest.mark.parametrize("few", [2, 40, 200])

@@ -135,10 +135,12 @@ def test_what_others_learned_transfers(report):
 
 
 def test_the_report_is_the_same_twice_and_reads_back(report):
-    captures = [_capture("7b"), _capture("7b-a100", seed=1), _capture("mixtral", seed=2)]
-    again = evaluate(captures, NINE, learn_until=0.6, left_out="config", version="1", tell=lambda *_: None)
+    once, again = (
+        evaluate([_capture("7b")], NINE[:3], learn_until=0.6, left_out="config", version="1", tell=lambda *_: None)
+        for _ in range(2)
+    )
+    assert msgspec.json.encode(once) == msgspec.json.encode(again)
     data = msgspec.json.encode(report)
-    assert data == msgspec.json.encode(again)
     assert msgspec.json.decode(data, type=Report) == report
     assert "NaN" not in data.decode()
 

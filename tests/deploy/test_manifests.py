@@ -593,38 +593,6 @@ def test_the_first_steps_of_the_documents_work_as_they_are_written(tmp_path, doc
     assert validate(documents, NEWEST) == {"ConfigMap", "Deployment", "NetworkPolicy"}
 
 
-def test_a_repository_address_takes_the_place_of_a_clone(tmp_path):
-    """Of a directory, and of a component in an overlay, as the guide says; the repository is a folder here."""
-    find_tool("kubectl")
-    git = shutil.which("git")
-    if git is None:
-        pytest.skip("git is not installed")
-    repository, mine = tmp_path / "tracefit", tmp_path / "mine"
-    shutil.copytree(DEPLOY, repository / "deploy")
-    for command in (["init"], ["add", "."], ["commit", "--message", "one"], ["tag", "v0.1.0"]):
-        who = [
-            "-c",
-            "user.name=x",
-            "-c",
-            "user.email=x@example.org",
-            "-c",
-            "commit.gpgsign=false",
-            "-c",
-            "tag.gpgsign=false",
-        ]
-        subprocess.run([git, *who, *command], cwd=repository, check=True, capture_output=True)
-    guide = (ROOT / "docs" / "deploy.md").read_text().replace("?ref=v0.1.0", "?ref=v0.1.0&timeout=600s")
-    (command,) = re.findall(r"kubectl apply -k '(https://\S+)'", guide)
-    (block,) = [each for each in re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL) if "ref=v0.1.0" in each]
-    host = command.partition("//deploy")[0]
-    assert kustomize(command.replace(host, f"file://{repository}"))
-    mine.mkdir()
-    (mine / "vllm.yaml").write_text(WORKLOAD.format(kind="Deployment", extra="replicas: 1"))
-    (mine / "kustomization.yaml").write_text(block.replace(host, f"file://{repository}"))
-    container = containers_of(of_kind(kustomize(mine), "Deployment")[0])["tracefit"]
-    assert container["image"] == "ghcr.io/me/tracefit:0.1.0"
-
-
 def test_the_deployment_guide_lists_every_component_and_its_links_lead_somewhere():
     guide = (ROOT / "docs" / "deploy.md").read_text()
     assert set(re.findall(r"^\| `([\w-]+)` \|", guide, re.MULTILINE)) == COMPONENTS

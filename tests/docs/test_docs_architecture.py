@@ -10,12 +10,6 @@ from tests.support.paths import DOCS, ROOT
 ARCHITECTURE = (DOCS / "architecture.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 PACKAGES = ("collector", "online", "exporters")
-CODE = sorted(
-    path
-    for place in (*PACKAGES, "deploy", "tests", "tracefit")
-    for path in (ROOT / place).rglob("*.py")
-    if path.name != "test_docs_architecture.py"
-)
 
 
 def rooms() -> set[str]:

@@ -6,9 +6,8 @@ import gzip
 import math
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Gauge
 
-from exporters.prometheus import exposition
 from exporters.prometheus.exposition import MetricsPage, accepts_gzip, wants_openmetrics
 from tests.support import exporter_cases as cases
 
@@ -68,23 +67,3 @@ def test_a_gauge_with_nothing_to_compare_has_no_series_until_it_has():
     assert page.render().body == b"# HELP share Of two.\n# TYPE share gauge\n"
     gauge.set(0.5)
     assert page.render().body.endswith(b"share 0.5\n")
-
-
-def test_our_own_counters_are_fresh_while_the_snapshot_is_kept(monkeypatch):
-    renders = []
-    real = exposition.snapshot_families
-    monkeypatch.setattr(exposition, "snapshot_families", lambda *args: renders.append(1) or real(*args))
-    registry = CollectorRegistry()
-    counter = Counter("tracefit_spans", "Spans.", registry=registry)
-    current = [cases.snapshot()]
-    page = MetricsPage(registry, lambda: current[0])
-    for expected in range(3):
-        assert f"tracefit_spans_total {expected}.0\n".encode() in page.render().body
-        assert f"tracefit_spans_total {expected}.0\n".encode() in gzip.decompress(page.render("", "gzip").body)
-        counter.inc()
-    assert len(renders) == 1
-    page.render(PROMETHEUS_2)
-    assert len(renders) == 2
-    current[0] = cases.snapshot(generation=43)
-    assert b"tracefit_snapshot_generation 43.0\n" in page.render().body
-    assert len(renders) == 3

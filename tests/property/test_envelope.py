@@ -25,20 +25,6 @@ spans = st.builds(
     events=st.lists(st.builds(dict, name=texts, time_unix_nano=st.integers(0, 2**64 - 1)), max_size=3),
     attributes=st.lists(st.builds(dict, key=texts), max_size=2),
 )
-exports = st.builds(
-    ExportTraceServiceRequest,
-    resource_spans=st.lists(
-        st.builds(
-            dict,
-            resource=st.builds(dict, attributes=st.lists(st.builds(dict, key=texts), max_size=2)),
-            scope_spans=st.lists(
-                st.builds(dict, scope=st.builds(dict, name=texts), spans=st.lists(spans, max_size=4)), max_size=3
-            ),
-            schema_url=texts,
-        ),
-        max_size=3,
-    ),
-)
 
 
 def test_more_containers_than_the_bound_are_refused_before_anything_is_built():

@@ -1,7 +1,5 @@
 """Stop and restart is no restart; a damaged state is never half believed; merging adds."""
 
-import itertools
-
 import msgspec
 import numpy as np
 import pytest
@@ -10,7 +8,6 @@ from hypothesis import strategies as st
 
 from collector.config.schema import Config
 from online.bank import Bank, merge_states
-from online.rls.strata import HalfLife, Strata
 from online.rows import Target
 from online.state import VERSION, StateError
 from tests.support.linear_steps import steps
@@ -26,21 +23,6 @@ def _published(bank, config="c"):
 
 def _learn(bank, rows, config="c"):
     bank.learn(config, Target.STEP_TIME, rows)
-
-
-@settings(max_examples=12, deadline=None)
-@given(seed=st.integers(0, 1000), cut=st.integers(1, 1199), drift=st.sampled_from([None, 700]))
-def test_stop_and_restart_is_no_restart_bitwise(seed, cut, drift):
-    rows = steps(1200, seed, stalls=0.01, drift_at=drift, gain=1.5).rows
-    through, stopped = Bank(ALL), Bank(ALL)
-    _learn(through, rows)
-    _learn(stopped, rows.slice(0, cut))
-    again = Bank(ALL)
-    assert again.restore(stopped.state()) == []
-    assert _published(again) == _published(stopped)
-    _learn(again, rows.slice(cut, 1200))
-    assert _published(again) == _published(through)
-    assert again.state() == through.state()
 
 
 @pytest.fixture(scope="module")
@@ -112,33 +94,6 @@ def test_models_no_longer_configured_are_named_and_left_out():
 
 
 # -------------------------------------------------------------------- merging
-
-
-def _statistics(rows, half_life=np.inf):
-    strata = Strata(3, HalfLife(half_life, np.inf, 1.0))
-    z = np.stack([np.ones(len(rows)), rows.elapsed_us, np.ones(len(rows))], axis=1)
-    weight = 1.0 / rows.elapsed_us**2
-    from online.blocks import Design, strata_of
-
-    stratum, cell = strata_of(Target.STEP_TIME, rows)
-    design = Design(z[:, :1], rows.phase, rows.elapsed_us, np.ones(len(rows)), rows.weight, stratum, cell, rows.end_ns)
-    strata.learn(design, z, weight, np.ones(len(rows)))
-    return strata
-
-
-@settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 1000), cuts=st.lists(st.integers(1, 499), min_size=1, max_size=4, unique=True))
-def test_merge_equals_one_learner_fed_the_same_rows_when_nothing_is_forgotten(seed, cuts):
-    rows = steps(500, seed).rows
-    edges = [0, *sorted(cuts), 500]
-    whole = _statistics(rows)
-    parts = [_statistics(rows.slice(a, b)) for a, b in itertools.pairwise(edges)]
-    order = np.random.default_rng(seed).permutation(len(parts))
-    merged = parts[order[0]]
-    for i in order[1:]:
-        merged.add(parts[i])
-    assert np.allclose(merged.g, whole.g, rtol=1e-9, atol=0)
-    assert np.allclose(merged.n1, whole.n1, rtol=1e-9)
 
 
 def _coefficients(state):

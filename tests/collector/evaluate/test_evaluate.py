@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from collector.evaluate.captures import Capture, Delivered, ScoredRequest
-from collector.evaluate.choice import choice_of
 from collector.evaluate.fits import NINE
 from collector.evaluate.page import page
 from collector.evaluate.paths import paths_of
@@ -181,18 +180,3 @@ def test_true_step_times_beside_a_recording_are_what_is_scored():
     full.step_id[:] = np.arange(len(full.step_id))
     capture.truth_us = {i: 2.0 * float(y) for i, y in enumerate(full.rows.elapsed_us)}
     assert capture.scored(STEP).elapsed_us == pytest.approx(2.0 * full.rows.elapsed_us[541:])
-
-
-def test_the_first_half_of_what_is_scored_chooses_and_the_second_judges():
-    rows, _ = rows_of(PHYSICS, "7b", 100)
-    rows.end_ns[:] = 1000 + np.arange(100)
-    late = np.arange(100) >= 50
-    predictions = {
-        "early": rows.elapsed_us * np.where(late, 1.2, 1.01),
-        "late": rows.elapsed_us * np.where(late, 1.05, 1.1),
-        "wild": rows.elapsed_us * 1.5,
-    }
-    choice = choice_of(predictions, rows, 1000)
-    assert (choice.system, choice.best, choice.dropped) == ("early", "late", ["wild"])
-    assert [choice.chosen_mape, choice.judged_mape, choice.best_mape] == pytest.approx([0.01, 0.2, 0.05])
-    assert choice_of({"never": np.full(100, np.nan)}, rows, 1000) is None

@@ -114,21 +114,6 @@ def coefficients(bank):
     ]
 
 
-def test_every_engine_is_learned_once_and_near_what_one_learner_would_know(recording, alone, tmp_path):
-    said = []
-    code = replay([recording], tmp_path / "one.json", CONFIG, SystemClock(), say=said.append, note=said.append)
-    assert code == 0
-    (config,) = Snapshot.from_json((tmp_path / "one.json").read_bytes()).configs
-    (config_id,) = alone.configs()
-    assert config_id == config.config_id
-    steps = [targets["step_time"] for targets in (config.targets, alone.targets(config_id))]
-    assert len(alone.lineages[config_id].engines) == ENGINES
-    assert len(steps[1].replicas) == ENGINES
-    assert steps[1].models["portable"].rows == pytest.approx(steps[0].models["portable"].rows, rel=0.02)
-    assert steps[1].mean_us == pytest.approx(steps[0].mean_us, rel=0.02)
-    assert config.targets.keys() == alone.targets(config_id).keys()
-
-
 def killed_once(task, work):
     """As learn_into, of whoever comes second."""
     try:

@@ -32,7 +32,7 @@ def saved():
     return bank.state()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_a_state_cut_at_any_byte_is_refused(saved, data):
     cut = data.draw(st.integers(0, len(saved) - 1))
@@ -40,7 +40,7 @@ def test_a_state_cut_at_any_byte_is_refused(saved, data):
         Bank(RLS).restore(saved[:cut])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_a_state_with_one_bit_flipped_is_refused_and_the_old_one_kept(saved, data):
     where, bit = data.draw(st.integers(0, len(saved) - 1)), data.draw(st.integers(0, 7))

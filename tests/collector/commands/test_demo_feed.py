@@ -14,7 +14,6 @@ from collector.commands.demo_feed import (
     read_index,
     save_recording,
     schedule,
-    throttling,
 )
 from collector.commands.demo_stamps import MONOTONIC_NS_KEYS, Shift, renamed, restamped
 from collector.recordings import Recording
@@ -57,24 +56,6 @@ def test_the_end_of_the_recording_reads_as_the_end_of_the_demo(data_dir):
     assert end_unix_ns - 10e9 < newest <= end_unix_ns
     newest_mono = max(max(stamps(sending.payload)[1], default=0) for sending in sendings)
     assert abs((clock.monotonic_ns() + sendings[-1].after_s * 1e9) - newest_mono) < 10e9
-
-
-def test_a_throttled_machine_takes_longer_from_the_middle_on_and_is_sent_longer(data_dir):
-    recording = data_dir / "c1_mixed" / "otlp.pb.gz"
-    index = read_index(recording)
-    slow = throttling(index, 3.0)
-    even, throttled = (list(schedule(recording, 20, FakeClock(), print, factor)) for factor in (1.0, 3.0))
-    begins_s = (slow.unix_ns - index[0].recv_unix_ns) / 1e9
-    for fast, late in zip(even, throttled, strict=True):
-        assert late.recorded_s == pytest.approx(fast.recorded_s + 2.0 * max(fast.recorded_s - begins_s, 0.0))
-    before, after = (
-        np.array([stamp for each in sent for stamp in stamps(each.payload)[1]]) for sent in (even, throttled)
-    )
-    stretched = np.diff(after - after[0]) / np.diff(before - before[0]).clip(1)
-    assert len(before) == len(after) > 1000
-    assert (after - after[0] >= before - before[0] - 1000).all()
-    assert np.ptp(after) > 1.5 * np.ptp(before)
-    assert np.median(stretched[-500:]) == pytest.approx(3.0, rel=1e-3)
 
 
 def test_what_is_saved_is_read_as_a_recording(tmp_path, data_dir):

@@ -6,7 +6,6 @@ import math
 
 import pytest
 from google.protobuf.message import DecodeError
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from collector.decode.plain import decode
@@ -17,7 +16,6 @@ from collector.telemetry.reasons import Skip
 from tests.support.paths import DATA
 from tests.support.pipelines import assert_accounted
 from tests.support.recordings import recording
-from tests.support.step_exports import attribute
 from tests.support.toy_engine import UNIX_NS, Job, run_engine
 from tests.support.toy_spans import (
     API_SCOPE,
@@ -151,29 +149,6 @@ def test_foreign_spans_are_counted_with_their_events(scope, name, reason):
     assert counts.by_label(table.SKIPPED_SPANS) == {reason: 1}
     assert counts.total(table.SKIPPED_EVENTS) == 1
     assert_accounted(counts)
-
-
-def test_foreign_events_and_attributes_beside_ours_change_nothing(run):
-    spans = {
-        STEP_SCOPE: step_span(run, 1, 5),
-        CORE_SCOPE: core_span(run, run.jobs[0]),
-        API_SCOPE: api_span(run, run.jobs[0]),
-    }
-    for scope, span in spans.items():
-        plain = decoded(Piece("e", scope, span))
-        strange = Span()
-        strange.CopyFrom(span)
-        strange.events.add(name="exception")
-        for event in strange.events:
-            event.attributes.append(attribute("made.up", "x"))
-            event.attributes.append(KeyValue(key="list", value=AnyValue(array_value=ArrayValue())))
-            event.attributes.append(KeyValue(key="empty"))
-        counts = Counts()
-        odd = decoded(Piece("e", scope, strange), counts=counts)
-        assert odd.steps.tolist() == plain.steps.tolist()
-        assert (odd.core, odd.api) == (plain.core, plain.api)
-        assert counts[table.SKIPPED_EVENTS, Skip.FOREIGN_EVENT] == 1
-        assert_accounted(counts)
 
 
 def test_an_emitter_without_an_instance_id_is_its_peer(run):

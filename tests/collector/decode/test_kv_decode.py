@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 from base64 import b64encode
-from collections import Counter
 
 import msgspec
 import pytest
@@ -16,7 +15,7 @@ from collector.decode.plain import decode
 from collector.decode.records import fingerprint
 from collector.telemetry import Counts, table
 from collector.telemetry.reasons import Direction, KvSkip, Phase, Skip
-from tests.support.kv_batches import FIELDS, TS_S, batch, kv_batches, named, otlp_events, payload, raw_batches, stored
+from tests.support.kv_batches import FIELDS, TS_S, batch, kv_batches, named, otlp_events, payload, stored
 
 SEQ = (7).to_bytes(8, "big")
 
@@ -155,29 +154,6 @@ def test_a_recorded_line_gives_what_its_message_gave_and_a_decoded_copy_is_not_r
     assert read_line(json.dumps(line).encode(), "kv") == batch(stored(2), seq=5)
     for bad in (b"", b"{}", b"[1]", b'{"seq": 1, "payload_b64": "%%%"}', b'{"seq": "x", "payload_b64": ""}'):
         assert read_line(bad, "kv") is KvSkip.UNDECODABLE
-
-
-@pytest.mark.parametrize("name", ["c5_offload", "c8_stock_0.32.0", "c9_dp2", "c7_async_sim"])
-def test_recordings_are_read_whole(name):
-    batches, counts, true = kv_batches(name), Counts(), Counter()
-    for _, events, *_ in raw_batches(name):
-        for event in events:
-            fields = event if isinstance(event, dict) else dict(zip(FIELDS[event[0]], event[1:], strict=True))
-            kind = event["type"] if isinstance(event, dict) else event[0]
-            true["events"] += 1
-            if fields.get("medium") == "GPU":
-                true[kind] += len(fields["block_hashes"])
-            if kind.startswith("Transfer"):
-                true[kind, fields["dest_medium"]] += fields["block_count"]
-    for one in batches:
-        assert isinstance(one, KvBatch)
-        count_batch(counts, one, None)
-    assert counts[table.KV_EVENTS_OK] == counts[table.KV_EVENTS] == true["events"]
-    assert sum(one.stored_blocks for one in batches) == true["BlockStored"]
-    assert sum(one.removed_blocks for one in batches) == true["BlockRemoved"]
-    for kind, phase in (("TransferInitiated", Phase.INITIATED), ("TransferCompleted", Phase.COMPLETED)):
-        assert counts[table.KV_BLOCKS, Direction.OFFLOAD, phase] == true[kind, "CPU"]
-        assert counts[table.KV_BLOCKS, Direction.RESTORE, phase] == true[kind, "GPU"]
 
 
 def test_the_same_events_as_otlp_span_events_give_the_same_batches():

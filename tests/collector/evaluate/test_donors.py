@@ -68,16 +68,6 @@ def test_without_donors_there_is_no_prior():
     assert DonorPool().prior("physics", STEP, CONFIGS["7b"]) is None
 
 
-def test_the_pool_keeps_the_newest_configurations(states):
-    pool, bank = DonorPool(2), Bank(SETTINGS)
-    for data in states.values():
-        bank.restore(data)
-        for config_id in bank.configs():
-            pool.add(bank.statistics(config_id))
-    assert len(pool) == 2
-    assert {donor.config_id for donor in pool} == {"70b", "70b-tp8"}
-
-
 def test_the_command_pools_covers_and_says_what_to_measure_next(states, tmp_path, capsys):
     for name, data in states.items():
         (tmp_path / f"{name}.bin").write_bytes(data)
@@ -99,15 +89,6 @@ def test_nothing_usable_is_a_failure(tmp_path, capsys):
     assert main(["donors", str(tmp_path)]) == 1
     assert main(["donors", str(tmp_path / "none")]) == 1
     assert "no such file" in capsys.readouterr().err
-
-
-def test_states_of_one_configuration_are_merged(tmp_path):
-    for i in range(2):
-        (tmp_path / f"{i}.bin").write_bytes(_state("7b", i))
-    bank = Bank(SETTINGS)
-    found = read_states([tmp_path], bank, lambda _: None)
-    assert list(found) == ["7b"]
-    assert max(donor.rows for donor in found["7b"][1]) > 1500
 
 
 def test_a_state_and_its_own_past_are_one_donor_and_that_is_said(tmp_path):

@@ -70,7 +70,7 @@ def test_inversions_count_pairs_ranked_the_wrong_way_round():
     assert inversions([10.0, 20.0], [0.0, None]) is None
 
 
-def _capture(name, system=PHYSICS, n=900, seed=0):
+def _capture(name, system=PHYSICS, n=600, seed=0):
     rows, _ = rows_of(system, name, n, seed)
     delivered = rows.end_ns.copy()
     cut_ns = int(delivered[int(0.6 * n)])
@@ -93,7 +93,7 @@ def _capture(name, system=PHYSICS, n=900, seed=0):
 
 @pytest.fixture(scope="module")
 def report():
-    captures = [_capture("7b"), _capture("7b-a100", seed=1), _capture("mixtral", seed=2)]
+    captures = [_capture("7b"), _capture("mixtral", seed=2)]
     return evaluate(
         captures, NINE, learn_until=0.6, left_out="config", version="1", tell=lambda share, _: 0 <= share <= 1
     )
@@ -102,7 +102,7 @@ def report():
 def test_all_nine_systems_are_scored_on_every_capture(report):
     for capture in report.captures:
         assert [score.system for score in capture.scores] == list(NINE)
-        assert capture.scored_rows == 359
+        assert capture.scored_rows == 239
         assert capture.scored_requests > 10
 
 
@@ -120,7 +120,7 @@ def test_the_system_that_is_the_truth_wins(report):
 def test_what_others_learned_transfers(report):
     for transfers in report.transfers.values():
         found = {(t.system, t.variant): t for t in transfers}
-        assert found["physics", "prior"].donors == 2
+        assert found["physics", "prior"].donors == 1
         assert found["physics", "prior"].after["20"] < 0.1
         assert ("hfd_tl", "frozen") in found
         assert found["portable", "sheet"].zero_shot < 0.5
@@ -130,10 +130,12 @@ def test_what_others_learned_transfers(report):
 
 
 def test_the_report_is_the_same_twice_and_reads_back(report):
-    captures = [_capture("7b"), _capture("7b-a100", seed=1), _capture("mixtral", seed=2)]
-    again = evaluate(captures, NINE, learn_until=0.6, left_out="config", version="1", tell=lambda *_: None)
+    once, again = (
+        evaluate([_capture("7b")], NINE[:3], learn_until=0.6, left_out="config", version="1", tell=lambda *_: None)
+        for _ in range(2)
+    )
+    assert msgspec.json.encode(once) == msgspec.json.encode(again)
     data = msgspec.json.encode(report)
-    assert data == msgspec.json.encode(again)
     assert msgspec.json.decode(data, type=Report) == report
     assert "NaN" not in data.decode()
 
@@ -151,4 +153,4 @@ def test_true_step_times_beside_a_recording_are_what_is_scored():
     full = capture.full[STEP]
     full.step_id[:] = np.arange(len(full.step_id))
     capture.truth_us = {i: 2.0 * float(y) for i, y in enumerate(full.rows.elapsed_us)}
-    assert capture.scored(STEP).elapsed_us == pytest.approx(2.0 * full.rows.elapsed_us[541:])
+    assert capture.scored(STEP).elapsed_us == pytest.approx(2.0 * full.rows.elapsed_us[361:])

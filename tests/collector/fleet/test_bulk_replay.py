@@ -12,8 +12,8 @@ import pytest
 from collector.cli import main
 from collector.commands.replay import replay
 from collector.decode import PartKind, parts_by_emitter
-from collector.fleet.bulk import bulk_files, local_runner, split
-from collector.fleet.bulk.bulk_files import BulkFile, find_bulk_files
+from collector.fleet.bulk import local_runner, split
+from collector.fleet.bulk.bulk_files import find_bulk_files
 from collector.fleet.bulk.bulk_replay import WorkDirectory, bank_of, replay_in_bulk
 from collector.fleet.bulk.learn import learn_engines
 from collector.fleet.bulk.local_runner import LocalRunner
@@ -112,21 +112,6 @@ def coefficients(bank):
         for config_id in bank.configs()
         for target, learned in sorted(bank.targets(config_id).items())
     ]
-
-
-def test_every_engine_is_learned_once_and_near_what_one_learner_would_know(recording, alone, tmp_path):
-    said = []
-    code = replay([recording], tmp_path / "one.json", CONFIG, SystemClock(), say=said.append, note=said.append)
-    assert code == 0
-    (config,) = Snapshot.from_json((tmp_path / "one.json").read_bytes()).configs
-    (config_id,) = alone.configs()
-    assert config_id == config.config_id
-    steps = [targets["step_time"] for targets in (config.targets, alone.targets(config_id))]
-    assert len(alone.lineages[config_id].engines) == ENGINES
-    assert len(steps[1].replicas) == ENGINES
-    assert steps[1].models["portable"].rows == pytest.approx(steps[0].models["portable"].rows, rel=0.02)
-    assert steps[1].mean_us == pytest.approx(steps[0].mean_us, rel=0.02)
-    assert config.targets.keys() == alone.targets(config_id).keys()
 
 
 def killed_once(task, work):
@@ -302,41 +287,3 @@ def test_objects_of_a_store_are_files(recording, alone, memory_store, tmp_path):
     assert coefficients(learned(["memory://bucket/otlp"], tmp_path)) == coefficients(alone)
     with pytest.raises(StartError, match="there is no object in it"):
         find_bulk_files(["memory://bucket/none"])
-
-
-class Throttled:
-    """A store each of whose reads fails so often before it works."""
-
-    def __init__(self, data, failures):
-        self.data, self.failures, self.left = data, failures, failures
-
-    def open(self, *_, **__):
-        store, stream = self, io.BytesIO(self.data)
-
-        class Reader:
-            seek = stream.seek
-            close = stream.close
-
-            def read(self, size):
-                if store.left:
-                    store.left -= 1
-                    raise RuntimeError("SlowDown: reduce your request rate")
-                store.left = store.failures
-                return stream.read(size)
-
-        return Reader()
-
-
-def test_a_store_that_throttles_is_asked_again_and_then_ends_the_replay(recording, tmp_path, monkeypatch):
-    data = (recording / "traces.pb").read_bytes()
-    file = BulkFile("memory://b/traces.pb", len(data), "memory://b/traces.pb")
-    monkeypatch.setattr(bulk_files, "PAUSE_S", 0.0)
-    monkeypatch.setattr(bulk_files, "READ_BYTES", 100_000)
-    monkeypatch.setattr(bulk_files, "open_store", lambda _: (Throttled(data, 2), "b"))
-    said = []
-    read = [timed.export.payload for timed in bulk_files.open_bulk_file(file, said.append)]
-    assert read == [timed.export.payload for timed in Recording(recording / "traces.pb", print)]
-    monkeypatch.setattr(bulk_files, "open_store", lambda _: (Throttled(data, 9), "b"))
-    with pytest.raises(StartError, match="SlowDown"):
-        replay_in_bulk([file], CONFIG, LocalRunner(tmp_path, 1), tmp_path, SystemClock(), said.append)
-    assert said == []

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from collector.config.learning_config import JoinConfig
 from collector.join.census import horizon
-from collector.join.emitter import TargetRows
-from collector.join.release import Release
-from online.rows import STEP_FEATURES, RowBlock, Target
+from online.rows import STEP_FEATURES, RowBlock
 from tests.support.pipelines import coefficients, replayed
 from tests.support.toy_engine import many_jobs, run_engine
 from tests.support.toy_spans import exports_of, pieces
@@ -22,27 +18,6 @@ S = 10**9
 def rows(*ends: int, engine: int = 0) -> RowBlock:
     raw = np.arange(len(ends) * len(STEP_FEATURES), dtype=float).reshape(len(ends), -1)
     return RowBlock.of_lines(raw, np.array(ends, float), end_ns=np.array(ends, np.int64), engine=engine)
-
-
-@given(
-    ends=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 50)), max_size=60),
-    cuts=st.lists(st.integers(0, 60), max_size=6),
-)
-def test_the_order_does_not_depend_on_the_pieces(ends, cuts):
-    by_instance = {name: sorted(end for n, end in ends if n == name) for name in "abc"}
-    expected = sorted((end, name) for name, found in by_instance.items() for end in found)
-    release, out = Release(), []
-    for low, high in zip([0, *sorted(cuts)], [*sorted(cuts), 61], strict=True):
-        for name in "cab":
-            here = [end for end in by_instance[name] if low <= end < high]
-            if here:
-                release.add(name, [TargetRows(Target.STEP_TIME, rows(*here, engine=ord(name)))])
-        out += [
-            (end, chr(engine))
-            for _, block, _ in release.take(high - 1)
-            for end, engine in zip(block.end_ns.tolist(), block.engine.tolist(), strict=True)
-        ]
-    assert out == expected
 
 
 @pytest.mark.parametrize(

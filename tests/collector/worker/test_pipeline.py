@@ -139,24 +139,3 @@ def test_configurations_beyond_the_bound_are_counted_and_those_that_were_silent_
     assert learned > 0
     assert (counts[table.EVICTIONS], counts[table.CONFIGS_REFUSED]) == (1, 0)
     assert pipeline.take_counts()[table.EVICTIONS] == 0
-
-
-def test_the_history_of_a_snapshot_has_the_last_rows_and_marks_restarts():
-    lives = [run_engine(many_jobs(60), start_ns=(1 + day) * 20 * 3600 * 10**9) for day in range(2)]
-    exports = [export for life in lives for export in exports_of(pieces(life, facts=(("vllm.model", "m"),)), 5)]
-    pipeline = new_pipeline()
-    pipeline.process(exports)
-    pipeline.flush()
-    assert pipeline.history_of("m") is None
-    (config,) = pipeline.snapshot(1, 1).configs
-    history = pipeline.history_of(config.config_id)
-    rows, course = history.rows(), history.course()
-    assert len(rows.observed_us) == len(rows.features["requests"]) > 100
-    (restart,) = history.changes
-    assert restart.kind == "restart"
-    assert course[0].at_ns < restart.at_ns <= course[-1].at_ns
-    part = new_pipeline()
-    part.process(exports)
-    part.settle(config.config_id, list(part.joiner.emitters))
-    part.snapshot(1, 1)
-    assert part.history_of(config.config_id).rows() == rows

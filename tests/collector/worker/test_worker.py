@@ -121,33 +121,6 @@ def test_a_worker_that_cannot_finish_in_time_says_what_it_has_not_learned_from(t
     assert len(house.processor.batches) == 1, "the rest is left"
 
 
-def test_a_last_state_that_takes_too_long_counts_what_is_in_no_state(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(worker, "LAST_BATCH_S", 0.05)
-    house = House(tmp_path, drain_s=0.05)
-    house.put(spans=5)
-    house.worker.step(0)
-    gate = threading.Event()
-    monkeypatch.setattr(NoKeeper, "tick", lambda *_, **__: gate.wait(30))
-    house.worker.start()
-    assert not house.worker.stop()
-    assert caplog.messages == ["stopped before all was done: 5 spans learned from and in no state, no last generation"]
-    gate.set()
-    assert house.worker._task.join(60)
-
-
-def test_a_last_state_that_outlasts_the_time_to_drain_loses_nothing_and_nothing_is_said(tmp_path, monkeypatch, caplog):
-    house = House(tmp_path, drain_s=0.0)
-    house.put(spans=5)
-    house.worker.step(0)
-    gate = threading.Event()
-    monkeypatch.setattr(NoKeeper, "tick", lambda *_, **__: gate.wait(60))
-    join = house.worker._task.join
-    monkeypatch.setattr(house.worker._task, "join", lambda seconds: (seconds > 0 and gate.set()) or join(seconds * 30))
-    house.worker.start()
-    assert house.worker.stop()
-    assert not caplog.records
-
-
 def test_a_last_generation_that_takes_too_long_is_all_that_is_missing(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(worker, "LAST_BATCH_S", 0.5)
     monkeypatch.setattr(worker, "IDLE_WAIT_S", 0.01)

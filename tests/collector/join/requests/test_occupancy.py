@@ -129,20 +129,6 @@ def test_queue_wait_comes_from_the_span_and_api_queueing_from_idle_arrivals_only
     assert set(found[Target.QUEUE_WAIT].quality.tolist()) == {int(Quality.REQUESTS)}
 
 
-def test_rows_do_not_depend_on_the_order_of_spans_that_are_no_later_than_grace():
-    chance = np.random.default_rng(1)
-    spans = [
-        stock_of(
-            f"r{n}", n / 3, prompt=50, outputs=int(chance.integers(2, 80)), ttft_s=0.2, decode_s=chance.uniform(0.1, 3)
-        )
-        for n in range(100)
-    ]
-    expected = rows_of(*spans, grace_s=40)[Target.STEP_TIME]
-    found = rows_of(*[spans[i] for i in chance.permutation(100)], grace_s=40)[Target.STEP_TIME]
-    np.testing.assert_allclose(found.raw, expected.raw, rtol=1e-9, atol=1e-6)
-    np.testing.assert_allclose(found.elapsed_us, expected.elapsed_us, rtol=1e-9)
-
-
 @pytest.fixture(scope="module")
 def stock_pieces():
     run = run_engine(many_jobs(400, spacing=9))

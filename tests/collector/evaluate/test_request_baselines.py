@@ -37,11 +37,6 @@ def test_what_it_meets_while_it_decodes():
     assert by_column(requests).met_while_decoding().tolist() == pytest.approx([1.5, 2.0])
 
 
-def test_the_last_first_token_before_an_arrival_is_seen_and_none_after_it():
-    since_us = by_column([served(0, 1, 11), served(1.5, 7, 9), served(8, 9, 10)]).since_first_token_us()
-    assert since_us.tolist() == pytest.approx([86_400e6, 0.5e6, 1e6])
-
-
 def test_requests_of_another_engine_are_not_met():
     requests = [served(0, 1, 11), served(1, 6, 11)]
     other = [replace(each, engine=7) for each in requests]
@@ -89,7 +84,7 @@ def judged(requests, client):
 def test_the_client_and_both_baselines_are_judged_on_the_last_fifth(requests, client):
     pytest.importorskip("sklearn")
     report = judged(requests, client)
-    assert [score.model for score in report.scores] == ["request", "request at arrival", "request in phase", *BASELINES]
+    assert [score.model for score in report.scores] == ["request", "request at arrival", *BASELINES]
     assert report.learned == pytest.approx(360, abs=40)
     assert report.judged == pytest.approx(120, abs=30)
     for score in report.scores:
@@ -103,7 +98,7 @@ def test_the_client_and_both_baselines_are_judged_on_the_last_fifth(requests, cl
 def test_without_the_extra_one_sentence_says_how_to_get_it(requests, client, monkeypatch):
     monkeypatch.setattr(request_baselines.importlib.util, "find_spec", lambda _: None)
     report = judged(requests, client)
-    assert [score.model for score in report.scores] == ["request", "request at arrival", "request in phase"]
+    assert [score.model for score in report.scores] == ["request", "request at arrival"]
     assert report.note == NOT_INSTALLED
     assert "install tracefit's extra evaluate" in report.note
 

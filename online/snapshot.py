@@ -75,13 +75,11 @@ class ShapeFactorSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
 
     ``usual``: prefill tokens, requests, tokens of decode context and microseconds of such a step, not shrunk; none
     while factors are not applied, since ``mean_factor`` counts the stalls of all shapes then.
-    ``padding``: tokens that such a step was padded by to whole tiles, where there is a ``tile``.
     """
 
     factor: float
     rows: float
     usual: tuple[float, float, float, float] | None = None
-    padding: float | None = None
 
 
 class CorrectionSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,8 +178,7 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     has 1, as all have while they predict worse than none would (``shape_factors_applied`` is false). Where they are,
     ``interval`` and ``mean_factor`` are relative to x beta F. ``context_us_per_token``: what a
     token of decode context costs among steps of about one size without prefill, where that is known to a tenth; unlike
-    the coefficient it stands in for nothing else. ``tile``: tokens of a tile; steps with prefill take as long as whole
-    tiles do, where their times say so. ``step_ahead_us``: how much of the intercept of ``api_queueing`` is a
+    the coefficient it stands in for nothing else. ``step_ahead_us``: how much of the intercept of ``api_queueing`` is a
     step that the engine schedules ahead; who simulates that step takes it off. ``in_flight``: what ``api_queueing``
     grows by with the requests in flight; its coefficients are of the number in there. ``replicas``: of a state that was
     merged, the engines it was made of, as of the merge; ``replica_clusters``: where these are of two speeds or more,
@@ -204,7 +201,6 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     mean_us: float | None = None
     mean_factor: float | None = None
     context_us_per_token: float | None = None
-    tile: int | None = None
     step_ahead_us: float | None = None
     in_flight: InFlightSnapshot | None = None
     replicas: list[ReplicaSnapshot] = []

@@ -8,7 +8,6 @@ from .recent_rows import PredictedRows, RecentRows
 from .residuals import Residuals
 from .shaped_prediction import ShapedPrediction, cell_name
 from .shift import Shift
-from .tiles import Tiles
 
 __all__ = [
     "Intervals",
@@ -18,7 +17,6 @@ __all__ = [
     "Residuals",
     "ShapedPrediction",
     "Shift",
-    "Tiles",
     "binned",
     "cell_name",
     "stratum_name",

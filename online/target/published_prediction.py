@@ -17,11 +17,11 @@ import numpy as np
 from online.blocks import Design
 from online.drift import Speed, Verdict
 from online.features import FeatureSet
-from online.prediction import ShapedPrediction, Tiles
+from online.prediction import ShapedPrediction
 from online.river import CONTEXT, RESIDUAL, Corrector, SeenRows
 from online.rls import RlsLearner
 from online.rows import Floats, RowBlock
-from online.snapshot import ModelSnapshot, ShapeFactorSnapshot
+from online.snapshot import ModelSnapshot
 from online.state import Kept
 
 from .design_matrix import DesignMatrix
@@ -29,8 +29,6 @@ from .settings import BankSettings
 
 SHAPED = "portable"
 """The feature set that shape factors belong to."""
-
-TILES = "tiles"
 
 
 class PublishedPrediction:
@@ -42,11 +40,10 @@ class PublishedPrediction:
 
     Attributes:
         shaped: x beta F, its error and what it was learned from.
-        tiles: whether steps with prefill are padded to whole tiles of tokens.
     """
 
     def __init__(self, names: tuple[str, ...], corrector: Corrector | None) -> None:
-        self.shaped, self.tiles = ShapedPrediction(len(names)), Tiles(names)
+        self.shaped = ShapedPrediction(len(names))
         self.corrector = corrector
 
     def look_at(self, rows: RowBlock, waiting: int) -> None:
@@ -61,14 +58,12 @@ class PublishedPrediction:
         seen = self.corrector.waiting.take(len(block))
         return seen if block.complete else seen.among(matrix.known(block, SHAPED))
 
-    def learn(self, view: Design, seen: SeenRows | None, log_ratio: Floats | None, beta: Floats, speed: Speed) -> None:
+    def learn(self, view: Design, seen: SeenRows | None, log_ratio: Floats | None, speed: Speed) -> None:
         """Learn rows; log_ratio = log(y / (x beta F)), (n,); None while nothing was predicted."""
         corrected = None
         if self.corrector is not None and seen is not None and log_ratio is not None:
             corrected = self._correct(self.corrector, view, seen, log_ratio, suspected=speed.suspicious)
         self.shaped.learn(view, log_ratio, corrected)
-        if log_ratio is not None:
-            self.tiles.learn(view, log_ratio, beta)
         if speed.verdict is Verdict.CONFIRMED:
             self.shaped.forget()
 
@@ -99,26 +94,18 @@ class PublishedPrediction:
         """
         corrector = self.corrector
         return {
-            "shape_factors": self._padded(model.shape_factors(beta)),
+            "shape_factors": model.shape_factors(beta),
             "shape_factors_applied": model.members.drift.factor_use.applied,
             "correction": None if corrector is None else corrector.snapshot(),
             "seen": self.shaped.seen(model.features.names),
             "interval": self.shaped.intervals.snapshot(),
             "mean_factor": self.shaped.mean_factor(),
             "context_us_per_token": model.context_us_per_token(),
-            "tile": self.tiles.tile(),
         }
-
-    def _padded(self, factors: dict[str, ShapeFactorSnapshot]) -> dict[str, ShapeFactorSnapshot]:
-        """With the usual padding of each shape, where there are tiles."""
-        for cell, padding in self.tiles.usual_padding().items():
-            if cell in factors:
-                factors[cell] = msgspec.structs.replace(factors[cell], padding=padding)
-        return factors
 
     def parts(self) -> dict[str, Any]:
         """What is saved, by name."""
-        return {SHAPED: self.shaped, TILES: self.tiles} | ({} if self.corrector is None else {RESIDUAL: self.corrector})
+        return {SHAPED: self.shaped} | ({} if self.corrector is None else {RESIDUAL: self.corrector})
 
     def restore(self, saved_parts: dict[str, Kept]) -> None:
         """Continue from what was saved and is still configured."""
@@ -129,7 +116,6 @@ class PublishedPrediction:
     def add(self, other: PublishedPrediction) -> None:
         """Rows of both."""
         self.shaped.add(other.shaped)
-        self.tiles.add(other.tiles)
         if self.corrector is not None and other.corrector is not None:
             self.corrector = self.corrector.merged(other.corrector)
             self.shaped.error = copy.deepcopy(

@@ -180,14 +180,14 @@ class TargetState:
         """What the watcher finds goes for all models of the target."""
         if not len(view):
             return watcher.members.drift.unchanged()
-        beta, log_factors = watcher.members.slow.beta, watcher.log_factors(view.cell)
+        log_factors = watcher.log_factors(view.cell)
         log_ratio = watcher.learn(view)
         if is_champion and log_ratio is not None:
             self.residuals.learn(log_ratio)
         speed = watcher.members.speed or watcher.members.drift.unchanged()
         shaped = None if log_ratio is None else log_ratio - log_factors
         if self.published is not None and watcher is self.models[SHAPED]:
-            self.published.learn(view, seen, shaped, beta, speed)
+            self.published.learn(view, seen, shaped, speed)
         self.history.learn(watcher, view, shaped, speed.verdict)
         return speed
 

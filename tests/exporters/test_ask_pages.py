@@ -189,6 +189,14 @@ def test_coefficients_that_should_not_be_used_answer_and_say_so():
     assert answer["reasons"] == ["learned from 40 rows, fewer than 256"]
 
 
+@pytest.mark.parametrize("target", ["/predict?prompt=200&output=100", "/plan?prompt=200&output=100&itl=30ms"])
+def test_a_prefix_hit_is_refused_where_the_telemetry_hides_hits(target):
+    routes = bent(lambda changed: changed["configs"][0].update(telemetry="requests", prefix_hits_hidden=True))
+    assert ask(target, routes).status == 200
+    refused = ask(f"{target}&prefix_hit=0.5", routes)
+    assert (refused.status, refused.body.startswith(b"prefix_hit: the telemetry")) == (400, True)
+
+
 def test_where_pages_want_a_token_these_do():
     routes = protect(ROUTES, lambda header: header == "Bearer right")
     assert dispatch(routes, "GET", "/plan?prompt=10&output=10", {}).status == 401

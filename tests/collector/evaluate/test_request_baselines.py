@@ -55,7 +55,7 @@ def judged(requests, client):
 def test_the_client_and_both_baselines_are_judged_on_the_last_fifth(requests, client):
     pytest.importorskip("sklearn")
     report = judged(requests, client)
-    assert [score.model for score in report.scores] == ["request", "request at arrival", "request in phase", *BASELINES]
+    assert [score.model for score in report.scores] == ["request", "request at arrival", *BASELINES]
     assert report.learned == pytest.approx(360, abs=40)
     assert report.judged == pytest.approx(120, abs=30)
     for score in report.scores:
@@ -69,7 +69,7 @@ def test_the_client_and_both_baselines_are_judged_on_the_last_fifth(requests, cl
 def test_without_the_extra_one_sentence_says_how_to_get_it(requests, client, monkeypatch):
     monkeypatch.setattr(request_baselines.importlib.util, "find_spec", lambda _: None)
     report = judged(requests, client)
-    assert [score.model for score in report.scores] == ["request", "request at arrival", "request in phase"]
+    assert [score.model for score in report.scores] == ["request", "request at arrival"]
     assert report.note == NOT_INSTALLED
     assert "install tracefit's extra evaluate" in report.note
 

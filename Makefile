@@ -6,15 +6,13 @@ STAMP := $(VENV)/.installed
 CONFIG ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-fleet demo-vllm demo-vllm-clean test test-fleet test-stores e2e-vllm run bench coverage validate check-vllm-releases explore fuzz mutants torture stress \
+.PHONY: help demo demo-vllm demo-vllm-clean test test-fleet e2e-vllm run bench coverage validate check-vllm-releases explore fuzz mutants torture stress \
 	lint manifests dist sbom audit site clean
 
 help:
 	@echo "make demo   watch coefficients being learned from a recording of a real server"
-	@echo "make demo-fleet  ten sidecars, one of them beside a slower machine: pulled, compared, the slow one named"
 	@echo "make test   the test suite"
 	@echo "make test-fleet  bulk replay on Ray and from S3, in an environment of its own (first: 300 MB to fetch)"
-	@echo "make test-stores  the same from gs:// and az://, each a server on loopback (one of them by npm); not in CI"
 	@echo "make coverage  the same, with what it covered beside the gate"
 	@echo "make run    the sidecar itself (CONFIG=file.yaml)"
 	@echo "make demo-vllm  the same with a real, un-forked vLLM on this CPU, our plugin and a load (first set-up: minutes, GBs)"
@@ -50,21 +48,8 @@ $(FLEET_STAMP): requirements.lock requirements-fleet.lock
 	$(FLEET_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock -r requirements-fleet.lock
 	@touch $@
 
-STORES_VENV := $(VENV)/stores
-STORES_STAMP := $(STORES_VENV)/.installed
-
-$(STORES_STAMP): requirements.lock requirements-fleet.lock requirements-stores.txt
-	$(PYTHON) -m venv $(STORES_VENV)
-	$(STORES_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock -r requirements-fleet.lock
-	$(STORES_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-stores.txt
-	npm install --silent --no-audit --no-fund --prefix $(STORES_VENV) azurite@3.37.0
-	@touch $@
-
 demo: $(STAMP)
 	@$(BIN)/tracefit demo
-
-demo-fleet: $(STAMP)
-	@$(BIN)/tracefit demo --fleet
 
 demo-vllm: $(STAMP)
 	@$(BIN)/python deploy/vllm-plugin/demo/demo.py $(ARGS)
@@ -77,9 +62,6 @@ test: $(STAMP)
 
 test-fleet: $(FLEET_STAMP)
 	FLEET_TEST=1 $(FLEET_VENV)/bin/python -m pytest tests/collector/fleet/test_fleet_extra.py
-
-test-stores: $(STORES_STAMP)
-	$(STORES_VENV)/bin/python -m pytest tests/collector/fleet/test_other_stores.py
 
 explore: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m hypothesis --hypothesis-profile explore $(TESTS)

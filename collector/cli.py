@@ -261,15 +261,7 @@ def _ask(arguments: argparse.Namespace) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    if arguments.fleet and arguments.throttle != 1.0:
-        raise ConfigError("--throttle", "not with --fleet, which has a slower machine of its own")
     from collector.commands.demo import demo, send_forever, signals_as_ctrl_c  # noqa: PLC0415
-
-    if arguments.fleet:
-        from collector.commands.demo_fleet import demo_fleet  # noqa: PLC0415
-
-        with signals_as_ctrl_c():
-            return demo_fleet(arguments.recording, _say, arguments.directory)
     from collector.commands.demo_feed import find_recording, save_recording  # noqa: PLC0415
 
     if arguments.save is not None:

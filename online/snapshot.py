@@ -76,13 +76,11 @@ class ShapeFactorSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
 
     ``usual``: prefill tokens, requests, tokens of decode context and microseconds of such a step, not shrunk; none
     while factors are not applied, since ``mean_factor`` counts the stalls of all shapes then.
-    ``padding``: tokens that such a step was padded by to whole tiles, where there is a ``tile``.
     """
 
     factor: float
     rows: float
     usual: tuple[float, float, float, float] | None = None
-    padding: float | None = None
 
 
 class LevelSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -133,6 +131,7 @@ class ResidualSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 class DriftSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Confirmed changes of speed: how many, when the last one was, and new ÷ old time.
 
+    ``of_prefill``: of the last one, whether steps with prefill alone changed.
     ``engines_apart``: where several engines of the configuration sent rows lately, the time of the one that differs
     most per time of the others for the same work.
     """
@@ -140,6 +139,7 @@ class DriftSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     last_unix_nano: int | None
     gain: float | None
     count: int
+    of_prefill: bool = False
     engines_apart: float | None = None
 
 
@@ -192,8 +192,7 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ``interval`` and ``mean_factor`` are relative to x beta F. ``level``: by phase, ``decode`` (steps without prefill)
     and ``prefill``, what x beta F is multiplied by for a step of now. ``context_us_per_token``: what a
     token of decode context costs among steps of about one size without prefill, where that is known to a tenth; unlike
-    the coefficient it stands in for nothing else. ``tile``: tokens of a tile; steps with prefill take as long as whole
-    tiles do, where their times say so. ``step_ahead_us``: how much of the intercept of ``api_queueing`` is a
+    the coefficient it stands in for nothing else. ``step_ahead_us``: how much of the intercept of ``api_queueing`` is a
     step that the engine schedules ahead; who simulates that step takes it off. ``in_flight``: what ``api_queueing``
     grows by with the requests in flight; its coefficients are of the number in there. ``replicas``: of a state that was
     merged, the engines it was made of, as of the merge; ``replica_clusters``: where these are of two speeds or more,
@@ -217,7 +216,6 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     mean_us: float | None = None
     mean_factor: float | None = None
     context_us_per_token: float | None = None
-    tile: int | None = None
     step_ahead_us: float | None = None
     in_flight: InFlightSnapshot | None = None
     replicas: list[ReplicaSnapshot] = []

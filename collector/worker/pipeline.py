@@ -29,7 +29,7 @@ from collector.join import (
     facts_of,
     give_up_oldest,
 )
-from collector.join.requests import TOO_FEW_TRACES, with_stand_ins
+from collector.join.requests import doubts_of, with_stand_ins
 from collector.receive import Export
 from collector.telemetry import Counts, table
 from exporters.what_if import Mix
@@ -325,12 +325,11 @@ class Pipeline:
 def _doubts(emitters: Sequence[Emitter], step: TargetSnapshot | None, *, silent_s: float) -> list[str]:
     """Why nothing a configuration answers should be used: what its emitters and the rows of its steps say.
 
-    The first requests of one more process say nothing against what others tell. Of a process that has been silent for
-    so long while others went on, nothing more will come, and its doubts would stay for good.
+    Of a process that has been silent for so long while others went on, nothing more will come, and its doubts would
+    stay for good.
     """
     heard_unix_ns = max((emitter.event_unix_ns for emitter in emitters), default=0) - int(silent_s * 1e9)
-    told = [emitter.doubts for emitter in emitters if emitter.event_unix_ns >= heard_unix_ns]
-    doubts = list(dict.fromkeys(doubt for each in told for doubt in each if doubt != TOO_FEW_TRACES or () not in told))
+    doubts = doubts_of([emitter.span_share for emitter in emitters if emitter.event_unix_ns >= heard_unix_ns])
     return doubts if step is None else [*doubts, *step.doubts]
 
 

@@ -103,7 +103,8 @@ class StepHistory:
             self._recent.learn(watcher.features.names, view, log_ratio)
         last_change = watcher.members.drift.last
         if last_change is not None and verdict in (Verdict.CONFIRMED, Verdict.PREFILL):
-            self.course.mark(ChangeKind.SPEED, *last_change)
+            kind = ChangeKind.PREFILL_SPEED if verdict is Verdict.PREFILL else ChangeKind.SPEED
+            self.course.mark(kind, *last_change)
 
     def record(self, at_ns: int, watcher: RlsLearner | None, published: PublishedPrediction | None) -> None:
         """A block was learned, whose last row ended then; error bars exist once the first rows became statistics."""

@@ -200,21 +200,6 @@ def test_of_unknown_servers_whose_every_process_is_a_configuration_the_living_on
     assert all(re.search(r", instance (first|second), silent since 20\d\d-", name) for name in names)
 
 
-def test_a_snapshot_that_does_not_say_when_engines_were_heard_prefers_none(restarted):
-    tree = json.loads(restarted[0].to_json())
-    for config in tree["configs"]:
-        del config["last_heard_unix_nano"]
-    with pytest.raises(tracefit.NotFoundError, match=r"several configurations fit; .*512 batched tokens"):
-        tracefit.load(json.dumps(tree).encode()).config()
-
-
-@pytest.mark.parametrize("heard", [10**40, -(10**40), 1])
-def test_no_time_in_a_snapshot_is_too_strange_to_be_named(restarted, heard):
-    tree = json.loads(restarted[0].to_json())
-    tree["configs"][0]["last_heard_unix_nano"] = heard
-    assert all(each.name for each in tracefit.load(json.dumps(tree).encode()).configs)
-
-
 def test_prometheus_learns_when_each_configuration_was_last_heard_of(restarted):
     snapshot, by_budget = restarted
     page = MetricsPage(CollectorRegistry(), lambda: snapshot).render().body.decode()

@@ -14,7 +14,7 @@ import pytest
 from collector.config import KvConfig, KvEndpoint
 from collector.config.config_error import ConfigError
 from collector.config.load import load
-from collector.receive.kv.kv_zmq import KvSubscriber, KvUnavailable
+from collector.receive.kv.kv_zmq import KvSubscriber
 from collector.runtime.clock import SystemClock
 from collector.runtime.health import Health
 from collector.telemetry import table
@@ -200,21 +200,6 @@ def test_a_publisher_that_comes_back_is_heard_again_and_counts_as_restarted(cont
     second.close()
 
 
-def test_several_endpoints_are_numbered_apart(context, subscribe):
-    publishers = [Publisher(context) for _ in range(3)]
-    subscriber = subscribe(*(KvEndpoint(endpoint=one.endpoint) for one in publishers))
-    for one in publishers:
-        one.wait_for_subscriber()
-    for _ in range(4):
-        for one in publishers:
-            one.publish(stored(1))
-    taken = Taken(subscriber)
-    until(lambda: len(taken.seqs()) == 12)
-    assert subscriber.counts()[table.KV_SEQUENCE, "gaps"] == 0
-    for one in publishers:
-        one.close()
-
-
 def test_a_full_queue_loses_the_oldest_and_says_so(publisher, subscribe):
     subscriber = subscribe(KvEndpoint(endpoint=publisher.endpoint), queue_batches=10)
     publisher.wait_for_subscriber()
@@ -255,21 +240,6 @@ def test_a_bad_setting_is_named_and_exits_78(tmp_path, text, key):
     assert error.value.key.startswith(f"receivers.kv.{key}")
 
 
-def test_good_settings_are_taken_from_the_file_or_the_environment(tmp_path):
-    text = "[{endpoint: 'tcp://127.0.0.1:5557', instance: engine-1, topic: kv}, {endpoint: 'ipc:///run/kv'}]"
-    (tmp_path / "x.yaml").write_text(f"receivers: {{kv: {{endpoints: {text}}}}}")
-    from_file = load(tmp_path / "x.yaml", {}).receivers.kv
-    assert from_file == load(None, {"TRACEFIT_RECEIVERS__KV__ENDPOINTS": text}).receivers.kv
-    assert [one.topic for one in from_file.endpoints] == ["kv", ""]
-
-
-def test_an_address_that_cannot_be_opened_is_said_at_the_start(publisher):
-    for endpoint in ("tcp://no-port", f"tcp://*:{publisher.port}"):
-        one = KvSubscriber(KvConfig(endpoints=(KvEndpoint(endpoint=endpoint),)), Health(CLOCK))
-        with pytest.raises(KvUnavailable, match="tcp://"):
-            one.start()
-
-
 def test_without_pyzmq_the_start_says_what_to_install():
     code = (
         "import sys; sys.modules['zmq'] = None\n"
@@ -287,17 +257,3 @@ def test_without_pyzmq_the_start_says_what_to_install():
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.count("tracefit's extra kv") == 2
     assert "config error: receivers.kv.endpoints: " in said.stdout, "and so does check-config"
-
-
-def test_pyzmq_is_not_imported_until_a_subscriber_starts():
-    code = "import sys, collector.receive.kv.kv_zmq, collector.worker; print('zmq' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
-
-
-def test_stopping_twice_or_unstarted_is_harmless():
-    one = KvSubscriber(KvConfig(endpoints=(KvEndpoint(endpoint="tcp://127.0.0.1:1"),)), Health(CLOCK))
-    one.stop()
-    one.start()
-    one.stop()
-    one.stop()
-    assert not one.alive

@@ -6,7 +6,6 @@ import copy
 import math
 import random
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -15,14 +14,12 @@ from collector.config.schema import Config
 from collector.decode.plain import decode
 from collector.join.joiner import Joiner
 from collector.join.kv.owners import KvSources
-from collector.receive.export_request import Export
 from collector.telemetry import Counts, table
 from collector.telemetry.reasons import KvSkip
 from collector.worker.pipeline import Pipeline
 from online.rows import STEP_FEATURES, Target
 from tests.support.kv_batches import TS_S, batch, kv_batches, otlp_events, stored
 from tests.support.kv_joins import joined, rebuilt_over_true, rows_by_target, rows_of, sequences, telemetry
-from tests.support.recordings import payloads as exports
 
 SETTINGS = JoinConfig()
 BLOCK_COLUMNS = [STEP_FEATURES.index(name) for name in ("offload_blocks", "restore_blocks", "evicted_blocks")]
@@ -300,31 +297,3 @@ def test_hits_make_the_prefill_coefficient_of_journeys_alone_come_out_right():
     print(f"c5 prefill us/token: {true:.1f} all steps; journeys alone {without:.1f}, with KV events {with_events:.1f}")
     assert abs(with_events - true) < 0.5 * abs(without - true)
     assert math.isfinite(with_events)
-
-
-def test_the_state_of_kv_events_is_copied_with_the_pipeline():
-    pipeline = Pipeline(Config(join=SETTINGS, learners=("rls",)), "test")
-    pipeline.process_kv(kv_batches("c5_offload"))
-    for export in exports("c5_offload"):
-        for one in decode(export, "peer", lambda *_: None, Counts()):
-            pipeline.joiner.add(one)
-    before = pipeline.joiner.kv.batches
-    assert pipeline.flushed().learned_rows > 0
-    assert pipeline.joiner.kv.batches == before == 520
-    assert not any(one.kv.known for one in sequences(pipeline.joiner).values())
-
-
-def test_a_batch_record_can_be_stored_and_read_back():
-    for one in kv_batches("c5_offload"):
-        assert msgspec.msgpack.decode(msgspec.msgpack.encode(one), type=type(one)) == one
-
-
-def test_kv_events_by_otlp_go_through_the_pipeline_as_any_export():
-    (instance,) = sequences(joined("c5_offload", [], no_step)[0])
-    pipeline = Pipeline(Config(join=SETTINGS, learners=("rls",)), "test")
-    data = otlp_events("c5_offload", instance).SerializeToString()
-    pipeline.process([Export(data, "peer", "grpc", 1)])
-    pipeline.process([Export(export, "peer", "grpc", 1) for export in exports("c5_offload")])
-    counts = pipeline.take_counts()
-    assert (counts[table.KV_MESSAGES_OK], counts[table.KV_UNBOUND]) == (520, 0)
-    assert counts[table.DECODED_EVENTS] == counts[table.DECODED_EVENTS_OK] + counts.total(table.SKIPPED_EVENTS)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from .bank import Bank, merge_states, part_of
-from .blocks import Design, strata_of
-from .drift import median_of
+from .blocks import Design, median_of, strata_of
 from .rows import (
     PHASES,
     REQUEST_FEATURES,

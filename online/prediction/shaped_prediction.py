@@ -6,7 +6,7 @@
     intervals: quantiles of exp(r): readers compute x beta F, and a correction says nothing of later
     mean_factor = sum y / sum (x beta F)    both forgotten with a half-life of 4000 steps: what stalls add
 
-Microseconds; r (n,), beta (p,) without phases. F is the drift monitor's table (online/drift/cells.py).
+Microseconds; r (n,), beta (p,) without phases. F: the shape factors (online/shapes.py).
 ``seen`` are the lowest and highest value per step of each column, and the cells with a learned row; they only widen.
 Guard: sums are finite because every y is at most 1e12. Merging adds, and takes the wider range.
 """

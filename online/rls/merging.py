@@ -2,7 +2,7 @@
 
 Merging adds statistics, it never averages coefficients. What one stream learned after the other is treated as if one
 learner had seen both: the earlier statistics are first decayed by what the later learned, stratum by stratum. Streams
-side by side keep each its own decay. Then one solve. The detector and a running trial start over.
+side by side keep each its own decay. Then one solve. The detector starts over.
 
 Scale, errors and error bars are those of the merged coefficients, not means of what each side knew of its own:
 
@@ -58,7 +58,7 @@ class _Side:
 
     @staticmethod
     def of(members: Members) -> _Side:
-        slow, cells = members.slow, members.drift.cells
+        slow, cells = members.slow, members.shapes
         return _Side(
             slow.strata.total(),
             slow.beta.copy(),
@@ -91,7 +91,6 @@ class _Side:
 def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_side: bool) -> Shifts:
     """Add what ``other`` knows; both have no partial block. ``other`` is used up."""
     for learner in (into, other):
-        learner.members.refute_trial()
         if into.phases or other.phases:
             learner.open_phases()
     if into.startup.holding and other.startup.holding:
@@ -164,7 +163,7 @@ def _residual(g: Floats, beta: Floats) -> float:
 def _cell_log(members: Members, x: Floats) -> Floats:
     """log(x beta F) of the mean work x (512, p) of each cell, by these members."""
     beta = members.slow.beta
-    return np.log(np.maximum(x @ beta, 1e-12)) + members.drift.log_factors(beta)
+    return np.log(np.maximum(x @ beta, 1e-12)) + members.shapes.applied_factors(beta)
 
 
 def _merge_held(into: RlsLearner, other: RlsLearner, *, other_is_later: bool) -> None:

@@ -100,7 +100,7 @@ class PublishedPrediction:
         corrector = self.corrector
         return {
             "shape_factors": self._padded(model.shape_factors(beta)),
-            "shape_factors_applied": model.members.drift.factor_use.applied,
+            "shape_factors_applied": model.members.shapes.applied,
             "correction": None if corrector is None else corrector.snapshot(),
             "seen": self.shaped.seen(model.features.names),
             "interval": self.shaped.intervals.snapshot(),

@@ -5,19 +5,19 @@ import re
 import pytest
 
 from collector.config.schema import Config
-from online.drift.detectors import DETECTORS, DriftSettings
+from online.drift import change
+from online.drift.change import DETECTORS
 from online.prediction.prequential import PrequentialError
 from online.river import LINEAR, RESIDUAL
 from online.river.corrector import ADVANTAGE, LIMIT
 from online.rls import LearnerSettings, hac, robust
 from online.rls.identify import IDENTIFIED_ERROR
 from online.rls.solve import RELATIVE_RIDGE
-from online.target import block_pieces
-from online.target.target_state import CHAMPION_ADVANTAGE
+from online.target.target_state import CHAMPION_ADVANTAGE, YOUNG_BLOCK_ROWS, YOUNG_ROWS
 from tests.support.paths import DOCS
 
 TEXT = (DOCS / "learning.md").read_text(encoding="utf-8")
-RLS, DRIFT = LearnerSettings(), DriftSettings()
+RLS = LearnerSettings()
 
 
 @pytest.mark.parametrize(
@@ -28,25 +28,20 @@ RLS, DRIFT = LearnerSettings(), DriftSettings()
         (r"(\d+) minutes of busy time", RLS.half_life_us / 60e6),
         (r"min\(1, ([\d.]+) s", robust.HUBER),
         (r"The first (\d+) rows are fitted", RLS.start_rows),
-        (r"at most (\d+) rows or 8 seconds", Config().bank.block_rows),
-        (r"rows or (\d+) seconds of event", Config().bank.block_s),
-        (r"(\d+) rows or 1 second until", block_pieces.GROWING_BLOCK_ROWS),
-        (r"rows or (\d+) second until", block_pieces.GROWING_NS / 1e9),
-        (r"second is 1/(\d+) of", block_pieces.GROWING_SHARE),
-        (r"grown \((\d+) rows\)", block_pieces.GROWN_ROWS),
-        (r"of requests: (\d+), and", block_pieces.YOUNG_REQUESTS),
-        (r"blocks then last (\d+) times", block_pieces.REQUESTS_LONGER),
-        (r"in pieces of (\d+) rows", block_pieces.PIECE_ROWS),
-        (r"young \((\d+) rows;", block_pieces.YOUNG_ROWS),
-        (r"off by more than (\d+) % in their", 100 * block_pieces.EXPECTED_OFF),
+        (r"block: (\d+) rows until", YOUNG_BLOCK_ROWS),
+        (r"rows until (\d+) are learned", YOUNG_ROWS),
+        (r"learned, then (\d+) rows", Config().bank.block_rows),
+        (r"or (\d+) second of event time", Config().bank.block_s),
         (r"relative ridge\s+of ([\de-]+);", RELATIVE_RIDGE),
         *zip((r"windows of (\d+),", r"windows of \d+, (\d+) or", r"or (\d+) rows \[4\]"), hac.WINDOW_ROWS, strict=True),
         (r"standard error below (\d+) %", 100 * IDENTIFIED_ERROR),
         (r"half-life (\d+) rows", PrequentialError().half_life_rows),
-        (r"Medians of (\d+)\s+go", DRIFT.group),
-        (r"Below (\d+) % nothing is a change", 100 * DRIFT.gate),
-        (r"lasted for (\d+) rows", DRIFT.trial_rows_min),
-        (r"undecided after (\d+) rows", DRIFT.trial_rows_max),
+        (r"Medians of (\d+) rows", change.ROWS),
+        (r"in medians of (\d+)\.", change.PREFILL_ROWS),
+        (r"slack ([\d.]+) and", change.SLACK),
+        (r"and limit (\d+)", change.LIMIT),
+        (r"adds at most (\d+),", change.Z_MAX - change.SLACK),
+        (r"Below (\d+) % nothing is a change", 100 * change.GATE),
         (r"kept at (\d+) %", 100 * RLS.alarm_keep),
         (r"bounded to (\d+) %", 100 * LIMIT),
         (r"must be better by (\d+) %", 100 * ADVANTAGE),

@@ -77,12 +77,6 @@ class Groups:
         sizes[-1:] = n - starts[-1:]
         return Groups(order, starts, ordered.take(starts), sizes)
 
-    def of_rows(self) -> Ints:
-        """The number of each row's group, (n,), in the order of time."""
-        numbers = np.empty_like(self.order)
-        numbers[self.order] = np.repeat(np.arange(len(self.ids)), self.sizes)
-        return numbers
-
 
 @dataclass(slots=True)
 class Design:

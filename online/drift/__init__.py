@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .change import NO_DETECTOR, ChangeMonitor, Speed, Verdict, make_alarm
+from .change import ChangeMonitor, Speed, Verdict, make_alarm
 from .engines import ENGINES_MAX, differs
 
-__all__ = ["ENGINES_MAX", "NO_DETECTOR", "ChangeMonitor", "Speed", "Verdict", "differs", "make_alarm"]
+__all__ = ["ENGINES_MAX", "ChangeMonitor", "Speed", "Verdict", "differs", "make_alarm"]

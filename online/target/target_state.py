@@ -25,7 +25,7 @@ from .design_matrix import DesignMatrix
 from .learners import RLS, Learner, make_learner, publishes
 from .published_prediction import SHAPED, PublishedPrediction, make_published
 from .settings import BankSettings, rates
-from .sheet_told import columns_of, foretold, not_stationary, told_by_sheet, weights_by_sheet
+from .sheet_told import columns_of, foretold, told_by_sheet, weights_by_sheet
 from .step_history import StepHistory
 from .window_rows import WindowRows
 
@@ -244,7 +244,6 @@ class TargetState:
             mean_us=learner.mean_us(),
             **_replica_parts(self.replicas, watcher),
             **self._shape_parts(learner, None if told is None else told.beta),
-            not_stationary=not_stationary(self.models.get(SHAPED)),
             doubts=doubts,
         )
 

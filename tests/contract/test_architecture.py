@@ -15,7 +15,7 @@ from tests.support.paths import ROOT
 PACKAGES = ("collector", "exporters", "online", "tracefit")
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 FACES = [path for path in MODULES if path.name == "__init__.py"]
-ROOMS_MAX = {"collector": 16, "online": 12}
+ROOMS_MAX = {"collector": 16, "online": 13}
 MODULE_LINES, FUNCTION_LINES = 600, 60
 CLIENT = ("tracefit",)  # its face is for those who are not in this repository
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -20,12 +20,12 @@ from tests.support.uneven_steps import STEADY, plain, ramp, since, uneven
 
 CALM = {"c1": "c1_mixed", "c5": "c5_offload", "c6": "c6_saturated", "c7": "c7_async_sim", "c10": "c10_long"}
 CALM |= {"f1": "f1_fork_parity", "p1": "p1_engine_stats"}
-GAINS = {1.38: 150, 1.15: 400, 0.8: 400}
+GAINS = {1.38: 200, 1.15: 450, 0.8: 450}
 """New time per old time, and the rows within which it must be reported."""
 SEEDS, FALSE_SEEDS, SLOW_SEEDS = range(7000, 7020), range(7000, 7025), range(7000, 7006)
 ROWS, ONSET = 14_000, 8000
 GROWN_ONSET, GROWN_ROWS = 20_000, 22_000
-"""A change while blocks are as long as they become (online/target/block_pieces.py)."""
+"""A change while blocks are as long as they become."""
 NEVER = 10**9
 
 
@@ -90,7 +90,7 @@ def _recordings(line, captures):
 
 
 class Watched:
-    """One stream, learned piece by piece.
+    """One stream, learned block by block.
 
     Attributes:
         shaped, slow: relative errors of x beta F and x beta before each row was learned, (n,), NaN before the first
@@ -102,21 +102,21 @@ class Watched:
         self._state = TargetState(Target.STEP_TIME, Config(learners=("rls",)))
         self._state.offer(portable(Target.STEP_TIME), lambda _features: None)
         self._model = self._state.models["portable"]
-        self._learn, self._state._learn_piece = self._state._learn_piece, self._learn_watched
+        self._learn, self._state._learn_block = self._state._learn_block, self._learn_watched
         self.shaped, self.slow = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
         self.reports: list[int] = []
         self._at = 0
         self._state.learn(rows)
         self._state.flush()
 
-    def _learn_watched(self, piece, views):
-        model, here = self._model, slice(self._at, self._at + len(piece))
+    def _learn_watched(self, block):
+        model, here = self._model, slice(self._at, self._at + len(block))
         if model.started:
-            predicted = piece.x @ model.members.slow.beta[: piece.x.shape[1]]
-            self.slow[here] = np.abs(predicted / piece.elapsed_us - 1)
-            self.shaped[here] = np.abs(predicted * np.exp(model.log_factors(piece.cell)) / piece.elapsed_us - 1)
-        self._learn(piece, views)
-        self._at += len(piece)
+            predicted = block.x @ model.members.slow.beta[: block.x.shape[1]]
+            self.slow[here] = np.abs(predicted / block.elapsed_us - 1)
+            self.shaped[here] = np.abs(predicted * np.exp(model.log_factors(block.cell)) / block.elapsed_us - 1)
+        self._learn(block)
+        self._at += len(block)
         confirmed = model.members.drift.confirmed
         self.reports += [self._at] * (confirmed - len(self.reports))
 

@@ -173,5 +173,7 @@ def test_a_page_answers_as_its_coefficients_do(replayed):
     assert config.telemetry == "metrics"
     for prompt in (100, 300, 900, 1_500):
         b0, b_prefill, _, b_requests = (each.value for each in config.coefficients())
+        said_us = b0 + b_prefill * prompt + b_requests
+        assert config.step_time(prefill_tokens=prompt, requests=1).us == pytest.approx(said_us)
         ttft_us = config.request(prompt_tokens=prompt, output_tokens=50, concurrency=1).ttft.us
-        assert ttft_us == pytest.approx(b0 + b_prefill * prompt + b_requests, rel=0.05)
+        assert ttft_us == pytest.approx(said_us, rel=0.05)

@@ -53,9 +53,3 @@ def test_every_span_is_in_one_piece_with_all_that_is_said_about_it(parts, tail, 
     assert flat(cut) == flat([payload])
     if len(payload) <= piece_bytes:
         assert cut == [payload]
-
-
-@given(st.binary(max_size=300), st.integers(1, 100))
-def test_any_bytes_are_cut_or_stay_whole(payload, piece_bytes):
-    cut = list(pieces(payload, piece_bytes))
-    assert cut == [payload] or all(0 < len(piece) <= len(payload) for piece in cut)

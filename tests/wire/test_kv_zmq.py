@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import threading
@@ -282,19 +281,6 @@ def test_a_replay_larger_than_the_queue_waits_for_the_worker(context, subscribe)
     assert sorted(taken.seqs()) == list(range(102))
     assert subscriber.counts()[table.KV_DROPPED_MESSAGES] == 0
     publisher.close()
-
-
-def test_a_connecting_publisher_is_heard_by_binding(context, subscribe):
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    subscriber = subscribe(KvEndpoint(endpoint=f"tcp://*:{port}"))
-    with context.socket(zmq.XPUB) as pub:
-        pub.setsockopt(zmq.LINGER, 0)
-        pub.connect(f"tcp://127.0.0.1:{port}")
-        assert pub.poll(DEADLINE_S * 1000)
-        pub.send_multipart([b"", bytes(8), payload(stored(1))])
-        taken = Taken(subscriber)
-        until(lambda: taken.seqs() == [0])
 
 
 @pytest.mark.parametrize(

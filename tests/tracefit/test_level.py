@@ -3,6 +3,7 @@
 import pytest
 
 import tracefit
+from collector.cli import main
 from exporters.client_view import ClientView
 from exporters.pages import AskPages, dispatch
 from exporters.pages.routing import Route
@@ -88,3 +89,13 @@ def test_the_page_answers_for_now_and_says_by_what():
     assert '"age_s": 2.0' in body
     assert '"decode": 1.1' in body
     assert "age_s" not in dispatch(route, "GET", "/predict?requests=8&context=7200", {}).body.decode()
+
+
+@pytest.mark.parametrize(("document", "line"), [(_document(), "not used: it is"), (encoded(), "none: nothing was")])
+def test_the_command_says_what_the_level_did(document, line, tmp_path, capsys):
+    (tmp_path / "snapshot.json").write_bytes(document)
+    question = ["predict", str(tmp_path / "snapshot.json"), "--requests", "8", "--context", "7200"]
+    assert main([*question, "--now"]) == 0
+    assert f"level     {line}" in capsys.readouterr().out
+    assert main(question) == 0
+    assert "level" not in capsys.readouterr().out

@@ -241,7 +241,7 @@ class Sidecar:
             alive=self._probe_alive,
             ready=self._probe_ready,
             status_page=self._status,
-            questions=AskPages(self._status.view),
+            questions=AskPages(self._status.view, clock.unix_nano),
             state=self._keeper.learned if pages.state else None,
         )
         if pages.token_file:

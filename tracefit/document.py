@@ -73,7 +73,15 @@ class InFlight(NamedTuple):
     us_per_request: float
 
 
+class Level(NamedTuple):
+    """By how much the last steps of one phase took longer than predicted, as a factor; the newest ended then."""
+
+    factor: float
+    last_row_unix_nano: int
+
+
 _NO_WORK: Mapping[str, UsualWork] = {}
+_NO_LEVEL: Mapping[str, Level] = {}
 
 
 class Target(NamedTuple):
@@ -83,7 +91,7 @@ class Target(NamedTuple):
     ``usual_work`` the rows behind each and their mean work, where told; ``mean_factor`` is mean ÷ robust fit;
     ``step_ahead_us``, the part of the intercept that is a step scheduled ahead; ``context_us_per_token``, what a token
     of decode context costs among steps of about one size, None where nobody said; ``in_flight``, what the time
-    grows by with the requests in flight, None where it does not.
+    grows by with the requests in flight, None where it does not; ``level``, of ``decode`` and ``prefill`` steps.
     """
 
     name: str
@@ -100,6 +108,7 @@ class Target(NamedTuple):
     context_us_per_token: float | None = None
     in_flight: InFlight | None = None
     factors_applied: bool = True
+    level: Mapping[str, Level] = _NO_LEVEL
 
 
 class ConfigDocument(NamedTuple):
@@ -227,6 +236,7 @@ def _target(name: str, tree: Any, where: str) -> Target:
         None if tree.get("context_us_per_token") is None else _positive(tree, "context_us_per_token", where),
         _in_flight(tree.get("in_flight"), f"{where}.in_flight"),
         tree.get("shape_factors_applied") is not False,
+        _levels(tree.get("level") or {}, f"{where}.level"),
     )
 
 
@@ -274,6 +284,14 @@ def _in_flight(tree: Any, where: str) -> InFlight | None:
         return None
     tree = _object(tree, where)
     return InFlight(_positive(tree, "requests", where), _positive(tree, "us_per_request", where))
+
+
+def _levels(tree: Any, where: str) -> dict[str, Level]:
+    each = {name: _object(level, f"{where}.{name}") for name, level in _object(tree, where).items()}
+    return {
+        name: Level(_positive(level, "factor", f"{where}.{name}"), _whole(level, "last_row_unix_nano"))
+        for name, level in each.items()
+    }
 
 
 def _seen(tree: Any, where: str) -> Seen | None:

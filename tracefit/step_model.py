@@ -1,6 +1,6 @@
 """What a step costs, with a band, and whether that may be bet on.
 
-    us   = T(P, n) + s C                               shapes.py: what steps of such a shape took, or the coefficients
+    us   = (T(P, n) + s C) · level                     shapes.py: what steps of such a shape took, or the coefficients
     low  = us · p10(stratum) - 1.28 w us               high = us · p90(stratum) + 1.28 w us
     w    = sqrt(sum_j (x_j stderr_j)^2) / x beta       outside of what was seen, 0 inside
 
@@ -9,8 +9,9 @@ steps of that stratum fell between them, so inside of what was seen nothing has 
 coefficients count as well; they are added as if independent, which is more than the truth where two columns stand in
 for each other.
 
-``portable`` is used, the set that every consumer can compute. A stratum without an interval has the pooled one. Guards:
-``low <= us <= high``, and ``low >= 0``.
+``level`` is 1, or for a step of now what the last steps of its phase took beside the rest. ``portable`` is used, the
+set that every consumer can compute. A stratum without an interval has the pooled one. Guards: ``low <= us <= high``,
+and ``low >= 0``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from copy import copy
 from functools import cache
 from operator import mul
 from typing import NamedTuple, cast, overload
@@ -38,6 +40,9 @@ _MEANS_OF_STEPS = ("journeys", "requests", "metrics")
 _ROWS_MIN = 256
 _MEDIAN_APE_MAX = 0.25
 _NORMAL_P90 = 1.2816
+LEVEL_AGE_MAX_S = 10.0
+"""An older level says nothing of now: what it follows passes within seconds."""
+_LEVEL_MAX = 2.0
 _PIECES_END = 8192
 _ASKED = (*FEATURES[1:], "shape", "max_num_seqs", "max_num_batched_tokens")
 """What an answer may lie outside of, in the order of ``StepModel.outside``."""
@@ -131,6 +136,25 @@ class StepModel:
         self._bounds = [seen.get(name, (-math.inf, math.inf)) for name in FEATURES[1:]]
         self.reasons = (*config.doubts, *doubts_of(self.model))
         self.surface = StepSurface(target, self.coefficients, of_means=self.of_means)
+        self.level: tuple[float, float] = (1.0, 1.0)
+        self.level_age_s: float | None = None
+
+    def of_now(self, at_unix_nano: int) -> StepModel:
+        """The same for a step at that moment: times the level of the last steps, unless it is too old by then."""
+        model = copy(self)
+        newest = max((each.last_row_unix_nano for each in self.target.level.values()), default=0)
+        model.level_age_s = max(0.0, (at_unix_nano - newest) / 1e9) if newest else None
+        if model.level_age_s is not None and model.level_age_s <= LEVEL_AGE_MAX_S:
+            decode, prefill = (self._level(phase, at_unix_nano) for phase in ("decode", "prefill"))
+            model.level = (decode, prefill)
+        return model
+
+    def _level(self, phase: str, at_unix_nano: int) -> float:
+        """What x beta F of a phase is multiplied by at that moment."""
+        level = self.target.level.get(phase)
+        if level is None or at_unix_nano - level.last_row_unix_nano > LEVEL_AGE_MAX_S * 1e9:
+            return 1.0
+        return min(max(level.factor, 1.0 / _LEVEL_MAX), _LEVEL_MAX)
 
     # ---------------------------------------------------------------- one step
 
@@ -155,7 +179,7 @@ class StepModel:
         if requests > whole:
             least, base, per_token, *_ = table[STRIDE * whole + STRIDE + piece]
             us += (requests - whole) * (max(base + per_token * prefill_tokens, least) - us)
-        us += self.surface.context_us * decode_context_tokens
+        us = (us + self.surface.context_us * decode_context_tokens) * self.level[prefill_tokens > 0]
         return us, us * p10, us * p90
 
     def outside(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> tuple[str, ...]:
@@ -219,6 +243,8 @@ class StepModel:
             (rest if (rest := line[1] + line[2] * p) > line[0] else line[0]) + context_us * c
             for line, p, c in zip(lines, prefill, context, strict=True)
         ]
+        if self.level != (1.0, 1.0):
+            us = [each * self.level[p > 0] for each, p in zip(us, prefill, strict=True)]
         low = [each * line[3] for each, line in zip(us, lines, strict=True)]
         high = [each * line[4] for each, line in zip(us, lines, strict=True)]
         return Predictions(self, (prefill, batch, context), us, low, high)

@@ -38,7 +38,8 @@ def ask(arguments: argparse.Namespace, say: PrintLine, note: PrintLine) -> int:
     snapshot = _load(arguments)
     if isinstance(question, Sizing):
         return plan(snapshot, question, which=arguments.config, in_json=in_json, say=say, note=note)
-    return predict(snapshot, question, which=arguments.config, in_json=in_json, say=say, note=note)
+    now = bool(arguments.now)
+    return predict(snapshot, question, which=arguments.config, now=now, in_json=in_json, say=say, note=note)
 
 
 def _question(options: dict[str, Any]) -> Step | Load | Sizing:

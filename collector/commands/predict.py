@@ -14,11 +14,19 @@ _NO_FACTOR = 1e-9
 
 
 def predict(
-    snapshot: Snapshot, question: Step | Load, *, which: str, in_json: bool, say: PrintLine, note: PrintLine
+    snapshot: Snapshot,
+    question: Step | Load,
+    *,
+    which: str,
+    in_json: bool,
+    say: PrintLine,
+    note: PrintLine,
+    now: bool = False,
 ) -> int:
     """Print the answer; failed without coefficients that may be used."""
     try:
         config = snapshot.config(which)
+        config = config.now() if now else config
         answer = predicted(config, question)
     except (TracefitError, QuestionError) as error:
         note(refusal(error))
@@ -29,6 +37,8 @@ def predict(
         say(headline(config))
         for line in _step_lines(config, question, answer) if isinstance(question, Step) else load_lines(answer):
             say(f"  {line}")
+        if now:
+            say(f"  {_level_line(config)}")
     for caveat in caveats(config, answer.extrapolated):
         note(caveat)
     return EXIT_OK if config.usable else EXIT_FAILED
@@ -45,6 +55,16 @@ def _step_lines(config: Config, step: Step, answer: Prediction | RequestEstimate
         factor = answer.us / total
         shares = ", ".join(f"{name} {value / total:.0%}" for name, value in terms.items())
         yield f"of which  {shares}" + (f"; times {factor:.3f} for this shape" if abs(factor - 1.0) > _NO_FACTOR else "")
+
+
+def _level_line(config: Config) -> str:
+    """What the last steps do to the answer, and how old that is."""
+    if config.level_age_s is None:
+        return "level     none: nothing was learned of the last steps"
+    if config.level is None:
+        return f"level     not used: it is {config.level_age_s:,.0f} s old"
+    decode, prefill = config.level
+    return f"level     ×{decode:.3f} without prefill, ×{prefill:.3f} with; {config.level_age_s:.1f} s old"
 
 
 def _work(step: Step) -> str:

@@ -24,6 +24,7 @@ def add_question_parsers(commands: argparse._SubParsersAction[CommandParser], an
     _add_number(predict, "--context", "tokens of decode context of the step")
     _add_request(predict, required=False)
     _add_number(predict, "--concurrency", "requests in flight")
+    predict.add_argument("--now", action="store_true", help="of the next seconds: times the level of the last steps")
     plan = commands.add_parser("plan", help="how many requests fit the targets, and what limits them")
     _add_source(plan, "snapshot")
     _add_request(plan, required=True)

@@ -95,6 +95,7 @@ PREDICT = (
     *_REQUEST,
     _PREFIX_HIT,
     Parameter("concurrency", "number", "requests in flight"),
+    Parameter("now", "switch", "of the next seconds: times the level of the last steps"),
 )
 PLAN = (
     _CONFIG,

@@ -63,6 +63,8 @@ class SavedTarget:
 
 YOUNG_ROWS, YOUNG_BLOCK_ROWS = 1024, 32
 """While coefficients are young every row moves them, and they are solved after each 32 of them."""
+_REQUESTS_LONGER = 16
+"""Blocks of requests may last so many times longer: they are few, and a block costs the same whatever is in it."""
 
 
 class TargetState:
@@ -86,7 +88,8 @@ class TargetState:
     def __init__(self, target: Target, settings: BankSettings) -> None:
         self.target = target
         self.settings = settings
-        self.cutter = Cutter(YOUNG_BLOCK_ROWS, int(settings.bank.block_s * 1e9))
+        longer = 1 if target.vector == "beta" else _REQUESTS_LONGER
+        self.cutter = Cutter(YOUNG_BLOCK_ROWS, int(longer * settings.bank.block_s * 1e9))
         self.matrix = DesignMatrix(target)
         self.models: dict[str, Learner] = {}
         self.residuals, self.windows = Residuals(), WindowRows()

@@ -23,10 +23,9 @@ from online.features import INTERCEPT, FeatureSet
 from online.rows import Floats, Mask, Target
 from online.state import Finite, MadeBy, StateError, saved
 
-from .hac import Meat
+from .error_bars import Meat, Shapes
 from .identify import Diagnosis, Evidence, Solved, diagnose
 from .learner_settings import LearnerSettings
-from .misfit import Shapes
 from .prior import Prior, contradicted
 from .solve import solve
 from .strata import RowWeights, Strata
@@ -123,7 +122,7 @@ class SlowMember:
         """The rows of the first fit become statistics."""
         self.strata.learn(held, z, weight, share, by_point)
         residual = held.elapsed_us - z[:, : self.p] @ self.beta
-        self.meat.learn_held(held, z[:, : self.p] * (weight * residual)[:, None])
+        self.meat.learn(held, np.ones(len(held.grouped().ids)), z[:, : self.p] * (weight * residual)[:, None])
 
     def open_trial(self) -> Strata:
         """Begin statistics on the side; those of an earlier suspicion are forgotten."""
@@ -210,10 +209,11 @@ class SlowMember:
             prior=np.zeros(p) if self.prior is None else self.prior.score_variance(scale),
             with_steps=g[:p, p + 1],
             steps=max(float(g[p + 1, p + 1]), 1e-300),
-            variance=variance,
+            variance=variance * self.strata.squared_share(),
             meat=self.meat.of_scores(columns),
             carried=self.meat.carries(columns),
             spread=self.strata.spread(),
+            rows=float(self.strata.n1.sum()),
             shapes=shapes,
         )
         return diagnose(evidence, Solved(self.beta, self.passive, self.live, self.has_prior(), self.intercept))

@@ -9,9 +9,10 @@ from online.drift.detectors import DETECTORS, DriftSettings
 from online.prediction.prequential import PrequentialError
 from online.river import LINEAR, RESIDUAL
 from online.river.corrector import ADVANTAGE, LIMIT
-from online.rls import LearnerSettings, hac, robust
-from online.rls.identify import IDENTIFIED_ERROR
+from online.rls import LearnerSettings, error_bars, robust
+from online.rls.identify import FADE_ROWS, IDENTIFIED_ERROR, VIF_MAX
 from online.rls.solve import RELATIVE_RIDGE
+from online.snapshot import Reason
 from online.target import block_pieces
 from online.target.target_state import CHAMPION_ADVANTAGE
 from tests.support.paths import DOCS
@@ -38,8 +39,13 @@ RLS, DRIFT = LearnerSettings(), DriftSettings()
         (r"young \((\d+) rows;", block_pieces.YOUNG_ROWS),
         (r"off by more than (\d+) % in their", 100 * block_pieces.EXPECTED_OFF),
         (r"relative ridge\s+of ([\de-]+);", RELATIVE_RIDGE),
-        *zip((r"windows of (\d+),", r"windows of \d+, (\d+) or", r"or (\d+) rows \[4\]"), hac.WINDOW_ROWS, strict=True),
-        (r"standard error below (\d+) %", 100 * IDENTIFIED_ERROR),
+        (r"windows\s+of (\d+) rows \[4\]", error_bars.WINDOW_ROWS),
+        (r"a lag for every (\d+) windows", error_bars.WINDOWS_PER_LAG),
+        (r"remembered \(1 to (\d+)\)", error_bars.LAGS_MAX),
+        (r"all of it up to (\d+) rows", FADE_ROWS[0]),
+        (r"none from (\d+) on", FADE_ROWS[1]),
+        (r"standard error (\d+) % of it", 100 * IDENTIFIED_ERROR),
+        (r"`vif` above (\d+)", VIF_MAX),
         (r"half-life (\d+) rows", PrequentialError().half_life_rows),
         (r"Medians of (\d+)\s+go", DRIFT.group),
         (r"Below (\d+) % nothing is a change", 100 * DRIFT.gate),
@@ -66,3 +72,7 @@ def test_every_status_has_a_line():
 def test_every_detector_and_saved_river_model_is_named():
     for name in (*DETECTORS[:3], LINEAR, RESIDUAL):
         assert f"`{name}`" in TEXT
+
+
+def test_every_reason_of_a_weak_coefficient_is_in_the_table():
+    assert set(re.findall(r"^\| `(\w+)` \|", TEXT.partition("| reason |")[2], re.MULTILINE)) == set(Reason)

@@ -114,7 +114,7 @@ class Sidecar:
             gather_s=min(GATHER_S, config.join.grace_s / 4),  # who waits for others must not seem silent
             gather_bytes=config.queue.batch_bytes // 4,
         )
-        self._kv = KvIntake(config.receivers.kv, metrics, clock, health)
+        self._kv = KvIntake(config.receivers.kv, metrics, health)
         self._scraper = Scraper(config.receivers.scrape, clock, partial(metrics.add, table.SCRAPES, 1))
         self._memory = self._make_memory_relief(clock)
         self._receivers = self._make_receivers(clock)

@@ -136,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     version = commands.add_parser("version", help="this version, what it runs on, what it reads and writes")
     version.set_defaults(command=_version)
     add_json_options((donors, check, version), writers=(replay, merge))
-    for command in (run, replay, evaluate, donors, merge, check):
+    for command in (run, replay, evaluate, merge, check):
         command.add_argument("--config", type=Path, metavar="FILE", help=f"YAML (default: ${ENV_FILE})")
     for command in (run, replay, check):
         command.add_argument("--profile", choices=profile_names(), help="start from a configuration that comes along")
@@ -187,7 +187,6 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from collector.evaluate.command import EvaluateOptions, evaluate_recordings  # noqa: PLC0415
 
     options = EvaluateOptions(
-        html=arguments.html,
         json=arguments.json,
         snapshot=arguments.snapshot,
         learn_until=arguments.learn_until,
@@ -198,11 +197,9 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 
 def _donors(arguments: argparse.Namespace) -> int:
-    config = _load(arguments)
-    from collector.evaluate.donors import DonorOptions, compare_donors  # noqa: PLC0415
+    from collector.evaluate.donors import compare_donors  # noqa: PLC0415
 
-    options = DonorOptions(arguments.per_stratum, tuple(arguments.select), arguments.json)
-    return compare_donors(arguments.paths, config, options, say=_say, note=_warn)
+    return compare_donors(arguments.paths, as_document=arguments.json, say=_say, note=_warn)
 
 
 def _merge(arguments: argparse.Namespace) -> int:
@@ -264,15 +261,7 @@ def _ask(arguments: argparse.Namespace) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    if arguments.fleet and arguments.throttle != 1.0:
-        raise ConfigError("--throttle", "not with --fleet, which has a slower machine of its own")
     from collector.commands.demo import demo, send_forever, signals_as_ctrl_c  # noqa: PLC0415
-
-    if arguments.fleet:
-        from collector.commands.demo_fleet import demo_fleet  # noqa: PLC0415
-
-        with signals_as_ctrl_c():
-            return demo_fleet(arguments.recording, _say, arguments.directory)
     from collector.commands.demo_feed import find_recording, save_recording  # noqa: PLC0415
 
     if arguments.save is not None:

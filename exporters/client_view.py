@@ -31,8 +31,12 @@ def index_of(configs: Sequence[ConfigSnapshot], which: str) -> int:
     Raises:
         NotFoundError: none is, or several that are alive.
     """
-    heard = [each.last_heard_unix_nano for each in configs]
-    return tracefit.find_config([(each.config_id, each.config) for each in configs], which, heard_unix_nano=heard)
+    return tracefit.find_config(
+        [(each.config_id, each.config) for each in configs],
+        which,
+        heard_unix_nano=[each.last_heard_unix_nano for each in configs],
+        replaced=[bool(each.replaced_by) for each in configs],
+    )
 
 
 class ClientView:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .bank import Bank, merge_states, part_of
-from .blocks import Design, strata_of
+from .blocks import Design, strata_of, stratum_name
 from .drift import median_of
 from .rows import (
     PHASES,
@@ -20,7 +20,6 @@ from .rows import (
 from .snapshot import (
     SCHEMA,
     ConfigSnapshot,
-    CorrectionSnapshot,
     DriftSnapshot,
     EngineSnapshot,
     FeatureSnapshot,
@@ -44,7 +43,6 @@ __all__ = [
     "Bank",
     "ChangeKind",
     "ConfigSnapshot",
-    "CorrectionSnapshot",
     "CoursePoint",
     "Design",
     "DriftSnapshot",
@@ -74,4 +72,5 @@ __all__ = [
     "merge_states",
     "part_of",
     "strata_of",
+    "stratum_name",
 ]

@@ -17,6 +17,8 @@ finer grain, so that a change of speed is told from a change of mix by comparing
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -30,6 +32,9 @@ STRATA = 32
 CELLS = 512
 PREFILL_CELL = 128
 """The first cell of steps with prefill."""
+_CELL_EXACT, _CELL_PADDED = 16, 78
+"""The last cell of one batch size, and the first of eight per octave."""
+_CELL_HALF_OCTAVES, _CELL_LAST_OCTAVE = 32, 11
 _F8, _I8 = np.dtype(np.float64), np.dtype(np.int64)
 _OCTAVES = 16
 _EXACT, _PADDED = 16.0, 512.0
@@ -319,3 +324,34 @@ def _decode_cell(requests: Floats) -> Ints:
 def _prefill_cell(octave: Ints, prefill: Floats) -> Ints:
     tokens = np.minimum(2.0 * np.log2(np.maximum(prefill, 1.0)), 31.0).astype(np.int64)
     return PREFILL_CELL + np.minimum(octave, 11) * 32 + tokens
+
+
+def stratum_name(stratum: int) -> str:
+    """``decode:8-15`` for has_prefill = 0 and 8 to 15 requests, ``prefill:1`` for one request with prefill."""
+    kind, octave = divmod(stratum, STRATA // 2)
+    low, high = 2**octave, 2 ** (octave + 1) - 1
+    return f"{'prefill' if kind else 'decode'}:{low if low == high else f'{low}-{high}'}"
+
+
+@functools.cache
+def cell_name(cell: int) -> str:
+    """``decode:3``, ``decode:17-24``, ``prefill:8-15:64-90`` (requests, then prefill tokens)."""
+    if cell >= PREFILL_CELL:
+        octave, half = divmod(cell - PREFILL_CELL, _CELL_HALF_OCTAVES)
+        tokens = _range(
+            math.ceil(2 ** (half / 2)), math.ceil(2 ** ((half + 1) / 2)) - 1, last=half == _CELL_HALF_OCTAVES - 1
+        )
+        # Between 1.41 and 2 tokens there is no whole number, only means of several steps.
+        requests = _range(2**octave, 2 ** (octave + 1) - 1, last=octave == _CELL_LAST_OCTAVE)
+        return f"prefill:{requests}:{'1.5' if half == 1 else tokens}"
+    if cell <= _CELL_EXACT:
+        return f"decode:{cell}"
+    if cell < _CELL_PADDED:
+        return f"decode:{8 * (cell - 14) - 7}-{8 * (cell - 14)}"
+    k = cell - _CELL_PADDED
+    low = 505 if k == 0 else math.ceil(512 * 2 ** (k / 8))
+    return f"decode:{_range(low, math.ceil(512 * 2 ** ((k + 1) / 8)) - 1, last=cell == PREFILL_CELL - 1)}"
+
+
+def _range(low: int, high: int, *, last: bool) -> str:
+    return f"{low}+" if last else f"{low}" if low == high else f"{low}-{high}"

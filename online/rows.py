@@ -130,12 +130,10 @@ class RowOutcome(enum.StrEnum):
 
 
 class CorrectionOutcome(enum.StrEnum):
-    """What became of a row at the corrector of the published prediction; predicted = the sum over all of them."""
+    """What became of a row at River's residual model; predicted = the sum over both."""
 
     LEARNED = "learned"
     THINNED = "thinned"
-    SUSPECTED = "suspected"
-    OUTLIER = "outlier"
 
 
 @dataclass(frozen=True, slots=True)

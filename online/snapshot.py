@@ -66,11 +66,11 @@ class ModelSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """One learner on one feature set.
 
     ``error`` is of the published coefficients alone, ``prediction_error`` of what the target publishes to predict with:
-    their product with its shape factors, and its correction while that is active. ``shaped_error``, where there is a
-    correction, is of the product without it, which any reader can compute. ``scale`` is the robust spread of the
-    coefficients' relative residuals. ``covariance``: of the features' errors, one row per feature in their order; the
-    error of a sum x beta is sqrt(x' covariance x), much less than its parts' where columns trade. A model that only
-    predicts lists no features; of River's, ``rows`` are those it sees.
+    their product with its shape factors, its level, and its correction while that is active, each row by what was known
+    before it. ``shaped_error`` is of the product with shape factors alone, which a reader of a file computes. ``scale``
+    is the robust spread of the coefficients' relative residuals. ``covariance``: of the features' errors, one row per
+    feature in their order; the error of a sum x beta is sqrt(x' covariance x), much less than its parts' where columns
+    trade. A model that only predicts lists no features; of River's, ``rows`` are those it sees.
     """
 
     features: list[FeatureSnapshot]
@@ -98,21 +98,31 @@ class ShapeFactorSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
 
     ``usual``: prefill tokens, requests, tokens of decode context and microseconds of such a step, not shrunk; none
     while factors are not applied, since ``mean_factor`` counts the stalls of all shapes then.
-    ``padding``: tokens that such a step was padded by to whole tiles, where there is a ``tile``.
     """
 
     factor: float
     rows: float
     usual: tuple[float, float, float, float] | None = None
-    padding: float | None = None
+
+
+class LevelSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """By how much the last steps of one phase took longer than x beta F, as a factor; 1 where no level is the best.
+
+    ``half_life_rows``: of the exponentially weighted mean that is chosen by its error; None with no level. ``rows``
+    were learned; the newest ended at ``last_row_unix_nano``, event time. It tells of the seconds after that.
+    """
+
+    factor: float
+    rows: int
+    last_row_unix_nano: int
+    half_life_rows: int | None = None
 
 
 class CorrectionSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What a learner adds to x beta F from what no column knows (queue, KV usage, time of day); not in any other key.
+    """What River's regression adds to x beta F times the level, from what no coefficient is about (queue, KV usage).
 
-    Only while it is ``active``. ``factor`` is what the predictions of the last rows were multiplied by, 1 while it is
-    not. ``rows`` by what became of them: learned, thinned (a bounded number per second is seen), suspected (seen while
-    a change of speed was), outlier.
+    Only while it is ``active``. ``factor`` is what the prediction of the last row that it saw was multiplied by, 1
+    while it is not. ``rows`` by what became of them: learned, or thinned (a bounded number per second is seen).
     """
 
     learner: str
@@ -143,6 +153,7 @@ class ResidualSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 class DriftSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Confirmed changes of speed: how many, when the last one was, and new ÷ old time.
 
+    ``of_prefill``: of the last one, whether steps with prefill alone changed.
     ``engines_apart``: where several engines of the configuration sent rows lately, the time of the one that differs
     most per time of the others for the same work.
     """
@@ -150,6 +161,7 @@ class DriftSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     last_unix_nano: int | None
     gain: float | None
     count: int
+    of_prefill: bool = False
     engines_apart: float | None = None
 
 
@@ -199,10 +211,10 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     robustly predicted time: stalls) stands beside the coefficients and is never folded into them. ``shape_factors``: of
     the coefficients of ``portable``, by batch shape (``decode:3``, ``prefill:8-15:64-90``); a shape that is not listed
     has 1, as all have while they predict worse than none would (``shape_factors_applied`` is false). Where they are,
-    ``interval`` and ``mean_factor`` are relative to x beta F. ``context_us_per_token``: what a
+    ``interval`` and ``mean_factor`` are relative to x beta F. ``level``: by phase, ``decode`` (steps without prefill)
+    and ``prefill``, what x beta F is multiplied by for a step of now. ``context_us_per_token``: what a
     token of decode context costs among steps of about one size without prefill, where that is known to a tenth; unlike
-    the coefficient it stands in for nothing else. ``tile``: tokens of a tile; steps with prefill take as long as whole
-    tiles do, where their times say so. ``step_ahead_us``: how much of the intercept of ``api_queueing`` is a
+    the coefficient it stands in for nothing else. ``step_ahead_us``: how much of the intercept of ``api_queueing`` is a
     step that the engine schedules ahead; who simulates that step takes it off. ``in_flight``: what ``api_queueing``
     grows by with the requests in flight; its coefficients are of the number in there. ``replicas``: of a state that was
     merged, the engines it was made of, as of the merge; ``replica_clusters``: where these are of two speeds or more,
@@ -218,6 +230,7 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     interval: IntervalSnapshot | None = None
     shape_factors: dict[str, ShapeFactorSnapshot] = {}
     shape_factors_applied: bool = True
+    level: dict[str, LevelSnapshot] = {}
     correction: CorrectionSnapshot | None = None
     seen: SeenSnapshot | None = None
     residuals: ResidualSnapshot | None = None
@@ -225,7 +238,6 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     mean_us: float | None = None
     mean_factor: float | None = None
     context_us_per_token: float | None = None
-    tile: int | None = None
     step_ahead_us: float | None = None
     in_flight: InFlightSnapshot | None = None
     replicas: list[ReplicaSnapshot] = []
@@ -263,7 +275,8 @@ class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     tokens that the prefix cache had as if they were computed. ``mixture_of_experts``: its
     model is one; until the form counts experts, nothing beyond the batches that were seen is usable.
     ``last_heard_unix_nano``: time of the newest event or page of any of its engines, by their clocks, whether a row was
-    learned from it or not; 0 of merged states and of recordings, where nobody is alive.
+    learned from it or not; 0 of merged states and of recordings, where nobody is alive. ``replaced_by``: the
+    configuration that its server sends since it was started again; empty while one of its engines may be alive.
     """
 
     config_id: str
@@ -280,6 +293,7 @@ class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prefix_hits_hidden: bool = False
     mixture_of_experts: bool = False
     last_heard_unix_nano: int = 0
+    replaced_by: str = ""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

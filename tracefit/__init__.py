@@ -5,22 +5,22 @@
     >>> config = snapshot.config(model="llama")
     >>> step = config.step_time(prefill_tokens=512, requests=20, decode_context_tokens=30_000)
     >>> f"{step.us:.0f} us, 8 of 10 within {step.low:.0f} to {step.high:.0f}, usable: {step.usable}"
-    '35642 us, 8 of 10 within 33860 to 38137, usable: True'
+    '35679 us, 8 of 10 within 33895 to 38176, usable: True'
 
 Many steps at once, as columns; a plain number stands for a whole column:
 
     >>> steps = config.step_time(requests=[1, 8, 64], decode_context_tokens=[900, 7_200, 57_600])
     >>> [round(us) for us in steps.us], steps[2].extrapolated
-    ([7851, 9547, 20316], ('requests', 'shape'))
+    ([7843, 9558, 20523], ('requests', 'shape'))
 
 What 20 chats of 2,000 prompt and 300 output tokens see, and how many fit 30 ms between tokens:
 
     >>> seen = config.request(prompt_tokens=2000, output_tokens=300, concurrency=20)
     >>> f"TTFT {seen.ttft.ms:.0f} ms, ITL {seen.itl.ms:.1f} ms, {seen.output_tokens_per_s:.0f} tokens/s"
-    'TTFT 130 ms, ITL 20.2 ms, 971 tokens/s'
+    'TTFT 135 ms, ITL 20.6 ms, 955 tokens/s'
     >>> plan = config.plan(prompt_tokens=2000, output_tokens=300, itl_ms=30, ttft_ms=1000)
     >>> plan.concurrency, plan.limit
-    (35, 'itl')
+    (34, 'itl')
 
 Every error is a :class:`TracefitError` whose text is one sentence:
 
@@ -33,16 +33,14 @@ Times are microseconds. The package imports nothing but the standard library and
 
 from __future__ import annotations
 
-from .capacity import Plan
 from .changes import ConfigDiff, Diff, Move, TypicalStep
-from .closed_loop import Estimate, RequestEstimate
+from .closed_loop import Estimate, Plan, RequestEstimate
 from .configured import Config
 from .document import Coefficient, InFlight, Interval, Model, Seen, Target, UsualWork
-from .evidence import BEYOND_SEEN_BATCHES
 from .faults import BadInputError, LoadError, NoCoefficientsError, NotFoundError, TracefitError
 from .loading import Snapshot, load
 from .selection import find_config, told_apart
-from .step_model import Limits, Prediction, Predictions
+from .step_model import BEYOND_SEEN_BATCHES, Limits, Prediction, Predictions
 
 __all__ = [
     "BEYOND_SEEN_BATCHES",

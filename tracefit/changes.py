@@ -1,7 +1,7 @@
 """What changed between two snapshots: coefficients in standard errors, and what that does to a typical step.
 
     z = (b' - b) / sqrt(stderr² + stderr'²)            both errors known, not both zero
-    typical step: the means of the features in the older snapshot; its time then and now
+    typical step: the means of the features in the older snapshot; its time by the coefficients then and now
 
 Configurations are paired by config_id; those left over by model, GPU and tensor parallelism where that is unambiguous
 (a new version of vLLM makes a new id), and at last the only one left on each side.
@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from operator import mul
 from typing import NamedTuple
 
 from .document import Coefficient, ConfigDocument, Document
-from .evidence import FEATURES, STEP_TIME, computable_model
 from .faults import NoCoefficientsError
-from .step_model import Limits, StepModel
+from .step_model import FEATURES, STEP_TIME, Limits, StepModel, computable_model
 
 NOTABLE = 3.0
 """Standard errors from which on a coefficient counts as moved."""
@@ -140,5 +140,6 @@ def _typical_step(before: ConfigDocument, after: ConfigDocument) -> TypicalStep 
     prefill, context, requests = (means.get(name) for name in FEATURES[1:])
     if prefill is None or context is None or requests is None:
         return None
-    times = [model.band(prefill, requests, context)[0] for model in models]
+    work = (1.0, prefill, context, requests)
+    times = [sum(map(mul, model.coefficients, work)) for model in models]
     return TypicalStep(prefill, requests, context, times[0], times[1])

@@ -1,4 +1,4 @@
-"""What a request sees: TTFT, ITL and E2E of N equal requests in flight, by mean values over the engine's steps.
+"""What a request sees, by mean values over the engine's steps: TTFT, ITL and E2E of N equal requests; how many fit.
 
 The engine works in steps; every running request takes part in each. With P prompt tokens of which a share h is in the
 prefix cache, O output tokens, N requests in flight, at most S running and at most T tokens in a step:
@@ -7,27 +7,43 @@ prefix cache, O output tokens, N requests in flight, at most S running and at mo
     n  = min(N, S, what the KV cache holds)    running; the other N - n wait for a slot
     c  = P + O / 2                             mean context of a request that decodes
 
-Mean values follow; step() is the coefficients with the factor of the shape, times ``mean_factor`` (mean ÷ robust fit)
-unless rows cover many steps each, whose stalls are in them. How many of the others prefill: prefills.py; the mean
-steps: batch_steps.py.
+**Who prefills.** A step computes at most T > n tokens, of which every decode takes one, so that a prompt takes
+q = max(1, ceil(p / (T - n + 1))) chunks. Each that decodes ends after a step with probability 1 / (O - 1), and a new
+one takes its place and prefills. Of j that prefill, as many end in a step as their chunks and the tokens left by
+decodes allow. Both flows balance, between i - 1 and i of the n - 1 others, whom one request meets (arrival theorem):
 
-    ITL  a step that a request that decodes waits for    V  one in which it prefills, or waits for its turn to
-    k    such steps: as many as its prompt has chunks, and more where prefills fill every step
+    mu_j = min(j / q, (T - n + j) / p)
+    pi_i = pi_(i-1) (n - i) / ((O - 1) mu_i)            i = 1 ... n - 1; sum pi_i = 1
+
+Where all prompts fit, this is the binomial of n - 1 and q / (q + O - 1); where they do not, prefills pile up until as
+many requests are left to decode as the tokens can feed. Steps stand for time.
+
+**Mean steps.** step() is the rising surface of shapes.py, times ``mean_factor`` (mean ÷ robust fit) unless rows cover
+many steps each, whose stalls are in them:
+
+    s_j  = step(p mu_j, n - j + ceil(q mu_j), (n - j) c)
+    ITL  = sum pi_i s_i                        a step that a request that decodes waits for
+    k    = sum pi_i k_(i+1),  k_j = j / mu_j   steps of a prefill: its chunks, and more where prefills fill every step
+    k V  = sum pi_i k_(i+1) s_(i+1)
+    rest = E s² / 2 E s                        what is left of the step that an arrival meets, s_i with pi_i; n > 1
+
+All but the last of q > 1 chunks are full: k V and the rest are at least those of a prompt of q - 1 full chunks. Where
+prefills fill every step, k V has the wait for its turn in it: of the rest and of a step scheduled ahead only as much is
+added as keeps TTFT from falling below that of the prompt which just fills them.
+
+**Times.**
+
     R    = k V + (O - 1) ITL                   time in the batch
     wait = the longer of
            (N - n) R / n                       for a slot: n slots, each free every R, at the end of a step
-           E s² / 2 E s                        for the end of the running step, which nobody interrupts, if there
-                                               is one (n > 1); less where k is nearly all of it
-                                               (prefill-bound: batch_steps.py);
-                                               where the caller saw its last token, what is left: step_phase.py
-         + E s                                 for the step that was handed over before, where the engine schedules
-                                               one ahead (asynchronous), under the same conditions
+           rest + E s                          for the end of the running step, which nobody interrupts; E s for the
+                                               step handed over before, where the engine schedules one ahead
     TTFT = api_queueing(n) + wait + k V + first_response     at n in the batch: the API hands out everybody's tokens
     E2E  = TTFT + (O - 1) ITL + post_decode
     rate = N / E2E                             requests per second (Little's law)
 
-TTFT never falls with P, ITL never falls with N (near_steps.py has why steps do not); where prefills fill every step
-and factors are noisy, one prefill takes the place of many decodes, and the difference may be noise.
+TTFT is at least the longest step, as step_time says it, of one request with as many tokens or fewer (at most T). It
+never falls with P, and ITL never with N, but for a small share where one prefill takes the place of many decodes.
 
 N need not be whole: between two whole numbers the answer is interpolated. It is the number a request *meets*, itself
 included; under random arrivals that is one more than the mean number in flight. Microseconds.
@@ -35,10 +51,22 @@ included; under random arrivals that is one more than the mean number in flight.
 The band of each is the same sum over the lower and the upper ends: of one step in ten below and above. Means over many
 steps scatter less than steps do; what remains is the misfit of the form, which does not average out.
 
+**How many fit.** The largest concurrency that keeps the targets:
+
+    N* = max { N : for every N' <= N  ITL(N') <= target and TTFT(N') <= target }        N whole, 1 to the slots
+
+The first N that breaks a target ends the search, so that an engine which fills up slowly never passes through a load
+that breaks it. With ``safe`` the upper end of the band is held against the target instead of the mean. The search
+doubles N until a target breaks and bisects the last octave; between the probes ITL and TTFT are taken as rising.
+
 What it leaves out: requests of different size share one mean, so a mix of a few very long prompts with short ones is
 seen too smooth; preemption; the correlation of phases when all clients start at once.
 
-Reference: mean value analysis of closed queueing networks (Reiser and Lavenberg, JACM 1980), with one batch server.
+Guards: O - 1 >= 1e-9; weights are relative to where the flows balance, which is the peak, and end at 1e-6 of it; beyond
+4,096 requests mean and variance come from the flows' balance and slope (exact where they are linear).
+
+References: mean value analysis of closed queueing networks (Reiser and Lavenberg, JACM 1980), with one batch server;
+finite-source queue with state-dependent service (Kleinrock, Queueing Systems I, 1975).
 """
 
 from __future__ import annotations
@@ -47,16 +75,212 @@ import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from .batch_steps import Batch, batch_of
 from .document import Target
-from .faults import REQUESTS_MAX, BadInputError, checked
-from .shape_table import Band
-from .step_model import Limits, StepModel
-from .step_phase import rest_of_step
-from .workload import Workload, made
+from .faults import REQUESTS_MAX, TOKENS_MAX, BadInputError, checked
+from .step_model import Band, Limits, StepModel
 
+CONCURRENCY_MAX = 4096
+"""Where the search for the largest concurrency ends."""
+_MS_MAX = 1e9
 _OUTLIER = 2.0
-_SINCE_MAX_US = 1e12
+_TAIL = 1e-6
+_SUMMED_MAX = 4096
+_DECODES_MIN = 1e-9
+
+made = tuple.__new__
+"""A named tuple from its fields in order, at a third of what its constructor costs."""
+
+
+class Workload(NamedTuple):
+    """Requests of one kind, checked: P, O, p = (1 - h) P with at least one token, and the mean context of a decode."""
+
+    prompt: float
+    output: float
+    uncached: float
+    context: float
+
+    @staticmethod
+    def of(prompt_tokens: object, output_tokens: object, prefix_hit: object) -> Workload:
+        """From numbers nobody has looked at yet."""
+        prompt = checked("prompt_tokens", prompt_tokens, 1.0, TOKENS_MAX)
+        output = checked("output_tokens", output_tokens, 1.0, TOKENS_MAX)
+        hit = checked("prefix_hit", prefix_hit, 0.0, 1.0)
+        uncached = prompt * (1.0 - hit)
+        return made(Workload, (prompt, output, uncached if uncached > 1.0 else 1.0, prompt + output / 2.0))
+
+    def kv_requests_max(self, kv_tokens: float) -> float:
+        """How many fit the KV cache: mean tokens held, and two standard deviations for the phases of all.
+
+        n (P + O/2) + 2 O sqrt(n / 12) <= K, solved for sqrt(n). Shared prefixes are counted each time: whether they
+        are held once is not known.
+        """
+        mean, spread = self.context, self.output / math.sqrt(12.0)
+        root = (math.sqrt(spread * spread + mean * kv_tokens) - spread) / mean
+        return root * root
+
+
+class Prefills:
+    """mu and pi of n requests; ``bound``: more prefills wait than there are tokens for. ``shares`` wants a whole n."""
+
+    __slots__ = ("_budget", "_decodes", "_tokens", "bound", "chunks", "requests", "room", "tokens_bound")
+
+    def __init__(self, requests: float, output: float, tokens: float, budget: float) -> None:
+        self.requests = requests
+        self.room = budget - (requests - 1.0)
+        self.chunks = math.ceil(tokens / self.room) if tokens > self.room else 1
+        decodes = output - 1.0
+        self._decodes = decodes if decodes > _DECODES_MIN else _DECODES_MIN
+        self._tokens = tokens
+        self._budget = budget
+        self.tokens_bound = (budget - requests) * (self.chunks + output - 1.0) / requests
+        self.bound = tokens > self.tokens_bound
+
+    def ended(self, j: float) -> float:
+        """mu_j."""
+        free, full = j / self.chunks, (self._budget - self.requests + j) / self._tokens
+        return full if full < free else free
+
+    def mean(self) -> float:
+        """Mean of i, where both flows balance."""
+        others, decodes = self.requests - 1.0, self._decodes
+        free = others * self.chunks / (self.chunks + decodes)
+        full = (others * self._tokens - (self._budget - self.requests) * decodes) / (self._tokens + decodes)
+        most = full if full > free else free
+        return others if others < most else most
+
+    def shares(self) -> list[tuple[float, float]]:
+        """Values of i with pi_i; of very many, three of equal mean and variance."""
+        if self.requests > _SUMMED_MAX:
+            return self._three(*self._diffusion())
+        last, start = int(self.requests) - 1, round(self.mean())
+        below, above = [], [(float(start), 1.0)]
+        weight = 1.0
+        for i in range(start + 1, last + 1):
+            weight *= self._ratio(i)
+            if weight < _TAIL:
+                break
+            above.append((float(i), weight))
+        weight = 1.0
+        for i in range(start, 0, -1):
+            weight /= self._ratio(i)
+            if weight < _TAIL:
+                break
+            below.append((i - 1.0, weight))
+        terms = below[::-1] + above
+        total = sum(weight for _, weight in terms)
+        return [(i, weight / total) for i, weight in terms]
+
+    def _ratio(self, i: int) -> float:
+        """Of pi_i to the one before it; it falls with i, so that pi has one peak, where both flows balance."""
+        return (self.requests - i) / (self._decodes * self.ended(i))
+
+    def _three(self, mean: float, variance: float) -> list[tuple[float, float]]:
+        half = math.sqrt(3.0 * variance)
+        low, high = max(0.0, mean - half), min(self.requests - 1.0, mean + half)
+        return [(low, 1.0 / 6.0), (mean, 2.0 / 3.0), (high, 1.0 / 6.0)]
+
+    def _diffusion(self) -> tuple[float, float]:
+        """Mean, and variance as flow ÷ slope there: as good as exact where flows are as good as linear."""
+        mean, decodes = self.mean(), self._decodes
+        slope = 1.0 / self.chunks if self.chunks * self.ended(mean) >= mean else 1.0 / self._tokens
+        return mean, (self.requests - 1.0 - mean) / decodes / (slope + 1.0 / decodes)
+
+
+class Batch(NamedTuple):
+    """Mean steps of one batch.
+
+    ``itl`` is a step that decodes wait for, ``prefill`` all of the ``k`` steps that a prefill takes. ``rest_us`` is
+    what is left of the step that an arrival meets, ``ahead_us`` the step that was scheduled behind it. ``pieces`` are
+    prefill tokens of the steps that were asked for.
+    """
+
+    itl: Band
+    prefill: Band
+    k: float
+    rest_us: float
+    ahead_us: float
+    prefill_bound: bool
+    pieces: tuple[float, ...]
+
+    def blended(self, other: Batch, part: float) -> Batch:
+        """``part`` of the way to the other."""
+
+        def between(a: float, b: float) -> float:
+            return a + part * (b - a)
+
+        def band_between(a: Band, b: Band) -> Band:
+            return between(a[0], b[0]), between(a[1], b[1]), between(a[2], b[2])
+
+        return Batch(
+            band_between(self.itl, other.itl),
+            band_between(self.prefill, other.prefill),
+            between(self.k, other.k),
+            between(self.rest_us, other.rest_us),
+            between(self.ahead_us, other.ahead_us),
+            self.prefill_bound or other.prefill_bound,
+            self.pieces,
+        )
+
+
+def batch_of(steps: StepModel, work: Workload, n: float, *, ahead: bool) -> Batch:
+    """The mean steps of n requests; ``ahead``: the engine hands over a step before the last one ended."""
+    whole = int(n)
+    batch = _whole_batch(steps, work, whole, ahead=ahead)
+    return batch.blended(_whole_batch(steps, work, whole + 1, ahead=ahead), n - whole) if n > whole else batch
+
+
+def _whole_batch(steps: StepModel, work: Workload, n: int, *, ahead: bool) -> Batch:
+    prefills = Prefills(n, work.output, work.uncached, steps.budget)
+    itl, prefill, k, rest_us = _cut(steps, work, n, work.uncached)
+    ahead_us = itl[0] if ahead and n > 1 else 0.0
+    if prefills.bound:
+        filled_itl, filled, _, filled_rest_us = _cut(steps, work, n, prefills.tokens_bound)
+        spare_us = max(filled[0] + filled_rest_us + (filled_itl[0] if ahead and n > 1 else 0.0) - prefill[0], 0.0)
+        rest_us = min(filled_rest_us, spare_us)
+        ahead_us = spare_us - rest_us
+    if steps.of_means:
+        pieces: tuple[float, ...] = (work.uncached * prefills.ended(prefills.mean()),)
+    else:
+        pieces = (work.uncached / k, 0.0) if work.output > 1.0 else (work.uncached / k,)
+    return made(Batch, (itl, prefill, k, rest_us, ahead_us, prefills.bound, pieces))
+
+
+def _cut(steps: StepModel, work: Workload, n: int, tokens: float) -> tuple[Band, Band, float, float]:
+    """ITL, k V, k, and what is left of the step that an arrival meets, with so many tokens to prefill in chunks."""
+    prefills = Prefills(n, work.output, tokens, steps.budget)
+    itl, prefill, k, rest_us = _sums(steps, prefills, tokens, work.context)
+    if prefills.chunks > 1:
+        full = (prefills.chunks - 1) * prefills.room
+        _, least, _, least_rest_us = _sums(steps, Prefills(n, work.output, full, steps.budget), full, work.context)
+        prefill, rest_us = max(prefill, least), max(rest_us, least_rest_us)
+    return itl, prefill, k, rest_us if n > 1 else 0.0
+
+
+def _sums(steps: StepModel, prefills: Prefills, tokens: float, context: float) -> tuple[Band, Band, float, float]:
+    """ITL, k V, k, and the mean rest of a step."""
+    n, table, factor = prefills.requests, steps.surface.rising, steps.mean_factor
+
+    def step(j: float) -> Band:
+        ended = prefills.ended(j)
+        started = min(j, math.ceil(prefills.chunks * ended))
+        return steps.band(table, tokens * ended, n - j + started, (n - j) * context)
+
+    low = high = middle = prefill_us = prefill_low = prefill_high = k = square = 0.0
+    following, following_times = -1.0, (0.0, 0.0, 0.0)
+    for j, share in prefills.shares():
+        times = following_times if j == following else step(j)
+        following, following_times = j + 1.0, step(j + 1.0)
+        k += (turns := share * following / prefills.ended(following))
+        middle += share * times[0]
+        low += share * times[1]
+        high += share * times[2]
+        prefill_us += turns * following_times[0]
+        prefill_low += turns * following_times[1]
+        prefill_high += turns * following_times[2]
+        square += share * times[0] * times[0]
+    rest_us = factor * square / (2.0 * middle) if middle > 0.0 else 0.0
+    itl = (middle * factor, low * factor, high * factor)
+    return itl, (prefill_us * factor, prefill_low * factor, prefill_high * factor), k, rest_us
 
 
 class Estimate(NamedTuple):
@@ -125,8 +349,8 @@ class ClosedLoop:
             slots, name = float(token_budget - 1), "token_budget"
         return slots, name
 
-    def estimate(self, work: Workload, concurrency: object, since_token_us: object = None) -> RequestEstimate:
-        """What ``concurrency`` requests in flight see; ``since_token_us``: TTFT and E2E of one that arrives then."""
+    def estimate(self, work: Workload, concurrency: object) -> RequestEstimate:
+        """What ``concurrency`` requests in flight see."""
         in_flight = checked("concurrency", concurrency, 1.0, REQUESTS_MAX)
         slots, name = self.slots(work)
         if slots < 1.0:
@@ -138,11 +362,6 @@ class ClosedLoop:
         queued = (in_flight - running) / running
         ttft, e2e = self._sums(work, at, running, queued)
         per_s = in_flight / e2e[0] * 1e6 if e2e[0] > 0.0 else 0.0
-        if since_token_us is not None:
-            since_us = checked("since_token_us", since_token_us, 0.0, _SINCE_MAX_US)
-            if at.rest_us and not queued:
-                rest = self._rest(work, at, running, since_us)
-                ttft, e2e = _with_rest(ttft, at, rest), _with_rest(e2e, at, rest)
         steps, held = self._steps, running * work.context * tokens / (at.k + tokens)
         outside = steps.outside(at.pieces[0], running, held)
         for piece in at.pieces[1:]:
@@ -150,19 +369,13 @@ class ClosedLoop:
         first, between, whole = made(Estimate, ttft), made(Estimate, itl), made(Estimate, e2e)
         usable = not steps.reasons
         if outside:
-            alone_us = steps.band(at.pieces[0], running, held)[0]
-            share = steps.spread_us(at.pieces[0], running, held) / max(alone_us, 1e-9)
+            share = steps.spread(at.pieces[0], running, held)
             first, between, whole = first.widened(share), between.widened(share), whole.widened(share)
             usable = steps.usable(outside, at.pieces[0], running, held)
         rates = (per_s, per_s * work.output)
         return made(
             RequestEstimate, (in_flight, running, first, between, whole, *rates, at.prefill_bound, outside, usable)
         )
-
-    def _rest(self, work: Workload, at: Batch, running: float, since_token_us: float) -> Band:
-        """What is left of the running step, so long after a token came back."""
-        outside_us = sum([time(work, running)[0] for time in self._before])
-        return rest_of_step(2.0 * at.rest_us, at.itl[0], since_token_us, outside_us)
 
     def _sums(self, work: Workload, at: Batch, running: float, queued: float) -> tuple[Band, Band]:
         """TTFT and E2E; ``queued``: requests that wait for a slot, in parts of those that run.
@@ -180,16 +393,13 @@ class ClosedLoop:
         for time in self._before:
             us, low, high = time(work, running)
             ttft, ttft_low, ttft_high = ttft + us, ttft_low + low, ttft_high + high
+        least_us = self._steps.surface.least_us(min(work.uncached, self._steps.budget))
+        ttft, ttft_high = max(ttft, least_us), max(ttft_high, least_us)
         e2e, e2e_low, e2e_high = ttft + decode, ttft_low + decode_low, ttft_high + decode_high
         if self._after is not None:
             us, low, high = self._after(work, running)
             e2e, e2e_low, e2e_high = e2e + us, e2e_low + low, e2e_high + high
         return (ttft, ttft_low, ttft_high), (e2e, e2e_low, e2e_high)
-
-
-def _with_rest(time: Band, at: Batch, rest: Band) -> Band:
-    """A time that counts the mean rest of a step, with what is left of this one."""
-    return time[0] - at.rest_us + rest[0], time[1] + rest[1], time[2] - 2.0 * at.rest_us + rest[2]
 
 
 def _request_time(target: Target | None, feature: str) -> Callable[[Workload, float], Band] | None:
@@ -212,3 +422,114 @@ def _request_time(target: Target | None, feature: str) -> Callable[[Workload, fl
         return (middle_us, low_us, high_us) if low_us >= 0.0 else (max(middle_us, 0.0), 0.0, max(high_us, 0.0))
 
     return time
+
+
+# ------------------------------------------------------------------- how many fit
+
+
+class Plan(NamedTuple):
+    """The answer of :meth:`tracefit.Config.plan`.
+
+    Attributes:
+        concurrency: the largest one that keeps the targets; 0 if not even one request does.
+        limit: what ends it: ``itl`` or ``ttft`` (compute: one more request breaks it), ``token_budget`` (prefills
+            fill every step), ``max_num_seqs``, ``kv_capacity``; ``none`` where the search ended because nobody said.
+        at: what requests see there (at 1 where the concurrency is 0).
+        curve: the same at 1, 2, 4, … and at ``concurrency``, up to twice as many.
+        sustains_rate: whether ``concurrency`` serves the rate that was asked for; None without a rate.
+        replicas: engines that the rate needs within the targets; None without a rate or without an answer.
+        at_rate: what requests see at that rate on one engine; None if one engine cannot serve it.
+    """
+
+    concurrency: int
+    limit: str
+    at: RequestEstimate
+    curve: tuple[RequestEstimate, ...]
+    sustains_rate: bool | None
+    replicas: int | None
+    at_rate: RequestEstimate | None
+
+
+class Slo(NamedTuple):
+    """Targets in microseconds, inf where there is none; ``safe`` holds the upper end against them."""
+
+    itl_us: float
+    ttft_us: float
+    safe: bool
+
+    def broken_by(self, at: RequestEstimate) -> str:
+        """Which target this load breaks, or nothing."""
+        itl_us = at.itl.high if self.safe else at.itl.us
+        ttft_us = at.ttft.high if self.safe else at.ttft.us
+        return "itl" if itl_us > self.itl_us else "ttft" if ttft_us > self.ttft_us else ""
+
+
+def planned(loop: ClosedLoop, work: Workload, itl_ms: object, ttft_ms: object, rate: object, *, safe: bool) -> Plan:
+    """The largest concurrency within the targets; ``rate`` is in requests per second."""
+    slo = Slo(_target_us("itl_ms", itl_ms), _target_us("ttft_ms", ttft_ms), safe)
+    wanted = None if rate is None else checked("rate", rate, 1e-9, 1e9)
+    slots, slot_limit = loop.slots(work)
+    if slots < 1.0:
+        raise BadInputError("prompt_tokens", f"not even one such request fits the engine ({slot_limit})")
+    end = int(min(slots, CONCURRENCY_MAX))
+    points: dict[int, RequestEstimate] = {}
+
+    def at(n: int) -> RequestEstimate:
+        if n not in points:
+            points[n] = loop.estimate(work, n)
+        return points[n]
+
+    best = _largest(at, slo, end)
+    limit = slot_limit if best == end and slots < CONCURRENCY_MAX + 1 else "none"
+    if best < end:
+        limit = "token_budget" if at(best + 1).prefill_bound else slo.broken_by(at(best + 1))
+    here = at(max(best, 1))
+    sizes = sorted({*_doubling(min(end, max(2 * best, 8))), max(best, 1)})
+    served = replicas = crowd = None
+    if wanted is not None:
+        served = best > 0 and here.requests_per_s >= wanted
+        replicas = math.ceil(wanted / here.requests_per_s) if best > 0 and here.requests_per_s > 0.0 else None
+        crowd = _at_rate(loop, work, wanted, end)
+    return Plan(best, limit, here, tuple(at(n) for n in sizes), served, replicas, crowd)
+
+
+def _target_us(name: str, value: object) -> float:
+    return math.inf if value is None else 1e3 * checked(name, value, 1e-6, _MS_MAX)
+
+
+def _largest(at: Callable[[int], RequestEstimate], slo: Slo, end: int) -> int:
+    """The last whole N before the first that breaks a target."""
+    good, n = 0, 1
+    while not slo.broken_by(at(n)):
+        good = n
+        if n == end:
+            return end
+        n = min(2 * n, end)
+    bad = n
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if slo.broken_by(at(middle)):
+            bad = middle
+        else:
+            good = middle
+    return good
+
+
+def _doubling(end: int) -> list[int]:
+    return [1 << power for power in range(end.bit_length()) if 1 << power <= end] + [end]
+
+
+def _at_rate(loop: ClosedLoop, work: Workload, rate: float, end: int) -> RequestEstimate | None:
+    """The load at which one engine finishes ``rate`` requests per second; None if it never does."""
+    if loop.estimate(work, end).requests_per_s < rate:
+        return None
+    low, high = 1.0, float(end)
+    if loop.estimate(work, low).requests_per_s >= rate:
+        return loop.estimate(work, low)
+    for _ in range(24):
+        middle = 0.5 * (low + high)
+        if loop.estimate(work, middle).requests_per_s < rate:
+            low = middle
+        else:
+            high = middle
+    return loop.estimate(work, high)

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import overload
 
-from .capacity import Plan
-from .capacity import plan as planned
-from .closed_loop import ClosedLoop, RequestEstimate
+from .closed_loop import ClosedLoop, Plan, RequestEstimate, Workload, planned
 from .document import Coefficient, ConfigDocument, Target
-from .evidence import STEP_TIME, caveats_of, computable_model
-from .faults import NoCoefficientsError, checked
-from .step_model import Limits, Prediction, Predictions, StepModel
-from .workload import Workload
+from .faults import BadInputError, NoCoefficientsError, checked
+from .step_model import STEP_TIME, Limits, Prediction, Predictions, StepModel, caveats_of, computable_model
 
 _LIMIT_MAX = 1e12
 """No engine holds more of anything."""
@@ -30,6 +26,7 @@ class Config:
         targets: everything published about each kind of time, ``step_time`` above all.
         engines: how many share these coefficients; ``telemetry``: how good their signals are.
         mixture_of_experts: the model is one, so that nothing is usable beyond the batches that were seen.
+        prefix_hits_hidden: its telemetry does not tell prefix hits, so usual ones are in the price of a prompt's token.
         last_heard_unix_nano: when the newest telemetry of its engines was made, 0 where nobody said.
     """
 
@@ -42,6 +39,7 @@ class Config:
         self.engines = described.engines
         self.telemetry = described.telemetry
         self.mixture_of_experts = described.mixture_of_experts
+        self.prefix_hits_hidden = described.prefix_hits_hidden
         self.last_heard_unix_nano = described.last_heard_unix_nano
         self._described = described
         self._steps: StepModel | None = None
@@ -80,7 +78,7 @@ class Config:
         try:
             return self._model().reasons
         except NoCoefficientsError as error:
-            return (*self._described.doubts, str(error))
+            return self._described.doubts or (str(error),)
 
     def caveats(self, extrapolated: Collection[str]) -> tuple[str, ...]:
         """Why an answer with this ``extrapolated`` is not usable whatever the coefficients, one clause each."""
@@ -169,7 +167,6 @@ class Config:
         output_tokens: float,
         concurrency: float = 1,
         prefix_hit: float = 0.0,
-        since_token_us: float | None = None,
     ) -> RequestEstimate:
         """TTFT, ITL and E2E of equal requests when ``concurrency`` of them are in flight all the time.
 
@@ -177,15 +174,13 @@ class Config:
             prompt_tokens: mean length of the prompt, cached or not.
             output_tokens: mean length of the answer.
             concurrency: in flight, this one included; need not be whole.
-            prefix_hit: share of the prompt found in the prefix cache, 0 to 1.
-            since_token_us: at the arrival of one request, microseconds since the engine's last token of anybody came
-                back: TTFT and E2E are then that request's. None: the mean over all arrivals.
+            prefix_hit: share of the prompt found in the prefix cache, 0 to 1; 0 where ``prefix_hits_hidden``.
 
         Raises:
             BadInputError, NoCoefficientsError: as :meth:`step_time`.
         """
-        work = Workload.of(prompt_tokens, output_tokens, prefix_hit)
-        return self._closed_loop().estimate(work, concurrency, since_token_us)
+        work = self._workload(prompt_tokens, output_tokens, prefix_hit)
+        return self._closed_loop().estimate(work, concurrency)
 
     def plan(
         self,
@@ -206,14 +201,24 @@ class Config:
             itl_ms: target for the mean time between tokens; None for no target.
             ttft_ms: target for the mean time to the first token; None for no target.
             rate: requests per second that should be served.
-            prefix_hit: share of the prompt found in the prefix cache, 0 to 1.
+            prefix_hit: share of the prompt found in the prefix cache, 0 to 1; 0 where ``prefix_hits_hidden``.
             safe: hold the upper end of the band against the targets.
 
         Raises:
             BadInputError, NoCoefficientsError: as :meth:`step_time`.
         """
-        work = Workload.of(prompt_tokens, output_tokens, prefix_hit)
+        work = self._workload(prompt_tokens, output_tokens, prefix_hit)
         return planned(self._closed_loop(), work, itl_ms, ttft_ms, rate, safe=safe)
+
+    def _workload(self, prompt_tokens: object, output_tokens: object, prefix_hit: object) -> Workload:
+        work = Workload.of(prompt_tokens, output_tokens, prefix_hit)
+        if self.prefix_hits_hidden and prefix_hit:
+            raise BadInputError(
+                "prefix_hit",
+                "the telemetry of this configuration hides prefix hits, so the usual ones are in the price of a "
+                "prompt's token already; ask without it",
+            )
+        return work
 
     def _model(self) -> StepModel:
         if self._steps is None:

@@ -82,9 +82,8 @@ class Target(NamedTuple):
     ``factors`` are the shape factors by cell name, all 1 while they are not ``factors_applied``; ``factor_rows`` and
     ``usual_work`` the rows behind each and their mean work, where told; ``mean_factor`` is mean ÷ robust fit;
     ``step_ahead_us``, the part of the intercept that is a step scheduled ahead; ``context_us_per_token``, what a token
-    of decode context costs among steps of about one size, None where nobody said; ``tile``, tokens of the tiles that
-    steps with prefill are padded to, 0 where nobody said; ``usual_padding``, by how many the steps of a cell were;
-    ``in_flight``, what the time grows by with the requests in flight, None where it does not.
+    of decode context costs among steps of about one size, None where nobody said; ``in_flight``, what the time
+    grows by with the requests in flight, None where it does not.
     """
 
     name: str
@@ -100,8 +99,6 @@ class Target(NamedTuple):
     usual_work: Mapping[str, UsualWork] = _NO_WORK
     context_us_per_token: float | None = None
     in_flight: InFlight | None = None
-    tile: int = 0
-    usual_padding: Mapping[str, float] = _NO_ROWS
     factors_applied: bool = True
 
 
@@ -110,7 +107,9 @@ class ConfigDocument(NamedTuple):
 
     ``scheduled_ahead``: its engines hand over a step before the last one ended. ``doubts``: why nothing it answers
     should be used, one clause each. ``mixture_of_experts``: its model is one. ``last_heard_unix_nano``: when the newest
-    telemetry of its engines was made, 0 where nobody said.
+    telemetry of its engines was made, 0 where nobody said. ``replaced``: its server sends another configuration now.
+    ``prefix_hits_hidden``: its telemetry counts prompt tokens that were never computed, so that a coefficient is the
+    price of one that was sent.
     """
 
     config_id: str
@@ -123,6 +122,8 @@ class ConfigDocument(NamedTuple):
     doubts: tuple[str, ...] = ()
     mixture_of_experts: bool = False
     last_heard_unix_nano: int = 0
+    replaced: bool = False
+    prefix_hits_hidden: bool = False
 
 
 class Document(NamedTuple):
@@ -190,6 +191,8 @@ def _config(tree: Any) -> ConfigDocument:
         tuple(printable(str(each)) for each in _list(tree.get("doubts") or [], f"{config_id}.doubts")),
         tree.get("mixture_of_experts") is True,
         _whole(tree, "last_heard_unix_nano"),
+        bool(_text(tree, "replaced_by")),
+        tree.get("prefix_hits_hidden") is True,
     )
 
 
@@ -223,12 +226,6 @@ def _target(name: str, tree: Any, where: str) -> Target:
         },
         None if tree.get("context_us_per_token") is None else _positive(tree, "context_us_per_token", where),
         _in_flight(tree.get("in_flight"), f"{where}.in_flight"),
-        0 if tree.get("tile") is None else _whole(tree, "tile"),
-        {
-            cell: padding
-            for cell, each in shapes.items()
-            if (padding := _maybe(each, "padding", f"{where}.shape_factors.{cell}")) is not None
-        },
         tree.get("shape_factors_applied") is not False,
     )
 

@@ -1,15 +1,35 @@
-"""A snapshot: where it comes from, whether there is a newer one, and its configurations."""
+"""A snapshot: where it comes from, whether there is a newer one, and its configurations.
+
+A server may hang, drip, redirect in a circle, answer with a page for people or never stop sending. Whatever it does,
+:func:`load` returns or raises within ``timeout_s`` (a timer shuts the socket, because a socket's own timeout begins
+anew with every byte), and holds at most 64 MiB. Proxies of the environment are not asked: a sidecar is in the cluster.
+A token is never sent to another host than the one it was given for, nor after a redirect from https to http.
+"""
 
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING, NamedTuple
 
 from .changes import Diff, compared
 from .configured import Config
 from .document import Document, parse
 from .faults import LoadError, checked
-from .fetching import BYTES_MAX, fetch, is_url, read_file
 from .selection import find_config, names_of
+
+if TYPE_CHECKING:
+    from http.client import HTTPConnection, HTTPResponse
+
+BYTES_MAX = 64 * 2**20
+REDIRECTS_MAX = 3
+_CHUNK_BYTES = 2**16
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_REFUSALS = {
+    401: "wants a token (token=…)",
+    403: "refuses this token",
+    404: "has no snapshot there (its path is /snapshot)",
+    503: "has learned nothing yet; try again when it has seen load",
+}
 
 
 class Snapshot:
@@ -26,7 +46,9 @@ class Snapshot:
         self.created_unix_nano = document.created_unix_nano
         self.tracefit_version = document.tracefit_version
         self._heard_unix_nano = [each.last_heard_unix_nano for each in document.configs]
-        names = names_of([(each.config_id, each.facts) for each in document.configs], self._heard_unix_nano)
+        self._replaced = [each.replaced for each in document.configs]
+        identities = [(each.config_id, each.facts) for each in document.configs]
+        names = names_of(identities, self._heard_unix_nano, self._replaced)
         self.configs: tuple[Config, ...] = tuple(
             Config(described, name=name) for described, name in zip(document.configs, names, strict=True)
         )
@@ -49,7 +71,8 @@ class Snapshot:
     def config(self, config_id: str = "", *, model: str = "", gpu: str = "") -> Config:
         """The only configuration that fits; where several do, the only one of them whose engine is alive.
 
-        One is alive unless another one that fits was heard of more than ten minutes later.
+        One is alive unless its server sends another configuration now, or another one that fits was heard of more than
+        ten minutes later.
 
         Args:
             config_id: the whole, the beginning, or what people call it, like ``llama h100``, ``8B · H100 · TP 2`` or
@@ -61,8 +84,9 @@ class Snapshot:
             NotFoundError: none fits, or several that are alive; it lists them.
         """
         identities = [(each.config_id, each.facts) for each in self.configs]
-        heard = self._heard_unix_nano
-        return self.configs[find_config(identities, config_id, model=model, gpu=gpu, heard_unix_nano=heard)]
+        heard, replaced = self._heard_unix_nano, self._replaced
+        index = find_config(identities, config_id, model=model, gpu=gpu, heard_unix_nano=heard, replaced=replaced)
+        return self.configs[index]
 
     def diff(self, other: Snapshot) -> Diff:
         """What changed from this one to ``other``; see :class:`Diff`."""
@@ -119,3 +143,178 @@ def load(source: str | bytes | os.PathLike[str], *, token: str | None = None, ti
     if not where:
         raise LoadError("a snapshot is read from a path, a URL or bytes, and this is an empty text")
     return _Source(where, token, timeout_s).load(None)
+
+
+# ------------------------------------------------------------------- bytes from a path or a URL
+
+
+class Fetched(NamedTuple):
+    """Bytes with what tells later whether they changed; ``data`` is None when they have not."""
+
+    data: bytes | None
+    tag: str
+
+
+def is_url(source: str) -> bool:
+    """Whether a string names something to ask, be it of a kind that cannot be asked."""
+    scheme, colon, _ = source.partition("://")
+    return bool(colon) and scheme.isalnum()
+
+
+def read_file(path: str, tag: str = "") -> Fetched:
+    """A snapshot file; ``tag`` of an earlier read gives no data if the file is still the same."""
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 - pathlib costs a third of the import budget
+            status = os.fstat(file.fileno())
+            now = f"{status.st_dev}:{status.st_ino}:{status.st_mtime_ns}:{status.st_size}"
+            if now == tag:
+                return Fetched(None, tag)
+            data = file.read(BYTES_MAX + 1)
+    except OSError as error:
+        raise LoadError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise LoadError(f"cannot read {path!r}: {error}") from None
+    if len(data) > BYTES_MAX:
+        raise LoadError(f"{path} is larger than {BYTES_MAX >> 20} MiB, which no snapshot is")
+    return Fetched(data, now)
+
+
+def fetch(url: str, *, token: str | None = None, tag: str = "", timeout_s: float = 10.0) -> Fetched:
+    """A snapshot over HTTP; ``tag`` is the ETag of what is already there.
+
+    Raises:
+        LoadError: with one sentence that names the URL and what it did.
+    """
+    import time  # noqa: PLC0415 - who loads files should not pay for the network
+
+    deadline_s = time.monotonic() + timeout_s
+    origin = _parts(url)[:3]
+    target = url
+    for _ in range(REDIRECTS_MAX + 1):
+        remaining_s = deadline_s - time.monotonic()
+        if remaining_s <= 0:
+            break
+        same = _parts(target)[:3] == origin
+        answer = _ask(target, token if same else None, tag, remaining_s)
+        if isinstance(answer, Fetched):
+            return answer
+        if token and _parts(answer)[:3] != origin:
+            raise LoadError(f"{url} redirects to another host, which the token is not for")
+        target = answer
+    else:
+        raise LoadError(f"{url} redirects more than {REDIRECTS_MAX} times")
+    raise LoadError(f"{url} did not answer within {timeout_s:g} s")
+
+
+def _parts(url: str) -> tuple[str, str, int, str]:
+    """Scheme, host, port and what to ask for; /snapshot where only a host is named."""
+    from urllib.parse import urlsplit  # noqa: PLC0415
+
+    try:
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        host = parts.hostname or ""
+    except ValueError as error:
+        raise LoadError(f"{url!r} is no URL: {error}") from None
+    if parts.scheme not in ("http", "https") or not host or not url.isascii() or any(c <= " " for c in url):
+        raise LoadError(f"{url!r} is no http:// or https:// URL")
+    path = parts.path if parts.path not in ("", "/") else "/snapshot"
+    return parts.scheme, host, port, path + (f"?{parts.query}" if parts.query else "")
+
+
+def _ask(url: str, token: str | None, tag: str, timeout_s: float) -> Fetched | str:
+    """One request: what was fetched, or where it is said to be."""
+    from http.client import HTTPConnection, HTTPException, HTTPSConnection  # noqa: PLC0415
+
+    scheme, host, port, path = _parts(url)
+    make = HTTPSConnection if scheme == "https" else HTTPConnection
+    headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    if tag:
+        headers["If-None-Match"] = tag
+    connection = make(host, port, timeout=timeout_s)
+    watch = _Watch(connection, timeout_s)
+    try:
+        connection.connect()
+        watch.start()
+        connection.request("GET", path, headers=headers)
+        with connection.getresponse() as response:
+            answer = _read_answer(url, response, tag)
+        if watch.fired:  # a shut socket looks like the end of the answer
+            raise TimeoutError
+    except (OSError, HTTPException, ValueError, LoadError) as error:
+        if watch.fired or isinstance(error, TimeoutError):
+            raise LoadError(f"{url} did not answer within {timeout_s:.3g} s") from None
+        if isinstance(error, LoadError):
+            raise
+        raise LoadError(f"{url} cannot be asked: {_sentence(error)}") from None
+    finally:
+        watch.stop()
+        connection.close()
+    return answer
+
+
+class _Watch:
+    """Shuts the socket when the time is over."""
+
+    def __init__(self, connection: HTTPConnection, timeout_s: float) -> None:
+        import threading  # noqa: PLC0415
+
+        self.fired = False
+        self._connection = connection
+        self._timer = threading.Timer(timeout_s, self._fire)
+        self._timer.daemon = True
+
+    def start(self) -> None:
+        self._socket = self._connection.sock
+        self._timer.start()
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _fire(self) -> None:
+        import socket  # noqa: PLC0415
+
+        self.fired = True
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            self._socket.close()
+
+
+def _read_answer(url: str, response: HTTPResponse, tag: str) -> Fetched | str:
+    from http import HTTPStatus  # noqa: PLC0415
+
+    if response.status == HTTPStatus.NOT_MODIFIED and tag:
+        return Fetched(None, tag)
+    if response.status in _REDIRECTS:
+        from urllib.parse import urljoin  # noqa: PLC0415
+
+        location = response.getheader("Location")
+        if not location:
+            raise LoadError(f"{url} redirects to nowhere")
+        return urljoin(url, location)
+    if response.status != HTTPStatus.OK:
+        raise LoadError(f"{url} {_REFUSALS.get(response.status, f'answers with status {response.status}')}")
+    kind = (response.getheader("Content-Type") or "").lower()
+    if "html" in kind:
+        raise LoadError(f"{url} is a page for people, not a snapshot (its path is /snapshot)")
+    length = response.getheader("Content-Length") or ""
+    too_big = f"{url} sends more than {BYTES_MAX >> 20} MiB, which no snapshot is"
+    if length.isdigit() and int(length) > BYTES_MAX:
+        raise LoadError(too_big)
+    data = bytearray()
+    while chunk := response.read1(_CHUNK_BYTES):
+        data += chunk
+        if len(data) > BYTES_MAX:
+            raise LoadError(too_big)
+    if length.isdigit() and len(data) < int(length):
+        raise ConnectionError("the answer broke off")
+    return Fetched(bytes(data), response.getheader("ETag") or "")
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return str(error) or type(error).__name__

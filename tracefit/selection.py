@@ -1,9 +1,10 @@
 """Which configuration is meant: by the beginning of its id, or by what people call it, ``model · GPU · TP n``.
 
 Where several fit, those whose engines are alive are meant. A snapshot also holds what was learned of engines that are
-gone: after a restart of vLLM with another flag the old configuration stands beside the new one for good. Nobody says
-that an engine ends. What tells is silence: a configuration is silent if another one that fits was heard of more than
-``SILENT_NS`` later. No clock is read, so the same snapshot always gives the same answer.
+gone: after a restart of vLLM with another flag the old configuration stands beside the new one for good. Where both
+ran on one machine, the snapshot says that the new one has replaced it. Else silence tells: a configuration is silent if
+another one that fits was heard of more than ``SILENT_NS`` later. No clock is read, so the same snapshot always gives
+the same answer.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ def find_config(
     model: str = "",
     gpu: str = "",
     heard_unix_nano: Sequence[int] = (),
+    replaced: Sequence[bool] = (),
 ) -> int:
     """Index of the only configuration that fits, or of the only one of them that is alive.
 
@@ -62,6 +64,7 @@ def find_config(
         model: a part of the model's name; the whole name of one leaves out those that only begin so.
         gpu: a part of the GPU's name.
         heard_unix_nano: when each was last heard of, 0 where nobody knows; without it, who is alive is not known.
+        replaced: whether the server of each sends another one now.
 
     Raises:
         NotFoundError: none fits, or several; it lists them.
@@ -71,7 +74,7 @@ def find_config(
         for index, (_, facts) in enumerate(identities)
         if model.lower() in _fact(facts, "model") and gpu.lower() in _fact(facts, "gpu")
     ]
-    names = names_of(identities, heard_unix_nano)
+    names = names_of(identities, heard_unix_nano, replaced)
     fitting = [index for index in named if identities[index][0].startswith(which)]
     words = [model.lower()] if model else []
     if which and not fitting:
@@ -81,8 +84,8 @@ def find_config(
         index for index in fitting if identities[index][0] == which or _fact(identities[index][1], "model") in words
     ]
     fitting = exact or fitting
-    silent = _silent({index: heard_unix_nano[index] for index in fitting} if heard_unix_nano else {})
-    alive = [index for index in fitting if index not in silent]
+    silent = _silent({index: heard_unix_nano[index] for index in fitting} if heard_unix_nano else {}, replaced)
+    alive = [index for index in fitting if index not in silent] or fitting
     if len(alive) == 1:
         return alive[0]
     order = sorted(range(len(identities)), key=lambda index: index not in alive)
@@ -93,20 +96,24 @@ def find_config(
     raise NotFoundError(f"{how}{asked}; the snapshot has {listed or 'none'}{more}", several=bool(fitting))
 
 
-def names_of(identities: Sequence[Identity], heard_unix_nano: Sequence[int] = ()) -> list[str]:
+def names_of(
+    identities: Sequence[Identity], heard_unix_nano: Sequence[int] = (), replaced: Sequence[bool] = ()
+) -> list[str]:
     """What people call each: model, GPU, TP; then what tells it from others of that name, since when it is silent."""
-    apart = told_apart(identities, heard_unix_nano)
+    apart = told_apart(identities, heard_unix_nano, replaced)
     return [", ".join((_spoken(facts), *more)) for (_, facts), more in zip(identities, apart, strict=True)]
 
 
-def told_apart(identities: Sequence[Identity], heard_unix_nano: Sequence[int] = ()) -> list[tuple[str, ...]]:
+def told_apart(
+    identities: Sequence[Identity], heard_unix_nano: Sequence[int] = (), replaced: Sequence[bool] = ()
+) -> list[tuple[str, ...]]:
     """What tells each from others of one model, GPU and TP, and since when it is silent."""
     spoken = [_spoken(facts) for _, facts in identities]
     alike: dict[str, list[Mapping[str, object]]] = {}
     for name, (_, facts) in zip(spoken, identities, strict=True):
         alike.setdefault(name, []).append(facts)
     telling = {name: _telling(every) for name, every in alike.items()}
-    silent = _silent(dict(enumerate(heard_unix_nano)))
+    silent = _silent(dict(enumerate(heard_unix_nano)), replaced)
     return [
         (
             *(_TELLING[key].format(facts[key]) for key in telling[name] if key in facts),
@@ -122,9 +129,10 @@ def _telling(alike: Sequence[Mapping[str, object]]) -> list[str]:
     return list(itertools.islice(differing, _DIFFERENCES_MAX))
 
 
-def _silent(heard_unix_nano: Mapping[int, int]) -> set[int]:
+def _silent(heard_unix_nano: Mapping[int, int], replaced: Sequence[bool]) -> set[int]:
     newest = max(heard_unix_nano.values(), default=0)
-    return {index for index, heard in heard_unix_nano.items() if heard and newest - heard > SILENT_NS}
+    gone = {index for index in heard_unix_nano if index < len(replaced) and replaced[index]}
+    return gone | {index for index, heard in heard_unix_nano.items() if heard and newest - heard > SILENT_NS}
 
 
 def _minute(unix_nano: int) -> str:

@@ -1,15 +1,16 @@
-"""What a step costs: coefficients times work, times the factor of the step's shape, with a band.
+"""What a step costs, with a band, and whether that may be bet on.
 
-    us   = (b0 + bP P + bC C + bn n) · F(cell)         P prefill tokens, C tokens of decode context, n requests
-    low  = us · p10(stratum) - 1.28 s                  high = us · p90(stratum) + 1.28 s
-    s    = F sqrt(sum_j (x_j stderr_j)^2) outside of what was seen, 0 inside
+    us   = T(P, n) + s C                               shapes.py: what steps of such a shape took, or the coefficients
+    low  = us · p10(stratum) - 1.28 w us               high = us · p90(stratum) + 1.28 w us
+    w    = sqrt(sum_j (x_j stderr_j)^2) / x beta       outside of what was seen, 0 inside
 
-Microseconds. p10 and p90 are measured: eighty per cent of the steps of that stratum fell between them, so inside of
-what was seen nothing has to be added. Outside, the errors of the coefficients count as well; their covariance is not
-published, so they are added as if independent, which is more than the truth where two columns stand in for each other.
+Microseconds; P prefill tokens, C tokens of decode context, n requests. p10 and p90 are measured: eighty per cent of the
+steps of that stratum fell between them, so inside of what was seen nothing has to be added. Outside, the errors of the
+coefficients count as well; they are added as if independent, which is more than the truth where two columns stand in
+for each other.
 
-``portable`` is used, the set that every consumer can compute. A cell without a factor has F = 1; a stratum without an
-interval has the pooled one. Guards: ``low <= us <= high``, and ``low >= 0``.
+``portable`` is used, the set that every consumer can compute. A stratum without an interval has the pooled one. Guards:
+``low <= us <= high``, and ``low >= 0``.
 """
 
 from __future__ import annotations
@@ -17,20 +18,31 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from functools import cache
 from operator import mul
 from typing import NamedTuple, cast, overload
 
-from .document import ConfigDocument
-from .evidence import FEATURES, STEP_TIME, caveats_of, computable_model, doubts_of, of_means, visited_strata
+from .document import ConfigDocument, Model, Target
 from .faults import REQUESTS_MAX, TOKENS_MAX, BadInputError, NoCoefficientsError, checked
-from .near_steps import NearSteps
-from .shape_table import STRIDE, Band, ShapeTable
-from .shapes import TOKEN_CLASSES, stratum_name, token_class
+from .shapes import STRIDE, StepSurface, StepTable, piece_of, stratum_name, stratum_of_cell
 
+STEP_TIME = "step_time"
+FEATURES = ("intercept", "prefill_tokens", "decode_context_tokens", "requests")
+BEYOND_SEEN_BATCHES = (
+    "the model is a mixture of experts: larger batches touch more experts, which no coefficient counts, so nothing is "
+    "usable beyond the batches that were seen"
+)
+"""What is said of answers and files of such a model, until its form has a column for experts."""
+_OF_THE_BATCH = frozenset({"requests", "shape"})
+_MEANS_OF_STEPS = ("journeys", "requests", "metrics")
+_ROWS_MIN = 256
+_MEDIAN_APE_MAX = 0.25
 _NORMAL_P90 = 1.2816
-_CLASSES_END = 8192
+_PIECES_END = 8192
 _ASKED = (*FEATURES[1:], "shape", "max_num_seqs", "max_num_batched_tokens")
 """What an answer may lie outside of, in the order of ``StepModel.outside``."""
+Band = tuple[float, float, float]
+"""Microseconds in the middle, below and above."""
 
 
 class Prediction(NamedTuple):
@@ -95,27 +107,6 @@ class StepModel:
         NoCoefficientsError: there is nothing that this client can predict with.
     """
 
-    __slots__ = (
-        "_bounds",
-        "_classes",
-        "_interval",
-        "_shapes",
-        "_strata",
-        "_sureness",
-        "_visits",
-        "budget",
-        "coefficients",
-        "limits",
-        "mean_factor",
-        "mixture_of_experts",
-        "model",
-        "near",
-        "of_means",
-        "reasons",
-        "requests_max",
-        "target",
-    )
-
     def __init__(self, config: ConfigDocument, limits: Limits) -> None:
         if config.quarantined:
             raise NoCoefficientsError(f"configuration {config.config_id} is quarantined: {config.quarantined}")
@@ -134,15 +125,12 @@ class StepModel:
         self.of_means = of_means(config.telemetry)
         self.mixture_of_experts = config.mixture_of_experts
         self.mean_factor = 1.0 if self.of_means else min(max(target.mean_factor, 0.5), 2.0)
-        self._interval = target.interval
         self._strata = visited_strata(target, config.telemetry)
         self._visits: dict[int, bool] = {}
         seen = {} if target.seen is None else target.seen.features
         self._bounds = [seen.get(name, (-math.inf, math.inf)) for name in FEATURES[1:]]
         self.reasons = (*config.doubts, *doubts_of(self.model))
-        self._shapes = ShapeTable(target)
-        self.near = NearSteps(target, self.coefficients, of_means=self.of_means)
-        self._classes = _classes_table()
+        self.surface = StepSurface(target, self.coefficients, of_means=self.of_means)
 
     # ---------------------------------------------------------------- one step
 
@@ -151,18 +139,23 @@ class StepModel:
         prefill = checked("prefill_tokens", prefill_tokens, 0.0, TOKENS_MAX)
         batch = checked("requests", requests, 0.0, REQUESTS_MAX)
         context = checked("decode_context_tokens", decode_context_tokens, 0.0, TOKENS_MAX)
-        us, low, high = self.band(prefill, batch, context)
+        us, low, high = self.band(self.surface.steps, prefill, batch, context)
         outside = self.outside(prefill, batch, context)
         if outside:
-            spread_us = self.spread_us(prefill, batch, context)
+            spread_us = us * self.spread(prefill, batch, context)
             low, high = max(0.0, low - spread_us), high + spread_us
         return Prediction(us, low, high, outside, self.usable(outside, prefill, batch, context))
 
-    def band(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> Band:
-        """us, low and high of one step inside of what was seen; the numbers are trusted."""
-        b0, b_prefill, b_context, b_requests = self.coefficients
-        factor, p10, p90 = self._shapes[STRIDE * round(requests) + token_class(prefill_tokens)]
-        us = (b0 + b_prefill * prefill_tokens + b_context * decode_context_tokens + b_requests * requests) * factor
+    def band(self, table: StepTable, prefill_tokens: float, requests: float, decode_context_tokens: float) -> Band:
+        """us, low and high of one step of either table of ``surface``; the numbers are trusted."""
+        whole, piece = int(requests), piece_of(prefill_tokens)
+        least, base, per_token, p10, p90 = table[STRIDE * whole + piece]
+        us = base + per_token * prefill_tokens
+        us = max(us, least)
+        if requests > whole:
+            least, base, per_token, *_ = table[STRIDE * whole + STRIDE + piece]
+            us += (requests - whole) * (max(base + per_token * prefill_tokens, least) - us)
+        us += self.surface.context_us * decode_context_tokens
         return us, us * p10, us * p90
 
     def outside(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> tuple[str, ...]:
@@ -185,12 +178,12 @@ class StepModel:
             self._visits[key] = stratum_name(prefill_tokens, requests) in self._strata
         return self._visits[key]
 
-    def spread_us(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> float:
-        """1.28 standard errors of the sum, as if the coefficients' errors were independent."""
+    def spread(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> float:
+        """1.28 standard errors of the sum in parts of it, as if the coefficients' errors were independent."""
         work = (1.0, prefill_tokens, decode_context_tokens, requests)
         variance = sum([(work[index] * stderr) ** 2 for index, stderr, _ in self._sureness])
-        factor = self._shapes[STRIDE * round(requests) + token_class(prefill_tokens)][0]
-        return _NORMAL_P90 * factor * math.sqrt(variance)
+        by_coefficients_us: float = sum(map(mul, self.coefficients, work))
+        return _NORMAL_P90 * math.sqrt(variance) / max(by_coefficients_us, 1e-9)
 
     def usable(self, outside: Collection[str], prefill: float, requests: float, context: float) -> bool:
         """Inside of what was seen the sum carries; outside every term that makes up a tenth must be identified.
@@ -213,44 +206,28 @@ class StepModel:
             (prefill_tokens, requests, decode_context_tokens),
             ("prefill_tokens", "requests", "decode_context_tokens"),
         )
-        b0, b_prefill, b_context, b_requests = self.coefficients
-        shapes, classes = self._shapes, self._classes
+        table, context_us = self.surface.steps, self.surface.context_us
         whole = isinstance(sum(batch), int) and isinstance(sum(prefill), int)  # one float makes the sum a float
-        if whole and (not prefill or max(prefill) < _CLASSES_END):
-            pairs = cast("Iterable[tuple[int, int]]", zip(batch, prefill, strict=True))
-            keys = [shapes[STRIDE * n + classes[p]] for n, p in pairs]
-        else:
-            keys = [shapes[STRIDE * round(n) + token_class(p)] for n, p in zip(batch, prefill, strict=True)]
+        if not whole or (prefill and max(prefill) >= _PIECES_END):
+            bands = [self.band(table, *step) for step in zip(prefill, batch, context, strict=True)]
+            us, low, high = ([each[end] for each in bands] for end in range(3))
+            return Predictions(self, (prefill, batch, context), us, low, high)
+        pieces = _pieces()
+        pairs = cast("Iterable[tuple[int, int]]", zip(batch, prefill, strict=True))
+        lines = [table[STRIDE * n + pieces[p]] for n, p in pairs]
         us = [
-            (b0 + b_prefill * p + b_context * c + b_requests * n) * shape[0]
-            for p, n, c, shape in zip(prefill, batch, context, keys, strict=True)
+            (rest if (rest := line[1] + line[2] * p) > line[0] else line[0]) + context_us * c
+            for line, p, c in zip(lines, prefill, context, strict=True)
         ]
-        low = [each * shape[1] for each, shape in zip(us, keys, strict=True)]
-        high = [each * shape[2] for each, shape in zip(us, keys, strict=True)]
+        low = [each * line[3] for each, line in zip(us, lines, strict=True)]
+        high = [each * line[4] for each, line in zip(us, lines, strict=True)]
         return Predictions(self, (prefill, batch, context), us, low, high)
 
 
-def _classes_table() -> bytes:
-    """Class of every number of prefill tokens below 8192; classes are ranges, so made range by range."""
-    if not _CLASSES:
-        start = 0
-        while start < _CLASSES_END:
-            this = token_class(start)
-            stop = next(t for t in _edges(start) if token_class(t) != this)
-            _CLASSES.extend(bytes([this]) * (min(stop, _CLASSES_END) - start))
-            start = stop
-    return bytes(_CLASSES)
-
-
-_CLASSES = bytearray()
-
-
-def _edges(start: int) -> Iterable[int]:
-    yield start + 1
-    for tokens_class in range(1, TOKEN_CLASSES + 1):
-        edge = math.ceil(2 ** (tokens_class / 2))
-        if edge > start:
-            yield from (edge - 1, edge, edge + 1)
+@cache
+def _pieces() -> bytes:
+    """``piece_of`` every number of prefill tokens below 8192."""
+    return bytes(map(piece_of, range(_PIECES_END)))
 
 
 def _columns(values: tuple[object, ...], names: tuple[str, ...]) -> list[Sequence[float]]:
@@ -293,3 +270,69 @@ def _checked_column(name: str, column: Sequence[float], highest: float) -> Seque
     except (TypeError, ValueError, ArithmeticError):
         pass
     return [checked(f"{name}[{index}]", value, 0.0, highest) for index, value in enumerate(column)]
+
+
+# ------------------------------------------------------------------- what it stands on
+
+
+def of_means(telemetry: str) -> bool:
+    """Whether rows of this quality cover many steps each: what was learned is of mean steps, stalls included."""
+    return telemetry in _MEANS_OF_STEPS
+
+
+def visited_strata(target: Target, telemetry: str) -> frozenset[str]:
+    """Strata with evidence; empty where nobody said.
+
+    A row that is the mean of many steps nearly always has some prefill in it: of such rows only the batch size counts.
+    """
+    if target.seen is not None and target.seen.cells:
+        strata = set(map(stratum_of_cell, target.seen.cells))
+    else:
+        strata = set(target.interval.strata if target.interval is not None else ())
+    if of_means(telemetry):
+        sizes = {name.partition(":")[2] for name in strata}
+        strata = {f"{kind}:{size}" for kind in ("decode", "prefill") for size in sizes}
+    return frozenset(strata)
+
+
+def computable_model(config_id: str, name: str, target: Target | None) -> Model:
+    """``portable``, else the champion; of a step only features that follow from what a step is asked by.
+
+    Raises:
+        NoCoefficientsError: there is none; it says which and why.
+    """
+    if target is None:
+        raise NoCoefficientsError(f"configuration {config_id} has learned nothing about {name} yet")
+    for key in ("portable", target.champion):
+        model = target.models.get(key)
+        if model is not None and model.coefficients and (name != STEP_TIME or _of_a_step(model)):
+            return model
+    wanted = " that can be computed from prefill tokens, requests and context" if name == STEP_TIME else ""
+    listed = ", ".join(sorted(key for key, model in target.models.items() if model.coefficients))
+    raise NoCoefficientsError(
+        f"configuration {config_id} publishes no coefficients of {name}{wanted}"
+        + (f" (only {listed})" if listed else "")
+    )
+
+
+def _of_a_step(model: Model) -> bool:
+    return all(each.name in FEATURES for each in model.coefficients)
+
+
+def caveats_of(outside: Collection[str], *, mixture_of_experts: bool) -> tuple[str, ...]:
+    """Why an answer that lies outside of what was seen in these is never usable; empty where coefficients decide."""
+    return (BEYOND_SEEN_BATCHES,) if mixture_of_experts and not _OF_THE_BATCH.isdisjoint(outside) else ()
+
+
+def doubts_of(model: Model) -> tuple[str, ...]:
+    """Why these coefficients should not be bet on; empty if they may."""
+    doubts = []
+    if all(each.status == "prior_only" for each in model.coefficients):
+        doubts.append("every coefficient is a donor's or a data sheet's")
+    elif model.rows < _ROWS_MIN:
+        doubts.append(f"learned from {model.rows} rows, fewer than {_ROWS_MIN}")
+    if model.median_ape is not None and model.median_ape > _MEDIAN_APE_MAX:
+        doubts.append(f"half of its predictions are off by more than {model.median_ape:.0%}")
+    if sum(abs(each.value) for each in model.coefficients) <= 0.0:
+        doubts.append("every coefficient is zero")
+    return tuple(doubts)

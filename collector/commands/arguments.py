@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,7 +24,6 @@ THROTTLE_MAX = 100.0
 SPEED_MIN = 0.01
 _DIGITS_MAX = 9
 COMPLETED_SHELLS = ("bash", "zsh", "tcsh")
-_INVALID_CHOICE = re.compile(r"invalid choice: '(?P<word>[^']*)' \(choose from (?P<known>.*)\)")
 _MISSING = "the following arguments are required"
 
 
@@ -38,12 +36,29 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(**settings)
         self.register("type", Path, _path)  # Path("") is the working directory
         self._given: Sequence[str] = ()
+        self._commands: argparse.Action | None = None
+
+    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
+        """As argparse does; one of a few words brings the one nearest to a wrong one."""
+        if "choices" in settings:
+            settings.setdefault("type", _one_of(settings["choices"], settings.get("default")))
+        return super().add_argument(*names, **settings)
+
+    def add_subparsers(self, **settings: Any) -> Any:
+        """As argparse does, and remembers them."""
+        self._commands = super().add_subparsers(**settings)
+        return self._commands
 
     def parse_known_args(  # type: ignore[override]  # a command knows its own usage; its parent's would mislead
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """As argparse does, but what is left over ends the command here."""
         self._given = sys.argv[1:] if args is None else args
+        if self._commands is not None and self._given and not self._given[0].startswith("-"):
+            try:
+                _one_of(list(self._commands.choices or ()))(self._given[0])
+            except argparse.ArgumentTypeError as error:
+                self.error(f"argument {self._commands.metavar}: {error}")
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(self._name_unknown(unknown[0]))
@@ -51,10 +66,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Usage, one sentence, exit code 2."""
-        choice = _INVALID_CHOICE.search(message)
-        if choice is not None:
-            message += suggestion(choice["word"], [name.strip("' ") for name in choice["known"].split(",")])
-        elif message.startswith(_MISSING):
+        if message.startswith(_MISSING):
             options = (word.partition("=")[0] for word in self._given if word.startswith("--") and word != "--")
             misspelled = next((option for option in options if option not in self._option_string_actions), None)
             message = message if misspelled is None else self._name_unknown(misspelled)
@@ -62,6 +74,20 @@ class CommandParser(argparse.ArgumentParser):
 
     def _name_unknown(self, argument: str) -> str:
         return f"unknown argument {argument!r}{suggestion(argument.partition('=')[0], self._option_string_actions)}"
+
+
+def _one_of(known: Collection[str], default: object = None) -> Callable[[str], str]:
+    """What takes one of these words; the default passes through it, too."""
+
+    def word(text: str) -> str:
+        if text not in known and text != default:
+            listed = ", ".join(map(repr, known))
+            raise argparse.ArgumentTypeError(
+                f"invalid choice: {text!r} (choose from {listed}){suggestion(text, known)}"
+            )
+        return text
+
+    return word
 
 
 class PrintCompletion(argparse.Action):
@@ -112,7 +138,6 @@ def add_demo_parser(commands: Any, run: Callable[[argparse.Namespace], int]) -> 
         help="from its middle on, the recorded machine takes N times as long (1)",
     )
     instead = demo.add_mutually_exclusive_group()
-    instead.add_argument("--fleet", action="store_true", help="ten sidecars, one beside a slower machine; pulled")
     instead.add_argument(
         "--to",
         type=host_port,

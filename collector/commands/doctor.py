@@ -21,10 +21,10 @@ import tracefit
 from collector.decode.pages import PageParser
 from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
 from collector.telemetry import ScrapeOutcome, table
-from exporters.charts import SpeedChange
+from exporters.charts import SpeedChange, newest_change
 from exporters.status_page import NOTHING_YET, OTLP_PORT, QUALITY, Advice
 from exporters.what_if import as_json
-from online import RowOutcome, Target
+from online import RowOutcome, Snapshot
 
 TIMEOUT_S = 5.0
 PAGE_BYTES_MAX = 32 << 20
@@ -219,6 +219,7 @@ def _waiting(samples: Samples) -> Iterator[Finding]:
 def _configurations(snapshot: tracefit.Snapshot, samples: Samples, nothing_yet: Advice) -> Iterator[Finding]:
     """What each configuration has been learned from, and whether it may be used."""
     qualities = {labels["config"]: labels["quality"] for labels, _ in samples.of("tracefit_telemetry_quality")}
+    changes = _changes(snapshot.data)
     if not snapshot.configs:
         yield _finding("learned", nothing_yet)
     for config in snapshot.configs:
@@ -229,20 +230,18 @@ def _configurations(snapshot: tracefit.Snapshot, samples: Samples, nothing_yet: 
             yield Finding(GOOD, "usable", name)
         else:
             yield Finding(POOR, "usable", f"{name}: not yet: {'; '.join(config.reasons)}")
-        change = _newest_change(samples, config.config_id)
+        change = changes.get(config.config_id)
         if change is not None and change.is_news(snapshot.created_unix_nano):
             grade = POOR if change.factor > 1.0 else FAIR
             yield Finding(grade, "speed", f"{name}: {change.text(snapshot.created_unix_nano)}")
 
 
-def _newest_change(samples: Samples, config_id: str) -> SpeedChange | None:
-    """The newest confirmed change of speed of a configuration's steps, as its page of metrics has it."""
-    of_steps = {"config": config_id, "target": Target.STEP_TIME.value}
-    factor, since_s = (
-        next((value for labels, value in samples.of(name) if of_steps.items() <= labels.items()), None)
-        for name in ("tracefit_drift_gain_ratio", "tracefit_drift_last_timestamp_seconds")
-    )
-    return None if factor is None or since_s is None else SpeedChange(factor, int(since_s * 1e9))
+def _changes(data: bytes) -> dict[str, SpeedChange | None]:
+    """The newest confirmed change of speed of each configuration; of none where a sidecar tells it in another way."""
+    try:
+        return {config.config_id: newest_change(config) for config in Snapshot.from_json(data).configs}
+    except ValueError:
+        return {}
 
 
 def _finding(topic: str, advice: Advice, prefix: str = "") -> Finding:

@@ -57,7 +57,6 @@ def add_replay_arguments(replay: argparse.ArgumentParser) -> None:
 def add_evaluate_arguments(evaluate: argparse.ArgumentParser) -> None:
     """``tracefit evaluate``."""
     evaluate.add_argument("files", nargs="+", type=Path, metavar="FILE", help="recordings, or directories of them")
-    evaluate.add_argument("--html", type=Path, metavar="OUT", help="write the report with its plots as one page")
     evaluate.add_argument("--json", type=Path, metavar="OUT", help="write every number as JSON")
     evaluate.add_argument("--snapshot", type=Path, metavar="FILE", help="score this snapshot's coefficients as well")
     evaluate.add_argument(
@@ -89,10 +88,6 @@ def add_json_options(
 def add_donors_arguments(donors: argparse.ArgumentParser) -> None:
     """``tracefit donors``."""
     donors.add_argument("paths", nargs="+", type=Path, metavar="DIR", help="state files, or directories of them")
-    donors.add_argument("--select", action="append", type=Path, default=[], metavar="FILE", help="choose rows of this")
-    donors.add_argument(
-        "--per-stratum", type=whole_number, default=20, metavar="N", help="rows to keep of each stratum (20)"
-    )
 
 
 def add_merge_arguments(merge: argparse.ArgumentParser) -> None:

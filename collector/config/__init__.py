@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .errors import ConfigError, suggestion
+from .config_error import ConfigError, suggestion
 from .fallback import Fallback, Loaded, load_or_degrade
 from .identity_config import ConfigurationsConfig, DiscoveryConfig, DiscoveryEndpoint, RuleConfig
 from .keys import explain_key

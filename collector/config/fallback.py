@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from .errors import ConfigError
+from .config_error import ConfigError
 from .load import ENV_PREFIX, load, read_yaml
 from .receiver_config import ReceiversConfig
 from .schema import Config

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from .errors import ConfigError, suggestion
+from .config_error import ConfigError, suggestion
 from .schema import Config
 from .section import Section, entry_of
 

@@ -54,7 +54,6 @@ class JoinConfig(Section, frozen=True, kw_only=True):
             description="Rows of a new engine process held until its one-time compilation can be told from its pace.",
         ),
     ] = 64
-    kv_batches_max: Annotated[Bound, Meta(description="Batches of KV events held per publisher process.")] = 65_536
     block_steps: Annotated[
         int,
         Meta(

@@ -9,17 +9,17 @@ range is a :class:`ConfigError` with the key's path.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import yaml
 
-from .errors import ConfigError, suggestion
+from .config_error import ConfigError, suggestion
 from .receiver_config import ScrapeEndpoint
 from .schema import Config
-from .section import entry_of
+from .section import Section, entry_of
 
 ENV_PREFIX = "TRACEFIT_"
 ENV_FILE = "TRACEFIT_CONFIG"
@@ -72,14 +72,17 @@ def load(path: Path | None, environ: Mapping[str, str], profile: str | None = No
     for variable in sorted(environ):
         if _is_key(variable, environ[variable]):
             _override(tree, variable, environ[variable], origin)
-    try:
-        return msgspec.convert(tree, Config)
-    except msgspec.ValidationError as error:
-        key, problem = _explain(str(error))
-        if problem == "unknown key" and key in origin:  # TRACEFIT_QUEUE_WAIT_S: nothing near it at the top level
-            problem += suggestion(origin[key], _variables(to_tree(Config()), ENV_PREFIX))
-        below = (variable for path, variable in origin.items() if path.startswith(f"{key}."))
-        raise ConfigError(origin.get(key) or next(below, key), problem) from None
+    found = _check_words(tree, Config)
+    if found is None:
+        try:
+            return msgspec.convert(tree, Config)
+        except msgspec.ValidationError as error:
+            found = _explain(str(error))
+    key, problem = found
+    if problem == "unknown key" and key in origin:  # TRACEFIT_QUEUE_WAIT_S: nothing near it at the top level
+        problem += suggestion(origin[key], _variables(to_tree(Config()), ENV_PREFIX))
+    below = (variable for path, variable in origin.items() if path.startswith(f"{key}."))
+    raise ConfigError(origin.get(key) or next(below, key), problem)
 
 
 def _is_key(variable: str, value: str) -> bool:
@@ -181,27 +184,37 @@ def _override(tree: dict[str, Any], variable: str, text: str, origin: dict[str, 
     origin[".".join(path)] = variable
 
 
-_UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`")
-_NO_WORD = "Invalid enum value "
-_AT = re.compile(r"^(?P<problem>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>.*)`)?$", re.DOTALL)
+_AT = re.compile(r"^(?P<problem>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
 
 
-def _type_at(path: str) -> Any:
-    """What stands at a path; ``[...]``, as msgspec writes an entry of a list, is any of its entries."""
-    kind: Any = Config
-    for name in filter(None, path.split(".")):
-        fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
-        kind = fields[re.sub(r"\[[^]]*\]$", "", name)]
-        kind = entry_of(kind) or kind
-    return kind
+def _check_words(tree: Any, kind: Any, path: str = "") -> tuple[str, str] | None:
+    """The first key that a section does not have, or value that is none of a few words: its path, and why."""
+    if isinstance(tree, list):
+        return _first(_check_words(each, kind, f"{path}[...]") for each in tree)
+    if isinstance(kind, type) and issubclass(kind, Section):
+        if not isinstance(tree, dict):
+            return path, f"expected object, got {'null' if tree is None else type(tree).__name__}"
+        return _check_keys(tree, kind, path)
+    entry = entry_of(kind)
+    if entry is not None and isinstance(tree, dict):
+        return _check_keys(tree, entry, path)
+    known = msgspec.json.schema(kind).get("enum", ()) if isinstance(tree, str) else ()
+    return (path, f"{tree!r} is not one of {', '.join(known)}") if known and tree not in known else None
 
 
-def _keys_at(path: str) -> list[str]:
-    return [field.name for field in msgspec.structs.fields(_type_at(path))]
+def _check_keys(tree: dict[Any, Any], section: type[Section], path: str) -> tuple[str, str] | None:
+    if any(not isinstance(key, str) for key in tree):
+        return path or "(top level)", "keys are words"
+    fields = {field.name: field.type for field in msgspec.structs.fields(section)}
+    paths = {key: f"{path}.{key}".lstrip(".") for key in tree}
+    unknown = next((key for key in tree if key not in fields), None)
+    if unknown is not None:
+        return paths[unknown], "unknown key" + suggestion(unknown, fields)
+    return _first(_check_words(value, fields[key], paths[key]) for key, value in tree.items())
 
 
-def _words_at(path: str) -> str:
-    return ", ".join(map(str, msgspec.json.schema(_type_at(path)).get("enum", ())))
+def _first(found: Iterable[tuple[str, str] | None]) -> tuple[str, str] | None:
+    return next(filter(None, found), None)
 
 
 def _explain(text: str) -> tuple[str, str]:
@@ -210,14 +223,6 @@ def _explain(text: str) -> tuple[str, str]:
     if match is None:
         return "(top level)", text
     problem, path = match["problem"], (match["path"] or "").lstrip(".")
-    if match["key"]:
-        problem = "keys are words"
-    unknown = _UNKNOWN.match(problem)
-    if unknown:
-        key = ".".join(part for part in (path, unknown["field"]) if part)
-        return key, "unknown key" + suggestion(unknown["field"], _keys_at(path))
-    if problem.startswith(_NO_WORD) and (known := _words_at(path)):
-        problem = f"{problem.removeprefix(_NO_WORD)} is not one of {known}"
     if "matching regex" in problem:
         problem = "expected host:port, the port 0 to 65535"
     return path or "(top level)", problem[:1].lower() + problem[1:].replace("`", "")

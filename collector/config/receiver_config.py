@@ -13,10 +13,16 @@ Address = Annotated[str, Meta(pattern=r"^((tcp|ipc|inproc)://.+)?$", title="tcp:
 
 
 class KvEndpoint(Section, frozen=True, kw_only=True):
-    """One publisher (a data-parallel rank): where it publishes and, if it does, where it replays."""
+    """One publisher (a data-parallel rank): where it publishes, and whose events these are."""
 
     endpoint: Annotated[Address, Meta(min_length=1, description="Where it publishes.")]
-    replay: Annotated[Address, Meta(description="Where it sends again what was missed, if it does; same form.")] = ""
+    instance: Annotated[
+        str,
+        Meta(
+            max_length=256,
+            description="`service.instance.id` of the engine whose events these are; empty: of the only engine.",
+        ),
+    ] = ""
     topic: Annotated[str, Meta(max_length=256, description="Only events of this topic; empty: all.")] = ""
 
 
@@ -27,23 +33,6 @@ class KvConfig(Section, frozen=True, kw_only=True):
         tuple[KvEndpoint, ...],
         Meta(max_length=64, description="Publishers of KV-cache events to listen to, one per data-parallel rank."),
     ] = ()
-    queue_batches: Annotated[
-        int, Meta(ge=1, le=1_000_000, description="Batches that wait for the worker; beyond it the oldest go, counted.")
-    ] = 10_000
-    message_bytes_max: Annotated[
-        int,
-        Meta(
-            ge=1024,
-            le=2**30,
-            description="A larger message closes the connection (libzmq), which comes back by itself.",
-        ),
-    ] = 16 * 2**20
-    replay_timeout_s: Annotated[
-        float, Meta(gt=0, le=3600, description="How long an answer to a request for missed events may take.")
-    ] = 10.0
-    replay_pause_max_s: Annotated[
-        float, Meta(gt=0, le=86_400, description="Longest pause between two such requests while none is answered.")
-    ] = 300.0
 
 
 class GrpcConfig(Section, frozen=True, kw_only=True):

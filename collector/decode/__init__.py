@@ -7,7 +7,6 @@ from .columnar import Decoder
 from .emitter_parts import PartKind, parts_by_emitter
 from .envelope import SlimExport
 from .otlp_json import TooManyObjects, json_to_protobuf
-from .pieces import PIECE_BYTES, pieces
 from .plain import decode, latest_unix_ns
 from .records import (
     MISSING,
@@ -25,7 +24,6 @@ from .records import (
 
 __all__ = [
     "MISSING",
-    "PIECE_BYTES",
     "STEP_DTYPE",
     "ApiSpan",
     "CoreSpan",
@@ -44,6 +42,5 @@ __all__ = [
     "json_to_protobuf",
     "latest_unix_ns",
     "parts_by_emitter",
-    "pieces",
     "wire",
 ]

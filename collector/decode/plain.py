@@ -86,6 +86,7 @@ def _read_resource(
         facts=facts(attributes),
         process=_pid_of(attributes),
         host=str(attributes.get(words.HOST, ""))[: words.FACT_LENGTH_MAX],
+        peer=peer,
         arrived_unix_ns=arrived_unix_ns,
     )
     latest = _Latest(latest_unix_ns(arrived_unix_ns))

@@ -163,7 +163,8 @@ _NO_SNAPSHOTS: SnapshotColumns = np.empty(0, SNAPSHOT_DTYPE)
 class Telemetry:
     """What one resource of one export said.
 
-    ``instance`` is the emitting process, ``process`` its pid (0 if unsaid) on ``host`` (empty if unsaid).
+    ``instance`` is the emitting process, ``process`` its pid (0 if unsaid) on ``host`` (empty if unsaid), ``peer`` the
+    address it came from.
     """
 
     instance: str
@@ -180,6 +181,7 @@ class Telemetry:
     """Of each step span of the producer plugin: when it ended, and what had been lost until then."""
     process: int = 0
     host: str = ""
+    peer: str = ""
     exports: int = 1
     """How many said it together."""
     arrived_unix_ns: int = 0

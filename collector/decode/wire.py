@@ -62,13 +62,3 @@ def read_field(data: bytes | memoryview, at: int) -> tuple[int, int, int]:
     if kind not in _FIXED_BYTES:
         raise ValueError("an unknown wire type")
     return tag, at, at + _FIXED_BYTES[kind]
-
-
-def varint(value: int) -> bytes:
-    """A non-negative integer as a varint."""
-    out = bytearray()
-    while value >= _LAST:
-        out.append(value & 0x7F | _LAST)
-        value >>= 7
-    out.append(value)
-    return bytes(out)

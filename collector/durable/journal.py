@@ -10,8 +10,7 @@ Guarantees (tests/collector/durable/test_journal.py, tests/torture):
 * Files never hold more than ``capacity_bytes`` and one record; when they would, ``append`` raises :class:`Full`.
 * A write that failed leaves no half of a record behind that a later one could be appended to.
 
-One process at a time: see collector/durable/directory.py. An append file beats SQLite in WAL mode by the factor in
-docs/reliability.md (tests/bench/bench_journal.py).
+One process at a time: see collector/durable/directory.py.
 """
 
 from __future__ import annotations

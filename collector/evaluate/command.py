@@ -1,4 +1,4 @@
-"""``tracefit evaluate``: files in, text out, JSON and HTML on request."""
+"""``tracefit evaluate``: files in, text out, JSON on request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from .captures import Capture, load
 from .fits import NINE, SHAPE_SUFFIX
 from .kv_beside import with_kv_beside
 from .leave_out import group
-from .page import page
 from .page_windows import PageReport, evaluate_pages, load_pages
 from .protocol import evaluate
 from .tables import lines
@@ -38,7 +37,6 @@ _READING = 0.2
 class EvaluateOptions(NamedTuple):
     """What the command line said."""
 
-    html: Path | None = None
     json: Path | None = None
     snapshot: Path | None = None
     learn_until: float = 0.6
@@ -66,9 +64,8 @@ def evaluate_recordings(
     for system in systems:
         if system.removesuffix(SHAPE_SUFFIX) not in registered():
             raise ConfigError("--systems", f"{system!r} is not one of {', '.join(registered())}")
-    for path in (options.html, options.json):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise StartError(f"cannot write {path}: there is no such directory")
+    if options.json is not None and not options.json.absolute().parent.is_dir():
+        raise StartError(f"cannot write {options.json}: there is no such directory")
     snapshot = _snapshot(options.snapshot)
     knowledge = Knowledge(config.configurations)
     captures: list[Capture] = []
@@ -96,7 +93,6 @@ def evaluate_recordings(
     for line in lines(report):
         say(line)
     _write(options.json, msgspec.json.encode(report), say)
-    _write(options.html, page(report).encode(), say)
     scored = any(capture.scores for capture in report.captures) or any(each.scores for each in report.pages)
     return EXIT_OK if scored else EXIT_FAILED
 

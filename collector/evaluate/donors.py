@@ -11,22 +11,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from collector.config import Config, JoinConfig
-from collector.identity import Fact, Knowledge, shipped_sheets
-from collector.recordings import by_source, open_recordings
+from collector.config import Config
+from collector.identity import Fact, shipped_sheets
 from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
 from exporters.what_if import as_json
-from online import Bank, Floats, StateError, Target
+from online import Bank, StateError, Target
 from online.features import Facts
 from online.features.sheets import HardwareSheet, SheetError, architecture, model_sheet
 from online.features.systems import SYSTEMS
 from online.state import LineageLedger
-from online.transfer import Donor, configuration_vector, coverage, measure_next, pool, select, selection_strata
+from online.transfer import Donor, configuration_vector, coverage, measure_next, pool
 
-from .captures import Capture, load
-from .fits import ape, learn, predict
 from .tables import aligned
 
 STATE_BYTES_MAX = 256 * 2**20
@@ -38,14 +33,6 @@ WEIGHTS_SHARE = 0.8
 _SHOWN = ("model", "gpu", "tensor_parallel_size", "dtype", "max_num_seqs", "max_num_batched_tokens")
 
 
-class DonorOptions(NamedTuple):
-    """What the command line said."""
-
-    per_stratum: int = 20
-    recordings: tuple[Path, ...] = ()
-    json: bool = False
-
-
 class Known(NamedTuple):
     """What saved states know together: the document of ``--json``."""
 
@@ -54,15 +41,12 @@ class Known(NamedTuple):
     measure_next: list[dict[str, Any]]
 
 
-def compare_donors(
-    paths: Sequence[Path], config: Config, options: DonorOptions, *, say: PrintLine, note: PrintLine
-) -> int:
+def compare_donors(paths: Sequence[Path], *, as_document: bool, say: PrintLine, note: PrintLine) -> int:
     """Pool the states under the paths and report.
 
     Args:
         paths: state files, or directories that hold some (``*.bin``).
-        config: hardware and rules of the ``configurations`` section.
-        options: recordings of a donor whose rows are to be chosen from, and how many per stratum; as one document?
+        as_document: report one JSON document instead of tables.
         say: receives the report, line by line.
         note: receives what was left out and why.
 
@@ -74,23 +58,16 @@ def compare_donors(
     if not found:
         note("no donor among them")
         return EXIT_FAILED
-    tell = note if options.json else say
     known = Known(
         list(_donors(found)),
         dict(_pooled(found)),
         _measure_next({config_id: facts for config_id, (facts, _) in found.items()}),
     )
-    if options.json:
+    if as_document:
         say(as_json(known._asdict()))
     else:
         for line in _report(known):
             say(line)
-    if options.recordings:
-        knowledge = Knowledge(config.configurations)
-        for recordings in by_source(open_recordings(options.recordings, note)):
-            for capture in load(recordings, knowledge, JoinConfig(), 0.6):
-                for line in _selection(capture, options.per_stratum):
-                    tell(line)
     return EXIT_OK
 
 
@@ -206,34 +183,3 @@ def possible(seen: dict[str, Facts], sheets: dict[str, HardwareSheet]) -> Iterat
                     numbers = sheet.facts("auto")
                     changed = {**facts, **numbers, "gpu": sheet.name, "tensor_parallel_size": gpus}
                     yield f"{name} on {gpus} x {sheet.name}", changed
-
-
-def _selection(capture: Capture, per_stratum: int) -> Iterator[str]:
-    """Which rows of a recording are worth keeping, and what a fit of them alone is worth."""
-    target = Target.STEP_TIME
-    rows = capture.learned.get(target)
-    system = next(s for s in SYSTEMS if s.name == "physics")
-    features = system.live(target, capture.facts)
-    if rows is None or features is None or len(rows) == 0:
-        yield f"{capture.name}: no rows to choose from, or no sheet"
-        return
-    stratum = selection_strata(target, rows)
-    kept = select(features.evaluate(rows), rows.elapsed_us, stratum, per_stratum)
-    scored = capture.scored(target)
-
-    def score(index: Sequence[int] | Floats) -> str:
-        model = learn(features, rows.take(np.asarray(index, np.intp)))
-        errors = ape(predict(model, features, scored), scored.elapsed_us) if model is not None else np.empty(0)
-        return f"{100 * float(errors.mean()):.1f} %" if len(errors) else "-"
-
-    yield ""
-    strata = len(set(stratum.tolist()))
-    yield f"{capture.name}: {len(kept)} of {len(rows)} rows kept in {strata} strata; physics fitted on"
-    yield from aligned(
-        [
-            ["rows", "step error on the rest"],
-            ["those kept", score(kept.tolist())],
-            ["as many, the first", score(list(range(len(kept))))],
-            ["all", score(list(range(len(rows))))],
-        ]
-    )

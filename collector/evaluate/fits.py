@@ -9,16 +9,14 @@ nobody of that system, and counted.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from collector.config import Config
 from collector.identity import Fact
-from online import Design, Floats, Learner, RowBlock, Target, make_rls, strata_of
+from online import Design, Floats, Learner, RowBlock, Target, make_rls, strata_of, stratum_name
 from online.features import FeatureSet, build
-from online.prediction import stratum_name
-from online.river import QuantileLearner
 from online.rls import LearnerSettings, Prior, RlsLearner
 from online.target import TargetState
 from online.transfer import SheetPrior
@@ -173,30 +171,16 @@ def rows_to_goal(system: str, facts: dict[str, Fact], learned: RowBlock, scored:
     return reached
 
 
-@dataclass(slots=True)
-class PrequentialCourse:
-    """Prequential course of one system: per block its end, median and 90th percentile error; drift marks."""
-
-    end_ns: list[int] = field(default_factory=list)
-    median: list[float] = field(default_factory=list)
-    p90: list[float] = field(default_factory=list)
-    drifts_ns: list[int] = field(default_factory=list)
-    mape: float | None = None
-
-
-def prequential(system: str, facts: dict[str, Fact], rows: RowBlock, points: int = 120) -> PrequentialCourse | None:
-    """Predict all rows, 32 at a time, by what a live target has learned before; the first 256 are not counted."""
+def prequential(system: str, facts: dict[str, Fact], rows: RowBlock) -> float | None:
+    """Mean error of all rows but the first 256, each predicted by what a live target has learned before its block."""
     features, watching = (build_set(each, Target.STEP_TIME, facts) for each in (system, WATCHING))
     if features is None or watching is None:
         return None
     state = TargetState(Target.STEP_TIME, Config(learners=("rls",)))
     for each in (watching, features):
         state.offer(each, lambda _features: None)
-    models = {model.features.name: model for model in state.publishers()}
-    learner, watcher = models[features.name], models[WATCHING]
+    learner = {model.features.name: model for model in state.publishers()}[features.name]
     errors: list[Floats] = []
-    ends: list[int] = []
-    course = PrequentialCourse()
     start_rows = LearnerSettings().start_rows
     for start in range(0, len(rows), BLOCK_ROWS):
         part = rows.slice(start, min(start + BLOCK_ROWS, len(rows)))
@@ -208,33 +192,7 @@ def prequential(system: str, facts: dict[str, Fact], rows: RowBlock, points: int
                     block.x @ learner.members.slow.beta[: len(features)] * np.exp(learner.log_factors(block.cell))
                 )
             errors.append(np.abs(predicted - block.elapsed_us) / block.elapsed_us)
-            ends.append(int(block.end_ns[-1]))
         state.learn(part)
         if start + BLOCK_ROWS >= len(rows):
             state.flush()
-        if watcher.members.drift.confirmed > len(course.drifts_ns):
-            course.drifts_ns.append(int(part.end_ns[-1]))
-    if not errors:
-        return course
-    course.mape = float(np.concatenate(errors).mean())
-    stride = max(1, -(-len(errors) // points))
-    for i in range(0, len(errors), stride):
-        joined = np.concatenate(errors[i : i + stride])
-        course.end_ns.append(ends[min(i + stride, len(ends)) - 1])
-        course.median.append(float(np.median(joined)))
-        course.p90.append(float(np.quantile(joined, 0.9)))
-    return course
-
-
-def quantile_coverage(facts: dict[str, Fact], learned: RowBlock, scored: RowBlock) -> float | None:
-    """Share of scored rows inside RECE's own quantile models."""
-    features = build("rece", Target.STEP_TIME, facts)
-    if features is None:
-        return None
-    rate = LearnerSettings().river_rows_per_s
-    learner, test = QuantileLearner(features, rate), design(features, scored)
-    _learn_blocks(learner, features, learned)
-    if not learner.started or len(test) == 0:
-        return None
-    bounds = learner.interval(test)
-    return float(np.mean((test.elapsed_us >= bounds[:, 0]) & (test.elapsed_us <= bounds[:, 2])))
+    return float(np.concatenate(errors).mean()) if errors else None

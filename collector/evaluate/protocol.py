@@ -13,8 +13,7 @@ from collector.identity import Fact
 from online import REQUEST_FEATURES, Floats, Quality, RowBlock, Snapshot, Target
 
 from .captures import Capture
-from .choice import Choice, choice_of
-from .fits import Fit, PrequentialCourse, ape, fit, prequential, quantile_coverage, rows_to_goal
+from .fits import Fit, ape, fit, prequential, rows_to_goal
 from .leave_out import Transfer, leave_one_out
 from .page_windows import PageReport
 from .paths import RequestPath, paths_of
@@ -23,35 +22,9 @@ from .request_baselines import RequestReport, judge_requests
 from .scores import Score, inversions, mean_error, request_scores, score_of, step_scores
 
 STEP = Target.STEP_TIME
-SCATTER_POINTS = 400
-HISTOGRAM_BINS = 41
-HISTOGRAM_REACH = 0.5
 
 Tell = Callable[[float, str], None]
 """Receives the share done and what is being done."""
-
-
-class FittedCoefficient(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One published coefficient with its error bar."""
-
-    name: str
-    unit: str
-    coefficient: float
-    status: str
-    stderr: float | None = None
-
-
-class Picture(msgspec.Struct, frozen=True, kw_only=True):
-    """What the plots of one system on one capture need, bounded whatever the capture's size."""
-
-    observed_us: list[float]
-    predicted_us: list[float]
-    histogram: list[int]
-    course_s: list[float]
-    course_median: list[float]
-    course_p90: list[float]
-    drifts_s: list[float]
-    coefficients: list[FittedCoefficient]
 
 
 class CaptureReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,14 +42,11 @@ class CaptureReport(msgspec.Struct, frozen=True, kw_only=True):
     uncovered_requests: int
     dropped_rows: dict[str, int]
     scores: list[Score]
-    pictures: dict[str, Picture]
-    quantile_coverage: float | None = None
     served: RequestReport | None = None
-    choice: Choice | None = None
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is printed, written and drawn."""
+    """Everything that is printed and written."""
 
     schema: str
     tracefit_version: str
@@ -130,26 +100,21 @@ def _capture(
     paths = paths_of(rows, requests)
     alphas = _alphas(capture, paths.paths)
     scores: list[Score] = []
-    pictures: dict[str, Picture] = {}
-    predictions: dict[str, Floats] = {}
     for system in systems:
         tell(f"{capture.name}: {system}")
         made = fit(system, STEP, capture.facts, learned)
         if made is None or len(scored) == 0:
             continue
-        course = prequential(system, capture.facts, rows)
         found = _score(made, scored, rows, paths.paths, alphas, requests_only=requests_only)
         scores.append(
             msgspec.structs.replace(
                 found,
                 rows_to_goal=rows_to_goal(system, capture.facts, learned, scored),
-                prequential_mape=None if course is None else course.mape,
+                prequential_mape=prequential(system, capture.facts, rows),
                 queue_wait_mdape=_alpha_error(system, Target.QUEUE_WAIT, capture),
                 api_queueing_mdape=_alpha_error(system, Target.API_QUEUEING, capture),
             )
         )
-        pictures[system] = _picture(made, scored, course)
-        predictions[system] = made.predict(scored)
     scores += published_scores(snapshot, capture, scored, rows, paths.paths, requests_only=requests_only)
     return CaptureReport(
         name=capture.name,
@@ -164,9 +129,6 @@ def _capture(
         uncovered_requests=paths.uncovered,
         dropped_rows=capture.dropped_rows,
         scores=scores,
-        pictures=pictures,
-        quantile_coverage=quantile_coverage(capture.facts, learned, scored) if "rece" in systems else None,
-        choice=choice_of(predictions, scored, capture.cut_ns),
         served=judge_requests(capture.served, client_view(capture), capture.cut_ns, capture.end_ns),
     )
 
@@ -238,37 +200,6 @@ def _alpha_error(system: str, target: Target, capture: Capture) -> float | None:
         return None
     errors = ape(made.predict(rows), rows.elapsed_us)
     return float(np.median(errors)) if len(errors) else None
-
-
-def _picture(made: Fit, scored: RowBlock, course: PrequentialCourse | None) -> Picture:
-    prediction = made.predict(scored)
-    known = np.flatnonzero(np.isfinite(prediction))
-    chosen = known[:: max(1, -(-len(known) // SCATTER_POINTS))]
-    ratio = scored.elapsed_us[known] / prediction[known] - 1.0
-    edges = np.linspace(-HISTOGRAM_REACH, HISTOGRAM_REACH, HISTOGRAM_BINS + 1)
-    clipped = np.clip(ratio, -HISTOGRAM_REACH, HISTOGRAM_REACH)
-    course = course or PrequentialCourse()
-    start_ns = course.end_ns[0] if course.end_ns else 0
-    snapshot = made.learner.snapshot()
-    return Picture(
-        observed_us=scored.elapsed_us[chosen].tolist(),
-        predicted_us=prediction[chosen].tolist(),
-        histogram=np.histogram(clipped, edges)[0].tolist(),
-        course_s=[(end_ns - start_ns) / 1e9 for end_ns in course.end_ns],
-        course_median=course.median,
-        course_p90=course.p90,
-        drifts_s=[(at_ns - start_ns) / 1e9 for at_ns in course.drifts_ns],
-        coefficients=[
-            FittedCoefficient(
-                name=f.name,
-                unit=f.unit,
-                coefficient=f.coefficient,
-                status=f.status,
-                stderr=f.stderr if f.stderr is not None and np.isfinite(f.stderr) else None,
-            )
-            for f in (snapshot.features if snapshot is not None else [])
-        ],
-    )
 
 
 def _inversions(reports: Sequence[CaptureReport], systems: Sequence[str]) -> dict[str, int | None]:

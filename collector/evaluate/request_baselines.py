@@ -4,7 +4,6 @@ All learn from the requests delivered before the cut and are judged on the last 
 
     request              TTFT at what the request met on arrival, TPOT at the mean batch it met while it decoded
     request at arrival   both at what it met on arrival, which is what the baselines are told
-    request in phase     as request, and told when the engine last gave somebody a first token
     trees                gradient-boosted trees on ``ROUTER_FEATURES`` at arrival
     ridge                Bayesian ridge on the same, standardized
 
@@ -74,14 +73,11 @@ def judge_requests(
     try:
         at_arrival = asked(config, served.prompt_tokens[judged], output, 1.0 + met[judged, 1] + met[judged, 2])
         decoding = asked(config, served.prompt_tokens[judged], output, served.met_while_decoding()[judged])
-        in_flight, since_us = 1.0 + met[judged, 1] + met[judged, 2], served.since_first_token_us()[judged]
-        in_phase = asked(config, served.prompt_tokens[judged], output, in_flight, since_us)
     except tracefit.TracefitError as error:
         return RequestReport(learned=int(learned.sum()), judged=int(judged.sum()), scores=[], note=str(error))
     times = {
         "request": Times(at_arrival.ttft_us, decoding.tpot_us),
         "request at arrival": at_arrival,
-        "request in phase": Times(in_phase.ttft_us, decoding.tpot_us),
     }
     note = NOT_INSTALLED
     if importlib.util.find_spec("sklearn") is not None:
@@ -96,14 +92,11 @@ def judge_requests(
     return RequestReport(learned=int(learned.sum()), judged=int(judged.sum()), scores=scores, note=note)
 
 
-def asked(
-    config: tracefit.Config, prompt_tokens: Floats, output: float, concurrency: Floats, since_us: Floats | None = None
-) -> Times:
+def asked(config: tracefit.Config, prompt_tokens: Floats, output: float, concurrency: Floats) -> Times:
     """What the client says of each."""
-    since = [None] * len(prompt_tokens) if since_us is None else since_us.tolist()
     said = [
-        config.request(prompt_tokens=prompt, output_tokens=output, concurrency=met, since_token_us=since_token_us)
-        for prompt, met, since_token_us in zip(prompt_tokens.tolist(), concurrency.tolist(), since, strict=True)
+        config.request(prompt_tokens=prompt, output_tokens=output, concurrency=met)
+        for prompt, met in zip(prompt_tokens.tolist(), concurrency.tolist(), strict=True)
     ]
     return Times(np.array([each.ttft.us for each in said]), np.array([each.itl.us for each in said]))
 

@@ -19,7 +19,6 @@ import numpy as np
 
 from online import Floats, Ints
 
-_DAY_S = 86400.0
 ROUTER_FEATURES = ("prompt tokens", "running", "waiting", "KV usage", "prefix share", "tokens so far")
 
 
@@ -65,14 +64,6 @@ class ServedRequests:
         """``ROUTER_FEATURES`` of each; the prefix share is in no span and stays 0."""
         return self._by_engine(lambda own: _met_at_arrival(own, kv_tokens))
 
-    def since_first_token_us(self) -> Floats:
-        """From the last first token of anybody to each arrival, us; a day where there was none.
-
-        A router sees every token. A span tells the first and the last, and the last comes with the end of a stream:
-        later after its step than a first one does.
-        """
-        return self._by_engine(_since_first_token_us)
-
     def met_while_decoding(self) -> Floats:
         """Mean number in the batch over each request's own time in it, at least itself."""
         return self._by_engine(_met_while_decoding)
@@ -103,11 +94,6 @@ def by_column(requests: Sequence[ServedRequest]) -> ServedRequests:
         np.array([each.output_tokens for each in usable], float),
         np.array([each.engine for each in usable], np.int64),
     )
-
-
-def _since_first_token_us(served: ServedRequests) -> Floats:
-    first_s = np.concatenate(([-_DAY_S], np.sort(served.first_s)))
-    return 1e6 * (served.arrived_s - first_s[np.searchsorted(first_s, served.arrived_s, "right") - 1])
 
 
 def _met_at_arrival(served: ServedRequests, kv_tokens: float) -> Floats:

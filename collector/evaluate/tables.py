@@ -76,16 +76,6 @@ def _systems(capture: CaptureReport) -> Iterator[str]:
         goal = "-" if score.rows_to_goal is None else str(score.rows_to_goal)
         table.append([score.system, f"{score.identifiable}/{score.columns}", *cells, goal])
     yield from aligned(table)
-    if capture.choice is not None:
-        chosen = capture.choice
-        yield (
-            f"  chosen by the first half of what is scored: {chosen.system}, {cell(chosen.chosen_mape)} % there, "
-            f"{cell(chosen.judged_mape)} % in the second (best there: {chosen.best}, {cell(chosen.best_mape)} %)"
-        )
-        if chosen.dropped:
-            yield f"  dropped, mean step error above 30 %: {', '.join(chosen.dropped)}"
-    if capture.quantile_coverage is not None:
-        yield f"  rece's own quantiles cover {100 * capture.quantile_coverage:.0f} % of the scored steps (target 80)"
 
 
 def _served(report: RequestReport) -> Iterator[str]:

@@ -50,9 +50,9 @@ class ApiProcess:
         return Quality.REQUESTS
 
     @property
-    def doubts(self) -> tuple[str, ...]:
-        """Whether its spans are sampled, or nobody knows yet."""
-        return self.requests.sampling.doubts
+    def span_share(self) -> float | None:
+        """How many of its requests send a span, as far as trace ids tell; None while that is not known."""
+        return self.requests.sampling.share
 
     @property
     def is_sampled(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from online import Quality
@@ -27,16 +27,13 @@ def _known_of(emitters: Iterable[Emitter]) -> Known:
     )
 
 
-def describe(
-    config_ids: Collection[str], emitters: Mapping[str, list[Emitter]], known: dict[str, Known]
-) -> list[Described]:
-    """Which of these configurations something else is known of than before; ``known`` follows."""
+def describe(emitters: Mapping[str, list[Emitter]], known: dict[str, Known]) -> list[Described]:
+    """Configurations (``emitters`` by each) of which something else is known than before; ``known`` follows."""
+    for gone in known.keys() - emitters.keys():
+        del known[gone]
     described = []
-    for config_id in sorted(config_ids):
-        own = emitters.get(config_id)
-        if own is None:
-            known.pop(config_id, None)
-        elif known.get(config_id) != (now := _known_of(own)):
+    for config_id, own in sorted(emitters.items()):
+        if known.get(config_id) != (now := _known_of(own)):
             known[config_id] = now
             described.append(Described(config_id, facts_of(own), now.quality))
     return described

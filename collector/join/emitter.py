@@ -50,8 +50,8 @@ class Emitter(Protocol):
         ...
 
     @property
-    def doubts(self) -> tuple[str, ...]:
-        """Why what is learned from it should not be used, one clause each."""
+    def span_share(self) -> float | None:
+        """Which share of what it could tell it sends; None while that is not known."""
         ...
 
     def advance(self, *, flush: bool = False) -> list[TargetRows]:

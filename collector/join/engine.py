@@ -3,9 +3,9 @@
 A restart starts a new sequence (step ids or the clock go back); the old one stays until event time has passed it, so
 that its late spans still find it. Rows of an older sequence leave before those of a newer one.
 
-Step ids that jump ahead by more than a window holds start a new sequence, too, beside the old one: another sender may
-have claimed this name. Until it has lasted for ``grace_s`` of its own time, nothing is asked of it, and it is given up
-as soon as the old one goes on.
+Step ids that jump ahead by more than a window holds, or than the time since the last step allows, start a new sequence,
+too, beside the old one: another sender may have claimed this name. Until it has lasted for ``grace_s`` of its own time,
+nothing is asked of it, and it is given up as soon as the old one goes on.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ from .window import StepWindow
 
 _CONFLICTS_MAX = 3
 """Restarts within the grace time from which on two engines must share one instance id."""
+_SHORTEST_STEP_NS = 1_000_000
+"""No server makes more than a thousand steps a second for long."""
 
 
 class Engine:
@@ -90,9 +92,9 @@ class Engine:
         return self._proven[-1].sequence.quality if self.processes else Quality.JOURNEYS
 
     @property
-    def doubts(self) -> tuple[str, ...]:
-        """Nothing speaks against what is learned from it."""
-        return ()
+    def span_share(self) -> float | None:
+        """Steps say how many there are: nothing is missing that nobody knows of."""
+        return 1.0
 
     @property
     def open_requests(self) -> int:
@@ -194,11 +196,13 @@ class Engine:
         """The process in which step ids and wall clock grow together; a new one after a restart, or beside it."""
         proven = self._proven
         beside = self.processes[-1] if len(proven) < len(self.processes) else None
-        if proven and self._is_jump(proven, unix_ns, step):
-            if beside is not None and abs(step - beside.sequence.last_step) <= self._settings.steps_max:
+        if beside is not None:
+            away = abs(step - beside.sequence.last_step)
+            if away <= self._settings.steps_max and away < abs(step - proven[-1].sequence.last_step):
                 return beside
+        if proven and self._is_jump(proven, unix_ns, step):
             self._give_up(beside)
-            return self._begin_process()
+            return self._begin_process(jumped=True)
         self._give_up(beside)
         for process in reversed(self.processes):
             sequence = process.sequence
@@ -217,10 +221,10 @@ class Engine:
             del self.processes[0]
         return self._begin_process()
 
-    def _begin_process(self) -> EngineProcess:
+    def _begin_process(self, *, jumped: bool = False) -> EngineProcess:
         sequence = StepSequence(self._settings, self.number, self.ratio)
         _teach_facts(sequence, self.facts)
-        process = EngineProcess(sequence, WarmUp(self._settings.warm_up_rows))
+        process = EngineProcess(sequence, WarmUp(self._settings.warm_up_rows), jumped=jumped)
         self.processes.append(process)
         return process
 
@@ -236,25 +240,25 @@ class Engine:
         return self.processes
 
     def _has_jumped(self) -> bool:
-        """Whether the newest process is further ahead of the one before it than a window holds."""
-        if len(self.processes) == 1 or not self.processes:
-            return False
-        before, newest = (process.sequence for process in self.processes[-2:])
-        return newest.last_step - before.last_step > self._settings.steps_max
+        """Whether the newest process began far ahead of the one before it."""
+        return len(self.processes) > 1 and self.processes[-1].jumped
 
     def _has_lasted(self, process: EngineProcess) -> bool:
         context = process.sequence.context
         return context.event_unix_ns - context.first_unix_ns > int(self._settings.grace_s * 1e9)
 
     def _is_jump(self, proven: list[EngineProcess], unix_ns: int, step: int) -> bool:
-        """Whether a step is further ahead than a window holds; a late one of an older process is not.
+        """Whether a step is further ahead than a window holds or the time allows; one of an older process is not.
 
         Requests alone may be sampled so thinly that any distance is usual.
         """
         sequence = proven[-1].sequence
         late = len(proven) > 1 and unix_ns < sequence.context.first_unix_ns
         known = sequence.window is not None and sequence.context.has_summaries
-        return known and not late and step - sequence.last_step > self._settings.steps_max
+        ahead = step - sequence.last_step
+        late_ns = int(self._settings.grace_s * 1e9)
+        too_fast = ahead * _SHORTEST_STEP_NS > max(unix_ns - sequence.event_unix_ns, 0) + late_ns
+        return known and not late and (too_fast or ahead > self._settings.steps_max)
 
     def _give_up(self, beside: EngineProcess | None) -> None:
         """The process before it goes on: what claimed to come after it was somebody else's."""

@@ -25,13 +25,14 @@ class PendingRequest:
 
 @dataclass(slots=True)
 class EngineProcess:
-    """One step sequence with what belongs to it."""
+    """One step sequence with what belongs to it; ``jumped``: its step ids began far ahead of the one before it."""
 
     STATE = saved("engine_process")
 
     sequence: StepSequence
     warm_up: WarmUp
     requests: list[PendingRequest] = field(default_factory=list)
+    jumped: bool = False
 
     def add_request(self, request: PendingRequest, requests_max: int) -> int:
         """Let a request wait for its rows; how many others were evicted to keep the bound."""

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Set as AbstractSet
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from collector.config import JoinConfig
 from online import RowBlock, Target
 from online.state import saved
 
-from .census import Census
-from .emitter import TargetRows
+from .census import rows_are_here_until
+from .emitter import Emitter, TargetRows
 from .events import Rows
 
 
@@ -110,20 +110,19 @@ def _until(blocks: deque[RowBlock], until_unix_ns: int | None) -> list[RowBlock]
 
 
 def release_rows(
-    config_ids: AbstractSet[str],
     releases: dict[str, Release],
-    census: Census,
+    by_config: Mapping[str, Sequence[Emitter]],
     settings: JoinConfig,
     *,
     flush: bool,
 ) -> list[Rows]:
-    """Rows of these configurations whose turn has come; the hold of one without emitters ends with its rows."""
+    """Rows whose turn has come, by configuration; the hold of one without emitters ends with its rows."""
     out = []
-    for config_id in sorted(config_ids & releases.keys()):
-        gone = config_id not in census.by_config
-        everything = flush or gone  # evicted or renamed: nobody is left to wait for
-        released = releases[config_id].take(None if everything else census.horizon(config_id, settings))
-        if gone:
+    for config_id in sorted(releases):
+        own = by_config.get(config_id)
+        everything = flush or own is None  # evicted or renamed: nobody is left to wait for
+        released = releases[config_id].take(None if everything or own is None else rows_are_here_until(own, settings))
+        if own is None:
             del releases[config_id]
         out += [Rows(config_id, target, rows, engines=engines) for target, rows, engines in released]
     return out

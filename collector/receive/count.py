@@ -15,7 +15,7 @@ from typing import Final
 
 from google.protobuf import message
 
-from collector.decode import SlimExport, pieces, wire
+from collector.decode import SlimExport, wire
 from collector.telemetry import Outcome
 
 SPANS_MAX: Final = 65_536
@@ -48,8 +48,7 @@ def count_spans(payload: bytes) -> int | Outcome:
             return sum(len(scope.items) for resource in export.items for scope in resource.items)
         walk = _Walk(payload)
         walk.run(0, len(payload), 0)
-        for piece in pieces(payload):
-            SlimExport.FromString(piece)
+        SlimExport.FromString(payload)
     except _TooMany as too_many:
         return too_many.verdict
     except (IndexError, ValueError, message.DecodeError):

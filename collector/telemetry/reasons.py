@@ -241,16 +241,11 @@ class Phase(enum.StrEnum):
 
 
 class SequenceEvent(enum.StrEnum):
-    """What a publisher's numbers show: missing = recovered + unrecoverable + still missing."""
+    """What a publisher's numbers show."""
 
     GAPS = "gaps"
     MISSING = "missing"
-    RECOVERED = "recovered"
-    UNRECOVERABLE = "unrecoverable"
     RESTARTS = "restarts"
-    REPLAYS_REQUESTED = "replays_requested"
-    REPLAYS_FINISHED = "replays_finished"
-    REPLAYS_UNANSWERED = "replays_unanswered"
 
 
 class PullOutcome(enum.StrEnum):

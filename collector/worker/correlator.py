@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from collector.config import DedupeConfig, JoinConfig
-from collector.decode import PIECE_BYTES, Decoder, Telemetry, latest_unix_ns, pieces
+from collector.decode import Decoder, Telemetry, latest_unix_ns
 from collector.decode.pages import ScrapedPage
 from collector.identity import Knowledge
 from collector.join import Event, Joiner, SpanWindow, together
-from collector.receive import Export, count_spans
-from collector.telemetry import Counts, Outcome, Skip, table
+from collector.receive import Export
+from collector.telemetry import Counts, Skip, table
 
 Observer = Callable[[Telemetry], None]
 """Sees what was decoded, before it is joined."""
@@ -33,12 +33,8 @@ class TelemetryReader:
         """Whose spans are left out; from any thread."""
         return self._decoder.foreign_scopes
 
-    def read(self, exports: Sequence[Export], counts: Counts) -> Iterator[list[tuple[str, Telemetry]]]:
-        """Recording and telemetry, a bounded number of bytes at a time; what cannot be used is counted."""
-        for batch in _batches(exports):
-            yield list(self._decoded(batch, counts))
-
-    def _decoded(self, exports: Sequence[Export], counts: Counts) -> Iterator[tuple[str, Telemetry]]:
+    def read(self, exports: Sequence[Export], counts: Counts) -> Iterator[tuple[str, Telemetry]]:
+        """Recording and telemetry; what cannot be used is counted."""
         payloads, arrived = [(e.payload, e.peer) for e in exports], [e.arrived_unix_ns for e in exports]
         if not self._knows_now and any(arrived):
             self.span_window.forget_ahead(latest_unix_ns(max(arrived)))
@@ -46,9 +42,8 @@ class TelemetryReader:
         decoded = self._decoder.decode(payloads, self.span_window.admit, counts, arrived)
         for export, resources in zip(exports, decoded, strict=True):
             if resources is None:  # admission has parsed the envelope only
-                spans = _spans_of(export)
-                counts[table.DECODED_SPANS] += spans
-                counts[table.SKIPPED_SPANS, Skip.INCONSISTENT] += spans
+                counts[table.DECODED_SPANS] += export.spans
+                counts[table.SKIPPED_SPANS, Skip.INCONSISTENT] += export.spans
                 continue
             for telemetry in resources:
                 yield export.recording, telemetry
@@ -67,12 +62,11 @@ class Correlator:
         return self._reader.span_window
 
     def process(self, exports: Sequence[Export], counts: Counts, observe: Observer) -> Iterator[Event]:
-        """Decode and join, a bounded number of bytes at a time; what cannot be used is counted."""
-        for batch in self._reader.read(exports, counts):
-            for recording, telemetry in together(batch, self.joiner.goes_on):
-                observe(telemetry)
-                self.joiner.add(telemetry, recording)
-            yield from self.joiner.drain()
+        """Decode and join; what cannot be used is counted."""
+        for recording, telemetry in together(list(self._reader.read(exports, counts)), self.joiner.goes_on):
+            observe(telemetry)
+            self.joiner.add(telemetry, recording)
+        yield from self.joiner.drain()
 
     @property
     def foreign_scopes(self) -> tuple[str, ...]:
@@ -85,25 +79,3 @@ class Correlator:
             self.joiner.add_page(page)
         if pages:
             yield from self.joiner.drain()
-
-
-def _batches(exports: Sequence[Export]) -> Iterator[Sequence[Export]]:
-    """What is decoded at once: small exports together, of a large one a piece at a time, because it takes memory."""
-    together: list[Export] = []
-    for export in exports:
-        if len(export.payload) <= PIECE_BYTES:
-            together.append(export)
-            continue
-        if together:
-            yield together
-            together = []
-        for piece in pieces(export.payload):
-            yield [export if piece is export.payload else export._replace(payload=piece, spans=0)]
-    if together:
-        yield together
-
-
-def _spans_of(export: Export) -> int:
-    """Spans of an export that nobody could read, or of a piece of one."""
-    spans = count_spans(export.payload)
-    return export.spans if isinstance(spans, Outcome) else spans

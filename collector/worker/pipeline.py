@@ -29,7 +29,7 @@ from collector.join import (
     facts_of,
     give_up_oldest,
 )
-from collector.join.requests import TOO_FEW_TRACES, with_stand_ins
+from collector.join.requests import doubts_of, with_stand_ins
 from collector.receive import Export
 from collector.telemetry import Counts, table
 from exporters.what_if import Mix
@@ -258,7 +258,11 @@ class Pipeline:
     def snapshot(self, now_unix_nano: int, generation: int, *, exact: bool = True) -> Snapshot:
         """What is known now, ``exact`` or without rows that would hardly be noticed; the state stays as it is."""
         ids = self.joiner.config_ids()
-        configs = [self._config(known, self.joiner.emitters_of(known), exact=exact) for known in ids]
+        replaced = self.joiner.replaced_configs()
+        configs = [
+            self._config(known, self.joiner.emitters_of(known), replaced_by=replaced.get(known, ""), exact=exact)
+            for known in ids
+        ]
         self.exemplars = self._traces.exemplars(configs)
         self._mixes = self._load.mixes(configs, now_unix_nano)
         shown = {config.config_id: self._history(config.config_id) for config in configs}
@@ -270,7 +274,9 @@ class Pipeline:
             configs=configs,
         )
 
-    def _config(self, config_id: str, emitters: Sequence[Emitter], *, exact: bool = True) -> ConfigSnapshot:
+    def _config(
+        self, config_id: str, emitters: Sequence[Emitter], *, replaced_by: str = "", exact: bool = True
+    ) -> ConfigSnapshot:
         facts = facts_of(emitters)
         sources: dict[str, str] = {}
         contradictions: dict[str, str] = {}
@@ -296,6 +302,7 @@ class Pipeline:
             prefix_hits_hidden=hidden,
             mixture_of_experts=is_mixture_of_experts(facts),
             last_heard_unix_nano=max((each.event_unix_ns for each in emitters if not each.recording), default=0),
+            replaced_by=replaced_by,
         )
 
     def _history(self, config_id: str) -> HistoryView | None:
@@ -319,12 +326,11 @@ class Pipeline:
 def _doubts(emitters: Sequence[Emitter], step: TargetSnapshot | None, *, silent_s: float) -> list[str]:
     """Why nothing a configuration answers should be used: what its emitters and the rows of its steps say.
 
-    The first requests of one more process say nothing against what others tell. Of a process that has been silent for
-    so long while others went on, nothing more will come, and its doubts would stay for good.
+    Of a process that has been silent for so long while others went on, nothing more will come, and its doubts would
+    stay for good.
     """
     heard_unix_ns = max((emitter.event_unix_ns for emitter in emitters), default=0) - int(silent_s * 1e9)
-    told = [emitter.doubts for emitter in emitters if emitter.event_unix_ns >= heard_unix_ns]
-    doubts = list(dict.fromkeys(doubt for each in told for doubt in each if doubt != TOO_FEW_TRACES or () not in told))
+    doubts = doubts_of([emitter.span_share for emitter in emitters if emitter.event_unix_ns >= heard_unix_ns])
     return doubts if step is None else [*doubts, *step.doubts]
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .bars import Coefficient, calibration_chart, intervals, meter, shares, whisker
+from .bars import calibration_chart, meter, shares, whisker
 from .courses import Z_95, ErrorPoint, Mark, ValuePoint, coefficient_course, error_course
-from .row_charts import histogram, residuals, scatter
+from .row_charts import residuals, scatter
 from .speed_change import SpeedChange, name_of, newest_change
 from .style import CHART_STYLE
 from .svg import nice_limit
@@ -27,7 +27,6 @@ __all__ = [
     "FEATURE_NAMES",
     "TARGET_NAMES",
     "Z_95",
-    "Coefficient",
     "ErrorPoint",
     "Mark",
     "SpeedChange",
@@ -41,8 +40,6 @@ __all__ = [
     "error_course",
     "escape",
     "factor",
-    "histogram",
-    "intervals",
     "meter",
     "name_of",
     "newest_change",

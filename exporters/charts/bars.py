@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from .courses import Z_95
 from .svg import WIDTH, nice_limit, svg
 from .text import escape, percent
 
 _SHARES_WIDTH = 1000.0
-
-
-class Coefficient(NamedTuple):
-    """What is known of one, as a chart writes it."""
-
-    name: str
-    value: float
-    stderr: float | None
-    text: str
 
 
 def whisker(relative_stderr: float | None, limit: float) -> str:
@@ -80,34 +70,6 @@ def meter(size: float, capacity: float, label: str) -> str:
     if share:
         body += f'<rect class="fill" x="0" y="0" width="{max(4.0, 160 * share):.1f}" height="10" rx="5"/>'
     return svg(160, 10, full, f"{label}: {percent(share)} full", body)
-
-
-def intervals(shown: Sequence[Coefficient]) -> str:
-    """Coefficients with their 95 % intervals, each relative to itself: how sure, not how large."""
-    if not shown:
-        return '<p class="quiet">No coefficients are published.</p>'
-    step, label_width, value_width, width = 20.0, 150.0, 230.0, 620.0
-    height = step * len(shown) + 24
-
-    def at(ratio: float) -> float:
-        return label_width + (1 + max(-1.0, min(1.0, ratio))) / 2 * (width - label_width - value_width)
-
-    body = f'<line class="zero" x1="{at(0):.1f}" y1="2" x2="{at(0):.1f}" y2="{height - 20:.1f}"/>'
-    for i, each in enumerate(shown):
-        y = step * i + 12
-        body += f'<text x="{label_width - 10}" y="{y + 4}" text-anchor="end">{escape(each.name)}</text>'
-        if each.stderr is not None and each.value > 0:
-            half = Z_95 * each.stderr / each.value
-            left, right = at(-half), at(half)
-            body += f'<line class="bar" x1="{left:.1f}" y1="{y}" x2="{right:.1f}" y2="{y}"/>'
-            body += "".join(
-                f'<line class="cap" x1="{x:.1f}" y1="{y - 4}" x2="{x:.1f}" y2="{y + 4}"/>' for x in (left, right)
-            )
-        body += f'<circle class="dot" cx="{at(0):.1f}" cy="{y}" r="3"/>'
-        body += f'<text x="{width - value_width + 16}" y="{y + 4}">{escape(each.text)}</text>'
-    for ratio in (-1.0, 0.0, 1.0):
-        body += f'<text x="{at(ratio):.1f}" y="{height - 4}" text-anchor="middle">{100 * ratio:+.0f} %</text>'
-    return svg(width, height, "chart", "Coefficients with 95 % intervals relative to themselves", body)
 
 
 def shares(parts: Sequence[tuple[str, float]]) -> str:

@@ -75,18 +75,3 @@ def _medians(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
         for run in runs
         if len(run) >= _FEW
     ] or [(points[0][0], points[0][1])]
-
-
-def histogram(counts: Sequence[int], reach: float) -> str:
-    """Residuals from -reach to reach, in classes of one width; the outer ones hold the rest."""
-    total = sum(counts)
-    if not total:
-        return '<p class="quiet">No residuals.</p>'
-    top = float(max(counts))
-    plane = Plane((-reach, reach), (0.0, top))
-    x_ticks = [(share * reach, f"{100 * share * reach:+.0f} %") for share in (-1.0, 0.0, 1.0)]
-    body = plane.frame(x_ticks, round_ticks(0.0, top, compact), "longer (+) or shorter (−) than predicted")
-    width = 2 * reach / len(counts)
-    for number, rows in enumerate(counts):
-        body += plane.box(-reach + number * width, -reach + (number + 1) * width, float(rows))
-    return plane.figure("chart", f"Residuals of {total} steps", body + plane.line_down(0.0, "zero"))

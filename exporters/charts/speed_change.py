@@ -13,10 +13,14 @@ IS_NEWS_NS = 86_400_000_000_000
 
 
 class SpeedChange(NamedTuple):
-    """The newest change of the steps of a configuration: new time per old time, and the event time it began at."""
+    """The newest change of the steps of a configuration: new time per old time, and the event time it began at.
+
+    ``of_prefill``: steps with prefill alone changed.
+    """
 
     factor: float
     since_unix_nano: int
+    of_prefill: bool = False
 
     def is_news(self, now_unix_nano: int) -> bool:
         """Whether a person who looks now may not have heard of it."""
@@ -25,10 +29,11 @@ class SpeedChange(NamedTuple):
     def text(self, now_unix_nano: int) -> str:
         """``steps take 1.42 × as long since 14:03 UTC``, with the date where that is not today's."""
         since, now = _utc(self.since_unix_nano), _utc(now_unix_nano)
+        change = f"steps {'with prefill ' * self.of_prefill}take {self.factor:.2f} × as long"
         if since is None:
-            return f"steps take {self.factor:.2f} × as long"
+            return change
         day = "" if now is not None and since.date() == now.date() else f"{since:%Y-%m-%d} "
-        return f"steps take {self.factor:.2f} × as long since {day}{since:%H:%M} UTC"
+        return f"{change} since {day}{since:%H:%M} UTC"
 
 
 def newest_change(config: ConfigSnapshot) -> SpeedChange | None:
@@ -37,7 +42,7 @@ def newest_change(config: ConfigSnapshot) -> SpeedChange | None:
     drift = None if step is None else step.drift
     if drift is None or drift.last_unix_nano is None or drift.gain is None:
         return None
-    return SpeedChange(drift.gain, drift.last_unix_nano)
+    return SpeedChange(drift.gain, drift.last_unix_nano, drift.of_prefill)
 
 
 def name_of(config: ConfigSnapshot) -> str:

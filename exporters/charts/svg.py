@@ -110,13 +110,6 @@ class Plane(NamedTuple):
         at, bottom = self.at_x(x), self.height - _BOTTOM
         return f'<line class="{css}" x1="{at:.1f}" y1="{_TOP:g}" x2="{at:.1f}" y2="{bottom:g}"/>'
 
-    def box(self, left: float, right: float, top: float) -> str:
-        """A bar from the bottom."""
-        x, y = self.at_x(left), self.at_y(top)
-        width = max(self.at_x(right) - x - 1.0, 0.0)
-        height = max(self.height - _BOTTOM - y, 0.0)
-        return f'<rect class="bar" x="{x + 0.5:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
-
     def marks(self, marks: Sequence[tuple[float, str]], css: str) -> str:
         """Vertical lines, and words above those where there is room."""
         out, free_from = "", 0.0

@@ -24,12 +24,14 @@ simulated by BLIS and never exported. An alpha of which nothing is learned is 0:
 spans tells none, and its step time is worth simulating all the same.
 
 Request spans hide prefix-cache hits. A price that was learned from them is of a prompt token, cached or computed, and
-BLIS charges computed ones. So it is folded, true to the mean: with P and R the mean prompt tokens and requests of a
-step (R is also its output tokens) and N the mean prompt,
+BLIS charges computed ones. So b[8] is 0, and each prompt is charged once: its own request pays for it before its first
+token, and the others that run pay while they wait for it. With P and R the mean prompt tokens and requests of a step
+and N the mean prompt, the mean step takes what it did, and a request that runs alone pays for its prompt only:
 
-    b[5] += c_p P / R      b[8] = 0      alpha[0] += c_p N
+    f = c_p P / (R - 1)      b[5] += f      b[6] -= f      alpha[0] += c_p N
 
-which charges a trace with prefix groups as one without. A data sheet's price is of a computed token and stays.
+Where N is not known, all of it is in the steps: b[5] += c_p P / R. Either charges a trace with prefix groups as one
+without. A data sheet's price is of a computed token and stays.
 
 Guarantee: a step time or a mean post-decode time predicted from the exported file equals ours within 0.15 %
 (tests/exporters/test_blis.py), as far as whole microseconds allow.
@@ -123,9 +125,8 @@ def blis_coefficients(
     factor = _mean_factor(config.targets["step_time"], mean, notes)
     beta = [0.0] * N_BETAS
     prices = {name: _value(step, "step_time", name) for name in _STEP_COLUMNS}
-    folded = _fold_prompts(config, step, prices["prefill_tokens"])
-    if folded.is_folded:
-        prices |= {"prefill_tokens": 0.0, "requests": prices["requests"] + folded.requests_us}
+    folded = _fold_prompts(config, step, prices)
+    prices |= folded.prices
     for name, index in _STEP_COLUMNS.items():
         value = factor * prices[name]
         beta[index] = value / kv_us if index in {8, 9} else value
@@ -164,15 +165,14 @@ def _doubtful_coefficients(config: ConfigSnapshot, targets: Collection[str]) -> 
 
 
 class _Folded(NamedTuple):
-    """``requests_us``: of one request in a step, ``prompt_us``: of the mean prompt; what a reader has to know of it."""
+    """``prices`` in place of the learned ones, ``prompt_us`` of the mean prompt, and what a reader has to know."""
 
-    is_folded: bool = False
-    requests_us: float = 0.0
+    prices: Mapping[str, float] = {}
     prompt_us: float = 0.0
     warnings: tuple[str, ...] = ()
 
 
-def _fold_prompts(config: ConfigSnapshot, step: Mapping[str, FeatureSnapshot], price_us: float) -> _Folded:
+def _fold_prompts(config: ConfigSnapshot, step: Mapping[str, FeatureSnapshot], prices: Mapping[str, float]) -> _Folded:
     """Where hits are hidden, spread the price of a prompt token over requests, and say which trace the file is for."""
     if not config.prefix_hits_hidden:
         return _Folded()
@@ -180,23 +180,29 @@ def _fold_prompts(config: ConfigSnapshot, step: Mapping[str, FeatureSnapshot], p
     if step["prefill_tokens"].status == "prior_only":
         computed = f"{hidden}: beta[8] is a data sheet's price of a computed token, for traces with prefix_group;"
         return _Folded(warnings=(f"{computed} in one without (blis-trace), tokens that were cached are charged, too",))
+    price_us = prices["prefill_tokens"]
     price = f"{hidden}: {price_us:.4g} µs per prompt token, cached or computed,"
     tokens, requests = step["prefill_tokens"].mean, step["requests"].mean
     per_output = tokens / requests if tokens is not None and requests else math.inf
-    if not 0.0 <= per_output <= MAX_MEAN_TOKENS:
+    if tokens is None or requests is None or not 0.0 <= per_output <= MAX_MEAN_TOKENS:
         alone = "stay in beta[8], for traces without prefix_group (blis-trace) alone: the mean step is not known"
         return _Folded(warnings=(f"{price} {alone}",))
+    kinds = "for traces with prefix_group and without (blis-trace), of lengths like those learned from"
     means = (_mean_prompt(config, target) for target in ("api_queueing", "queue_wait"))
     prompt = next((mean for mean in means if mean is not None), None)
-    into = f"into beta[5] at {per_output:.4g} prompt tokens per output token"
-    into += ", not into alpha[0]: no mean prompt is known" if prompt is None else f", into alpha[0] at {prompt:.1f}"
-    kinds = "for traces with prefix_group and without (blis-trace), of lengths like those learned from"
-    return _Folded(
-        is_folded=True,
-        requests_us=price_us * per_output,
-        prompt_us=price_us * (prompt or 0.0),
-        warnings=(f"{price} are folded {into}; {kinds}",),
-    )
+    others_us = price_us * tokens / (requests - 1.0) if requests > 1.0 else math.inf
+    if prompt is None or others_us > prices["intercept"]:
+        spread = {"prefill_tokens": 0.0, "requests": prices["requests"] + price_us * per_output}
+        why = "no mean prompt is known" if prompt is None else "no others are known beside a request"
+        into = f"into beta[5] at {per_output:.4g} prompt tokens per output token, not into alpha[0]: {why}"
+        return _Folded(spread, warnings=(f"{price} are folded {into}; {kinds}",))
+    spread = {
+        "prefill_tokens": 0.0,
+        "requests": prices["requests"] + others_us,
+        "intercept": prices["intercept"] - others_us,
+    }
+    into = f"into alpha[0] at {prompt:.1f}, and for others that run into beta[5] less beta[6] at {others_us:.4g} µs"
+    return _Folded(spread, price_us * prompt, (f"{price} are folded {into}; {kinds}",))
 
 
 def _mean_prompt(config: ConfigSnapshot, target: str) -> float | None:

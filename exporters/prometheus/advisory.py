@@ -57,7 +57,9 @@ class Advisory:
         self._itl_ms = itl_ms
 
     def samples(self, snapshot: Snapshot, config: ConfigSnapshot) -> Iterator[AdvisorySample]:
-        """Everything that can be said of one configuration."""
+        """Everything that can be said of one configuration; nothing of one whose server sends another one now."""
+        if config.replaced_by:
+            return
         try:
             client = self._view.config(snapshot, config.config_id)
         except (LookupError, TracefitError):

@@ -100,7 +100,8 @@ FAMILIES: tuple[Family, ...] = (
         "tracefit_usable",
         "gauge",
         ("config",),
-        "1 if predictions of steps may be used where something was seen, else 0; the status page says why not.",
+        "1 if predictions of steps may be used where something was seen, else 0; the status page says why not."
+        " Absent of a configuration whose server came back as another one.",
     ),
     Family(
         "tracefit_last_heard_timestamp_seconds",
@@ -199,24 +200,30 @@ FAMILIES: tuple[Family, ...] = (
         "Time of the engine that differs most by that of the others, for the same steps; absent of one engine.",
     ),
     Family(
+        "tracefit_level_ratio",
+        "gauge",
+        (*_TARGET, "phase"),
+        "Time of the last steps per time by coefficients and shape factors: decode (without prefill), prefill; 1 where "
+        "no level predicts better. It tells of the seconds after tracefit_last_heard_timestamp_seconds.",
+    ),
+    Family(
         "tracefit_correction_active",
         "gauge",
         _TARGET,
-        "1 while a learner corrects the published prediction, 0 while that would not help; absent without one.",
+        "1 while River's regression is in the published prediction, 0 while it would not help; absent without it.",
     ),
     Family(
         "tracefit_shaped_error_median_ratio",
         "gauge",
         _TARGET,
-        "Median relative error of coefficients times shape factors, without the correction: what a reader of the "
-        "snapshot can compute; where there is one.",
+        "Median relative error of coefficients times shape factors, without level and correction: what a reader of a "
+        "file computes.",
     ),
     Family(
         "tracefit_correction_rows_total",
         "counter",
         (*_TARGET, "outcome"),
-        "Rows at the correction: learned, thinned (not looked at, which bounds its cost), suspected (while a change of "
-        "speed was), outlier.",
+        "Rows at River's regression: learned, thinned (not looked at, which bounds its cost).",
     ),
     Family(
         "tracefit_predictor_error_median_ratio",

@@ -25,7 +25,6 @@ from prometheus_client.utils import floatToGoString
 from exporters.labels import US_PER_S, base_unit, label_value
 from online import (
     ConfigSnapshot,
-    CorrectionSnapshot,
     DriftSnapshot,
     ModelSnapshot,
     ResidualSnapshot,
@@ -189,24 +188,24 @@ def _step_samples(samples: Samples, labels: tuple[str, ...], target: TargetSnaps
     most = sorted(target.shape_factors.items(), key=lambda item: (-item[1].rows, item[0]))[:SHAPES_MAX]
     for shape, each in sorted(most):
         samples["tracefit_shape_factor_ratio"].append(Sample((*labels, label_value(shape)), each.factor))
-    if target.correction is not None:
-        _correction_samples(samples, labels, target, target.correction)
+    _samples_of_now(samples, labels, target)
     if target.replicas:
         _replica_samples(samples, labels, target)
-    if "portable" in target.models:
-        _portable_samples(samples, (*labels, "portable"), target.models["portable"])
+    if (portable := target.models.get("portable")) is not None:
+        if portable.shaped_error is not None:
+            samples["tracefit_shaped_error_median_ratio"].append(Sample(labels, portable.shaped_error.median_ape))
+        _portable_samples(samples, (*labels, "portable"), portable)
 
 
-def _correction_samples(
-    samples: Samples, labels: tuple[str, ...], target: TargetSnapshot, correction: CorrectionSnapshot
-) -> None:
+def _samples_of_now(samples: Samples, labels: tuple[str, ...], target: TargetSnapshot) -> None:
+    """Level and correction."""
+    for phase, level in target.level.items():
+        samples["tracefit_level_ratio"].append(Sample((*labels, label_value(phase)), level.factor))
+    if (correction := target.correction) is None:
+        return
     samples["tracefit_correction_active"].append(Sample(labels, int(correction.active)))
     for outcome, rows in correction.rows.items():
         samples["tracefit_correction_rows_total"].append(Sample((*labels, label_value(outcome)), rows))
-    portable = target.models.get("portable")
-    if portable is not None and portable.shaped_error is not None:
-        error = portable.shaped_error.median_ape
-        samples["tracefit_shaped_error_median_ratio"].append(Sample(labels, error))
 
 
 def _replica_samples(samples: Samples, labels: tuple[str, ...], target: TargetSnapshot) -> None:

@@ -91,7 +91,8 @@ def told_apart_of(
 ) -> Iterator[tuple[ConfigSnapshot, tuple[str, ...]]]:
     """What tells each that is shown from all others, and since when it is silent."""
     heard = [each.last_heard_unix_nano for each in configs]
-    apart = told_apart([(each.config_id, each.config) for each in configs], heard)
+    replaced = [bool(each.replaced_by) for each in configs]
+    apart = told_apart([(each.config_id, each.config) for each in configs], heard, replaced)
     by_id = {each.config_id: words for each, words in zip(configs, apart, strict=True)}
     yield from ((each, by_id[each.config_id]) for each in shown)
 

@@ -63,8 +63,8 @@ def remarks_section(remarks: Remarks, snapshot: Snapshot | None, otlp_port: int 
     stepless = [] if snapshot is None else [config for config in snapshot.configs if config.telemetry in _STEPLESS]
     if remarks.unbound_publishers and stepless:
         paragraphs.append(
-            f"<p>{count(remarks.unbound_publishers)} KV publishers belong to no engine that is known: a publisher is "
-            "recognised by its engine's steps, and this vLLM sends none. Its events are not used. Put the tracefit "
+            f"<p>{count(remarks.unbound_publishers)} KV publishers belong to no engine that is known: their "
+            "events say something of steps, and this vLLM sends none. They are not used. Put the tracefit "
             "producer plugin into the vLLM image (deploy/vllm-plugin); it sends KV events itself.</p>"
         )
     if remarks.conflicting_steps >= _CONFLICTS_MIN:

@@ -35,6 +35,7 @@ _NOTHING_LEARNED = (
     '“Not learned from yet”; what was left out and why, under <a href="#accounting">Queue and losses</a>.</p>'
 )
 
+PHASE_NAMES = {"decode": "steps without prefill", "prefill": "steps with prefill"}
 _TITLE_FACTS = ("gpu", "tensor_parallel_size", "quantization", "vllm_version")
 _FACT_WORDS = {"tensor_parallel_size": "TP ", "vllm_version": "vLLM "}
 
@@ -187,7 +188,7 @@ def _numbers(target: TargetSnapshot) -> str:
             cells += [("median error", percent(error.median_ape)), ("p90 error", percent(error.p90_ape))]
         if target.shape_factors and model.error is not None:
             cells.append(("median error of coefficients alone", percent(model.error.median_ape)))
-        cells += _correction(target)
+        cells += _of_now(target)
     if target.interval is not None:
         cells.append(("observed ÷ predicted", f"{factor(target.interval.p10)} – {factor(target.interval.p90)}"))
     if target.drift is not None:
@@ -196,19 +197,18 @@ def _numbers(target: TargetSnapshot) -> str:
     return '<dl class="numbers">' + "".join(f"<div><dt>{k}</dt><dd>{v}</dd></div>" for k, v in cells) + "</dl>"
 
 
-def _correction(target: TargetSnapshot) -> list[tuple[str, str]]:
-    """What a learner does to the prediction, and the error of what a reader of the snapshot can compute."""
-    if target.correction is None:
-        return []
-    does = (
-        f"×{factor(target.correction.factor)} on the last rows"
-        if target.correction.active
-        else "off: it would not help"
-    )
-    cells = [(f"correction ({escape(target.correction.learner)})", does)]
+def _of_now(target: TargetSnapshot) -> list[tuple[str, str]]:
+    """What the last rows do to the prediction, and the error of what a reader of a file computes."""
+    cells = []
+    for phase, level in target.level.items():
+        memory = "no level" if level.half_life_rows is None else f"half-life {level.half_life_rows} rows"
+        cells.append((f"level, {escape(PHASE_NAMES.get(phase, phase))}", f"×{factor(level.factor)} ({memory})"))
+    if (correction := target.correction) is not None:
+        does = f"×{factor(correction.factor)} on the last row" if correction.active else "off: it would not help"
+        cells.append((f"correction ({escape(correction.learner)})", does))
     portable = target.models.get("portable")
     if portable is not None and portable.shaped_error is not None:
-        cells.append(("median error without it", percent(portable.shaped_error.median_ape)))
+        cells.append(("median error without these", percent(portable.shaped_error.median_ape)))
     return cells
 
 

@@ -39,11 +39,15 @@ _PLURALS = {
     FEATURE_NAMES["decode_context_tokens"]: "tokens of decode context",
     FEATURE_NAMES["requests"]: "requests in the batch",
 }
-_WORDS = {ChangeKind.RESTART: "restart", ChangeKind.CONFIGURATION: "configuration"}
+_WORDS = {
+    ChangeKind.RESTART: "restart",
+    ChangeKind.CONFIGURATION: "configuration",
+    ChangeKind.PREFILL_SPEED: "prefill",
+}
 _REST = "beyond the coefficients: batch shape, stalls"
 _COURSE_NOTE = (
-    '<p class="quiet">Area: 95 % interval. Dashed: a change of speed (new ÷ old time), a restart of an '
-    "engine or of the sidecar, another configuration.</p>"
+    '<p class="quiet">Area: 95 % interval. Dashed: a change of speed (new ÷ old time; <i>prefill</i>: of steps with '
+    "prefill alone), a restart of an engine or of the sidecar, another configuration.</p>"
 )
 
 
@@ -128,7 +132,9 @@ def _row_figures(history: HistoryView | None) -> list[str]:
 def _marks(seen: Seen) -> list[Mark]:
     marks = [] if seen.history is None else seen.history.changes
     words = [
-        Mark(each.at_ns / 1e9, _WORDS.get(each.kind) or ("" if each.gain is None else f"×{each.gain:.2f}"))
+        Mark(
+            each.at_ns / 1e9, f"{_WORDS.get(each.kind, '')} {'' if each.gain is None else f'×{each.gain:.2f}'}".strip()
+        )
         for each in marks
     ]
     return sorted([*words, Mark(seen.started_unix_nano / 1e9, "sidecar")])

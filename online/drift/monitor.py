@@ -83,6 +83,7 @@ class DriftMonitor:
         suspicion: the alarm on trial, if there is one.
         alarms, confirmed, refuted: counts since the start.
         last: event time and gain of the last confirmed change; None before.
+        of_prefill: whether it was of steps with prefill alone.
     """
 
     STATE = saved(
@@ -103,6 +104,7 @@ class DriftMonitor:
         confirmed=Count,
         refuted=Count,
         last=tuple[int, Finite] | None,
+        of_prefill=bool,
     )
 
     def __init__(self, p: int, settings: DriftSettings) -> None:
@@ -121,6 +123,7 @@ class DriftMonitor:
         self.gain = 1.0
         self.alarms = self.confirmed = self.refuted = 0
         self.last: tuple[int, float] | None = None
+        self.of_prefill = False
 
     def new_suspicion(self) -> Suspicion:
         """Nothing is known of it yet."""
@@ -186,7 +189,7 @@ class DriftMonitor:
         self.cells.shift(_WITH_PREFILL, gain)
         self.alarms += 1
         self.confirmed += 1
-        self.last = (end_ns, self.gain)
+        self.last, self.of_prefill = (end_ns, self.gain), True
         return Verdict.PREFILL
 
     def _speed(self, verdict: Verdict) -> Speed:
@@ -271,7 +274,7 @@ class DriftMonitor:
         self.gain = math.exp(gain)
         self.cells.shift(suspicion.old, gain)
         self.confirmed += 1
-        self.last = (suspicion.alarm_ns, self.gain)
+        self.last, self.of_prefill = (suspicion.alarm_ns, self.gain), False
         return Verdict.CONFIRMED
 
     def log_factors(self, beta: Floats) -> Floats:
@@ -292,5 +295,9 @@ class DriftMonitor:
         last_ns, gain = (None, None) if self.last is None else self.last
         odd = self.odd_engine()
         return DriftSnapshot(
-            last_unix_nano=last_ns, gain=gain, count=self.confirmed, engines_apart=None if odd is None else odd.ratio
+            last_unix_nano=last_ns,
+            gain=gain,
+            count=self.confirmed,
+            of_prefill=self.of_prefill,
+            engines_apart=None if odd is None else odd.ratio,
         )

@@ -2,7 +2,7 @@
 
 import online.features.systems  # noqa: F401  # registers them
 
-from .columns import INTERCEPT, Column, FeatureSet, sum_steps
+from .columns import INTERCEPT, Column, FeatureSet, Raw
 from .registry import Fact, Facts, build, custom, registered
 
 __all__ = [
@@ -11,8 +11,8 @@ __all__ = [
     "Fact",
     "Facts",
     "FeatureSet",
+    "Raw",
     "build",
     "custom",
     "registered",
-    "sum_steps",
 ]

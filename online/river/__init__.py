@@ -1,22 +1,8 @@
-"""River's learners behind the same contract, and the corrector of what is published."""
+"""River's models: the residual model of the published prediction, and regressors that learn beside ``rls``."""
 
 from __future__ import annotations
 
-from .challengers import LINEAR, PREFIX, QUANTILE, RiverLearner, make
-from .context import CONTEXT
-from .corrector import RESIDUAL, Corrector
-from .quantile import QuantileLearner
-from .seen_rows import SeenRows
+from .challengers import PREFIX, RiverLearner, make
+from .residual import CONTEXT, RESIDUAL, ResidualModel
 
-__all__ = [
-    "CONTEXT",
-    "LINEAR",
-    "PREFIX",
-    "QUANTILE",
-    "RESIDUAL",
-    "Corrector",
-    "QuantileLearner",
-    "RiverLearner",
-    "SeenRows",
-    "make",
-]
+__all__ = ["CONTEXT", "PREFIX", "RESIDUAL", "ResidualModel", "RiverLearner", "make"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from online.blocks import Design
-from online.prediction import Intervals, PrequentialError, Shift, binned
+from online.errors import Intervals, PrequentialError
 from online.rows import Floats
 from online.state import saved
 
@@ -31,17 +31,12 @@ class Scores:
         """Count the errors of predictions (n,); log(y / prediction), (n,)."""
         ratio = np.maximum(prediction, _TINY_US) / block.elapsed_us
         log_ratio: Floats = -np.log(ratio)
-        self.error.add_counts(*binned(np.abs(ratio - 1.0)))
+        self.error.learn(np.abs(ratio - 1.0))
         if self.learns_intervals:
             self.intervals.learn(block, log_ratio)
         return log_ratio
 
-    def restate(self, shift: Shift) -> None:
-        """What other coefficients would have predicted of the same rows."""
-        self.error.restate(shift)
-        self.intervals.restate(shift)
-
     def add(self, other: Scores) -> None:
-        """Errors of both streams."""
-        self.error.add(other.error)
+        """Bands of both streams; nobody has predicted by the merged coefficients yet."""
+        self.error = PrequentialError()
         self.intervals.add(other.intervals)

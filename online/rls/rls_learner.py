@@ -13,10 +13,9 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from online.blocks import Design
+from online.blocks import Design, cell_name
 from online.drift import Speed
 from online.features import FeatureSet
-from online.prediction import cell_name
 from online.rows import PHASES, Floats, Ints
 from online.snapshot import ModelSnapshot, ShapeFactorSnapshot
 from online.state import Count, StateError, saved

@@ -30,6 +30,7 @@ class ChangeKind(enum.StrEnum):
     """What may move coefficients."""
 
     SPEED = "speed"
+    PREFILL_SPEED = "prefill speed"
     RESTART = "restart"
     CONFIGURATION = "configuration"
 

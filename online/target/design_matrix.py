@@ -29,11 +29,10 @@ _ONE, _NO_PHASE = np.ones(1), np.zeros((1, len(PHASES)))
 
 
 class Evaluated(NamedTuple):
-    """Rows that can be learned, what became of all, and which they were, (n,); None: all."""
+    """Rows that can be learned, and what became of all."""
 
     design: Design
     outcome: Counter[RowOutcome]
-    good: Mask | None
 
 
 class DesignMatrix:
@@ -48,9 +47,12 @@ class DesignMatrix:
         self._target = target
         self.sets: dict[str, tuple[FeatureSet, slice]] = {}
         self.width = 0
+        self._fitted: set[str] = set()
 
-    def add(self, features: FeatureSet) -> None:
-        """Append a set's columns."""
+    def add(self, features: FeatureSet, *, fitted: bool = True) -> None:
+        """Append a set's columns; a row is known if a set knows it that models are ``fitted`` to."""
+        if fitted:
+            self._fitted.add(features.name)
         self.sets[features.name] = (features, slice(self.width, self.width + len(features)))
         self.width += len(features)
 
@@ -59,13 +61,13 @@ class DesignMatrix:
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
             parts = [features.evaluate(rows) for features, _ in self.sets.values()]
             x = parts[0] if len(parts) == 1 else np.concatenate([np.empty((len(rows), 0)), *parts], axis=1)
-            complete = bool(self.sets) and _measured(rows) and bool(np.abs(x).max(initial=0.0) <= VALUE_MAX)
+            complete = bool(self._fitted) and _measured(rows) and bool(np.abs(x).max(initial=0.0) <= VALUE_MAX)
             if complete:
                 good, outcome = None, Counter({RowOutcome.LEARNED: len(rows)})
             else:
                 good, outcome, complete = self._sort_out(rows, x)
         if not outcome[RowOutcome.LEARNED]:  # as of every target for which no set is configured
-            return Evaluated(Design.empty(self.width), outcome, good)
+            return Evaluated(Design.empty(self.width), outcome)
         stratum, cell = strata_of(self._target, rows)
         # Of most rows these say one thing, which takes no memory while they wait, nor time to look for it then.
         n = len(rows)
@@ -75,7 +77,7 @@ class DesignMatrix:
         design = Design(
             x, phase, rows.elapsed_us, steps, weight, stratum, cell, rows.end_ns, complete, engine=rows.engine
         )
-        return Evaluated(design if good is None else design.take(good), outcome, good)
+        return Evaluated(design if good is None else design.take(good), outcome)
 
     def _sort_out(self, rows: RowBlock, x: Floats) -> tuple[Mask | None, Counter[RowOutcome], bool]:
         """Which rows can be learned, (n,), None for all; what became of them, and whether every set knows every row."""
@@ -85,10 +87,10 @@ class DesignMatrix:
         bounded = (y >= ELAPSED_US_MIN) & (y <= VALUE_MAX) & (weight <= VALUE_MAX) & (weight >= 1.0 / VALUE_MAX)
         bounded &= (np.abs(rows.phase) <= 1.0).all(axis=1)
         known, complete = np.zeros(len(rows), np.bool_), True
-        for _, where in self.sets.values():
+        for name, (_, where) in self.sets.items():
             inside = (np.abs(x[:, where]) <= VALUE_MAX).all(axis=1)
             here = np.isfinite(x[:, where]).all(axis=1)
-            known |= here
+            known |= here & (name in self._fitted)
             bounded &= inside | ~here
             complete &= bool(inside.all())
         good = finite & positive & bounded & known

@@ -1,8 +1,7 @@
 """What the bank asks of a learner, and which one a configured name and a feature set make.
 
-``rls`` on ``bsr_ard`` determines relevance itself; ``river:quantile`` is three quantile models in one. All else is
-the plain learner of its name; ``river:residual`` is none of these: it corrects what a target publishes
-(online/target/published_prediction.py).
+``rls`` on ``bsr_ard`` determines relevance itself. ``river:residual`` is no learner of its own: it is part of what a
+target publishes (online/target/published_prediction.py).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Protocol, TypeGuard
 
 from online.blocks import Design
 from online.features import FeatureSet
-from online.river import LINEAR, PREFIX, QUANTILE, RESIDUAL, QuantileLearner, RiverLearner, make
+from online.river import PREFIX, RESIDUAL, RiverLearner, make
 from online.rls import LearnerSettings, Prior, RelevantMember, RlsLearner
 from online.rows import Floats
 from online.snapshot import ModelSnapshot
@@ -63,8 +62,6 @@ def make_learner(name: str, features: FeatureSet, settings: LearnerSettings, pri
     """
     if name == RLS:
         return make_rls(features, settings, prior)
-    if name == QUANTILE:
-        return QuantileLearner(features, settings.river_rows_per_s)
     check_learner(name)
     return RiverLearner(name, features, settings.river_rows_per_s)
 
@@ -78,7 +75,7 @@ def make_rls(features: FeatureSet, settings: LearnerSettings, prior: Prior | Non
 
 def check_learner(name: str) -> None:
     """Raises ValueError for a name that makes no learner. Only names that are River's own import it."""
-    if name in (RLS, LINEAR, QUANTILE, RESIDUAL):
+    if name in (RLS, RESIDUAL):
         return
     if not name.startswith(PREFIX):
         raise ValueError(f"learners: {name!r} is not one of {RLS}, {PREFIX}<name>")

@@ -1,28 +1,35 @@
-"""What a target publishes to predict with, as one thing: x beta F by ``portable``, and a correction while that helps.
+"""What a target publishes to predict with: x beta F by ``portable``, its level, and what River's regression adds.
 
-    yhat = x beta F(cell) exp(c)        c: of the corrector while it is on, else 0 (online/river/corrector.py)
+    yhat = x beta F(cell) exp(c + d)        c: online/level.py; d: online/river/residual.py, 0 while it does not win
 
-Its error is of all of it; any reader can compute x beta F, whose own error and intervals stand beside it. Both errors
-are of every row: the corrector sees some, and what it says of one stands until the next.
+The headline error is of all of it, each row by what was known before it. A reader of a file computes x beta F, whose
+error and intervals stand beside it; the error of x beta alone is that of the model.
+
+    r_i = log(y_i / (x_i beta F_c))         beta, F: as published before row i was learned; c: the row's batch shape
+    mean_factor = sum y / sum (x beta F)    both forgotten with a half-life of 4000 steps: what stalls add
+    seen: the lowest and highest value per step of each column, and the cells with a learned row; they only widen
+
+Microseconds; r (n,), beta (p,) without phases. F is the drift monitor's table. Merging adds rows and takes the wider
+range; what tells of one prediction starts over: its errors, level and residual model.
 """
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from online.blocks import Design
+from online.blocks import CELLS, Design, cell_name
 from online.drift import Speed, Verdict
+from online.errors import Intervals, PrequentialError
 from online.features import FeatureSet
-from online.prediction import ShapedPrediction, Tiles
-from online.river import CONTEXT, RESIDUAL, Corrector, SeenRows
+from online.level import Level
+from online.river import CONTEXT, RESIDUAL, ResidualModel
 from online.rls import RlsLearner
-from online.rows import Floats, RowBlock
-from online.snapshot import ModelSnapshot, ShapeFactorSnapshot
-from online.state import Kept
+from online.rows import Floats, Mask
+from online.snapshot import ModelSnapshot, SeenSnapshot
+from online.state import Finite, Kept, saved
 
 from .design_matrix import DesignMatrix
 from .settings import BankSettings
@@ -30,7 +37,50 @@ from .settings import BankSettings
 SHAPED = "portable"
 """The feature set that shape factors belong to."""
 
-TILES = "tiles"
+_HALF_LIFE_STEPS = 4000.0
+_KEPT = 0.02
+
+
+class Seen:
+    """What was learned from: ranges of the p columns, and batch shapes.
+
+    Attributes:
+        low, high: of each column per step, (p,); without meaning before the first row.
+        cells: batch shapes with a learned row, (512,).
+    """
+
+    STATE = saved("seen", low=Floats, high=Floats, cells=Mask)
+
+    __slots__ = ("cells", "high", "low")
+
+    def __init__(self, p: int) -> None:
+        self.low, self.high = np.zeros(p), np.zeros(p)
+        self.cells: Mask = np.zeros(CELLS, np.bool_)
+
+    def learn(self, block: Design) -> None:
+        """Rows of a block."""
+        per_step = np.divide(block.x.T, block.steps, order="C")  # (p, n): by columns of n, numpy takes a tenth as long
+        self._widen(per_step.min(axis=1), per_step.max(axis=1))
+        self.cells[block.cell] = True
+
+    def _widen(self, low: Floats, high: Floats) -> None:
+        if self.cells.any():
+            low, high = np.minimum(low, self.low), np.maximum(high, self.high)
+        self.low, self.high = low, high
+
+    def add(self, other: Seen) -> None:
+        """Rows of both."""
+        if other.cells.any():
+            self._widen(other.low, other.high)
+            self.cells |= other.cells
+
+    def snapshot(self, names: tuple[str, ...]) -> SeenSnapshot | None:
+        """Ranges of the columns but the intercept, and names of the cells; None before the first row."""
+        if not self.cells.any():
+            return None
+        ranges = zip(names, self.low.tolist(), self.high.tolist(), strict=True)
+        features = {name: (low, high) for name, low, high in ranges if name != "intercept"}
+        return SeenSnapshot(features=features, cells=sorted(map(cell_name, np.flatnonzero(self.cells).tolist())))
 
 
 class PublishedPrediction:
@@ -38,87 +88,94 @@ class PublishedPrediction:
 
     Args:
         names: columns of ``portable``.
-        corrector: of what it leaves over, where one is configured.
+        residual: River's regression on what the level leaves, where it is configured.
 
     Attributes:
-        shaped: x beta F, its error and what it was learned from.
-        tiles: whether steps with prefill are padded to whole tiles of tokens.
+        error: of all that is published.
+        shaped_error, intervals: of x beta F.
+        level: what the last seconds took beside x beta F.
+        observed_us, predicted_us: decayed sums.
     """
 
-    def __init__(self, names: tuple[str, ...], corrector: Corrector | None) -> None:
-        self.shaped, self.tiles = ShapedPrediction(len(names)), Tiles(names)
-        self.corrector = corrector
+    STATE = saved(
+        "published_prediction",
+        error=PrequentialError,
+        shaped_error=PrequentialError,
+        intervals=Intervals,
+        seen=Seen,
+        level=Level,
+        observed_us=Finite,
+        predicted_us=Finite,
+    )
 
-    def look_at(self, rows: RowBlock, waiting: int) -> None:
-        """Rows as they come, behind those that wait to be learned."""
-        if self.corrector is not None:
-            self.corrector.look_at(rows, waiting)
+    def __init__(self, names: tuple[str, ...], residual: ResidualModel | None) -> None:
+        self.error, self.shaped_error, self.intervals = PrequentialError(), PrequentialError(), Intervals()
+        self.seen, self.level, self.residual = Seen(len(names)), Level(), residual
+        self.observed_us = self.predicted_us = 0.0
 
-    def seen_of(self, block: Design, matrix: DesignMatrix) -> SeenRows | None:
-        """The rows of ``portable`` in the next block that the corrector sees; None without one."""
-        if self.corrector is None:
+    def context_of(self, block: Design, matrix: DesignMatrix) -> Floats | None:
+        """Columns of the residual model for the rows that ``portable`` knows, per step; None without a model."""
+        if self.residual is None:
             return None
-        seen = self.corrector.waiting.take(len(block))
-        return seen if block.complete else seen.among(matrix.known(block, SHAPED))
+        context = block.x[:, matrix.sets[CONTEXT.name][1]] / block.steps[:, None]
+        known = context if block.complete else context[matrix.known(block, SHAPED)]
+        return np.fmax(known, 0.0)  # rows that waited before a model was configured have NaN
 
-    def learn(self, view: Design, seen: SeenRows | None, log_ratio: Floats | None, beta: Floats, speed: Speed) -> None:
+    def learn(self, view: Design, context: Floats | None, log_ratio: Floats | None, speed: Speed) -> None:
         """Learn rows; log_ratio = log(y / (x beta F)), (n,); None while nothing was predicted."""
-        corrected = None
-        if self.corrector is not None and seen is not None and log_ratio is not None:
-            corrected = self._correct(self.corrector, view, seen, log_ratio, suspected=speed.suspicious)
-        self.shaped.learn(view, log_ratio, corrected)
-        if log_ratio is not None:
-            self.tiles.learn(view, log_ratio, beta)
-        if speed.verdict is Verdict.CONFIRMED:
-            self.shaped.forget()
+        self.seen.learn(view)
+        if log_ratio is None:
+            return
+        added = self.level.learn(view, log_ratio)
+        if self.residual is not None and context is not None:
+            added += self.residual.learn(context, log_ratio - added, view.end_ns)
+        inverse = np.exp(-log_ratio)
+        self.intervals.learn(view, log_ratio)
+        self.shaped_error.learn(np.abs(inverse - 1.0))
+        self.error.learn(np.abs(inverse * np.exp(added) - 1.0))
+        kept = 2.0 ** -(float(view.steps @ view.weight) / _HALF_LIFE_STEPS)
+        self.observed_us = self.observed_us * kept + float(view.elapsed_us.sum())
+        self.predicted_us = self.predicted_us * kept + float(view.elapsed_us @ inverse)
+        self._follow(speed.verdict)
 
-    @staticmethod
-    def _correct(
-        corrector: Corrector, view: Design, seen: SeenRows, log_ratio: Floats, *, suspected: bool
-    ) -> Floats | None:
-        """exp(c) of every row, (n,), None where c = 0; of those that are seen by what was known a second before."""
-        corrector.skip(len(view) - len(seen))
-        standing = np.zeros(len(seen) + 1)
-        standing[0] = corrector.standing
-        if len(seen):
-            at, context = seen.place, seen.context
-            standing[1:] = corrector.learn(context, log_ratio[at], view.end_ns[at], suspected=suspected)
-        if not standing.any():
-            return None
-        return np.repeat(np.exp(standing), np.diff(seen.place, prepend=0, append=len(view)))
+    def _follow(self, verdict: Verdict) -> None:
+        """A confirmed change of speed is in beta from now on: what was summed up before is of another machine."""
+        if verdict is Verdict.CONFIRMED:
+            self.intervals.forget(_KEPT)
+            self.observed_us *= _KEPT
+            self.predicted_us *= _KEPT
+            self.level.end()
+        elif verdict is Verdict.PREFILL:
+            self.level.prefill.end()
+
+    def mean_factor(self) -> float | None:
+        """Mean time per predicted time; None where nothing was predicted."""
+        return self.observed_us / self.predicted_us if self.predicted_us > 0.0 else None
 
     def with_errors(self, model: ModelSnapshot) -> ModelSnapshot:
         """The model of ``portable`` with the errors of the prediction that stands on it."""
-        shaped = None if self.corrector is None else self.shaped.shaped_error.snapshot()
-        return msgspec.structs.replace(model, prediction_error=self.shaped.error.snapshot(), shaped_error=shaped)
+        error, shaped_error = self.error.snapshot(), self.shaped_error.snapshot()
+        return msgspec.structs.replace(model, prediction_error=error, shaped_error=shaped_error)
 
     def snapshot(self, model: RlsLearner, beta: Floats | None = None) -> dict[str, Any]:
         """Keys of the target's snapshot; intervals are of observed / (x beta F), as a reader predicts.
 
         ``beta``: coefficients (p,) that are published in place of the model's.
         """
-        corrector = self.corrector
         return {
-            "shape_factors": self._padded(model.shape_factors(beta)),
+            "shape_factors": model.shape_factors(beta),
             "shape_factors_applied": model.members.drift.factor_use.applied,
-            "correction": None if corrector is None else corrector.snapshot(),
-            "seen": self.shaped.seen(model.features.names),
-            "interval": self.shaped.intervals.snapshot(),
-            "mean_factor": self.shaped.mean_factor(),
+            "level": self.level.snapshot(),
+            "correction": None if self.residual is None else self.residual.snapshot(),
+            "seen": self.seen.snapshot(model.features.names),
+            "interval": self.intervals.snapshot(),
+            "mean_factor": self.mean_factor(),
             "context_us_per_token": model.context_us_per_token(),
-            "tile": self.tiles.tile(),
         }
-
-    def _padded(self, factors: dict[str, ShapeFactorSnapshot]) -> dict[str, ShapeFactorSnapshot]:
-        """With the usual padding of each shape, where there are tiles."""
-        for cell, padding in self.tiles.usual_padding().items():
-            if cell in factors:
-                factors[cell] = msgspec.structs.replace(factors[cell], padding=padding)
-        return factors
 
     def parts(self) -> dict[str, Any]:
         """What is saved, by name."""
-        return {SHAPED: self.shaped, TILES: self.tiles} | ({} if self.corrector is None else {RESIDUAL: self.corrector})
+        return {SHAPED: self} | ({} if self.residual is None else {RESIDUAL: self.residual})
 
     def restore(self, saved_parts: dict[str, Kept]) -> None:
         """Continue from what was saved and is still configured."""
@@ -128,18 +185,19 @@ class PublishedPrediction:
 
     def add(self, other: PublishedPrediction) -> None:
         """Rows of both."""
-        self.shaped.add(other.shaped)
-        self.tiles.add(other.tiles)
-        if self.corrector is not None and other.corrector is not None:
-            self.corrector = self.corrector.merged(other.corrector)
-            self.shaped.error = copy.deepcopy(
-                self.shaped.shaped_error
-            )  # of what is published now: nothing is corrected
+        self.error, self.shaped_error = PrequentialError(), PrequentialError()
+        self.intervals.add(other.intervals)
+        self.seen.add(other.seen)
+        self.level.add(other.level)
+        self.observed_us += other.observed_us
+        self.predicted_us += other.predicted_us
+        if self.residual is not None and other.residual is not None:
+            self.residual.add(other.residual)
 
 
 def make_published(features: FeatureSet, settings: BankSettings) -> PublishedPrediction:
-    """For ``portable`` of a target; with a corrector if one is configured and the target is the one of its context."""
-    corrector = None
+    """For ``portable`` of a target; with the residual model if it is configured and the target is the one of steps."""
+    residual = None
     if RESIDUAL in settings.learners and features.target is CONTEXT.target:
-        corrector = Corrector(settings.bank.river_rows_per_s)
-    return PublishedPrediction(features.names, corrector)
+        residual = ResidualModel(settings.bank.river_rows_per_s)
+    return PublishedPrediction(features.names, residual)

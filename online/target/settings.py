@@ -46,7 +46,7 @@ class BankSettings(Protocol):
 
     @property
     def learners(self) -> tuple[str, ...]:
-        """Among ``rls``, ``river:{linear,residual,quantile}`` and ``river:<dotted name>``."""
+        """Among ``rls``, ``river:residual`` and ``river:<dotted name>``."""
 
     @property
     def feature_sets(self) -> tuple[str, ...]:

@@ -10,9 +10,9 @@ from typing import Any
 
 from online.blocks import Cutter, Design
 from online.drift import ENGINES_MAX, NO_DETECTOR, Speed, differs
+from online.errors import Residuals
 from online.features import FeatureSet
-from online.prediction import Residuals
-from online.river import RESIDUAL, SeenRows
+from online.river import CONTEXT, RESIDUAL
 from online.rls import Prior, Replica, RlsLearner, as_far_as_it_fits, compared
 from online.rows import Floats, Quality, RowBlock, RowOutcome, Target
 from online.snapshot import ErrorSnapshot, ModelSnapshot, Reason, TargetSnapshot
@@ -113,6 +113,8 @@ class TargetState:
             self.models[key] = make_learner(learner, features, rates(self.settings), prior)
         if self.published is None and SHAPED in self.models and self.target.vector == "beta":
             self.published = make_published(features, self.settings)
+            if self.published.residual is not None:
+                self.matrix.add(CONTEXT, fitted=False)
         for model in self.publishers():
             model.members.scores.learns_intervals = self.published is None
             model.weigh_held = partial(weights_by_sheet, self) if model is self.models.get(SHAPED) else None
@@ -127,7 +129,7 @@ class TargetState:
 
     def learn(self, rows: RowBlock) -> Counter[RowOutcome]:
         """Cut rows into blocks and learn every block that is complete; what became of the rows."""
-        design, outcome, good = self.matrix.evaluate(rows)
+        design, outcome = self.matrix.evaluate(rows)
         self.clock.learn(rows.elapsed_us)
         if not len(design):
             return outcome
@@ -137,8 +139,6 @@ class TargetState:
         first_ns = int(design.end_ns.min())
         self.first_ns = min(self.first_ns, first_ns) if self.first_ns else first_ns
         self.last_ns = max(self.last_ns, int(design.end_ns.max()))
-        if self.published is not None:
-            self.published.look_at(rows if good is None else rows.take(good), len(self.cutter))
         self._size_blocks()
         for block in self.cutter.push(design, longer=_WINDOWS_LONGER if windows else 1):
             self._learn_block(block)
@@ -164,10 +164,11 @@ class TargetState:
         """All models learn these rows, by set in ``views``, the one that watches for changes of speed first."""
         self.pieces += 1
         champion, watcher = self._predictor(), self.watcher()
-        seen = None if self.published is None else self.published.seen_of(block, self.matrix)
+        context = None if self.published is None else self.published.context_of(block, self.matrix)
         speed = None
         if watcher is not None:
-            speed = self._learn_watched(watcher, views[watcher.features.name], seen, is_champion=watcher is champion)
+            view = views[watcher.features.name]
+            speed = self._learn_watched(watcher, view, context, is_champion=watcher is champion)
         for model in self.models.values():
             view = views[model.features.name]
             if model is watcher or not len(view):
@@ -176,18 +177,18 @@ class TargetState:
             if model is champion and log_ratio is not None:
                 self.residuals.learn(log_ratio)
 
-    def _learn_watched(self, watcher: RlsLearner, view: Design, seen: SeenRows | None, *, is_champion: bool) -> Speed:
+    def _learn_watched(self, watcher: RlsLearner, view: Design, context: Floats | None, *, is_champion: bool) -> Speed:
         """What the watcher finds goes for all models of the target."""
         if not len(view):
             return watcher.members.drift.unchanged()
-        beta, log_factors = watcher.members.slow.beta, watcher.log_factors(view.cell)
+        log_factors = watcher.log_factors(view.cell)
         log_ratio = watcher.learn(view)
         if is_champion and log_ratio is not None:
             self.residuals.learn(log_ratio)
         speed = watcher.members.speed or watcher.members.drift.unchanged()
         shaped = None if log_ratio is None else log_ratio - log_factors
         if self.published is not None and watcher is self.models[SHAPED]:
-            self.published.learn(view, seen, shaped, beta, speed)
+            self.published.learn(view, context, shaped, speed)
         self.history.learn(watcher, view, shaped, speed.verdict)
         return speed
 

@@ -7,7 +7,6 @@ from .config_places import ConfigPlaces
 from .configuration_space import configuration_vector, coverage, ensemble, measure_next, specialists
 from .pool import DonorPool, Priors, priors_of
 from .population import Donor, bias_and_scale, donor_of, donors_of, frozen, pool
-from .selection import select, selection_strata
 from .sheet_estimate import SheetEstimate, SheetPrior
 from .sheet_terms import HIDES_HITS
 
@@ -29,8 +28,6 @@ __all__ = [
     "measure_next",
     "pool",
     "priors_of",
-    "select",
-    "selection_strata",
     "specialists",
     "unsteady_points",
 ]

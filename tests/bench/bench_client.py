@@ -86,16 +86,21 @@ def costs():
 
 
 def machines():
-    """Largest concurrency, from coefficients learned on noisy streams of other mixes."""
+    """Steps, and the largest concurrency, from coefficients learned on noisy streams of other mixes."""
     by_stream = {stream: [] for stream in client_machines.STREAMS}
     for name in client_machines.PLANNED:
         truths = list(client_machines.truths_of(name))
         for number, stream in enumerate(by_stream):
-            config, apart = client_machines.learned(name, *stream)
+            config, product, asked = client_machines.learned(name, *stream)
             plans = [each for truth in truths if (each := client_machines.judge(config, truth))]
             by_stream[stream] += plans
             if number == 0:
-                line(f"{name}: client against sidecar, relative", apart, 1e-9)
+                line(
+                    f"{name}: mean error of step_time, beside {100 * product:.3f} of x beta F",
+                    100 * asked,
+                    100 * product,
+                    " %",
+                )
                 for each in plans:
                     sys.stdout.write(
                         f"   {each.truth.prompt:>5}/{each.truth.output:<4} ITL {each.truth.target_us / 1e3:5.1f} ms:"
@@ -168,7 +173,7 @@ def single_requests(outside):
         return
     converter, found = outside.tools / "requests_to_otlp.py", sorted(outside.tables.glob("2*.csv.gz"))
     fields = ("ttft_median", "ttft_p90", "tpot_median", "tpot_p90")
-    pairs = [(ours, name) for ours in ("request", "request in phase") for name in client_tables.BASELINES]
+    pairs = [("request", name) for name in client_tables.BASELINES]
     held = {(pair, field): 0 for pair in pairs for field in fields}
     held_together, ratios = dict.fromkeys(pairs, 0), {name: [] for name in client_tables.BASELINES}
     for table in found:

@@ -10,19 +10,14 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import json
-import os
-import subprocess
 import sys
-import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from collector.config import Config, JoinConfig, ScrapeConfig, ScrapeEndpoint
+from collector.config import Config, JoinConfig
 from collector.decode.pages import PageParser, read_page_line
 from collector.evaluate.captures import load
 from collector.evaluate.fits import Fit, design, learn, predict
@@ -30,15 +25,12 @@ from collector.evaluate.page_windows import TRACEFIT, TimedReading, score_window
 from collector.identity import Knowledge
 from collector.join.pages import PageEngine
 from collector.receive import Export
-from collector.receive.scrape import Scraper
 from collector.recordings import Recording
-from collector.runtime import SystemClock
 from collector.worker import make_pipeline
 from online import RowBlock, Target
 from online.features import build
 from online.rls import LearnerSettings, RlsLearner
-from tests.support.page_server import padded, recorded_pages
-from tests.support.paths import DATA, ROOT
+from tests.support.paths import DATA
 from tests.support.step_pages import pages_of
 
 SETTINGS = LearnerSettings(
@@ -46,7 +38,6 @@ SETTINGS = LearnerSettings(
 )  # one fit of all rows: what a half-life of minutes forgets is not the question
 FEATURES = build("portable", Target.STEP_TIME, {})
 LEARN = 0.6
-PUBLISH_S = 5.0
 CLOCKS = 5
 LENGTHS_MIN = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0)
 REQUEST_SPAN = "llm_request"
@@ -300,101 +291,6 @@ def judged(rows, *, windows):
     return {feature.name for feature in snapshot.features if feature.status == "identified"}
 
 
-# --- cost -------------------------------------------------------------------------------------------------------------
-
-
-def parsing(path):
-    whole = path.with_name("metrics.txt.gz")
-    page = gzip.decompress(whole.read_bytes()) if whole.exists() else recorded_pages(path)[-1][1]
-    page = padded(page, 2000)
-    parser = PageParser()
-    begin_s, count = time.process_time(), 200
-    for _ in range(count):
-        parser.parse(page)
-    cost_ms = 1e3 * (time.process_time() - begin_s) / count
-    line("page of 2,000 lines, ms CPU", f"{cost_ms:.2f}", "<= 1.5", cost_ms <= 1.5)
-
-
-def serving(servers, limit_cores, seconds=30.0):
-    """Scraping, parsing, joining, learning and publishing of so many servers in this process; they are another one."""
-    command = [sys.executable, "-m", "tests.support.page_server", "2000"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        port = int(process.stdout.readline())
-        scrape = ScrapeConfig(
-            endpoints=tuple(ScrapeEndpoint(url=f"http://127.0.0.1:{port}/{n}/metrics") for n in range(servers)),
-            interval_min_s=1.0,
-        )
-        scraper, pipeline = Scraper(scrape, SystemClock()), make_pipeline(Config(learners=("rls",)))
-        scraper.start()
-        time.sleep(2.0)
-        begin_s, cpu_s, taken, published_s = time.monotonic(), time.process_time(), 0, 0.0
-        while (now_s := time.monotonic()) < begin_s + seconds:
-            time.sleep(0.25)
-            pages = scraper.take()
-            taken += len(pages)
-            pipeline.process_pages(pages)
-            if now_s >= published_s + PUBLISH_S:
-                pipeline.snapshot(0, 1)
-                published_s = now_s
-        cores = (time.process_time() - cpu_s) / (time.monotonic() - begin_s)
-        scraper.stop()
-        process.terminate()
-    line(
-        f"{servers} servers every second, cores",
-        f"{cores:.4f}",
-        f"<= {limit_cores}",
-        cores <= limit_cores,
-        f"{taken} pages, published every {PUBLISH_S:g} s",
-    )
-
-
-def whole_process(servers, limit_cores, limit_mb, seconds=240.0):
-    """``tracefit run`` as it comes, River and pages for people included: the last minute of so many servers."""
-    pages = [sys.executable, "-m", "tests.support.page_server", "2000"]
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        subprocess.Popen(pages, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process,
-    ):
-        port = int(process.stdout.readline())
-        endpoints = [{"url": f"http://127.0.0.1:{port}/{number}/metrics"} for number in range(servers)]
-        config = Path(directory) / "tracefit.yaml"
-        free = {"endpoint": "127.0.0.1:0"}
-        receivers = {"grpc": free, "http": free, "scrape": {"endpoints": endpoints, "interval_min_s": 1.0}}
-        config.write_text(json.dumps({"receivers": receivers, "exporters": {"http": free}}))
-        run = [sys.executable, "-m", "collector", "run", "--config", str(config)]
-        with (
-            (Path(directory) / "log").open("wb") as log,
-            subprocess.Popen(run, cwd=directory, stdout=log, stderr=log, env=_environment()) as sidecar,
-        ):
-            time.sleep(seconds - 60.0)
-            cpu_s = _cpu_s(sidecar.pid)
-            time.sleep(60.0)
-            cores, held_mb = (_cpu_s(sidecar.pid) - cpu_s) / 60.0, _resident_mb(sidecar.pid)
-            assert sidecar.poll() is None
-            sidecar.terminate()
-        process.terminate()
-    line(
-        f"tracefit run, {servers} servers every second, cores",
-        f"{cores:.4f}",
-        f"<= {limit_cores}",
-        cores <= limit_cores,
-    )
-    line(f"tracefit run, {servers} servers, MB in all", f"{held_mb:.0f}", f"<= {limit_mb}", held_mb <= limit_mb)
-
-
-def _environment():
-    return os.environ | {"PYTHONPATH": str(ROOT)}
-
-
-def _cpu_s(pid):
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _resident_mb(pid):
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--recordings", type=Path, default=DATA, help="a directory of recordings by name")
@@ -415,10 +311,6 @@ def main() -> int:
     unforked = chosen.recordings / "p1_engine_stats" / "otlp.pb.gz"
     if unforked.exists():
         request_spans(unforked)
-    parsing(pages)
-    serving(1, 0.003)
-    serving(100, 0.25)
-    whole_process(100, 0.25, limit_mb=120)
     print(f"missed: {', '.join(failures) or 'nothing'}")
     return 1 if failures else 0
 

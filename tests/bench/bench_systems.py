@@ -1,4 +1,4 @@
-"""Every number of the systems, beside its target: ``make bench WHAT=systems``; CPU time is process time of one thread.
+"""Every number of the systems, beside its target: ``make bench WHAT=systems``.
 
 Names of sections run only those: simulated recordings, and with arguments (tests/bench/outside.py) scorer (``--tools``)
 and h100 (``--tools``, ``--tables``), which are skipped, loudly, without.
@@ -13,7 +13,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -34,7 +33,7 @@ from collector.worker.pipeline import Pipeline
 from online.bank import Bank
 from online.features.registry import build
 from online.features.systems import SYSTEMS
-from online.rows import STEP_FEATURES, RowBlock, Target
+from online.rows import RowBlock, Target
 from online.snapshot import Snapshot
 from online.transfer import population as transfer
 from tests.bench.outside import Outside, add_arguments, outside_of
@@ -132,37 +131,6 @@ def before_the_first_row() -> None:
             found = build(system, STEP, machine.facts()).evaluate(scored) @ beta
             cells.append(f"{system} {100 * float(ape(found, scored.elapsed_us).mean()):.1f}")
         print(f"  {name:<20} " + "  ".join(sorted(cells)))
-
-
-def cost_of_a_prediction() -> None:
-    """One step of 128 requests, per system."""
-    print("\nOne prediction for a step of 128 requests, us CPU")
-    facts = MACHINES["mixtral_h100_tp2"].facts()
-    rows, _ = rows_of(simulate("mixtral_h100_tp2", 3000, 908, SEEN))
-    step = rows.slice(1000, 1001)
-    step.raw[:, STEP_FEATURES.index("requests")] = 128.0
-    slowest = 0.0
-    cells = []
-    for system in NINE:
-        features = build(system, STEP, facts)
-        model = learn(features, rows.slice(0, 600))
-        model.predict(design(features, step))
-        start = time.process_time()
-        for _ in range(300):
-            model.predict(design(features, step))
-        spent = (time.process_time() - start) / 300 * 1e6
-        slowest = max(slowest, spent)
-        cells.append(f"{system} {spent:.0f}")
-    print("  " + "  ".join(cells))
-    print(verdict("slowest system, us", slowest, 1000.0))
-
-
-def cost_of_an_evaluation(knowledge: Knowledge) -> None:
-    """All nine systems on one capture of 2,400 steps."""
-    start = time.process_time()
-    captures = load_capture([Recording(otlp_file("c3_preempt"), quietly)], knowledge, JoinConfig(), CUT)
-    evaluate(captures, NINE, learn_until=CUT, left_out="workload", version="bench", tell=quietly)
-    print("\n" + verdict("evaluate, nine systems on 2,400 steps, s CPU", time.process_time() - start, 60.0))
 
 
 def against_the_scorer(knowledge: Knowledge, outside: Outside) -> None:
@@ -347,14 +315,12 @@ def simulated(_outside: Outside) -> None:
     unseen_workloads()
     leave_one_configuration_out()
     before_the_first_row()
-    cost_of_a_prediction()
 
 
 def recordings(_outside: Outside) -> None:
     """What bundled recordings can say."""
     rows_at_less_telemetry()
     donors_beside_a_cold_start(knowledge_of_captures())
-    cost_of_an_evaluation(knowledge_of_captures())
 
 
 def rows_at_less_telemetry() -> None:

@@ -15,9 +15,8 @@ import numpy as np
 import tracefit
 from collector.config import Config
 from online.bank import Bank
-from online.blocks import strata_of
+from online.blocks import cell_name, strata_of
 from online.features.registry import portable
-from online.prediction import cell_name
 from online.rows import STEP_FEATURES, Target
 from online.snapshot import ConfigSnapshot, Snapshot
 from tests.bench import simulated
@@ -61,14 +60,17 @@ class Judged(NamedTuple):
 
 
 def learned(name, seed, order):
-    """What a sidecar publishes after one stream of the machine, as the client loads it; and how far both are apart."""
+    """What a sidecar publishes after one stream of the machine, as the client loads it.
+
+    And mean errors over the steps of the stream: of x beta F by the sidecar's own columns and cells, of ``step_time``.
+    """
     machine, rows = MACHINES[name], simulate(name, ROWS, seed, simulated.segments(order)).rows
     limits = {"max_num_seqs": machine.seats, "max_num_batched_tokens": machine.budget}
     own, config = _published(rows, {**limits, "block_size": 16, "num_gpu_blocks": machine.blocks})
     names = ("prefill_tokens", "requests", "decode_context_tokens")
     columns = {column: rows.raw[:, STEP_FEATURES.index(column)].tolist() for column in names}
     asked = np.array(config.step_time(**columns).us)
-    return config, float(np.max(np.abs(asked / own - 1.0)))
+    return config, *(float(np.mean(np.abs(said / rows.elapsed_us - 1.0))) for said in (own, asked))
 
 
 def truths_of(name):

@@ -6,8 +6,8 @@ import pytest
 from collector.config.learning_config import BankConfig
 from collector.config.schema import Config
 from online.drift.detectors import DETECTORS, DriftSettings, make_detector
+from online.errors import WIDER, Intervals
 from online.features.registry import portable
-from online.prediction.prediction_intervals import Intervals
 from online.rows import Target
 from tests.bench.simulated import prequential
 from tests.support.designs import design_of
@@ -99,19 +99,20 @@ NOISES = {
 
 
 @pytest.mark.parametrize("noise", NOISES)
-def test_eighty_per_cent_fall_between_p10_and_p90(noise):
+def test_more_than_eighty_per_cent_fall_between_p10_and_p90_where_no_level_wanders(noise):
     inside, _ = _covered(NOISES[noise])
-    assert abs(inside[2000:].mean() - 0.8) < 0.03
+    assert 0.80 <= inside[2000:].mean() <= 0.92
 
 
 @pytest.mark.parametrize("noise", NOISES)
-def test_the_quantiles_are_those_of_the_ratios(noise):
+def test_the_band_is_that_of_the_ratios_and_wider_by_what_levels_will_wander(noise):
     rng = np.random.default_rng(6)
     _, intervals = _covered(NOISES[noise])
     snapshot = intervals.snapshot()
-    truth = np.exp(np.quantile(NOISES[noise](rng, 100_000), [0.1, 0.5, 0.9]))
-    for found, expected in zip((snapshot.p10, snapshot.p50, snapshot.p90), truth, strict=True):
-        assert abs(np.log(found / expected)) < 0.15 * np.log(truth[2] / truth[0])
+    low, middle, high = np.quantile(NOISES[noise](rng, 100_000), [0.1, 0.5, 0.9])
+    wider = middle + WIDER * (np.array([low, middle, high]) - middle)
+    found = np.log([snapshot.p10, snapshot.p50, snapshot.p90])
+    assert np.abs(found - wider).max() < 0.15 * (high - low)
 
 
 def test_histograms_merge_by_addition():

@@ -11,7 +11,8 @@ import yaml
 from collector.config.load import load
 from exporters.prometheus.families import FAMILIES
 from tests.conftest import find_tool
-from tests.deploy.test_manifests import DEPLOY, NEWEST, OLDEST, find_validator
+from tests.deploy.test_manifests import DEPLOY, NEWEST, OLDEST
+from tests.support.manifests import find_validator
 
 AUTOSCALING = DEPLOY / "autoscaling"
 HPA, KEDA, ADAPTER = (

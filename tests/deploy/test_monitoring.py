@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +13,6 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from collector.telemetry import Metrics, table
-from exporters.labels import base_unit
 from exporters.pages.routing import Request
 from exporters.prometheus import MetricsPage
 from exporters.prometheus.advisory import AdvisorySample
@@ -26,7 +24,6 @@ from tests.support.paths import ROOT
 
 MONITORING = ROOT / "deploy" / "monitoring"
 RUNBOOKS = "https://docs.example.com/tracefit/runbooks.md"
-PANEL_KINDS = {"timeseries", "stat", "table", "heatmap"}
 
 
 def rules():
@@ -139,89 +136,6 @@ def test_every_expression_of_the_dashboard_parses(tmp_path):
     assert f"{len(substituted)} rules found" in done.stdout
 
 
-def test_a_broken_expression_would_be_noticed(tmp_path):
-    (tmp_path / "panels.yaml").write_text('groups: [{name: x, rules: [{record: "a:b", expr: "sum(up"}]}]')
-    assert promtool("check", "rules", "panels.yaml", directory=tmp_path).returncode != 0
-
-
-def test_the_dashboard_has_an_identity_and_cannot_be_edited_by_accident():
-    board = dashboard()
-    assert (board["uid"], board["editable"]) == ("tracefit", False)
-    assert board["title"]
-    assert board["description"]
-    assert board["schemaVersion"] >= 36
-    assert "tracefit" in board["tags"]
-
-
-def test_variables_choose_the_data_source_job_instance_and_configuration():
-    variables = {variable["name"]: variable for variable in dashboard()["templating"]["list"]}
-    assert list(variables) == ["datasource", "job", "instance", "config", "target", "model", "runbooks"]
-    assert (variables["datasource"]["type"], variables["datasource"]["query"]) == ("datasource", "prometheus")
-    assert (variables["runbooks"]["type"], variables["runbooks"]["query"]) == ("constant", RUNBOOKS)
-    for variable in variables.values():
-        assert variable["label"]
-        if variable["type"] == "query":
-            assert (variable["multi"], variable["includeAll"], variable["allValue"]) == (True, True, ".*")
-            assert variable["refresh"] == 2  # on time range change
-            assert variable["datasource"]["uid"] == "${datasource}"
-
-
-@pytest.mark.parametrize("panel", panels(), ids=lambda panel: panel["title"])
-def test_every_panel_has_title_description_unit_and_the_chosen_data_source(panel):
-    assert panel["type"] in PANEL_KINDS
-    assert panel["title"]
-    assert panel["description"].endswith(".")
-    assert panel["fieldConfig"]["defaults"]["unit"]
-    assert panel["datasource"]["uid"] == "${datasource}"
-    for target in panel["targets"]:
-        assert target["datasource"]["uid"] == "${datasource}"
-        assert target["legendFormat"] or target["format"] == "table"
-
-
-@pytest.mark.parametrize(("title", "expression"), expressions())
-def test_every_expression_selects_job_and_instance_and_rates_counters_rightly(title, expression):
-    for selector in re.findall(r"[a-z_]+\{([^}]*)\}", expression):
-        assert 'job=~"$job"' in selector, title
-        assert 'instance=~"$instance"' in selector, title
-    for name in series_in(expression):
-        wrapped = re.search(rf"(?:rate|increase)\({name}\{{[^}}]*\}}\[(\$__rate_interval|\$__range)\]\)", expression)
-        assert bool(wrapped) == name.endswith(("_total", "_bucket", "_sum", "_count")), (title, name)
-
-
-def test_legends_have_names_that_people_use_and_tell_sidecars_apart():
-    for panel in panels():
-        for target in panel["targets"]:
-            over_all = re.match(r"(sum|max)( by \(le\))? ?\(", target["expr"])
-            if "config=~" not in target["expr"] or over_all or panel["title"] == "Fleet":
-                continue
-            assert "group_left (name) tracefit_config_info" in target["expr"], panel["title"]
-            if target["format"] != "table":
-                assert "{{name}}" in target["legendFormat"], panel["title"]
-                assert "{{instance}}" in target["legendFormat"], panel["title"]
-                assert "{{config}}" not in target["legendFormat"], panel["title"]
-
-
-def test_the_choice_of_configurations_shows_their_names():
-    (variable,) = [v for v in dashboard()["templating"]["list"] if v["name"] == "config"]
-    page = MetricsPage(CollectorRegistry(), cases.snapshot).render().body.decode()
-    info = next(line for line in page.splitlines() if line.startswith("tracefit_config_info{"))
-    found = re.search(variable["regex"].strip("/").replace("(?<", "(?P<"), info)
-    assert found.groupdict() == {"value": CONFIG, "text": "meta-llama/Llama-2-7b-hf · H100 · TP 2"}
-
-
-def test_the_fleet_table_has_a_row_per_configuration_and_sidecar_with_all_that_tells_them_apart():
-    (fleet,) = [panel for panel in panels() if panel["title"] == "Fleet"]
-    merge, organize = fleet["transformations"]
-    assert merge["id"] == "merge"
-    shown = organize["options"]["renameByName"].values()
-    assert set(shown) >= {"model", "GPU", "TP", "configuration", "sidecar", "usable", "error", "changes of speed"}
-    assert {rule["matcher"]["options"] for rule in fleet["fieldConfig"]["overrides"]} <= set(shown)
-    first, *others = (target["expr"] for target in fleet["targets"])
-    assert "max by (job, instance, config, name, model_name, gpu, tensor_parallel_size, quality)" in first
-    for expression in others:  # what the rows of all queries have in common is what they are merged by
-        assert set(re.findall(r"by \(([^)]*)\)", expression)) == {"job, instance, config"}
-
-
 def links(part):
     """Every link of a panel or of the board, wherever Grafana keeps it."""
     if isinstance(part, dict):
@@ -259,21 +173,6 @@ def test_error_panels_turn_red_where_the_alert_fires():
     text = {panel["title"]: json.dumps(panel) for panel in panels()}
     for title in ("Step time error", "Error by model", "Fleet"):
         assert f'{{"color": "red", "value": {limit}}}' in text[title], title
-
-
-def test_panels_have_their_own_ids_and_do_not_overlap():
-    board = dashboard()["panels"]
-    ids = [panel["id"] for panel in board]
-    assert len(ids) == len(set(ids))
-    places = sorted((p["gridPos"]["y"], p["gridPos"]["x"], p["gridPos"]["w"]) for p in board)
-    for (y, x, w), (next_y, next_x, _) in pairwise(places):
-        assert next_y > y or next_x >= x + w
-    assert all(p["gridPos"]["x"] + p["gridPos"]["w"] <= 24 for p in board)
-
-
-def test_units_of_coefficient_panels_are_those_that_the_exporter_writes():
-    asked = set(re.findall(r'unit="([a-z_]+)"', json.dumps(dashboard()).replace('\\"', '"')))
-    assert asked == {base_unit(unit)[0] for unit in ("us", "us/token", "us/request")}
 
 
 CONFIG = "0f3c52aa9b1e"

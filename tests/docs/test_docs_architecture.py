@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from tests.contract.test_architecture import MODULES, imported, is_module, room_of
 from tests.support.paths import DOCS, ROOT
 
 ARCHITECTURE = (DOCS / "architecture.md").read_text()
-WIRE = (DOCS / "wire-contract.md").read_text()
+WIRE = (ROOT / "collector/decode/wire-contract.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 PACKAGES = ("collector", "online", "exporters")
-CODE = sorted(
-    path
-    for place in (*PACKAGES, "deploy", "tests", "tracefit")
-    for path in (ROOT / place).rglob("*.py")
-    if path.name != "test_docs_architecture.py"
-)
-FOREIGN = r"RFC \d+ §"
 
 
 def rooms() -> set[str]:
@@ -27,12 +18,6 @@ def rooms() -> set[str]:
     files = (path for package in PACKAGES for path in (ROOT / package).rglob("*.*") if "__pycache__" not in path.parts)
     folders = {str(path.parent.relative_to(ROOT)) for path in files if path.is_file()}
     return folders - set(PACKAGES)
-
-
-def cited(pattern: str) -> dict[str, set[str]]:
-    """Where code cites what: the groups of a pattern by file."""
-    found = {str(path.relative_to(ROOT)): re.findall(pattern, path.read_text()) for path in CODE}
-    return {name: set(numbers) for name, numbers in found.items() if numbers}
 
 
 def mapped_rooms() -> list[str]:
@@ -68,59 +53,6 @@ def test_every_module_that_the_architecture_names_exists():
         assert (ROOT / "collector" / path).exists(), path
     for path in re.findall(r"`((?:collector|online|exporters|tests)/[\w/]+\.py)`", ARCHITECTURE):
         assert (ROOT / path).exists(), path
-
-
-@pytest.mark.parametrize("name", ["finality", "boundaries", "scheduling", "raw_features", "row_blocks", "warm_up"])
-def test_modules_of_the_walk_of_a_row_exist(name):
-    assert f"`{name}.py`" in ARCHITECTURE
-    assert (ROOT / "collector/join/steps" / f"{name}.py").exists()
-
-
-def test_every_section_of_the_wire_contract_that_code_cites_exists():
-    sections = set(re.findall(r"^#+ ([\d.]+) ", WIRE, re.MULTILINE))
-    assert {"5.6", "8"} <= sections
-    text = {str(path.relative_to(ROOT)): re.sub(FOREIGN, "", path.read_text()) for path in CODE}
-    for name, content in text.items():
-        assert set(re.findall(r"§(\d+(?:\.\d+)*)", content)) <= sections, name
-
-
-def test_every_section_the_wire_contract_cites_itself_exists():
-    sections = set(re.findall(r"^#+ ([\d.]+) ", WIRE, re.MULTILINE))
-    assert set(re.findall(r"§(\d+(?:\.\d+)*)", WIRE)) <= sections
-
-
-def test_every_invariant_that_code_cites_exists():
-    numbers = re.findall(r"^(\d+)\. ", ARCHITECTURE.partition("## Invariants")[2], re.MULTILINE)
-    assert numbers == [str(number) for number in range(1, len(numbers) + 1)]
-    citations = cited(r"[Ii]nvariants? (\d+)")
-    assert citations
-    assert set().union(*citations.values()) <= set(numbers)
-
-
-def test_every_source_that_code_cites_exists():
-    sources = set(re.findall(r"^(\d+)\. ", (DOCS / "systems.md").read_text().partition("## Sources")[2], re.MULTILINE))
-    citations = cited(r"\bsource (\d+)\b")
-    assert citations
-    assert set().union(*citations.values()) <= sources
-
-
-ABSENT = (
-    "the design,",
-    "matter of the design",
-    "design §",
-    "design invariant",
-    "seed system",
-    "producer-plugin.md",
-    "algorithms §",
-    "algorithms, section",
-    "real-captures",
-)
-"""How documents that are not part of the repository were cited."""
-
-
-@pytest.mark.parametrize("phrase", ABSENT)
-def test_no_comment_cites_a_document_that_is_not_here(phrase):
-    assert cited(f"({re.escape(phrase)})") == {}
 
 
 def test_every_file_that_contributing_names_exists():

@@ -12,26 +12,8 @@ from collector.config.keys import sections
 from collector.telemetry import reasons
 from collector.telemetry.table import FLEET_TABLE, PREFIX, TABLE
 from exporters.prometheus.families import FAMILIES, PAGE_FAMILIES
-from exporters.status_page.advice import QUALITY, STATUS
-from online.rows import RowOutcome, Target
+from online.rows import RowOutcome
 from tests.support.paths import DOCS, ROOT
-
-TERMS = [
-    word.strip().strip("`")
-    for row in re.findall(r"^\| ([^|]+) \| [^|]+ \|$", (DOCS / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
-    for word in row.split(",")
-    if row != "word"
-]
-
-
-def test_each_word_that_is_printed_is_in_the_glossary():
-    printed = {*map(str, Target), *QUALITY, *STATUS}
-    assert printed <= set(TERMS)
-
-
-def test_no_word_is_explained_twice():
-    assert len(TERMS) == len(set(TERMS))
-
 
 DOCUMENTS = [*sorted(DOCS.glob("*.md")), ROOT / "README.md"]
 METRICS = {metric.exposed_name for metric in (*TABLE, *FLEET_TABLE)} | {

@@ -6,9 +6,10 @@ import pytest
 
 from collector.config.schema import Config
 from online.drift.detectors import DETECTORS, DriftSettings
-from online.prediction.prequential import PrequentialError
-from online.river import LINEAR, RESIDUAL
-from online.river.corrector import ADVANTAGE, LIMIT
+from online.errors import PrequentialError
+from online.level import HALF_LIVES_ROWS, LEVEL_MAX
+from online.river import RESIDUAL
+from online.river.residual import RESIDUAL_MAX
 from online.rls import LearnerSettings, error_bars, robust
 from online.rls.identify import FADE_ROWS, IDENTIFIED_ERROR, VIF_MAX
 from online.rls.solve import RELATIVE_RIDGE
@@ -52,8 +53,11 @@ RLS, DRIFT = LearnerSettings(), DriftSettings()
         (r"lasted for (\d+) rows", DRIFT.trial_rows_min),
         (r"undecided after (\d+) rows", DRIFT.trial_rows_max),
         (r"kept at (\d+) %", 100 * RLS.alarm_keep),
-        (r"bounded to (\d+) %", 100 * LIMIT),
-        (r"must be better by (\d+) %", 100 * ADVANTAGE),
+        (r"bounded to (\d+) %, with half-lives", 100 * LEVEL_MAX),
+        (r"half-lives of (\d+), \d+ and \d+ rows", HALF_LIVES_ROWS[0]),
+        (r"half-lives of \d+, (\d+) and \d+ rows", HALF_LIVES_ROWS[1]),
+        (r"half-lives of \d+, \d+ and (\d+) rows", HALF_LIVES_ROWS[2]),
+        (r"bounded to (\d+) %, and part", 100 * RESIDUAL_MAX),
         (r"`bank.river_rows_per_s` \((\d+)\) rows", Config().bank.river_rows_per_s),
         (r"takes its place where its error is (\d+) %", 100 * (1 - CHAMPION_ADVANTAGE)),
     ],
@@ -69,8 +73,8 @@ def test_every_status_has_a_line():
         assert f"| `{status}` |" in TEXT
 
 
-def test_every_detector_and_saved_river_model_is_named():
-    for name in (*DETECTORS[:3], LINEAR, RESIDUAL):
+def test_every_detector_and_the_residual_model_is_named():
+    for name in (*DETECTORS[:3], RESIDUAL):
         assert f"`{name}`" in TEXT
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from exporters.files.blis import BlisError, blis_coefficients, export
 from exporters.files.blis_render import render_flags, render_yaml
 from exporters.files.blis_sheet import AttentionShape, bandwidth_of, shape_of
-from online.snapshot import FeatureSnapshot, InFlightSnapshot, ModelSnapshot, TargetSnapshot
+from online.snapshot import FeatureSnapshot, ModelSnapshot, TargetSnapshot
 from tests.support import exporter_cases as cases
 
 LLAMA_70B = {"num_hidden_layers": 80, "hidden_size": 8192, "num_attention_heads": 64, "num_key_value_heads": 8}
@@ -157,23 +157,6 @@ def test_200_requests_served_with_the_exported_file_take_as_long_as_with_ours(sh
     assert theirs == pytest.approx(ours, rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("intercept", "slope", "tokens", "expected"),
-    [
-        (1849.59, 1.7079, 247.0, (1777, 2)),  # the nearest whole slope is above: the constant gives it back
-        (1849.59, 0.4, 100.0, (1890, 0)),
-        (10.0, 1.7, 500.0, (360, 1)),  # 2 per token would need a negative constant
-        (7.4, 0.0, 0.0, (7, 0)),
-        (0.0, 3.0, 50.0, (0, 3)),
-    ],
-)
-def test_whole_microseconds_keep_the_mean_of_post_decode(intercept, slope, tokens, expected):
-    mean_us = intercept + slope * tokens
-    fixed, per_token = exported(config_with(post_decode=line_target(intercept, slope, mean_us))).alpha[1:]
-    assert (fixed, per_token) == expected
-    assert fixed + per_token * tokens == pytest.approx(mean_us, abs=0.5)
-
-
 @settings(deadline=None)
 @given(intercept=st.floats(0, 1e5), slope=st.floats(0, 100), tokens=st.floats(1, 5000))
 def test_alphas_are_whole_not_negative_and_true_to_the_mean(intercept, slope, tokens):
@@ -181,12 +164,6 @@ def test_alphas_are_whole_not_negative_and_true_to_the_mean(intercept, slope, to
     alpha = exported(config_with(post_decode=line_target(intercept, slope, mean_us))).alpha
     assert all(isinstance(value, int) and value >= 0 for value in alpha)
     assert alpha[1] + alpha[2] * tokens == pytest.approx(mean_us, abs=0.51, rel=1e-6)
-
-
-def test_without_a_mean_both_alphas_are_rounded_and_it_says_so():
-    found = exported(config_with(post_decode=line_target(1849.59, 1.7079, None)))
-    assert found.alpha[1:] == (1850, 2)
-    assert any("mean output length unknown" in note for note in found.notes)
 
 
 def test_effective_alpha_adds_the_mean_first_response():
@@ -213,29 +190,6 @@ def test_the_queueing_time_is_right_in_the_mean_although_blis_has_none_per_promp
     assert any("is in alpha[0]" in note for note in found.notes) == (slope > 0)
 
 
-def test_what_the_queueing_time_grows_by_with_the_requests_in_flight_is_left_out_and_it_says_so():
-    grown = InFlightSnapshot(requests=68.9, us_per_request=54.6, stderr_us=7.0)
-    target = msgspec.structs.replace(line_target(9000.0, 0.0, None, "prompt_tokens"), in_flight=grown)
-    found = exported(config_with(api_queueing=target))
-    assert found.alpha[0] == 9000
-    assert any("54.6 µs more with each request in flight, left out" in note for note in found.notes)
-
-
-@pytest.mark.parametrize("mean", [None, -1.0, math.nan, math.inf, 1e300])
-def test_a_slope_without_a_mean_prompt_is_left_out_and_it_says_so(mean):
-    target = with_mean(line_target(9000.0, 2.0, None, "prompt_tokens"), "prompt_tokens", mean)
-    found = exported(config_with(api_queueing=target))
-    assert found.alpha[0] == 9000
-    assert any("2.0 µs/token left out" in note for note in found.notes)
-
-
-def test_the_mean_output_length_that_the_snapshot_states_is_the_one_that_is_used():
-    target = with_mean(line_target(1849.59, 1.7079, None), "output_tokens", 247.0)
-    found = exported(config_with(post_decode=target))
-    assert found.alpha[1:] == (1777, 2)
-    assert not any("unknown" in note for note in found.notes)
-
-
 def test_the_wait_that_blis_simulates_is_not_exported():
     with_wait = config_with(queue_wait=cases.target("queue_wait"))
     assert exported(with_wait).alpha == exported(config_with()).alpha
@@ -255,12 +209,6 @@ def test_an_absent_alpha_is_0_and_named_because_a_released_vllm_tells_none(targe
     assert (
         f"# {target}: nothing learned yet, taken as 0" in render_yaml(cases.snapshot(), cases.config(), found).decode()
     )
-
-
-def test_effective_alpha_without_first_responses_is_the_servers_and_says_so():
-    found = exported(config_with(first_response=None), alpha="effective")
-    assert found.alpha == exported(config_with()).alpha
-    assert "first_response: nothing learned yet, taken as 0" in found.doubtful
 
 
 def test_the_mean_factor_is_applied_where_it_is_asked_for():
@@ -312,23 +260,6 @@ def test_the_file_is_one_that_the_strict_parser_takes():
     cases.assert_golden("golden.blis.yaml", text.encode())
 
 
-def test_numbers_survive_the_text_to_the_last_bit():
-    values = {"intercept": 1e17 / 3, "prefill_tokens": 1e-9 / 3, "decode_context_tokens": 1e-12, "requests": 2.0**-40}
-    config = config_with(step_time=step_target(values))
-    found = exported(config)
-    read = yaml.safe_load(render_yaml(cases.snapshot(), config, found))["trained_physics_coefficients"]
-    assert read == {"alpha_coeffs": list(found.alpha), "beta_coeffs": list(found.beta)}
-
-
-def test_the_flags_carry_the_same_numbers():
-    found = exported(cases.config())
-    words = render_flags(found).decode().split()
-    assert words[0:4:2] == ["--alpha-coeffs", "--beta-coeffs"]
-    alpha, beta = ([float(number) for number in word.split(",")] for word in words[1:4:2])
-    assert tuple(alpha) == found.alpha
-    assert tuple(beta) == found.beta
-
-
 def test_the_flags_carry_the_limits_that_are_known_and_no_others():
     facts = {
         "gpu": "NVIDIA L40S",
@@ -361,20 +292,6 @@ def test_no_name_can_leave_its_comment(nasty):
     assert yaml.safe_load(text)["version"] == "0.0.1"
 
 
-def test_an_unknown_model_names_the_option_that_helps():
-    with pytest.raises(BlisError, match=r"^--model-config: .*config.json"):
-        blis_coefficients(cases.config())
-    with pytest.raises(BlisError, match=r"^--model-config: the file lacks"):
-        blis_coefficients(cases.config(), model_config={"hidden_size": "many"})
-
-
-def test_an_unknown_gpu_names_the_option_that_helps():
-    unknown = msgspec.structs.replace(cases.config(), config={"gpu": "Potato 9000"})
-    with pytest.raises(BlisError, match=r"^--hardware: .*Potato 9000.*H100"):
-        exported(unknown)
-    assert exported(unknown, hardware="0.5").beta[8] > 0
-
-
 def test_facts_of_the_configuration_stand_in_for_the_options():
     facts = {"gpu": "NVIDIA H100 80GB HBM3", "tensor_parallel_size": 2, **LLAMA_70B}
     with_facts = msgspec.structs.replace(cases.config(), config=facts)
@@ -385,21 +302,6 @@ def test_facts_of_the_configuration_stand_in_for_the_options():
     )  # BLIS multiplies by its own figure, not the data sheet's
     own_gpu = msgspec.structs.replace(cases.config(), config={**facts, "gpu": "X", "memory_bandwidth_gb_s": 3350})
     assert blis_coefficients(own_gpu)._replace(limits=()) == exported(with_facts)._replace(limits=())
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("H100", 3.35),
-        ("NVIDIA-H100-80GB-HBM3", 3.35),
-        ("A100-SXM4-80GB", 2.039),
-        ("3.35", 3.35),
-        ("0", None),
-        ("", None),
-    ],
-)
-def test_gpu_names_are_understood(name, expected):
-    assert bandwidth_of(name) == expected
 
 
 @pytest.mark.parametrize(
@@ -434,19 +336,6 @@ def test_a_configuration_is_chosen_by_prefix_and_never_guessed():
         export(empty)
 
 
-def test_several_ranks_are_pointed_out():
-    ranks = msgspec.structs.replace(
-        cases.config(), config={"gpu": "H100", "tensor_parallel_size": 1, "data_parallel_size": 4}
-    )
-    assert any("one instance per rank" in note for note in exported(ranks).notes)
-
-
-def test_a_nonsense_parallel_size_is_refused():
-    broken = msgspec.structs.replace(cases.config(), config={"gpu": "H100", "tensor_parallel_size": 0})
-    with pytest.raises(BlisError, match="tensor_parallel_size"):
-        exported(broken)
-
-
 def hidden_hits(status="weak", *, means=(200.0, 80.0), prompt_tokens=400.0):
     """Of request spans: 3 us a prompt token, 200 prompt tokens and 80 requests in the mean step."""
     step = step_target({"intercept": 16_000.0, "prefill_tokens": 3.0, "decode_context_tokens": 0.05, "requests": 15.0})
@@ -474,7 +363,6 @@ def test_the_price_of_a_prompt_token_that_may_be_cached_is_folded_true_to_the_me
     config = hidden_hits()
     folded, plain = exported(config), exported(msgspec.structs.replace(config, prefix_hits_hidden=False))
     assert folded.beta[8] == 0.0
-    assert folded.beta[5] == pytest.approx(15.0 + 3.0 * 200 / 80)
     mean_step = (200.0, 0, 80, 40_000)
     sizes = (LLAMA_70B, 2, bandwidth_of("H100"))
     assert blis_step_us(folded.beta, *sizes, mean_step) == pytest.approx(blis_step_us(plain.beta, *sizes, mean_step))
@@ -483,6 +371,19 @@ def test_the_price_of_a_prompt_token_that_may_be_cached_is_folded_true_to_the_me
     assert "for traces with prefix_group and without (blis-trace)" in said
     assert f"# {said}\n" in render_yaml(cases.snapshot(), config, folded).decode()
     assert plain.warnings == ()
+
+
+@pytest.mark.parametrize("together", [1, 40, 80, 200])
+def test_the_file_charges_each_folded_prompt_once(together):
+    """Requests of 400 prompt and 158 output tokens that always run together; 80 of them make the mean step."""
+    config, outputs = hidden_hits(), 158
+    told = yaml.safe_load(render_yaml(cases.snapshot(), config, exported(config)))["trained_physics_coefficients"]
+    sizes = (LLAMA_70B, 2, bandwidth_of("H100"))
+    step_us = blis_step_us(told["beta_coeffs"], *sizes, (0, 0, together, 0))
+    latency_us = told["alpha_coeffs"][0] + outputs * step_us
+    bare_us = 9000 + outputs * (16_000 + (15.0 + 0.05) * together)
+    prompts_us = 3.0 * 400 * together
+    assert latency_us - bare_us == pytest.approx(prompts_us, rel=1e-9)
 
 
 def test_a_data_sheets_price_is_of_a_computed_token_and_the_file_says_which_trace_it_is_for():
@@ -496,4 +397,8 @@ def test_what_cannot_be_folded_says_which_trace_it_is_for():
     assert "without prefix_group (blis-trace) alone" in exported(hidden_hits(means=(None, None))).warnings[0]
     unknown = exported(hidden_hits(prompt_tokens=None))
     assert unknown.alpha[0] == 9000
-    assert "not into alpha[0]" in unknown.warnings[0]
+    assert unknown.beta[5:7] == pytest.approx((15.0 + 3.0 * 200 / 80, 16_000.0))
+    assert "not into alpha[0]: no mean prompt is known" in unknown.warnings[0]
+    alone = exported(hidden_hits(means=(5.0, 1.0)))
+    assert alone.beta[5:7] == pytest.approx((15.0 + 3.0 * 5, 16_000.0))
+    assert "not into alpha[0]: no others are known" in alone.warnings[0]

@@ -15,7 +15,7 @@ from exporters.client_view import ClientView
 from exporters.files import choose_config
 from exporters.pages import AskPages, dispatch
 from exporters.pages.routing import Request, Route
-from exporters.prometheus import MetricsPage
+from exporters.prometheus import Advisory, MetricsPage
 from exporters.status_page import StatusPage
 from tests.support.page_server import PageServer
 from tests.support.pipelines import new_pipeline
@@ -28,9 +28,9 @@ PREDICT = "/predict?requests=4&context=2000"
 QUESTIONS = ("--prompt", "300", "--output", "100", "--itl", "60ms")
 
 
-def said(budget):
+def said(budget, *more):
     facts = {"model": "tiny", "tensor_parallel_size": "1", "max_num_batched_tokens": budget}
-    return (*((f"vllm.{name}", value) for name, value in facts.items()), ("hw.gpu.name", "cpu"))
+    return (*((f"vllm.{name}", value) for name, value in facts.items()), ("hw.gpu.name", "cpu"), *more)
 
 
 def two_processes(later_ns=HOUR_NS):
@@ -70,6 +70,72 @@ def test_after_a_restart_with_another_flag_all_answers_are_of_the_engine_that_is
     (tmp_path / "snapshot.json").write_bytes(snapshot.to_json())
     main(["plan", str(tmp_path / "snapshot.json"), *QUESTIONS])
     assert f"config {alive}  tiny on cpu, TP 1, 256 batched tokens\n" in capsys.readouterr().out
+
+
+POD = ("host.name", "pod-1")
+
+
+def one_after_the_other(*processes, minutes=1.0, peer="ipv4:10.0.0.7:50002"):
+    """What a sidecar knows of processes that began one after the other: (instance, budget, minute, resource)."""
+    pipeline = new_pipeline()
+    for instance, budget, minute_of_start, resource in processes:
+        start_ns = MONO_NS + int(minute_of_start * 60 * 10**9)
+        run = run_engine(many_jobs(60), budget=int(budget), start_ns=start_ns)
+        for one in exports_of(pieces(run, instance=instance, api=f"api-{instance}", facts=said(budget, *resource)), 5):
+            pipeline.process([one._replace(peer=peer)])
+    snapshot = pipeline.flushed().snapshot(UNIX_NS + int(minutes * 60 * 10**9), 1)
+    return snapshot, {each.config["max_num_batched_tokens"]: each for each in snapshot.configs}
+
+
+def usable_series(snapshot):
+    advisory = Advisory(ClientView(lambda: snapshot), lambda _: None)
+    text = MetricsPage(CollectorRegistry(), lambda: snapshot, advisory=advisory).render().body.decode()
+    return set(re.findall(r'^tracefit_usable{config="(\w+)"}', text, re.MULTILINE))
+
+
+def test_a_minute_after_a_restart_in_its_pod_the_new_configuration_answers():
+    snapshot, by_budget = one_after_the_other(("was", "512", 0, [POD]), ("is", "256", 2, [POD]))
+    alive, dead = by_budget[256].config_id, by_budget[512].config_id
+    assert by_budget[512].replaced_by == alive
+    for target in (PLAN, PREDICT):
+        response = asked(snapshot, target)
+        assert (response.status, json.loads(response.body)["config_id"]) == (200, alive)
+    client = tracefit.load(snapshot.to_json())
+    assert client.config().config_id == choose_config(snapshot, "").config_id == alive
+    assert ", silent since 20" in client.config(dead).name
+    assert usable_series(snapshot) == {alive}
+
+
+@pytest.mark.parametrize(
+    ("what", "was", "then"),
+    [
+        ("other pods", [POD], [("host.name", "pod-2")]),
+        ("other models", [POD, ("vllm.model", "another")], [POD]),
+        ("a gateway's address, and no host", [], []),
+    ],
+)
+def test_a_server_that_may_be_another_one_replaces_nobody(what, was, then):
+    snapshot, _ = one_after_the_other(("was", "512", 0, was), ("is", "256", 2, then))
+    assert [each.replaced_by for each in snapshot.configs] == ["", ""], what
+    assert asked(snapshot, PREDICT).status == 400
+    assert len(usable_series(snapshot)) == 2
+
+
+def test_a_server_beside_the_sidecar_needs_no_host_name():
+    snapshot, by_budget = one_after_the_other(("was", "512", 0, []), ("is", "256", 2, []), peer="ipv4:127.0.0.1:50002")
+    assert by_budget[512].replaced_by == by_budget[256].config_id
+    assert asked(snapshot, PREDICT).status == 200
+
+
+def test_who_sends_again_is_alive_again():
+    processes = ("was", "512", 0, [POD]), ("is", "256", 2, [POD]), ("was", "512", 4, [POD])
+    _, by_budget = one_after_the_other(*processes, minutes=5)
+    assert by_budget[512].replaced_by == ""
+
+
+def test_under_one_instance_id_only_the_new_configuration_is_there():
+    _, by_budget = one_after_the_other(("one", "512", 0, []), ("one", "256", 2, []))
+    assert list(by_budget) == [256]
 
 
 def test_the_doctor_tells_the_dead_one_from_the_one_that_is_alive(restarted, capsys):
@@ -132,21 +198,6 @@ def test_of_unknown_servers_whose_every_process_is_a_configuration_the_living_on
     assert client.config().name == "unknown model on unknown GPU, instance third"
     names = [each.name for each in client.configs if each.facts["instance"] != "third"]
     assert all(re.search(r", instance (first|second), silent since 20\d\d-", name) for name in names)
-
-
-def test_a_snapshot_that_does_not_say_when_engines_were_heard_prefers_none(restarted):
-    tree = json.loads(restarted[0].to_json())
-    for config in tree["configs"]:
-        del config["last_heard_unix_nano"]
-    with pytest.raises(tracefit.NotFoundError, match=r"several configurations fit; .*512 batched tokens"):
-        tracefit.load(json.dumps(tree).encode()).config()
-
-
-@pytest.mark.parametrize("heard", [10**40, -(10**40), 1])
-def test_no_time_in_a_snapshot_is_too_strange_to_be_named(restarted, heard):
-    tree = json.loads(restarted[0].to_json())
-    tree["configs"][0]["last_heard_unix_nano"] = heard
-    assert all(each.name for each in tracefit.load(json.dumps(tree).encode()).configs)
 
 
 def test_prometheus_learns_when_each_configuration_was_last_heard_of(restarted):

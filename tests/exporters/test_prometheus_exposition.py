@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import gzip
 import math
-import threading
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Gauge
 
-from exporters.prometheus import exposition
 from exporters.prometheus.exposition import MetricsPage, accepts_gzip, wants_openmetrics
 from tests.support import exporter_cases as cases
 
@@ -52,13 +48,6 @@ def test_gzip_is_used_where_it_is_accepted(header, expected):
     assert accepts_gzip(header) is expected
 
 
-@settings(deadline=None)
-@given(st.text(max_size=200))
-def test_no_header_can_break_the_negotiation(header):
-    assert wants_openmetrics(header) in {True, False}
-    assert accepts_gzip(header) in {True, False}
-
-
 @pytest.mark.parametrize("accept", ["", PROMETHEUS_2])
 @pytest.mark.parametrize("source", [cases.snapshot, lambda: None])
 def test_the_compressed_page_is_one_gzip_member_with_the_bytes_of_the_plain_one(accept, source):
@@ -70,12 +59,6 @@ def test_the_compressed_page_is_one_gzip_member_with_the_bytes_of_the_plain_one(
     assert (plain.content_encoding, compressed.content_encoding) == ("", "gzip")
 
 
-def test_openmetrics_ends_in_its_end_mark_and_has_only_one():
-    body = MetricsPage(CollectorRegistry(), cases.snapshot).render(PROMETHEUS_2).body
-    assert body.endswith(b"\n# EOF\n")
-    assert body.count(b"# EOF") == 1
-
-
 def test_a_gauge_with_nothing_to_compare_has_no_series_until_it_has():
     registry = CollectorRegistry()
     gauge = Gauge("share", "Of two.", registry=registry)
@@ -84,45 +67,3 @@ def test_a_gauge_with_nothing_to_compare_has_no_series_until_it_has():
     assert page.render().body == b"# HELP share Of two.\n# TYPE share gauge\n"
     gauge.set(0.5)
     assert page.render().body.endswith(b"share 0.5\n")
-
-
-def test_our_own_counters_are_fresh_while_the_snapshot_is_kept(monkeypatch):
-    renders = []
-    real = exposition.snapshot_families
-    monkeypatch.setattr(exposition, "snapshot_families", lambda *args: renders.append(1) or real(*args))
-    registry = CollectorRegistry()
-    counter = Counter("tracefit_spans", "Spans.", registry=registry)
-    current = [cases.snapshot()]
-    page = MetricsPage(registry, lambda: current[0])
-    for expected in range(3):
-        assert f"tracefit_spans_total {expected}.0\n".encode() in page.render().body
-        assert f"tracefit_spans_total {expected}.0\n".encode() in gzip.decompress(page.render("", "gzip").body)
-        counter.inc()
-    assert len(renders) == 1
-    page.render(PROMETHEUS_2)
-    assert len(renders) == 2
-    current[0] = cases.snapshot(generation=43)
-    assert b"tracefit_snapshot_generation 43.0\n" in page.render().body
-    assert len(renders) == 3
-
-
-def test_scrapes_at_the_same_moment_share_one_rendering(monkeypatch):
-    renders = []
-    real = exposition.snapshot_families
-    monkeypatch.setattr(exposition, "snapshot_families", lambda *args: renders.append(1) or real(*args))
-    shown = cases.snapshot()
-    page = MetricsPage(CollectorRegistry(), lambda: shown)
-    barrier = threading.Barrier(8)
-    bodies = []
-
-    def scrape():
-        barrier.wait()
-        bodies.append(page.render().body)
-
-    threads = [threading.Thread(target=scrape) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(set(bodies)) == 1
-    assert len(renders) == 1

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from collector import config as configuration
-from collector.config.errors import ConfigError
+from collector.config.config_error import ConfigError
 from collector.config.learning_config import JoinConfig
 from collector.config.schema import Config as Settings
 from collector.decode.kv.messages import read_line

@@ -2,46 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from collector.decode import plain
 from collector.decode.columnar import Decoder
-from collector.decode.records import STEP_DTYPE, Telemetry
-from collector.telemetry import table
+from collector.decode.records import STEP_DTYPE
 from tests.support import otlp_bytes as otlp
-from tests.support.decode_oracle import assert_same, decode_in_columns, decode_plainly, whoever_read
+from tests.support.decode_oracle import assert_same
 
 _decoder = Decoder()
 GUIDES = (otlp.summary(5), otlp.summary(5, otlp.PLUGIN_KEYS))
 """Known before each batch and in front of it, so that both usual layouts are tried on all that follows."""
-_FIELDS = [field.name for field in dataclasses.fields(Telemetry)]
 
 
 def check_export(data):
     """An export of these bytes, decoded beside a good one."""
     assert_same([(data, "peer"), (otlp.steps_export([otlp.summary(9)]), "peer")], _decoder)
-
-
-def check_export_alone(data):
-    """The same, cheaper: the export alone, what is equal is not spelled out; how many events the columns took."""
-    (expected,), plain_counts, plain_spans = decode_plainly([(data, "peer")])
-    (got,), counts, spans = decode_in_columns([(data, "peer")], _decoder)
-    assert spans == plain_spans
-    assert whoever_read(counts) == whoever_read(plain_counts)
-    taken = counts[table.DECODED_SUMMARIES, "columnar"]
-    assert (got is None) == (expected is None)
-    for one, other in zip(got or (), expected or (), strict=True):
-        for name in _FIELDS:
-            mine, theirs = getattr(one, name), getattr(other, name)
-            if isinstance(mine, np.ndarray):
-                assert mine.dtype == theirs.dtype
-                assert mine.tobytes() == theirs.tobytes(), data.hex()
-            else:
-                assert mine == theirs or repr(mine) == repr(theirs), data.hex()  # NaN is not itself
-    return taken
 
 
 def check_events(events, guides=GUIDES):

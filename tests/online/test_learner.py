@@ -8,8 +8,8 @@ from collector.config.learning_config import BankConfig
 from collector.config.load import load
 from collector.config.schema import Config
 from online.bank import Bank
+from online.errors import PrequentialError
 from online.features.registry import portable
-from online.prediction.prequential import PrequentialError
 from online.rows import PHASES, RowBlock, Target
 from online.target import TargetState
 from tests.bench.simulated import prequential

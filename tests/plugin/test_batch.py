@@ -53,18 +53,6 @@ def test_every_summary_equals_the_truth_of_its_batch(shape, kind, requests, abor
         assert {key: row[key] for key in truth if key in row} == {k: v for k, v in truth.items() if k in row}
 
 
-def test_the_fake_does_preempt_and_recompute(sink):
-    scheduler = Scheduler(blocks=20)
-    tapped(scheduler, sink)
-    for number in range(4):
-        scheduler.add_request(Request(f"r{number}", 60, 40))
-    drive(scheduler, 200)
-    got = rows(sink)
-    assert sum(row["batch.num_preempted"] for row in got) > 0
-    assert any(row["batch.decode_tokens"] > row["batch.num_decode_reqs"] for row in got)  # recomputation
-    assert len(scheduler.finished) == 4
-
-
 def test_times_stand_in_their_order_and_the_duration_is_that_of_schedule(sink):
     scheduler = Scheduler()
     tapped(scheduler, sink)

@@ -14,12 +14,19 @@ from tracefit_vllm.encode import STEP_KEYS
 from tracefit_vllm.exporter import Exporter
 from tracefit_vllm.facts import resource_attributes
 from tracefit_vllm.items import StepRow
-from tracefit_vllm.sender import Sender, retry_delay_s
 from tracefit_vllm.settings import Settings
 from tracefit_vllm.tap import Tap
 
 from tests.plugin.fakes import Request, Scheduler, drive
 from tests.plugin.receiver import Receiver, attributes
+
+
+def varint(number):
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*out, number])
 
 
 def row(step):
@@ -81,14 +88,6 @@ def refusing(calls, code, delay_s=None):
             context.abort(code, "not now")
 
     return behave
-
-
-def varint(number):
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*out, number])
 
 
 def test_a_receiver_that_is_exhausted_for_a_while_gets_everything_once(make_exporter):
@@ -183,27 +182,6 @@ def test_gzip_is_understood_by_an_ordinary_receiver(receiver, make_exporter):
     exporter = make_exporter(receiver.target, gzip=True)
     exporter.offer(row(1))
     receiver.wait(lambda r: len(r.events()) == 1)
-
-
-@pytest.mark.parametrize(
-    ("message", "seconds"),
-    [
-        (b"\x0a\x02\x08\x03", 3.0),
-        (b"\x0a\x06\x10" + varint(250_000_000), 0.25),
-        (b"", 0.0),
-        (b"\x0a", 0.0),
-        (b"\xff" * 12, 0.0),
-        (b"\x0a\x02\x0a\x00", 0.0),
-    ],
-)
-def test_retry_info_is_read_or_taken_as_absent(message, seconds):
-    assert retry_delay_s(message) == seconds
-
-
-def test_a_sender_that_was_closed_gives_up_without_an_exception(receiver):
-    sender = Sender(Settings(target=receiver.target))
-    sender.close()
-    assert sender.send(b"", None) is False
 
 
 def test_a_live_run_ends_with_steps_and_journeys_at_the_receiver(receiver):

@@ -9,7 +9,7 @@ import pytest
 from tracefit_vllm.facts import resource_attributes
 from tracefit_vllm.settings import Settings
 
-from tests.plugin.fakes import AsyncScheduler, Scheduler, vllm_config
+from tests.plugin.fakes import Scheduler, vllm_config
 
 
 def test_every_knob_of_the_configuration_that_is_known_is_there():
@@ -84,13 +84,6 @@ def test_one_users_instance_id_for_two_ranks_is_told_apart(moe):
     assert resource_attributes(Scheduler(), settings)["service.instance.id"] == "pod"
 
 
-def test_a_vllm_that_names_no_group_of_ranks_still_has_its_index():
-    scheduler = Scheduler(config=vllm_config(rank=1, ranks=2))
-    del scheduler.vllm_config.parallel_config._data_parallel_master_port_list
-    found = resource_attributes(scheduler, Settings(resource={"service.instance.id": "pod"}))
-    assert found["service.instance.id"] == "pod/dp1"
-
-
 def test_the_data_parallel_size_counts_the_ranks_that_step_together():
     sizes = [
         resource_attributes(Scheduler(config=vllm_config(rank=1, ranks=2, moe=moe)), Settings())[
@@ -99,11 +92,6 @@ def test_the_data_parallel_size_counts_the_ranks_that_step_together():
         for moe in (False, True)
     ]
     assert sizes == [1, 2]  # each rank of a dense model is an engine of its own
-
-
-def test_an_async_scheduler_is_known_by_its_class_too():
-    scheduler = AsyncScheduler(config=vllm_config(asynchronous=None))
-    assert resource_attributes(scheduler, Settings())["vllm.async_scheduling"] is True
 
 
 def test_a_kv_offloading_connector_counts_as_cpu_offload():
@@ -135,8 +123,3 @@ def test_asking_for_the_devices_name_never_creates_a_cuda_context(monkeypatch, p
     cuda = types.SimpleNamespace(is_initialized=lambda: initialized)
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
     assert resource_attributes(Scheduler(), Settings()).get("hw.gpu.name") == name
-
-
-def test_a_platform_that_fails_has_no_name(monkeypatch):
-    monkeypatch.setitem(sys.modules, "vllm.platforms", types.SimpleNamespace(current_platform=types.SimpleNamespace()))
-    assert "hw.gpu.name" not in resource_attributes(Scheduler(), Settings())

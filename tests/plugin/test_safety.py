@@ -16,10 +16,10 @@ import tracefit_vllm
 import tracefit_vllm.install as install_module
 from tracefit_vllm.install import MODULE, SchedulerFinder, install, patch
 from tracefit_vllm.settings import Settings
-from tracefit_vllm.tap import ERRORS_MAX, REQUIRED, Tap, attach
+from tracefit_vllm.tap import ERRORS_MAX, REQUIRED, Tap
 
 from tests.plugin.conftest import PLUGIN
-from tests.plugin.fakes import Publisher, Request, Scheduler, Status, drive
+from tests.plugin.fakes import Publisher, Request, Scheduler, drive
 from tests.plugin.test_batch import rows, tapped
 
 HOOKED = ("schedule", "update_from_output", "shutdown", "add_request", "finish_requests")
@@ -205,27 +205,12 @@ def test_whatever_goes_wrong_register_does_not_raise(monkeypatch, caplog):
     assert "could not be installed" in caplog.text
 
 
-def test_a_module_that_is_not_the_schedulers_is_not_touched():
-    assert SchedulerFinder(Settings()).find_spec("json", None) is None
-
-
-def test_aborting_an_unknown_request_is_harmless(sink):
-    scheduler = Scheduler()
-    tap = tapped(scheduler, sink)
-    scheduler.finish_requests("nobody", Status.FINISHED_ABORTED)
-    assert tap.errors == 0
-
-
 def test_a_scheduler_that_is_shut_down_stops_the_exporter(sink):
     scheduler = Scheduler()
     tapped(scheduler, sink)
     scheduler.shutdown()
     assert scheduler.shut_down
     assert len(sink.stopped) == 1
-
-
-def test_attach_returns_none_for_a_foreign_scheduler():
-    assert attach(types.SimpleNamespace(), Settings()) is None
 
 
 def test_the_plugin_imports_nothing_of_tracefit_and_only_what_it_declares():

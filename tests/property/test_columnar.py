@@ -54,14 +54,14 @@ step_events = st.one_of(events(), st.builds(otlp.summary, st.integers(1, 1000)),
 shared = Decoder()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.lists(step_events, max_size=12))
 def test_events_of_any_make_decode_alike(made):
     assert_same([(otlp.steps_export(made), "peer")])
     assert_same([(otlp.steps_export([event]), "peer") for event in made], shared)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 4000), st.integers(0, 255), st.sampled_from(["set", "drop", "add", "double"])),
@@ -85,14 +85,14 @@ def test_damaged_exports_decode_alike(damages):
     assert_same([(bytes(whole), "peer"), (otlp.steps_export([otlp.summary(9)]), "peer")], shared)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.binary(max_size=300))
 def test_arbitrary_bytes_decode_alike(data):
     assert_same([(data, "peer"), (otlp.field(1, otlp.field(2, data)), "peer")], shared)
     assert_same([(otlp.steps_export([data, otlp.summary(1), data]), "peer")], shared)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(st.integers(0, (1 << 56) - 1), min_size=1, max_size=30))
 def test_varints_of_every_width_come_out_whole(times):
     made = [
@@ -102,7 +102,7 @@ def test_varints_of_every_width_come_out_whole(times):
     assert counts[table.DECODED_SUMMARIES, "columnar"] == len(times)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(st.integers(0, (1 << 64) - 1), min_size=1, max_size=30))
 def test_doubles_of_every_bit_pattern_are_judged_alike(patterns):
     made = [

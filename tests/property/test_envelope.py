@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from unittest import mock
-
-from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client import CollectorRegistry
 
-from collector.receive import count
 from collector.receive.admission import AdmissionQueue
-from collector.receive.count import SPANS_MAX, count_spans, newest_end_unix_nano
+from collector.receive.count import SPANS_MAX, count_spans
 from collector.receive.intake import Intake
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import Outcome, Transport
@@ -29,62 +25,6 @@ spans = st.builds(
     events=st.lists(st.builds(dict, name=texts, time_unix_nano=st.integers(0, 2**64 - 1)), max_size=3),
     attributes=st.lists(st.builds(dict, key=texts), max_size=2),
 )
-exports = st.builds(
-    ExportTraceServiceRequest,
-    resource_spans=st.lists(
-        st.builds(
-            dict,
-            resource=st.builds(dict, attributes=st.lists(st.builds(dict, key=texts), max_size=2)),
-            scope_spans=st.lists(
-                st.builds(dict, scope=st.builds(dict, name=texts), spans=st.lists(spans, max_size=4)), max_size=3
-            ),
-            schema_url=texts,
-        ),
-        max_size=3,
-    ),
-)
-
-
-def all_spans(request):
-    return [span for resource in request.resource_spans for scope in resource.scope_spans for span in scope.spans]
-
-
-def count_by_walk(payload):
-    """As if the export were large."""
-    with mock.patch.object(count, "SMALL_BYTES", -1):
-        return count_spans(payload)
-
-
-@given(exports)
-def test_count_and_newest_end_are_those_of_protobuf(request):
-    payload = request.SerializeToString()
-    assert count_spans(payload) == count_by_walk(payload) == len(all_spans(request))
-    assert newest_end_unix_nano(payload) == max((s.end_time_unix_nano for s in all_spans(request)), default=0)
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes_have_a_count_or_a_reason(payload):
-    for counted in (count_spans(payload), count_by_walk(payload)):
-        assert isinstance(counted, Outcome) or counted >= 0
-
-
-@given(exports, st.data())
-def test_what_the_envelope_refuses_protobuf_refuses_too(request, data):
-    payload = bytearray(request.SerializeToString())
-    for _ in range(data.draw(st.integers(1, 3)) if payload else 0):
-        payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
-    walked = count_by_walk(bytes(payload))
-    try:
-        expected = len(all_spans(ExportTraceServiceRequest.FromString(bytes(payload))))
-    except DecodeError:
-        return  # damage inside a span's strings is the worker's to count
-    assert count_spans(bytes(payload)) == expected
-    assert walked == expected or (walked is Outcome.UNDECODABLE and _has_groups(bytes(payload)))
-
-
-def _has_groups(payload):
-    """Groups are wire types 3 and 4; no version of OTLP has one, protobuf skips them."""
-    return any(byte & 7 in {3, 4} for byte in payload)
 
 
 def test_more_containers_than_the_bound_are_refused_before_anything_is_built():

@@ -21,7 +21,7 @@ from exporters.pages.routing import Request
 from exporters.pages.snapshot_pages import SnapshotDocuments
 from exporters.prometheus.exposition import MetricsPage
 from exporters.status_page.status_page import StatusPage
-from online.prediction.residuals import RATIO_BOUNDS
+from online.errors import RATIO_BOUNDS
 from online.snapshot import (
     ConfigSnapshot,
     DriftSnapshot,
@@ -128,7 +128,7 @@ def exportable(draw):
 LLAMA = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(snapshots)
 def test_any_snapshot_gives_pages_that_parse_and_values_that_are_finite(snapshot):
     page = MetricsPage(CollectorRegistry(), lambda: snapshot)
@@ -141,7 +141,7 @@ def test_any_snapshot_gives_pages_that_parse_and_values_that_are_finite(snapshot
         assert len(keys) == len(set(keys))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(snapshots)
 def test_any_snapshot_gives_a_status_page_and_documents(snapshot):
     page = StatusPage(lambda: snapshot, CollectorRegistry(), ready=lambda: (True, {}), unix_nano=lambda: 0)
@@ -156,7 +156,7 @@ def test_any_snapshot_gives_a_status_page_and_documents(snapshot):
         assert documents.answer_blis(request).status in {200, 422}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(snapshots, exportable())
 def test_any_configuration_is_exported_whole_or_refused(snapshot, odd_one):
     for config in (*snapshot.configs, odd_one):

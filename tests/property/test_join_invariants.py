@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from collector.config.learning_config import JoinConfig
-from collector.config.schema import Config
 from collector.receive.export_request import Export
 from collector.telemetry import table
 from collector.telemetry.counts import metric_of
@@ -209,9 +208,3 @@ def bounded(machine: type[Telling], examples: int) -> type:
 
 TestMixed = bounded(Telling, 15)
 TestAsynchronous = bounded(TellingAsynchronous, 4)
-
-
-def test_the_default_bounds_are_those_of_the_settings():
-    assert Config().join.steps_max >= 180 * 100
-    assert Config().dedupe.window_s == 600
-    assert Config().dedupe.ids_max == 100_000

@@ -8,7 +8,7 @@ import msgspec
 
 from collector.config.schema import Config
 from online.bank import Bank
-from online.prediction.residuals import RATIO_BOUNDS
+from online.errors import RATIO_BOUNDS
 from online.rows import Target
 from online.snapshot import (
     ConfigSnapshot,
@@ -18,6 +18,7 @@ from online.snapshot import (
     ErrorSnapshot,
     FeatureSnapshot,
     IntervalSnapshot,
+    LevelSnapshot,
     ModelSnapshot,
     ReplicaSnapshot,
     ResidualSnapshot,
@@ -29,6 +30,7 @@ from online.snapshot import (
 from tests.support.linear_steps import steps
 from tests.support.paths import DATA
 
+NS_PER_S = 1_000_000_000
 CREATED_UNIX_NANO = 1_763_625_600_123_456_789
 
 PORTABLE = {
@@ -119,7 +121,7 @@ def model(features, *, status="identified", error=True, stderr=True):
 def target(name, *, physics=False, drifted=False, merged=False):
     """A target with its portable model, and the physics model on request."""
     name = Target(name)
-    models = {"portable": model(PORTABLE[name]), "river:linear/portable": model(())}
+    models = {"portable": model(PORTABLE[name]), "river:linear_model.PARegressor/portable": model(())}
     shapes: dict = {}
     if name is Target.STEP_TIME:
         better = ErrorSnapshot(mape=0.014, median_ape=0.009, p90_ape=0.03)
@@ -128,11 +130,17 @@ def target(name, *, physics=False, drifted=False, merged=False):
         factors = {"decode:3": (1.125, 812.0), "decode:17-24": (0.97, 140.0), "prefill:8-15:64-90": (1.03, 12.0)}
         shapes = {
             "shape_factors": {cell: ShapeFactorSnapshot(factor=f, rows=rows) for cell, (f, rows) in factors.items()},
+            "level": {
+                "decode": LevelSnapshot(
+                    factor=1.0625, half_life_rows=20, rows=900, last_row_unix_nano=CREATED_UNIX_NANO - NS_PER_S
+                ),
+                "prefill": LevelSnapshot(factor=1.0, rows=140, last_row_unix_nano=CREATED_UNIX_NANO - 2 * NS_PER_S),
+            },
             "correction": CorrectionSnapshot(
                 learner="river:residual",
                 active=True,
                 factor=1.03125,
-                rows={"learned": 700, "thinned": 440, "suspected": 8, "outlier": 6},
+                rows={"learned": 700, "thinned": 440},
             ),
             "replicas": REPLICAS if merged else [],
             "seen": SeenSnapshot(
@@ -140,7 +148,7 @@ def target(name, *, physics=False, drifted=False, merged=False):
             ),
         }
     if physics:
-        models |= {"physics": model(PHYSICS[name]), "river:linear/physics": model(())}
+        models |= {"physics": model(PHYSICS[name]), "river:linear_model.PARegressor/physics": model(())}
     return TargetSnapshot(
         vector=name.vector,
         unit="us",

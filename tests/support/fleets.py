@@ -7,7 +7,6 @@ from itertools import islice
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from collector.commands.demo_fleet import named_export
 from collector.commands.demo_stamps import Shift, restamped
 from collector.config import Config
 from collector.recordings import Recording
@@ -21,6 +20,15 @@ CONFIG = Config(learners=("rls",), feature_sets=("portable",))
 FACTS = {"model": "llama", "gpu": "H100", "tensor_parallel_size": 1}
 NOW_NS = 1_800_000_000_000_000_000
 """After every state that is kept in tests/data."""
+
+
+def named_export(request, number):
+    """The export under an engine's name of its own."""
+    for resource in request.resource_spans:
+        for attribute in resource.resource.attributes:
+            if attribute.key == "service.instance.id":
+                attribute.value.string_value = f"engine-{number}"
+    return request.SerializeToString()
 
 
 def replica_rows(seed, *, gain=1.0, rows=600, begin_ns=NOW_NS - 3_600_000_000_000, noise=0.03):

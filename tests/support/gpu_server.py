@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import islice
 
 import numpy as np
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -239,6 +240,12 @@ def step_exports(served: Served, per_span: int = 250) -> Iterator[ExportTraceSer
             event = span.events.add(name="step.BATCH_SUMMARY", time_unix_nano=T0_NS + step.start + int(step.us * 1e3))
             event.attributes.extend(attribute(key, value) for key, value in _attributes(step_id, step).items())
         yield export
+
+
+def step_payloads(count: int, per_span: int = 100) -> list[bytes]:
+    """So many exports of one engine, as :func:`step_exports` makes them."""
+    served = serve("llama8b-h100", 10.0 + count * per_span * 0.012, 1)
+    return [export.SerializeToString() for export in islice(step_exports(served, per_span), count)]
 
 
 def _attributes(step_id: int, step: Step) -> dict[str, object]:

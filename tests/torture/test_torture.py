@@ -1,4 +1,4 @@
-"""The short versions; ``make torture``, ``make soak`` and ``make stress`` are the long ones."""
+"""The short versions; ``make torture`` and ``make stress`` are the long ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import sys
 import pytest
 
 from tests.support.paths import ROOT
-from tests.torture import soak
 from tests.torture.harness import FAULTS, run
 
 
@@ -20,12 +19,6 @@ def test_kills_and_bad_disks_lose_nothing_and_repeat_nothing(tmp_path, fsync):
     assert (report.kills, report.in_stages) == (4, 1)
     assert report.repeats > 0, "the kills were noticed"
     assert report.rows > 2 * (2 * 2500 - 2) - 10
-
-
-def test_a_short_day_is_accounted_for_to_the_last_event(tmp_path):
-    hours, account = soak.run(tmp_path, hours=4, steps=24_000, seed=3, learners="[rls]")
-    assert len(hours) == 4
-    assert account["steps"] >= 24_000 - 4 * soak.STEPS
 
 
 def test_everybody_at_once_neither_deadlocks_nor_tears_a_snapshot():

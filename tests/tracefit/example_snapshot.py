@@ -5,6 +5,11 @@ from __future__ import annotations
 import copy
 import json
 
+import numpy as np
+
+from online.blocks import cell_name, strata_of
+from online.rows import STEP_FEATURES, RowBlock, Target
+
 
 def feature(name, coefficient, stderr, mean, status="identified"):
     unit = "us" if name == "intercept" else "us/token"
@@ -73,9 +78,13 @@ _TREE = {
                     mean_us=13_400.0,
                     mean_factor=1.02,
                     shape_factors={
-                        "decode:1": {"factor": 0.97, "rows": 800.0},
-                        "decode:8": {"factor": 1.01, "rows": 400.0},
-                        "prefill:16-31:512-724": {"factor": 1.03, "rows": 90.0},
+                        "decode:1": {"factor": 0.97, "rows": 800.0, "usual": [0.0, 1.0, 1_600.0, 7_920.0]},
+                        "decode:8": {"factor": 1.01, "rows": 400.0, "usual": [0.0, 8.0, 14_400.0, 10_350.0]},
+                        "prefill:16-31:512-724": {
+                            "factor": 1.03,
+                            "rows": 90.0,
+                            "usual": [600.0, 21.0, 30_000.0, 39_600.0],
+                        },
                     },
                     seen={
                         "features": {
@@ -119,3 +128,11 @@ def tree():
 def encoded(changed=None):
     """As bytes."""
     return json.dumps(_TREE if changed is None else changed).encode()
+
+
+def cell_of(prefill_tokens, requests):
+    """The name by which the sidecar publishes the factor of such a step."""
+    raw = np.zeros((1, len(STEP_FEATURES)))
+    raw[0, STEP_FEATURES.index("prefill_tokens")] = prefill_tokens
+    raw[0, STEP_FEATURES.index("requests")] = requests
+    return cell_name(int(strata_of(Target.STEP_TIME, RowBlock.of_lines(raw, np.ones(1)))[1][0]))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import tracefit
 from tests.tracefit.example_snapshot import encoded, tree
-from tracefit import fetching
+from tracefit import loading
 
 
 class Page(BaseHTTPRequestHandler):
@@ -157,13 +157,6 @@ def test_a_factor_of_nothing_or_less_is_refused():
     assert "step_time.context_us_per_token: expected a positive number" in refused(encoded(bent))
 
 
-@pytest.mark.parametrize("tile", [64.5, "64", True])
-def test_a_tile_that_is_no_number_of_tokens_is_refused(tile):
-    bent = tree()
-    bent["configs"][0]["targets"]["step_time"]["tile"] = tile
-    assert "tile: expected a whole number" in refused(encoded(bent))
-
-
 @pytest.mark.parametrize(
     ("in_flight", "why"),
     [
@@ -228,7 +221,7 @@ def test_bytes_may_be_of_any_kind():
 
 def test_a_file_larger_than_any_snapshot(tmp_path):
     with (tmp_path / "big").open("wb") as file:
-        file.truncate(fetching.BYTES_MAX + 1)
+        file.truncate(loading.BYTES_MAX + 1)
     assert "larger than 64 MiB" in refused(tmp_path / "big")
 
 
@@ -264,7 +257,7 @@ def test_what_a_server_does_wrong_is_said_with_its_url(answer, why):
 
 
 def test_a_server_that_never_stops_sending_is_cut_off(monkeypatch):
-    monkeypatch.setattr(fetching, "BYTES_MAX", 2**20)
+    monkeypatch.setattr(loading, "BYTES_MAX", 2**20)
 
     def endless(page):
         page.send(body=b"[", Content_Length=None)

@@ -12,8 +12,7 @@ from collector.commands.replay import replay
 from collector.config.schema import Config
 from collector.runtime.clock import SystemClock
 from tests.support.paths import DATA
-from tests.tracefit.example_snapshot import encoded, tree
-from tracefit.shapes import cell_name
+from tests.tracefit.example_snapshot import cell_of, encoded, tree
 
 QUALITIES = ("steps+", "steps", "sampled", "journeys", "requests", "metrics")
 FEW, MANY = 63.0, 3_000.0
@@ -42,7 +41,7 @@ def learned(telemetry, seed, rows_max, *, scheduling="sync"):
         us = (beta[0] + beta[1] * tokens + beta[2] * context + beta[3] * requests) * draw.lognormvariate(0.0, 0.3)
         factor = draw.lognormvariate(0.0, 0.3) ** (rows / (rows + 8.0))
         shape = {"factor": factor, "rows": rows} | draw.choice(({}, {"usual": [tokens, requests, context, us]}))
-        shapes[cell_name(tokens, requests)] = shape
+        shapes[cell_of(tokens, requests)] = shape
     more = draw.choice(({}, {"context_us_per_token": beta[2] * draw.uniform(0.3, 2.0)}))
     config["targets"] = {"step_time": target | {"mean_factor": 1.0, "shape_factors": shapes, "seen": None} | more}
     return document
@@ -52,14 +51,14 @@ def config_of(document):
     return tracefit.load(encoded(document)).config()
 
 
-def assert_rising(config, output, concurrency, prompt, *, least=NEARLY, bound=True):
+def assert_rising(config, output, concurrency, prompt, *, bound=True):
     """TTFT by prompt, ITL by concurrency; ``bound``: where prefills fill the steps, too."""
     longer = [config.request(prompt_tokens=each, output_tokens=output, concurrency=concurrency) for each in PROMPTS]
     more = [config.request(prompt_tokens=prompt, output_tokens=output, concurrency=each) for each in CONCURRENCIES]
     for name, answers in (("ttft", longer), ("itl", more)):
         times = [getattr(each, name).us for each in answers if bound or not each.prefill_bound]
         ratios = [after / before for before, after in itertools.pairwise(times)]
-        assert min(ratios, default=1.0) >= least, (name, ratios.index(min(ratios)), min(ratios))
+        assert min(ratios, default=1.0) >= NEARLY, (name, ratios.index(min(ratios)), min(ratios))
 
 
 LOADS = (st.sampled_from((2, 5, 20, 100, 500)), st.sampled_from((1, 2, 5, 20, 60)), st.sampled_from(PROMPTS))
@@ -80,7 +79,7 @@ def test_more_is_never_faster(telemetry, scheduling, seed, output, concurrency, 
 def test_nor_is_it_where_loud_factors_have_many_rows(telemetry, seed, output, concurrency, prompt):
     """Where prefills fill every step, one of them takes the place of many decodes: that much may be noise."""
     document = learned(telemetry, seed, MANY)
-    assert_rising(config_of(document), output, concurrency, prompt, least=0.995, bound=False)
+    assert_rising(config_of(document), output, concurrency, prompt, bound=False)
 
 
 @pytest.mark.parametrize("telemetry", QUALITIES)
@@ -95,15 +94,19 @@ def test_shapes_of_fewer_than_64_rows_leave_what_the_coefficients_say(telemetry,
         assert getattr(seen, name).us == pytest.approx(getattr(said, name).us, rel=0.05)
 
 
+def assert_no_first_token_before_its_step(config, prompts):
+    for prompt in prompts:
+        budget = config.limits.max_num_batched_tokens or prompt
+        step = config.step_time(prefill_tokens=min(prompt, budget), requests=1)
+        assert config.request(prompt_tokens=prompt, output_tokens=50, concurrency=1).ttft.us >= NEARLY * step.us
+
+
+@pytest.mark.parametrize("rows_max", [FEW, MANY])
 @pytest.mark.parametrize("telemetry", QUALITIES)
-@given(st.integers(0, 10**6), st.sampled_from(PROMPTS))
+@given(st.integers(0, 10**6))
 @settings(max_examples=12)
-def test_the_first_token_takes_at_least_the_step_of_its_prompt(telemetry, seed, prompt):
-    document = learned(telemetry, seed, FEW)
-    document["configs"][0]["targets"]["step_time"]["shape_factors"] = {}
-    config = config_of(document)
-    step = config.step_time(prefill_tokens=min(prompt, config.limits.max_num_batched_tokens), requests=1)
-    assert config.request(prompt_tokens=prompt, output_tokens=50, concurrency=1).ttft.us >= NEARLY * step.us
+def test_the_first_token_takes_at_least_the_step_of_its_prompt(telemetry, rows_max, seed):
+    assert_no_first_token_before_its_step(config_of(learned(telemetry, seed, rows_max)), PROMPTS)
 
 
 @pytest.mark.parametrize("scheduling", ["sync", "async"])
@@ -143,7 +146,10 @@ def _quiet(_text):
     pass
 
 
-RECORDED = ("c1_mixed", "c6_saturated", "c8_stock_0.32.0", "c10_long", "m1_pages")
+RECORDED = (
+    *("c1_mixed", "c2_long_prefill_mp", "c3_preempt", "c4_abort_errors", "c6_saturated", "c8_stock_0.32.0"),
+    *("c10_long", "m1_pages"),
+)
 
 
 @pytest.mark.parametrize("recording", RECORDED)
@@ -151,6 +157,14 @@ RECORDED = ("c1_mixed", "c6_saturated", "c8_stock_0.32.0", "c10_long", "m1_pages
 def test_more_is_never_faster_on_a_server_that_was_recorded(replayed, recording, output):
     for concurrency, prompt in ((1, 100), (4, 400), (12, 900)):
         assert_rising(replayed(recording), output, concurrency, prompt)
+
+
+@pytest.mark.parametrize("budget", [None, 256])
+@pytest.mark.parametrize("recording", RECORDED)
+def test_the_first_token_takes_at_least_the_step_of_its_prompt_on_a_recorded_server(replayed, recording, budget):
+    config = replayed(recording)
+    config = config if budget is None else config.assuming(max_num_batched_tokens=budget)
+    assert_no_first_token_before_its_step(config, range(1, 1_500, 7))
 
 
 def test_a_page_answers_as_its_coefficients_do(replayed):

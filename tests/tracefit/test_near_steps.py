@@ -1,4 +1,4 @@
-"""Requests at loads that were hardly served: what the cells beside them say."""
+"""Steps and requests at loads that were hardly served: what the shapes beside them say."""
 
 import itertools
 import math
@@ -8,9 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import tracefit
-from tests.tracefit.example_snapshot import encoded, tree
-from tracefit.near_steps import NearSteps
-from tracefit.shapes import cell_name
+from tests.tracefit.example_snapshot import cell_of, encoded, tree
 
 CONTEXT_US = 0.08
 
@@ -38,7 +36,7 @@ def learned(sizes, prefills=(40, 80, 140, 200, 300, 600), rows=400.0, **beside):
             us = machine_us(tokens, requests, context)
             factor = (us / predicted_us) ** (rows / (rows + 8.0))
             shape = {"factor": factor, "rows": rows, "usual": [tokens, requests, context, us]}
-            config["targets"]["step_time"]["shape_factors"][cell_name(tokens, requests)] = shape
+            config["targets"]["step_time"]["shape_factors"][cell_of(tokens, requests)] = shape
     return document
 
 
@@ -46,64 +44,64 @@ SERVED = (20, 30, 44, 60, 100)
 BIG = learned(SERVED, context_us_per_token=CONTEXT_US)
 
 
-def near_us(document, prefill_tokens, requests, context):
-    """A step, as requests are told by it."""
+def step_us(document, prefill_tokens, requests, context):
     config = tracefit.load(encoded(document)).config()
-    b0, b_prefill, b_context, b_requests = (each.value for each in config.coefficients())
-    steps = NearSteps(config.targets["step_time"], (b0, b_prefill, b_context, b_requests))
-    return steps.band(prefill_tokens, requests, context, requests)[0]
+    return config.step_time(prefill_tokens=prefill_tokens, requests=requests, decode_context_tokens=context).us
 
 
 @pytest.mark.parametrize("requests", [1, 4, 10, 80, 300])
 def test_batches_between_and_beyond_those_that_were_served_follow_the_ones_beside(requests):
-    told_us = near_us(BIG, 0, requests, 500 * requests)
+    told_us = step_us(BIG, 0, requests, 500 * requests)
     assert told_us == pytest.approx(machine_us(0, requests, 500 * requests), rel=0.04)
 
 
 @pytest.mark.parametrize("tokens", [60, 120, 450])
 @pytest.mark.parametrize("requests", [15, 50, 120])
 def test_prefills_between_those_that_were_served_follow_the_ones_beside(tokens, requests):
-    told_us = near_us(BIG, tokens, requests, 500 * requests)
+    told_us = step_us(BIG, tokens, requests, 500 * requests)
     assert told_us == pytest.approx(machine_us(tokens, requests, 500 * requests), rel=0.08)
 
 
 def test_shorter_contexts_than_were_served_cost_what_context_costs():
-    short_us, long_us = (near_us(BIG, 0, 60, 60 * context) for context in (500, 4_000))
+    short_us, long_us = (step_us(BIG, 0, 60, 60 * context) for context in (500, 4_000))
     assert long_us - short_us == pytest.approx(60 * CONTEXT_US * 3_500)
     untold = learned(SERVED)  # b_C stands in for the batch
-    assert near_us(untold, 0, 60, 60 * 500) < 0.99 * short_us
+    assert step_us(untold, 0, 60, 60 * 500) < 0.99 * short_us
 
 
 def test_what_was_served_often_is_told_by_its_own_rows():
     odd = learned(SERVED, context_us_per_token=CONTEXT_US)
     odd["configs"][0]["targets"]["step_time"]["shape_factors"]["decode:97-104"]["usual"][3] *= 1.3
-    assert near_us(odd, 0, 100, 100 * 1500) == pytest.approx(1.3 * near_us(BIG, 0, 100, 100 * 1500), rel=0.03)
-    assert near_us(odd, 0, 60, 60 * 1500) == pytest.approx(near_us(BIG, 0, 60, 60 * 1500), rel=0.02)
+    assert step_us(odd, 0, 100, 100 * 1500) == pytest.approx(1.3 * step_us(BIG, 0, 100, 100 * 1500), rel=0.03)
+    assert step_us(odd, 0, 60, 60 * 1500) == pytest.approx(step_us(BIG, 0, 60, 60 * 1500), rel=0.02)
 
 
-def test_a_batch_is_never_slower_than_a_larger_one():
+def test_requests_never_see_a_batch_that_is_slower_than_a_larger_one_though_steps_were():
     odd = learned(SERVED, context_us_per_token=CONTEXT_US)
     odd["configs"][0]["targets"]["step_time"]["shape_factors"]["decode:41-48"]["usual"][3] *= 1.3
-    times = [near_us(odd, 0, requests, 60_000) for requests in range(1, 130)]
+    config = tracefit.load(encoded(odd)).config()
+    assert config.step_time(requests=44).us > config.step_time(requests=60).us
+    times = [
+        config.request(prompt_tokens=1, output_tokens=1_000, concurrency=requests).itl.us for requests in range(1, 130)
+    ]
     assert all(after >= before for before, after in itertools.pairwise(times))
-    assert times[43] < 1.2 * near_us(BIG, 0, 44, 60_000)
 
 
 def test_a_shape_whose_one_row_compiled_says_nothing():
     odd = learned(SERVED, context_us_per_token=CONTEXT_US)
     shapes = odd["configs"][0]["targets"]["step_time"]["shape_factors"]
     shapes["decode:10"] = {"factor": 1.4, "rows": 1.0, "usual": [0, 10, 15_000, 200_000]}
-    assert near_us(odd, 0, 10, 5_000) == near_us(BIG, 0, 10, 5_000)
+    assert step_us(odd, 0, 10, 5_000) == step_us(BIG, 0, 10, 5_000)
 
 
 def test_where_nobody_said_what_was_usual_it_is_the_published_product_in_the_middle_of_a_shape():
     old = learned(SERVED, context_us_per_token=CONTEXT_US)
-    for shape in old["configs"][0]["targets"]["step_time"]["shape_factors"].values():
+    shapes = old["configs"][0]["targets"]["step_time"]["shape_factors"]
+    for shape in shapes.values():
         del shape["usual"]
-    config = tracefit.load(encoded(old)).config()
-    for tokens, requests in ((0, 20.5), (0, 28.5), (2.0**8.25, 47.5)):
-        step = config.step_time(prefill_tokens=tokens, requests=requests)
-        assert near_us(old, tokens, requests, 0.0) == pytest.approx(step.us, rel=0.03)
+    for tokens, requests in ((0, 20), (0, 28), (2.0**8.25, 48)):
+        product_us = shapes[cell_of(tokens, requests)]["factor"] * (8_500 + 78 * tokens + 63 * requests)
+        assert step_us(old, tokens, requests, 0.0) == pytest.approx(product_us, rel=0.01)
 
 
 def test_requests_are_told_by_it():
@@ -122,21 +120,9 @@ def test_any_usual_work_gives_times(work, requests):
     bent = learned((20, 30), prefills=(), context_us_per_token=CONTEXT_US)
     for shape, usual in zip(bent["configs"][0]["targets"]["step_time"]["shape_factors"].values(), work, strict=True):
         shape["usual"] = list(usual)
-    told_us = near_us(bent, 0, requests, 1_000)
+    told_us = step_us(bent, 0, requests, 1_000)
     assert math.isfinite(told_us)
     assert told_us > 0.0
-
-
-@pytest.mark.parametrize("tile", [-64, 0, 1, 64, 10**6])
-@pytest.mark.parametrize("padding", [None, 0.0, 31.5, -1e9, 1e12])
-def test_any_tile_and_padding_give_times(tile, padding):
-    bent = learned(SERVED, tile=tile)
-    for shape in bent["configs"][0]["targets"]["step_time"]["shape_factors"].values():
-        shape["padding"] = padding
-    for tokens in (1, 300, 300.5, 10**9):
-        told_us = near_us(bent, tokens, 30, 15_000)
-        assert math.isfinite(told_us)
-        assert told_us > 0.0
 
 
 @pytest.mark.parametrize("usual", [[1, 2, 3], "many", [1, 2, 3, None], [1, 2, 3, 1e400], {"requests": 1}])
@@ -153,6 +139,6 @@ def test_more_shapes_than_there_are_say_nothing_and_cost_nothing():
     target["shape_factors"] |= {
         f"x{n}": {"factor": 1.1, "rows": 9.0, "usual": [0, n, n, 8_500 + 80 * n]} for n in range(1, 2_000)
     }
-    told_us = near_us(bent, 0, 1_500, 9_000)
+    told_us = step_us(bent, 0, 1_500, 9_000)
     target["shape_factors"] = dict(list(target["shape_factors"].items())[:512])
-    assert told_us == near_us(bent, 0, 1_500, 9_000) != near_us(BIG, 0, 1_500, 9_000)
+    assert told_us == step_us(bent, 0, 1_500, 9_000) != step_us(BIG, 0, 1_500, 9_000)

@@ -12,7 +12,7 @@ from tracefit import shapes
 
 CONFIG_ATTRIBUTES = (
     *("config_id", "name", "facts", "limits", "model", "gpu", "mean_factor", "usable", "reasons", "targets", "engines"),
-    *("telemetry", "mixture_of_experts"),
+    *("telemetry", "mixture_of_experts", "prefix_hits_hidden"),
 )
 FIELDS = {
     "Coefficient": "name unit value stderr status mean reason",
@@ -27,7 +27,7 @@ FIELDS = {
     "Move": "target feature unit before after standard_errors status_before status_after",
     "TypicalStep": "prefill_tokens requests decode_context_tokens before_us after_us",
     "Target": "name champion models interval factors seen mean_us mean_factor step_ahead_us factor_rows "
-    "usual_work context_us_per_token in_flight tile usual_padding factors_applied",
+    "usual_work context_us_per_token in_flight factors_applied",
     "Model": "name coefficients rows mape median_ape",
     "Interval": "pooled strata",
     "Seen": "features cells",
@@ -40,7 +40,7 @@ CALLS = {
     tracefit.Snapshot.config: "self config_id model gpu",
     tracefit.Snapshot.diff: "self other",
     tracefit.Config.step_time: "self prefill_tokens requests decode_context_tokens",
-    tracefit.Config.request: "self prompt_tokens output_tokens concurrency prefix_hit since_token_us",
+    tracefit.Config.request: "self prompt_tokens output_tokens concurrency prefix_hit",
     tracefit.Config.plan: "self prompt_tokens output_tokens itl_ms ttft_ms rate prefix_hit safe",
     tracefit.Config.assuming: "self max_num_seqs max_num_batched_tokens kv_tokens",
     tracefit.Config.coefficients: "self target",

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import tracefit
 from tests.tracefit.closed_engine import run
 from tests.tracefit.example_snapshot import encoded, tree
-from tracefit.prefills import Prefills
+from tracefit.closed_loop import Prefills
 
 STEPS_ONLY = tree()
 _TARGETS = STEPS_ONLY["configs"][0]["targets"]
@@ -230,3 +230,20 @@ def test_an_engine_that_schedules_ahead_answers_one_step_later():
         assert other.ttft.low <= other.ttft.us <= other.ttft.high
     alone = {**chat, "concurrency": 1}
     assert tracefit.load(encoded(ahead)).config().request(**alone) == CONFIG.request(**alone)
+
+
+def test_a_prefix_hit_is_not_counted_again_where_the_price_of_a_token_has_it():
+    """Spans of a server that hides hits tell what a token costs that was sent, not one that was computed."""
+    document = tree()
+    document["configs"][0] |= {"telemetry": "requests", "prefix_hits_hidden": True}
+    hidden = tracefit.load(encoded(document)).config()
+    document["configs"][0]["prefix_hits_hidden"] = False
+    told = tracefit.load(encoded(document)).config()
+    chat = {"prompt_tokens": 800, "output_tokens": 200}
+    assert (hidden.prefix_hits_hidden, told.prefix_hits_hidden) == (True, False)
+    assert hidden.request(**chat, prefix_hit=0.0) == told.request(**chat)
+    assert hidden.plan(**chat, itl_ms=30) == told.plan(**chat, itl_ms=30)
+    assert told.request(**chat, prefix_hit=0.5).ttft.us < told.request(**chat).ttft.us
+    for ask in (hidden.request, hidden.plan):
+        with pytest.raises(tracefit.BadInputError, match=r"prefix_hit: .* hides prefix hits"):
+            ask(**chat, prefix_hit=0.5)

@@ -113,17 +113,18 @@ MUTANTS = (
         "_GROUPS, _GROUP_ROWS = 4, 16",
         "_GROUPS, _GROUP_ROWS = 1, 16",
     ),
-    Mutant(
-        "bands ignore that misses come in runs",
-        "online/prediction/prediction_intervals.py",
-        "math.sqrt(1.0 + self.runs.between)",
-        "1.0",
-    ),
+    Mutant("bands are as wide as what was seen", "online/errors.py", "WIDER = 1.15", "WIDER = 1.0"),
     Mutant(
         "bands borrow everything from the whole",
-        "online/prediction/prediction_intervals.py",
-        "borrowed_rows: float = 32.0",
-        "borrowed_rows: float = 32_000.0",
+        "online/errors.py",
+        "_BORROWED_ROWS, _PUBLISHED_ROWS = 32.0",
+        "_BORROWED_ROWS, _PUBLISHED_ROWS = 32_000.0",
+    ),
+    Mutant(
+        "the level of a row has seen it",
+        "online/level.py",
+        "known[i] = mean.get()\n                mean.update(value)",
+        "mean.update(value)\n                known[i] = mean.get()",
     ),
     Mutant(
         "rows of one operating point are believed without a cap",

@@ -179,13 +179,6 @@ def test_grpc_calls_that_never_send_their_message_do_not_hold_the_threads(sideca
     assert_well(sidecar)
 
 
-def test_a_grpc_call_half_closed_without_a_message_is_told_so(sidecar):
-    with grpc.insecure_channel(f"127.0.0.1:{sidecar.grpc_port}") as channel, pytest.raises(grpc.RpcError) as caught:
-        channel.stream_unary(METHOD)(iter(()), timeout=100)
-    assert caught.value.code() is CODE.INVALID_ARGUMENT
-    assert_well(sidecar)
-
-
 @pytest.mark.parametrize(
     "words", [b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n", b"GET / HTTP/1.1\r\n\r\n", bytes(300), b"\x16\x03\x01"]
 )
@@ -236,20 +229,6 @@ def test_connections_without_a_call_are_closed_when_they_have_been_idle_for_too_
                 client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5))
                 client.sendall(bytes(3) + b"\x04\x01" + bytes(4))  # settings, and that the server's are taken
         eventually(lambda: code_of(sidecar.grpc_port, ONE, timeout_s=5, wait=False) is CODE.OK)
-
-
-def test_a_grpc_client_that_never_reads_its_answers_harms_nobody(sidecar):
-    # an HTTP/2 connection whose peer reads nothing: preface, settings, then silence and a full receive buffer
-    with contextlib.ExitStack() as stack:
-        for _ in range(10):
-            client = stack.enter_context(socket.create_connection(("127.0.0.1", sidecar.grpc_port), 60))
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-            client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
-            ping = b"\x00\x00\x08\x06\x00\x00\x00\x00\x00" + bytes(8)
-            with contextlib.suppress(OSError):
-                client.settimeout(0.2)
-                client.sendall(ping * 20_000)
-        assert_well(sidecar)
 
 
 def test_the_densest_exports_of_the_default_size_stay_below_the_memory_limit_of_a_sidecar(sidecar):

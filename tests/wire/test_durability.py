@@ -86,19 +86,6 @@ def test_entries_behind_the_state_are_learned_once_before_anything_new(tmp_path)
     assert rows(tmp_path)[1] == 399
 
 
-def test_what_a_journal_still_holds_is_learned_when_it_was_switched_off(tmp_path):
-    with running_sidecar(tmp_path, DURABILITY="journal", STATE__INTERVAL_S="3600") as sidecar:
-        send(sidecar, 1)
-        journal = {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.name.startswith("journal.0")}
-    for path in tmp_path.iterdir():
-        path.unlink()
-    for name, data in journal.items():
-        (tmp_path / name).write_bytes(data)
-    with running_sidecar(tmp_path) as sidecar:
-        eventually(lambda: metric(sidecar.http_port, "tracefit_journal_replayed_spans_total") == 10)
-    assert rows(tmp_path)[1] == 99
-
-
 def test_a_full_journal_refuses_for_a_while_and_says_why(tmp_path, monkeypatch):
     with running_sidecar(
         tmp_path, DURABILITY="journal", JOURNAL__CAPACITY_MIB="1", STATE__INTERVAL_S="3600"
@@ -195,25 +182,6 @@ def laid_back(directory, files):
         path.unlink()
     for name, data in files.items():
         (directory / name).write_bytes(data)
-
-
-def test_a_damaged_entry_is_the_only_one_lost_and_is_said(tmp_path, caplog):
-    with running_sidecar(tmp_path, DURABILITY="journal", STATE__INTERVAL_S="3600") as sidecar:
-        for number in range(5):
-            send(sidecar, 1 + 100 * number)
-        files = files_at_a_kill(tmp_path)
-    (name,) = [name for name in files if name.startswith("journal.0")]
-    data = bytearray(files[name])
-    data[len(data) // 2] ^= 4
-    laid_back(tmp_path, {**files, name: bytes(data)})
-    with running_sidecar(tmp_path, **JOURNAL) as sidecar:
-        eventually(lambda: metric(sidecar.http_port, "tracefit_journal_replayed_spans_total") == 40)
-        assert metric(sidecar.http_port, "tracefit_journal_lost_entries") == 1
-        assert "1 entries of the journal: " in json.loads(get(sidecar.http_port, "/readyz"))["lost"]
-        assert any(
-            record.levelname == "WARNING" and "1 entries of the journal: " in record.message
-            for record in caplog.records
-        )
 
 
 def test_a_restart_after_a_kill_without_a_journal_says_what_is_lost_and_how_old_the_state_is(tmp_path, caplog):

@@ -55,26 +55,6 @@ def test_a_recording_without_telemetry_fails_with_a_report(tmp_path, capsys):
     assert "neither" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "problem"),
-    [
-        (["--systems", "magic"], 2, "--systems"),
-        (["--html", "/nowhere/x.html"], 1, "no such directory"),
-        (["--snapshot", "/nowhere/s.json"], 1, "cannot read"),
-    ],
-)
-def test_bad_options_are_one_sentence(data_dir, capsys, arguments, code, problem):
-    assert main(["evaluate", str(data_dir / "c1_mixed" / "otlp.pb.gz"), *arguments]) == code
-    assert problem in capsys.readouterr().err
-
-
-def test_a_share_beyond_all_is_a_wrong_usage(data_dir, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["evaluate", str(data_dir / "c1_mixed" / "otlp.pb.gz"), "--learn-until", "1.5"])
-    assert stop.value.code == 2
-    assert "--learn-until" in capsys.readouterr().err
-
-
 def test_a_snapshot_that_is_none_is_named(data_dir, tmp_path, capsys):
     path = tmp_path / "s.json"
     path.write_text("{}")

@@ -7,7 +7,7 @@ from base64 import b64decode
 
 import pytest
 
-from collector.config.errors import ConfigError
+from collector.config.config_error import ConfigError
 from tests.support.clocks import eventually
 from tests.support.kv_batches import payload, stored
 from tests.support.recordings import kv_lines
@@ -17,7 +17,7 @@ from tests.support.step_exports import make_export
 
 zmq = pytest.importorskip("zmq")
 
-NOBODY = "{endpoint: 'tcp://127.0.0.1:1', replay: 'tcp://127.0.0.1:1'}"
+NOBODY = "{endpoint: 'tcp://127.0.0.1:1'}"
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_what_publishers_say_garbage_included_is_on_the_page(tmp_path, publisher
 
 
 def test_steps_learned_beside_live_kv_events_carry_their_blocks(tmp_path, publisher):
-    """c5 again, live: its KV messages by ZMQ, its spans by gRPC; the publisher is recognised."""
+    """c5 again, live: its KV messages by ZMQ, its spans by gRPC; the publisher is the only engine's."""
 
     pub, endpoint = publisher
     with running_sidecar(tmp_path, RECEIVERS__KV__ENDPOINTS=f"[{{endpoint: '{endpoint}'}}]") as sidecar:

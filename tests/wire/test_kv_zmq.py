@@ -1,4 +1,4 @@
-"""KV events over real ZMQ sockets on loopback: subscription, gaps and replay, garbage, silence, restart."""
+"""KV events over real ZMQ sockets on loopback: subscription, gaps, garbage, silence, restart."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from collector.config import KvConfig, KvEndpoint
-from collector.config.errors import ConfigError
+from collector.config.config_error import ConfigError
 from collector.config.load import load
-from collector.receive.kv.kv_zmq import KvSubscriber, KvUnavailable
+from collector.receive.kv.kv_zmq import KvSubscriber
 from collector.runtime.clock import SystemClock
 from collector.runtime.health import Health
 from collector.telemetry import table
@@ -43,17 +43,13 @@ def _bound(one, port):
 
 
 class Publisher:
-    """vLLM's publisher: PUB with numbered messages, ROUTER that replays what it buffered."""
+    """vLLM's publisher: PUB with numbered messages."""
 
-    def __init__(self, context, form=3, port=0, replay_first=0):
-        self.form, self.seq, self.buffer, self.replay_first = form, 0, [], replay_first
-        self.context = context
+    def __init__(self, context, port=0):
+        self.seq = 0
         self.pub = context.socket(zmq.XPUB)  # XPUB tells when somebody has subscribed; on the wire it is PUB
         self.pub.setsockopt(zmq.LINGER, 0)
         self.port = self._bind(self.pub, port)
-        self.router = context.socket(zmq.ROUTER)
-        self.router.setsockopt(zmq.LINGER, 0)
-        self.replay_port = self._bind(self.router, 0)
 
     @staticmethod
     def _bind(one, port):
@@ -66,36 +62,18 @@ class Publisher:
     def endpoint(self):
         return f"tcp://127.0.0.1:{self.port}"
 
-    @property
-    def replay(self):
-        return f"tcp://127.0.0.1:{self.replay_port}"
-
     def wait_for_subscriber(self):
         assert self.pub.poll(DEADLINE_S * 1000), "nobody subscribed"
         return self.pub.recv()[1:]
 
     def publish(self, *events, lose=False, topic=b"", raw=None):
         body = raw if raw is not None else payload(*events, ts_s=time.time())
-        self.buffer.append((self.seq, body))
         if not lose:
             self.pub.send_multipart([topic, self.seq.to_bytes(8, "big"), body])
         self.seq += 1
 
-    def serve_replay(self):
-        """Answer one request, as vLLM does: message by message, then the end mark."""
-        assert self.router.poll(DEADLINE_S * 1000), "nobody asked"
-        identity, empty, start = self.router.recv_multipart()
-        assert empty == b""
-        head = [identity, b""] if self.form == 3 else [identity, b"", b"topic"]
-        for seq, body in self.buffer:
-            if seq >= max(int.from_bytes(start, "big"), self.replay_first):
-                self.router.send_multipart([*head, seq.to_bytes(8, "big"), body])
-        self.router.send_multipart([*([identity, b""] if self.form == 3 else [identity, b"", b""]), b"\xff" * 8, b""])
-        return int.from_bytes(start, "big")
-
     def close(self):
         self.pub.close()
-        self.router.close()
 
 
 CLOCK = SystemClock()
@@ -119,7 +97,7 @@ def subscribe():
     running = []
 
     def start(*endpoints, **settings):
-        one = KvSubscriber(KvConfig(endpoints=endpoints, **settings), CLOCK, Health(CLOCK))
+        one = KvSubscriber(KvConfig(endpoints=endpoints), Health(CLOCK), **settings)
         one.start()
         running.append(one)
         return one
@@ -162,52 +140,19 @@ def test_only_the_topic_asked_for_is_subscribed(publisher, subscribe):
     until(lambda: taken.seqs() == [0])
 
 
-@pytest.mark.parametrize("form", [3, 4], ids=["the fork's replay", "0.32's replay"])
-def test_a_gap_is_replayed_and_nothing_comes_twice(context, subscribe, form):
-    publisher = Publisher(context, form=form)
-    subscriber = subscribe(KvEndpoint(endpoint=publisher.endpoint, replay=publisher.replay))
+def test_a_gap_is_counted_and_costs_nothing_but_what_was_lost(publisher, subscribe):
+    subscriber = subscribe(KvEndpoint(endpoint=publisher.endpoint, instance="engine-1"))
     publisher.wait_for_subscriber()
     for number in range(6):
         publisher.publish(stored(1), lose=number in (2, 3))
-    assert publisher.serve_replay() == 2
     taken = Taken(subscriber)
-    until(lambda: len(taken.seqs()) == 6)
-    until(lambda: subscriber.counts()[table.KV_SEQUENCE, "replays_finished"] == 1)
-    assert sorted(taken.seqs()) == [0, 1, 2, 3, 4, 5]
-    counts = subscriber.counts()
-    numbers = counts.by_label(table.KV_SEQUENCE)
-    assert (numbers["gaps"], numbers["missing"], numbers["recovered"], "unrecoverable" in numbers) == (1, 2, 2, False)
-    assert counts.by_label(table.KV_RECEIVED_SKIPPED) == {KvSkip.DUPLICATE: 2}
-    publisher.close()
-
-
-def test_a_late_start_asks_for_what_came_before_and_what_is_gone_is_counted(context, subscribe):
-    publisher = Publisher(context, replay_first=3)
-    for _ in range(5):
-        publisher.publish(stored(1), lose=True)
-    subscriber = subscribe(KvEndpoint(endpoint=publisher.endpoint, replay=publisher.replay))
-    publisher.wait_for_subscriber()
-    publisher.publish(stored(1))
-    assert publisher.serve_replay() == 0
-    taken = Taken(subscriber)
-    until(lambda: sorted(taken.seqs()) == [3, 4, 5])
-    until(lambda: subscriber.counts()[table.KV_SEQUENCE, "unrecoverable"] == 3)
-    publisher.close()
-
-
-def test_a_replay_that_never_answers_costs_nothing_but_the_gap(publisher, subscribe):
-    subscriber = subscribe(KvEndpoint(endpoint=publisher.endpoint, replay=publisher.replay), replay_timeout_s=0.05)
-    publisher.wait_for_subscriber()
-    publisher.publish(lose=True)
-    publisher.publish(stored(1))
-    until(lambda: subscriber.counts()[table.KV_SEQUENCE, "replays_unanswered"] >= 1)
-    publisher.publish(stored(2))
-    taken = Taken(subscriber)
-    until(lambda: taken.seqs() == [1, 2])
+    until(lambda: taken.seqs() == [0, 1, 4, 5])
+    assert subscriber.counts().by_label(table.KV_SEQUENCE) == {"gaps": 1, "missing": 2}
+    assert {one.instance for one in taken.batches} == {"engine-1"}
 
 
 def test_an_endpoint_that_is_not_there_holds_nobody_up(publisher, subscribe):
-    nobody = KvEndpoint(endpoint="tcp://127.0.0.1:1", replay="tcp://127.0.0.1:1")
+    nobody = KvEndpoint(endpoint="tcp://127.0.0.1:1")
     subscriber = subscribe(nobody, KvEndpoint(endpoint=publisher.endpoint))
     publisher.wait_for_subscriber()
     publisher.publish(stored(1))
@@ -234,7 +179,7 @@ def test_garbage_is_counted_by_reason_and_the_next_message_is_read(publisher, su
     until(lambda: taken.seqs() == [3])
     counts = subscriber.counts()
     skipped = counts.by_label(table.KV_RECEIVED_SKIPPED)
-    assert skipped == {KvSkip.FRAMES: 4, KvSkip.UNDECODABLE: 2, KvSkip.OUT_OF_RANGE: 1}
+    assert skipped == {KvSkip.FRAMES: 3, KvSkip.UNDECODABLE: 3, KvSkip.OUT_OF_RANGE: 1}
     assert counts[table.KV_RECEIVED_MESSAGES] == counts[table.KV_RECEIVED_OK] + sum(skipped.values()) == 8
 
 
@@ -255,21 +200,6 @@ def test_a_publisher_that_comes_back_is_heard_again_and_counts_as_restarted(cont
     second.close()
 
 
-def test_several_endpoints_are_numbered_apart(context, subscribe):
-    publishers = [Publisher(context) for _ in range(3)]
-    subscriber = subscribe(*(KvEndpoint(endpoint=one.endpoint) for one in publishers))
-    for one in publishers:
-        one.wait_for_subscriber()
-    for _ in range(4):
-        for one in publishers:
-            one.publish(stored(1))
-    taken = Taken(subscriber)
-    until(lambda: len(taken.seqs()) == 12)
-    assert subscriber.counts()[table.KV_SEQUENCE, "gaps"] == 0
-    for one in publishers:
-        one.close()
-
-
 def test_a_full_queue_loses_the_oldest_and_says_so(publisher, subscribe):
     subscriber = subscribe(KvEndpoint(endpoint=publisher.endpoint), queue_batches=10)
     publisher.wait_for_subscriber()
@@ -279,24 +209,6 @@ def test_a_full_queue_loses_the_oldest_and_says_so(publisher, subscribe):
     assert (subscriber.queued, subscriber.counts()[table.KV_DROPPED_MESSAGES]) == (10, 90)
     assert [one.seq for one in subscriber.take()] == list(range(90, 100))
     assert subscriber.queued == 0
-
-
-def test_a_replay_larger_than_the_queue_waits_for_the_worker(context, subscribe):
-    publisher = Publisher(context)
-    for _ in range(100):
-        publisher.publish(stored(1), lose=True)
-    subscriber = subscribe(KvEndpoint(endpoint=publisher.endpoint, replay=publisher.replay), queue_batches=10)
-    publisher.wait_for_subscriber()
-    publisher.publish(stored(1))
-    publisher.serve_replay()
-    until(lambda: subscriber.queued >= 5)
-    publisher.publish(stored(1))
-    until(lambda: subscriber.counts()[table.KV_SEQUENCE, "recovered"] == 4)
-    taken = Taken(subscriber)
-    until(lambda: len(taken.seqs()) == 102)
-    assert sorted(taken.seqs()) == list(range(102))
-    assert subscriber.counts()[table.KV_DROPPED_MESSAGES] == 0
-    publisher.close()
 
 
 def test_a_connecting_publisher_is_heard_by_binding(context, subscribe):
@@ -318,10 +230,7 @@ def test_a_connecting_publisher_is_heard_by_binding(context, subscribe):
         ("{endpoints: [{endpoint: '127.0.0.1:5557'}]}", "endpoints[0].endpoint"),
         ("{endpoints: [{endpoint: 'tcp://a:1'}, {endpoint: ''}]}", "endpoints[1].endpoint"),
         ("{endpoints: [{}]}", "endpoints[0]"),
-        ("{endpoints: [{endpoint: 'tcp://a:1', replay: 'b:1'}]}", "endpoints[0].replay"),
         ("{endpoints: [{endpoint: 'tcp://a:1', token: x}]}", "endpoints[0]"),
-        ("{queue_batches: 0}", "queue_batches"),
-        ("{replay_timeout_s: .nan}", "replay_timeout_s"),
     ],
 )
 def test_a_bad_setting_is_named_and_exits_78(tmp_path, text, key):
@@ -331,23 +240,6 @@ def test_a_bad_setting_is_named_and_exits_78(tmp_path, text, key):
     assert error.value.key.startswith(f"receivers.kv.{key}")
 
 
-def test_good_settings_are_taken_from_the_file_or_the_environment(tmp_path):
-    text = (
-        "[{endpoint: 'tcp://127.0.0.1:5557', replay: 'tcp://127.0.0.1:5558', topic: kv}, {endpoint: 'ipc:///run/kv'}]"
-    )
-    (tmp_path / "x.yaml").write_text(f"receivers: {{kv: {{endpoints: {text}}}}}")
-    from_file = load(tmp_path / "x.yaml", {}).receivers.kv
-    assert from_file == load(None, {"TRACEFIT_RECEIVERS__KV__ENDPOINTS": text}).receivers.kv
-    assert [one.topic for one in from_file.endpoints] == ["kv", ""]
-
-
-def test_an_address_that_cannot_be_opened_is_said_at_the_start(publisher):
-    for endpoint in ("tcp://no-port", f"tcp://*:{publisher.port}"):
-        one = KvSubscriber(KvConfig(endpoints=(KvEndpoint(endpoint=endpoint),)), CLOCK, Health(CLOCK))
-        with pytest.raises(KvUnavailable, match="tcp://"):
-            one.start()
-
-
 def test_without_pyzmq_the_start_says_what_to_install():
     code = (
         "import sys; sys.modules['zmq'] = None\n"
@@ -355,7 +247,7 @@ def test_without_pyzmq_the_start_says_what_to_install():
         "from collector.config import KvEndpoint, KvConfig\n"
         "from collector.receive.kv.kv_zmq import *\n"
         "config = KvConfig(endpoints=(KvEndpoint(endpoint='tcp://127.0.0.1:1'),))\n"
-        "try: KvSubscriber(config, SystemClock(), Health(SystemClock())).start()\n"
+        "try: KvSubscriber(config, Health(SystemClock())).start()\n"
         "except KvUnavailable as error: print(error)\n"
         "from collector.receive.kv import check_kv\n"
         "check_kv(KvConfig())\n"
@@ -365,17 +257,3 @@ def test_without_pyzmq_the_start_says_what_to_install():
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.count("tracefit's extra kv") == 2
     assert "config error: receivers.kv.endpoints: " in said.stdout, "and so does check-config"
-
-
-def test_pyzmq_is_not_imported_until_a_subscriber_starts():
-    code = "import sys, collector.receive.kv.kv_zmq, collector.worker; print('zmq' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
-
-
-def test_stopping_twice_or_unstarted_is_harmless():
-    one = KvSubscriber(KvConfig(endpoints=(KvEndpoint(endpoint="tcp://127.0.0.1:1"),)), CLOCK, Health(CLOCK))
-    one.stop()
-    one.start()
-    one.stop()
-    one.stop()
-    assert not one.alive

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 
 import pytest
@@ -52,6 +53,22 @@ def test_a_change_of_speed_is_told_once_in_the_log_on_the_page_and_by_doctor(tmp
     assert found.endswith(text)
     assert text in page[page.index('id="news"') :]
     assert '<span class="state fair">ready, 1 problem</span>' in page
+
+
+def test_a_change_of_prefill_alone_is_told_as_one_in_every_place(tmp_path, told, capsys):
+    engine = PacedEngine("engine-0", time.time_ns() - 120_000_000_000, **{"vllm.model": "tiny"})
+    with running_sidecar(tmp_path, JOIN__GRACE_S="1") as sidecar:
+        send(sidecar, [*engine.exports(1280, prefill_us=50.0), *engine.exports(1280, prefill_us=150.0)])
+        eventually(told)
+        main(["doctor", f"127.0.0.1:{sidecar.http_port}"])
+        doctor, page = capsys.readouterr().out, get(sidecar.http_port, "/").decode()
+    [(level, line)] = told()
+    assert level == "WARNING"
+    assert re.fullmatch(r"tiny: steps with prefill take [12]\.\d\d × as long since .* UTC", line)
+    text = line.removeprefix("tiny: ")
+    assert [each for each in doctor.splitlines() if " speed " in each and each.endswith(text)]
+    assert text in page[page.index('id="news"') :]
+    assert re.search(r">prefill ×[12]\.\d\d</text>", page)
 
 
 def test_a_restart_does_not_repeat_it(tmp_path, told):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import threading
 
@@ -22,7 +21,7 @@ from collector.config import GrpcConfig
 from collector.receive.admission import AdmissionQueue
 from collector.receive.intake import Intake
 from collector.receive.otlp import otlp_grpc
-from collector.receive.otlp.otlp_grpc import METHOD, SERVICE, OtlpGrpcReceiver
+from collector.receive.otlp.otlp_grpc import SERVICE, OtlpGrpcReceiver
 from collector.receive.otlp.way_in import WayIn
 from collector.runtime.clock import SystemClock
 from collector.runtime.exits import StartError
@@ -31,9 +30,8 @@ from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import Outcome, Transport
 from collector.telemetry.table import ACCEPTED_SPANS, FAILED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, REQUESTS
 from tests.support import otlp_bytes as otlp
-from tests.support.clocks import FakeClock, eventually
+from tests.support.clocks import eventually
 from tests.support.sidecars import call_export
-from tests.support.silent_calls import own_channel, silent_calls
 from tests.support.step_exports import make_export
 
 CODE = grpc.StatusCode
@@ -175,52 +173,6 @@ def test_with_six_of_eight_handlers_waiting_health_and_empty_calls_still_get_thr
         assert receiver.count(REFUSED_SPANS, "shutting_down") == 6
     finally:
         receiver.server.stop()
-
-
-def code_over(channel):
-    try:
-        channel.unary_unary(METHOD)(ONE, timeout=60)
-    except grpc.RpcError as error:
-        hinted = "google.rpc.retryinfo-bin" in dict(error.trailing_metadata())
-        return error.code() if hinted else None  # an exporter would drop it
-    return CODE.OK
-
-
-def test_while_threads_are_few_a_connection_whose_silent_calls_were_given_up_waits_for_no_message():
-    clock = FakeClock()
-    receiver = Receiver(config=GrpcConfig(endpoint="127.0.0.1:0", threads=3), clock=clock)
-    waiting = receiver.server._arrivals._waiting
-    with contextlib.ExitStack() as stack:
-        stack.callback(receiver.server.stop)
-        first, second, third = (stack.enter_context(own_channel(receiver.port)) for _ in range(3))
-        silent = stack.enter_context(silent_calls(first, 2))
-        eventually(lambda: len(waiting) == 2)
-        assert [code_over(channel) for channel in (first, third)] == [CODE.OK] * 2, "there is one more thread"
-        clock.advance(otlp_grpc.STALLED_S + 0.1)
-        assert [call.exception(100).code() for call in silent] == [CODE.CANCELLED] * 2
-        stack.enter_context(silent_calls(second, 2))
-        eventually(lambda: len(waiting) == 2)
-        assert [code_over(channel) for channel in (first, third)] == [CODE.RESOURCE_EXHAUSTED, CODE.OK]
-        assert receiver.count(REQUESTS, Outcome.QUEUE_FULL) == 1
-        clock.advance(otlp_grpc.STALLED_S + 0.1)
-        eventually(lambda: not waiting)
-        for _ in range(20):
-            assert [code_over(channel) for channel in (first, second)] == [CODE.OK] * 2, "neither is lost for good"
-
-
-def test_while_others_wait_for_a_thread_the_calls_of_a_connection_share_a_second():
-    clock = FakeClock()
-    receiver = Receiver(config=GrpcConfig(endpoint="127.0.0.1:0", threads=4), clock=clock)
-    waiting = receiver.server._arrivals._waiting
-    with contextlib.ExitStack() as stack:
-        stack.callback(receiver.server.stop)
-        one, many, other = (stack.enter_context(own_channel(receiver.port)) for _ in range(3))
-        silent = stack.enter_context(silent_calls(one, 1)) + stack.enter_context(silent_calls(many, 3))
-        eventually(lambda: len(waiting) == 4)
-        export = other.unary_unary(METHOD).future(ONE, timeout=100)
-        clock.advance(otlp_grpc.STALLED_S / 3 + 0.01)
-        assert export.result() == b""
-        eventually(lambda: [call.done() for call in silent] == [False, True, True, True])
 
 
 def test_shutting_down_is_unavailable(receiver):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import random
 import re
@@ -116,12 +115,6 @@ def test_a_second_signal_ends_at_once(tmp_path):
         assert process.wait(100) == 128 + signal.SIGINT
 
 
-def test_an_interrupt_is_as_orderly_as_a_termination(tmp_path):
-    with running_process(tmp_path) as (process, _, _):
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
-
-
 def test_a_port_in_use_is_exit_1_and_one_sentence(tmp_path):
     with running_sidecar(tmp_path / "a") as sidecar:
         taken = f"127.0.0.1:{sidecar.grpc_port}"
@@ -200,18 +193,6 @@ def test_check_config_finds_what_would_end_the_start(tmp_path, text, key):
 def test_usage_errors_are_exit_2():
     assert tracefit("replay").returncode == 2
     assert tracefit().returncode == 2
-
-
-def test_check_config_prints_what_holds_and_its_output_is_a_configuration(tmp_path):
-    file = tmp_path / "config.yaml"
-    file.write_text("queue: {wait_s: 1.5}\n")
-    first = tracefit("check-config", "--config", file, TRACEFIT_JOIN__WINDOW_S="60")
-    assert first.returncode == 0
-    assert "wait_s: 1.5" in first.stdout
-    assert "window_s: 60" in first.stdout
-    file.write_text(first.stdout)
-    assert tracefit("check-config", "--config", file).stdout == first.stdout
-    assert json.loads(tracefit("check-config", "--schema").stdout)["$defs"]["QueueConfig"]
 
 
 def test_replay_learns_from_the_bundled_recording_and_shows_progress(tmp_path, data_dir):
@@ -318,10 +299,3 @@ def test_a_recording_is_sent_to_a_sidecar_that_runs_already_until_a_signal(tmp_p
             process.send_signal(number)
             assert "round 1" in process.stdout.read()
             assert process.wait(timeout=100) == 0
-
-
-def test_a_demo_without_its_recording_is_one_clear_sentence(tmp_path):
-    ended = tracefit("demo", "--recording", tmp_path / "absent")
-    assert ended.returncode == 1
-    assert ended.stderr.startswith("error: there is no recording")
-    assert tracefit("demo", "--speed", "nan").returncode == 2

@@ -14,13 +14,9 @@ import grpc
 import pytest
 
 from collector.app import Sidecar
-from collector.config import GrpcConfig
 from collector.receive.kv import kv_zmq
 from collector.receive.otlp import otlp_grpc, otlp_http
-from collector.receive.otlp.otlp_grpc import OtlpGrpcReceiver
-from collector.receive.otlp.way_in import HUNG_S, WayIn
-from collector.runtime.health import Health
-from collector.telemetry.reasons import Transport
+from collector.receive.otlp.way_in import HUNG_S
 from tests.support.clocks import FakeClock, eventually
 from tests.support.paths import DOCS
 from tests.support.sidecars import get, make_config, running_sidecar
@@ -88,15 +84,6 @@ def alive(sidecar):
 def only_late(sidecar, name):
     """After everybody else has had time to check in."""
     eventually(lambda: alive(sidecar) == (503, [name]))
-
-
-def test_everybody_who_checks_in_stays_alive_as_time_goes_by(sidecar, clock):
-    assert {GRPC_NAME, HTTP_NAME, kv_zmq.NAME, "worker", "state-writer", "snapshot-writer"} == set(
-        sidecar.health._due_ns
-    )
-    for _ in range(3):
-        clock.advance(LATE_S)
-        eventually(lambda: alive(sidecar) == (200, []))
 
 
 def test_an_http_receiver_that_no_longer_accepts_is_not_alive_until_it_does(sidecar, clock, hang, monkeypatch):
@@ -198,25 +185,6 @@ def test_where_strangers_are_turned_away_the_handlers_threads_have_to_run(tmp_pa
         hang.over.set()
         assert [task.result(20) for task in held] == [None] * len(held)
         eventually(is_well)
-
-
-def test_a_full_server_is_well(clock):
-    config = GrpcConfig(endpoint="127.0.0.1:0", max_connections=2)
-    way_in = WayIn(Transport.GRPC, None, clock)
-    receiver = OtlpGrpcReceiver(config, way_in, health=Health(clock), clock=clock, grace_s=0.1)
-    receiver.start()
-    with contextlib.ExitStack() as stack:
-        stack.callback(receiver.stop)
-
-        def take_place():
-            guest = stack.enter_context(socket.create_connection(("127.0.0.1", receiver.port)))
-            return guest.recv(9)  # the server's SETTINGS: the place is taken
-
-        for _ in range(2):
-            eventually(take_place)  # the check at the start may still have one
-        assert not take_place()
-        receiver._check_server()
-        assert receiver._is_well()
 
 
 def test_the_runbook_names_everybody_who_may_be_late(sidecar):

@@ -22,8 +22,6 @@ from collector.telemetry import GPU, KvSkip
 from . import layouts as wire
 from .batches import BlockMove, KvBatch
 
-SEQ_END: Final = b"\xff" * 8
-"""Sequence of the frame that closes a replay; its payload is empty."""
 _SEQ_BYTES: Final = 8
 _FRAMES: Final = range(2, 5)
 _BLOCK_SIZE_MAX: Final = 1 << 20
@@ -55,12 +53,10 @@ def read_line(line: bytes, source: str) -> KvBatch | KvSkip:
     return read_payload(line_record.payload_b64, source, line_record.seq)
 
 
-def read_frames(frames: Sequence[bytes], source: str) -> KvBatch | KvSkip | None:
-    """One ZMQ message: its last two frames are sequence and payload, whatever precedes them; None closes a replay."""
+def read_frames(frames: Sequence[bytes], source: str) -> KvBatch | KvSkip:
+    """One ZMQ message: its last two frames are sequence and payload, whatever precedes them."""
     if len(frames) not in _FRAMES or len(frames[-2]) != _SEQ_BYTES:
         return KvSkip.FRAMES
-    if frames[-2] == SEQ_END:
-        return KvSkip.FRAMES if frames[-1] else None
     return read_payload(frames[-1], source, int.from_bytes(frames[-2], "big"))
 
 

@@ -31,7 +31,6 @@ from online.state import saved
 
 from .timeline import KvTimeline
 
-_STAMPS_MAX = 4096
 _PENDING_MAX = 65_536
 """Prefills held: a process whose steps never pass must not grow memory."""
 _END_STEPS_MAX = 64
@@ -60,15 +59,12 @@ class Prefills:
         "prefills",
         _pending=list[Prefill],
         _decodes=list[tuple[int, int, int]],
-        stamps=list[tuple[int, int]],
         hit_tokens=float,
     )
 
     def __init__(self) -> None:
         self._pending: list[Prefill] = []
         self._decodes: list[tuple[int, int, int]] = []
-        self.stamps: list[tuple[int, int]] = []
-        """(when it was known, when a prefill ended), wall clock: what a publisher is recognised by."""
         self.hit_tokens = 0.0
 
     def add(self, span: CoreSpan, chunks: Sequence[Chunks], runs: Sequence[Run]) -> None:
@@ -80,13 +76,8 @@ class Prefills:
             self._pending.append(prefill)
             if decoding[1] >= decoding[0]:
                 self._decodes.append(decoding)
-            if run.first_token_ns:
-                end_ns = span.marks[-1].ts_ns + span.unix_minus_mono_ns
-                self.stamps.append((end_ns, run.first_token_ns + span.unix_minus_mono_ns))
         if len(self._pending) > _PENDING_MAX:
             self.pass_over(sorted(p.first_step for p in self._pending)[_PENDING_MAX // 2])
-        if len(self.stamps) > _STAMPS_MAX:
-            del self.stamps[: -_STAMPS_MAX // 2]
 
     def take_hit_tokens(self) -> float:
         """Tokens subtracted since the last call."""

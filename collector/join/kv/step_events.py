@@ -20,7 +20,7 @@ from .timeline import LATENESS_NS, KvTimeline
 
 @dataclass(slots=True)
 class KvSteps:
-    """The publisher of a process, once recognised, and the prefills it may correct."""
+    """The publisher of a process, once known, and the prefills it may correct."""
 
     STATE = saved("kv_steps")
 
@@ -31,11 +31,6 @@ class KvSteps:
     def known(self) -> bool:
         """Whether steps carry block columns; NaN where nothing is known."""
         return self.timeline is not None
-
-    def bind(self, timeline: KvTimeline) -> None:
-        """The publisher is recognised: nothing more has to be remembered to recognise it by."""
-        self.timeline = timeline
-        self.prefills.stamps.clear()
 
     def add_request(self, span: CoreSpan, chunks: Sequence[Chunks], runs: Sequence[Run]) -> list[Chunks]:
         """Record a request laid over its steps in these runs; returns ``chunks``, its multi-step prefills."""
@@ -56,8 +51,8 @@ class KvSteps:
     def take_hits(self, window: StepWindow, stop_step: int, waited_ns: int, *, asynchronous: bool) -> None:
         """Subtract prefix hits from rebuilt prefills that begin below ``stop_step``, and forget those.
 
-        ``waited_ns``: how long steps have waited, beyond the time in which a publisher is recognised; what is older
-        than that may have left before, and is left alone so that the order of arrival does not show.
+        ``waited_ns``: how long steps have waited; what is older than that may have left before the first batch came,
+        and is left alone so that the order of arrival does not show.
         """
         if self.timeline is not None:
             since_ns = self.timeline.since_unix_ns - waited_ns

@@ -5,8 +5,8 @@ c1, c5, c10); a step without events has no batch. So "nothing was stored in betw
 numbers on both sides are consecutive: what lies in a gap, or behind the last batch, is unknown and stays unknown.
 
 Order of arrival does not matter: batches are kept by (time, sequence), and each is taken once. What a life says is used
-for steps from ``grace_s`` after it was recognised on (they wait ``LATENESS_NS`` for it); rebuilt prefills, which wait
-longer than that anyway, use it from the moment of recognition on, and where there are no summaries from before it.
+for steps from ``grace_s`` after its first batch on (they wait ``LATENESS_NS`` for it); rebuilt prefills, which wait
+longer than that anyway, use it from its first batch on, and where there are no summaries from before it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ LATENESS_NS = 10_000_000_000
 """Events of one moment arrive within this time of each other; what is asked of a moment this old is final."""
 OWN_BATCH_NS = 3_000_000
 """A step's batch follows its end stamp by less than this."""
+BATCHES_MAX = 65_536
+"""Batches held of one life: hours of steps, 1.6 MB."""
 _SAME_PROCESS_NS = 60_000_000_000
 """Step ids start again with the process; an event's time tells which process it means."""
 
@@ -43,8 +45,6 @@ class KvTimeline:
         rank=int,
         block_size=int,
         offload_block_size=int,
-        _since_unix_ns=int | None,
-        _grace_ns=int,
         numbered=bool,
         _batches=Array(BATCH_DTYPE),
         _entries=Array(ENTRY_DTYPE),
@@ -55,16 +55,15 @@ class KvTimeline:
         _horizon_ns=int,
         oldest=tuple[int, int],
         newest=tuple[int, int],
-        fresh=lambda join: KvTimeline("", 0, join.kv_batches_max),
+        fresh=lambda join: KvTimeline("", 0, int(join.grace_s * 1e9)),
     )
 
-    def __init__(self, source: str, rank: int, batches_max: int) -> None:
+    def __init__(self, source: str, rank: int, grace_ns: int, batches_max: int = BATCHES_MAX) -> None:
         self.source = source
         self.rank = rank
         self.block_size = 0
         self.offload_block_size = 0
-        self._since_unix_ns: int | None = None
-        self._grace_ns = 0
+        self._grace_ns = grace_ns
         self.numbered = False
         self._batches_max = batches_max
         self._batches = np.empty(0, BATCH_DTYPE)
@@ -147,17 +146,12 @@ class KvTimeline:
         self._entries = self._entries[np.searchsorted(self._entries["ts_ns"], self._horizon_ns, "right") :].copy()
         self._loads = {request: load for request, load in self._loads.items() if load[0] > self._horizon_ns}
 
-    def bind(self, since_unix_ns: int | None, grace_ns: int) -> None:
-        """The owner was recognised at this moment of event time; None: it was never in doubt."""
-        self._since_unix_ns = since_unix_ns
-        self._grace_ns = grace_ns
-
     # --- what it says -----------------------------------------------------------------------------------------------
 
     @property
     def since_unix_ns(self) -> int:
-        """When it was recognised, or its first batch."""
-        return self.oldest[0] if self._since_unix_ns is None else self._since_unix_ns
+        """Its first batch."""
+        return self.oldest[0]
 
     @property
     def active_unix_ns(self) -> int:
@@ -177,11 +171,6 @@ class KvTimeline:
         self._settle()
         seq = self._batches["seq"]
         return int(seq.max() - seq.min()) + 1 - len(seq) if self.numbered and len(seq) else 0
-
-    def times(self) -> Ints:
-        """Wall clock of the batches held, in order."""
-        self._settle()
-        return self._batches["ts_ns"]
 
     def loaded_blocks(self, request_id: str) -> float:
         """GPU blocks that were loaded from a tier below for this request."""

@@ -70,9 +70,9 @@ class PageEngine:
         return Quality.METRICS
 
     @property
-    def doubts(self) -> tuple[str, ...]:
-        """Nothing speaks against what is learned from it."""
-        return ()
+    def span_share(self) -> float | None:
+        """A page counts everything."""
+        return 1.0
 
     @property
     def open_requests(self) -> int:

@@ -51,6 +51,7 @@ class PageEngines:
         self._settings = settings
         self.by_key: OrderedDict[Key, PageEngine] = OrderedDict()
         self._richer: dict[Key, list[Engine | ApiProcess]] = {}
+        self._beside: list[Engine | ApiProcess] = []
 
     def add(self, page: ScrapedPage, next_number: Callable[[], int], knowledge: Knowledge) -> list[Key]:
         """Take a page; the engines that made room for new ones."""
@@ -77,20 +78,22 @@ class PageEngines:
         ratios = [e.completeness.ratio for e in self.by_key.values() if e.completeness.ratio is not None]
         return min(ratios, default=math.nan)
 
-    def yield_to(self, emitters: Emitters, config_ids: dict[Key, str], fresh: Collection[Key] | None) -> Yielded:
+    def yield_to(self, emitters: Emitters, config_ids: dict[Key, str], fresh: Collection[Key]) -> Yielded:
         """Where others tell more of the same engine, its page gives facts, and what it taught becomes their prior.
 
         Args:
             emitters: who may tell more.
             config_ids: forgets a page that yields.
-            fresh: of whom something was heard; None where others are held than at the last call.
+            fresh: of whom something was heard; where others are held than at the last call, all are looked at.
         """
-        if fresh is None or self._richer.keys() != self.by_key.keys():
-            self._richer = self._richer_emitters(emitters)
+        beside = [emitter for _, emitter in emitters]
+        others = self._richer.keys() != self.by_key.keys() or beside != self._beside
+        if others:
+            self._richer, self._beside = self._richer_emitters(emitters), beside
         yielded = Yielded([], [], [])
         for key, page in self.by_key.items():
             richer = self._richer[key]
-            if fresh is not None and key not in fresh and not any(key_of(emitter) in fresh for emitter in richer):
+            if not others and key not in fresh and not any(key_of(emitter) in fresh for emitter in richer):
                 continue
             if not richer:
                 yielded.alone.append((key, page))

@@ -6,16 +6,16 @@ from .api_queueing import ApiQueueing, with_stand_ins
 from .journeys import Chunks, Run, extent_of, lay_journey, runs_of, split_chunks, waiting_steps
 from .occupancy import RequestSequence
 from .request_rows import QUEUE_STATE_AGE_NS, RequestRow, request_block, rows_of
-from .trace_sampling import TOO_FEW_TRACES
+from .trace_sampling import doubts_of
 
 __all__ = [
     "QUEUE_STATE_AGE_NS",
-    "TOO_FEW_TRACES",
     "ApiQueueing",
     "Chunks",
     "RequestRow",
     "RequestSequence",
     "Run",
+    "doubts_of",
     "extent_of",
     "lay_journey",
     "request_block",

@@ -46,7 +46,6 @@ class Run:
     outputs: int
     outputs_end: int
     first_token_step: int | None
-    first_token_ns: int
 
     @property
     def silent_steps(self) -> int:
@@ -108,7 +107,6 @@ def runs_of(marks: tuple[Mark, ...]) -> Iterator[Run]:
                     scheduled.output_tokens,
                     mark.output_tokens,
                     first_token.step_id if first_token is not None else None,
-                    first_token.ts_ns if first_token is not None else 0,
                 )
             scheduled = None
 

@@ -20,6 +20,7 @@ Reference: TraceIdRatioBased of the OpenTelemetry SDKs for Python, Go and Rust.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from online.state import Count, Finite, saved
 
@@ -31,7 +32,7 @@ _TRACES_MIN, _TRACES_MAX = 32, 1024
 _LATEST = (32, 64, 128, 256, 512)
 _RATE_MIN = 1e-6
 _UNEVEN = 4.0
-TOO_FEW_TRACES = "too few requests have ended to tell whether spans are sampled"
+_TOO_FEW_TRACES = "too few requests have ended to tell whether spans are sampled"
 _SPANS_ENOUGH = math.ceil(math.log(_CHANCE) / math.log(WHOLE))
 
 
@@ -52,14 +53,9 @@ class TraceSampling:
         return self.rate is not None and self.rate < WHOLE
 
     @property
-    def doubts(self) -> tuple[str, ...]:
-        """Why nothing that was learned from the spans should be used."""
-        if self.rate is None:
-            return () if self._spans >= _SPANS_ENOUGH else (TOO_FEW_TRACES,)
-        if not self.is_sampled:
-            return ()
-        sampled = f"request spans are sampled at about {100.0 * self.rate:.2g} %, so the batch cannot be rebuilt"
-        return (f"{sampled}; send all spans or let tracefit scrape the page",)
+    def share(self) -> float | None:
+        """The rate; where the ids cannot tell it, spans are believed to be whole. None while it is not known."""
+        return 1.0 if self.rate is None and self._spans >= _SPANS_ENOUGH else self.rate
 
     def add(self, trace_id: bytes) -> None:
         """Take the trace id of one more request."""
@@ -89,3 +85,20 @@ def _sampled_at(shares: list[float]) -> float | None:
         return None
     uneven = abs(sum(shares) / traces / largest - 0.5) * math.sqrt(12.0 * traces)
     return rate if uneven < _UNEVEN else None
+
+
+def doubts_of(shares: Collection[float | None]) -> list[str]:
+    """Why nothing that was learned from emitters which send such shares of their spans should be used.
+
+    The first requests of one more process say nothing against what others tell.
+    """
+    known = [share for share in shares if share is not None]
+    doubts = []
+    if rates := sorted(100.0 * share for share in known if share < WHOLE):
+        low, high = f"{rates[0]:.2g}", f"{rates[-1]:.2g}"
+        at = f"{low} %" if low == high else f"{low} to {high} %"
+        sampled = f"request spans are sampled at about {at}, so the batch cannot be rebuilt"
+        doubts.append(f"{sampled}; send all spans or let tracefit scrape the page")
+    if len(known) < len(shares) and len(known) == len(rates):
+        doubts.append(_TOO_FEW_TRACES)
+    return doubts

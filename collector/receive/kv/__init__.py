@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .kv_intake import KvIntake, check_kv
+from .kv_zmq import KvIntake, check_kv
 
 __all__ = [
     "KvIntake",

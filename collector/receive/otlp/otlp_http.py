@@ -50,8 +50,6 @@ STALLED_S: Final = 1.0
 LOOK_EVERY_S: Final = 0.25
 MEMBERS_MAX: Final = 64
 """Exporters make one member; who joins gzip files makes a few. An empty member has 20 bytes."""
-_LEFT: Final = getattr(select, "POLLRDHUP", 0)
-"""The client closed its connection; Linux alone tells it. A reset is told everywhere, unasked."""
 
 _log = logging.getLogger(__name__)
 
@@ -332,7 +330,8 @@ class _ExportHandler(Handler):
             return BUSY
         held[0] += limit_bytes
         connection = select.poll()
-        connection.register(self.connection, _LEFT)
+        # a reset is told unasked; an end of the client's own data is not one: it may still wait for its answer
+        connection.register(self.connection, 0)
 
         def check() -> None:
             if connection.poll(0):

@@ -8,7 +8,6 @@ the counts travel in the stream itself, as attributes of the next span.
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
 import time
@@ -106,15 +105,14 @@ class Exporter:
         """Start anew after a fork: nothing queued, no thread, an identity of its own.
 
         Where the parent has already sent, the child stays silent: gRPC's threads do not survive a fork, and what it
-        left of them crashes a child that connects, closes, or collects it as garbage (grpc/grpc, doc/fork_support.md):
-        what the parent left is never collected there. vLLM forks its engine cores before their first step.
+        left of them crashes a child that connects or closes (grpc/grpc, doc/fork_support.md). vLLM forks its engine
+        cores before their first step.
         """
         connected = self._thread is not None
         self._queue = deque(maxlen=0 if connected else self._settings.queue_items)
         self._stop = threading.Event()
         if connected:
             self._stop.set()
-            gc.freeze()
             _NEVER_CLOSED.append(self._sender)
             self._sender = None
         self._thread = None

@@ -6,9 +6,9 @@ what the user set in ``OTEL_RESOURCE_ATTRIBUTES`` wins.
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
-import sys
 import uuid
 from collections.abc import Mapping
 from typing import Any, Final
@@ -62,7 +62,7 @@ def resource_attributes(scheduler: Any, settings: Settings) -> dict[str, Value]:
         "process.pid": os.getpid(),
         "telemetry.source": f"tracefit-vllm/{__version__}",
     }
-    version = getattr(sys.modules.get("vllm"), "__version__", None)
+    version = _imported("vllm", "__version__")
     if isinstance(version, str):
         found["vllm.version"] = version
     for key, paths in KNOBS:
@@ -78,6 +78,14 @@ def resource_attributes(scheduler: Any, settings: Settings) -> dict[str, Value]:
     if device:
         found["hw.gpu.name"] = device
     return _with_users(found, settings.resource, _data_parallel_rank(config))
+
+
+def _imported(module: str, name: str) -> Any:
+    """Return what a module of the host has; None without either. Who has a scheduler has imported all of them."""
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except ImportError:
+        return None
 
 
 def _model(config: Any) -> dict[str, Value]:
@@ -103,12 +111,12 @@ def _offloads(config: Any) -> bool:
 
 def _device_name() -> str:
     """Ask vLLM's platform for the device's name, unless that would create a CUDA context in this process."""
-    platform = getattr(sys.modules.get("vllm.platforms"), "current_platform", None)
+    platform = _imported("vllm.platforms", "current_platform")
     if platform is None:
         return ""
     is_cuda = getattr(platform, "is_cuda", None)
     if is_cuda is not None and is_cuda() and "nvml" not in type(platform).__name__.lower():
-        cuda = getattr(sys.modules.get("torch"), "cuda", None)
+        cuda = _imported("torch", "cuda")
         if cuda is None or not cuda.is_initialized():
             return ""
     try:

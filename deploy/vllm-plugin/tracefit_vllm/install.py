@@ -6,7 +6,9 @@ too late. Not by importing the scheduler's module: it is heavy, and most of vLLM
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 import importlib.abc
 import importlib.machinery
 import os
@@ -18,7 +20,8 @@ from typing import Any, Final
 from .log import LOG
 from .settings import SettingError, Settings, read_settings
 
-MODULE: Final = "vllm.v1.core.sched.scheduler"
+PACKAGE: Final = "vllm.v1.core.sched"
+MODULE: Final = f"{PACKAGE}.scheduler"
 MARK: Final = "__tracefit__"
 
 
@@ -28,8 +31,8 @@ def install() -> None:
         settings = read_settings(os.environ)
         if not settings.enabled:
             return
-        module = sys.modules.get(MODULE)
-        if module is not None and hasattr(module, "Scheduler"):
+        module = _imported_scheduler()
+        if module is not None:
             patch(module, settings)
         elif not any(isinstance(finder, SchedulerFinder) for finder in sys.meta_path):
             sys.meta_path.insert(0, SchedulerFinder(settings))
@@ -37,6 +40,14 @@ def install() -> None:
         LOG.warning("tracefit: off, %s", error)
     except Exception:  # noqa: BLE001 an exception here would keep vLLM from starting
         LOG.warning("tracefit: off, could not be installed", exc_info=True)
+
+
+def _imported_scheduler() -> ModuleType | None:
+    """Return the scheduler's module if it was imported: only then its package, which is empty, has it as a name."""
+    with contextlib.suppress(ImportError):
+        module = getattr(importlib.import_module(PACKAGE), "scheduler", None)
+        return module if hasattr(module, "Scheduler") else None
+    return None
 
 
 def patch(module: ModuleType, settings: Settings) -> None:

@@ -7,7 +7,7 @@
             (tp-1) M/link   R/Ns   (R/Ns) u
 
 Columns that a configuration makes zero (one GPU, no experts, no offload) are not there. Specialists, similarity and
-coverage: :mod:`online.transfer`; quantiles: the learner ``river:quantile``. Reference: docs/systems.md, source 7.
+coverage: :mod:`online.transfer`; quantiles: the bands (online/errors.py). Reference: docs/systems.md, source 7.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from collector.config import Config, Endpoint, parse_endpoint
-from collector.config.errors import ConfigError
+from collector.config.config_error import ConfigError
 from collector.config.load import json_schema, load, profile_names, to_yaml
 from collector.worker.build import make_pipeline
 
@@ -130,9 +130,11 @@ def test_a_learner_or_feature_that_nobody_knows_is_a_configuration_error(tmp_pat
 
 
 def test_a_profile_holds_below_the_file_and_the_environment(tmp_path):
-    (tmp_path / "config.yaml").write_text("bank: {block_rows: 100}\nlearners: [rls, 'river:linear']")
+    (tmp_path / "config.yaml").write_text("bank: {block_rows: 100}\nlearners: [rls, 'river:residual']")
     config = load(tmp_path / "config.yaml", {"TRACEFIT_JOIN__BLOCK_STEPS": "1024"}, "bulk")
-    assert (config.bank.block_rows, config.learners) == (100, ("rls", "river:linear")), "as the file says"
+    assert (config.bank.block_rows, config.learners) == (100, ("rls", "river:linear_model.PARegressor")), (
+        "as the file says"
+    )
     assert config.join.block_steps == 1024, "as the environment says"
     assert config.bank.block_s == 60.0, "as the profile says"
     assert config.queue.wait_s == Config().queue.wait_s, "as nobody says"

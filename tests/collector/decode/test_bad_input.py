@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import random
 import tracemalloc
 
-import numpy as np
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -16,8 +14,6 @@ from collector.join.joiner import Joiner
 from collector.receive.export_request import Export
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, RowDrop, Skip
-from online import RowOutcome
-from online.rows import Target
 from tests.support.pipelines import assert_accounted, coefficients, new_pipeline, replayed
 from tests.support.step_exports import attribute
 from tests.support.toy_engine import MONO_NS, UNIX_NS, Job, many_jobs, run_engine
@@ -246,42 +242,6 @@ def test_a_request_of_a_billion_tokens_takes_no_memory(outputs):
     assert pipeline.take_counts()[table.DROPPED_ROWS, RowDrop.TOO_LONG] == 1
 
 
-def test_latencies_longer_than_the_span_are_a_broken_clock():
-    pipeline = new_pipeline()
-    span = stock_span("a", 0.0, prompt=5, outputs=5, ttft_s=1.0, decode_s=1.0)
-    for one in span.attributes:
-        if one.key.startswith("gen_ai.latency"):
-            one.value.double_value = 4e9
-    pipeline.process([export(Piece("bad", STOCK_SCOPE, span))])
-    pipeline.flush()
-    assert pipeline.take_counts()[table.DROPPED_ROWS, RowDrop.TIME_ORDER] == 1
-
-
-@pytest.mark.parametrize("text", ["9" * 30, "9" * 256, "-" + "9" * 40, "NaN", "1e999", "\x00", "名" * 300])
-def test_a_configuration_fact_may_be_any_text(sound, text):
-    pipeline = new_pipeline()
-    facts = (("vllm.max_num_seqs", text), ("vllm.max_num_batched_tokens", text), ("vllm.model", text))
-    for one in exports_of(pieces(sound, facts=facts)[:30]):
-        pipeline.process([one])
-    pipeline.flush()
-    assert_sound(pipeline)
-
-
-def test_random_bytes_are_counted_and_never_raise(sound):
-    pipeline, random_bytes = new_pipeline(), random.Random(7)
-    good = [e.payload for e in exports_of(pieces(sound)[:40], 4)]
-    for number in range(400):
-        payload = bytearray(random_bytes.choice(good))
-        if number % 4 == 0:
-            payload = bytearray(random_bytes.randbytes(random_bytes.randrange(200)))
-        for _ in range(random_bytes.randrange(1, 12)):
-            if payload:
-                payload[random_bytes.randrange(len(payload))] = random_bytes.randrange(256)
-        pipeline.process([Export(bytes(payload), "peer", "test", 4)])
-    assert_accounted(pipeline._counts)
-    assert_still_learns(pipeline)
-
-
 # --- journeys that cannot have happened ---------------------------------------------------------------------------
 
 
@@ -352,17 +312,6 @@ def test_an_odd_journey_never_leaves_the_window_it_is_laid_in(marks):
     pipeline.process([export(journey(("SCHEDULED", 7, 1.5, 0), ("FINISHED", 9, 1.6, 2), name="k"))])
     pipeline.flush()
     assert_still_learns(pipeline)
-
-
-def test_a_prompt_shorter_than_its_steps_never_makes_negative_work():
-    pipeline = new_pipeline()
-    marks = (("SCHEDULED", 1, 1.0, 0), ("FIRST_TOKEN", 40, 2.0, 1), ("FINISHED", 50, 3.0, 11))
-    pipeline.process([export(journey(*marks, prompt=3))])
-    pipeline.flush()
-    (engine,) = pipeline.joiner._engines.values()
-    assert engine.newest_window is not None
-    assert (engine.newest_window.rebuilt["prefill_tokens"] >= 0).all()
-    assert engine.newest_window.rebuilt["prefill_tokens"].sum() == 3
 
 
 def test_a_request_that_never_ends_holds_steps_for_the_window_only():
@@ -458,19 +407,6 @@ def test_step_ids_that_jump_by_a_trillion_do_not_stop_the_engine(sound, jump):
     assert_sound(pipeline)
 
 
-def test_step_ids_that_jump_in_one_export_keep_the_newest(sound):
-    span = step_span(sound, 1, 60)
-    for index, event in enumerate(span.events):
-        for one in event.attributes:
-            if one.key == "step.id" and index >= 30:
-                one.value.int_value += 10**12
-    pipeline = new_pipeline()
-    pipeline.process([export(Piece("bad", STEP_SCOPE, span))])
-    pipeline.flush()
-    assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.STEP_LATE] == 30
-    assert_still_learns(pipeline)
-
-
 @pytest.mark.parametrize("apart_us", [700, 7_000, 2_000_000])
 def test_two_engines_with_one_instance_id_are_found_and_held_in_bounded_memory(apart_us):
     first, second = run_engine(many_jobs(60)), run_engine(many_jobs(60, seed=5), start_ns=MONO_NS + apart_us * 1000)
@@ -489,17 +425,6 @@ def test_two_engines_with_one_instance_id_are_found_and_held_in_bounded_memory(a
     assert counts[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] > 0
     pipeline.flush()
     assert_sound(pipeline)
-
-
-def test_two_engines_with_one_instance_id_in_one_export_are_a_conflict(sound):
-    span = step_span(sound, 1, 60)
-    other = step_span(sound, 301, 360)
-    for theirs, ours in zip(other.events, span.events, strict=True):
-        theirs.time_unix_nano = ours.time_unix_nano + 1
-    span.events.extend(other.events)
-    pipeline = new_pipeline()
-    pipeline.process([export(Piece("same", STEP_SCOPE, span))])
-    assert pipeline.take_counts()[table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT] == 120
 
 
 @pytest.mark.parametrize(("apart_s", "event"), [(0.001, JoinEvent.ENGINE_REFUSED), (2.0, JoinEvent.ENGINE_EVICTED)])
@@ -585,38 +510,6 @@ def test_idle_time_is_never_learned():
     found = step_coefficients(pipeline)
     assert found["intercept"] == pytest.approx(7000, rel=2e-3)
     assert found["requests"] == pytest.approx(160, rel=2e-2)
-
-
-def test_a_killed_engine_leaves_what_it_sent_and_nothing_else(sound):
-    # Its last step span and the journeys of what ran are lost; so is the rest of the connection.
-    everything = pieces(sound)
-    pipeline = new_pipeline()
-    for one in exports_of(everything[: len(everything) // 2], 3):
-        pipeline.process([one])
-    pipeline.flush()
-    assert step_coefficients(pipeline)["prefill_tokens"] == pytest.approx(45, rel=1e-3)
-    assert_sound(pipeline)
-
-
-def test_flush_after_a_window_that_is_exactly_full_is_no_error():
-    run = run_engine([Job("a", 20, 1024, 1)])
-    for asynchronous_tail in (1023, 1024):
-        keep = [
-            Piece("e", STEP_SCOPE, step_span(run, 1, asynchronous_tail)),
-            Piece("e", CORE_SCOPE, core_span(run, run.jobs[0])),
-        ]
-        pipeline = replayed([export(piece) for piece in keep])
-        pipeline.process([])
-        pipeline.flush()
-        assert_sound(pipeline)
-
-
-def test_every_row_outcome_is_counted(sound):
-    pipeline = replayed(exports_of(pieces(sound)))
-    counts = pipeline.take_counts()
-    rows = sum(counts[table.ROWS, Target.STEP_TIME, outcome] for outcome in RowOutcome)
-    busy = np.count_nonzero(sound.truth("batch.scheduled_tokens"))
-    assert rows + counts.total(table.DROPPED_ROWS) >= busy
 
 
 def test_a_step_or_journey_of_long_ago_does_not_stretch_the_window_back():

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from collector.decode.plain import decode
@@ -18,7 +16,6 @@ from collector.telemetry.reasons import Skip
 from tests.support.paths import DATA
 from tests.support.pipelines import assert_accounted
 from tests.support.recordings import recording
-from tests.support.step_exports import attribute
 from tests.support.toy_engine import UNIX_NS, Job, run_engine
 from tests.support.toy_spans import (
     API_SCOPE,
@@ -31,7 +28,6 @@ from tests.support.toy_spans import (
     decoded,
     export_of,
     put,
-    span_id,
     step_span,
     stock_span,
 )
@@ -90,25 +86,6 @@ def test_an_unknown_finish_status_is_an_error_and_an_abort_is_no_natural_end(run
     assert decoded(Piece("e", CORE_SCOPE, span)).core[0].finish is Finish.ABORTED
     span.events[-1].attributes[-1].value.string_value = "new in vLLM 2"
     assert decoded(Piece("e", CORE_SCOPE, span)).core[0].finish is Finish.ERROR
-
-
-def test_of_a_key_that_comes_twice_the_last_scalar_counts(run):
-    span = core_span(run, run.jobs[2])
-    status = span.events[-1].attributes[-1].key
-    span.events[-1].attributes.extend(
-        [
-            KeyValue(key=status, value=AnyValue(string_value="length")),
-            KeyValue(key=status, value=AnyValue(array_value=ArrayValue())),
-            KeyValue(key=status),
-        ]
-    )
-    assert decoded(Piece("e", CORE_SCOPE, span)).core[0].finish is Finish.LENGTH
-    api = api_span(run, run.jobs[0])
-    beyond = [KeyValue(key=f"other.{n}") for n in range(130)]
-    moment = KeyValue(key=api.events[0].attributes[0].key, value=AnyValue(double_value=1.0))
-    expected = decoded(Piece("a", API_SCOPE, api)).api[0].arrived_ns
-    api.events[0].attributes.extend([*beyond, moment])
-    assert decoded(Piece("a", API_SCOPE, api)).api[0].arrived_ns == expected, "as many attributes as are read"
 
 
 def test_a_core_span_that_has_not_finished_has_no_finish(run):
@@ -174,29 +151,6 @@ def test_foreign_spans_are_counted_with_their_events(scope, name, reason):
     assert_accounted(counts)
 
 
-def test_foreign_events_and_attributes_beside_ours_change_nothing(run):
-    spans = {
-        STEP_SCOPE: step_span(run, 1, 5),
-        CORE_SCOPE: core_span(run, run.jobs[0]),
-        API_SCOPE: api_span(run, run.jobs[0]),
-    }
-    for scope, span in spans.items():
-        plain = decoded(Piece("e", scope, span))
-        strange = Span()
-        strange.CopyFrom(span)
-        strange.events.add(name="exception")
-        for event in strange.events:
-            event.attributes.append(attribute("made.up", "x"))
-            event.attributes.append(KeyValue(key="list", value=AnyValue(array_value=ArrayValue())))
-            event.attributes.append(KeyValue(key="empty"))
-        counts = Counts()
-        odd = decoded(Piece("e", scope, strange), counts=counts)
-        assert odd.steps.tolist() == plain.steps.tolist()
-        assert (odd.core, odd.api) == (plain.core, plain.api)
-        assert counts[table.SKIPPED_EVENTS, Skip.FOREIGN_EVENT] == 1
-        assert_accounted(counts)
-
-
 def test_an_emitter_without_an_instance_id_is_its_peer(run):
     (telemetry,) = decode(
         export_of([Piece("", STEP_SCOPE, step_span(run, 1, 3))]).SerializeToString(),
@@ -233,33 +187,6 @@ def test_a_span_that_is_not_admitted_is_counted_with_its_reason(run):
     assert_accounted(counts)
 
 
-def test_tokens_that_do_not_add_up_are_inconsistent(run):
-    span = step_span(run, 1, 2)
-    for one in span.events[0].attributes:
-        if one.key == "batch.scheduled_tokens":
-            one.value.int_value += 1
-    counts = Counts()
-    assert len(decoded(Piece("e", STEP_SCOPE, span), counts=counts).steps) == 1
-    assert counts.by_label(table.SKIPPED_EVENTS) == {Skip.INCONSISTENT: 1}
-
-
-def test_a_summary_that_ends_before_it_starts_is_out_of_order(run):
-    span, counts = step_span(run, 1, 1), Counts()
-    for one in span.events[0].attributes:
-        if one.key == "step.ts_end_ns":
-            one.value.int_value = 5
-    decoded(Piece("e", STEP_SCOPE, span), counts=counts)
-    assert counts.by_label(table.SKIPPED_EVENTS) == {Skip.TIME_ORDER: 1}
-
-
-def test_an_api_event_without_its_time_takes_the_span_out(run):
-    span, counts = api_span(run, run.jobs[0]), Counts()
-    del span.events[1].attributes[:]
-    assert decoded(Piece("a", API_SCOPE, span), counts=counts).api == []
-    assert counts.by_label(table.SKIPPED_SPANS) == {Skip.MISSING_ATTRIBUTE: 1}
-    assert_accounted(counts)
-
-
 def test_undecodable_bytes_raise_what_admission_would_have_raised():
     with pytest.raises(DecodeError):
         decode(b"\xff\xff\xff", "", lambda *_: None, Counts())
@@ -274,8 +201,3 @@ def test_a_recording_is_accounted_for_to_the_last_event():
     assert counts[table.DECODED_SPANS] == counts[table.DECODED_SPANS_OK]
     assert counts[table.SDK_DROPPED_EVENTS] == 778
     assert counts[table.DECODED_EVENTS_OK] > 1168 + 764
-
-
-def test_ids_of_spans_are_unique_in_the_builders_own_runs(run):
-    ids = [span_id(f"core {job.name} {job.marks[0][2]}") for job in run.jobs]
-    assert len(np.unique(ids)) == len(ids)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import gc
 import json
 from base64 import b64encode
-from collections import Counter
 
 import msgspec
 import pytest
 
 from collector.decode.kv.batches import BlockMove, KvBatch, count_batch
-from collector.decode.kv.messages import SEQ_END, array_length, read_frames, read_line, read_payload
+from collector.decode.kv.messages import read_frames, read_line, read_payload
 from collector.decode.plain import decode
 from collector.decode.records import fingerprint
 from collector.telemetry import Counts, table
 from collector.telemetry.reasons import Direction, KvSkip, Phase, Skip
-from tests.support.kv_batches import FIELDS, TS_S, batch, kv_batches, named, otlp_events, payload, raw_batches, stored
+from tests.support.kv_batches import FIELDS, TS_S, batch, kv_batches, named, otlp_events, payload, stored
 
 SEQ = (7).to_bytes(8, "big")
 
@@ -117,11 +116,8 @@ def test_a_senseless_event_is_left_out_alone(event, why):
         ([b"topic", SEQ, payload(stored())], 7),
         ([b"", b"topic", SEQ, payload(stored())], 7),
         ([SEQ, payload(stored())], 7),
-        ([b"", SEQ_END, b""], None),
-        ([b"", b"", SEQ_END, b""], None),
         ([payload(stored())], KvSkip.FRAMES),
         ([b"", b"7", payload(stored())], KvSkip.FRAMES),
-        ([b"", SEQ_END, b"x"], KvSkip.FRAMES),
         ([b"", b"", b"", SEQ, b""], KvSkip.FRAMES),
         ([b"", SEQ, b"garbage"], KvSkip.UNDECODABLE),
         ([b"", SEQ, b""], KvSkip.UNDECODABLE),
@@ -160,29 +156,6 @@ def test_a_recorded_line_gives_what_its_message_gave_and_a_decoded_copy_is_not_r
         assert read_line(bad, "kv") is KvSkip.UNDECODABLE
 
 
-@pytest.mark.parametrize("name", ["c5_offload", "c8_stock_0.32.0", "c9_dp2", "c7_async_sim"])
-def test_recordings_are_read_whole(name):
-    batches, counts, true = kv_batches(name), Counts(), Counter()
-    for _, events, *_ in raw_batches(name):
-        for event in events:
-            fields = event if isinstance(event, dict) else dict(zip(FIELDS[event[0]], event[1:], strict=True))
-            kind = event["type"] if isinstance(event, dict) else event[0]
-            true["events"] += 1
-            if fields.get("medium") == "GPU":
-                true[kind] += len(fields["block_hashes"])
-            if kind.startswith("Transfer"):
-                true[kind, fields["dest_medium"]] += fields["block_count"]
-    for one in batches:
-        assert isinstance(one, KvBatch)
-        count_batch(counts, one, None)
-    assert counts[table.KV_EVENTS_OK] == counts[table.KV_EVENTS] == true["events"]
-    assert sum(one.stored_blocks for one in batches) == true["BlockStored"]
-    assert sum(one.removed_blocks for one in batches) == true["BlockRemoved"]
-    for kind, phase in (("TransferInitiated", Phase.INITIATED), ("TransferCompleted", Phase.COMPLETED)):
-        assert counts[table.KV_BLOCKS, Direction.OFFLOAD, phase] == true[kind, "CPU"]
-        assert counts[table.KV_BLOCKS, Direction.RESTORE, phase] == true[kind, "GPU"]
-
-
 def test_the_same_events_as_otlp_span_events_give_the_same_batches():
     request = otlp_events("c5_offload", "engine-1")
     assert b"token_ids" not in request.SerializeToString()
@@ -211,17 +184,6 @@ def test_otlp_events_that_make_no_sense_are_counted_and_the_rest_is_read():
     assert counts.by_label(table.SKIPPED_EVENTS) == {Skip.FOREIGN_EVENT: 2}
     assert (counts[table.DECODED_EVENTS], counts[table.DECODED_EVENTS_OK]) == (3, 1)
     assert sum(len(one.moves) for one in read.kv) == 1
-
-
-@pytest.mark.parametrize("length", [0, 1, 15, 16, 65_535, 65_536])
-def test_the_length_of_an_undecoded_array_is_in_its_head(length):
-    assert array_length(msgspec.Raw(msgspec.msgpack.encode([0] * length))) == length
-
-
-@pytest.mark.parametrize("value", [None, 5, "text", b"bytes", {"a": 1}])
-def test_what_is_no_array_has_no_length(value):
-    assert array_length(msgspec.Raw(msgspec.msgpack.encode(value))) == -1
-    assert array_length(msgspec.Raw()) == -1
 
 
 def test_the_counts_account_for_every_message_and_event():

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import errno
-import struct
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from collector.durable import journal_records
 from collector.durable.journal import Damage, Full, Journal, left_behind
 from collector.receive.export_request import Export
 from collector.runtime.filesystem import SystemFiles
@@ -77,10 +75,6 @@ def test_segments_that_a_saved_state_contains_go_and_no_others(tmp_path):
     assert not left_behind(tmp_path)
 
 
-def test_numbers_go_on_after_the_state_when_the_journal_is_empty(tmp_path):
-    assert make_journal(tmp_path, 41).append(export(1)).seq == 42
-
-
 def test_a_full_journal_refuses_and_takes_again_after_a_state_was_saved(tmp_path):
     journal = make_journal(tmp_path, capacity_bytes=10_000)
     with pytest.raises(Full):  # noqa: PT012
@@ -90,13 +84,6 @@ def test_a_full_journal_refuses_and_takes_again_after_a_state_was_saved(tmp_path
     last = journal.last_seq
     journal.applied(last)
     assert journal.append(export(1)).seq == last + 1
-
-
-def test_an_entry_larger_than_the_capacity_enters_an_empty_journal(tmp_path):
-    journal = make_journal(tmp_path, capacity_bytes=100)
-    assert journal.append(export(1, 4000)).seq == 1
-    with pytest.raises(Full):
-        journal.append(export(2, 4))
 
 
 @given(data=st.data())
@@ -126,65 +113,6 @@ def test_a_flipped_bit_costs_the_entry_it_lies_in_and_a_cut_what_lies_behind_it(
         assert damage.size_bytes == damage.tail_bytes
     assert again.append(export(9)).seq == max((one.seq for one in found), default=0) + 1
     again.close()
-
-
-@pytest.mark.parametrize("first_seq", [1, 65_530])  # there the numbers' high bytes change
-def test_damage_in_several_places_of_several_segments_costs_those_entries_and_is_counted(tmp_path, first_seq):
-    journal = make_journal(tmp_path, first_seq - 1)
-    written = [journal.append(export(n, 400)) for n in range(40)]
-    journal.close()
-    assert len(segments(tmp_path)) > 3
-    size_bytes = 0
-    for number in (0, 7, 8, 21):
-        for path in segments(tmp_path):
-            data = path.read_bytes()
-            if written[number].payload in data:
-                path.write_bytes(data.replace(written[number].payload, b"x" * 400))
-                size_bytes += 400
-    again = make_journal(tmp_path, first_seq - 1)
-    found = list(again.entries(0))
-    assert found == [one for n, one in enumerate(written) if n not in {0, 7, 8, 21}]
-    assert again.damage.entries == 4
-    assert again.damage.size_bytes > size_bytes
-    assert again.damage.tail_bytes == 0
-    in_state = reopened(again, tmp_path, written[7].seq)
-    assert in_state.damage.entries == 2, "what a state contains is not lost"
-
-
-def test_a_length_that_is_wrong_does_not_hide_what_lies_behind_it(tmp_path):
-    """Records of equal size: a flipped bit of a length may lead to the begin of a later one."""
-    journal = make_journal(tmp_path, segment_bytes=1 << 20)
-    written = [journal.append(Export(bytes(n % 251 for n in range(512 - 38)), "peer", "grpc", 1)) for _ in range(8)]
-    journal.close()
-    (path,) = segments(tmp_path)
-    data = bytearray(path.read_bytes())
-    record_bytes = len(data) // 8
-    length = int.from_bytes(data[:4], "little") + 3 * record_bytes
-    data[:4] = length.to_bytes(4, "little")
-    path.write_bytes(data)
-    again = make_journal(tmp_path)
-    assert list(again.entries(0)) == written[1:]
-    assert again.damage.entries == 1
-
-
-@pytest.mark.parametrize(("heads", "last_is_found"), [(20, True), (2000, False)])
-def test_what_is_read_in_search_of_the_next_entry_is_bounded(tmp_path, monkeypatch, heads, last_is_found):
-    """A payload full of heads that claim to be long, in an entry whose length is damaged."""
-    monkeypatch.setattr(journal_records, "SEARCH_BYTES_MAX", 1 << 20)
-    journal = make_journal(tmp_path, segment_bytes=1 << 20)
-    first = journal.append(export(1))
-    head = struct.pack("<IIQH", 10_000, 0, 2, 0)
-    journal.append(Export(head * heads + bytes(10_000), "peer", "grpc", 1))
-    last = journal.append(export(3))
-    journal.close()
-    (path,) = segments(tmp_path)
-    data = bytearray(path.read_bytes())
-    data[[*journal_records.read_records(path, 1)][1].begin] ^= 1
-    path.write_bytes(data)
-    again = make_journal(tmp_path)
-    assert list(again.entries(0)) == ([first, last] if last_is_found else [first])
-    assert bool(again.damage.entries) == last_is_found
-    assert bool(again.damage.tail_bytes) != last_is_found
 
 
 class Trouble(SystemFiles):
@@ -224,30 +152,3 @@ def test_half_a_record_is_taken_back_or_nothing_goes_behind_it(tmp_path, part_by
     third = journal.append(export(3))
     assert third.seq == 2
     assert list(reopened(journal, tmp_path).entries(0)) == [first, third]
-
-
-def test_a_write_that_takes_only_a_part_is_continued(tmp_path):
-    class Short(SystemFiles):
-        def write(self, descriptor, parts):
-            return super().write(descriptor, [b"".join(parts)[:7]])
-
-    journal = make_journal(tmp_path, files=Short())
-    written = [journal.append(export(n)) for n in range(1, 4)]
-    assert list(reopened(journal, tmp_path).entries(0)) == written
-
-
-def test_with_fsync_one_flush_serves_all_that_came_before_it(tmp_path):
-    files = Trouble()
-    journal = make_journal(tmp_path, fsync=True, files=files)
-    for n in range(1, 6):
-        journal.append(export(n))
-    journal.sync(5)
-    journal.sync(3)
-    assert files.syncs == 1
-
-
-def test_without_fsync_nothing_is_flushed(tmp_path):
-    files = Trouble()
-    journal = make_journal(tmp_path, files=files)
-    journal.sync(journal.append(export(1)).seq)
-    assert files.syncs == 0

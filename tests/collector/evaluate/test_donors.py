@@ -7,9 +7,7 @@ import pytest
 
 from collector.cli import main
 from collector.config.schema import Config
-from collector.evaluate import donors as command
-from collector.evaluate.donors import DonorOptions, possible, read_states
-from collector.identity.sheet_files import shipped_sheets
+from collector.evaluate.donors import read_states
 from online.bank import Bank
 from online.features.registry import build
 from online.features.systems.physics import PHYSICS
@@ -70,16 +68,6 @@ def test_without_donors_there_is_no_prior():
     assert DonorPool().prior("physics", STEP, CONFIGS["7b"]) is None
 
 
-def test_the_pool_keeps_the_newest_configurations(states):
-    pool, bank = DonorPool(2), Bank(SETTINGS)
-    for data in states.values():
-        bank.restore(data)
-        for config_id in bank.configs():
-            pool.add(bank.statistics(config_id))
-    assert len(pool) == 2
-    assert {donor.config_id for donor in pool} == {"70b", "70b-tp8"}
-
-
 def test_the_command_pools_covers_and_says_what_to_measure_next(states, tmp_path, capsys):
     for name, data in states.items():
         (tmp_path / f"{name}.bin").write_bytes(data)
@@ -103,15 +91,6 @@ def test_nothing_usable_is_a_failure(tmp_path, capsys):
     assert "no such file" in capsys.readouterr().err
 
 
-def test_states_of_one_configuration_are_merged(tmp_path):
-    for i in range(2):
-        (tmp_path / f"{i}.bin").write_bytes(_state("7b", i))
-    bank = Bank(SETTINGS)
-    found = read_states([tmp_path], bank, lambda _: None)
-    assert list(found) == ["7b"]
-    assert max(donor.rows for donor in found["7b"][1]) > 1500
-
-
 def test_a_state_and_its_own_past_are_one_donor_and_that_is_said(tmp_path):
     rows, _ = rows_of(PHYSICS, "7b", 900)
     learned = Bank(SETTINGS)
@@ -126,13 +105,6 @@ def test_a_state_and_its_own_past_are_one_donor_and_that_is_said(tmp_path):
     assert f"1.bin: engine 'pod-1' of configuration 7b is in {tmp_path / '0.bin'} too" in noted[0]
 
 
-def test_candidates_hold_the_weights():
-    names = [name for name, _ in possible({"x": CONFIGS["70b"] | {"model": "70b"}}, shipped_sheets())]
-    assert "70b on 1 x L4" not in names
-    assert "70b on 8 x L4" in names or "70b on 8 x L40S" in names
-    assert list(possible({"x": {}}, shipped_sheets())) == []
-
-
 def test_donors_in_the_configuration_must_be_states(tmp_path, capsys):
     config = tmp_path / "tracefit.yaml"
     broken = tmp_path / "x.bin"
@@ -141,14 +113,6 @@ def test_donors_in_the_configuration_must_be_states(tmp_path, capsys):
         config.write_text(f"donors: [{path}]")
         assert main(["check-config", "--config", str(config)]) == 78
         assert "donors[0]" in capsys.readouterr().err
-
-
-def test_rows_worth_keeping_are_chosen_from_a_recording(states, tmp_path, data_dir):
-    (tmp_path / "a.bin").write_bytes(states["7b"])
-    told = []
-    options = DonorOptions(per_stratum=5, recordings=(data_dir / "c1_mixed" / "otlp.pb.gz",))
-    assert command.compare_donors([tmp_path], Config(), options, say=told.append, note=lambda _: None) == 0
-    assert any("no sheet" in line for line in told)
 
 
 def test_a_replay_saves_what_donors_read(data_dir, tmp_path, capsys):

@@ -1,26 +1,17 @@
 """Evaluation: paths by time, scores by hand, protocol on a small simulated capture, report that holds what it says."""
 
-import json
-import re
-
 import msgspec
 import numpy as np
 import pytest
 
-from collector.config.schema import Config
 from collector.evaluate.captures import Capture, Delivered, ScoredRequest
-from collector.evaluate.choice import choice_of
-from collector.evaluate.fits import NINE, fit, identifiable, prequential, rows_to_goal
-from collector.evaluate.leave_out import group, leave_one_out
-from collector.evaluate.page import charts, page
-from collector.evaluate.paths import Timeline, paths_of, predicted
-from collector.evaluate.protocol import Picture, Report, evaluate
-from collector.evaluate.scores import inversions, mean_error, request_scores
-from collector.evaluate.tables import aligned, lines
-from online.features.registry import build
+from collector.evaluate.fits import NINE
+from collector.evaluate.paths import paths_of
+from collector.evaluate.protocol import Report, evaluate
+from collector.evaluate.scores import inversions, request_scores
+from collector.evaluate.tables import lines
 from online.features.systems.physics import PHYSICS
 from online.rows import STEP_FEATURES, RowBlock, Target
-from online.target import TargetState
 from tests.support.configurations import CONFIGS, rows_of
 
 MS = 1_000_000
@@ -49,33 +40,6 @@ def _request(scheduled, first, finished, tokens=3, engine=0):
     return ScoredRequest(engine, 10, tokens, 0, *stamps, delivered_ns=stamps[-1])
 
 
-def test_a_path_is_the_steps_between_scheduled_and_finished():
-    rows = _rows([10, 20, 30, 40])
-    index, share = Timeline(rows, 0).between(int(10.3 * MS), int(59.8 * MS))
-    assert index.tolist() == [1, 2]
-    assert share.tolist() == [1.0, 1.0]
-
-
-def test_a_row_over_a_hole_counts_by_the_time_inside():
-    rows = _rows([10, 40, 10], [1, 4, 1])
-    index, share = Timeline(rows, 0).between(20 * MS, 60 * MS)
-    assert index.tolist() == [1, 2]
-    assert share == pytest.approx([0.75, 1.0])
-
-
-def test_requests_whose_path_is_not_covered_are_counted_and_left_out():
-    rows = _rows([10, 20, 30])
-    found = paths_of(rows, [_request(10, 30, 60), _request(10, 30, 90), _request(0, 10, 30, engine=7)])
-    assert (len(found.paths), found.uncovered) == (1, 2)
-
-
-def test_predictions_are_summed_along_the_path_and_up_to_the_first_token():
-    rows = _rows([10, 20, 30, 40])
-    found = paths_of(rows, [_request(10.1, 29.9, 99.9)])
-    whole, prefill = predicted(found.paths, np.array([1.0, 2.0, 3.0, 4.0]))
-    assert (whole.tolist(), prefill.tolist()) == ([9.0], [2.0])
-
-
 def test_request_scores_by_hand():
     rows = _rows([10, 20, 30, 40])
     paths = paths_of(rows, [_request(10, 30, 100, tokens=3)]).paths
@@ -100,19 +64,13 @@ def test_the_full_time_adds_alphas_and_the_observed_wait():
     assert found["ttft"] == pytest.approx(0.0)
 
 
-def test_the_mean_error_is_of_the_means():
-    assert mean_error(np.array([1.0, 3.0]), np.array([2.0, 2.0])) == 0.0
-    assert mean_error(np.array([np.nan, 3.0]), np.array([2.0, 2.0])) == 0.5
-    assert mean_error(np.array([np.nan]), np.array([2.0])) is None
-
-
 def test_inversions_count_pairs_ranked_the_wrong_way_round():
     assert inversions([10.0, 20.0, 30.0], [0.0, 0.0, 0.0]) == 0
     assert inversions([10.0, 20.0, 30.0], [3.0, 0.0, 0.0]) == 2
     assert inversions([10.0, 20.0], [0.0, None]) is None
 
 
-def _capture(name, system=PHYSICS, n=900, seed=0):
+def _capture(name, system=PHYSICS, n=600, seed=0):
     rows, _ = rows_of(system, name, n, seed)
     delivered = rows.end_ns.copy()
     cut_ns = int(delivered[int(0.6 * n)])
@@ -135,7 +93,7 @@ def _capture(name, system=PHYSICS, n=900, seed=0):
 
 @pytest.fixture(scope="module")
 def report():
-    captures = [_capture("7b"), _capture("7b-a100", seed=1), _capture("mixtral", seed=2)]
+    captures = [_capture("7b"), _capture("mixtral", seed=2)]
     return evaluate(
         captures, NINE, learn_until=0.6, left_out="config", version="1", tell=lambda share, _: 0 <= share <= 1
     )
@@ -144,9 +102,8 @@ def report():
 def test_all_nine_systems_are_scored_on_every_capture(report):
     for capture in report.captures:
         assert [score.system for score in capture.scores] == list(NINE)
-        assert capture.scored_rows == 359
+        assert capture.scored_rows == 239
         assert capture.scored_requests > 10
-        assert capture.choice.system in NINE
 
 
 def test_the_system_that_is_the_truth_wins(report):
@@ -163,7 +120,7 @@ def test_the_system_that_is_the_truth_wins(report):
 def test_what_others_learned_transfers(report):
     for transfers in report.transfers.values():
         found = {(t.system, t.variant): t for t in transfers}
-        assert found["physics", "prior"].donors == 2
+        assert found["physics", "prior"].donors == 1
         assert found["physics", "prior"].after["20"] < 0.1
         assert ("hfd_tl", "frozen") in found
         assert found["portable", "sheet"].zero_shot < 0.5
@@ -173,48 +130,14 @@ def test_what_others_learned_transfers(report):
 
 
 def test_the_report_is_the_same_twice_and_reads_back(report):
-    captures = [_capture("7b"), _capture("7b-a100", seed=1), _capture("mixtral", seed=2)]
-    again = evaluate(captures, NINE, learn_until=0.6, left_out="config", version="1", tell=lambda *_: None)
+    once, again = (
+        evaluate([_capture("7b")], NINE[:3], learn_until=0.6, left_out="config", version="1", tell=lambda *_: None)
+        for _ in range(2)
+    )
+    assert msgspec.json.encode(once) == msgspec.json.encode(again)
     data = msgspec.json.encode(report)
-    assert data == msgspec.json.encode(again)
     assert msgspec.json.decode(data, type=Report) == report
     assert "NaN" not in data.decode()
-
-
-def test_the_text_has_a_line_per_system_and_aligned_columns(report):
-    text = list(lines(report))
-    for system in NINE:
-        assert sum(line.strip().startswith(system + " ") for line in text) >= len(report.captures)
-    table = list(aligned([["a", "1"], ["bbb", "22"]]))
-    assert table == ["  a     1", "  bbb  22"]
-
-
-def test_the_page_is_one_file_without_scripts_and_with_every_plot(report):
-    text = page(report)
-    assert "<script" not in text
-    assert not re.search(r'(src|href)="', text)
-    assert text.count("<svg") == 4 * len(NINE) * len(report.captures)
-    assert text.count('role="img"') == text.count("<svg")
-    for system in NINE:
-        assert f"<summary>{system}</summary>" in text
-
-
-def test_names_from_outside_are_escaped():
-    capture = _capture("7b")
-    capture.name = '<img src=x onerror="1">'
-    capture.facts["model"] = "</section><script>"
-    text = page(
-        evaluate([capture], ("portable",), learn_until=0.6, left_out="workload", version="1", tell=lambda *_: None)
-    )
-    assert "<img" not in text
-    assert "<script" not in text
-
-
-def test_without_sheets_only_what_needs_none_is_scored():
-    capture = _capture("7b")
-    capture.facts = {}
-    found = evaluate([capture], NINE, learn_until=0.6, left_out="workload", version="1", tell=lambda *_: None)
-    assert [score.system for score in found.captures[0].scores] == ["portable", "blackbox"]
 
 
 def test_a_capture_without_steps_is_reported_and_not_scored():
@@ -223,7 +146,6 @@ def test_a_capture_without_steps_is_reported_and_not_scored():
     found = evaluate([capture], NINE, learn_until=0.6, left_out="workload", version="1", tell=lambda *_: None)
     assert found.captures[0].scores == []
     assert "nothing to score" in "\n".join(lines(found))
-    assert "Nothing to score" in page(found)
 
 
 def test_true_step_times_beside_a_recording_are_what_is_scored():
@@ -231,77 +153,4 @@ def test_true_step_times_beside_a_recording_are_what_is_scored():
     full = capture.full[STEP]
     full.step_id[:] = np.arange(len(full.step_id))
     capture.truth_us = {i: 2.0 * float(y) for i, y in enumerate(full.rows.elapsed_us)}
-    assert capture.scored(STEP).elapsed_us == pytest.approx(2.0 * full.rows.elapsed_us[541:])
-
-
-def test_columns_that_rows_do_not_excite_are_not_identifiable():
-    rows, _ = rows_of(PHYSICS, "7b", 200)
-    rows.raw[:, STEP_FEATURES.index("prefill_tokens")] = 0.0
-    features = build("portable", STEP, {})
-    assert identifiable(features, rows) == len(features) - 1
-    assert identifiable(features, rows.slice(0, 0)) == 0
-
-
-def test_a_system_that_never_gets_there_has_no_number_of_rows():
-    rows, _ = rows_of(PHYSICS, "7b", 600)
-    scored = rows.slice(400, 600)
-    scored.elapsed_us[:] *= 3.0
-    assert rows_to_goal("portable", {}, rows.slice(0, 400), scored) is None
-
-
-def test_a_prequential_course_needs_more_than_the_start_up():
-    rows, _ = rows_of(PHYSICS, "7b", 100)
-    assert prequential("portable", {}, rows).mape is None
-    assert prequential("physics", {}, rows) is None
-
-
-def test_the_prequential_course_marks_the_changes_of_speed_that_a_live_target_reports():
-    rows, _ = rows_of(PHYSICS, "7b", 2600)
-    rows.elapsed_us[1500:] *= 1.5
-    target = TargetState(STEP, Config(learners=("rls",)))
-    for system in ("portable", "blackbox"):
-        target.offer(build(system, STEP, {}), lambda _features: None)
-    target.learn(rows)
-    target.flush()
-    live = target.snapshot().drift
-    courses = [prequential(system, {}, rows) for system in ("portable", "portable × shape", "blackbox")]
-    assert live.count == 1
-    assert [len(course.drifts_ns) for course in courses] == [1, 1, 1]
-    assert {course.drifts_ns[0] for course in courses} == {courses[0].drifts_ns[0]}, "one watch for all"
-
-
-def test_three_rows_begin_no_fit():
-    rows, _ = rows_of(PHYSICS, "7b", 2)
-    assert fit("portable", STEP, {}, rows) is None
-
-
-@pytest.mark.parametrize("key", ["config", "gpu", "model", "quantization", "workload"])
-def test_what_is_left_out_together(key):
-    one, two = _capture("7b"), _capture("7b-a100")
-    assert (group(one, key) == group(two, key)) == (key in ("model", "quantization"))
-
-
-def test_the_first_half_of_what_is_scored_chooses_and_the_second_judges():
-    rows, _ = rows_of(PHYSICS, "7b", 100)
-    rows.end_ns[:] = 1000 + np.arange(100)
-    late = np.arange(100) >= 50
-    predictions = {
-        "early": rows.elapsed_us * np.where(late, 1.2, 1.01),
-        "late": rows.elapsed_us * np.where(late, 1.05, 1.1),
-        "wild": rows.elapsed_us * 1.5,
-    }
-    choice = choice_of(predictions, rows, 1000)
-    assert (choice.system, choice.best, choice.dropped) == ("early", "late", ["wild"])
-    assert [choice.chosen_mape, choice.judged_mape, choice.best_mape] == pytest.approx([0.01, 0.2, 0.05])
-    assert choice_of({"never": np.full(100, np.nan)}, rows, 1000) is None
-
-
-def test_nothing_transfers_from_nobody():
-    assert leave_one_out([_capture("7b")], "config", lambda _: None) == {}
-
-
-def test_empty_pictures_say_so():
-    empty = {"course_s": [], "course_median": [], "course_p90": [], "drifts_s": [], "coefficients": []}
-    picture = msgspec.convert({"observed_us": [], "predicted_us": [], "histogram": [], **empty}, Picture)
-    assert "<svg" not in "".join(charts(picture))
-    assert json.loads(msgspec.json.encode(picture))
+    assert capture.scored(STEP).elapsed_us == pytest.approx(2.0 * full.rows.elapsed_us[361:])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -11,7 +9,7 @@ import tracefit
 from collector.cli import main
 from collector.evaluate import request_baselines
 from collector.evaluate.request_baselines import BASELINES, NOT_INSTALLED, judge_requests
-from collector.evaluate.served_requests import ServedRequest, by_column
+from collector.evaluate.served_requests import ServedRequest
 from tests.support.toy_spans import export_of
 from tests.tracefit.example_snapshot import encoded
 
@@ -21,38 +19,6 @@ S = 1_000_000_000
 def served(arrived_s, first_s, last_s, prompt=100, output=11):
     stamps = [int(each * S) for each in (arrived_s, first_s, last_s, last_s)]
     return ServedRequest(*stamps, prompt, output)
-
-
-def test_what_a_request_meets_on_arrival():
-    requests = [served(0, 1, 11, output=10), served(1.5, 7, 9), served(6, 8, 10), served(12, 13, 14)]
-    met = by_column(requests).met_at_arrival(1000.0)
-    assert met[0].tolist() == [100, 0, 0, 0, 0, 0]
-    assert met[2].tolist() == pytest.approx([100, 1, 1, 0.105, 0, 5.0])  # the first has run for half of its time
-    assert met[3].tolist() == [100, 0, 0, 0, 0, 0]
-    assert by_column(requests).met_at_arrival(0.0)[2, 3] == 0.0
-
-
-def test_what_it_meets_while_it_decodes():
-    requests = [served(0, 1, 11), served(1, 6, 11)]
-    assert by_column(requests).met_while_decoding().tolist() == pytest.approx([1.5, 2.0])
-
-
-def test_the_last_first_token_before_an_arrival_is_seen_and_none_after_it():
-    since_us = by_column([served(0, 1, 11), served(1.5, 7, 9), served(8, 9, 10)]).since_first_token_us()
-    assert since_us.tolist() == pytest.approx([86_400e6, 0.5e6, 1e6])
-
-
-def test_requests_of_another_engine_are_not_met():
-    requests = [served(0, 1, 11), served(1, 6, 11)]
-    other = [replace(each, engine=7) for each in requests]
-    both = by_column([*requests, *other])
-    assert sorted(both.met_while_decoding().tolist()) == pytest.approx([1.5, 1.5, 2.0, 2.0])
-    assert sorted(both.met_at_arrival(0.0)[:, 1].tolist()) == [0, 0, 1, 1]
-
-
-def test_requests_out_of_order_in_time_are_left_out():
-    assert len(by_column([served(2, 1, 3), served(0, 2, 1), served(0, 1, 1)])) == 1
-    assert len(by_column([])) == 0
 
 
 def stream(config, requests=600, seed=1):
@@ -89,7 +55,7 @@ def judged(requests, client):
 def test_the_client_and_both_baselines_are_judged_on_the_last_fifth(requests, client):
     pytest.importorskip("sklearn")
     report = judged(requests, client)
-    assert [score.model for score in report.scores] == ["request", "request at arrival", "request in phase", *BASELINES]
+    assert [score.model for score in report.scores] == ["request", "request at arrival", *BASELINES]
     assert report.learned == pytest.approx(360, abs=40)
     assert report.judged == pytest.approx(120, abs=30)
     for score in report.scores:
@@ -103,7 +69,7 @@ def test_the_client_and_both_baselines_are_judged_on_the_last_fifth(requests, cl
 def test_without_the_extra_one_sentence_says_how_to_get_it(requests, client, monkeypatch):
     monkeypatch.setattr(request_baselines.importlib.util, "find_spec", lambda _: None)
     report = judged(requests, client)
-    assert [score.model for score in report.scores] == ["request", "request at arrival", "request in phase"]
+    assert [score.model for score in report.scores] == ["request", "request at arrival"]
     assert report.note == NOT_INSTALLED
     assert "install tracefit's extra evaluate" in report.note
 
@@ -141,10 +107,9 @@ def test_the_command_prints_and_draws_the_comparison(requests, tmp_path, capsys)
         for number, each in enumerate(sorted(requests, key=lambda each: each.delivered_ns))
     ]
     exports = [export_of(pieces[at : at + 20]).SerializeToString() for at in range(0, len(pieces), 20)]
-    path, html = tmp_path / "stock.pb", tmp_path / "report.html"
+    path = tmp_path / "stock.pb"
     path.write_bytes(b"".join(_VarintBytes(len(each)) + each for each in exports))
-    assert main(["evaluate", str(path), "--systems", "portable", "--html", str(html)]) == 0
+    assert main(["evaluate", str(path), "--systems", "portable"]) == 0
     printed = capsys.readouterr().out
     assert "single requests: learned from" in printed
     assert "request at arrival" in printed
-    assert "Single requests" in html.read_text()

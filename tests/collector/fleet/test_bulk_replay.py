@@ -1,24 +1,19 @@
 """``tracefit replay --workers``: cut by engine once, learned engine by engine, the same bytes whoever learned which."""
 
-import gzip
 import io
-import multiprocessing
 import os
-import select
 import signal
 import sys
 from functools import partial
 from itertools import islice
 
-import msgspec
 import pytest
 
 from collector.cli import main
-from collector.commands import stream_progress
 from collector.commands.replay import replay
-from collector.decode import Decoder, PartKind, parts_by_emitter
-from collector.fleet.bulk import bulk_files, local_runner, split
-from collector.fleet.bulk.bulk_files import BulkFile, find_bulk_files
+from collector.decode import PartKind, parts_by_emitter
+from collector.fleet.bulk import local_runner, split
+from collector.fleet.bulk.bulk_files import find_bulk_files
 from collector.fleet.bulk.bulk_replay import WorkDirectory, bank_of, replay_in_bulk
 from collector.fleet.bulk.learn import learn_engines
 from collector.fleet.bulk.local_runner import LocalRunner
@@ -26,8 +21,6 @@ from collector.fleet.bulk.shards import merge_when_due, read_header, read_run
 from collector.fleet.fleet_replay import ReplayOptions, replay_fleet
 from collector.recordings import Recording
 from collector.runtime import StartError, SystemClock
-from collector.telemetry import Counts
-from collector.worker import Pipeline
 from online import Bank, Snapshot
 from tests.support.clocks import FakeClock
 from tests.support.fleets import CONFIG, as_another_engine
@@ -112,17 +105,6 @@ def test_an_engine_that_is_behind_the_others_of_its_files_keeps_its_order(payloa
     assert [timed.export.payload for timed in merged] == said
 
 
-def test_an_export_of_several_engines_is_cut_into_what_each_said(payloads, tmp_path):
-    exports = list(zip(*payloads, strict=True))
-    states = []
-    for number, content in enumerate((map(b"".join, exports), (payload for each in exports for payload in each))):
-        (tmp_path / "traces.pb").write_bytes(b"".join(map(delimited, content)))
-        work = tmp_path / str(number)
-        work.mkdir()
-        states.append([p.state() for _, p in learn_engines(CONFIG, *shards_of([tmp_path / "traces.pb"], work))])
-    assert states[0] == states[1]
-
-
 def coefficients(bank):
     """Whatever the configurations are called: which recording it was is part of that, where no model is known."""
     return [
@@ -130,34 +112,6 @@ def coefficients(bank):
         for config_id in bank.configs()
         for target, learned in sorted(bank.targets(config_id).items())
     ]
-
-
-@pytest.mark.parametrize("shard_bytes", [1 << 30, 100_000])
-def test_many_small_files_are_read_a_few_at_a_time(payloads, alone, tmp_path, monkeypatch, shard_bytes):
-    monkeypatch.setattr(split, "FILES_AT_ONCE", 5)
-    monkeypatch.setattr(split, "PART_FILES", 20)
-    monkeypatch.setattr(split, "SHARD_BYTES", shard_bytes)
-    for number, each in enumerate(zip(*payloads, strict=True)):
-        folder = tmp_path / "otlp" / f"2026/11/22/05/{number:02}"
-        folder.mkdir(parents=True)
-        content = gzip.compress(b"".join(map(delimited, each)))
-        (folder / f"traces_{number * 7919 % 1000}.pb.gz").write_bytes(content)
-    assert coefficients(learned([tmp_path / "otlp"], tmp_path / "work")) == coefficients(alone)
-
-
-def test_every_engine_is_learned_once_and_near_what_one_learner_would_know(recording, alone, tmp_path):
-    said = []
-    code = replay([recording], tmp_path / "one.json", CONFIG, SystemClock(), say=said.append, note=said.append)
-    assert code == 0
-    (config,) = Snapshot.from_json((tmp_path / "one.json").read_bytes()).configs
-    (config_id,) = alone.configs()
-    assert config_id == config.config_id
-    steps = [targets["step_time"] for targets in (config.targets, alone.targets(config_id))]
-    assert len(alone.lineages[config_id].engines) == ENGINES
-    assert len(steps[1].replicas) == ENGINES
-    assert steps[1].models["portable"].rows == pytest.approx(steps[0].models["portable"].rows, rel=0.02)
-    assert steps[1].mean_us == pytest.approx(steps[0].mean_us, rel=0.02)
-    assert config.targets.keys() == alone.targets(config_id).keys()
 
 
 def killed_once(task, work):
@@ -197,43 +151,6 @@ def test_a_killed_worker_changes_nothing(recording, alone, tmp_path):
         learned([recording], tmp_path / "work2", runner=DyingRunner(tmp_path / "work2", 2))
 
 
-def hold_open(fifo):
-    """A task that never ends; whoever reads the pipe sees that somebody is at it."""
-    with fifo.open("wb", buffering=0) as stream:
-        stream.write(b".")
-        signal.pause()
-
-
-def hold_open_in_workers(fifo, work):
-    list(LocalRunner(work, 2)._run(hold_open, [fifo, fifo]))
-
-
-def test_workers_of_a_replay_that_is_killed_end_too(tmp_path):
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    parent = multiprocessing.get_context("spawn").Process(target=hold_open_in_workers, args=(fifo, tmp_path))
-    parent.start()
-    with fifo.open("rb", buffering=0) as stream:
-        for _ in range(2):
-            assert select.select([stream], [], [], 120)[0], "no worker began"
-            assert stream.read(1) == b"."
-        parent.kill()
-        parent.join()
-        assert select.select([stream], [], [], 120)[0], "workers live on"
-        assert stream.read() == b""
-
-
-def test_recordings_are_cut_into_parts_of_like_size_whoever_splits_them():
-    def sizes_mib(*files_mib):
-        files = [BulkFile(str(number), size << 20, "") for number, size in enumerate(files_mib)]
-        return [part.size_bytes >> 20 for part in split.parts_of(files)]
-
-    assert sizes_mib(*[1] * 40) == [32, 8]
-    assert sizes_mib(*[100] * 20) == [100] * 20
-    assert sizes_mib(*[64] * 200) == [256] * 50
-    assert sizes_mib(*[0] * (split.PART_FILES + 1)) == [0, 0]
-
-
 def test_what_was_stopped_goes_on_where_it_was(recording, alone, tmp_path, monkeypatch):
     said, out, state = [], tmp_path / "out.json", tmp_path / "out.bin"
     run = partial(
@@ -257,66 +174,6 @@ def test_what_was_stopped_goes_on_where_it_was(recording, alone, tmp_path, monke
     assert any(line.startswith("going on with what is done already") for line in said)
     assert state.read_bytes() == alone.state()
     assert not (tmp_path / ".out.json.replay").exists()
-
-
-@pytest.fixture
-def one_stream(recording, tmp_path, monkeypatch):
-    """A replay of many turns that keeps how far it is after each; stopped in the turns that are given."""
-    monkeypatch.setattr(stream_progress, "KEEP_S", 0)
-    monkeypatch.setattr(stream_progress, "SHARE", 0)
-    config = msgspec.structs.replace(CONFIG, queue=msgspec.structs.replace(CONFIG.queue, batch_bytes=200_000))
-    original = Pipeline.process
-
-    def run(name, *, stopped_in=0, files=(recording,)):
-        said, turns = [], []
-
-        def process(pipeline, exports):
-            turns.append(1)
-            if len(turns) == stopped_in:
-                raise KeyboardInterrupt
-            original(pipeline, exports)
-
-        monkeypatch.setattr(Pipeline, "process", process)
-        out, state = tmp_path / f"{name}.json", tmp_path / f"{name}.bin"
-        try:
-            code = replay(files, out, config, SystemClock(), say=said.append, note=said.append, state=state)
-        except KeyboardInterrupt:
-            code = "stopped"
-        return code, len(turns), said, [path.read_bytes() if path.exists() else b"" for path in (out, state)]
-
-    return run
-
-
-def test_one_stream_that_was_stopped_goes_on_where_it_was(one_stream, tmp_path):
-    _, turns, _, whole = one_stream("whole")
-    assert turns >= 8
-    assert one_stream("out", stopped_in=1)[0] == "stopped", "nothing was learned yet"
-    for stopped_in in (4, 1, 3):
-        code, _, said, written = one_stream("out", stopped_in=stopped_in)
-        assert (code, said[-1], written) == (130, "stopped; the same command goes on from here", [b"", b""])
-    code, turns_left, said, written = one_stream("out")
-    assert (code, turns_left, written) == (0, turns - 5, whole)
-    assert any(line.startswith("going on with what is done already") for line in said)
-    assert not list(tmp_path.glob(".*.stream"))
-
-
-def test_what_one_stream_kept_of_something_else_is_not_gone_on_from(one_stream, recording, tmp_path):
-    _, turns, _, whole = one_stream("whole")
-    kept = tmp_path / ".out.json.stream" / "state.bin"
-    assert one_stream("out", stopped_in=4, files=[recording / "traces.pb"])[0] == 130
-    for damaged in ([kept], [kept, kept.with_name("state.bin.previous")]):
-        assert one_stream("out", stopped_in=4)[0] == 130
-        for path in damaged:
-            path.write_bytes(path.read_bytes()[:-1])
-        code, turns_again, _, written = one_stream("out")
-        assert (code, turns_again, written) == (0, turns - 2 if damaged == [kept] else turns, whole)
-    for name in ("traces.pb", "traces.pb.1"):
-        path = tmp_path / name
-        path.write_bytes((recording / name).read_bytes())
-        os.utime(path, ns=(1 << 62, 1 << 62))  # after the replay began
-    code, _, said, _ = one_stream("again", stopped_in=4, files=[tmp_path / "traces.pb", tmp_path / "traces.pb.1"])
-    assert code == "stopped"
-    assert [line for line in said if line.endswith("is written to")]
 
 
 def test_what_is_done_of_other_files_or_settings_is_thrown_away(recording, tmp_path):
@@ -357,58 +214,6 @@ def test_what_cannot_be_read_is_said(tmp_path):
     said = []
     assert learned([tmp_path / "empty"], tmp_path / "work", note=said.append) is None
     assert len(said) == 1
-
-
-def test_a_name_that_is_no_text_is_told_in_text(recording, tmp_path):
-    folder = tmp_path / "recordings"
-    folder.mkdir()
-    whole = (recording / "traces.pb.1").read_bytes()
-    (folder / os.fsdecode(b"tw\xff.pb")).write_bytes(whole[:-9])
-    said = []
-    bank = learned([folder], tmp_path / "work", note=said.append)
-    assert bank.configs()
-    assert any("tw\ufffd.pb: damaged after" in line for line in said)
-
-
-def test_a_full_disk_is_said(recording, tmp_path, monkeypatch):
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(local_runner, "split", full)
-    with pytest.raises(StartError, match=r"cannot write to .*No space left"):
-        learned([recording], tmp_path)
-
-
-def test_what_was_learned_is_not_lost_where_the_files_cannot_be_written(recording, tmp_path):
-    said, in_the_way = [], tmp_path / "snapshot.json"
-    in_the_way.mkdir()
-    options = ReplayOptions((str(recording),), tmp_path)
-    run = partial(replay_fleet, options, CONFIG, SystemClock(), say=said.append, note=said.append, stdin=io.BytesIO())
-    assert run() == 1
-    assert "nothing written" in said[-1]
-    in_the_way.rmdir()
-    assert run() == 0
-    assert any(line.startswith("going on with what is done already") for line in said)
-    assert not (tmp_path / ".replay").exists()
-
-
-def test_how_far_it_is_is_said_with_rate_and_time_left(recording, tmp_path):
-    class Clock(SystemClock):
-        """A second a look."""
-
-        now_ns = 0
-
-        def monotonic_ns(self):
-            self.now_ns += 10**9
-            return self.now_ns
-
-    said = []
-    files = find_bulk_files([str(recording)])
-    replay_in_bulk(files, CONFIG, LocalRunner(tmp_path, 1), tmp_path, Clock(), said.append)
-    assert said[0].startswith("split 100%")
-    assert "MB/s" in said[-1]
-    assert said[-1].endswith(" 0 s left")
-    assert said[-2].endswith("s left")
 
 
 def test_a_fleet_of_recordings_is_written_as_a_pull_writes_it(recording, alone, tmp_path, capsys):
@@ -456,40 +261,6 @@ def test_what_is_not_installed_is_said_before_anything_is_learned(
 # --- an export, cut ---------------------------------------------------------------------------------------------------
 
 
-def test_the_parts_of_an_export_say_what_it_said(payloads):
-    for payload in islice(payloads[0], 8):
-        parts = parts_by_emitter(payload, "peer")
-        read = Decoder().decode([(payload, "peer")], lambda *_: None, Counts())[0]
-        cut = [Decoder().decode([(part.payload, "peer")], lambda *_: None, Counts())[0] for part in parts]
-        flat = [telemetry for resources in cut for telemetry in resources]
-        assert sum(len(t.steps) for t in flat) == sum(len(t.steps) for t in read)
-        for name in ("core", "api", "requests", "kv"):
-            assert [x for t in flat for x in getattr(t, name)] == [x for t in read for x in getattr(t, name)]
-        for part, resources in zip(parts, cut, strict=True):
-            assert [t.instance for t in resources] == [part.instance]
-            ids = [part.ids[at : at + 8] for at in range(0, len(part.ids), 8)]
-            if part.kind is PartKind.OF_API:
-                assert ids == [api.span_id for t in resources for api in t.api]
-            else:
-                assert ids == [core.parent_span_id for t in resources for core in t.core]
-
-
-@pytest.mark.parametrize(
-    "payload", [b"\x0a\x05\x12\x7f", b"\x0a\x80", b"\x0a\x04\x0a\x02\x0a\x09", b"\x0a\x02\x12\x80"]
-)
-def test_bytes_that_are_no_export_are_refused(payload):
-    with pytest.raises(ValueError, match=r".+"):
-        parts_by_emitter(payload, "peer")
-
-
-def test_no_name_stands_for_the_peer():
-    assert parts_by_emitter(b"", "peer") == []
-    scope = b"\x0a\x15\x0a\x13vllm.scheduler.step"
-    body = b"\x12" + varint(len(scope)) + scope
-    (part,) = parts_by_emitter(b"\x0a" + varint(len(body)) + body, "peer")
-    assert (part.kind, part.instance, part.ids) == (PartKind.OF_EMITTER, "peer", b"")
-
-
 # --- objects ----------------------------------------------------------------------------------------------------------
 
 
@@ -516,51 +287,3 @@ def test_objects_of_a_store_are_files(recording, alone, memory_store, tmp_path):
     assert coefficients(learned(["memory://bucket/otlp"], tmp_path)) == coefficients(alone)
     with pytest.raises(StartError, match="there is no object in it"):
         find_bulk_files(["memory://bucket/none"])
-
-
-class Throttled:
-    """A store each of whose reads fails so often before it works."""
-
-    def __init__(self, data, failures):
-        self.data, self.failures, self.left = data, failures, failures
-
-    def open(self, *_, **__):
-        store, stream = self, io.BytesIO(self.data)
-
-        class Reader:
-            seek = stream.seek
-            close = stream.close
-
-            def read(self, size):
-                if store.left:
-                    store.left -= 1
-                    raise RuntimeError("SlowDown: reduce your request rate")
-                store.left = store.failures
-                return stream.read(size)
-
-        return Reader()
-
-
-def test_a_store_that_throttles_is_asked_again_and_then_ends_the_replay(recording, tmp_path, monkeypatch):
-    data = (recording / "traces.pb").read_bytes()
-    file = BulkFile("memory://b/traces.pb", len(data), "memory://b/traces.pb")
-    monkeypatch.setattr(bulk_files, "PAUSE_S", 0.0)
-    monkeypatch.setattr(bulk_files, "READ_BYTES", 100_000)
-    monkeypatch.setattr(bulk_files, "open_store", lambda _: (Throttled(data, 2), "b"))
-    said = []
-    read = [timed.export.payload for timed in bulk_files.open_bulk_file(file, said.append)]
-    assert read == [timed.export.payload for timed in Recording(recording / "traces.pb", print)]
-    monkeypatch.setattr(bulk_files, "open_store", lambda _: (Throttled(data, 9), "b"))
-    with pytest.raises(StartError, match="SlowDown"):
-        replay_in_bulk([file], CONFIG, LocalRunner(tmp_path, 1), tmp_path, SystemClock(), said.append)
-    assert said == []
-
-
-def test_an_object_cut_short_gives_what_precedes_the_cut(recording, memory_store, tmp_path):
-    data = (recording / "traces.pb.1").read_bytes()
-    with memory_store.open("/bucket/traces.pb.gz", "wb") as stream:
-        stream.write(gzip.compress(data)[:-2000])
-    said = []
-    bank = learned(["memory://bucket/traces.pb.gz"], tmp_path, note=said.append)
-    assert bank.configs()
-    assert any("damaged after" in line for line in said)

@@ -4,8 +4,6 @@ import msgspec
 import pytest
 
 from collector.cli import main
-from collector.commands.fleet_arguments import parse_interval
-from collector.durable import Directory
 from collector.fleet import state_fetch, state_places
 from collector.fleet.pull import Puller, PullOptions, pull_once, token_reader
 from collector.fleet.state_places import look
@@ -255,16 +253,6 @@ def test_objects_below_a_prefix_are_states_like_files(states, tmp_path):
     assert pulled(["memory://fleet"], tmp_path / "fleet")[1][0] == "2 sources: 2 merged"
 
 
-def test_two_fleets_do_not_write_to_one_directory(directory, tmp_path):
-    out = tmp_path / "fleet"
-    other = Directory(out, FakeClock(unix_nano=NOW_NS), "OUT")
-    other.take()
-    with pytest.raises(StartError, match="another process uses OUT"):
-        pulled([directory], out)
-    other.release()
-    assert pulled([directory], out)[0] == 0
-
-
 def test_a_live_state_that_is_replaced_while_it_is_read_counts_as_it_was(states, tmp_path):
     path = tmp_path / "state.bin"
     path.write_bytes(states["e0"])
@@ -329,11 +317,3 @@ def test_the_command_line_pulls_once(tmp_path, capsys):
     assert main(["fleet", "pull", str(state), "-o", str(tmp_path / "f")]) == 0
     assert "1 sources: 1 merged" in capsys.readouterr().out
     assert main(["fleet", "pull", "x.bin", "-o", str(tmp_path / "f"), "--token-file", str(tmp_path / "no")]) == 1
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("30s", 30), ("5m", 300), ("2h", 7200)])
-def test_an_interval_has_its_unit(text, seconds):
-    assert parse_interval(text) == seconds
-    for wrong in ("5", "0m", "m", "-5m", "5.5m"):
-        with pytest.raises(Exception, match="is no time like"):
-            parse_interval(wrong)

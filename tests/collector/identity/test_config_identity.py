@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collector.identity.facts import IDENTITY, EngineFacts, FactSource, config_id, parse_fact, resource_facts
+from collector.identity.facts import IDENTITY, EngineFacts, FactSource, resource_facts
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent
 from tests.support.pipelines import coefficients, new_pipeline
@@ -20,14 +20,6 @@ def test_a_stronger_source_wins_whenever_it_speaks():
     assert facts.get("model") == "set"
     assert facts.source("model") is FactSource.RESOURCE
     assert facts.conflicts == 2
-
-
-def test_repeating_a_fact_changes_nothing():
-    facts = EngineFacts()
-    facts.learn({"model": "a"}, FactSource.RESOURCE)
-    assert not facts.learn({"model": "a"}, FactSource.RESOURCE)
-    assert not facts.learn({"model": "a"}, FactSource.TELEMETRY)
-    assert facts.conflicts == 0
 
 
 @pytest.mark.parametrize(
@@ -59,22 +51,6 @@ def test_a_recording_is_a_source_of_its_own_unless_its_resource_names_a_model():
     assert facts.identity("i", "a.pb.gz") != facts.identity("i", "b.pb.gz")
     facts.learn({"model": "m"}, FactSource.RESOURCE)
     assert facts.identity("i", "a.pb.gz") == facts.identity("i", "b.pb.gz") == {"model": "m"}
-
-
-def test_a_config_id_is_twelve_hex_digits_of_what_is_known_in_any_order():
-    assert config_id({"model": "m", "gpu": "g"}) == config_id({"gpu": "g", "model": "m"})
-    assert config_id({"model": "m"}) != config_id({"model": "M"})
-    # fixed for ever: a name that changes between versions loses what was learned
-    assert config_id({"model": "m", "tensor_parallel_size": 2}) == "a40a55cd1c82"
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("8", 8), ("-1", -1), ("true", True), ("False", False), ("float16", "float16"), ("1.5", "1.5"), ("", "")],
-)
-def test_resource_attributes_are_read_back_from_text(text, value):
-    assert parse_fact(text) == value
-    assert type(parse_fact(text)) is type(value)
 
 
 def test_only_known_knobs_of_a_resource_are_facts():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from collector.config.errors import ConfigError
+from collector.config.config_error import ConfigError
 from collector.config.identity_config import ConfigurationsConfig, RuleConfig
 from collector.config.load import load
 from collector.identity.facts import CLAIMS_MAX, EngineFacts, FactSource, config_id
@@ -37,13 +37,6 @@ def test_a_contradiction_counts_once_however_often_it_is_repeated():
     assert facts.contradictions() == {"gpu": "rules: L4"}
 
 
-def test_sources_that_agree_do_not_contradict():
-    facts = EngineFacts()
-    facts.learn({"gpu": "H100"}, FactSource.RULES)
-    facts.learn({"gpu": "H100"}, FactSource.RESOURCE)
-    assert (facts.conflicts, facts.source("gpu")) == (0, FactSource.RESOURCE)
-
-
 def test_claims_are_bounded():
     facts = EngineFacts()
     for i in range(CLAIMS_MAX * 2):
@@ -51,13 +44,6 @@ def test_claims_are_bounded():
         facts.learn({f"f{i}": 2}, FactSource.RULES)
     assert len(facts.contradictions()) == CLAIMS_MAX
     assert facts.conflicts == 2 * CLAIMS_MAX
-
-
-def test_an_emitter_that_takes_over_keeps_the_sources():
-    one, other = EngineFacts(), EngineFacts()
-    other.learn({"gpu": "H100"}, FactSource.DISCOVERY)
-    one.take_over(other)
-    assert one.sources() == {"gpu": "discovery"}
 
 
 @pytest.fixture

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
 from collector.config.learning_config import DedupeConfig, JoinConfig
 from collector.decode.records import Telemetry
-from collector.join.engine import Engine
 from collector.join.events import Described, Event, Renamed, Restarted, Rows, Succeeded
 from collector.join.joiner import Joiner
-from collector.telemetry import Counts, table
+from collector.telemetry import Counts
 from collector.worker.correlator import Correlator
 from online.rows import Quality
 from tests.support.toy_engine import MONO_NS, many_jobs, run_engine
@@ -98,14 +95,6 @@ def test_an_unchanged_configuration_is_described_once():
     assert described[-1].quality is Quality.STEPS
 
 
-def test_draining_twice_says_nothing_new():
-    correlator = Correlator(JoinConfig(), DedupeConfig())
-    exports = of_server(run_engine(many_jobs(60)), model="m")
-    assert list(correlator.process(exports, Counts(), lambda _: None))
-    correlator.joiner.drain(flush=True)
-    assert correlator.joiner.drain() == []
-
-
 @pytest.mark.parametrize("name", ["pod-1", "somebody else"])
 def test_request_spans_under_the_name_of_the_engine_itself_leave_its_configuration_alone(name):
     """One ``service.instance.id`` for a pod names its API processes and its engine alike."""
@@ -119,67 +108,3 @@ def test_request_spans_under_the_name_of_the_engine_itself_leave_its_configurati
         joiner.drain()
         (config_id,) = joiner.config_ids()
         assert [emitter.snapshot().last_step for emitter in joiner.emitters_of(config_id)] == [len(run.summaries)]
-
-
-@pytest.fixture(scope="module")
-def fleet():
-    """Exports of three engines, two of them of one configuration, and of an API process that speaks for itself."""
-    sent = []
-    for number, model in enumerate(("m", "m", "n")):
-        run = run_engine(many_jobs(60, seed=number + 1), start_ns=MONO_NS + number * 777_777)
-        own = pieces(run, instance=f"dp{number}", api=f"api{number}", facts=(("vllm.model", model),))
-        sent += own
-    return exports_of(sorted(sent, key=lambda piece: piece.span.end_time_unix_nano), 7)
-
-
-def rows_by_target(events: list[Event]) -> dict[tuple, list[tuple[int, int, float]]]:
-    out: dict[tuple, list[tuple[int, int, float]]] = {}
-    for event in events:
-        if isinstance(event, Rows):
-            columns = (event.rows.end_ns.tolist(), event.rows.engine.tolist(), event.rows.elapsed_us.tolist())
-            out.setdefault((event.config_id, event.target), []).extend(zip(*columns, strict=True))
-    return out
-
-
-def test_looking_only_at_who_was_heard_of_gives_what_looking_at_everybody_gives(fleet):
-    parts = []
-    for look_at_all in (False, True):
-        correlator, events = Correlator(JoinConfig(), DedupeConfig()), []
-        for export in fleet:
-            if look_at_all:
-                correlator.joiner.restored()
-            events += correlator.process([export], Counts(), lambda _: None)
-        parts.append([*events, *correlator.joiner.drain(flush=True)])
-    some, everybody = parts
-    assert rows_by_target(some) == rows_by_target(everybody)
-    said = [Counter(type(event) for event in part if not isinstance(event, Rows)) for part in parts]
-    assert said[0] == said[1]
-    assert len(rows_by_target(some)) > 4
-
-
-def test_an_engine_of_which_nothing_is_heard_is_not_asked(fleet, monkeypatch):
-    asked: list[str] = []
-    advance = Engine.advance
-    monkeypatch.setattr(Engine, "advance", lambda self, **how: asked.append(self.instance) or advance(self, **how))
-    correlator = Correlator(JoinConfig(), DedupeConfig())
-    for export in fleet[:30]:
-        list(correlator.process([export], Counts(), lambda _: None))
-    asked.clear()
-    correlator.joiner.add(Telemetry("dp1", {"vllm.model": "m"}, steps=columns_of(run_engine(many_jobs(60, seed=2)))))
-    correlator.joiner.drain()
-    assert asked == ["dp1"]
-    asked.clear()
-    correlator.joiner.drain(flush=True)
-    assert sorted(asked) == ["dp0", "dp1", "dp2"]
-
-
-def test_what_is_counted_of_engines_that_are_silent_stays(fleet):
-    correlator = Correlator(JoinConfig(), DedupeConfig())
-    for export in fleet[:-1]:
-        list(correlator.process([export], Counts(), lambda _: None))
-    first = correlator.joiner.take_counts()
-    again = correlator.joiner.take_counts()
-    held = [emitter.open_requests for emitter in correlator.joiner.emitters.values()]
-    assert first[table.OPEN_REQUESTS] == again[table.OPEN_REQUESTS] == sum(held)
-    assert first[table.WATERMARK_AGE] == again[table.WATERMARK_AGE] > 0
-    assert not again.total(table.DROPPED_ROWS)

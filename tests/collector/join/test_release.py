@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from collector.config.learning_config import JoinConfig
-from collector.identity import EngineFacts
-from collector.join.census import Census, horizon
-from collector.join.emitter import TargetRows
-from collector.join.release import Release
-from online.rows import STEP_FEATURES, Quality, RowBlock, Target
+from collector.join.census import horizon
+from online.rows import STEP_FEATURES, RowBlock
 from tests.support.pipelines import coefficients, replayed
 from tests.support.toy_engine import many_jobs, run_engine
 from tests.support.toy_spans import exports_of, pieces
@@ -25,78 +18,6 @@ S = 10**9
 def rows(*ends: int, engine: int = 0) -> RowBlock:
     raw = np.arange(len(ends) * len(STEP_FEATURES), dtype=float).reshape(len(ends), -1)
     return RowBlock.of_lines(raw, np.array(ends, float), end_ns=np.array(ends, np.int64), engine=engine)
-
-
-def taken(release: Release, until: int | None) -> list[int]:
-    return [end for _, block, _ in release.take(until) for end in block.end_ns.tolist()]
-
-
-def test_rows_leave_until_the_given_time_and_the_rest_stays():
-    release = Release()
-    release.add("a", [TargetRows(Target.STEP_TIME, rows(1, 3, 5))])
-    assert taken(release, 3) == [1, 3]
-    assert taken(release, 4) == []
-    assert taken(release, None) == [5]
-    assert taken(release, None) == []
-
-
-def test_several_engines_are_merged_and_equal_ends_keep_the_order_of_the_instances():
-    release = Release()
-    release.add("b", [TargetRows(Target.STEP_TIME, rows(2, 4, engine=1))])
-    release.add("a", [TargetRows(Target.STEP_TIME, rows(1, 4, 6, engine=0))])
-    ((_, block, engines),) = release.take(5)
-    assert block.end_ns.tolist() == [1, 2, 4, 4]
-    assert block.engine.tolist() == [0, 1, 0, 1]
-    assert engines == {0: "a", 1: "b"}
-
-
-def test_targets_are_kept_apart():
-    release = Release()
-    release.add("a", [TargetRows(Target.STEP_TIME, rows(1)), TargetRows(Target.SCHEDULE_TIME, rows(2))])
-    assert {target: block.end_ns.tolist() for target, block, _ in release.take(None)} == {
-        Target.STEP_TIME: [1],
-        Target.SCHEDULE_TIME: [2],
-    }
-
-
-class Told(NamedTuple):
-    """An emitter of which this was heard."""
-
-    instance: str
-    event_unix_ns: int
-    safe_unix_ns: int
-    recording: str = ""
-    open_requests: int = 0
-    quality: Quality = Quality.STEPS_PLUS
-    facts: EngineFacts = EngineFacts()
-
-
-@pytest.mark.parametrize(("engines", "until_ns"), [(1, 107 * S + 5), (2, 107 * S), (99, 107 * S), (100, 104 * S)])
-def test_rows_of_several_engines_leave_by_the_second_and_of_many_by_four(engines, until_ns):
-    emitters = {("", str(number)): Told(str(number), 200 * S + 5, 107 * S + 5) for number in range(engines)}
-    census = Census(emitters, dict.fromkeys(emitters, "c"))
-    assert census.horizon("c", JoinConfig(grace_s=93, window_s=180)) == until_ns
-
-
-@given(
-    ends=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 50)), max_size=60),
-    cuts=st.lists(st.integers(0, 60), max_size=6),
-)
-def test_the_order_does_not_depend_on_the_pieces(ends, cuts):
-    by_instance = {name: sorted(end for n, end in ends if n == name) for name in "abc"}
-    expected = sorted((end, name) for name, found in by_instance.items() for end in found)
-    release, out = Release(), []
-    for low, high in zip([0, *sorted(cuts)], [*sorted(cuts), 61], strict=True):
-        for name in "cab":
-            here = [end for end in by_instance[name] if low <= end < high]
-            if here:
-                release.add(name, [TargetRows(Target.STEP_TIME, rows(*here, engine=ord(name)))])
-        out += [
-            (end, chr(engine))
-            for _, block, _ in release.take(high - 1)
-            for end, engine in zip(block.end_ns.tolist(), block.engine.tolist(), strict=True)
-        ]
-    assert out == expected
 
 
 @pytest.mark.parametrize(
@@ -123,15 +44,3 @@ def test_two_engines_of_one_configuration_share_coefficients_in_any_pieces(size)
     assert next(v for k, v in expected.items() if k[1:] == ("step_time", "prefill_tokens")) == pytest.approx(
         45, rel=1e-3
     )
-
-
-def test_rows_held_under_an_earlier_identity_leave_with_those_of_the_new_one():
-    old, new = Release(), Release()
-    old.add("a", [TargetRows(Target.STEP_TIME, rows(1, 5))])
-    old.add("b", [TargetRows(Target.SCHEDULE_TIME, rows(2))])
-    new.add("b", [TargetRows(Target.STEP_TIME, rows(3))])
-    new.take_over(old)
-    assert {target: block.end_ns.tolist() for target, block, _ in new.take(None)} == {
-        Target.STEP_TIME: [1, 3, 5],
-        Target.SCHEDULE_TIME: [2],
-    }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-from pathlib import Path
 
 from collector.commands.replay import replay
 from collector.config.load import load
@@ -15,7 +14,6 @@ from collector.runtime.clock import SystemClock
 from collector.worker.pipeline import Pipeline
 from tests.support.paths import DATA
 from tests.support.recordings import kv_lines
-from tests.support.step_exports import make_export, write_recording
 
 C5 = DATA / "c5_offload"
 FILES = (C5 / "kv.jsonl.gz", C5 / "otlp.pb.gz")
@@ -66,12 +64,6 @@ def test_a_replay_takes_kv_lines_beside_exports_in_either_order(tmp_path):
     assert any("520 batches of KV events" in line for line in said)
 
 
-def test_kv_lines_alone_teach_nothing(tmp_path):
-    said = []
-    code = replay([FILES[0]], tmp_path / "x", load(None, {}), SystemClock(), say=said.append, note=said.append)
-    assert code != 0
-
-
 def test_restores_of_a_custom_feature_set_are_learned_from():
     """What no feature set but a custom one asks for still reaches the learner: the columns are there."""
     settings = Config(learners=("rls",), feature_sets=("custom",), custom={"step_time": ("requests", "offload_blocks")})
@@ -91,8 +83,3 @@ def test_restores_of_a_custom_feature_set_are_learned_from():
 
     assert rows(FILES[1:]) == 0
     assert rows(FILES) > 500
-
-
-def test_exports_without_kv_events_are_read_as_before(tmp_path):
-    path = write_recording(Path(tmp_path) / "x", make_export(first_step=1), make_export(first_step=41))
-    assert [type(one) for one in Recording(path, print)] == [TimedExport, TimedExport]

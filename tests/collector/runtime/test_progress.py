@@ -8,10 +8,8 @@ import re
 
 import pytest
 
-from collector.runtime import Progress, TerminalRemarks, remarks_on
+from collector.runtime import Progress, TerminalRemarks
 from tests.support.clocks import FakeClock
-
-S = 1_000_000_000
 
 
 class Terminal(io.StringIO):
@@ -32,45 +30,6 @@ def test_a_line_a_second_says_share_rate_and_time_left():
         "read  50%  20.0 MB, 10.0 MB/s, 2 s left  7 spans",
     ]
     assert progress.elapsed_s == 2.0
-
-
-def test_of_a_pipe_whose_size_nobody_knows_rate_is_said_and_no_share():
-    clock, said = FakeClock(), []
-    with Progress("read", 0, clock, said.append) as progress:
-        clock.advance(2.0)
-        progress.advance_to(5e6)
-        clock.advance(2.0)
-    assert said == ["read  5.0 MB, 2.5 MB/s"]
-
-
-def test_where_not_even_a_position_is_known_the_remark_is_said():
-    clock, said = FakeClock(), []
-    for total in (0, 40):
-        with Progress("read", total, clock, said.append) as progress:
-            clock.advance(2.0)
-            progress.advance_to(0, "7 spans")
-    assert said == ["read  7 spans", "read   0%  7 spans"]
-
-
-def test_things_are_counted_and_shares_have_no_rate():
-    clock, said = FakeClock(), []
-    with (
-        Progress("asked", 8, clock, said.append, "sources") as asked,
-        Progress("evaluated", 1.0, clock, said.append, "") as share,
-    ):
-        clock.advance(2.0)
-        asked.advance(2)
-        share.advance_to(0.5, "portable")
-    assert said == ["asked  25%  2 sources, 1.0/s, 6 s left", "evaluated  50%  2 s left  portable"]
-
-
-def test_more_than_there_was_to_do_is_all_of_it():
-    clock, said = FakeClock(), []
-    with Progress("read", 10, clock, said.append) as progress:
-        clock.advance(1.0)
-        progress.advance_to(11)
-    assert said[0].startswith("read 100%")
-    assert said[0].endswith(" 0 s left")
 
 
 @pytest.mark.parametrize(("total", "unit"), [(40e6, "B"), (0, "B"), (40, "sources"), (1.0, "")])
@@ -106,12 +65,3 @@ def test_remarks_stand_above_the_bar_and_an_interruption_takes_it_away():
     note("stopped")
     assert "\rx.json: damaged after 6 bytes\n" in stream.getvalue()
     assert stream.getvalue().endswith("\rstopped\n")
-
-
-def test_bars_are_for_terminals_that_can_draw():
-    said = []
-    assert isinstance(remarks_on(Terminal(), "xterm", said.append), TerminalRemarks)
-    assert isinstance(remarks_on(Terminal(), None, said.append), TerminalRemarks)
-    for stream, term in ((Terminal(), "dumb"), (io.StringIO(), "xterm"), (None, "xterm")):
-        remarks_on(stream, term, said.append)("a line")
-    assert said == ["a line"] * 3

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import logging
-import threading
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from collector.config.learning_config import JoinConfig
-from collector.receive import AdmissionQueue, Export, Intake
+from collector.receive import Export
 from collector.recordings.reader import Recording, TimedKv, merged
 from collector.runtime.health import Health
 from collector.runtime.memory import MemoryGuard
-from collector.telemetry import Metrics, Outcome, Transport, table
+from collector.telemetry import Metrics, table
 from collector.telemetry.reasons import JoinEvent
 from collector.worker.memory_relief import MemoryRelief
-from collector.worker.worker import IDLE_WAIT_S
-from tests.support.clocks import FakeClock, eventually
-from tests.support.otlp_load import Stream
+from tests.support.clocks import FakeClock
+from tests.support.gpu_server import step_payloads
 from tests.support.paths import DATA
 from tests.support.pipelines import new_pipeline
 from tests.support.recordings import recording
@@ -101,36 +99,6 @@ def test_refusing_everything_for_too_long_is_not_being_alive(flickers, alive):
     assert house.health.late() == (() if alive else ("memory",))
 
 
-def test_whoever_is_refused_for_lack_of_memory_wakes_the_worker_that_helps():
-    house = House(150)
-    queue = AdmissionQueue(house.clock, capacity_bytes=1000, wait_s=0, waiters_max=1)
-    intake = Intake(queue, house.metrics, house.relief.guard)
-    worker = threading.Thread(target=queue.take, args=(100, 3600.0), daemon=True)
-    worker.start()
-
-    def woken():
-        refused = intake.offer(Stream(1).export(0).payload, "peer", Transport.GRPC)
-        return refused.reason is Outcome.MEMORY and not worker.is_alive()
-
-    eventually(woken)
-
-
-def test_a_worker_that_has_nothing_to_do_is_not_taken_for_stuck():
-    house = House(90, stuck_s=1.0)
-    house.relief.tick()
-    house.clock.advance(IDLE_WAIT_S)
-    assert house.health.alive()
-    house.clock.advance(2.0)
-    assert house.health.late() == ("memory",)
-
-
-def test_without_a_limit_nothing_is_done():
-    house = House(150)
-    house.relief.guard.limit_bytes = None
-    house.turns(400)
-    assert (house.done, house.health.late()) == ([], ())
-
-
 def test_giving_up_frees_the_older_half_of_what_waits_and_counts_it():
     pipeline = new_pipeline(join=JoinConfig(window_s=180))
     exports = recording(DATA / "c6_saturated" / "otlp.pb.gz")
@@ -158,11 +126,9 @@ def test_giving_up_frees_the_older_half_of_what_waits_and_counts_it():
 def test_giving_up_while_nothing_waits_loses_no_step():
     rows = []
     for gives_up in (False, True):
-        stream = Stream(1, steps_per_span=20, spans_per_rpc=2, pool_rpcs=20)
         pipeline = new_pipeline()
-        for number in range(15):
-            export = stream.export(number)
-            pipeline.process([Export(export.payload, "peer", "test", export.spans)])
+        for number, payload in enumerate(step_payloads(15, 40)):
+            pipeline.process([Export(payload, "peer", "test", 1)])
             if gives_up and number in {8, 12}:  # the first block has passed
                 pipeline.give_up_oldest()
         pipeline.flush()

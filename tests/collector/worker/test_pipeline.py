@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from collector.config.learning_config import BankConfig
@@ -64,41 +63,6 @@ def test_every_step_with_a_summary_and_a_successor_is_learned(pipelines, name):
     assert pipeline.snapshot(0, 1).configs[0].targets["step_time"].models["portable"].rows == learned
 
 
-def test_coefficients_of_the_mixed_recording_are_what_its_server_cost(pipelines):
-    pipeline, _ = pipelines["c1_mixed"]
-    found = step_coefficients(pipeline)
-    assert 500 <= found["prefill_tokens"] <= 650  # us per token
-    assert 10_000 <= found["intercept"] <= 25_000
-    # prequential error over the newest decayed rows: the last 40 % of this recording weigh most
-    assert pipeline.snapshot(0, 1).configs[0].targets["step_time"].models["portable"].error.median_ape <= 0.06
-
-
-def test_the_last_forty_per_cent_of_the_mixed_recording_are_predicted_before_they_are_learned():
-    exports = recording(DATA / "c1_mixed" / "otlp.pb.gz")
-    pipeline, errors = new_pipeline(), []
-    learn = pipeline._bank.learn
-
-    def predict_then_learn(config_id, target, rows, *lane):
-        model = pipeline._bank.targets(config_id).get(target.value)
-        if target is Target.STEP_TIME and model is not None and "portable" in model.models:
-            beta = {f.name: f.coefficient for f in model.models["portable"].features}
-            index = target.vocabulary.index
-            per_step = beta["intercept"] + sum(
-                np.nan_to_num(rows.raw[:, index(name)]) * beta[name] for name in beta if name != "intercept"
-            )
-            predicted = np.add.reduceat(per_step, rows.offsets[:-1])
-            errors.extend(np.abs(predicted - rows.elapsed_us) / rows.elapsed_us)
-        return learn(config_id, target, rows, *lane)
-
-    pipeline._bank.learn = predict_then_learn
-    for export in exports:
-        pipeline.process([export])
-    pipeline.flush()
-    newest = errors[-int(0.4 * 1100) :]
-    assert len(newest) == 440
-    assert np.median(newest) <= 0.06
-
-
 def test_an_asynchronous_engine_of_known_cost_is_learned(pipelines):
     found = step_coefficients(pipelines["c7_async_sim"][0])
     assert found["intercept"] == pytest.approx(7063, rel=0.03)
@@ -131,14 +95,6 @@ def test_a_repeated_recording_is_all_duplicates_or_late():
     assert coefficients(pipeline) == expected
 
 
-def test_bytes_that_do_not_parse_are_counted_as_the_envelope_counted_them():
-    pipeline = new_pipeline()
-    pipeline.process([Export(b"\xff\xff", "peer", "grpc", 3)])
-    counts = pipeline.take_counts()
-    assert counts.by_label(table.SKIPPED_SPANS) == {Skip.INCONSISTENT: 3}
-    assert_accounted(counts)
-
-
 def test_a_flushed_copy_leaves_the_original_as_it_is():
     exports = exports_of(pieces(run_engine(many_jobs(80))), 5)
     pipeline, other = new_pipeline(), new_pipeline()
@@ -152,16 +108,6 @@ def test_a_flushed_copy_leaves_the_original_as_it_is():
     pipeline.flush()
     other.flush()
     assert coefficients(pipeline) == coefficients(other)
-
-
-def test_counts_are_taken_once():
-    pipeline = replayed(exports_of(pieces(run_engine(many_jobs(20)))))
-    assert pipeline.take_counts()[table.DECODED_SPANS] > 0
-    empty = pipeline.take_counts()
-    assert empty[table.DECODED_SPANS] == 0
-    assert not empty.total(table.ROWS)
-    assert not empty.total(table.JOIN_EVENTS)
-    assert not empty.total(table.DROPPED_ROWS)
 
 
 @pytest.mark.parametrize("steps", ["steps", "sampled", "journeys"])
@@ -193,24 +139,3 @@ def test_configurations_beyond_the_bound_are_counted_and_those_that_were_silent_
     assert learned > 0
     assert (counts[table.EVICTIONS], counts[table.CONFIGS_REFUSED]) == (1, 0)
     assert pipeline.take_counts()[table.EVICTIONS] == 0
-
-
-def test_the_history_of_a_snapshot_has_the_last_rows_and_marks_restarts():
-    lives = [run_engine(many_jobs(60), start_ns=(1 + day) * 20 * 3600 * 10**9) for day in range(2)]
-    exports = [export for life in lives for export in exports_of(pieces(life, facts=(("vllm.model", "m"),)), 5)]
-    pipeline = new_pipeline()
-    pipeline.process(exports)
-    pipeline.flush()
-    assert pipeline.history_of("m") is None
-    (config,) = pipeline.snapshot(1, 1).configs
-    history = pipeline.history_of(config.config_id)
-    rows, course = history.rows(), history.course()
-    assert len(rows.observed_us) == len(rows.features["requests"]) > 100
-    (restart,) = history.changes
-    assert restart.kind == "restart"
-    assert course[0].at_ns < restart.at_ns <= course[-1].at_ns
-    part = new_pipeline()
-    part.process(exports)
-    part.settle(config.config_id, list(part.joiner.emitters))
-    part.snapshot(1, 1)
-    assert part.history_of(config.config_id).rows() == rows

@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from collector.decode import STEP_DTYPE, Telemetry
+from collector.decode import Telemetry
 from collector.decode.pages import EngineReading, Flavour, Meaning, ScrapedPage
 from collector.recordings import merged, open_recordings
-from collector.worker.recent_load import BUCKET_NS, BUCKETS_MAX, PROCESSES_MAX, RecentLoad
+from collector.worker.recent_load import PROCESSES_MAX, RecentLoad
 from tests.support import exporter_cases as cases
 from tests.support.page_server import RECORDED
 from tests.support.pipelines import new_pipeline, replayed
@@ -80,28 +80,6 @@ def test_requests_alone_tell_it_by_littles_law():
     assert mix.concurrency == pytest.approx(20 * 2.2 / (19 * 0.5 + 2.2), rel=0.01)
 
 
-def test_a_handful_of_requests_or_none_is_no_mix():
-    assert mix_after() is None
-    assert mix_after(stock(4)) is None
-    assert mix_after(Telemetry("vllm-0", {})) is None
-    assert mix_after(told_by(stock(20), "somebody else")) is None
-
-
-def told_by(telemetry, instance):
-    return Telemetry(instance, {}, requests=telemetry.requests)
-
-
-def test_it_follows_the_load_and_forgets():
-    load = RecentLoad()
-    for bucket in range(5 * BUCKETS_MAX):
-        load.record(stock(10, prompt=300 if bucket < 4 * BUCKETS_MAX else 900))
-        mixes = load.mixes([CONFIG], NOW + bucket * BUCKET_NS)
-    assert mixes[CONFIG.config_id].prompt_tokens == 900
-    assert max(len(buckets) for buckets in load._processes.values()) <= BUCKETS_MAX
-    assert load.mixes([CONFIG], NOW + 9 * BUCKETS_MAX * BUCKET_NS) == {}
-    assert not load._processes
-
-
 def test_a_clock_that_jumps_back_begins_anew():
     load = RecentLoad()
     load.record(stock(10))
@@ -109,43 +87,6 @@ def test_a_clock_that_jumps_back_begins_anew():
     assert load.mixes([CONFIG], NOW - 10**15) == {}
     load.record(stock(10))
     assert load.mixes([CONFIG], NOW - 10**15)
-
-
-def test_processes_that_come_and_go_are_bounded():
-    load = RecentLoad()
-    for number in range(3 * PROCESSES_MAX):
-        load.record(told_by(stock(1), f"vllm-{number}"))
-    assert len(load._processes) == PROCESSES_MAX
-
-
-BAD = [
-    {"prompt": 0},
-    {"prompt": 10**12},
-    {"outputs": 10**12},
-    {"decode_s": math.nan},
-    {"decode_s": math.inf},
-    {"decode_s": -1.0},
-    {"decode_s": 1e9},
-    {"queue_s": math.nan},
-    {"prefill_s": -5.0},
-]
-
-
-@pytest.mark.parametrize("bad", BAD, ids=str)
-def test_requests_that_cannot_be_are_left_out(bad):
-    good = stock(10)
-    fields = {"prompt": "prompt_tokens", "outputs": "output_tokens"}
-    values = {fields.get(name, name): value for name, value in bad.items()}
-    spoilt = [msgspec.structs.replace(span, **values) for span in good.requests]
-    assert mix_after(Telemetry("vllm-0", {}, requests=spoilt)) is None
-    assert mix_after(Telemetry("vllm-0", {}, requests=[*good.requests, *spoilt])) == mix_after(good)
-
-
-def test_steps_that_cannot_be_are_left_out():
-    steps = np.zeros(4, STEP_DTYPE)
-    steps["decode_requests"], steps["waiting"] = [4, 2**62, -3, 4], [-1, 0, 0, 2**62]
-    mix = mix_after(Telemetry("vllm-0", {}, steps=steps, requests=stock(10).requests))
-    assert mix.concurrency == 4
 
 
 @pytest.mark.parametrize("name", ["c6_saturated", "c8_stock_0.32.0"])
@@ -206,18 +147,12 @@ def test_two_pages_tell_the_load_between_them():
     assert mix.ttft_us is None
 
 
-def test_pages_that_do_not_sum_up_the_finished_tell_the_begun():
-    begun = {name: value for name, value in LATER.items() if not name.startswith("FINISHED_")}
-    assert mix_of_pages(page(**COUNTED), page(**begun)) == mix_of_pages(page(**COUNTED), page(**LATER))
+def told_by(telemetry, instance):
+    return Telemetry(instance, {}, requests=telemetry.requests)
 
 
-@pytest.mark.parametrize("broken", [math.nan, math.inf, -1.0, 1e300])
-@pytest.mark.parametrize("name", ["FINISHED", "PROMPT_TOKENS", "ITL_SECONDS", "RUNNING"])
-def test_numbers_of_a_page_that_cannot_be_leave_the_rest_alone(name, broken):
-    mix = mix_of_pages(page(**COUNTED), page(**{**LATER, name: broken}), page(**LATER))
-    assert mix is None or all(value is None or math.isfinite(value) for value in mix)
-
-
-def test_a_counter_that_fell_adds_nothing():
-    assert mix_of_pages(page(**LATER), page(**COUNTED)) is None
-    assert mix_of_pages(page(**LATER)) is None
+def test_processes_that_come_and_go_are_bounded():
+    load = RecentLoad()
+    for number in range(3 * PROCESSES_MAX):
+        load.record(told_by(stock(1), f"vllm-{number}"))
+    assert len(load._processes) == PROCESSES_MAX

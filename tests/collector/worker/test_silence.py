@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from collector.config.learning_config import JoinConfig
 from collector.config.schema import Config
 from collector.decode.pages import ScrapedPage
-from collector.join import Waiting
 from collector.receive.export_request import Export
 from collector.recordings import Recording
 from collector.telemetry import Metrics
@@ -21,9 +18,8 @@ from collector.worker.pipeline import Pipeline
 from collector.worker.publish import Publisher
 from collector.worker.silence import SilenceWatch
 from exporters.status_page.waiting_section import REASONS, EngineWaiting, waiting_section
-from tests.bench.bench_cost import SILENT
 from tests.support.clocks import FakeClock
-from tests.support.otlp_load import Stream
+from tests.support.gpu_server import step_payloads
 from tests.support.page_server import RECORDED
 from tests.support.paths import DATA
 from tests.support.recordings import recording
@@ -101,10 +97,9 @@ def steps_of(instance, first_step, steps):
 
 
 def test_the_last_few_steps_that_were_put_off_are_published_although_no_next_ones_come():
-    house, stream = House(), Stream(1, spans_per_rpc=1, pool_rpcs=100)
-    house.feed([Export(stream.export(number).payload, "p", "grpc", 1) for number in range(35)], pace_s=0.6)
-    put_off = {one.key[1]: one.reason for one in house.pipeline.waiting()}
-    assert put_off == {"load-0": Wait.NEXT_STEPS}, "else this tests nothing"
+    house = House()
+    house.feed([Export(payload, "p", "grpc", 1) for payload in step_payloads(35)], pace_s=0.6)
+    assert [one.reason for one in house.pipeline.waiting()] == [Wait.NEXT_STEPS], "else this tests nothing"
     house.silence()
     assert house.rows() == house.rows(house.pipeline.flushed().snapshot(1, 1))
     assert house.rows()["step_time"] > 3300
@@ -170,70 +165,6 @@ def test_an_engine_whose_export_waits_to_be_read_is_not_silent():
     assert len(house.copies) == 1
 
 
-def test_copies_that_take_long_are_seldom():
-    """Engines that take turns at being silent, of a fleet that takes 9 s to copy: once in 90 s."""
-    house = House()
-    house.copy_s = 9.0
-    for turn in range(300):
-        for instance in "abcdefgh":
-            if turn // 30 % 8 != "abcdefgh".index(instance):
-                house.turn(steps_of(instance, 1 + turn * 10, 10))
-        house.clock.advance(1)
-    assert 2 <= len(house.copies) <= 5
-
-
-def test_copies_are_as_seldom_where_the_reader_catches_up():
-    """One engine is silent by what was read 30 s late, the other one when all was read, 5 s later."""
-    house = House()
-    house.copy_s = 3.0
-    for number in range(30):
-        house.turn(steps_of("a", 1 + number * 50, 50), steps_of("b", 1 + number * 50, 50))
-        house.clock.advance(1)
-    for number in range(30, 85):
-        house.unread_s = min(number - 30, 30)
-        house.turn(steps_of("b", 1 + number * 50, 50))
-        house.clock.advance(1)
-        if house.copies:
-            break
-    assert len(house.copies) == 1
-    house.unread_s = 0.0
-    house.silence(20)
-    assert len(house.copies) == 1
-    house.silence(10)
-    assert len(house.copies) == 2
-
-
-class ManyConfigurations:
-    """In each an engine is silent beside one that goes on; a copy takes longer than the pause between batches."""
-
-    def __init__(self, clock, number):
-        self.clock, self.number, self.turns, self.copied = clock, number, 0, []
-
-    def waiting(self):
-        self.turns += 1
-        return [
-            Waiting(("", f"{name}{one}"), f"config-{one}", 9, 0, 0, Wait.JOURNEYS, heard)
-            for one in range(self.number)
-            for name, heard in (("silent", 1), ("goes-on", self.turns))
-        ]
-
-    def settle(self, config_id, _):
-        self.clock.advance(0.3)
-        self.copied.append(config_id)
-        return 9
-
-
-def test_configurations_that_were_copied_wait_for_those_that_were_not():
-    clock = FakeClock()
-    source = ManyConfigurations(clock, 60)
-    watch = SilenceWatch(source, Metrics(CollectorRegistry()), clock, JoinConfig(), lambda: 0)
-    for _ in range(100):
-        watch.tick()
-        clock.advance(1)
-    assert len(source.copied) >= 60
-    assert len(set(source.copied[:60])) == 60
-
-
 def test_pages_that_are_scraped_are_heard_and_their_end_is_a_silence():
     house = House()
     for _, page in zip(range(160), recorded_pages_of("http://h:8000"), strict=False):
@@ -246,18 +177,6 @@ def test_pages_that_are_scraped_are_heard_and_their_end_is_a_silence():
     assert len(house.copies) == 1
     assert house.rows()["step_time"] > before  # the last 20 s
     assert house.rows()["step_time"] > 50
-
-
-def test_silence_after_a_restart_counts_from_the_restart():
-    house = House()
-    house.turn(steps_of("a", 1, 1000))
-    again = House()
-    from collector.durable import read_image
-    from online.state import sealed
-
-    again.pipeline.restore(read_image(sealed(house.pipeline.whole_state().body())))
-    again.silence()
-    assert again.rows()["step_time"] > 990
 
 
 def test_request_spans_give_coefficients_a_minute_after_thirty_answers():
@@ -296,7 +215,6 @@ def test_what_waits_is_said_by_engine_with_its_reason(caplog):
     series = {"engine": instance, "what": "requests", "reason": "journeys"}
     assert house.metrics.registry.get_sample_value("tracefit_join_waiting", series) == 208
     (line,) = [record.getMessage() for record in caplog.records if "nothing comes" in record.getMessage()]
-    assert SILENT in line, "by these words the bench counts silences"
     assert f"{instance} ({waiting.steps} steps, 208 requests wait: journeys)" in line
 
 
@@ -324,39 +242,3 @@ def test_the_page_says_what_waits_and_escapes_who_does(learned):
 
 def test_every_reason_to_wait_has_its_words():
     assert set(REASONS) == set(Wait)
-
-
-def test_a_window_shorter_than_the_grace_is_no_trouble():
-    house = House(join=JoinConfig(window_s=1, grace_s=0))
-    house.turn(steps_of("a", 1, 600))
-    house.silence(11)
-    assert house.rows()["step_time"] > 590
-
-
-def test_rows_that_wait_for_their_block_are_told_once_nothing_comes():
-    house = House(join=JoinConfig(window_s=1, grace_s=0))
-    house.turn(steps_of("a", 1, 600))
-    house.silence(3)
-    told, generation = house.rows()["step_time"], house.publisher.generation
-    house.silence(11)
-    assert told < house.rows()["step_time"]
-    assert house.publisher.generation == generation + 1
-    house.silence(60)
-    assert house.publisher.generation == generation + 1
-
-
-def test_the_watch_says_when_the_next_engine_will_have_been_silent_for_the_grace():
-    house = House()
-    assert house.watch.due_in_s() == math.inf, "nobody was heard of"
-    house.feed([steps_of(name, 1, 40) for name in ("a", "b")], pace_s=4.0)
-    grace_s = house.pipeline._settings.join.grace_s
-    assert house.watch.due_in_s() == grace_s - 8.0
-    house.clock.advance(grace_s - 8.0)
-    house.turn()
-    assert house.copies, "a fell silent"
-    assert house.watch.due_in_s() == 4.0
-    house.clock.advance(3.9)
-    assert house.watch.due_in_s() == 1.0, "but looks no more often than it may"
-    house.clock.advance(1.0)
-    house.turn()
-    assert house.watch.due_in_s() == math.inf

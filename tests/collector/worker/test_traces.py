@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
@@ -73,20 +72,6 @@ def test_what_was_found_stays_when_the_log_has_forgotten_it():
     log.record("vllm-0", [(second * SPACING_NS, trace(second)) for second in range(10, 10 + TRACES_MAX)])
     assert log.exemplars([drifted(5 * SPACING_NS - 1)]) == found
     assert log.exemplars([]) == {}
-
-
-@pytest.mark.parametrize("trace_id", [b"", b"\1", b"x" * 17])
-def test_an_id_that_is_none_is_no_exemplar(trace_id):
-    log = TraceLog()
-    log.record("vllm-0", [(SPACING_NS, trace_id)])
-    assert log.exemplars([drifted(SPACING_NS)]) == {}
-
-
-def test_another_process_or_a_later_drift_has_no_trace():
-    log = TraceLog()
-    log.record("vllm-0", [(SPACING_NS, trace(1))])
-    assert log.exemplars([drifted(SPACING_NS, "vllm-1")]) == {}
-    assert log.exemplars([drifted(SPACING_NS + 1)]) == {}
 
 
 def test_the_log_is_bounded_in_processes_and_traces():

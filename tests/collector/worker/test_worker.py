@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import threading
 
@@ -23,10 +22,9 @@ from collector.telemetry.table import (
     WORKER_LAG,
 )
 from collector.worker import worker
-from collector.worker.ending import Ending
-from collector.worker.publish import FIRST_S, LOOK_AGAIN_S, Publisher, SnapshotWriter
+from collector.worker.publish import Publisher, SnapshotWriter
 from collector.worker.stall import StallWatch
-from collector.worker.worker import TURN_TIMEOUT_S, Worker
+from collector.worker.worker import Worker
 from tests.support import exporter_cases as cases
 from tests.support.clocks import FakeClock, eventually
 from tests.support.sidecars import CountingProcessor, NoKeeper, as_json
@@ -92,17 +90,6 @@ def test_a_worker_that_has_caught_up_lags_behind_nobody(house):
     assert house.metrics.value(WORKER_LAG) == 0
 
 
-def test_a_turn_without_work_checks_in(house, monkeypatch):
-    monkeypatch.setattr(worker, "IDLE_WAIT_S", 0.01)
-    house.worker.start()
-    for _ in range(3):
-        house.clock.advance(TURN_TIMEOUT_S + 1)
-        eventually(house.health.alive)
-    assert house.worker.stop()
-    house.clock.advance(TURN_TIMEOUT_S + 1)
-    assert house.health.alive(), "who ended as it should is not late"
-
-
 def test_a_batch_that_fails_is_counted_and_makes_room(house):
     house.processor.error = RuntimeError("boom")
     house.put(spans=7)
@@ -134,33 +121,6 @@ def test_a_worker_that_cannot_finish_in_time_says_what_it_has_not_learned_from(t
     assert len(house.processor.batches) == 1, "the rest is left"
 
 
-def test_a_last_state_that_takes_too_long_counts_what_is_in_no_state(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(worker, "LAST_BATCH_S", 0.05)
-    house = House(tmp_path, drain_s=0.05)
-    house.put(spans=5)
-    house.worker.step(0)
-    gate = threading.Event()
-    monkeypatch.setattr(NoKeeper, "tick", lambda *_, **__: gate.wait(30))
-    house.worker.start()
-    assert not house.worker.stop()
-    assert caplog.messages == ["stopped before all was done: 5 spans learned from and in no state, no last generation"]
-    gate.set()
-    assert house.worker._task.join(60)
-
-
-def test_a_last_state_that_outlasts_the_time_to_drain_loses_nothing_and_nothing_is_said(tmp_path, monkeypatch, caplog):
-    house = House(tmp_path, drain_s=0.0)
-    house.put(spans=5)
-    house.worker.step(0)
-    gate = threading.Event()
-    monkeypatch.setattr(NoKeeper, "tick", lambda *_, **__: gate.wait(60))
-    join = house.worker._task.join
-    monkeypatch.setattr(house.worker._task, "join", lambda seconds: (seconds > 0 and gate.set()) or join(seconds * 30))
-    house.worker.start()
-    assert house.worker.stop()
-    assert not caplog.records
-
-
 def test_a_last_generation_that_takes_too_long_is_all_that_is_missing(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(worker, "LAST_BATCH_S", 0.5)
     monkeypatch.setattr(worker, "IDLE_WAIT_S", 0.01)
@@ -176,22 +136,6 @@ def test_a_last_generation_that_takes_too_long_is_all_that_is_missing(tmp_path, 
     assert caplog.messages == ["stopped before all was done: no last generation"]
     gate.set()
     assert house.worker._task.join(60)
-
-
-def test_a_worker_that_never_began_has_nothing_to_say(house, caplog):
-    assert house.worker.stop()
-    assert not caplog.records
-
-
-def test_a_stop_leaves_the_last_state_and_generation_the_time_that_they_took_before():
-    clock = FakeClock()
-    ending = Ending(clock)
-    assert ending.reserved_s(5.0) == 0.0
-    for what, took_s in (("state", 0.7), ("generation", 0.1), ("state", 0.2)):
-        with ending.timed(what):
-            clock.advance(took_s)
-    assert ending.reserved_s(5.0) == pytest.approx(2 * 0.8)
-    assert ending.reserved_s(2.0) == 1.0, "half of the time is for draining, whatever they take"
 
 
 def test_a_worker_that_dies_tells_the_process(house, monkeypatch):
@@ -225,19 +169,6 @@ def test_a_generation_is_made_only_when_something_was_learned_and_not_too_often(
     house.processor.engines = 1
     house.publisher.tick()
     assert house.publisher.current().generation == 3, "an engine came after the last row of its configuration"
-
-
-def test_a_generation_is_looked_after_when_it_is_due_and_else_nobody_looks(house):
-    assert house.publisher.quiet_s(5.0) == 5.0, "nothing learned, nothing due"
-    house.put()
-    house.worker.step(0)
-    assert house.publisher.quiet_s(5.0) == 5.0, "all is told"
-    house.clock.advance(0.25)
-    house.put()
-    house.worker.step(0)
-    assert house.publisher.quiet_s(5.0) == 0.75, "what is learned and not told is due at the end of the interval"
-    house.clock.advance(10)
-    assert house.publisher.quiet_s(5.0) == LOOK_AGAIN_S, "due, and something keeps it from being made"
 
 
 def test_the_last_generation_does_not_wait_for_the_interval(house):
@@ -323,49 +254,3 @@ def test_a_directory_that_cannot_be_made_is_one_clear_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StartError, match=r"snapshot\.directory"):
         House(tmp_path / "file" / "below").writer.start()
-
-
-def test_generations_that_are_dear_come_less_often_than_set(tmp_path):
-    """A thousand configurations take seconds: nine tenths of the worker's time are for learning."""
-    house = House(tmp_path)
-    source, made = house.processor, []
-
-    def snapshot(now_unix_nano, generation, *, exact):
-        made.append(house.clock.monotonic_ns() / 1e9)
-        house.clock.advance(2.0)
-        return source_snapshot(now_unix_nano, generation, exact=exact)
-
-    source_snapshot, source.snapshot = source.snapshot, snapshot
-    for _ in range(60):
-        source.process([Export(b"", "peer", "grpc", 1)])
-        house.publisher.tick()
-        house.clock.advance(1.0)
-    pauses = [after - before for before, after in itertools.pairwise(made)]
-    assert len(pauses) > 1
-    assert all(20.0 <= pause <= 21.0 for pause in pauses)
-
-
-def test_exports_that_teach_nothing_wait_for_each_other_but_the_first_for_nobody(house, monkeypatch):
-    """A sidecar beside other instrumentation may get only those: ten together cost a third."""
-    waits, take = [], house.queue.take
-    monkeypatch.setattr(house.queue, "take", lambda *args: waits.append(args[2]) or take(*args))
-    monkeypatch.setattr(type(house.processor), "revision", (0, 0))
-    house.put()
-    for _ in range(2):
-        house.worker.step(0)
-    assert house.publisher.current() is None
-    assert waits == [0.0, FIRST_S]
-
-
-def test_what_nobody_can_see_before_the_next_generation_is_learned_when_it_is_due(tmp_path):
-    house = House(tmp_path, gather_s=3.0)
-    house.put()
-    house.worker.step(0)
-    assert house.publisher.current().generation == 1
-    house.put()
-    house.worker.step(0)
-    assert len(house.processor.batches) == 1, "the next generation comes in a second"
-    house.clock.advance(1)
-    house.worker.step(0)
-    assert len(house.processor.batches) == 2
-    assert house.publisher.current().generation == 2

@@ -47,9 +47,9 @@ def test_another_model_takes_the_place_of_the_champion_only_where_it_is_better_b
 
 
 def test_what_only_predicts_is_no_champion():
-    bank = Bank(Config(learners=("rls", "river:linear"), feature_sets=("portable",)))
+    bank = Bank(Config(learners=("rls", "river:linear_model.PARegressor"), feature_sets=("portable",)))
     bank.learn("c", TARGET, steps(1500, 2, noise=0.3).rows)
-    bank._configs["c"][TARGET].models["river:linear/portable"].error.sum_ape = 0.0
+    bank._configs["c"][TARGET].models["river:linear_model.PARegressor/portable"].error.sum_ape = 0.0
     target = bank.targets("c")["step_time"]
     assert target.champion == "portable"
 
@@ -61,24 +61,28 @@ def _step_time(**models):
 
 def test_the_page_and_the_metrics_do_not_put_what_only_predicts_beside_coefficients():
     best = msgspec.structs.replace(cases.model(()), error=ErrorSnapshot(mape=1e-3, median_ape=1e-3, p90_ape=1e-3))
-    target = _step_time(**{"river:linear/portable": best, "physics": cases.model(cases.PHYSICS[TARGET])})
+    target = _step_time(
+        **{"river:linear_model.PARegressor/portable": best, "physics": cases.model(cases.PHYSICS[TARGET])}
+    )
     competing, predicting = models_in_competition(target).split("</table>")[:2]
     assert "physics" in competing
     assert "river" not in competing
-    assert "river:linear/portable" in predicting
+    assert "river:linear_model.PARegressor/portable" in predicting
     assert "not in competition" in predicting
     families = {f.name: f for f in snapshot_families(cases.snapshot(cases.config(targets={"step_time": target})))}
     errors = {sample.labels["model"] for sample in families["tracefit_error_median_ratio"].samples}
     predictors = {sample.labels["model"] for sample in families["tracefit_predictor_error_median_ratio"].samples}
     assert errors == {"portable", "physics"}
-    assert predictors == {"river:linear/portable"}
+    assert predictors == {"river:linear_model.PARegressor/portable"}
 
 
-@pytest.mark.parametrize(("active", "said"), [(True, "×1.03 on the last rows"), (False, "off: it would not help")])
-def test_the_page_says_what_the_correction_does_and_what_a_reader_can_compute(active, said):
+@pytest.mark.parametrize(("active", "said"), [(True, "×1.03 on the last row"), (False, "off: it would not help")])
+def test_the_page_says_what_level_and_correction_do_and_what_a_reader_can_compute(active, said):
     target = cases.target("step_time")
     correction = msgspec.structs.replace(target.correction, active=active, factor=1.03125 if active else 1.0)
     target = msgspec.structs.replace(target, correction=correction)
     page = config_section(Seen(cases.config(targets={"step_time": target}), None, 0))
     assert said in page
-    assert "median error without it" in page
+    assert "median error without these" in page
+    assert "level, steps without prefill" in page
+    assert "×1.06 (half-life 20 rows)" in page

@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 
 from online.features.columns import Column, FeatureSet
-from online.river.challengers import make
-from online.river.quantile import QuantileLearner
 from online.rls import LearnerSettings, Prior, RelevantMember, RlsLearner
 from online.rls.slow_member import SlowMember
-from online.rows import STEP_FEATURES, RowBlock, Target
+from online.rows import STEP_FEATURES, Target
 from online.state import encode
 from online.target import make_learner
 from tests.support.designs import design_of
@@ -99,30 +97,6 @@ def test_only_the_set_of_bsr_ard_prunes():
     assert not isinstance(make_learner("rls", other, LearnerSettings()).members.slow, RelevantMember)
 
 
-def test_quantiles_come_in_order_and_cover_what_they_say():
-    features = FeatureSet("rece", Target.STEP_TIME, tuple(Column(name, "us", name) for name in NAMES))
-    learner = make_learner("river:quantile", features, LearnerSettings())
-    assert isinstance(learner, QuantileLearner)
-    rows = steps(6000, 5, noise=0.1).rows
-    design = design_of(rows, features)
-    for start in range(0, 5000, 50):
-        learner.learn(design.slice(start, start + 50))
-    test = design.slice(5000, 6000)
-    bounds = learner.interval(test)
-    assert (np.diff(bounds, axis=1) >= 0).all()
-    inside = (test.elapsed_us >= bounds[:, 0]) & (test.elapsed_us <= bounds[:, 2])
-    assert 0.6 < inside.mean() < 0.95
-    assert np.median(np.abs(learner.predict(test) / test.elapsed_us - 1)) < 0.15
-
-
-def test_a_huge_row_leaves_quantiles_finite():
-    features = FeatureSet("rece", Target.STEP_TIME, tuple(Column(name, "us", name) for name in NAMES))
-    learner = QuantileLearner(features, 32.0)
-    rows = RowBlock.of_lines(np.full((40, len(STEP_FEATURES)), 1e11), np.full(40, 1e11), end_ns=np.arange(40) * 10**9)
-    learner.learn(design_of(rows, features))
-    assert np.isfinite(learner.interval(design_of(steps(3, 1).rows, features))).all()
-
-
 def test_a_restored_learner_goes_on_bit_by_bit():
     whole = RlsLearner(SET, LearnerSettings(), None, RelevantMember)
     rows = _rows(2000, 9)
@@ -161,12 +135,6 @@ def test_odd_rows_leave_relevance_and_coefficients_finite(odd):
     assert np.isfinite(learner.members.slow.alpha).all()
     assert (learner.members.slow.beta[: len(SET)] >= 0).all()
     encode({"learner": learner})
-
-
-@pytest.mark.parametrize("name", ["river:quantile@1.5", "river:quantile@x", "river:quantile@0"])
-def test_a_quantile_outside_its_range_is_refused(name):
-    with pytest.raises(ValueError, match="no quantile"):
-        make(name)
 
 
 def test_rows_between_other_stamps_open_the_phases_which_are_always_in_use():

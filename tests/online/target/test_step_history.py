@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from collector.config.schema import Config
 from online.bank import Bank
-from online.prediction.recent_rows import ROWS_MAX
 from online.rows import RowBlock, Target
 from online.state import StateError
 from online.target.course import CHANGES_MAX, DAY_NS, POINTS_MAX, SPACING_NS, ChangeKind, Course
+from online.target.step_history import ROWS_MAX
 from tests.support.linear_steps import steps
 from tests.support.state_files import with_value
 

@@ -11,7 +11,6 @@ from online.rls import LearnerSettings, RlsLearner
 from online.rows import Target
 from online.transfer import configuration_space as rece
 from online.transfer import population as transfer
-from online.transfer.selection import select, selection_strata
 from tests.support.configurations import CONFIGS, rows_of
 from tests.support.designs import design_of
 
@@ -144,35 +143,3 @@ def test_coverage_is_zero_where_one_has_been_and_the_farthest_is_measured_next()
     assert scores == sorted(scores, reverse=True)
     assert scores[0] == max(rece.coverage(v, [vectors["7b"]]) for k, v in vectors.items() if k != "7b")
     assert rece.configuration_vector({}) is None
-
-
-def test_selected_rows_teach_more_than_as_many_consecutive_ones():
-    rows, beta = rows_of(PHYSICS, "7b", 2000, seed=3, noise=0.03)
-    features = build("physics", STEP, CONFIGS["7b"])
-    x = features.evaluate(rows)
-    kept = select(x, rows.elapsed_us, np.zeros(len(rows), np.int64), 40)
-    assert len(kept) == len(set(kept.tolist())) == 40
-
-    def spread(index):
-        relative = x[index] / rows.elapsed_us[index, None]
-        scale = np.sqrt((relative**2).sum(axis=0)) + 1e-12
-        return (
-            np.linalg.slogdet(relative.T @ relative / scale / scale[:, None] + 1e-9 * np.eye(len(beta)))[1]
-            + 2 * np.log(scale).sum()
-        )
-
-    assert spread(kept) > spread(np.arange(40))
-
-
-def test_selection_takes_from_every_stratum_and_skips_what_is_not_finite():
-    rows, _ = rows_of(PHYSICS, "7b", 200)
-    names = STEP.vocabulary
-    rows.raw[:, names.index("waiting")] = np.repeat([0.0, 1.0, 4.0, 9.0], 50)
-    rows.raw[:, names.index("kv_usage_ratio")] = 0.1
-    stratum = selection_strata(STEP, rows)
-    assert sorted(set(stratum.tolist())) == [0, 4, 8, 12]
-    x = build("physics", STEP, CONFIGS["7b"]).evaluate(rows)
-    x[3] = np.nan
-    kept = select(x, rows.elapsed_us, stratum, 5)
-    assert 3 not in kept
-    assert [int((stratum[kept] == s).sum()) for s in (0, 4, 8, 12)] == [5, 5, 5, 5]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 
 import msgspec
 import numpy as np
@@ -14,10 +13,8 @@ from collector.join.api_process import ApiProcess
 from collector.join.requests.api_queueing import ApiQueueing, with_stand_ins
 from collector.join.requests.first_tokens import BusyArrival, StepCosts, explained, told
 from online import FeatureSnapshot, ModelSnapshot, TargetSnapshot
-from online.state.graph import dump, load
 from tests.support.pipelines import new_pipeline
-from tests.support.toy_engine import many_jobs, run_engine
-from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, pieces, stock_span
+from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, stock_span
 
 
 def waits(ahead, requests=400, api_us=8000.0, prefill_us=0.0, seed=1, per_request_us=0.0):
@@ -57,16 +54,6 @@ def test_few_requests_tell_nothing():
     assert told([9000.0] * 19, StepCosts()) is None
 
 
-def test_some_that_waited_for_a_slot_change_little():
-    some = waits(1)
-    some[::10] = [msgspec.structs.replace(each, wait_us=3e6) for each in some[::10]]
-    assert explained(some, StepCosts()).api_us == pytest.approx(8000, abs=1500)
-
-
-def test_what_cannot_be_below_zero_is_not():
-    assert explained(waits(0, api_us=0.0), StepCosts(400.0)).api_us == 0.0
-
-
 @pytest.mark.parametrize("odd", [0.0, -1e300, math.inf, math.nan, 1e308, 5e-324])
 @pytest.mark.parametrize("place", ["wait_us", "pace_us", "prompt_tokens", "in_flight"])
 @pytest.mark.parametrize("every", [1, 2, 5])
@@ -93,91 +80,6 @@ def test_the_api_takes_longer_with_each_request_that_runs(ahead, seed):
     assert at_none_us == pytest.approx(8000.0, abs=1500.0)
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_what_steps_grow_by_with_each_request_is_not_the_apis(ahead):
-    step_us = 100.0  # of the batch that is met; the own pace is that of later ones
-    bent = [
-        msgspec.structs.replace(each, wait_us=each.wait_us + (1.5 + ahead) * step_us * (each.in_flight - 60.0))
-        for each in waits(ahead, per_request_us=60.0, requests=1000)
-    ]
-    found = grown_of(bent, StepCosts(us_per_request=step_us))
-    assert found.scheduled_ahead == bool(ahead)
-    assert found.in_flight.us_per_request == pytest.approx(60.0, abs=4 * found.in_flight.stderr_us)
-
-
-@pytest.mark.parametrize("quiet", [0.3, 0.7])
-def test_what_is_published_holds_at_few_and_at_many_whichever_are_more(quiet):
-    chance = np.random.default_rng(6)
-    met = np.where(chance.random(1000) < quiet, 5.0, 100.0)
-    pace_us = chance.uniform(10_000, 18_000, 1000)
-    first_us = 8000.0 + 60.0 * met + (2.0 + chance.random(1000)) * pace_us
-    arrivals = [BusyArrival(*each) for each in zip(first_us, pace_us, np.full(1000, 300.0), met, strict=True)]
-    found = grown_of(arrivals)
-    grown = found.in_flight
-    for number in (5.0, 100.0):
-        at_number_us = found.api_us + grown.us_per_request * (number - grown.requests)
-        assert at_number_us == pytest.approx(8000.0 + 60.0 * number, abs=900.0)
-
-
-@pytest.mark.parametrize("per_request_us", [0.0, 60.0])
-def test_longer_prompts_in_busy_hours_are_not_the_requests_in_flight(per_request_us):
-    bent = [
-        msgspec.structs.replace(
-            each,
-            prompt_tokens=each.prompt_tokens + 10.0 * each.in_flight,
-            wait_us=each.wait_us + 20.0 * (each.prompt_tokens + 10.0 * each.in_flight),
-        )
-        for each in waits(1, per_request_us=per_request_us, requests=1000)
-    ]
-    grown = grown_of(bent).in_flight  # nobody says what a prompt token costs
-    if per_request_us:
-        assert grown.us_per_request == pytest.approx(per_request_us, abs=4 * grown.stderr_us)
-    else:
-        assert grown is None
-
-
-def test_a_few_that_waited_for_something_else_bend_no_slope():
-    some = waits(1, per_request_us=60.0, requests=1000)
-    some[::10] = [msgspec.structs.replace(each, wait_us=2.2 * each.wait_us, in_flight=3.0) for each in some[::10]]
-    assert grown_of(some).in_flight.us_per_request == pytest.approx(60.0, abs=15.0)
-
-
-@pytest.mark.parametrize(
-    "arrivals",
-    [
-        waits(1),
-        waits(1, per_request_us=-60.0),
-        waits(1, requests=20, per_request_us=5.0),
-        [msgspec.structs.replace(each, in_flight=7.0) for each in waits(1)],
-        [msgspec.structs.replace(each, in_flight=0.0) for each in waits(1)],
-    ],
-    ids=["none", "less with each", "too few", "never another number", "not counted"],
-)
-def test_what_is_not_sure_to_grow_stays_one_number(arrivals):
-    assert grown_of(arrivals).in_flight is None
-
-
-def test_arrivals_kept_by_an_earlier_version_are_of_no_known_number():
-    graph = dump(ApiQueueing(first_tokens=deque(waits(1, requests=30)))).graph
-    ((_, values),) = (each for each in graph["objects"] if each[0] == "api_queueing")
-    place = graph["kinds"]["api_queueing"].index("first_tokens")
-    values[place] = [msgspec.structs.astuple(each)[:3] for each in values[place]]
-    found = load(msgspec.msgpack.decode(msgspec.msgpack.encode(graph)), ApiQueueing, None)
-    assert [each.in_flight for each in found.first_tokens] == [0.0] * 30
-    assert explained(found.first_tokens, StepCosts()) is not None
-    assert grown_of(found.first_tokens).in_flight is None
-
-
-def test_times_that_do_not_scatter_at_all_are_told_or_left():
-    level = [BusyArrival(30_000.0, 12_000.0, 300.0, 1.0 + n % 7) for n in range(60)]
-    assert grown_of(level).in_flight is None
-    straight = [BusyArrival(30_000.0 + 50.0 * (n % 7), 12_000.0, 300.0, 1.0 + n % 7) for n in range(60)]
-    assert grown_of(straight).in_flight.us_per_request == pytest.approx(50.0)
-    for tiny in (1e-4, 1e-12, 1e-300):
-        bent = [msgspec.structs.replace(each, wait_us=30_000.0 + tiny * each.in_flight) for each in straight]
-        assert grown_of(bent).in_flight is None
-
-
 def queueing_told(per_request_us, requests=400):
     """Spans that tell queue and prefill leave the API's 6 ms and the rest of a step."""
     chance = np.random.default_rng(5)
@@ -202,23 +104,6 @@ def test_engines_beside_one_api_process_share_those_in_flight():
         assert found.requests == pytest.approx(alone.requests / 4, rel=0.1)
     assert not process.api_queueing.first_tokens
     assert not process.api_queueing.told_arrivals
-
-
-def test_where_queue_and_prefill_are_told_it_grows_as_well():
-    grown = with_stand_ins(None, [queueing_told(60.0)]).in_flight
-    assert grown.us_per_request == pytest.approx(60.0, abs=4 * grown.stderr_us)
-    assert grown.requests == pytest.approx(60.0, abs=5.0)
-    assert with_stand_ins(None, [queueing_told(0.0)]).in_flight is None
-
-
-def test_what_was_learned_of_requests_that_met_nobody_grows_from_one_on():
-    intercept = FeatureSnapshot(name="intercept", unit="us", coefficient=6000.0, status="identified")
-    model = ModelSnapshot(features=[intercept], rows=300, effective_rows=300.0)
-    alone = TargetSnapshot(vector="alpha", unit="us", champion="portable", models={"portable": model})
-    found = with_stand_ins(alone, [queueing_told(60.0)])
-    assert found.models == alone.models
-    assert found.in_flight.requests == 1.0
-    assert with_stand_ins(alone, [queueing_told(0.0)]) == alone
 
 
 def stock_pieces(requests, every_s=lambda _: 0.2, per_request_s=0.0, **told):
@@ -268,50 +153,6 @@ def test_what_the_api_takes_more_with_each_request_is_published_beside_its_inter
     assert grown.us_per_request == pytest.approx(400.0, abs=4 * grown.stderr_us)
     assert 4.0 < grown.requests < 12.0
     assert published(stock_pieces(200, every_s)).targets["api_queueing"].in_flight is None
-
-
-def beside_engines(engines, processes):
-    """What is published of replicas of one configuration whose processes all meet the same requests."""
-    model = (("vllm.model", "m"),)
-    sent = []
-    for number in range(engines):
-        run = run_engine(many_jobs(60, spacing=9 + number, seed=number))
-        sent += pieces(run, instance=f"engine-{number}", apis=False, facts=model)
-    for number in range(processes):
-        for piece in stock_pieces(500, lambda n: 0.1 if n // 50 % 2 else 0.4, 0.003):
-            span = type(piece.span)()
-            span.CopyFrom(piece.span)
-            span.span_id = bytes([number]) + span.span_id[1:]
-            sent.append(piece._replace(instance=f"api-{number}", span=span))
-    sent.sort(key=lambda piece: piece.span.end_time_unix_nano)
-    return published(sent).targets["api_queueing"].in_flight
-
-
-def test_replicas_with_an_api_process_each_are_told_of_their_own_requests():
-    one, three = beside_engines(1, 1), beside_engines(3, 3)
-    assert three.requests == pytest.approx(one.requests, rel=0.2)
-    assert three.us_per_request == pytest.approx(one.us_per_request, rel=0.2)
-
-
-def test_an_engine_beside_several_api_processes_has_the_requests_of_all_in_flight():
-    one, other = beside_engines(1, 1), beside_engines(1, 3)
-    assert other.requests == pytest.approx(3 * one.requests, rel=0.2)
-
-
-def test_it_does_not_matter_how_many_come_together():
-    sent = stock_pieces(120)
-    one, other = (published(sent, batch).targets["api_queueing"] for batch in (1, 50))
-    assert one == other
-
-
-def test_requests_that_tell_their_queue_say_nothing_of_how_the_engine_schedules():
-    config = published(stock_pieces(400, queue_s=0.001, prefill_s=0.02))
-    assert config.engines[0].scheduling == "unknown"
-    target = config.targets["api_queueing"]
-    assert target.step_ahead_us is None
-    (intercept,) = target.models["portable"].features
-    # 6 ms and one of the two steps, which the toy adds to neither part; less 21 ms, plus the other one
-    assert intercept.coefficient == pytest.approx(6000 + 2 * 12_000 - 21_000, abs=2000)
 
 
 @pytest.mark.parametrize(("status", "hidden", "taken_off"), [("weak", True, True), ("prior_only", False, True),

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collector.join.requests import extent_of, lay_journey, runs_of, split_chunks
+from collector.join.requests import lay_journey, split_chunks
 from collector.join.steps.raw_features import Rebuilt, complete
 from collector.join.window import StepWindow
 from tests.support.toy_engine import Job, Run, many_jobs, run_engine
@@ -74,21 +73,6 @@ def test_a_chunked_prefill_takes_what_decodes_and_earlier_prefills_leave():
     Batches(run).assert_exact()
 
 
-def test_summaries_say_how_many_prefill_tokens_a_step_had_when_the_budget_is_unknown():
-    run = run_engine([Job("d1", 50, 40, 1), Job("p1", 900, 3, 5), Job("p2", 700, 3, 6)], budget=333)
-    batches = Batches(run, budget=None, summaries=True)
-    batches.assert_exact()
-    assert not batches.cells["approximate"].any()
-
-
-def test_without_budget_and_summaries_a_prefill_is_split_evenly_and_marked():
-    run = run_engine([Job("a", 1300, 3, 1)])
-    batches = Batches(run, budget=None)
-    np.testing.assert_allclose(batches.counts.prefill_tokens[:3], 1300 / 3)
-    assert batches.cells["approximate"][:2].all()
-    assert not batches.cells["approximate"][3:].any()
-
-
 def test_a_preempted_request_comes_back_with_its_recomputation_as_prefill_work():
     jobs = [Job("a", 100, 30, 1), Job("b", 80, 30, 2, preempted_step=10, resumed_step=14)]
     batches = Batches(run_engine(jobs))
@@ -96,26 +80,6 @@ def test_a_preempted_request_comes_back_with_its_recomputation_as_prefill_work()
     # b had made 8 tokens: 88 are computed again in step 14, one of them is its next decode token
     assert batches.cells["recomputed_tokens"][13] == 87
     assert batches.counts.decode_requests[9:14].tolist() == [1, 1, 1, 1, 2]
-
-
-def test_a_recomputation_over_several_steps_keeps_its_sum_and_is_marked():
-    jobs = [Job("a", 700, 20, 1, preempted_step=8, resumed_step=9)]
-    run = run_engine(jobs, budget=300)
-    batches = Batches(run, budget=300)
-    silent = slice(8, 11)
-    assert batches.cells["recomputed_tokens"][silent].sum() == pytest.approx(sum(run.recomputed_tokens))
-    assert batches.cells["approximate"][silent].all()
-    np.testing.assert_array_equal(batches.counts.context_tokens[11:], run.context_tokens[11:])
-
-
-def test_a_request_preempted_before_its_first_token_prefills_again():
-    jobs = [Job("a", 900, 5, 1, preempted_step=2, resumed_step=4)]
-    run = run_engine(jobs)
-    batches = Batches(run)
-    # The first try ran one step of 512 tokens; without a summary all of its prompt is laid there, never less work.
-    assert batches.counts.prefill_tokens[3:5].tolist() == [512, 388]
-    assert batches.counts.prefill_requests[:5].tolist() == [1, 0, 0, 1, 1]
-    assert batches.counts.decode_requests[5:9].tolist() == [1, 1, 1, 1]
 
 
 def test_an_aborted_request_counts_until_its_last_step_and_stamps_no_end():
@@ -128,40 +92,11 @@ def test_an_aborted_request_counts_until_its_last_step_and_stamps_no_end():
     assert batches.counts.decode_requests[8:10].tolist() == [2, 1]
 
 
-def test_a_request_aborted_in_the_queue_was_never_scheduled():
-    span = core_of(*_queued_and_aborted())
-    assert extent_of(tuple(runs_of(span.marks))) is None
-    assert lay_journey(span, StepWindow(1)) == []
-
-
-def _queued_and_aborted():
-    job = Job("b", 500, 5, 2, preempted_step=1, resumed_step=99, aborted_step=4)
-    run = run_engine([Job("a", 20, 30, 1), job])
-    return run, run.jobs[1]
-
-
 def test_asynchronous_summaries_count_the_first_decode_step_as_a_one_token_prefill():
     jobs = [Job("a", 100, 6, 1), Job("b", 60, 6, 3)]
     batches = Batches(run_engine(jobs, asynchronous=True), asynchronous=True)
     batches.assert_exact()
     assert batches.counts.prefill_tokens[:5].tolist() == [100, 1, 60, 1, 0]
-
-
-def test_a_request_of_one_output_token_is_a_prefill_only():
-    batches = Batches(run_engine([Job("a", 64, 1, 1), Job("b", 32, 4, 1)]))
-    batches.assert_exact()
-
-
-def test_end_stamps_are_the_newest_and_scheduled_stamps_the_oldest_of_a_step():
-    run = run_engine([Job("a", 64, 3, 1), Job("b", 32, 3, 1)])
-    window = StepWindow(1)
-    window.reach(1, len(run.summaries))
-    for number, job in enumerate(run.jobs):
-        job.marks = [(kind, step, ns + 1000 * number, done) for kind, step, ns, done in job.marks]
-        lay_journey(core_of(run, job), window)
-    assert window.rebuilt["completed_ns"][0] == run.jobs[1].ns_of("FIRST_TOKEN")
-    assert window.rebuilt["scheduled_ns"][0] == run.jobs[0].ns_of("SCHEDULED")
-    assert window.rebuilt["completed_unix_ns"][0] == run.unix(run.jobs[1].ns_of("FIRST_TOKEN"))
 
 
 @settings(deadline=None, max_examples=25)
@@ -176,18 +111,3 @@ def test_any_load_is_rebuilt_exactly_in_any_order_and_any_pieces(seed, asynchron
     order = np.random.default_rng(seed).permutation(len(run.jobs)).tolist()
     batches = Batches(run, asynchronous=asynchronous, budget=budget, pieces=pieces, order=order)
     batches.assert_exact()
-
-
-def test_the_window_grows_to_both_sides_without_moving_what_it_holds():
-    window = StepWindow(5000)
-    window.reach(5000, 5010)
-    window.rebuilt["prefill_tokens"][3] = 7.0
-    window.reach(4000, 9000)
-    assert (window.base, window.newest_step) == (4000, 9000)
-    assert window.rebuilt["prefill_tokens"][5003 - 4000] == 7.0
-    window.forget_before(5003)
-    assert window.base == 4000  # lazily: too little would go
-    window.forget_before(8000)
-    assert window.base == 8000
-    assert window.newest_step == 9000
-    assert window.rebuilt["prefill_tokens"].sum() == 0

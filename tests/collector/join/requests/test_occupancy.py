@@ -75,42 +75,6 @@ def test_one_token_outputs_are_prefill_and_give_no_row_of_their_own():
     assert column(block, "decode_requests").max() == 1
 
 
-def test_decode_time_falls_back_to_the_end_of_the_span():
-    import msgspec
-
-    span = stock_of("a", 10.0, prompt=100, outputs=11, ttft_s=0.5, decode_s=1.0)
-    bare = msgspec.structs.replace(span, decode_s=float("nan"))
-    assert rows_of(bare, closing())[Target.STEP_TIME].elapsed_us[0] == pytest.approx(1e6)
-
-
-def waits_until(*last: object, **settings) -> list[int]:
-    """Rows after each of these spans, behind three of 1.5 s that came in another order."""
-    sequence = RequestSequence(JoinConfig(**settings), 0)
-    for number in (2, 0, 1):
-        sequence.add(stock_of(f"r{number}", number, prompt=9, outputs=5, ttft_s=0.5, decode_s=1.0))
-    assert sequence.advance() == []
-    rows = []
-    for span in last:
-        sequence.add(span)
-        block = dict(sequence.advance()).get(Target.STEP_TIME)
-        assert block is None or (np.diff(block.end_ns) > 0).all()
-        rows.append(0 if block is None else len(block))
-    assert sequence.open_requests <= len(last) + 1
-    return rows
-
-
-def short(arrival_s: float) -> object:
-    return stock_of(f"at {arrival_s}", arrival_s, prompt=9, outputs=5, ttft_s=0.5, decode_s=1.0)
-
-
-def test_a_row_waits_for_twice_the_longest_request_and_leaves_in_order_of_its_end():
-    """The first ends at 1.5; 2 x 1.5 + 20 s later, and 5 s for the batch: 29.5."""
-    assert waits_until(short(27.9), short(28.1)) == [0, 3]
-    longer = stock_of("longer", 3.0, prompt=9, outputs=5, ttft_s=0.5, decode_s=9.5)
-    assert waits_until(longer, short(28.1), short(44.9), short(45.1)) == [0, 0, 0, 3]
-    assert waits_until(longer, short(29.9), short(30.1), window_s=25.0) == [0, 0, 3], "never longer than the window"
-
-
 def test_how_many_requests_come_together_does_not_matter():
     """Some are far longer than any before: whether those are heard of in time must not hang on the pieces."""
     chance = np.random.default_rng(3)
@@ -163,20 +127,6 @@ def test_queue_wait_comes_from_the_span_and_api_queueing_from_idle_arrivals_only
     np.testing.assert_allclose(found[Target.QUEUE_WAIT].elapsed_us, [40_000, 40_000])
     np.testing.assert_allclose(found[Target.API_QUEUEING].elapsed_us, [160_000])
     assert set(found[Target.QUEUE_WAIT].quality.tolist()) == {int(Quality.REQUESTS)}
-
-
-def test_rows_do_not_depend_on_the_order_of_spans_that_are_no_later_than_grace():
-    chance = np.random.default_rng(1)
-    spans = [
-        stock_of(
-            f"r{n}", n / 3, prompt=50, outputs=int(chance.integers(2, 80)), ttft_s=0.2, decode_s=chance.uniform(0.1, 3)
-        )
-        for n in range(100)
-    ]
-    expected = rows_of(*spans, grace_s=40)[Target.STEP_TIME]
-    found = rows_of(*[spans[i] for i in chance.permutation(100)], grace_s=40)[Target.STEP_TIME]
-    np.testing.assert_allclose(found.raw, expected.raw, rtol=1e-9, atol=1e-6)
-    np.testing.assert_allclose(found.elapsed_us, expected.elapsed_us, rtol=1e-9)
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,13 @@ import math
 import msgspec
 import pytest
 
-from collector.decode.records import MISSING, Finish, MarkKind
+from collector.decode.records import Finish
 from collector.join.requests import lay_journey
-from collector.join.requests.request_rows import idle_at, queue_state, request_block, rows_of
+from collector.join.requests.request_rows import idle_at, queue_state, rows_of
 from collector.join.window import StepWindow
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, RowDrop
-from online.rows import REQUEST_FEATURES, Quality, Target
+from online.rows import REQUEST_FEATURES, Target
 from tests.support.pipelines import coefficients, replayed
 from tests.support.toy_engine import Job, many_jobs, run_engine
 from tests.support.toy_spans import api_of, columns_of, core_of, exports_of, pieces
@@ -118,14 +118,6 @@ def test_a_request_without_an_api_half_gives_the_engines_own_targets(run, window
     assert sorted(found) == [Target.PREEMPTION_GAP, Target.QUEUE_WAIT]
 
 
-def test_moments_that_were_not_sent_give_no_row(run, window):
-    core, api = core_of(run, run.jobs[0]), api_of(run, run.jobs[0])
-    bare = msgspec.structs.replace(api, arrived_ns=MISSING, first_response_ns=MISSING, departed_ns=MISSING)
-    assert [row.target for row in rows_of(core, bare, window)] == [Target.QUEUE_WAIT]
-    completions = msgspec.structs.replace(api, first_response_ns=MISSING, handoff_ns=MISSING)
-    assert Target.POST_DECODE in [row.target for row in rows_of(core, completions, window)]
-
-
 @pytest.mark.parametrize("finish", [Finish.ABORTED, Finish.IGNORED, Finish.ERROR, None])
 def test_only_natural_ends_say_how_long_a_departure_takes(run, window, finish):
     core = msgspec.structs.replace(core_of(run, run.jobs[0]), finish=finish)
@@ -150,14 +142,6 @@ def test_a_summary_older_than_a_second_says_nothing_about_the_queue(window, run)
     assert math.isnan(queue_state(window, last, last_ns + 10**9 + 1)[2]), "the KV usage is in summaries only"
     assert all(math.isnan(value) for value in queue_state(window, 0, run.summaries[0]["step.ts_start_ns"] - 1))
     assert all(math.isnan(value) for value in queue_state(StepWindow(1), last, last_ns))
-
-
-def test_rows_become_a_block_in_their_order(run, window):
-    block = request_block(list(rows(run, window, "first").values()), 3, Quality.STEPS)
-    assert block.raw.shape == (4, len(REQUEST_FEATURES))
-    assert set(block.engine.tolist()) == {3}
-    last = next(mark for mark in core_of(run, run.jobs[0]).marks if mark.kind is MarkKind.FINISHED)
-    assert set(block.end_ns.tolist()) == {run.unix(last.ts_ns)}
 
 
 def test_halves_meet_in_either_order_and_whoever_has_none_is_counted():

@@ -112,42 +112,6 @@ def test_holes_without_journeys_give_no_row(run):
     assert feed.drops[RowDrop.INCOMPLETE] > 100
 
 
-@pytest.mark.parametrize("unseen", [(), (400, 401)])
-@pytest.mark.parametrize("done", [False, True])
-def test_rows_of_many_blocks_are_the_same_in_one_piece_and_step_by_step(done, unseen):
-    run = run_engine(many_jobs(200), asynchronous=done)
-    feeds = [Feed(run, block_steps=32, grace_s=1.0) for _ in range(2)]
-    for feed, pieces in zip(feeds, (2, 40), strict=True):
-        feed.steps["context_tokens_single"] = feed.steps["attention_pairs"] = feed.steps["step_id"]
-        if done:
-            feed.steps["ts_done_ns"] = feed.steps["ts_start_ns"] + 90_000
-        feed.journeys()
-        for piece in np.array_split(np.setdiff1d(ids(run), unseen), pieces):
-            feed.summaries(piece).advance()
-    at_once, by_steps = feeds
-    assert len(at_once.rows[-1]) > 200 or unseen
-    assert len(at_once.block) == len(by_steps.block) > 300
-    for mine, others in zip(at_once.block.per_row(), by_steps.block.per_row(), strict=True):
-        np.testing.assert_array_equal(mine, others)
-    np.testing.assert_array_equal(at_once.block.raw, by_steps.block.raw)
-    assert at_once.counts == by_steps.counts
-
-
-def test_step_ids_that_never_came_are_counted_from_the_first_that_did(run):
-    last = len(run.summaries)
-    came = [step for step in ids(run) if step > 20 and step not in range(100, 140) and step != 200]
-    for _, jobs in (("journeys", run.jobs), ("none", [])):
-        feed = Feed(run).journeys(jobs).summaries(came).advance(flush=True)
-        assert feed.events[JoinEvent.STEP_MISSING] == 41
-        whole = Feed(run).journeys(jobs).summaries(ids(run)).advance(flush=True)
-        assert whole.events[JoinEvent.STEP_MISSING] == 0
-    pieces = Feed(run, steps_max=256)
-    for first in range(1, last, 50):
-        pieces.summaries(step for step in came if first <= step < first + 50).advance()
-    assert pieces.advance(flush=True).events[JoinEvent.STEP_MISSING] == 41, "whatever pieces it comes in"
-    assert Feed(run).journeys().advance(flush=True).events[JoinEvent.STEP_MISSING] == 0, "journeys alone have none"
-
-
 def test_steps_that_a_jump_of_the_ids_leaves_behind_are_missing(run):
     feed = Feed(run, steps_max=256).summaries(range(1, 101)).advance(flush=True)
     gap = feed.steps[100:200].copy()
@@ -200,28 +164,6 @@ def test_a_hole_is_final_only_after_the_grace_time():
     assert 256 <= feed.sequence.frontier.emitted_to <= 400
     feed = Feed(run, grace_s=0.5).journeys().summaries(keep).advance()
     assert feed.sequence.frontier.emitted_to > 410
-
-
-@pytest.mark.parametrize("every", [1, 5])
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_rows_are_the_same_in_any_order_and_any_pieces(every, asynchronous):
-    run = run_engine(many_jobs(120), asynchronous=asynchronous)
-    whole = Feed(run, grace_s=5.0).journeys().summaries(ids(run, every)).advance(flush=True)
-    chance = np.random.default_rng(3)
-    feed = Feed(run, grace_s=5.0)
-    arrivals = [("job", job, run.unix(job.marks[-1][2])) for job in run.jobs]
-    arrivals += [("steps", step, run.unix(run.summaries[step - 1]["step.ts_end_ns"])) for step in ids(run, every)]
-    arrivals.sort(key=lambda one: one[2] + chance.uniform(0, 4e9))
-    for number, (kind, what, _) in enumerate(arrivals):
-        _ = feed.journeys([what]) if kind == "job" else feed.summaries([what])
-        if number % 17 == 0:
-            feed.advance()
-    feed.advance(flush=True)
-    assert len(feed.block) == len(whole.block)
-    np.testing.assert_array_equal(feed.block.offsets, whole.block.offsets)
-    np.testing.assert_array_equal(feed.block.elapsed_us, whole.block.elapsed_us)
-    np.testing.assert_allclose(feed.block.raw, whole.block.raw, rtol=1e-12)
-    assert feed.drops == whole.drops
 
 
 def test_idle_time_between_steps_gives_no_row():
@@ -317,13 +259,6 @@ def test_rows_are_held_until_the_pace_is_known_or_the_stream_ends():
     assert len(warm_up.pass_through([rows(25e3)], flush=False)) == 64
     assert warm_up.over
     assert len(WarmUp(64).pass_through([rows(25e3, 30e3)], flush=True)) == 2
-
-
-@pytest.mark.parametrize("late", [(25e3, 25e3, 25e3, 12e6), (1.9e6,), (2.5e6, *[2e5] * 80)])
-def test_what_is_late_short_or_usual_is_no_compilation(late):
-    warm_up = WarmUp(64)
-    block = rows(*late, *[25e3 if max(late) != 2.5e6 else 2e5] * 70)
-    assert len(warm_up.pass_through([block], flush=False)) == len(block)
 
 
 def test_after_the_warm_up_everything_passes():

@@ -8,7 +8,6 @@ import shutil
 import socket
 import ssl
 import threading
-import urllib.parse
 
 import pytest
 
@@ -17,7 +16,6 @@ from collector.receive.scrape import Scraper, ScrapeTarget, TargetList, read_tar
 from collector.receive.scrape.outcome_log import EVERY_S, SERVERS_SHOWN, OutcomeLog
 from collector.receive.scrape.page_client import FetchedPage, PageClient
 from collector.runtime import SystemClock
-from collector.runtime.http import BoundedConnection
 from collector.telemetry import ScrapeOutcome
 from tests.support.clocks import FakeClock, eventually
 from tests.support.page_server import PageServer, recorded_pages
@@ -120,25 +118,6 @@ def test_a_page_that_was_packed_unasked_is_no_page():
 
 
 @pytest.mark.parametrize(
-    ("url", "host", "port"),
-    [
-        ("http://[::1]/metrics", "::1", 80),
-        ("http://[fd00::abcd]", "fd00::abcd", 80),
-        ("https://h/metrics", "h", 443),
-        ("http://h:8000", "h", 8000),
-    ],
-)
-def test_an_address_without_a_port_means_that_of_its_scheme(url, host, port):
-    connection = BoundedConnection(urllib.parse.urlsplit(url), timeout_s=1.0, clock=FakeClock())
-    assert (connection.host, connection.port) == (host, port)
-
-
-def test_a_slash_at_the_end_is_the_same_server():
-    assert ScrapeTarget("http://h:8000/metrics/").server == ScrapeTarget("http://h:8000").server
-    assert ScrapeTarget("http://h:8000/metrics/").base_url == "http://h:8000"
-
-
-@pytest.mark.parametrize(
     "url",
     [
         "http://h:99999/metrics",
@@ -155,13 +134,6 @@ def test_what_is_no_address_is_said_at_the_start_and_never_with_its_password(url
     with pytest.raises(ConfigError) as raised:
         scraping(Config(), [url])
     assert "hunter2" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    "url", ["http://bücher.example:1", "http://[fe80::1%eth0]:80/metrics", "http://h_1.svc./m?x=@y"]
-)
-def test_odd_addresses_are_addresses(url):
-    assert scraping(Config(), [url]).receivers.scrape.endpoints[0].url == url
 
 
 @pytest.mark.parametrize(

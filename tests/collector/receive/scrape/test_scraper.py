@@ -12,7 +12,7 @@ import time
 import pytest
 
 from collector.config import Config, ConfigError, ScrapeConfig, ScrapeEndpoint, scraping
-from collector.receive.scrape import Cadence, Scraper, ScrapeTarget, TargetList, read_targets
+from collector.receive.scrape import Scraper, ScrapeTarget, TargetList, read_targets
 from collector.runtime import SystemClock
 from collector.telemetry import ScrapeOutcome
 from tests.support.clocks import eventually
@@ -161,16 +161,6 @@ def test_authorities_are_read_only_where_somebody_is_asked(tmp_path):
         Scraper(ScrapeConfig(ca_file=str(tmp_path / "none")), SystemClock())
 
 
-def test_old_pages_go_when_nobody_takes_them():
-    with PageServer(lambda *_: (200, {}, PAGE)) as server:
-        seen = []
-        scraper = Scraper(config_of(server.url, queue_pages=2), SystemClock(), seen.append)
-        scraper.start()
-        eventually(lambda: ScrapeOutcome.DROPPED in seen)
-        scraper.stop()
-        assert len(scraper.take()) == 2
-
-
 # --- who is asked -----------------------------------------------------------------------------------------------------
 
 
@@ -234,41 +224,19 @@ def test_the_command_line_adds_to_the_file():
 # --- how often --------------------------------------------------------------------------------------------------------
 
 
-def test_the_pace_follows_the_steps_within_its_bounds():
-    cadence = Cadence(0.25, 1.0)
-    assert cadence.interval_s == 1.0
-    for _ in range(40):
-        cadence.answered(1.0, 100.0, 0.001)  # 10 ms a step
-    assert cadence.interval_s == 0.25
-    for _ in range(40):
-        cadence.answered(1.0, 20.0, 0.001)  # 50 ms a step
-    assert cadence.interval_s == pytest.approx(0.5, rel=0.05)
-    cadence.answered(1.0, 0.0, 0.001)
-    assert cadence.interval_s == 1.0
-
-
-def test_a_page_costs_two_per_cent_of_the_time_at_most():
-    cadence = Cadence(0.25, 1.0)
-    for _ in range(40):
-        cadence.answered(1.0, 1000.0, 0.012)
-    assert cadence.interval_s == pytest.approx(0.6, rel=0.01)
-
-
-def test_failures_are_asked_less_often():
-    cadence = Cadence(0.25, 1.0)
-    intervals = []
-    for _ in range(8):
-        cadence.failed()
-        intervals.append(cadence.interval_s)
-    assert intervals == sorted(intervals)
-    assert intervals[-1] == 30.0
-    cadence.answered(1.0, 10.0, 0.001)
-    assert cadence.interval_s <= 1.0
-
-
 def test_a_page_named_twice_is_asked_once():
     config = scraping(Config(), ["http://a:8000/metrics"])
     assert scraping(config, ["http://a:8000/metrics", "http://b/metrics"]).receivers.scrape.endpoints == (
         ScrapeEndpoint(url="http://a:8000/metrics"),
         ScrapeEndpoint(url="http://b/metrics"),
     )
+
+
+def test_old_pages_go_when_nobody_takes_them():
+    with PageServer(lambda *_: (200, {}, PAGE)) as server:
+        seen = []
+        scraper = Scraper(config_of(server.url, queue_pages=2), SystemClock(), seen.append)
+        scraper.start()
+        eventually(lambda: ScrapeOutcome.DROPPED in seen)
+        scraper.stop()
+        assert len(scraper.take()) == 2

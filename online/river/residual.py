@@ -1,0 +1,177 @@
+"""``river:residual``: River's linear regression on what the level leaves, from columns that no coefficient is about.
+
+    e_i = log(y_i / (x_i beta F exp(c_i)))       c: the level (online/level.py)
+    d_i = clip(w . scaled(u_i) + w0, -0.15, 0.15)                 published: x beta F exp(c + d) while it wins
+    StandardScaler | LinearRegression(SGD(0.01), Huber(0.05))     River's own, ``predict_one`` then ``learn_one``
+
+u: per step, how many requests wait, are preempted, finish, run without being scheduled; the KV usage; blocks offloaded,
+restored, evicted; 0 where it is not known. It wins while the discounted error of all rows with d is below the one
+without (half-life: 128 rows that it sees, each error at most 0.5), after 128 rows that it saw.
+
+It sees at most 32 rows per second of event time, evenly spaced in each block, so that its cost does not grow with the
+load and a long step is seen no more often than a short one. Of the rows between, d of the last that it saw stands.
+
+Guarantee: d is finite and within its bounds. The loss, the rate of SGD and the bounds were chosen on the recordings c0,
+c1, c3, c5, c9 and p1. Merging: gradient steps do not add, so the model starts over; counts of rows add.
+Reference: Montiel et al., River (JMLR 2021).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from online.features import Column, FeatureSet, Raw
+from online.rows import CorrectionOutcome, Floats, Ints, Target
+from online.snapshot import CorrectionSnapshot
+from online.state import Count, Finite, StateError, saved
+
+from .thinning import Thinning
+
+RESIDUAL = "river:residual"
+RESIDUAL_MAX = 0.15
+START_ROWS = 128
+_MEMORY_ROWS, _ERROR_MAX = 128.0, 0.5
+_RATE, _THRESHOLD = 0.01, 0.05
+_MANY = 1e9
+
+
+def _context() -> FeatureSet:
+    """Columns u: raw ones, and requests that run without being scheduled; what is not known is 0."""
+
+    def bounded(values: Floats) -> Floats:
+        return np.fmin(np.fmax(values, 0.0), _MANY)
+
+    def raw_column(name: str) -> Column:
+        return Column(name, "", lambda raw: bounded(raw[name]))
+
+    def idle(raw: Raw) -> Floats:
+        return bounded(bounded(raw["running"]) - bounded(raw["requests"]))
+
+    names = ("waiting", "preempted", "finished", "kv_usage_ratio", "offload_blocks", "restore_blocks", "evicted_blocks")
+    return FeatureSet("context", Target.STEP_TIME, (*map(raw_column, names), Column("idle", "", idle)))
+
+
+CONTEXT = _context()
+
+
+class ModelState(msgspec.Struct):
+    """What scaler and regression know: rows, weight, mean and variance by column, and the intercept."""
+
+    rows: Count
+    weights: list[Finite]
+    means: list[Finite]
+    variances: list[Finite]
+    intercept: Finite
+
+
+def make_model(state: ModelState | None = None) -> Any:
+    """The regression, fresh or as it was."""
+    from river import linear_model, optim, preprocessing  # noqa: PLC0415 -- only who learns by it pays for its import
+
+    def regression(rate: float, loss: Any, **more: float) -> Any:
+        return linear_model.LinearRegression(optimizer=optim.SGD(rate), loss=loss, **more)
+
+    scaler, linear = preprocessing.StandardScaler(), regression(_RATE, optim.losses.Huber(_THRESHOLD))
+    if state is not None:
+        by_column = [dict(zip(CONTEXT.names, each, strict=True)) for each in (state.means, state.variances)]
+        scaler.counts.update(dict.fromkeys(CONTEXT.names, state.rows))
+        scaler.means.update(by_column[0])
+        scaler.vars.update(by_column[1])
+        # River's weights cannot be set. They are 0 less one step of rate 1 along the gradient -1 times the row.
+        fresh, linear = linear, regression(1.0, optim.losses.Absolute(), intercept_init=state.intercept, intercept_lr=0)
+        linear.learn_one(dict(zip(CONTEXT.names, state.weights, strict=True)), math.inf)
+        linear.optimizer, linear.loss, linear.intercept_lr = fresh.optimizer, fresh.loss, fresh.intercept_lr
+    return scaler | linear
+
+
+class ResidualModel:
+    """Of the published prediction of one target.
+
+    Attributes:
+        learned, passed: rows that it saw, and rows between them.
+        active: whether d is part of what is published.
+        seen_rows: that the model has learned.
+        standing: d of the last row that was seen.
+        errors: discounted, with d and without, (2,).
+    """
+
+    STATE = saved(
+        "residual_model", learned=Count, passed=Count, thinning=Thinning, active=bool, seen_rows=Count, standing=Finite,
+        errors=Floats, model=ModelState | None,
+    )  # fmt: skip
+
+    def __init__(self, rows_per_s: float) -> None:
+        self.learned = self.passed = 0
+        self.thinning = Thinning(rows_per_s)
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self.active, self.seen_rows, self.standing, self.errors = False, 0, 0.0, np.zeros(2)
+        self._river: Any = None
+        self._state: ModelState | None = None
+
+    @property
+    def model(self) -> ModelState | None:
+        """For the state file; None before the first row. River is imported with the first row, not with a state."""
+        if self._river is None:
+            return self._state
+        scaler, linear = self._river["StandardScaler"], self._river["LinearRegression"]
+        weights, names = linear.weights, CONTEXT.names
+        weights, means, variances = (
+            [float(each[name]) for name in names] for each in (weights, scaler.means, scaler.vars)
+        )
+        return ModelState(scaler.counts[names[0]], weights, means, variances, float(linear.intercept))
+
+    @model.setter
+    def model(self, state: ModelState | None) -> None:
+        if state and {len(each) for each in (state.weights, state.means, state.variances)} != {len(CONTEXT)}:
+            raise StateError("a model of other columns")
+        self._river, self._state = None, state
+
+    def learn(self, context: Floats, left: Floats, end_ns: Ints) -> Floats:
+        """Rows u (n, 8), e (n,) and their ends; d of each by what was known before it, (n,)."""
+        seen = self.thinning.pick(end_ns)
+        self.learned += len(seen)
+        self.passed += len(left) - len(seen)
+        standing = [self.standing]
+        for row, e in zip(context[seen].tolist(), left[seen].tolist(), strict=True):
+            standing.append(self._learn_one(dict(zip(CONTEXT.names, row, strict=True)), e))
+        self.standing = standing[-1]
+        added = np.repeat(standing, np.diff(seen, prepend=0, append=len(left)))
+        published = added if self.active else np.zeros_like(added)
+        self._judge(added, left, len(seen))
+        return published
+
+    def _judge(self, added: Floats, left: Floats, seen_rows: int) -> None:
+        """Whether the next rows are corrected: by the mean error of all rows, the ones between seen ones included."""
+        errors = np.minimum(np.abs(np.expm1(np.stack((added, np.zeros_like(added))) - left)), _ERROR_MAX)
+        self.errors = self.errors * 0.5 ** (seen_rows / _MEMORY_ROWS) + seen_rows * errors.mean(axis=1)
+        self.seen_rows += seen_rows
+        self.active = self.seen_rows >= START_ROWS and bool(self.errors[0] < self.errors[1])
+
+    def _learn_one(self, row: dict[str, float], e: float) -> float:
+        """D of a row, before it is learned."""
+        if self._river is None:
+            self._river = make_model(self._state)
+        d = float(self._river.predict_one(row))
+        if not math.isfinite(d):
+            self._start_over()
+            return 0.0
+        self._river.learn_one(row, min(max(e, -1.0), 1.0))
+        return min(max(d, -RESIDUAL_MAX), RESIDUAL_MAX)
+
+    def snapshot(self) -> CorrectionSnapshot:
+        """What it adds to the published prediction now."""
+        rows = {CorrectionOutcome.LEARNED.value: self.learned, CorrectionOutcome.THINNED.value: self.passed}
+        factor = math.exp(self.standing) if self.active else 1.0
+        return CorrectionSnapshot(learner=RESIDUAL, active=self.active, factor=factor, rows=rows)
+
+    def add(self, other: ResidualModel) -> None:
+        """Count the rows of both and start over."""
+        self.learned += other.learned
+        self.passed += other.passed
+        self._start_over()

@@ -1,0 +1,123 @@
+"""What the level and River's residual model bring and cost, on recordings and at any load.
+
+Recordings come from ``--captures DIR`` (``DIR/<name>/otlp.pb.gz``), else the bundled ones are read and the others are
+printed as skipped. The constants of both were chosen on ``CHOSEN_ON``; the means over the others are the figures to
+quote. Errors are of every row, by what was known before it, and count 100 % at most.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from collector.config.schema import Config
+from online.errors import PrequentialError
+from online.features.registry import portable
+from online.rows import STEP_FEATURES, RowBlock, Target
+from online.target import TargetState
+from tests.bench import captured
+from tests.support.linear_steps import steps
+from tests.support.paths import DATA
+
+CHOSEN_ON = ("c0_smoke", "c1_mixed", "c3_preempt", "c5_offload", "c9_dp2", "p1_engine_stats")
+OTHERS = ("c2_long_prefill_mp", "c4_abort_errors", "c6_saturated", "c7_async_sim", "c10_long", "f1_fork_parity")
+LEVEL, WITHOUT_RIVER = Config(feature_sets=("portable",)), Config(feature_sets=("portable",), learners=("rls",))
+PUBLISHED_MAX = (6.4, 10.3)
+ROUNDS = 5
+
+
+def lines(line, pool, captures):
+    """Error without level, with it, and with River's model; what they cost by load."""
+    paths = {name: (DATA if captures is None else captures) / name / "otlp.pb.gz" for name in (*CHOSEN_ON, *OTHERS)}
+    there = [name for name, path in paths.items() if path.exists()]
+    for name in paths.keys() - set(there):
+        yield line(f"level, {name}", "SKIPPED", "needs --captures", None)
+    found = dict(zip(there, pool.map(errors_of, [paths[name] for name in there]), strict=True))
+    for name, each in found.items():
+        yield line(f"median / mean error, {name}: x beta F, level, level and River", _three(each), "", None)
+    for title, names in (("all", there), ("chosen on", CHOSEN_ON), ("others", OTHERS)):
+        if not (known := [found[name] for name in names if name in found]):
+            continue
+        mean = np.mean(known, axis=0)
+        wanted, good = "", None
+        if title == "all":
+            wanted, good = f"<= {PUBLISHED_MAX}", bool((mean[2] <= PUBLISHED_MAX).all())
+        yield line(f"  mean over {len(known)} recordings, {title}", _three(mean), wanted, good)
+    for per_s in (20, 100, 1000, 10_000):
+        cost = cost_of(per_s)
+        yield line(f"River's model at {per_s} steps/s of event time", f"{cost:.2f} mc", "", None)
+
+
+def _three(errors):
+    return "; ".join(f"{median:.2f} / {mean:.2f}" for median, mean in errors)
+
+
+def errors_of(path):
+    """Median and mean error in per cent of x beta F, with the level, and with River's model, (3, 2)."""
+    kv = path.with_name("kv.jsonl.gz")
+    rows = captured.step_rows([path, kv] if kv.exists() else [path])
+    (shaped, level), (_, both) = (_learned(rows, settings) for settings in (WITHOUT_RIVER, LEVEL))
+    return np.array([(100 * np.median(error), 100 * np.minimum(error, 1.0).mean()) for error in (shaped, level, both)])
+
+
+def _learned(rows, settings):
+    """Relative error of x beta F and of what is published, of every row that was predicted, (n,) each."""
+    state = _target(settings)
+    kept = [_Kept(), _Kept()]
+    state.published.shaped_error, state.published.error = kept
+    state.learn(rows)
+    state.flush()
+    return [np.concatenate(each.ape) for each in kept]
+
+
+class _Kept(PrequentialError):
+    """Forgets nothing."""
+
+    __slots__ = ("ape",)
+
+    def __init__(self):
+        super().__init__()
+        self.ape = []
+
+    def learn(self, ape):
+        super().learn(ape)
+        self.ape.append(ape)
+
+
+def _target(settings):
+    state = TargetState(Target.STEP_TIME, settings)
+    state.offer(portable(Target.STEP_TIME), lambda _features: None)
+    return state
+
+
+def cost_of(per_s):
+    """Millicores that River's model adds at so many steps per second of event time.
+
+    CPU time of each few rows, the quietest of several rounds: their sum is little moved by other work.
+    """
+    seconds, part = max(8.0, 2000 / per_s), min(256, max(32, per_s // 4))
+    rows = _queued(int(per_s * seconds) + 1024, per_s)
+    starts = range(1024, len(rows), part)
+    best = np.full((2, len(starts)), np.inf)
+    for _ in range(ROUNDS):
+        for added in (0, 1):
+            state = _target(LEVEL if added else WITHOUT_RIVER)
+            state.learn(rows.slice(0, 1024))
+            for k, at in enumerate(starts):
+                begin = time.process_time()
+                state.learn(rows.slice(at, min(at + part, len(rows))))
+                best[added, k] = min(best[added, k], time.process_time() - begin)
+    without, spent = best.sum(axis=1)
+    return 1000 * (spent - without) / seconds
+
+
+def _queued(n, per_s):
+    """Steps that take 5 % longer while requests wait, so that there is something to learn."""
+    simulated = steps(n, 7, autocorrelation=0.9).rows
+    raw, rng = simulated.raw.copy(), np.random.default_rng(3)
+    waiting = rng.poisson(1.0, n)
+    raw[:, STEP_FEATURES.index("waiting")] = waiting
+    raw[:, STEP_FEATURES.index("kv_usage_ratio")] = rng.random(n)
+    end_ns = 1_700_000_000_000_000_000 + (np.arange(n) * 1e9 / per_s).astype(np.int64)
+    return RowBlock.of_lines(raw, simulated.elapsed_us * np.exp(0.05 * (waiting > 0)), end_ns=end_ns)

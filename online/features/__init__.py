@@ -3,7 +3,7 @@
 import online.features.systems  # noqa: F401  # registers them
 
 from .columns import INTERCEPT, Column, FeatureSet, sum_steps
-from .registry import Fact, Facts, build, custom, registered
+from .registry import Fact, Facts, build, custom, portable, registered
 
 __all__ = [
     "INTERCEPT",
@@ -13,6 +13,7 @@ __all__ = [
     "FeatureSet",
     "build",
     "custom",
+    "portable",
     "registered",
     "sum_steps",
 ]

@@ -9,18 +9,16 @@ from .jackknife import ROWS_MAX as JACKKNIFE_ROWS
 from .jackknife import with_jackknife
 from .learner_settings import LearnerSettings
 from .merging import merge
-from .operating_points import OperatingPoints, point_name, points_of
+from .operating_points import OperatingPoints, points_of
 from .outliers import compared
-from .prior import MORE, Prior, contradicted
+from .prior import Prior, contradicted
 from .replicas import Replica, joined, replica_of
 from .rls_learner import RlsLearner
 from .robust import middle
 from .solve import solve
-from .strata import RowWeights
 
 __all__ = [
     "JACKKNIFE_ROWS",
-    "MORE",
     "CovarianceLearner",
     "LearnerSettings",
     "OperatingPoints",
@@ -28,14 +26,12 @@ __all__ = [
     "RelevantMember",
     "Replica",
     "RlsLearner",
-    "RowWeights",
     "as_far_as_it_fits",
     "compared",
     "contradicted",
     "joined",
     "merge",
     "middle",
-    "point_name",
     "points_of",
     "replica_of",
     "solve",

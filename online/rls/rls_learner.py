@@ -8,8 +8,6 @@ Guarantee: reading changes nothing that is learned later.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from online.blocks import Design
@@ -29,7 +27,6 @@ from .robust import median
 from .size_slopes import slope_inside
 from .slow_member import SlowMember
 from .startup import Start, Startup, fit_start
-from .strata import RowWeights
 
 _CONTEXT_TOKENS = "decode_context_tokens"
 _TINY_US = 1e-9
@@ -49,7 +46,6 @@ class RlsLearner:
         rows: rows learned.
         startup: the rows held before the first statistics.
         members: the published statistics, with their weights, errors and monitor.
-        weigh_held: how operating points weigh held rows; None, or without it: as the first fit does.
     """
 
     STATE = saved("rls", has_phases=bool, rows=Count, startup=Startup, members=Members)
@@ -70,7 +66,6 @@ class RlsLearner:
         self.rows = 0
         self.startup = Startup(settings.start_rows)
         self.members = Members(features, settings, prior, slow_kind)
-        self.weigh_held: Callable[[Design], RowWeights | None] | None = None
 
     @property
     def p(self) -> int:
@@ -162,7 +157,7 @@ class RlsLearner:
         members.start(held, z, start.scale)
         self.startup.started = True
         if release or self.startup.complete:
-            members.release(held, z, start, None if self.weigh_held is None else self.weigh_held(held))
+            members.release(held, z, start)
             self.startup.end()
 
     def _fit(self, held: Design) -> tuple[Floats, Start]:

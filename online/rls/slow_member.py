@@ -29,7 +29,7 @@ from .learner_settings import LearnerSettings
 from .misfit import Shapes
 from .prior import Prior, contradicted
 from .solve import solve
-from .strata import HalfLife, RowWeights, Strata
+from .strata import HalfLife, Strata
 
 BY_POINT = ("portable", Target.STEP_TIME)
 """What is kept by operating point, too: columns that data sheets and other configurations say something of."""
@@ -119,11 +119,9 @@ class SlowMember:
         self.meat.learn(block, kept, z[:, : self.p] * (left * weight * (block.elapsed_us - prediction))[:, None])
         return True
 
-    def learn_held(
-        self, held: Design, z: Floats, weight: Floats, share: Floats, by_point: RowWeights | None = None
-    ) -> None:
+    def learn_held(self, held: Design, z: Floats, weight: Floats, share: Floats) -> None:
         """The rows of the first fit become statistics."""
-        self.strata.learn(held, z, weight, share, by_point)
+        self.strata.learn(held, z, weight, share)
         residual = held.elapsed_us - z[:, : self.p] @ self.beta
         self.meat.learn_held(held, z[:, : self.p] * (weight * residual)[:, None])
 

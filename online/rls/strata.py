@@ -33,13 +33,6 @@ from .grouped_sums import decays_of, kept_of, products_of
 from .operating_points import OperatingPoints
 
 
-class RowWeights(NamedTuple):
-    """Weight and Huber's share of each row, (n,)."""
-
-    weight: Floats
-    share: Floats
-
-
 class HalfLife(NamedTuple):
     """The shorter of so many steps and so much busy time, but at least ``steps_min`` steps."""
 
@@ -80,10 +73,8 @@ class Strata:
         self.n2 = np.zeros(STRATA)
         self.clock = np.zeros(STRATA)
 
-    def learn(
-        self, block: Design, z: Floats, weight: Floats, share: Floats, by_point: RowWeights | None = None
-    ) -> tuple[Floats, Floats]:
-        """Add rows: z (n, q), weight (n,), share of Huber (n,); operating points may weigh them ``by_point``.
+    def learn(self, block: Design, z: Floats, weight: Floats, share: Floats) -> tuple[Floats, Floats]:
+        """Add rows: z (n, q), weight (n,), share of Huber (n,).
 
         Returns what each group kept of its past, (g,), and what later rows of the block left of each row, (n,).
         """
@@ -105,7 +96,6 @@ class Strata:
         if self.points is not None:
             spent_by_row = np.empty_like(e)
             spent_by_row[order] = e
-            weight, share = by_point or (weight, share)
             self.points.learn(z, block.end_ns, weight, share * block.weight, spent_by_row)
         return kept, left_of
 

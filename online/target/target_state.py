@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from online.blocks import Cutter, Design
@@ -17,7 +16,7 @@ from online.rls import Prior, Replica, RlsLearner, as_far_as_it_fits, compared, 
 from online.rows import Floats, Quality, RowBlock, RowOutcome, Target
 from online.snapshot import ErrorSnapshot, ModelSnapshot, TargetSnapshot
 from online.state import Kept, StateError, saved
-from online.transfer import SheetPrior
+from online.transfer import SheetEstimate, SheetPrior
 
 from .block_pieces import BlockSize, pieces_of, runs_off
 from .clock_grain import ClockGrain
@@ -26,7 +25,6 @@ from .design_matrix import DesignMatrix
 from .learners import RLS, Learner, make_learner, publishes
 from .published_prediction import SHAPED, PublishedPrediction, make_published
 from .settings import BankSettings, rates
-from .sheet_told import columns_of, foretold, not_stationary, told_by_sheet, weights_by_sheet
 from .step_history import StepHistory
 from .window_rows import WindowRows
 
@@ -115,7 +113,6 @@ class TargetState:
             self.published = make_published(features, self.settings)
         for model in self.publishers():
             model.members.scores.learns_intervals = self.published is None
-            model.weigh_held = partial(weights_by_sheet, self) if model is self.models.get(SHAPED) else None
         self.cutter.widen(self.matrix.width)
         self.windows.widen(self.matrix.width)
 
@@ -221,7 +218,7 @@ class TargetState:
     def snapshot(self) -> TargetSnapshot | None:
         """None while there is nothing to say."""
         models: dict[str, ModelSnapshot] = {}
-        told = told_by_sheet(self.sheet_prior, self.models.get(SHAPED))
+        told = self._by_sheet()
         for name, model in sorted(self.models.items()):
             snapshot = model.snapshot()
             if snapshot is not None:
@@ -230,10 +227,10 @@ class TargetState:
                 if self.windows.rows is not None and publishes(model):
                     snapshot = with_jackknife(snapshot, model, self.matrix.view(self.windows.rows, model.features.name))
                 models[name] = snapshot
-        if told is not None and SHAPED not in models:
-            return foretold(self.sheet_prior, self.settings)
-        if told is not None:
-            models[SHAPED] = told.model(models[SHAPED], columns_of(self.models[SHAPED].features))
+        if told is not None and self.sheet_prior is not None:
+            if SHAPED not in models:
+                return self.sheet_prior.target_before(self.settings.feature_sets)
+            models[SHAPED] = told.model(models[SHAPED])
         champion = _champion(self.champion, models, self.models)
         if champion is None:
             return None
@@ -254,9 +251,13 @@ class TargetState:
             mean_us=learner.mean_us(),
             **_replica_parts(self.replicas, watcher),
             **self._shape_parts(learner, None if told is None else told.beta),
-            not_stationary=not_stationary(self.models.get(SHAPED)),
             doubts=doubts,
         )
+
+    def _by_sheet(self) -> SheetEstimate | None:
+        """What is published in place of what ``portable`` learned; None where that stands."""
+        model = self.models.get(SHAPED)
+        return self.sheet_prior.after(model) if self.sheet_prior and model and publishes(model) else None
 
     def _disagreement(self, watcher: RlsLearner | None) -> list[str]:
         odd = None if watcher is None else watcher.members.drift.odd_engine()

@@ -133,15 +133,15 @@ def _conclude(pulled: Pulled, out: Path, say: PrintLine) -> int:
         for replica in (config.targets["step_time"].replicas if "step_time" in config.targets else ())
     }
     say("")
-    say(f"{'source':<30} {'engine':<10} {'rows':>6} {'time / others':>14}   interval for all at once")
+    say(f"{'source':<30} {'engine':<10} {'rows':>6} {'time / others':>14}")
     for source in pulled.sources:
         replica = replicas.get(source.engines[0]) if source.engines else None
-        if replica is None or replica.ratio is None or replica.low is None:
+        if replica is None or replica.ratio is None or replica.stderr is None:
             say(f"{source.name:<30} {source.outcome} {source.detail}")
             continue
         mark = "   <- differs" if replica.differs else ""
-        interval = f"{replica.low:.3f} to {replica.high:.3f}"
-        say(f"{source.name:<30} {replica.engine:<10} {replica.rows:>6} {replica.ratio:>14.3f}   {interval}{mark}")
+        ratio = f"{replica.ratio:>14.3f} ± {replica.stderr:.3f}"
+        say(f"{source.name:<30} {replica.engine:<10} {replica.rows:>6} {ratio}{mark}")
     say("")
     say(f"fleet: {out / 'snapshot.json'}")
     named = {engine for engine, replica in replicas.items() if replica.differs}

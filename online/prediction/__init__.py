@@ -7,7 +7,6 @@ from .prequential import PrequentialError, binned
 from .recent_rows import PredictedRows, RecentRows
 from .residuals import Residuals
 from .shaped_prediction import ShapedPrediction, cell_name
-from .shift import Shift
 from .tiles import Tiles
 
 __all__ = [
@@ -17,7 +16,6 @@ __all__ = [
     "RecentRows",
     "Residuals",
     "ShapedPrediction",
-    "Shift",
     "Tiles",
     "binned",
     "cell_name",

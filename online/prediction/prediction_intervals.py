@@ -29,7 +29,6 @@ from online.snapshot import IntervalSnapshot
 from online.state import Count, saved
 
 from .miss_runs import MissRuns
-from .shift import Shift
 
 _SCALE, _PER_UNIT, _BINS = 0.02, 8.0, 88
 _SHARES = np.array([0.1, 0.5, 0.9])
@@ -145,14 +144,6 @@ class Intervals:
         self.histogram *= keep
         self.runs.forget(keep)
         self.rows = int(self.rows * keep)
-
-    def restate(self, shift: Shift) -> None:
-        """Histograms as another prediction would have made them: each bin moves by its middle."""
-        middles = _SCALE * np.sinh((np.arange(_BINS) + 0.5 - _BINS / 2) / _PER_UNIT)
-        goes_to = np.zeros((_BINS, _BINS))
-        for rho in shift.factors:
-            goes_to[np.arange(_BINS), _bins(middles - math.log(rho))] += 0.5
-        self.histogram = self.histogram @ goes_to
 
     def add(self, other: Intervals) -> None:
         """Rows of both."""

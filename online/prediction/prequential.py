@@ -3,8 +3,7 @@
     ape = |yhat - y| / y, clipped to [1e-4, 10]       half-life 1000 rows
 
 The mean is a decayed mean; median and 90th percentile come from a decayed histogram of log ape (192 bins over five
-decades, 6 % wide, interpolated). Memory is constant, and adding two histograms merges them. What another prediction,
-rho times as large, would have erred is |rho (1 +- ape) - 1|, either sign for half of each bin.
+decades, 6 % wide, interpolated). Memory is constant, and adding two histograms merges them.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ import numpy as np
 from online.rows import Floats, Ints
 from online.snapshot import ErrorSnapshot
 from online.state import Finite, saved
-
-from .shift import Shift
 
 _LOW, _HIGH, _BINS = 1e-4, 10.0, 192
 _PER_LOG = _BINS / math.log(_HIGH / _LOW)
@@ -88,17 +85,6 @@ class PrequentialError:
             return None
         median_ape, p90_ape = self.quantiles(0.5, 0.9)
         return ErrorSnapshot(mape=self.mean(), median_ape=median_ape, p90_ape=p90_ape)
-
-    def restate(self, shift: Shift) -> None:
-        """Errors as another prediction would have made them; the sum moves by what the middles of the bins do."""
-        middles = _LOW * np.exp((np.arange(_BINS) + 0.5) / _PER_LOG)
-        histogram = np.zeros(_BINS)
-        for signed in (1.0 + middles, 1.0 - middles):
-            for rho in shift.factors:
-                ape, bins = _bins(np.abs(rho * signed - 1.0))
-                histogram += np.bincount(bins, weights=0.25 * self.histogram, minlength=_BINS)
-                self.sum_ape += 0.25 * float(self.histogram @ (ape - middles))
-        self.histogram, self.sum_ape = histogram, max(self.sum_ape, 0.0)
 
     def add(self, other: PrequentialError) -> None:
         """Add the errors of another record to these."""

@@ -25,7 +25,6 @@ from online.state import Finite, saved
 
 from .prediction_intervals import Intervals
 from .prequential import PrequentialError, binned
-from .shift import Shift
 
 _HALF_OCTAVES, _LAST_OCTAVE = 32, 11
 _EXACT, _PADDED = 16, 78  # the last cell of one batch size, and the first of eight per octave
@@ -99,13 +98,6 @@ class ShapedPrediction:
         ranges = zip(names, self.low.tolist(), self.high.tolist(), strict=True)
         features = {name: (low, high) for name, low, high in ranges if name != "intercept"}
         return SeenSnapshot(features=features, cells=sorted(map(cell_name, np.flatnonzero(self.cells).tolist())))
-
-    def restate(self, shift: Shift) -> None:
-        """What another beta and F would have predicted of the same rows."""
-        self.error.restate(shift)
-        self.shaped_error.restate(shift)
-        self.intervals.restate(shift)
-        self.predicted_us *= shift.mean
 
     def add(self, other: ShapedPrediction) -> None:
         """Add the rows of another record to these."""

@@ -10,9 +10,8 @@ from .jackknife import with_jackknife
 from .learner_settings import LearnerSettings
 from .merging import merge
 from .operating_points import OperatingPoints, points_of
-from .outliers import compared
 from .prior import Prior, contradicted
-from .replicas import Replica, joined, replica_of
+from .replicas import Replica, compared, joined, replica_of
 from .rls_learner import RlsLearner
 from .robust import middle
 from .solve import solve

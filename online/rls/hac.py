@@ -168,11 +168,6 @@ class Meat:
         self.m *= squared[:, None]
         self.windows *= squared
 
-    def add_between(self, products: Floats, rows: Floats) -> None:
-        """Products of scores (p, p) of whole streams, shared out among the strata by their rows (32,)."""
-        share = rows / max(float(rows.sum()), 1e-300)
-        self.m += np.tile(share, _LENGTHS)[:, None] * products[self._left, self._right]
-
     def add(self, other: Meat) -> None:
         """Evidence of both; open windows are not joined."""
         self.m += other.m

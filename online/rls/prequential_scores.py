@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from online.blocks import Design
-from online.prediction import Intervals, PrequentialError, Shift, binned
+from online.prediction import Intervals, PrequentialError, binned
 from online.rows import Floats
 from online.state import saved
 
@@ -35,11 +35,6 @@ class Scores:
         if self.learns_intervals:
             self.intervals.learn(block, log_ratio)
         return log_ratio
-
-    def restate(self, shift: Shift) -> None:
-        """What other coefficients would have predicted of the same rows."""
-        self.error.restate(shift)
-        self.intervals.restate(shift)
 
     def add(self, other: Scores) -> None:
         """Errors of both streams."""

@@ -35,10 +35,7 @@ def merge_target(into: TargetState, other: TargetState, engines: tuple[str, str]
         if name == watched:
             mine = into.replicas.get(name) or _as_replicas(model, engines[0])
             into.replicas[name] = joined(mine, other.replicas.get(name) or _as_replicas(theirs, engines[1]))
-        shifts = merge(model, theirs, other_is_later=later, side_by_side=side_by_side)
-        if name == SHAPED and into.published is not None and other.published is not None:
-            into.published.shaped.restate(shifts.into)
-            other.published.shaped.restate(shifts.other)
+        merge(model, theirs, other_is_later=later, side_by_side=side_by_side)
     into.residuals.add(other.residuals)
     into.clock.add(other.clock)
     if into.published is not None and other.published is not None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from online.blocks import Cutter, Design
 from online.drift import ENGINES_MAX, NO_DETECTOR, Speed, differs
@@ -14,7 +17,7 @@ from online.prediction import Residuals
 from online.river import RESIDUAL, SeenRows
 from online.rls import Prior, Replica, RlsLearner, as_far_as_it_fits, compared, with_jackknife
 from online.rows import Floats, Quality, RowBlock, RowOutcome, Target
-from online.snapshot import ErrorSnapshot, ModelSnapshot, TargetSnapshot
+from online.snapshot import ErrorSnapshot, IntervalSnapshot, ModelSnapshot, TargetSnapshot
 from online.state import Kept, StateError, saved
 from online.transfer import SheetEstimate, SheetPrior
 
@@ -29,6 +32,8 @@ from .step_history import StepHistory
 from .window_rows import WindowRows
 
 CHAMPION_ADVANTAGE = 0.95
+_SPREAD_MAX, _TENTH = 0.05, 1.2816
+"""Of engines about the merged coefficients, in logs; normal deviate of the tenth."""
 """Another model becomes champion where its error is below this share of the champion's."""
 
 PriorFor = Callable[[FeatureSet], Prior | None]
@@ -241,7 +246,8 @@ class TargetState:
             models = {name: as_far_as_it_fits(model, doubted=bool(doubts)) for name, model in models.items()}
         if not publishes(learner):
             return TargetSnapshot(vector=vector, unit="us", champion=champion, models=models)
-        return TargetSnapshot(
+        merged = compared([] if watcher is None else self.replicas.get(watcher.features.name, []), learner.rows)
+        target = TargetSnapshot(
             vector=vector,
             unit="us",
             champion=champion,
@@ -249,10 +255,11 @@ class TargetState:
             residuals=self.residuals.snapshot(),
             drift=None if watcher is None else watcher.members.drift.snapshot(),
             mean_us=learner.mean_us(),
-            **_replica_parts(self.replicas, watcher),
+            replicas=merged.replicas,
             **self._shape_parts(learner, None if told is None else told.beta),
             doubts=doubts,
         )
+        return _as_far_as_engines_agree(target, merged.spread)
 
     def _by_sheet(self) -> SheetEstimate | None:
         """What is published in place of what ``portable`` learned; None where that stands."""
@@ -325,11 +332,36 @@ class TargetState:
         return skipped
 
 
-def _replica_parts(replicas: Mapping[str, list[Replica]], watcher: RlsLearner | None) -> dict[str, Any]:
-    if watcher is None:
-        return {}
-    beside, clusters = compared(replicas.get(watcher.features.name, []), watcher.rows)
-    return {"replicas": beside, "replica_clusters": clusters}
+def _as_far_as_engines_agree(target: TargetSnapshot, spread: float) -> TargetSnapshot:
+    """A merged target whose engines are so far apart, in logs: error bars and band reach as far.
+
+    What was counted of each engine's own coefficients is no error of the merged ones: beyond 5 % none is published.
+    """
+    if not spread:
+        return target
+    models = {}
+    for name, model in target.models.items():
+        features = [
+            msgspec.structs.replace(each, stderr=math.hypot(each.stderr or 0.0, each.coefficient * spread))
+            for each in model.features
+        ]
+        models[name] = msgspec.structs.replace(model, features=features)
+        if spread > _SPREAD_MAX:
+            models[name] = msgspec.structs.replace(models[name], error=None, shaped_error=None, prediction_error=None)
+    return msgspec.structs.replace(target, models=models, interval=_widened(target.interval, _TENTH * spread))
+
+
+def _widened(band: IntervalSnapshot | None, wide: float) -> IntervalSnapshot | None:
+    """A band whose ends are so much farther from its middle, in logs and in quadrature."""
+    if band is None:
+        return None
+
+    def ends(p10: float, p50: float, p90: float) -> tuple[float, float, float]:
+        low, high = math.hypot(math.log(p50 / p10), wide), math.hypot(math.log(p90 / p50), wide)
+        return p50 * math.exp(-low), p50, p50 * math.exp(high)
+
+    p10, p50, p90 = ends(band.p10, band.p50, band.p90)
+    return IntervalSnapshot(p10=p10, p50=p50, p90=p90, strata={name: ends(*each) for name, each in band.strata.items()})
 
 
 def _lowest(errors: dict[str, ErrorSnapshot | None]) -> str | None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from online.features import Fact, Facts, FeatureSet
 from online.rls import Prior
 from online.target import (
+    RLS,
     BankSettings,
     Readings,
     SavedTarget,
@@ -28,11 +29,10 @@ from online.target import (
     TargetState,
     check_settings,
     feature_set,
-    foretold,
     merge_target,
     succeed_target,
 )
-from online.transfer import ConfigPlaces, Donor, DonorPool, Priors, donors_of, priors_of
+from online.transfer import ConfigPlaces, Donor, DonorPool, Priors, SheetPrior, donors_of, priors_of
 
 from .rows import RowBlock, RowOutcome, Target
 from .snapshot import TargetSnapshot
@@ -120,7 +120,7 @@ class Bank:
             return told or self.pool.prior(features.name, state.target, facts)
 
         if state.target is Target.STEP_TIME:
-            state.sheet_prior = self.pool.sheet_prior(config_id, facts)
+            state.sheet_prior = self._sheet_prior(config_id)
         for name in self.settings.feature_sets:
             features = feature_set(name, state.target, facts, self.settings)
             if features is not None:
@@ -221,7 +221,13 @@ class Bank:
         """The step time of a configuration that has no row of it yet, by its sheet; None without one."""
         if Target.STEP_TIME in self._configs.get(config_id, {}):
             return None
-        return foretold(self.pool.sheet_prior(config_id, self._facts.get(config_id, {})), self.settings)
+        prior = self._sheet_prior(config_id)
+        return None if prior is None else prior.target_before(self.settings.feature_sets)
+
+    def _sheet_prior(self, config_id: str) -> SheetPrior | None:
+        if RLS not in self.settings.learners:
+            return None
+        return self.pool.sheet_prior(config_id, self._facts.get(config_id, {}))
 
     def history(self, config_id: str) -> StepHistory | None:
         """Last rows of a configuration's steps and the course of their coefficients, without the partial block."""

@@ -23,6 +23,8 @@ _STEP_TIME = "step_time"
 _MACHINE = ("gpu", "tensor_parallel_size", "dtype", "quantization", "cpu_offload")
 """Of the facts of identity, those that make one machine faster than another; whoever does not say them may hide two."""
 _GROUP = ("model", "gpu")
+_KIND_MIN, _KIND_SHARE = 3, 0.1
+"""Fewer engines of another speed are engines that are slow, not another kind of machine."""
 
 
 def fleet_snapshot(bank: Bank, generation: int = 1, engines: FactsByEngine | None = None) -> Snapshot:
@@ -88,19 +90,26 @@ def _shared(every: list[Mapping[str, Fact]]) -> dict[str, Fact]:
 def _told_apart_by(
     each: str, facts: Mapping[str, Fact], targets: Mapping[str, TargetSnapshot], engines: FactsByEngine
 ) -> list[str]:
-    """Facts beside the identity that each cluster has another value of; else those of the machine nobody says."""
-    step = targets.get(_STEP_TIME)
-    if step is None or not step.replica_clusters:
+    """Facts beside the identity that engines of another speed have other values of than the rest.
+
+    Where no fact is different just so, those of the machine that nobody says.
+    """
+    replicas = targets[_STEP_TIME].replicas if _STEP_TIME in targets else []
+    slow, fast = (
+        [r for r in replicas if r.differs and r.ratio and (r.ratio > 1.0) is above] for above in (True, False)
+    )
+    apart = {replica.engine for replica in slow or fast}
+    if len(apart) < max(_KIND_MIN, _KIND_SHARE * len(replicas)):
         return []
-    clusters: list[list[Mapping[str, Fact]]] = [[] for _ in step.replica_clusters]
-    for replica in step.replicas:
-        if replica.cluster is not None:
-            clusters[replica.cluster].append(engines.get((each, replica.engine), {}))
-    names = {name for members in clusters for known in members for name in known} - set(IDENTITY)
-    telling = [name for name in sorted(names) if _tells_apart(name, clusters)]
+    kinds = [
+        [engines.get((each, replica.engine), {}) for replica in replicas if (replica.engine in apart) is inside]
+        for inside in (True, False)
+    ]
+    names = {name for members in kinds for known in members for name in known} - set(IDENTITY)
+    telling = [name for name in sorted(names) if _tells_apart(name, kinds)]
     return telling or [name for name in _MACHINE if name not in facts]
 
 
-def _tells_apart(name: str, clusters: list[list[Mapping[str, Fact]]]) -> bool:
-    values = [{str(known[name]) for known in members if name in known} for members in clusters]
+def _tells_apart(name: str, kinds: list[list[Mapping[str, Fact]]]) -> bool:
+    values = [{str(known[name]) for known in members if name in known} for members in kinds]
     return all(values) and sum(map(len, values)) == len(set().union(*values))

@@ -75,19 +75,13 @@ def merge_files(
 
 
 def differing(target: TargetSnapshot) -> Iterator[str]:
-    """Sentences on the replicas of a target that differ from their siblings, and on its clusters."""
+    """Sentences on the replicas of a target that differ from the others."""
     odd = [replica for replica in target.replicas if replica.differs]
     for replica in odd[:_REPLICAS_NAMED]:
         error = "" if replica.stderr is None else f" ± {replica.stderr:.3f}"
         yield f"engine {replica.engine or 'unknown'!r} takes {replica.ratio:.3f}{error} times as long as the others"
     if len(odd) > _REPLICAS_NAMED:
         yield f"{len(odd) - _REPLICAS_NAMED} more engines differ from the others"
-    if target.replica_clusters:
-        sizes = " and ".join(
-            f"{each.engines} engines (x{each.ratio:.3f})" if each.ratio else f"{each.engines} engines"
-            for each in target.replica_clusters
-        )
-        yield f"two kinds of machine or more under one identity: {sizes}"
 
 
 def _write(path: Path, data: bytes) -> None:

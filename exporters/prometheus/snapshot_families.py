@@ -210,7 +210,6 @@ def _samples_of_now(samples: Samples, labels: tuple[str, ...], target: TargetSna
 
 def _replica_samples(samples: Samples, labels: tuple[str, ...], target: TargetSnapshot) -> None:
     samples["tracefit_replicas_differing"].append(Sample(labels, sum(each.differs for each in target.replicas)))
-    samples["tracefit_replica_clusters"].append(Sample(labels, max(len(target.replica_clusters), 1)))
     for replica in target.replicas[:REPLICAS_MAX]:
         if replica.ratio is not None:
             labelled = (*labels, label_value(replica.engine))

@@ -8,24 +8,20 @@ from .identify import as_far_as_it_fits
 from .learner_settings import LearnerSettings
 from .merging import merge
 from .operating_points import OperatingPoints, points_of
-from .outliers import compared
-from .prior import MORE, Prior, contradicted
-from .replicas import Replica, joined, replica_of
+from .prior import Prior, contradicted
+from .replicas import Replica, compared, joined, replica_of
 from .rls_learner import RlsLearner
 from .robust import middle
 from .solve import solve
-from .strata import RowWeights
 
 __all__ = [
     "JACKKNIFE_ROWS",
-    "MORE",
     "LearnerSettings",
     "OperatingPoints",
     "Prior",
     "RelevantMember",
     "Replica",
     "RlsLearner",
-    "RowWeights",
     "as_far_as_it_fits",
     "compared",
     "contradicted",

@@ -155,10 +155,6 @@ class Meat:
         self.m *= squared[:, None]
         self.windows *= squared
 
-    def add_between(self, products: Floats, rows: Floats) -> None:
-        """Products of scores (p, p) of whole streams, shared out among the strata by their rows (32,)."""
-        self.m += (rows / max(float(rows.sum()), 1e-300))[:, None] * products.ravel()
-
     def add(self, other: Meat) -> None:
         """Evidence of both; open windows are not joined."""
         self.m += other.m

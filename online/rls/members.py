@@ -30,7 +30,6 @@ from .prior import Prior
 from .robust import Weighing
 from .slow_member import SlowMember
 from .startup import Start
-from .strata import RowWeights
 
 MEAN_TARGETS = frozenset({Target.API_QUEUEING, Target.POST_DECODE, Target.FIRST_RESPONSE})
 """Skewed times that add up to what a request sees: their mean is what adds up, and a robust fit is far off in it."""
@@ -115,9 +114,9 @@ class Members:
         self.shapes.settle(held.cell, np.log(held.elapsed_us / prediction), self.slow.beta)
         self.weighing.scale = scale
 
-    def release(self, held: Design, z: Floats, start: Start, by_point: RowWeights | None) -> None:
-        """The held rows become statistics; operating points may weigh them ``by_point``."""
-        self.slow.learn_held(held, z, start.weight, start.share, by_point)
+    def release(self, held: Design, z: Floats, start: Start) -> None:
+        """The held rows become statistics."""
+        self.slow.learn_held(held, z, start.weight, start.share)
         self.open_cells(held, z, start)
         self.solve_slow()
 

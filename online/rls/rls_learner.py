@@ -8,8 +8,6 @@ Guarantee: reading changes nothing that is learned later.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 import numpy as np
 
@@ -30,7 +28,6 @@ from .robust import median
 from .size_slopes import slope_inside
 from .slow_member import SlowMember
 from .startup import Start, Startup, fit_start
-from .strata import RowWeights
 
 _CONTEXT_TOKENS = "decode_context_tokens"
 _TINY_US = 1e-9
@@ -50,7 +47,6 @@ class RlsLearner:
         rows: rows learned.
         startup: the rows held before the first statistics.
         members: the published statistics, with their weights, errors and monitor.
-        weigh_held: how operating points weigh held rows; None, or without it: as the first fit does.
     """
 
     STATE = saved("rls", has_phases=bool, rows=Count, startup=Startup, members=Members)
@@ -71,7 +67,6 @@ class RlsLearner:
         self.rows = 0
         self.startup = Startup(settings.start_rows)
         self.members = Members(features, settings, prior, slow_kind)
-        self.weigh_held: Callable[[Design], RowWeights | None] | None = None
 
     @property
     def p(self) -> int:
@@ -163,7 +158,7 @@ class RlsLearner:
         members.start(held, z, start.scale)
         self.startup.started = True
         if release or self.startup.complete:
-            members.release(held, z, start, None if self.weigh_held is None else self.weigh_held(held))
+            members.release(held, z, start)
             self.startup.end()
 
     def _fit(self, held: Design) -> tuple[Floats, Start]:

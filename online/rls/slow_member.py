@@ -25,7 +25,7 @@ from .identify import Diagnosis, Evidence, Solved, diagnose
 from .learner_settings import LearnerSettings
 from .prior import Prior, contradicted
 from .solve import solve
-from .strata import RowWeights, Strata
+from .strata import Strata
 
 BY_POINT = ("portable", Target.STEP_TIME)
 """What is kept by operating point, too: columns that data sheets and other configurations say something of."""
@@ -105,11 +105,9 @@ class SlowMember:
         kept, left = self.strata.learn(block, z, weight, share)
         self.meat.learn(block, kept, z[:, : self.p] * (left * weight * (block.elapsed_us - prediction))[:, None])
 
-    def learn_held(
-        self, held: Design, z: Floats, weight: Floats, share: Floats, by_point: RowWeights | None = None
-    ) -> None:
+    def learn_held(self, held: Design, z: Floats, weight: Floats, share: Floats) -> None:
         """The rows of the first fit become statistics."""
-        self.strata.learn(held, z, weight, share, by_point)
+        self.strata.learn(held, z, weight, share)
         residual = held.elapsed_us - z[:, : self.p] @ self.beta
         self.meat.learn(held, np.ones(len(held.grouped().ids)), z[:, : self.p] * (weight * residual)[:, None])
 

@@ -25,7 +25,7 @@ from online.features.systems import System
 from online.rls import Prior
 from online.rows import Floats, Target
 
-from .population import Donor, Pooled, pool
+from .pooled import Donor, Pooled, pool
 
 TEMPERATURE = 0.5
 HEAVIEST = 3

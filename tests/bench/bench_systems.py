@@ -35,7 +35,7 @@ from online.features.registry import build
 from online.features.systems import SYSTEMS
 from online.rows import RowBlock, Target
 from online.snapshot import Snapshot
-from online.transfer import population as transfer
+from online.transfer import pooled as transfer
 from tests.bench.outside import Outside, add_arguments, outside_of
 from tests.support.models import configured, knowledge_of_captures
 from tests.support.paths import DATA

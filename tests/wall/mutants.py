@@ -128,7 +128,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows of one operating point are believed without a cap",
-        "online/transfer/capped_evidence.py",
+        "online/transfer/evidence.py",
         "MISFIT = 0.02",
         "MISFIT = 0.0002",
     ),

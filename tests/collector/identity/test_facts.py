@@ -10,7 +10,7 @@ from collector.config.load import load
 from collector.identity.facts import CLAIMS_MAX, EngineFacts, FactSource, config_id
 from collector.identity.knowledge import Knowledge, cannot_derive
 from collector.identity.sheet_files import MODEL_FILE_BYTES_MAX, FileRefused, read_architecture
-from online.features.sheets.architecture import SheetError
+from online.features.sheets.model import SheetError
 from tests.support.sheet_cases import DENSE, GQA
 
 

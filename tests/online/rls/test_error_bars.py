@@ -207,7 +207,7 @@ def test_rows_that_are_held_have_the_error_bars_that_they_will_have_as_statistic
     held, slow = model.startup.held, model.members.slow
     assert len(held) == n_rows
     later = copy.deepcopy(model.members)
-    later.release(held, *model._fit(held), None)
+    later.release(held, *model._fit(held))
     later.slow.beta, later.slow.passive, later.slow.live = slow.beta, slow.passive, slow.live
     known, told = later.diagnosis(model.statistics(), model.effective_rows()), model.diagnosis()
     assert (told.status, told.condition) == (known.status, known.condition)

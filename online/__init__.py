@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from .bank import Bank, merge_states, part_of
-from .blocks import Design, strata_of, stratum_name
-from .drift import median_of
+from .blocks import Design, median_of, strata_of, stratum_name
 from .rows import (
     PHASES,
     REQUEST_FEATURES,

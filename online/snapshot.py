@@ -197,8 +197,7 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     grows by with the requests in flight; its coefficients are of the number in there. ``replicas``: of a state that was
     merged, the engines it was made of, as of the merge; ``replica_clusters``: where these are of two speeds or more,
     the fastest first.
-    ``not_stationary``: operating points at which the same work takes longer than it did, or shorter, and no column says
-    why; such a configuration is not lent. ``doubts``: why none of its coefficients should be used, one clause each.
+    ``doubts``: why none of its coefficients should be used, one clause each.
     """
 
     vector: str
@@ -220,7 +219,6 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     in_flight: InFlightSnapshot | None = None
     replicas: list[ReplicaSnapshot] = []
     replica_clusters: list[ReplicaClusterSnapshot] = []
-    not_stationary: list[str] = []
     doubts: list[str] = []
 
     @property

@@ -86,10 +86,10 @@ class BankConfig(Section, frozen=True, kw_only=True):
 
     block_rows: Annotated[
         Bound, Meta(description="Rows after which a block is learned, at most: larger is cheaper and reacts later.")
-    ] = 4096
+    ] = 512
     block_s: Annotated[
         float, Meta(ge=0.001, le=3_600, description="Event time after which a block is learned, at the latest.")
-    ] = 8.0
+    ] = 1.0
     detector: Annotated[
         str,
         Meta(

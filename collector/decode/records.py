@@ -9,14 +9,16 @@ from __future__ import annotations
 import enum
 import hashlib
 from dataclasses import dataclass, field
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.decode.kv import KvBatch
 from collector.telemetry import PluginLoss
+
+if TYPE_CHECKING:  # whose module stands on this one
+    from collector.decode.kv import KvBatch
 
 MISSING = -1
 """Value of an optional integer that was not sent; every valid value is >= 0."""

@@ -251,9 +251,6 @@ class Joiner:
         """The engine that this emitter's steps and requests belong to."""
         return self._aliases.get((recording, instance)) or self._engines.get((recording, instance))
 
-    def _emitter(self, key: Key) -> Emitter | None:
-        return self._engines.get(key) or self._api_processes.get(key) or self.pages.by_key.get(key)
-
     @property
     def emitters(self) -> dict[Key, Emitter]:
         """Everybody who is held."""

@@ -22,11 +22,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from online.blocks import CELLS
+from online.blocks import CELLS, median_of
 from online.rows import Floats, Ints
 from online.state import Finite, StateError, saved
-
-from .medians import median_of
 
 APART = math.log(1.25)
 ROWS, ROWS_MIN = 64, 16

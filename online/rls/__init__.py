@@ -8,7 +8,7 @@ from .jackknife import ROWS_MAX as JACKKNIFE_ROWS
 from .jackknife import with_jackknife
 from .learner_settings import LearnerSettings
 from .merging import merge
-from .operating_points import OperatingPoints, point_name, points_of
+from .operating_points import OperatingPoints, points_of
 from .outliers import compared
 from .prior import MORE, Prior, contradicted
 from .replicas import Replica, joined, replica_of
@@ -33,7 +33,6 @@ __all__ = [
     "joined",
     "merge",
     "middle",
-    "point_name",
     "points_of",
     "replica_of",
     "solve",

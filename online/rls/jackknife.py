@@ -30,8 +30,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from online.blocks import Design
-from online.drift import median_of
+from online.blocks import Design, median_of
 from online.rows import Floats
 from online.snapshot import FeatureSnapshot, ModelSnapshot
 

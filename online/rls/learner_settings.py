@@ -6,8 +6,6 @@ from typing import Self
 
 import msgspec
 
-from online.drift import DriftSettings
-
 
 class LearnerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The half-life in steps, shares as ratios; a copy of what holds it copies the reference."""
@@ -16,7 +14,7 @@ class LearnerSettings(msgspec.Struct, frozen=True, kw_only=True):
     start_rows: int = 256
     alarm_keep: float = 0.02
     river_rows_per_s: float = 32.0
-    drift: DriftSettings = DriftSettings()
+    detector: str = "cusum"
 
     def __deepcopy__(self, _memo: object) -> Self:
         return self

@@ -1,8 +1,8 @@
 """Published statistics, the weights of their rows, their errors, and the monitor of the machine's speed.
 
-Each block once: predict (that is the prequential error), weigh by the prediction, learn, solve. A suspected change of
-speed (online/drift) is believed when it is confirmed: until then rows go to statistics on the side, judged by the
-suspected speed.
+Each block once: predict (that is the prequential error), look for a change of speed (online/drift), weigh by the
+prediction, learn, solve, learn the shape factors (online/shapes.py). At a confirmed change 2 % of the evidence is kept
+and multiplied by the gain: the rows since it began, which are in it, are then few beside those that come.
 
 Shapes: block of n rows, z (n, q) = [x, phase, y, l] with q = p + 2, predictions (n,).
 """
@@ -10,13 +10,15 @@ Shapes: block of n rows, z (n, q) = [x, phase, y, l] with q = p + 2, predictions
 from __future__ import annotations
 
 import copy
+import math
 
 import numpy as np
 
-from online.blocks import Design
-from online.drift import DriftMonitor, Speed, SpeedFit, Verdict
+from online.blocks import CELLS, PREFILL_CELL, Design
+from online.drift import ChangeMonitor, Speed, Verdict
 from online.features import FeatureSet
-from online.rows import Floats, Target
+from online.rows import Floats, Mask, Target
+from online.shapes import ShapeFactors
 from online.state import saved
 
 from .hac import Meat
@@ -35,6 +37,8 @@ MEAN_TARGETS = frozenset({Target.API_QUEUEING, Target.POST_DECODE, Target.FIRST_
 """Skewed times that add up to what a request sees: their mean is what adds up, and a robust fit is far off in it."""
 
 _TINY_US = 1e-9
+_EVERY_SHAPE: Mask = np.ones(CELLS, np.bool_)
+_WITH_PREFILL: Mask = np.arange(CELLS) >= PREFILL_CELL
 
 
 class Members:
@@ -52,7 +56,8 @@ class Members:
         weighing=Weighing,
         slow=SlowMember,
         scores=Scores,
-        drift=DriftMonitor,
+        shapes=ShapeFactors,
+        drift=ChangeMonitor,
         means=Means,
     )
 
@@ -65,7 +70,8 @@ class Members:
         self.weighing = Weighing(robust=features.target not in MEAN_TARGETS)
         self.slow = slow_kind(features, settings, prior)
         self.scores = Scores()
-        self.drift = DriftMonitor(p, settings.drift)
+        self.shapes = ShapeFactors(p)
+        self.drift = ChangeMonitor(settings.detector)
         self.means = Means(p + 2, settings.half_life_steps)
         self.speed: Speed | None = None
 
@@ -73,7 +79,7 @@ class Members:
         """Give all of them ``more`` columns, free of sign, after their p."""
         self.means.widen(self.slow.p, more)
         self.slow.widen(more)
-        self.drift.cells.widen(more)
+        self.shapes.widen(more)
 
     def predict(self, z: Floats) -> Floats:
         """Of rows z, (n,)."""
@@ -94,23 +100,20 @@ class Members:
         prediction = self.predict(z)
         log_ratio = self.score(block, prediction)
         if self.weighing.robust:
-            if speed is None:
-                speed = self._watch_speed(block, z, log_ratio)
-            self.speed = speed
-            if self._act(speed):
+            watches = speed is None
+            self.speed = self._watch_speed(block, z, log_ratio) if speed is None else speed
+            if self._act(self.speed, watches=watches):
                 prediction = self.predict(z)
-        if self.slow.trial is not None:
-            prediction = prediction * self.drift.gain
         share, weight = self.weighing.weigh(block, prediction)
-        if self.slow.learn(block, z, weight, share, prediction):
-            self.solve_slow()
+        self.slow.learn(block, z, weight, share, prediction)
+        self.solve_slow()
         self.weighing.follow(block)
         return log_ratio
 
     def start(self, held: Design, z: Floats, scale: float) -> None:
         """The held rows z (n, q) have been fitted: a donor's shapes begin there."""
         prediction = np.maximum(z[:, : self.slow.p] @ self.slow.beta, _TINY_US)
-        self.drift.cells.settle(held.cell, np.log(held.elapsed_us / prediction), self.slow.beta)
+        self.shapes.settle(held.cell, np.log(held.elapsed_us / prediction), self.slow.beta)
         self.weighing.scale = scale
 
     def release(self, held: Design, z: Floats, start: Start, by_point: RowWeights | None) -> None:
@@ -124,7 +127,7 @@ class Members:
         prediction = z[:, : self.slow.p] @ self.slow.beta
         usual = (start.share > 0.0) & (prediction > 0.0)
         log_ratio = np.log(held.elapsed_us[usual] / prediction[usual])
-        self.drift.open_cells(held.cell[usual], z[usual, : self.slow.p], log_ratio, self.slow.beta)
+        self.shapes.learn(held.cell[usual], z[usual, : self.slow.p], log_ratio, self.slow.beta)
 
     def diagnosis(self, g: Floats, rows: float) -> Diagnosis:
         """Error bars and status of the published coefficients, which solve g (q, q) of so many effective rows."""
@@ -149,7 +152,7 @@ class Members:
         told.slow.strata, told.slow.meat = self.slow.new_strata(), Meat(self.slow.p)
         told.slow.learn_held(held, z, start.weight, start.share)
         if shaped:
-            told.drift = copy.deepcopy(self.drift)
+            told.shapes = copy.deepcopy(self.shapes)
             told.open_cells(held, z, start)
         return told.diagnosis(g, rows)
 
@@ -157,15 +160,15 @@ class Members:
         """What the form misses by batch shape; None where this model's own references are not kept up."""
         if self.target.vector != "beta":
             return None
-        cells = self.drift.cells
-        visited = cells.rows.nonzero()[0]
-        seen_rows = cells.rows[visited]
+        shapes = self.shapes
+        visited = shapes.rows.nonzero()[0]
+        seen_rows = shapes.rows[visited]
         total = float(seen_rows.sum())
         if not total or total < 0.5 * float(self.slow.strata.n1.sum()):
             return None
-        usual = cells.usual(visited, self.slow.beta)
-        believed, spread = cells.believed(visited, usual), cells.spread[visited]
-        return Shapes(cells.x[visited], usual, believed, spread, seen_rows, seen_rows * (rows / total))
+        usual, believed = shapes.usual(visited, self.slow.beta), shapes.believed(visited)
+        rows_behind = seen_rows * (rows / total)
+        return Shapes(shapes.x[visited], usual, believed, shapes.spread[visited], seen_rows, rows_behind)
 
     def solve_slow(self) -> None:
         """Published coefficients from what is remembered."""
@@ -174,43 +177,28 @@ class Members:
     # ---------------------------------------------------------------- change of speed
 
     def _watch_speed(self, block: Design, z: Floats, log_ratio: Floats) -> Speed:
-        """Look for a change of speed."""
-        slow = self.slow
-        fit = SpeedFit(slow.beta, self.weighing.scale, slow.evidence, slow.evidence_rows)
-        end_ns = int(block.end_ns[-1])
-        return self.drift.learn(block.cell, z[:, : slow.p], block.steps, log_ratio, block.engine, fit, end_ns)
+        """Look for a change of speed; shape factors follow unless one is suspected, or their shape has none yet."""
+        shapes, beta, x = self.shapes, self.slow.beta, z[:, : self.slow.p]
+        shapes.score(log_ratio, shapes.log_factors(beta)[block.cell])
+        speed = self.drift.learn(block, log_ratio, shapes, beta)
+        if speed.verdict is Verdict.NOTHING:
+            shapes.learn(block.cell, x, log_ratio, beta)
+        return speed
 
-    def _act(self, speed: Speed) -> bool:
-        """Act on a change of speed; True if predictions are no longer what they were."""
-        self.drift.gain = speed.gain
-        on_trial = self.slow.trial is not None
-        if speed.verdict is Verdict.ALARM:
-            self.refute_trial()
-            self._open_trial()
-        elif on_trial and speed.verdict is Verdict.CONFIRMED:
-            self._accept_trial()
-        elif on_trial and not speed.suspicious:
-            self.refute_trial()
-        elif speed.verdict is Verdict.PREFILL:
-            self.slow.discount_prefill(self._settings.alarm_keep, speed.gain)
-            self.solve_slow()
-        else:
+    def _act(self, speed: Speed, *, watches: bool) -> bool:
+        """Keep little of what was known, at the new speed; True if predictions are no longer what they were."""
+        keep, gain = self._settings.alarm_keep, speed.gain
+        if speed.verdict is Verdict.NOTHING:
             return False
-        return True
-
-    def _open_trial(self) -> None:
-        self.slow.open_trial()
-        self.weighing.scale *= 2.0
-
-    def _accept_trial(self) -> None:
-        self.slow.accept_trial(self.drift.gain)
-        self.means.discount(self._settings.alarm_keep, self.drift.gain)
+        if speed.verdict is Verdict.PREFILL:
+            self.slow.discount_prefill(keep, gain)
+        else:
+            self.slow.discount(keep, gain)
+            self.means.discount(keep, gain)
+        if watches:
+            self.shapes.shift(_WITH_PREFILL if speed.verdict is Verdict.PREFILL else _EVERY_SHAPE, math.log(gain))
         self.solve_slow()
-
-    def refute_trial(self) -> None:
-        """Give up a suspicion. Its rows were judged by a speed that was none, and are forgotten with it."""
-        if self.slow.trial is not None:
-            self.slow.trial = None
+        return True
 
     # ---------------------------------------------------------------- merging
 
@@ -220,10 +208,9 @@ class Members:
         share = others / (rows + others) if rows + others > 0.0 else 0.5
         self.weighing.median_us += share * (other.weighing.median_us - self.weighing.median_us)
         self.slow.add(other.slow)
-        self.drift.add(other.drift)
+        self.shapes.add(other.shapes)
         self.means.add(other.means)
 
     def restart_detector(self) -> None:
-        """Nothing is suspected, as after a merge."""
+        """No change was seen, as after a merge."""
         self.drift = self.drift.restarted()
-        self.slow.trial = None

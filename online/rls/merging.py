@@ -2,7 +2,7 @@
 
 Merging adds statistics, it never averages coefficients. What one stream learned after the other is treated as if one
 learner had seen both: the earlier statistics are first decayed by what the later learned, stratum by stratum. Streams
-side by side keep each its own decay. Then one solve. The detector and a running trial start over.
+side by side keep each its own decay. Then one solve. The detector starts over.
 
 Scale and error bars are those of the merged coefficients, not means of what each side knew of its own:
 
@@ -54,7 +54,6 @@ class _Side:
 def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_side: bool) -> None:
     """Add what ``other`` knows; both have no partial block. ``other`` is used up."""
     for learner in (into, other):
-        learner.members.refute_trial()
         if into.phases or other.phases:
             learner.open_phases()
     if into.startup.holding and other.startup.holding:

@@ -142,10 +142,3 @@ def points_of(z: Floats) -> Ints:
     context = np.minimum(np.maximum(np.frexp(z[:, CONTEXT] / requests)[1] - 1 - _SHORT, 0), _CONTEXTS - 1)
     points: Ints = (batch * _CONTEXTS + context).astype(np.int64)
     return points
-
-
-def point_name(point: int) -> str:
-    """As people read it: ``64-127 requests of 1024-2047 tokens``."""
-    batch, context = 2 ** (point // _CONTEXTS), 2 ** (point % _CONTEXTS + _SHORT)
-    low = 0 if context == 2**_SHORT else context
-    return f"{batch}-{2 * batch - 1} requests of {low}-{2 * context - 1} tokens"

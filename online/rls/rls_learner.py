@@ -105,7 +105,7 @@ class RlsLearner:
     def adopt_shapes(self, donor: RlsLearner) -> None:
         """Begin with the shape factors of a donor of the same columns, half believed, unless learning has begun."""
         if donor.started and not self.rows and donor.features.names == self.features.names:
-            self.members.drift.cells.adopt(donor.members.drift.cells)
+            self.members.shapes.adopt(donor.members.shapes)
 
     # ---------------------------------------------------------------- learning
 
@@ -206,18 +206,16 @@ class RlsLearner:
 
     def log_factors(self, cell: Ints) -> Floats:
         """Log F of each row's batch shape, (n,); 0 where the shape was never seen."""
-        return self.members.drift.log_factors(self.members.slow.beta)[cell]
+        return self.members.shapes.applied_factors(self.members.slow.beta)[cell]
 
     def shape_factors(self, beta: Floats | None = None) -> dict[str, ShapeFactorSnapshot]:
         """Factor of each batch shape that was seen, by name: of these coefficients (p,), else of its own."""
-        drift = self.members.drift
-        own = self.members.slow.beta
+        shapes, own = self.members.shapes, self.members.slow.beta
         of = own if beta is None else np.append(beta, own[len(beta) :])
-        factors, rows = np.exp(drift.log_factors(of)), drift.cells.rows
+        rows, factors = shapes.rows, np.exp(shapes.applied_factors(of))
         visited = np.flatnonzero(rows)
         # Usual times have the stalls of their shapes: where F leaves these out, ``mean_factor`` counts them.
-        applied = drift.factor_use.applied
-        work = drift.cells.usual_work(visited, self.features.names) if applied else [None] * len(visited)
+        work = shapes.usual_work(visited, self.features.names) if shapes.applied else [None] * len(visited)
         return {
             cell_name(c): ShapeFactorSnapshot(factor=float(factors[c]), rows=float(rows[c]), usual=usual)
             for c, usual in zip(visited.tolist(), work, strict=True)

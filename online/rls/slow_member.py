@@ -4,9 +4,6 @@
     beta = argmin over beta_j >= 0 where not free   beta' (A + H) beta - 2 (b + H beta0)' beta      A, b: blocks of G
     H_jj = (max(min(s, 3 %), misfit) / sd_j)^2                    beta0, sd: the prior; s: scale (online/rls/prior.py)
 
-While a change of speed is suspected, rows go to statistics on the side. Confirmed with gain g, what was known before is
-kept at 2 % and multiplied by g, and the rows on the side join it; refuted, they are forgotten and nothing has happened.
-
 A prior that the rows contradict (online/rls/prior.py) is dropped: their own fit is published from then on.
 
 Guarantee: beta is a function of the published lane's rows alone.
@@ -21,7 +18,7 @@ import numpy as np
 from online.blocks import STRATA, Design
 from online.features import INTERCEPT, FeatureSet
 from online.rows import Floats, Mask, Target
-from online.state import Finite, MadeBy, StateError, saved
+from online.state import Finite, StateError, saved
 
 from .hac import Meat
 from .identify import Diagnosis, Evidence, Solved, diagnose
@@ -49,7 +46,6 @@ class SlowMember:
         evidence, evidence_rows: A (p, p) as it was solved last, and its rows in Huber shares.
         per_row: diagonal of A per row, (p,).
         strata, meat: what is remembered, for the coefficients and for their error bars.
-        trial: statistics on the side while a change of speed is suspected.
     """
 
     STATE = saved(
@@ -62,7 +58,6 @@ class SlowMember:
         per_row=Floats,
         strata=Strata,
         meat=Meat,
-        trial=MadeBy("new_strata"),
         prior=Prior | None,
     )
 
@@ -81,7 +76,6 @@ class SlowMember:
         self.per_row = np.zeros(p)
         self.strata = self.new_strata()
         self.meat = Meat(p)
-        self.trial: Strata | None = None
 
     def new_strata(self) -> Strata:
         """Empty statistics of its columns."""
@@ -104,18 +98,13 @@ class SlowMember:
         self.evidence = np.pad(self.evidence, (0, more))
         self.strata = self.strata.widened(p, more)
         self.meat = self.meat.widened(more)
-        self.trial = None if self.trial is None else self.trial.widened(p, more)
 
     # ---------------------------------------------------------------- learning
 
-    def learn(self, block: Design, z: Floats, weight: Floats, share: Floats, prediction: Floats) -> bool:
-        """Add rows z (n, q) of weight, Huber's share and prediction (n,); False if they went to the trial."""
-        if self.trial is not None:
-            self.trial.learn(block, z, weight, share)
-            return False
+    def learn(self, block: Design, z: Floats, weight: Floats, share: Floats, prediction: Floats) -> None:
+        """Add rows z (n, q) of weight, Huber's share and prediction (n,)."""
         kept, left = self.strata.learn(block, z, weight, share)
         self.meat.learn(block, kept, z[:, : self.p] * (left * weight * (block.elapsed_us - prediction))[:, None])
-        return True
 
     def learn_held(
         self, held: Design, z: Floats, weight: Floats, share: Floats, by_point: RowWeights | None = None
@@ -125,20 +114,10 @@ class SlowMember:
         residual = held.elapsed_us - z[:, : self.p] @ self.beta
         self.meat.learn_held(held, z[:, : self.p] * (weight * residual)[:, None])
 
-    def open_trial(self) -> Strata:
-        """Begin statistics on the side; those of an earlier suspicion are forgotten."""
-        self.trial = self.new_strata()
-        return self.trial
-
-    def accept_trial(self, gain: float) -> None:
-        """Keep little of what was known, at the new speed, and join what was learned on the side."""
-        assert self.trial is not None  # noqa: S101  only after a suspicion
-        keep = self._settings.alarm_keep
+    def discount(self, keep: float, gain: float) -> None:
+        """Keep so much of what was known, at a new speed."""
         self.strata.discount(keep, gain)
         self.meat.discount(keep)
-        self.strata.decay(self.trial.clock)
-        self.strata.add(self.trial)
-        self.trial = None
 
     def discount_prefill(self, keep: float, gain: float) -> None:
         """Keep little of what was known of steps with prefill, at their new speed."""

@@ -164,7 +164,7 @@ class PublishedPrediction:
         """
         return {
             "shape_factors": model.shape_factors(beta),
-            "shape_factors_applied": model.members.drift.factor_use.applied,
+            "shape_factors_applied": model.members.shapes.applied,
             "level": self.level.snapshot(),
             "correction": None if self.residual is None else self.residual.snapshot(),
             "seen": self.seen.snapshot(model.features.names),

@@ -24,9 +24,9 @@ BEGUN_NS = 60_000_000_000
 
 
 class Told(NamedTuple):
-    """What was said of a target, of which so many pieces had been learned while so many rows waited."""
+    """What was said of a target, of which so many blocks had been learned while so many rows waited."""
 
-    pieces: int
+    blocks_learned: int
     waiting_rows: int
     snapshot: TargetSnapshot | None
 
@@ -53,7 +53,7 @@ class Readings:
         told = self._told.get(state)
         if told is None or not _holds(told, state):
             snapshot = target_for_reader(state, exact=False).snapshot()
-            told = self._told[state] = Told(state.pieces, len(state.cutter), snapshot)
+            told = self._told[state] = Told(state.blocks_learned, len(state.cutter), snapshot)
         return told.snapshot
 
 
@@ -70,12 +70,14 @@ def target_for_reader(state: TargetState, *, exact: bool) -> TargetState:
 
 def _holds(told: Told, state: TargetState) -> bool:
     """Whether nothing was learned since that a reader is told of."""
-    return told.pieces == state.pieces and (told.waiting_rows == len(state.cutter) or _waits_for_little(state))
+    return told.blocks_learned == state.blocks_learned and (
+        told.waiting_rows == len(state.cutter) or _waits_for_little(state)
+    )
 
 
 def _waits_for_little(state: TargetState) -> bool:
     watcher = state.watcher()
-    if watcher is None or not watcher.started or watcher.members.slow.trial is not None:
+    if watcher is None or not watcher.started or watcher.members.drift.suspects:
         return False
     known_rows = watcher.effective_rows()
     begins = known_rows < MANY_ROWS and state.last_ns - state.first_ns < BEGUN_NS

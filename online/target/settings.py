@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from online.drift import DriftSettings, make_detector
+from online.drift import make_alarm
 from online.features import Facts, FeatureSet, build, custom, registered
 from online.river import RESIDUAL
 from online.rls import LearnerSettings
@@ -30,7 +30,7 @@ class BankBounds(Protocol):
 
     @property
     def detector(self) -> str:
-        """Of changes of speed (online/drift/detectors.py)."""
+        """Of changes of speed (online/drift/change.py)."""
 
     @property
     def river_rows_per_s(self) -> float:
@@ -83,14 +83,12 @@ def check_settings(settings: BankSettings) -> None:
     ):
         if not bound > 0:
             raise ValueError(f"{key}: expected a number > 0, got {bound}")
-    make_detector(rates(settings).drift)
+    make_alarm(bounds.detector)
 
 
 def rates(settings: BankSettings) -> LearnerSettings:
     """Rates of the learners with the configured detector."""
-    return LearnerSettings(
-        river_rows_per_s=settings.bank.river_rows_per_s, drift=DriftSettings(detector=settings.bank.detector)
-    )
+    return LearnerSettings(river_rows_per_s=settings.bank.river_rows_per_s, detector=settings.bank.detector)
 
 
 def feature_set(name: str, target: Target, facts: Facts, settings: BankSettings) -> FeatureSet | None:

@@ -9,7 +9,7 @@ from online.features import FeatureSet, build
 from online.rls import RowWeights
 from online.rows import Target
 from online.snapshot import TargetSnapshot
-from online.transfer import SheetEstimate, SheetPrior, unsteady_points
+from online.transfer import SheetEstimate, SheetPrior
 
 from .learners import RLS, Learner, publishes
 from .published_prediction import SHAPED
@@ -50,8 +50,3 @@ def foretold(prior: SheetPrior | None, settings: BankSettings) -> TargetSnapshot
     models = {name: model for name, model in prior.systems_before().items() if name in settings.feature_sets}
     models[SHAPED] = told.model(None, columns_of(features))
     return TargetSnapshot(vector="beta", unit="us", champion=SHAPED, models=models, interval=told.interval())
-
-
-def not_stationary(learner: Learner | None) -> list[str]:
-    """Names of the operating points that are not."""
-    return list(unsteady_points(learner)) if learner is not None and publishes(learner) else []

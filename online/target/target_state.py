@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from online.blocks import Cutter, Design
-from online.drift import ENGINES_MAX, NO_DETECTOR, Speed, differs
+from online.drift import ENGINES_MAX, Speed, differs
 from online.errors import Residuals
 from online.features import FeatureSet
 from online.river import CONTEXT, RESIDUAL
@@ -19,14 +19,13 @@ from online.snapshot import ErrorSnapshot, ModelSnapshot, TargetSnapshot
 from online.state import Kept, StateError, saved
 from online.transfer import SheetPrior
 
-from .block_pieces import BlockSize, pieces_of, runs_off
 from .clock_grain import ClockGrain
 from .course import Course
 from .design_matrix import DesignMatrix
 from .learners import RLS, Learner, make_learner, publishes
 from .published_prediction import SHAPED, PublishedPrediction, make_published
 from .settings import BankSettings, rates
-from .sheet_told import columns_of, foretold, not_stationary, told_by_sheet, weights_by_sheet
+from .sheet_told import columns_of, foretold, told_by_sheet, weights_by_sheet
 from .step_history import StepHistory
 from .window_rows import WindowRows
 
@@ -62,8 +61,10 @@ class SavedTarget:
     engine_names: dict[int, str]
 
 
-_WINDOWS_LONGER = 5
-"""A row between two scrapes lasts about as long as a block of steps, and would be a block of its own."""
+YOUNG_ROWS, YOUNG_BLOCK_ROWS = 1024, 32
+"""While coefficients are young every row moves them, and they are solved after each 32 of them."""
+_REQUESTS_LONGER = 16
+"""Blocks of requests may last so many times longer: they are few, and a block costs the same whatever is in it."""
 
 
 class TargetState:
@@ -81,14 +82,14 @@ class TargetState:
         clock: how many rows seem to take no time.
         engine_names: of the engines that sent rows lately, by the numbers that rows bear.
         sheet_prior: what the data sheet and other configurations say of ``portable``'s step time.
-        pieces: how often something was learned that a reader is told of.
+        blocks_learned: how often something was learned that a reader is told of.
     """
 
     def __init__(self, target: Target, settings: BankSettings) -> None:
         self.target = target
         self.settings = settings
-        self._block_size = BlockSize(settings.bank.block_rows, int(settings.bank.block_s * 1e9))
-        self.cutter = Cutter(*self._block_size)
+        longer = 1 if target.vector == "beta" else _REQUESTS_LONGER
+        self.cutter = Cutter(YOUNG_BLOCK_ROWS, int(longer * settings.bank.block_s * 1e9))
         self.matrix = DesignMatrix(target)
         self.models: dict[str, Learner] = {}
         self.residuals, self.windows = Residuals(), WindowRows()
@@ -100,7 +101,7 @@ class TargetState:
         self.engine_names: dict[int, str] = {}
         self.history = StepHistory(kept=target is Target.STEP_TIME)
         self.sheet_prior: SheetPrior | None = None
-        self.pieces = 0
+        self.blocks_learned = 0
 
     def offer(self, features: FeatureSet, prior_for: PriorFor) -> None:
         """Start models on a feature set that has become available."""
@@ -134,35 +135,26 @@ class TargetState:
         if not len(design):
             return outcome
         windows = int(rows.quality.min()) == Quality.METRICS  # the poorest, of all rows
-        self.pieces += windows or self.windows.rows is not None
+        self.blocks_learned += windows or self.windows.rows is not None
         self.windows.learn(design, windows=windows)
         first_ns = int(design.end_ns.min())
         self.first_ns = min(self.first_ns, first_ns) if self.first_ns else first_ns
         self.last_ns = max(self.last_ns, int(design.end_ns.max()))
         self._size_blocks()
-        for block in self.cutter.push(design, longer=_WINDOWS_LONGER if windows else 1):
+        for block in self.cutter.push(design):
             self._learn_block(block)
             self._size_blocks()
         return outcome
 
-    def _learn_block(self, block: Design) -> None:
-        """Learn a block, whole or in pieces."""
-        watcher, views = self.watcher(), self.matrix.views(block)
-        watched = watcher is not None and self.settings.bank.detector != NO_DETECTOR
-        off = runs_off(watcher, views[watcher.features.name] if watcher and watched else None, len(block))
-        for piece in pieces_of(block, off, lambda: watcher is not None and watcher.members.slow.trial is not None):
-            self._learn_piece(piece, views if len(piece) == len(block) else self.matrix.views(piece))
-        self.history.record(int(block.end_ns[-1]), watcher, self.published)
-
     def _size_blocks(self) -> None:
-        if (watcher := self.watcher()) is not None:
-            suspects, of_steps = watcher.members.slow.trial is not None, self.target.vector == "beta"
-            size = self._block_size.after(watcher.rows, of_steps=of_steps, suspects=suspects)
-            self.cutter.block_rows, self.cutter.block_ns = size
+        watcher, rows = self.watcher(), self.settings.bank.block_rows
+        young = watcher is None or watcher.rows < YOUNG_ROWS
+        self.cutter.block_rows = min(YOUNG_BLOCK_ROWS, rows) if young else rows
 
-    def _learn_piece(self, block: Design, views: Mapping[str, Design]) -> None:
-        """All models learn these rows, by set in ``views``, the one that watches for changes of speed first."""
-        self.pieces += 1
+    def _learn_block(self, block: Design) -> None:
+        """All models learn these rows, the one that watches for changes of speed first."""
+        self.blocks_learned += 1
+        views = self.matrix.views(block)
         champion, watcher = self._predictor(), self.watcher()
         context = None if self.published is None else self.published.context_of(block, self.matrix)
         speed = None
@@ -176,6 +168,7 @@ class TargetState:
             log_ratio = model.learn(view, speed) if publishes(model) else model.learn(view)
             if model is champion and log_ratio is not None:
                 self.residuals.learn(log_ratio)
+        self.history.record(int(block.end_ns[-1]), watcher, self.published)
 
     def _learn_watched(self, watcher: RlsLearner, view: Design, context: Floats | None, *, is_champion: bool) -> Speed:
         """What the watcher finds goes for all models of the target."""
@@ -251,16 +244,15 @@ class TargetState:
             champion=champion,
             models=models,
             residuals=self.residuals.snapshot(),
-            drift=None if watcher is None else watcher.members.drift.snapshot(),
+            drift=None if watcher is None else watcher.members.drift.snapshot(watcher.members.shapes),
             mean_us=learner.mean_us(),
             **_replica_parts(self.replicas, watcher),
             **self._shape_parts(learner, None if told is None else told.beta),
-            not_stationary=not_stationary(self.models.get(SHAPED)),
             doubts=doubts,
         )
 
     def _disagreement(self, watcher: RlsLearner | None) -> list[str]:
-        odd = None if watcher is None else watcher.members.drift.odd_engine()
+        odd = None if watcher is None else watcher.members.drift.odd_engine(watcher.members.shapes)
         if odd is None or not differs(odd):
             return []
         name = self.engine_names.get(odd.number, str(odd.number))

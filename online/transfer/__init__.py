@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .capped_evidence import unsteady_points
 from .config_places import ConfigPlaces
 from .configuration_space import configuration_vector, coverage, ensemble, measure_next, specialists
 from .pool import DonorPool, Priors, priors_of
@@ -29,5 +28,4 @@ __all__ = [
     "pool",
     "priors_of",
     "specialists",
-    "unsteady_points",
 ]

@@ -27,12 +27,6 @@ cache. Then the mean of a point alone counts, A = B' C B, and rows are as uncert
 Rows that are still held have no weights of their own yet. They are weighed against what is expected, by Tukey's
 bisquare with the variance of the expectation: the first requests of a server pay for cold caches and compilation.
 Where telemetry hides prefix hits they keep these weights when they become statistics; elsewhere their own fit's.
-
-A point is not stationary where the same work takes 3 sigma longer at its end than at its beginning:
-
-    tau = minimise over (beta, tau)  sum w (y - x beta - l t tau)^2       |tau| sqrt(12) sd(t) > 3 * 2 % of the step
-
-Such a configuration has a cost that no column sees; it is said, and it is not lent.
 """
 
 from __future__ import annotations
@@ -42,8 +36,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from online.blocks import Design
-from online.rls import OperatingPoints, RlsLearner, RowWeights, point_name, points_of, solve
-from online.rows import Floats, Mask
+from online.rls import OperatingPoints, RlsLearner, RowWeights, points_of, solve
+from online.rows import Floats
 
 MISFIT = 0.02
 _WANDER, _WANDER_S = 0.052, 30.0
@@ -51,9 +45,6 @@ COLUMNS = 4
 PREFILL = 1
 _BISQUARE = 4.685
 _ALL_ODD = 0.05
-_DRIFTS = 3.0 * MISFIT
-_DRIFT_ROWS, _DRIFT_SURE = 64.0, 5.0
-_RIDGE = 1e-9
 _ROWS_MIN = 1e-12
 """A point of which less is left says nothing, and 1 / rows may be no number."""
 
@@ -68,7 +59,6 @@ class Evidence:
     weight: Floats
     rows: Floats
     levels: Floats
-    unsteady: tuple[str, ...] = ()
 
     @property
     def tells_prefill(self) -> bool:
@@ -101,7 +91,7 @@ class Evidence:
         return replace(self, a=a, b=b)
 
 
-def capped(sums: Floats, rows: Floats, unsteady: tuple[str, ...] = ()) -> Evidence:
+def capped(sums: Floats, rows: Floats) -> Evidence:
     """From sums by point over (x, y, l t), (k, 6, 6), and rows (k,)."""
     squares = sums[:, COLUMNS, COLUMNS]
     seen = (rows > _ROWS_MIN) & (squares > 0.0)
@@ -113,7 +103,7 @@ def capped(sums: Floats, rows: Floats, unsteady: tuple[str, ...] = ()) -> Eviden
     means, levels = points[:, COLUMNS, :COLUMNS], _levels(sums)
     a, b = _of_means(means, weight, levels)
     a += np.einsum("k,kij->ij", weight, points[:, :COLUMNS, :COLUMNS]) - (means.T * weight) @ means
-    return Evidence(a, b, points, weight, rows, levels, unsteady)
+    return Evidence(a, b, points, weight, rows, levels)
 
 
 def _of_means(means: Floats, weight: Floats, levels: Floats) -> tuple[Floats, Floats]:
@@ -152,20 +142,7 @@ def evidence_of(learner: RlsLearner) -> Evidence | None:
     kept = learner.points()
     if kept is None or not len(kept.ids):
         return None
-    whole = _without_phases(kept, learner.members.slow.beta)
-    return capped(whole, kept.rows, _named(kept, _unsteady(whole, kept.rows)))
-
-
-def unsteady_points(learner: RlsLearner) -> tuple[str, ...]:
-    """Names of the operating points of a learner of ``portable`` that are not stationary."""
-    kept = learner.points()
-    if kept is None or not (kept.rows >= _DRIFT_ROWS).any():
-        return ()
-    return _named(kept, _unsteady(_without_phases(kept, learner.members.slow.beta), kept.rows))
-
-
-def _named(kept: OperatingPoints, which: Mask) -> tuple[str, ...]:
-    return tuple(point_name(point) for point in sorted(kept.ids[which].tolist()))
+    return capped(_without_phases(kept, learner.members.slow.beta), kept.rows)
 
 
 def _without_phases(kept: OperatingPoints, beta: Floats) -> Floats:
@@ -177,31 +154,6 @@ def _without_phases(kept: OperatingPoints, beta: Floats) -> Floats:
     change[COLUMNS, COLUMNS:p] = -beta[COLUMNS:p]
     whole: Floats = change @ kept.matrices() @ change.T
     return whole
-
-
-def _unsteady(g: Floats, rows: Floats) -> Mask:
-    """Points (k,) where the same work takes longer than it did, or shorter; sums (k, 6, 6), all solved together."""
-    steps, y, time = 0, COLUMNS, COLUMNS + 1
-    columns = np.array([*range(COLUMNS), time])
-    diagonal = g.diagonal(axis1=1, axis2=2)
-    unsteady = (rows >= _DRIFT_ROWS) & (diagonal[:, steps] > 0.0) & (diagonal[:, time] > 0.0)
-    g, rows, diagonal = g[unsteady], rows[unsteady], diagonal[unsteady][:, columns]
-    # A column without anything to say is its own row of the identity.
-    scale = (diagonal > 0.0) / np.sqrt(np.where(diagonal > 0.0, diagonal, 1.0))
-    system = g[:, columns[:, None], columns] * scale[:, :, None] * scale[:, None]
-    system += np.where(scale > 0.0, _RIDGE, 1.0)[:, None] * np.eye(len(columns))
-    inverse = np.linalg.inv(system)
-    right = g[:, columns, y] * scale
-    slopes = np.matvec(inverse, right)
-    left = np.maximum(g[:, y, y] - (slopes * right).sum(axis=1), 0.0) / rows
-    slope = np.abs(slopes[:, -1]) * scale[:, -1]
-    mean = g[:, steps, time] / g[:, steps, steps]
-    spread = np.sqrt(np.maximum(g[:, time, time] / g[:, steps, steps] - mean * mean, 0.0))
-    step = g[:, y, steps] / g[:, steps, steps]
-    drift = slope * np.sqrt(12.0) * spread / np.maximum(step, 1e-300)
-    error = np.sqrt(left * inverse[:, -1, -1]) * scale[:, -1]
-    unsteady[unsteady] = (drift > _DRIFTS) & (slope > _DRIFT_SURE * error)
-    return unsteady
 
 
 def evidence_of_held(held: Design, expected: Floats, variance: Floats) -> Evidence:

@@ -77,7 +77,7 @@ class DonorPool:
         return SheetPrior(facts, terms, self._population("" if known is None else config_id), known)
 
     def _lent(self) -> list[tuple[Donor, Evidence]]:
-        return [(d, d.evidence) for d in self._donors if d.evidence is not None and not d.evidence.unsteady]
+        return [(d, d.evidence) for d in self._donors if d.evidence is not None]
 
     def _population(self, without: str) -> Population:
         if without not in self._populations:

@@ -40,7 +40,6 @@ SETTINGS = LearnerSettings(
 FEATURES = build("portable", Target.STEP_TIME, {})
 LEARN = 0.6
 CLOCKS = 5
-LENGTHS_MIN = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0)
 REQUEST_SPAN = "llm_request"
 INTERVALS = {
     "m1_pages": {0.5: 1.1, 1.0: 1.25, 15.0: 1.6},
@@ -255,43 +254,6 @@ def minutes(case, path):
     line(name, "never", "<= 1.5", good=False)
 
 
-def identified(case, path):
-    """Minutes until intercept and prefill coefficient are ``identified`` from nine of ten starts: pages, steps."""
-    pages = pages_every(case, 0.5, path)
-
-    def from_pages(start_ns, end_ns):
-        return judged(page_rows(pages, end_ns, start_ns), windows=True)
-
-    def from_steps(start_ns, end_ns):
-        inside = (case.steps.end_ns > start_ns) & (case.steps.end_ns <= end_ns)
-        return judged(case.steps.take(inside), windows=False)
-
-    for source, judge in (("pages every 0.5 s", from_pages), ("complete", from_steps)):
-        enough = (m for m in LENGTHS_MIN if is_identified(judge, pages, case.cut_ns, m))
-        line(f"{case.name} {source}: minutes to identified", f"{next(enough, float('nan')):g}")
-
-
-def is_identified(judge, pages, cut_ns, length_min):
-    """Whether so many minutes are enough from nine of ten starts."""
-    last_ns = cut_ns - int(length_min * 60e9)
-    if last_ns <= pages[0].unix_ns:
-        return False
-    starts_ns = np.linspace(pages[0].unix_ns, last_ns, 10).astype(np.int64)
-    ends_ns = starts_ns + int(length_min * 60e9)
-    return sum({"intercept", "prefill_tokens"} <= judge(*ends) for ends in zip(starts_ns, ends_ns, strict=True)) >= 9
-
-
-def judged(rows, *, windows):
-    """Names of the coefficients that are ``identified``."""
-    learner = fit(rows) if windows else learn(FEATURES, rows)  # error bars of steps rest on many blocks
-    if learner is None:
-        return set()
-    snapshot = learner.snapshot()
-    if windows:
-        snapshot = with_jackknife(snapshot, learner, design(FEATURES, rows))
-    return {feature.name for feature in snapshot.features if feature.status == "identified"}
-
-
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--recordings", type=Path, default=DATA, help="a directory of recordings by name")
@@ -308,7 +270,6 @@ def main() -> int:
         if name in ("m1_pages", "c10_long"):
             itl_windows(case, pages)
             minutes(case, pages)
-            identified(case, pages)
     unforked = chosen.recordings / "p1_engine_stats" / "otlp.pb.gz"
     if unforked.exists():
         request_spans(unforked)

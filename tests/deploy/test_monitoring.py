@@ -13,11 +13,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from collector.telemetry import Metrics, table
-from exporters.pages.routing import Request
 from exporters.prometheus import MetricsPage
 from exporters.prometheus.advisory import AdvisorySample
 from exporters.prometheus.families import FAMILIES, PAGE_FAMILIES
-from exporters.status_page import StatusPage
 from tests.conftest import find_tool
 from tests.support import exporter_cases as cases
 from tests.support.paths import ROOT
@@ -161,18 +159,6 @@ def test_links_lead_to_runbooks_of_alerts_and_to_status_pages():
         "http://${__field.labels.instance}/#config-${__field.labels.config}",
         "http://${__data.fields.sidecar}/#config-${__value.raw}",
     }
-
-
-def test_a_link_finds_the_configuration_on_the_status_page():
-    page = StatusPage(cases.snapshot, CollectorRegistry(), ready=lambda: (True, {}), unix_nano=lambda: 0)
-    assert f'id="config-{CONFIG}"' in page.answer(Request("/", (), {}, {})).body.decode()
-
-
-def test_error_panels_turn_red_where_the_alert_fires():
-    limit = float(re.search(r"> ([0-9.]+)$", alerts()["TracefitErrorHigh"]["expr"].strip())[1])
-    text = {panel["title"]: json.dumps(panel) for panel in panels()}
-    for title in ("Step time error", "Error by model", "Fleet"):
-        assert f'{{"color": "red", "value": {limit}}}' in text[title], title
 
 
 CONFIG = "0f3c52aa9b1e"

@@ -5,7 +5,8 @@ import re
 import pytest
 
 from collector.config.schema import Config
-from online.drift.detectors import DETECTORS, DriftSettings
+from online.drift import change
+from online.drift.change import DETECTORS
 from online.errors import PrequentialError
 from online.level import HALF_LIVES_ROWS, LEVEL_MAX
 from online.river import RESIDUAL
@@ -13,12 +14,11 @@ from online.river.residual import RESIDUAL_MAX
 from online.rls import LearnerSettings, hac, robust
 from online.rls.identify import IDENTIFIED_ERROR
 from online.rls.solve import RELATIVE_RIDGE
-from online.target import block_pieces
-from online.target.target_state import CHAMPION_ADVANTAGE
+from online.target.target_state import CHAMPION_ADVANTAGE, YOUNG_BLOCK_ROWS, YOUNG_ROWS
 from tests.support.paths import DOCS
 
 TEXT = (DOCS / "learning.md").read_text(encoding="utf-8")
-RLS, DRIFT = LearnerSettings(), DriftSettings()
+RLS = LearnerSettings()
 
 
 @pytest.mark.parametrize(
@@ -27,25 +27,20 @@ RLS, DRIFT = LearnerSettings(), DriftSettings()
         (r"half-life of\s+(\d+) steps", RLS.half_life_steps),
         (r"min\(1, ([\d.]+) s", robust.HUBER),
         (r"The first (\d+) rows are fitted", RLS.start_rows),
-        (r"at most (\d+) rows or 8 seconds", Config().bank.block_rows),
-        (r"rows or (\d+) seconds of event", Config().bank.block_s),
-        (r"(\d+) rows or 1 second until", block_pieces.GROWING_BLOCK_ROWS),
-        (r"rows or (\d+) second until", block_pieces.GROWING_NS / 1e9),
-        (r"second is 1/(\d+) of", block_pieces.GROWING_SHARE),
-        (r"grown \((\d+) rows\)", block_pieces.GROWN_ROWS),
-        (r"of requests: (\d+), and", block_pieces.YOUNG_REQUESTS),
-        (r"blocks then last (\d+) times", block_pieces.REQUESTS_LONGER),
-        (r"in pieces of (\d+) rows", block_pieces.PIECE_ROWS),
-        (r"young \((\d+) rows;", block_pieces.YOUNG_ROWS),
-        (r"off by more than (\d+) % in their", 100 * block_pieces.EXPECTED_OFF),
+        (r"block: (\d+) rows until", YOUNG_BLOCK_ROWS),
+        (r"rows until (\d+) are learned", YOUNG_ROWS),
+        (r"learned, then (\d+) rows", Config().bank.block_rows),
+        (r"or (\d+) second of event time", Config().bank.block_s),
         (r"relative ridge\s+of ([\de-]+);", RELATIVE_RIDGE),
         *zip((r"windows of (\d+),", r"windows of \d+, (\d+) or", r"or (\d+) rows \[4\]"), hac.WINDOW_ROWS, strict=True),
         (r"standard error below (\d+) %", 100 * IDENTIFIED_ERROR),
         (r"half-life (\d+) rows", PrequentialError().half_life_rows),
-        (r"Medians of (\d+)\s+go", DRIFT.group),
-        (r"Below (\d+) % nothing is a change", 100 * DRIFT.gate),
-        (r"lasted for (\d+) rows", DRIFT.trial_rows_min),
-        (r"undecided after (\d+) rows", DRIFT.trial_rows_max),
+        (r"Medians of (\d+) rows", change.ROWS),
+        (r"in medians of (\d+)\.", change.PREFILL_ROWS),
+        (r"slack ([\d.]+) and", change.SLACK),
+        (r"and limit (\d+)", change.LIMIT),
+        (r"adds at most (\d+),", change.Z_MAX - change.SLACK),
+        (r"Below (\d+) % nothing is a change", 100 * change.GATE),
         (r"kept at (\d+) %", 100 * RLS.alarm_keep),
         (r"bounded to (\d+) %, with half-lives", 100 * LEVEL_MAX),
         (r"half-lives of (\d+), \d+ and \d+ rows", HALF_LIVES_ROWS[0]),

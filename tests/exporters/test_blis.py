@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from exporters.files.blis import BlisError, blis_coefficients, export
 from exporters.files.blis_render import render_flags, render_yaml
-from exporters.files.blis_sheet import AttentionShape, bandwidth_of, shape_of
+from exporters.files.blis_sheet import bandwidth_of
 from online.snapshot import FeatureSnapshot, ModelSnapshot, TargetSnapshot
 from tests.support import exporter_cases as cases
 
@@ -302,22 +302,6 @@ def test_facts_of_the_configuration_stand_in_for_the_options():
     )  # BLIS multiplies by its own figure, not the data sheet's
     own_gpu = msgspec.structs.replace(cases.config(), config={**facts, "gpu": "X", "memory_bandwidth_gb_s": 3350})
     assert blis_coefficients(own_gpu)._replace(limits=()) == exported(with_facts)._replace(limits=())
-
-
-@pytest.mark.parametrize(
-    ("sheet", "expected"),
-    [
-        (LLAMA_70B, AttentionShape(80, 8, 128)),
-        ({**LLAMA_70B, "head_dim": 64}, AttentionShape(80, 8, 128)),  # BLIS does not look at head_dim
-        ({"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32}, AttentionShape(32, 32, 128)),
-        ({"text_config": LLAMA_70B, "num_hidden_layers": 2}, AttentionShape(80, 8, 128)),
-        ({**LLAMA_70B, "num_attention_heads": 0}, None),
-        ({**LLAMA_70B, "num_hidden_layers": True}, None),
-        ({}, None),
-    ],
-)
-def test_model_sheets_are_read_as_blis_reads_them(sheet, expected):
-    assert shape_of(sheet) == expected
 
 
 def test_a_configuration_is_chosen_by_prefix_and_never_guessed():

@@ -139,16 +139,6 @@ def test_before_the_first_snapshot_a_puller_is_told_when_to_come_back(client, si
     assert int(response.getheader("Retry-After")) > 0
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/snapshot", "/healthz", "/readyz", "/nowhere"])
-def test_head_is_get_without_the_body(client, path):
-    got, body = ask(client, path)
-    head, nothing = ask(client, path, "HEAD")
-    assert nothing == b""
-    assert head.status == got.status
-    assert head.getheader("Content-Length") == got.getheader("Content-Length") == str(len(body))
-    assert head.getheader("ETag") == got.getheader("ETag")
-
-
 @pytest.mark.parametrize(("path", "name"), [("/healthz", "alive"), ("/readyz", "ready")])
 def test_a_probe_answers_its_verdict_and_its_detail(client, sidecar, path, name):
     assert ask(client, path)[0].status == 200

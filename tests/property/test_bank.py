@@ -177,17 +177,6 @@ def test_post_decode_is_fitted_to_the_mean():
     assert abs(found["intercept"] + found["output_tokens"] * raw[:, 1].mean() - y.mean()) < 0.01 * y.mean()
 
 
-def test_the_mean_of_a_feature_is_that_of_the_rows_per_request():
-    rng = np.random.default_rng(4)
-    raw = rng.uniform(1, 50, size=(500, 6))
-    bank = Bank(RLS)
-    bank.learn("c", Target.POST_DECODE, RowBlock.of_lines(raw, 500 + raw[:, 1] * 20 + rng.normal(0, 5, 500)))
-    features = bank.targets("c")["post_decode"].models["portable"].features
-    means = {f.name: f.mean for f in features}
-    assert means["intercept"] == pytest.approx(1.0)
-    assert means["output_tokens"] == pytest.approx(raw[:, 1].mean(), rel=0.01)  # forgetting: half after 4000
-
-
 def test_descriptions_without_rows_are_bounded():
     bank = Bank(Config(learners=("rls",), bank=BankConfig(configs_max=3)))
     bank.learn("learned", Target.STEP_TIME, steps(40, 1).rows)

@@ -11,14 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from collector.config import JoinConfig
 from collector.decode import MarkKind, decode
 from collector.decode.pages import EngineReading, Flavour, Meaning, ScrapedPage
-from collector.evaluate.captures import load
-from collector.identity import Knowledge
 from collector.recordings import Recording, TimedExport
 from collector.telemetry import Counts
-from online import STEP_FEATURES, RowBlock, Target
+from online import STEP_FEATURES, RowBlock
 
 _NATURAL = {"stopped", "length"}
 
@@ -42,12 +39,6 @@ class Events:
     def until(self, unix_ns):
         index = int(np.searchsorted(self.at_ns, unix_ns, side="right"))
         return {meaning: float(sums[index]) for meaning, sums in self.sums.items()}
-
-
-def recorded_steps(path: Path) -> RowBlock:
-    """Every step's row of a recording of one engine."""
-    (capture,) = load([Recording(path, lambda _: None)], Knowledge(), JoinConfig(), 0.6)
-    return capture.full[Target.STEP_TIME].rows
 
 
 def requests_of(path: Path):

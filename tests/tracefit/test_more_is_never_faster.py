@@ -51,14 +51,14 @@ def config_of(document):
     return tracefit.load(encoded(document)).config()
 
 
-def assert_rising(config, output, concurrency, prompt, *, bound=True):
+def assert_rising(config, output, concurrency, prompt, *, least=NEARLY, bound=True):
     """TTFT by prompt, ITL by concurrency; ``bound``: where prefills fill the steps, too."""
     longer = [config.request(prompt_tokens=each, output_tokens=output, concurrency=concurrency) for each in PROMPTS]
     more = [config.request(prompt_tokens=prompt, output_tokens=output, concurrency=each) for each in CONCURRENCIES]
     for name, answers in (("ttft", longer), ("itl", more)):
         times = [getattr(each, name).us for each in answers if bound or not each.prefill_bound]
         ratios = [after / before for before, after in itertools.pairwise(times)]
-        assert min(ratios, default=1.0) >= NEARLY, (name, ratios.index(min(ratios)), min(ratios))
+        assert min(ratios, default=1.0) >= least, (name, ratios.index(min(ratios)), min(ratios))
 
 
 LOADS = (st.sampled_from((2, 5, 20, 100, 500)), st.sampled_from((1, 2, 5, 20, 60)), st.sampled_from(PROMPTS))
@@ -79,7 +79,7 @@ def test_more_is_never_faster(telemetry, scheduling, seed, output, concurrency, 
 def test_nor_is_it_where_loud_factors_have_many_rows(telemetry, seed, output, concurrency, prompt):
     """Where prefills fill every step, one of them takes the place of many decodes: that much may be noise."""
     document = learned(telemetry, seed, MANY)
-    assert_rising(config_of(document), output, concurrency, prompt, bound=False)
+    assert_rising(config_of(document), output, concurrency, prompt, least=0.995, bound=False)
 
 
 @pytest.mark.parametrize("telemetry", QUALITIES)
@@ -173,5 +173,7 @@ def test_a_page_answers_as_its_coefficients_do(replayed):
     assert config.telemetry == "metrics"
     for prompt in (100, 300, 900, 1_500):
         b0, b_prefill, _, b_requests = (each.value for each in config.coefficients())
+        said_us = b0 + b_prefill * prompt + b_requests
+        assert config.step_time(prefill_tokens=prompt, requests=1).us == pytest.approx(said_us)
         ttft_us = config.request(prompt_tokens=prompt, output_tokens=50, concurrency=1).ttft.us
-        assert ttft_us == pytest.approx(b0 + b_prefill * prompt + b_requests, rel=0.05)
+        assert ttft_us == pytest.approx(said_us, rel=0.05)

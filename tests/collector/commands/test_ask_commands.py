@@ -75,18 +75,6 @@ def test_plan_says_how_many_fit_and_why_not_more():
     assert "slots" not in printed.text
 
 
-def test_plan_takes_limits_that_nobody_told():
-    printed = asked(plan, SNAPSHOT, Sizing(Targets(2000, 300, itl_ms=30), Assumed(kv_tokens=20_000)), in_json=True)
-    assert printed.tree["limit"] == "kv_capacity"
-    assert printed.tree["curve"][0]["concurrency"] == 1
-
-
-def test_plan_without_an_answer_fails():
-    printed = asked(plan, SNAPSHOT, Sizing(Targets(2000, 300, itl_ms=5)))
-    assert printed.code == 1
-    assert "not even one request" in printed.text
-
-
 def test_show_has_every_coefficient_with_its_error():
     printed = asked(show, SNAPSHOT)
     assert printed.code == 0

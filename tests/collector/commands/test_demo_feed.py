@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import signal
 
-import numpy as np
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from collector.commands.demo import errors_of_line, forget_last_run, signals_as_ctrl_c
+from collector.commands.demo import forget_last_run, signals_as_ctrl_c
 from collector.commands.demo_feed import (
     find_recording,
     read_index,
@@ -115,9 +114,3 @@ def test_a_demo_under_nohup_outlives_its_terminal(ending_signal):
 def test_a_recording_that_is_not_there_is_named(tmp_path):
     with pytest.raises(StartError, match="absent"):
         find_recording(tmp_path / "absent")
-
-
-def test_the_bars_of_a_line_hold_together_in_95_per_cent():
-    errors = np.abs(np.random.default_rng(1).standard_normal((20_000, 4)))
-    assert (errors <= errors_of_line(4)).all(axis=1).mean() == pytest.approx(0.95, abs=0.01)
-    assert (errors <= errors_of_line(1)).all(axis=1).mean() < 0.84

@@ -77,12 +77,3 @@ def test_spans_of_foreign_scopes_are_counted_and_left_out():
     unread, counts, _ = decode_in_columns([(otlp.export(("fastapi", [broken]), ("vllm.scheduler", [ours])), "peer")])
     assert unread == [None]
     assert counts[table.DECODED_SPANS] == 0, "who counts a whole export counts it once"
-
-
-def test_nesting_is_as_deep_as_the_plain_decoder_allows():
-    for depth in range(20, 60):
-        value = b"\x10\x01"
-        for _ in range(depth):
-            value = otlp.field(5, otlp.field(1, value))
-        odd = otlp.summary(5) + otlp.field(3, otlp.field(1, b"deep") + otlp.field(2, value))
-        assert_same([(otlp.steps_export([odd, otlp.summary(6)]), "peer")])

@@ -6,6 +6,7 @@ import math
 
 import pytest
 from google.protobuf.message import DecodeError
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from collector.decode.plain import decode
@@ -16,6 +17,7 @@ from collector.telemetry.reasons import Skip
 from tests.support.paths import DATA
 from tests.support.pipelines import assert_accounted
 from tests.support.recordings import recording
+from tests.support.step_exports import attribute
 from tests.support.toy_engine import UNIX_NS, Job, run_engine
 from tests.support.toy_spans import (
     API_SCOPE,
@@ -201,3 +203,26 @@ def test_a_recording_is_accounted_for_to_the_last_event():
     assert counts[table.DECODED_SPANS] == counts[table.DECODED_SPANS_OK]
     assert counts[table.SDK_DROPPED_EVENTS] == 778
     assert counts[table.DECODED_EVENTS_OK] > 1168 + 764
+
+
+def test_foreign_events_and_attributes_beside_ours_change_nothing(run):
+    spans = {
+        STEP_SCOPE: step_span(run, 1, 5),
+        CORE_SCOPE: core_span(run, run.jobs[0]),
+        API_SCOPE: api_span(run, run.jobs[0]),
+    }
+    for scope, span in spans.items():
+        plain = decoded(Piece("e", scope, span))
+        strange = Span()
+        strange.CopyFrom(span)
+        strange.events.add(name="exception")
+        for event in strange.events:
+            event.attributes.append(attribute("made.up", "x"))
+            event.attributes.append(KeyValue(key="list", value=AnyValue(array_value=ArrayValue())))
+            event.attributes.append(KeyValue(key="empty"))
+        counts = Counts()
+        odd = decoded(Piece("e", scope, strange), counts=counts)
+        assert odd.steps.tolist() == plain.steps.tolist()
+        assert (odd.core, odd.api) == (plain.core, plain.api)
+        assert counts[table.SKIPPED_EVENTS, Skip.FOREIGN_EVENT] == 1
+        assert_accounted(counts)

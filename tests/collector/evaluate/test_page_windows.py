@@ -56,18 +56,6 @@ def test_servers_of_one_recording_are_scored_apart(tmp_path):
     assert {name: len(each) for name, each in load_pages([both]).items()} == {"two http://a": 3, "two http://b": 3}
 
 
-def test_engines_of_one_page_are_scored_apart(tmp_path):
-    both = tmp_path / "ranks.jsonl"
-    with both.open("w") as file:
-        for line in gzip.decompress(RECORDED.read_bytes()).splitlines()[:3]:
-            entry = json.loads(line)
-            entry["page"] += "\n" + entry["page"].replace('engine="0"', 'engine="1"')
-            file.write(json.dumps(entry) + "\n")
-    readings = load_pages([both])
-    assert list(readings) == ["ranks", "ranks#1"]
-    assert [len(each) for each in readings.values()] == [3, 3]
-
-
 def readings_of(without=(), seconds=180):
     engine, readings = SimulatedEngine(seed=3), []
     for number in range(seconds):

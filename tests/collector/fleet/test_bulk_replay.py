@@ -176,20 +176,6 @@ def test_what_was_stopped_goes_on_where_it_was(recording, alone, tmp_path, monke
     assert not (tmp_path / ".out.json.replay").exists()
 
 
-def test_what_is_done_of_other_files_or_settings_is_thrown_away(recording, tmp_path):
-    said = []
-    files = find_bulk_files([str(recording)])
-    for known, kept in ((files, False), (files, True), (files[:1], False), ([files[0]._replace(changed="x")], False)):
-        work = WorkDirectory(tmp_path, SystemClock(), said.append)
-        work.take(known, CONFIG)
-        with pytest.raises(StartError, match="another process uses"):
-            WorkDirectory(tmp_path, SystemClock(), said.append).take(known, CONFIG)
-        assert (tmp_path / "part-000000.json").exists() == kept
-        (tmp_path / "part-000000.json").touch()
-        work.release()
-    assert len(said) == 1
-
-
 def test_real_processes_write_what_one_writes(recording, alone, tmp_path, monkeypatch):
     out, state = tmp_path / "out.json", tmp_path / "out.bin"
     config = tmp_path / "config.yaml"

@@ -7,7 +7,6 @@ from collector.cli import main
 from collector.fleet import state_fetch, state_places
 from collector.fleet.pull import Puller, PullOptions, pull_once, token_reader
 from collector.fleet.state_places import look
-from collector.runtime import StartError
 from online import Bank, Snapshot, merge_states
 from online.state import VERSION
 from tests.support.clocks import FakeClock
@@ -229,20 +228,6 @@ def test_of_a_directory_with_too_many_states_the_first_are_taken_and_the_rest_is
     *taken, rest = look([str(tmp_path)])
     assert [place.path.name for place in taken] == ["0.bin", "1.bin", "2.bin"]
     assert rest.problem == "more than 3 states are in it; the first by name were taken"
-
-
-@pytest.mark.parametrize(
-    "source", ["http://", "http://user@host", "http://a:0", "http://a b", "dns+http://", "://x", ""]
-)
-def test_what_is_no_source_is_refused_at_once(source, tmp_path):
-    with pytest.raises(StartError):
-        Puller(PullOptions((source,), tmp_path), CONFIG, FakeClock(unix_nano=NOW_NS), print)
-
-
-def test_object_storage_without_its_package_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
-    with pytest.raises(StartError, match="install tracefit's extra fleet"):
-        Puller(PullOptions(("s3://bucket/states",), tmp_path), CONFIG, FakeClock(unix_nano=NOW_NS), print)
 
 
 def test_objects_below_a_prefix_are_states_like_files(states, tmp_path):

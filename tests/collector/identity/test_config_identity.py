@@ -22,16 +22,6 @@ def test_a_stronger_source_wins_whenever_it_speaks():
     assert facts.conflicts == 2
 
 
-@pytest.mark.parametrize(
-    ("value", "number"), [(512, 512.0), (0, None), (-3, None), (True, None), ("x", None), (1.5, 1.5)]
-)
-def test_a_number_is_positive_or_unknown(value, number):
-    facts = EngineFacts()
-    facts.learn({"block_size": value}, FactSource.RESOURCE)
-    assert facts.number("block_size") == number
-    assert facts.number("max_num_seqs") is None
-
-
 def test_identity_holds_only_what_identifies():
     facts = EngineFacts()
     facts.learn({"model": "m", "num_gpu_blocks": 100, "tensor_parallel_size": 2}, FactSource.RESOURCE)

@@ -72,11 +72,6 @@ def test_rules_files_and_sheets_complete_what_telemetry_says(model_file):
     assert cannot_derive(facts.known()) == ()
 
 
-def test_rules_that_do_not_match_say_nothing(model_file):
-    rule = RuleConfig(match={"instance": "other-*", "model": "x"}, facts={"gpu": "L4"}, model_config=str(model_file))
-    assert _apply(ConfigurationsConfig(rules=(rule,))).known() == {}
-
-
 def test_a_later_rule_wins_over_an_earlier_one():
     rules = (RuleConfig(facts={"gpu": "L4"}), RuleConfig(match={"instance": "pod-1"}, facts={"gpu": "H100"}))
     assert _apply(ConfigurationsConfig(rules=rules)).get("gpu") == "H100"
@@ -151,11 +146,6 @@ def test_a_hundred_megabytes_are_not_read(tmp_path):
         file.truncate(100 * 2**20)
     with pytest.raises(FileRefused, match="larger than"):
         read_architecture(path)
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="cannot be read"):
-        Knowledge(ConfigurationsConfig(hardware_file=str(tmp_path / "none.json")))
 
 
 @pytest.mark.parametrize(

@@ -47,21 +47,3 @@ def test_a_terminal_gets_a_bar_that_is_gone_when_it_is_done(total, unit):
     assert "\x1b[3" not in drawn, "no colours"
     assert drawn.endswith("afterwards\n")
     assert re.search(r"\r *\r(afterwards)\n$", drawn), "the line was cleared before"
-
-
-def test_remarks_stand_above_the_bar_and_an_interruption_takes_it_away():
-    clock, stream = FakeClock(), Terminal()
-    note = TerminalRemarks(stream)
-
-    def interrupted():
-        with Progress("read", 100, clock, note) as progress:
-            clock.advance(1.0)
-            progress.advance(10)
-            note("x.json: damaged after 6 bytes")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    note("stopped")
-    assert "\rx.json: damaged after 6 bytes\n" in stream.getvalue()
-    assert stream.getvalue().endswith("\rstopped\n")

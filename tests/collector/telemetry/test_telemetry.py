@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 
 import pytest
@@ -79,38 +78,6 @@ def test_counts_of_the_pipeline_arrive_by_reason(metrics):
     assert metrics.value(ROWS, "step_time", "learned") == 6
     assert metrics.value(DROPPED_ROWS, "idle") == 2
     assert metrics.value(KV_HELD) == 5, "a gauge stands at what it was last"
-
-
-def test_what_was_never_counted_is_zero_and_stored_nowhere():
-    counts = Counts()
-    assert counts[SKIPPED_EVENTS, Skip.WRONG_TYPE] == counts.total(SKIPPED_EVENTS) == 0
-    assert not counts
-
-
-def test_counts_are_added_by_row_and_states_replaced():
-    counts, others = Counts(), Counts()
-    for each, held in ((counts, 7), (others, 5)):
-        each[DECODED_EVENTS] += 2
-        each[DROPPED_ROWS, RowDrop.IDLE] += 1
-        each[KV_HELD] = held
-    others[DROPPED_ROWS, RowDrop.RESTART] += 4
-    counts.merge(others)
-    assert counts == {
-        DECODED_EVENTS: 4,
-        (DROPPED_ROWS, "idle"): 2,
-        (DROPPED_ROWS, "restart"): 4,
-        KV_HELD: 5,
-    }
-    assert counts.by_label(DROPPED_ROWS) == {RowDrop.IDLE: 2, RowDrop.RESTART: 4}
-    assert counts.total(DROPPED_ROWS) == 6
-
-
-def test_a_copy_of_counts_counts_the_same_rows():
-    counts = Counts()
-    counts[DROPPED_ROWS, RowDrop.IDLE] += 1
-    copied = copy.deepcopy(counts)
-    copied[DROPPED_ROWS, RowDrop.IDLE] += 1
-    assert (counts[DROPPED_ROWS, RowDrop.IDLE], copied[DROPPED_ROWS, RowDrop.IDLE]) == (1, 2)
 
 
 def test_a_gauge_may_read_its_value_at_every_scrape(metrics):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -61,26 +59,6 @@ def test_what_waits_is_given_up_when_memory_is_short_for_three_seconds():
     assert house.done.count("give up") == 2
     assert not house.relief.guard.is_short()
     assert house.health.alive()
-
-
-def test_it_is_said_once_per_shortage_however_often_it_flickers(caplog):
-    house = House(90)
-    house.turns(1)
-    house.used_mib = 110
-    with caplog.at_level(logging.INFO):
-        for _ in range(6):
-            house.turns(1)
-            house.used_mib = 90
-            house.turns(1)
-            assert house.relief.problem == "more than 100 MiB in use: exports are refused"
-            house.used_mib = 110
-        house.used_mib = 90
-        house.turns(12)
-    assert house.relief.problem == ""
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
-        "memory is short",
-        "memory is enough again",
-    ]
 
 
 def test_a_limit_below_what_it_takes_to_run_at_all_is_said_with_its_remedy():

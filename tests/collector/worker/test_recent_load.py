@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 import numpy as np
 import pytest
 
 from collector.decode import Telemetry
-from collector.decode.pages import EngineReading, Flavour, Meaning, ScrapedPage
 from collector.recordings import merged, open_recordings
 from collector.worker.recent_load import PROCESSES_MAX, RecentLoad
 from tests.support import exporter_cases as cases
@@ -80,15 +77,6 @@ def test_requests_alone_tell_it_by_littles_law():
     assert mix.concurrency == pytest.approx(20 * 2.2 / (19 * 0.5 + 2.2), rel=0.01)
 
 
-def test_a_clock_that_jumps_back_begins_anew():
-    load = RecentLoad()
-    load.record(stock(10))
-    assert load.mixes([CONFIG], NOW)
-    assert load.mixes([CONFIG], NOW - 10**15) == {}
-    load.record(stock(10))
-    assert load.mixes([CONFIG], NOW - 10**15)
-
-
 @pytest.mark.parametrize("name", ["c6_saturated", "c8_stock_0.32.0"])
 def test_every_recording_with_requests_has_a_mix(name):
     pipeline = replayed(recording(otlp_file(name)))
@@ -113,38 +101,6 @@ def test_a_recorded_page_alone_tells_the_load_of_its_requests():
     assert 2.7e5 < mix.ttft_us < 5.7e5
     assert 0.05 < mix.prefix_hit < 21.4 / 185
     assert 8 < mix.concurrency < 16
-
-
-def page(**values):
-    known = {Meaning[name]: value for name, value in values.items()}
-    reading = EngineReading("0", "m", Flavour.VLLM, tuple(known.get(each, math.nan) for each in Meaning), {})
-    return ScrapedPage("vllm-0", 1, 1, (reading,))
-
-
-COUNTED = {
-    "FINISHED": 0, "FINISHED_PROMPT_TOKENS": 0, "FINISHED_GENERATED_TOKENS": 0, "FIRST_TOKENS": 0, "PROMPT_TOKENS": 0,
-    "GENERATED_TOKENS": 0, "ITL_COUNT": 0, "ITL_SECONDS": 0.0, "RUNNING": 3, "WAITING": 1,
-}  # fmt: skip
-LATER = {
-    "FINISHED": 10, "FINISHED_PROMPT_TOKENS": 3000, "FINISHED_GENERATED_TOKENS": 1000, "FIRST_TOKENS": 10,
-    "PROMPT_TOKENS": 3000, "GENERATED_TOKENS": 1000, "ITL_COUNT": 990, "ITL_SECONDS": 9.9, "RUNNING": 5, "WAITING": 3,
-}  # fmt: skip
-
-
-def mix_of_pages(*pages):
-    load = RecentLoad()
-    for each in pages:
-        load.record_page(each)
-    metrics = msgspec.structs.replace(CONFIG, telemetry="metrics")
-    return load.mixes([metrics], NOW).get(CONFIG.config_id)
-
-
-def test_two_pages_tell_the_load_between_them():
-    mix = mix_of_pages(page(**COUNTED), page(**LATER))
-    assert (mix.prompt_tokens, mix.output_tokens, mix.prefix_hit) == (300, 100, 0.0)
-    assert mix.itl_us == pytest.approx(10_000)
-    assert mix.concurrency == 6.0
-    assert mix.ttft_us is None
 
 
 def told_by(telemetry, instance):

@@ -11,7 +11,6 @@ from prometheus_client import CollectorRegistry
 
 from collector.receive.admission import AdmissionQueue
 from collector.receive.export_request import Export
-from collector.runtime.exits import StartError
 from collector.runtime.health import Health
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.table import (
@@ -171,15 +170,6 @@ def test_a_generation_is_made_only_when_something_was_learned_and_not_too_often(
     assert house.publisher.current().generation == 3, "an engine came after the last row of its configuration"
 
 
-def test_the_last_generation_does_not_wait_for_the_interval(house):
-    house.put()
-    house.worker.step(0)
-    house.put()
-    house.worker.step(0)
-    house.publisher.tick(final=True)
-    assert house.publisher.current().generation == 2
-
-
 def test_a_snapshot_that_cannot_be_made_is_counted_and_the_old_one_stays(house, monkeypatch):
     house.put()
     house.worker.step(0)
@@ -248,9 +238,3 @@ def test_a_write_that_fails_is_counted_and_tried_again(tmp_path):
     assert house.metrics.value(SNAPSHOT_WRITE_ERRORS) == 1
     directory.mkdir()
     assert house.writer.stop()
-
-
-def test_a_directory_that_cannot_be_made_is_one_clear_sentence(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StartError, match=r"snapshot\.directory"):
-        House(tmp_path / "file" / "below").writer.start()

@@ -102,14 +102,6 @@ def test_a_block_ends_before_the_row_that_is_too_late():
     assert len(cutter) == 1
 
 
-def test_a_block_of_windows_may_last_longer():
-    cutter = Cutter(100, 10)
-    blocks = list(cutter.push(_design(np.array([0, 12, 25, 49])), longer=5))
-    blocks += cutter.push(_design(np.array([50, 61])), longer=5)
-    assert [block.end_ns.tolist() for block in blocks] == [[0, 12, 25, 49]]
-    assert [block.end_ns.tolist() for block in cutter.push(_design(np.array([62])))] == [[50, 61]]
-
-
 @pytest.mark.parametrize("laid", [np.ascontiguousarray, np.asfortranarray, lambda columns: columns[::2][:, ::-1]])
 def test_waiting_rows_say_what_they_said_however_their_columns_lie(laid):
     columns = np.repeat(np.arange(float(len(PHASES)))[None], 600, axis=0)

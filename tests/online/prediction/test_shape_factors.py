@@ -166,7 +166,7 @@ def test_every_model_of_a_target_hears_of_a_change_from_the_one_that_watches():
     was = {name: model.members.slow.beta.copy() for name, model in state.models.items()}
     slow = steps(2000, 8, batch=(1, 8), prefill_share=0.0).rows
     state.learn(RowBlock.of_lines(slow.raw, 1.5 * slow.elapsed_us))
-    assert state.models["custom"].members.drift.alarms == 0
+    assert state.models["custom"].members.drift.confirmed == 0
     assert state.snapshot().drift.count == 1
     x = np.array([4.0, 1.0])
     now = state.models["custom"].members.slow.beta

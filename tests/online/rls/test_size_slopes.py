@@ -7,8 +7,8 @@ import pytest
 
 from collector.config import Config
 from online.bank import Bank
-from online.drift.cells import Cells
 from online.rows import STEP_FEATURES, RowBlock, Target
+from online.shapes import ShapeFactors
 
 CONTEXT_US = 0.08
 ROWS = 4_000
@@ -58,6 +58,6 @@ def test_a_context_that_comes_with_the_batch_alone_tells_nothing():
 
 
 def test_a_set_without_these_columns_says_nothing_of_the_usual_work():
-    cells = Cells(2)
+    cells = ShapeFactors(2)
     cells.rows[3], cells.x[3] = 5.0, (1.0, 7.0)
     assert cells.usual_work(np.array([3]), ("intercept", "requests")) == [None]

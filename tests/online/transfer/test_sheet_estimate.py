@@ -191,23 +191,6 @@ def test_an_odd_donor_does_not_vote():
     assert shared_overheads([]).mean == pytest.approx(HYPER_MEAN)
 
 
-def test_a_cost_that_no_column_sees_is_said_and_not_lent():
-    bank = described("7b")
-    bank.learn("c", STEP, rows_of(beta_of("7b"), 3000, spread=0.3, slower=0.25))
-    target, _ = published(bank)
-    assert target.not_stationary
-    assert all("requests of" in point for point in target.not_stationary)
-    bank.describe("d", CONFIGS["70b"] | {"model": "70b"})
-    borrower, steady = (described("70b", states) for states in ([bank.state()], []))
-    assert published(borrower)[1] == published(steady)[1]
-
-
-def test_a_steady_machine_is_not_called_unsteady():
-    bank = described("7b")
-    bank.learn("c", STEP, rows_of(beta_of("7b"), 3000, spread=0.3))
-    assert published(bank)[0].not_stationary == []
-
-
 def test_hidden_prefix_hits_leave_prefill_to_the_sheet():
     rows = rows_of(beta_of("7b"), 900)
     rows.raw[:, STEP_FEATURES.index("prefill_tokens")] = 30.0 * rows.raw[:, STEP_FEATURES.index("requests")]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from collector.decode.pages import Flavour, Meaning, PageParser, is_page_line, read_page_line
 from collector.telemetry import ScrapeOutcome
-from tests.support.page_server import RECORDED, padded, recorded_pages
+from tests.support.page_server import RECORDED, recorded_pages
 
 PAGES = [page for _, page in recorded_pages()]
 
@@ -55,10 +55,6 @@ def test_the_numbers_of_a_real_page_are_read():
     assert reading.values[Meaning.FINISHED] == 792  # over all reasons
     assert reading.values[Meaning.PREFIX_HIT_TOKENS] == 13728
     assert math.isnan(reading.values[Meaning.KV_USED_TOKENS])
-
-
-def test_lines_that_nobody_needs_change_nothing():
-    assert PageParser().parse(padded(PAGES[11], 900)) == PageParser().parse(PAGES[11])
 
 
 def test_old_names_of_vllm_mean_the_same():

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from collector.decode.pages import EngineReading, Flavour, Meaning, PageParser, read_page_line
-from collector.join.pages import PageEngine, ScrapeWindows
+from collector.join.pages import PageEngine
 from collector.telemetry import RowDrop, table
-from online import STEP_FEATURES, Quality, Target
+from online import Quality, Target
 from online.features import build
 from tests.support.page_server import RECORDED
 
@@ -138,14 +138,6 @@ def test_rows_are_of_quality_metrics_in_event_time_order_and_cover_the_counted_s
     assert 0.9 * engine.values[Meaning.STEPS] <= rows.steps.sum() <= engine.values[Meaning.STEPS]
 
 
-def test_the_raw_lines_of_a_row_add_up_to_its_requests_and_tokens():
-    rows = rows_of(scraped(SimulatedEngine(), every_s=1.0))
-    column = {name: index for index, name in enumerate(STEP_FEATURES)}
-    total = rows.raw[:, column["decode_requests"]] + rows.raw[:, column["prefill_requests"]]
-    assert np.allclose(total, rows.raw[:, column["requests"]])
-    assert (rows.raw[:, column["prefill_tokens"]] >= 0).all()
-
-
 def test_windows_end_at_clean_scrapes_or_after_six_that_are_not():
     page, engine, unclean, in_a_row = PageEngine("server", "", 0), SimulatedEngine(budget=64), 0, 0
     for _ in range(200):
@@ -210,10 +202,6 @@ def test_several_front_ends_count_a_step_several_times_and_are_found_out(front_e
     assert drops_of(page)[RowDrop.INCOMPLETE] > 0  # before it was known
 
 
-def test_one_front_end_is_one():
-    assert scraped(SimulatedEngine(), seconds=60).windows.copies == 1
-
-
 def test_a_server_of_bursts_that_is_asked_every_15_seconds_gives_a_row_each_time():
     """What is held at both ends of so long a window tells of no front ends."""
     parser, page = PageParser(), PageEngine("m1", "", 0)
@@ -235,13 +223,6 @@ def test_without_a_counter_of_steps_the_mean_batch_tells_how_many_there_were():
     page = scraped(SimulatedEngine(), without=("steps", "step_tokens"))
     beta = fitted(rows_of(page))
     assert beta[0] == pytest.approx(TRUE[0], rel=0.35)
-
-
-def test_an_idle_server_gives_no_rows_and_no_drops():
-    windows = ScrapeWindows()
-    reading = SimulatedEngine().reading()
-    assert not any(windows.add(10**18 + n, n, reading) for n in range(1, 50))
-    assert windows.drops == {}
 
 
 def test_a_restart_begins_anew():

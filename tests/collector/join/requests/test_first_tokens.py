@@ -8,8 +8,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from collector.config import JoinConfig
-from collector.join.api_process import ApiProcess
 from collector.join.requests.api_queueing import ApiQueueing, with_stand_ins
 from collector.join.requests.first_tokens import BusyArrival, StepCosts, explained, told
 from online import FeatureSnapshot, ModelSnapshot, TargetSnapshot
@@ -37,16 +35,6 @@ def test_the_api_is_told_from_the_steps_and_those_scheduled_ahead(ahead, prefill
     found = explained(waits(ahead, prefill_us=prefill_us), StepCosts(prefill_us))
     assert found.scheduled_ahead == bool(ahead)
     assert found.api_us == pytest.approx(8000, abs=600)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_wait_for_the_rest_of_a_step_is_told_from_the_api(seed):
-    chance = np.random.default_rng(seed)
-    waits_us = 9000.0 + chance.uniform(0.0, 20_000.0, 400)
-    waits_us[::10] += 300_000.0  # the engine was busy with something else
-    found = told(waits_us.tolist(), StepCosts())
-    assert found.api_us == pytest.approx(9000, abs=3 * found.stderr_us)
-    assert 200 < found.stderr_us < 600
 
 
 def test_few_requests_tell_nothing():
@@ -78,32 +66,6 @@ def test_the_api_takes_longer_with_each_request_that_runs(ahead, seed):
     assert grown.stderr_us < 10.0
     at_none_us = found.api_us - grown.requests * grown.us_per_request
     assert at_none_us == pytest.approx(8000.0, abs=1500.0)
-
-
-def queueing_told(per_request_us, requests=400):
-    """Spans that tell queue and prefill leave the API's 6 ms and the rest of a step."""
-    chance = np.random.default_rng(5)
-    queueing = ApiQueueing()
-    for met in chance.integers(2, 120, requests).tolist():
-        wait_us = 6000.0 + per_request_us * met + 14_000.0 * chance.random()
-        queueing.told_waits_us.append(wait_us)
-        queueing.told_arrivals.append(BusyArrival(wait_us, 14_000.0, 300.0, float(met)))
-    return queueing
-
-
-def test_engines_beside_one_api_process_share_those_in_flight():
-    process = ApiProcess("api-0", "", 0, JoinConfig())
-    process.api_queueing.first_tokens.extend(waits(1, per_request_us=60.0, requests=1000))
-    process.api_queueing.told_waits_us.extend(queueing_told(60.0).told_waits_us)
-    process.api_queueing.told_arrivals.extend(queueing_told(60.0).told_arrivals)
-    alone = grown_of(process.api_queueing.first_tokens).in_flight
-    engine = ApiQueueing()
-    process.tell_engine(engine, 4)
-    for found in (grown_of(engine.first_tokens).in_flight, with_stand_ins(None, [engine]).in_flight):
-        assert found.us_per_request == pytest.approx(4 * alone.us_per_request, rel=0.4)
-        assert found.requests == pytest.approx(alone.requests / 4, rel=0.1)
-    assert not process.api_queueing.first_tokens
-    assert not process.api_queueing.told_arrivals
 
 
 def stock_pieces(requests, every_s=lambda _: 0.2, per_request_s=0.0, **told):

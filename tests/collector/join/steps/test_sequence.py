@@ -112,14 +112,6 @@ def test_holes_without_journeys_give_no_row(run):
     assert feed.drops[RowDrop.INCOMPLETE] > 100
 
 
-def test_steps_that_a_jump_of_the_ids_leaves_behind_are_missing(run):
-    feed = Feed(run, steps_max=256).summaries(range(1, 101)).advance(flush=True)
-    gap = feed.steps[100:200].copy()
-    gap["step_id"] += 1000
-    feed.counts.merge(feed.sequence.add_summaries(gap, NO_SNAPSHOTS))
-    assert feed.advance(flush=True).events[JoinEvent.STEP_MISSING] == pytest.approx(1000, abs=2)
-
-
 def test_summaries_alone_give_rows_with_context_from_blocks_or_none(run):
     feed = Feed(run).summaries(ids(run)).advance(flush=True)
     assert len(feed.block) > 500

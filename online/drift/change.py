@@ -1,0 +1,310 @@
+"""Did the machine change its speed? One sequential test on block medians, over all rows and over those with prefill.
+
+    e    = log(y / (x beta F))            of rows whose batch shape has a reference (online/shapes.py), by the
+                                          coefficients and factors from before the row
+    v    = 1 / (1 + (r / 0.05)^2)         weight of a row; r: how far the form reaches for it (ShapeFactors.reach)
+    m    = weighted median of a block     32 consecutive rows; with prefill 16, less the median e of the others
+    b    = m mean(v)                      what a block says: nothing where the form alone says what its work costs
+    w   <- w + (1.2533 min(|b|, 3 w) - w) / min(k + 16, 256)     what blocks of this machine usually say; k so far
+    z    = clip(b / max(w, 4 %), -3.5, 3.5)
+    S+   = max(0, S+ + z - 1.5)           S- = max(0, S- - z - 1.5)
+    a change is confirmed where S+ or S- reaches 9 and the block is beyond half of the gain, log gain = median of m
+    since that sum was last 0; both sums start over where it is below 6 %
+
+One block adds 2 at most, so that no burst of four blocks is a change, however slow; one of the size of the noise takes
+longer. Neighbouring rows share their noise, which w knows and a spread of rows would not. Nothing waits for the
+outcome: a few hundred rows of a new speed move references of 256 rows and coefficients of 4,000 little, and after a
+confirmed change 2 % of the evidence is left. A change too slow is followed by coefficients, factors and the level.
+
+Detector ``page_hinkley`` or ``adwin``: River's takes the place of the sums and gets the same z. Its alarm confirms,
+with the gain of the last five blocks. It is not saved, and starts over with the process. ``none``: nothing is looked
+for.
+References: Page (Biometrika 1954); Bifet and Gavalda, ADWIN (SDM 2007).
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from online.blocks import CELLS, PREFILL_CELL, Design, median_of
+from online.rows import Floats, Mask
+from online.shapes import KNOWN_ROWS, ShapeFactors
+from online.snapshot import DriftSnapshot
+from online.state import Array, Count, Finite, LikeFresh, saved
+
+from .engines import Engines, OddEngine
+
+ROWS, PREFILL_ROWS = 32, 16
+SLACK, LIMIT, Z_MAX = 1.5, 9.0, 3.5
+GATE = 0.06
+_USUAL_FIRST, _USUAL_MIN = 0.05, 0.04
+_FIRST_WEIGHT, _MEMORY = 16, 256
+_MEAN_ABS_TO_SD, _CLIP = 1.2533, 3.0
+_KEPT = 32
+_REACH = 0.05
+_RIVER_BLOCKS = 5
+_OTHERS_MIN = 8
+_WITH_PREFILL: Mask = np.arange(CELLS) >= PREFILL_CELL
+NO_DETECTOR = "none"
+DETECTORS = ("cusum", "adwin", "page_hinkley", NO_DETECTOR)
+
+
+class Alarm(Protocol):
+    """Values of about unit scale in, alarm out."""
+
+    @property
+    def suspects(self) -> bool:
+        """Whether an alarm is near."""
+
+    @property
+    def lasting(self) -> int:
+        """Values since what raises the alarm began."""
+
+    def update(self, z: float) -> bool:
+        """One value; True = alarm."""
+
+
+class Cusum:
+    """Two-sided cumulative sum: S+ and S- of the module's equations."""
+
+    STATE = saved("cusum", up=Finite, down=Finite, rising=Count, falling=Count)
+
+    def __init__(self) -> None:
+        self.up = self.down = 0.0
+        self.rising = self.falling = 0
+
+    def update(self, z: float) -> bool:
+        """One value; True while a sum is at its limit."""
+        self.up, self.down = max(0.0, self.up + z - SLACK), max(0.0, self.down - z - SLACK)
+        self.rising = self.rising + 1 if self.up else 0
+        self.falling = self.falling + 1 if self.down else 0
+        return max(self.up, self.down) >= LIMIT
+
+    @property
+    def suspects(self) -> bool:
+        """Whether a sum is half way to its limit."""
+        return max(self.up, self.down) >= 0.5 * LIMIT
+
+    @property
+    def lasting(self) -> int:
+        """Values since the larger sum was 0."""
+        return self.rising if self.up > self.down else self.falling
+
+
+class RiverAlarm:
+    """River's ADWIN (delta 1e-3, asked with each value) or PageHinkley (delta 0.5, threshold 20, both sides)."""
+
+    STATE = saved("river_alarm")
+    suspects = False
+    lasting = _RIVER_BLOCKS
+
+    def __init__(self, kind: str) -> None:
+        drift = importlib.import_module("river.drift")
+        self.model: Any = (
+            drift.ADWIN(delta=1e-3, clock=1)
+            if kind == "adwin"
+            else drift.PageHinkley(delta=0.5, threshold=20.0, mode="both")
+        )
+
+    def update(self, z: float) -> bool:
+        """One value."""
+        self.model.update(z)
+        return bool(self.model.drift_detected)
+
+
+class Never:
+    """Raises no alarm, for ``none``."""
+
+    STATE = saved("never")
+    suspects = False
+    lasting = 0
+
+    def update(self, z: float) -> bool:  # noqa: ARG002 -- of the protocol
+        """Never an alarm."""
+        return False
+
+
+def make_alarm(detector: str) -> Alarm:
+    """The configured detector, fresh.
+
+    Raises:
+        ValueError: for an unknown name.
+    """
+    if detector not in DETECTORS:
+        raise ValueError(f"detector: {detector!r} is not one of {', '.join(DETECTORS)}")
+    if detector == NO_DETECTOR:
+        return Never()
+    return Cusum() if detector == DETECTORS[0] else RiverAlarm(detector)
+
+
+class ChangeTest:
+    """The test of the module's equations on one kind of rows.
+
+    Attributes:
+        waiting: e and weight of rows that do not fill a block yet, (n, 2).
+        medians: m of the last blocks, at most 32.
+        usual, blocks: w and k.
+    """
+
+    STATE = saved(
+        "change_test",
+        alarm=LikeFresh,
+        waiting=Array(np.dtype(np.float64), columns=2),
+        medians=list[Finite],
+        usual=Finite,
+        blocks=Count,
+    )
+
+    def __init__(self, detector: str, rows: int) -> None:
+        self._detector, self._rows = detector, rows
+        self.alarm = make_alarm(detector)
+        self.waiting = np.empty((0, 2))
+        self.medians: list[float] = []
+        self.usual, self.blocks = _USUAL_FIRST, 0
+
+    def restart(self) -> None:
+        """Forget what led to an alarm; what is usual stays."""
+        self.alarm, self.waiting, self.medians = make_alarm(self._detector), np.empty((0, 2)), []
+
+    def learn(self, e: Floats, weight: Floats) -> float:
+        """Rows in order of time, (n,) each; the log gain of a confirmed change, 0 for none; rows after it are left."""
+        pairs = np.concatenate([self.waiting, np.column_stack((e, weight))])
+        count = len(pairs) // self._rows
+        cut = count * self._rows
+        self.waiting = pairs[cut:]
+        blocks = pairs[:cut].reshape(count, self._rows, 2)
+        blocks = np.take_along_axis(blocks, blocks[:, :, :1].argsort(axis=1), axis=1)
+        below = blocks[:, :, 1].cumsum(axis=1)
+        middle = (below >= 0.5 * below[:, -1:]).argmax(axis=1)
+        medians = blocks[np.arange(count), middle, 0]
+        for m, share in zip(medians.tolist(), (below[:, -1] / self._rows).tolist(), strict=True):
+            if gain := self._test(m, share):
+                return gain
+        return 0.0
+
+    def _test(self, m: float, share: float) -> float:
+        said, usual = share * m, max(self.usual, _USUAL_MIN)
+        rate = 1.0 / min(self.blocks + _FIRST_WEIGHT, _MEMORY)
+        self.usual += rate * (_MEAN_ABS_TO_SD * min(abs(said), _CLIP * self.usual) - self.usual)
+        self.blocks += 1
+        self.medians = [*self.medians, m][-_KEPT:]
+        if not self.alarm.update(min(max(said / usual, -Z_MAX), Z_MAX)):
+            return 0.0
+        gain = median_of(self.medians[-self.alarm.lasting :])
+        if abs(gain) >= GATE and m * gain <= 0.5 * gain * gain:
+            return 0.0  # it may be over
+        self.restart()
+        return gain if abs(gain) >= GATE else 0.0
+
+
+class Verdict(enum.Enum):
+    """What a block said about speed."""
+
+    NOTHING = 0
+    CONFIRMED = 1
+    PREFILL = 2
+    """Confirmed, for the steps with prefill alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What a block said about speed, new time per old time of the last change, and whether another is suspected."""
+
+    verdict: Verdict
+    gain: float
+    suspicious: bool
+
+
+class ChangeMonitor:
+    """Watches the speed of one target.
+
+    Attributes:
+        all_rows, prefill: the tests.
+        engines: the levels of those that sent rows lately.
+        gain: new time per old time of the last confirmed change.
+        confirmed: how many there were.
+        last: event time and gain of the last one; None before.
+        of_prefill: whether it was of steps with prefill alone.
+    """
+
+    STATE = saved(
+        "change_monitor",
+        all_rows=ChangeTest,
+        prefill=ChangeTest,
+        engines=Engines,
+        gain=Finite,
+        confirmed=Count,
+        last=tuple[int, Finite] | None,
+        of_prefill=bool,
+    )
+
+    def __init__(self, detector: str) -> None:
+        self._detector = detector
+        self.all_rows, self.prefill = ChangeTest(detector, ROWS), ChangeTest(detector, PREFILL_ROWS)
+        self.engines = Engines()
+        self.gain, self.confirmed = 1.0, 0
+        self.last: tuple[int, float] | None = None
+        self.of_prefill = False
+
+    def restarted(self) -> ChangeMonitor:
+        """One that has seen no change."""
+        return ChangeMonitor(self._detector)
+
+    @property
+    def suspects(self) -> bool:
+        """Whether a change of all rows is suspected."""
+        return self.all_rows.alarm.suspects
+
+    def learn(self, block: Design, log_ratio: Floats, shapes: ShapeFactors, beta: Floats) -> Speed:
+        """One block, its log(y / x beta) (n,), and the factors and coefficients that predicted it."""
+        cell, end_ns = block.cell, int(block.end_ns[-1])
+        known = shapes.rows[cell] >= KNOWN_ROWS
+        if not known.any():
+            return self.unchanged()
+        cell, x = cell[known], block.x[known]
+        e = log_ratio[known] - shapes.log_factors(beta)[cell]
+        weight = 1.0 / (1.0 + np.square(shapes.reach(cell, x, beta) / _REACH))
+        self.engines.learn(block.engine[known], cell, e + shapes.log_y[cell], end_ns)
+        with_prefill = cell >= PREFILL_CELL
+        gain = self.all_rows.learn(e, weight)
+        if gain and self.engines.confirm(gain, shapes.log_y):
+            return self._change(Verdict.CONFIRMED, gain, end_ns)
+        if self.suspects or len(e) - np.count_nonzero(with_prefill) < _OTHERS_MIN:
+            return self.unchanged()
+        gain = self.prefill.learn(e[with_prefill] - median_of(e[~with_prefill]), weight[with_prefill])
+        if gain and self.engines.confirm(gain, shapes.log_y, PREFILL_CELL):
+            return self._change(Verdict.PREFILL, gain, end_ns)
+        return self.unchanged()
+
+    def _change(self, verdict: Verdict, gain: float, end_ns: int) -> Speed:
+        self.gain = math.exp(gain)
+        self.confirmed += 1
+        self.last, self.of_prefill = (end_ns, self.gain), verdict is Verdict.PREFILL
+        self.prefill.restart()
+        return Speed(verdict, self.gain, suspicious=False)
+
+    def unchanged(self) -> Speed:
+        """What is said of rows that tell of no change."""
+        return Speed(Verdict.NOTHING, self.gain, self.suspects)
+
+    def odd_engine(self, shapes: ShapeFactors) -> OddEngine | None:
+        """The engine that differs most from the others of its configuration; None where fewer than two count."""
+        return self.engines.odd(shapes.log_y)
+
+    def snapshot(self, shapes: ShapeFactors) -> DriftSnapshot:
+        """The confirmed changes; a suspicion is not published."""
+        last_ns, gain = (None, None) if self.last is None else self.last
+        odd = self.odd_engine(shapes)
+        return DriftSnapshot(
+            last_unix_nano=last_ns,
+            gain=gain,
+            count=self.confirmed,
+            of_prefill=self.of_prefill,
+            engines_apart=None if odd is None else odd.ratio,
+        )

@@ -1,0 +1,200 @@
+"""Shape factors: how much longer than x beta the steps of each batch shape take, while predicting by it wins.
+
+    X_c <- X_c + rho (mean x - X_c)                        mean work of shape c, (p,)
+    U_c <- U_c + rho mean(clip(e, -4 s_c, 4 s_c))          mean log(y / x beta), e: a row's against the mean so far
+    s_c <- s_c + rho (1.2533 mean |e| - s_c)               spread
+    rho  = rows of the block / (min(rows before, 256) + rows of the block)
+    F_c  = exp(U_c n_c / (n_c + 8))                        the prediction of a step is x beta F_c
+
+A shape (online/blocks.py) starts with the median of its first rows. What is kept is Y_c = U_c + log X_c beta, so that a
+shape's time stays true while beta is learned. The clip bounds what a stall can do.
+
+The factors are applied for as long as they do not predict worse than none. Over rows not yet learned,
+
+    a = |x beta / y - 1|    b = |x beta F / y - 1|    A = sum clip(a - b, -0.05, 0.05)    B = sum min(a, 0.2)
+
+F is left out where A < -0.05 B and applied again where A >= 0, with a half-life of 1024 rows, after 256 rows. A shape's
+mean counts its stalls, which beta leaves out, and where stalls are many it is a time that hardly any step takes.
+
+Guarantee: log ratios within 700 give finite sums, |A| <= 0.05 n and 0 <= B <= 0.2 n. Adding A and B of several is
+commutative and associative. Reference: Dawid, The prequential approach (JRSS A 147, 1984).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from .blocks import CELLS, PREFILL_CELL, Groups, median_of
+from .rows import Floats, Ints, Mask
+from .state import Count, Finite, saved
+
+TINY = 1e-12
+KNOWN_ROWS = 16.0
+"""From which on a shape's mean is a reference that rows can be compared with."""
+_MEMORY_ROWS = 256.0
+_SHRINK_ROWS = 8.0
+_RELEARNED_ROWS = 64.0
+_LEAST_WORK, _FREE_WORK, _COST_MIN, _PREFILL_REACH = 0.1, 0.35, 0.05, 0.25
+_MEAN_ABS_TO_SD, _CLIP, _SPREAD_MIN = 1.2533, 4.0, 0.005
+_STALL = 0.9  # |log(y / x beta)|, a factor of 2.5: no first row of a shape
+_SCORED_MIN, _HALF_LIFE_ROWS = 256, 1024.0
+_WON_MAX, _ERROR_MAX, _LOST = 0.05, 0.2, 0.05
+USUAL_WORK = ("prefill_tokens", "requests", "decode_context_tokens")
+UsualWork = tuple[float, float, float, float]
+
+
+class ShapeFactors:
+    """Of one target: rows (512,), Y (512,), spread (512,) and X (512, p) of every shape.
+
+    Attributes:
+        applied: whether x beta is multiplied by F.
+        scored: rows behind ``won`` and ``error``, which are A and B.
+    """
+
+    STATE = saved(
+        "shape_factors",
+        rows=Floats,
+        log_y=Floats,
+        spread=Floats,
+        x=Floats,
+        applied=bool,
+        scored=Count,
+        won=Finite,
+        error=Finite,
+    )
+
+    def __init__(self, p: int) -> None:
+        self.rows, self.log_y, self.spread = np.zeros(CELLS), np.zeros(CELLS), np.zeros(CELLS)
+        self.x = np.zeros((CELLS, p))
+        self.applied, self.scored, self.won, self.error = True, 0, 0.0, 0.0
+
+    # ---------------------------------------------------------------- reading
+
+    def usual(self, ids: Ints, beta: Floats) -> Floats:
+        """U_c of these shapes, (g,)."""
+        predicted: Floats = self.x[ids] @ beta
+        return self.log_y[ids] - np.log(np.maximum(predicted, TINY))
+
+    def believed(self, ids: Ints) -> Floats:
+        """The share of U_c that is in log F_c, (g,)."""
+        share: Floats = self.rows[ids] / (self.rows[ids] + _SHRINK_ROWS)
+        return share
+
+    def log_factors(self, beta: Floats) -> Floats:
+        """Log F of all shapes, (512,); 0 where there are no rows."""
+        ids, factors = self.rows.nonzero()[0], np.zeros(CELLS)
+        factors[ids] = self.usual(ids, beta) * self.believed(ids)
+        return factors
+
+    def applied_factors(self, beta: Floats) -> Floats:
+        """Log F of all shapes as predictions have it, (512,): 0 where factors are left out."""
+        return self.log_factors(beta) if self.applied else np.zeros(CELLS)
+
+    def reach(self, cell: Ints, x: Floats, beta: Floats) -> Floats:
+        """How far beta (p,) reaches from the usual work of their shapes to that of rows x (n, k), in their time, (n,).
+
+            sum_j d_j c_j |x_j - X_cj| / sum_j c_j x_j      d_j = max(0, |log(x_j / X_cj)| - 0.35)
+
+        over the first k columns, what is below 0 counting as 0. c_j is beta_j, but at least what makes column j a
+        twentieth of the mean step: where work hardly varied, nobody knows what it costs. With prefill it is
+        max_j d_j / 4: what prompts pay for attention to contexts, no column says. A tenth of a column's mean, added on
+        both sides of the logarithm, costs next to nothing.
+        """
+        usual, rows = np.maximum(self.x[:, : x.shape[1]], 0.0), max(float(self.rows.sum()), 1.0)
+        x = np.maximum(x, 0.0)
+        mean = (self.rows @ usual) / rows + TINY
+        cost = np.maximum(beta[: len(mean)], _COST_MIN * float(self.rows @ np.exp(self.log_y)) / rows / mean)
+        least = _LEAST_WORK * mean
+        far = np.maximum(np.abs(np.log((x + least) / (usual + least).take(cell, axis=0))) - _FREE_WORK, 0.0)
+        by_form = ((far * np.abs(x - usual.take(cell, axis=0))) @ cost) / (x @ cost)
+        reached: Floats = np.where(cell >= PREFILL_CELL, _PREFILL_REACH * far.max(axis=1), by_form)
+        return reached
+
+    def usual_work(self, ids: Ints, names: Sequence[str]) -> list[UsualWork] | list[None]:
+        """``USUAL_WORK`` of a step of each shape and its us, to four digits; None where a column is missing."""
+        if not set(names) >= {"intercept", *USUAL_WORK}:
+            return [None] * len(ids)
+        sums = self.x[ids][:, [names.index(name) for name in USUAL_WORK]]
+        steps = np.maximum(self.x[ids, names.index("intercept")], 1.0)
+        work = np.column_stack((sums, np.exp(self.log_y[ids]))) / steps[:, None]
+        digits = 10.0 ** (3.0 - np.floor(np.log10(np.maximum(work, 1e-3))))
+        return [(p, n, c, us) for p, n, c, us in (np.rint(work * digits) / digits).tolist()]
+
+    # ---------------------------------------------------------------- learning
+
+    def score(self, log_ratio: Floats, log_factor: Floats) -> None:
+        """Rows not yet learned: log(y / x beta) and log F of each, (n,)."""
+        plain = np.abs(np.expm1(-log_ratio))
+        won = plain - np.abs(np.expm1(log_factor - log_ratio))
+        keep = 0.5 ** (len(log_ratio) / _HALF_LIFE_ROWS)
+        self.won = keep * self.won + float(np.minimum(np.maximum(won, -_WON_MAX), _WON_MAX).sum())
+        self.error = keep * self.error + float(np.minimum(plain, _ERROR_MAX).sum())
+        self.scored += len(log_ratio)
+        self._decide()
+
+    def _decide(self) -> None:
+        if self.scored >= _SCORED_MIN:
+            self.applied = self.won >= (-_LOST * self.error if self.applied else 0.0)
+
+    def learn(self, cell: Ints, x: Floats, log_ratio: Floats, beta: Floats) -> None:
+        """Rows in order of time: shape (n,), x (n, p), log(y / x beta) (n,)."""
+        keep = (self.rows[cell] >= KNOWN_ROWS) | (np.abs(log_ratio) < _STALL)
+        if not keep.all():
+            cell, x, log_ratio = cell[keep], x[keep], log_ratio[keep]
+        if not len(cell):
+            return
+        groups = Groups.of(cell)
+        ids, starts, count = groups.ids, groups.starts, groups.sizes
+        x, log_ratio = x.take(groups.order, axis=0), log_ratio.take(groups.order)
+        before, spread = self.rows[ids], self.spread[ids]
+        for k in np.flatnonzero(before == 0.0):
+            rows = slice(starts[k], starts[k] + count[k])
+            self.x[ids[k]] = x[rows].mean(axis=0)
+            self.log_y[ids[k]] = median_of(log_ratio[rows]) + math.log(max(float(self.x[ids[k]] @ beta), TINY))
+        usual = self.usual(ids, beta)
+        limit = np.where(before < KNOWN_ROWS, np.inf, _CLIP * np.maximum(spread, _SPREAD_MIN)).repeat(count)
+        e = np.minimum(np.maximum(log_ratio - usual.repeat(count), -limit), limit)
+        rate = count / (np.minimum(before, _MEMORY_ROWS) + count)
+        share = rate / count
+        self.x[ids] = mean = self.x[ids] * (1.0 - rate)[:, None] + np.add.reduceat(x, starts, axis=0) * share[:, None]
+        self.log_y[ids] = usual + share * np.add.reduceat(e, starts) + np.log(np.maximum(mean @ beta, TINY))
+        self.spread[ids] = spread * (1.0 - rate) + _MEAN_ABS_TO_SD * share * np.add.reduceat(np.abs(e), starts)
+        self.rows[ids] = before + count
+
+    def shift(self, cells: Mask, gain: float) -> None:
+        """These shapes (512,) take longer by this log gain on average; what each of them takes is soon relearned."""
+        self.log_y += gain * (cells & (self.rows > 0.0))
+        self.rows[cells] = np.minimum(self.rows[cells], _RELEARNED_ROWS)
+
+    # ---------------------------------------------------------------- others' shapes
+
+    def adopt(self, donor: ShapeFactors) -> None:
+        """Begin with the shapes of a donor, of as many columns or more, as if each were learned from 8 rows at most."""
+        self.rows = np.minimum(donor.rows, _SHRINK_ROWS)
+        self.log_y, self.spread = donor.log_y.copy(), donor.spread.copy()
+        self.x = donor.x[:, : self.x.shape[1]].copy()
+
+    def settle(self, cell: Ints, log_ratio: Floats, beta: Floats) -> None:
+        """A donor's shapes have its speed: bring all to that of the first rows (n,), by those it knows."""
+        known = self.rows[cell] > 0.0
+        if known.any():
+            self.log_y[self.rows > 0.0] += median_of(log_ratio[known] - self.usual(cell[known], beta))
+
+    def add(self, other: ShapeFactors) -> None:
+        """Rows of both, 256 at most of each shape; applied unless both together have lost by it."""
+        mine, theirs = np.minimum(self.rows, _MEMORY_ROWS), np.minimum(other.rows, _MEMORY_ROWS)
+        share = theirs / np.maximum(mine + theirs, 1.0)
+        self.log_y += share * (other.log_y - self.log_y)
+        self.spread += share * (other.spread - self.spread)
+        self.x += share[:, None] * (other.x - self.x)
+        self.rows += other.rows
+        self.won, self.error, self.scored = self.won + other.won, self.error + other.error, self.scored + other.scored
+        self.applied = True
+        self._decide()
+
+    def widen(self, more: int) -> None:
+        """Columns never seen: their usual work is 0."""
+        self.x = np.pad(self.x, ((0, 0), (0, more)))

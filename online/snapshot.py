@@ -7,18 +7,38 @@ placeholder.
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import msgspec
 
 SCHEMA = "tracefit.snapshot/1"
 
 
+class Reason(StrEnum):
+    """Why a coefficient should not be used alone; see online/rls/identify.py.
+
+    ``derived``: it was worked out from other times, by no regression of its own.
+    """
+
+    FEW_ROWS = "few_rows"
+    COLLINEAR = "collinear"
+    ONE_SIZE = "one_size"
+    WIDE = "wide"
+    CLOCK_GRAIN = "clock_grain"
+    TWO_SPEEDS = "two_speeds"
+    POOR_FIT = "poor_fit"
+    HIDDEN_PREFIX_HITS = "hidden_prefix_hits"
+    DERIVED = "derived"
+
+
 class FeatureSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One coefficient of one model; ``unit`` is the coefficient's, e.g. us/token.
 
+    ``stderr``: under the load that it was learned from; none where it trades with other columns (vif > 10).
+    ``form_error``: how far it may move when the load changes, an indication that is in no ``stderr``.
     ``learned_share``: 1 = all from data, 0 = all from a prior. ``excitation``: relative spread of the feature beyond
     so much per step. ``vif``: variance inflation by the other columns. ``mean``: of the feature itself, per step or
-    request, over the remembered rows. ``reason``: what the coefficient is not, where its name would promise more. See
-    docs/learning.md.
+    request, over the remembered rows. ``reason``: why it should not be used alone. See docs/learning.md.
     """
 
     name: str
@@ -30,7 +50,8 @@ class FeatureSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     excitation: float | None = None
     vif: float | None = None
     mean: float | None = None
-    reason: str = ""
+    reason: Reason | None = None
+    form_error: float | None = None
 
 
 class ErrorSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,10 +67,10 @@ class ModelSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     ``error`` is of the published coefficients alone, ``prediction_error`` of what the target publishes to predict with:
     their product with its shape factors, its level, and its correction while that is active, each row by what was known
-    before it. ``shaped_error`` is of the product with shape factors alone, which a reader of a file
-    computes. ``scale`` is the robust spread of the
-    coefficients' relative residuals. A model that only predicts lists no features; of River's, ``rows`` are those it
-    sees.
+    before it. ``shaped_error`` is of the product with shape factors alone, which a reader of a file computes. ``scale``
+    is the robust spread of the coefficients' relative residuals. ``covariance``: of the features' errors, one row per
+    feature in their order; the error of a sum x beta is sqrt(x' covariance x), much less than its parts' where columns
+    trade. A model that only predicts lists no features; of River's, ``rows`` are those it sees.
     """
 
     features: list[FeatureSnapshot]
@@ -60,6 +81,7 @@ class ModelSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     prediction_error: ErrorSnapshot | None = None
     shaped_error: ErrorSnapshot | None = None
     scale: float | None = None
+    covariance: list[list[float]] = []
 
 
 class IntervalSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -13,13 +13,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import NormalDist
 from typing import NamedTuple
 
 from collector.config import ENV_PREFIX
 from collector.durable import STATE_FILES
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError, Stop, SystemClock
-from exporters.charts import unit_text
+from exporters.charts import Z_95, unit_text
 from exporters.files import SNAPSHOT_NAME
 from online import FeatureSnapshot, ModelSnapshot, Snapshot
 
@@ -32,7 +31,6 @@ POLL_S = 1.5
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
 _CELL = 21
-_SURE = 0.95
 
 
 class Ports(NamedTuple):
@@ -203,7 +201,7 @@ def _announce(speed: float, throttle: float, ports: Ports, say: PrintLine) -> No
     say(f"  OTLP/gRPC  127.0.0.1:{ports.grpc}")
     for page in ("", "metrics", "snapshot", "healthz"):
         say(f"  http://127.0.0.1:{ports.pages}/{page}")
-    say("What one scheduler step costs, in µs (95 % for a whole line), as the evidence comes in; Ctrl-C ends it.")
+    say("What one scheduler step costs, in µs (± 95 %), as the evidence comes in; Ctrl-C ends it.")
 
 
 def _watch(feeder: Feeder, port: int, say: PrintLine) -> None:
@@ -222,8 +220,7 @@ def _watch(feeder: Feeder, port: int, say: PrintLine) -> None:
         if names != header:
             header = names
             say(f"{'recorded':>9} {'rows':>6} " + " ".join(f"{_short(name):>{_CELL}}" for name in names) + "  error")
-        wide = errors_of_line(len(model.features))
-        cells = " ".join(f"{_cell(feature, wide):>{_CELL}}" for feature in model.features)
+        cells = " ".join(f"{_cell(feature):>{_CELL}}" for feature in model.features)
         error = "" if model.prediction_error is None else f"{model.prediction_error.median_ape:6.1%}"
         say(f"{feeder.recorded_s:>7.0f} s {model.rows:>6} {cells} {error}")
 
@@ -232,13 +229,8 @@ def _short(name: str) -> str:
     return name.replace("decode_context_tokens", "context").replace("_tokens", "")
 
 
-def errors_of_line(coefficients: int) -> float:
-    """Standard errors that a bar is long, so that all of so many hold in 95 % of the lines (Šidák): 1.96 for one."""
-    return NormalDist().inv_cdf(0.5 + 0.5 * _SURE ** (1.0 / coefficients))
-
-
-def _cell(feature: FeatureSnapshot, wide: float) -> str:
-    bar = f" ± {wide * feature.stderr:.2g}" if feature.stderr is not None else ""
+def _cell(feature: FeatureSnapshot) -> str:
+    bar = f" ± {Z_95 * feature.stderr:.2g}" if feature.stderr is not None else ""
     return f"{feature.coefficient:.5g}{bar}"
 
 

@@ -70,7 +70,7 @@ def _target_lines(name: str, target: Target, model: Model) -> Iterator[str]:
 
 
 def _coefficient(each: Coefficient) -> str:
-    reason = f", {each.reason}" if each.reason else ""
+    reason = f", {each.reason.replace('_', ' ')}" if each.reason else ""
     bar = "" if each.stderr is None else f" ± {each.stderr:.3g}"
     return f"{each.name:<24}{each.value:>14,.6g}{bar:<12} {unit_text(each.unit):<12} {each.status}{reason}"
 

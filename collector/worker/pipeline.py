@@ -38,6 +38,7 @@ from online import (
     ConfigSnapshot,
     HistoryView,
     Quality,
+    Reason,
     RowOutcome,
     Snapshot,
     Target,
@@ -344,9 +345,6 @@ def _hides_hits(quality: Quality, facts: Mapping[str, Fact]) -> bool:
     return quality is Quality.REQUESTS and facts.get("enable_prefix_caching") is not False
 
 
-OF_PROMPT_TOKENS = "of a prompt token, cached or computed: request spans hide prefix-cache hits"
-
-
 def with_unseen_prefix_hits(target: TargetSnapshot) -> TargetSnapshot:
     """What is learned of prefill tokens is of prompt tokens, and weak at best; a data sheet's is of computed ones."""
     models = {}
@@ -357,7 +355,7 @@ def with_unseen_prefix_hits(target: TargetSnapshot) -> TargetSnapshot:
             else msgspec.structs.replace(
                 feature,
                 status="weak" if feature.status == "identified" else feature.status,
-                reason=OF_PROMPT_TOKENS,
+                reason=Reason.HIDDEN_PREFIX_HITS,
             )
             for feature in model.features
         ]

@@ -18,6 +18,7 @@ from exporters.charts import (
     whisker,
 )
 from exporters.files import BlisError, blis_coefficients
+from exporters.labels import REASONS
 from online import ConfigSnapshot, FeatureSnapshot, ModelSnapshot, TargetSnapshot
 
 from .advice import STATUS, Advice, advice_for
@@ -28,10 +29,6 @@ from .step_charts import Seen, step_charts, step_shares
 MAX_SHAPES = 16
 MAX_AXIS = 0.5
 """Beyond half of the coefficient an error bar or a live value is drawn at the edge; the numbers stand beside."""
-MIXTURE_VIF = 10.0
-"""Variance inflation beyond which a feature is nearly a mixture of the others (online/rls/identify.py)."""
-
-MOSTLY_PRIOR = 0.5
 
 _NOTHING_LEARNED = (
     "<p>Its engines are heard of, and nothing could be learned from them yet. What they wait for stands below under "
@@ -256,15 +253,9 @@ def _coefficient_row(feature: FeatureSnapshot, limit: float) -> str:
 
 def _why(feature: FeatureSnapshot) -> str:
     """What stands behind a status, where it is not plainly identified."""
-    if feature.reason:
-        return feature.reason
-    if feature.status == "identified":
-        return ""
-    if feature.status == "weak" and feature.vif is not None and feature.vif > MIXTURE_VIF:
-        return f"moves together with the other features (VIF {feature.vif:.0f}); vary the load"
-    if feature.status == "weak" and feature.learned_share is not None and feature.learned_share < MOSTLY_PRIOR:
-        return f"still mostly a prior ({percent(feature.learned_share)} learned)"
-    return STATUS.get(feature.status, "")
+    if feature.reason is not None:
+        return REASONS[feature.reason]
+    return "" if feature.status == "identified" else STATUS.get(feature.status, "")
 
 
 def _shape_factors(target: TargetSnapshot, config_id: str) -> str:

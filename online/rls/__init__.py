@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from .ard import RelevantMember
+from .error_bars import JACKKNIFE_ROWS
 from .identify import as_far_as_it_fits
-from .jackknife import ROWS_MAX as JACKKNIFE_ROWS
-from .jackknife import with_jackknife
 from .learner_settings import LearnerSettings
 from .merging import merge
 from .operating_points import OperatingPoints, points_of
@@ -36,5 +35,4 @@ __all__ = [
     "points_of",
     "replica_of",
     "solve",
-    "with_jackknife",
 ]

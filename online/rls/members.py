@@ -21,11 +21,10 @@ from online.rows import Floats, Mask, Target
 from online.shapes import ShapeFactors
 from online.state import saved
 
-from .hac import Meat
+from .error_bars import Meat, Shapes
 from .identify import Diagnosis
 from .learner_settings import LearnerSettings
 from .means import Means
-from .misfit import Shapes
 from .prequential_scores import Scores
 from .prior import Prior
 from .robust import Weighing
@@ -145,8 +144,6 @@ class Members:
         Only what error bars ask for is made of them: a copy of all, solved anew, took three times as long.
         """
         g, rows, shaped = (z * start.weight[:, None]).T @ z, float(held.weight.sum()), self.target.vector == "beta"
-        if not shaped and not Meat.tells_of(rows, int(np.count_nonzero(self.slow.live))):
-            return self.diagnosis(g, rows)  # nothing of them is asked for
         told = copy.copy(self)
         told.slow = copy.copy(self.slow)
         told.slow.strata, told.slow.meat = self.slow.new_strata(), Meat(self.slow.p)

@@ -33,7 +33,7 @@ import numpy as np
 from online.rows import Floats
 from online.snapshot import ReplicaClusterSnapshot, ReplicaSnapshot
 
-from .hac import FREE_MIN, WINDOW_ROWS
+from .error_bars import FREE_MIN, WINDOW_ROWS
 from .replicas import Replica
 
 FAMILY_WISE_LEVEL = 0.01
@@ -52,7 +52,7 @@ class _Compared(NamedTuple):
     replica: Replica
     ratio: float | None = None
     stderr: float = 0.0
-    free: float = float(FREE_MIN[0])
+    free: float = FREE_MIN
     difference: float = 0.0
     p_value: float = 1.0
 
@@ -194,10 +194,8 @@ def _cluster(members: Sequence[Replica], whole: Replica) -> ReplicaClusterSnapsh
 
 
 def _free(rows: int, p: int) -> float:
-    """Degrees of freedom of N: of the longest windows of which there are enough."""
-    counts = [rows / window - p for window in WINDOW_ROWS]
-    enough = [free for free, least in zip(counts, FREE_MIN, strict=True) if free >= least]
-    return enough[-1] if enough else float(FREE_MIN[0])
+    """Degrees of freedom of N: the windows behind it, less p."""
+    return max(rows / WINDOW_ROWS - p, FREE_MIN)
 
 
 def _f_tail(f: float, p: float, free: float) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 
 from online.blocks import Design, cell_name
@@ -19,7 +20,8 @@ from online.rows import PHASES, Floats, Ints
 from online.snapshot import ModelSnapshot, ShapeFactorSnapshot
 from online.state import Count, StateError, saved
 
-from .identify import Diagnosis, feature_snapshots
+from .error_bars import jackknife
+from .identify import Diagnosis, model_snapshot, of_windows
 from .learner_settings import LearnerSettings
 from .members import Members
 from .operating_points import OperatingPoints
@@ -256,12 +258,21 @@ class RlsLearner:
         """The model as published; None before the first fit."""
         if not self.started:
             return None
-        diagnosis, members = self.diagnosis(), self.members
-        return ModelSnapshot(
-            features=feature_snapshots(self.features.columns, members.slow.beta, members.means.per_step(), diagnosis),
+        members = self.members
+        told = model_snapshot(self.features.columns, members.slow.beta, members.means.per_step(), self.diagnosis())
+        return msgspec.structs.replace(
+            told,
             rows=self.rows,
             effective_rows=self.effective_rows(),
-            condition_number=diagnosis.condition,
             error=members.scores.error.snapshot(),
             scale=members.weighing.scale,
         )
+
+    def of_windows(self, told: ModelSnapshot, rows: Design) -> ModelSnapshot:
+        """The published model with the error bars of rows between two scrapes of a page; ``rows``: the last."""
+        p, slow = len(self.features), self.members.slow
+        covariance = jackknife(rows, slow.beta[:p], self.members.weighing.scale, slow.intercept[:p])
+        if covariance is not None:
+            published = [self.features.names.index(feature.name) for feature in told.features]
+            covariance = covariance[np.ix_(published, published)]
+        return of_windows(told, covariance)

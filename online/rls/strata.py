@@ -110,6 +110,11 @@ class Strata:
         squares = float(self.n2.sum())
         return float(self.n1.sum()) ** 2 / squares if squares > 0.0 else 0.0
 
+    def squared_share(self) -> float:
+        """n2 / n1: how much less squared weights amount to, as in the variance of a weighted mean, than weights."""
+        rows = float(self.n1.sum())
+        return float(self.n2.sum()) / rows if rows > 0.0 else 1.0
+
     def spread(self) -> Floats:
         """How far each feature varies beyond so much per step where it is not 0, (p,): cv over the strata that have it.
 

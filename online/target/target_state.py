@@ -13,9 +13,9 @@ from online.drift import ENGINES_MAX, Speed, differs
 from online.errors import Residuals
 from online.features import FeatureSet
 from online.river import CONTEXT, RESIDUAL
-from online.rls import Prior, Replica, RlsLearner, as_far_as_it_fits, compared, with_jackknife
+from online.rls import Prior, Replica, RlsLearner, as_far_as_it_fits, compared
 from online.rows import Floats, Quality, RowBlock, RowOutcome, Target
-from online.snapshot import ErrorSnapshot, ModelSnapshot, TargetSnapshot
+from online.snapshot import ErrorSnapshot, ModelSnapshot, Reason, TargetSnapshot
 from online.state import Kept, StateError, saved
 from online.transfer import SheetPrior
 
@@ -222,7 +222,7 @@ class TargetState:
                 if name == SHAPED and self.published is not None:
                     snapshot = self.published.with_errors(snapshot)
                 if self.windows.rows is not None and publishes(model):
-                    snapshot = with_jackknife(snapshot, model, self.matrix.view(self.windows.rows, model.features.name))
+                    snapshot = model.of_windows(snapshot, self.matrix.view(self.windows.rows, model.features.name))
                 models[name] = snapshot
         if told is not None and SHAPED not in models:
             return foretold(self.sheet_prior, self.settings)
@@ -233,9 +233,10 @@ class TargetState:
             return None
         watcher = self.watcher()
         learner, vector = self.models[champion], self.target.vector
-        doubts = [*self.clock.doubts(), *self._disagreement(watcher)] if vector == "beta" else []
+        doubts = {}
         if vector == "beta":
-            models = {name: as_far_as_it_fits(model, doubted=bool(doubts)) for name, model in models.items()}
+            doubts = self.clock.doubts() | self._disagreement(watcher)
+            models = {name: as_far_as_it_fits(model, next(iter(doubts), None)) for name, model in models.items()}
         if not publishes(learner):
             return TargetSnapshot(vector=vector, unit="us", champion=champion, models=models)
         return TargetSnapshot(
@@ -248,15 +249,16 @@ class TargetState:
             mean_us=learner.mean_us(),
             **_replica_parts(self.replicas, watcher),
             **self._shape_parts(learner, None if told is None else told.beta),
-            doubts=doubts,
+            doubts=[*doubts.values()],
         )
 
-    def _disagreement(self, watcher: RlsLearner | None) -> list[str]:
+    def _disagreement(self, watcher: RlsLearner | None) -> dict[Reason, str]:
         odd = None if watcher is None else watcher.members.drift.odd_engine(watcher.members.shapes)
         if odd is None or not differs(odd):
-            return []
+            return {}
         name = self.engine_names.get(odd.number, str(odd.number))
-        return [f"its engines disagree: engine {name} takes {odd.ratio:.1f} × as long as the others"]
+        clause = f"its engines disagree: engine {name} takes {odd.ratio:.1f} × as long as the others"
+        return {Reason.TWO_SPEEDS: clause}
 
     def name_engines(self, names: Mapping[int, str]) -> None:
         """Of rows that came; those heard of longest ago are forgotten."""

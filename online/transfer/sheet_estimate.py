@@ -31,7 +31,7 @@ from online.blocks import Design
 from online.features import Facts
 from online.rls import MORE, RlsLearner, RowWeights, contradicted
 from online.rows import Floats
-from online.snapshot import FeatureSnapshot, IntervalSnapshot, ModelSnapshot
+from online.snapshot import FeatureSnapshot, IntervalSnapshot, ModelSnapshot, Reason
 
 from .capped_evidence import COLUMNS, MISFIT, PREFILL, Evidence, evidence_of, evidence_of_held, weights_of_held
 from .shared_overheads import Estimate, estimate
@@ -49,11 +49,12 @@ _SINGULAR = 1e-12
 
 
 class SheetEstimate(NamedTuple):
-    """beta (4,), its standard errors (4,) and status."""
+    """beta (4,), the covariance of its errors (4, 4), status and reason."""
 
     beta: Floats
-    stderr: Floats
+    covariance: Floats
     status: tuple[str, ...]
+    reason: tuple[Reason | None, ...]
     spread: float
     """Relative sd of a typical step: 32 requests of 1,000 tokens."""
 
@@ -61,16 +62,29 @@ class SheetEstimate(NamedTuple):
         """As published, in place of what was learned; ``columns``: names and units."""
         before = {} if learned is None else {feature.name: feature for feature in learned.features}
         features = []
+        stderr = np.sqrt(np.maximum(self.covariance.diagonal(), 0.0)).tolist()
         for j, (name, unit) in enumerate(columns):
-            value, stderr = float(self.beta[j]), float(self.stderr[j])
-            told = FeatureSnapshot(name=name, unit=unit, coefficient=value, status=self.status[j], stderr=stderr)
+            told = FeatureSnapshot(
+                name=name,
+                unit=unit,
+                coefficient=float(self.beta[j]),
+                status=self.status[j],
+                reason=self.reason[j],
+                stderr=stderr[j],
+            )
             if (own := before.get(name)) is not None:
-                kept = {"learned_share": own.learned_share, "excitation": own.excitation, "vif": own.vif}
+                kept = {
+                    "learned_share": own.learned_share,
+                    "excitation": own.excitation,
+                    "vif": own.vif,
+                    "form_error": own.form_error,
+                }
                 told = msgspec.structs.replace(told, mean=own.mean, **kept)
             features.append(told)
+        covariance = self.covariance.tolist()
         if learned is None:
-            return ModelSnapshot(features=features, rows=0, effective_rows=0.0)
-        return msgspec.structs.replace(learned, features=features)
+            return ModelSnapshot(features=features, rows=0, effective_rows=0.0, covariance=covariance)
+        return msgspec.structs.replace(learned, features=features, covariance=covariance)
 
     def interval(self) -> IntervalSnapshot:
         """Of observed / predicted, before a row said so."""
@@ -121,13 +135,15 @@ class SheetPrior:
         sd = np.where(self.terms.has, self._sd, 0.0)
         known = _KNOWN * np.sqrt(self.terms.matrix**2 @ sd**2)
         alone = np.full(COLUMNS, np.inf) if used is None else _alone(used.a)
-        status = tuple(
-            "prior_only" if not alone[j] < known[j] else "weak" if vif[j] > _VIF_MAX or not sure else "identified"
-            for j, sure in enumerate(stderr < _SURE * beta)
-        )
+        status, reason = [], []
+        for j, sure in enumerate((stderr < _SURE * beta).tolist()):
+            prior = not alone[j] < known[j]
+            weak = None if prior else Reason.COLLINEAR if vif[j] > _VIF_MAX else None if sure else Reason.WIDE
+            status.append("prior_only" if prior else "weak" if weak else "identified")
+            reason.append(weak)
         step = float(_TYPICAL @ beta)
         spread = float(np.sqrt(max(_TYPICAL @ covariance @ _TYPICAL, 0.0))) / step
-        return SheetEstimate(beta, stderr, status, spread)
+        return SheetEstimate(beta, covariance, tuple(status), tuple(reason), spread)
 
     def _seen(self, evidence: Evidence) -> Evidence:
         return evidence.without_prefill() if self.terms.hides_hits else evidence

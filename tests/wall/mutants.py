@@ -69,17 +69,19 @@ MUTANTS = (
     Mutant("the solver's ridge is large", "online/rls/solve.py", "RELATIVE_RIDGE = 1e-6", "RELATIVE_RIDGE = 1e-2"),
     Mutant(
         "scores of neighbouring windows do not add",
-        "online/rls/hac.py",
-        "whole[1:] += own[:-1]",
-        "whole[1:] -= own[:-1]",
+        "online/rls/error_bars.py",
+        "bartlett = 2.0 * np.maximum",
+        "bartlett = -2.0 * np.maximum",
     ),
     Mutant(
-        "error bars without the misfit of shapes",
-        "online/rls/misfit.py",
+        "young error bars without the misfit of shapes",
+        "online/rls/error_bars.py",
         "weight = self.rows**2 * np.maximum(own",
         "weight = 0.0 * np.maximum(own",
     ),
-    Mutant("few windows count as many", "online/rls/hac.py", "* (spare * (1.0 + STUDENT / free) ** 2)", "* spare"),
+    Mutant(
+        "few windows count as many", "online/rls/error_bars.py", "* (spare * (1.0 + STUDENT / free) ** 2)", "* spare"
+    ),
     Mutant(
         "a dull stretch forgets what it does not visit",
         "online/rls/strata.py",

@@ -26,7 +26,7 @@ from statistics import median
 import msgspec
 
 from collector.decode import MISSING, ApiSpan, CoreSpan, MarkKind
-from online import FeatureSnapshot, IntervalSnapshot, ModelSnapshot, TargetSnapshot
+from online import FeatureSnapshot, IntervalSnapshot, ModelSnapshot, Reason, TargetSnapshot
 from online.state import saved
 
 from .first_tokens import FIRST_TOKENS_MAX, LEVEL_MAX, BusyArrival, FirstTokens, StepCosts, explained, told
@@ -237,7 +237,9 @@ def _costs_of(step: TargetSnapshot | None, *, hits_hidden: bool) -> StepCosts:
 def _only_intercept(
     intercept_us: float, rows: int, stderr: float | None = None, effective_rows: float | None = None
 ) -> TargetSnapshot:
-    intercept = FeatureSnapshot(name="intercept", unit="us", coefficient=intercept_us, stderr=stderr, status="weak")
+    intercept = FeatureSnapshot(
+        name="intercept", unit="us", coefficient=intercept_us, stderr=stderr, status="weak", reason=Reason.DERIVED
+    )
     effective = float(rows) if effective_rows is None else effective_rows
     model = ModelSnapshot(features=[intercept], rows=rows, effective_rows=effective)
     return TargetSnapshot(vector="alpha", unit="us", champion="portable", models={"portable": model})

@@ -10,7 +10,6 @@ from online import make_rls
 from online.bank import Bank
 from online.features.registry import portable
 from online.rls import Prior
-from online.rls.hac import Meat
 from online.rls.learner_settings import LearnerSettings
 from online.rls.members import MEAN_TARGETS
 from online.rows import STEP_FEATURES, RowBlock, Target
@@ -194,23 +193,6 @@ def test_error_bars_of_skewed_times_cover_whenever_identified():
                     hits.append(hit)
     assert len(hits) > 20
     assert np.mean(hits) >= 0.85
-
-
-def test_noise_that_outlasts_the_windows_counts_for_more_until_longer_ones_carry():
-    rng = np.random.default_rng(7)
-    design = design_of(steps(1536, 1).rows, portable(STEP))
-    noise = {"alone": rng.standard_normal(1536), "long": np.repeat(rng.standard_normal(6), 256)}
-    beyond = {}
-    for name, score in noise.items():
-        meat = Meat(1)
-        for start in range(0, 1536, 32):
-            block = design.slice(start, start + 32)
-            meat.learn(block, np.ones(len(block.grouped().ids)), score[start : start + 32, None])
-        windows = score.reshape(12, 128).sum(axis=1)
-        lagged = float(windows @ windows + 2 * windows[1:] @ windows[:-1])
-        beyond[name] = float(meat.of_scores(1)[0, 0]) / (lagged * (1 + 1.21 / 11) ** 2)
-    assert beyond["alone"] < 2.0
-    assert 2.0 < beyond["long"] <= 3.0
 
 
 @pytest.mark.parametrize("target", [Target.STEP_TIME, Target.POST_DECODE])

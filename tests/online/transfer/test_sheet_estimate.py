@@ -288,7 +288,7 @@ def test_one_donor_that_is_nothing_like_its_sheet_makes_nobody_unsure():
     assert borrower[0].interval.p90 < 1.2 * alone[0].interval.p90
     for name, feature in borrower[1].items():
         assert feature.stderr < 2.0 * alone[1][name].stderr
-    unsure = SheetEstimate(np.ones(4), np.ones(4), ("prior_only",) * 4, spread=1e6).interval()
+    unsure = SheetEstimate(np.ones(4), np.eye(4), ("prior_only",) * 4, (None,) * 4, spread=1e6).interval()
     assert (unsure.p10, unsure.p90) == pytest.approx((0.1, 10.0), rel=0.01)
 
 

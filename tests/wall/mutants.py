@@ -115,10 +115,10 @@ MUTANTS = (
     ),
     Mutant("bands are as wide as what was seen", "online/errors.py", "WIDER = 1.15", "WIDER = 1.0"),
     Mutant(
-        "bands borrow everything from the whole",
+        "bands are of wider quantiles",
         "online/errors.py",
-        "_BORROWED_ROWS, _PUBLISHED_ROWS = 32.0",
-        "_BORROWED_ROWS, _PUBLISHED_ROWS = 32_000.0",
+        "_SHARES = np.array([0.1, 0.5, 0.9])",
+        "_SHARES = np.array([0.05, 0.5, 0.95])",
     ),
     Mutant(
         "the level of a row has seen it",

@@ -53,11 +53,11 @@ from collector.worker import (
     Worker,
     make_pipeline,
 )
-from exporters.charts import name_of
 from exporters.pages import AskPages, SnapshotDocuments, dispatch, protect
 from exporters.prometheus import Advisory, MetricsPage
 from exporters.routes import make_routes
 from exporters.status_page import EngineWaiting, Remarks, StatusPage
+from exporters.wording import name_of
 from online import Snapshot
 
 HANDLERS_FREE = 2

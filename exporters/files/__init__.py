@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .blis import ALPHAS, BlisError, blis_coefficients, choose_config, export, warnings_of
-from .blis_render import render_flags, render_yaml
-from .blis_trace import TRACE_HEADER, TRACE_TABLE, TracedRequest, render_trace
-from .snapshot_file import (
+from exporters.files.blis import ALPHAS, BlisError, blis_coefficients, choose_config, export, warnings_of
+from exporters.files.blis_render import render_flags, render_yaml
+from exporters.files.blis_trace import TRACE_HEADER, TRACE_TABLE, TracedRequest, render_trace
+from exporters.files.snapshot_file import (
     SNAPSHOT_NAME,
     published_generation,
     published_snapshot,

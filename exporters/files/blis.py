@@ -43,14 +43,12 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from exporters.charts import unit_text
 from exporters.client_view import index_of
-from exporters.labels import label_value, printable
+from exporters.files.blis_render import MAX_COMMENT_CHARS, Coefficients, render_flags, render_yaml
+from exporters.files.blis_sheet import BANDWIDTH_TB_S, bandwidth_of, blis_name_of, shape_of
+from exporters.wording import label_value, printable, unit_text
 from online import ConfigSnapshot, FeatureSnapshot, Snapshot, TargetSnapshot
 from tracefit import BEYOND_SEEN_BATCHES, NotFoundError
-
-from .blis_render import MAX_COMMENT_CHARS, Coefficients, render_flags, render_yaml
-from .blis_sheet import BANDWIDTH_TB_S, bandwidth_of, blis_name_of, shape_of
 
 N_BETAS = 11
 MAX_ALPHA_US = 1e12

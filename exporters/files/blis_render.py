@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from exporters.labels import printable
+from exporters.wording import printable
 from online import ConfigSnapshot, Snapshot
 
 MAX_COMMENT_CHARS = 400

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .access import protect
-from .ask_pages import AskPages
-from .routing import Request, Response, Route, Routes, dispatch
-from .snapshot_pages import JSON, STATE, SnapshotDocuments, answer_document, make_document
+from exporters.pages.access import protect
+from exporters.pages.ask_pages import AskPages
+from exporters.pages.routing import Request, Response, Route, Routes, dispatch
+from exporters.pages.snapshot_pages import JSON, STATE, SnapshotDocuments, answer_document, make_document
 
 __all__ = [
     "JSON",

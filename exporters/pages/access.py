@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from http import HTTPStatus
 
-from .routing import Request, Response, Route, Routes, plain
+from exporters.pages.routing import Request, Response, Route, Routes, plain
 
 OPEN_PAGES = frozenset({"/metrics", "/healthz", "/readyz"})
 

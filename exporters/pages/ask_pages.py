@@ -11,6 +11,8 @@ from http import HTTPStatus
 from typing import Any
 
 from exporters.client_view import ClientView
+from exporters.pages.routing import Request, Response, plain
+from exporters.pages.snapshot_pages import JSON, nothing_yet
 from exporters.what_if import (
     PLAN,
     PREDICT,
@@ -27,9 +29,6 @@ from exporters.what_if import (
     read_step_or_load,
 )
 from tracefit import Config, NotFoundError, TracefitError
-
-from .routing import Request, Response, plain
-from .snapshot_pages import JSON, nothing_yet
 
 _Answer = Callable[[Config, Mapping[str, Any]], dict[str, object]]
 

@@ -15,10 +15,9 @@ from typing import NamedTuple
 import msgspec
 
 from exporters.files import ALPHAS, BlisError, blis_coefficients, render_flags, render_yaml
+from exporters.pages.routing import TEXT, Request, Response, plain
 from exporters.per_generation import PerGeneration
 from online import ConfigSnapshot, Snapshot
-
-from .routing import TEXT, Request, Response, plain
 
 JSON = "application/json"
 YAML = "application/yaml"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .advisory import Advisory
-from .exposition import MetricsPage
+from exporters.prometheus.advisory import Advisory
+from exporters.prometheus.exposition import MetricsPage
 
 __all__ = [
     "Advisory",

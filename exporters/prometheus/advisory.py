@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from exporters.client_view import ClientView
-from exporters.labels import US_PER_S
 from exporters.what_if import Mix, MixOf
+from exporters.wording import US_PER_S
 from online import ConfigSnapshot, Snapshot
 from tracefit import Config, TracefitError
 

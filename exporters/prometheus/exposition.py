@@ -18,11 +18,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from exporters.per_generation import PerGeneration
+from exporters.prometheus.advisory import Advisory
+from exporters.prometheus.families import DEFAULT_MAX_SERIES
+from exporters.prometheus.snapshot_families import ExemplarOf, snapshot_families
 from online import Snapshot
-
-from .advisory import Advisory
-from .families import DEFAULT_MAX_SERIES
-from .snapshot_families import ExemplarOf, snapshot_families
 
 _OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 _PLAIN = "text/plain; version=0.0.4"

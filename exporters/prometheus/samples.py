@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from prometheus_client.samples import Exemplar
 
-from .families import FAMILIES
+from exporters.prometheus.families import FAMILIES
 
 
 class Sample(NamedTuple):

@@ -22,7 +22,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
-from exporters.labels import US_PER_S, base_unit, label_value
+from exporters.prometheus.advisory import AdviceOf
+from exporters.prometheus.families import DEFAULT_MAX_SERIES, FAMILIES, IDENTITY_LABELS, PAGE_FAMILIES, Family
+from exporters.prometheus.samples import Sample, Samples, drop_non_finite, drop_repeated, fit_samples
+from exporters.wording import US_PER_S, base_unit, label_value
 from online import (
     ConfigSnapshot,
     DriftSnapshot,
@@ -31,10 +34,6 @@ from online import (
     Snapshot,
     TargetSnapshot,
 )
-
-from .advisory import AdviceOf
-from .families import DEFAULT_MAX_SERIES, FAMILIES, IDENTITY_LABELS, PAGE_FAMILIES, Family
-from .samples import Sample, Samples, drop_non_finite, drop_repeated, fit_samples
 
 NS_PER_S = 1e9
 

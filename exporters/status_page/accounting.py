@@ -13,7 +13,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from exporters.charts import count, escape, meter
+from exporters.charts import meter
+from exporters.wording import count, escape
 
 PREFIX = "tracefit_"
 LOSSES = ("refused", "failed", "skipped", "dropped", "evicted", "errors", "late", "lost", "rejected", "withheld")

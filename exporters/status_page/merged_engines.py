@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from exporters.charts import count, escape
+from exporters.wording import count, escape
 from online import ReplicaSnapshot, TargetSnapshot
 
 MAX_REPLICAS = 16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from exporters.charts import count, escape, percent
+from exporters.wording import count, escape, percent
 from online import ModelSnapshot, TargetSnapshot
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from exporters.charts import count, escape, percent
+from exporters.status_page.sections import config_facts, config_title
+from exporters.wording import count, escape, percent
 from online import ConfigSnapshot
 from tracefit import told_apart
-
-from .sections import config_facts, config_title
 
 MAX_OVERVIEW = 200
 MAX_DETAILS = 6

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from exporters.charts import count, escape
+from exporters.status_page.advice import OTLP_PORT, SHARED_ID, Advice
+from exporters.wording import count, escape
 from online import Snapshot
-
-from .advice import OTLP_PORT, SHARED_ID, Advice
 
 PLUGIN_REMEDIES: dict[str, Advice] = {
     "queue_full": Advice(

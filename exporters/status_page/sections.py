@@ -4,26 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from exporters.charts import (
-    FEATURE_NAMES,
-    TARGET_NAMES,
-    Z_95,
-    coefficient,
-    count,
-    duration,
-    escape,
-    factor,
-    nice_limit,
-    percent,
-    whisker,
-)
+from exporters.charts import Z_95, nice_limit, whisker
 from exporters.files import BlisError, blis_coefficients
+from exporters.status_page.advice import STATUS, Advice, advice_for
+from exporters.status_page.merged_engines import replicas_table
+from exporters.status_page.models import models_in_competition
+from exporters.status_page.step_charts import Seen, step_charts, step_shares
+from exporters.wording import FEATURE_NAMES, TARGET_NAMES, coefficient, count, duration, escape, factor, percent
 from online import ConfigSnapshot, FeatureSnapshot, ModelSnapshot, TargetSnapshot
-
-from .advice import STATUS, Advice, advice_for
-from .merged_engines import replicas_table
-from .models import models_in_competition
-from .step_charts import Seen, step_charts, step_shares
 
 MAX_SHAPES = 16
 MAX_AXIS = 0.5

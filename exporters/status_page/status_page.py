@@ -16,20 +16,20 @@ from urllib.parse import urlencode
 
 from prometheus_client.registry import Collector
 
-from exporters.charts import CHART_STYLE, age, count, escape, name_of, newest_change
+from exporters.charts import CHART_STYLE
 from exporters.client_view import ClientView
 from exporters.pages import Request, Response
+from exporters.status_page.accounting import accounting_section
+from exporters.status_page.advice import NOTHING_YET, OTLP_PORT
+from exporters.status_page.fleet_section import FleetSource, fleet_section
+from exporters.status_page.overview import REFRESH, choose, learned_rows, overview, told_apart_of
+from exporters.status_page.remarks_section import Remarks, remarks_section
+from exporters.status_page.sections import config_section
+from exporters.status_page.step_charts import Seen
+from exporters.status_page.waiting_section import EngineWaiting, waiting_section
+from exporters.status_page.what_if import what_if_section
+from exporters.wording import age, count, escape, name_of, newest_change
 from online import ConfigSnapshot, HistoryView, Snapshot
-
-from .accounting import accounting_section
-from .advice import NOTHING_YET, OTLP_PORT
-from .fleet_section import FleetSource, fleet_section
-from .overview import REFRESH, choose, learned_rows, overview, told_apart_of
-from .remarks_section import Remarks, remarks_section
-from .sections import config_section
-from .step_charts import Seen
-from .waiting_section import EngineWaiting, waiting_section
-from .what_if import what_if_section
 
 HTML = "text/html; charset=utf-8"
 _RELOAD_S = "15"

@@ -6,26 +6,19 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from exporters.charts import (
-    FEATURE_NAMES,
     ErrorPoint,
     Mark,
     ValuePoint,
-    age,
     calibration_chart,
-    coefficient,
     coefficient_course,
-    duration,
     error_course,
-    escape,
-    percent,
     residuals,
     scatter,
     shares,
-    significant,
 )
+from exporters.status_page.advice import OTLP_PORT
+from exporters.wording import FEATURE_NAMES, age, coefficient, duration, escape, percent, significant
 from online import ChangeKind, ConfigSnapshot, CoursePoint, HistoryView, ModelSnapshot, TargetSnapshot
-
-from .advice import OTLP_PORT
 
 MAX_STRATA = 12
 MAX_PARTS = 5

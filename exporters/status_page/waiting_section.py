@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from exporters.charts import age, count, escape
+from exporters.wording import age, count, escape
 
 MAX_SHOWN = 12
 

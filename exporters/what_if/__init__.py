@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .answer_documents import LIMIT_WORDS, as_json, plan_document, planned, predict_document, predicted
-from .asked import (
+from exporters.what_if.answer_documents import LIMIT_WORDS, as_json, plan_document, planned, predict_document, predicted
+from exporters.what_if.asked import (
     PLAN,
     PREDICT,
     SHOWN_CHARS,
@@ -19,7 +19,7 @@ from .asked import (
     read_sizing,
     read_step_or_load,
 )
-from .mix import Mix, MixOf
+from exporters.what_if.mix import Mix, MixOf
 
 __all__ = [
     "LIMIT_WORDS",

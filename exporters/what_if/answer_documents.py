@@ -11,9 +11,8 @@ import math
 from collections.abc import Callable
 from typing import TypeVar
 
+from exporters.what_if.asked import Load, QuestionError, Sizing, Step, parameter_of
 from tracefit import BadInputError, Config, NoCoefficientsError, Plan, Prediction, RequestEstimate
-
-from .asked import Load, QuestionError, Sizing, Step, parameter_of
 
 _Answer = TypeVar("_Answer", Prediction, RequestEstimate, Plan)
 

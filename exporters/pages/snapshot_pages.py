@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from exporters.client_view import PerGeneration
 from exporters.files import ALPHAS, BlisError, blis_coefficients, render_flags, render_yaml
 from exporters.pages.routing import TEXT, Request, Response, plain
-from exporters.per_generation import PerGeneration
 from online import ConfigSnapshot, Snapshot
 
 JSON = "application/json"

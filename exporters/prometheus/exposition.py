@@ -17,7 +17,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from exporters.per_generation import PerGeneration
+from exporters.client_view import PerGeneration
 from exporters.prometheus.advisory import Advisory
 from exporters.prometheus.families import DEFAULT_MAX_SERIES
 from exporters.prometheus.snapshot_families import ExemplarOf, snapshot_families

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from exporters.blis import ALPHAS, BlisError, blis_coefficients
+from exporters.blis_files import render_flags, render_yaml
 from exporters.client_view import PerGeneration
-from exporters.files import ALPHAS, BlisError, blis_coefficients, render_flags, render_yaml
 from exporters.pages.routing import TEXT, Request, Response, plain
 from online import ConfigSnapshot, Snapshot
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from exporters.blis import BlisError, blis_coefficients
 from exporters.charts import Z_95, nice_limit, whisker
-from exporters.files import BlisError, blis_coefficients
 from exporters.status_page.advice import STATUS, Advice, advice_for
 from exporters.status_page.merged_engines import replicas_table
 from exporters.status_page.models import models_in_competition

@@ -12,8 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.table import FLEET_TABLE, TABLE
-from exporters.files.blis import ALPHAS
-from exporters.files.blis_sheet import BANDWIDTH_TB_S
+from exporters.blis import ALPHAS, BANDWIDTH_TB_S
 from exporters.prometheus.families import DEFAULT_MAX_SERIES, FAMILIES, PAGE_FAMILIES
 from exporters.prometheus.snapshot_families import snapshot_families
 from exporters.status_page.advice import STATUS

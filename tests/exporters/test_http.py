@@ -15,7 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from collector.runtime.exits import StartError
-from exporters.files.blis import export
+from exporters.blis import export
 from exporters.pages.routing import Route, plain
 from exporters.pages.snapshot_pages import SnapshotDocuments
 from exporters.prometheus.exposition import MetricsPage

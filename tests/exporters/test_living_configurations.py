@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry
 
 import tracefit
 from collector.cli import main
+from exporters.blis import choose_config
 from exporters.client_view import ClientView
-from exporters.files import choose_config
 from exporters.pages import AskPages, dispatch
 from exporters.pages.routing import Request, Route
 from exporters.prometheus import Advisory, MetricsPage

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from exporters.files.snapshot_file import write_atomically, write_snapshot
+from exporters.snapshot_file import write_atomically, write_snapshot
 from online.snapshot import Snapshot
 from tests.support import exporter_cases as cases
 from tests.support.paths import ROOT

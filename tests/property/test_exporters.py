@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from exporters.files.blis import BlisError, export
+from exporters.blis import BlisError, export
 from exporters.pages.routing import Request
 from exporters.pages.snapshot_pages import SnapshotDocuments
 from exporters.prometheus.exposition import MetricsPage

@@ -53,8 +53,8 @@ from collector.worker import (
     Worker,
     make_pipeline,
 )
+from exporters.metrics_page import Advisory, MetricsPage
 from exporters.pages import AskPages, SnapshotDocuments, dispatch, protect
-from exporters.prometheus import Advisory, MetricsPage
 from exporters.routes import make_routes
 from exporters.status_page import EngineWaiting, Remarks, StatusPage
 from exporters.wording import name_of

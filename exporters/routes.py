@@ -23,6 +23,7 @@ from http import HTTPStatus
 
 import msgspec
 
+from exporters.metrics_page import MetricsPage
 from exporters.pages import (
     JSON,
     STATE,
@@ -35,7 +36,6 @@ from exporters.pages import (
     answer_document,
     make_document,
 )
-from exporters.prometheus import MetricsPage
 from exporters.status_page import StatusPage
 
 Probe = Callable[[], tuple[bool, Mapping[str, object]]]

@@ -14,8 +14,8 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
+from exporters.metrics_page import MetricsPage
 from exporters.pages.snapshot_pages import SnapshotDocuments
-from exporters.prometheus.exposition import MetricsPage
 from exporters.routes import make_routes
 from tests.conftest import find_tool
 from tests.support import exporter_cases as cases

@@ -13,9 +13,9 @@ import tracefit
 from collector.cli import main
 from exporters.blis import choose_config
 from exporters.client_view import ClientView
+from exporters.metrics_page import Advisory, MetricsPage
 from exporters.pages import AskPages, dispatch
 from exporters.pages.routing import Request, Route
-from exporters.prometheus import Advisory, MetricsPage
 from exporters.status_page import StatusPage
 from tests.support.page_server import PageServer
 from tests.support.pipelines import new_pipeline

@@ -17,10 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 import tracefit
 from collector.config import Config
 from exporters.client_view import ClientView
-from exporters.prometheus.advisory import Advisory
-from exporters.prometheus.exposition import MetricsPage
-from exporters.prometheus.families import DEFAULT_MAX_SERIES, PAGE_FAMILIES
-from exporters.prometheus.snapshot_families import snapshot_families
+from exporters.metric_families import DEFAULT_MAX_SERIES, PAGE_FAMILIES
+from exporters.metrics_page import Advisory, MetricsPage, snapshot_families
 from exporters.what_if import Mix
 from exporters.wording import MAX_LABEL_CHARS, base_unit, label_value
 from online.bank import Bank

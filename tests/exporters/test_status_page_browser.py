@@ -11,9 +11,9 @@ from http import HTTPStatus
 import pytest
 from prometheus_client import CollectorRegistry
 
+from exporters.metrics_page import MetricsPage
 from exporters.pages.routing import Response, Route
 from exporters.pages.snapshot_pages import SnapshotDocuments
-from exporters.prometheus.exposition import MetricsPage
 from exporters.routes import make_routes
 from exporters.status_page.status_page import StatusPage
 from tests.conftest import find_tool

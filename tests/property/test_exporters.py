@@ -17,9 +17,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from exporters.blis import BlisError, export
+from exporters.metrics_page import MetricsPage
 from exporters.pages.routing import Request
 from exporters.pages.snapshot_pages import SnapshotDocuments
-from exporters.prometheus.exposition import MetricsPage
 from exporters.status_page.status_page import StatusPage
 from online.errors import RATIO_BOUNDS
 from online.snapshot import (

@@ -9,7 +9,7 @@ from collector.config.schema import Config
 from collector.receive.export_request import Export
 from collector.worker.build import make_pipeline
 from collector.worker.traces import PROCESSES_MAX, SPACING_NS, TRACES_MAX, TraceLog
-from exporters.prometheus.exposition import MetricsPage
+from exporters.metrics_page import MetricsPage
 from online.snapshot import DriftSnapshot, EngineSnapshot
 from tests.support import exporter_cases as cases
 from tests.support.clocks import T0_NS

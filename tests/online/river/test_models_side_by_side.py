@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from collector.config.schema import Config
-from exporters.prometheus.snapshot_families import snapshot_families
+from exporters.metrics_page import snapshot_families
 from exporters.status_page.models import models_in_competition
 from exporters.status_page.sections import config_section
 from exporters.status_page.step_charts import Seen

@@ -54,8 +54,8 @@ from collector.worker import (
     make_pipeline,
 )
 from exporters.metrics_page import Advisory, MetricsPage
-from exporters.pages import AskPages, SnapshotDocuments, dispatch, protect
-from exporters.routes import make_routes
+from exporters.pages import AskPages, SnapshotDocuments, make_routes
+from exporters.routing import dispatch, protect
 from exporters.status_page import EngineWaiting, Remarks, StatusPage
 from exporters.wording import name_of
 from online import Snapshot

@@ -22,8 +22,8 @@ from collector.runtime import Clock, Health, StartError, Stop, Task
 from collector.runtime.http import HttpServer, page_handler
 from collector.telemetry import Metrics, PullOutcome, table
 from exporters.metrics_page import MetricsPage
-from exporters.pages import SnapshotDocuments, dispatch, protect
-from exporters.routes import make_routes
+from exporters.pages import SnapshotDocuments, make_routes
+from exporters.routing import dispatch, protect
 from exporters.status_page import StatusPage
 from online import Snapshot
 

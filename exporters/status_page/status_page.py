@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from exporters.charts import CHART_STYLE
 from exporters.client_view import ClientView
-from exporters.pages import Request, Response
+from exporters.routing import Request, Response
 from exporters.status_page.accounting import accounting_section
 from exporters.status_page.advice import NOTHING_YET, OTLP_PORT
 from exporters.status_page.fleet_section import FleetSource, fleet_section

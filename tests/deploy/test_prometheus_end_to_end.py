@@ -15,8 +15,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from exporters.metrics_page import MetricsPage
-from exporters.pages.snapshot_pages import SnapshotDocuments
-from exporters.routes import make_routes
+from exporters.pages import SnapshotDocuments, make_routes
 from tests.conftest import find_tool
 from tests.support import exporter_cases as cases
 from tests.support.pages import page_server

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from collector.telemetry import PluginLoss
-from exporters.pages.routing import Request
+from exporters.routing import Request
 from exporters.status_page.advice import QUALITY, STATUS, advice_for
 from exporters.status_page.remarks_section import PLUGIN_REMEDIES, Remarks, remarks_section
 from exporters.status_page.status_page import StatusPage

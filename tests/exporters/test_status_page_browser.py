@@ -12,9 +12,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from exporters.metrics_page import MetricsPage
-from exporters.pages.routing import Response, Route
-from exporters.pages.snapshot_pages import SnapshotDocuments
-from exporters.routes import make_routes
+from exporters.pages import SnapshotDocuments, make_routes
+from exporters.routing import Response, Route
 from exporters.status_page.status_page import StatusPage
 from tests.conftest import find_tool
 from tests.support import exporter_cases as cases

@@ -53,10 +53,11 @@ from collector.worker import (
     Worker,
     make_pipeline,
 )
+from exporters.advice import EngineWaiting, Remarks
 from exporters.metrics_page import Advisory, MetricsPage
 from exporters.pages import AskPages, SnapshotDocuments, make_routes
 from exporters.routing import dispatch, protect
-from exporters.status_page import EngineWaiting, Remarks, StatusPage
+from exporters.status_page import StatusPage
 from exporters.wording import name_of
 from online import Snapshot
 

@@ -1,11 +1,4 @@
-"""What BLIS knows of models and GPUs, as far as the size of the KV cache goes.
-
-    kv_us_per_token = layers * 2 * (kv_heads * head_dim / TP) * 2 bytes / (BwPeakTBs * 1e6)
-
-BLIS's own figures and its own reading of config.json, also where they are not the truth (head_dim is always
-hidden_size // num_attention_heads): the exported coefficients are divided by this number and BLIS multiplies by it.
-
-BLIS: one configuration's coefficients as the simulator loads them, unchanged.
+"""BLIS: one configuration's coefficients as the simulator loads them, unchanged.
 
 BLIS (trained-physics backend) predicts, in microseconds,
 
@@ -18,8 +11,9 @@ and our ``portable`` step time is c0 + c_p P + c_c (context + D) + c_b B, the sa
     b[6] = c0    b[8] = c_p / kv    b[9] = c_c / kv    b[5] = c_b
 
 is exact as long as kv here is kv there: head_dim is hidden_size // num_attention_heads and an element has 2 bytes even
-where the model says otherwise, because that is what BLIS computes, and it cancels. All 11 values are written: with
-fewer than 10 BLIS takes a maximum of compute and memory time instead of the sum.
+where the model says otherwise, because that is what BLIS computes, and it cancels. Shapes of models and bandwidths of
+GPUs are BLIS's own figures for the same reason. All 11 values are written: with fewer than 10 BLIS takes a maximum of
+compute and memory time instead of the sum.
 
     alpha[0]  arrival -> queued, us/request       alpha[1]  finished -> departed, us/request
     alpha[2]  the same, us/output token

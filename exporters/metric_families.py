@@ -7,7 +7,7 @@ A table of its own beside ``collector.telemetry``'s: that one holds counters of 
 the start; this one describes what is drawn from a snapshot, label values and all, and exporters never import the
 collector.
 
-Samples of a page before rendering: what is no number, or comes twice, is withheld; so is what does not fit.
+A page withholds what is no number and what comes twice; of what does not fit, the families at the end of the table.
 """
 
 from __future__ import annotations

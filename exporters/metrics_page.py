@@ -1,18 +1,8 @@
-"""Advice from the coefficients, as metrics: what requests should see at the load of the last minutes, how many fit.
+"""The /metrics page: a snapshot as metric families, with advice, and our own counters; its format is negotiated.
 
-    predicted ITL, TTFT         tracefit.Config.request at the mix, beside what was observed of the same requests
-    concurrency of a target     tracefit.Config.plan: most requests in flight whose mean ITL keeps it, for that mix
-    its safe end                the same plan with the upper end of the band held against the target
-    usable                      the client's verdict; its reasons are on the status page and in /predict
-
-Asked of the client once a generation, when the page is first rendered. Where coefficients should not be used yet there
-is no advice: an autoscaler without a metric stays as it is. So it is for a concurrency whose point is not usable, or
-that lies beyond BATCH_REACH times the largest batch seen. Such a concurrency is left out and not capped: capped, it
-would follow the load of the past. A pod that met its usual load would then look full, new pods would meet less, look
-full at less, and the autoscaler would go on to its limit. Observed TTFT is QUEUED -> FIRST_TOKEN plus the learned
-means of what comes before and after, as the predicted one has them.
-
-Snapshot -> Prometheus metric families.
+Two parts with two lifetimes. The snapshot's families change with the generation: rendered once per format and kept. Our
+own counters change between scrapes: rendered every time. The page is their concatenation, snapshot first, because then
+the OpenMetrics end mark stands in the fresh part.
 
 State is mirrored, not instrumented: every family is made anew from one immutable snapshot, so a configuration that left
 the snapshot leaves the page, and Prometheus marks its series stale (Prometheus docs, "Writing exporters": never update
@@ -22,11 +12,19 @@ precision; the ``unit`` label says which.
 The number of series is bounded by ``max_series``: families are listed in order of importance and the least important
 are withheld, whole, until the page fits; then configurations, last first. What was withheld is counted on the page.
 
-The /metrics page: negotiated, and rendered once per generation.
+The advice among the families says what requests should see at the load of the last minutes, and how many fit:
 
-Two parts with two lifetimes. The snapshot's families change with the generation: rendered once per format and kept. Our
-own counters change between scrapes: rendered every time. The page is their concatenation, snapshot first, because then
-the OpenMetrics end mark stands in the fresh part.
+    predicted ITL, TTFT         tracefit.Config.request at the mix, beside what was observed of the same requests
+    concurrency of a target     tracefit.Config.plan: most requests in flight whose mean ITL keeps it, for that mix
+    its safe end                the same plan with the upper end of the band held against the target
+    usable                      the client's verdict; its reasons are on the status page and in /predict
+
+The client is asked for it once a generation, when the page is first rendered. Where coefficients should not be used yet
+there is no advice: an autoscaler without a metric stays as it is. So it is for a concurrency whose point is not usable,
+or that lies beyond BATCH_REACH times the largest batch seen. Such a concurrency is left out and not capped: capped, it
+would follow the load of the past. A pod that met its usual load would then look full, new pods would meet less, look
+full at less, and the autoscaler would go on to its limit. Observed TTFT is QUEUED -> FIRST_TOKEN plus the learned
+means of what comes before and after, as the predicted one has them.
 """
 
 from __future__ import annotations

@@ -1,14 +1,4 @@
-"""The snapshot as documents: whole, one configuration, and that configuration for BLIS.
-
-Every document is rendered at most once per generation and kept until the next, so a puller that asks again pays for a
-comparison of tags only.
-
-``/predict`` and ``/plan``: the questions of the command line, over HTTP.
-
-The work is bounded by the client: a plan looks at no more than some hundred loads, and a load at no more than some
-dozen steps. A refusal is one line of text: 400 names the parameter, 404 and 422 say what is not there.
-
-The pages of the HTTP port, as one table.
+"""The pages of the HTTP port: snapshots as documents, questions and answers, health, and the table of all.
 
 | path | answers |
 |---|---|
@@ -23,7 +13,10 @@ The pages of the HTTP port, as one table.
 | /state | what was learned as a state file, to be merged with others'; strong ETag, 304; where it is switched on |
 | /plan | how many requests fit the targets; JSON, the parameters of ``tracefit plan`` |
 
-docs/openapi.yaml describes them.
+docs/openapi.yaml describes them. A document is rendered at most once per generation and kept until the next, so a
+puller that asks again pays for a comparison of tags only. The work of an answer is bounded by the client: a plan looks
+at no more than some hundred loads, and a load at no more than some dozen steps. A refusal is one line of text: 400
+names the parameter, 404 and 422 say what is not there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Requests, responses, and the table that leads from one to the other; no sockets.
+"""Requests, responses, the table that leads from one to the other, and which of its rows need a token; no sockets.
 
-A handler maps a request to a response and may not block; a failing one is a 500 without its text.
-
-Which pages need a token: all but those that scrapers and probes read.
+A handler maps a request to a response and may not block; a failing one is a 500 without its text. All pages but those
+that scrapers and probes read can be made to need a token.
 """
 
 from __future__ import annotations

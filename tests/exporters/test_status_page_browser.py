@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from exporters.metrics_page import MetricsPage
 from exporters.pages import SnapshotDocuments, make_routes
 from exporters.routing import Response, Route
-from exporters.status_page.status_page import StatusPage
+from exporters.status_page import StatusPage
 from tests.conftest import find_tool
 from tests.support import exporter_cases as cases
 from tests.support.pages import page_server

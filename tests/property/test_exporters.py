@@ -20,7 +20,7 @@ from exporters.blis import BlisError, export
 from exporters.metrics_page import MetricsPage
 from exporters.pages import SnapshotDocuments
 from exporters.routing import Request
-from exporters.status_page.status_page import StatusPage
+from exporters.status_page import StatusPage
 from online.errors import RATIO_BOUNDS
 from online.snapshot import (
     ConfigSnapshot,

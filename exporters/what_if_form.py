@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from exporters.client_view import ClientView
-from exporters.status_page.overview import FILTER, REFRESH
-from exporters.status_page.sections import config_title
+from exporters.config_section import FILTER, REFRESH, config_title
 from exporters.what_if import (
     LIMIT_WORDS,
     PLAN,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from exporters.advice import OTLP_PORT
 from exporters.charts import (
     ErrorPoint,
     Mark,
@@ -16,7 +17,6 @@ from exporters.charts import (
     scatter,
     shares,
 )
-from exporters.status_page.advice import OTLP_PORT
 from exporters.wording import FEATURE_NAMES, age, coefficient, duration, escape, percent, significant
 from online import ChangeKind, ConfigSnapshot, CoursePoint, HistoryView, ModelSnapshot, TargetSnapshot
 

@@ -235,7 +235,6 @@ class Sidecar:
             MetricsPage(
                 self.metrics.registry,
                 self.snapshot,
-                exemplar_of=lambda config_id, target: self.pipeline.exemplars.get((config_id, target)),
                 advisory=Advisory(self._status.view, self.pipeline.mix_of, slo.itl_ms),
             ),
             SnapshotDocuments(self.snapshot),

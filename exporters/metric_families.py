@@ -15,8 +15,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from prometheus_client.samples import Exemplar
-
 DEFAULT_MAX_SERIES = 7700
 """50 configurations with everything the default sets can publish need 50 x 154 series; with 7 of the page and at most
 343 of the process, a scrape has no more than 8,050."""
@@ -291,7 +289,6 @@ class Sample(NamedTuple):
 
     labels: tuple[str, ...]
     value: float
-    exemplar: Exemplar | None = None
     suffix: str = ""
 
 

@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import gzip
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -42,7 +41,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
 from exporters.client_view import ClientView, PerGeneration
@@ -158,16 +156,10 @@ REPLICAS_MAX = 16
 
 BUCKET, SUM, COUNT = "_bucket", "_sum", "_count"
 
-ExemplarOf = Callable[[str, str], str | None]
-"""(config_id, target) -> trace id of the observation that confirmed the newest drift, if it is known."""
-
-_TRACE_ID = re.compile(r"[0-9a-f]{32}")
-
 
 def snapshot_families(
     snapshot: Snapshot,
     max_series: int = DEFAULT_MAX_SERIES,
-    exemplar_of: ExemplarOf | None = None,
     advice_of: AdviceOf | None = None,
 ) -> Iterator[Metric]:
     """Turn one snapshot into metric families.
@@ -175,16 +167,13 @@ def snapshot_families(
     Args:
         snapshot: what to show.
         max_series: bound on the series of the families in ``FAMILIES``.
-        exemplar_of: finds the trace behind a drift; OpenMetrics shows it as the counter's exemplar.
         advice_of: what the coefficients say of the load of the last minutes.
 
     Yields:
         Families in the order of the tables; empty ones are left out.
     """
     legends = _legends(snapshot.configs)
-    per_config = [
-        _config_samples(config, legend, exemplar_of) for config, legend in zip(snapshot.configs, legends, strict=True)
-    ]
+    per_config = [_config_samples(config, legend) for config, legend in zip(snapshot.configs, legends, strict=True)]
     if advice_of is not None:
         for config, samples in zip(snapshot.configs, per_config, strict=True):
             for name, value, labels in advice_of(snapshot, config):
@@ -217,7 +206,7 @@ def _metric(family: Family, samples: list[Sample]) -> Metric:
     if family.kind == "counter":
         counter = CounterMetricFamily(family.name, family.help, labels=family.labels)
         for sample in samples:
-            counter.add_metric(sample.labels, sample.value, exemplar=sample.exemplar)
+            counter.add_metric(sample.labels, sample.value)
         return counter
     if family.kind in ("histogram", "summary"):
         metric = Metric(family.name, family.help, family.kind)
@@ -245,7 +234,7 @@ def _legends(configs: Sequence[ConfigSnapshot]) -> list[str]:
     ]
 
 
-def _config_samples(config: ConfigSnapshot, legend: str, exemplar_of: ExemplarOf | None) -> Samples:
+def _config_samples(config: ConfigSnapshot, legend: str) -> Samples:
     config_id = label_value(config.config_id)
     samples: Samples = {family.name: [] for family in FAMILIES}
     identity = (label_value(_plain(config.config.get(key, ""))) for key, _ in IDENTITY_LABELS)
@@ -261,8 +250,7 @@ def _config_samples(config: ConfigSnapshot, legend: str, exemplar_of: ExemplarOf
         labels = (config_id, label_value(target.vector), label_value(name))
         _target_samples(samples, labels, target)
         if target.drift is not None:
-            trace_id = exemplar_of(config.config_id, name) if exemplar_of is not None and target.drift.count else None
-            _drift_samples(samples, labels, target.drift, trace_id)
+            _drift_samples(samples, labels, target.drift)
     return samples
 
 
@@ -343,12 +331,8 @@ def _residual_samples(samples: Samples, labels: tuple[str, ...], residuals: Resi
     rows.append(Sample(labels, residuals.ratio_sum, suffix=SUM))
 
 
-def _drift_samples(samples: Samples, labels: tuple[str, ...], drift: DriftSnapshot, trace_id: str | None) -> None:
-    exemplar = None
-    if trace_id is not None and _TRACE_ID.fullmatch(trace_id):
-        seconds = None if drift.last_unix_nano is None else drift.last_unix_nano / NS_PER_S
-        exemplar = Exemplar({"trace_id": trace_id}, drift.gain or 1.0, seconds)
-    samples["tracefit_drift_detections_total"].append(Sample(labels, drift.count, exemplar))
+def _drift_samples(samples: Samples, labels: tuple[str, ...], drift: DriftSnapshot) -> None:
+    samples["tracefit_drift_detections_total"].append(Sample(labels, drift.count))
     if labels[-1] != STEP_TIME:
         return
     if drift.last_unix_nano is not None:
@@ -422,7 +406,6 @@ class MetricsPage:
         own: registry (or any collector) with the process's own metrics; asked at every scrape.
         source: returns the newest snapshot, or None before the first.
         max_series: capacity of the page for series of the snapshot.
-        exemplar_of: (config_id, target) -> trace id of the observation that confirmed the newest drift.
         advisory: what the coefficients say of the load of the last minutes.
     """
 
@@ -432,13 +415,11 @@ class MetricsPage:
         source: Callable[[], Snapshot | None],
         *,
         max_series: int = DEFAULT_MAX_SERIES,
-        exemplar_of: ExemplarOf | None = None,
         advisory: Advisory | None = None,
     ) -> None:
         self._own = _Known(own)
         self._source = source
         self._max_series = max_series
-        self._exemplar_of = exemplar_of
         self._advice_of = None if advisory is None else advisory.samples
         self._parts = PerGeneration[str, bytes]()
 
@@ -466,7 +447,7 @@ class MetricsPage:
         """The part of the page that stays the same for a generation."""
         families: Iterable[Metric] = ()
         if snapshot is not None:
-            families = snapshot_families(snapshot, self._max_series, self._exemplar_of, self._advice_of)
+            families = snapshot_families(snapshot, self._max_series, self._advice_of)
         return choose_encoder(wanted)[0](_Families(families)).removesuffix(_EOF)
 
 

@@ -135,21 +135,6 @@ def test_the_residuals_of_every_other_target_are_a_sum_and_a_count():
         assert set(found.values()) == {value}
 
 
-def drift_lines(exemplar_of, accept=OPENMETRICS):
-    page = MetricsPage(CollectorRegistry(), cases.snapshot, exemplar_of=exemplar_of).render(accept).body.decode()
-    return [line for line in page.splitlines() if line.startswith("tracefit_drift_detections_total")]
-
-
-def test_a_drift_points_to_the_trace_that_showed_it():
-    trace_id = "0af7651916cd43dd8448eb211c80319c"
-    asked = []
-    lines = drift_lines(lambda *key: asked.append(key) or trace_id)
-    assert asked == [("0f3c52aa9b1e", "step_time")]
-    (marked,) = [line for line in lines if "#" in line]
-    assert marked.endswith(f'1.0 # {{trace_id="{trace_id}"}} 1.2 1763625540.1234567')
-    assert not any("#" in line for line in drift_lines(lambda *_: trace_id, accept=""))
-
-
 NASTY = ['qu"ote', "back\\slash", "line\nfeed", "tab\tNUL\0", "emoji 🚀 Ω", "x" * 10_000, "\ud800 lone surrogate", ""]
 
 

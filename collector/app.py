@@ -53,11 +53,12 @@ from collector.worker import (
     Worker,
     make_pipeline,
 )
-from exporters.charts import name_of
-from exporters.pages import AskPages, SnapshotDocuments, dispatch, protect
-from exporters.prometheus import Advisory, MetricsPage
-from exporters.routes import make_routes
-from exporters.status_page import EngineWaiting, Remarks, StatusPage
+from exporters.advice import EngineWaiting, Remarks
+from exporters.metrics_page import Advisory, MetricsPage
+from exporters.pages import AskPages, SnapshotDocuments, make_routes
+from exporters.routing import dispatch, protect
+from exporters.status_page import StatusPage
+from exporters.wording import name_of
 from online import Snapshot
 
 HANDLERS_FREE = 2
@@ -234,7 +235,6 @@ class Sidecar:
             MetricsPage(
                 self.metrics.registry,
                 self.snapshot,
-                exemplar_of=lambda config_id, target: self.pipeline.exemplars.get((config_id, target)),
                 advisory=Advisory(self._status.view, self.pipeline.mix_of, slo.itl_ms),
             ),
             SnapshotDocuments(self.snapshot),

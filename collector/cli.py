@@ -305,7 +305,7 @@ def _teller(arguments: argparse.Namespace) -> PrintLine:
 def _concluded(code: int, arguments: argparse.Namespace, out: Path) -> int:
     """The exit code, after the snapshot that was written, to a file or into a directory, if it is asked for."""
     if code == EXIT_OK and arguments.json:
-        from exporters.files import SNAPSHOT_NAME  # noqa: PLC0415
+        from exporters.snapshot_file import SNAPSHOT_NAME  # noqa: PLC0415
 
         print((out / SNAPSHOT_NAME if out.is_dir() else out).read_text(encoding="utf-8").rstrip("\n"))
     return code

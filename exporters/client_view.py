@@ -1,15 +1,41 @@
-"""The newest snapshot as the client library sees it, so that nothing here predicts by sums of its own.
+"""The newest snapshot: what is made of it once and kept, and how the client library sees it.
 
-A configuration is read when it is first asked for, once a generation.
+Whatever predicts asks the client, so that nothing here predicts by sums of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Generic, TypeVar
 
 import tracefit
-from exporters.per_generation import PerGeneration
 from online import ConfigSnapshot, Snapshot
+
+Key = TypeVar("Key", bound=Hashable)
+Made = TypeVar("Made")
+
+
+class PerGeneration(Generic[Key, Made]):
+    """Things made of one generation, by key; those of an earlier one are dropped. Keys have to be bounded."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._shown: Snapshot | None = None
+        self._made: dict[Key, Made] = {}
+
+    def get(self, source: Callable[[], Snapshot | None], key: Key, make: Callable[[Snapshot | None], Made]) -> Made:
+        """What ``make`` makes of the snapshot that ``source`` returns; what it raises, and None, is not kept."""
+        with self._lock:
+            snapshot = source()
+            if snapshot is not self._shown:
+                self._shown, self._made = snapshot, {}
+            made = self._made.get(key)
+            if made is None:
+                made = make(snapshot)
+                if made is not None:
+                    self._made[key] = made
+            return made
 
 
 def client_config(config: ConfigSnapshot) -> tracefit.Config:

@@ -18,8 +18,9 @@ from typing import NamedTuple
 from collector.config import ENV_PREFIX
 from collector.durable import STATE_FILES
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError, Stop, SystemClock
-from exporters.charts import Z_95, unit_text
-from exporters.files import SNAPSHOT_NAME
+from exporters.charts import Z_95
+from exporters.snapshot_file import SNAPSHOT_NAME
+from exporters.wording import unit_text
 from online import FeatureSnapshot, ModelSnapshot, Snapshot
 
 from .demo_feed import Feeder, find_recording, schedule

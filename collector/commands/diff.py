@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine
-from exporters.charts import unit_text
 from exporters.what_if import as_json
+from exporters.wording import unit_text
 from tracefit import ConfigDiff, Diff, Move, Snapshot, TypicalStep
 
 from .answers import duration

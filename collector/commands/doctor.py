@@ -21,9 +21,9 @@ import tracefit
 from collector.decode.pages import PageParser
 from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
 from collector.telemetry import ScrapeOutcome, table
-from exporters.charts import SpeedChange, newest_change
-from exporters.status_page import NOTHING_YET, OTLP_PORT, QUALITY, Advice
+from exporters.advice import NOTHING_YET, OTLP_PORT, QUALITY, Advice
 from exporters.what_if import as_json
+from exporters.wording import SpeedChange, newest_change
 from online import RowOutcome, Snapshot
 
 TIMEOUT_S = 5.0

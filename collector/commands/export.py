@@ -12,7 +12,7 @@ import msgspec
 
 import tracefit
 from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
-from exporters.files import BlisError, choose_config, export, warnings_of
+from exporters.blis import BlisError, choose_config, export, warnings_of
 from online import Snapshot
 
 from .answers import load_snapshot

@@ -21,7 +21,7 @@ from collector.recordings import (
 )
 from collector.runtime import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, Clock, PrintLine, StartError
 from collector.worker import Pipeline, check_learning, make_pipeline
-from exporters.files import write_atomically
+from exporters.snapshot_file import write_atomically
 from online import Bank, Snapshot
 
 from .report import lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from exporters.charts import unit_text
+from exporters.wording import unit_text
 from online import ConfigSnapshot, FeatureSnapshot, ModelSnapshot, Snapshot
 
 _IDENTITY_SHOWN = ("model", "gpu", "tensor_parallel_size")

@@ -15,7 +15,8 @@ from collector.decode import MISSING, ApiSpan, CoreSpan, Finish, MarkKind, Reque
 from collector.recordings import Timed, TimedExport, merged_with_progress, open_recordings
 from collector.runtime import EXIT_FAILED, EXIT_OK, EXIT_USAGE, Clock, PrintLine, StartError
 from collector.telemetry import Counts
-from exporters.files import TRACE_HEADER, TRACE_TABLE, TracedRequest, render_trace, write_atomically
+from exporters.blis_files import TRACE_HEADER, TRACE_TABLE, TracedRequest, render_trace
+from exporters.snapshot_file import write_atomically
 
 ENDS = frozenset({Finish.STOPPED, Finish.LENGTH, Finish.ABORTED})
 

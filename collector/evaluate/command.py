@@ -18,7 +18,7 @@ from collector.receive import Export
 from collector.recordings import by_source, open_recordings
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, Progress, StartError
 from collector.worker import make_pipeline
-from exporters.files import write_atomically
+from exporters.snapshot_file import write_atomically
 from online import Snapshot
 from online.features import registered
 

@@ -21,9 +21,9 @@ from collector.receive import TokenFile
 from collector.runtime import Clock, Health, StartError, Stop, Task
 from collector.runtime.http import HttpServer, page_handler
 from collector.telemetry import Metrics, PullOutcome, table
-from exporters.pages import SnapshotDocuments, dispatch, protect
-from exporters.prometheus import MetricsPage
-from exporters.routes import make_routes
+from exporters.metrics_page import MetricsPage
+from exporters.pages import SnapshotDocuments, make_routes
+from exporters.routing import dispatch, protect
 from exporters.status_page import StatusPage
 from online import Snapshot
 

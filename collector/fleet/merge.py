@@ -12,7 +12,7 @@ from pathlib import Path
 from collector.config import Config
 from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
 from collector.worker import check_learning
-from exporters.files import write_atomically
+from exporters.snapshot_file import write_atomically
 from online import Bank, StateError, TargetSnapshot, merge_states
 
 from .fleet_document import fleet_snapshot

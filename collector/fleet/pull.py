@@ -23,7 +23,7 @@ from collector.durable import Directory
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, Progress, StartError
 from collector.telemetry import PullOutcome
 from collector.worker import check_learning
-from exporters.files import SNAPSHOT_NAME, published_generation, write_atomically, write_snapshot
+from exporters.snapshot_file import SNAPSHOT_NAME, published_generation, write_atomically, write_snapshot
 from exporters.status_page import FleetSource
 from online import Bank, Snapshot, StateError
 

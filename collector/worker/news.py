@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass, field
 
 from collector.runtime import TOLD_ONCE
-from exporters.charts import name_of, newest_change
+from exporters.wording import name_of, newest_change
 from online import ConfigSnapshot, Snapshot
 
 _NUMBER = re.compile(r"\d[\d.,]*")

@@ -54,7 +54,6 @@ from .quarantine import Quarantine
 from .recent_load import RecentLoad
 from .settled import SettledViews
 from .skewed_senders import SkewedSenders
-from .traces import TraceLog, Traces
 
 _log = logging.getLogger(__name__)
 
@@ -71,11 +70,8 @@ class Pipeline:
         self._counts = Counts()
         self._evictions = 0
         self._settled = SettledViews()
-        self._traces = TraceLog()
         self._plugin_losses = PluginLosses()
         self._skewed_senders = SkewedSenders()
-        self.exemplars: Traces = {}
-        """Traces behind the drifts of the newest snapshot; replaced, never edited."""
         self._load = RecentLoad()
         # Replaced, never edited: other threads read them.
         self._mixes: dict[str, Mix] = {}
@@ -128,7 +124,6 @@ class Pipeline:
     def _observe(self, telemetry: Telemetry) -> None:
         self._plugin_losses.record(telemetry, self._counts)
         self._skewed_senders.record(telemetry)
-        self._traces.record(telemetry.instance, telemetry.traces)
         self._load.record(telemetry)
 
     def process_kv(self, batches: Sequence[KvBatch]) -> None:
@@ -263,7 +258,6 @@ class Pipeline:
             self._config(known, self.joiner.emitters_of(known), replaced_by=replaced.get(known, ""), exact=exact)
             for known in ids
         ]
-        self.exemplars = self._traces.exemplars(configs)
         self._mixes = self._load.mixes(configs, now_unix_nano)
         shown = {config.config_id: self._history(config.config_id) for config in configs}
         self._histories = {config_id: history for config_id, history in shown.items() if history is not None}

@@ -12,7 +12,13 @@ from typing import Protocol
 
 from collector.runtime import Clock, Health, StartError, Task
 from collector.telemetry import Metrics, table
-from exporters.files import SNAPSHOT_NAME, published_generation, published_snapshot, write_atomically, write_snapshot
+from exporters.snapshot_file import (
+    SNAPSHOT_NAME,
+    published_generation,
+    published_snapshot,
+    write_atomically,
+    write_snapshot,
+)
 from online import Snapshot
 
 from .news import News

@@ -21,7 +21,7 @@ import numpy as np
 from collector.config.schema import Config
 from collector.receive.export_request import Export
 from collector.worker.build import make_pipeline
-from exporters.files.blis import blis_coefficients
+from exporters.blis import blis_coefficients
 from online.snapshot import Snapshot
 from tests.bench.bench_systems import model_rules
 from tests.bench.outside import Outside, add_arguments, outside_of

@@ -16,7 +16,7 @@ from collector.config.fallback import load_or_degrade
 from collector.config.load import load
 from collector.config.schema import Config
 from collector.durable.room import ENGINE_STATE_BYTES
-from exporters.routes import make_routes
+from exporters.pages import make_routes
 from tests.conftest import find_tool
 from tests.support.charts import merged, rendered
 from tests.support.manifests import containers_of, kustomize, of_kind, validate

@@ -13,9 +13,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from collector.telemetry import Metrics, table
-from exporters.prometheus import MetricsPage
-from exporters.prometheus.advisory import AdvisorySample
-from exporters.prometheus.families import FAMILIES, PAGE_FAMILIES
+from exporters.metric_families import FAMILIES, PAGE_FAMILIES
+from exporters.metrics_page import AdvisorySample, MetricsPage
 from tests.conftest import find_tool
 from tests.support import exporter_cases as cases
 from tests.support.paths import ROOT

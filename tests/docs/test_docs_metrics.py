@@ -12,11 +12,10 @@ from prometheus_client import CollectorRegistry
 
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.table import FLEET_TABLE, TABLE
-from exporters.files.blis import ALPHAS
-from exporters.files.blis_sheet import BANDWIDTH_TB_S
-from exporters.prometheus.families import DEFAULT_MAX_SERIES, FAMILIES, PAGE_FAMILIES
-from exporters.prometheus.snapshot_families import snapshot_families
-from exporters.status_page.advice import STATUS
+from exporters.advice import STATUS
+from exporters.blis import ALPHAS, BANDWIDTH_TB_S
+from exporters.metric_families import DEFAULT_MAX_SERIES, FAMILIES, PAGE_FAMILIES
+from exporters.metrics_page import snapshot_families
 from online import snapshot as schema
 from online.rows import Target
 from online.snapshot import SCHEMA, Snapshot

@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry
 
 from collector.commands.questions import add_question_parsers
 from exporters.client_view import ClientView
-from exporters.pages import AskPages, SnapshotDocuments, dispatch
-from exporters.prometheus import MetricsPage
-from exporters.routes import make_routes
+from exporters.metrics_page import MetricsPage
+from exporters.pages import AskPages, SnapshotDocuments, make_routes
+from exporters.routing import dispatch
 from exporters.status_page import StatusPage
 from exporters.what_if import PLAN, PREDICT
 from online import Snapshot

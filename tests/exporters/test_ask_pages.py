@@ -13,8 +13,8 @@ import tracefit
 from collector.commands.plan import plan
 from collector.commands.predict import predict
 from exporters.client_view import ClientView
-from exporters.pages import AskPages, dispatch, protect
-from exporters.pages.routing import Route
+from exporters.pages import AskPages
+from exporters.routing import Route, dispatch, protect
 from exporters.what_if import PLAN, PREDICT, Assumed, Load, Sizing, Step, Targets
 from online import Snapshot
 from tests.tracefit.example_snapshot import encoded, tree

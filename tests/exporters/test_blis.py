@@ -15,9 +15,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporters.files.blis import BlisError, blis_coefficients, export
-from exporters.files.blis_render import render_flags, render_yaml
-from exporters.files.blis_sheet import bandwidth_of
+from exporters.blis import BlisError, bandwidth_of, blis_coefficients, export
+from exporters.blis_files import render_flags, render_yaml
 from online.snapshot import FeatureSnapshot, ModelSnapshot, TargetSnapshot
 from tests.support import exporter_cases as cases
 

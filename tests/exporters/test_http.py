@@ -15,11 +15,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from collector.runtime.exits import StartError
-from exporters.files.blis import export
-from exporters.pages.routing import Route, plain
-from exporters.pages.snapshot_pages import SnapshotDocuments
-from exporters.prometheus.exposition import MetricsPage
-from exporters.routes import make_routes
+from exporters.blis import export
+from exporters.metrics_page import MetricsPage
+from exporters.pages import SnapshotDocuments, make_routes
+from exporters.routing import Route, plain
 from online.snapshot import Snapshot
 from tests.support import exporter_cases as cases
 from tests.support.pages import page_server

@@ -11,11 +11,11 @@ from prometheus_client import CollectorRegistry
 
 import tracefit
 from collector.cli import main
+from exporters.blis import choose_config
 from exporters.client_view import ClientView
-from exporters.files import choose_config
-from exporters.pages import AskPages, dispatch
-from exporters.pages.routing import Request, Route
-from exporters.prometheus import Advisory, MetricsPage
+from exporters.metrics_page import Advisory, MetricsPage
+from exporters.pages import AskPages
+from exporters.routing import Request, Route, dispatch
 from exporters.status_page import StatusPage
 from tests.support.page_server import PageServer
 from tests.support.pipelines import new_pipeline

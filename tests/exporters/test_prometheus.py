@@ -17,12 +17,10 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 import tracefit
 from collector.config import Config
 from exporters.client_view import ClientView
-from exporters.labels import MAX_LABEL_CHARS, base_unit, label_value
-from exporters.prometheus.advisory import Advisory
-from exporters.prometheus.exposition import MetricsPage
-from exporters.prometheus.families import DEFAULT_MAX_SERIES, PAGE_FAMILIES
-from exporters.prometheus.snapshot_families import snapshot_families
+from exporters.metric_families import DEFAULT_MAX_SERIES, PAGE_FAMILIES
+from exporters.metrics_page import Advisory, MetricsPage, snapshot_families
 from exporters.what_if import Mix
+from exporters.wording import MAX_LABEL_CHARS, base_unit, label_value
 from online.bank import Bank
 from online.rows import Target
 from online.snapshot import FeatureSnapshot, ModelSnapshot, TargetSnapshot
@@ -135,21 +133,6 @@ def test_the_residuals_of_every_other_target_are_a_sum_and_a_count():
         found = named(shown, f"tracefit_target_residual_ratio_{suffix}")
         assert {dict(labels)["target"] for labels in found} == set(Target) - {"step_time"}
         assert set(found.values()) == {value}
-
-
-def drift_lines(exemplar_of, accept=OPENMETRICS):
-    page = MetricsPage(CollectorRegistry(), cases.snapshot, exemplar_of=exemplar_of).render(accept).body.decode()
-    return [line for line in page.splitlines() if line.startswith("tracefit_drift_detections_total")]
-
-
-def test_a_drift_points_to_the_trace_that_showed_it():
-    trace_id = "0af7651916cd43dd8448eb211c80319c"
-    asked = []
-    lines = drift_lines(lambda *key: asked.append(key) or trace_id)
-    assert asked == [("0f3c52aa9b1e", "step_time")]
-    (marked,) = [line for line in lines if "#" in line]
-    assert marked.endswith(f'1.0 # {{trace_id="{trace_id}"}} 1.2 1763625540.1234567')
-    assert not any("#" in line for line in drift_lines(lambda *_: trace_id, accept=""))
 
 
 NASTY = ['qu"ote', "back\\slash", "line\nfeed", "tab\tNUL\0", "emoji 🚀 Ω", "x" * 10_000, "\ud800 lone surrogate", ""]

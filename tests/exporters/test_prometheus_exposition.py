@@ -8,7 +8,7 @@ import math
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from exporters.prometheus.exposition import MetricsPage, accepts_gzip, wants_openmetrics
+from exporters.metrics_page import MetricsPage, accepts_gzip, wants_openmetrics
 from tests.support import exporter_cases as cases
 
 PROMETHEUS_2 = (

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from exporters.files.snapshot_file import write_atomically, write_snapshot
+from exporters.snapshot_file import write_atomically, write_snapshot
 from online.snapshot import Snapshot
 from tests.support import exporter_cases as cases
 from tests.support.paths import ROOT
@@ -74,7 +74,7 @@ def test_a_failing_rename_leaves_the_old_file_and_no_debris(tmp_path, monkeypatc
 FILL = """
 import resource, sys
 from pathlib import Path
-from exporters.files import write_atomically
+from exporters.snapshot_file import write_atomically
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 try:
     write_atomically(Path(sys.argv[1]), b"x" * 100_000)

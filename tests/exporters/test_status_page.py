@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from collector.telemetry import PluginLoss
-from exporters.labels import REASONS
-from exporters.pages.routing import Request
-from exporters.status_page.advice import QUALITY, STATUS, advice_for
-from exporters.status_page.remarks_section import PLUGIN_REMEDIES, Remarks, remarks_section
-from exporters.status_page.status_page import StatusPage
+from exporters.advice import PLUGIN_REMEDIES, QUALITY, STATUS, Remarks, advice_for, remarks_section
+from exporters.routing import Request
+from exporters.status_page import StatusPage
+from exporters.wording import REASONS
 from online import Reason
 from online.rows import Quality
 from online.snapshot import DriftSnapshot

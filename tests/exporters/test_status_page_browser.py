@@ -11,11 +11,10 @@ from http import HTTPStatus
 import pytest
 from prometheus_client import CollectorRegistry
 
-from exporters.pages.routing import Response, Route
-from exporters.pages.snapshot_pages import SnapshotDocuments
-from exporters.prometheus.exposition import MetricsPage
-from exporters.routes import make_routes
-from exporters.status_page.status_page import StatusPage
+from exporters.metrics_page import MetricsPage
+from exporters.pages import SnapshotDocuments, make_routes
+from exporters.routing import Response, Route
+from exporters.status_page import StatusPage
 from tests.conftest import find_tool
 from tests.support import exporter_cases as cases
 from tests.support.pages import page_server

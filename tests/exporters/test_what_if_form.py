@@ -10,8 +10,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from exporters.client_view import ClientView
-from exporters.pages import AskPages, dispatch
-from exporters.pages.routing import Route
+from exporters.pages import AskPages
+from exporters.routing import Route, dispatch
 from exporters.status_page import StatusPage
 from online import Snapshot
 from tests.tracefit.example_snapshot import encoded, tree

@@ -16,11 +16,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from exporters.files.blis import BlisError, export
-from exporters.pages.routing import Request
-from exporters.pages.snapshot_pages import SnapshotDocuments
-from exporters.prometheus.exposition import MetricsPage
-from exporters.status_page.status_page import StatusPage
+from exporters.blis import BlisError, export
+from exporters.metrics_page import MetricsPage
+from exporters.pages import SnapshotDocuments
+from exporters.routing import Request
+from exporters.status_page import StatusPage
 from online.errors import RATIO_BOUNDS
 from online.snapshot import (
     ConfigSnapshot,

@@ -17,9 +17,8 @@ from prometheus_client import CollectorRegistry
 
 from collector.cli import main
 from collector.receive import Export
-from exporters.pages import AskPages, SnapshotDocuments
-from exporters.prometheus import MetricsPage
-from exporters.routes import make_routes
+from exporters.metrics_page import MetricsPage
+from exporters.pages import AskPages, SnapshotDocuments, make_routes
 from exporters.status_page import StatusPage
 from tests.support.pages import page_server
 from tests.support.pipelines import replayed

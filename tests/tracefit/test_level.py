@@ -5,8 +5,8 @@ import pytest
 import tracefit
 from collector.cli import main
 from exporters.client_view import ClientView
-from exporters.pages import AskPages, dispatch
-from exporters.pages.routing import Route
+from exporters.pages import AskPages
+from exporters.routing import Route, dispatch
 from online import Snapshot
 from tests.tracefit.example_snapshot import encoded, tree
 

@@ -27,7 +27,7 @@ import msgspec
 from collector.config import Config
 from collector.recordings import STDIN
 from collector.runtime import StartError
-from exporters.files import write_atomically
+from exporters.snapshot_file import write_atomically
 
 from .learn import Learned, learn_bucket
 from .shards import Shard

@@ -17,7 +17,7 @@ from collector.telemetry.reasons import Wait
 from collector.worker.pipeline import Pipeline
 from collector.worker.publish import Publisher
 from collector.worker.silence import SilenceWatch
-from exporters.status_page.waiting_section import REASONS, EngineWaiting, waiting_section
+from exporters.advice import REASONS, EngineWaiting, waiting_section
 from tests.support.clocks import FakeClock
 from tests.support.gpu_server import step_payloads
 from tests.support.page_server import RECORDED

@@ -4,10 +4,9 @@ import msgspec
 import pytest
 
 from collector.config.schema import Config
-from exporters.prometheus.snapshot_families import snapshot_families
-from exporters.status_page.models import models_in_competition
-from exporters.status_page.sections import config_section
-from exporters.status_page.step_charts import Seen
+from exporters.config_section import config_section, models_in_competition
+from exporters.metrics_page import snapshot_families
+from exporters.step_charts import Seen
 from online.bank import Bank
 from online.rows import Target
 from online.snapshot import ErrorSnapshot

@@ -1,11 +1,12 @@
-"""Requests, responses, and the table that leads from one to the other; no sockets.
+"""Requests, responses, the table that leads from one to the other, and which of its rows need a token; no sockets.
 
-A handler maps a request to a response and may not block; a failing one is a 500 without its text.
+A handler maps a request to a response and may not block; a failing one is a 500 without its text. All pages but those
+that scrapers and probes read can be made to need a token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from http import HTTPStatus
 from typing import NamedTuple, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -118,3 +119,20 @@ def _match(pattern: list[str], segments: list[str]) -> tuple[str, ...] | None:
         elif expected != segment:
             return None
     return tuple(captures)
+
+
+OPEN_PAGES = frozenset({"/metrics", "/healthz", "/readyz"})
+
+
+def protect(routes: Routes, accepts: Callable[[str | None], bool], open_pages: Collection[str] = OPEN_PAGES) -> Routes:
+    """The same routes, but outside of ``open_pages`` a request without an accepted Authorization header is a 401."""
+    return tuple(route if route.pattern in open_pages else _guarded(route, accepts) for route in routes)
+
+
+def _guarded(route: Route, accepts: Callable[[str | None], bool]) -> Route:
+    def handler(request: Request) -> Response:
+        if not accepts(request.headers.get("Authorization")):
+            return plain(HTTPStatus.UNAUTHORIZED, headers=(("WWW-Authenticate", "Bearer"),))
+        return route.handler(request)
+
+    return Route(route.pattern, handler)

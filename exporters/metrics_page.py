@@ -1,4 +1,8 @@
-"""Snapshot -> Prometheus metric families.
+"""The /metrics page: a snapshot as metric families, with advice, and our own counters; its format is negotiated.
+
+Two parts with two lifetimes. The snapshot's families change with the generation: rendered once per format and kept. Our
+own counters change between scrapes: rendered every time. The page is their concatenation, snapshot first, because then
+the OpenMetrics end mark stands in the fresh part.
 
 State is mirrored, not instrumented: every family is made anew from one immutable snapshot, so a configuration that left
 the snapshot leaves the page, and Prometheus marks its series stale (Prometheus docs, "Writing exporters": never update
@@ -7,34 +11,139 @@ precision; the ``unit`` label says which.
 
 The number of series is bounded by ``max_series``: families are listed in order of importance and the least important
 are withheld, whole, until the page fits; then configurations, last first. What was withheld is counted on the page.
+
+The advice among the families says what requests should see at the load of the last minutes, and how many fit:
+
+    predicted ITL, TTFT         tracefit.Config.request at the mix, by the level of now, beside what was observed
+    concurrency of a target     tracefit.Config.plan: most requests in flight whose mean ITL keeps it, for that mix
+    its safe end                the same plan with the upper end of the band held against the target
+    usable                      the client's verdict; its reasons are on the status page and in /predict
+
+The client is asked for it once a generation, when the page is first rendered. Where coefficients should not be used yet
+there is no advice: an autoscaler without a metric stays as it is. So it is for a concurrency whose point is not usable,
+or that lies beyond BATCH_REACH times the largest batch seen. Such a concurrency is left out and not capped: capped, it
+would follow the load of the past. A pod that met its usual load would then look full, new pods would meet less, look
+full at less, and the autoscaler would go on to its limit. Observed TTFT is QUEUED -> FIRST_TOKEN plus the learned
+means of what comes before and after, as the predicted one has them.
 """
 
 from __future__ import annotations
 
+import gzip
 import math
-import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
+from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
-from prometheus_client.samples import Exemplar
+from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from exporters.labels import US_PER_S, base_unit, label_value
-from online import (
-    ConfigSnapshot,
-    DriftSnapshot,
-    ModelSnapshot,
-    ResidualSnapshot,
-    Snapshot,
-    TargetSnapshot,
+from exporters.client_view import ClientView, PerGeneration
+from exporters.metric_families import (
+    DEFAULT_MAX_SERIES,
+    FAMILIES,
+    IDENTITY_LABELS,
+    PAGE_FAMILIES,
+    Family,
+    Sample,
+    Samples,
+    drop_non_finite,
+    drop_repeated,
+    fit_samples,
 )
+from exporters.what_if import Mix, MixOf
+from exporters.wording import US_PER_S, base_unit, label_value
+from online import ConfigSnapshot, DriftSnapshot, ModelSnapshot, ResidualSnapshot, Snapshot, TargetSnapshot
+from tracefit import Config, TracefitError
 
-from .advisory import AdviceOf
-from .families import DEFAULT_MAX_SERIES, FAMILIES, IDENTITY_LABELS, PAGE_FAMILIES, Family
-from .samples import Sample, Samples, drop_non_finite, drop_repeated, fit_samples
+_API_TARGETS = ("api_queueing", "first_response")
+BATCH_REACH = 1.25
+"""Times the largest batch seen: a plan that needs more is a guess about steps that nobody has met."""
+
+_CONCURRENCY_FAMILIES = (("tracefit_slo_concurrency", False), ("tracefit_slo_concurrency_safe", True))
+
+
+class AdvisorySample(NamedTuple):
+    """A value of a family; ``labels`` come after ``config``."""
+
+    family: str
+    value: float
+    labels: tuple[str, ...] = ()
+
+
+AdviceOf = Callable[[Snapshot, ConfigSnapshot], Iterator[AdvisorySample]]
+
+
+class Advisory:
+    """Advice on each configuration.
+
+    Args:
+        view: predicts.
+        mix_of: what a configuration was asked lately.
+        itl_ms: targets for the mean time between tokens.
+    """
+
+    def __init__(self, view: ClientView, mix_of: MixOf, itl_ms: Sequence[float] = ()) -> None:
+        self._view = view
+        self._mix_of = mix_of
+        self._itl_ms = itl_ms
+
+    def samples(self, snapshot: Snapshot, config: ConfigSnapshot) -> Iterator[AdvisorySample]:
+        """Everything that can be said of one configuration; nothing of one whose server sends another one now."""
+        if config.replaced_by:
+            return
+        try:
+            client = self._view.config(snapshot, config.config_id)
+        except (LookupError, TracefitError):
+            return
+        yield AdvisorySample("tracefit_usable", float(client.usable))
+        mix = self._mix_of(config.config_id)
+        if mix is None:
+            return
+        yield from _observed(config, mix)
+        if client.usable:
+            try:
+                yield from self._advised(client, mix, snapshot.created_unix_nano)
+            except TracefitError:  # a mix that the engine cannot hold, or that makes no sense: no advice
+                return
+
+    def _advised(self, client: Config, mix: Mix, at_unix_nano: int) -> Iterator[AdvisorySample]:
+        prompt, output, hit = mix.prompt_tokens, mix.output_tokens, mix.prefix_hit
+        now = client.now(at_unix_nano)  # a plan is for more than seconds, and has no level
+        seen = now.request(prompt_tokens=prompt, output_tokens=output, prefix_hit=hit, concurrency=mix.concurrency)
+        if mix.itl_us is not None:
+            yield AdvisorySample("tracefit_predicted_itl_seconds", seen.itl.us / US_PER_S)
+        yield AdvisorySample("tracefit_predicted_ttft_seconds", seen.ttft.us / US_PER_S)
+        for itl_ms in self._itl_ms:
+            for family, safe in _CONCURRENCY_FAMILIES:
+                plan = client.plan(prompt_tokens=prompt, output_tokens=output, prefix_hit=hit, itl_ms=itl_ms, safe=safe)
+                if plan.at.usable and plan.concurrency <= BATCH_REACH * _largest_batch(client):
+                    yield AdvisorySample(family, plan.concurrency, (f"{itl_ms / 1e3:.6g}",))
+
+
+def _largest_batch(client: Config) -> float:
+    """Most requests in a step that was learned from; 0 where nobody said."""
+    seen = client.targets["step_time"].seen
+    return 0.0 if seen is None else seen.features.get("requests", (0.0, 0.0))[1]
+
+
+def _observed(config: ConfigSnapshot, mix: Mix) -> Iterator[AdvisorySample]:
+    if mix.itl_us is not None:
+        yield AdvisorySample("tracefit_observed_itl_seconds", mix.itl_us / US_PER_S)
+    if mix.ttft_us is not None:
+        targets = (config.targets.get(name) for name in _API_TARGETS)
+        api_us = sum(target.mean_us or 0.0 for target in targets if target is not None)
+        yield AdvisorySample("tracefit_observed_ttft_seconds", (mix.ttft_us + api_us) / US_PER_S)
+    yield AdvisorySample("tracefit_load", mix.concurrency, ("concurrency",))
+    yield AdvisorySample("tracefit_load", mix.prompt_tokens, ("prompt_tokens",))
+    yield AdvisorySample("tracefit_load", mix.output_tokens, ("output_tokens",))
+    yield AdvisorySample("tracefit_load", mix.prefix_hit, ("prefix_hit_ratio",))
+
 
 NS_PER_S = 1e9
 
@@ -48,16 +157,10 @@ REPLICAS_MAX = 16
 
 BUCKET, SUM, COUNT = "_bucket", "_sum", "_count"
 
-ExemplarOf = Callable[[str, str], str | None]
-"""(config_id, target) -> trace id of the observation that confirmed the newest drift, if it is known."""
-
-_TRACE_ID = re.compile(r"[0-9a-f]{32}")
-
 
 def snapshot_families(
     snapshot: Snapshot,
     max_series: int = DEFAULT_MAX_SERIES,
-    exemplar_of: ExemplarOf | None = None,
     advice_of: AdviceOf | None = None,
 ) -> Iterator[Metric]:
     """Turn one snapshot into metric families.
@@ -65,16 +168,13 @@ def snapshot_families(
     Args:
         snapshot: what to show.
         max_series: bound on the series of the families in ``FAMILIES``.
-        exemplar_of: finds the trace behind a drift; OpenMetrics shows it as the counter's exemplar.
         advice_of: what the coefficients say of the load of the last minutes.
 
     Yields:
         Families in the order of the tables; empty ones are left out.
     """
     legends = _legends(snapshot.configs)
-    per_config = [
-        _config_samples(config, legend, exemplar_of) for config, legend in zip(snapshot.configs, legends, strict=True)
-    ]
+    per_config = [_config_samples(config, legend) for config, legend in zip(snapshot.configs, legends, strict=True)]
     if advice_of is not None:
         for config, samples in zip(snapshot.configs, per_config, strict=True):
             for name, value, labels in advice_of(snapshot, config):
@@ -107,7 +207,7 @@ def _metric(family: Family, samples: list[Sample]) -> Metric:
     if family.kind == "counter":
         counter = CounterMetricFamily(family.name, family.help, labels=family.labels)
         for sample in samples:
-            counter.add_metric(sample.labels, sample.value, exemplar=sample.exemplar)
+            counter.add_metric(sample.labels, sample.value)
         return counter
     if family.kind in ("histogram", "summary"):
         metric = Metric(family.name, family.help, family.kind)
@@ -135,7 +235,7 @@ def _legends(configs: Sequence[ConfigSnapshot]) -> list[str]:
     ]
 
 
-def _config_samples(config: ConfigSnapshot, legend: str, exemplar_of: ExemplarOf | None) -> Samples:
+def _config_samples(config: ConfigSnapshot, legend: str) -> Samples:
     config_id = label_value(config.config_id)
     samples: Samples = {family.name: [] for family in FAMILIES}
     identity = (label_value(_plain(config.config.get(key, ""))) for key, _ in IDENTITY_LABELS)
@@ -151,8 +251,7 @@ def _config_samples(config: ConfigSnapshot, legend: str, exemplar_of: ExemplarOf
         labels = (config_id, label_value(target.vector), label_value(name))
         _target_samples(samples, labels, target)
         if target.drift is not None:
-            trace_id = exemplar_of(config.config_id, name) if exemplar_of is not None and target.drift.count else None
-            _drift_samples(samples, labels, target.drift, trace_id)
+            _drift_samples(samples, labels, target.drift)
     return samples
 
 
@@ -232,12 +331,8 @@ def _residual_samples(samples: Samples, labels: tuple[str, ...], residuals: Resi
     rows.append(Sample(labels, residuals.ratio_sum, suffix=SUM))
 
 
-def _drift_samples(samples: Samples, labels: tuple[str, ...], drift: DriftSnapshot, trace_id: str | None) -> None:
-    exemplar = None
-    if trace_id is not None and _TRACE_ID.fullmatch(trace_id):
-        seconds = None if drift.last_unix_nano is None else drift.last_unix_nano / NS_PER_S
-        exemplar = Exemplar({"trace_id": trace_id}, drift.gain or 1.0, seconds)
-    samples["tracefit_drift_detections_total"].append(Sample(labels, drift.count, exemplar))
+def _drift_samples(samples: Samples, labels: tuple[str, ...], drift: DriftSnapshot) -> None:
+    samples["tracefit_drift_detections_total"].append(Sample(labels, drift.count))
     if labels[-1] != STEP_TIME:
         return
     if drift.last_unix_nano is not None:
@@ -268,3 +363,124 @@ def _model_samples(samples: Samples, labels: tuple[str, ...], model: ModelSnapsh
 def _portable_samples(samples: Samples, labels: tuple[str, ...], model: ModelSnapshot) -> None:
     if model.condition_number is not None:
         samples["tracefit_model_condition_number"].append(Sample(labels, model.condition_number))
+
+
+_OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+_PLAIN = "text/plain; version=0.0.4"
+_EOF = b"# EOF\n"
+_GZIP_LEVEL = 6
+
+
+class Page(NamedTuple):
+    """A rendered page; ``content_encoding`` is empty for identity."""
+
+    content_type: str
+    content_encoding: str
+    body: bytes
+
+
+class _Families(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+class _Known(Collector):
+    """What somebody's metrics say now: a gauge that has nothing to compare has no series, rather than NaN."""
+
+    def __init__(self, own: Collector) -> None:
+        self._own = own
+
+    def collect(self) -> Iterable[Metric]:
+        for family in self._own.collect():
+            family.samples = [sample for sample in family.samples if not math.isnan(sample.value)]
+            yield family
+
+
+class MetricsPage:
+    """Renders /metrics from our own registry and the newest snapshot.
+
+    Args:
+        own: registry (or any collector) with the process's own metrics; asked at every scrape.
+        source: returns the newest snapshot, or None before the first.
+        max_series: capacity of the page for series of the snapshot.
+        advisory: what the coefficients say of the load of the last minutes.
+    """
+
+    def __init__(
+        self,
+        own: Collector,
+        source: Callable[[], Snapshot | None],
+        *,
+        max_series: int = DEFAULT_MAX_SERIES,
+        advisory: Advisory | None = None,
+    ) -> None:
+        self._own = _Known(own)
+        self._source = source
+        self._max_series = max_series
+        self._advice_of = None if advisory is None else advisory.samples
+        self._parts = PerGeneration[str, bytes]()
+
+    def render(self, accept: str = "", accept_encoding: str = "") -> Page:
+        """Render the page for one scrape.
+
+        Args:
+            accept: the request's Accept header; anything but OpenMetrics gets the 0.0.4 text.
+            accept_encoding: the request's Accept-Encoding header.
+
+        Returns:
+            Content type, content encoding and body.
+        """
+        wanted = _OPENMETRICS if wants_openmetrics(accept) else _PLAIN
+        encode, content_type = choose_encoder(wanted)
+        kept = self._parts.get(self._source, wanted, partial(self._render_kept, wanted))
+        fresh = encode(self._own)
+        if wanted == _OPENMETRICS and not fresh.endswith(_EOF):
+            fresh += _EOF
+        if accepts_gzip(accept_encoding):
+            return Page(content_type, "gzip", gzip.compress(kept + fresh, _GZIP_LEVEL, mtime=0))
+        return Page(content_type, "", kept + fresh)
+
+    def _render_kept(self, wanted: str, snapshot: Snapshot | None) -> bytes:
+        """The part of the page that stays the same for a generation."""
+        families: Iterable[Metric] = ()
+        if snapshot is not None:
+            families = snapshot_families(snapshot, self._max_series, self._advice_of)
+        return choose_encoder(wanted)[0](_Families(families)).removesuffix(_EOF)
+
+
+def wants_openmetrics(accept: str) -> bool:
+    """Whether OpenMetrics is what the client likes best of the two formats we speak.
+
+    Args:
+        accept: an Accept header. Only ``version=1.0.0`` or no version counts as OpenMetrics.
+    """
+    best = {"openmetrics": 0.0, "text": 0.0}
+    for media, parameters in _header_items(accept):
+        if media == "application/openmetrics-text" and parameters.get("version", "1.0.0") == "1.0.0":
+            best["openmetrics"] = max(best["openmetrics"], _quality(parameters))
+        elif media in {"text/plain", "text/*", "*/*"}:
+            best["text"] = max(best["text"], _quality(parameters))
+    return best["openmetrics"] > 0 and best["openmetrics"] >= best["text"]
+
+
+def accepts_gzip(accept_encoding: str) -> bool:
+    """Whether an Accept-Encoding header allows gzip; ``gzip;q=0`` refuses it."""
+    named = {coding: _quality(parameters) for coding, parameters in _header_items(accept_encoding)}
+    return named.get("gzip", named.get("*", 0.0)) > 0
+
+
+def _header_items(header: str) -> Iterable[tuple[str, dict[str, str]]]:
+    for item in header.lower().split(",")[:32]:
+        head, *parameters = (part.strip() for part in item.split(";"))
+        pairs = (part.partition("=") for part in parameters)
+        yield head, {key.strip(): value.strip().strip('"') for key, _, value in pairs}
+
+
+def _quality(parameters: dict[str, str]) -> float:
+    try:
+        return float(parameters.get("q", "1"))
+    except ValueError:
+        return 0.0

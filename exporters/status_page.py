@@ -3,33 +3,212 @@
 Drawn by the server from the newest snapshot, the history of each configuration, and our own metrics. No external
 assets, no build step; the content-security policy allows exactly the one style and the one script inside, by hash, so
 that a model name can never become code. The script asks for the page again and swaps the parts that changed.
+
+The accounting lists nothing by hand: a gauge whose name has ``capacity`` and its twin with ``size`` are a meter; a
+counter whose name has one of ``LOSSES`` is a way of losing something; other counters are flow. A fleet's page shows
+every source of states, and every engine against its siblings.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlencode
 
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
-from exporters.charts import CHART_STYLE, age, count, escape, name_of, newest_change
+from exporters.advice import NOTHING_YET, OTLP_PORT, EngineWaiting, Remarks, remarks_section, waiting_section
+from exporters.charts import CHART_STYLE, meter
 from exporters.client_view import ClientView
-from exporters.pages import Request, Response
+from exporters.config_section import REFRESH, choose, config_section, learned_rows, overview, told_apart_of
+from exporters.routing import Request, Response
+from exporters.step_charts import Seen
+from exporters.what_if_form import what_if_section
+from exporters.wording import age, count, escape, name_of, newest_change
 from online import ConfigSnapshot, HistoryView, Snapshot
 
-from .accounting import accounting_section
-from .advice import NOTHING_YET, OTLP_PORT
-from .fleet_section import FleetSource, fleet_section
-from .overview import REFRESH, choose, learned_rows, overview, told_apart_of
-from .remarks_section import Remarks, remarks_section
-from .sections import config_section
-from .step_charts import Seen
-from .waiting_section import EngineWaiting, waiting_section
-from .what_if import what_if_section
+PREFIX = "tracefit_"
+LOSSES = ("refused", "failed", "skipped", "dropped", "evicted", "errors", "late", "lost", "rejected", "withheld")
+
+
+class Flow(NamedTuple):
+    """A counter family: its total, and the parts that are not zero."""
+
+    name: str
+    help: str
+    total: float
+    parts: tuple[tuple[str, float], ...]
+
+
+class Meter(NamedTuple):
+    """How full one bounded thing is."""
+
+    name: str
+    help: str
+    size: float
+    capacity: float
+
+
+class Accounting(NamedTuple):
+    """Everything the page shows of our own metrics."""
+
+    meters: tuple[Meter, ...]
+    flows: tuple[Flow, ...]
+    losses: tuple[Flow, ...]
+
+
+def account(own: Collector) -> Accounting:
+    """Sort our own metrics into meters, flows and losses."""
+    families = [family for family in own.collect() if family.name.startswith(PREFIX)]
+    gauges = {family.name: family for family in families if family.type == "gauge"}
+    flows = [_flow(family) for family in families if family.type == "counter"]
+    return Accounting(
+        tuple(_meters(gauges)),
+        tuple(flow for flow in flows if not _is_loss(flow.name)),
+        tuple(flow for flow in flows if _is_loss(flow.name)),
+    )
+
+
+def _is_loss(name: str) -> bool:
+    return any(word in LOSSES for word in name.split("_"))
+
+
+def _flow(family: Metric) -> Flow:
+    samples = [sample for sample in family.samples if sample.name.endswith("_total")]
+    parts = tuple((_labels(sample), sample.value) for sample in samples if sample.labels and sample.value)
+    return Flow(family.name, family.documentation, sum(sample.value for sample in samples), parts)
+
+
+def _labels(sample: Sample) -> str:
+    return ", ".join(sample.labels.values())
+
+
+def _meters(gauges: dict[str, Metric]) -> Iterable[Meter]:
+    for name, family in sorted(gauges.items()):
+        twin = gauges.get(name.replace("capacity", "size"))
+        if "capacity" in name and twin is not None:
+            yield Meter(twin.name, twin.documentation, _value(twin), _value(family))
+
+
+def _value(family: Metric) -> float:
+    return sum(sample.value for sample in family.samples)
+
+
+def accounting_section(own: Collector) -> str:
+    """The section of the page."""
+    sums = account(own)
+    lost = [flow for flow in sums.losses if flow.total]
+    quiet = [flow for flow in sums.losses if not flow.total]
+    verdict = "Nothing was lost or left out." if not lost else "Some telemetry was left out; each reason is counted."
+    parts = [
+        '<section id="accounting" aria-labelledby="accounting-title" data-live>',
+        '<h2 id="accounting-title">Queue and losses</h2>',
+        f'<p class="verdict {"some" if lost else "none"}">{verdict}</p>',
+        _meter_table(sums.meters),
+        _flow_table("Left out", lost),
+        _flow_table("Flow", [flow for flow in sums.flows if flow.total]),
+    ]
+    if quiet:
+        names = "".join(f"<li><code>{escape(flow.name)}</code> {escape(flow.help)}</li>" for flow in quiet)
+        parts.append(
+            f'<details id="accounting-zero"><summary>{len(quiet)} kinds of loss that did not happen</summary>'
+            f"<ul>{names}</ul></details>"
+        )
+    parts.append("</section>")
+    return "".join(parts)
+
+
+def _meter_table(meters: Iterable[Meter]) -> str:
+    rows = "".join(
+        f'<tr><th scope="row"><code>{escape(m.name.removeprefix(PREFIX))}</code></th>'
+        f'<td class="num">{count(m.size)}</td><td>{meter(m.size, m.capacity, m.help)}</td>'
+        f'<td class="quiet">of {count(m.capacity)}. {escape(m.help)}</td></tr>'
+        for m in meters
+    )
+    return f'<table class="flows"><caption>Bounds</caption><tbody>{rows}</tbody></table>' if rows else ""
+
+
+def _flow_table(caption: str, flows: Iterable[Flow]) -> str:
+    rows = "".join(
+        f'<tr><th scope="row"><code>{escape(flow.name.removeprefix(PREFIX))}</code></th>'
+        f'<td class="num">{count(flow.total)}</td><td>{_parts(flow)}</td>'
+        f'<td class="quiet">{escape(flow.help)}</td></tr>'
+        for flow in flows
+    )
+    return f'<table class="flows"><caption>{caption}</caption><tbody>{rows}</tbody></table>' if rows else ""
+
+
+def _parts(flow: Flow) -> str:
+    return " ".join(f'<span class="part">{escape(name)} {count(value)}</span>' for name, value in flow.parts[:24])
+
+
+MAX_SOURCES = 200
+_MERGED = "merged"
+
+
+class FleetSource(NamedTuple):
+    """A source of states at the last pull."""
+
+    name: str
+    outcome: str
+    detail: str = ""
+    engines: tuple[str, ...] = ()
+    rows: int = 0
+    last_unix_nano: int = 0
+
+
+def fleet_section(sources: Sequence[FleetSource], snapshot: Snapshot | None, now_unix_nano: int) -> str:
+    """The table of sources, those first that are not in the coefficients; empty without any."""
+    if not sources:
+        return ""
+    odd = _odd_engines(snapshot)
+    ordered = sorted(sources, key=lambda s: (s.outcome == _MERGED, not any(e in odd for e in s.engines), s.name))
+    rows = "".join(_row(source, odd, now_unix_nano) for source in ordered[:MAX_SOURCES])
+    missing = sum(source.outcome != _MERGED for source in sources)
+    verdict = f"{missing} not in the coefficients" if missing else "all in the coefficients"
+    hidden = len(sources) - MAX_SOURCES
+    more = f'<p class="quiet">{hidden} more sources.</p>' if hidden > 0 else ""
+    return (
+        '<section id="fleet" aria-labelledby="fleet-title" data-live><h2 id="fleet-title">Fleet</h2>'
+        '<div class="scroll" tabindex="0" role="region" aria-label="Table of sources"><table class="overview">'
+        f"<caption>{len(sources)} sources: {verdict}</caption>"
+        '<thead><tr><th scope="col">source</th><th scope="col">last pull</th><th scope="col">engines</th>'
+        '<th scope="col" class="num">time ÷ the others’</th><th scope="col" class="num">rows</th>'
+        f'<th scope="col" class="num">newest row</th></tr></thead><tbody>{rows}</tbody></table></div>{more}</section>'
+    )
+
+
+def _odd_engines(snapshot: Snapshot | None) -> dict[str, str]:
+    """What is said of each engine that differs."""
+    odd = {}
+    for config in snapshot.configs if snapshot is not None else ():
+        step = config.targets.get("step_time")
+        for replica in step.replicas if step is not None else ():
+            if replica.differs and replica.ratio is not None:
+                odd[replica.engine] = f"×{replica.ratio:.3f}"
+    return odd
+
+
+def _row(source: FleetSource, odd: dict[str, str], now_unix_nano: int) -> str:
+    engines = ", ".join(escape(engine) for engine in source.engines[:3])
+    if len(source.engines) > 3:  # noqa: PLR2004 -- a pod has one or two
+        engines += f" and {len(source.engines) - 3} more"
+    speeds = ", ".join(odd[engine] for engine in source.engines if engine in odd)
+    mark = ' <span class="champion">differs</span>' if speeds else ""
+    outcome = escape(source.outcome) if not source.detail else f"{escape(source.outcome)}: {escape(source.detail)}"
+    newest = age((now_unix_nano - source.last_unix_nano) / 1e9) if source.last_unix_nano else "–"
+    return (
+        f'<tr><th scope="row">{escape(source.name)}{mark}</th><td>{outcome}</td><td>{engines or "–"}</td>'
+        f'<td class="num">{speeds or "–"}</td><td class="num">{count(source.rows)}</td>'
+        f'<td class="num">{newest}</td></tr>'
+    )
+
 
 HTML = "text/html; charset=utf-8"
 _RELOAD_S = "15"

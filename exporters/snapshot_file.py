@@ -16,10 +16,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from exporters.blis import BlisError, blis_coefficients
+from exporters.blis_files import render_yaml
 from online import Snapshot
-
-from .blis import BlisError, blis_coefficients
-from .blis_render import render_yaml
 
 SNAPSHOT_NAME = "snapshot.json"
 BLIS_SUFFIX = ".blis.yaml"

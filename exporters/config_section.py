@@ -1,30 +1,99 @@
-"""One configuration as HTML: what it is, its coefficients, its error, what would help."""
+"""Configurations as HTML: all of them in one table, and each with its coefficients, its errors and what would help.
+
+Where they are many there is a filter. Engines of a merged state stand side by side, and so do models: those with
+coefficients compete, those that only predict stand apart.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from exporters.charts import (
+from exporters.advice import STATUS, Advice, advice_for
+from exporters.blis import BlisError, blis_coefficients
+from exporters.charts import Z_95, nice_limit, whisker
+from exporters.step_charts import Seen, step_charts, step_shares
+from exporters.wording import (
     FEATURE_NAMES,
+    REASONS,
     TARGET_NAMES,
-    Z_95,
     coefficient,
     count,
     duration,
     escape,
     factor,
-    nice_limit,
     percent,
-    whisker,
 )
-from exporters.files import BlisError, blis_coefficients
-from exporters.labels import REASONS
-from online import ConfigSnapshot, FeatureSnapshot, ModelSnapshot, TargetSnapshot
+from online import ConfigSnapshot, FeatureSnapshot, ModelSnapshot, ReplicaSnapshot, TargetSnapshot
+from tracefit import told_apart
 
-from .advice import STATUS, Advice, advice_for
-from .merged_engines import replicas_table
-from .models import models_in_competition
-from .step_charts import Seen, step_charts, step_shares
+MAX_REPLICAS = 16
+
+
+def replicas_table(target: TargetSnapshot, told_apart_by: Sequence[str] = ()) -> str:
+    """The engines furthest from their siblings, and how many differ; empty where nothing was merged.
+
+    ``told_apart_by``: facts that would make those of another speed a configuration of their own.
+    """
+    replicas = target.replicas
+    if not replicas:
+        return ""
+    differing = sum(replica.differs for replica in replicas)
+    verdict = f"{differing} differ by more than their errors" if differing else "none differs from the others"
+    rows = "".join(map(_replica_row, replicas[:MAX_REPLICAS]))
+    return (
+        f"{_kinds(told_apart_by)}"
+        f'<table class="models"><caption>Merged from {len(replicas)} engines: {verdict}</caption>'
+        '<thead><tr><th scope="col">engine</th><th scope="col" class="num">time ÷ the others’</th>'
+        f'<th scope="col" class="num">rows</th></tr></thead><tbody>{rows}</tbody></table>'
+    )
+
+
+def _kinds(told_apart_by: Sequence[str]) -> str:
+    if not told_apart_by:
+        return ""
+    facts = " ".join(f"<code>{escape(fact)}</code>" for fact in told_apart_by)
+    return f'<p class="remedy">Two kinds of machine under one identity would be told apart by {facts}.</p>'
+
+
+def _replica_row(replica: ReplicaSnapshot) -> str:
+    mark = ' <span class="champion">differs</span>' if replica.differs else ""
+    ratio = "–" if replica.ratio is None else f"×{replica.ratio:.3f}"
+    if replica.ratio is not None and replica.stderr is not None:
+        ratio += f" ± {replica.stderr:.3f}"
+    name = escape(replica.engine or "unknown")
+    return (
+        f'<tr><th scope="row">{name}{mark}</th><td class="num">{ratio}</td>'
+        f'<td class="num">{count(replica.rows)}</td></tr>'
+    )
+
+
+def models_in_competition(target: TargetSnapshot) -> str:
+    """Models with coefficients in competition; those that only predict apart: they see other rows."""
+    listed = {name: model for name, model in target.models.items() if model.features}
+    others = {name: model for name, model in target.models.items() if not model.features}
+    competing = _model_table("Models in competition", listed, target.champion) if len(listed) > 1 else ""
+    predicting = "Models that only predict, over the rows that they see: not in competition"
+    return competing + (_model_table(predicting, others, target.champion) if others else "")
+
+
+def _model_table(caption: str, models: Mapping[str, ModelSnapshot], champion: str) -> str:
+    rows = ""
+    for name, model in sorted(models.items()):
+        best = ' <span class="champion">champion</span>' if name == champion else ""
+        errors = (
+            None if model.error is None else model.error.median_ape,
+            None if model.error is None else model.error.p90_ape,
+        )
+        cells = "".join(f'<td class="num">{"–" if ratio is None else percent(ratio)}</td>' for ratio in errors)
+        cells += f'<td class="num">{count(model.rows)}</td><td class="num">{len(model.features) or "–"}</td>'
+        rows += f'<tr><th scope="row">{escape(name)}{best}</th>{cells}</tr>'
+    heads = "".join(f'<th scope="col" class="num">{h}</th>' for h in ("median error", "p90", "rows", "features"))
+    return (
+        f'<table class="models"><caption>{caption}</caption>'
+        f'<thead><tr><th scope="col">model</th>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+    )
+
 
 MAX_SHAPES = 16
 MAX_AXIS = 0.5
@@ -289,3 +358,103 @@ def _identity(config: ConfigSnapshot) -> str:
     key = f"identity-{escape(config.config_id)}"
     body = f'<dl class="numbers">{cells}</dl><ul>{engines}</ul>'
     return f'<details class="identity" id="{key}"><summary>Configuration and engines</summary>{body}</details>'
+
+
+MAX_OVERVIEW = 200
+MAX_DETAILS = 6
+"""More configurations than this are in the overview only; their links open them one by one."""
+MANY = 10
+"""Beyond so many there is a filter."""
+MAX_WORDS = 200
+FILTER = "filter"
+"""The parameter of the page's address."""
+REFRESH = "refresh"
+"""Seconds after which a page without a script is loaded again."""
+
+
+class Choice(NamedTuple):
+    """What of all configurations is shown.
+
+    Attributes:
+        chosen: id of the only one that is opened; empty without such a wish.
+        words: each of them is in the title, the facts, the telemetry or the id of what is listed.
+    """
+
+    chosen: str
+    words: str
+    listed: Sequence[ConfigSnapshot]
+    opened: Sequence[ConfigSnapshot]
+
+
+def choose(configs: Sequence[ConfigSnapshot], query: Mapping[str, str]) -> Choice:
+    """By the address of the page: ``config`` opens one, ``filter`` lists those with these words."""
+    chosen = [config for config in configs if config.config_id == query.get("config")]
+    words = query.get(FILTER, "")[:MAX_WORDS]
+    wanted = words.casefold().split()
+    listed = [config for config in configs if all(word in _text(config) for word in wanted)] if wanted else configs
+    return Choice(chosen[0].config_id if chosen else "", words, listed, chosen or listed[:MAX_DETAILS])
+
+
+def _text(config: ConfigSnapshot) -> str:
+    words = (config_title(config), config_facts(config), config.telemetry, config.config_id)
+    return " ".join(words).casefold()
+
+
+def learned_rows(config: ConfigSnapshot) -> int:
+    """Rows of all targets."""
+    return sum(max((model.rows for model in target.models.values()), default=0) for target in config.targets.values())
+
+
+def overview(configs: Sequence[ConfigSnapshot], choice: Choice) -> str:
+    """The section of the page; empty where there is one configuration only."""
+    if len(configs) == 1:
+        return ""
+    shown = told_apart_of(configs, choice.listed[:MAX_OVERVIEW])
+    rows = "".join(_overview_row(config, choice.chosen, apart) for config, apart in shown)
+    hidden = len(choice.listed) - MAX_OVERVIEW
+    more = f'<p class="quiet">{hidden} more in <a href="/snapshot">/snapshot</a>.</p>' if hidden > 0 else ""
+    narrowed = choice.chosen or choice.words
+    back = f'<p><a href="/">All {count(len(configs))} configurations</a></p>' if narrowed else ""
+    none = "<p>No configuration has all of these words.</p>" if not choice.listed else ""
+    return (
+        f"{_filter(choice.words) if len(configs) > MANY else ''}"
+        '<section id="overview" aria-labelledby="overview-title" data-live><h2 id="overview-title">Configurations</h2>'
+        '<div class="scroll" tabindex="0" role="region" aria-label="Table of configurations"><table class="overview">'
+        '<thead><tr><th scope="col">model</th><th scope="col">facts</th><th scope="col">telemetry</th>'
+        '<th scope="col" class="num">rows</th><th scope="col" class="num">step error</th><th scope="col">id</th>'
+        f"</tr></thead><tbody>{rows}</tbody></table></div>{none}{more}{back}</section>"
+    )
+
+
+def _filter(words: str) -> str:
+    """Outside of what the script replaces, so that a half-typed word stays."""
+    return (
+        '<form class="filter" method="get" action="/" role="search"><label>Filter configurations '
+        f'<input type="search" name="{FILTER}" value="{escape(words)}" placeholder="model, GPU, TP, id" '
+        'autocomplete="off"></label> <button>Show</button></form>'
+    )
+
+
+def told_apart_of(
+    configs: Sequence[ConfigSnapshot], shown: Sequence[ConfigSnapshot]
+) -> Iterator[tuple[ConfigSnapshot, tuple[str, ...]]]:
+    """What tells each that is shown from all others, and since when it is silent."""
+    heard = [each.last_heard_unix_nano for each in configs]
+    replaced = [bool(each.replaced_by) for each in configs]
+    apart = told_apart([(each.config_id, each.config) for each in configs], heard, replaced)
+    by_id = {each.config_id: words for each, words in zip(configs, apart, strict=True)}
+    yield from ((each, by_id[each.config_id]) for each in shown)
+
+
+def _overview_row(config: ConfigSnapshot, chosen: str, apart: Sequence[str]) -> str:
+    step = config.targets.get("step_time")
+    error = None if step is None else step.prediction_error
+    name = escape(config.config_id)
+    facts = escape(" · ".join(filter(None, (config_facts(config), *apart))))
+    current = ' aria-current="true"' if config.config_id == chosen else ""
+    return (
+        f'<tr{current}><th scope="row"><a href="/?config={name}">{escape(config_title(config))}</a></th>'
+        f"<td>{facts}</td><td>{escape(config.telemetry)}</td>"
+        f'<td class="num">{count(learned_rows(config))}</td>'
+        f'<td class="num">{"–" if error is None else percent(error.median_ape)}</td><td><code>{name}</code></td></tr>'
+    )

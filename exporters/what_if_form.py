@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from exporters.charts import count, duration, escape, significant
 from exporters.client_view import ClientView
+from exporters.config_section import FILTER, REFRESH, config_title
 from exporters.what_if import (
     LIMIT_WORDS,
     PLAN,
@@ -23,11 +23,9 @@ from exporters.what_if import (
     read_sizing,
     read_step_or_load,
 )
+from exporters.wording import count, duration, escape, significant
 from online import ConfigSnapshot, Snapshot
 from tracefit import Config, Estimate, Prediction, RequestEstimate, TracefitError
-
-from .overview import FILTER, REFRESH
-from .sections import config_title
 
 MAX_CHOICES = 200
 _ASK = "ask"

@@ -5,27 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from exporters.advice import OTLP_PORT
 from exporters.charts import (
-    FEATURE_NAMES,
     ErrorPoint,
     Mark,
     ValuePoint,
-    age,
     calibration_chart,
-    coefficient,
     coefficient_course,
-    duration,
     error_course,
-    escape,
-    percent,
     residuals,
     scatter,
     shares,
-    significant,
 )
+from exporters.wording import FEATURE_NAMES, age, coefficient, duration, escape, percent, significant
 from online import ChangeKind, ConfigSnapshot, CoursePoint, HistoryView, ModelSnapshot, TargetSnapshot
-
-from .advice import OTLP_PORT
 
 MAX_STRATA = 12
 MAX_PARTS = 5

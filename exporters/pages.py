@@ -1,0 +1,283 @@
+"""The pages of the HTTP port: snapshots as documents, questions and answers, health, and the table of all.
+
+| path | answers |
+|---|---|
+| / | the status page; ?config=ID for one configuration |
+| /metrics | Prometheus text or OpenMetrics, gzip on request |
+| /healthz | 200 while the process is alive, 503 otherwise; JSON detail |
+| /readyz | 200 while it accepts telemetry, 503 otherwise; JSON detail |
+| /snapshot | the newest snapshot; strong ETag, 304, Last-Modified; 503 + Retry-After before the first |
+| /snapshot/{config_id} | the same with one configuration; 404 if it is not in the newest snapshot |
+| /snapshot/{config_id}/blis.yaml | for BLIS; ?format=flags, ?alpha=effective; 422 with the reason if it cannot be |
+| /predict | what a step costs, or what requests see at a load; JSON, the parameters of ``tracefit predict`` |
+| /state | what was learned as a state file, to be merged with others'; strong ETag, 304; where it is switched on |
+| /plan | how many requests fit the targets; JSON, the parameters of ``tracefit plan`` |
+
+docs/openapi.yaml describes them. A document is rendered at most once per generation and kept until the next, so a
+puller that asks again pays for a comparison of tags only. The work of an answer is bounded by the client: a plan looks
+at no more than some hundred loads, and a load at no more than some dozen steps. A refusal is one line of text: 400
+names the parameter, 404 and 422 say what is not there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+import msgspec
+
+from exporters.blis import ALPHAS, BlisError, blis_coefficients
+from exporters.blis_files import render_flags, render_yaml
+from exporters.client_view import ClientView, PerGeneration
+from exporters.metrics_page import MetricsPage
+from exporters.routing import TEXT, Request, Response, Route, Routes, plain
+from exporters.status_page import StatusPage
+from exporters.what_if import (
+    PLAN,
+    PREDICT,
+    SHOWN_CHARS,
+    Parameter,
+    QuestionError,
+    as_json,
+    plan_document,
+    planned,
+    predict_document,
+    predicted,
+    read_query,
+    read_sizing,
+    read_step_or_load,
+)
+from online import ConfigSnapshot, Snapshot
+from tracefit import Config, NotFoundError, TracefitError
+
+JSON = "application/json"
+YAML = "application/yaml"
+STATE = "application/octet-stream"
+RETRY_AFTER_S = 5
+"""A first snapshot is due about this soon after the first telemetry (vLLM's exporter flushes every 5 s)."""
+
+
+class SnapshotDocument(NamedTuple):
+    """Bytes with their validators; ``last_modified`` is empty where nobody knows it."""
+
+    body: bytes
+    content_type: str
+    etag: str
+    last_modified: str
+
+
+def make_document(body: bytes, content_type: str, modified_unix_nano: int = 0) -> SnapshotDocument:
+    """Attach a strong entity tag (over the exact bytes), and a date if one is given."""
+    etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    date = formatdate(modified_unix_nano / 1e9, usegmt=True) if modified_unix_nano else ""
+    return SnapshotDocument(body, content_type, etag, date)
+
+
+class SnapshotDocuments:
+    """Documents of the newest snapshot.
+
+    Args:
+        source: returns the newest snapshot, or None before the first.
+    """
+
+    def __init__(self, source: Callable[[], Snapshot | None]) -> None:
+        self._source = source
+        self._documents = PerGeneration[tuple[str, ...], SnapshotDocument | None]()
+
+    def answer_snapshot(self, request: Request) -> Response:
+        """Answer ``/snapshot``, whole or one configuration."""
+        return self._answer(request, ("snapshot",), lambda snapshot: snapshot.to_json(), JSON)
+
+    def answer_config(self, request: Request) -> Response:
+        """Serve /snapshot/{config_id}: the same schema with one configuration."""
+
+        def render(snapshot: Snapshot) -> bytes:
+            config = _find(snapshot, request.captures[0])
+            return msgspec.structs.replace(snapshot, configs=[config]).to_json()
+
+        return self._answer(request, ("config", request.captures[0]), render, JSON)
+
+    def answer_blis(self, request: Request) -> Response:
+        """Serve /snapshot/{config_id}/blis.yaml; ``?format=flags``, ``?alpha=effective``."""
+        file_format, alpha = request.query.get("format", "yaml"), request.query.get("alpha", "server")
+        if file_format not in {"yaml", "flags"} or alpha not in ALPHAS:
+            return plain(HTTPStatus.BAD_REQUEST, f"format is yaml or flags, alpha is one of {', '.join(ALPHAS)}")
+
+        def render(snapshot: Snapshot) -> bytes:
+            config = _find(snapshot, request.captures[0])
+            coefficients = blis_coefficients(config, alpha=alpha)
+            return render_flags(coefficients) if file_format == "flags" else render_yaml(snapshot, config, coefficients)
+
+        content_type = YAML if file_format == "yaml" else TEXT
+        return self._answer(request, ("blis", request.captures[0], file_format, alpha), render, content_type)
+
+    def _answer(
+        self, request: Request, key: tuple[str, ...], render: Callable[[Snapshot], bytes], content_type: str
+    ) -> Response:
+        def make(snapshot: Snapshot | None) -> SnapshotDocument | None:
+            if snapshot is None:
+                return None
+            return make_document(render(snapshot), content_type, snapshot.created_unix_nano)
+
+        try:
+            document = self._documents.get(self._source, key, make)
+        except _UnknownConfigError:
+            return plain(HTTPStatus.NOT_FOUND, "no such configuration in the newest snapshot")
+        except BlisError as error:
+            return plain(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
+        return answer_document(document, request)
+
+
+class _UnknownConfigError(LookupError):
+    """The newest snapshot has no such configuration."""
+
+
+def _find(snapshot: Snapshot, config_id: str) -> ConfigSnapshot:
+    for config in snapshot.configs:
+        if config.config_id == config_id:
+            return config
+    raise _UnknownConfigError(config_id)
+
+
+def nothing_yet() -> Response:
+    """What is answered before the first snapshot."""
+    retry = (("Retry-After", str(RETRY_AFTER_S)), ("Cache-Control", "no-store"))
+    return plain(HTTPStatus.SERVICE_UNAVAILABLE, "nothing learned yet", retry)
+
+
+def answer_document(document: SnapshotDocument | None, request: Request) -> Response:
+    """Serve a document: 503 if there is none yet, 304 if the client has it.
+
+    ``If-Modified-Since`` is not looked at: two generations can share a second.
+    """
+    if document is None:
+        return nothing_yet()
+    modified = (("Last-Modified", document.last_modified),) if document.last_modified else ()
+    # store it, but ask before every use
+    validators = (("ETag", document.etag), *modified, ("Cache-Control", "no-cache"))
+    if _has(request.header("If-None-Match"), document.etag):
+        return Response(HTTPStatus.NOT_MODIFIED, document.content_type, b"", validators)
+    return Response(HTTPStatus.OK, document.content_type, document.body, validators)
+
+
+def _has(if_none_match: str, etag: str) -> bool:
+    """Weak comparison, as RFC 9110 §13.1.2 demands for If-None-Match."""
+    tags = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]
+    return etag in tags or tags == ["*"]
+
+
+_Answer = Callable[[Config, Mapping[str, Any]], dict[str, object]]
+
+
+class AskPages:
+    """Answers from the newest snapshot; ``clock_ns`` tells how old a level is."""
+
+    def __init__(self, view: ClientView, clock_ns: Callable[[], int] = time.time_ns) -> None:
+        self._view = view
+        self._clock_ns = clock_ns
+
+    def answer_predict(self, request: Request) -> Response:
+        """Answer ``/predict``: what one step costs, or what requests see at a load."""
+        return self._answer(request, PREDICT, self._predict)
+
+    def answer_plan(self, request: Request) -> Response:
+        """Answer ``/plan``: how many requests fit the targets, and what limits them."""
+        return self._answer(request, PLAN, _plan)
+
+    def _answer(self, request: Request, parameters: tuple[Parameter, ...], answer: _Answer) -> Response:
+        snapshot = self._view.snapshot()
+        try:
+            if request.repeated:
+                raise QuestionError(request.repeated[:SHOWN_CHARS], "given twice")
+            if request.empty:
+                raise QuestionError(request.empty[:SHOWN_CHARS], "given without a value")
+            given = read_query(request.query, parameters)
+            if snapshot is None:
+                return nothing_yet()
+            tree = answer(self._view.config(snapshot, given.get("config", "")), given)
+        except QuestionError as error:
+            return plain(HTTPStatus.BAD_REQUEST, str(error))
+        except NotFoundError as error:
+            status = HTTPStatus.BAD_REQUEST if error.several else HTTPStatus.NOT_FOUND
+            return plain(status, f"config: {error}")
+        except TracefitError as error:
+            return plain(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
+        return Response(HTTPStatus.OK, JSON, f"{as_json(tree)}\n".encode(), (("Cache-Control", "no-store"),))
+
+    def _predict(self, config: Config, given: Mapping[str, Any]) -> dict[str, object]:
+        question = read_step_or_load(given)
+        config = config.now(self._clock_ns()) if given.get("now") else config
+        return predict_document(config, question, predicted(config, question))
+
+
+def _plan(config: Config, given: Mapping[str, Any]) -> dict[str, object]:
+    question = read_sizing(given)
+    return plan_document(config, question, planned(config, question))
+
+
+Probe = Callable[[], tuple[bool, Mapping[str, object]]]
+
+
+def answer_probe(probe: Probe) -> Response:
+    """Serve a health check: its verdict is the status, its detail the body."""
+    healthy, detail = probe()
+    status = HTTPStatus.OK if healthy else HTTPStatus.SERVICE_UNAVAILABLE
+    body = msgspec.json.encode({"ok": healthy, **detail}, order="sorted") + b"\n"
+    return Response(status, JSON, body, (("Cache-Control", "no-store"),))
+
+
+def answer_metrics(page: MetricsPage, request: Request) -> Response:
+    """Serve /metrics in the format and encoding the scraper asks for."""
+    rendered = page.render(request.header("Accept"), request.header("Accept-Encoding"))
+    headers: tuple[tuple[str, str], ...] = (("Vary", "Accept, Accept-Encoding"),)
+    if rendered.content_encoding:
+        headers = (*headers, ("Content-Encoding", rendered.content_encoding))
+    return Response(HTTPStatus.OK, rendered.content_type, rendered.body, headers)
+
+
+def answer_state(state: bytes | None, request: Request) -> Response:
+    """Serve a state file; nothing of it is kept."""
+    return answer_document(None if state is None else make_document(state, STATE), request)
+
+
+def make_routes(
+    metrics: MetricsPage,
+    documents: SnapshotDocuments,
+    *,
+    alive: Probe,
+    ready: Probe,
+    status_page: StatusPage | None = None,
+    questions: AskPages | None = None,
+    state: Callable[[], bytes | None] | None = None,
+) -> Routes:
+    """The table of routes.
+
+    Args:
+        metrics: what /metrics shows.
+        documents: what /snapshot shows.
+        alive: (ok, detail) of the process; the detail must be JSON.
+        ready: (ok, detail) of the receivers.
+        status_page: what / shows; without it / is 404.
+        questions: what /predict and /plan ask; without it they are 404.
+        state: what /state shows, None before the first; without it that is 404.
+    """
+    home = () if status_page is None else (Route("/", status_page.answer),)
+    asked: Routes = ()
+    if questions is not None:
+        asked = (Route("/predict", questions.answer_predict), Route("/plan", questions.answer_plan))
+    if state is not None:
+        asked = (*asked, Route("/state", lambda request: answer_state(state(), request)))
+    return (
+        *home,
+        Route("/metrics", lambda request: answer_metrics(metrics, request)),
+        Route("/healthz", lambda _: answer_probe(alive)),
+        Route("/readyz", lambda _: answer_probe(ready)),
+        Route("/snapshot", documents.answer_snapshot),
+        Route("/snapshot/*", documents.answer_config),
+        Route("/snapshot/*/blis.yaml", documents.answer_blis),
+        *asked,
+    )

@@ -206,7 +206,7 @@ def _merge(arguments: argparse.Namespace) -> int:
     config, snapshot = _load(arguments), arguments.snapshot
     if arguments.json and snapshot is None:
         raise ConfigError("--json", "prints what --snapshot OUT writes, which is not asked for")
-    from collector.fleet.merge import merge_files  # noqa: PLC0415
+    from collector.fleet.pull import merge_files  # noqa: PLC0415
 
     say = _teller(arguments)
     code = merge_files(arguments.states, arguments.out, config, say=say, note=_warn, snapshot=snapshot)

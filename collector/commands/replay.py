@@ -121,7 +121,7 @@ def _replay_split(
         find_bulk_files,
         replay_in_bulk,
     )
-    from collector.fleet.fleet_document import fleet_snapshot  # noqa: PLC0415
+    from collector.fleet.pull import fleet_snapshot  # noqa: PLC0415
 
     check_learning(config)
     files = find_bulk_files([str(path) for path in paths])

@@ -20,7 +20,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 SIDE_DOORS = {
     # A face of the exporters would make every command load all of them.
     "collector/app.py": {"exporters.routes"},
-    "collector/commands/replay.py": {"collector.fleet.fleet_document"},
+    "collector/commands/replay.py": {"collector.fleet.pull"},
     "collector/fleet/fleet_service.py": {"exporters.routes"},
     # Each command is imported when it runs: a face would import them all.
     "collector/cli.py": {
@@ -40,7 +40,6 @@ SIDE_DOORS = {
         "collector.evaluate.donors",
         "collector.fleet.fleet_replay",
         "collector.fleet.fleet_service",
-        "collector.fleet.merge",
         "collector.fleet.pull",
     },
 }

@@ -6,7 +6,7 @@ import pytest
 
 from collector.commands.replay import replay
 from collector.config.schema import Config
-from collector.fleet.merge import merge_files
+from collector.fleet.pull import merge_files
 from collector.recordings.reader import Recording, TimedExport
 from collector.runtime.clock import SystemClock
 from collector.worker.build import make_pipeline

@@ -25,7 +25,7 @@ from collector.decode.pages import PageParser, ScrapedPage, is_page_line, read_p
 from collector.decode.pages.engine_flavours import CACHE_INFO, SERIES
 from collector.join.pages import ScrapeWindows
 from collector.receive import count as envelope
-from collector.recordings.reader import Recording
+from collector.recordings import Recording
 from collector.runtime.exits import StartError
 from tests.fuzz.mutations import edited
 from tests.support import otlp_bytes as otlp

@@ -10,7 +10,7 @@ from collector.config.config_error import ConfigError
 from collector.config.load import load
 from collector.config.schema import Config
 from collector.durable import read_image
-from collector.identity.facts import EngineFacts, FactSource
+from collector.identity.knowledge import EngineFacts, FactSource
 from collector.receive import count as envelope
 from collector.receive.export_request import Export
 from collector.worker.build import make_pipeline

@@ -9,7 +9,7 @@ import json
 from collector.commands.replay import replay
 from collector.config.load import load
 from collector.config.schema import Config
-from collector.recordings.reader import Recording, TimedExport, TimedKv, merged
+from collector.recordings import Recording, TimedExport, TimedKv, merged
 from collector.runtime.clock import SystemClock
 from collector.worker.pipeline import Pipeline
 from tests.support.paths import DATA

@@ -12,7 +12,7 @@ import pytest
 import zstandard
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from collector.recordings.reader import Recording, merged
+from collector.recordings import Recording, merged
 from collector.runtime.exits import StartError
 from tests.support.step_exports import delimited, make_export, otlp_json, write_recording
 

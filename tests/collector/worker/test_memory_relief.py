@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from collector.config.learning_config import JoinConfig
 from collector.receive import Export
-from collector.recordings.reader import Recording, TimedKv, merged
+from collector.recordings import Recording, TimedKv, merged
 from collector.runtime.health import Health
 from collector.runtime.memory import MemoryGuard
 from collector.telemetry import Metrics, table

@@ -26,7 +26,7 @@ from collector.evaluate.protocol import client_view
 from collector.evaluate.request_baselines import BASELINES, fitted, judge_requests
 from collector.identity import Knowledge
 from collector.recordings import open_recordings
-from collector.runtime.clock import SystemClock
+from collector.runtime.tasks import SystemClock
 
 UNCACHED_TOKENS = 7
 

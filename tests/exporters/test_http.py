@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from collector.runtime.exits import StartError
+from collector.runtime.filesystem import StartError
 from exporters.files.blis import export
 from exporters.pages.routing import Route, plain
 from exporters.pages.snapshot_pages import SnapshotDocuments

@@ -26,7 +26,7 @@ from collector.decode.pages.engine_flavours import CACHE_INFO, SERIES
 from collector.join.pages import ScrapeWindows
 from collector.receive import count as envelope
 from collector.recordings import Recording
-from collector.runtime.exits import StartError
+from collector.runtime.filesystem import StartError
 from tests.fuzz.mutations import edited
 from tests.support import otlp_bytes as otlp
 from tests.support.kv_batches import payload, stored

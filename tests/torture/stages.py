@@ -13,7 +13,7 @@ from collector.durable.store import StateStore
 from collector.receive.admission import AdmissionQueue
 from collector.receive.otlp.otlp_grpc import OtlpGrpcReceiver
 from collector.runtime.filesystem import SystemFiles
-from collector.runtime.http.bounded_server import HttpServer
+from collector.runtime.http import HttpServer
 from collector.worker.pipeline import Pipeline
 from collector.worker.publish import SnapshotWriter
 

@@ -15,8 +15,7 @@ from collector.config import KvConfig, KvEndpoint
 from collector.config.config_error import ConfigError
 from collector.config.load import load
 from collector.receive.kv.kv_zmq import KvSubscriber
-from collector.runtime.clock import SystemClock
-from collector.runtime.health import Health
+from collector.runtime.tasks import Health, SystemClock
 from collector.telemetry import table
 from collector.telemetry.reasons import KvSkip
 from tests.support.kv_batches import payload, stored

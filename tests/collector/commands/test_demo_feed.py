@@ -20,7 +20,7 @@ from collector.commands.demo import (
     signals_as_ctrl_c,
 )
 from collector.recordings import Recording
-from collector.runtime.exits import StartError
+from collector.runtime.filesystem import StartError
 from tests.support.clocks import FakeClock
 from tests.support.pipelines import replayed
 

@@ -33,7 +33,7 @@ from collector.receive.export_request import Export
 from collector.receive.intake import Intake
 from collector.receive.kv.kv_zmq import _Subscription
 from collector.telemetry import Counts, Metrics, reasons, table
-from collector.telemetry.counts import metric_of
+from collector.telemetry.metrics import metric_of
 from collector.telemetry.reasons import (
     Direction,
     DiscoveryOutcome,

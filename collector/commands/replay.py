@@ -2,7 +2,7 @@
 
 How far a replay as one stream has come, kept beside its snapshot now and then: the same command goes on from there.
 
-    .OUT.stream/state.bin    everything a restart needs (collector/durable/image.py), and how many turns are in it
+    .OUT.stream/state.bin    everything a restart needs (collector/durable/store.py), and how many turns are in it
 
 Recordings are read again up to there, and not learned: the turns are those of before, since files, settings and version
 are. A replay that takes less than ``KEEP_S`` leaves nothing on the disk, nor one of standard input or of a file that is

@@ -6,10 +6,9 @@ import os
 import signal
 
 from collector.app import Sidecar
-from collector.durable.directory import Directory
 from collector.durable.journal import Journal
 from collector.durable.keeper import Durability
-from collector.durable.store import StateStore
+from collector.durable.store import Directory, StateStore
 from collector.receive.admission import AdmissionQueue
 from collector.receive.otlp.otlp_grpc import OtlpGrpcReceiver
 from collector.runtime.filesystem import SystemFiles

@@ -17,7 +17,7 @@ from collector.config.schema import Config as Settings
 from collector.decode.kv.messages import read_line
 from collector.durable import progress_of, read_image
 from collector.durable.journal import _HEAD, _PREFIX, Journal
-from collector.receive.export_request import Export
+from collector.receive.intake import Export
 from collector.worker.build import make_pipeline
 from online.state import StateError, sealed
 from online.state.file import _DIGEST_BYTES, MAGIC

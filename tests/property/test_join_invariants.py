@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from collector.config.learning_config import JoinConfig
-from collector.receive.export_request import Export
+from collector.receive.intake import Export
 from collector.telemetry import table
 from collector.telemetry.metrics import metric_of
 from collector.telemetry.reasons import Skip

@@ -9,7 +9,7 @@ from collector.app import Sidecar
 from collector.durable.journal import Journal
 from collector.durable.keeper import Durability
 from collector.durable.store import Directory, StateStore
-from collector.receive.admission import AdmissionQueue
+from collector.receive.intake import AdmissionQueue
 from collector.receive.otlp.otlp_grpc import OtlpGrpcReceiver
 from collector.runtime.filesystem import SystemFiles
 from collector.runtime.http import HttpServer

@@ -18,8 +18,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
 from prometheus_client import CollectorRegistry
 
 from collector.config import GrpcConfig
-from collector.receive.admission import AdmissionQueue
-from collector.receive.intake import Intake
+from collector.receive.intake import AdmissionQueue, Intake
 from collector.receive.otlp import otlp_grpc
 from collector.receive.otlp.otlp_grpc import SERVICE, OtlpGrpcReceiver
 from collector.receive.otlp.way_in import WayIn

@@ -23,9 +23,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from prometheus_client import CollectorRegistry
 
 from collector.config import HttpReceiverConfig
-from collector.receive.admission import AdmissionQueue
-from collector.receive.count import FIELDS_MAX
-from collector.receive.intake import Intake
+from collector.receive.intake import FIELDS_MAX, AdmissionQueue, Intake
 from collector.receive.otlp.otlp_http import CONTENT_TYPE, Budget, make_http_receiver
 from collector.receive.otlp.way_in import WayIn
 from collector.runtime.filesystem import StartError

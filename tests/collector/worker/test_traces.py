@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from collector.config.schema import Config
-from collector.receive.export_request import Export
+from collector.receive.intake import Export
 from collector.worker.build import make_pipeline
 from collector.worker.traces import PROCESSES_MAX, SPACING_NS, TRACES_MAX, TraceLog
 from exporters.prometheus.exposition import MetricsPage

@@ -9,8 +9,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from collector.receive.admission import AdmissionQueue
-from collector.receive.export_request import Export
+from collector.receive.intake import AdmissionQueue, Export
 from collector.runtime.tasks import Health
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.table import (

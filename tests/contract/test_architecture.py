@@ -41,6 +41,15 @@ SIDE_DOORS = {
 """Modules that are entered beside their room's face, by who does."""
 
 
+ROOMS_OF_ONE_MODULE = {
+    "collector.decode.pages",
+    "collector.receive.kv",
+    "collector.receive.scrape",
+    "collector.runtime.http",
+}
+"""A room that is one module is its own face."""
+
+
 def named(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -81,7 +90,12 @@ def face_of(room: tuple[str, ...]) -> list[str]:
 def beside_the_face(path: Path, target: tuple[str, ...]) -> bool:
     """Whether an import enters another room than its own and those above it, and not by the face."""
     room = target[:-1]
-    if target[0] not in PACKAGES or not is_module(target) or room_of(path)[: len(room)] == room:
+    if (
+        ".".join(target) in ROOMS_OF_ONE_MODULE
+        or target[0] not in PACKAGES
+        or not is_module(target)
+        or room_of(path)[: len(room)] == room
+    ):
         return False
     return target[-1] not in face_of(room)
 

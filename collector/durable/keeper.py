@@ -27,10 +27,8 @@ from collector.runtime import Clock, Files, Health, StartError, SystemFiles, Tas
 from collector.telemetry import Metrics, Outcome, table
 from online.state import Image, Taken
 
-from .directory import Directory
-from .journal import Full, Journal, left_behind
-from .room import fitted_capacity
-from .store import StateStore
+from .journal import Full, Journal, fitted_capacity, left_behind
+from .store import Directory, StateStore
 
 NAME = "state-writer"
 CHECK_IN_TIMEOUT_S = 120.0

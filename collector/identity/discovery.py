@@ -29,8 +29,7 @@ from collector.runtime import Clock, Task
 from collector.runtime.http import BoundedConnection
 from collector.telemetry import DiscoveryOutcome
 
-from .facts import TEXT_CHARS_MAX, Fact
-from .knowledge import Knowledge
+from .knowledge import TEXT_CHARS_MAX, Fact, Knowledge
 
 BODY_BYTES_MAX = 2 * 2**20
 _CHUNK_BYTES = 65_536

@@ -1,6 +1,6 @@
 """Short of memory: give back what is free, then give up what waits longest, and say so; it passes by itself.
 
-short              exports are refused, retryably (collector/runtime/memory.py); the queue is still learned from
+short              exports are refused, retryably (collector/runtime/filesystem.py); the queue is still learned from
 after 3 s          of what engines hold, the older half is given up, and again every second; counted, never silent
 memory.stuck_s     of refusing without a break, the process is not alive: only a restart helps
 """

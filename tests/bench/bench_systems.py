@@ -27,7 +27,7 @@ from collector.evaluate.fits import NINE, ape, design, identifiable, learn, pred
 from collector.evaluate.leave_out import leave_one_out
 from collector.evaluate.protocol import evaluate
 from collector.identity.knowledge import Knowledge
-from collector.recordings.reader import Recording, TimedExport, merged
+from collector.recordings import Recording, TimedExport, merged
 from collector.worker.build import make_pipeline
 from collector.worker.pipeline import Pipeline
 from online.bank import Bank

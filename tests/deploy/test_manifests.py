@@ -15,7 +15,7 @@ from collector.cli import _parser
 from collector.config.fallback import load_or_degrade
 from collector.config.load import load
 from collector.config.schema import Config
-from collector.durable.room import ENGINE_STATE_BYTES
+from collector.durable.journal import ENGINE_STATE_BYTES
 from exporters.pages import make_routes
 from tests.conftest import find_tool
 from tests.support.charts import merged, rendered

@@ -6,7 +6,7 @@ import re
 
 import yaml
 
-from collector.commands.demo_feed import find_recording, read_index, throttling
+from collector.commands.demo import find_recording, read_index, throttling
 from collector.recordings import Recording
 from tests.support.paths import DOCS, ROOT
 from tests.support.tutorials import assert_said, page_of, said, served, steps_of

@@ -16,9 +16,8 @@ from collector.config.learning_config import JoinConfig
 from collector.config.schema import Config as Settings
 from collector.decode.kv.messages import read_line
 from collector.durable import progress_of, read_image
-from collector.durable.journal import Journal
-from collector.durable.journal_records import _HEAD, _PREFIX
-from collector.receive.export_request import Export
+from collector.durable.journal import _HEAD, _PREFIX, Journal
+from collector.receive.intake import Export
 from collector.worker.build import make_pipeline
 from online.state import StateError, sealed
 from online.state.file import _DIGEST_BYTES, MAGIC

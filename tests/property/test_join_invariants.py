@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from collector.config.learning_config import JoinConfig
-from collector.receive.export_request import Export
+from collector.receive.intake import Export
 from collector.telemetry import table
-from collector.telemetry.counts import metric_of
+from collector.telemetry.metrics import metric_of
 from collector.telemetry.reasons import Skip
 from collector.worker.pipeline import Pipeline
 from online.bank import Bank

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import grpc
 
 from collector.config.load import load
-from collector.receive.export_request import Export
+from collector.receive.intake import Export
 from collector.receive.otlp.otlp_grpc import METHOD
 from collector.worker.build import make_pipeline
 from tests.bench.figures import record

@@ -14,7 +14,7 @@ import pytest
 
 from collector.receive.otlp.otlp_grpc import METHOD
 from collector.receive.otlp.otlp_http import CONTENT_TYPE
-from collector.runtime.memory import resident_bytes
+from collector.runtime.filesystem import resident_bytes
 from collector.telemetry.table import (
     ACCEPTED_SPANS,
     DECODED_SPANS,

@@ -10,9 +10,8 @@ import pytest
 
 from collector.config.identity_config import DiscoveryConfig, DiscoveryEndpoint
 from collector.identity.discovery import BODY_BYTES_MAX, Discovery, read_metrics, read_models, read_version
-from collector.identity.facts import EngineFacts
-from collector.identity.knowledge import Knowledge
-from collector.runtime.clock import SystemClock
+from collector.identity.knowledge import EngineFacts, Knowledge
+from collector.runtime.tasks import SystemClock
 from collector.telemetry.reasons import DiscoveryOutcome
 from tests.support.page_server import PageServer
 

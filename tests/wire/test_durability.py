@@ -14,8 +14,8 @@ import pytest
 from collector.durable.keeper import _PAUSE_S, CHECK_IN_TIMEOUT_S, NAME
 from collector.durable.store import NAME as STATE
 from collector.durable.store import PREVIOUS_NAME
-from collector.runtime.clock import SystemClock
-from collector.runtime.exits import StartError
+from collector.runtime.filesystem import StartError
+from collector.runtime.tasks import SystemClock
 from collector.telemetry.reasons import Outcome
 from tests.support.clocks import eventually
 from tests.support.sidecars import SmallVolume, call_export, get, metric, running_sidecar

@@ -23,14 +23,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from prometheus_client import CollectorRegistry
 
 from collector.config import HttpReceiverConfig
-from collector.receive.admission import AdmissionQueue
-from collector.receive.count import FIELDS_MAX
-from collector.receive.intake import Intake
+from collector.receive.intake import FIELDS_MAX, AdmissionQueue, Intake
 from collector.receive.otlp.otlp_http import CONTENT_TYPE, Budget, make_http_receiver
 from collector.receive.otlp.way_in import WayIn
-from collector.runtime.clock import SystemClock
-from collector.runtime.exits import StartError
-from collector.runtime.health import Health
+from collector.runtime.filesystem import StartError
+from collector.runtime.tasks import Health, SystemClock
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import Transport
 from collector.telemetry.table import ACCEPTED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, REQUESTS

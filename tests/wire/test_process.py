@@ -18,7 +18,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from collector.recordings.reader import Recording
+from collector.recordings import Recording
 from tests.support.clocks import eventually
 from tests.support.paths import ROOT
 from tests.support.sidecars import as_json, call_export, get, metric, running_sidecar

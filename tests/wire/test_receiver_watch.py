@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from collector.app import Sidecar
-from collector.receive.kv import kv_zmq
+from collector.receive import kv as kv_zmq
 from collector.receive.otlp import otlp_grpc, otlp_http
 from collector.receive.otlp.way_in import HUNG_S
 from tests.support.clocks import FakeClock, eventually

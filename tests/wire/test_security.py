@@ -16,7 +16,7 @@ from collector.app import Sidecar
 from collector.config.config_error import ConfigError
 from collector.receive.otlp.otlp_grpc import METHOD
 from collector.receive.otlp.otlp_http import CONTENT_TYPE
-from collector.runtime.clock import SystemClock
+from collector.runtime.tasks import SystemClock
 from collector.telemetry.table import ACCEPTED_SPANS, RECEIVED_SPANS, REQUESTS
 from tests.conftest import find_tool
 from tests.support.clocks import eventually

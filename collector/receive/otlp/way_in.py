@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import threading
 
-from collector.receive.admission import Refused
-from collector.receive.auth import TokenFile
-from collector.receive.intake import Intake
+from collector.receive.access import TokenFile
+from collector.receive.intake import Intake, Refused
 from collector.runtime import Clock
 from collector.telemetry import Outcome, Transport
 

@@ -9,7 +9,7 @@ import pytest
 
 from collector.app import Sidecar
 from collector.config import ConfigError, Fallback, load, load_or_degrade
-from collector.runtime.clock import SystemClock
+from collector.runtime.tasks import SystemClock
 from collector.telemetry.table import CONFIG_DEGRADED
 from tests.support.sidecars import get, metric
 

@@ -4,9 +4,10 @@ import msgspec
 import pytest
 
 from collector.cli import main
-from collector.fleet import state_fetch, state_places
+from collector.fleet import state_fetch
+from collector.fleet import state_fetch as state_places
 from collector.fleet.pull import Puller, PullOptions, pull_once, token_reader
-from collector.fleet.state_places import look
+from collector.fleet.state_fetch import look
 from online import Bank, Snapshot, merge_states
 from online.state import VERSION
 from tests.support.clocks import FakeClock

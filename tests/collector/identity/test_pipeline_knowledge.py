@@ -13,7 +13,7 @@ from collector.config.load import load
 from collector.decode.records import STEP_DTYPE, Telemetry
 from collector.identity.knowledge import Knowledge
 from collector.join.joiner import Joiner
-from collector.recordings.reader import Recording
+from collector.recordings import Recording
 from collector.telemetry import table
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import JoinEvent

@@ -10,7 +10,7 @@ import pytest
 from collector.config.learning_config import BankConfig, DedupeConfig, JoinConfig
 from collector.config.schema import Config
 from collector.identity import knowledge
-from collector.receive.export_request import Export
+from collector.receive.intake import Export
 from collector.telemetry import Counts, table
 from collector.telemetry.reasons import JoinEvent
 from collector.worker.pipeline import Pipeline

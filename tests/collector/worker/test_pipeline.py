@@ -6,7 +6,7 @@ import pytest
 
 from collector.config.learning_config import BankConfig
 from collector.config.schema import Config
-from collector.receive.export_request import Export
+from collector.receive.intake import Export
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, Skip
 from collector.worker.build import make_pipeline

@@ -10,9 +10,8 @@ import pytest
 from collector.config.learning_config import JoinConfig
 from collector.decode.records import SNAPSHOT_DTYPE
 from collector.join.block_ratio import BlockRatio
-from collector.join.steps.scheduling import Scheduling
-from collector.join.steps.sequence import StepSequence
-from collector.join.steps.warm_up import WarmUp
+from collector.join.steps.process_context import Scheduling
+from collector.join.steps.sequence import StepSequence, WarmUp
 from collector.telemetry import Counts, table
 from collector.telemetry.reasons import JoinEvent, RowDrop
 from online.rows import STEP_FEATURES, Quality, RowBlock

@@ -1,26 +1,144 @@
-"""A small HTTP/1.1 server for few clients (exporters, a scraper, probes, a browser) that must not fall over.
+"""HTTP/1.1 by the standard library, bounded in connections, bytes and time: server, handler, client.
+
+An HTTP/1.1 connection whose every exchange, head and body of the answer together, ends by a deadline.
+
+A socket's own timeout begins anew with every byte, so that a server that drips a header keeps a thread for good; here
+each wait is for what is left of the exchange. A server may stand behind a name that has many addresses (a headless
+Service): then the address is dialled, and the name goes into the Host header and the TLS handshake. When the server
+closes the connection, the next exchange opens another one in the same way.
+
+A small HTTP/1.1 server for few clients (exporters, a scraper, probes, a browser) that must not fall over.
 
 Standard library threads, one per connection and at most ``max_connections``: when all are taken, the one that has
 waited longest for a request is closed in favour of the new one, so idle or dribbling clients cannot lock a scraper out.
 How long one may take to send a request or to read its answer is the handler's ``timeout`` (socket.sendall counts the
 sum), so a client that reads one byte a second costs one thread for that long and no more.
+
+What a connection does with its requests: one method for all of them, answers with their length, no line per request.
+
+Requests are read by the base class; between reading one and having answered it the connection counts as busy, so that
+it does not give way to another one (collector/runtime/http.py).
 """
 
 from __future__ import annotations
 
 import contextlib
+import http.client
+import io
 import socket
 import ssl
 import threading
+import urllib.parse
 from collections.abc import Callable
+from email.message import Message
 from functools import partial
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from collector.config import Endpoint
-from collector.runtime.exits import StartError
-from collector.runtime.health import Health
-from collector.runtime.tasks import Task
+
+from .filesystem import StartError
+from .tasks import Clock, Health, Task
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+LeftSeconds = Callable[[], float]
+"""What is left of an exchange; TimeoutError when nothing is."""
+
+
+class BoundedConnection(http.client.HTTPConnection):
+    """Of one server: ``open``, then ``request`` and ``getresponse``; one thread at a time.
+
+    Args:
+        server: scheme, host and port of its address.
+        timeout_s: how long an exchange may take; connecting to a name may take that for each of its addresses.
+        clock: tells how much of it is left.
+        tls: whom to trust where the scheme is ``https``; None trusts whom the system trusts.
+        address: dialled in the host's stead.
+    """
+
+    def __init__(
+        self,
+        server: urllib.parse.SplitResult,
+        *,
+        timeout_s: float,
+        clock: Clock,
+        tls: ssl.SSLContext | None = None,
+        address: str = "",
+    ) -> None:
+        secure = server.scheme == "https"
+        self.default_port = 443 if secure else 80
+        super().__init__(server.hostname or "", server.port or self.default_port, timeout=timeout_s)
+        self._tls = (tls or ssl.create_default_context()) if secure else None
+        self._address = address or self.host
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._deadline_ns = 0
+
+    def open(self) -> None:
+        """Begin an exchange: its time runs from now. Connects, unless the connection was kept."""
+        self._deadline_ns = self._clock.monotonic_ns() + int(self._timeout_s * 1e9)
+        if self.sock is None:
+            self.connect()
+
+    def connect(self) -> None:
+        """Connect; ``http.client`` would dial the name, and in the clear."""
+        raw = socket.create_connection((self._address, self.port), self._left_s())
+        try:
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            raw.settimeout(self._left_s())
+            secured = raw if self._tls is None else self._tls.wrap_socket(raw, server_hostname=self.host)
+        except BaseException:
+            raw.close()
+            raise
+        self.sock = _TimedSocket(secured, self._left_s)
+
+    def _left_s(self) -> float:
+        left_s = (self._deadline_ns - self._clock.monotonic_ns()) / 1e9
+        if left_s <= 0.0:
+            raise TimeoutError
+        return left_s
+
+
+class _TimedSocket:
+    """As much of a socket as ``http.client`` asks for."""
+
+    def __init__(self, sock: socket.socket, left_s: LeftSeconds) -> None:
+        self._sock = sock
+        self._left_s = left_s
+
+    def sendall(self, data: ReadableBuffer) -> None:
+        self._sock.settimeout(self._left_s())
+        self._sock.sendall(data)
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        return io.BufferedReader(_TimedReader(self._sock, self._left_s))
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+class _TimedReader(io.RawIOBase):
+    def __init__(self, sock: socket.socket, left_s: LeftSeconds) -> None:
+        self._sock = sock
+        self._raw = sock.makefile("rb", buffering=0)
+        self._left_s = left_s
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int | None:
+        self._sock.settimeout(self._left_s())
+        size = self._raw.readinto(buffer)
+        self._left_s()  # what comes too late is none, however little was missing
+        return size
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
 
 MAX_CONNECTIONS = 32
 
@@ -212,3 +330,74 @@ class BoundedServer(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away is not worth a traceback."""
+
+
+Reply = tuple[int, str, bytes, tuple[tuple[str, str], ...]]
+"""Status, content type, body, further headers; Content-Length and Date are the handler's business."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Subclasses answer every request, of whichever method, in ``serve``."""
+
+    protocol_version = "HTTP/1.1"
+    server_version = "tracefit"
+    sys_version = ""
+    wbufsize = 0  # socket.sendall under every write; a buffered writer would start the timeout anew at each piece
+    disable_nagle_algorithm = True
+    error_content_type = "text/plain; charset=utf-8"
+    error_message_format = "%(code)d %(message)s\n"
+    server: BoundedServer
+
+    def serve(self) -> None:
+        """Reply the request that was read."""
+        raise NotImplementedError  # abstract: the base class is no ABC, and a Handler alone answers nothing
+
+    def send_reply(self, reply: Reply) -> None:
+        """Send a reply whole, without its body where HTTP wants none."""
+        status, content_type, body, headers = reply
+        self.send_response(status)
+        has_body = status != HTTPStatus.NOT_MODIFIED
+        if has_body:
+            self.send_header("Content-Type", content_type)
+            self.send_header("Content-Length", str(len(body)))
+        for name, value in headers:
+            self.send_header(name, value)
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        if has_body and self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 -- the base class's name
+        """No line per request; counters tell."""
+
+    def do_GET(self) -> None:
+        """Every method that HTTP knows goes one way: a path that is not for it answers 405 (RFC 9110 §15.5.6)."""
+        self.serve()
+
+    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = do_GET  # noqa: N815
+
+
+def page_handler(respond: Callable[[str, str, Message], Reply], timeout_s: float) -> type[Handler]:
+    """A handler of requests without a body.
+
+    Args:
+        respond: (method, request target, headers) to the answer; may not block.
+        timeout_s: longest wait for request bytes, and longest time to send one response.
+    """
+
+    class _PageHandler(Handler):
+        timeout = timeout_s
+
+        def serve(self) -> None:
+            if not self.server.connections.mark_busy(self.connection):
+                self.close_connection = True
+                return
+            try:
+                if "content-length" in self.headers or "transfer-encoding" in self.headers:
+                    self.close_connection = self.headers.get("content-length") != "0"  # a body nobody reads follows
+                self.send_reply(respond(self.command, self.path, self.headers))
+            finally:
+                self.server.connections.mark_idle(self.connection)
+
+    return _PageHandler

@@ -11,7 +11,7 @@ from online.rls import LearnerSettings, RlsLearner
 from online.rows import Target
 from online.transfer import configuration_space as rece
 from online.transfer import pooled as transfer
-from online.transfer.selection import select, selection_strata
+from online.transfer.configuration_space import select, selection_strata
 from tests.support.configurations import CONFIGS, rows_of
 from tests.support.designs import design_of
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from .config_places import ConfigPlaces
-from .configuration_space import configuration_vector, coverage, ensemble, measure_next, specialists
+from .configuration_space import (
+    configuration_vector,
+    coverage,
+    ensemble,
+    measure_next,
+    select,
+    selection_strata,
+    specialists,
+)
 from .pool import DonorPool, Priors, priors_of
 from .pooled import Donor, bias_and_scale, donor_of, donors_of, frozen, pool
 from .sheet import HIDES_HITS, SheetEstimate, SheetPrior
 
 __all__ = [
     "HIDES_HITS",
-    "ConfigPlaces",
     "Donor",
     "DonorPool",
     "Priors",

@@ -47,7 +47,7 @@ def generation(pipeline, number, *, doubles):
 @pytest.mark.parametrize("doubles", [False, True])
 def test_what_is_held_does_not_grow_with_the_processes_ever_seen(doubles, monkeypatch):
     monkeypatch.setattr(knowledge, "_APPLIED_MAX", 8)
-    monkeypatch.setattr("online.transfer.config_places.REFUSED_MAX", 4)
+    monkeypatch.setattr("online.bank.REFUSED_MAX", 4)
     monkeypatch.setattr("collector.worker.recent_load.PROCESSES_MAX", 4)
     config = Config(
         join=JoinConfig(engines_max=ENGINES, window_s=2, grace_s=1),

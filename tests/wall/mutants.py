@@ -100,7 +100,12 @@ MUTANTS = (
         "return max(self.up, self.down) >= LIMIT",
         "return self.up >= LIMIT",
     ),
-    Mutant("changes have no gate", "online/drift/change.py", "GATE = 0.06", "GATE = 0.0"),
+    Mutant(
+        "what blocks usually say adds up to a change",
+        "online/drift/change.py",
+        "max(0.0, self.up + z - SLACK)",
+        "max(0.0, self.up + z)",
+    ),
     Mutant(
         "one block confirms a change",
         "online/drift/change.py",

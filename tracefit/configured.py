@@ -9,16 +9,8 @@ from typing import overload
 from .closed_loop import ClosedLoop, Plan, RequestEstimate, Workload, planned
 from .document import Coefficient, ConfigDocument, Target
 from .faults import BadInputError, NoCoefficientsError, checked
-from .step_model import (
-    LEVEL_AGE_MAX_S,
-    STEP_TIME,
-    Limits,
-    Prediction,
-    Predictions,
-    StepModel,
-    caveats_of,
-    computable_model,
-)
+from .step_model import STEP_TIME, Limits, Prediction, Predictions, StepModel, caveats_of, computable_model
+from tracefit.step_model import LEVEL_AGE_MAX_S
 
 _LIMIT_MAX = 1e12
 """No engine holds more of anything."""

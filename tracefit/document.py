@@ -21,7 +21,8 @@ _NO_ROWS: Mapping[str, float] = {}
 class Coefficient(NamedTuple):
     """One coefficient: ``value`` per ``unit``, its standard error, and the mean of its feature (None: not known).
 
-    ``reason``: what it is not, where its name would promise more.
+    ``stderr`` is for the load that it was learned from; ``form_error``, how far it may move under another one.
+    ``reason``: why it should not be used alone, one word of those in docs/learning.md.
     """
 
     name: str
@@ -31,16 +32,21 @@ class Coefficient(NamedTuple):
     status: str
     mean: float | None
     reason: str = ""
+    form_error: float | None = None
 
 
 class Model(NamedTuple):
-    """Coefficients learned on one feature set; errors are ratios, None before anything was predicted."""
+    """Coefficients learned on one feature set; errors are ratios, None before anything was predicted.
+
+    ``covariance``: of the coefficients' errors, one row per coefficient in their order; empty where nobody said.
+    """
 
     name: str
     coefficients: tuple[Coefficient, ...]
     rows: int
     mape: float | None
     median_ape: float | None
+    covariance: tuple[tuple[float, ...], ...] = ()
 
 
 class Interval(NamedTuple):
@@ -245,12 +251,17 @@ def _model(name: str, tree: Any, where: str) -> Model:
     # ``prediction_error`` may be of more than can be computed here: of a correction that is in no other key.
     errors = (tree.get(key) for key in ("shaped_error", "prediction_error", "error"))
     error = _object(next(filter(None, errors), {}), f"{where}.error")
+    coefficients = tuple(_coefficient(each, where) for each in _list(tree.get("features", []), f"{where}.features"))
+    covariance = _list(tree.get("covariance") or [], f"{where}.covariance")
+    if len(covariance) not in {0, len(coefficients)}:
+        raise _Wrong(f"{where}.covariance: expected {len(coefficients)} rows")
     return Model(
         name,
-        tuple(_coefficient(each, where) for each in _list(tree.get("features", []), f"{where}.features")),
+        coefficients,
         _whole(tree, "rows"),
         _maybe(error, "mape", where),
         _maybe(error, "median_ape", where),
+        tuple(tuple(_numbers(row, len(coefficients), f"{where}.covariance")) for row in covariance),
     )
 
 
@@ -265,6 +276,7 @@ def _coefficient(tree: Any, where: str) -> Coefficient:
         _text(tree, "status"),
         _maybe(tree, "mean", f"{where}.{name}"),
         printable(str(tree.get("reason") or "")),
+        _maybe(tree, "form_error", f"{where}.{name}"),
     )
 
 

@@ -7,8 +7,6 @@ from .configuration_space import (
     coverage,
     ensemble,
     measure_next,
-    select,
-    selection_strata,
     specialists,
 )
 from .pool import DonorPool, Priors, priors_of

@@ -15,7 +15,7 @@ CONFIG_ATTRIBUTES = (
     *("telemetry", "mixture_of_experts", "prefix_hits_hidden"),
 )
 FIELDS = {
-    "Coefficient": "name unit value stderr status mean reason",
+    "Coefficient": "name unit value stderr status mean reason form_error",
     "Prediction": "us low high extrapolated usable",
     "Estimate": "us low high",
     "RequestEstimate": "concurrency running ttft itl e2e requests_per_s output_tokens_per_s prefill_bound "
@@ -28,7 +28,7 @@ FIELDS = {
     "TypicalStep": "prefill_tokens requests decode_context_tokens before_us after_us",
     "Target": "name champion models interval factors seen mean_us mean_factor step_ahead_us factor_rows "
     "usual_work context_us_per_token in_flight factors_applied level",
-    "Model": "name coefficients rows mape median_ape",
+    "Model": "name coefficients rows mape median_ape covariance",
     "Interval": "pooled strata",
     "Seen": "features cells",
     "InFlight": "requests us_per_request",

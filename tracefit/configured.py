@@ -6,11 +6,12 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import overload
 
+from tracefit.step_model import LEVEL_AGE_MAX_S
+
 from .closed_loop import ClosedLoop, Plan, RequestEstimate, Workload, planned
 from .document import Coefficient, ConfigDocument, Target
 from .faults import BadInputError, NoCoefficientsError, checked
 from .step_model import STEP_TIME, Limits, Prediction, Predictions, StepModel, caveats_of, computable_model
-from tracefit.step_model import LEVEL_AGE_MAX_S
 
 _LIMIT_MAX = 1e12
 """No engine holds more of anything."""

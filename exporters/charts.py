@@ -8,13 +8,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from exporters.wording import age, coefficient, compact, escape, percent, round_duration
-
-CHART_STYLE = Path(__file__).with_name("charts.css").read_text(encoding="utf-8")
-
 
 WIDTH, HEIGHT = 360.0, 230.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 12.0, 22.0, 38.0
@@ -110,22 +106,18 @@ class Plane(NamedTuple):
         at = self.at_y(y)
         return f'<line class="zero" x1="{_LEFT:g}" y1="{at:.1f}" x2="{WIDTH - _RIGHT:g}" y2="{at:.1f}"/>'
 
-    def line_down(self, x: float, css: str) -> str:
-        """A vertical line."""
-        at, bottom = self.at_x(x), self.height - _BOTTOM
-        return f'<line class="{css}" x1="{at:.1f}" y1="{_TOP:g}" x2="{at:.1f}" y2="{bottom:g}"/>'
-
-    def marks(self, marks: Sequence[tuple[float, str]], css: str) -> str:
+    def marks(self, marks: Sequence[tuple[float, str]]) -> str:
         """Vertical lines, and words above those where there is room."""
         out, free_from = "", 0.0
         for x, text in marks:
             half = _DIGIT * len(text)
             middle = min(max(self.at_x(x), _LEFT + half), WIDTH - _RIGHT - half)
-            out += self.line_down(x, css)
+            at, bottom = self.at_x(x), self.height - _BOTTOM
+            out += f'<line class="drift" x1="{at:.1f}" y1="{_TOP:g}" x2="{at:.1f}" y2="{bottom:g}"/>'
             if text and middle - half > free_from:
                 free_from = middle + half
-                at = f'x="{middle:.1f}" y="{_TOP - 6:g}" text-anchor="middle"'
-                out += f'<text class="mark" {at}>{escape(text)}</text>'
+                place = f'x="{middle:.1f}" y="{_TOP - 6:g}" text-anchor="middle"'
+                out += f'<text class="mark" {place}>{escape(text)}</text>'
         return out
 
     def frame(self, x_ticks: Sequence[Tick], y_ticks: Sequence[Tick], x_name: str) -> str:
@@ -144,9 +136,9 @@ class Plane(NamedTuple):
         name = f'<text class="name" x="{middle:g}" y="{self.height - 6:g}" text-anchor="middle">{escape(x_name)}</text>'
         return out + (name if x_name else "")
 
-    def figure(self, css: str, label: str, body: str) -> str:
+    def figure(self, label: str, body: str) -> str:
         """The whole."""
-        return svg(WIDTH, self.height, css, label, body)
+        return svg(WIDTH, self.height, "chart", label, body)
 
 
 def _share(value: float, limits: tuple[float, float], scale: Scale) -> float:
@@ -185,7 +177,7 @@ class ValuePoint(NamedTuple):
     stderr: float | None
 
 
-def error_course(points: Sequence[ErrorPoint], marks: Sequence[Mark], ends: tuple[str, str], name: str = "") -> str:
+def error_course(points: Sequence[ErrorPoint], marks: Sequence[Mark], ends: tuple[str, str]) -> str:
     """Error over time: line = median, area = up to the 90th percentile, dashed = what happened."""
     if len(points) < 2:  # noqa: PLR2004 - a line has two ends
         return '<p class="quiet">The course of the error appears after a few blocks of rows.</p>'
@@ -193,15 +185,15 @@ def error_course(points: Sequence[ErrorPoint], marks: Sequence[Mark], ends: tupl
     plane = Plane((points[0].at_s, points[-1].at_s), (0.0, nice_limit(highest)))
     y_ticks = [(share * plane.y[1], percent(share * plane.y[1])) for share in (0.0, 0.5, 1.0)]
     upper, lower = [(p.at_s, p.p90_ape) for p in points], [(p.at_s, p.median_ape) for p in points]
-    body = plane.frame(_ends(plane, ends), y_ticks, name)
+    body = plane.frame(_ends(plane, ends), y_ticks, "")
     body += f'<polygon class="band" points="{plane.path([*upper, *reversed(lower)])}"/>'
-    body += f'<polyline class="line" points="{plane.path(lower)}"/>{plane.marks(_inside(plane, marks), "drift")}'
+    body += f'<polyline class="line" points="{plane.path(lower)}"/>{plane.marks(_inside(plane, marks))}'
     now = points[-1]
     label = (
         f"Error over time: last median {percent(now.median_ape)}, last 90th percentile {percent(now.p90_ape)}; "
         f"{_in_words(plane, marks)}"
     )
-    return plane.figure("chart", label, body)
+    return plane.figure(label, body)
 
 
 def coefficient_course(name: str, unit: str, points: Sequence[ValuePoint], marks: Sequence[Mark]) -> str:
@@ -228,10 +220,10 @@ def coefficient_course(name: str, unit: str, points: Sequence[ValuePoint], marks
     if known:
         body += f'<polygon class="band" points="{plane.path([*upper, *lower])}"/>'
     line = plane.path([(p.at_s, p.value) for p in points])
-    body += f'<polyline class="line" points="{line}"/>{plane.marks(_inside(plane, marks), "drift")}'
+    body += f'<polyline class="line" points="{line}"/>{plane.marks(_inside(plane, marks))}'
     first, last = (coefficient(value, unit) for value in (values[0], values[-1]))
     label = f"{name} over the last {age(plane.x[1] - plane.x[0])}: from {first} to {last}; {_in_words(plane, marks)}"
-    return plane.figure("chart", label, body)
+    return plane.figure(label, body)
 
 
 def _round_coefficient(value: float, unit: str) -> str:
@@ -244,10 +236,6 @@ def _ends(plane: Plane, texts: tuple[str, str]) -> list[Tick]:
 
 def _inside(plane: Plane, marks: Sequence[Mark]) -> list[Mark]:
     return [mark for mark in marks if plane.x[0] <= mark.at_s <= plane.x[1]]
-
-
-def _drawn(plane: Plane, marks: Sequence[Mark]) -> str:
-    return plane.marks(_inside(plane, marks), "drift")
 
 
 def _in_words(plane: Plane, marks: Sequence[Mark]) -> str:
@@ -277,7 +265,7 @@ def scatter(observed_us: Sequence[float], predicted_us: Sequence[float]) -> str:
     body = plane.frame(ticks, ticks, f"observed: {near:.0%} within 10 %")
     body += f'<polyline class="zero" points="{plane.path([(limit, limit) for limit in limits])}"/>'
     label = f"Predicted against observed time of {len(pairs)} steps: {near:.0%} within 10 %"
-    return plane.figure("chart", label, body + plane.dots(pairs))
+    return plane.figure(label, body + plane.dots(pairs))
 
 
 def residuals(name: str, values: Sequence[float], observed_us: Sequence[float], predicted_us: Sequence[float]) -> str:
@@ -299,7 +287,7 @@ def residuals(name: str, values: Sequence[float], observed_us: Sequence[float], 
         body += f'<polyline class="line" points="{plane.path(course)}"/>'
     worst = max(course, key=lambda point: abs(point[1]))
     label = f"Observed against predicted time over {name}: furthest off at {compact(worst[0])}, by {percent(worst[1])}"
-    return plane.figure("chart", label, body)
+    return plane.figure(label, body)
 
 
 def _count_ticks(low: float, high: float) -> list[tuple[float, str]]:
@@ -350,41 +338,6 @@ def whisker(relative_stderr: float | None, limit: float) -> str:
         words.append(f"95 % interval plus or minus {percent(reach)}")
     body += f'<circle class="dot" cx="{width / 2}" cy="{middle}" r="3.5"/>'
     return svg(width, 20, "whisker", "; ".join(words) or "uncertainty unknown", body)
-
-
-def calibration_chart(rows: Sequence[tuple[str, tuple[float, float, float]]]) -> str:
-    """Observed divided by predicted, per operating point: band = 10th to 90th percentile, dot = median."""
-    width, label_width, step = WIDTH, 96.0, 22.0
-    height = step * len(rows) + 26
-    far = max((abs(math.log(q)) for _, band in rows for q in band if q > 0), default=0.02)
-    limit = math.log(1 + nice_limit(math.expm1(min(far, 2.0))))  # beyond, the band ends at the edge
-
-    def x(ratio: float) -> float:
-        share = max(-1.0, min(1.0, math.log(max(ratio, 1e-9)) / limit))
-        return label_width + (1 + share) / 2 * (width - label_width - 24) + 8
-
-    body = f'<line class="zero" x1="{x(1):.1f}" y1="2" x2="{x(1):.1f}" y2="{height - 20:.1f}"/>'
-    for row, (name, (low, middle, high)) in enumerate(rows):
-        y = step * row + 13
-        body += f'<text class="row-label" x="{label_width - 8}" y="{y + 4}" text-anchor="end">{escape(name)}</text>'
-        wide = max(2.0, x(high) - x(low))
-        body += f'<rect class="band" x="{x(low):.1f}" y="{y - 6}" width="{wide:.1f}" height="12" rx="6"/>'
-        body += f'<circle class="dot" cx="{x(middle):.1f}" cy="{y}" r="4"/>'
-    for ratio in (math.exp(-limit), 1.0, math.exp(limit)):
-        at = f'x="{x(ratio):.1f}" y="{height - 5}" text-anchor="middle"'
-        body += f'<text class="tick" {at}>{ratio:.2f}</text>'
-    words = ", ".join(f"{name} {low:.2f} to {high:.2f}" for name, (low, _, high) in rows)
-    return svg(width, height, "calibration", f"Observed divided by predicted: {words}", body)
-
-
-def meter(size: float, capacity: float, label: str) -> str:
-    """How full something is."""
-    share = max(0.0, min(1.0, size / capacity)) if capacity > 0 else 0.0
-    full = "meter full" if share >= 0.8 else "meter"  # noqa: PLR2004 - where an alert would fire
-    body = '<rect class="track" x="0" y="0" width="160" height="10" rx="5"/>'
-    if share:
-        body += f'<rect class="fill" x="0" y="0" width="{max(4.0, 160 * share):.1f}" height="10" rx="5"/>'
-    return svg(160, 10, full, f"{label}: {percent(share)} full", body)
 
 
 def shares(parts: Sequence[tuple[str, float]]) -> str:

@@ -1,13 +1,12 @@
 """Configurations as HTML: all of them in one table, and each with its coefficients, its errors and what would help.
 
-Where they are many there is a filter. Engines of a merged state stand side by side, and so do models: those with
-coefficients compete, those that only predict stand apart.
+Engines of a merged state stand side by side, and so do models: those with coefficients compete, those that only predict
+stand apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from exporters.advice import STATUS, Advice, advice_for
 from exporters.blis import BlisError, blis_coefficients
@@ -209,7 +208,7 @@ def _target(name: str, target: TargetSnapshot, seen: Seen) -> str:
     if model is None:
         return ""
     title = escape(TARGET_NAMES.get(name, name))
-    pictures = (step_shares(target, model), step_charts(target, model, seen)) if name == "step_time" else ("", "")
+    pictures = (step_shares(target, model), step_charts(model, seen)) if name == "step_time" else ("", "")
     config_id = seen.config.config_id
     body = (
         f'<p class="equation">{_equation(name, model)}</p>{_numbers(target)}'
@@ -363,41 +362,12 @@ def _identity(config: ConfigSnapshot) -> str:
 MAX_OVERVIEW = 200
 MAX_DETAILS = 6
 """More configurations than this are in the overview only; their links open them one by one."""
-MANY = 10
-"""Beyond so many there is a filter."""
-MAX_WORDS = 200
-FILTER = "filter"
-"""The parameter of the page's address."""
-REFRESH = "refresh"
-"""Seconds after which a page without a script is loaded again."""
 
 
-class Choice(NamedTuple):
-    """What of all configurations is shown.
-
-    Attributes:
-        chosen: id of the only one that is opened; empty without such a wish.
-        words: each of them is in the title, the facts, the telemetry or the id of what is listed.
-    """
-
-    chosen: str
-    words: str
-    listed: Sequence[ConfigSnapshot]
-    opened: Sequence[ConfigSnapshot]
-
-
-def choose(configs: Sequence[ConfigSnapshot], query: Mapping[str, str]) -> Choice:
-    """By the address of the page: ``config`` opens one, ``filter`` lists those with these words."""
+def choose(configs: Sequence[ConfigSnapshot], query: Mapping[str, str]) -> tuple[str, Sequence[ConfigSnapshot]]:
+    """The id of the only one that the page's address opens, empty without such a wish, and those that are opened."""
     chosen = [config for config in configs if config.config_id == query.get("config")]
-    words = query.get(FILTER, "")[:MAX_WORDS]
-    wanted = words.casefold().split()
-    listed = [config for config in configs if all(word in _text(config) for word in wanted)] if wanted else configs
-    return Choice(chosen[0].config_id if chosen else "", words, listed, chosen or listed[:MAX_DETAILS])
-
-
-def _text(config: ConfigSnapshot) -> str:
-    words = (config_title(config), config_facts(config), config.telemetry, config.config_id)
-    return " ".join(words).casefold()
+    return (chosen[0].config_id, chosen) if chosen else ("", configs[:MAX_DETAILS])
 
 
 def learned_rows(config: ConfigSnapshot) -> int:
@@ -405,33 +375,21 @@ def learned_rows(config: ConfigSnapshot) -> int:
     return sum(max((model.rows for model in target.models.values()), default=0) for target in config.targets.values())
 
 
-def overview(configs: Sequence[ConfigSnapshot], choice: Choice) -> str:
-    """The section of the page; empty where there is one configuration only."""
+def overview(configs: Sequence[ConfigSnapshot], chosen: str) -> str:
+    """The section of the page; empty of a single configuration. ``chosen``: id of the only one that is opened."""
     if len(configs) == 1:
         return ""
-    shown = told_apart_of(configs, choice.listed[:MAX_OVERVIEW])
-    rows = "".join(_overview_row(config, choice.chosen, apart) for config, apart in shown)
-    hidden = len(choice.listed) - MAX_OVERVIEW
+    shown = told_apart_of(configs, configs[:MAX_OVERVIEW])
+    rows = "".join(_overview_row(config, chosen, apart) for config, apart in shown)
+    hidden = len(configs) - MAX_OVERVIEW
     more = f'<p class="quiet">{hidden} more in <a href="/snapshot">/snapshot</a>.</p>' if hidden > 0 else ""
-    narrowed = choice.chosen or choice.words
-    back = f'<p><a href="/">All {count(len(configs))} configurations</a></p>' if narrowed else ""
-    none = "<p>No configuration has all of these words.</p>" if not choice.listed else ""
+    back = f'<p><a href="/">All {count(len(configs))} configurations</a></p>' if chosen else ""
     return (
-        f"{_filter(choice.words) if len(configs) > MANY else ''}"
         '<section id="overview" aria-labelledby="overview-title" data-live><h2 id="overview-title">Configurations</h2>'
         '<div class="scroll" tabindex="0" role="region" aria-label="Table of configurations"><table class="overview">'
         '<thead><tr><th scope="col">model</th><th scope="col">facts</th><th scope="col">telemetry</th>'
         '<th scope="col" class="num">rows</th><th scope="col" class="num">step error</th><th scope="col">id</th>'
-        f"</tr></thead><tbody>{rows}</tbody></table></div>{none}{more}{back}</section>"
-    )
-
-
-def _filter(words: str) -> str:
-    """Outside of what the script replaces, so that a half-typed word stays."""
-    return (
-        '<form class="filter" method="get" action="/" role="search"><label>Filter configurations '
-        f'<input type="search" name="{FILTER}" value="{escape(words)}" placeholder="model, GPU, TP, id" '
-        'autocomplete="off"></label> <button>Show</button></form>'
+        f"</tr></thead><tbody>{rows}</tbody></table></div>{more}{back}</section>"
     )
 
 

@@ -1,8 +1,7 @@
-"""The /metrics page: a snapshot as metric families, with advice, and our own counters; its format is negotiated.
+"""The /metrics page in the text format of Prometheus: a snapshot as metric families, with advice, and our own counters.
 
-Two parts with two lifetimes. The snapshot's families change with the generation: rendered once per format and kept. Our
-own counters change between scrapes: rendered every time. The page is their concatenation, snapshot first, because then
-the OpenMetrics end mark stands in the fresh part.
+Two parts with two lifetimes. The snapshot's families change with the generation: rendered once and kept. Our own
+counters change between scrapes: rendered every time. The page is their concatenation.
 
 State is mirrored, not instrumented: every family is made anew from one immutable snapshot, so a configuration that left
 the snapshot leaves the page, and Prometheus marks its series stale (Prometheus docs, "Writing exporters": never update
@@ -29,16 +28,14 @@ means of what comes before and after, as the predicted one has them.
 
 from __future__ import annotations
 
-import gzip
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -290,21 +287,16 @@ def _step_samples(samples: Samples, labels: tuple[str, ...], target: TargetSnaps
     _samples_of_now(samples, labels, target)
     if target.replicas:
         _replica_samples(samples, labels, target)
-    if (portable := target.models.get("portable")) is not None:
-        if portable.shaped_error is not None:
-            samples["tracefit_shaped_error_median_ratio"].append(Sample(labels, portable.shaped_error.median_ape))
-        _portable_samples(samples, (*labels, "portable"), portable)
+    if (portable := target.models.get("portable")) is not None and portable.shaped_error is not None:
+        samples["tracefit_shaped_error_median_ratio"].append(Sample(labels, portable.shaped_error.median_ape))
 
 
 def _samples_of_now(samples: Samples, labels: tuple[str, ...], target: TargetSnapshot) -> None:
     """Level and correction."""
     for phase, level in target.level.items():
         samples["tracefit_level_ratio"].append(Sample((*labels, label_value(phase)), level.factor))
-    if (correction := target.correction) is None:
-        return
-    samples["tracefit_correction_active"].append(Sample(labels, int(correction.active)))
-    for outcome, rows in correction.rows.items():
-        samples["tracefit_correction_rows_total"].append(Sample((*labels, label_value(outcome)), rows))
+    if target.correction is not None:
+        samples["tracefit_correction_active"].append(Sample(labels, int(target.correction.active)))
 
 
 def _replica_samples(samples: Samples, labels: tuple[str, ...], target: TargetSnapshot) -> None:
@@ -360,25 +352,6 @@ def _model_samples(samples: Samples, labels: tuple[str, ...], model: ModelSnapsh
         samples["tracefit_model_effective_rows"].append(Sample(labels, model.effective_rows))
 
 
-def _portable_samples(samples: Samples, labels: tuple[str, ...], model: ModelSnapshot) -> None:
-    if model.condition_number is not None:
-        samples["tracefit_model_condition_number"].append(Sample(labels, model.condition_number))
-
-
-_OPENMETRICS = "application/openmetrics-text; version=1.0.0"
-_PLAIN = "text/plain; version=0.0.4"
-_EOF = b"# EOF\n"
-_GZIP_LEVEL = 6
-
-
-class Page(NamedTuple):
-    """A rendered page; ``content_encoding`` is empty for identity."""
-
-    content_type: str
-    content_encoding: str
-    body: bytes
-
-
 class _Families(Collector):
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
@@ -421,66 +394,15 @@ class MetricsPage:
         self._source = source
         self._max_series = max_series
         self._advice_of = None if advisory is None else advisory.samples
-        self._parts = PerGeneration[str, bytes]()
+        self._kept = PerGeneration[str, bytes]()
 
-    def render(self, accept: str = "", accept_encoding: str = "") -> Page:
-        """Render the page for one scrape.
+    def render(self) -> bytes:
+        """The page for one scrape."""
+        return self._kept.get(self._source, "", self._render_kept) + generate_latest(self._own)
 
-        Args:
-            accept: the request's Accept header; anything but OpenMetrics gets the 0.0.4 text.
-            accept_encoding: the request's Accept-Encoding header.
-
-        Returns:
-            Content type, content encoding and body.
-        """
-        wanted = _OPENMETRICS if wants_openmetrics(accept) else _PLAIN
-        encode, content_type = choose_encoder(wanted)
-        kept = self._parts.get(self._source, wanted, partial(self._render_kept, wanted))
-        fresh = encode(self._own)
-        if wanted == _OPENMETRICS and not fresh.endswith(_EOF):
-            fresh += _EOF
-        if accepts_gzip(accept_encoding):
-            return Page(content_type, "gzip", gzip.compress(kept + fresh, _GZIP_LEVEL, mtime=0))
-        return Page(content_type, "", kept + fresh)
-
-    def _render_kept(self, wanted: str, snapshot: Snapshot | None) -> bytes:
+    def _render_kept(self, snapshot: Snapshot | None) -> bytes:
         """The part of the page that stays the same for a generation."""
         families: Iterable[Metric] = ()
         if snapshot is not None:
             families = snapshot_families(snapshot, self._max_series, self._advice_of)
-        return choose_encoder(wanted)[0](_Families(families)).removesuffix(_EOF)
-
-
-def wants_openmetrics(accept: str) -> bool:
-    """Whether OpenMetrics is what the client likes best of the two formats we speak.
-
-    Args:
-        accept: an Accept header. Only ``version=1.0.0`` or no version counts as OpenMetrics.
-    """
-    best = {"openmetrics": 0.0, "text": 0.0}
-    for media, parameters in _header_items(accept):
-        if media == "application/openmetrics-text" and parameters.get("version", "1.0.0") == "1.0.0":
-            best["openmetrics"] = max(best["openmetrics"], _quality(parameters))
-        elif media in {"text/plain", "text/*", "*/*"}:
-            best["text"] = max(best["text"], _quality(parameters))
-    return best["openmetrics"] > 0 and best["openmetrics"] >= best["text"]
-
-
-def accepts_gzip(accept_encoding: str) -> bool:
-    """Whether an Accept-Encoding header allows gzip; ``gzip;q=0`` refuses it."""
-    named = {coding: _quality(parameters) for coding, parameters in _header_items(accept_encoding)}
-    return named.get("gzip", named.get("*", 0.0)) > 0
-
-
-def _header_items(header: str) -> Iterable[tuple[str, dict[str, str]]]:
-    for item in header.lower().split(",")[:32]:
-        head, *parameters = (part.strip() for part in item.split(";"))
-        pairs = (part.partition("=") for part in parameters)
-        yield head, {key.strip(): value.strip().strip('"') for key, _, value in pairs}
-
-
-def _quality(parameters: dict[str, str]) -> float:
-    try:
-        return float(parameters.get("q", "1"))
-    except ValueError:
-        return 0.0
+        return generate_latest(_Families(families))

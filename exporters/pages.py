@@ -3,7 +3,7 @@
 | path | answers |
 |---|---|
 | / | the status page; ?config=ID for one configuration |
-| /metrics | Prometheus text or OpenMetrics, gzip on request |
+| /metrics | Prometheus text, gzip on request |
 | /healthz | 200 while the process is alive, 503 otherwise; JSON detail |
 | /readyz | 200 while it accepts telemetry, 503 otherwise; JSON detail |
 | /snapshot | the newest snapshot; strong ETag, 304, Last-Modified; 503 + Retry-After before the first |
@@ -21,6 +21,7 @@ names the parameter, 404 and 422 say what is not there.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import time
 from collections.abc import Callable, Mapping
@@ -29,6 +30,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 import msgspec
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, gzip_accepted
 
 from exporters.blis import ALPHAS, BlisError, blis_coefficients
 from exporters.blis_files import render_flags, render_yaml
@@ -57,6 +59,7 @@ from tracefit import Config, NotFoundError, TracefitError
 JSON = "application/json"
 YAML = "application/yaml"
 STATE = "application/octet-stream"
+_GZIP_LEVEL = 6
 RETRY_AFTER_S = 5
 """A first snapshot is due about this soon after the first telemetry (vLLM's exporter flushes every 5 s)."""
 
@@ -231,12 +234,12 @@ def answer_probe(probe: Probe) -> Response:
 
 
 def answer_metrics(page: MetricsPage, request: Request) -> Response:
-    """Serve /metrics in the format and encoding the scraper asks for."""
-    rendered = page.render(request.header("Accept"), request.header("Accept-Encoding"))
-    headers: tuple[tuple[str, str], ...] = (("Vary", "Accept, Accept-Encoding"),)
-    if rendered.content_encoding:
-        headers = (*headers, ("Content-Encoding", rendered.content_encoding))
-    return Response(HTTPStatus.OK, rendered.content_type, rendered.body, headers)
+    """Serve /metrics, compressed where the scraper takes that."""
+    body = page.render()
+    headers: tuple[tuple[str, str], ...] = (("Vary", "Accept-Encoding"),)
+    if gzip_accepted(request.header("Accept-Encoding")):
+        body, headers = gzip.compress(body, _GZIP_LEVEL, mtime=0), (*headers, ("Content-Encoding", "gzip"))
+    return Response(HTTPStatus.OK, CONTENT_TYPE_PLAIN_0_0_4, body, headers)
 
 
 def answer_state(state: bytes | None, request: Request) -> Response:

@@ -114,8 +114,6 @@ def _match(pattern: list[str], segments: list[str]) -> tuple[str, ...] | None:
     for expected, segment in zip(pattern, segments, strict=True):
         if expected == "*" and segment:
             captures.append(unquote(segment))
-        elif expected.startswith("*.") and segment.endswith(expected[1:]) and len(segment) >= len(expected):
-            captures.append(unquote(segment.removesuffix(expected[1:])))
         elif expected != segment:
             return None
     return tuple(captures)

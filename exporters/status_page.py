@@ -17,20 +17,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlencode
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from exporters.advice import NOTHING_YET, OTLP_PORT, EngineWaiting, Remarks, remarks_section, waiting_section
-from exporters.charts import CHART_STYLE, meter
 from exporters.client_view import ClientView
-from exporters.config_section import REFRESH, choose, config_section, learned_rows, overview, told_apart_of
+from exporters.config_section import choose, config_section, learned_rows, overview, told_apart_of
 from exporters.routing import Request, Response
 from exporters.step_charts import Seen
 from exporters.what_if_form import what_if_section
-from exporters.wording import age, count, escape, name_of, newest_change
+from exporters.wording import age, count, escape, name_of, newest_change, percent
 from online import ConfigSnapshot, HistoryView, Snapshot
 
 PREFIX = "tracefit_"
@@ -127,7 +125,7 @@ def accounting_section(own: Collector) -> str:
 def _meter_table(meters: Iterable[Meter]) -> str:
     rows = "".join(
         f'<tr><th scope="row"><code>{escape(m.name.removeprefix(PREFIX))}</code></th>'
-        f'<td class="num">{count(m.size)}</td><td>{meter(m.size, m.capacity, m.help)}</td>'
+        f'<td class="num">{count(m.size)}</td><td>{percent(m.size / m.capacity if m.capacity else 0.0)}</td>'
         f'<td class="quiet">of {count(m.capacity)}. {escape(m.help)}</td></tr>'
         for m in meters
     )
@@ -211,14 +209,13 @@ def _row(source: FleetSource, odd: dict[str, str], now_unix_nano: int) -> str:
 
 
 HTML = "text/html; charset=utf-8"
-_RELOAD_S = "15"
 _PROBLEM = "_problem"
 NEWS_MAX = 6
 """So many pieces of news stand at the top; of the others there is the number."""
 _SUBJECTS = {"config": "Configuration"}
 """Of the problems that readiness tells; any other goes by its name."""
 
-_STYLE = CHART_STYLE + Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+_STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 _SCRIPT = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
 
 
@@ -285,19 +282,18 @@ class StatusPage:
         self._otlp_port = otlp_port
 
     def answer(self, request: Request) -> Response:
-        """Serve the page; ``?config=ID`` shows one configuration in detail, ``?filter=WORDS`` those that have them."""
+        """Serve the page; ``?config=ID`` shows one configuration in detail."""
         return Response(HTTPStatus.OK, HTML, self._page(self._source(), request.query).encode(), _HEADERS)
 
     def _page(self, snapshot: Snapshot | None, query: Mapping[str, str]) -> str:
-        body = [self._header(snapshot, query), fleet_section(self._fleet(), snapshot, self._unix_nano())]
+        body = [self._header(snapshot), fleet_section(self._fleet(), snapshot, self._unix_nano())]
         waiting = self._waiting()
         if snapshot is None or not snapshot.configs:
             body.append(waiting_section(waiting, learned=False) or _empty(self._otlp_port()))
         else:
-            choice = choose(snapshot.configs, query)
-            body.append(overview(snapshot.configs, choice))
-            opened = told_apart_of(snapshot.configs, choice.opened)
-            body += [config_section(self._seen(each), apart) for each, apart in opened]
+            chosen, opened = choose(snapshot.configs, query)
+            body.append(overview(snapshot.configs, chosen))
+            body += [config_section(self._seen(each), apart) for each, apart in told_apart_of(snapshot.configs, opened)]
             body.append(waiting_section(waiting, learned=True))
             body.append(what_if_section(snapshot, self.view, query))
         body.append(remarks_section(self._remarks(), snapshot, self._otlp_port()))
@@ -306,7 +302,6 @@ class StatusPage:
             '<!doctype html><html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             '<meta name="color-scheme" content="light dark"><title>tracefit</title>'
-            f"{_reload_head(query)}"
             f"<style>{_STYLE}</style></head><body>"
             '<a class="skip" href="#main">Skip to the coefficients</a>'
             f'{body[0]}<main id="main">{"".join(body[1:])}</main>{_footer()}'
@@ -317,7 +312,7 @@ class StatusPage:
     def _seen(self, config: ConfigSnapshot) -> Seen:
         return Seen(config, self._history_of(config.config_id), self._started_unix_nano, self._otlp_port())
 
-    def _header(self, snapshot: Snapshot | None, query: Mapping[str, str]) -> str:
+    def _header(self, snapshot: Snapshot | None) -> str:
         ready, detail = self._ready()
         news = [] if snapshot is None else list(_news(snapshot))
         problems = [(name.removesuffix(_PROBLEM), text) for name, text in detail.items() if name.endswith(_PROBLEM)]
@@ -331,7 +326,6 @@ class StatusPage:
                 f"<span>{count(rows)} rows learned</span>",
                 f"<span>generation {snapshot.generation}, {age(seconds)} old</span>",
             ]
-        words.append(f"<noscript><span>{_reload_link(query)}</span></noscript>")
         version = f' <span class="version">{escape(self._version)}</span>' if self._version else ""
         noted = "".join(
             f'<p class="states" role="status">{escape(_SUBJECTS.get(name, name.capitalize()))}: {escape(str(text))}</p>'
@@ -371,19 +365,6 @@ def _banner(news: Sequence[tuple[str, str]]) -> str:
     )
     more = f"<p>{count(len(news) - NEWS_MAX)} more</p>" if len(news) > NEWS_MAX else ""
     return f'<div class="quality poor" id="news" role="status">{lines}{more}</div>' if news else ""
-
-
-def _reload_head(query: Mapping[str, str]) -> str:
-    """Without a script the page is loaded again when that was asked for: unasked it would interrupt who is reading."""
-    asked = query.get(REFRESH) == _RELOAD_S
-    return f'<noscript><meta http-equiv="refresh" content="{_RELOAD_S}"></noscript>' if asked else ""
-
-
-def _reload_link(query: Mapping[str, str]) -> str:
-    others = {name: value for name, value in query.items() if name != REFRESH}
-    if REFRESH in query:
-        return f'<a href="?{escape(urlencode(others))}">stop loading again</a>'
-    return f'<a href="?{escape(urlencode({**others, REFRESH: _RELOAD_S}))}">load again every {_RELOAD_S} s</a>'
 
 
 def _empty(otlp_port: int) -> str:

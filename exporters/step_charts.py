@@ -10,7 +10,6 @@ from exporters.charts import (
     ErrorPoint,
     Mark,
     ValuePoint,
-    calibration_chart,
     coefficient_course,
     error_course,
     residuals,
@@ -20,7 +19,6 @@ from exporters.charts import (
 from exporters.wording import FEATURE_NAMES, age, coefficient, duration, escape, percent, significant
 from online import ChangeKind, ConfigSnapshot, CoursePoint, HistoryView, ModelSnapshot, TargetSnapshot
 
-MAX_STRATA = 12
 MAX_PARTS = 5
 _OVER = (
     ("requests", "batch", "requests in the batch"),
@@ -90,9 +88,9 @@ def _named(name: str, mean: float) -> str:
     return f"{significant(mean)} {_PLURALS.get(name, f'× {name}')}"
 
 
-def step_charts(target: TargetSnapshot, model: ModelSnapshot, seen: Seen) -> str:
+def step_charts(model: ModelSnapshot, seen: Seen) -> str:
     """Charts of rows, errors and coefficients; what is not there yet is left out."""
-    figures = [*_row_figures(seen.history), *_error_figure(seen), *_calibration(target)]
+    figures = [*_row_figures(seen.history), *_error_figure(seen)]
     charts = f'<div class="charts">{"".join(figures)}</div>' if figures else ""
     courses = _course_figures(model, seen)
     if courses:
@@ -145,24 +143,6 @@ def _error_figure(seen: Seen) -> list[str]:
     ago = f"{age(points[-1].at_s - points[0].at_s)} ago" if points else ""
     chart = error_course(points, _marks(seen), (ago, "now"))
     return [_figure("Error of predictions", chart, "before learning; line: median, area: 9 of 10")]
-
-
-def _stratum_order(name: str) -> tuple[str, int]:
-    """``decode:2-3`` before ``decode:16-31``."""
-    kind, _, requests = name.partition(":")
-    first = requests.partition("-")[0]
-    return kind, int(first) if first.isdecimal() else 0
-
-
-def _calibration(target: TargetSnapshot) -> list[str]:
-    interval = target.interval
-    if interval is None:
-        return []
-    rows = [
-        ("all", (interval.p10, interval.p50, interval.p90)),
-        *((name, interval.strata[name]) for name in sorted(interval.strata, key=_stratum_order)[:MAX_STRATA]),
-    ]
-    return [_figure("Observed ÷ predicted", calibration_chart(rows), "by requests in the batch; bar: 8 of 10 steps")]
 
 
 def _course_figures(model: ModelSnapshot, seen: Seen) -> list[str]:

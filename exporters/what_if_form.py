@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from exporters.client_view import ClientView
-from exporters.config_section import FILTER, REFRESH, config_title
+from exporters.config_section import config_title
 from exporters.what_if import (
     LIMIT_WORDS,
     PLAN,
@@ -135,7 +135,7 @@ def _choice(configs: Sequence[ConfigSnapshot], chosen: str) -> str:
 
 
 def _answer(form: _Form, snapshot: Snapshot, view: ClientView, query: Mapping[str, str]) -> str:
-    wanted = {name: value for name, value in query.items() if name not in (_ASK, FILTER, REFRESH)}
+    wanted = {name: value for name, value in query.items() if name != _ASK}
     try:
         given = read_query(wanted, PLAN if form.question == "plan" else PREDICT)
         config = view.config(snapshot, given.get("config", ""))

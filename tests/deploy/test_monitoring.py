@@ -186,7 +186,7 @@ def an_hour(growth=0):
         else:
             own.set(table.FLEET_SOURCES, 3, "merged")
         page = MetricsPage(own.registry, lambda: serving, advisory=SimpleNamespace(samples=advice)).render()
-        for family in text_string_to_metric_families(page.body.decode()):
+        for family in text_string_to_metric_families(page.decode()):
             step = growth if family.type in {"counter", "histogram", "summary"} else 0
             for sample in family.samples:
                 theirs = {"exported_instance" if name == "instance" else name: v for name, v in sample.labels.items()}

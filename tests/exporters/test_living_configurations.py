@@ -89,7 +89,7 @@ def one_after_the_other(*processes, minutes=1.0, peer="ipv4:10.0.0.7:50002"):
 
 def usable_series(snapshot):
     advisory = Advisory(ClientView(lambda: snapshot), lambda _: None)
-    text = MetricsPage(CollectorRegistry(), lambda: snapshot, advisory=advisory).render().body.decode()
+    text = MetricsPage(CollectorRegistry(), lambda: snapshot, advisory=advisory).render().decode()
     return set(re.findall(r'^tracefit_usable{config="(\w+)"}', text, re.MULTILINE))
 
 
@@ -202,7 +202,7 @@ def test_of_unknown_servers_whose_every_process_is_a_configuration_the_living_on
 
 def test_prometheus_learns_when_each_configuration_was_last_heard_of(restarted):
     snapshot, by_budget = restarted
-    page = MetricsPage(CollectorRegistry(), lambda: snapshot).render().body.decode()
+    page = MetricsPage(CollectorRegistry(), lambda: snapshot).render().decode()
     shown = dict(re.findall(r'^tracefit_last_heard_timestamp_seconds{config="(\w+)"} (\S+)$', page, re.MULTILINE))
     assert shown.keys() == {each.config_id for each in by_budget.values()}
     old, new = (float(shown[by_budget[budget].config_id]) for budget in (512, 256))

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, Counter
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 import tracefit
@@ -28,9 +27,6 @@ from tests.conftest import find_tool
 from tests.support import exporter_cases as cases
 from tests.support.uneven_steps import noise, of_columns
 
-OPENMETRICS = "application/openmetrics-text; version=1.0.0"
-
-
 MIX = Mix(
     prompt_tokens=400.0, output_tokens=247.0, prefix_hit=0.25, concurrency=12.0, itl_us=41_000.0, ttft_us=310_000.0
 )
@@ -40,8 +36,8 @@ def advised(snapshot, mix=MIX, itl_ms=(50.0, 100.0)):
     return Advisory(ClientView(lambda: snapshot), lambda _: mix, itl_ms)
 
 
-def page_of(snapshot, accept=""):
-    return MetricsPage(CollectorRegistry(), lambda: snapshot, advisory=advised(snapshot)).render(accept).body
+def page_of(snapshot):
+    return MetricsPage(CollectorRegistry(), lambda: snapshot, advisory=advised(snapshot)).render()
 
 
 def series(snapshot, mix=MIX, itl_ms=(50.0, 100.0), **kwargs):
@@ -64,14 +60,12 @@ def one_feature_target(**feature):
     return TargetSnapshot(vector="beta", unit="us", champion="portable", models={"portable": model})
 
 
-@pytest.mark.parametrize(("accept", "golden"), [("", "golden_metrics.txt"), (OPENMETRICS, "golden_metrics.om.txt")])
-def test_the_page_is_the_golden_page(accept, golden):
-    cases.assert_golden(golden, page_of(cases.snapshot(), accept))
+def test_the_page_is_the_golden_page():
+    cases.assert_golden("golden_metrics.txt", page_of(cases.snapshot()))
 
 
-@pytest.mark.parametrize(("accept", "parse"), [("", parse_text), (OPENMETRICS, parse_openmetrics)])
-def test_the_page_parses_to_the_values_of_the_snapshot(accept, parse):
-    families = parse(page_of(cases.snapshot(), accept).decode())
+def test_the_page_parses_to_the_values_of_the_snapshot():
+    families = parse_text(page_of(cases.snapshot()).decode())
     found = {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
     assert found == series(cases.snapshot())
 
@@ -100,9 +94,9 @@ def test_a_value_that_is_not_finite_is_withheld_and_counted(value):
 def test_a_configuration_that_vanishes_takes_its_series_along():
     current = [cases.snapshot(cases.config("aaaaaaaaaaaa"), cases.config("bbbbbbbbbbbb"))]
     page = MetricsPage(CollectorRegistry(), lambda: current[0])
-    assert b'config="bbbbbbbbbbbb"' in page.render().body
+    assert b'config="bbbbbbbbbbbb"' in page.render()
     current[0] = cases.snapshot(cases.config("aaaaaaaaaaaa"), generation=43)
-    body = page.render().body
+    body = page.render()
     assert b'config="aaaaaaaaaaaa"' in body
     assert b'config="bbbbbbbbbbbb"' not in body
 
@@ -110,14 +104,24 @@ def test_a_configuration_that_vanishes_takes_its_series_along():
 def test_before_the_first_snapshot_there_are_only_our_own_metrics():
     registry = CollectorRegistry()
     Counter("tracefit_spans", "Spans.", registry=registry)
-    body = MetricsPage(registry, lambda: None).render().body
+    body = MetricsPage(registry, lambda: None).render()
     assert b"tracefit_spans_total 0.0" in body
     assert b"tracefit_coefficient" not in body
 
 
+def test_a_gauge_with_nothing_to_compare_has_no_series_until_it_has():
+    registry = CollectorRegistry()
+    gauge = Gauge("share", "Of two.", registry=registry)
+    page = MetricsPage(registry, lambda: None)
+    gauge.set(math.nan)
+    assert page.render() == b"# HELP share Of two.\n# TYPE share gauge\n"
+    gauge.set(0.5)
+    assert page.render().endswith(b"share 0.5\n")
+
+
 def test_the_residuals_of_step_time_are_a_cumulative_histogram_with_its_sum():
-    text = page_of(cases.snapshot(), OPENMETRICS).decode()
-    (family,) = [f for f in parse_openmetrics(text) if f.name == "tracefit_step_residual_ratio"]
+    text = page_of(cases.snapshot()).decode()
+    (family,) = [f for f in parse_text(text) if f.name == "tracefit_step_residual_ratio"]
     assert family.type == "histogram"
     buckets = {s.labels["le"]: s.value for s in family.samples if s.name.endswith("_bucket")}
     assert list(buckets.items())[:5] == [("0.5", 1), ("0.8", 4), ("0.9", 24), ("0.95", 134), ("1.0", 554)]
@@ -139,10 +143,9 @@ NASTY = ['qu"ote', "back\\slash", "line\nfeed", "tab\tNUL\0", "emoji 🚀 Ω", "
 
 
 @pytest.mark.parametrize("name", NASTY)
-@pytest.mark.parametrize(("accept", "parse"), [("", parse_text), (OPENMETRICS, parse_openmetrics)])
-def test_any_model_name_gives_a_page_that_parses(name, accept, parse):
-    text = page_of(cases.snapshot(cases.config(name=name)), accept).decode()
-    info = next(f for f in parse(text) if f.name == "tracefit_config_info")
+def test_any_model_name_gives_a_page_that_parses(name):
+    text = page_of(cases.snapshot(cases.config(name=name))).decode()
+    info = next(f for f in parse_text(text) if f.name == "tracefit_config_info")
     shown = info.samples[0].labels["model_name"]
     assert len(shown) <= MAX_LABEL_CHARS
     assert shown == label_value(name)

@@ -37,7 +37,7 @@ def frame(request):
     return Response(HTTPStatus.OK, "text/html", body.encode())
 
 
-FRAME = """<!doctype html><title>not loaded</title><iframe src="/?filter=" width="WIDTH" height="900"></iframe><script>
+FRAME = """<!doctype html><title>not loaded</title><iframe src="/?config=" width="WIDTH" height="900"></iframe><script>
 const open = (page) => page.querySelectorAll("details").forEach((box) => { box.open = true; });
 onload = () => {
   const page = document.querySelector("iframe").contentDocument;

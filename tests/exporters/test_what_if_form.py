@@ -40,7 +40,7 @@ ONE = Snapshot.from_json(encoded())
 
 
 def test_a_plan_is_answered_on_the_page():
-    answer = answer_of(page_of(ONE, "/?filter=llama&prompt=2000&output=300&itl=30ms&ttft=&rate=12&ask=plan"))
+    answer = answer_of(page_of(ONE, "/?prompt=2000&output=300&itl=30ms&ttft=&rate=12&ask=plan"))
     assert answer["fits"] == "34 requests in flight"
     assert answer["because"].startswith("compute")
     assert answer["engines for that rate"] == "4"

@@ -25,7 +25,7 @@ T - (3/2 + a) d n - b P, and the slope that of least squares
 
 of those within three robust standard deviations of the median of r (Frisch and Waugh, Econometrica 1933: busy hours
 may have longer prompts). V is the sum of squares of m times the residual, summed before over 32 requests in order,
-which share their noise (as in online/rls/error_bars.py), but at least over each. Published is c (1 - (se / c)^2), none where
+which share their noise (as in online/rls), but at least over each. Published is c (1 - (se / c)^2), none where
 c < se: what is hardly there comes and goes without a jump (Breiman's garrote, Technometrics 1995). api is a median, and
 so of the number of requests x for which median(r) = median(r - c n) + c x: between the fewest and the most.
 

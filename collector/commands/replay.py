@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from collector.config import Config
+from collector.receive import BATCH_BYTES
 from collector.recordings import (
     Timed,
     TimedExport,
@@ -66,7 +67,7 @@ def replay(
     try:
         progress.resume(pipeline)
         timed = merged_with_progress(recordings, clock, note)
-        newest_unix_nano, held = _learn(pipeline, in_batches(timed, config.queue.batch_bytes), progress)
+        newest_unix_nano, held = _learn(pipeline, in_batches(timed, BATCH_BYTES), progress)
         if not pipeline.learned_rows:
             note(f"nothing was learned from {held}")
         else:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from .admission import AdmissionQueue, QueueBatch
+from .admission import BATCH_BYTES, AdmissionQueue, QueueBatch
 from .auth import TokenFile
 from .count import count_spans, newest_end_unix_nano
 from .export_request import Export
 from .intake import Intake
 
 __all__ = [
+    "BATCH_BYTES",
     "AdmissionQueue",
     "Export",
     "Intake",

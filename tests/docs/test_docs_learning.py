@@ -47,7 +47,7 @@ RLS = LearnerSettings()
         (r"half-lives of \d+, (\d+) and \d+ rows", HALF_LIVES_ROWS[1]),
         (r"half-lives of \d+, \d+ and (\d+) rows", HALF_LIVES_ROWS[2]),
         (r"bounded to (\d+) %, and part", 100 * RESIDUAL_MAX),
-        (r"`bank.river_rows_per_s` \((\d+)\) rows", Config().bank.river_rows_per_s),
+        (r"most (\d+) rows per second of event time", Config().bank.river_rows_per_s),
         (r"takes its place where its error is (\d+) %", 100 * (1 - CHAMPION_ADVANTAGE)),
     ],
 )

@@ -66,7 +66,7 @@ def sidecar(tmp_path, clock, monkeypatch):
         monkeypatch.setattr(module, "CHECK_EVERY_S", 0.05)
     with contextlib.ExitStack() as stack:
         kv = f"[{{endpoint: 'ipc://{tmp_path}/kv'}}]"
-        one = Sidecar(make_config(tmp_path, RECEIVERS__KV__ENDPOINTS=kv, SNAPSHOT__INTERVAL_S="1"), clock)
+        one = Sidecar(make_config(tmp_path, RECEIVERS__KV__ENDPOINTS=kv, SNAPSHOT__PUBLISH_INTERVAL_S="0.5"), clock)
         stack.callback(one.stop)
         one.start()
         yield one

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from collector.app import Sidecar
-from collector.config.config_error import ConfigError
+from collector.config.load import ConfigError
 from collector.receive.otlp.otlp_grpc import METHOD
 from collector.receive.otlp.otlp_http import CONTENT_TYPE
 from collector.runtime.clock import SystemClock

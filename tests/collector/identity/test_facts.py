@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from collector.config.config_error import ConfigError
-from collector.config.identity_config import ConfigurationsConfig, RuleConfig
-from collector.config.load import load
+from collector.config.load import ConfigError, load
+from collector.config.schema import ConfigurationsConfig, RuleConfig
 from collector.identity.facts import CLAIMS_MAX, EngineFacts, FactSource, config_id
 from collector.identity.knowledge import Knowledge, cannot_derive
 from collector.identity.sheet_files import MODEL_FILE_BYTES_MAX, FileRefused, read_architecture

@@ -159,7 +159,7 @@ def test_in_a_pod_a_bad_configuration_does_not_end_the_process(tmp_path):
     file = tmp_path / "config.yaml"
     variables = {"TRACEFIT_CONFIG": str(file), "TRACEFIT_CONFIG__ON_ERROR": "degrade"}
     for text, key in (
-        ("queue: {wait_s: 1.5}", ""),
+        ("join: {grace_s: 15}", ""),
         ("feature_sets: [magic]", "feature_sets"),
         ("receivers: {scrape: {token_file: /nope}}", "receivers.scrape.token_file"),
     ):

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from collector.config import Config
 from collector.durable import StateStore
+from collector.receive import BATCH_BYTES
 from collector.recordings import (
     STDIN,
     Timed,
@@ -149,7 +150,7 @@ def replay(
     try:
         progress.resume(pipeline)
         timed = merged_with_progress(recordings, clock, note)
-        newest_unix_nano, held = _learn(pipeline, in_batches(timed, config.queue.batch_bytes), progress)
+        newest_unix_nano, held = _learn(pipeline, in_batches(timed, BATCH_BYTES), progress)
         if not pipeline.learned_rows:
             note(f"nothing was learned from {held}")
         else:

@@ -37,6 +37,8 @@ _PAUSE_S = 60.0
 """A state that is handed over ends it."""
 _EARLY_NS = 1_000_000_000
 """States asked for by a journal that fills up come at most this often."""
+_SEGMENTS = 32
+"""Files that a full journal has: what a state contains is removed by whole files."""
 _JOURNAL_SHARE = 0.5
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
@@ -100,7 +102,7 @@ class Durability:
         self._made_journal = Journal(
             path,
             capacity_bytes=config.journal.capacity_mib << 20,
-            segment_bytes=config.journal.segment_mib << 20,
+            segment_bytes=(config.journal.capacity_mib << 20) // _SEGMENTS,
             fsync=config.journal.fsync,
             files=files,
         )

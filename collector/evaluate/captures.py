@@ -34,7 +34,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from collector.config import DedupeConfig, JoinConfig
+from collector.config import JoinConfig
 from collector.decode import MISSING, ApiSpan, CoreSpan, Finish, MarkKind, RequestSpan, Telemetry
 from collector.decode.kv import KvBatch
 from collector.identity import Fact, Knowledge, cannot_derive
@@ -343,7 +343,7 @@ def _receive_times(path: Path, count: int) -> list[int] | None:
 def _run(
     exports: Sequence[tuple[int, Export]], kv: Sequence[KvBatch], knowledge: Knowledge, join: JoinConfig
 ) -> _Stream:
-    stream, counts, batches = _Stream(Correlator(join, DedupeConfig(), knowledge)), Counts(), deque(kv)
+    stream, counts, batches = _Stream(Correlator(join, knowledge)), Counts(), deque(kv)
     for delivered_ns, export in exports:
         stream.delivered_ns = delivered_ns
         while batches and batches[0].ts_unix_ns <= delivered_ns:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from .access import TokenFile
-from .intake import AdmissionQueue, Export, Intake, QueueBatch, count_spans, newest_end_unix_nano
+from .intake import BATCH_BYTES, AdmissionQueue, Export, Intake, QueueBatch, count_spans, newest_end_unix_nano
 
 __all__ = [
+    "BATCH_BYTES",
     "AdmissionQueue",
     "Export",
     "Intake",

@@ -32,6 +32,8 @@ CHECK_EVERY_NS = 1_000_000_000
 TOKEN_BYTES_MIN = 16
 FILE_BYTES_MAX = 65_536
 TOKENS_MAX = 16
+RELOAD_NS = 10_000_000_000
+"""How often certificate and key are looked at for changes."""
 
 _log = logging.getLogger(__name__)
 
@@ -153,7 +155,7 @@ class TlsFiles:
 
     def _reload_if_changed(self) -> None:
         now_ns = self._clock.monotonic_ns()
-        if now_ns - self._checked_ns < self._config.reload_interval_s * 1e9:
+        if now_ns - self._checked_ns < RELOAD_NS:
             return
         self._checked_ns = now_ns
         try:

@@ -143,6 +143,10 @@ class _Walk:
 
 T = TypeVar("T")
 
+WAIT_S = 2.0
+"""How long an export may wait for room; see above."""
+BATCH_BYTES = 2 << 20
+"""Exports that are taken in one turn: larger is hardly cheaper and delays what is published."""
 HINT_MIN_S = 0.5
 HINT_MAX_S = 1.9
 """Bounds of the retry hint: five sleeps of 1.9 s fit the 10 s budget of the Python exporter; a shorter one than 0.5 s
@@ -176,7 +180,7 @@ class AdmissionQueue(Generic[T]):
         clock: Clock,
         *,
         capacity_bytes: int,
-        wait_s: float,
+        wait_s: float = WAIT_S,
         waiters_max: int,
         record: Callable[[T], T | Outcome] = lambda item: item,
         gather_s: float = 0.0,

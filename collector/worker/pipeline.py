@@ -63,7 +63,7 @@ class Pipeline:
 
     def __init__(self, config: Config, version: str, knowledge: Knowledge | None = None) -> None:
         self._settings = config
-        self._correlator = Correlator(config.join, config.dedupe, knowledge)
+        self._correlator = Correlator(config.join, knowledge)
         self._bank = Bank(config)
         self._quarantine = Quarantine(self._bank)
         self._version = version
@@ -205,7 +205,7 @@ class Pipeline:
             StateError: it does not fit; the pipeline is as it was before.
         """
         progress = progress_of(image)
-        fresh = Correlator(self._settings.join, self._settings.dedupe, self.joiner.knowledge)
+        fresh = Correlator(self._settings.join, self.joiner.knowledge)
         image.load(SPANS, fresh.span_window)
         image.load(JOIN, fresh.joiner, self._settings.join)
         left_out = self._bank.load(image)

@@ -20,8 +20,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
-from collector.config.learning_config import JoinConfig
-from collector.config.schema import Config
+from collector.config.schema import Config, JoinConfig
 from collector.evaluate.captures import load as load_capture
 from collector.evaluate.fits import NINE, ape, design, identifiable, learn, predict
 from collector.evaluate.leave_out import leave_one_out

@@ -10,8 +10,7 @@ import gzip
 
 import numpy as np
 
-from collector.config.learning_config import BankConfig
-from collector.config.schema import Config
+from collector.config.schema import BankConfig, Config
 from online.drift.change import DETECTORS
 from online.features.registry import portable
 from online.rows import RowBlock, Target

@@ -36,7 +36,7 @@ RLS = LearnerSettings()
         (r"in medians of (\d+)\.", change.PREFILL_ROWS),
         (r"Below (\d+) % nothing is a change", 100 * change.GATE),
         (r"keeps (\d+) % of its weight", 100 * RLS.alarm_keep),
-        (r"`bank.river_rows_per_s` \((\d+)\) rows", Config().bank.river_rows_per_s),
+        (r"sees (\d+) rows per second", Config().bank.river_rows_per_s),
     ],
 )
 def test_a_number_in_the_document_is_the_one_in_the_code(said, value):

@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 
 from collector import config as configuration
-from collector.config.config_error import ConfigError
-from collector.config.learning_config import JoinConfig
+from collector.config.load import ConfigError
 from collector.config.schema import Config as Settings
+from collector.config.schema import JoinConfig
 from collector.decode.kv.messages import read_line
 from collector.durable import progress_of, read_image
 from collector.durable.journal import _HEAD, _PREFIX, Journal
@@ -27,6 +27,10 @@ from tests.support.recordings import kv_lines
 from tests.support.step_exports import make_export
 
 
+class _WithoutWarmUp(JoinConfig, frozen=True, kw_only=True):
+    warm_up_rows = 0
+
+
 class State(Parser):
     """State files and the learners' part of them; the damage is sealed anew, to get behind sums."""
 
@@ -35,7 +39,7 @@ class State(Parser):
 
     def __init__(self, directory) -> None:
         super().__init__(directory)
-        self._config = Settings(learners=("rls",), feature_sets=("portable",), join=JoinConfig(warm_up_rows=0))
+        self._config = Settings(learners=("rls",), feature_sets=("portable",), join=_WithoutWarmUp())
         self._pipeline = make_pipeline(self._config)
 
     def seeds(self):
@@ -170,7 +174,7 @@ class Config(Parser):
 
     def seeds(self):
         short = [
-            b"queue: {wait_s: 1.5}",
+            b"join: {grace_s: 1.5}",
             b"learners: [rls]",
             b"journal:\n  fsync: true",
             b"donors: ['a', \"b\"]",
@@ -178,7 +182,7 @@ class Config(Parser):
             b"join: {grace_s: 2}\n",
             b"log_level: info\n",
             b"bank:\n  block_s: 1e2\n",
-            b"dedupe: {ids_max: 9}",
+            b"bank: {configs_max: 9}",
             b"",
         ]
         rules = b"configurations:\n  rules:\n  - facts: {a: 1.5}\n"

@@ -6,8 +6,7 @@ import logging
 
 import pytest
 
-from collector.config.config_error import ConfigError
-from collector.config.load import load
+from collector.config.load import ConfigError, load
 from collector.config.schema import Config
 from collector.durable import read_image
 from collector.identity.knowledge import EngineFacts, FactSource

@@ -75,7 +75,7 @@ def environment(directory, *, fsync=False, **changes):
         "TRACEFIT_SNAPSHOT__PUBLISH_INTERVAL_S": "0.2",
         "TRACEFIT_STATE__INTERVAL_S": "0.3",
         "TRACEFIT_DURABILITY": "journal",
-        "TRACEFIT_JOURNAL__SEGMENT_MIB": "1",
+        "TRACEFIT_JOURNAL__CAPACITY_MIB": "32",
         "TRACEFIT_JOURNAL__FSYNC": str(fsync).lower(),
         "TRACEFIT_LEARNERS": "[rls]",
         **{f"TRACEFIT_{name}": value for name, value in changes.items()},

@@ -165,7 +165,6 @@ def run(directory, *, seconds, seed):
             directory / "s",
             DURABILITY="journal",
             STATE__INTERVAL_S="0.3",
-            SNAPSHOT__INTERVAL_S="0.2",
             QUEUE__CAPACITY_BYTES="200000",
             RECEIVERS__TOKEN_FILE=str(directory / "token"),
         )

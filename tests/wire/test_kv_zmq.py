@@ -12,8 +12,7 @@ import msgspec
 import pytest
 
 from collector.config import KvConfig, KvEndpoint
-from collector.config.config_error import ConfigError
-from collector.config.load import load
+from collector.config.load import ConfigError, load
 from collector.receive.kv import KvSubscriber
 from collector.runtime.tasks import Health, SystemClock
 from collector.telemetry import table

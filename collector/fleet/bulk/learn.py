@@ -32,6 +32,7 @@ from collector.config import Config
 from collector.fleet.pull import NEVER_NS, Examined, add, choose, examine
 from collector.fleet.state_fetch import Fetched, StatePlace, open_store
 from collector.join import Event, Renamed, Rows
+from collector.receive import BATCH_BYTES
 from collector.recordings import Timed, TimedExport, TimedKv, TimedPage, in_batches
 from collector.runtime import StartError
 from collector.worker import Pipeline, make_pipeline
@@ -236,7 +237,7 @@ def learn_engines(
         pipeline = make_pipeline(config)
         table = RowTable(key.instance, key.recording) if rows_place else None
         pipeline.on_event = table.record if table is not None else None
-        for batch in in_batches(merge_when_due(_streams(runs.pop(key), wanted.pop(key, ()))), config.queue.batch_bytes):
+        for batch in in_batches(merge_when_due(_streams(runs.pop(key), wanted.pop(key, ()))), BATCH_BYTES):
             pipeline.process_kv([timed.batch for timed in batch if isinstance(timed, TimedKv)])
             pipeline.process_pages([timed.page for timed in batch if isinstance(timed, TimedPage)])
             pipeline.process([timed.export for timed in batch if isinstance(timed, TimedExport)])

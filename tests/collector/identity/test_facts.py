@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from collector.config.config_error import ConfigError
-from collector.config.identity_config import ConfigurationsConfig, RuleConfig
-from collector.config.load import load
+from collector.config.load import ConfigError, load
+from collector.config.schema import ConfigurationsConfig, RuleConfig
 from collector.identity.knowledge import (
     CLAIMS_MAX,
     MODEL_FILE_BYTES_MAX,

@@ -7,9 +7,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import tracefit
-from collector.config.identity_config import ConfigurationsConfig, RuleConfig
-from collector.config.learning_config import JoinConfig
 from collector.config.load import load
+from collector.config.schema import ConfigurationsConfig, JoinConfig, RuleConfig
 from collector.decode.records import STEP_DTYPE, Telemetry
 from collector.identity.knowledge import Knowledge
 from collector.join.joiner import Joiner

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from collector.config.learning_config import JoinConfig
+from collector.config.schema import JoinConfig
 from collector.durable import read_image
 from collector.join.events import Rows
 from collector.receive.intake import Export

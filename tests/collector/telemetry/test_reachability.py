@@ -21,7 +21,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from collector.config import JoinConfig, KvEndpoint
-from collector.config.learning_config import BankConfig
+from collector.config.schema import BankConfig
 from collector.decode.kv import count_batch
 from collector.decode.kv.messages import read_payload
 from collector.fleet import state_fetch

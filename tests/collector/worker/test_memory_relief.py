@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry
 
-from collector.config.learning_config import JoinConfig
+from collector.config.schema import JoinConfig
 from collector.receive import Export
 from collector.recordings import Recording, TimedKv, merged
 from collector.runtime.filesystem import MemoryGuard

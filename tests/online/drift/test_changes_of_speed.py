@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from collector.config.learning_config import BankConfig
-from collector.config.schema import Config
+from collector.config.schema import BankConfig, Config
 from online.bank import Bank
 from online.features.registry import portable
 from online.rows import Target

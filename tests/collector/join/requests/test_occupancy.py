@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from collector.cli import main
-from collector.config.learning_config import JoinConfig
+from collector.config.schema import JoinConfig
 from collector.join.requests.occupancy import RequestSequence
 from collector.telemetry import table
 from collector.telemetry.reasons import RowDrop

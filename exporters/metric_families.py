@@ -15,9 +15,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-DEFAULT_MAX_SERIES = 7700
-"""50 configurations with everything the default sets can publish need 50 x 154 series; with 7 of the page and at most
-343 of the process, a scrape has no more than 8,050."""
+DEFAULT_MAX_SERIES = 7500
+"""50 configurations with everything the default sets can publish need 50 x 150 series; with 7 of the page and at most
+343 of the process, a scrape has no more than 7,850."""
 
 IDENTITY_LABELS: tuple[tuple[str, str], ...] = (
     ("model", "model_name"),  # `model` is the learner's feature set in every other family
@@ -179,12 +179,6 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family("tracefit_target_mean_seconds", "gauge", _TARGET, "Plain mean of what was observed."),
     Family(
-        "tracefit_model_condition_number",
-        "gauge",
-        _MODEL,
-        "Condition number of the scaled normal equations; portable step_time only.",
-    ),
-    Family(
         "tracefit_drift_last_timestamp_seconds",
         "gauge",
         _TARGET,
@@ -221,12 +215,6 @@ FAMILIES: tuple[Family, ...] = (
         _TARGET,
         "Median relative error of coefficients times shape factors, without level and correction: what a reader of a "
         "file computes.",
-    ),
-    Family(
-        "tracefit_correction_rows_total",
-        "counter",
-        (*_TARGET, "outcome"),
-        "Rows at River's regression: learned, thinned (not looked at, which bounds its cost).",
     ),
     Family(
         "tracefit_predictor_error_median_ratio",

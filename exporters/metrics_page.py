@@ -286,21 +286,16 @@ def _step_samples(samples: Samples, labels: tuple[str, ...], target: TargetSnaps
     _samples_of_now(samples, labels, target)
     if target.replicas:
         _replica_samples(samples, labels, target)
-    if (portable := target.models.get("portable")) is not None:
-        if portable.shaped_error is not None:
-            samples["tracefit_shaped_error_median_ratio"].append(Sample(labels, portable.shaped_error.median_ape))
-        _portable_samples(samples, (*labels, "portable"), portable)
+    if (portable := target.models.get("portable")) is not None and portable.shaped_error is not None:
+        samples["tracefit_shaped_error_median_ratio"].append(Sample(labels, portable.shaped_error.median_ape))
 
 
 def _samples_of_now(samples: Samples, labels: tuple[str, ...], target: TargetSnapshot) -> None:
     """Level and correction."""
     for phase, level in target.level.items():
         samples["tracefit_level_ratio"].append(Sample((*labels, label_value(phase)), level.factor))
-    if (correction := target.correction) is None:
-        return
-    samples["tracefit_correction_active"].append(Sample(labels, int(correction.active)))
-    for outcome, rows in correction.rows.items():
-        samples["tracefit_correction_rows_total"].append(Sample((*labels, label_value(outcome)), rows))
+    if target.correction is not None:
+        samples["tracefit_correction_active"].append(Sample(labels, int(target.correction.active)))
 
 
 def _replica_samples(samples: Samples, labels: tuple[str, ...], target: TargetSnapshot) -> None:
@@ -355,11 +350,6 @@ def _model_samples(samples: Samples, labels: tuple[str, ...], model: ModelSnapsh
             samples["tracefit_coefficient_status"].append(Sample((*full, label_value(feature.status)), 1))
     if name == "portable":
         samples["tracefit_model_effective_rows"].append(Sample(labels, model.effective_rows))
-
-
-def _portable_samples(samples: Samples, labels: tuple[str, ...], model: ModelSnapshot) -> None:
-    if model.condition_number is not None:
-        samples["tracefit_model_condition_number"].append(Sample(labels, model.condition_number))
 
 
 class _Families(Collector):

@@ -292,8 +292,6 @@ def _read_resource(
                 counts[table.SKIPPED_EVENTS, rejected.reason] += events
             else:
                 accepted += 1
-                if scope not in _WITHOUT_ROWS:
-                    out.traces.append((span.end_time_unix_nano, span.trace_id))
     counts[table.DECODED_SPANS] += spans_seen
     counts[table.DECODED_EVENTS] += events_seen
     counts[table.DECODED_SPANS_OK] += accepted
@@ -353,10 +351,6 @@ def _add_request_span(out: Telemetry, scope: str, span: Span, counts: Counts, la
     else:
         out.requests.append(request_span(span))
         counts[table.SKIPPED_EVENTS, Skip.FOREIGN_EVENT] += len(span.events)
-
-
-_WITHOUT_ROWS = frozenset({words.API_SCOPE, words.KV_SCOPE})
-"""Scopes of which a span alone gives no rows."""
 
 
 def plugin_losses(span: Span) -> dict[PluginLoss, int] | None:

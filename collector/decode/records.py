@@ -177,8 +177,6 @@ class Telemetry:
     api: list[ApiSpan] = field(default_factory=list)
     requests: list[RequestSpan] = field(default_factory=list)
     kv: list[KvBatch] = field(default_factory=list)
-    traces: list[tuple[int, bytes]] = field(default_factory=list)
-    """Of each span that was accepted and tells of steps or requests: when it ended, and its trace id."""
     plugin_losses: list[tuple[int, dict[PluginLoss, int]]] = field(default_factory=list)
     """Of each step span of the producer plugin: when it ended, and what had been lost until then."""
     process: int = 0

@@ -56,11 +56,7 @@ def _follows(before: Telemetry, telemetry: Telemetry) -> bool:
         (telemetry.process, telemetry.host, telemetry.facts) == (before.process, before.host, before.facts)
         and first["step_id"] == last["step_id"] + 1
         and first["unix_ns"] >= last["unix_ns"]
-        and min(telemetry.traces, default=_NO_TRACE)[0] >= max(before.traces, default=_NO_TRACE)[0]
     )
-
-
-_NO_TRACE = (0, b"")
 
 
 def _joined(run: Sequence[Telemetry]) -> Sequence[Telemetry]:
@@ -78,7 +74,6 @@ def _joined(run: Sequence[Telemetry]) -> Sequence[Telemetry]:
             first.instance,
             first.facts,
             steps=steps,
-            traces=[trace for each in run for trace in each.traces],
             plugin_losses=[loss for each in run for loss in each.plugin_losses],
             process=first.process,
             host=first.host,

@@ -2,7 +2,7 @@
 
     pages ─ durability ─ snapshot writer ─ discovery ─ worker ─ KV events ─ scraper ─ gRPC ─ HTTP
 
-Stop, within ``shutdown.grace_s + shutdown.drain_s`` and a second or two: readiness flips, calls in flight finish, the
+Stop, within ``GRACE_S`` + ``shutdown.drain_s`` and a second or two: readiness flips, calls in flight finish, the
 queue drains, the last state and generation are taken and written, the pages close last so that a scrape still sees it.
 """
 
@@ -22,9 +22,9 @@ from collector import __version__
 from collector.config import Config, ConfigError, Fallback, Loaded, parse_endpoint
 from collector.durable import Durability
 from collector.identity import Discovery, Knowledge
-from collector.receive import AdmissionQueue, Export, Intake, TokenFile
+from collector.receive import BATCH_BYTES, AdmissionQueue, Export, Intake, TokenFile
 from collector.receive.kv import KvIntake
-from collector.receive.otlp import Receivers, make_receivers
+from collector.receive.otlp import GRPC_THREADS, Receivers, make_receivers
 from collector.receive.scrape import Scraper
 from collector.runtime import (
     Clock,
@@ -63,8 +63,12 @@ from online import Snapshot
 
 HANDLERS_FREE = 2
 """Of the receiver's threads, how many never wait for room: health checks and exports that fit get through."""
+GENERATIONS_PER_FILE = 2
+"""``snapshot.json`` is written at every second pause between generations: a slow disk is spared, and readers poll."""
 GATHER_S = 5.0
 """The pause of an SDK's exporter. A batch ends with a generation, so that silence ends waiting within 10 s more."""
+GRACE_S = 3.0
+"""How long calls that run may still end after SIGTERM; with ``shutdown.drain_s`` it fits a pod's 30 s."""
 PAGE_TIMEOUT_S = 10.0
 """Longest wait for the bytes of a request to the pages, and longest time to send one."""
 
@@ -98,7 +102,7 @@ class Sidecar:
         self._writer = SnapshotWriter(
             Path(config.snapshot.directory),
             self._publisher,
-            config.snapshot.interval_s,
+            GENERATIONS_PER_FILE * config.snapshot.publish_interval_s,
             metrics=metrics,
             health=health,
             clock=clock,
@@ -109,11 +113,10 @@ class Sidecar:
         self.queue = AdmissionQueue[Export](
             clock,
             capacity_bytes=config.queue.capacity_bytes,
-            wait_s=config.queue.wait_s,
-            waiters_max=config.receivers.grpc.threads - HANDLERS_FREE,
+            waiters_max=GRPC_THREADS - HANDLERS_FREE,
             record=self._keeper.record,
             gather_s=min(GATHER_S, config.join.grace_s / 4),  # who waits for others must not seem silent
-            gather_bytes=config.queue.batch_bytes // 4,
+            gather_bytes=BATCH_BYTES // 4,
         )
         self._kv = KvIntake(config.receivers.kv, metrics, health)
         self._scraper = Scraper(config.receivers.scrape, clock, partial(metrics.add, table.SCRAPES, 1))
@@ -198,10 +201,9 @@ class Sidecar:
             self._keeper,
             take_kv=self._kv.take,
             take_pages=self._scraper.take,
-            stall_watch=StallWatch(clock, self.config.state.stalled_after_s),
+            stall_watch=StallWatch(clock),
             watches=(self._silence.tick, self._memory.tick),
             due_in_s=lambda: min(self._silence.due_in_s(), self._keeper.due_in_s()),
-            batch_bytes=self.config.queue.batch_bytes,
             drain_s=self.config.shutdown.drain_s,
             health=self.health,
             metrics=self.metrics,
@@ -210,13 +212,10 @@ class Sidecar:
         )
 
     def _make_memory_relief(self, clock: Clock) -> MemoryRelief:
-        memory = self.config.memory
-        limit = limit_bytes(memory.limit_mib, cgroup_limit_bytes())
+        limit = limit_bytes(self.config.memory.limit_mib, cgroup_limit_bytes())
         self.metrics.set(table.MEMORY_LIMIT, limit or 0)
         guard = MemoryGuard(limit, resident_bytes, clock)
-        return MemoryRelief(
-            guard, self._give_up_oldest, stuck_s=memory.stuck_s, metrics=self.metrics, health=self.health, clock=clock
-        )
+        return MemoryRelief(guard, self._give_up_oldest, metrics=self.metrics, health=self.health, clock=clock)
 
     def _give_up_oldest(self) -> None:
         self.pipeline.give_up_oldest()
@@ -226,8 +225,7 @@ class Sidecar:
     def _make_receivers(self, clock: Clock) -> Receivers:
         arrivals = SteadyClock(clock)
         intake = Intake(self.queue, self.metrics, self._memory.guard, self._keeper.sync, arrivals.unix_nano)
-        grace_s = self.config.shutdown.grace_s
-        return make_receivers(self.config.receivers, intake, health=self.health, clock=clock, grace_s=grace_s)
+        return make_receivers(self.config.receivers, intake, health=self.health, clock=clock, grace_s=GRACE_S)
 
     def _make_pages(self, clock: Clock) -> HttpServer:
         pages, slo = self.config.exporters.http, self.config.slo
@@ -241,7 +239,7 @@ class Sidecar:
             alive=self._probe_alive,
             ready=self._probe_ready,
             status_page=self._status,
-            questions=AskPages(self._status.view),
+            questions=AskPages(self._status.view, clock.unix_nano),
             state=self._keeper.learned if pages.state else None,
         )
         if pages.token_file:

@@ -19,21 +19,19 @@ from collector import __version__
 from collector.commands.arguments import (
     EPILOG,
     CommandParser,
+    add_check_arguments,
     add_completion_option,
     add_demo_parser,
-)
-from collector.commands.file_arguments import (
-    add_check_arguments,
     add_donors_arguments,
     add_evaluate_arguments,
     add_export_arguments,
+    add_fleet_parser,
     add_json_options,
     add_merge_arguments,
+    add_question_parsers,
     add_replay_arguments,
     add_run_arguments,
 )
-from collector.commands.fleet_arguments import add_fleet_parser
-from collector.commands.questions import add_question_parsers
 from collector.config import (
     ENV_FILE,
     Config,
@@ -206,7 +204,7 @@ def _merge(arguments: argparse.Namespace) -> int:
     config, snapshot = _load(arguments), arguments.snapshot
     if arguments.json and snapshot is None:
         raise ConfigError("--json", "prints what --snapshot OUT writes, which is not asked for")
-    from collector.fleet.merge import merge_files  # noqa: PLC0415
+    from collector.fleet.pull import merge_files  # noqa: PLC0415
 
     say = _teller(arguments)
     code = merge_files(arguments.states, arguments.out, config, say=say, note=_warn, snapshot=snapshot)
@@ -246,7 +244,7 @@ def _fleet_replay(arguments: argparse.Namespace) -> int:
 
 def _export(arguments: argparse.Namespace) -> int:
     if arguments.format == "blis-trace":
-        from collector.commands.traffic import export_traffic  # noqa: PLC0415
+        from collector.commands.export import export_traffic  # noqa: PLC0415
 
         return export_traffic([Path(arguments.snapshot)], arguments.out, SystemClock(), say=_say, note=_remarks())
     from collector.commands.export import export_asked  # noqa: PLC0415
@@ -261,8 +259,7 @@ def _ask(arguments: argparse.Namespace) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from collector.commands.demo import demo, send_forever, signals_as_ctrl_c  # noqa: PLC0415
-    from collector.commands.demo_feed import find_recording, save_recording  # noqa: PLC0415
+    from collector.commands.demo import demo, find_recording, save_recording, send_forever, signals_as_ctrl_c  # noqa: PLC0415  # noqa: PLC0415
 
     if arguments.save is not None:
         save_recording(find_recording(arguments.recording), arguments.save, arguments.throttle, _say)

@@ -47,7 +47,7 @@ from typing import Any, NamedTuple
 
 from exporters.blis_files import MAX_COMMENT_CHARS, Coefficients, render_flags, render_yaml
 from exporters.client_view import index_of
-from exporters.wording import label_value, printable, unit_text
+from exporters.wording import REASONS, label_value, printable, unit_text
 from online import ConfigSnapshot, FeatureSnapshot, Snapshot, TargetSnapshot
 from tracefit import BEYOND_SEEN_BATCHES, NotFoundError
 
@@ -219,7 +219,7 @@ def _doubtful_coefficients(config: ConfigSnapshot, targets: Collection[str]) -> 
             if feature.status != "identified":
                 error = "" if feature.stderr is None else f" ± {feature.stderr:.2g}"
                 value = f"{feature.coefficient:.4g}{error} {unit_text(feature.unit)}"
-                reason = f", {feature.reason}" if feature.reason else ""
+                reason = "" if feature.reason is None else f", {REASONS[feature.reason]}"
                 said = f"{target} {feature.name}: {feature.status}, {value}{reason}"
                 doubtful.append(printable(said, MAX_COMMENT_CHARS))
     return tuple(doubtful)

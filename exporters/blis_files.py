@@ -60,7 +60,10 @@ def render_yaml(snapshot: Snapshot, config: ConfigSnapshot, coefficients: Coeffi
     ]
     head.append(f"kv_us_per_token {coefficients.kv_us_per_token!r} (BLIS's formula and figures)")
     if model.error is not None:
-        head.append(f"step_time median error {model.error.median_ape:.4f}, p90 {model.error.p90_ape:.4f}")
+        error = model.error  # a reader of this file has neither shape factors nor a level
+        head.append(
+            f"step_time by these coefficients alone: median error {error.median_ape:.4f}, p90 {error.p90_ape:.4f}"
+        )
     head.extend((*coefficients.doubtful, *coefficients.notes))
     if coefficients.limits:
         head.append(f"flags that belong to it:{_flags(coefficients)}")

@@ -12,7 +12,17 @@ from exporters.advice import STATUS, Advice, advice_for
 from exporters.blis import BlisError, blis_coefficients
 from exporters.charts import Z_95, nice_limit, whisker
 from exporters.step_charts import Seen, step_charts, step_shares
-from exporters.wording import FEATURE_NAMES, TARGET_NAMES, coefficient, count, duration, escape, factor, percent
+from exporters.wording import (
+    FEATURE_NAMES,
+    REASONS,
+    TARGET_NAMES,
+    coefficient,
+    count,
+    duration,
+    escape,
+    factor,
+    percent,
+)
 from online import ConfigSnapshot, FeatureSnapshot, ModelSnapshot, ReplicaSnapshot, TargetSnapshot
 from tracefit import told_apart
 
@@ -22,7 +32,7 @@ MAX_REPLICAS = 16
 def replicas_table(target: TargetSnapshot, told_apart_by: Sequence[str] = ()) -> str:
     """The engines furthest from their siblings, and how many differ; empty where nothing was merged.
 
-    ``told_apart_by``: facts that would make clusters of them configurations of their own.
+    ``told_apart_by``: facts that would make those of another speed a configuration of their own.
     """
     replicas = target.replicas
     if not replicas:
@@ -31,26 +41,18 @@ def replicas_table(target: TargetSnapshot, told_apart_by: Sequence[str] = ()) ->
     verdict = f"{differing} differ by more than their errors" if differing else "none differs from the others"
     rows = "".join(map(_replica_row, replicas[:MAX_REPLICAS]))
     return (
-        f"{_clusters(target, told_apart_by)}"
+        f"{_kinds(told_apart_by)}"
         f'<table class="models"><caption>Merged from {len(replicas)} engines: {verdict}</caption>'
         '<thead><tr><th scope="col">engine</th><th scope="col" class="num">time ÷ the others’</th>'
         f'<th scope="col" class="num">rows</th></tr></thead><tbody>{rows}</tbody></table>'
     )
 
 
-def _clusters(target: TargetSnapshot, told_apart_by: Sequence[str]) -> str:
-    if not target.replica_clusters:
+def _kinds(told_apart_by: Sequence[str]) -> str:
+    if not told_apart_by:
         return ""
-    kinds = ", ".join(
-        f"{count(each.engines)} engines" + (f" (×{each.ratio:.3f})" if each.ratio is not None else "")
-        for each in target.replica_clusters
-    )
     facts = " ".join(f"<code>{escape(fact)}</code>" for fact in told_apart_by)
-    remedy = f"would be told apart by {facts}" if facts else "no fact that is known tells them apart"
-    return (
-        f'<p class="remedy">{len(target.replica_clusters)} kinds of machine under one identity: {kinds}; {remedy}. '
-        "Each engine is held against those of its kind.</p>"
-    )
+    return f'<p class="remedy">Two kinds of machine under one identity would be told apart by {facts}.</p>'
 
 
 def _replica_row(replica: ReplicaSnapshot) -> str:
@@ -58,12 +60,9 @@ def _replica_row(replica: ReplicaSnapshot) -> str:
     ratio = "–" if replica.ratio is None else f"×{replica.ratio:.3f}"
     if replica.ratio is not None and replica.stderr is not None:
         ratio += f" ± {replica.stderr:.3f}"
-    if replica.low is not None and replica.high is not None:
-        ratio += f" ({replica.low:.3f} to {replica.high:.3f})"
     name = escape(replica.engine or "unknown")
-    kind = "" if replica.cluster is None else f" <span>kind {replica.cluster + 1}</span>"
     return (
-        f'<tr><th scope="row">{name}{mark}{kind}</th><td class="num">{ratio}</td>'
+        f'<tr><th scope="row">{name}{mark}</th><td class="num">{ratio}</td>'
         f'<td class="num">{count(replica.rows)}</td></tr>'
     )
 
@@ -98,10 +97,6 @@ def _model_table(caption: str, models: Mapping[str, ModelSnapshot], champion: st
 MAX_SHAPES = 16
 MAX_AXIS = 0.5
 """Beyond half of the coefficient an error bar or a live value is drawn at the edge; the numbers stand beside."""
-MIXTURE_VIF = 10.0
-"""Variance inflation beyond which a feature is nearly a mixture of the others (online/rls/identify.py)."""
-
-MOSTLY_PRIOR = 0.5
 
 _NOTHING_LEARNED = (
     "<p>Its engines are heard of, and nothing could be learned from them yet. What they wait for stands below under "
@@ -326,15 +321,9 @@ def _coefficient_row(feature: FeatureSnapshot, limit: float) -> str:
 
 def _why(feature: FeatureSnapshot) -> str:
     """What stands behind a status, where it is not plainly identified."""
-    if feature.reason:
-        return feature.reason
-    if feature.status == "identified":
-        return ""
-    if feature.status == "weak" and feature.vif is not None and feature.vif > MIXTURE_VIF:
-        return f"moves together with the other features (VIF {feature.vif:.0f}); vary the load"
-    if feature.status == "weak" and feature.learned_share is not None and feature.learned_share < MOSTLY_PRIOR:
-        return f"still mostly a prior ({percent(feature.learned_share)} learned)"
-    return STATUS.get(feature.status, "")
+    if feature.reason is not None:
+        return REASONS[feature.reason]
+    return "" if feature.status == "identified" else STATUS.get(feature.status, "")
 
 
 def _shape_factors(target: TargetSnapshot, config_id: str) -> str:

@@ -232,25 +232,19 @@ FAMILIES: tuple[Family, ...] = (
         "tracefit_replicas_differing",
         "gauge",
         _TARGET,
-        "Of a merged state, engines that differ from the others by more than their errors and 5 %; step_time only.",
+        "Of a merged state, engines that differ from the others by more than 5 % and three errors; step_time only.",
     ),
     Family(
         "tracefit_replica_speed_ratio",
         "gauge",
         (*_TARGET, "instance"),
-        "Of a merged state, an engine's time per time by its siblings, the 16 furthest from them; step_time only.",
+        "Of a merged state, an engine's time per time of the others, the 16 furthest from them; step_time only.",
     ),
     Family(
         "tracefit_replica_differs",
         "gauge",
         (*_TARGET, "instance"),
-        "1 for each of those 16 that is no equal of its siblings, at 1 % for all engines together; step_time only.",
-    ),
-    Family(
-        "tracefit_replica_clusters",
-        "gauge",
-        _TARGET,
-        "Of a merged state, kinds of machine that its engines fall into by their speed; step_time only.",
+        "1 for each of those 16 that differs from the others by more than 5 % and three errors; step_time only.",
     ),
 )
 """Every per-configuration family, most important first."""

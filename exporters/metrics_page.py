@@ -13,7 +13,7 @@ are withheld, whole, until the page fits; then configurations, last first. What 
 
 The advice among the families says what requests should see at the load of the last minutes, and how many fit:
 
-    predicted ITL, TTFT         tracefit.Config.request at the mix, beside what was observed of the same requests
+    predicted ITL, TTFT         tracefit.Config.request at the mix, by the level of now, beside what was observed
     concurrency of a target     tracefit.Config.plan: most requests in flight whose mean ITL keeps it, for that mix
     its safe end                the same plan with the upper end of the band held against the target
     usable                      the client's verdict; its reasons are on the status page and in /predict
@@ -105,13 +105,14 @@ class Advisory:
         yield from _observed(config, mix)
         if client.usable:
             try:
-                yield from self._advised(client, mix)
+                yield from self._advised(client, mix, snapshot.created_unix_nano)
             except TracefitError:  # a mix that the engine cannot hold, or that makes no sense: no advice
                 return
 
-    def _advised(self, client: Config, mix: Mix) -> Iterator[AdvisorySample]:
+    def _advised(self, client: Config, mix: Mix, at_unix_nano: int) -> Iterator[AdvisorySample]:
         prompt, output, hit = mix.prompt_tokens, mix.output_tokens, mix.prefix_hit
-        seen = client.request(prompt_tokens=prompt, output_tokens=output, prefix_hit=hit, concurrency=mix.concurrency)
+        now = client.now(at_unix_nano)  # a plan is for more than seconds, and has no level
+        seen = now.request(prompt_tokens=prompt, output_tokens=output, prefix_hit=hit, concurrency=mix.concurrency)
         if mix.itl_us is not None:
             yield AdvisorySample("tracefit_predicted_itl_seconds", seen.itl.us / US_PER_S)
         yield AdvisorySample("tracefit_predicted_ttft_seconds", seen.ttft.us / US_PER_S)
@@ -300,7 +301,6 @@ def _samples_of_now(samples: Samples, labels: tuple[str, ...], target: TargetSna
 
 def _replica_samples(samples: Samples, labels: tuple[str, ...], target: TargetSnapshot) -> None:
     samples["tracefit_replicas_differing"].append(Sample(labels, sum(each.differs for each in target.replicas)))
-    samples["tracefit_replica_clusters"].append(Sample(labels, max(len(target.replica_clusters), 1)))
     for replica in target.replicas[:REPLICAS_MAX]:
         if replica.ratio is not None:
             labelled = (*labels, label_value(replica.engine))

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import time
 from collections.abc import Callable, Mapping
 from email.utils import formatdate
 from http import HTTPStatus
@@ -176,14 +177,15 @@ _Answer = Callable[[Config, Mapping[str, Any]], dict[str, object]]
 
 
 class AskPages:
-    """Answers from the newest snapshot."""
+    """Answers from the newest snapshot; ``clock_ns`` tells how old a level is."""
 
-    def __init__(self, view: ClientView) -> None:
+    def __init__(self, view: ClientView, clock_ns: Callable[[], int] = time.time_ns) -> None:
         self._view = view
+        self._clock_ns = clock_ns
 
     def answer_predict(self, request: Request) -> Response:
         """Answer ``/predict``: what one step costs, or what requests see at a load."""
-        return self._answer(request, PREDICT, _predict)
+        return self._answer(request, PREDICT, self._predict)
 
     def answer_plan(self, request: Request) -> Response:
         """Answer ``/plan``: how many requests fit the targets, and what limits them."""
@@ -209,10 +211,10 @@ class AskPages:
             return plain(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
         return Response(HTTPStatus.OK, JSON, f"{as_json(tree)}\n".encode(), (("Cache-Control", "no-store"),))
 
-
-def _predict(config: Config, given: Mapping[str, Any]) -> dict[str, object]:
-    question = read_step_or_load(given)
-    return predict_document(config, question, predicted(config, question))
+    def _predict(self, config: Config, given: Mapping[str, Any]) -> dict[str, object]:
+        question = read_step_or_load(given)
+        config = config.now(self._clock_ns()) if given.get("now") else config
+        return predict_document(config, question, predicted(config, question))
 
 
 def _plan(config: Config, given: Mapping[str, Any]) -> dict[str, object]:

@@ -125,6 +125,7 @@ PREDICT = (
     *_REQUEST,
     _PREFIX_HIT,
     Parameter("concurrency", "number", "requests in flight"),
+    Parameter("now", "switch", "of the next seconds: times the level of the last steps"),
 )
 PLAN = (
     _CONFIG,
@@ -326,6 +327,9 @@ def as_json(tree: object) -> str:
 
 def _about(config: Config, asked: dict[str, object], answer: Prediction | RequestEstimate) -> dict[str, object]:
     about: dict[str, object] = {"config_id": config.config_id, "reasons": list(config.reasons), "asked": asked}
+    if config.at_unix_nano is not None:
+        decode, prefill = config.level or (1.0, 1.0)
+        about["level"] = {"decode": decode, "prefill": prefill, "age_s": config.level_age_s}
     if caveats := config.caveats(answer.extrapolated):
         about["caveats"] = list(caveats)
     return about

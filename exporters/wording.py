@@ -23,6 +23,19 @@ MAX_LABEL_CHARS = 120
 
 US_PER_S = 1e6
 
+REASONS: dict[str, str] = {
+    "few_rows": "too few rows so far",
+    "collinear": "it moves together with other features: only their sum is known; vary the load",
+    "one_size": "its feature came in one size only",
+    "wide": "its standard error is a fifth of it or more",
+    "clock_grain": "the clock of the telemetry is too coarse for these steps",
+    "two_speeds": "the engines run at two speeds",
+    "poor_fit": "half of the predictions are off by more than 15 %",
+    "hidden_prefix_hits": "of a prompt token, cached or computed: request spans hide prefix-cache hits",
+    "derived": "worked out from other times, by no regression of its own",
+}
+"""Why a coefficient should not be used alone, in words; the keys are ``online.snapshot.Reason``."""
+
 _UNPRINTABLE = frozenset({"Cc", "Cs", "Zl", "Zp"})
 _NOT_WORD = re.compile(r"[^a-z0-9]+")
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from online.features import Fact, Facts, FeatureSet
 from online.rls import Prior
 from online.target import (
+    RLS,
     BankSettings,
     Readings,
     SavedTarget,
@@ -28,11 +29,10 @@ from online.target import (
     TargetState,
     check_settings,
     feature_set,
-    foretold,
     merge_target,
     succeed_target,
 )
-from online.transfer import ConfigPlaces, Donor, DonorPool, Priors, donors_of, priors_of
+from online.transfer import Donor, DonorPool, Priors, SheetPrior, donors_of, priors_of
 
 from .rows import RowBlock, RowOutcome, Target
 from .snapshot import TargetSnapshot
@@ -50,6 +50,47 @@ class SavedBank:
     facts: dict[str, dict[str, Fact]]
     priors: dict[str, Priors]
     lineages: dict[str, Lineage]
+
+
+SILENT_NS = 3_600 * 10**9
+REFUSED_MAX = 1024
+"""Names remembered of configurations that found no place."""
+
+
+class ConfigPlaces:
+    """A bounded number of configurations that are learned: the living are not forgotten for newcomers.
+
+    A newcomer takes a free place, or that of the configuration silent longest if it has been silent for an hour of
+    event time; else its rows are refused, until it finds a place or is silent for as long itself.
+
+    Attributes:
+        evictions: how many configurations lost their place.
+        refused: who found no place lately, by the event time of the newest row; the one heard of longest ago first.
+    """
+
+    def __init__(self, places_max: int) -> None:
+        self._places_max = places_max
+        self.evictions = 0
+        self.refused: OrderedDict[str, int] = OrderedDict()
+
+    def offer(self, newcomer: str, unix_ns: int, configs: Mapping[str, Mapping[Target, TargetState]]) -> str | None:
+        """The configuration whose place it takes, itself for a free one; None if there is none.
+
+        One of ``configs`` that has only begun is never silent.
+        """
+        taken: str | None = newcomer
+        if len(configs) >= self._places_max:
+            newest_ns = {name: max((one.last_ns for one in own.values()), default=0) for name, own in configs.items()}
+            silent = [name for name, at_ns in newest_ns.items() if 0 < at_ns < unix_ns - SILENT_NS]
+            taken = min(silent, key=newest_ns.__getitem__, default=None)
+        if taken is not None:
+            self.refused.pop(newcomer, None)
+            self.evictions += taken != newcomer
+            return taken
+        self.refused[newcomer] = max(unix_ns, self.refused.pop(newcomer, 0))
+        while len(self.refused) > REFUSED_MAX or next(iter(self.refused.values())) < unix_ns - SILENT_NS:
+            self.refused.popitem(last=False)
+        return None
 
 
 class Bank:
@@ -120,7 +161,7 @@ class Bank:
             return told or self.pool.prior(features.name, state.target, facts)
 
         if state.target is Target.STEP_TIME:
-            state.sheet_prior = self.pool.sheet_prior(config_id, facts)
+            state.sheet_prior = self._sheet_prior(config_id)
         for name in self.settings.feature_sets:
             features = feature_set(name, state.target, facts, self.settings)
             if features is not None:
@@ -221,7 +262,13 @@ class Bank:
         """The step time of a configuration that has no row of it yet, by its sheet; None without one."""
         if Target.STEP_TIME in self._configs.get(config_id, {}):
             return None
-        return foretold(self.pool.sheet_prior(config_id, self._facts.get(config_id, {})), self.settings)
+        prior = self._sheet_prior(config_id)
+        return None if prior is None else prior.target_before(self.settings.feature_sets)
+
+    def _sheet_prior(self, config_id: str) -> SheetPrior | None:
+        if RLS not in self.settings.learners:
+            return None
+        return self.pool.sheet_prior(config_id, self._facts.get(config_id, {}))
 
     def history(self, config_id: str) -> StepHistory | None:
         """Last rows of a configuration's steps and the course of their coefficients, without the partial block."""

@@ -37,7 +37,7 @@ KNOWN_ROWS = 16.0
 _MEMORY_ROWS = 256.0
 _SHRINK_ROWS = 8.0
 _RELEARNED_ROWS = 64.0
-_LEAST_WORK, _FREE_WORK, _COST_MIN, _PREFILL_REACH = 0.1, 0.35, 0.05, 0.25
+_LEAST_WORK, _FREE_WORK, _COST_MIN, _PREFILL_REACH = 0.1, 0.35, 0.05, 0.35
 _MEAN_ABS_TO_SD, _CLIP, _SPREAD_MIN = 1.2533, 4.0, 0.005
 _STALL = 0.9  # |log(y / x beta)|, a factor of 2.5: no first row of a shape
 _SCORED_MIN, _HALF_LIFE_ROWS = 256, 1024.0
@@ -100,7 +100,7 @@ class ShapeFactors:
 
         over the first k columns, what is below 0 counting as 0. c_j is beta_j, but at least what makes column j a
         twentieth of the mean step: where work hardly varied, nobody knows what it costs. With prefill it is
-        max_j d_j / 4: what prompts pay for attention to contexts, no column says. A tenth of a column's mean, added on
+        0.35 max_j d_j: what prompts pay for attention to contexts, no column says. A tenth of a column's mean, added on
         both sides of the logarithm, costs next to nothing.
         """
         usual, rows = np.maximum(self.x[:, : x.shape[1]], 0.0), max(float(self.rows.sum()), 1.0)

@@ -7,18 +7,38 @@ placeholder.
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import msgspec
 
 SCHEMA = "tracefit.snapshot/1"
 
 
+class Reason(StrEnum):
+    """Why a coefficient should not be used alone; see online/rls/identify.py.
+
+    ``derived``: it was worked out from other times, by no regression of its own.
+    """
+
+    FEW_ROWS = "few_rows"
+    COLLINEAR = "collinear"
+    ONE_SIZE = "one_size"
+    WIDE = "wide"
+    CLOCK_GRAIN = "clock_grain"
+    TWO_SPEEDS = "two_speeds"
+    POOR_FIT = "poor_fit"
+    HIDDEN_PREFIX_HITS = "hidden_prefix_hits"
+    DERIVED = "derived"
+
+
 class FeatureSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One coefficient of one model; ``unit`` is the coefficient's, e.g. us/token.
 
+    ``stderr``: under the load that it was learned from; none where it trades with other columns (vif > 10).
+    ``form_error``: how far it may move when the load changes, an indication that is in no ``stderr``.
     ``learned_share``: 1 = all from data, 0 = all from a prior. ``excitation``: relative spread of the feature beyond
     so much per step. ``vif``: variance inflation by the other columns. ``mean``: of the feature itself, per step or
-    request, over the remembered rows. ``reason``: what the coefficient is not, where its name would promise more. See
-    docs/learning.md.
+    request, over the remembered rows. ``reason``: why it should not be used alone. See docs/learning.md.
     """
 
     name: str
@@ -30,7 +50,8 @@ class FeatureSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     excitation: float | None = None
     vif: float | None = None
     mean: float | None = None
-    reason: str = ""
+    reason: Reason | None = None
+    form_error: float | None = None
 
 
 class ErrorSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,10 +67,10 @@ class ModelSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     ``error`` is of the published coefficients alone, ``prediction_error`` of what the target publishes to predict with:
     their product with its shape factors, its level, and its correction while that is active, each row by what was known
-    before it. ``shaped_error`` is of the product with shape factors alone, which a reader of a file
-    computes. ``scale`` is the robust spread of the
-    coefficients' relative residuals. A model that only predicts lists no features; of River's, ``rows`` are those it
-    sees.
+    before it. ``shaped_error`` is of the product with shape factors alone, which a reader of a file computes. ``scale``
+    is the robust spread of the coefficients' relative residuals. ``covariance``: of the features' errors, one row per
+    feature in their order; the error of a sum x beta is sqrt(x' covariance x), much less than its parts' where columns
+    trade. A model that only predicts lists no features; of River's, ``rows`` are those it sees.
     """
 
     features: list[FeatureSnapshot]
@@ -60,6 +81,7 @@ class ModelSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     prediction_error: ErrorSnapshot | None = None
     shaped_error: ErrorSnapshot | None = None
     scale: float | None = None
+    covariance: list[list[float]] = []
 
 
 class IntervalSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -144,11 +166,10 @@ class DriftSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class ReplicaSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One of the engines whose states were merged, against its siblings: all others, or those of its ``cluster``.
+    """One of the engines whose states were merged, against the others.
 
-    ``ratio``: its time per time that the siblings' coefficients predict for its work, ``low`` to ``high``: the interval
-    that holds for all replicas at once. ``differs``: by more than 5 %, and by more than its errors and theirs explain
-    at 1 % for all replicas together.
+    ``ratio``: its time per time of the others, the median of theirs, for the same work. ``differs``: by more than 5 %
+    and by more than three standard errors of the ratio, which the others' scatter is in.
     """
 
     engine: str
@@ -156,21 +177,6 @@ class ReplicaSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     differs: bool
     ratio: float | None = None
     stderr: float | None = None
-    low: float | None = None
-    high: float | None = None
-    cluster: int | None = None
-
-
-class ReplicaClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Replicas of one configuration that are alike, apart from others of it: two kinds of machine under one identity.
-
-    The place in the list is the number that ``cluster`` of its replicas has. ``ratio``: their time per time that the
-    other clusters' coefficients predict for their work.
-    """
-
-    engines: int
-    rows: int
-    ratio: float | None = None
 
 
 class InFlightSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,9 +201,8 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     the coefficient it stands in for nothing else. ``step_ahead_us``: how much of the intercept of ``api_queueing`` is a
     step that the engine schedules ahead; who simulates that step takes it off. ``in_flight``: what ``api_queueing``
     grows by with the requests in flight; its coefficients are of the number in there. ``replicas``: of a state that was
-    merged, the engines it was made of, as of the merge; ``replica_clusters``: where these are of two speeds or more,
-    the fastest first.
-    ``doubts``: why none of its coefficients should be used, one clause each.
+    merged, the engines it was made of, as of the merge. ``doubts``: why none of its coefficients should be used, one
+    clause each.
     """
 
     vector: str
@@ -218,7 +223,6 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     step_ahead_us: float | None = None
     in_flight: InFlightSnapshot | None = None
     replicas: list[ReplicaSnapshot] = []
-    replica_clusters: list[ReplicaClusterSnapshot] = []
     doubts: list[str] = []
 
     @property
@@ -245,10 +249,10 @@ class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     ``sources`` says where each fact of ``config`` is from, ``contradictions`` what weaker sources claimed instead,
     ``cannot_derive`` what is missing for the feature sets that need the model's and the GPU's sheet. ``quarantined``:
-    its learner raised and why; it has no targets until a restart. ``told_apart_by``: where its replicas are of several
-    clusters, the facts that would make them configurations of their own. ``doubts``: why nothing it answers should be
-    used, one clause each; empty where nothing speaks against it. ``prefix_hits_hidden``: the telemetry counts prompt
-    tokens that the prefix cache had as if they were computed. ``mixture_of_experts``: its
+    its learner raised and why; it has no targets until a restart. ``told_apart_by``: where a tenth of its
+    replicas, three at least, differ, the facts that would make them a configuration of their own. ``doubts``: why
+    nothing it answers should be used, one clause each; empty where nothing speaks against it. ``prefix_hits_hidden``:
+    the telemetry counts prompt tokens that the prefix cache had as if they were computed. ``mixture_of_experts``: its
     model is one; until the form counts experts, nothing beyond the batches that were seen is usable.
     ``last_heard_unix_nano``: time of the newest event or page of any of its engines, by their clocks, whether a row was
     learned from it or not; 0 of merged states and of recordings, where nobody is alive. ``replaced_by``: the

@@ -36,7 +36,7 @@ from __future__ import annotations
 from .changes import ConfigDiff, Diff, Move, TypicalStep
 from .closed_loop import Estimate, Plan, RequestEstimate
 from .configured import Config
-from .document import Coefficient, InFlight, Interval, Model, Seen, Target, UsualWork
+from .document import Coefficient, InFlight, Interval, Level, Model, Seen, Target, UsualWork
 from .faults import BadInputError, LoadError, NoCoefficientsError, NotFoundError, TracefitError
 from .loading import Snapshot, load
 from .selection import find_config, told_apart
@@ -52,6 +52,7 @@ __all__ = [
     "Estimate",
     "InFlight",
     "Interval",
+    "Level",
     "Limits",
     "LoadError",
     "Model",

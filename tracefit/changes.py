@@ -1,8 +1,9 @@
 """What changed between two snapshots: coefficients in standard errors, and what that does to a typical step.
 
-    z = (b' - b) / sqrt(stderr² + stderr'²)            both errors known, not both zero
+    z = (b' - b) / sqrt(stderr² + form² + stderr'² + form'²)           both standard errors known, not both zero
     typical step: the means of the features in the older snapshot; its time by the coefficients then and now
 
+The form errors count because the loads of two snapshots differ, and with them which line comes nearest to the machine.
 Configurations are paired by config_id; those left over by model, GPU and tensor parallelism where that is unambiguous
 (a new version of vLLM makes a new id), and at last the only one left on each side.
 """
@@ -119,15 +120,11 @@ def _portable(config: ConfigDocument, target: str) -> tuple[Coefficient, ...]:
 
 
 def _move(target: str, one: Coefficient, other: Coefficient) -> Move:
-    distance = _standard_errors(other.value - one.value, one.stderr, other.stderr)
+    distance = None
+    if one.stderr is not None and other.stderr is not None and (one.stderr or other.stderr):
+        errors = (one.stderr, one.form_error or 0.0, other.stderr, other.form_error or 0.0)
+        distance = (other.value - one.value) / math.hypot(*errors)
     return Move(target, one.name, one.unit, one.value, other.value, distance, one.status, other.status)
-
-
-def _standard_errors(change: float, *errors: float | None) -> float | None:
-    known = [each for each in errors if each is not None]
-    if len(known) < len(errors) or not any(known):
-        return None
-    return change / math.sqrt(sum(each * each for each in known))
 
 
 def _typical_step(before: ConfigDocument, after: ConfigDocument) -> TypicalStep | None:

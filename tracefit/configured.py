@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import overload
+
+from tracefit.step_model import LEVEL_AGE_MAX_S
 
 from .closed_loop import ClosedLoop, Plan, RequestEstimate, Workload, planned
 from .document import Coefficient, ConfigDocument, Target
@@ -28,9 +31,17 @@ class Config:
         mixture_of_experts: the model is one, so that nothing is usable beyond the batches that were seen.
         prefix_hits_hidden: its telemetry does not tell prefix hits, so usual ones are in the price of a prompt's token.
         last_heard_unix_nano: when the newest telemetry of its engines was made, 0 where nobody said.
+        at_unix_nano: the moment that it answers for, None for any; see :meth:`now`.
     """
 
-    def __init__(self, described: ConfigDocument, limits: Limits | None = None, *, name: str = "") -> None:
+    def __init__(
+        self,
+        described: ConfigDocument,
+        limits: Limits | None = None,
+        *,
+        name: str = "",
+        at_unix_nano: int | None = None,
+    ) -> None:
         self.config_id = described.config_id
         self.name = name
         self.facts: Mapping[str, str | int | float | bool] = described.facts
@@ -42,6 +53,7 @@ class Config:
         self.prefix_hits_hidden = described.prefix_hits_hidden
         self.last_heard_unix_nano = described.last_heard_unix_nano
         self._described = described
+        self.at_unix_nano = at_unix_nano
         self._steps: StepModel | None = None
         self._loop: ClosedLoop | None = None
 
@@ -110,11 +122,31 @@ class Config:
             for name, value in given.items()
             if value is not None
         }
-        return Config(self._described, self.limits._replace(**known), name=self.name)
+        return Config(self._described, self.limits._replace(**known), name=self.name, at_unix_nano=self.at_unix_nano)
+
+    def now(self, at_unix_nano: int | None = None) -> Config:
+        """The same for the next seconds: steps are multiplied by the level of the last ones, where that is fresh.
+
+        Args:
+            at_unix_nano: the moment; by default this machine's clock says it, which should be the engines'.
+        """
+        moment = time.time_ns() if at_unix_nano is None else at_unix_nano
+        return Config(self._described, self.limits, name=self.name, at_unix_nano=moment)
+
+    @property
+    def level(self) -> tuple[float, float] | None:
+        """What steps without and with prefill are multiplied by; None but for :meth:`now`, and where it is too old."""
+        age_s = self.level_age_s
+        return None if age_s is None or age_s > LEVEL_AGE_MAX_S else self._model().level
+
+    @property
+    def level_age_s(self) -> float | None:
+        """Seconds from the newest row of the level to :meth:`now`; a level older than 10 s is not used. Else None."""
+        return self._model().level_age_s
 
     @overload
     def step_time(
-        self, *, prefill_tokens: float = 0, requests: float, decode_context_tokens: float = 0
+        self, *, prefill_tokens: float = 0, requests: float, decode_context_tokens: float = 0, now: bool = False
     ) -> Prediction: ...
     @overload
     def step_time(
@@ -123,6 +155,7 @@ class Config:
         prefill_tokens: Sequence[float] | float = 0,
         requests: Sequence[float],
         decode_context_tokens: Sequence[float] | float = 0,
+        now: bool = False,
     ) -> Predictions: ...
     @overload
     def step_time(
@@ -131,10 +164,11 @@ class Config:
         prefill_tokens: Sequence[float],
         requests: float,
         decode_context_tokens: Sequence[float] | float = 0,
+        now: bool = False,
     ) -> Predictions: ...
     @overload
     def step_time(
-        self, *, prefill_tokens: float = 0, requests: float, decode_context_tokens: Sequence[float]
+        self, *, prefill_tokens: float = 0, requests: float, decode_context_tokens: Sequence[float], now: bool = False
     ) -> Predictions: ...
     def step_time(
         self,
@@ -142,6 +176,7 @@ class Config:
         prefill_tokens: Sequence[float] | float = 0,
         requests: Sequence[float] | float,
         decode_context_tokens: Sequence[float] | float = 0,
+        now: bool = False,
     ) -> Prediction | Predictions:
         """Time of a step, or of many: a sequence for any of them gives a sequence.
 
@@ -149,12 +184,13 @@ class Config:
             prefill_tokens: prompt tokens computed in the step, without those found in the prefix cache.
             requests: requests in the step, prefilling and decoding.
             decode_context_tokens: for each request that decodes, its tokens computed before and those of this step.
+            now: a step of the next seconds, by the level of the last ones; see :meth:`now`.
 
         Raises:
             BadInputError: a number is negative, not finite or absurd; it names the parameter.
             NoCoefficientsError: there is nothing to predict with.
         """
-        steps = self._model()
+        steps = self._model(now=now)
         for value in (prefill_tokens, requests, decode_context_tokens):
             if hasattr(value, "__iter__") and not isinstance(value, (str, bytes)) and getattr(value, "ndim", None) != 0:
                 return steps.predict_many(prefill_tokens, requests, decode_context_tokens)
@@ -220,9 +256,12 @@ class Config:
             )
         return work
 
-    def _model(self) -> StepModel:
+    def _model(self, *, now: bool = False) -> StepModel:
+        if now:
+            return self._model().of_now(time.time_ns())
         if self._steps is None:
-            self._steps = StepModel(self._described, self.limits)
+            steps = StepModel(self._described, self.limits)
+            self._steps = steps if self.at_unix_nano is None else steps.of_now(self.at_unix_nano)
         return self._steps
 
     def _closed_loop(self) -> ClosedLoop:

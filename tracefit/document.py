@@ -21,7 +21,8 @@ _NO_ROWS: Mapping[str, float] = {}
 class Coefficient(NamedTuple):
     """One coefficient: ``value`` per ``unit``, its standard error, and the mean of its feature (None: not known).
 
-    ``reason``: what it is not, where its name would promise more.
+    ``stderr`` is for the load that it was learned from; ``form_error``, how far it may move under another one.
+    ``reason``: why it should not be used alone, one word of those in docs/learning.md.
     """
 
     name: str
@@ -31,16 +32,21 @@ class Coefficient(NamedTuple):
     status: str
     mean: float | None
     reason: str = ""
+    form_error: float | None = None
 
 
 class Model(NamedTuple):
-    """Coefficients learned on one feature set; errors are ratios, None before anything was predicted."""
+    """Coefficients learned on one feature set; errors are ratios, None before anything was predicted.
+
+    ``covariance``: of the coefficients' errors, one row per coefficient in their order; empty where nobody said.
+    """
 
     name: str
     coefficients: tuple[Coefficient, ...]
     rows: int
     mape: float | None
     median_ape: float | None
+    covariance: tuple[tuple[float, ...], ...] = ()
 
 
 class Interval(NamedTuple):
@@ -73,7 +79,15 @@ class InFlight(NamedTuple):
     us_per_request: float
 
 
+class Level(NamedTuple):
+    """By how much the last steps of one phase took longer than predicted, as a factor; the newest ended then."""
+
+    factor: float
+    last_row_unix_nano: int
+
+
 _NO_WORK: Mapping[str, UsualWork] = {}
+_NO_LEVEL: Mapping[str, Level] = {}
 
 
 class Target(NamedTuple):
@@ -83,7 +97,7 @@ class Target(NamedTuple):
     ``usual_work`` the rows behind each and their mean work, where told; ``mean_factor`` is mean ÷ robust fit;
     ``step_ahead_us``, the part of the intercept that is a step scheduled ahead; ``context_us_per_token``, what a token
     of decode context costs among steps of about one size, None where nobody said; ``in_flight``, what the time
-    grows by with the requests in flight, None where it does not.
+    grows by with the requests in flight, None where it does not; ``level``, of ``decode`` and ``prefill`` steps.
     """
 
     name: str
@@ -100,6 +114,7 @@ class Target(NamedTuple):
     context_us_per_token: float | None = None
     in_flight: InFlight | None = None
     factors_applied: bool = True
+    level: Mapping[str, Level] = _NO_LEVEL
 
 
 class ConfigDocument(NamedTuple):
@@ -227,6 +242,7 @@ def _target(name: str, tree: Any, where: str) -> Target:
         None if tree.get("context_us_per_token") is None else _positive(tree, "context_us_per_token", where),
         _in_flight(tree.get("in_flight"), f"{where}.in_flight"),
         tree.get("shape_factors_applied") is not False,
+        _levels(tree.get("level") or {}, f"{where}.level"),
     )
 
 
@@ -235,12 +251,17 @@ def _model(name: str, tree: Any, where: str) -> Model:
     # ``prediction_error`` may be of more than can be computed here: of a correction that is in no other key.
     errors = (tree.get(key) for key in ("shaped_error", "prediction_error", "error"))
     error = _object(next(filter(None, errors), {}), f"{where}.error")
+    coefficients = tuple(_coefficient(each, where) for each in _list(tree.get("features", []), f"{where}.features"))
+    covariance = _list(tree.get("covariance") or [], f"{where}.covariance")
+    if len(covariance) not in {0, len(coefficients)}:
+        raise _Wrong(f"{where}.covariance: expected {len(coefficients)} rows")
     return Model(
         name,
-        tuple(_coefficient(each, where) for each in _list(tree.get("features", []), f"{where}.features")),
+        coefficients,
         _whole(tree, "rows"),
         _maybe(error, "mape", where),
         _maybe(error, "median_ape", where),
+        tuple(tuple(_numbers(row, len(coefficients), f"{where}.covariance")) for row in covariance),
     )
 
 
@@ -255,6 +276,7 @@ def _coefficient(tree: Any, where: str) -> Coefficient:
         _text(tree, "status"),
         _maybe(tree, "mean", f"{where}.{name}"),
         printable(str(tree.get("reason") or "")),
+        _maybe(tree, "form_error", f"{where}.{name}"),
     )
 
 
@@ -274,6 +296,14 @@ def _in_flight(tree: Any, where: str) -> InFlight | None:
         return None
     tree = _object(tree, where)
     return InFlight(_positive(tree, "requests", where), _positive(tree, "us_per_request", where))
+
+
+def _levels(tree: Any, where: str) -> dict[str, Level]:
+    each = {name: _object(level, f"{where}.{name}") for name, level in _object(tree, where).items()}
+    return {
+        name: Level(_positive(level, "factor", f"{where}.{name}"), _whole(level, "last_row_unix_nano"))
+        for name, level in each.items()
+    }
 
 
 def _seen(tree: Any, where: str) -> Seen | None:

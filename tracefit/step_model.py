@@ -1,16 +1,17 @@
 """What a step costs, with a band, and whether that may be bet on.
 
-    us   = T(P, n) + s C                               shapes.py: what steps of such a shape took, or the coefficients
+    us   = (T(P, n) + s C) · level                     shapes.py: what steps of such a shape took, or the coefficients
     low  = us · p10(stratum) - 1.28 w us               high = us · p90(stratum) + 1.28 w us
-    w    = sqrt(sum_j (x_j stderr_j)^2) / x beta       outside of what was seen, 0 inside
+    w    = sqrt(x' C x + sum_j (x_j form_j)^2) / x beta      outside of what was seen, 0 inside
 
 Microseconds; P prefill tokens, C tokens of decode context, n requests. p10 and p90 are measured: eighty per cent of the
 steps of that stratum fell between them, so inside of what was seen nothing has to be added. Outside, the errors of the
-coefficients count as well; they are added as if independent, which is more than the truth where two columns stand in
-for each other.
+coefficients count as well: those of sampling by their covariance C (independent where a file has none), and how far the
+form of the line lets each of them move under another load.
 
-``portable`` is used, the set that every consumer can compute. A stratum without an interval has the pooled one. Guards:
-``low <= us <= high``, and ``low >= 0``.
+``level`` is 1, or for a step of now what the last steps of its phase took beside the rest. ``portable`` is used, the
+set that every consumer can compute. A stratum without an interval has the pooled one. Guards: ``low <= us <= high``,
+and ``low >= 0``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from copy import copy
 from functools import cache
 from operator import mul
 from typing import NamedTuple, cast, overload
@@ -38,6 +40,11 @@ _MEANS_OF_STEPS = ("journeys", "requests", "metrics")
 _ROWS_MIN = 256
 _MEDIAN_APE_MAX = 0.25
 _NORMAL_P90 = 1.2816
+LEVEL_AGE_MAX_S = 10.0
+"""An older level says nothing of now: what it follows passes within seconds."""
+_LEVEL_MAX = 2.0
+_FORM_ERROR_MAX = 0.2
+"""As a standard error has to be of a coefficient that is identified (online/rls/identify.py)."""
 _PIECES_END = 8192
 _ASKED = (*FEATURES[1:], "shape", "max_num_seqs", "max_num_batched_tokens")
 """What an answer may lie outside of, in the order of ``StepModel.outside``."""
@@ -121,7 +128,14 @@ class StepModel:
         values = [by_name[name].value if name in by_name else 0.0 for name in FEATURES]
         self.coefficients: tuple[float, float, float, float] = (values[0], values[1], values[2], values[3])
         coefficients = self.model.coefficients
-        self._sureness = [(FEATURES.index(c.name), c.stderr or 0.0, c.status == "identified") for c in coefficients]
+        self._columns = [FEATURES.index(c.name) for c in coefficients]
+        self._covariance = self.model.covariance or tuple(
+            tuple((c.stderr or 0.0) ** 2 if other is c else 0.0 for other in coefficients) for c in coefficients
+        )
+        self._form_errors = [c.form_error or 0.0 for c in coefficients]
+        self._carries = [
+            c.status == "identified" and (c.form_error or 0.0) < _FORM_ERROR_MAX * c.value for c in coefficients
+        ]
         self.of_means = of_means(config.telemetry)
         self.mixture_of_experts = config.mixture_of_experts
         self.mean_factor = 1.0 if self.of_means else min(max(target.mean_factor, 0.5), 2.0)
@@ -131,6 +145,25 @@ class StepModel:
         self._bounds = [seen.get(name, (-math.inf, math.inf)) for name in FEATURES[1:]]
         self.reasons = (*config.doubts, *doubts_of(self.model))
         self.surface = StepSurface(target, self.coefficients, of_means=self.of_means)
+        self.level: tuple[float, float] = (1.0, 1.0)
+        self.level_age_s: float | None = None
+
+    def of_now(self, at_unix_nano: int) -> StepModel:
+        """The same for a step at that moment: times the level of the last steps, unless it is too old by then."""
+        model = copy(self)
+        newest = max((each.last_row_unix_nano for each in self.target.level.values()), default=0)
+        model.level_age_s = max(0.0, (at_unix_nano - newest) / 1e9) if newest else None
+        if model.level_age_s is not None and model.level_age_s <= LEVEL_AGE_MAX_S:
+            decode, prefill = (self._level(phase, at_unix_nano) for phase in ("decode", "prefill"))
+            model.level = (decode, prefill)
+        return model
+
+    def _level(self, phase: str, at_unix_nano: int) -> float:
+        """What x beta F of a phase is multiplied by at that moment."""
+        level = self.target.level.get(phase)
+        if level is None or at_unix_nano - level.last_row_unix_nano > LEVEL_AGE_MAX_S * 1e9:
+            return 1.0
+        return min(max(level.factor, 1.0 / _LEVEL_MAX), _LEVEL_MAX)
 
     # ---------------------------------------------------------------- one step
 
@@ -142,7 +175,7 @@ class StepModel:
         us, low, high = self.band(self.surface.steps, prefill, batch, context)
         outside = self.outside(prefill, batch, context)
         if outside:
-            spread_us = us * self.spread(prefill, batch, context)
+            spread_us = us * self.spread(prefill, batch, context, outside=True)
             low, high = max(0.0, low - spread_us), high + spread_us
         return Prediction(us, low, high, outside, self.usable(outside, prefill, batch, context))
 
@@ -155,7 +188,7 @@ class StepModel:
         if requests > whole:
             least, base, per_token, *_ = table[STRIDE * whole + STRIDE + piece]
             us += (requests - whole) * (max(base + per_token * prefill_tokens, least) - us)
-        us += self.surface.context_us * decode_context_tokens
+        us = (us + self.surface.context_us * decode_context_tokens) * self.level[prefill_tokens > 0]
         return us, us * p10, us * p90
 
     def outside(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> tuple[str, ...]:
@@ -178,16 +211,23 @@ class StepModel:
             self._visits[key] = stratum_name(prefill_tokens, requests) in self._strata
         return self._visits[key]
 
-    def spread(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> float:
-        """1.28 standard errors of the sum in parts of it, as if the coefficients' errors were independent."""
-        work = (1.0, prefill_tokens, decode_context_tokens, requests)
-        variance = sum([(work[index] * stderr) ** 2 for index, stderr, _ in self._sureness])
+    def spread(self, prefill: float, requests: float, context: float, *, outside: bool = False) -> float:
+        """1.28 standard errors of the sum x · beta, in parts of it: what eight of ten such sums are off by at most.
+
+        For the load that the coefficients were learned from; ``outside`` of it their form errors count, too.
+        """
+        work = (1.0, prefill, context, requests)
+        x = [work[column] for column in self._columns]
+        variance = sum([a * sum(map(mul, row, x)) for a, row in zip(x, self._covariance, strict=True)])
+        if outside:
+            variance += sum([(a * form) ** 2 for a, form in zip(x, self._form_errors, strict=True)])
         by_coefficients_us: float = sum(map(mul, self.coefficients, work))
-        return _NORMAL_P90 * math.sqrt(variance) / max(by_coefficients_us, 1e-9)
+        return _NORMAL_P90 * math.sqrt(max(variance, 0.0)) / max(by_coefficients_us, 1e-9)
 
     def usable(self, outside: Collection[str], prefill: float, requests: float, context: float) -> bool:
         """Inside of what was seen the sum carries; outside every term that makes up a tenth must be identified.
 
+        Its form error must be below a fifth of it as well: what is sure under one load may not be under another.
         A mixture of experts carries nothing beyond the batches that were seen.
         """
         if self.reasons or not outside:
@@ -196,7 +236,9 @@ class StepModel:
             return False
         terms = list(map(mul, self.coefficients, (1.0, prefill, context, requests)))
         least = 0.1 * sum(terms)
-        return all(identified or terms[index] < least for index, _, identified in self._sureness)
+        return all(
+            carries or terms[column] < least for carries, column in zip(self._carries, self._columns, strict=True)
+        )
 
     # ---------------------------------------------------------------- many steps
 
@@ -219,6 +261,8 @@ class StepModel:
             (rest if (rest := line[1] + line[2] * p) > line[0] else line[0]) + context_us * c
             for line, p, c in zip(lines, prefill, context, strict=True)
         ]
+        if self.level != (1.0, 1.0):
+            us = [each * self.level[p > 0] for each, p in zip(us, prefill, strict=True)]
         low = [each * line[3] for each, line in zip(us, lines, strict=True)]
         high = [each * line[4] for each, line in zip(us, lines, strict=True)]
         return Predictions(self, (prefill, batch, context), us, low, high)

@@ -1,4 +1,14 @@
-"""How the command line is parsed: nothing is abbreviated, and a word that is not known brings the one nearest to it.
+"""Arguments of the commands.
+
+The arguments of the commands that ask a snapshot or a sidecar, in a file or at an address.
+
+Imports nothing heavy, since every ``tracefit --help`` reads it.
+
+The arguments of commands, but for questions and demo; nothing heavy is imported, as every ``--help`` reads them.
+
+The arguments of ``tracefit fleet``; imports nothing heavy, since every ``tracefit --help`` reads it.
+
+How the command line is parsed: nothing is abbreviated, and a word that is not known brings the one nearest to it.
 
 Imports nothing heavy, since every ``tracefit --help`` reads it.
 """
@@ -7,12 +17,245 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from collector.config import is_endpoint, suggestion
+from collector.config import is_endpoint, profile_names, suggestion
+
+EXPORT_FORMATS = ("blis-yaml", "blis-flags", "blis-trace")
+QuestionHandler = Callable[[argparse.Namespace], int]
+
+
+def add_question_parsers(commands: argparse._SubParsersAction[CommandParser], answer: QuestionHandler) -> None:
+    """Add the commands; ``question`` names the one that was given."""
+    predict = commands.add_parser("predict", help="what one step costs, or what requests see at a load")
+    _add_source(predict, "snapshot")
+    _add_number(predict, "--prefill", "prefill tokens of the step")
+    _add_number(predict, "--requests", "requests in the step")
+    _add_number(predict, "--context", "tokens of decode context of the step")
+    _add_request(predict, required=False)
+    _add_number(predict, "--concurrency", "requests in flight")
+    predict.add_argument("--now", action="store_true", help="of the next seconds: times the level of the last steps")
+    plan = commands.add_parser("plan", help="how many requests fit the targets, and what limits them")
+    _add_source(plan, "snapshot")
+    _add_request(plan, required=True)
+    plan.add_argument("--itl", metavar="TIME", help="largest mean time between tokens, like 30ms")
+    plan.add_argument("--ttft", metavar="TIME", help="largest mean time to first token, like 1s")
+    _add_number(plan, "--rate", "requests per second that arrive: how many engines do they need")
+    plan.add_argument("--safe", action="store_true", help="hold the upper edge of the interval against the targets")
+    _add_limits(plan)
+    show = commands.add_parser("show", help="a snapshot for eyes")
+    _add_source(show, "snapshot")
+    diff = commands.add_parser("diff", help="which coefficients moved between two snapshots, and what that does")
+    _add_source(diff, "before", "after")
+    doctor = commands.add_parser("doctor", help="is telemetry coming, what waits for what, and what to change")
+    doctor.add_argument("url", metavar="URL", help="address of a sidecar, or of an inference server")
+    _add_access(doctor)
+    for command in (predict, plan, show):
+        add_choice_option(command)
+    for name, command in (
+        ("predict", predict),
+        ("plan", plan),
+        ("show", show),
+        ("diff", diff),
+        ("doctor", doctor),
+    ):
+        command.set_defaults(command=answer, question=name)
+
+
+def add_choice_option(command: argparse.ArgumentParser) -> None:
+    """Which configuration of a snapshot is meant; ``--config`` names a file, as of all commands that take it."""
+    command.add_argument(
+        "--which",
+        dest="config",
+        default="",
+        metavar="WORDS",
+        help="config_id, its beginning, or words of its name; needed if there are more",
+    )
+
+
+def add_token_option(command: argparse.ArgumentParser) -> None:
+    """What a sidecar may want to hear before it answers."""
+    command.add_argument("--token-file", type=Path, metavar="FILE", help="bearer token for the address")
+
+
+def _add_source(command: argparse.ArgumentParser, *names: str) -> None:
+    for name in names:
+        command.add_argument(name, metavar="SNAPSHOT", help="snapshot.json, or the address of a sidecar")
+    _add_access(command)
+
+
+def _add_access(command: argparse.ArgumentParser) -> None:
+    add_token_option(command)
+    command.add_argument("--json", action="store_true", help="print one JSON document, times in microseconds")
+
+
+def _add_request(command: argparse.ArgumentParser, *, required: bool) -> None:
+    command.add_argument("--prompt", type=float, required=required, metavar="N", help="prompt tokens of a request")
+    command.add_argument("--output", type=float, required=required, metavar="N", help="output tokens of a request")
+    command.add_argument("--prefix-hit", type=float, metavar="RATIO", help="share of prompts cached (0)")
+
+
+def _add_number(command: argparse.ArgumentParser, option: str, meaning: str) -> None:
+    command.add_argument(option, type=float, metavar="N", help=meaning)
+
+
+def _add_limits(command: argparse.ArgumentParser) -> None:
+    for option in ("--max-num-seqs", "--max-num-batched-tokens", "--kv-tokens"):
+        command.add_argument(
+            option, type=int, metavar="N", help="a limit of the engine that its telemetry did not tell"
+        )
+
+
+def add_run_arguments(run: argparse.ArgumentParser) -> None:
+    """``tracefit run``."""
+    run.add_argument(
+        "--scrape", action="append", default=[], metavar="URL", help="learn from a server's own page of metrics"
+    )
+
+
+def add_check_arguments(check: argparse.ArgumentParser) -> None:
+    """``tracefit check-config``."""
+    check.add_argument("--schema", action="store_true", help="print the JSON Schema of the configuration instead")
+    check.add_argument("--explain", metavar="KEY", help="say what a key or a section means instead")
+
+
+def add_export_arguments(export: argparse.ArgumentParser) -> None:
+    """``tracefit export``."""
+    export.add_argument(
+        "snapshot", metavar="SNAPSHOT", help="snapshot.json, or the address of a sidecar; for blis-trace, a recording"
+    )
+    add_token_option(export)
+    export.add_argument("--format", required=True, choices=EXPORT_FORMATS, help="see docs/blis.md")
+    add_choice_option(export)
+    export.add_argument("--model-config", type=Path, metavar="FILE", help="the model's config.json")
+    export.add_argument("--hardware", metavar="NAME", help="GPU, or its memory bandwidth in TB/s")
+    export.add_argument("--alpha", choices=["server", "effective"], default="server", help="see docs/blis.md (server)")
+    export.add_argument("--mean", action="store_true", help="blis: step times with what stalls add in the mean")
+    export.add_argument("--require", choices=["identified"], help="refuse if a coefficient is anything less")
+    export.add_argument("--out", type=Path, metavar="DIR", help="where the files of blis-trace go")
+
+
+def add_replay_arguments(replay: argparse.ArgumentParser) -> None:
+    """``tracefit replay``."""
+    replay.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="recordings, directories of them, or - (docs/recordings.md)"
+    )
+    replay.add_argument("--snapshot", required=True, type=Path, metavar="OUT", help="where the coefficients go")
+    replay.add_argument("--state", type=Path, metavar="OUT", help="save what was learned, for donors and merges")
+    replay.add_argument(
+        "--workers",
+        type=whole_number,
+        metavar="N",
+        help="learn engine by engine in N processes (0: one a core), and merge",
+    )
+
+
+def add_evaluate_arguments(evaluate: argparse.ArgumentParser) -> None:
+    """``tracefit evaluate``."""
+    evaluate.add_argument("files", nargs="+", type=Path, metavar="FILE", help="recordings, or directories of them")
+    evaluate.add_argument("--json", type=Path, metavar="OUT", help="write every number as JSON")
+    evaluate.add_argument("--snapshot", type=Path, metavar="FILE", help="score this snapshot's coefficients as well")
+    evaluate.add_argument(
+        "--learn-until",
+        type=share_within_one,
+        default=0.6,
+        metavar="SHARE",
+        help="part of each to learn from (0.6)",
+    )
+    evaluate.add_argument("--systems", default="", metavar="NAMES", help="comma-separated; default: all nine")
+    evaluate.add_argument(
+        "--leave-out",
+        default="",
+        choices=["config", "gpu", "model", "quantization", "workload"],
+        help="what donors lack",
+    )
+
+
+def add_json_options(
+    tellers: Iterable[argparse.ArgumentParser], writers: Iterable[argparse.ArgumentParser] = ()
+) -> None:
+    """``--json`` for commands whose result is told, and for those whose result is a snapshot that they write."""
+    for command in tellers:
+        command.add_argument("--json", action="store_true", help="print the result as one JSON document")
+    for command in writers:
+        command.add_argument("--json", action="store_true", help="print the snapshot that is written as well")
+
+
+def add_donors_arguments(donors: argparse.ArgumentParser) -> None:
+    """``tracefit donors``."""
+    donors.add_argument("paths", nargs="+", type=Path, metavar="DIR", help="state files, or directories of them")
+
+
+def add_merge_arguments(merge: argparse.ArgumentParser) -> None:
+    """``tracefit merge``."""
+    merge.add_argument("states", nargs="+", type=Path, metavar="STATE", help="state files of sidecars or replays")
+    merge.add_argument("-o", "--out", type=Path, required=True, metavar="OUT", help="the merged state")
+    merge.add_argument("--snapshot", type=Path, metavar="OUT", help="its coefficients as well, and who differs")
+
+
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_INTERVAL = re.compile(r"(\d{1,6})([smh])")
+
+FleetHandler = Callable[[argparse.Namespace], int]
+
+
+def add_fleet_parser(commands: argparse._SubParsersAction[Any], pull: FleetHandler, replay: FleetHandler) -> None:
+    """Add the command and what it does."""
+    fleet = commands.add_parser("fleet", help="what many sidecars learned, as one: docs/fleet.md")
+    actions = fleet.add_subparsers(required=True, metavar="ACTION")
+    action = actions.add_parser("pull", help="gather states, merge them by configuration, name who differs")
+    action.add_argument(
+        "sources",
+        nargs="+",
+        metavar="SOURCE",
+        help="http://HOST:PORT, dns+http://NAME:PORT, @TARGETS.yaml, a directory, a state file, s3://BUCKET/PREFIX",
+    )
+    action.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="where the fleet's files go")
+    action.add_argument(
+        "--every", type=parse_interval, metavar="TIME", help="again and again, like 5m, with pages at exporters.http"
+    )
+    action.add_argument("--token-file", type=Path, metavar="FILE", help="bearer token for the sidecars")
+    action.add_argument(
+        "--timeout", type=positive_number, default=10.0, metavar="S", help="longest wait for one state (10)"
+    )
+    action.add_argument(
+        "--require", type=share, default=0.5, metavar="SHARE", help="write nothing if fewer sources gave a state (0.5)"
+    )
+    action.add_argument("--config", type=Path, metavar="FILE", help="YAML: models to keep, pages (default: as for run)")
+    action.add_argument("--json", action="store_true", help="print the snapshot that is written as well")
+    action.set_defaults(command=pull)
+    _add_replay(actions, replay)
+
+
+def _add_replay(actions: argparse._SubParsersAction[Any], replay: FleetHandler) -> None:
+    action = actions.add_parser("replay", help="learn recordings of many engines in bulk, here or on a Ray cluster")
+    action.add_argument(
+        "places", nargs="+", metavar="PATH|URL", help="recordings, directories of them, s3://BUCKET/PREFIX, or -"
+    )
+    action.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="where the fleet's files go")
+    action.add_argument(
+        "--ray", default="", metavar="ADDRESS", help="a Ray cluster: HOST:PORT, auto, or local for one here"
+    )
+    action.add_argument("--workers", type=whole_number, metavar="N", help="processes without Ray (default: one a core)")
+    action.add_argument("--rows", default="", metavar="DIR|URL", help="write every row as Parquet: docs/fleet.md")
+    action.add_argument("--config", type=Path, metavar="FILE", help="YAML: models, joins (default: as for run)")
+    action.add_argument("--profile", choices=profile_names(), help="start from a configuration that comes along")
+    action.add_argument("--json", action="store_true", help="print the snapshot that is written as well")
+    action.set_defaults(command=replay)
+
+
+def parse_interval(text: str) -> float:
+    """Seconds of 30s, 5m or 1h."""
+    match = _INTERVAL.fullmatch(text)
+    seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
+    if seconds <= 0.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time like 30s, 5m or 1h")
+    return seconds
+
 
 EPILOG = """\
 exit codes: 0 done, 1 failed, 2 wrong usage, 78 bad configuration, 130 stopped by Ctrl-C

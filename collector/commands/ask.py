@@ -1,20 +1,427 @@
-"""From the arguments of a question to the answer's text: loads the snapshot, reads the numbers, calls the command."""
+"""Questions to a snapshot: show, diff, predict, plan, and the lines that answer them.
+
+What the commands that ask a snapshot share: where it comes from, how numbers are written, which configuration.
+
+``tracefit predict``: what one step costs, or what requests see at a load.
+
+``tracefit plan``: how many requests fit the targets, what limits them, and the curve.
+
+``tracefit diff``: which coefficients moved between two snapshots, and what that does to a typical step.
+
+``tracefit show``: a snapshot for eyes, as the status page shows it.
+
+From the arguments of a question to the answer's text: loads the snapshot, reads the numbers, calls the command.
+"""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Any
 
-from collector.runtime import EXIT_USAGE, PrintLine
-from exporters.what_if import Load, QuestionError, Sizing, Step, milliseconds, read_sizing, read_step_or_load
-from tracefit import Snapshot
+import tracefit
+from collector.config import is_endpoint
+from collector.runtime import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PrintLine, StartError
+from exporters.what_if import (
+    LIMIT_WORDS,
+    Load,
+    QuestionError,
+    Sizing,
+    Step,
+    Targets,
+    as_json,
+    milliseconds,
+    plan_document,
+    planned,
+    predict_document,
+    predicted,
+    read_sizing,
+    read_step_or_load,
+)
+from exporters.wording import unit_text
+from tracefit import (
+    Coefficient,
+    Config,
+    ConfigDiff,
+    Diff,
+    Estimate,
+    Model,
+    Move,
+    NotFoundError,
+    Plan,
+    Prediction,
+    RequestEstimate,
+    Snapshot,
+    Target,
+    TracefitError,
+    TypicalStep,
+)
 
-from .answers import load_snapshot, read_token, refusal
-from .diff import diff
 from .doctor import doctor
-from .plan import plan
-from .predict import predict
-from .show import show
+
+_SECOND_US, _MILLISECOND_US = 1e6, 1e3
+
+
+def load_snapshot(source: str, token_file: Path | None) -> Snapshot:
+    """A snapshot from a file or an address.
+
+    Raises:
+        StartError: the snapshot or the token cannot be read.
+    """
+    try:
+        return tracefit.load(source, token=read_token(token_file))
+    except tracefit.LoadError as error:
+        meant = f"; did you mean 'http://{source}'?" if is_endpoint(source) and not Path(source).exists() else ""
+        raise StartError(f"{error}{meant}") from None
+
+
+def read_token(path: Path | None) -> str | None:
+    """The first line of a file, if one was named.
+
+    Raises:
+        StartError: it cannot be read.
+    """
+    try:
+        return None if path is None else path.read_text(encoding="utf-8").partition("\n")[0].strip()
+    except OSError as error:
+        raise StartError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise StartError(f"cannot read {path}: it is not UTF-8 text") from None
+
+
+def counted(number: float, noun: str) -> str:
+    """``1 request``, ``20 requests``."""
+    return f"{number:.4g} {noun}{'' if number == 1 else 's'}"
+
+
+def duration(us: float) -> str:
+    """Three digits in the unit that suits: ``850 µs``, ``29.6 ms``, ``6.18 s``."""
+    for unit_us, unit in ((_SECOND_US, "s"), (_MILLISECOND_US, "ms")):
+        if us >= unit_us:
+            return f"{us / unit_us:.3g} {unit}" if us < 1000 * unit_us else f"{us / unit_us:,.0f} {unit}"
+    return f"{us:.3g} µs"
+
+
+def with_band(value: Estimate | Prediction) -> str:
+    """A time and the band that eight of ten fall into."""
+    return f"{duration(value.us):<9} (8 of 10: {duration(value.low)} to {duration(value.high)})"
+
+
+def headline(config: Config) -> str:
+    """Which configuration an answer is about."""
+    return f"config {config.config_id}  {config.name}"
+
+
+def caveats(config: Config, extrapolated: Collection[str]) -> Iterator[str]:
+    """Why an answer should be taken with care, a line each."""
+    for reason in config.reasons:
+        yield f"not usable yet: {reason}"
+    if extrapolated:
+        seen = config.targets["step_time"].seen
+        ranges = {} if seen is None else seen.features
+        names = [f"{n} ({ranges[n][0]:,.0f} to {ranges[n][1]:,.0f} seen)" if n in ranges else n for n in extrapolated]
+        yield f"outside of what was learned from: {', '.join(names)}"
+    for caveat in config.caveats(extrapolated):
+        yield f"not usable there: {caveat}"
+
+
+def refusal(error: Exception) -> str:
+    """Why there is no answer; of a question it names the option."""
+    if isinstance(error, QuestionError):
+        return f"error: --{error.parameter.replace('_', '-')}: {error.problem}"
+    if isinstance(error, NotFoundError):
+        return f"error: --which: {error}"
+    return f"error: {error}"
+
+
+_NO_FACTOR = 1e-9
+
+
+def predict(
+    snapshot: Snapshot,
+    question: Step | Load,
+    *,
+    which: str,
+    in_json: bool,
+    say: PrintLine,
+    note: PrintLine,
+    now: bool = False,
+) -> int:
+    """Print the answer; failed without coefficients that may be used."""
+    try:
+        config = snapshot.config(which)
+        config = config.now() if now else config
+        answer = predicted(config, question)
+    except (TracefitError, QuestionError) as error:
+        note(refusal(error))
+        return EXIT_USAGE if isinstance(error, QuestionError) else EXIT_FAILED
+    if in_json:
+        say(as_json(predict_document(config, question, answer)))
+    else:
+        say(headline(config))
+        for line in _step_lines(config, question, answer) if isinstance(question, Step) else load_lines(answer):
+            say(f"  {line}")
+        if now:
+            say(f"  {_level_line(config)}")
+    for caveat in caveats(config, answer.extrapolated):
+        note(caveat)
+    return EXIT_OK if config.usable else EXIT_FAILED
+
+
+def _step_lines(config: Config, step: Step, answer: Prediction | RequestEstimate) -> Iterator[str]:
+    assert isinstance(answer, Prediction)  # noqa: S101 - a step was asked for
+    yield f"step      {_work(step)}"
+    yield f"takes     {with_band(answer)}"
+    work = {"intercept": 1.0, **step._asdict()}
+    terms = {each.name: each.value * work[each.name] for each in config.coefficients()}
+    total = sum(terms.values())
+    if total > 0.0:
+        factor = answer.us / total
+        shares = ", ".join(f"{name} {value / total:.0%}" for name, value in terms.items())
+        yield f"of which  {shares}" + (f"; times {factor:.3f} for this shape" if abs(factor - 1.0) > _NO_FACTOR else "")
+
+
+def _level_line(config: Config) -> str:
+    """What the last steps do to the answer, and how old that is."""
+    if config.level_age_s is None:
+        return "level     none: nothing was learned of the last steps"
+    if config.level is None:
+        return f"level     not used: it is {config.level_age_s:,.0f} s old"
+    decode, prefill = config.level
+    return f"level     ×{decode:.3f} without prefill, ×{prefill:.3f} with; {config.level_age_s:.1f} s old"
+
+
+def _work(step: Step) -> str:
+    return (
+        f"{step.prefill_tokens:,.0f} prefill tokens, {step.requests:,.3g} requests, "
+        f"{step.decode_context_tokens:,.0f} tokens of decode context"
+    )
+
+
+def load_lines(answer: Prediction | RequestEstimate) -> Iterator[str]:
+    """What requests see, as `plan` prints it too."""
+    assert isinstance(answer, RequestEstimate)  # noqa: S101 - a load was asked for
+    waiting = f", {answer.concurrency - answer.running:.3g} wait" if answer.concurrency > answer.running else ""
+    yield f"in flight {counted(answer.concurrency, 'request')} ({answer.running:.4g} run{waiting})"
+    yield f"TTFT      {with_band(answer.ttft)}"
+    yield f"ITL       {with_band(answer.itl)}"
+    yield f"E2E       {with_band(answer.e2e)}"
+    yield f"rate      {answer.requests_per_s:.3g} requests/s, {answer.output_tokens_per_s:,.0f} output tokens/s"
+    if answer.prefill_bound:
+        yield "limit     prefills fill every step: more requests only wait longer"
+
+
+def plan(snapshot: Snapshot, question: Sizing, *, which: str, in_json: bool, say: PrintLine, note: PrintLine) -> int:
+    """Print the answer; failed without coefficients that may be used, and where not one request keeps the targets."""
+    try:
+        config = snapshot.config(which)
+        answer = planned(config, question)
+    except (TracefitError, QuestionError) as error:
+        note(refusal(error))
+        return EXIT_USAGE if isinstance(error, QuestionError) else EXIT_FAILED
+    if in_json:
+        say(as_json(plan_document(config, question, answer)))
+    else:
+        say(headline(config))
+        for line in _plan_lines(answer, question.targets):
+            say(line)
+    for caveat in caveats(config, answer.at.extrapolated):
+        note(caveat)
+    return EXIT_OK if config.usable and answer.concurrency else EXIT_FAILED
+
+
+def _plan_lines(answer: Plan, targets: Targets) -> Iterator[str]:
+    if answer.concurrency:
+        side = " on the safe side" if targets.safe else ""
+        yield f"  fits      {counted(answer.concurrency, 'request')} in flight{side}"
+    else:
+        yield "  fits      not even one request keeps the targets; alone it sees"
+    yield f"  because   {LIMIT_WORDS[answer.limit]}"
+    for line in load_lines(answer.at):
+        yield f"  {line}"
+    if targets.rate is not None:
+        yield f"  for {targets.rate:g} requests/s: {_rate_verdict(answer)}"
+    yield ""
+    yield f"  {'in flight':>9} {'ITL':>10} {'TTFT':>10} {'requests/s':>11} {'tokens/s':>9}"
+    for point in answer.curve:
+        marks = "  <-" if point.concurrency == answer.concurrency else ""
+        marks += "  outside of what was seen" if point.extrapolated else ""
+        yield (
+            f"  {point.concurrency:>9.0f} {duration(point.itl.us):>10} {duration(point.ttft.us):>10} "
+            f"{point.requests_per_s:>11.3g} {point.output_tokens_per_s:>9,.0f}{marks}"
+        )
+
+
+def _rate_verdict(answer: Plan) -> str:
+    if answer.replicas is None:
+        return "cannot be said: no load keeps the targets"
+    engines = "one engine is enough" if answer.replicas == 1 else f"{answer.replicas} engines are needed"
+    if answer.at_rate is None:
+        return engines
+    seen = answer.at_rate
+    return (
+        f"{engines}; on one, {seen.concurrency:.3g} in flight, ITL {duration(seen.itl.us)}, "
+        f"TTFT {duration(seen.ttft.us)}"
+    )
+
+
+def diff(before: Snapshot, after: Snapshot, *, in_json: bool, say: PrintLine, note: PrintLine) -> int:
+    """Print what changed; failed if the two have no configuration, or no coefficient, in common."""
+    changes = before.diff(after)
+    if in_json:
+        say(as_json(_diff_tree(changes)))
+    else:
+        for line in _diff_lines(changes):
+            say(line)
+    if any(config.moves for config in changes.configs):
+        return EXIT_OK
+    known = "coefficient" if changes.configs else "configuration"
+    note(f"error: the two snapshots have no {known} in common")
+    return EXIT_FAILED
+
+
+def _diff_lines(changes: Diff) -> Iterator[str]:
+    for config in changes.configs:
+        yield from _changed_lines(config)
+    for which, ids in (("first", changes.only_before), ("second", changes.only_after)):
+        if ids:
+            yield f"only in the {which}: {', '.join(ids)}"
+
+
+def _changed_lines(config: ConfigDiff) -> Iterator[str]:
+    renamed = "" if config.before_id == config.after_id else f" -> {config.after_id}"
+    yield f"config {config.before_id}{renamed}"
+    if not config.moves:
+        yield "  nothing to compare: one of the two has no coefficients that the other has"
+    target = ""
+    for move in config.moves:
+        if move.target != target:
+            target = move.target
+            yield f"  {target}"
+        yield f"    {_move(move)}"
+    if config.step is not None:
+        yield f"  {_step(config.step)}"
+
+
+def _move(move: Move) -> str:
+    distance = "error unknown"
+    if move.standard_errors is not None:
+        distance = f"{move.standard_errors:+.1f} standard errors{'  MOVED' if move.moved else ''}"
+    status = "" if move.status_before == move.status_after else f"  {move.status_before} -> {move.status_after}"
+    return (
+        f"{move.feature:<24}{move.before:>12,.6g} ->{move.after:>12,.6g} {unit_text(move.unit):<12} {distance}{status}"
+    )
+
+
+def _step(step: TypicalStep) -> str:
+    change = f" ({step.after_us / step.before_us - 1.0:+.1%})" if step.before_us > 0.0 else ""
+    return (
+        f"a typical step ({step.prefill_tokens:,.3g} prefill tokens, {step.requests:,.3g} requests, "
+        f"{step.decode_context_tokens:,.0f} tokens of context): "
+        f"{duration(step.before_us)} -> {duration(step.after_us)}{change}"
+    )
+
+
+def _diff_tree(changes: Diff) -> dict[str, object]:
+    return {
+        "configs": [
+            {
+                "before_id": config.before_id,
+                "after_id": config.after_id,
+                "moves": [{**move._asdict(), "moved": move.moved} for move in config.moves],
+                "step": None if config.step is None else config.step._asdict(),
+            }
+            for config in changes.configs
+        ],
+        "only_before": list(changes.only_before),
+        "only_after": list(changes.only_after),
+    }
+
+
+_STEP_TIME = "step_time"
+_FACTORS_SHOWN = 8
+
+
+def show(snapshot: Snapshot, *, which: str, in_json: bool, say: PrintLine, note: PrintLine) -> int:
+    """Print every configuration, or one; failed if none has coefficients that may be used."""
+    try:
+        configs = (snapshot.config(which),) if which else snapshot.configs
+    except NotFoundError as error:
+        note(refusal(error))
+        return EXIT_FAILED
+    if in_json:
+        say(as_json({"generation": snapshot.generation, "configs": [_shown_tree(each) for each in configs]}))
+    else:
+        say(f"generation {snapshot.generation}, {counted(len(snapshot.configs), 'configuration')}")
+        for config in configs:
+            for line in _config_lines(config):
+                say(line)
+    return EXIT_OK if any(config.usable for config in configs) else EXIT_FAILED
+
+
+def _config_lines(config: Config) -> Iterator[str]:
+    yield ""
+    yield f"{headline(config)}  telemetry {config.telemetry}, {counted(config.engines, 'engine')}"
+    limits = ", ".join(f"{name} {value:,}" for name, value in config.limits._asdict().items() if value is not None)
+    if limits:
+        yield f"  limits    {limits}"
+    yield f"  verdict   {'usable' if config.usable else '; '.join(config.reasons)}"
+    for name, target in sorted(config.targets.items(), key=lambda item: (item[0] != _STEP_TIME, item[0])):
+        for model in _published(target):
+            yield from _target_lines(name, target, model)
+
+
+def _published(target: Target) -> list[Model]:
+    """The portable model, or whichever has coefficients."""
+    listed = [model for model in target.models.values() if model.coefficients]
+    return [model for model in listed if model.name == "portable"] or listed[:1]
+
+
+def _target_lines(name: str, target: Target, model: Model) -> Iterator[str]:
+    error = "" if model.median_ape is None else f", median error {model.median_ape:.1%}"
+    usual = "" if target.mean_us is None else f", {duration(target.mean_us)} on average"
+    yield f"  {name}  ({model.name}: {model.rows:,} rows{error}{usual})"
+    for each in model.coefficients:
+        yield f"    {_coefficient(each)}"
+    if target.in_flight is not None:
+        usual_requests, per_request_us = target.in_flight
+        yield f"    {duration(per_request_us)} more with each request in flight beyond {usual_requests:,.0f}"
+    if target.interval is not None:
+        low, high = target.interval.pooled
+        yield f"    8 of 10 within {low:.2f} to {high:.2f} of the prediction"
+    far = sorted(target.factors.items(), key=lambda item: -abs(item[1] - 1.0))[:_FACTORS_SHOWN]
+    if far and not target.factors_applied:
+        yield f"    shapes    {len(target.factors)}, factors not applied: they would predict worse than none"
+    elif far:
+        yield "    shapes    " + ", ".join(f"{cell} x{factor:.2f}" for cell, factor in far)
+
+
+def _coefficient(each: Coefficient) -> str:
+    reason = f", {each.reason.replace('_', ' ')}" if each.reason else ""
+    bar = "" if each.stderr is None else f" ± {each.stderr:.3g}"
+    return f"{each.name:<24}{each.value:>14,.6g}{bar:<12} {unit_text(each.unit):<12} {each.status}{reason}"
+
+
+def _shown_tree(config: Config) -> dict[str, object]:
+    return {
+        "config_id": config.config_id,
+        "config": dict(config.facts),
+        "usable": config.usable,
+        "reasons": list(config.reasons),
+        "limits": config.limits._asdict(),
+        "targets": {
+            name: {
+                "model": model.name,
+                "rows": model.rows,
+                "median_ape": model.median_ape,
+                "coefficients": [each._asdict() for each in model.coefficients],
+                "in_flight": None if target.in_flight is None else target.in_flight._asdict(),
+            }
+            for name, target in config.targets.items()
+            for model in _published(target)
+        },
+    }
 
 
 def ask(arguments: argparse.Namespace, say: PrintLine, note: PrintLine) -> int:
@@ -38,7 +445,8 @@ def ask(arguments: argparse.Namespace, say: PrintLine, note: PrintLine) -> int:
     snapshot = _load(arguments)
     if isinstance(question, Sizing):
         return plan(snapshot, question, which=arguments.config, in_json=in_json, say=say, note=note)
-    return predict(snapshot, question, which=arguments.config, in_json=in_json, say=say, note=note)
+    now = bool(arguments.now)
+    return predict(snapshot, question, which=arguments.config, now=now, in_json=in_json, say=say, note=note)
 
 
 def _question(options: dict[str, Any]) -> Step | Load | Sizing:

@@ -1,9 +1,24 @@
-"""``tracefit demo``: a real sidecar in its own process on real ports, fed with a recording of a real server."""
+"""``tracefit demo``: a real sidecar, fed with a recording of a real server.
+
+Stamps of a recording, made anew: moved to another time, or as a slower machine would have written them.
+
+Wall clock and monotonic clock are treated alike, so that what was measured between two stamps stays one interval. A
+recording that is sent again has other ids, too: a request is known by its id for longer than a round takes.
+
+A recording sent again: every stamp moved by one constant per clock, durations untouched, only the sending faster.
+
+Wall clock and monotonic clock move by a constant each, such that the end of the recording reads as the end of the
+demo. The learner sees exactly the intervals that were measured, or, throttled, the same from the middle on but longer.
+
+``tracefit demo``: a real sidecar in its own process on real ports, fed with a recording of a real server.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,20 +26,315 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import NormalDist
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+import grpc
+import msgspec
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from collector.config import ENV_PREFIX
 from collector.durable import STATE_FILES
-from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError, Stop, SystemClock
+from collector.receive.otlp import METHOD
+from collector.recordings import Recording
+from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, StartError, Stop, SystemClock, Task
+from exporters.charts import Z_95
 from exporters.snapshot_file import SNAPSHOT_NAME
 from exporters.wording import unit_text
 from online import FeatureSnapshot, ModelSnapshot, Snapshot
 
-from .demo_feed import Feeder, find_recording, schedule
 from .report import lines
+
+MONOTONIC_NS_KEYS = frozenset(
+    {"step.ts_start_ns", "step.ts_end_ns", "step.ts_output_ns", "step.ts_done_ns", "ts.monotonic_ns"}
+)
+MONOTONIC_S_KEYS = frozenset({"ts.monotonic", "event.ts.monotonic"})
+"""Attributes that carry a monotonic stamp: integer nanoseconds, double seconds."""
+
+REQUEST_ID_KEYS = frozenset({"gen_ai.request.id", "request.id"})
+_REQUEST_DIGITS = re.compile(r"(?<=-)[0-9a-f]{4}(?=[0-9a-f]{12})")
+
+
+class Stamps(Protocol):
+    """What becomes of a stamp of either clock."""
+
+    def unix_of(self, unix_ns: int) -> int:
+        """A stamp of the wall clock."""
+
+    def mono_of(self, mono_ns: int) -> int:
+        """A stamp of the monotonic clock."""
+
+    def mono_s_of(self, mono_s: float) -> float:
+        """The same in seconds."""
+
+
+class Shift(NamedTuple):
+    """All stamps of a clock moved by one constant: every interval is what was measured."""
+
+    unix_ns: int
+    mono_ns: int
+
+    def unix_of(self, unix_ns: int) -> int:
+        """A stamp of the wall clock."""
+        return unix_ns + self.unix_ns
+
+    def mono_of(self, mono_ns: int) -> int:
+        """A stamp of the monotonic clock."""
+        return mono_ns + self.mono_ns
+
+    def mono_s_of(self, mono_s: float) -> float:
+        """The same in seconds."""
+        return mono_s + self.mono_ns / 1e9
+
+
+class Slowdown(NamedTuple):
+    """From one moment on, given by either clock, everything takes ``factor`` times as long."""
+
+    unix_ns: int
+    mono_ns: int
+    factor: float
+
+    def unix_of(self, unix_ns: int) -> int:
+        """A stamp of the wall clock."""
+        return unix_ns + self._later_by(unix_ns - self.unix_ns)
+
+    def mono_of(self, mono_ns: int) -> int:
+        """A stamp of the monotonic clock."""
+        return mono_ns + self._later_by(mono_ns - self.mono_ns)
+
+    def mono_s_of(self, mono_s: float) -> float:
+        """The same in seconds."""
+        return mono_s + max(mono_s - self.mono_ns / 1e9, 0.0) * (self.factor - 1.0)
+
+    def _later_by(self, since_ns: int) -> int:
+        return round(max(since_ns, 0) * (self.factor - 1.0))
+
+
+def spans_of(request: ExportTraceServiceRequest) -> Iterator[Span]:
+    """Every span of an export."""
+    for resource in request.resource_spans:
+        for scope in resource.scope_spans:
+            yield from scope.spans
+
+
+def restamp(request: ExportTraceServiceRequest, stamps: Stamps) -> None:
+    """Change every stamp of an export in place."""
+    for span in spans_of(request):
+        span.start_time_unix_nano = stamps.unix_of(span.start_time_unix_nano)
+        span.end_time_unix_nano = stamps.unix_of(span.end_time_unix_nano)
+        for attribute in span.attributes:
+            _restamp_attribute(attribute, stamps)
+        for event in span.events:
+            event.time_unix_nano = stamps.unix_of(event.time_unix_nano)
+            for attribute in event.attributes:
+                _restamp_attribute(attribute, stamps)
+
+
+def restamped(payload: bytes, *each: Stamps) -> bytes:
+    """An export with its stamps changed by each in turn."""
+    request = ExportTraceServiceRequest.FromString(payload)
+    for stamps in each:
+        restamp(request, stamps)
+    return request.SerializeToString()
+
+
+def renamed(payload: bytes, salt: int) -> bytes:
+    """An export whose requests, traces and spans have other ids, the same ones wherever they are named."""
+    request = ExportTraceServiceRequest.FromString(payload)
+    for span in spans_of(request):
+        span.trace_id = _salted(span.trace_id, salt)
+        span.span_id = _salted(span.span_id, salt)
+        span.parent_span_id = _salted(span.parent_span_id, salt)
+        for attributes in (span.attributes, *(event.attributes for event in span.events)):
+            for attribute in attributes:
+                if attribute.key in REQUEST_ID_KEYS:
+                    attribute.value.string_value = _salted_request(attribute.value.string_value, salt)
+    return request.SerializeToString()
+
+
+def _salted(known: bytes, salt: int) -> bytes:
+    return (int.from_bytes(known[:2], "big") ^ salt).to_bytes(2, "big") + known[2:] if known else known
+
+
+def _salted_request(known: str, salt: int) -> str:
+    """The digits after ``cmpl-``, which what a server appends leaves as they are."""
+    return _REQUEST_DIGITS.sub(lambda digits: f"{int(digits[0], 16) ^ salt:04x}", known, count=1)
+
+
+def _restamp_attribute(attribute: KeyValue, stamps: Stamps) -> None:
+    if attribute.key in MONOTONIC_NS_KEYS:
+        attribute.value.int_value = stamps.mono_of(attribute.value.int_value)
+    elif attribute.key in MONOTONIC_S_KEYS:
+        attribute.value.double_value = stamps.mono_s_of(attribute.value.double_value)
+
+
+MONOTONIC_FLOOR_NS = 3_600_000_000_000
+"""A machine that booted just now has a monotonic clock near 0; the recording must not begin before its boot."""
+
+SEND_TIMEOUT_S = 30.0
+RETRY_S = 1.0
+_RETRYABLE = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
+
+
+class Received(msgspec.Struct):
+    """When an export of the recording arrived."""
+
+    recv_unix_ns: int
+    recv_mono_ns: int
+
+
+class Sending(NamedTuple):
+    """One export, and when to send it, counted from the start."""
+
+    after_s: float
+    recorded_s: float
+    payload: bytes
+
+
+def find_recording(given: Path | None) -> Path:
+    """The recording that was asked for, or the one that comes along: in a checkout, or in an installed package.
+
+    Raises:
+        StartError: there is none.
+    """
+    here = Path(__file__).resolve()
+    bundled = [here.parents[2] / "tests" / "data" / "c10_long", here.parent / "demo_recording"]
+    places = [given] if given is not None else [directory / "otlp.pb.gz" for directory in bundled]
+    for path in places:
+        if path.is_file():
+            return path
+    raise StartError(f"there is no recording {places[-1]}")
+
+
+def read_index(recording: Path) -> list[Received]:
+    """The receive times beside a recording."""
+    path = recording.with_name(recording.name.replace(".pb.gz", ".idx.jsonl.gz"))
+    try:
+        with gzip.open(path) as lines:
+            index = [msgspec.json.decode(line, type=Received) for line in lines]
+    except (OSError, EOFError, msgspec.DecodeError) as error:
+        raise StartError(f"cannot read the receive times in {path}: {error}") from None
+    if not index:
+        raise StartError(f"{path} is empty")
+    return index
+
+
+def schedule(
+    recording: Path, speed: float, clock: Clock, note: PrintLine, throttle: float = 1.0, salt: int = 0
+) -> Iterator[Sending]:
+    """The exports of a recording as they should be sent from now on.
+
+    Args:
+        recording: with its receive times beside it.
+        speed: how much faster than recorded.
+        clock: whose stamps they get.
+        note: receives what is wrong with the recording.
+        throttle: see ``throttling``.
+        salt: other ids for every other number; 0 leaves them as they are.
+    """
+    index = read_index(recording)
+    slow = throttling(index, throttle)
+    index = [Received(slow.unix_of(each.recv_unix_ns), slow.mono_of(each.recv_mono_ns)) for each in index]
+    first, last = index[0], index[-1]
+    lasts_ns = int((last.recv_unix_ns - first.recv_unix_ns) / speed)
+    shift = Shift(
+        unix_ns=clock.unix_nano() + lasts_ns - last.recv_unix_ns,
+        mono_ns=max(
+            clock.monotonic_ns() + lasts_ns - last.recv_mono_ns,
+            MONOTONIC_FLOOR_NS - first.recv_mono_ns,
+        ),
+    )
+    for received, timed in zip(index, Recording(recording, note).exports(), strict=False):
+        recorded_s = (received.recv_unix_ns - first.recv_unix_ns) / 1e9
+        payload = restamped(timed.export.payload, slow, shift)
+        yield Sending(recorded_s / speed, recorded_s, renamed(payload, salt) if salt else payload)
+
+
+def throttling(index: Sequence[Received], factor: float) -> Slowdown:
+    """From the middle of a recording on its machine takes ``factor`` times as long, as when its power is capped."""
+    middle_unix_ns = (index[0].recv_unix_ns + index[-1].recv_unix_ns) // 2
+    begins = next(received for received in index if received.recv_unix_ns >= middle_unix_ns)
+    return Slowdown(begins.recv_unix_ns, begins.recv_mono_ns, factor)
+
+
+def save_recording(source: Path, out: Path, throttle: float, say: PrintLine) -> None:
+    """Write what would be sent as a file, framed as the OpenTelemetry Collector frames protobuf, with gzip.
+
+    Raises:
+        StartError: it cannot be written.
+    """
+    slow, number = throttling(read_index(source), throttle), 0
+    try:
+        with gzip.open(out, "wb") as file:
+            for timed in Recording(source, say).exports():
+                payload = restamped(timed.export.payload, slow)
+                file.write(len(payload).to_bytes(4, "big") + payload)
+                number += 1
+    except OSError as error:
+        raise StartError(f"cannot write {out}: {error.strerror}") from None
+    say(f"{number} exports of {source.parent.name}: {out}")
+
+
+class Feeder:
+    """Sends a schedule through a real channel; an acknowledged export is counted."""
+
+    def __init__(self, target: str, sendings: Iterator[Sending], clock: Clock) -> None:
+        self.recorded_s = 0.0
+        self.exports = 0
+        self.problem = ""
+        self._sendings = sendings
+        self._clock = clock
+        self._start_ns = 0
+        self._next: Sending | None = None
+        self._target = target
+        self._channel = grpc.insecure_channel(target)
+        self._export: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(METHOD)
+        self._task = Task("feeder", self._send_next)
+
+    def start(self) -> None:
+        """Begin to send in a thread of its own."""
+        self._start_ns = self._clock.monotonic_ns()
+        self._next = next(self._sendings, None)
+        self._task.start()
+
+    def stop(self) -> None:
+        """No further export; the one under way ends."""
+        self._task.stop(SEND_TIMEOUT_S)
+        self._channel.close()
+
+    @property
+    def running(self) -> bool:
+        """There is more to send."""
+        return self._task.running
+
+    def _send_next(self) -> float | None:
+        """Send what is due; the seconds until the next export is, None after the last."""
+        sending = self._next
+        if sending is None:
+            return None
+        early_s = sending.after_s - (self._clock.monotonic_ns() - self._start_ns) / 1e9
+        if early_s > 0:
+            return early_s
+        try:
+            self._export(sending.payload, timeout=SEND_TIMEOUT_S, wait_for_ready=True)
+        except grpc.RpcError as error:
+            if error.code() in _RETRYABLE:
+                return RETRY_S
+            silent = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            self.problem = (
+                f"nothing answers at {self._target}"
+                if silent
+                else f"the sidecar refused an export: {error.code().name}"
+            )
+            return None
+        self.exports += 1
+        self.recorded_s = sending.recorded_s
+        self._next = next(self._sendings, None)
+        return 0.0
+
 
 HOME = Path(__file__).resolve().parents[2]
 PORT_GRPC, PORT_PAGES = 4317, 9464
@@ -32,7 +342,6 @@ POLL_S = 1.5
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
 _CELL = 21
-_SURE = 0.95
 
 
 class Ports(NamedTuple):
@@ -203,7 +512,7 @@ def _announce(speed: float, throttle: float, ports: Ports, say: PrintLine) -> No
     say(f"  OTLP/gRPC  127.0.0.1:{ports.grpc}")
     for page in ("", "metrics", "snapshot", "healthz"):
         say(f"  http://127.0.0.1:{ports.pages}/{page}")
-    say("What one scheduler step costs, in µs (95 % for a whole line), as the evidence comes in; Ctrl-C ends it.")
+    say("What one scheduler step costs, in µs (± 95 %), as the evidence comes in; Ctrl-C ends it.")
 
 
 def _watch(feeder: Feeder, port: int, say: PrintLine) -> None:
@@ -222,8 +531,7 @@ def _watch(feeder: Feeder, port: int, say: PrintLine) -> None:
         if names != header:
             header = names
             say(f"{'recorded':>9} {'rows':>6} " + " ".join(f"{_short(name):>{_CELL}}" for name in names) + "  error")
-        wide = errors_of_line(len(model.features))
-        cells = " ".join(f"{_cell(feature, wide):>{_CELL}}" for feature in model.features)
+        cells = " ".join(f"{_cell(feature):>{_CELL}}" for feature in model.features)
         error = "" if model.prediction_error is None else f"{model.prediction_error.median_ape:6.1%}"
         say(f"{feeder.recorded_s:>7.0f} s {model.rows:>6} {cells} {error}")
 
@@ -232,13 +540,8 @@ def _short(name: str) -> str:
     return name.replace("decode_context_tokens", "context").replace("_tokens", "")
 
 
-def errors_of_line(coefficients: int) -> float:
-    """Standard errors that a bar is long, so that all of so many hold in 95 % of the lines (Šidák): 1.96 for one."""
-    return NormalDist().inv_cdf(0.5 + 0.5 * _SURE ** (1.0 / coefficients))
-
-
-def _cell(feature: FeatureSnapshot, wide: float) -> str:
-    bar = f" ± {wide * feature.stderr:.2g}" if feature.stderr is not None else ""
+def _cell(feature: FeatureSnapshot) -> str:
+    bar = f" ± {Z_95 * feature.stderr:.2g}" if feature.stderr is not None else ""
     return f"{feature.coefficient:.5g}{bar}"
 
 

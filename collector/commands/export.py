@@ -1,21 +1,124 @@
-"""``tracefit export``: one configuration of a snapshot in the form of another program."""
+"""``tracefit export``: files for other tools, made of a snapshot.
+
+``tracefit export --format blis-trace``: the requests of recordings, as a simulator replays them.
+
+Of a request that both the engine and the API process tell of, the engine's journey is taken: it knows aborts.
+
+``tracefit export``: one configuration of a snapshot in the form of another program.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from google.protobuf.message import DecodeError
 
 import tracefit
-from collector.runtime import EXIT_FAILED, EXIT_OK, PrintLine, StartError
+from collector.decode import MISSING, ApiSpan, CoreSpan, Finish, MarkKind, RequestSpan, Telemetry, decode
+from collector.recordings import Timed, TimedExport, merged_with_progress, open_recordings
+from collector.runtime import EXIT_FAILED, EXIT_OK, EXIT_USAGE, Clock, PrintLine, StartError
+from collector.telemetry import Counts
 from exporters.blis import BlisError, choose_config, export, warnings_of
+from exporters.blis_files import TRACE_HEADER, TRACE_TABLE, TracedRequest, render_trace
+from exporters.snapshot_file import write_atomically
 from online import Snapshot
 
-from .answers import load_snapshot
+from .ask import load_snapshot
+
+ENDS = frozenset({Finish.STOPPED, Finish.LENGTH, Finish.ABORTED})
+
+
+def export_traffic(paths: Sequence[Path], out: Path | None, clock: Clock, *, say: PrintLine, note: PrintLine) -> int:
+    """Write the requests of recordings as a trace into a directory.
+
+    Args:
+        paths: recordings, or directories of them.
+        out: the directory; made if it is not there.
+        clock: for the progress only.
+        say: takes the options that make BLIS replay it.
+        note: takes what could not be read, and how much was.
+
+    Raises:
+        StartError: a file cannot be read or written.
+    """
+    if out is None:
+        note("error: --out: a trace is two files; say in which directory")
+        return EXIT_USAGE
+    requests = requests_in(merged_with_progress(open_recordings(paths, note), clock, note))
+    if not requests:
+        note("error: no finished request in the recording; step telemetry alone does not tell of requests")
+        return EXIT_FAILED
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, data in render_trace(requests).items():
+            write_atomically(out / name, data)
+    except OSError as error:
+        raise StartError(f"cannot write to {out}: {error.strerror}") from None
+    aborted = sum(request.is_aborted for request in requests)
+    note(
+        f"{len(requests)} requests, {aborted} of them given up by their clients; no prefix groups: prompts are unknown"
+    )
+    say(f"--trace-header {out / TRACE_HEADER} --trace-data {out / TRACE_TABLE}")
+    return EXIT_OK
+
+
+def requests_in(telemetry: Iterable[Timed]) -> list[TracedRequest]:
+    """Every finished request of recordings, once."""
+    journeys: dict[bytes, CoreSpan] = {}
+    arrivals: dict[bytes, ApiSpan] = {}
+    answered: dict[bytes, RequestSpan] = {}
+    for timed in telemetry:
+        if isinstance(timed, TimedExport):
+            for decoded in _decoded(timed):
+                journeys |= {span.span_id: span for span in decoded.core}
+                arrivals |= {span.span_id: span for span in decoded.api}
+                answered |= {span.span_id: span for span in decoded.requests}
+    if journeys:
+        traced = [_of_journey(span, arrivals.get(span.parent_span_id)) for span in journeys.values()]
+    else:
+        traced = [_of_answer(span) for span in answered.values()]
+    return [request for request in traced if request is not None]
+
+
+def _decoded(timed: TimedExport) -> list[Telemetry]:
+    try:
+        return decode(timed.export.payload, timed.export.peer, lambda *_: None, Counts())
+    except DecodeError:
+        return []  # a recording in which something else lies between exports
+
+
+def _of_journey(span: CoreSpan, api: ApiSpan | None) -> TracedRequest | None:
+    if span.finish not in ENDS or not span.marks:
+        return None
+    first_ns = next((mark.ts_ns for mark in span.marks if mark.kind is MarkKind.FIRST_TOKEN), None)
+    arrival_ns = span.marks[0].ts_ns if api is None or api.arrived_ns == MISSING else api.arrived_ns
+    return TracedRequest(
+        arrival_unix_ns=arrival_ns + span.unix_minus_mono_ns,
+        prompt_tokens=span.prompt_tokens,
+        output_tokens=span.marks[-1].output_tokens,
+        first_token_unix_ns=None if first_ns is None else first_ns + span.unix_minus_mono_ns,
+        end_unix_ns=span.marks[-1].ts_ns + span.unix_minus_mono_ns,
+        is_aborted=span.finish is Finish.ABORTED,
+    )
+
+
+def _of_answer(span: RequestSpan) -> TracedRequest | None:
+    if math.isnan(span.first_token_s) or span.output_tokens < 1:
+        return None
+    return TracedRequest(
+        arrival_unix_ns=span.arrival_unix_ns,
+        prompt_tokens=span.prompt_tokens,
+        output_tokens=span.output_tokens,
+        first_token_unix_ns=span.arrival_unix_ns + int(span.first_token_s * 1e9),
+        end_unix_ns=span.end_unix_ns,
+        is_aborted=False,
+    )
 
 
 def export_asked(arguments: argparse.Namespace, say: PrintLine, note: PrintLine) -> int:

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
-from .config_error import ConfigError, suggestion
-from .fallback import Fallback, Loaded, load_or_degrade
-from .identity_config import ConfigurationsConfig, DiscoveryConfig, DiscoveryEndpoint, RuleConfig
 from .keys import explain_key
-from .learning_config import BankConfig, DedupeConfig, JoinConfig
-from .load import ENV_FILE, ENV_PREFIX, json_schema, load, profile_names, scraping, to_tree, to_yaml
-from .receiver_config import (
+from .load import (
+    ENV_FILE,
+    ENV_PREFIX,
+    ConfigError,
+    Fallback,
+    Loaded,
+    json_schema,
+    load,
+    load_or_degrade,
+    profile_names,
+    scraping,
+    suggestion,
+    to_tree,
+    to_yaml,
+)
+from .schema import (
+    BankConfig,
+    Config,
+    ConfigurationsConfig,
+    DiscoveryConfig,
+    DiscoveryEndpoint,
+    Endpoint,
     GrpcConfig,
     HttpReceiverConfig,
+    JoinConfig,
     KvConfig,
     KvEndpoint,
     ReceiversConfig,
+    RuleConfig,
     ScrapeConfig,
     ScrapeEndpoint,
     TlsConfig,
+    is_endpoint,
+    parse_endpoint,
 )
-from .schema import Config
-from .section import Endpoint, is_endpoint, parse_endpoint
 
 __all__ = [
     "ENV_FILE",
@@ -28,7 +46,6 @@ __all__ = [
     "Config",
     "ConfigError",
     "ConfigurationsConfig",
-    "DedupeConfig",
     "DiscoveryConfig",
     "DiscoveryEndpoint",
     "Endpoint",

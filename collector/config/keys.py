@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from .config_error import ConfigError, suggestion
-from .schema import Config
-from .section import Section, entry_of
+from .load import ConfigError, suggestion
+from .schema import Config, Section, entry_of
 
 _WIDTH = 100
 _KINDS = {"object": "mapping", "null": "nothing", "boolean": "`true`, `false`", "string": "text"}

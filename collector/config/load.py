@@ -4,22 +4,24 @@ Strongest first: ``TRACEFIT_<SECTION>__<KEY>`` variables (two underscores go one
 work), the YAML file, a profile (a configuration file that comes with tracefit), the defaults here. Where the
 OpenTelemetry Collector has the same knob, the key has its name. An unknown key, a key given twice or a value out of
 range is a :class:`ConfigError` with the key's path.
+
+With ``config.on_error: degrade`` a wrong configuration does not end the process: in a pod a sidecar that ends takes its
+vLLM out of service. There the defaults hold instead, with those environment variables that can be used. They open
+nothing that was to be closed: where the wrong configuration names a token or a certificate anywhere, they receive on
+the loopback alone and refuse the pages that a token would have closed.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import yaml
 
-from .config_error import ConfigError, suggestion
-from .receiver_config import ScrapeEndpoint
-from .schema import Config
-from .section import Section, entry_of
+from .schema import Config, ReceiversConfig, ScrapeEndpoint, Section, entry_of
 
 ENV_PREFIX = "TRACEFIT_"
 ENV_FILE = "TRACEFIT_CONFIG"
@@ -218,7 +220,7 @@ def _first(found: Iterable[tuple[str, str] | None]) -> tuple[str, str] | None:
 
 
 def _explain(text: str) -> tuple[str, str]:
-    """The dotted key and the problem out of msgspec's sentence (``Expected `int` >= 1 - at `$.queue.wait_s```)."""
+    """The dotted key and the problem out of msgspec's sentence (``Expected `int` >= 1 - at `$.join.engines_max```)."""
     match = _AT.match(text)
     if match is None:
         return "(top level)", text
@@ -226,3 +228,112 @@ def _explain(text: str) -> tuple[str, str]:
     if "matching regex" in problem:
         problem = "expected host:port, the port 0 to 65535"
     return path or "(top level)", problem[:1].lower() + problem[1:].replace("`", "")
+
+
+_ON_ERROR: Final = f"{ENV_PREFIX}CONFIG__ON_ERROR"
+_CREDENTIAL: Final = re.compile(rb"(token|cert|key|ca)_file", re.IGNORECASE)
+
+
+class Fallback(NamedTuple):
+    """Why the defaults hold instead of the configuration given, and whether the pages have to stay closed."""
+
+    problem: str
+    closed: bool
+
+    def __str__(self) -> str:
+        return f"the defaults hold: {self.problem}"
+
+
+class Loaded(NamedTuple):
+    """The configuration to run with, and why it is another than the one given (None: it is the one given)."""
+
+    config: Config
+    fallback: Fallback | None = None
+
+
+def load_or_degrade(
+    path: Path | None,
+    environ: Mapping[str, str],
+    profile: str | None = None,
+    check: Callable[[Config], None] = lambda _: None,
+) -> Loaded:
+    """The configuration; if it is wrong, what ``config.on_error`` says: a ConfigError, or the defaults.
+
+    Args:
+        path: the file, if there is one.
+        environ: the environment.
+        profile: the name of a profile.
+        check: raises ConfigError for what only shows when it is used (a feature set nobody knows, a missing file).
+    """
+    try:
+        config = load(path, environ, profile)
+        if config.config.on_error == "degrade":
+            check(config)
+    except ConfigError as error:
+        if not _must_run(path, environ):
+            raise
+        closed = _names_credential(path, environ)
+        defaults = load(None, _usable_variables(environ, check))
+        if closed:
+            defaults = msgspec.structs.replace(defaults, receivers=ReceiversConfig())
+        return Loaded(defaults, Fallback(str(error).removeprefix("config error: "), closed))
+    return Loaded(config)
+
+
+def _must_run(path: Path | None, environ: Mapping[str, str]) -> bool:
+    """Whether ``config.on_error`` is ``degrade``, as far as a wrong configuration can say so."""
+    if _ON_ERROR in environ:
+        return environ[_ON_ERROR] == "degrade"
+    try:
+        section = read_yaml(path).get("config") if path is not None else None
+    except ConfigError:
+        return False
+    return isinstance(section, dict) and section.get("on_error") == "degrade"
+
+
+def _usable_variables(environ: Mapping[str, str], check: Callable[[Config], None]) -> dict[str, str]:
+    """Those that can be used together; one that cannot is left out."""
+    usable: dict[str, str] = {}
+    for variable, value in ((name, environ[name]) for name in environ if name.startswith(ENV_PREFIX)):
+        try:
+            check(load(None, usable | {variable: value}))
+        except ConfigError:
+            continue
+        usable[variable] = value
+    return usable
+
+
+def _names_credential(path: Path | None, environ: Mapping[str, str]) -> bool:
+    """Whether a token or TLS is asked for anywhere; the text is searched, because it may be no YAML."""
+    if any(variable.startswith(ENV_PREFIX) and _CREDENTIAL.search(variable.encode()) for variable in environ):
+        return True
+    try:
+        return path is not None and _CREDENTIAL.search(path.read_bytes()) is not None
+    except OSError:
+        return False
+
+
+_NOT_ONE_OF = re.compile(r"'(?P<word>[^']+)'.* is not one of (?P<known>[^;]+)$")
+
+
+class ConfigError(Exception):
+    """Bad configuration: ``key`` is the dotted path, the environment variable or the option at fault.
+
+    A ``problem`` that reads "'x' is not one of a, b" is completed by the nearest of those.
+    """
+
+    def __init__(self, key: str, problem: str) -> None:
+        choice = _NOT_ONE_OF.search(problem)
+        if choice is not None:
+            problem += suggestion(choice["word"], choice["known"].split(", "))
+        super().__init__(f"{'usage' if key.startswith('--') else 'config'} error: {key}: {problem}")
+        self.key = key
+        self.problem = problem
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` for the nearest of some words, empty if none is near."""
+    import difflib  # noqa: PLC0415 -- needed by who is wrong only
+
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from . import wire
 from .columnar import Decoder
 from .emitter_parts import PartKind, parts_by_emitter
-from .envelope import SlimExport
 from .otlp_json import TooManyObjects, json_to_protobuf
 from .plain import decode, latest_unix_ns
 from .records import (
@@ -21,6 +20,7 @@ from .records import (
     StepColumns,
     Telemetry,
 )
+from .wire import SlimExport
 
 __all__ = [
     "MISSING",

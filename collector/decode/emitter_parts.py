@@ -19,7 +19,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans
 
 from . import vocabulary as words
 from .attributes import scalar
-from .envelope import SlimExport
+from .wire import SlimExport
 
 
 class PartKind(IntEnum):

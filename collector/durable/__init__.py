@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from .directory import Directory
-from .image import JOIN, PROGRESS, SPANS, Progress, progress_of, read_image
+from .journal import fitted_capacity
 from .keeper import Durability
-from .room import fitted_capacity
-from .store import STATE_FILES, StateStore
+from .store import JOIN, PROGRESS, SPANS, STATE_FILES, Directory, Progress, StateStore, progress_of, read_image
 
 __all__ = [
     "JOIN",

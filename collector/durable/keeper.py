@@ -27,10 +27,8 @@ from collector.runtime import Clock, Files, Health, StartError, SystemFiles, Tas
 from collector.telemetry import Metrics, Outcome, table
 from online.state import Image, Taken
 
-from .directory import Directory
-from .journal import Full, Journal, left_behind
-from .room import fitted_capacity
-from .store import StateStore
+from .journal import Full, Journal, fitted_capacity, left_behind
+from .store import Directory, StateStore
 
 NAME = "state-writer"
 CHECK_IN_TIMEOUT_S = 120.0
@@ -39,6 +37,8 @@ _PAUSE_S = 60.0
 """A state that is handed over ends it."""
 _EARLY_NS = 1_000_000_000
 """States asked for by a journal that fills up come at most this often."""
+_SEGMENTS = 32
+"""Files that a full journal has: what a state contains is removed by whole files."""
 _JOURNAL_SHARE = 0.5
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
@@ -102,7 +102,7 @@ class Durability:
         self._made_journal = Journal(
             path,
             capacity_bytes=config.journal.capacity_mib << 20,
-            segment_bytes=config.journal.segment_mib << 20,
+            segment_bytes=(config.journal.capacity_mib << 20) // _SEGMENTS,
             fsync=config.journal.fsync,
             files=files,
         )

@@ -22,7 +22,7 @@ from online.features.systems import SYSTEMS
 from online.state import LineageLedger
 from online.transfer import Donor, configuration_vector, coverage, measure_next, pool
 
-from .tables import aligned
+from .command import aligned
 
 STATE_BYTES_MAX = 256 * 2**20
 NEXT = 5

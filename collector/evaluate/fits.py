@@ -19,7 +19,6 @@ from online import Design, Floats, Learner, RowBlock, Target, make_rls, strata_o
 from online.features import FeatureSet, build
 from online.rls import LearnerSettings, Prior, RlsLearner
 from online.target import TargetState
-from online.transfer import SheetPrior
 
 BLOCK_ROWS = 32
 RANK_TOLERANCE = 1e-3
@@ -84,12 +83,9 @@ def blocks(rows: Design) -> Iterator[Design]:
         yield rows.slice(start, min(start + BLOCK_ROWS, len(rows)))
 
 
-def learn(
-    features: FeatureSet, rows: RowBlock, prior: Prior | None = None, *, sheet: SheetPrior | None = None
-) -> RlsLearner | None:
-    """A learner fed with all rows, the first weighed by its data ``sheet``; None when they were too few to begin."""
+def learn(features: FeatureSet, rows: RowBlock, prior: Prior | None = None) -> RlsLearner | None:
+    """A learner fed with all rows; None when they were too few to begin."""
     learner = make_rls(features, LearnerSettings(), prior)
-    learner.weigh_held = None if sheet is None else sheet.weights_of
     _learn_blocks(learner, features, rows)
     return learner if learner.started else None
 

@@ -1,27 +1,323 @@
-"""The protocol: every system on every capture, then what transfers; results as one structure, nothing printed here."""
+"""The protocol: every system on every capture, its scores, and what is published of it.
+
+A request's path: the steps it ran in, found by time, and what they were predicted to take.
+
+The path of a request from SCHEDULED to FINISHED are the rows of its engine whose middle lies between the two stamps. A
+row of one step counts whole (its stamps are microseconds to milliseconds from its boundaries); a row of several steps,
+which bridges a hole in the telemetry, counts by the share of its time inside. In both scheduling modes this is the
+inclusive step range of the request (asynchronous: from the step before its first, which it waits for, if one ran).
+
+A request is scored when the rows of its path cover 97 to 103 % of it: what ran through a dropped warm-up step or an
+unknown hole is not, and is counted.
+
+Scores of one system on one capture: steps, requests, intervals. All errors are ratios, not per cent.
+
+step       mean, median and 90th percentile of |yhat - y| / y, Pearson r, bias = sum yhat / sum y - 1
+gpu_time   the same mean per request: predicted path against SCHEDULED -> FINISHED
+e2e        |mean predicted - mean observed| / mean observed of SCHEDULED -> FINISHED (stalls are not taken out)
+e2e_full   the same of ARRIVED -> DEPARTED, with the predicted alphas and the observed wait in the queue
+ttft       of ARRIVED -> FIRST_TOKEN, likewise; of SCHEDULED -> FIRST_TOKEN where nobody saw the arrival
+itl        of (FIRST_TOKEN -> FINISHED) / (output tokens - 1)
+p99        99th percentile of SCHEDULED -> FINISHED, predicted / observed - 1
+coverage   share of scored steps between yhat times the 10th and the 90th percentile published for their stratum
+
+A snapshot's published coefficients on a capture: scored as they are, nothing learned.
+
+The protocol: every system on every capture, then what transfers; results as one structure, nothing printed here.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
 import tracefit
 from collector.identity import Fact
-from online import REQUEST_FEATURES, Floats, Quality, RowBlock, Snapshot, Target
+from online import REQUEST_FEATURES, ConfigSnapshot, Floats, Ints, Quality, RowBlock, Snapshot, Target
+from online.features import FeatureSet, build
 
-from .captures import Capture
+from .captures import Capture, ScoredRequest
 from .fits import Fit, ape, fit, prequential, rows_to_goal
 from .leave_out import Transfer, leave_one_out
 from .page_windows import PageReport
-from .paths import RequestPath, paths_of
-from .published import ALPHAS, published_scores
 from .request_baselines import RequestReport, judge_requests
-from .scores import Score, inversions, mean_error, request_scores, score_of, step_scores
+
+COVER_MIN, COVER_MAX = 0.97, 1.03
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPath:
+    """One request with the rows of its path, (k,) indices and shares, and how many of them precede the first token."""
+
+    request: ScoredRequest
+    rows: Ints
+    share: Floats
+    prefill: Floats
+
+
+@dataclass(slots=True)
+class Paths:
+    """All scored requests of a capture, and how many were left out."""
+
+    paths: list[RequestPath]
+    uncovered: int
+
+
+class Timeline:
+    """Rows of one engine in time order."""
+
+    def __init__(self, rows: RowBlock, engine: int) -> None:
+        of_engine = np.flatnonzero(rows.engine == engine)
+        self.index = of_engine[np.argsort(rows.end_ns[of_engine], kind="stable")]
+        self.end = rows.end_ns[self.index].astype(np.float64)
+        self.elapsed = rows.elapsed_us[self.index] * 1e3
+        self.start = self.end - self.elapsed
+        self.single = rows.steps[self.index] == 1
+        self.middle = (self.start + self.end) / 2
+
+    def between(self, start_ns: int, end_ns: int) -> tuple[Ints, Floats]:
+        """Row numbers and the share of each inside the interval."""
+        low = max(0, int(np.searchsorted(self.end, start_ns)) - 1)
+        high = int(np.searchsorted(self.start, end_ns)) + 1
+        here = slice(low, high)
+        inside = ((self.middle[here] > start_ns) & (self.middle[here] <= end_ns)).astype(np.float64)
+        overlap = np.minimum(self.end[here], end_ns) - np.maximum(self.start[here], start_ns)
+        share = np.where(self.single[here], inside, np.clip(overlap / self.elapsed[here], 0.0, 1.0))
+        used = np.flatnonzero(share > 0.0)
+        return self.index[here][used], share[used]
+
+
+def paths_of(rows: RowBlock, requests: Sequence[ScoredRequest]) -> Paths:
+    """The path of every request that its rows cover."""
+    lines: dict[int, Timeline] = {}
+    paths, uncovered = [], 0
+    for request in requests:
+        line = lines.setdefault(request.engine, Timeline(rows, request.engine))
+        index, share = line.between(request.scheduled_ns, request.finished_ns)
+        covered = float((rows.elapsed_us[index] * share).sum()) * 1e3 / (request.finished_ns - request.scheduled_ns)
+        if not COVER_MIN <= covered <= COVER_MAX:
+            uncovered += 1
+            continue
+        first, part = line.between(request.scheduled_ns, request.first_token_ns)
+        prefill = np.zeros(len(index))
+        prefill[np.searchsorted(index, first)] = part
+        paths.append(RequestPath(request, index, share, prefill))
+    return Paths(paths, uncovered)
+
+
+def predicted(paths: Sequence[RequestPath], prediction_us: Floats) -> tuple[Floats, Floats]:
+    """Sum of the predictions along each path and up to its first token, each (n,) us; NaN where one is not known."""
+    whole = np.array([float(prediction_us[p.rows] @ p.share) for p in paths])
+    prefill = np.array([float(prediction_us[p.rows] @ p.prefill) for p in paths])
+    return whole, prefill
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One system on one capture; None = cannot be said."""
+
+    system: str
+    columns: int
+    identifiable: int
+    learned_rows: int
+    scored_rows: int
+    step_mape: float | None = None
+    step_median: float | None = None
+    step_p90: float | None = None
+    pearson_r: float | None = None
+    bias: float | None = None
+    gpu_time_mape: float | None = None
+    e2e: float | None = None
+    e2e_full: float | None = None
+    ttft: float | None = None
+    itl: float | None = None
+    p99: float | None = None
+    p99_observed_us: float | None = None
+    coverage: float | None = None
+    rows_to_goal: int | None = None
+    prequential_mape: float | None = None
+    queue_wait_mdape: float | None = None
+    api_queueing_mdape: float | None = None
+    requests: int = 0
+
+
+def score_of(values: dict[str, float | None], *, system: str, **counts: int) -> Score:
+    """A score of named values; what is not among them cannot be said."""
+    return msgspec.convert({"system": system, **counts, **values}, Score)
+
+
+def mean_error(predicted_us: Floats, observed_us: Floats) -> float | None:
+    """|mean predicted - mean observed| / mean observed; None without anything."""
+    known = np.isfinite(predicted_us)
+    if not known.any():
+        return None
+    observed = float(observed_us[known].mean())
+    return abs(float(predicted_us[known].mean()) - observed) / observed
+
+
+def step_scores(fit: Fit, prediction_us: Floats, rows: RowBlock) -> dict[str, float | None]:
+    """Score the predicted step times, step by step: a diagnostic beside the scores per request."""
+    known = np.isfinite(prediction_us)
+    y, f = rows.elapsed_us[known], prediction_us[known]
+    if len(y) == 0:
+        return {}
+    errors = ape(f, y)
+    varied = len(y) > 2 and f.std() > 0 and y.std() > 0  # noqa: PLR2004  a correlation of two points is 1
+    bands = fit.interval(rows)
+    coverage = None
+    if bands is not None:
+        low, high = bands[0][known], bands[1][known]
+        coverage = float(np.mean((y >= low * f) & (y <= high * f)))
+    return {
+        "step_mape": float(errors.mean()),
+        "step_median": float(np.median(errors)),
+        "step_p90": float(np.quantile(errors, 0.9)),
+        "pearson_r": float(np.corrcoef(y, f)[0, 1]) if varied else None,
+        "bias": float(f.sum() / y.sum() - 1),
+        "coverage": coverage,
+    }
+
+
+def request_scores(
+    paths: Sequence[RequestPath], prediction_us: Floats, alphas: dict[str, Floats]
+) -> dict[str, float | None]:
+    """Scores per request; ``alphas`` holds predicted api_queueing and post_decode of each path's request, (n,) us."""
+    if not paths:
+        return {}
+    whole, prefill = predicted(paths, prediction_us)
+    requests = [path.request for path in paths]
+    ran = np.array([(r.finished_ns - r.scheduled_ns) / 1e3 for r in requests])
+    to_first = np.array([(r.first_token_ns - r.scheduled_ns) / 1e3 for r in requests])
+    waited = np.array([(r.scheduled_ns - r.queued_ns) / 1e3 for r in requests])
+    tokens = np.array([max(r.output_tokens - 1, 0) for r in requests], float)
+    several = tokens > 0
+    out: dict[str, float | None] = {
+        "gpu_time_mape": _mean(ape(whole, ran)),
+        "e2e": mean_error(whole, ran),
+        "ttft": mean_error(prefill, to_first),
+        "p99_observed_us": float(np.quantile(ran, 0.99)),
+    }
+    known = np.isfinite(whole)
+    if known.any():
+        out["p99"] = float(np.quantile(whole[known], 0.99) / np.quantile(ran[known], 0.99) - 1)
+    if several.any():
+        gap = (ran - to_first)[several] / tokens[several]
+        out["itl"] = mean_error((whole - prefill)[several] / tokens[several], gap)
+    seen = np.array([r.arrived_ns is not None and r.departed_ns is not None for r in requests])
+    if seen.any() and "api_queueing" in alphas:
+        api = alphas["api_queueing"]
+        arrived = np.array([r.arrived_ns or 0 for r in requests], float)
+        departed = np.array([r.departed_ns or 0 for r in requests], float)
+        first = np.array([r.first_token_ns for r in requests], float)
+        post = alphas.get("post_decode", np.zeros(len(requests)))
+        out["e2e_full"] = mean_error((api + waited + whole + post)[seen], ((departed - arrived) / 1e3)[seen])
+        out["ttft"] = mean_error((api + waited + prefill)[seen], ((first - arrived) / 1e3)[seen])
+    return out
+
+
+def _mean(errors: Floats) -> float | None:
+    return float(errors.mean()) if len(errors) else None
+
+
+def inversions(observed_us: Sequence[float], errors: Sequence[float | None]) -> int | None:
+    """Pairs of workloads whose 99th percentiles are ranked the wrong way round; None if one is not known."""
+    if any(error is None for error in errors):
+        return None
+    forecast = [o * (1 + (e or 0.0)) for o, e in zip(observed_us, errors, strict=True)]
+    count = 0
+    for i in range(len(forecast)):
+        for j in range(i):
+            count += (observed_us[i] - observed_us[j]) * (forecast[i] - forecast[j]) < 0
+    return count
+
 
 STEP = Target.STEP_TIME
+ALPHAS = (Target.API_QUEUEING, Target.POST_DECODE)
+
+
+class _Coefficients:
+    """Coefficients of a snapshot as something that predicts."""
+
+    def __init__(self, features: FeatureSet, beta: Floats) -> None:
+        self.features, self.beta = features, beta
+
+    def predict(self, rows: RowBlock) -> Floats:
+        """Microseconds per row, (n,); NaN where a column is not known."""
+        with np.errstate(invalid="ignore"):
+            return np.asarray(self.features.evaluate(rows) @ self.beta)
+
+
+def published_scores(
+    snapshot: Snapshot | None,
+    capture: Capture,
+    scored: RowBlock,
+    rows: RowBlock,
+    paths: Sequence[RequestPath],
+    *,
+    requests_only: bool,
+) -> list[Score]:
+    """The published models of a snapshot, scored as they are."""
+    config = _config_in(snapshot, capture)
+    target = None if config is None else config.targets.get(STEP.value)
+    out: list[Score] = []
+    for name, model in {} if target is None else sorted(target.models.items()):
+        features = build(name, STEP, capture.facts) if "/" not in name and model.features else None
+        if features is None:
+            continue
+        values = {f.name: f.coefficient for f in model.features}
+        published = _Coefficients(features, np.array([values.get(column, 0.0) for column in features.names]))
+        alphas = _published_alphas(config, paths)
+        prediction = published.predict(scored)
+        errors = ape(prediction, scored.elapsed_us)
+        if len(errors) == 0:
+            continue
+        by_score: dict[str, float | None] = {}
+        if not requests_only:
+            by_score |= request_scores(paths, published.predict(rows), alphas)
+        by_score |= {
+            "step_mape": float(errors.mean()),
+            "step_median": float(np.median(errors)),
+            "step_p90": float(np.quantile(errors, 0.9)),
+        }
+        out.append(
+            score_of(
+                by_score,
+                system=f"snapshot/{name}",
+                columns=len(features),
+                identifiable=sum(f.status == "identified" for f in model.features),
+                learned_rows=model.rows,
+                scored_rows=len(errors),
+                requests=len(paths),
+            )
+        )
+    return out
+
+
+def _config_in(snapshot: Snapshot | None, capture: Capture) -> ConfigSnapshot | None:
+    if snapshot is None or not snapshot.configs:
+        return None
+    same = [config for config in snapshot.configs if config.config_id == capture.config_id]
+    return same[0] if same else snapshot.configs[0] if len(snapshot.configs) == 1 else None
+
+
+def _published_alphas(config: ConfigSnapshot | None, paths: Sequence[RequestPath]) -> dict[str, Floats]:
+    out: dict[str, Floats] = {}
+    columns = {
+        "intercept": np.ones(len(paths)),
+        "prompt_tokens": np.array([p.request.prompt_tokens for p in paths], float),
+        "output_tokens": np.array([p.request.output_tokens for p in paths], float),
+    }
+    for target in ALPHAS:
+        published = None if config is None else config.targets.get(target.value)
+        model = None if published is None else published.models.get("portable")
+        if model is not None:
+            terms = [f.coefficient * columns[f.name] for f in model.features if f.name in columns]
+            out[target.value] = np.asarray(sum(terms, np.zeros(len(paths))))
+    return out
+
 
 Tell = Callable[[float, str], None]
 """Receives the share done and what is being done."""

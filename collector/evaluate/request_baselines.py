@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 import tracefit
 from online import Floats
 
-from .served_requests import ServedRequest, ServedRequests, by_column
+from .captures import ServedRequest, ServedRequests, by_column
 
 LEARNED_MIN = 100
 JUDGED_MIN = 20

@@ -1,4 +1,22 @@
-"""``tracefit fleet pull``: one round of asking every source, and what is written after it.
+"""States of a fleet: pulled, merged, folded into one per configuration, told as one document.
+
+``tracefit merge``: what several sidecars learned, as one state.
+
+Statistics are added stratum by stratum, so that the result equals one learner that saw all of it (invariant 6);
+what waits in a join window belongs to its sidecar and is left out. The result serves ``donors`` and further merges.
+
+What merged states know, as snapshots: by configuration, and for all that run one model on one GPU.
+
+Deterministic: the time of a snapshot is that of the newest row, so that the same states give the same bytes.
+
+Many states into one, with memory for one: who is taken is decided first, then they are added in order of time.
+
+Of states that share rows the newest is taken (online/state/lineage.py); the order of the sum is that of event time, and
+of the bytes where that is equal, so that neither the order of the sources nor who was unreachable the last time shows.
+Streams that follow each other, or all overlap, give the same in any tree; this is a list, because adding one state
+costs little beside reading it.
+
+``tracefit fleet pull``: one round of asking every source, and what is written after it.
 
     OUT/snapshot.json, <config>.blis.yaml    by configuration
     OUT/states/<config>.bin                  what that is made of, for donors and further merges
@@ -10,28 +28,288 @@ snapshot; its state stays. One process writes to a directory at a time.
 
 from __future__ import annotations
 
+import hashlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from collector import __version__
 from collector.config import Config
 from collector.durable import Directory
+from collector.identity import IDENTITY, Fact, config_id, is_mixture_of_experts
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, Progress, StartError
 from collector.telemetry import PullOutcome
 from collector.worker import check_learning
 from exporters.snapshot_file import SNAPSHOT_NAME, published_generation, write_atomically, write_snapshot
 from exporters.status_page import FleetSource
-from online import Bank, Snapshot, StateError
+from online import Bank, ConfigSnapshot, Snapshot, StateError, TargetSnapshot, merge_states, part_of
+from online.state import Lineage, LineageLedger
+from online.transfer import HIDES_HITS
 
-from .fleet_document import alone, by_model_and_gpu, fleet_snapshot
-from .fold import NEVER_NS, Examined, add, choose, examine
-from .merge import differing
-from .state_fetch import Fetched, StateFetcher
-from .state_places import check_sources, look
+from .state_fetch import Fetched, StateFetcher, check_sources, look
+
+_REPLICAS_NAMED = 16
+
+
+def merge_files(
+    paths: Sequence[Path],
+    out: Path,
+    config: Config,
+    *,
+    say: PrintLine,
+    note: PrintLine,
+    snapshot: Path | None = None,
+) -> int:
+    """Merge state files into ``out``.
+
+    A state that is corrupt, does not fit, or has learned the same rows as another one is named, and nothing is written;
+    nor is it where none of them has learned anything.
+
+    Args:
+        paths: the states, in any order.
+        out: where the merged state goes.
+        config: which models to keep.
+        say: takes what was merged.
+        note: takes errors, and who differs from the others.
+        snapshot: where the coefficients go, if anywhere.
+    """
+    check_learning(config)
+    parts = []
+    for path in paths:
+        try:
+            parts.append(path.read_bytes())
+        except OSError as error:
+            raise StartError(f"cannot read {path}: {error.strerror}") from None
+    try:
+        merged = merge_states(parts, config, names=[str(path) for path in paths], note=note)
+    except StateError as error:
+        note(str(error))
+        return EXIT_FAILED
+    bank = Bank(config)
+    bank.restore(merged)
+    whole = fleet_snapshot(bank)
+    if not whole.configs:
+        note("nothing to merge: no row was learned in any of the states (what still waits for others is not merged)")
+        return EXIT_FAILED
+    for target, data in ((out, merged), (snapshot, whole.to_json())):
+        if target is not None:
+            _write(target, data)
+    for each in whole.configs:
+        step = each.targets.get("step_time")
+        rows = step.models[step.champion].rows if step is not None and step.champion in step.models else 0
+        say(f"{each.config_id}: {rows} step rows")
+        for name, learned in each.targets.items():
+            for line in differing(learned):
+                note(f"warning: {each.config_id} {name}: {line}")
+    say(f"state: {out}")
+    return EXIT_OK
+
+
+def differing(target: TargetSnapshot) -> Iterator[str]:
+    """Sentences on the replicas of a target that differ from the others."""
+    odd = [replica for replica in target.replicas if replica.differs]
+    for replica in odd[:_REPLICAS_NAMED]:
+        error = "" if replica.stderr is None else f" ± {replica.stderr:.3f}"
+        yield f"engine {replica.engine or 'unknown'!r} takes {replica.ratio:.3f}{error} times as long as the others"
+    if len(odd) > _REPLICAS_NAMED:
+        yield f"{len(odd) - _REPLICAS_NAMED} more engines differ from the others"
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        write_atomically(path, data)
+    except OSError as error:
+        raise StartError(f"cannot write {path}: {error.strerror}") from None
+
+
+FactsByEngine = Mapping[tuple[str, str], Mapping[str, Fact]]
+"""By configuration and engine, what its sidecar knows of it."""
+
+_TELEMETRY = "merged"
+"""A state does not say what its rows were made from."""
+_STEP_TIME = "step_time"
+_MACHINE = ("gpu", "tensor_parallel_size", "dtype", "quantization", "cpu_offload")
+"""Of the facts of identity, those that make one machine faster than another; whoever does not say them may hide two."""
+_GROUP = ("model", "gpu")
+_KIND_MIN, _KIND_SHARE = 3, 0.1
+"""Fewer engines of another speed are engines that are slow, not another kind of machine."""
+
+
+def fleet_snapshot(bank: Bank, generation: int = 1, engines: FactsByEngine | None = None) -> Snapshot:
+    """Every configuration of a bank of merged states."""
+    configs = []
+    for each in sorted(bank.configs()):
+        targets = bank.targets(each)
+        facts = dict(bank.facts(each))
+        apart = _told_apart_by(each, facts, targets, engines or {})
+        configs.append(
+            ConfigSnapshot(
+                config_id=each,
+                config=facts,
+                engines=[],
+                telemetry=_TELEMETRY,
+                targets=targets,
+                told_apart_by=apart,
+                prefix_hits_hidden=facts.get(HIDES_HITS) is True,
+                mixture_of_experts=is_mixture_of_experts(facts),
+            )
+        )
+    newest_unix_nano = bank.event_span_ns()[1]
+    return Snapshot(
+        generation=generation, created_unix_nano=newest_unix_nano, tracefit_version=__version__, configs=configs
+    )
+
+
+def by_model_and_gpu(bank: Bank, config: Config, note: PrintLine) -> Bank:
+    """All configurations of one model on one GPU as one; each keeps only the facts that all of it share."""
+    groups: dict[str, list[str]] = {}
+    for each in sorted(bank.configs()):
+        identity = {name: fact for name, fact in bank.facts(each).items() if name in _GROUP}
+        if "model" in identity:
+            groups.setdefault(config_id(identity), []).append(each)
+    pooled = Bank(config)
+    for group, members in sorted(groups.items()):
+        whole = Bank(config)
+        try:
+            for member in members:
+                part = alone(bank, member)
+                part.rename(member, group)
+                whole.merge(part)
+        except StateError as error:
+            note(f"warning: {', '.join(members)} are not pooled: {error}")
+            continue
+        shared = _shared([bank.facts(member) for member in members])
+        whole.forget_facts(group, keep=shared.keys())
+        pooled.merge(whole)
+    return pooled
+
+
+def alone(bank: Bank, each: str) -> Bank:
+    """A copy that knows one configuration only, with the engines it has learned from."""
+    part = part_of(bank, each)
+    part.lineages = {name: lineage for name, lineage in bank.lineages.items() if name == each}
+    return part
+
+
+def _shared(every: list[Mapping[str, Fact]]) -> dict[str, Fact]:
+    return {name: fact for name, fact in every[0].items() if all(facts.get(name) == fact for facts in every)}
+
+
+def _told_apart_by(
+    each: str, facts: Mapping[str, Fact], targets: Mapping[str, TargetSnapshot], engines: FactsByEngine
+) -> list[str]:
+    """Facts beside the identity that engines of another speed have other values of than the rest.
+
+    Where no fact is different just so, those of the machine that nobody says.
+    """
+    replicas = targets[_STEP_TIME].replicas if _STEP_TIME in targets else []
+    slow, fast = (
+        [r for r in replicas if r.differs and r.ratio and (r.ratio > 1.0) is above] for above in (True, False)
+    )
+    apart = {replica.engine for replica in slow or fast}
+    if len(apart) < max(_KIND_MIN, _KIND_SHARE * len(replicas)):
+        return []
+    kinds = [
+        [engines.get((each, replica.engine), {}) for replica in replicas if (replica.engine in apart) is inside]
+        for inside in (True, False)
+    ]
+    names = {name for members in kinds for known in members for name in known} - set(IDENTITY)
+    telling = [name for name in sorted(names) if _tells_apart(name, kinds)]
+    return telling or [name for name in _MACHINE if name not in facts]
+
+
+def _tells_apart(name: str, kinds: list[list[Mapping[str, Fact]]]) -> bool:
+    values = [{str(known[name]) for known in members if name in known} for members in kinds]
+    return all(values) and sum(map(len, values)) == len(set().union(*values))
+
+
+FUTURE_NS = 3_600_000_000_000
+"""Rows of later than this from now have a wrong clock behind them."""
+NEVER_NS = 1 << 62
+"""As now, where they have not: recordings may be of any time."""
+
+
+class Examined(NamedTuple):
+    """A state that can be read, and what decides whether and when it is added."""
+
+    fetched: Fetched
+    digest: bytes
+    first_ns: int
+    last_ns: int
+    rows: int
+    lineages: Mapping[str, Lineage]
+    facts: Mapping[str, Mapping[str, Fact]]
+    anonymous: bool
+    """An earlier version saved it without its engines."""
+
+    @property
+    def engines(self) -> list[str]:
+        """Names of the engines whose rows are in it."""
+        return sorted({engine for lineage in self.lineages.values() for engine in lineage.engines})
+
+
+def examine(fetched: Fetched, path: Path, config: Config, now_unix_nano: int) -> Examined | Fetched:
+    """What is in a state; the fetched one with the reason if it cannot be used."""
+    bank = Bank(config)
+    try:
+        data = path.read_bytes()
+        bank.restore(data)
+    except OSError as error:
+        return fetched._replace(path=None, outcome=PullOutcome.UNREACHABLE, detail=error.strerror or str(error))
+    except StateError as error:
+        return fetched._replace(path=None, outcome=PullOutcome.UNREADABLE, detail=str(error))
+    first_ns, last_ns = bank.event_span_ns()
+    if last_ns - now_unix_nano > FUTURE_NS:
+        hours = (last_ns - now_unix_nano) / FUTURE_NS
+        detail = f"its newest row is {hours:,.0f} h ahead of this clock"
+        return fetched._replace(path=None, outcome=PullOutcome.FUTURE, detail=detail)
+    return Examined(
+        fetched._replace(path=path),
+        hashlib.blake2b(data, digest_size=16).digest(),
+        first_ns,
+        last_ns,
+        bank.learned_rows,
+        bank.lineages,
+        {each: bank.facts(each) for each in bank.configs()},
+        any(each not in bank.lineages for each in bank.configs()),
+    )
+
+
+def choose(examined: Sequence[Examined]) -> tuple[list[Examined], list[Fetched]]:
+    """Those that share no rows, in the order to add them; the others with the reason."""
+    ledger = LineageLedger()
+    taken: list[Examined] = []
+    refused: list[Fetched] = []
+    digests: dict[bytes, str] = {}
+    for each in sorted(examined, key=lambda e: (-e.last_ns, -e.rows, e.digest, e.fetched.place.name)):
+        place = each.fetched.place
+        try:
+            if each.digest in digests:
+                raise StateError(f"{place.name}: the same state as {digests[each.digest]}")
+            ledger.admit(place.name, each.lineages)
+        except StateError as error:
+            detail = str(error).removeprefix(f"{place.name}: ")
+            refused.append(each.fetched._replace(path=None, outcome=PullOutcome.SAME_ENGINE, detail=detail))
+            continue
+        digests[each.digest] = place.name
+        taken.append(each)
+    return sorted(taken, key=lambda e: (e.first_ns, e.last_ns, e.digest)), refused
+
+
+def add(chosen: Sequence[Examined], config: Config) -> Bank:
+    """The sum of chosen states; StateError if two of one name have other columns."""
+    merged = Bank(config)
+    for each in chosen:
+        if each.fetched.path is not None:
+            part = Bank(config)
+            part.restore(each.fetched.path.read_bytes())
+            merged.merge(part)
+    return merged
+
 
 ALL_NAME, STATES_NAME, KEPT_NAME = "all", "states", ".pull"
 CONFIGS_MAX = 10_000

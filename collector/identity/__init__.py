@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from .discovery import Discovery
-from .facts import IDENTITY, EngineFacts, Fact, FactSource, config_id
-from .knowledge import Knowledge, cannot_derive, is_mixture_of_experts
-from .sheet_files import shipped_sheets
+from .knowledge import (
+    IDENTITY,
+    EngineFacts,
+    Fact,
+    FactSource,
+    Knowledge,
+    cannot_derive,
+    config_id,
+    is_mixture_of_experts,
+    shipped_sheets,
+)
 
 __all__ = [
     "IDENTITY",

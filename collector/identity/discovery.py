@@ -6,7 +6,7 @@
 
 Each is optional: what answers is taken. Bounded in time (per call, headers and body together) and in bytes; redirects
 are refused, for they could send us anywhere; an answer of another kind is counted by reason. An endpoint is asked every
-``interval_s`` until it has answered, then every ``refresh_s``, for servers restart with other flags.
+30 s until it has answered, then every ten minutes, for servers restart with other flags.
 
 Servers whose pages are scraped are asked the first two as well, with the scraper's token and certificates.
 """
@@ -29,10 +29,12 @@ from collector.runtime import Clock, Task
 from collector.runtime.http import BoundedConnection
 from collector.telemetry import DiscoveryOutcome
 
-from .facts import TEXT_CHARS_MAX, Fact
-from .knowledge import Knowledge
+from .knowledge import TEXT_CHARS_MAX, Fact, Knowledge
 
 BODY_BYTES_MAX = 2 * 2**20
+RETRY_S = 30.0
+REFRESH_S = 600.0
+TIMEOUT_S = 2.0
 _CHUNK_BYTES = 65_536
 _LOOK_NS = 5_000_000_000
 """Scraped servers come and go; who they are is looked at again no later."""
@@ -83,7 +85,10 @@ class Discovery:
         clock: Clock,
         count: Callable[[DiscoveryOutcome], None] = lambda _: None,
         scraped: ScrapedServers | None = None,
+        *,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
+        self._timeout_s = timeout_s
         self._config = config
         self._scraped = scraped if scraped is not None and scraped.enabled else None
         self._count = count
@@ -111,7 +116,7 @@ class Discovery:
         endpoint = min(everybody, key=self._due_ns.__getitem__, default=None)
         if endpoint is not None and self._due_ns[endpoint] <= self._clock.monotonic_ns():
             answered = self.ask(endpoint, scraped=endpoint in scraped)
-            wait_s = self._config.refresh_s if answered else self._config.interval_s
+            wait_s = REFRESH_S if answered else RETRY_S
             self._due_ns[endpoint] = self._clock.monotonic_ns() + int(wait_s * 1e9)
         left_ns = min([look_ns, *self._due_ns.values()]) - self._clock.monotonic_ns()
         return max(left_ns / 1e9, 0.0)
@@ -125,9 +130,9 @@ class Discovery:
     def ask(self, endpoint: DiscoveryEndpoint, *, scraped: bool = False) -> bool:
         """Ask one server everything that its page has not told; whether any was answered."""
         answers: dict[str, Fact] = {}
-        access = Access(self._config.timeout_s)
+        access = Access(self._timeout_s)
         if scraped and self._scraped is not None:
-            access = Access(self._config.timeout_s, self._scraped.token(), self._scraped.tls)
+            access = Access(self._timeout_s, self._scraped.token(), self._scraped.tls)
         for path, read in QUESTIONS.items():
             if scraped and read is read_metrics:
                 continue

@@ -1,4 +1,21 @@
-"""Knowledge beside the telemetry: rules of our configuration, data sheets, config.json files, discovered facts.
+"""Who an engine is: facts and their sources, the rules and files that add some, what cannot be derived without.
+
+Who is this: facts about an engine, strongest source first, and the identity they make.
+
+Engines of equal identity share coefficients. ``config_id`` is the first 12 hex digits of the SHA-256 of the identity's
+canonical JSON. Unknown facts stay unknown; without a model the emitting instance is part of the identity, so that two
+unknown servers are never mixed.
+
+A fact keeps the source it came from. When two sources contradict each other the stronger wins, and the other's claim is
+kept beside it and counted once, however often it is repeated.
+
+Rules of our configuration: which engines they speak of, and what they say; ConfigError names the key at fault.
+
+Files that say what a model or a GPU is: the sheets that come with the program, and config.json of a model.
+
+Read at start, bounded and checked; what a file says wrongly is refused with a sentence.
+
+Knowledge beside the telemetry: rules of our configuration, data sheets, config.json files, discovered facts.
 
 Everything that has to be read is read at start, bounded and checked; a file that lies is a ConfigError that names the
 key. ``apply`` then only looks up, and does nothing when nothing has changed since the engine's last export.
@@ -6,16 +23,323 @@ key. ``apply`` then only looks up, and does nothing when nothing has changed sin
 
 from __future__ import annotations
 
+import enum
 import fnmatch
+import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from collector.config import ConfigurationsConfig
-from online.features.sheets import SheetError, architecture, bytes_by_name, find, model_sheet, quantized
+import msgspec
 
-from .facts import EngineFacts, Fact, FactSource, resource_facts
-from .rules import Rule, configured_architecture, configured_sheets
-from .sheet_files import shipped_sheets
+from collector.config import ConfigError, ConfigurationsConfig, RuleConfig
+from online.features import sheets
+from online.features.sheets import (
+    HardwareSheet,
+    SheetError,
+    architecture,
+    bytes_by_name,
+    find,
+    hardware_sheets,
+    model_sheet,
+    quantized,
+)
+from online.state import saved
+
+Fact = str | int | float | bool
+
+IDENTITY: tuple[str, ...] = (
+    "model",
+    "gpu",
+    "tensor_parallel_size",
+    "expert_parallel",
+    "data_parallel_size",
+    "dtype",
+    "quantization",
+    "vllm_version",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "block_size",
+    "enable_chunked_prefill",
+    "enable_prefix_caching",
+    "cpu_offload",
+    "async_scheduling",
+)
+"""Facts that make two engines different configurations."""
+
+BESIDE: tuple[str, ...] = ("num_gpu_blocks", "num_experts")
+"""Facts worth knowing that do not make a configuration."""
+
+HARDWARE: tuple[str, ...] = (
+    "peak_tflops",
+    "memory_bandwidth_gb_s",
+    "memory_gb",
+    "sm_count",
+    "link_gb_s",
+    "host_link_gb_s",
+)
+"""Facts of a hardware sheet; they follow from ``gpu`` and ``dtype`` unless a rule says otherwise."""
+
+TEXT_CHARS_MAX = 256
+CLAIMS_MAX = 64
+"""Contradicting claims kept per engine; one more is counted and not kept."""
+
+_NUMBER_END = 1 << 63
+"""A state file holds 64 bits; no knob and no data sheet has a number like that."""
+
+_RESOURCE_NAMES = {"hw.gpu.name": "gpu", "vllm.version": "vllm_version"}
+
+
+class FactSource(enum.IntEnum):
+    """Where a fact comes from; the smaller number wins."""
+
+    RESOURCE = 0
+    RULES = 1
+    DISCOVERY = 2
+    TELEMETRY = 3
+    MODEL_FILE = 4
+    SHEET = 5
+
+    @property
+    def label(self) -> str:
+        """As shown in the snapshot."""
+        return self.name.lower()
+
+
+_FROM_THE_SERVER = (FactSource.RESOURCE, FactSource.DISCOVERY)
+"""What a server says of itself changes with the server; what others say of it is corrected."""
+
+Held = dict[str, tuple[FactSource, Fact]]
+
+
+class EngineFacts:
+    """Facts about one engine with their sources."""
+
+    STATE = saved(
+        "facts",
+        _facts=dict[str, tuple[FactSource, Fact]],
+        _claims=dict[tuple[str, FactSource], Fact],
+        conflicts=int,
+        version=int,
+    )
+
+    def __init__(self) -> None:
+        self._facts: Held = {}
+        self._claims: dict[tuple[str, FactSource], Fact] = {}
+        self.conflicts = 0
+        self.version = 0
+        """Grows with every change."""
+
+    def learn(self, facts: Mapping[str, Fact], source: FactSource) -> bool:
+        """Take what is new, newer or from a stronger source; returns whether anything changed."""
+        changed = False
+        # a request may ask for an adapter by another name: the first model seen is the server's
+        newer = source is not FactSource.TELEMETRY
+        for name, value in facts.items():
+            if isinstance(value, int | float) and not abs(value) < _NUMBER_END:  # NaN, too; of a model's file, say
+                continue
+            known = self._facts.get(name)
+            if known is not None and known[0] != source and known[1] != value:
+                self._contradict(name, known, (source, value))
+            if known is None or source < known[0] or (newer and source == known[0] and known[1] != value):
+                self._facts[name] = (source, value)
+                changed = changed or known is None or known[1] != value
+        self.version += changed
+        return changed
+
+    def take_over(self, other: EngineFacts) -> None:
+        """Another emitter of the same engine knew these, from the sources it had."""
+        for source in FactSource:
+            self.learn({name: value for name, (s, value) in other._facts.items() if s is source}, source)
+
+    def held(self) -> Held:
+        """A copy of the facts and their sources, for :meth:`is_another_server`."""
+        return dict(self._facts)
+
+    def is_another_server(self, before: Held) -> bool:
+        """Whether the server now says otherwise of itself, rather than being known better."""
+        return any(
+            source in _FROM_THE_SERVER and self._facts[name][0] is source and self._facts[name][1] != value
+            for name, (source, value) in before.items()
+            if name in IDENTITY
+        )
+
+    def _contradict(self, name: str, known: tuple[FactSource, Fact], claim: tuple[FactSource, Fact]) -> None:
+        weaker = max(known, claim, key=lambda fact: fact[0])
+        key = (name, weaker[0])
+        if self._claims.get(key) == weaker[1]:
+            return
+        self.conflicts += 1
+        if key in self._claims or len(self._claims) < CLAIMS_MAX:
+            self._claims[key] = weaker[1]
+
+    def get(self, name: str) -> Fact | None:
+        """The fact's value; None while it is unknown."""
+        known = self._facts.get(name)
+        return None if known is None else known[1]
+
+    def number(self, name: str) -> float | None:
+        """A numeric fact; None while it is unknown or not a positive number."""
+        value = self.get(name)
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else None
+
+    def source(self, name: str) -> FactSource | None:
+        """Where the fact comes from."""
+        known = self._facts.get(name)
+        return None if known is None else known[0]
+
+    def sources(self) -> dict[str, str]:
+        """Where each fact comes from, by name."""
+        return {name: source.label for name, (source, _) in sorted(self._facts.items())}
+
+    def contradictions(self) -> dict[str, str]:
+        """Claims that lost against a stronger source: by name, who claimed what."""
+        claims_by_name: dict[str, list[str]] = {}
+        for (name, source), value in sorted(self._claims.items()):
+            if self._facts[name][1] != value:
+                claims_by_name.setdefault(name, []).append(f"{source.label}: {value}")
+        return {name: "; ".join(claims) for name, claims in claims_by_name.items()}
+
+    def known(self) -> dict[str, Fact]:
+        """All facts by name."""
+        return {name: value for name, (_, value) in sorted(self._facts.items())}
+
+    def identity(self, instance: str, recording: str) -> dict[str, Fact]:
+        """What makes this engine's configuration.
+
+        ``recording`` names the file of a replayed engine: a source of its own unless its resource names a model.
+        """
+        out = {name: value for name in IDENTITY if (value := self.get(name)) is not None}
+        if "model" not in out:
+            out["instance"] = instance
+        if recording and self.source("model") is not FactSource.RESOURCE:
+            out["recording"] = recording
+        return out
+
+
+def config_id(identity: Mapping[str, Fact]) -> str:
+    """Stable name of a configuration: 12 hex digits."""
+    return hashlib.sha256(msgspec.json.encode(dict(identity), order="sorted")).hexdigest()[:12]
+
+
+def resource_facts(attributes: Mapping[str, str]) -> dict[str, Fact]:
+    """Facts in resource attributes: ``vllm.<knob>`` and ``hw.gpu.name``; what is not a known knob is left out."""
+    out: dict[str, Fact] = {}
+    for key, text in attributes.items():
+        name = _RESOURCE_NAMES.get(key, key.removeprefix("vllm."))
+        if (name in IDENTITY or name in BESIDE) and text:
+            out[name] = parse_fact(text)
+    return out
+
+
+def parse_fact(text: str) -> Fact:
+    """Resource attributes are strings: read integers of 64 bits and booleans back, keep the rest."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        number = int(text)
+    except ValueError:
+        return text
+    return number if abs(number) < _NUMBER_END else text
+
+
+MATCHABLE = ("instance", "recording", *IDENTITY)
+
+
+class Rule:
+    """A rule with its file read."""
+
+    def __init__(self, config: RuleConfig, where: str) -> None:
+        for name in config.match:
+            if name not in MATCHABLE:
+                raise ConfigError(f"{where}.match.{name}", f"is not one of {', '.join(MATCHABLE)}")
+        for name in config.facts:
+            if name not in (*IDENTITY, *BESIDE, *HARDWARE):
+                raise ConfigError(f"{where}.facts.{name}", "is no fact of a configuration")
+        self.patterns = config.match
+        self.facts = config.facts
+        self.architecture = configured_architecture(where, config.model_config)
+
+    def matches(self, known: Mapping[str, Fact]) -> bool:
+        """Whether every pattern holds; an unknown fact matches nothing."""
+        return all(
+            name in known and fnmatch.fnmatchcase(str(known[name]), pattern) for name, pattern in self.patterns.items()
+        )
+
+
+def configured_sheets(path: str) -> dict[str, HardwareSheet]:
+    """The hardware sheets of ``configurations.hardware_file``."""
+    key = "configurations.hardware_file"
+    try:
+        return hardware_sheets(read_json(Path(path)))
+    except (SheetError, FileRefused) as error:
+        raise ConfigError(key, f"{path}: {error}") from None
+
+
+def configured_architecture(where: str, path: str | None) -> Mapping[str, Fact] | None:
+    """The architecture in the file that a ``model_config`` key names, if there is one."""
+    if path is None:
+        return None
+    try:
+        return read_architecture(Path(path))
+    except (SheetError, FileRefused) as error:
+        raise ConfigError(f"{where}.model_config", f"{path}: {error}") from None
+
+
+MODEL_FILE_BYTES_MAX = 4 * 2**20
+"""The largest config.json in the wild is some hundred kB; more is something else."""
+_QUANTIZATION_FILE = "hf_quant_config.json"
+
+
+def shipped_sheets() -> dict[str, HardwareSheet]:
+    """The table that comes with the program."""
+    text = Path(sheets.__file__).with_name("hardware.json").read_bytes()
+    return hardware_sheets(msgspec.json.decode(text))
+
+
+class FileRefused(ValueError):
+    """A file that cannot be what it should be; the text says why."""
+
+
+def read_architecture(path: Path) -> dict[str, Fact]:
+    """The architecture in a config.json, or in a directory that has one.
+
+    A file hf_quant_config.json beside it says how the weights are quantized where config.json does not.
+
+    Raises:
+        FileRefused: a file cannot be read, is too large, or is not JSON.
+        SheetError: it contradicts itself.
+    """
+    config = read_json(path / "config.json" if path.is_dir() else path)
+    beside = (path if path.is_dir() else path.parent) / _QUANTIZATION_FILE
+    if isinstance(config, dict) and beside.is_file():
+        try:
+            config = {**config, "hf_quant_config": read_json(beside)}
+        except FileRefused as error:
+            raise FileRefused(f"{_QUANTIZATION_FILE} beside it: {error}") from None
+    arch = architecture(config)
+    return {name: value[:TEXT_CHARS_MAX] if isinstance(value, str) else value for name, value in arch.items()}
+
+
+def read_json(path: Path) -> Any:
+    """A small JSON file.
+
+    Raises:
+        FileRefused: it cannot be read, is too large, or is not JSON.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MODEL_FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise FileRefused(f"cannot be read: {error.strerror}") from None
+    if len(data) > MODEL_FILE_BYTES_MAX:
+        raise FileRefused(f"larger than {MODEL_FILE_BYTES_MAX >> 20} MiB")
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise FileRefused(f"not JSON: {str(error) or type(error).__name__}") from None
+
 
 _DISCOVERED_MAX = 1024
 """Answers that are kept; the oldest server's goes first."""

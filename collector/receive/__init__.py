@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from .admission import AdmissionQueue, QueueBatch
-from .auth import TokenFile
-from .count import count_spans, newest_end_unix_nano
-from .export_request import Export
-from .intake import Intake
+from .access import TokenFile
+from .intake import BATCH_BYTES, AdmissionQueue, Export, Intake, QueueBatch, count_spans, newest_end_unix_nano
 
 __all__ = [
+    "BATCH_BYTES",
     "AdmissionQueue",
     "Export",
     "Intake",

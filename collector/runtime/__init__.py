@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from .clock import Clock, SteadyClock, SystemClock
-from .exits import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, StartError
-from .filesystem import Files, SystemFiles, sync_directory
-from .guard import check_packages, package_files
-from .health import Health
-from .logs import TOLD_ONCE, configure_logs, set_log_format, set_log_level
-from .memory import (
+from .filesystem import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_USAGE,
+    Files,
     MemoryGuard,
+    StartError,
+    SystemFiles,
     cgroup_limit_bytes,
     limit_bytes,
     resident_bytes,
+    sync_directory,
 )
-from .progress import Progress
-from .stop import Stop
-from .tasks import Part, Task
-from .terminal import PrintLine, TerminalRemarks, print_in_any_encoding, remarks_on
+from .guard import check_packages, package_files
+from .tasks import Clock, Health, Part, SteadyClock, Stop, SystemClock, Task
+from .terminal import (
+    TOLD_ONCE,
+    PrintLine,
+    Progress,
+    TerminalRemarks,
+    configure_logs,
+    print_in_any_encoding,
+    remarks_on,
+    set_log_format,
+    set_log_level,
+)
 
 __all__ = [
     "EXIT_CONFIG",

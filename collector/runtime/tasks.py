@@ -1,19 +1,124 @@
-"""What the process is made of: parts that start and stop, and the tasks in which they take their turns.
+"""Clock, health, tasks and the request to stop: what every thread of the process needs.
+
+Clocks come in as arguments: a test passes its own, and nothing else here reads the time.
+
+Health by check-in: a subsystem that stops calling is dead, whatever it said before.
+
+*Alive* means that every registered subsystem checked in within its deadline; *ready* means alive and told to serve.
+A draining process is alive and not ready. Learning nothing is neither: readiness gates the whole pod, so it must not
+wait for telemetry. (After Refinery's internal/health.)
+
+What the process is made of: parts that start and stop, and the tasks in which they take their turns.
 
 A :class:`Part` is started once and stopped once, in the order of a list (collector/app.py) and back. Whatever of ours
 runs beside the main thread is a :class:`Task`: a name, a turn, and how long a turn may take before the task counts as
-hung (collector/runtime/health.py). Else only servers start threads: gRPC its own, the HTTP server one for each
+hung (collector/runtime/tasks.py). Else only servers start threads: gRPC its own, the HTTP server one for each
 connection.
+
+How a process learns that it should end: a pipe, because a signal handler may interrupt any lock, also an Event's.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable
+from types import FrameType
 from typing import Protocol
 
-from .health import Health
+
+class Clock(Protocol):
+    """What the process may know about time."""
+
+    def monotonic_ns(self) -> int:
+        """Nanoseconds that never run backwards; for waiting and deadlines."""
+        ...
+
+    def unix_nano(self) -> int:
+        """Wall clock in nanoseconds since the epoch; for stamps that people read."""
+        ...
+
+
+class SystemClock:
+    """The clocks of this machine."""
+
+    def monotonic_ns(self) -> int:
+        """Nanoseconds of CLOCK_MONOTONIC."""
+        return time.monotonic_ns()
+
+    def unix_nano(self) -> int:
+        """Nanoseconds of CLOCK_REALTIME."""
+        return time.time_ns()
+
+
+class SteadyClock:
+    """The wall clock, except that it never goes back: when it is set back, nobody else's clock seems to be ahead."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._offset_ns = clock.unix_nano() - clock.monotonic_ns()
+
+    def unix_nano(self) -> int:
+        """Wall clock in nanoseconds since the epoch; from any thread."""
+        monotonic_ns = self._clock.monotonic_ns()
+        self._offset_ns = max(self._offset_ns, self._clock.unix_nano() - monotonic_ns)
+        return monotonic_ns + self._offset_ns
+
+
+class Health:
+    """Written by the subsystems, read by the HTTP and gRPC health endpoints."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        """Guards everything below."""
+        self._timeout_ns: dict[str, int] = {}
+        self._due_ns: dict[str, int] = {}
+        self._serving = False
+
+    def register(self, name: str, timeout_s: float) -> None:
+        """From now on ``name`` has to check in at least every ``timeout_s``."""
+        with self._lock:
+            self._timeout_ns[name] = int(timeout_s * 1e9)
+            self._due_ns[name] = self._clock.monotonic_ns() + self._timeout_ns[name]
+
+    def check_in(self, name: str, pause_s: float = 0.0) -> None:
+        """The subsystem is at work, and will be again after a pause; of no effect once it is unregistered."""
+        with self._lock:
+            timeout_ns = self._timeout_ns.get(name)
+            if timeout_ns is not None:
+                self._due_ns[name] = self._clock.monotonic_ns() + timeout_ns + int(pause_s * 1e9)
+
+    def unregister(self, name: str) -> None:
+        """The subsystem ended as it should."""
+        with self._lock:
+            self._timeout_ns.pop(name, None)
+            self._due_ns.pop(name, None)
+
+    def set_serving(self, serving: bool) -> None:
+        """The receivers are open (or not any more)."""
+        with self._lock:
+            self._serving = serving
+
+    def late(self) -> tuple[str, ...]:
+        """Subsystems that missed their deadline."""
+        now_ns = self._clock.monotonic_ns()
+        with self._lock:
+            return tuple(name for name, due_ns in self._due_ns.items() if now_ns > due_ns)
+
+    def alive(self) -> bool:
+        """Whether every part has checked in in time."""
+        return not self.late()
+
+    def ready(self) -> bool:
+        """Alive, and the receivers are open."""
+        with self._lock:
+            serving = self._serving
+        return serving and self.alive()
+
 
 STOP_TIMEOUT_S = 5.0
 
@@ -112,3 +217,37 @@ class Task:
         else:
             if self._health is not None:
                 self._health.unregister(self.name)
+
+
+class Stop:
+    """Asked once it ends in order; a second signal ends the process at once."""
+
+    def __init__(self) -> None:
+        self._read_end, self._write_end = os.pipe()
+        self._signalled = False
+
+    def ask(self) -> None:
+        """Ask for the stop, from any thread."""
+        os.write(self._write_end, b".")
+
+    @property
+    def asked(self) -> bool:
+        """A signal has asked for it."""
+        return self._signalled
+
+    def wait(self) -> None:
+        """Block until somebody asked for the stop."""
+        os.read(self._read_end, 1)
+
+    def listen(self) -> None:
+        """SIGTERM and SIGINT ask; from the main thread."""
+        os.set_blocking(self._write_end, False)
+        # the C handler writes, whichever thread it runs in: one that runs elsewhere does not interrupt our read
+        signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        if self._signalled:
+            os._exit(128 + number)
+        self._signalled = True

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from . import table
-from .counts import Counts
-from .metrics import Metrics
+from .metrics import Counts, Metrics
 from .reasons import (
     GPU,
     Direction,

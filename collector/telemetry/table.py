@@ -266,7 +266,7 @@ LEARNING_STALLED = Metric(
     "learning_stalled",
     _G,
     "",
-    "1 while spans have arrived for state.stalled_after_s and no row was learned, by reason.",
+    "1 while spans have arrived for ten minutes and no row was learned, by reason.",
     (("reason", tuple(Stall)),),
 )
 QUARANTINES = Metric("quarantines", _C, "configs", "Configurations put aside because their learner raised.")

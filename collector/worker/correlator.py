@@ -8,13 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from collector.config import DedupeConfig, JoinConfig
+from collector.config import JoinConfig
 from collector.decode import Decoder, Telemetry, latest_unix_ns
 from collector.decode.pages import ScrapedPage
 from collector.identity import Knowledge
 from collector.join import Event, Joiner, SpanWindow, together
 from collector.receive import Export
 from collector.telemetry import Counts, Skip, table
+
+SPANS_REMEMBERED_NS = 600_000_000_000
+"""Of event time: an export that is sent again within it changes nothing. Retries of SDKs end after a minute."""
+SPANS_MAX = 100_000
+"""Span ids remembered of one sender; a step every 10 ms gives 60,000 in that time."""
+SENDERS_RATIO = 4
+"""Senders whose span ids are remembered, to each engine: itself, its API processes, and who takes its place."""
 
 Observer = Callable[[Telemetry], None]
 """Sees what was decoded, before it is joined."""
@@ -23,8 +30,8 @@ Observer = Callable[[Telemetry], None]
 class TelemetryReader:
     """Exports to what their resources said, each span once."""
 
-    def __init__(self, dedupe: DedupeConfig) -> None:
-        self.span_window = SpanWindow(int(dedupe.window_s * 1e9), dedupe.ids_max, dedupe.emitters_max)
+    def __init__(self, engines_max: int) -> None:
+        self.span_window = SpanWindow(SPANS_REMEMBERED_NS, SPANS_MAX, SENDERS_RATIO * engines_max)
         self._decoder = Decoder()
         self._knows_now = False
 
@@ -52,9 +59,9 @@ class TelemetryReader:
 class Correlator:
     """Owns what is held between the bytes and the rows."""
 
-    def __init__(self, join: JoinConfig, dedupe: DedupeConfig, knowledge: Knowledge | None = None) -> None:
+    def __init__(self, join: JoinConfig, knowledge: Knowledge | None = None) -> None:
         self.joiner = Joiner(join, knowledge)
-        self._reader = TelemetryReader(dedupe)
+        self._reader = TelemetryReader(join.engines_max)
 
     @property
     def span_window(self) -> SpanWindow:

@@ -1,8 +1,8 @@
 """Short of memory: give back what is free, then give up what waits longest, and say so; it passes by itself.
 
-short              exports are refused, retryably (collector/runtime/memory.py); the queue is still learned from
+short              exports are refused, retryably (collector/runtime/filesystem.py); the queue is still learned from
 after 3 s          of what engines hold, the older half is given up, and again every second; counted, never silent
-memory.stuck_s     of refusing without a break, the process is not alive: only a restart helps
+STUCK_S            of refusing without a break, the process is not alive: only a restart helps
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collector.telemetry import Metrics, table
 from .worker import IDLE_WAIT_S
 
 NAME = "memory"
+STUCK_S = 300.0
 _TRY_EVERY_NS = 1_000_000_000
 _PATIENCE_NS = 3_000_000_000
 _CALM_NS = 10_000_000_000
@@ -36,7 +37,7 @@ class MemoryRelief:
         guard: MemoryGuard,
         give_up: Callable[[], None],
         *,
-        stuck_s: float,
+        stuck_s: float = STUCK_S,
         metrics: Metrics,
         health: Health,
         clock: Clock,

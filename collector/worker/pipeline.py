@@ -38,6 +38,7 @@ from online import (
     ConfigSnapshot,
     HistoryView,
     Quality,
+    Reason,
     RowOutcome,
     Snapshot,
     Target,
@@ -62,7 +63,7 @@ class Pipeline:
 
     def __init__(self, config: Config, version: str, knowledge: Knowledge | None = None) -> None:
         self._settings = config
-        self._correlator = Correlator(config.join, config.dedupe, knowledge)
+        self._correlator = Correlator(config.join, knowledge)
         self._bank = Bank(config)
         self._quarantine = Quarantine(self._bank)
         self._version = version
@@ -204,7 +205,7 @@ class Pipeline:
             StateError: it does not fit; the pipeline is as it was before.
         """
         progress = progress_of(image)
-        fresh = Correlator(self._settings.join, self._settings.dedupe, self.joiner.knowledge)
+        fresh = Correlator(self._settings.join, self.joiner.knowledge)
         image.load(SPANS, fresh.span_window)
         image.load(JOIN, fresh.joiner, self._settings.join)
         left_out = self._bank.load(image)
@@ -338,9 +339,6 @@ def _hides_hits(quality: Quality, facts: Mapping[str, Fact]) -> bool:
     return quality is Quality.REQUESTS and facts.get("enable_prefix_caching") is not False
 
 
-OF_PROMPT_TOKENS = "of a prompt token, cached or computed: request spans hide prefix-cache hits"
-
-
 def with_unseen_prefix_hits(target: TargetSnapshot) -> TargetSnapshot:
     """What is learned of prefill tokens is of prompt tokens, and weak at best; a data sheet's is of computed ones."""
     models = {}
@@ -351,7 +349,7 @@ def with_unseen_prefix_hits(target: TargetSnapshot) -> TargetSnapshot:
             else msgspec.structs.replace(
                 feature,
                 status="weak" if feature.status == "identified" else feature.status,
-                reason=OF_PROMPT_TOKENS,
+                reason=Reason.HIDDEN_PREFIX_HITS,
             )
             for feature in model.features
         ]

@@ -1,6 +1,6 @@
 """Is anything being learned? A process that receives, answers *ready* and learns nothing has to say so.
 
-The clock is the process's own: spans accepted without a row learned for ``after_s``. The reason is the first stage that
+The clock is the process's own: spans accepted without a row learned for ten minutes. The reason is the first stage that
 lets nothing through, asked in the order in which telemetry passes them. A quiet server is no stall.
 """
 
@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from collector.runtime import Clock
 from collector.telemetry import Stall
+
+STALLED_AFTER_S = 600.0
+"""Longer than a row may wait in the join (``join.window_s``, three minutes) for what completes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class WorkerProgress:
 class StallWatch:
     """Fed after every batch; asked at any time from the same thread."""
 
-    def __init__(self, clock: Clock, after_s: float) -> None:
+    def __init__(self, clock: Clock, after_s: float = STALLED_AFTER_S) -> None:
         self._clock = clock
         self._after_ns = int(after_s * 1e9)
         self._since_ns: int | None = None

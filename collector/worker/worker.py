@@ -14,7 +14,7 @@ from typing import Protocol
 
 from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
-from collector.receive import AdmissionQueue, Export, QueueBatch
+from collector.receive import BATCH_BYTES, AdmissionQueue, Export, QueueBatch
 from collector.runtime import Clock, Health, Task
 from collector.telemetry import Counts, Metrics, Stall, table
 from online import RowOutcome, Target
@@ -90,7 +90,6 @@ class Worker:
         stall_watch: says why nothing is learned.
         watches: called after a turn, in their order.
         due_in_s: for how long they have nothing to look after, unless something comes.
-        batch_bytes: of exports in one turn, at most.
         drain_s: how long ``stop`` lets it drain the queue and save; then ``LAST_BATCH_S``.
         on_death: called when the thread ends by an error.
     """
@@ -107,7 +106,7 @@ class Worker:
         stall_watch: StallWatch,
         watches: Sequence[Callable[[], None]] = (),
         due_in_s: Callable[[], float] = lambda: math.inf,
-        batch_bytes: int,
+        batch_bytes: int = BATCH_BYTES,
         drain_s: float,
         health: Health,
         metrics: Metrics,

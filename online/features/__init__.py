@@ -3,7 +3,7 @@
 import online.features.systems  # noqa: F401  # registers them
 
 from .columns import INTERCEPT, Column, FeatureSet, Raw
-from .registry import Fact, Facts, build, custom, registered
+from .registry import Fact, Facts, build, custom, portable, registered
 
 __all__ = [
     "INTERCEPT",
@@ -14,5 +14,6 @@ __all__ = [
     "Raw",
     "build",
     "custom",
+    "portable",
     "registered",
 ]

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from .ard import RelevantMember
+from .error_bars import JACKKNIFE_ROWS
 from .identify import as_far_as_it_fits
-from .jackknife import ROWS_MAX as JACKKNIFE_ROWS
-from .jackknife import with_jackknife
 from .learner_settings import LearnerSettings
 from .merging import merge
 from .operating_points import OperatingPoints, points_of
-from .outliers import compared
-from .prior import MORE, Prior, contradicted
-from .replicas import Replica, joined, replica_of
+from .prior import Prior, contradicted
+from .replicas import Replica, compared, joined, replica_of
 from .rls_learner import RlsLearner
 from .robust import middle
 from .solve import solve
-from .strata import RowWeights
 
 __all__ = [
     "JACKKNIFE_ROWS",
-    "MORE",
     "LearnerSettings",
     "OperatingPoints",
     "Prior",
     "RelevantMember",
     "Replica",
     "RlsLearner",
-    "RowWeights",
     "as_far_as_it_fits",
     "compared",
     "contradicted",
@@ -36,5 +31,4 @@ __all__ = [
     "points_of",
     "replica_of",
     "solve",
-    "with_jackknife",
 ]

@@ -1,10 +1,11 @@
 """What the data say about each coefficient, and what they do not.
 
     C       = (A + H)^-1                            on the columns with evidence (p, p)
-    V       = C (M + u^2 H) C                       H: the prior's part, u = max(s, its misfit); M: online/rls/hac.py
-            + the misfit of the form                by batch shape: online/rls/misfit.py
-    M       = that of HAC, and not below s^2 A
+    V       = C (M + u^2 H) C + fade W              H: the prior's part, u = max(s, its misfit); M, W: error_bars.py
+    M       = Newey and West's, and in no direction below s^2 A n2 / n1 (n1, n2: online/rls/strata.py)
+    fade    = 1 up to 256 rows, 0 from 1,280 on: as windows of scores become enough to show the misfit of this load
     se_j    = sqrt(V_jj)                            for few windows such that 1.96 se is Student's 95 %
+    form_j  = sqrt(W_jj)                            how far the coefficient moves when the load changes
     share_j = 1 - H_jj C_jj                         learned share: 1 = all from data, 0 = all from prior or ridge
     cv_j^2  = A_jj A_ll / A_jl^2 - 1                excitation beyond "so much per step" (l = steps of the row)
     vif_j   = (A_jj - A_jl^2 / A_ll) C_jj           1 = independent of the others, > 10 = nearly a mixture of them
@@ -18,13 +19,19 @@ Status, the first that applies:
     at_bound    non-negativity holds it at 0 although there is evidence
     prior_only  share < 0.5 and there is a prior: a donor's or data sheet's value
     constant    cv < 1e-6: it never varied beside the steps themselves, so it cannot be told from the intercept
-    identified  share > 0.9 and se < 20 % of the coefficient; 2 p + 2 windows; and it took more than one value:
-                cv > 0.1 over the strata that have it (chunks of one size price the chunk, not the token)
-    weak        anything else: do not act on it alone
+    weak        do not act on it alone; for one of the reasons below
+    identified  all else
 
-What is identified so far is weak all the same where the rows say that they are not of one machine, or not of all its
-steps (``as_far_as_it_fits``): half of the predictions of a step are off by more than 15 %, as between two machines that
-send under one name, or the target has doubts of its own.
+Reasons of a weak coefficient, the first that applies:
+
+    few_rows             fewer than 2 p + 2 windows of 32 rows, or a tenth of it is still a prior's
+    collinear            vif > 10: it trades with other columns; it has no error bar, but the covariance has it
+    one_size             cv <= 0.1 over the strata that have it: chunks of one size price the chunk, not the token
+    wide                 se >= 20 % of the coefficient
+    clock_grain          the clock of the telemetry is too coarse for these steps
+    two_speeds           the rows are of machines of two speeds
+    poor_fit             half of the predictions of a step are off by more than 15 %
+    hidden_prefix_hits   prompt tokens that the prefix cache had are told as if they were computed
 
 Reference: Belsley, Kuh and Welsch, Regression Diagnostics (1980).
 """
@@ -33,22 +40,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
 
 from online.features import Column
 from online.rows import Floats, Ints, Mask
-from online.snapshot import FeatureSnapshot, ModelSnapshot
+from online.snapshot import FeatureSnapshot, ModelSnapshot, Reason
 
-from .misfit import Shapes
+from .error_bars import Shapes, not_below
 from .solve import RELATIVE_RIDGE
 
 IDENTIFIED_SHARE, PRIOR_SHARE, IDENTIFIED_ERROR, CONSTANT_CV = 0.9, 0.5, 0.2, 1e-6
 ONE_VALUE_CV = 0.1
+VIF_MAX = 10.0
 MEDIAN_ERROR_MAX = 0.15
 """Of the coefficients alone. A standard error says how sure the best line is, not that there is one."""
+FADE_ROWS = (256.0, 1280.0)
+"""The first fit, and 40 windows of scores: from there on sampling errors alone are calibrated on machines that no line
+fits (tests/bench/learning_bars.py)."""
+SURE_T, WEAK_T = 8.0, 4.0
+"""Coefficients per standard error, of rows between two scrapes of a page: with t below 8 they were off by 6 to 25 % in
+the median where this was measured, one in ten by 40 to 70 %. The floor of 10 % leaves t <= 10."""
 
 ABSENT = "absent"
 """Status of a column without evidence and without a prior; it is not published."""
@@ -56,10 +70,11 @@ ABSENT = "absent"
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Over p columns: A (p, p), the precision beside it (p,) and u^2 H of a prior (p,), A_jl (p,), A_ll, s^2.
+    """Over p columns: A (p, p), the precision beside it (p,) and u^2 H of a prior (p,), A_jl (p,), A_ll, s^2 n2 / n1.
 
-    ``meat``: M of HAC, (p, p), None while there are too few windows; ``carried``: there are 2 p + 2. ``spread``: cv
-    over the strata that have the column, (p,). ``shapes``: what the form misses by batch shape, where there are some.
+    ``meat``: M of Newey and West, (p, p), None while there are too few windows; ``carried``: there are 2 p + 2.
+    ``spread``: cv over the strata that have the column, (p,). ``rows`` that are remembered. ``shapes``: what the form
+    misses by batch shape, where there are some.
     """
 
     a: Floats
@@ -71,6 +86,7 @@ class Evidence:
     meat: Floats | None
     carried: bool
     spread: Floats
+    rows: float
     shapes: Shapes | None = None
 
 
@@ -87,14 +103,21 @@ class Solved:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Per column (p,), NaN where there is no evidence; and the condition number of the whole."""
+    """Covariance (p, p), form error (p,) and more per column (p,), NaN where there is no evidence; condition number."""
 
-    stderr: Floats
+    covariance: Floats
+    form_error: Floats
     share: Floats
     excitation: Floats
     vif: Floats
     status: tuple[str, ...]
+    reason: tuple[Reason | None, ...]
     condition: float
+
+    @property
+    def stderr(self) -> Floats:
+        """Standard errors, (p,)."""
+        return np.sqrt(self.covariance.diagonal())
 
 
 def diagnose(evidence: Evidence, solved: Solved) -> Diagnosis:
@@ -107,24 +130,32 @@ def diagnose(evidence: Evidence, solved: Solved) -> Diagnosis:
     outer = scale[:, None] * scale
     system = evidence.a[among]
     system.flat[:: len(on) + 1] += ridge[on]
-    scaled = system * scale * scale[:, None]
+    scaled = system * outer
     inverse: Floats = np.asarray(np.linalg.inv(scaled), np.float64)
-    c, v = np.full((2, p), np.nan)
+    c = np.full(p, np.nan)
     c[on] = inverse.diagonal() * outer.diagonal()
-    noise = _noise(evidence, among, inverse, outer)
-    v[on] = noise * outer.diagonal()
+    covariance, form_error = np.full((p, p), np.nan), np.full(p, np.nan)
+    sampling = _sampling(evidence, among, inverse, outer)
     if evidence.shapes is not None and len(on):
-        inflation = float((noise / (evidence.variance * inverse.diagonal())).mean())
-        v[on] += evidence.shapes.variance(solved.beta, inverse * outer, on, inflation)
-    stderr = np.sqrt(v)
+        inflation = float((sampling.diagonal() / (evidence.variance * inverse.diagonal())).mean())
+        form = evidence.shapes.covariance(solved.beta, inverse * outer, on, inflation)
+        form_error[on] = np.sqrt(form.diagonal())
+        sampling += _faded(evidence.rows) * form / outer
+    covariance[among] = sampling * outer
     with np.errstate(divide="ignore", invalid="ignore"):
         per_step = np.where(evidence.with_steps > 0.0, evidence.with_steps**2 / evidence.steps, 0.0)
         excitation = np.sqrt(np.maximum(np.where(per_step > 0.0, a / per_step - 1.0, np.inf), 0.0))
         vif = np.maximum((a - per_step) * c, 1.0)
     share = np.minimum(np.maximum(1.0 - ridge * c, 0.0), 1.0)
-    varied = evidence.carried & ((evidence.spread > ONE_VALUE_CV) | solved.intercept)
-    status = _status(solved, share, stderr, excitation, varied)
-    return Diagnosis(stderr, share, excitation, vif, status, _condition(scaled))
+    told = Diagnosis(covariance, form_error, share, excitation, vif, (), (), _condition(scaled))
+    status, reason = _status(solved, told, evidence)
+    return replace(told, status=status, reason=reason)
+
+
+def _faded(rows: float) -> float:
+    """The part of the form error that counts as sampling error while windows of scores are few."""
+    first, last = FADE_ROWS
+    return min(max((last - rows) / (last - first), 0.0), 1.0)
 
 
 def _condition(system: Floats) -> float:
@@ -135,67 +166,109 @@ def _condition(system: Floats) -> float:
     return float(values[0] / values[-1]) if values[-1] > 0.0 else math.inf
 
 
-def _noise(evidence: Evidence, among: tuple[Ints, Ints], inverse: Floats, outer: Floats) -> Floats:
-    """Variance by noise and prior of the scaled columns with evidence, (q,)."""
+def _sampling(evidence: Evidence, among: tuple[Ints, Ints], inverse: Floats, outer: Floats) -> Floats:
+    """Covariance by noise and prior of the scaled columns with evidence, (q, q)."""
     prior = np.diag(evidence.prior[among[1]])
-    spread = _variance(inverse, (evidence.variance * evidence.a[among] + prior) * outer)
-    if evidence.meat is not None:
-        spread = np.maximum(spread, _variance(inverse, (evidence.meat[among] + prior) * outer))
-    return spread
+    independent: Floats = inverse @ ((evidence.variance * evidence.a[among] + prior) * outer) @ inverse
+    if evidence.meat is None or not len(inverse):
+        return independent
+    return not_below(inverse @ ((evidence.meat[among] + prior) * outer) @ inverse, independent)
 
 
-def _variance(bread: Floats, meat: Floats) -> Floats:
-    """Diagonal of C M C."""
-    diagonal: Floats = ((bread @ meat) * bread.T).sum(axis=1)
-    return diagonal
-
-
-def _status(solved: Solved, share: Floats, stderr: Floats, excitation: Floats, varied: Mask) -> tuple[str, ...]:
-    statuses = []
+def _status(solved: Solved, told: Diagnosis, evidence: Evidence) -> tuple[tuple[str, ...], tuple[Reason | None, ...]]:
     shared = bool((solved.intercept & solved.live).any())
+    stderr, statuses, reasons = told.stderr, [], []
     for j, beta in enumerate(solved.beta.tolist()):
+        reason = None
         if not solved.live[j]:
-            statuses.append(ABSENT)
+            status = ABSENT
         elif not solved.passive[j]:
-            statuses.append("at_bound")
-        elif share[j] < PRIOR_SHARE and solved.has_prior[j]:
-            statuses.append("prior_only")
-        elif excitation[j] < CONSTANT_CV and shared and not solved.intercept[j]:
-            statuses.append("constant")
-        elif share[j] > IDENTIFIED_SHARE and stderr[j] < IDENTIFIED_ERROR * abs(beta) and varied[j]:
-            statuses.append("identified")
+            status = "at_bound"
+        elif told.share[j] < PRIOR_SHARE and solved.has_prior[j]:
+            status = "prior_only"
+        elif told.excitation[j] < CONSTANT_CV and shared and not solved.intercept[j]:
+            status = "constant"
         else:
-            statuses.append("weak")
-    return tuple(statuses)
+            varied = evidence.spread[j] > ONE_VALUE_CV or bool(solved.intercept[j])
+            sure = stderr[j] < IDENTIFIED_ERROR * abs(beta)
+            reason = _weakness(told, j, carried=evidence.carried, varied=varied, sure=sure)
+            status = "weak" if reason else "identified"
+        statuses.append(status)
+        reasons.append(reason)
+    return tuple(statuses), tuple(reasons)
 
 
-def feature_snapshots(
-    columns: Sequence[Column], beta: Floats, means: Floats | None, diagnosis: Diagnosis
-) -> list[FeatureSnapshot]:
+def _weakness(told: Diagnosis, j: int, *, carried: bool, varied: bool, sure: bool) -> Reason | None:
+    """Why column j should not be used alone; None where it may be."""
+    if not carried or told.share[j] <= IDENTIFIED_SHARE:
+        return Reason.FEW_ROWS
+    if told.vif[j] > VIF_MAX:
+        return Reason.COLLINEAR
+    if not varied:
+        return Reason.ONE_SIZE
+    return None if sure else Reason.WIDE
+
+
+def model_snapshot(columns: Sequence[Column], beta: Floats, means: Floats | None, told: Diagnosis) -> ModelSnapshot:
     """What is published of columns with evidence or a prior: beta and means are theirs, then others'."""
-    return [
+    published = [j for j in range(len(columns)) if told.status[j] != ABSENT]
+    features = [
         FeatureSnapshot(
-            name=column.name,
-            unit=column.unit,
+            name=columns[j].name,
+            unit=columns[j].unit,
             coefficient=float(beta[j]),
-            status=diagnosis.status[j],
-            stderr=float(diagnosis.stderr[j]),
-            learned_share=float(diagnosis.share[j]),
-            excitation=_finite(diagnosis.excitation[j]),
-            vif=_finite(diagnosis.vif[j]),
+            status=told.status[j],
+            reason=told.reason[j],
+            stderr=None if told.vif[j] > VIF_MAX and told.status[j] != "prior_only" else float(told.stderr[j]),
+            form_error=_finite(told.form_error[j]),
+            learned_share=float(told.share[j]),
+            excitation=_finite(told.excitation[j]),
+            vif=_finite(told.vif[j]),
             mean=None if means is None else float(means[j]),
         )
-        for j, column in enumerate(columns)
-        if diagnosis.status[j] != ABSENT
+        for j in published
     ]
+    covariance = told.covariance[np.ix_(published, published)]
+    return ModelSnapshot(
+        features=features, rows=0, effective_rows=0.0, condition_number=told.condition, covariance=covariance.tolist()
+    )
 
 
-def as_far_as_it_fits(model: ModelSnapshot, *, doubted: bool) -> ModelSnapshot:
-    """The model with coefficients that are no surer than its predictions; ``doubted``: none of them is identified."""
-    if not doubted and (model.error is None or model.error.median_ape <= MEDIAN_ERROR_MAX):
+def of_windows(model: ModelSnapshot, covariance: Floats | None) -> ModelSnapshot:
+    """The model with the error bars and status of rows between two scrapes of a page.
+
+    ``covariance`` of its features, (p, p), None where the rows are too few. identified from t = beta / se = 8 on, below
+    4 unidentified: columns trade with each other, and only predictions are of use.
+    """
+    bars = [None] * len(model.features) if covariance is None else np.sqrt(covariance.diagonal()).tolist()
+    features = [_of_window(feature, bar) for feature, bar in zip(model.features, bars, strict=True)]
+    told = [] if covariance is None else covariance.tolist()
+    return msgspec.structs.replace(model, features=features, covariance=told)
+
+
+def _of_window(feature: FeatureSnapshot, stderr: float | None) -> FeatureSnapshot:
+    size, reason = abs(feature.coefficient), None
+    status = "unidentified"
+    if stderr is None:
+        reason = Reason.FEW_ROWS
+    elif feature.vif is not None and feature.vif > VIF_MAX:
+        stderr, reason = None, Reason.COLLINEAR
+    elif size == 0.0 or size < SURE_T * stderr:
+        reason = Reason.WIDE
+        status = "weak" if size > 0.0 and size >= WEAK_T * stderr else status
+    else:
+        status = "identified"
+    return msgspec.structs.replace(feature, stderr=stderr, form_error=None, status=status, reason=reason)
+
+
+def as_far_as_it_fits(model: ModelSnapshot, doubt: Reason | None) -> ModelSnapshot:
+    """The model with coefficients that are no surer than its predictions; with a ``doubt`` none is identified."""
+    if doubt is None and model.error is not None and model.error.median_ape > MEDIAN_ERROR_MAX:
+        doubt = Reason.POOR_FIT
+    if doubt is None:
         return model
     features = [
-        msgspec.structs.replace(feature, status="weak") if feature.status == "identified" else feature
+        msgspec.structs.replace(feature, status="weak", reason=doubt) if feature.status == "identified" else feature
         for feature in model.features
     ]
     return msgspec.structs.replace(model, features=features)

@@ -21,17 +21,15 @@ from online.rows import Floats, Mask, Target
 from online.shapes import ShapeFactors
 from online.state import saved
 
-from .hac import Meat
+from .error_bars import Meat, Shapes
 from .identify import Diagnosis
 from .learner_settings import LearnerSettings
 from .means import Means
-from .misfit import Shapes
 from .prequential_scores import Scores
 from .prior import Prior
 from .robust import Weighing
 from .slow_member import SlowMember
 from .startup import Start
-from .strata import RowWeights
 
 MEAN_TARGETS = frozenset({Target.API_QUEUEING, Target.POST_DECODE, Target.FIRST_RESPONSE})
 """Skewed times that add up to what a request sees: their mean is what adds up, and a robust fit is far off in it."""
@@ -116,9 +114,9 @@ class Members:
         self.shapes.settle(held.cell, np.log(held.elapsed_us / prediction), self.slow.beta)
         self.weighing.scale = scale
 
-    def release(self, held: Design, z: Floats, start: Start, by_point: RowWeights | None) -> None:
-        """The held rows become statistics; operating points may weigh them ``by_point``."""
-        self.slow.learn_held(held, z, start.weight, start.share, by_point)
+    def release(self, held: Design, z: Floats, start: Start) -> None:
+        """The held rows become statistics."""
+        self.slow.learn_held(held, z, start.weight, start.share)
         self.open_cells(held, z, start)
         self.solve_slow()
 
@@ -145,8 +143,6 @@ class Members:
         Only what error bars ask for is made of them: a copy of all, solved anew, took three times as long.
         """
         g, rows, shaped = (z * start.weight[:, None]).T @ z, float(held.weight.sum()), self.target.vector == "beta"
-        if not shaped and not Meat.tells_of(rows, int(np.count_nonzero(self.slow.live))):
-            return self.diagnosis(g, rows)  # nothing of them is asked for
         told = copy.copy(self)
         told.slow = copy.copy(self.slow)
         told.slow.strata, told.slow.meat = self.slow.new_strata(), Meat(self.slow.p)

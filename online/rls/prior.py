@@ -10,7 +10,8 @@ coefficient that was 0 at the donor become something.
     H_jj = (max(min(s, 3 %), misfit) / sd_j)^2                  what a solve adds to A_jj for the prior: s, the noise
 
 Residuals are large either because the machine is noisy or because the donor is wrong. Unbounded, a wrong donor would
-weigh more the worse it fits, and its own misfit would keep it in force for thousands of rows; so s counts to 3 %.
+weigh more the worse it fits, and its own misfit would keep it in force for thousands of rows; so s counts to 3 %. By
+the floor of tau a donor then says of a column no more than (3 % / 2 %)^2 = 2.25 rows of its own load do.
 A donor that rows contradict (:func:`contradicted`) is no longer believed at all.
 """
 

@@ -8,8 +8,7 @@ Guarantee: reading changes nothing that is learned later.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+import msgspec
 import numpy as np
 
 from online.blocks import Design, cell_name
@@ -19,7 +18,8 @@ from online.rows import PHASES, Floats, Ints
 from online.snapshot import ModelSnapshot, ShapeFactorSnapshot
 from online.state import Count, StateError, saved
 
-from .identify import Diagnosis, feature_snapshots
+from .error_bars import jackknife
+from .identify import Diagnosis, model_snapshot, of_windows
 from .learner_settings import LearnerSettings
 from .members import Members
 from .operating_points import OperatingPoints
@@ -28,7 +28,6 @@ from .robust import median
 from .size_slopes import slope_inside
 from .slow_member import SlowMember
 from .startup import Start, Startup, fit_start
-from .strata import RowWeights
 
 _CONTEXT_TOKENS = "decode_context_tokens"
 _TINY_US = 1e-9
@@ -48,7 +47,6 @@ class RlsLearner:
         rows: rows learned.
         startup: the rows held before the first statistics.
         members: the published statistics, with their weights, errors and monitor.
-        weigh_held: how operating points weigh held rows; None, or without it: as the first fit does.
     """
 
     STATE = saved("rls", has_phases=bool, rows=Count, startup=Startup, members=Members)
@@ -69,7 +67,6 @@ class RlsLearner:
         self.rows = 0
         self.startup = Startup(settings.start_rows)
         self.members = Members(features, settings, prior, slow_kind)
-        self.weigh_held: Callable[[Design], RowWeights | None] | None = None
 
     @property
     def p(self) -> int:
@@ -161,7 +158,7 @@ class RlsLearner:
         members.start(held, z, start.scale)
         self.startup.started = True
         if release or self.startup.complete:
-            members.release(held, z, start, None if self.weigh_held is None else self.weigh_held(held))
+            members.release(held, z, start)
             self.startup.end()
 
     def _fit(self, held: Design) -> tuple[Floats, Start]:
@@ -256,12 +253,21 @@ class RlsLearner:
         """The model as published; None before the first fit."""
         if not self.started:
             return None
-        diagnosis, members = self.diagnosis(), self.members
-        return ModelSnapshot(
-            features=feature_snapshots(self.features.columns, members.slow.beta, members.means.per_step(), diagnosis),
+        members = self.members
+        told = model_snapshot(self.features.columns, members.slow.beta, members.means.per_step(), self.diagnosis())
+        return msgspec.structs.replace(
+            told,
             rows=self.rows,
             effective_rows=self.effective_rows(),
-            condition_number=diagnosis.condition,
             error=members.scores.error.snapshot(),
             scale=members.weighing.scale,
         )
+
+    def of_windows(self, told: ModelSnapshot, rows: Design) -> ModelSnapshot:
+        """The published model with the error bars of rows between two scrapes of a page; ``rows``: the last."""
+        p, slow = len(self.features), self.members.slow
+        covariance = jackknife(rows, slow.beta[:p], self.members.weighing.scale, slow.intercept[:p])
+        if covariance is not None:
+            published = [self.features.names.index(feature.name) for feature in told.features]
+            covariance = covariance[np.ix_(published, published)]
+        return of_windows(told, covariance)

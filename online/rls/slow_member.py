@@ -20,13 +20,12 @@ from online.features import INTERCEPT, FeatureSet
 from online.rows import Floats, Mask, Target
 from online.state import Finite, StateError, saved
 
-from .hac import Meat
+from .error_bars import Meat, Shapes
 from .identify import Diagnosis, Evidence, Solved, diagnose
 from .learner_settings import LearnerSettings
-from .misfit import Shapes
 from .prior import Prior, contradicted
 from .solve import solve
-from .strata import RowWeights, Strata
+from .strata import Strata
 
 BY_POINT = ("portable", Target.STEP_TIME)
 """What is kept by operating point, too: columns that data sheets and other configurations say something of."""
@@ -106,13 +105,11 @@ class SlowMember:
         kept, left = self.strata.learn(block, z, weight, share)
         self.meat.learn(block, kept, z[:, : self.p] * (left * weight * (block.elapsed_us - prediction))[:, None])
 
-    def learn_held(
-        self, held: Design, z: Floats, weight: Floats, share: Floats, by_point: RowWeights | None = None
-    ) -> None:
+    def learn_held(self, held: Design, z: Floats, weight: Floats, share: Floats) -> None:
         """The rows of the first fit become statistics."""
-        self.strata.learn(held, z, weight, share, by_point)
+        self.strata.learn(held, z, weight, share)
         residual = held.elapsed_us - z[:, : self.p] @ self.beta
-        self.meat.learn_held(held, z[:, : self.p] * (weight * residual)[:, None])
+        self.meat.learn(held, np.ones(len(held.grouped().ids)), z[:, : self.p] * (weight * residual)[:, None])
 
     def discount(self, keep: float, gain: float) -> None:
         """Keep so much of what was known, at a new speed."""
@@ -189,10 +186,11 @@ class SlowMember:
             prior=np.zeros(p) if self.prior is None else self.prior.score_variance(scale),
             with_steps=g[:p, p + 1],
             steps=max(float(g[p + 1, p + 1]), 1e-300),
-            variance=variance,
+            variance=variance * self.strata.squared_share(),
             meat=self.meat.of_scores(columns),
             carried=self.meat.carries(columns),
             spread=self.strata.spread(),
+            rows=float(self.strata.n1.sum()),
             shapes=shapes,
         )
         return diagnose(evidence, Solved(self.beta, self.passive, self.live, self.has_prior(), self.intercept))

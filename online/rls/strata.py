@@ -20,8 +20,6 @@ Reference: Kulhavy, Restricted exponential forgetting in real-time identificatio
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from online.blocks import STRATA, Design
@@ -30,13 +28,6 @@ from online.state import saved
 
 from .grouped_sums import decays_of, kept_of, products_of
 from .operating_points import OperatingPoints
-
-
-class RowWeights(NamedTuple):
-    """Weight and Huber's share of each row, (n,)."""
-
-    weight: Floats
-    share: Floats
 
 
 class Strata:
@@ -66,10 +57,8 @@ class Strata:
         self.n2 = np.zeros(STRATA)
         self.clock = np.zeros(STRATA)
 
-    def learn(
-        self, block: Design, z: Floats, weight: Floats, share: Floats, by_point: RowWeights | None = None
-    ) -> tuple[Floats, Floats]:
-        """Add rows: z (n, q), weight (n,), share of Huber (n,); operating points may weigh them ``by_point``.
+    def learn(self, block: Design, z: Floats, weight: Floats, share: Floats) -> tuple[Floats, Floats]:
+        """Add rows: z (n, q), weight (n,), share of Huber (n,).
 
         Returns what each group kept of its past, (g,), and what later rows of the block left of each row, (n,).
         """
@@ -91,7 +80,6 @@ class Strata:
         if self.points is not None:
             spent_by_row = np.empty_like(e)
             spent_by_row[order] = e
-            weight, share = by_point or (weight, share)
             self.points.learn(z, block.end_ns, weight, share * block.weight, spent_by_row)
         return kept, left_of
 
@@ -109,6 +97,11 @@ class Strata:
         """n1^2 / n2 over all strata."""
         squares = float(self.n2.sum())
         return float(self.n1.sum()) ** 2 / squares if squares > 0.0 else 0.0
+
+    def squared_share(self) -> float:
+        """n2 / n1: how much less squared weights amount to, as in the variance of a weighted mean, than weights."""
+        rows = float(self.n1.sum())
+        return float(self.n2.sum()) / rows if rows > 0.0 else 1.0
 
     def spread(self) -> Floats:
         """How far each feature varies beyond so much per step where it is not 0, (p,): cv over the strata that have it.

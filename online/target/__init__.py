@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from .course import ChangeKind
-from .learners import Learner, make_learner, make_rls
+from .learners import RLS, Learner, make_learner, make_rls
 from .reading import Readings
 from .settings import BankSettings, check_settings, feature_set
-from .sheet_told import foretold
 from .step_history import CoursePoint, HistoryView, StepHistory
 from .target_merge import merge_target, succeed_target
 from .target_state import SavedTarget, TargetState
 
 __all__ = [
+    "RLS",
     "BankSettings",
     "ChangeKind",
     "CoursePoint",
@@ -23,7 +23,6 @@ __all__ = [
     "TargetState",
     "check_settings",
     "feature_set",
-    "foretold",
     "make_learner",
     "make_rls",
     "merge_target",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from online.rows import Floats
+from online.snapshot import Reason
 from online.state import Count, saved
 
 WINDOW_ROWS = 4096
@@ -46,9 +47,10 @@ class ClockGrain:
         self.timeless_before += self.timeless + other.timeless + other.timeless_before
         self.rows = self.timeless = 0
 
-    def doubts(self) -> list[str]:
+    def doubts(self) -> dict[Reason, str]:
         """The clause that says that what is learned is biased by what is left out, where it is."""
         rows, timeless = self.rows + self.rows_before, self.timeless + self.timeless_before
         if rows < ROWS_MIN or timeless <= SHARE_MAX * rows:
-            return []
-        return [f"the clock of its telemetry is too coarse: {timeless / rows:.0%} of its steps seem to take no time"]
+            return {}
+        clause = f"the clock of its telemetry is too coarse: {timeless / rows:.0%} of its steps seem to take no time"
+        return {Reason.CLOCK_GRAIN: clause}

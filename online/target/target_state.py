@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
+
+import msgspec
+import numpy as np
 
 from online.blocks import Cutter, Design
 from online.drift import ENGINES_MAX, Speed, differs
 from online.errors import Residuals
 from online.features import FeatureSet
 from online.river import CONTEXT, RESIDUAL
-from online.rls import Prior, Replica, RlsLearner, as_far_as_it_fits, compared, with_jackknife
+from online.rls import Prior, Replica, RlsLearner, as_far_as_it_fits, compared
 from online.rows import Floats, Quality, RowBlock, RowOutcome, Target
-from online.snapshot import ErrorSnapshot, ModelSnapshot, TargetSnapshot
+from online.snapshot import ErrorSnapshot, IntervalSnapshot, ModelSnapshot, Reason, TargetSnapshot
 from online.state import Kept, StateError, saved
-from online.transfer import SheetPrior
+from online.transfer import SheetEstimate, SheetPrior
 
 from .clock_grain import ClockGrain
 from .course import Course
@@ -25,11 +28,12 @@ from .design_matrix import DesignMatrix
 from .learners import RLS, Learner, make_learner, publishes
 from .published_prediction import SHAPED, PublishedPrediction, make_published
 from .settings import BankSettings, rates
-from .sheet_told import columns_of, foretold, told_by_sheet, weights_by_sheet
 from .step_history import StepHistory
 from .window_rows import WindowRows
 
 CHAMPION_ADVANTAGE = 0.95
+_TENTH = 1.2816
+"""Of engines about the merged coefficients, in logs; normal deviate of the tenth."""
 """Another model becomes champion where its error is below this share of the champion's."""
 
 PriorFor = Callable[[FeatureSet], Prior | None]
@@ -63,6 +67,8 @@ class SavedTarget:
 
 YOUNG_ROWS, YOUNG_BLOCK_ROWS = 1024, 32
 """While coefficients are young every row moves them, and they are solved after each 32 of them."""
+_REQUESTS_LONGER = 16
+"""Blocks of requests may last so many times longer: they are few, and a block costs the same whatever is in it."""
 
 
 class TargetState:
@@ -86,7 +92,8 @@ class TargetState:
     def __init__(self, target: Target, settings: BankSettings) -> None:
         self.target = target
         self.settings = settings
-        self.cutter = Cutter(YOUNG_BLOCK_ROWS, int(settings.bank.block_s * 1e9))
+        longer = 1 if target.vector == "beta" else _REQUESTS_LONGER
+        self.cutter = Cutter(YOUNG_BLOCK_ROWS, int(longer * settings.bank.block_s * 1e9))
         self.matrix = DesignMatrix(target)
         self.models: dict[str, Learner] = {}
         self.residuals, self.windows = Residuals(), WindowRows()
@@ -115,7 +122,6 @@ class TargetState:
                 self.matrix.add(CONTEXT, fitted=False)
         for model in self.publishers():
             model.members.scores.learns_intervals = self.published is None
-            model.weigh_held = partial(weights_by_sheet, self) if model is self.models.get(SHAPED) else None
         self.cutter.widen(self.matrix.width)
         self.windows.widen(self.matrix.width)
 
@@ -212,30 +218,32 @@ class TargetState:
     def snapshot(self) -> TargetSnapshot | None:
         """None while there is nothing to say."""
         models: dict[str, ModelSnapshot] = {}
-        told = told_by_sheet(self.sheet_prior, self.models.get(SHAPED))
+        told = self._by_sheet()
         for name, model in sorted(self.models.items()):
             snapshot = model.snapshot()
             if snapshot is not None:
                 if name == SHAPED and self.published is not None:
                     snapshot = self.published.with_errors(snapshot)
                 if self.windows.rows is not None and publishes(model):
-                    snapshot = with_jackknife(snapshot, model, self.matrix.view(self.windows.rows, model.features.name))
+                    snapshot = model.of_windows(snapshot, self.matrix.view(self.windows.rows, model.features.name))
                 models[name] = snapshot
-        if told is not None and SHAPED not in models:
-            return foretold(self.sheet_prior, self.settings)
-        if told is not None:
-            models[SHAPED] = told.model(models[SHAPED], columns_of(self.models[SHAPED].features))
+        if told is not None and self.sheet_prior is not None:
+            if SHAPED not in models:
+                return self.sheet_prior.target_before(self.settings.feature_sets)
+            models[SHAPED] = told.model(models[SHAPED])
         champion = _champion(self.champion, models, self.models)
         if champion is None:
             return None
         watcher = self.watcher()
         learner, vector = self.models[champion], self.target.vector
-        doubts = [*self.clock.doubts(), *self._disagreement(watcher)] if vector == "beta" else []
+        doubts = {}
         if vector == "beta":
-            models = {name: as_far_as_it_fits(model, doubted=bool(doubts)) for name, model in models.items()}
+            doubts = self.clock.doubts() | self._disagreement(watcher)
+            models = {name: as_far_as_it_fits(model, next(iter(doubts), None)) for name, model in models.items()}
         if not publishes(learner):
             return TargetSnapshot(vector=vector, unit="us", champion=champion, models=models)
-        return TargetSnapshot(
+        merged = compared([] if watcher is None else self.replicas.get(watcher.features.name, []), learner.rows)
+        target = TargetSnapshot(
             vector=vector,
             unit="us",
             champion=champion,
@@ -243,17 +251,24 @@ class TargetState:
             residuals=self.residuals.snapshot(),
             drift=None if watcher is None else watcher.members.drift.snapshot(watcher.members.shapes),
             mean_us=learner.mean_us(),
-            **_replica_parts(self.replicas, watcher),
+            replicas=merged.replicas,
             **self._shape_parts(learner, None if told is None else told.beta),
-            doubts=doubts,
+            doubts=[*doubts.values()],
         )
+        return _as_far_as_engines_agree(target, merged.spread)
 
-    def _disagreement(self, watcher: RlsLearner | None) -> list[str]:
+    def _by_sheet(self) -> SheetEstimate | None:
+        """What is published in place of what ``portable`` learned; None where that stands."""
+        model = self.models.get(SHAPED)
+        return self.sheet_prior.after(model) if self.sheet_prior and model and publishes(model) else None
+
+    def _disagreement(self, watcher: RlsLearner | None) -> dict[Reason, str]:
         odd = None if watcher is None else watcher.members.drift.odd_engine(watcher.members.shapes)
         if odd is None or not differs(odd):
-            return []
+            return {}
         name = self.engine_names.get(odd.number, str(odd.number))
-        return [f"its engines disagree: engine {name} takes {odd.ratio:.1f} × as long as the others"]
+        clause = f"its engines disagree: engine {name} takes {odd.ratio:.1f} × as long as the others"
+        return {Reason.TWO_SPEEDS: clause}
 
     def name_engines(self, names: Mapping[int, str]) -> None:
         """Of rows that came; those heard of longest ago are forgotten."""
@@ -314,11 +329,35 @@ class TargetState:
         return skipped
 
 
-def _replica_parts(replicas: Mapping[str, list[Replica]], watcher: RlsLearner | None) -> dict[str, Any]:
-    if watcher is None:
-        return {}
-    beside, clusters = compared(replicas.get(watcher.features.name, []), watcher.rows)
-    return {"replicas": beside, "replica_clusters": clusters}
+def _as_far_as_engines_agree(target: TargetSnapshot, spread: float) -> TargetSnapshot:
+    """A merged target whose engines are so far apart, in logs: error bars and band reach as far."""
+    if not spread:
+        return target
+    models = {}
+    for name, model in target.models.items():
+        features = [
+            each
+            if each.stderr is None
+            else msgspec.structs.replace(each, stderr=math.hypot(each.stderr, each.coefficient * spread))
+            for each in model.features
+        ]
+        apart = np.array([spread * each.coefficient for each in model.features])
+        covariance = np.array(model.covariance) + np.outer(apart, apart) if model.covariance else np.empty((0, 0))
+        models[name] = msgspec.structs.replace(model, features=features, covariance=covariance.tolist())
+    return msgspec.structs.replace(target, models=models, interval=_widened(target.interval, _TENTH * spread))
+
+
+def _widened(band: IntervalSnapshot | None, wide: float) -> IntervalSnapshot | None:
+    """A band whose ends are so much farther from its middle, in logs and in quadrature."""
+    if band is None:
+        return None
+
+    def ends(p10: float, p50: float, p90: float) -> tuple[float, float, float]:
+        low, high = math.hypot(math.log(p50 / p10), wide), math.hypot(math.log(p90 / p50), wide)
+        return p50 * math.exp(-low), p50, p50 * math.exp(high)
+
+    p10, p50, p90 = ends(band.p10, band.p50, band.p90)
+    return IntervalSnapshot(p10=p10, p50=p50, p90=p90, strata={name: ends(*each) for name, each in band.strata.items()})
 
 
 def _lowest(errors: dict[str, ErrorSnapshot | None]) -> str | None:

@@ -1,4 +1,4 @@
-"""RECE's configuration space: embeddings, specialists, coverage, and which configuration to measure next.
+"""What to start from and what to measure next: the configuration space of RECE.
 
     v(c) = (d/4096, L/32, Hkv/H, moe, E/8, F/1e15, B/3e12, memory/80, Nb/8192, Ns/256, 1/tp, chunked, prefix, offload)
     similarity(c, s) = cos(v_c, v_s)          weight_s = softmax over specialists of similarity / 0.5
@@ -8,8 +8,8 @@ A specialist is a cluster of configurations whose statistics are pooled (:mod:`o
 of their vectors. A prediction is the weighted mean of the heaviest specialists; as each is linear in the coefficients,
 their mean is one coefficient vector, computed once per configuration and not once per step.
 
-Donor choice is greedy farthest point: measure next what lies farthest from everything measured; at most twice as far
-from optimal as any choice (Gonzalez, Theor. Comput. Sci. 1985). Reference: docs/systems.md, source 7.
+Which configuration to measure next is greedy farthest point: what lies farthest from everything measured; at most twice
+as far from optimal as any choice (Gonzalez, Theor. Comput. Sci. 1985). Reference: docs/systems.md, source 7.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from online.features.systems import System
 from online.rls import Prior
 from online.rows import Floats, Target
 
-from .population import Donor, Pooled, pool
+from .pooled import Donor, Pooled, pool
 
 TEMPERATURE = 0.5
 HEAVIEST = 3

@@ -1,37 +1,80 @@
-"""The pool of donors: what other configurations learned, and what it says of a new one.
+"""The pool of donors: what other configurations learned, and the priors that it gives a new one.
 
-The step time of ``portable`` is told by the new one's data sheet and the overheads that donors share
-(online/transfer/sheet_estimate.py); without donors by the sheet and what is known of such overheads in general. A donor
-with the same identity adds what it has seen. One whose speed changed at constant work is not lent.
-
-Other feature sets start where their sources say: with coefficients pooled over donors (:mod:`online.transfer`), of
+Two things say how the costs of a new configuration split. The step time of ``portable`` starts from its data sheet and
+the overheads that donors share (:func:`shared_overheads`, online/transfer/sheet.py); a donor of the same identity adds
+the evidence of its rows. Other feature sets start from coefficients pooled over donors (online/transfer/pooled.py), of
 HFD-TL all but the residual's frozen there, of RECE by specialists, weighed by how alike their configurations are.
-Without a sheet, and for other targets, the nearest donor of the same model, GPU and tensor parallelism gives its own;
-one with a GPU gives nothing where none is known.
+
+Without a sheet, and for other targets, the nearest donor of the same model, GPU and tensor parallelism gives its own
+coefficients; one with a GPU gives nothing where none is known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from online.features import Facts, build
-from online.features.systems import HFD_TL, PORTABLE, RECE, SYSTEMS, System
-from online.rls import Prior
-from online.rows import Target
+import numpy as np
 
-from .capped_evidence import Evidence
+from online.features import Facts, build
+from online.features.systems import HFD_TL, PORTABLE, RECE, SYSTEMS
+from online.rls import Prior, middle
+from online.rows import Floats, Mask, Target
+
 from .configuration_space import ensemble, specialists
-from .population import Donor, frozen, pool
-from .shared_overheads import Voter, shared_overheads
-from .sheet_estimate import SheetPrior
-from .sheet_terms import Population, terms_of
+from .evidence import Evidence
+from .pooled import Donor, frozen, pool
+from .sheet import HYPER_MEAN, HYPER_SD, SHARED, Population, SheetPrior, SheetTerms, estimate, terms_of
 
 Priors = dict[tuple[str, str, tuple[str, ...]], Prior]
 """By target, feature set and its columns."""
 
 _BY_SHEET = (Target.STEP_TIME.value, PORTABLE.name)
-"""What is told by the data sheet where there is one: no donor's coefficients are put before that."""
 _ALIKE = ("model", "gpu", "tensor_parallel_size")
+_ROUNDS, _OPEN, _FAR, _FLOOR = 20, 1e3, 3.0, 0.1
+
+
+def shared_overheads(donors: Sequence[tuple[SheetTerms, Evidence]]) -> Population:
+    """Mean and sd of one more model's overheads, by empirical Bayes over the donors; the hyper-prior without any.
+
+        theta_m, V_m = estimate by A_m, b_m and the prior (mu, tau)         from mu = mu0, tau = 1,000 s0
+        mu_j    = precision mean of theta_mj, 1 / tau_j^2 each, and of the hyper-prior mu0_j, 1 / s0_j^2
+        tau_j^2 = (sum_m ((theta_mj - mu_j)^2 + V_mj) + (s0_j / 2)^2) / (k_j + 1),   tau_j >= 10 % of mu_j
+        s_j^2   = tau_j^2 + var mu_j
+
+    Outliers (:func:`_outliers`), and donors that do not have an overhead, are left out of its sums.
+    Reference: Efron and Morris, Data analysis using Stein's estimator (JASA 1975).
+    """
+    if not donors:
+        return Population(HYPER_MEAN, HYPER_SD)
+    mean, sd = HYPER_MEAN[:SHARED], HYPER_SD[:SHARED]
+    has = np.array([terms.has[:SHARED] for terms, _ in donors])
+    mu, tau = mean, _OPEN * sd
+    for _ in range(_ROUNDS):
+        prior = Population(np.append(mu, HYPER_MEAN[SHARED:]), np.append(tau, HYPER_SD[SHARED:]))
+        found = [estimate(terms, evidence, prior) for terms, evidence in donors]
+        theta = np.array([each.theta[:SHARED] for each in found])
+        variance = np.array([each.covariance.diagonal()[:SHARED] for each in found])
+        kept = has & ~_outliers(theta, has)
+        weight = np.where(kept, tau**-2.0, 0.0)
+        mu = ((weight * theta).sum(axis=0) + mean / sd**2) / (weight.sum(axis=0) + sd**-2.0)
+        squares = np.where(kept, (theta - mu) ** 2 + variance, 0.0).sum(axis=0) + (sd / 2.0) ** 2
+        tau = np.maximum(np.sqrt(squares / (kept.sum(axis=0) + 1)), _FLOOR * mu)
+    spread = np.sqrt(tau**2 + 1.0 / (kept.sum(axis=0) / tau**2 + sd**-2.0))
+    return Population(np.append(mu, HYPER_MEAN[SHARED:]), np.append(spread, HYPER_SD[SHARED:]))
+
+
+def _outliers(theta: Floats, has: Mask) -> Mask:
+    """Mask of values, (m, 5), beyond 3 robust sd of the median, at least max(10 % of it, s0 / 4).
+
+    The hyper-prior counts as two donors: one that is nothing like its sheet does not outvote it, three alike do.
+    """
+    outliers = np.zeros(has.shape, np.bool_)
+    for j in range(SHARED):
+        values = np.append(theta[has[:, j], j], [HYPER_MEAN[j]] * 2)
+        center = middle(values)
+        spread = max(1.4826 * middle(np.abs(values - center)), _FLOOR * center, HYPER_SD[j] / 4.0)
+        outliers[:, j] = has[:, j] & (np.abs(theta[:, j] - center) > _FAR * spread)
+    return outliers
 
 
 def priors_of(donors: Sequence[Donor]) -> Priors:
@@ -71,23 +114,14 @@ class DonorPool:
         terms = terms_of(facts)
         if terms is None:
             return None
-        known = next((evidence for donor, evidence in self._lent() if donor.config_id == config_id), None)
-        if known is not None and terms.hides_hits:
-            known = known.without_prefill()
+        known = next((d.evidence for d in self._donors if d.config_id == config_id and d.evidence is not None), None)
         return SheetPrior(facts, terms, self._population("" if known is None else config_id), known)
-
-    def _lent(self) -> list[tuple[Donor, Evidence]]:
-        return [(d, d.evidence) for d in self._donors if d.evidence is not None]
 
     def _population(self, without: str) -> Population:
         if without not in self._populations:
-            told = [(terms_of(d.facts), evidence) for d, evidence in self._lent() if d.config_id != without]
+            told = [(terms_of(d.facts), d.evidence) for d in self._donors if d.config_id != without]
             self._populations[without] = shared_overheads(
-                [
-                    Voter(terms, evidence.without_prefill() if terms.hides_hits else evidence)
-                    for terms, evidence in told
-                    if terms is not None
-                ]
+                [(terms, evidence) for terms, evidence in told if terms is not None and evidence is not None]
             )
         return self._populations[without]
 
@@ -99,24 +133,20 @@ class DonorPool:
             return {}
         nearest = max(donors, key=lambda donor: sum(donor.facts.get(k) == v for k, v in facts.items()))
         priors = priors_of([donor for donor in donors if donor.config_id == nearest.config_id])
-        if terms_of(facts) is not None:
+        if terms_of(facts) is not None:  # no donor's coefficients are put before the data sheet
             priors = {key: prior for key, prior in priors.items() if key[:2] != _BY_SHEET}
         return priors
 
     def prior(self, name: str, target: Target, facts: Facts) -> Prior | None:
         """A prior for one set of a new configuration; None without donors that say anything of it."""
         system = next((s for s in SYSTEMS if s.name == name), None)
-        if not self._donors or system is None or name == PORTABLE.name:
+        if not self._donors or system is None or system is PORTABLE:
             return None
-        fitting = [d for d in self._donors if d.features.name == name and d.features.target is target]
-        if name == RECE.name:
-            return ensemble(facts, specialists(system, target, fitting))
-        return _pooled(system, target, facts, fitting)
-
-
-def _pooled(system: System, target: Target, facts: Facts, donors: Sequence[Donor]) -> Prior | None:
-    pooled, features = pool(system, target, donors), build(system.name, target, facts)
-    prior = None if pooled is None else pooled.prior(facts)
-    if prior is not None and features is not None and system.name == HFD_TL.name:
-        return frozen(prior, features)
-    return prior
+        donors = [d for d in self._donors if d.features.name == name and d.features.target is target]
+        if system is RECE:
+            return ensemble(facts, specialists(system, target, donors))
+        pooled, features = pool(system, target, donors), build(name, target, facts)
+        prior = None if pooled is None else pooled.prior(facts)
+        if prior is not None and features is not None and system is HFD_TL:
+            return frozen(prior, features)
+        return prior

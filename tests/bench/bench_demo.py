@@ -1,6 +1,7 @@
 """What ``tracefit demo`` says, and what it takes: ``make bench WHAT=demo ARGS=--record`` for README.md.
 
-It ends with 1 if in fewer than 90 % of its lines, after the first 256 rows, all error bars hold the value of its end.
+Of its bars, after the first 256 rows, it counts those that hold the value of the end. The recording is a programme of
+ten loads, and a bar is for the load so far: how often bars hold is wanted of steady loads, in learning_bars.py.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tests.bench.figures import record
 
 LINE = re.compile(r" +\d+ s +(\d+) +(.*) +[\d.]+%")
 BAR = re.compile(r"([\d.e+-]+) ± ([\d.e+-]+)")
-FIRST_ROWS, HELD_MIN = 256, 0.9
+FIRST_ROWS = 256
 
 
 def main() -> int:
@@ -30,21 +31,22 @@ def main() -> int:
         said = [line.replace(directory, "snapshots/demo") for line in done.stdout.splitlines()]
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = spent.ru_utime + spent.ru_stime
-    held, lines = held_of(said)
-    told = f"of {lines} lines {held} hold the value of the end ({HELD_MIN:.0%} wanted)"
+    held, bars = held_of(said)
+    told = f"of {bars} bars {held} hold the value of the end"
     sys.stdout.write("\n".join([*said, f"{cpu_s:.1f} s of CPU", told, ""]))
     if args.record:
         record("demo", {"said": said, "cpu_s": cpu_s})
-    return int(held < HELD_MIN * lines)
+    return 0
 
 
 def held_of(said: list[str]) -> tuple[int, int]:
-    """Lines of which every bar holds the coefficient that is reported first at the end, and lines."""
+    """Bars that hold the coefficient that is reported at the end, and bars."""
     printed = [found for line in said if (found := LINE.fullmatch(line)) and int(found[1]) > FIRST_ROWS]
     bars = [[(float(value), float(bar)) for value, bar in BAR.findall(found[2])] for found in printed]
     report = next(number for number, line in enumerate(said) if line.startswith("  step_time"))
     end = [float(line.split()[1]) for line in said[report + 1 : report + 1 + len(bars[0])]]
-    return sum(all(abs(v - e) <= bar for (v, bar), e in zip(line, end, strict=True)) for line in bars), len(bars)
+    held = [abs(v - e) <= bar for line in bars for (v, bar), e in zip(line, end, strict=True)]
+    return sum(held), len(held)
 
 
 if __name__ == "__main__":

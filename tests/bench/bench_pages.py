@@ -30,7 +30,6 @@ from collector.worker import make_pipeline
 from online import RowBlock, Target
 from online.features import build
 from online.rls import LearnerSettings, RlsLearner
-from online.rls.jackknife import with_jackknife
 from tests.support.paths import DATA
 from tests.support.step_pages import pages_of
 
@@ -177,7 +176,7 @@ def shapes(case, rows, every_s):
 def prefill(case, learner, rows, number):
     theirs, ours = float(case.complete.members.slow.beta[1]), float(learner.members.slow.beta[1])
     off = 100 * abs(ours / theirs - 1)
-    judged = with_jackknife(learner.snapshot(), learner, design(FEATURES, rows))
+    judged = learner.of_windows(learner.snapshot(), design(FEATURES, rows))
     status = {feature.name: feature.status for feature in judged.features}
     good = off <= 15 or status["prefill_tokens"] != "identified"
     line(f"{case.name} prefill coefficient off by %, clock {number}", f"{off:.0f}", "<= 15, weak", good, str(status))

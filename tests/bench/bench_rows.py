@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from collector.config.schema import Config
-from collector.receive.export_request import Export
+from collector.receive.intake import Export
 from collector.worker.build import make_pipeline
 from exporters.blis import blis_coefficients
 from online.snapshot import Snapshot

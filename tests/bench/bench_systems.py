@@ -20,14 +20,13 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
-from collector.config.learning_config import JoinConfig
-from collector.config.schema import Config
+from collector.config.schema import Config, JoinConfig
 from collector.evaluate.captures import load as load_capture
 from collector.evaluate.fits import NINE, ape, design, identifiable, learn, predict
 from collector.evaluate.leave_out import leave_one_out
 from collector.evaluate.protocol import evaluate
 from collector.identity.knowledge import Knowledge
-from collector.recordings.reader import Recording, TimedExport, merged
+from collector.recordings import Recording, TimedExport, merged
 from collector.worker.build import make_pipeline
 from collector.worker.pipeline import Pipeline
 from online.bank import Bank
@@ -35,7 +34,7 @@ from online.features.registry import build
 from online.features.systems import SYSTEMS
 from online.rows import RowBlock, Target
 from online.snapshot import Snapshot
-from online.transfer import population as transfer
+from online.transfer import pooled as transfer
 from tests.bench.outside import Outside, add_arguments, outside_of
 from tests.support.models import configured, knowledge_of_captures
 from tests.support.paths import DATA

@@ -12,7 +12,7 @@ from google.protobuf.internal.encoder import _VarintBytes
 
 from collector.commands.replay import replay
 from collector.config.schema import Config
-from collector.runtime.clock import SystemClock
+from collector.runtime.tasks import SystemClock
 from online.bank import Bank
 from online.features.registry import portable
 from online.rows import RowBlock, Target

@@ -1,8 +1,8 @@
 """Whether what is printed can be bet on: error bars, bands and hold-outs. Called by tests/bench/bench_learning.py.
 
-Streams are of generators and seeds of this module. The lengths of the windows and their growth (online/rls/hac.py) and
-the memory and width of the bands were chosen on the recordings that are scored here; the seeds of the streams were not
-looked at. How bands do that are frozen after other parts of a recording is printed beside it.
+Streams are of generators and seeds of this module, at which nothing was chosen. The memory and width of the bands were
+chosen on the recordings that are scored here; how bands do that are frozen after other parts of a recording is printed
+beside it. What a coefficient of a machine that no line fits should be is the robust projection of 400,000 of its rows.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from pathlib import Path
 
 import numpy as np
 
-from collector.commands.demo import errors_of_line
 from collector.config.schema import Config
 from online.bank import Bank
 from online.blocks import stratum_name
 from online.features.registry import portable
-from online.rows import RowBlock, Target
+from online.rows import STEP_FEATURES, RowBlock, Target
 from online.target import TargetState
 from tests.bench.captured import step_rows
-from tests.support.linear_steps import BETA, steps
+from tests.support.linear_steps import BETA, NAMES, steps
 from tests.support.paths import DATA
 from tests.support.request_times import skewed_times
+from tests.support.uneven_steps import noise
 
 RLS = Config(learners=("rls",))
 STEP = Target.STEP_TIME
-ENDS = (320, 640, 1280, 2560)
+ENDS = (320, 640, 1280, 2560, 10_240)
 STREAMS = 40
 NORMAL_95 = 1.96
 LEARNED = 0.6
@@ -39,6 +39,7 @@ DEMO, DEMO_ROWS, DEMO_ERROR = "c10", 128, 7.0
 def lines(line, pool, directory: Path | None = None):
     """All lines; recordings are those of ``directory``, the bundled ones without it."""
     yield from _coverage_lines(line, pool)
+    yield from _misfit_lines(line, pool)
     yield from _skewed_lines(line, pool)
     paths = sorted((directory or DATA).glob("*/otlp.pb.gz"))
     others = []
@@ -66,7 +67,7 @@ def _skewed(seed):
 
 
 def _judged(rows, target, ends, truth):
-    """Per end and coefficient: whether its 95 % interval holds the truth, whether it is called identified."""
+    """Per end and coefficient: its error, its standard error, whether it is called identified."""
     bank, start, found = Bank(RLS), 0, []
     for end in ends:
         bank.learn("c", target, rows.slice(start, end))
@@ -74,27 +75,87 @@ def _judged(rows, target, ends, truth):
         features = bank.targets("c")[target.value].models["portable"].features
         found.append(
             [
-                (abs(f.coefficient - value) < NORMAL_95 * f.stderr, f.status == "identified")
+                (f.coefficient - value, np.inf if f.stderr is None else f.stderr, f.status == "identified")
                 for f, value in zip(features, truth, strict=True)
             ]
         )
     return np.array(found)
 
 
+def _held(found):
+    """Whether the 95 % intervals hold the truth."""
+    return np.abs(found[..., 0]) < NORMAL_95 * found[..., 1]
+
+
+def _score(error, stderr):
+    """Interval score of 95 % intervals: their length, and 40 times what they miss the truth by."""
+    half = NORMAL_95 * stderr
+    return 2.0 * half + 40.0 * np.maximum(np.abs(error) - half, 0.0)
+
+
 def _coverage_lines(line, pool):
-    for autocorrelation, least in ((0.9, 85), (0.97, 75)):
+    for autocorrelation, least in ((0.0, 90), (0.9, 90), (0.97, 75)):
         jobs = [(autocorrelation, 910_000 + seed) for seed in range(STREAMS)]
         found = np.array(list(pool.map(_stream, jobs)))
         for k, end in enumerate(ENDS):
-            hit, named = 100 * found[:, k, :, 0].mean(), 100 * found[:, k, :, 1].mean()
+            hit, named = 100 * _held(found[:, k]).mean(), 100 * found[:, k, :, 2].mean()
             what = f"95 % intervals cover, AR(1) {autocorrelation}, {end} rows ({named:.0f} % identified)"
             yield line(what, f"{hit:.1f} %", f">= {least} %", bool(hit >= least))
 
 
+def _padded(n, seed, memory):
+    """Columns (n, 4) and times (n,) of a machine of pads of 8 and 128, a step at 17 requests, and bent context."""
+    rows = steps(n, seed, batch=(1, 32), prefill_share=0.2).rows
+    prefill, context, requests = (rows.raw[:, STEP_FEATURES.index(name)] for name in NAMES[1:])
+    us = 9000.0 + 40 * 128 * np.ceil(prefill / 128) + 160 * 8 * np.ceil(requests / 8) + 1500 * (requests > 16)
+    us += 0.12 * context**1.15 * 1e4**-0.15
+    us *= np.exp(noise(np.random.default_rng([seed, 5]), n, memory))
+    return rows.raw, np.column_stack([np.ones(n), prefill, context, requests]), us
+
+
+def _projection(memory):
+    """Of 400,000 rows: relative least squares with Huber's weights."""
+    _, x, y = _padded(400_000, 930_000, memory)
+    beta, share = np.zeros(4), np.ones(len(y))
+    for passes in range(20):
+        predicted = np.clip(x @ beta, 0.5 * y, 2.0 * y) if passes else y
+        weight = share / predicted**2
+        beta = np.linalg.solve((x * weight[:, None]).T @ x, x.T @ (weight * y))
+        off = np.abs(y / np.maximum(x @ beta, 1.0) - 1.0)
+        share = 2.5 / np.maximum(off / (1.4826 * np.median(off)), 2.5)
+    return beta
+
+
+def _misfit_stream(job):
+    memory, seed, truth = job
+    raw, _, us = _padded(ENDS[-1], seed, memory)
+    end_ns = 1_700_000_000_000_000_000 + np.cumsum(us * 1e3).astype(np.int64)
+    return _judged(RowBlock.of_lines(raw, us, end_ns=end_ns), STEP, ENDS, truth)
+
+
+def _misfit_lines(line, pool):
+    for memory in (0.0, 0.9):
+        truth = _projection(memory)
+        found = np.array(list(pool.map(_misfit_stream, [(memory, 931_000 + seed, truth) for seed in range(STREAMS)])))
+        for k, end in enumerate(ENDS):
+            error, stderr = found[:, k, :, 0], found[:, k, :, 1]
+            hit = 100 * _held(found[:, k]).mean()
+            what, last = f"no line fits, AR(1) {memory}, {end} rows: 95 % intervals cover", end == ENDS[-1]
+            yield line(what, f"{hit:.1f} %", "90..97 %" if last else "", 90 <= hit <= 97 if last else None)
+            calibrated = np.broadcast_to(np.sqrt((error**2).mean(axis=0)), error.shape)
+            score = (_score(error, stderr).mean(axis=0) / _score(error, calibrated).mean(axis=0)).max()
+            yield line(
+                "  interval score by that of calibrated bars, the worst coefficient",
+                f"{score:.2f}",
+                "<= 1.5" if last else "",
+                bool(score <= 1.5) if last else None,
+            )
+
+
 def _skewed_lines(line, pool):
     found = np.array(list(pool.map(_skewed, range(920_000, 920_000 + STREAMS))))
-    named = found[..., 1]
-    hit = 100 * found[..., 0][named].mean()
+    named = found[..., 2] > 0.0
+    hit = 100 * _held(found)[named].mean()
     what = f"post_decode, lognormal 1.2: where identified ({int(named.sum())} of {named.size})"
     yield line(what, f"{hit:.1f} %", ">= 85 %", bool(hit >= 85))
 
@@ -153,15 +214,9 @@ def _demo(rows: RowBlock):
         if target is not None and start + DEMO_ROWS > 256:
             printed.append(target.models["portable"])
     final = np.array([f.coefficient for f in printed[-1].features])
-    off = [[abs(f.coefficient - value) / f.stderr for f, value in zip(m.features, final, strict=True)] for m in printed]
-    every = 100 * (np.array(off) <= errors_of_line(len(final))).all(axis=1).mean()
-    yield (
-        f"demo: of {len(printed)} lines, all error bars hold the final value",
-        f"{every:.1f} %",
-        ">= 90 %",
-        every >= 90,
-    )
-    each = 100 * (np.array(off) <= NORMAL_95).mean()
-    yield "demo: single 95 % intervals that do", f"{each:.1f} %", ">= 90 %", each >= 90
+    bars = [[(f.coefficient - end, f.stderr or 0.0) for f, end in zip(m.features, final, strict=True)] for m in printed]
+    held = 100 * _held(np.array(bars)).mean()
+    # A bar is for the load so far, and this recording is a programme of ten: no share is wanted.
+    yield f"demo: 95 % intervals of {len(printed)} lines that hold the final value", f"{held:.1f} %", "", None
     error = 100 * printed[-1].prediction_error.median_ape
     yield "demo: error at the end", f"{error:.1f} %", f"<= {DEMO_ERROR} %", error <= DEMO_ERROR

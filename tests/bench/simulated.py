@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from collector.config.learning_config import BankConfig
-from collector.config.schema import Config
+from collector.config.schema import BankConfig, Config
 from online.features.columns import FeatureSet
 from online.features.registry import build
 from online.rows import Target

@@ -18,32 +18,35 @@ FACES = [path for path in MODULES if path.name == "__init__.py"]
 MODULE_LINES, FUNCTION_LINES = 600, 60
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 SIDE_DOORS = {
-    "collector/commands/replay.py": {"collector.fleet.fleet_document"},
+    "collector/commands/replay.py": {"collector.fleet.pull"},
     # Each command is imported when it runs: a face would import them all.
     "collector/cli.py": {
         "collector.commands.ask",
         "collector.commands.check",
         "collector.commands.demo",
-        "collector.commands.demo_feed",
         "collector.commands.export",
         "collector.commands.arguments",
-        "collector.commands.file_arguments",
-        "collector.commands.fleet_arguments",
-        "collector.commands.questions",
         "collector.commands.replay",
-        "collector.commands.traffic",
         "collector.commands.version",
         "collector.evaluate.command",
         "collector.evaluate.donors",
         "collector.fleet.fleet_replay",
         "collector.fleet.fleet_service",
-        "collector.fleet.merge",
         "collector.fleet.pull",
     },
 }
 """Modules that are entered beside their room's face, by who does."""
 FACELESS = ("exporters",)
 """A face would make every command load all exporters: each of their modules is entered by its own name."""
+
+
+ROOMS_OF_ONE_MODULE = {
+    "collector.decode.pages",
+    "collector.receive.kv",
+    "collector.receive.scrape",
+    "collector.runtime.http",
+}
+"""A room that is one module is its own face."""
 
 
 def named(path: Path) -> str:
@@ -86,7 +89,13 @@ def face_of(room: tuple[str, ...]) -> list[str]:
 def beside_the_face(path: Path, target: tuple[str, ...]) -> bool:
     """Whether an import enters another room than its own and those above it, and not by the face."""
     room = target[:-1]
-    if target[0] not in PACKAGES or not is_module(target) or room_of(path)[: len(room)] == room or room == FACELESS:
+    if (
+        ".".join(target) in ROOMS_OF_ONE_MODULE
+        or target[0] not in PACKAGES
+        or not is_module(target)
+        or room_of(path)[: len(room)] == room
+        or room == FACELESS
+    ):
         return False
     return target[-1] not in face_of(room)
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from collector.config.learning_config import BankConfig
-from collector.config.schema import Config
+from collector.config.schema import BankConfig, Config
 from online.drift.change import DETECTORS, make_alarm
 from online.errors import WIDER, Intervals
 from online.features.registry import portable

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from collector.app import GRACE_S
 from collector.cli import _parser
-from collector.config.fallback import load_or_degrade
-from collector.config.load import load
+from collector.config.load import load, load_or_degrade
 from collector.config.schema import Config
-from collector.durable.room import ENGINE_STATE_BYTES
+from collector.durable.journal import ENGINE_STATE_BYTES
 from exporters.pages import make_routes
 from tests.conftest import find_tool
 from tests.support.charts import merged, rendered
@@ -229,7 +229,7 @@ def test_a_wrong_or_missing_configuration_keeps_no_pod_from_starting(renderings,
 def test_no_pod_with_a_vllm_outgrows_its_volume_and_is_evicted(renderings):
     config = Config()
     held_bytes = config.join.steps_max * 320
-    largest_mib = config.journal.capacity_mib + config.journal.segment_mib + 3 * (held_bytes >> 20)
+    largest_mib = config.journal.capacity_mib * 33 // 32 + 3 * (held_bytes >> 20)
     volumes = [v for spec in tracefit_pods(renderings) for v in spec["volumes"] if v["name"] == "tracefit-snapshot"]
     limits = [v["emptyDir"]["sizeLimit"] for v in volumes if "emptyDir" in v]
     assert limits
@@ -239,7 +239,7 @@ def test_no_pod_with_a_vllm_outgrows_its_volume_and_is_evicted(renderings):
 def test_every_claim_holds_a_whole_journal_and_three_states_of_all_engines(renderings):
     config = Config()
     states_mib = 3 * config.join.engines_max * (ENGINE_STATE_BYTES >> 20)
-    largest_mib = config.journal.capacity_mib + config.journal.segment_mib + states_mib
+    largest_mib = config.journal.capacity_mib * 33 // 32 + states_mib
     claims = [claim for documents in renderings for claim in of_kind(documents, "PersistentVolumeClaim")]
     for documents in renderings:
         for workload in of_kind(documents, "StatefulSet"):
@@ -260,7 +260,7 @@ class _Documents:
 
 def test_environment_and_configuration_of_the_manifests_are_accepted(renderings):
     config = load(KUSTOMIZE / "base" / "tracefit.yaml", {})
-    assert config.shutdown.grace_s + config.shutdown.drain_s < 20
+    assert GRACE_S + config.shutdown.drain_s < 20
     seen = set()
     for container in tracefit_containers(renderings):
         environment = {e["name"]: e["value"] for e in container["env"] if e["name"].startswith("TRACEFIT_")}
@@ -608,4 +608,4 @@ def test_the_numbers_of_the_guide_are_those_of_the_manifests(renderings):
     assert f"asks for {requests['cpu']} CPU and {requests['memory']}" in guide
     assert f"may use {limits['memory']}" in guide
     shutdown = Config().shutdown
-    assert f"needs {shutdown.grace_s + shutdown.drain_s:.0f} s to drain" in guide
+    assert f"needs {GRACE_S + shutdown.drain_s:.0f} s to drain" in guide

@@ -37,10 +37,10 @@ def run_installed(installed, *arguments):
 
 
 def test_the_demo_finds_its_recording_in_the_wheel(installed):
-    found = run_installed(installed, "-c", "from collector.commands.demo_feed import *; print(find_recording(None))")
+    found = run_installed(installed, "-c", "from collector.commands.demo import *; print(find_recording(None))")
     assert found.stdout.strip() == str(installed / "collector" / "commands" / "demo_recording" / "otlp.pb.gz")
     learned = run_installed(
-        installed, "-c", "from collector.commands.demo_feed import *; print(len(read_index(find_recording(None))))"
+        installed, "-c", "from collector.commands.demo import *; print(len(read_index(find_recording(None))))"
     )
     assert int(learned.stdout) > 100, "when each export arrived comes along"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from collector.config import KvEndpoint
-from collector.decode.kv.span_events import _READ
+from collector.decode.kv.messages import _READ
 from collector.join.kv.timeline import BATCHES_MAX
-from collector.receive.kv.kv_zmq import QUEUE_BATCHES
+from collector.receive.kv import QUEUE_BATCHES
 from collector.telemetry.reasons import SequenceEvent
 from collector.telemetry.table import TABLE
 from tests.support.kv_batches import FIELDS

@@ -36,7 +36,6 @@ STRUCTS = (
     schema.CorrectionSnapshot,
     schema.SeenSnapshot,
     schema.ReplicaSnapshot,
-    schema.ReplicaClusterSnapshot,
     schema.ResidualSnapshot,
     schema.DriftSnapshot,
 )

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from collector.commands.questions import add_question_parsers
+from collector.commands.arguments import add_question_parsers
 from exporters.client_view import ClientView
 from exporters.metrics_page import MetricsPage
 from exporters.pages import AskPages, SnapshotDocuments, make_routes

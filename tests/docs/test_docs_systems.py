@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from collector.cli import _parser
+from collector.evaluate.command import COLUMNS
 from collector.evaluate.fits import LEARNING_CURVE, NINE
-from collector.evaluate.paths import COVER_MAX, COVER_MIN
-from collector.evaluate.tables import COLUMNS
+from collector.evaluate.protocol import COVER_MAX, COVER_MIN
 from online.features.systems import SYSTEMS
 from online.features.systems.portable import PORTABLE
 from online.rows import Target

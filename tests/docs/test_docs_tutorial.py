@@ -11,7 +11,7 @@ import urllib.request
 import pytest
 
 from collector.cli import _parser
-from collector.commands.demo_feed import find_recording
+from collector.commands.demo import find_recording
 from collector.commands.report import lines
 from collector.recordings import Recording
 from online.snapshot import Snapshot

@@ -6,7 +6,7 @@ import re
 
 import yaml
 
-from collector.commands.demo_feed import find_recording, read_index, throttling
+from collector.commands.demo import find_recording, read_index, throttling
 from collector.recordings import Recording
 from tests.support.paths import DOCS, ROOT
 from tests.support.tutorials import assert_said, page_of, said, served, steps_of
@@ -35,7 +35,7 @@ def test_a_throttled_machine_is_seen_where_the_tutorial_says(tmp_path, monkeypat
         document = said("curl http://localhost:9464/snapshot", sidecar)
     for title in re.findall(r"^\* \*(.+?)\*", TEXT, re.MULTILINE):
         assert title in page
-    assert "<dt>changes of speed</dt><dd>1 (last ×1.42)</dd>" in page
+    assert "<dt>changes of speed</dt><dd>1 (last ×1.47)</dd>" in page
     assert '<text class="mark"' in page
     assert snapshot.config().usable
     (changed_unix_nano,) = re.findall(r'"last_unix_nano": (\d+)', document)

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tracefit
-from collector.commands.plan import plan
-from collector.commands.predict import predict
+from collector.commands.ask import plan, predict
 from exporters.client_view import ClientView
 from exporters.pages import AskPages
 from exporters.routing import Route, dispatch, protect

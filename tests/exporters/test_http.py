@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from collector.runtime.exits import StartError
+from collector.runtime.filesystem import StartError
 from exporters.blis import export
 from exporters.metrics_page import MetricsPage
 from exporters.pages import SnapshotDocuments, make_routes

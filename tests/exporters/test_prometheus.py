@@ -242,7 +242,8 @@ def test_advice_is_what_the_client_says_of_the_load():
     snapshot = cases.snapshot()
     config = tracefit.load(snapshot.to_json()).config()
     asked = {"prompt_tokens": 400, "output_tokens": 247, "prefix_hit": 0.25}
-    seen = config.request(concurrency=12, **asked)
+    seen = config.now(snapshot.created_unix_nano).request(concurrency=12, **asked)
+    assert seen.itl.us > config.request(concurrency=12, **asked).itl.us, "by the level of now, which no plan has"
     shown = advice(snapshot)
     assert shown["tracefit_usable",] == 1
     assert shown["tracefit_predicted_itl_seconds",] == seen.itl.us / 1e6

@@ -18,15 +18,14 @@ from pathlib import Path
 import msgspec
 import zstandard
 
-from collector.decode.kv.batches import KvBatch
+from collector.decode.kv.layouts import KvBatch
 from collector.decode.kv.messages import read_frames, read_line, read_payload
 from collector.decode.otlp_json import json_to_protobuf
-from collector.decode.pages import PageParser, ScrapedPage, is_page_line, read_page_line
-from collector.decode.pages.engine_flavours import CACHE_INFO, SERIES
+from collector.decode.pages import CACHE_INFO, SERIES, PageParser, ScrapedPage, is_page_line, read_page_line
 from collector.join.pages import ScrapeWindows
-from collector.receive import count as envelope
-from collector.recordings.reader import Recording
-from collector.runtime.exits import StartError
+from collector.receive import intake as envelope
+from collector.recordings import Recording
+from collector.runtime.filesystem import StartError
 from tests.fuzz.mutations import edited
 from tests.support import otlp_bytes as otlp
 from tests.support.kv_batches import payload, stored

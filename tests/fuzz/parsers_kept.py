@@ -11,14 +11,13 @@ import msgspec
 import numpy as np
 
 from collector import config as configuration
-from collector.config.config_error import ConfigError
-from collector.config.learning_config import JoinConfig
+from collector.config.load import ConfigError
 from collector.config.schema import Config as Settings
+from collector.config.schema import JoinConfig
 from collector.decode.kv.messages import read_line
 from collector.durable import progress_of, read_image
-from collector.durable.journal import Journal
-from collector.durable.journal_records import _HEAD, _PREFIX
-from collector.receive.export_request import Export
+from collector.durable.journal import _HEAD, _PREFIX, Journal
+from collector.receive.intake import Export
 from collector.worker.build import make_pipeline
 from online.state import StateError, sealed
 from online.state.file import _DIGEST_BYTES, MAGIC
@@ -26,6 +25,10 @@ from tests.fuzz.mutations import edited_tree
 from tests.fuzz.parsers import Held, Kv, Parser
 from tests.support.recordings import kv_lines
 from tests.support.step_exports import make_export
+
+
+class _WithoutWarmUp(JoinConfig, frozen=True, kw_only=True):
+    warm_up_rows = 0
 
 
 class State(Parser):
@@ -36,7 +39,7 @@ class State(Parser):
 
     def __init__(self, directory) -> None:
         super().__init__(directory)
-        self._config = Settings(learners=("rls",), feature_sets=("portable",), join=JoinConfig(warm_up_rows=0))
+        self._config = Settings(learners=("rls",), feature_sets=("portable",), join=_WithoutWarmUp())
         self._pipeline = make_pipeline(self._config)
 
     def seeds(self):
@@ -171,7 +174,7 @@ class Config(Parser):
 
     def seeds(self):
         short = [
-            b"queue: {wait_s: 1.5}",
+            b"join: {grace_s: 1.5}",
             b"learners: [rls]",
             b"journal:\n  fsync: true",
             b"donors: ['a', \"b\"]",
@@ -179,7 +182,7 @@ class Config(Parser):
             b"join: {grace_s: 2}\n",
             b"log_level: info\n",
             b"bank:\n  block_s: 1e2\n",
-            b"dedupe: {ids_max: 9}",
+            b"bank: {configs_max: 9}",
             b"",
         ]
         rules = b"configurations:\n  rules:\n  - facts: {a: 1.5}\n"

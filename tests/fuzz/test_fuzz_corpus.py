@@ -6,13 +6,12 @@ import logging
 
 import pytest
 
-from collector.config.config_error import ConfigError
-from collector.config.load import load
+from collector.config.load import ConfigError, load
 from collector.config.schema import Config
 from collector.durable import read_image
-from collector.identity.facts import EngineFacts, FactSource
-from collector.receive import count as envelope
-from collector.receive.export_request import Export
+from collector.identity.knowledge import EngineFacts, FactSource
+from collector.receive import intake as envelope
+from collector.receive.intake import Export
 from collector.worker.build import make_pipeline
 from online.state import sealed
 from tests.fuzz.fuzz_parsers import PARSERS, fuzz

@@ -4,9 +4,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from collector.config.learning_config import BankConfig
 from collector.config.load import load
-from collector.config.schema import Config
+from collector.config.schema import BankConfig, Config
 from online.bank import Bank
 from online.errors import PrequentialError
 from online.features.registry import portable

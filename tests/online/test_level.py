@@ -23,7 +23,7 @@ def _moving(n, seed, log_level, *, phase=None):
 
 
 def _waves(n, height=0.05):
-    return height * np.sign(np.sin(np.arange(n) / 40.0))
+    return height * np.sign(np.sin(np.arange(n) / 250.0))
 
 
 def _target(rows, settings=RLS):
@@ -33,13 +33,13 @@ def _target(rows, settings=RLS):
 
 
 def test_a_speed_that_wanders_is_followed_within_rows():
-    _, target = _target(_moving(4000, 1, _waves(4000)))
+    _, target = _target(_moving(4300, 1, _waves(4300)))
     model = target.models["portable"]
     assert model.prediction_error.mape < 0.6 * model.shaped_error.mape
     assert target.prediction_error == model.prediction_error
     decode = target.level["decode"]
     assert decode.half_life_rows in HALF_LIVES_ROWS
-    assert decode.factor == pytest.approx(np.exp(_waves(4000)[-1]), rel=0.06)
+    assert decode.factor == pytest.approx(np.exp(_waves(4300)[-1]), rel=0.06)
 
 
 def test_a_calm_machine_loses_nothing_by_its_level():

@@ -4,7 +4,7 @@ import pytest
 
 from collector.commands.replay import replay
 from collector.config.schema import Config
-from collector.runtime.clock import SystemClock
+from collector.runtime.tasks import SystemClock
 from online.snapshot import Snapshot
 from tests.support.paths import DATA
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collector.config.learning_config import BankConfig
-from collector.config.schema import Config
+from collector.config.schema import BankConfig, Config
 from online.bank import Bank
 from online.rows import STEP_FEATURES, RowBlock, RowOutcome, Target
 from tests.support.linear_steps import BETA, steps

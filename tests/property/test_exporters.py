@@ -28,6 +28,7 @@ from online.snapshot import (
     FeatureSnapshot,
     IntervalSnapshot,
     ModelSnapshot,
+    Reason,
     ResidualSnapshot,
     Snapshot,
     TargetSnapshot,
@@ -51,6 +52,8 @@ features = st.builds(
     coefficient=numbers,
     status=names,
     stderr=optional,
+    form_error=optional,
+    reason=st.none() | st.sampled_from(Reason),
     vif=optional,
     learned_share=optional,
 )
@@ -61,6 +64,7 @@ models = st.builds(
     rows=st.integers(0, 2**53),
     effective_rows=numbers,
     condition_number=optional,
+    covariance=st.lists(st.lists(numbers, max_size=4), max_size=4),
     error=st.none() | errors,
 )
 intervals = st.builds(

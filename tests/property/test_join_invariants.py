@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from collector.config.learning_config import JoinConfig
-from collector.receive.export_request import Export
+from collector.config.schema import JoinConfig
+from collector.receive.intake import Export
 from collector.telemetry import table
-from collector.telemetry.counts import metric_of
+from collector.telemetry.metrics import metric_of
 from collector.telemetry.reasons import Skip
 from collector.worker.pipeline import Pipeline
 from online.bank import Bank
@@ -33,7 +33,16 @@ from tests.support.toy_spans import Piece, export_of, pieces_in
 
 LATE_NS = 10 * 10**9
 STEPS_MAX, REQUESTS_MAX = 4096, 400
-JOIN = JoinConfig(steps_max=STEPS_MAX, requests_max=REQUESTS_MAX)
+
+
+class SmallJoin(JoinConfig, frozen=True, kw_only=True):
+    """Bounds that a recording of a few minutes reaches."""
+
+    steps_max = STEPS_MAX
+    requests_max = REQUESTS_MAX
+
+
+JOIN = SmallJoin()
 
 
 @functools.cache

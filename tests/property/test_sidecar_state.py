@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from collector.config.schema import Config
 from collector.durable import read_image
-from collector.recordings.reader import Recording, TimedKv, TimedPage, merged
+from collector.recordings import Recording, TimedKv, TimedPage, merged
 from collector.telemetry import table
 from collector.worker.build import make_pipeline
 from online.state import StateError, sealed

@@ -11,7 +11,7 @@ from online.features.registry import build
 from online.features.sheets import architecture
 from online.features.systems.base import full
 from online.rows import STEP_FEATURES, Target
-from online.transfer.population import full_names, matrix
+from online.transfer.pooled import full_names, matrix
 from tests.support.linear_steps import steps
 from tests.support.sheet_cases import shipped_sheets
 

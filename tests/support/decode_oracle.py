@@ -10,7 +10,7 @@ from collector.decode import plain
 from collector.decode.columnar import Decoder
 from collector.join.dedupe import SpanWindow
 from collector.telemetry import Counts, table
-from collector.telemetry.counts import metric_of
+from collector.telemetry.metrics import metric_of
 from collector.telemetry.reasons import Skip
 
 

@@ -7,7 +7,7 @@ from itertools import islice
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from collector.commands.demo_stamps import Shift, restamped
+from collector.commands.demo import Shift, restamped
 from collector.config import Config
 from collector.recordings import Recording
 from online import Bank, Target

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from collector.fleet.bulk import LocalRunner, RayRunner, find_bulk_files, replay_in_bulk
-from collector.fleet.bulk.ray_runner import learn_for_ray, split_for_ray
+from collector.fleet.bulk.runners import learn_for_ray, split_for_ray
 from collector.runtime import SystemClock
 from tests.support.fleets import CONFIG
 

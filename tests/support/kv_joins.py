@@ -7,7 +7,7 @@ import functools
 
 import numpy as np
 
-from collector.config.learning_config import JoinConfig
+from collector.config.schema import JoinConfig
 from collector.decode.plain import decode
 from collector.join.events import Rows
 from collector.join.joiner import Joiner

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from collector.config.schema import Config
-from collector.receive.export_request import Export
+from collector.receive.intake import Export
 from collector.telemetry import Counts, table
 from collector.worker.pipeline import Pipeline
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from online.features.sheets import architecture
-from online.features.sheets.hardware import hardware_sheets
+from online.features.sheets.deployment import hardware_sheets
 from tests.support.paths import ROOT
 
 DENSE = {

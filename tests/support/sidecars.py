@@ -17,8 +17,8 @@ from collector.app import Sidecar
 from collector.config.load import load
 from collector.config.schema import Config
 from collector.receive.otlp.otlp_grpc import METHOD
-from collector.runtime.clock import SystemClock
 from collector.runtime.filesystem import SystemFiles, Volume
+from collector.runtime.tasks import SystemClock
 from collector.telemetry import Counts
 from online.snapshot import Snapshot
 

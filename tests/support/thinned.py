@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from collector.recordings.reader import Recording, TimedExport, merged
+from collector.recordings import Recording, TimedExport, merged
 from collector.worker.pipeline import Pipeline
 from online.rows import RowBlock, Target
 

@@ -6,8 +6,8 @@ import errno
 import random
 import time
 
-from collector.runtime.clock import SystemClock
 from collector.runtime.filesystem import SystemFiles
+from collector.runtime.tasks import SystemClock
 
 
 class FaultyFiles(SystemFiles):

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import grpc
 
 from collector.config.load import load
-from collector.receive.export_request import Export
+from collector.receive.intake import Export
 from collector.receive.otlp.otlp_grpc import METHOD
 from collector.worker.build import make_pipeline
 from tests.bench.figures import record
@@ -75,7 +75,7 @@ def environment(directory, *, fsync=False, **changes):
         "TRACEFIT_SNAPSHOT__PUBLISH_INTERVAL_S": "0.2",
         "TRACEFIT_STATE__INTERVAL_S": "0.3",
         "TRACEFIT_DURABILITY": "journal",
-        "TRACEFIT_JOURNAL__SEGMENT_MIB": "1",
+        "TRACEFIT_JOURNAL__CAPACITY_MIB": "32",
         "TRACEFIT_JOURNAL__FSYNC": str(fsync).lower(),
         "TRACEFIT_LEARNERS": "[rls]",
         **{f"TRACEFIT_{name}": value for name, value in changes.items()},

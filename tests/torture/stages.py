@@ -6,14 +6,13 @@ import os
 import signal
 
 from collector.app import Sidecar
-from collector.durable.directory import Directory
 from collector.durable.journal import Journal
 from collector.durable.keeper import Durability
-from collector.durable.store import StateStore
-from collector.receive.admission import AdmissionQueue
+from collector.durable.store import Directory, StateStore
+from collector.receive.intake import AdmissionQueue
 from collector.receive.otlp.otlp_grpc import OtlpGrpcReceiver
 from collector.runtime.filesystem import SystemFiles
-from collector.runtime.http.bounded_server import HttpServer
+from collector.runtime.http import HttpServer
 from collector.worker.pipeline import Pipeline
 from collector.worker.publish import SnapshotWriter
 

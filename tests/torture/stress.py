@@ -26,7 +26,7 @@ import grpc
 
 from collector.app import Sidecar
 from collector.receive.otlp.otlp_grpc import METHOD
-from collector.runtime.clock import SystemClock
+from collector.runtime.tasks import SystemClock
 from collector.telemetry.reasons import Transport
 from collector.telemetry.table import ACCEPTED_SPANS, DECODED_SPANS, FAILED_SPANS, RECEIVED_SPANS, REFUSED_SPANS
 from tests.support.sidecars import make_config
@@ -165,7 +165,6 @@ def run(directory, *, seconds, seed):
             directory / "s",
             DURABILITY="journal",
             STATE__INTERVAL_S="0.3",
-            SNAPSHOT__INTERVAL_S="0.2",
             QUEUE__CAPACITY_BYTES="200000",
             RECEIVERS__TOKEN_FILE=str(directory / "token"),
         )

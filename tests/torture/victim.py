@@ -13,9 +13,8 @@ import sys
 
 from collector.app import Sidecar
 from collector.config.load import load
-from collector.runtime.clock import SystemClock
 from collector.runtime.filesystem import SystemFiles
-from collector.runtime.stop import Stop
+from collector.runtime.tasks import Stop, SystemClock
 from tests.torture import stages
 from tests.torture.faults import FaultyFiles, JumpingClock
 

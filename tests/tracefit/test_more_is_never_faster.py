@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import tracefit
 from collector.commands.replay import replay
 from collector.config.schema import Config
-from collector.runtime.clock import SystemClock
+from collector.runtime.tasks import SystemClock
 from tests.support.paths import DATA
 from tests.tracefit.example_snapshot import cell_of, encoded, tree
 

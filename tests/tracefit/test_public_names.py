@@ -15,7 +15,7 @@ CONFIG_ATTRIBUTES = (
     *("telemetry", "mixture_of_experts", "prefix_hits_hidden"),
 )
 FIELDS = {
-    "Coefficient": "name unit value stderr status mean reason",
+    "Coefficient": "name unit value stderr status mean reason form_error",
     "Prediction": "us low high extrapolated usable",
     "Estimate": "us low high",
     "RequestEstimate": "concurrency running ttft itl e2e requests_per_s output_tokens_per_s prefill_bound "
@@ -27,11 +27,12 @@ FIELDS = {
     "Move": "target feature unit before after standard_errors status_before status_after",
     "TypicalStep": "prefill_tokens requests decode_context_tokens before_us after_us",
     "Target": "name champion models interval factors seen mean_us mean_factor step_ahead_us factor_rows "
-    "usual_work context_us_per_token in_flight factors_applied",
-    "Model": "name coefficients rows mape median_ape",
+    "usual_work context_us_per_token in_flight factors_applied level",
+    "Model": "name coefficients rows mape median_ape covariance",
     "Interval": "pooled strata",
     "Seen": "features cells",
     "InFlight": "requests us_per_request",
+    "Level": "factor last_row_unix_nano",
     "UsualWork": "prefill_tokens requests decode_context_tokens us",
 }
 CALLS = {
@@ -39,17 +40,26 @@ CALLS = {
     tracefit.Snapshot.refresh: "self",
     tracefit.Snapshot.config: "self config_id model gpu",
     tracefit.Snapshot.diff: "self other",
-    tracefit.Config.step_time: "self prefill_tokens requests decode_context_tokens",
+    tracefit.Config.step_time: "self prefill_tokens requests decode_context_tokens now",
     tracefit.Config.request: "self prompt_tokens output_tokens concurrency prefix_hit",
     tracefit.Config.plan: "self prompt_tokens output_tokens itl_ms ttft_ms rate prefix_hit safe",
     tracefit.Config.assuming: "self max_num_seqs max_num_batched_tokens kv_tokens",
     tracefit.Config.coefficients: "self target",
+    tracefit.Config.now: "self at_unix_nano",
     tracefit.Config.caveats: "self extrapolated",
 }
 
 
 def test_every_public_name_is_known_here():
-    others = {"BEYOND_SEEN_BATCHES", "Config", "Snapshot", "Predictions", "find_config", "load", "told_apart"}
+    others = {
+        "BEYOND_SEEN_BATCHES",
+        "Config",
+        "Snapshot",
+        "Predictions",
+        "find_config",
+        "load",
+        "told_apart",
+    }
     errors = {"TracefitError", "BadInputError", "LoadError", "NoCoefficientsError", "NotFoundError"}
     assert set(tracefit.__all__) == FIELDS.keys() | others | errors
     assert list(tracefit.__all__) == sorted(tracefit.__all__)

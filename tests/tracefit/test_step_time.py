@@ -104,6 +104,32 @@ def test_outside_a_weak_coefficient_does_not_carry():
     assert not config.step_time(requests=40, decode_context_tokens=400_000).usable
 
 
+def test_outside_a_coefficient_that_another_load_would_move_does_not_carry():
+    config = changed(lambda t: t["models"]["portable"]["features"][2].update(form_error=0.05))
+    step, sure = (each.step_time(requests=40, decode_context_tokens=400_000) for each in (config, CONFIG))
+    assert config.step_time(requests=40, decode_context_tokens=150_000).usable
+    assert not step.usable
+    assert step.high > sure.high
+
+
+def test_the_error_of_a_sum_is_that_of_its_covariance():
+    """The intercept and requests trade with each other: of 40 requests they are known well together."""
+    portable = tree()["configs"][0]["targets"]["step_time"]["models"]["portable"]
+    names = [each["name"] for each in portable["features"]]
+    apart = np.array([{"intercept": 400.0, "requests": -10.0}.get(name, 0.0) for name in names])
+
+    def told(target):
+        target["models"]["portable"]["covariance"] = np.outer(apart, apart).tolist()
+
+    traded, alone = (each.step_time(requests=40, decode_context_tokens=400_000) for each in (changed(told), CONFIG))
+    inside = CONFIG.step_time(requests=40, decode_context_tokens=150_000)
+    assert traded.extrapolated
+    assert traded.high / traded.us == pytest.approx(inside.high / inside.us)
+    assert alone.high > traded.high
+    with pytest.raises(tracefit.LoadError, match="covariance: expected 4 rows"):
+        changed(lambda target: target["models"]["portable"].update(covariance=[[1.0]]))
+
+
 def test_beyond_the_engine_itself_is_named():
     assert "max_num_seqs" in CONFIG.step_time(requests=129).extrapolated
     assert "max_num_batched_tokens" in CONFIG.step_time(prefill_tokens=9000, requests=2).extrapolated

@@ -69,17 +69,19 @@ MUTANTS = (
     Mutant("the solver's ridge is large", "online/rls/solve.py", "RELATIVE_RIDGE = 1e-6", "RELATIVE_RIDGE = 1e-2"),
     Mutant(
         "scores of neighbouring windows do not add",
-        "online/rls/hac.py",
-        "whole[1:] += own[:-1]",
-        "whole[1:] -= own[:-1]",
+        "online/rls/error_bars.py",
+        "bartlett = 2.0 * np.maximum",
+        "bartlett = -2.0 * np.maximum",
     ),
     Mutant(
-        "error bars without the misfit of shapes",
-        "online/rls/misfit.py",
+        "young error bars without the misfit of shapes",
+        "online/rls/error_bars.py",
         "weight = self.rows**2 * np.maximum(own",
         "weight = 0.0 * np.maximum(own",
     ),
-    Mutant("few windows count as many", "online/rls/hac.py", "* (spare * (1.0 + STUDENT / free) ** 2)", "* spare"),
+    Mutant(
+        "few windows count as many", "online/rls/error_bars.py", "* (spare * (1.0 + STUDENT / free) ** 2)", "* spare"
+    ),
     Mutant(
         "a dull stretch forgets what it does not visit",
         "online/rls/strata.py",
@@ -98,7 +100,12 @@ MUTANTS = (
         "return max(self.up, self.down) >= LIMIT",
         "return self.up >= LIMIT",
     ),
-    Mutant("changes have no gate", "online/drift/change.py", "GATE = 0.06", "GATE = 0.0"),
+    Mutant(
+        "what blocks usually say adds up to a change",
+        "online/drift/change.py",
+        "max(0.0, self.up + z - SLACK)",
+        "max(0.0, self.up + z)",
+    ),
     Mutant(
         "one block confirms a change",
         "online/drift/change.py",
@@ -113,10 +120,10 @@ MUTANTS = (
     ),
     Mutant("bands are as wide as what was seen", "online/errors.py", "WIDER = 1.15", "WIDER = 1.0"),
     Mutant(
-        "bands borrow everything from the whole",
+        "bands are of wider quantiles",
         "online/errors.py",
-        "_BORROWED_ROWS, _PUBLISHED_ROWS = 32.0",
-        "_BORROWED_ROWS, _PUBLISHED_ROWS = 32_000.0",
+        "_SHARES = np.array([0.1, 0.5, 0.9])",
+        "_SHARES = np.array([0.05, 0.5, 0.95])",
     ),
     Mutant(
         "the level of a row has seen it",
@@ -126,7 +133,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows of one operating point are believed without a cap",
-        "online/transfer/capped_evidence.py",
+        "online/transfer/evidence.py",
         "MISFIT = 0.02",
         "MISFIT = 0.0002",
     ),

@@ -71,9 +71,23 @@ def _model(model: dict[str, Any]) -> dict[str, Any]:
         "error": (model.get("error") or {}).get("mape"),
         "prediction_error": (model.get("prediction_error") or {}).get("median_ape"),
         "features": {
-            each["name"]: [each["coefficient"], each.get("stderr"), each["status"]] for each in model["features"]
+            each["name"]: [
+                each["coefficient"],
+                each.get("stderr"),
+                " ".join(filter(None, [each["status"], each.get("reason")])),
+            ]
+            for each in model["features"]
         },
+        "mean_stderr": _mean_stderr(model),
     }
+
+
+def _mean_stderr(model: dict[str, Any]) -> float | None:
+    """Standard error of the mean of what the model says, sqrt(x' C x) of the mean features x."""
+    x, rows = [each.get("mean") for each in model["features"]], model.get("covariance", [])
+    if not rows or None in x:
+        return None
+    return sum(x[i] * x[j] * value for i, row in enumerate(rows) for j, value in enumerate(row)) ** 0.5
 
 
 def differences(now: dict[str, Any], golden: dict[str, Any]) -> list[str]:
@@ -125,6 +139,7 @@ def _model_differs(new: dict[str, Any], old: dict[str, Any]) -> Iterator[str]:
             yield f"{key}: {new[key]} for {old[key]}"
         elif new[key] is not None and abs(new[key] - old[key]) > ERROR_POINTS * max(1.0, old[key] / 0.3):
             yield f"{key}: {new[key]:.4f} for {old[key]:.4f}"
+    yield from _far("stderr of the mean", new["mean_stderr"], old["mean_stderr"], STDERR_SHARE)
     if new["features"].keys() != old["features"].keys():
         yield f"features: {sorted(new['features'])} for {sorted(old['features'])}"
     for name in new["features"].keys() & old["features"].keys():

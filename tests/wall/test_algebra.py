@@ -45,7 +45,7 @@ def model(bank: Bank) -> dict:
 def estimates(bank: Bank) -> tuple[np.ndarray, np.ndarray]:
     """Coefficients and their standard errors, in the order of NAMES."""
     features = {each["name"]: each for each in model(bank)["features"]}
-    return tuple(np.array([features[name][key] for name in NAMES]) for key in ("coefficient", "stderr"))
+    return tuple(np.array([features[name].get(key, np.nan) for name in NAMES]) for key in ("coefficient", "stderr"))
 
 
 def steady(n: int, seed: int, requests: float, us: float = 9000.0, noise: float = 0.02) -> RowBlock:

@@ -14,7 +14,7 @@ import pytest
 
 from collector.receive.otlp.otlp_grpc import METHOD
 from collector.receive.otlp.otlp_http import CONTENT_TYPE
-from collector.runtime.memory import resident_bytes
+from collector.runtime.filesystem import resident_bytes
 from collector.telemetry.table import (
     ACCEPTED_SPANS,
     DECODED_SPANS,
@@ -37,8 +37,9 @@ FULL = 8 * MIB - 100
 
 
 @pytest.fixture
-def sidecar(tmp_path):
-    with running_sidecar(tmp_path, RECEIVERS__GRPC__MAX_CONNECTIONS="64", RECEIVERS__HTTP__TIMEOUT_S="2") as made:
+def sidecar(tmp_path, monkeypatch):
+    monkeypatch.setattr("collector.receive.otlp.otlp_http.TIMEOUT_S", 2.0)
+    with running_sidecar(tmp_path, RECEIVERS__GRPC__MAX_CONNECTIONS="64") as made:
         yield made
 
 
@@ -220,9 +221,9 @@ def test_five_thousand_connections_find_a_bounded_number_of_places(sidecar):
     assert_well(sidecar)
 
 
-def test_connections_without_a_call_are_closed_when_they_have_been_idle_for_too_long(tmp_path):
-    limits = {"RECEIVERS__GRPC__MAX_CONNECTIONS": "8", "RECEIVERS__GRPC__MAX_CONNECTION_IDLE_S": "0.5"}
-    with running_sidecar(tmp_path, **limits) as sidecar, contextlib.ExitStack() as stack:
+def test_connections_without_a_call_are_closed_when_they_have_been_idle_for_too_long(tmp_path, monkeypatch):
+    monkeypatch.setattr("collector.receive.otlp.otlp_grpc.IDLE_S", 0.5)
+    with running_sidecar(tmp_path, RECEIVERS__GRPC__MAX_CONNECTIONS="8") as sidecar, contextlib.ExitStack() as stack:
         for _ in range(20):
             client = stack.enter_context(socket.create_connection(("127.0.0.1", sidecar.grpc_port), 60))
             with contextlib.suppress(OSError):

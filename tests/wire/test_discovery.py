@@ -8,11 +8,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from collector.config.identity_config import DiscoveryConfig, DiscoveryEndpoint
+from collector.config.schema import DiscoveryConfig, DiscoveryEndpoint
 from collector.identity.discovery import BODY_BYTES_MAX, Discovery, read_metrics, read_models, read_version
-from collector.identity.facts import EngineFacts
-from collector.identity.knowledge import Knowledge
-from collector.runtime.clock import SystemClock
+from collector.identity.knowledge import EngineFacts, Knowledge
+from collector.runtime.tasks import SystemClock
 from collector.telemetry.reasons import DiscoveryOutcome
 from tests.support.page_server import PageServer
 
@@ -62,7 +61,7 @@ def _ask(url, timeout_s=60.0):
     knowledge = Knowledge()
     outcomes = Counter()
     count = lambda outcome: outcomes.update([outcome])  # noqa: E731
-    discovery = Discovery(DiscoveryConfig(timeout_s=timeout_s), knowledge, SystemClock(), count)
+    discovery = Discovery(DiscoveryConfig(), knowledge, SystemClock(), count, timeout_s=timeout_s)
     answered = discovery.ask(DiscoveryEndpoint(url=url))
     facts = EngineFacts()
     knowledge.apply(facts, {}, "pod", "")

@@ -14,8 +14,8 @@ import pytest
 from collector.durable.keeper import _PAUSE_S, CHECK_IN_TIMEOUT_S, NAME
 from collector.durable.store import NAME as STATE
 from collector.durable.store import PREVIOUS_NAME
-from collector.runtime.clock import SystemClock
-from collector.runtime.exits import StartError
+from collector.runtime.filesystem import StartError
+from collector.runtime.tasks import SystemClock
 from collector.telemetry.reasons import Outcome
 from tests.support.clocks import eventually
 from tests.support.sidecars import SmallVolume, call_export, get, metric, running_sidecar
@@ -105,7 +105,7 @@ def test_a_full_journal_refuses_for_a_while_and_says_why(tmp_path, monkeypatch):
 
 
 SMALL_BYTES, EXPORT_STEPS, EXPORT_BYTES = 4 << 20, 200, 124_000
-SMALL = {"DURABILITY": "journal", "JOURNAL__SEGMENT_MIB": "1"}
+SMALL = {"DURABILITY": "journal", "JOURNAL__CAPACITY_MIB": "32"}
 
 
 def accepted(sidecar, first_step):
@@ -121,7 +121,7 @@ def accepted(sidecar, first_step):
 def test_a_journal_leaves_room_for_three_states_on_a_small_volume_and_says_so_at_the_start(tmp_path, caplog):
     with running_sidecar(tmp_path, SmallVolume(tmp_path, SMALL_BYTES), **SMALL) as sidecar:
         assert metric(sidecar.http_port, "tracefit_journal_capacity_bytes") <= SMALL_BYTES / 4
-        said = "the journal has 1 MiB instead of 256 (journal.capacity_mib)"
+        said = "the journal has 1 MiB instead of 32 (journal.capacity_mib)"
         assert json.loads(get(sidecar.http_port, "/readyz"))["journal_problem"].startswith(said)
         for number in range(1 + SMALL_BYTES // EXPORT_BYTES):
             eventually(lambda first_step=1 + EXPORT_STEPS * number: accepted(sidecar, first_step))

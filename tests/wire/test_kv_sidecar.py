@@ -7,7 +7,7 @@ from base64 import b64decode
 
 import pytest
 
-from collector.config.config_error import ConfigError
+from collector.config.load import ConfigError
 from tests.support.clocks import eventually
 from tests.support.kv_batches import payload, stored
 from tests.support.recordings import kv_lines

@@ -12,11 +12,9 @@ import msgspec
 import pytest
 
 from collector.config import KvConfig, KvEndpoint
-from collector.config.config_error import ConfigError
-from collector.config.load import load
-from collector.receive.kv.kv_zmq import KvSubscriber
-from collector.runtime.clock import SystemClock
-from collector.runtime.health import Health
+from collector.config.load import ConfigError, load
+from collector.receive.kv import KvSubscriber
+from collector.runtime.tasks import Health, SystemClock
 from collector.telemetry import table
 from collector.telemetry.reasons import KvSkip
 from tests.support.kv_batches import payload, stored
@@ -245,7 +243,7 @@ def test_without_pyzmq_the_start_says_what_to_install():
         "import sys; sys.modules['zmq'] = None\n"
         "from collector.runtime import Health, SystemClock\n"
         "from collector.config import KvEndpoint, KvConfig\n"
-        "from collector.receive.kv.kv_zmq import *\n"
+        "from collector.receive.kv import *\n"
         "config = KvConfig(endpoints=(KvEndpoint(endpoint='tcp://127.0.0.1:1'),))\n"
         "try: KvSubscriber(config, Health(SystemClock())).start()\n"
         "except KvUnavailable as error: print(error)\n"

@@ -18,14 +18,12 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
 from prometheus_client import CollectorRegistry
 
 from collector.config import GrpcConfig
-from collector.receive.admission import AdmissionQueue
-from collector.receive.intake import Intake
+from collector.receive.intake import AdmissionQueue, Intake
 from collector.receive.otlp import otlp_grpc
 from collector.receive.otlp.otlp_grpc import SERVICE, OtlpGrpcReceiver
 from collector.receive.otlp.way_in import WayIn
-from collector.runtime.clock import SystemClock
-from collector.runtime.exits import StartError
-from collector.runtime.health import Health
+from collector.runtime.filesystem import StartError
+from collector.runtime.tasks import Health, SystemClock
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import Outcome, Transport
 from collector.telemetry.table import ACCEPTED_SPANS, FAILED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, REQUESTS

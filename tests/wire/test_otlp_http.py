@@ -23,14 +23,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from prometheus_client import CollectorRegistry
 
 from collector.config import HttpReceiverConfig
-from collector.receive.admission import AdmissionQueue
-from collector.receive.count import FIELDS_MAX
-from collector.receive.intake import Intake
+from collector.receive.intake import FIELDS_MAX, AdmissionQueue, Intake
+from collector.receive.otlp import otlp_http
 from collector.receive.otlp.otlp_http import CONTENT_TYPE, Budget, make_http_receiver
 from collector.receive.otlp.way_in import WayIn
-from collector.runtime.clock import SystemClock
-from collector.runtime.exits import StartError
-from collector.runtime.health import Health
+from collector.runtime.filesystem import StartError
+from collector.runtime.tasks import Health, SystemClock
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import Transport
 from collector.telemetry.table import ACCEPTED_SPANS, RECEIVED_SPANS, REFUSED_SPANS, REQUESTS
@@ -222,7 +220,7 @@ WITHIN_A_READ = 3
 
 def test_a_body_that_takes_too_long_to_inflate_is_503_and_gives_its_share_back():
     clock = ClockOfCalls(lambda clock: clock.advance(10.1), WITHIN_A_READ)
-    with running(clock=clock, timeout_s=10.0) as receiver:
+    with running(clock=clock) as receiver:
         client = http.client.HTTPConnection("127.0.0.1", receiver.port, timeout=100)
         with contextlib.closing(client):
             small = gzip.compress(make_export(steps_per_span=1).SerializeToString())
@@ -271,8 +269,9 @@ def test_chunked_bodies_are_asked_for_a_length(receiver):
 HEAD = b"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-protobuf\r\nContent-Length: %d\r\n\r\n"
 
 
-def test_a_body_that_trickles_ends_with_408_however_often_a_byte_comes():
-    with running(timeout_s=0.5) as receiver, socket.create_connection(("127.0.0.1", receiver.port), 60) as client:
+def test_a_body_that_trickles_ends_with_408_however_often_a_byte_comes(monkeypatch):
+    monkeypatch.setattr(otlp_http, "TIMEOUT_S", 0.5)
+    with running() as receiver, socket.create_connection(("127.0.0.1", receiver.port), 60) as client:
         client.sendall(HEAD % 1000)
         start_s = time.monotonic()
         answer = b""
@@ -293,7 +292,7 @@ def test_a_client_that_goes_away_in_the_middle_of_a_body_costs_nothing(receiver)
 
 
 def test_connections_that_dawdle_give_way_to_one_that_sends():
-    with running(max_connections=8, timeout_s=60) as receiver, contextlib.ExitStack() as stack:
+    with running() as receiver, contextlib.ExitStack() as stack:
         for sent in (b"", b"POST /v1", HEAD % 1000, HEAD % 1000 + b"abc") * 25:
             client = stack.enter_context(socket.create_connection(("127.0.0.1", receiver.port), 10))
             client.sendall(sent)
@@ -311,7 +310,7 @@ def test_bodies_beyond_the_common_budget_wait_and_are_then_turned_away():
 
 def test_senders_of_large_bodies_that_never_end_keep_nobody_out():
     size = MIB - 1
-    with running(max_request_body_size_mib=1, timeout_s=60) as receiver, contextlib.ExitStack() as stack:
+    with running(max_request_body_size_mib=1) as receiver, contextlib.ExitStack() as stack:
         for _ in range(3):
             client = stack.enter_context(socket.create_connection(("127.0.0.1", receiver.port), 60))
             client.sendall(HEAD % size)

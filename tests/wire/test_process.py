@@ -18,7 +18,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from collector.recordings.reader import Recording
+from collector.recordings import Recording
 from tests.support.clocks import eventually
 from tests.support.paths import ROOT
 from tests.support.sidecars import as_json, call_export, get, metric, running_sidecar
@@ -104,7 +104,7 @@ def test_terminated_under_load_no_acknowledged_export_is_lost(tmp_path):
 
 def test_a_second_signal_ends_at_once(tmp_path):
     with (
-        running_process(tmp_path, TRACEFIT_SHUTDOWN__GRACE_S="300") as (process, grpc_port, _),
+        running_process(tmp_path) as (process, grpc_port, _),
         grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel,
     ):
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=300)
@@ -159,7 +159,7 @@ def test_in_a_pod_a_bad_configuration_does_not_end_the_process(tmp_path):
     file = tmp_path / "config.yaml"
     variables = {"TRACEFIT_CONFIG": str(file), "TRACEFIT_CONFIG__ON_ERROR": "degrade"}
     for text, key in (
-        ("queue: {wait_s: 1.5}", ""),
+        ("join: {grace_s: 15}", ""),
         ("feature_sets: [magic]", "feature_sets"),
         ("receivers: {scrape: {token_file: /nope}}", "receivers.scrape.token_file"),
     ):

@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from collector.app import Sidecar
-from collector.receive.kv import kv_zmq
+from collector.receive import kv as kv_zmq
 from collector.receive.otlp import otlp_grpc, otlp_http
 from collector.receive.otlp.way_in import HUNG_S
 from tests.support.clocks import FakeClock, eventually
@@ -66,7 +66,7 @@ def sidecar(tmp_path, clock, monkeypatch):
         monkeypatch.setattr(module, "CHECK_EVERY_S", 0.05)
     with contextlib.ExitStack() as stack:
         kv = f"[{{endpoint: 'ipc://{tmp_path}/kv'}}]"
-        one = Sidecar(make_config(tmp_path, RECEIVERS__KV__ENDPOINTS=kv, SNAPSHOT__INTERVAL_S="1"), clock)
+        one = Sidecar(make_config(tmp_path, RECEIVERS__KV__ENDPOINTS=kv, SNAPSHOT__PUBLISH_INTERVAL_S="0.5"), clock)
         stack.callback(one.stop)
         one.start()
         yield one
@@ -122,7 +122,7 @@ def test_a_kv_receiver_whose_thread_hangs_is_not_alive(sidecar, clock, hang, mon
 
 def test_a_grpc_receiver_whose_handlers_all_hang_is_not_alive(sidecar, clock, hang, monkeypatch):
     monkeypatch.setattr(otlp_grpc, "CHECK_TIMEOUT_S", 0.1)
-    threads = sidecar.config.receivers.grpc.threads
+    threads = otlp_grpc.THREADS
     monkeypatch.setattr(sidecar.queue, "put", hang)
     with grpc.insecure_channel(f"127.0.0.1:{sidecar.grpc_port}") as channel:
         calls = [channel.unary_unary(otlp_grpc.METHOD).future(PAYLOAD) for _ in range(threads)]
@@ -180,7 +180,7 @@ def test_where_strangers_are_turned_away_the_handlers_threads_have_to_run(tmp_pa
             return receiver._is_well()
 
         eventually(is_well)
-        held = [receiver._pool.submit(hang) for _ in range(sidecar.config.receivers.grpc.threads)]
+        held = [receiver._pool.submit(hang) for _ in range(otlp_grpc.THREADS)]
         assert not is_well()
         hang.over.set()
         assert [task.result(20) for task in held] == [None] * len(held)

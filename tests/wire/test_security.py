@@ -13,10 +13,10 @@ import grpc
 import pytest
 
 from collector.app import Sidecar
-from collector.config.config_error import ConfigError
+from collector.config.load import ConfigError
 from collector.receive.otlp.otlp_grpc import METHOD
 from collector.receive.otlp.otlp_http import CONTENT_TYPE
-from collector.runtime.clock import SystemClock
+from collector.runtime.tasks import SystemClock
 from collector.telemetry.table import ACCEPTED_SPANS, RECEIVED_SPANS, REQUESTS
 from tests.conftest import find_tool
 from tests.support.clocks import eventually
@@ -101,7 +101,6 @@ def tls_settings(directory, **more):
     return {
         "RECEIVERS__TLS__CERT_FILE": str(directory / "tls.crt"),
         "RECEIVERS__TLS__KEY_FILE": str(directory / "tls.key"),
-        "RECEIVERS__TLS__RELOAD_INTERVAL_S": "0.1",
         **more,
     }
 
@@ -143,7 +142,10 @@ def test_mutual_tls_turns_away_a_client_without_a_certificate_of_the_right_autho
                 http_status(sidecar.otlp_http_port, context=client_context(authority, pair))
 
 
-def test_an_expired_certificate_is_replaced_while_running_and_a_broken_one_is_not_taken(tmp_path, authority):
+def test_an_expired_certificate_is_replaced_while_running_and_a_broken_one_is_not_taken(
+    tmp_path, authority, monkeypatch
+):
+    monkeypatch.setattr("collector.receive.tls.RELOAD_NS", 100_000_000)
     tls = tmp_path / "tls"
     put_pair(tls, authority.pair("expired", days=-1))
     with running_sidecar(tmp_path, **tls_settings(tls)) as sidecar:

@@ -13,7 +13,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from collector.runtime.exits import StartError
+from collector.runtime.filesystem import StartError
 from online import Bank, StateError
 from online.state import LEARNERS, decode
 from tests.support.clocks import T0_NS, eventually

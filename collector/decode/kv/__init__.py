@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from .batches import KvBatch, count_batch
-from .messages import LINE_MARK, read_frames, read_line
-from .span_events import read_span_events
+from .layouts import KvBatch, count_batch
+from .messages import LINE_MARK, read_frames, read_line, read_span_events
 
 __all__ = [
     "LINE_MARK",

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from .bulk_files import find_bulk_files
 from .bulk_replay import Runner, WorkDirectory, bank_of, replay_in_bulk
-from .local_runner import LocalRunner
-from .ray_runner import RayRunner
-from .row_table import check_rows_place
+from .learn import check_rows_place
+from .runners import LocalRunner, RayRunner
+from .shards import find_bulk_files
 
 __all__ = [
     "LocalRunner",

@@ -18,17 +18,15 @@ import msgspec
 from collector import __version__
 from collector.config import Config
 from collector.durable import Directory
-from collector.fleet.fold import NEVER_NS, Examined, add, choose, examine
-from collector.fleet.state_fetch import Fetched
-from collector.fleet.state_places import StatePlace
+from collector.fleet.pull import NEVER_NS, Examined, add, choose, examine
+from collector.fleet.state_fetch import Fetched, StatePlace
 from collector.recordings import STDIN
 from collector.runtime import Clock, PrintLine, Progress, StartError
 from online import Bank
 
-from .bulk_files import BulkFile, StoreError
 from .learn import Learned, for_merging
-from .local_runner import BucketTask, ShardPlace, SplitDone
-from .split import SHARED, Part, parts_of
+from .runners import BucketTask, ShardPlace, SplitDone
+from .shards import SHARED, BulkFile, Part, StoreError, parts_of
 
 _FINGERPRINT: Final = "replay.fingerprint"
 

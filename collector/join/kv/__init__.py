@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .owners import KvSources
-from .step_events import KvSteps
+from .owners import KvSources, KvSteps
 
 __all__ = [
     "KvSources",

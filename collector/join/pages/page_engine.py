@@ -17,9 +17,7 @@ from online import EngineSnapshot, Quality, Target
 from online.state import saved
 
 from .completeness import Completeness
-from .page_rows import PageRow, page_block
-from .request_waits import add_waits
-from .scrape_windows import ScrapeWindows
+from .scrape_windows import PageRow, ScrapeWindows, add_waits, page_block
 
 
 class PageEngine:

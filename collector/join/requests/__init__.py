@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from .api_queueing import ApiQueueing, with_stand_ins
-from .journeys import Chunks, Run, extent_of, lay_journey, runs_of, split_chunks, waiting_steps
-from .occupancy import RequestSequence
-from .request_rows import QUEUE_STATE_AGE_NS, RequestRow, request_block, rows_of
-from .trace_sampling import doubts_of
+from .journeys import (
+    QUEUE_STATE_AGE_NS,
+    Chunks,
+    RequestRow,
+    Run,
+    extent_of,
+    lay_journey,
+    request_block,
+    rows_of,
+    runs_of,
+    split_chunks,
+    waiting_steps,
+)
+from .occupancy import RequestSequence, doubts_of
 
 __all__ = [
     "QUEUE_STATE_AGE_NS",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from .scheduling import Scheduling
-from .sequence import StepSequence
-from .warm_up import WarmUp
+from .process_context import Scheduling
+from .sequence import StepSequence, WarmUp
 
 __all__ = [
     "Scheduling",

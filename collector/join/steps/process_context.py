@@ -1,11 +1,27 @@
-"""What is known of an engine process as a whole: what its telemetry carries, how it schedules, where context is from.
+"""What is known of an engine process as a whole: how it schedules, what its summaries hold.
+
+Synchronous or asynchronous scheduling, told from where end stamps lie (wire contract §5.6).
+
+FIRST_TOKEN and FINISHED of step s come before ts_start(s + 1) if the engine waits for each step, after it if the next
+step is scheduled while s runs. SCHEDULED of s + 1 tells the same where there is no summary.
+
+What passed steps teach about an engine: tokens per KV block, the share of requests that send journeys, holes.
+
+Learned step by step in order, but in force only from the next block boundary on (step ids divisible by
+``block_steps``), so that a row does not depend on how much telemetry came in one piece.
+
+What is known of an engine process as a whole: what its telemetry carries, how it schedules, where context is from.
 
 Nothing is taken back: once summaries, journeys or exact context were seen, rows are made with them.
 """
 
 from __future__ import annotations
 
+import enum
+from dataclasses import dataclass, field
+
 import numpy as np
+from numpy.typing import NDArray
 
 from collector.config import JoinConfig
 from collector.decode import MISSING, StepColumns
@@ -15,11 +31,173 @@ from collector.telemetry import Counts, JoinEvent, table
 from online import Quality
 from online.state import saved
 
-from . import boundaries
-from .habits import Habits
-from .raw_features import ContextSource, Rebuilt, complete
-from .row_blocks import Columns
-from .scheduling import Scheduling, SchedulingVotes
+from . import row_blocks as boundaries
+from .row_blocks import Columns, ContextSource, Rebuilt, complete, snapshot_complete
+
+_VOTES_MIN = 8
+_SWITCH_SHARE = 0.9
+_DECAY = 0.5
+
+
+class Scheduling(enum.StrEnum):
+    """How the engine's busy loop overlaps scheduling and execution."""
+
+    SYNC = "sync"
+    ASYNC = "async"
+    UNKNOWN = "unknown"
+
+
+@dataclass(slots=True)
+class SchedulingVotes:
+    """Decides once there are enough votes, then re-checks with forgetting."""
+
+    STATE = saved("scheduling_votes")
+
+    decided: Scheduling = Scheduling.UNKNOWN
+    sync: float = 0.0
+    asynchronous: float = 0.0
+
+    def add(self, steps: NDArray[np.void], cells: NDArray[np.void]) -> None:
+        """Count the votes of consecutive steps; each step must be given once."""
+        sync, asynchronous = votes(steps, cells)
+        self.sync += sync
+        self.asynchronous += asynchronous
+        if self.decided is Scheduling.UNKNOWN:
+            self._decide()
+
+    def settle_block(self) -> None:
+        """End of a block of steps: re-check, then count what has been less."""
+        self._decide()
+        if self.decided is Scheduling.UNKNOWN:
+            return  # journeys alone cast a vote or two a block: forgetting them would never let them decide
+        self.sync, self.asynchronous = _DECAY * self.sync, _DECAY * self.asynchronous
+
+    def provisional(self, steps: NDArray[np.void], cells: NDArray[np.void]) -> Scheduling:
+        """The mode as these steps show it, without counting their votes; UNKNOWN while they show too little."""
+        sync, asynchronous = votes(steps, cells)
+        if sync + asynchronous < _VOTES_MIN:
+            return Scheduling.UNKNOWN
+        return Scheduling.SYNC if sync >= asynchronous else Scheduling.ASYNC
+
+    def settle(self, steps: NDArray[np.void], cells: NDArray[np.void]) -> Scheduling:
+        """End of the stream: decide with whatever there is, else synchronous."""
+        sync, asynchronous = votes(steps, cells)
+        more_async = asynchronous + self.asynchronous > sync + self.sync
+        self.decided = Scheduling.ASYNC if more_async else Scheduling.SYNC
+        return self.decided
+
+    def _decide(self) -> None:
+        total = self.sync + self.asynchronous
+        if total < _VOTES_MIN:
+            return
+        if self.decided is Scheduling.UNKNOWN:
+            self.decided = Scheduling.SYNC if self.sync >= self.asynchronous else Scheduling.ASYNC
+        elif self.sync > _SWITCH_SHARE * total:
+            self.decided = Scheduling.SYNC
+        elif self.asynchronous > _SWITCH_SHARE * total:
+            self.decided = Scheduling.ASYNC
+
+
+def votes(steps: NDArray[np.void], cells: NDArray[np.void]) -> tuple[int, int]:
+    """(synchronous, asynchronous) votes of consecutive steps: does an end stamp precede the next step's start?"""
+    completed = cells["completed_ns"][:-1]
+    by_start = cells["seen"][1:]
+    next_ns = np.where(by_start, steps["ts_start_ns"][1:], cells["scheduled_ns"][1:])
+    usable = (completed > 0) & (next_ns > 0)
+    sync = int(np.count_nonzero(usable & (completed < next_ns)))
+    return sync, int(np.count_nonzero(usable)) - sync
+
+
+FIRST_BLOCK_STEPS = 256
+"""A new engine waits for its first block; the later ones only cost per block."""
+
+_HABIT_DECAY = 0.8
+"""Per block: some 5000 steps are remembered."""
+_COMPLETE_SHARE = 0.97
+"""Below this share of rebuilt requests in summaries, journeys are sampled: rebuilt counts are scaled up."""
+_REQUESTS_MIN = 32.0
+_STEPS_SHARE = 0.7
+"""Share of steps with a summary from which on the telemetry counts as ``steps`` rather than ``sampled``."""
+
+
+@dataclass(slots=True)
+class Sums:
+    """What steps add up to."""
+
+    STATE = saved("sums")
+
+    context_tokens: float = 0.0
+    blocks: float = 0.0
+    rebuilt_requests: float = 0.0
+    summary_requests: float = 0.0
+    steps: float = 0.0
+    holes: float = 0.0
+    usage: float = 0.0
+
+    def fold(self, other: Sums) -> None:
+        """Decay, then add a block."""
+        for name in self.__slots__:
+            setattr(self, name, _HABIT_DECAY * getattr(self, name) + getattr(other, name))
+
+
+@dataclass(slots=True)
+class Habits:
+    """Decayed sums over whole blocks of passed steps, and the block under way."""
+
+    STATE = saved("habits")
+
+    ratio: BlockRatio
+    settled: bool = False
+    _past: Sums = field(default_factory=Sums)
+    _block: Sums = field(default_factory=Sums)
+
+    def learn(self, steps: Cells, cells: Cells, counts: Rebuilt) -> None:
+        """Take passed steps of one block."""
+        block, seen = self._block, cells["seen"]
+        block.steps += len(steps)
+        block.holes += int(np.count_nonzero(~seen))
+        busy = seen & (steps["scheduled_tokens"] > 0)
+        snapped = snapshot_complete(steps, cells)
+        block.rebuilt_requests += float(counts.requests @ busy)
+        block.summary_requests += float((steps["prefill_requests"] + steps["decode_requests"]) @ busy)
+        exact = (busy & (steps["prefill_requests"] == 0) & (complete(steps, cells, counts) | snapped)).nonzero()[0]
+        context = counts.context_tokens
+        if snapped.any():
+            context = np.where(snapped, cells["snapshot_context_tokens"], context)
+        block.context_tokens += float(context.take(exact).sum())
+        block.blocks += float((steps["kv_blocks_total"] - steps["kv_blocks_free"]).take(exact).sum())
+        usage = steps["kv_usage_ratio"].take(exact)
+        block.usage += float(np.where(np.isfinite(usage), usage, 0.0).sum())
+
+    def missing_steps(self, cells: Cells) -> int:
+        """Steps about to be learned whose summary never came, from the first on that did: without one, none."""
+        seen, block, past = cells["seen"], self._block, self._past
+        if block.steps + past.steps <= block.holes + past.holes:
+            seen = seen[np.argmax(seen) :] if seen.any() else seen[:0]
+        return int(np.count_nonzero(~seen))
+
+    def settle(self) -> None:
+        """End of a block: what it taught is in force from here on."""
+        self._past.fold(self._block)
+        self._block = Sums()
+        self.settled = True
+        self.ratio.context_tokens, self.ratio.blocks = self._past.context_tokens, self._past.blocks
+        self.ratio.usage = self._past.usage
+
+    @property
+    def hole_scale(self) -> float:
+        """1 ÷ the share of requests whose journeys are sent; 1 while that looks like all of them."""
+        past = self._past
+        if past.summary_requests < _REQUESTS_MIN or past.rebuilt_requests <= 0:
+            return 1.0
+        share = past.rebuilt_requests / past.summary_requests
+        return 1.0 / share if share < _COMPLETE_SHARE else 1.0
+
+    @property
+    def sampled(self) -> bool:
+        """Whether too many steps have no summary to call the telemetry complete."""
+        steps, holes = self._past.steps + self._block.steps, self._past.holes + self._block.holes
+        return holes > (1 - _STEPS_SHARE) * steps
 
 
 class ProcessContext:

@@ -1,18 +1,287 @@
-"""From stamped boundaries to rows: features summed between stamps, and the intervals that give none."""
+"""From steps to rows: boundaries, features, blocks.
+
+Stamps at step boundaries, and the intervals between them.
+
+Boundary b is the moment step b starts to execute. What is stamped there (wire contract §5.4, §5.6):
+
+    kind        synchronous            asynchronous
+    start       ts_start(b)            ts_start(b + 1), if step b has tokens     reference, no phase
+    completed   end stamps of b - 1    end stamps of b - 1                       reference where there is no start stamp
+    scheduled   SCHEDULED of b         SCHEDULED of b + 1, as start
+    done        ts_done(b - 1) if it had tokens, else ts_start(b)                plugin only; no lag in either mode
+
+Each boundary keeps its best stamp; rows run between consecutive stamped boundaries, so every step is learned once.
+
+An engine that has nothing to do makes an empty step and waits. Where that step is not in the telemetry, ``ts_done``
+tells all the same when the engine was done: step b then starts idle(b) later, which no step took:
+
+    idle(b) = max(ts_start(b) - ts_done(b - 1), 0)      if nobody waited, nobody decodes in b, and all that ran before
+                                                        have ended, or no prompt of theirs can go on in b
+
+Raw features of consecutive steps, from whatever describes them best.
+
+A step with a summary takes everything from it but the decode context, which a summary does not carry: that comes from
+the source decided for the engine (exact attributes, journeys, KV blocks). A step without a summary is rebuilt from
+journeys: so are the requests that run in it, and how full their contexts leave the cache, where its size is known. What
+is not known is NaN; nothing is interpolated.
+
+From stamped boundaries to rows: features summed between stamps, and the intervals that give none.
+"""
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from collector.decode import MISSING
+from collector.join.block_ratio import BlockRatio
 from collector.join.window import Cells
 from collector.telemetry import Counts, RowDrop, table
-from online import Ints, Mask, Quality, RowBlock
+from online import PHASES, STEP_FEATURES, Floats, Ints, Mask, Quality, RowBlock
 
-from . import boundaries
-from .raw_features import Rebuilt, complete
+START, SCHEDULED, COMPLETED = -1, PHASES.index("scheduled"), PHASES.index("completed")
+
+
+@dataclass(frozen=True, slots=True)
+class Stamps:
+    """Stamped boundaries in order: step index (within the columns given), monotonic ns, wall clock ns, kind.
+
+    ``idle_ns``: how long the engine had nothing to do behind the stamp.
+    """
+
+    step: Ints
+    ns: Ints
+    unix_ns: Ints
+    kind: Ints
+    idle_ns: Ints
+
+    def take(self, chosen: Mask) -> Stamps:
+        """The stamps of the chosen boundaries."""
+        return Stamps(self.step[chosen], self.ns[chosen], self.unix_ns[chosen], self.kind[chosen], self.idle_ns[chosen])
+
+    @property
+    def elapsed_ns(self) -> Ints:
+        """From each stamp to the next one, idle time apart, shape (len(step) - 1,)."""
+        return np.asarray(np.diff(self.ns) - self.idle_ns[:-1])
+
+
+def empty_steps(steps: Cells, cells: Cells, *, asynchronous: bool) -> Mask:
+    """Steps that ran nothing: a summary without tokens, or no request in a rebuilt step."""
+    empty: Mask = steps["scheduled_tokens"] == 0
+    unseen = np.flatnonzero(~cells["seen"])
+    if len(unseen):
+        empty[unseen] = Rebuilt(cells.take(unseen), asynchronous=asynchronous).requests == 0
+    return empty
+
+
+def stamps(steps: Cells, cells: Cells, empty: Mask, *, asynchronous: bool) -> Stamps:
+    """The best stamp of every boundary 1..m-2 of m consecutive steps (the edges lack a neighbour).
+
+    Index 0 is a step before the range of interest and the last one a step after it.
+    """
+    inner = slice(1, len(steps) - 1)
+    after = slice(2, len(steps))
+    before = slice(0, len(steps) - 2)
+    at = after if asynchronous else inner
+    wall_offset = steps["unix_ns"] - steps["ts_end_ns"]
+    start = cells["seen"][at] & ~empty[inner] if asynchronous else cells["seen"][inner].copy()
+    scheduled = cells["scheduled_ns"][at] > 0
+    if asynchronous:
+        scheduled &= ~empty[inner]
+    completed = cells["completed_ns"][before] > 0
+    ns = np.where(
+        start, steps["ts_start_ns"][at], np.where(completed, cells["completed_ns"][before], cells["scheduled_ns"][at])
+    )
+    unix = np.where(
+        start,
+        steps["ts_start_ns"][at] + wall_offset[at],
+        np.where(completed, cells["completed_unix_ns"][before], cells["scheduled_unix_ns"][at]),
+    )
+    kind = np.where(start, START, np.where(completed, COMPLETED, SCHEDULED))
+    index = np.flatnonzero(start | completed | scheduled)
+    return Stamps(index + 1, ns[index], unix[index], kind[index], np.zeros(len(index), np.int64))
+
+
+def done_stamps(steps: Cells, cells: Cells, empty: Mask) -> Stamps:
+    """Stamps of an engine whose summaries carry ``ts_done_ns``; same shape rules as :func:`stamps`."""
+    inner, before = slice(1, len(steps) - 1), slice(0, len(steps) - 2)
+    wall_offset = steps["unix_ns"] - steps["ts_end_ns"]
+    busy = cells["seen"][before] & ~empty[before] & (steps["ts_done_ns"][before] != MISSING)
+    idle = cells["seen"][before] & empty[before] & cells["seen"][inner]
+    ns = np.where(busy, steps["ts_done_ns"][before], steps["ts_start_ns"][inner])
+    unix = ns + np.where(busy, wall_offset[before], wall_offset[inner])
+    index = np.flatnonzero(busy | idle)
+    resumed = busy & cells["seen"][inner] & ~empty[inner] & _resumed(steps[inner], steps[before])
+    idle_ns = np.where(resumed, np.maximum(steps["ts_start_ns"][inner] - ns, 0), 0)
+    return Stamps(index + 1, ns[index], unix[index], np.full(len(index), START), idle_ns[index])
+
+
+def _resumed(steps: Cells, before: Cells) -> Mask:
+    """Steps that find nothing left of the step before them, so that the engine may have been idle."""
+    tokens = steps["prefill_tokens"].astype(np.int64)
+    prompts_begin = (steps["attention_pairs"] > 0) & (2 * steps["attention_pairs"] <= tokens * (tokens + 1))
+    nobody_left = (before["running"] <= steps["finished"]) | (before["prefill_requests"] == 0) | prompts_begin
+    return np.asarray(nobody_left & (steps["decode_requests"] == 0) & (before["waiting"] == 0))
+
+
+def phase_columns(kind: Ints, *, has_start: bool) -> Floats:
+    """Phase of the rows between consecutive stamps, shape (n - 1, len(PHASES)).
+
+    Without start stamps ``completed`` is the reference: both columns together would be rank-deficient.
+    """
+    columns = np.zeros((len(kind), len(PHASES)))
+    columns[kind == SCHEDULED, SCHEDULED] = 1.0
+    if has_start:
+        columns[kind == COMPLETED, COMPLETED] = 1.0
+    return np.diff(columns, axis=0)
+
+
+class ContextSource(enum.StrEnum):
+    """Where ``decode_context_tokens`` of an engine's summaries comes from."""
+
+    EXACT = "exact"
+    JOURNEYS = "journeys"
+    BLOCKS = "blocks"
+
+
+class Rebuilt:
+    """Per step, shape (m,): what journeys say, in the summary's way of counting for the engine's scheduling mode.
+
+    Asynchronous summaries count a request's first decode step as a one-token prefill (wire contract §5.6). Nobody has
+    to count where summaries say all: each column is made when it is asked for.
+    """
+
+    __slots__ = ("_asynchronous", "_cells")
+
+    def __init__(self, cells: Cells, *, asynchronous: bool) -> None:
+        self._cells, self._asynchronous = cells, asynchronous
+
+    def _column(self, name: str, firsts: float, first: str = "first_requests") -> Floats:
+        column = self._cells[name].astype(float)
+        if self._asynchronous:
+            column += firsts * self._cells[first]
+        return column
+
+    @property
+    def prefill_requests(self) -> Floats:
+        """Requests of which it prefills some."""
+        return self._column("prefill_requests", 1.0)
+
+    @property
+    def prefill_tokens(self) -> Floats:
+        """Tokens of theirs."""
+        return self._column("prefill_tokens", 1.0)
+
+    @property
+    def decode_requests(self) -> Floats:
+        """Requests that decode a token."""
+        return self._column("decode_requests", -1.0)
+
+    @property
+    def requests(self) -> Floats:
+        """All that run."""
+        return self.prefill_requests + self.decode_requests
+
+    @property
+    def context_tokens(self) -> Floats:
+        """Contexts of those that decode, in sum."""
+        return self._column("context_tokens", -1.0, "first_context_tokens")
+
+
+def complete(steps: Cells, cells: Cells, counts: Rebuilt) -> Mask:
+    """Steps whose journeys are all here: rebuilt request counts equal the summary's (no false positive was seen)."""
+    return np.asarray(
+        cells["seen"]
+        & (counts.prefill_requests == steps["prefill_requests"])
+        & (counts.decode_requests == steps["decode_requests"])
+    )
+
+
+def snapshot_complete(steps: Cells, cells: Cells) -> Mask:
+    """Steps whose request snapshots account for every scheduled token."""
+    return np.asarray(
+        cells["seen"]
+        & (cells["snapshot_tokens"] == steps["scheduled_tokens"])
+        & (cells["snapshot_requests"] == steps["decode_requests"])
+    )
+
+
+def step_features(
+    steps: Cells,
+    cells: Cells,
+    counts: Rebuilt,
+    *,
+    source: ContextSource,
+    ratio: BlockRatio,
+    hole_scale: float,
+    kv_events: bool,
+) -> Floats:
+    """Raw features, shape (m, len(STEP_FEATURES)); ``hole_scale`` makes up for journeys that are sampled."""
+    seen = cells["seen"]
+    no_holes = bool(seen.all())
+
+    def told(column: NDArray[Any], rebuilt: Callable[[], Floats | float]) -> Floats:
+        """By the summaries, else by journeys, which nobody has to ask where there are no holes."""
+        return column.astype(float) if no_holes else np.where(seen, column, rebuilt())
+
+    recomputed = told(
+        np.maximum(steps["decode_tokens"] - steps["decode_requests"], 0), lambda: cells["recomputed_tokens"]
+    )
+    out: dict[str, Floats | float] = {}
+    out["prefill_tokens"] = told(steps["prefill_tokens"], lambda: counts.prefill_tokens * hole_scale) + recomputed
+    prefilling = told(steps["prefill_requests"], lambda: counts.prefill_requests * hole_scale)
+    decoding = told(steps["decode_requests"], lambda: counts.decode_requests * hole_scale)
+    out["prefill_requests"], out["decode_requests"], out["decode_tokens"] = prefilling, decoding, decoding
+    requests = out["requests"] = prefilling + decoding
+    out["decode_context_tokens"] = told(
+        _summary_context(steps, cells, counts, source, ratio), lambda: counts.context_tokens * hole_scale
+    )
+    out["prefill_attention"] = _prefill_attention(steps, cells, counts, source, hole_scale)
+    used = steps["kv_blocks_total"] - steps["kv_blocks_free"]
+    out["running"] = told(steps["running"], lambda: requests)
+    out["kv_usage_ratio"] = told(
+        steps["kv_usage_ratio"], lambda: ratio.usage_by((counts.context_tokens + counts.prefill_tokens) * hole_scale)
+    )
+    for name, column in (
+        ("waiting", steps["waiting"]),
+        ("preempted", steps["preempted"]),
+        ("finished", steps["finished"]),
+        ("kv_blocks_used", used),
+    ):
+        out[name] = told(column, lambda: np.nan)
+    if kv_events:
+        for name in ("offload_blocks", "restore_blocks", "evicted_blocks"):
+            out[name] = cells[name]
+    raw = np.empty((len(steps), len(STEP_FEATURES)))
+    for number, name in enumerate(STEP_FEATURES):
+        raw[:, number] = out.get(name, np.nan)
+    return raw
+
+
+def _summary_context(steps: Cells, cells: Cells, counts: Rebuilt, source: ContextSource, ratio: BlockRatio) -> Floats:
+    if source is ContextSource.EXACT:
+        single = steps["context_tokens_single"]
+        return np.asarray(np.where(single == MISSING, np.nan, single), float)
+    estimate = ratio.estimate(steps)
+    if source is ContextSource.JOURNEYS:
+        estimate = np.where(complete(steps, cells, counts), counts.context_tokens, estimate)
+    estimate = np.where(snapshot_complete(steps, cells), cells["snapshot_context_tokens"], estimate)
+    return np.where(steps["decode_requests"] == 0, 0.0, estimate)
+
+
+def _prefill_attention(steps: Cells, cells: Cells, counts: Rebuilt, source: ContextSource, hole_scale: float) -> Floats:
+    """Σ t·(c + t/2) over prefills: exact from attention pairs; else rebuilt; unknown where journeys miss a prefill."""
+    if source is ContextSource.EXACT:
+        pairs = steps["attention_pairs"] - steps["context_tokens_single"]
+        return np.where(steps["attention_pairs"] == MISSING, np.nan, pairs).astype(float)
+    known = complete(steps, cells, counts) | (steps["prefill_requests"] == 0) | ~cells["seen"]
+    scale = np.where(cells["seen"], 1.0, hole_scale)
+    return np.where(known, cells["prefill_attention"] * scale, np.nan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +296,7 @@ class Columns:
     @classmethod
     def of(cls, steps: Cells, cells: Cells, *, asynchronous: bool) -> Columns:
         """The columns of a step window."""
-        empty = boundaries.empty_steps(steps, cells, asynchronous=asynchronous)
+        empty = empty_steps(steps, cells, asynchronous=asynchronous)
         return cls(steps, cells, empty, asynchronous)
 
     @property
@@ -69,7 +338,7 @@ def neighbours(seen: Mask) -> tuple[Ints, Ints]:
     return before, np.where(after == len(seen), -1, after)
 
 
-def drops(around: Columns, stamps: boundaries.Stamps, trust: Trust) -> list[tuple[RowDrop, Mask]]:
+def drops(around: Columns, stamps: Stamps, trust: Trust) -> list[tuple[RowDrop, Mask]]:
     """Which intervals between consecutive stamps give no row, by reason, the first reason first.
 
     ``around`` holds the steps that the stamps index; shape of each mask: (len(stamps.step) - 1,).
@@ -88,7 +357,7 @@ def drops(around: Columns, stamps: boundaries.Stamps, trust: Trust) -> list[tupl
     ]
 
 
-def _incomplete(around: Columns, here: slice, holes: Mask, stamps: boundaries.Stamps, trust: Trust) -> Mask:
+def _incomplete(around: Columns, here: slice, holes: Mask, stamps: Stamps, trust: Trust) -> Mask:
     """Which intervals have a hole that nothing tells enough of, shape (len(stamps.step) - 1,)."""
     starts = stamps.step[:-1] - here.start
     before, after = neighbours(around.cells["seen"])
@@ -107,7 +376,7 @@ def _incomplete(around: Columns, here: slice, holes: Mask, stamps: boundaries.St
 def pack(
     raw: NDArray[np.float64],
     seen: Mask,
-    stamps: boundaries.Stamps,
+    stamps: Stamps,
     dropped: list[tuple[RowDrop, Mask]],
     *,
     engine: int,
@@ -130,7 +399,7 @@ def pack(
         raw=raw,
         offsets=offsets,
         elapsed_us=stamps.elapsed_ns / 1e3,
-        phase=boundaries.phase_columns(stamps.kind, has_start=has_summaries),
+        phase=phase_columns(stamps.kind, has_start=has_summaries),
         weight=np.ones(len(keep)),
         end_ns=stamps.unix_ns[1:].astype(np.int64),
         engine=np.full(len(keep), engine, np.int64),

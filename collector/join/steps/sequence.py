@@ -1,4 +1,30 @@
-"""One engine process's telemetry in step order, and the rows it gives.
+"""Steps of one engine process in order: which are final, and the rows they give.
+
+The first rows of an engine process: one-time compilation must not be learned.
+
+The first step after start-up carries 10-21 s of compilation against 25 ms of work (wire contract §9).
+The first ``rows_min`` rows are held; among the first three, those longer than 2 s and 20 times the median pace are
+dropped, and so is every request that spans one.
+
+How far the rows of a step sequence have come.
+
+Steps are passed in blocks (step ids divisible by the block's length), because what a block teaches comes into force at
+its end. Three step numbers say where the next block and its rows begin:
+
+    emitted_to   boundary at which the newest row ends, and the next one begins; 0 before the first stamped boundary
+    learned_to   one past the last step of the newest block that was passed; the habits have learned from all below
+    next_step    first step of the next block: learned_to, or the window's first step if that has moved on
+
+Invariant, whenever the sequence has advanced: emitted_to = 0 or base <= emitted_to < learned_to <= next_step, with
+``base`` the window's first step (tests/collector/join/steps/test_frontier.py). Rows lag behind blocks: a block whose
+last boundaries are not stamped leaves them to the row of a later one.
+
+Which steps are final: nothing that could still arrive would change their rows.
+
+A step is final when its summary and its journeys agree (or its context needs no journeys); a hole, when the summaries
+around it are complete and ``grace_s`` has passed; any step, when event time has passed it by ``window_s``.
+
+One engine process's telemetry in step order, and the rows it gives.
 
 Rows leave strictly in step order, behind a frontier that passes what is final (finality.py). So the rows are a function
 of the telemetry alone, not of the order or the pieces in which it came.
@@ -10,6 +36,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from collector.config import JoinConfig
 from collector.decode import CoreSpan, MarkKind, SnapshotColumns, StepColumns
@@ -18,16 +45,147 @@ from collector.join.kv import KvSteps
 from collector.join.requests import Chunks, Run, extent_of, lay_journey, runs_of, split_chunks, waiting_steps
 from collector.join.window import StepWindow
 from collector.telemetry import Counts, JoinEvent, RowDrop, Wait, table
-from online import Quality, RowBlock
+from online import STEP_FEATURES, Ints, Quality, RowBlock, median_of
 from online.state import saved
 
-from .finality import finality, first_open
-from .frontier import Frontier
-from .habits import FIRST_BLOCK_STEPS
-from .process_context import ProcessContext
-from .raw_features import ContextSource, Rebuilt, step_features
-from .row_blocks import Columns, Trust, drops, pack, schedule_rows
-from .scheduling import Scheduling
+from .process_context import FIRST_BLOCK_STEPS, ProcessContext, Scheduling
+from .row_blocks import (
+    Columns,
+    ContextSource,
+    Rebuilt,
+    Trust,
+    complete,
+    drops,
+    neighbours,
+    pack,
+    schedule_rows,
+    step_features,
+)
+
+_FIRST_ROWS = 3
+_LONG_US = 2e6
+_LONG_RATIO = 20.0
+
+
+@dataclass(slots=True)
+class WarmUp:
+    """Holds rows until the pace of the engine is known, then passes them through."""
+
+    STATE = saved("warm_up")
+
+    rows_min: int
+    over: bool = False
+    dropped: int = 0
+    spans_unix_ns: list[tuple[int, int]] = field(default_factory=list)
+    _held: list[RowBlock] = field(default_factory=list)
+
+    def pass_through(self, rows: list[RowBlock], *, flush: bool) -> RowBlock:
+        """Rows free to be learned now; none while they are held."""
+        if not self.over:
+            self._held += rows
+            if sum(len(block) for block in self._held) < self.rows_min and not flush:
+                rows = []
+            else:
+                rows, self._held = self._held, []
+        block = RowBlock.concatenate(rows) if rows else RowBlock.empty(STEP_FEATURES)
+        return block if self.over or not rows else self._judge(block)
+
+    def _judge(self, block: RowBlock) -> RowBlock:
+        self.over = True
+        if len(block) == 0:
+            return block
+        pace_us = block.elapsed_us / block.steps
+        compiling = (block.elapsed_us > _LONG_US) & (pace_us > _LONG_RATIO * median_of(pace_us))
+        compiling[_FIRST_ROWS:] = False
+        for end_ns, elapsed_us in zip(block.end_ns[compiling], block.elapsed_us[compiling], strict=True):
+            self.spans_unix_ns.append((int(end_ns - elapsed_us * 1e3), int(end_ns)))
+        self.dropped = int(np.count_nonzero(compiling))
+        return block.take(~compiling)
+
+    def spanned(self, start_unix_ns: int, end_unix_ns: int) -> bool:
+        """Whether a request ran through a dropped row."""
+        return any(start < end_unix_ns and end > start_unix_ns for start, end in self.spans_unix_ns)
+
+
+@dataclass(slots=True)
+class Frontier:
+    """See the module's docstring."""
+
+    STATE = saved("frontier")
+
+    emitted_to: int = 0
+    learned_to: int = 0
+
+    def first_boundary(self, base: int) -> int:
+        """Where the next row begins, if it is stamped."""
+        return self.emitted_to or base
+
+    def next_step(self, base: int) -> int:
+        """First step of the next block."""
+        return max(base, self.learned_to)
+
+    def give_up_before(self, base: int) -> bool:
+        """The window has left the frontier behind: rows begin anew at ``base``; whether any were lost."""
+        lost = 0 < self.emitted_to < base
+        if lost:
+            self.emitted_to, self.learned_to = 0, base
+        return lost
+
+
+def finality(
+    steps: StepColumns,
+    cells: NDArray[np.void],
+    *,
+    counts: Rebuilt | None,
+    now_unix_ns: int,
+    settings: JoinConfig,
+) -> tuple[NDArray[np.bool_], Ints]:
+    """Whether each step is final, and when it was by the wall clock (0 = nobody said), shapes (n,).
+
+    Args:
+        steps: summaries of n steps in order.
+        cells: the same steps as journeys rebuild them.
+        counts: what journeys say ran, where a step's context comes from them; None where it does not.
+        now_unix_ns: the newest event.
+        settings: ``grace_s`` and ``window_s``.
+    """
+    seen = cells["seen"]
+    whole = seen if counts is None else seen & complete(steps, cells, counts)
+    if seen.all():
+        final, unix_ns = whole.copy(), steps["unix_ns"].copy()
+    else:
+        before, after = neighbours(seen)
+        settled_unix_ns = now_unix_ns - int(settings.grace_s * 1e9)
+        around = np.where(before >= 0, whole[before], True) & np.where(
+            after >= 0, whole[after] & (steps["unix_ns"][after] <= settled_unix_ns), False
+        )
+        final = np.where(seen, whole, around)
+        unix_ns = np.where(seen, steps["unix_ns"], np.maximum(cells["completed_unix_ns"], cells["scheduled_unix_ns"]))
+    passed = np.flatnonzero((unix_ns > 0) & (unix_ns <= now_unix_ns - int(settings.window_s * 1e9)))
+    if len(passed):
+        final[: passed[-1] + 1] = True
+    return final, unix_ns
+
+
+class Passed(NamedTuple):
+    """How many steps can be passed, and what the first that cannot waits for."""
+
+    steps: int
+    waits_for: Wait | None
+
+
+def first_open(
+    cells: NDArray[np.void], final: NDArray[np.bool_], settled: NDArray[np.bool_], *, journeys_tell: bool
+) -> Passed:
+    """Where passing ends; ``settled``: final, and their batches of KV events have had time to arrive."""
+    open_steps = np.flatnonzero(~settled)
+    if len(open_steps) == 0:
+        return Passed(len(settled), None)
+    step = int(open_steps[0])
+    if final[step]:
+        return Passed(step, Wait.KV_EVENTS)
+    return Passed(step, Wait.JOURNEYS if journeys_tell and cells["seen"][step] else Wait.LATE_SPANS)
+
 
 _FORGET_FROM_STEPS = 4096
 

@@ -26,7 +26,7 @@ from grpc_health.v1 import health as grpc_health
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from collector.config import GrpcConfig, parse_endpoint
-from collector.receive.admission import HINT_MIN_S, Refused
+from collector.receive.intake import HINT_MIN_S, Refused
 from collector.receive.status import INCOMPLETE, INTERNAL, UNAUTHENTICATED, Answer, answer
 from collector.runtime import Clock, Health, StartError, Task
 from collector.telemetry import Outcome
@@ -44,7 +44,14 @@ DEADLINE_MARGIN_S = 0.5
 KEEPALIVE_S = 60
 HANDSHAKE_S = 2.5
 """Whoever connects and says nothing holds a place for this long."""
-_NEVER_MS = 2**31 - 1
+THREADS = 8
+"""Exports handled at once."""
+CALLS_MAX = 8
+"""Calls open at once on one connection; an exporter has one."""
+RECEIVE_TIMEOUT_S = 10.0
+"""How long the message of a call may take to come: the deadline of an SDK's exporter."""
+IDLE_S = 600.0
+"""Connections without a call for so long are closed. A connection names a sender without an id."""
 WINDOW_BYTES = 256 << 10
 """What a caller may send of a call before it hears from us: most exports whole, 5 MB/s over 50 ms of distance. To find
 a window for itself, gRPC would send a ping with each export, and set timers that wake its threads."""
@@ -221,25 +228,25 @@ class OtlpGrpcReceiver:
         self._credentials = credentials
         self._health_service = grpc_health.HealthServicer()
         self._watch = Task("grpc-arrivals", self._look_at_calls)
-        waiting_max = max(config.threads - 2, 2)
-        arrivals = _Arrivals(config.receive_timeout_s, waiting_max, clock, wake=self._watch.wake)
+        waiting_max = THREADS - 2
+        arrivals = _Arrivals(RECEIVE_TIMEOUT_S, waiting_max, clock, wake=self._watch.wake)
         self._arrivals = arrivals
         self._check = Task(
             NAME, self._check_server, health=health, turn_timeout_s=CHECK_IN_TIMEOUT_S, is_well=self._is_well
         )
         self._serves = True
-        self._pool = futures.ThreadPoolExecutor(config.threads, thread_name_prefix="grpc")
+        self._pool = futures.ThreadPoolExecutor(THREADS, thread_name_prefix="grpc")
         self._server = grpc.server(
             self._pool,
             handlers=[_ExportHandler(way_in, arrivals)],
             options=[
                 ("grpc.so_reuseport", 0),  # by default a second sidecar on the same port starts and shares it silently
                 ("grpc.max_receive_message_length", config.max_recv_msg_size_mib << 20),  # holds after decompression
-                ("grpc.max_concurrent_streams", config.max_concurrent_streams),
+                ("grpc.max_concurrent_streams", CALLS_MAX),
                 ("grpc.max_allowed_incoming_connections", config.max_connections),
                 ("grpc.max_metadata_size", 16 << 10),
                 ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
-                ("grpc.max_connection_idle_ms", int(config.max_connection_idle_s * 1000) or _NEVER_MS),
+                ("grpc.max_connection_idle_ms", int(IDLE_S * 1000)),
                 ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),  # a peer that is gone in a call gives its place back
                 ("grpc.keepalive_timeout_ms", 20_000),
                 ("grpc.http2.bdp_probe", 0),

@@ -3,7 +3,7 @@
 The standard library's server costs a third of any other we measured. What it lacks is here:
 
 * a body is read piece by piece against a budget shared by all requests, so that a declared length costs nothing and the
-  memory of all bodies together is bounded; a client has ``timeout_s`` for the whole of it, and ``STALLED_S`` while
+  memory of all bodies together is bounded; a client has ``TIMEOUT_S`` for the whole of it, and ``STALLED_S`` while
   others wait for room;
 * gzip is inflated against the same size limit as a plain body, piece by piece, within the same time; it ends when the
   client leaves, and a body may have ``MEMBERS_MAX`` members;
@@ -29,7 +29,7 @@ import grpc
 
 from collector.config import HttpReceiverConfig, parse_endpoint
 from collector.decode import TooManyObjects, json_to_protobuf
-from collector.receive.count import FIELDS_MAX
+from collector.receive.intake import FIELDS_MAX
 from collector.receive.status import HttpAnswer, http_answer
 from collector.runtime import Clock, Health
 from collector.runtime.http import Handler, HttpServer
@@ -44,6 +44,10 @@ JSON: Final = "application/json"
 PIECE_BYTES: Final = 1 << 18
 BODIES_BYTES_FACTOR: Final = 2
 """All bodies being read together may hold so many of the largest allowed."""
+CONNECTIONS_MAX: Final = 64
+"""Connections open at once; the one that has waited longest for a request makes room for a newcomer."""
+TIMEOUT_S: Final = 10.0
+"""How long a request may take to come: the deadline of an SDK's exporter."""
 BUDGET_WAIT_S: Final = 2.0
 STALLED_S: Final = 1.0
 """When others wait for room, a body that began so long ago and is not here gives way."""
@@ -229,14 +233,14 @@ def make_http_receiver(
         "clock": clock,
         "budget": Budget(BODIES_BYTES_FACTOR * limit_bytes, clock),
         "limit_bytes": limit_bytes,
-        "timeout": config.timeout_s,
+        "timeout": TIMEOUT_S,
     }
     return HttpServer(
         NAME,
         parse_endpoint(config.endpoint),
         type("_BoundHandler", (_ExportHandler,), shared),
         "OTLP/HTTP",
-        max_connections=config.max_connections,
+        max_connections=CONNECTIONS_MAX,
         grace_s=grace_s,
         tls=tls,
         health=health,

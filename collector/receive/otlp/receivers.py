@@ -7,9 +7,8 @@ import logging
 from typing import NamedTuple
 
 from collector.config import ConfigError, ReceiversConfig, parse_endpoint
-from collector.receive.auth import TokenFile
+from collector.receive.access import TlsFiles, TokenFile
 from collector.receive.intake import Intake
-from collector.receive.tls import TlsFiles
 from collector.runtime import Clock, Health
 from collector.runtime.http import HttpServer
 from collector.telemetry import Transport

@@ -2,7 +2,7 @@
 
 A receiver checks in with :class:`~collector.runtime.Health` only while its listener and its way in are both well, so
 that a deadlock behind a listener that still accepts is told as what it is. Exports wait for room at most
-``queue.wait_s``; one that is under way for ``HUNG_S`` waits for something that does not come (a lock, a disk), and only
+``WAIT_S``; one that is under way for ``HUNG_S`` waits for something that does not come (a lock, a disk), and only
 a restart helps.
 """
 
@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import threading
 
-from collector.receive.admission import Refused
-from collector.receive.auth import TokenFile
-from collector.receive.intake import Intake
+from collector.receive.access import TokenFile
+from collector.receive.intake import Intake, Refused
 from collector.runtime import Clock
 from collector.telemetry import Outcome, Transport
 

@@ -51,7 +51,6 @@ def sidecar(directory: Path, settings: Mapping[str, str], scraped: str = "") -> 
         "TRACEFIT_RECEIVERS__HTTP__ENABLED": "false",
         "TRACEFIT_EXPORTERS__HTTP__ENDPOINT": f"127.0.0.1:{pages}",
         "TRACEFIT_SNAPSHOT__DIRECTORY": str(directory),
-        "TRACEFIT_SNAPSHOT__INTERVAL_S": "2",
         "TRACEFIT_SNAPSHOT__PUBLISH_INTERVAL_S": "1",
         **settings,
     }

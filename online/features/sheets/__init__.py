@@ -1,12 +1,7 @@
 """Sheets: what a model and a GPU are, in numbers; pure parsers and formulas, the files are read elsewhere."""
 
-from online.features.sheets.hardware import find
-
-from .architecture import SheetError, architecture, quantized
-from .deployment import Sheet, sheet_of
-from .hardware import HardwareSheet, hardware_sheets
-from .model import model_sheet
-from .quantization import bytes_by_name
+from .deployment import HardwareSheet, Sheet, find, hardware_sheets, sheet_of
+from .model import SheetError, architecture, bytes_by_name, model_sheet, quantized
 
 __all__ = [
     "HardwareSheet",

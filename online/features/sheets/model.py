@@ -1,4 +1,27 @@
-"""Model sheet: what one token costs, derived from an architecture.
+"""A model in numbers: its config.json as a flat table, the bytes of its weights, and what one token costs.
+
+**Architecture.** A Hugging Face config.json as a flat table of checked numbers.
+
+Families name one thing in many ways (``n_embd``, ``n_layer``; ``num_local_experts``, ``num_experts``,
+``n_routed_experts``); here each has one name, the one Llama uses, so that the numbers can travel as facts of a
+configuration and be read back. A multimodal file counts by its ``text_config``.
+
+A file that contradicts itself is refused with the key at fault. A file that says too little is not refused: what is
+missing is missing, and :func:`model_sheet` says what cannot be derived from it.
+
+**Quantization.** Bytes of a stored weight, by what a checkpoint or an engine says of its quantization.
+
+    int8, FP8  1        int4  0.5        4-bit floats with an 8-bit scale per group  0.5 + 1 / group
+
+so NVFP4, whose groups are of 16, has 0.5625 and MXFP4, of 32, 0.53125. Scales of whole rows or of 128 weights are left
+out. A method that is not known here has no bytes, and then there is no data sheet of the model: read as 16-bit weights,
+a model of 4-bit weights would be bound to a step that takes four times as long as it does.
+
+``compressed-tensors`` says it by group (``config_groups.*.weights``; its older checkpoints under the key
+``compression_config``), ``modelopt`` by ``quant_algo``, in config.json or
+in hf_quant_config.json beside it; the others by ``bits`` or by their name alone.
+
+**Model sheet.** What one token costs, derived from an architecture.
 
 With L layers, d hidden, H heads, Hkv key-value heads, dh per head, f intermediate, g matrices per feed-forward (3
 gated, 2 plain), V vocabulary, E experts of width fe, k of them per token in Lm of the layers, s shared width:
@@ -20,8 +43,295 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from .architecture import Scalar
+Scalar = str | int | float | bool
+
+_LIMIT = 2**31
+
+_NAMES: dict[str, tuple[str, ...]] = {
+    "num_hidden_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "num_attention_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
+    "num_key_value_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num"),
+    "head_dim": ("head_dim", "kv_channels"),
+    "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
+    "vocab_size": ("vocab_size", "padded_vocab_size"),
+    "num_experts": ("num_experts", "num_local_experts", "n_routed_experts"),
+    "num_experts_per_tok": ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts"),
+    "moe_intermediate_size": ("moe_intermediate_size", "expert_intermediate_size"),
+    "kv_lora_rank": ("kv_lora_rank",),
+    "q_lora_rank": ("q_lora_rank",),
+    "qk_nope_head_dim": ("qk_nope_head_dim",),
+    "qk_rope_head_dim": ("qk_rope_head_dim",),
+    "v_head_dim": ("v_head_dim",),
+    "sliding_window": ("sliding_window",),
+    "max_position_embeddings": ("max_position_embeddings", "n_positions", "seq_length"),
+}
+"""Our name: the names it goes by; the first one present counts."""
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_GATED = _words(
+    "llama mistral mixtral qwen2 qwen3 qwen2_moe qwen3_moe gemma gemma2 gemma3 gemma3_text phi3 deepseek deepseek_v2 "
+    "deepseek_v3 internlm2 baichuan chatglm stablelm olmo olmo2 olmoe cohere cohere2 granite granitemoe glm glm4 yi "
+    "exaone minicpm dbrx llama4_text gpt_oss"
+)
+_PLAIN = _words("gpt2 opt bloom falcon gpt_neox gptj gpt_bigcode mpt phi starcoder2 codegen")
+_FOURFOLD = _words("gpt2 bloom falcon gptj gpt_bigcode codegen")
+"""Families whose feed-forward width is four times the hidden size when the file does not say."""
+
+_RECURRENT = ("ssm_", "mamba_", "state_size", "linear_num_", "linear_conv_", "rwkv", "time_step_", "conv_kernel")
+"""Keys of state-space and linear-attention layers, whose cost is not that of attention."""
+
+_DTYPES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "float8_e4m3fn": 1.0}
+
+
+class SheetError(ValueError):
+    """The file contradicts itself; the text begins with the key at fault."""
+
+
+def architecture(config: Mapping[str, Any]) -> dict[str, Scalar]:
+    """The numbers of a config.json under one set of names, checked.
+
+    Args:
+        config: the parsed file, or a table that this function returned before.
+
+    Raises:
+        SheetError: a number is not a positive integer of believable size, heads do not divide, or more experts are
+            active than there are.
+    """
+    if not isinstance(config, Mapping):
+        raise SheetError(f"config.json: expected an object, got {type(config).__name__}")
+    inner = config.get("text_config")
+    values: dict[str, Any] = {**config, **inner} if isinstance(inner, Mapping) else dict(config)
+    out: dict[str, Scalar] = {}
+    for name, aliases in _NAMES.items():
+        value = next((values[a] for a in aliases if values.get(a) is not None), None)
+        if isinstance(value, list) and value and all(v == value[0] for v in value):
+            value = value[0]
+        if value is not None and not (value == 0 and name in ("num_experts", "q_lora_rank", "sliding_window")):
+            out[name] = _positive(name, value)
+    model_type = values.get("model_type")
+    if isinstance(model_type, str):
+        out["model_type"] = model_type[:64]
+    kind = str(out.get("model_type", ""))
+    if "mlp_matrices" in values:
+        out["mlp_matrices"] = _positive("mlp_matrices", values["mlp_matrices"])
+    else:
+        out["mlp_matrices"] = 2 if kind in _PLAIN else 3
+    if "intermediate_size" not in out and kind in _FOURFOLD and "hidden_size" in out:
+        out["intermediate_size"] = 4 * int(out["hidden_size"])
+    if values.get("recurrent") is True or any(str(key).startswith(_RECURRENT) for key in values):
+        out["recurrent"] = True
+    elif kind and kind not in _GATED | _PLAIN:
+        out["unknown_family"] = True
+    out["tie_word_embeddings"] = values.get("tie_word_embeddings") is True
+    _falcon(values, out)
+    _experts(values, out)
+    _windows(values, out)
+    _bytes(values, out)
+    _check(out)
+    return out
+
+
+def _positive(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0:  # NaN and infinity included
+        raise SheetError(f"{name}: expected a positive integer, got {value!r:.60}")
+    if not 0 < value < _LIMIT:
+        raise SheetError(f"{name}: expected an integer from 1 to {_LIMIT - 1}, got {value!r:.60}")
+    return int(value)
+
+
+def _falcon(values: Mapping[str, Any], out: dict[str, Scalar]) -> None:
+    if values.get("multi_query") is True and not values.get("new_decoder_architecture"):
+        out["num_key_value_heads"] = 1
+
+
+def _experts(values: Mapping[str, Any], out: dict[str, Scalar]) -> None:
+    if "num_experts" not in out or int(out["num_experts"]) == 1:
+        for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"):
+            out.pop(name, None)
+        return
+    layers = int(out.get("num_hidden_layers", 0))
+    out.setdefault("num_experts_per_tok", 1)
+    if "moe_intermediate_size" not in out and "intermediate_size" in out:
+        out["moe_intermediate_size"] = out["intermediate_size"]
+    width = int(out.get("moe_intermediate_size", 0))
+    shared = values.get("shared_expert_intermediate_size")
+    if shared is None and values.get("n_shared_experts"):
+        shared = _positive("n_shared_experts", values["n_shared_experts"]) * width
+    out["shared_expert_intermediate_size"] = 0 if not shared else _positive("shared_expert_intermediate_size", shared)
+    if "num_moe_layers" in values:
+        moe = values["num_moe_layers"]
+        moe = 0 if moe == 0 else _positive("num_moe_layers", moe)
+    else:
+        moe = _moe_layers(values, layers)
+    if moe > layers:
+        raise SheetError(f"num_moe_layers: {moe} of {layers} layers")
+    out["num_moe_layers"] = moe
+
+
+def _moe_layers(values: Mapping[str, Any], layers: int) -> int:
+    """DeepSeek: the first k layers are dense, then every f-th; Qwen: every step-th, except those listed."""
+    dense = values.get("first_k_dense_replace")
+    first = 0 if not dense else _positive("first_k_dense_replace", dense)
+    every = (
+        _positive("moe_layer_freq", values["moe_layer_freq"]) if isinstance(values.get("moe_layer_freq"), int) else 1
+    )
+    step = values.get("decoder_sparse_step") or values.get("interleave_moe_layer_step") or 1
+    step = _positive("decoder_sparse_step", step)
+    listed = values.get("mlp_only_layers")
+    only = set(listed) if isinstance(listed, list) and all(isinstance(i, int) for i in listed) else set()
+    count = 0
+    for layer in range(min(layers, 100_000)):
+        count += layer >= first and layer % every == 0 and (layer + 1) % step == 0 and layer not in only
+    return count
+
+
+def _windows(values: Mapping[str, Any], out: dict[str, Scalar]) -> None:
+    """How many layers see a sliding window only."""
+    if "sliding_window" not in out or values.get("use_sliding_window") is False:
+        out.pop("sliding_window", None)
+        return
+    layers = int(out.get("num_hidden_layers", 0))
+    kinds, pattern = values.get("layer_types"), values.get("sliding_window_pattern")
+    if "num_window_layers" in values:
+        count = _positive("num_window_layers", values["num_window_layers"])
+    elif isinstance(kinds, list):
+        count = sum(kind == "sliding_attention" for kind in kinds)
+    elif isinstance(pattern, int) and pattern > 1:
+        count = layers - layers // pattern  # Gemma 3: every sixth layer is global
+    elif out.get("model_type") == "gemma2":
+        count = layers - layers // 2
+    elif isinstance(values.get("max_window_layers"), int):
+        count = max(0, layers - int(values["max_window_layers"]))  # Qwen 2: the layers above it
+    else:
+        count = layers
+    if count > layers:
+        raise SheetError(f"num_window_layers: {count} of {layers} layers")
+    if count:
+        out["num_window_layers"] = count
+    else:
+        del out["sliding_window"]
+
+
+def _bytes(values: Mapping[str, Any], out: dict[str, Scalar]) -> None:
+    """Bytes of a stored weight and of a computed element; unknown is two, what serving engines load.
+
+    ``weight_quantization`` names how weights are quantized. They have 0 bytes where that is not known here.
+    """
+    dtype = values.get("torch_dtype") or values.get("dtype")
+    width = _DTYPES.get(str(dtype), 2.0)
+    out["element_bytes"] = float(values["element_bytes"]) if "element_bytes" in values else width
+    quantization = quantization_in(values)
+    if "weight_element_bytes" in values:
+        out["weight_element_bytes"] = float(values["weight_element_bytes"])
+        if isinstance(method := values.get("weight_quantization"), str):
+            out["weight_quantization"] = method
+    elif quantization is not None:
+        out |= quantized(*quantization)
+    else:
+        out["weight_element_bytes"] = width
+    unknown = "weight_quantization" in out and out["weight_element_bytes"] == 0.0
+    for name in ("element_bytes",) if unknown else ("element_bytes", "weight_element_bytes"):
+        if not 0.0 < float(out[name]) <= 16.0:  # noqa: PLR2004  no element is wider
+            raise SheetError(f"{name}: expected 0 to 16 bytes, got {out[name]!r}")
+
+
+def quantized(method: str, weight_bytes: float | None) -> dict[str, Scalar]:
+    """What an architecture says of weights that this method quantized to so many bytes; None: not known here."""
+    return {"weight_quantization": method[:64], "weight_element_bytes": weight_bytes or 0.0}
+
+
+def _check(out: Mapping[str, Scalar]) -> None:
+    heads, kv_heads = out.get("num_attention_heads"), out.get("num_key_value_heads")
+    hidden = out.get("hidden_size")
+    if heads and kv_heads and int(heads) % int(kv_heads):
+        raise SheetError(f"num_key_value_heads: {heads} heads do not divide by {kv_heads}")
+    if heads and hidden and "head_dim" not in out and "kv_lora_rank" not in out and int(hidden) % int(heads):
+        raise SheetError(f"num_attention_heads: hidden_size {hidden} does not divide by {heads} heads")
+    experts, active = out.get("num_experts"), out.get("num_experts_per_tok")
+    if experts and active and int(active) > int(experts):
+        raise SheetError(f"num_experts_per_tok: {active} active of {experts} experts")
+
+
+# ------------------------------------------------------ quantization
+
+_BYTE, _HALF = 1.0, 0.5
+_NVFP4_GROUP, _MXFP4_GROUP = 16, 32
+_NVFP4, _MXFP4 = _HALF + 1.0 / _NVFP4_GROUP, _HALF + 1.0 / _MXFP4_GROUP
+_BITS_MAX = 16
+
+_BY_NAME = {
+    **dict.fromkeys(("fp8", "fbgemm_fp8", "ptpc_fp8", "fp8_e4m3", "modelopt", "int8", "w8a8", "w8a16"), _BYTE),
+    **dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin", "int4", "w4a16"), _HALF),
+    **dict.fromkeys(("modelopt_fp4", "nvfp4"), _NVFP4),
+    **dict.fromkeys(("mxfp4", "gpt_oss_mxfp4"), _MXFP4),
+}
+_BY_ALGORITHM = {
+    **dict.fromkeys(("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "INT8_SQ", "W8A8_SQ_PER_CHANNEL"), _BYTE),
+    **dict.fromkeys(("W4A16", "W4A16_AWQ", "W4A8_AWQ", "INT4_AWQ"), _HALF),
+    **dict.fromkeys(("NVFP4", "NVFP4_AWQ"), _NVFP4),
+}
+
+
+def bytes_by_name(method: str) -> float | None:
+    """Bytes of a weight by the name that an engine gives its quantization; None: not known here."""
+    return _BY_NAME.get(method.lower())
+
+
+def quantization_in(config: Mapping[str, Any]) -> tuple[str, float | None] | None:
+    """What a config.json says: the method and bytes of a weight, None where not known; None where nothing is quantized.
+
+    Args:
+        config: the parsed file; ``hf_quant_config`` in it is the parsed file of that name beside it.
+    """
+    said = config.get("quantization_config") or config.get("compression_config")
+    if isinstance(said, Mapping) and said:
+        return _said(said, str(said.get("quant_method", "unnamed")).lower())
+    beside = config.get("hf_quant_config")
+    inner = beside.get("quantization") if isinstance(beside, Mapping) else None
+    return _said(inner, "modelopt") if isinstance(inner, Mapping) else None
+
+
+def _said(said: Mapping[str, Any], method: str) -> tuple[str, float | None] | None:
+    algorithm, groups = said.get("quant_algo"), said.get("config_groups")
+    if isinstance(algorithm, str) and (known := _BY_ALGORITHM.get(algorithm.upper())) is not None:
+        return f"{method} {algorithm}", known
+    if isinstance(groups, Mapping):
+        return _by_groups(groups, method)
+    if method.startswith("modelopt"):  # without an algorithm the KV cache alone is quantized
+        return None if algorithm is None else (f"{method} {algorithm}", None)
+    bits = said.get("bits", said.get("w_bit"))
+    if isinstance(bits, int) and not isinstance(bits, bool):
+        return method, bits / 8 if 0 < bits <= _BITS_MAX else None
+    if method == "bitsandbytes":
+        return method, _BYTE if said.get("load_in_8bit") is True else _HALF
+    return method, bytes_by_name(method)
+
+
+def _by_groups(groups: Mapping[str, Any], method: str) -> tuple[str, float | None] | None:
+    """Of groups of layers; None bytes where they differ, since nobody says how many weights each has."""
+    weights = [group.get("weights") for group in groups.values() if isinstance(group, Mapping)]
+    found = {_of_group(each) for each in weights if isinstance(each, Mapping)}
+    if not found:
+        return None
+    return method, found.pop() if len(found) == 1 else None
+
+
+def _of_group(weights: Mapping[str, Any]) -> float | None:
+    bits, kind, group = weights.get("num_bits"), weights.get("type"), weights.get("group_size")
+    if not isinstance(bits, int) or isinstance(bits, bool) or not 0 < bits <= _BITS_MAX:
+        return None
+    scales = 1.0 / group if bits == 4 and kind == "float" and isinstance(group, int) and group > 0 else 0.0  # noqa: PLR2004
+    return bits / 8 + scales
+
+
+# ------------------------------------------------------- model sheet
 
 _NEEDED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 
@@ -61,7 +371,7 @@ def model_sheet(arch: Mapping[str, Scalar]) -> tuple[ModelSheet | None, tuple[st
     """The sheet of an architecture, or None and what is missing for one.
 
     Args:
-        arch: from :func:`online.features.sheets.architecture.architecture`; more keys do no harm.
+        arch: from :func:`architecture`; more keys do no harm.
 
     Returns:
         The sheet and nothing, or None and the names of what could not be derived.

@@ -5,10 +5,7 @@ import json
 import pytest
 
 import tracefit
-from collector.commands.diff import diff
-from collector.commands.plan import plan
-from collector.commands.predict import predict
-from collector.commands.show import show
+from collector.commands.ask import diff, plan, predict, show
 from exporters.what_if import Assumed, Load, Sizing, Step, Targets
 from tests.tracefit.example_snapshot import encoded, tree
 

@@ -7,16 +7,20 @@ import signal
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from collector.commands.demo import forget_last_run, signals_as_ctrl_c
-from collector.commands.demo_feed import (
+from collector.commands.demo import (
+    MONOTONIC_NS_KEYS,
+    Shift,
     find_recording,
+    forget_last_run,
     read_index,
+    renamed,
+    restamped,
     save_recording,
     schedule,
+    signals_as_ctrl_c,
 )
-from collector.commands.demo_stamps import MONOTONIC_NS_KEYS, Shift, renamed, restamped
 from collector.recordings import Recording
-from collector.runtime.exits import StartError
+from collector.runtime.filesystem import StartError
 from tests.support.clocks import FakeClock
 from tests.support.pipelines import replayed
 

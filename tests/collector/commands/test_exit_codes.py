@@ -13,7 +13,7 @@ import pytest
 import collector.commands.replay
 from collector.cli import _parser, main
 from collector.commands.arguments import EPILOG
-from collector.runtime import exits
+from collector.runtime import filesystem as exits
 from tests.support.paths import DATA, DOCS, ROOT
 
 

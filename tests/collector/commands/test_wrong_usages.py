@@ -128,8 +128,8 @@ def test_a_wrong_usage_ends_with_its_code_and_names_the_word(usage, places, caps
 @pytest.mark.parametrize(
     ("variable", "near"),
     [
-        ("TRACEFIT_QUEU__WAIT_S", "queue"),
-        ("TRACEFIT_QUEUE_WAIT_S", "TRACEFIT_QUEUE__WAIT_S"),
+        ("TRACEFIT_QUEU__CAPACITY_BYTES", "queue"),
+        ("TRACEFIT_JOIN_WINDOW_S", "TRACEFIT_JOIN__WINDOW_S"),
         ("TRACEFIT_RECEIVERS_GRPC_ENDPOINT", "TRACEFIT_RECEIVERS__GRPC__ENDPOINT"),
     ],
 )
@@ -144,7 +144,7 @@ def test_a_variable_with_a_wrong_section_is_named_as_it_was_written(variable, ne
     [
         ("join.window_s", ["journeys", "180.0", "TRACEFIT_JOIN__WINDOW_S"]),
         ("log_level", ["info", "Least important"]),
-        ("queue", ["queue.wait_s", "queue.batch_bytes"]),
+        ("join", ["join.window_s", "join.grace_s"]),
         ("configurations.rules[].match", ["pattern"]),
     ],
 )

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from collector.config import Config, Endpoint, parse_endpoint
-from collector.config.config_error import ConfigError
-from collector.config.load import json_schema, load, profile_names, to_yaml
+from collector.config.load import ConfigError, json_schema, load, profile_names, to_yaml
 from collector.worker.build import make_pipeline
 
 
@@ -28,8 +27,8 @@ def test_an_empty_file_is_the_defaults(tmp_path):
 
 
 def test_the_environment_is_stronger_than_the_file(tmp_path):
-    config = from_text(tmp_path, "queue: {wait_s: 1, batch_bytes: 5}", QUEUE__WAIT_S="0.5", LEARNERS="[rls]")
-    assert (config.queue.wait_s, config.queue.batch_bytes, config.learners) == (0.5, 5, ("rls",))
+    config = from_text(tmp_path, "join: {window_s: 60, grace_s: 5}", JOIN__WINDOW_S="70.5", LEARNERS="[rls]")
+    assert (config.join.window_s, config.join.grace_s, config.learners) == (70.5, 5, ("rls",))
     config = from_text(tmp_path, "", RECEIVERS__GRPC__ENDPOINT="[::]:4317", RECEIVERS__HTTP__ENDPOINT='"[::1]:4318"')
     assert (config.receivers.grpc.endpoint, config.receivers.http.endpoint) == ("[::]:4317", "[::1]:4318")
 
@@ -43,9 +42,9 @@ def test_the_environment_is_stronger_than_the_file(tmp_path):
         ("receivers: {grpc: {endpoint: 'a:65536'}}", "receivers.grpc.endpoint", "expected host:port"),
         ("receivers: {grpc: {endpoint: '::1:4317'}}", "receivers.grpc.endpoint", "expected host:port"),
         ("receivers: {grpc: {max_recv_msg_size_mib: 1.5}}", "receivers.grpc.max_recv_msg_size_mib", "expected int"),
-        ("queue: {wait_s: .nan}", "queue.wait_s", "expected float"),
+        ("shutdown: {drain_s: .nan}", "shutdown.drain_s", "expected float"),
         ("join: {window_s: .inf}", "join.window_s", "expected float"),
-        ("snapshot: {interval_s: 0}", "snapshot.interval_s", "expected float >= 0.1"),
+        ("state: {interval_s: 0}", "state.interval_s", "expected float >= 0.1"),
         ("queue: 3", "queue", "expected object"),
         ("queue:", "queue", "expected object"),
         ("learners: []", "learners", "length >= 1"),
@@ -63,7 +62,7 @@ def test_a_bad_value_is_named_by_its_path(tmp_path, text, key, problem):
     ("text", "problem"),
     [
         ("a: 1\na: 2", "key 'a' given twice in line 2"),
-        ("queue: {wait_s: 1, wait_s: 2}", "given twice"),
+        ("join: {grace_s: 1, grace_s: 2}", "given twice"),
         ("a: [", "in line"),
         ("- 1", "expected a mapping"),
         ("? {a: 1}\n: 2", "a key is not a word"),
@@ -86,10 +85,10 @@ def test_a_file_that_cannot_be_read_is_a_configuration_error(tmp_path):
         load(tmp_path / "binary", {})
 
 
-@pytest.mark.parametrize("variable", ["FOO", "QUEUE__FOO", "QUEUE__WAIT_S", "QUEUE__WAIT_S__X"])
+@pytest.mark.parametrize("variable", ["FOO", "JOIN__FOO", "JOIN__GRACE_S", "JOIN__GRACE_S__X"])
 def test_a_bad_variable_is_named_itself(tmp_path, variable):
     with pytest.raises(ConfigError) as caught:
-        from_text(tmp_path, "queue: {wait_s: 1}", **{variable: "-1"})
+        from_text(tmp_path, "join: {grace_s: 1}", **{variable: "-1"})
     assert caught.value.key == f"TRACEFIT_{variable}"
 
 
@@ -132,12 +131,10 @@ def test_a_learner_or_feature_that_nobody_knows_is_a_configuration_error(tmp_pat
 def test_a_profile_holds_below_the_file_and_the_environment(tmp_path):
     (tmp_path / "config.yaml").write_text("bank: {block_rows: 100}\nlearners: [rls, 'river:residual']")
     config = load(tmp_path / "config.yaml", {"TRACEFIT_JOIN__BLOCK_STEPS": "1024"}, "bulk")
-    assert (config.bank.block_rows, config.learners) == (100, ("rls", "river:linear_model.PARegressor")), (
-        "as the file says"
-    )
+    assert (config.bank.block_rows, config.learners) == (100, ("rls", "river:residual")), "as the file says"
     assert config.join.block_steps == 1024, "as the environment says"
     assert config.bank.block_s == 60.0, "as the profile says"
-    assert config.queue.wait_s == Config().queue.wait_s, "as nobody says"
+    assert config.join.window_s == Config().join.window_s, "as nobody says"
 
 
 @pytest.mark.parametrize("profile", profile_names())

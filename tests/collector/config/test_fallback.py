@@ -9,7 +9,7 @@ import pytest
 
 from collector.app import Sidecar
 from collector.config import ConfigError, Fallback, load, load_or_degrade
-from collector.runtime.clock import SystemClock
+from collector.runtime.tasks import SystemClock
 from collector.telemetry.table import CONFIG_DEGRADED
 from tests.support.sidecars import get, metric
 
@@ -32,7 +32,7 @@ def given(tmp_path):
     return tmp_path / "tracefit.yaml"
 
 
-WRONG = ("recievers: {}", "queue: {wait_s: soon}", "{ not: [yaml", "\xff", None)
+WRONG = ("recievers: {}", "queue: {capacity_bytes: many}", "{ not: [yaml", "\xff", None)
 
 
 @pytest.mark.parametrize("text", WRONG)
@@ -47,8 +47,8 @@ def test_on_a_terminal_a_wrong_configuration_ends_the_start(given, text):
 def test_a_wrong_file_leaves_the_defaults_and_the_environment(given, environ, text):
     if text is not None:
         given.write_text(text, encoding="latin-1")
-    config, fallback = load_or_degrade(given, environ | {"TRACEFIT_QUEUE__BATCH_BYTES": "99"})
-    assert config == load(None, environ | {"TRACEFIT_QUEUE__BATCH_BYTES": "99"})
+    config, fallback = load_or_degrade(given, environ | {"TRACEFIT_JOIN__GRACE_S": "99"})
+    assert config == load(None, environ | {"TRACEFIT_JOIN__GRACE_S": "99"})
     assert str(fallback).startswith("the defaults hold: ")
     assert not fallback.closed
 

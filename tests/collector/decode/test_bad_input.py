@@ -8,10 +8,10 @@ import tracemalloc
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from collector.config.learning_config import JoinConfig
+from collector.config.schema import JoinConfig
 from collector.decode.records import CoreSpan, Finish, Mark, MarkKind, Telemetry
 from collector.join.joiner import Joiner
-from collector.receive.export_request import Export
+from collector.receive.intake import Export
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, RowDrop, Skip
 from tests.support.pipelines import assert_accounted, coefficients, new_pipeline, replayed
@@ -346,9 +346,10 @@ def ended(number: int) -> CoreSpan:
     return CoreSpan(ids, ids, b"t" * 16, "", 10, marks, Finish.LENGTH, offset_ns, ns + offset_ns)
 
 
-def test_open_requests_are_capped_and_the_oldest_evicted():
+def test_open_requests_are_capped_and_the_oldest_evicted(monkeypatch):
+    monkeypatch.setattr(JoinConfig, "requests_max", 500)
     # Nothing is ever old enough to be final: they all wait for their API half.
-    joiner = Joiner(JoinConfig(requests_max=500, grace_s=1e6, window_s=1e6))
+    joiner = Joiner(JoinConfig(grace_s=1e6, window_s=1e6))
     for start in range(0, 10_000, 100):
         joiner.add(Telemetry("engine", {}, core=[ended(number) for number in range(start, start + 100)]))
         joiner.drain()
@@ -359,8 +360,9 @@ def test_open_requests_are_capped_and_the_oldest_evicted():
     assert min(request.last_step for request in engine.processes[0].requests) > 9500
 
 
-def test_children_without_end_of_one_request_are_bounded():
-    pipeline = new_pipeline(join=JoinConfig(requests_max=100))
+def test_children_without_end_of_one_request_are_bounded(monkeypatch):
+    monkeypatch.setattr(JoinConfig, "requests_max", 100)
+    pipeline = new_pipeline()
     group = []
     for number in range(1000):
         at = 1.0 + number * 1e-3
@@ -371,8 +373,9 @@ def test_children_without_end_of_one_request_are_bounded():
     assert sum(len(waiting) for waiting in pipeline.joiner._api_spans._waiting.values()) <= 100
 
 
-def test_request_spans_held_are_bounded():
-    pipeline = new_pipeline(join=JoinConfig(requests_max=500))
+def test_request_spans_held_are_bounded(monkeypatch):
+    monkeypatch.setattr(JoinConfig, "requests_max", 500)
+    pipeline = new_pipeline()
     group = [
         Piece("api", STOCK_SCOPE, stock_span(f"r{n}", n * 1e-3, prompt=5, outputs=5, ttft_s=0.1, decode_s=0.2))
         for n in range(5000)

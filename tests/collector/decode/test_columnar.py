@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collector.decode.columnar import Decoder
-from collector.decode.known_templates import TEMPLATES_MAX, WALKS_MAX
+from collector.decode.columnar import TEMPLATES_MAX, WALKS_MAX, Decoder
 from collector.telemetry import table
 from tests.support import otlp_bytes as otlp
 from tests.support.decode_oracle import assert_same, decode_in_columns

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from collector.durable.directory import LOCK_NAME, Directory
-from collector.runtime.exits import StartError
+from collector.durable.store import LOCK_NAME, Directory
+from collector.runtime.filesystem import StartError
 from tests.support.clocks import FakeClock
 
 

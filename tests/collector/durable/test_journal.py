@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from collector.durable.journal import Damage, Full, Journal, left_behind
-from collector.receive.export_request import Export
+from collector.receive.intake import Export
 from collector.runtime.filesystem import SystemFiles
 from tests.support.clocks import T0_NS
 

@@ -6,8 +6,7 @@ import errno
 
 import pytest
 
-from collector.durable.image import PROGRESS, Progress, progress_of
-from collector.durable.store import NAME, PREVIOUS_NAME, StateStore
+from collector.durable.store import NAME, PREVIOUS_NAME, PROGRESS, Progress, StateStore, progress_of
 from collector.runtime.filesystem import SystemFiles
 from collector.telemetry.reasons import Restored
 from online.state import StateError, Taken

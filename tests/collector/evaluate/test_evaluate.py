@@ -5,11 +5,9 @@ import numpy as np
 import pytest
 
 from collector.evaluate.captures import Capture, Delivered, ScoredRequest
+from collector.evaluate.command import lines
 from collector.evaluate.fits import NINE
-from collector.evaluate.paths import paths_of
-from collector.evaluate.protocol import Report, evaluate
-from collector.evaluate.scores import inversions, request_scores
-from collector.evaluate.tables import lines
+from collector.evaluate.protocol import Report, evaluate, inversions, paths_of, request_scores
 from online.features.systems.physics import PHYSICS
 from online.rows import STEP_FEATURES, RowBlock, Target
 from tests.support.configurations import CONFIGS, rows_of

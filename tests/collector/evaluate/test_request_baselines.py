@@ -8,8 +8,8 @@ import pytest
 import tracefit
 from collector.cli import main
 from collector.evaluate import request_baselines
+from collector.evaluate.captures import ServedRequest
 from collector.evaluate.request_baselines import BASELINES, NOT_INSTALLED, judge_requests
-from collector.evaluate.served_requests import ServedRequest
 from tests.support.toy_spans import export_of
 from tests.tracefit.example_snapshot import encoded
 

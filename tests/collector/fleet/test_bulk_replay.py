@@ -12,12 +12,12 @@ import pytest
 from collector.cli import main
 from collector.commands.replay import replay
 from collector.decode import PartKind, parts_by_emitter
-from collector.fleet.bulk import local_runner, split
-from collector.fleet.bulk.bulk_files import find_bulk_files
+from collector.fleet.bulk import runners as local_runner
+from collector.fleet.bulk import shards as split
 from collector.fleet.bulk.bulk_replay import WorkDirectory, bank_of, replay_in_bulk
 from collector.fleet.bulk.learn import learn_engines
-from collector.fleet.bulk.local_runner import LocalRunner
-from collector.fleet.bulk.shards import merge_when_due, read_header, read_run
+from collector.fleet.bulk.runners import LocalRunner
+from collector.fleet.bulk.shards import find_bulk_files, merge_when_due, read_header, read_run
 from collector.fleet.fleet_replay import ReplayOptions, replay_fleet
 from collector.recordings import Recording
 from collector.runtime import StartError, SystemClock

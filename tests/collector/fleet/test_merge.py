@@ -6,9 +6,9 @@ import pytest
 
 from collector.commands.replay import replay
 from collector.config.schema import Config
-from collector.fleet.merge import merge_files
-from collector.recordings.reader import Recording, TimedExport
-from collector.runtime.clock import SystemClock
+from collector.fleet.pull import merge_files
+from collector.recordings import Recording, TimedExport
+from collector.runtime.tasks import SystemClock
 from collector.worker.build import make_pipeline
 from online.bank import Bank
 from online.rows import Target

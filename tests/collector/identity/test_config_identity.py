@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collector.identity.facts import IDENTITY, EngineFacts, FactSource, resource_facts
+from collector.identity.knowledge import IDENTITY, EngineFacts, FactSource, resource_facts
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent
 from tests.support.pipelines import coefficients, new_pipeline

@@ -4,13 +4,20 @@ import json
 
 import pytest
 
-from collector.config.config_error import ConfigError
-from collector.config.identity_config import ConfigurationsConfig, RuleConfig
-from collector.config.load import load
-from collector.identity.facts import CLAIMS_MAX, EngineFacts, FactSource, config_id
-from collector.identity.knowledge import Knowledge, cannot_derive
-from collector.identity.sheet_files import MODEL_FILE_BYTES_MAX, FileRefused, read_architecture
-from online.features.sheets.architecture import SheetError
+from collector.config.load import ConfigError, load
+from collector.config.schema import ConfigurationsConfig, RuleConfig
+from collector.identity.knowledge import (
+    CLAIMS_MAX,
+    MODEL_FILE_BYTES_MAX,
+    EngineFacts,
+    FactSource,
+    FileRefused,
+    Knowledge,
+    cannot_derive,
+    config_id,
+    read_architecture,
+)
+from online.features.sheets.model import SheetError
 from tests.support.sheet_cases import DENSE, GQA
 
 

@@ -7,13 +7,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import tracefit
-from collector.config.identity_config import ConfigurationsConfig, RuleConfig
-from collector.config.learning_config import JoinConfig
 from collector.config.load import load
+from collector.config.schema import ConfigurationsConfig, JoinConfig, RuleConfig
 from collector.decode.records import STEP_DTYPE, Telemetry
 from collector.identity.knowledge import Knowledge
 from collector.join.joiner import Joiner
-from collector.recordings.reader import Recording
+from collector.recordings import Recording
 from collector.telemetry import table
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import JoinEvent

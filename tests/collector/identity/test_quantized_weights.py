@@ -6,7 +6,7 @@ import pytest
 
 from collector.cli import main
 from collector.config.load import load
-from collector.recordings.reader import Recording
+from collector.recordings import Recording
 from collector.worker.build import make_pipeline
 from online.snapshot import Snapshot
 from tests.support.paths import DATA

@@ -6,10 +6,10 @@ import logging
 
 import pytest
 
-from collector.config.learning_config import JoinConfig
+from collector.config.schema import JoinConfig
 from collector.durable import read_image
 from collector.join.events import Rows
-from collector.receive.export_request import Export
+from collector.receive.intake import Export
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, Skip
 from online import RowOutcome, Target

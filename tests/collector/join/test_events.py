@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collector.config.learning_config import DedupeConfig, JoinConfig
+from collector.config.schema import JoinConfig
 from collector.decode.records import Telemetry
 from collector.join.events import Described, Event, Renamed, Restarted, Rows, Succeeded
 from collector.join.joiner import Joiner
@@ -19,7 +19,7 @@ ORDER = (Renamed, Described, Restarted, Rows, Succeeded)
 
 def drains(exports, join: JoinConfig | None = None) -> list[list[Event]]:
     """What each export made the join say, and what was left at the end."""
-    correlator = Correlator(join or JoinConfig(), DedupeConfig())
+    correlator = Correlator(join or JoinConfig())
     events = [list(correlator.process([export], Counts(), lambda _: None)) for export in exports]
     return [*events, correlator.joiner.drain(flush=True)]
 

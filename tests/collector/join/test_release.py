@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collector.config.learning_config import JoinConfig
+from collector.config.schema import JoinConfig
 from collector.join.census import horizon
 from online.rows import STEP_FEATURES, RowBlock
 from tests.support.pipelines import coefficients, replayed

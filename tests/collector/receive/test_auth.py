@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from collector.config.config_error import ConfigError
-from collector.receive.auth import TokenFile
+from collector.config.load import ConfigError
+from collector.receive.access import TokenFile
 from tests.support.clocks import FakeClock
 
 OLD, NEW = "old-token-0123456789", "new-token-0123456789"

@@ -9,8 +9,8 @@ import json
 from collector.commands.replay import replay
 from collector.config.load import load
 from collector.config.schema import Config
-from collector.recordings.reader import Recording, TimedExport, TimedKv, merged
-from collector.runtime.clock import SystemClock
+from collector.recordings import Recording, TimedExport, TimedKv, merged
+from collector.runtime.tasks import SystemClock
 from collector.worker.pipeline import Pipeline
 from tests.support.paths import DATA
 from tests.support.recordings import kv_lines

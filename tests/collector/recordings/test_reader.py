@@ -12,8 +12,8 @@ import pytest
 import zstandard
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from collector.recordings.reader import Recording, merged
-from collector.runtime.exits import StartError
+from collector.recordings import Recording, merged
+from collector.runtime.filesystem import StartError
 from tests.support.step_exports import delimited, make_export, otlp_json, write_recording
 
 EXPORTS = [make_export(first_step=first) for first in (1, 11, 21)]

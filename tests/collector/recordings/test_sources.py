@@ -8,9 +8,8 @@ import io
 import pytest
 import zstandard
 
-from collector.recordings.reader import merged
-from collector.recordings.sources import STDIN, by_source, open_recordings, source_of
-from collector.runtime.exits import StartError
+from collector.recordings import STDIN, by_source, merged, open_recordings, source_of
+from collector.runtime.filesystem import StartError
 from tests.support.pipelines import coefficients, new_pipeline
 from tests.support.recordings import messages, otlp_file
 from tests.support.step_exports import delimited, make_export, otlp_json

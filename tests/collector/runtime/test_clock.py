@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collector.runtime.clock import SteadyClock
+from collector.runtime.tasks import SteadyClock
 from tests.support.clocks import T0_NS, FakeClock
 
 S = 10**9

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from collector.config.config_error import ConfigError
+from collector.config.load import ConfigError
 from collector.runtime.guard import PACKAGES, check_packages, package_files
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collector.runtime.health import Health
+from collector.runtime.tasks import Health
 from tests.support.clocks import FakeClock
 
 

@@ -9,7 +9,7 @@ from datetime import datetime
 
 import pytest
 
-from collector.runtime.logs import INTERVAL_S, JsonFormatter, OncePerInterval
+from collector.runtime.terminal import INTERVAL_S, JsonFormatter, OncePerInterval
 from tests.support.clocks import FakeClock
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry
 
-from collector.receive.admission import AdmissionQueue, Refused
-from collector.receive.intake import Intake
-from collector.runtime.memory import MemoryGuard, cgroup_limit_bytes, limit_bytes, resident_bytes
+from collector.receive.intake import AdmissionQueue, Intake, Refused
+from collector.runtime.filesystem import MemoryGuard, cgroup_limit_bytes, limit_bytes, resident_bytes
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import Outcome, Transport
 from collector.telemetry.table import ACCEPTED_SPANS, RECEIVED_SPANS, REFUSED_SPANS

@@ -6,8 +6,7 @@ import threading
 
 import pytest
 
-from collector.runtime.health import Health
-from collector.runtime.tasks import Task
+from collector.runtime.tasks import Health, Task
 from tests.support.clocks import FakeClock
 
 

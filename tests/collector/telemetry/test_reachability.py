@@ -21,19 +21,17 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from collector.config import JoinConfig, KvEndpoint
-from collector.config.learning_config import BankConfig
+from collector.config.schema import BankConfig
 from collector.decode.kv import count_batch
 from collector.decode.kv.messages import read_payload
 from collector.fleet import state_fetch
 from collector.fleet.pull import Puller, PullOptions
 from collector.join.joiner import Joiner
 from collector.join.kv.timeline import KvTimeline
-from collector.receive.admission import AdmissionQueue
-from collector.receive.export_request import Export
-from collector.receive.intake import Intake
-from collector.receive.kv.kv_zmq import _Subscription
+from collector.receive.intake import AdmissionQueue, Export, Intake
+from collector.receive.kv import _Subscription
 from collector.telemetry import Counts, Metrics, reasons, table
-from collector.telemetry.counts import metric_of
+from collector.telemetry.metrics import metric_of
 from collector.telemetry.reasons import (
     Direction,
     DiscoveryOutcome,

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from collector import __version__
 from collector.receive import status
-from collector.receive.admission import Refused
+from collector.receive.intake import Refused
 from collector.receive.status import answer, http_answer
 from collector.telemetry import Counts
 from collector.telemetry.metrics import Metrics

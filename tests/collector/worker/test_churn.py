@@ -7,10 +7,9 @@ from types import FunctionType, MethodType, ModuleType
 
 import pytest
 
-from collector.config.learning_config import BankConfig, DedupeConfig, JoinConfig
-from collector.config.schema import Config
+from collector.config.schema import BankConfig, Config, JoinConfig
 from collector.identity import knowledge
-from collector.receive.export_request import Export
+from collector.receive.intake import Export
 from collector.telemetry import Counts, table
 from collector.telemetry.reasons import JoinEvent
 from collector.worker.pipeline import Pipeline
@@ -47,11 +46,11 @@ def generation(pipeline, number, *, doubles):
 @pytest.mark.parametrize("doubles", [False, True])
 def test_what_is_held_does_not_grow_with_the_processes_ever_seen(doubles, monkeypatch):
     monkeypatch.setattr(knowledge, "_APPLIED_MAX", 8)
-    monkeypatch.setattr("online.transfer.config_places.REFUSED_MAX", 4)
+    monkeypatch.setattr("online.bank.REFUSED_MAX", 4)
     monkeypatch.setattr("collector.worker.recent_load.PROCESSES_MAX", 4)
+    monkeypatch.setattr("collector.worker.correlator.SENDERS_RATIO", 1)
     config = Config(
         join=JoinConfig(engines_max=ENGINES, window_s=2, grace_s=1),
-        dedupe=DedupeConfig(emitters_max=ENGINES),
         bank=BankConfig(configs_max=4),
         learners=("rls",),
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry
 
-from collector.config.learning_config import JoinConfig
+from collector.config.schema import JoinConfig
 from collector.receive import Export
-from collector.recordings.reader import Recording, TimedKv, merged
-from collector.runtime.health import Health
-from collector.runtime.memory import MemoryGuard
+from collector.recordings import Recording, TimedKv, merged
+from collector.runtime.filesystem import MemoryGuard
+from collector.runtime.tasks import Health
 from collector.telemetry import Metrics, table
 from collector.telemetry.reasons import JoinEvent
 from collector.worker.memory_relief import MemoryRelief

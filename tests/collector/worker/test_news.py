@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from collector.runtime.logs import OncePerInterval
+from collector.runtime.terminal import OncePerInterval
 from collector.telemetry.metrics import Metrics
 from collector.worker.publish import Publisher
 from online.snapshot import DriftSnapshot

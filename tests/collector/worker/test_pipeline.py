@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from collector.config.learning_config import BankConfig
-from collector.config.schema import Config
-from collector.receive.export_request import Export
+from collector.config.schema import BankConfig, Config
+from collector.receive.intake import Export
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, Skip
 from collector.worker.build import make_pipeline

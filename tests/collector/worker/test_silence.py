@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from collector.config.schema import Config
 from collector.decode.pages import ScrapedPage
-from collector.receive.export_request import Export
+from collector.receive.intake import Export
 from collector.recordings import Recording
 from collector.telemetry import Metrics
 from collector.telemetry.reasons import Wait

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from collector.config.schema import Config
-from collector.receive.export_request import Export
+from collector.receive.intake import Export
 from collector.telemetry import table
 from collector.telemetry.reasons import Stall
 from collector.worker.build import make_pipeline

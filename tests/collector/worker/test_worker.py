@@ -9,9 +9,8 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from collector.receive.admission import AdmissionQueue
-from collector.receive.export_request import Export
-from collector.runtime.health import Health
+from collector.receive.intake import AdmissionQueue, Export
+from collector.runtime.tasks import Health
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.table import (
     PUBLISH_ERRORS,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from online.features.sheets.architecture import SheetError
-from online.features.sheets.hardware import find, hardware_sheets
+from online.features.sheets.deployment import find, hardware_sheets
+from online.features.sheets.model import SheetError
 from tests.support.sheet_cases import shipped_sheets
 
 SHEETS = shipped_sheets()

@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from online.features.sheets import architecture
-from online.features.sheets.architecture import SheetError
 from online.features.sheets.deployment import sheet_of
-from online.features.sheets.model import model_sheet
+from online.features.sheets.model import SheetError, model_sheet
 from tests.support.sheet_cases import DENSE, GQA, MLA, MOE, ROUND
 
 

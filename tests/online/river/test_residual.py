@@ -7,8 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from collector.config.learning_config import BankConfig
-from collector.config.schema import Config
+from collector.config.schema import BankConfig, Config
 from online.bank import Bank, merge_states
 from online.river.residual import CONTEXT, RESIDUAL_MAX, START_ROWS, ModelState, ResidualModel
 from online.river.thinning import Thinning
@@ -251,9 +250,10 @@ assert not [name for name in sys.modules if name.partition('.')[0] == 'river']
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_model_of_rivers_sees_a_bounded_number_of_rows():
+def test_a_model_of_rivers_sees_a_bounded_number_of_rows(monkeypatch):
+    monkeypatch.setattr(BankConfig, "river_rows_per_s", 8)
     learners = ("rls", "river:linear_model.PARegressor")
-    settings = Config(learners=learners, feature_sets=("portable",), bank=BankConfig(river_rows_per_s=8))
+    settings = Config(learners=learners, feature_sets=("portable",))
     bank = _learned(_queued(3000, 11, per_s=500.0), settings)
     target = bank.targets("c")["step_time"]
     assert target.models["portable"].rows == 3000

@@ -10,7 +10,7 @@ from online.features.systems.rece import RECE
 from online.rls import LearnerSettings, RlsLearner
 from online.rows import Target
 from online.transfer import configuration_space as rece
-from online.transfer import population as transfer
+from online.transfer import pooled as transfer
 from tests.support.configurations import CONFIGS, rows_of
 from tests.support.designs import design_of
 

@@ -6,6 +6,7 @@ import pytest
 from collector.cli import main
 from collector.config.schema import Config
 from online.bank import Bank
+from online.rls import Prior
 from online.rows import STEP_FEATURES, Target
 from online.snapshot import Snapshot
 from tests.support.linear_steps import BETA, steps
@@ -45,6 +46,12 @@ def test_a_wrong_donor_does_not_hold_what_the_rows_tell(alone_and_with_a_wrong_d
     cold, prefill = alone["prefill_tokens"], started["prefill_tokens"]
     assert cold.status == prefill.status == "identified"
     assert prefill.coefficient == pytest.approx(cold.coefficient, rel=0.05)
+
+
+def test_a_donor_is_worth_no_more_than_a_few_of_its_own_rows_however_noisy_the_machine():
+    per_row = np.array([1e-10, 4e-4, 1e-2, 1.0])
+    for beta in (np.zeros(4), np.array([1e4, 50.0, 0.1, 100.0])):
+        assert (Prior.of_donor(beta, per_row).precision(scale=0.5) <= 2.25 * per_row * (1.0 + 1e-9)).all()
 
 
 def _long_contexts(n, seed):

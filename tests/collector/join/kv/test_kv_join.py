@@ -9,8 +9,7 @@ import random
 import numpy as np
 import pytest
 
-from collector.config.learning_config import JoinConfig
-from collector.config.schema import Config
+from collector.config.schema import Config, JoinConfig
 from collector.decode.plain import decode
 from collector.join.joiner import Joiner
 from collector.join.kv.owners import KvSources

@@ -8,7 +8,7 @@ import pytest
 import tracefit
 from collector.commands.replay import replay
 from collector.config.schema import Config
-from collector.runtime.clock import SystemClock
+from collector.runtime.tasks import SystemClock
 
 STEP_S, DECODING, BEFORE_MS, AFTER_MS = 0.02, 4, 140.0, 40.0
 SCATTER = (0.6, 1.3, 0.9, 1.2, 1.0)

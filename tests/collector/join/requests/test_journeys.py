@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collector.join.requests import lay_journey, split_chunks
-from collector.join.steps.raw_features import Rebuilt, complete
+from collector.join.steps.row_blocks import Rebuilt, complete
 from collector.join.window import StepWindow
 from tests.support.toy_engine import Job, Run, many_jobs, run_engine
 from tests.support.toy_spans import columns_of, core_of

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from collector.cli import main
-from collector.config.learning_config import JoinConfig
+from collector.config.schema import JoinConfig
 from collector.join.requests.occupancy import RequestSequence
 from collector.telemetry import table
 from collector.telemetry.reasons import RowDrop
@@ -192,10 +192,11 @@ def test_a_price_learned_from_request_spans_is_said_to_be_of_prompt_tokens(stock
     snapshot, hidden, status, reason = published()
     assert hidden
     assert status == "weak"
-    assert reason == "of a prompt token, cached or computed: request spans hide prefix-cache hits"
+    assert reason == "hidden_prefix_hits"
+    words = "of a prompt token, cached or computed: request spans hide prefix-cache hits"
     (tmp_path / "snapshot.json").write_bytes(snapshot.to_json())
     main(["show", str(tmp_path / "snapshot.json")])
-    assert f"weak, {reason}" in capsys.readouterr().out
+    assert "weak, hidden prefix hits" in capsys.readouterr().out
     page = StatusPage(lambda: snapshot, CollectorRegistry(), ready=lambda: (True, {}), unix_nano=lambda: 0)
-    assert reason in page.answer(Request("/", (), {}, {})).body.decode()
-    assert published(("vllm.enable_prefix_caching", "false"))[1::2] == (False, "")
+    assert words in page.answer(Request("/", (), {}, {})).body.decode()
+    assert published(("vllm.enable_prefix_caching", "false"))[1::2] == (False, "few_rows")

@@ -8,7 +8,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 import tracefit
 from collector.commands.replay import replay
 from collector.config.schema import Config
-from collector.runtime.clock import SystemClock
+from collector.runtime.tasks import SystemClock
 from tests.support.clocks import T0_NS
 from tests.support.step_exports import attribute, step_attributes, write_recording
 

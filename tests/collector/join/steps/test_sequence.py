@@ -7,12 +7,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from collector.config.learning_config import JoinConfig
+from collector.config.schema import JoinConfig
 from collector.decode.records import SNAPSHOT_DTYPE
 from collector.join.block_ratio import BlockRatio
-from collector.join.steps.scheduling import Scheduling
-from collector.join.steps.sequence import StepSequence
-from collector.join.steps.warm_up import WarmUp
+from collector.join.steps.process_context import Scheduling
+from collector.join.steps.sequence import StepSequence, WarmUp
 from collector.telemetry import Counts, table
 from collector.telemetry.reasons import JoinEvent, RowDrop
 from online.rows import STEP_FEATURES, Quality, RowBlock
@@ -172,9 +171,10 @@ def test_idle_time_inside_a_hole_gives_no_row():
     assert (feed.block.elapsed_us / feed.block.steps).max() < 50_000
 
 
-def test_an_interval_longer_than_allowed_gives_no_row():
+def test_an_interval_longer_than_allowed_gives_no_row(monkeypatch):
+    monkeypatch.setattr(JoinConfig, "row_steps_max", 64)
     run = run_engine([Job("a", 50, 900, 1), Job("b", 10, 4, 1)])
-    feed = Feed(run, row_steps_max=64).journeys().advance(flush=True)
+    feed = Feed(run).journeys().advance(flush=True)
     assert feed.drops[RowDrop.TOO_LONG] + feed.drops[RowDrop.INCOMPLETE] >= 1
     assert not len(feed.block) or feed.block.steps.max() <= 64
 

@@ -12,9 +12,17 @@ import threading
 import pytest
 
 from collector.config import Config, ConfigError, ScrapeConfig, ScrapeEndpoint, scraping
-from collector.receive.scrape import Scraper, ScrapeTarget, TargetList, read_targets
-from collector.receive.scrape.outcome_log import EVERY_S, SERVERS_SHOWN, OutcomeLog
-from collector.receive.scrape.page_client import FetchedPage, PageClient
+from collector.receive.scrape import (
+    EVERY_S,
+    SERVERS_SHOWN,
+    FetchedPage,
+    OutcomeLog,
+    PageClient,
+    Scraper,
+    ScrapeTarget,
+    TargetList,
+    read_targets,
+)
 from collector.runtime import SystemClock
 from collector.telemetry import ScrapeOutcome
 from tests.support.clocks import FakeClock, eventually

@@ -24,7 +24,7 @@ PAGE = recorded_pages()[-1][1]
 
 def config_of(*urls, **other):
     endpoints = tuple(ScrapeEndpoint(url=url) for url in urls)
-    quick = {"interval_s": 0.1, "interval_min_s": 0.05, "timeout_s": 60.0, "threads": 2}
+    quick = {"interval_s": 0.1, "timeout_s": 60.0}
     return ScrapeConfig(endpoints=endpoints, **{**quick, **other})
 
 
@@ -209,9 +209,10 @@ def test_a_server_is_asked_who_it_is_where_its_page_stands(url, address, base):
     assert ScrapeTarget(url, address).base_url == base
 
 
-def test_the_number_of_servers_is_bounded():
+def test_the_number_of_servers_is_bounded(monkeypatch):
+    monkeypatch.setattr(ScrapeConfig, "servers_max", 7)
     endpoints = tuple(ScrapeEndpoint(url=f"http://h{n}/metrics") for n in range(20))
-    assert len(TargetList(ScrapeConfig(endpoints=endpoints, servers_max=7)).look()) == 7
+    assert len(TargetList(ScrapeConfig(endpoints=endpoints)).look()) == 7
 
 
 def test_the_command_line_adds_to_the_file():
@@ -232,10 +233,11 @@ def test_a_page_named_twice_is_asked_once():
     )
 
 
-def test_old_pages_go_when_nobody_takes_them():
+def test_old_pages_go_when_nobody_takes_them(monkeypatch):
+    monkeypatch.setattr(ScrapeConfig, "queue_pages", 2)
     with PageServer(lambda *_: (200, {}, PAGE)) as server:
         seen = []
-        scraper = Scraper(config_of(server.url, queue_pages=2), SystemClock(), seen.append)
+        scraper = Scraper(config_of(server.url), SystemClock(), seen.append)
         scraper.start()
         eventually(lambda: ScrapeOutcome.DROPPED in seen)
         scraper.stop()

@@ -1,0 +1,578 @@
+"""Servers' pages: which servers there are, how often each is asked, the page, what came of it.
+
+How often a server is scraped: so that a window holds enough steps and the page costs it next to nothing.
+
+    interval = clip(10 T, interval_min, interval_max), T: seconds per step of late       a window of 5 to 30 steps
+    interval >= cost / 2 %                               cost: time that the page took of late, an upper limit
+    after k failures in a row: interval 2^k, 30 s at most
+
+Both means forget within some ten pages. An idle server is asked every ``interval_max``.
+
+Says whose page is read, and whose is not and why, when that changes: several servers to a line.
+
+One server's page over a connection that is kept: bounded in time and bytes, redirects refused.
+
+Which servers there are: a static list, the addresses behind a name, and files in Prometheus's file discovery format.
+
+    [{"targets": ["10.0.0.7:8000", ...], "labels": {"__scheme__": "https", "__metrics_path__": "/metrics"}}, ...]
+
+JSON or YAML. Names and files are looked at again every ``refresh_s``; while a name does not resolve or a file cannot be
+read, what it gave before stays.
+
+Scrapes servers, off the hot path: a few threads take whoever is due, parse, and put the page where the worker looks.
+
+A server that hangs keeps one thread for ``timeout_s`` and is asked less often each time. Pages wait in a bounded
+queue; beyond it the oldest go, counted: a window just becomes longer.
+"""
+
+from __future__ import annotations
+
+import heapq
+import http.client
+import logging
+import socket
+import ssl
+import threading
+import urllib.parse
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import yaml
+
+from collector.config import ConfigError, ScrapeConfig, ScrapeEndpoint
+from collector.decode.pages import PAGE_BYTES_MAX, Meaning, PageParser, ScrapedPage
+from collector.runtime import Clock
+from collector.runtime.http import BoundedConnection
+from collector.telemetry import ScrapeOutcome
+
+STEPS_WANTED = 10.0
+COST_SHARE = 0.02
+INTERVAL_MAX_S = 15.0
+BACKOFF_MAX_S = 30.0
+_RATE = 0.2
+_BACKOFF_DOUBLINGS_MAX = 8
+
+
+@dataclass(slots=True)
+class Cadence:
+    """Of one server, in seconds."""
+
+    interval_min_s: float
+    interval_max_s: float
+    step_s: float | None = None
+    cost_s: float = 0.0
+    failures: int = 0
+
+    def answered(self, elapsed_s: float, steps: float, cost_s: float) -> None:
+        """A page came: ``steps`` were counted in ``elapsed_s`` since the last one."""
+        self.failures = 0
+        self.cost_s += (cost_s - self.cost_s) * (_RATE if self.cost_s else 1.0)
+        if steps >= 1.0 and elapsed_s > 0.0:
+            step_s = elapsed_s / steps
+            self.step_s = step_s if self.step_s is None else self.step_s + _RATE * (step_s - self.step_s)
+        elif elapsed_s > 0.0:
+            self.step_s = None
+
+    def failed(self) -> None:
+        """Note that no page came, so that the next try waits longer."""
+        self.failures += 1
+
+    @property
+    def interval_s(self) -> float:
+        """Until the next question."""
+        wanted = self.interval_max_s if self.step_s is None else STEPS_WANTED * self.step_s
+        interval = min(max(wanted, self.interval_min_s), self.interval_max_s)
+        interval = max(interval, min(self.cost_s / COST_SHARE, INTERVAL_MAX_S))
+        doublings = min(self.failures, _BACKOFF_DOUBLINGS_MAX)
+        return max(interval, min(self.interval_max_s * 2.0**doublings, BACKOFF_MAX_S)) if doublings else interval
+
+
+EVERY_S = 15.0
+"""More than the time for which a logger holds back what it has just said."""
+SERVERS_SHOWN = 10
+_log = logging.getLogger(__name__)
+
+
+class OutcomeLog:
+    """From any thread; nobody waits for another's line to be written."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._news: dict[str, str] = {}
+        self._due_ns = 0
+
+    def note(self, server: str, news: str, now_ns: int) -> None:
+        """Remember what came of asking this server, if it is news, and say what is to be said by now."""
+        with self._lock:
+            if news:
+                self._news[server] = news
+            if not self._news or now_ns < self._due_ns:
+                return
+            told, self._news = self._news, {}
+            self._due_ns = now_ns + int(EVERY_S * 1e9)
+        read = [server for server, outcome in told.items() if outcome == ScrapeOutcome.TAKEN]
+        failed = [f"{server} ({outcome})" for server, outcome in told.items() if outcome != ScrapeOutcome.TAKEN]
+        if read:
+            _log.info("page read of %s", _listed(read))
+        if failed:
+            _log.warning("no page of %s", _listed(failed))
+
+
+def _listed(servers: list[str]) -> str:
+    more = len(servers) - SERVERS_SHOWN
+    return ", ".join(servers[:SERVERS_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+_CHUNK_BYTES = 262_144
+_OK = 200
+_REDIRECTS = range(300, 400)
+_UNAUTHENTICATED = (401, 403)
+_PLAIN = "identity"
+_ROOT_PATHS = ("", "/", "/metrics", "/metrics/")
+_ACCEPT = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4"
+
+
+class ScrapeTarget(NamedTuple):
+    """Where a page is; ``address`` is dialled in the host's stead, if there is one."""
+
+    url: str
+    address: str = ""
+
+    @property
+    def server(self) -> str:
+        """The name under which its engines are known."""
+        parts = urllib.parse.urlsplit(self.url)
+        host = self.address or parts.hostname or ""
+        port = f":{parts.port}" if parts.port is not None else ""
+        path = parts.path if parts.path not in _ROOT_PATHS else ""
+        return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}{port}{path}"
+
+    @property
+    def base_url(self) -> str:
+        """Where the server answers other questions; empty if that cannot be told from where its page is.
+
+        A page at another path may be a proxy's, and a certificate is not of an address but of the name behind it.
+        """
+        parts = urllib.parse.urlsplit(self.url)
+        known = parts.path in _ROOT_PATHS and not (self.address and parts.scheme == "https")
+        return self.server if known else ""
+
+
+class FetchedPage(NamedTuple):
+    """A page and when it was asked for and had."""
+
+    body: bytes
+    unix_ns: int
+    sent_mono_ns: int
+    got_mono_ns: int
+
+
+class PageClient:
+    """Asks one server; one thread at a time."""
+
+    def __init__(
+        self,
+        target: ScrapeTarget,
+        *,
+        timeout_s: float,
+        clock: Clock,
+        token: Callable[[], str],
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        parts = urllib.parse.urlsplit(target.url)
+        self._path = (parts.path if parts.path not in ("", "/") else "/metrics") + (
+            f"?{parts.query}" if parts.query else ""
+        )
+        self._clock = clock
+        self._token = token
+        self._connection = BoundedConnection(parts, timeout_s=timeout_s, clock=clock, tls=tls, address=target.address)
+
+    def fetch(self) -> FetchedPage | ScrapeOutcome:
+        """The page, or why there is none. A connection that the server closed meanwhile is opened once more."""
+        kept = self._connection.sock is not None
+        found = self._attempt()
+        if kept and found in (ScrapeOutcome.UNREACHABLE, ScrapeOutcome.UNEXPECTED):
+            return self._attempt()
+        return found
+
+    def close(self) -> None:
+        """Close the connection; the next request opens another."""
+        self._connection.close()
+
+    def _attempt(self) -> FetchedPage | ScrapeOutcome:
+        try:
+            found = self._ask()
+        except TimeoutError:
+            found = ScrapeOutcome.TIMEOUT
+        except OSError:
+            found = ScrapeOutcome.UNREACHABLE
+        except (http.client.HTTPException, ValueError):
+            found = ScrapeOutcome.UNEXPECTED
+        if isinstance(found, ScrapeOutcome):
+            self.close()
+        return found
+
+    def _ask(self) -> FetchedPage | ScrapeOutcome:
+        headers = {"Accept": _ACCEPT}
+        token = self._token()
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        self._connection.open()
+        unix_ns, sent_ns = self._clock.unix_nano(), self._clock.monotonic_ns()
+        self._connection.request("GET", self._path, headers=headers)
+        with self._connection.getresponse() as response:
+            return self._take(response, unix_ns, sent_ns)
+
+    def _take(self, response: http.client.HTTPResponse, unix_ns: int, sent_ns: int) -> FetchedPage | ScrapeOutcome:
+        if response.status != _OK:
+            if response.status in _UNAUTHENTICATED:
+                return ScrapeOutcome.UNAUTHENTICATED
+            return ScrapeOutcome.REDIRECT if response.status in _REDIRECTS else ScrapeOutcome.REFUSED
+        if response.headers.get("Content-Encoding", _PLAIN) != _PLAIN:  # packed, though nobody asked for it
+            return ScrapeOutcome.UNEXPECTED
+        body = self._read(response)
+        if isinstance(body, ScrapeOutcome):
+            return body
+        return FetchedPage(body, unix_ns, sent_ns, self._clock.monotonic_ns())
+
+    @staticmethod
+    def _read(response: http.client.HTTPResponse) -> bytes | ScrapeOutcome:
+        announced = response.length
+        if announced is not None and announced > PAGE_BYTES_MAX:
+            return ScrapeOutcome.TOO_LARGE
+        chunks: list[bytes] = []
+        size = 0
+        while chunk := response.read1(_CHUNK_BYTES):
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > PAGE_BYTES_MAX:
+                return ScrapeOutcome.TOO_LARGE
+        if announced is not None and size < announced:
+            return ScrapeOutcome.TRUNCATED
+        return b"".join(chunks)
+
+
+FILE_BYTES_MAX = 2**20
+
+Resolve = Callable[[str, int], list[str]]
+
+
+def addresses_of(host: str, port: int) -> list[str]:
+    """All addresses behind a name, sorted; OSError if it has none."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return sorted({str(address[0]) for *_, address in found})
+
+
+class TargetList:
+    """Remembers what each source gave last."""
+
+    def __init__(self, config: ScrapeConfig, resolve: Resolve = addresses_of) -> None:
+        self._config = config
+        self._resolve = resolve
+        self._known: dict[str, list[ScrapeTarget]] = {}
+
+    @property
+    def static(self) -> bool:
+        """Whether looking again can change nothing."""
+        return not self._config.files and all(each.resolve == "one" for each in self._config.endpoints)
+
+    def look(self) -> list[ScrapeTarget]:
+        """All servers as of now, without doubles, at most ``servers_max``."""
+        problems = []
+        for endpoint in self._config.endpoints:
+            problems += self._look_at(endpoint.url, lambda endpoint=endpoint: self._behind(endpoint))  # type: ignore[misc]
+        for path in self._config.files:
+            problems += self._look_at(path, lambda path=path: read_targets(Path(path)))  # type: ignore[misc]
+        if problems:
+            _log.warning("scrape targets of %s", "; ".join(problems))
+        every = dict.fromkeys(target for targets in self._known.values() for target in targets)
+        return list(every)[: self._config.servers_max]
+
+    def _look_at(self, source: str, read: Callable[[], list[ScrapeTarget]]) -> list[str]:
+        try:
+            self._known[source] = read()
+        except (OSError, ValueError) as error:
+            return [f"{source.partition('?')[0]}: {error}"]  # a token may stand behind it
+        return []
+
+    def _behind(self, endpoint: ScrapeEndpoint) -> list[ScrapeTarget]:
+        if endpoint.resolve == "one":
+            return [ScrapeTarget(endpoint.url)]
+        parts = urllib.parse.urlsplit(endpoint.url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        return [ScrapeTarget(endpoint.url, address) for address in self._resolve(parts.hostname or "", port)]
+
+
+def read_targets(path: Path, default_path: str = "/metrics") -> list[ScrapeTarget]:
+    """Targets of one file; ``default_path``: what is asked of those that name none.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no list of targets.
+    """
+    with path.open("rb") as file:
+        data = file.read(FILE_BYTES_MAX + 1)
+    if len(data) > FILE_BYTES_MAX:
+        raise ValueError("larger than 1 MiB")
+    try:
+        groups: Any = yaml.safe_load(data)  # JSON is YAML
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"neither JSON nor YAML ({type(error).__name__})") from None
+    out = []
+    for group in groups if isinstance(groups, list) else [groups]:
+        targets = group.get("targets") if isinstance(group, dict) else None
+        if not isinstance(targets, list):
+            raise ValueError("expected a list of groups with targets")  # noqa: TRY004 -- of the file, not of ours
+        labels = group.get("labels") or {}
+        if not isinstance(labels, dict):
+            raise ValueError("expected labels with their values")  # noqa: TRY004
+        scheme, where = labels.get("__scheme__", "http"), labels.get("__metrics_path__", default_path)
+        out += [ScrapeTarget(_checked(scheme, target, where)) for target in targets]
+    return out
+
+
+def _checked(scheme: object, target: object, where: object) -> str:
+    texts = all(isinstance(part, str) for part in (scheme, target, where))
+    url = f"{scheme}://{target}{where}" if texts else ""
+    try:
+        return msgspec.convert({"url": url}, ScrapeEndpoint).url
+    except msgspec.ValidationError:  # what stands before an @ is a password
+        raise ValueError(f"{url.rpartition('@')[2][:256]!r} is no target") from None
+
+
+_STOP_NS = 300_000_000
+
+CountOutcome = Callable[[ScrapeOutcome], None]
+
+
+class ScrapedServer:
+    """One server: its connection, the shape of its page, and its cadence."""
+
+    def __init__(self, target: ScrapeTarget, client: PageClient, cadence: Cadence) -> None:
+        self.target = target
+        self.cadence = cadence
+        self.gone = False
+        self._client = client
+        self._parser = PageParser()
+        self._steps = 0.0
+        self._got_ns = 0
+        self._outcome: ScrapeOutcome | None = None
+
+    def news(self, outcome: ScrapeOutcome) -> str:
+        """What came of asking it, if that is another thing than the last time."""
+        known, self._outcome = self._outcome, outcome
+        return self._parser.explain(outcome) if outcome is not known else ""
+
+    def scrape(self) -> tuple[ScrapeOutcome, ScrapedPage | None]:
+        """Ask one server for its page once."""
+        fetched = self._client.fetch()
+        if isinstance(fetched, ScrapeOutcome):
+            self.cadence.failed()
+            return fetched, None
+        readings = self._parser.parse(fetched.body)
+        if isinstance(readings, ScrapeOutcome):
+            self.cadence.failed()
+            return readings, None
+        page = ScrapedPage(self.target.server, fetched.unix_ns, fetched.sent_mono_ns, readings)
+        self._pace(page, fetched)
+        return ScrapeOutcome.TAKEN, page
+
+    def _pace(self, page: ScrapedPage, fetched: FetchedPage) -> None:
+        """Ranks of one server step together: the steps of the busiest one count."""
+        steps = max(_steps_of(reading.values) for reading in page.engines)
+        elapsed_s = (fetched.got_mono_ns - self._got_ns) / 1e9 if self._got_ns else 0.0
+        cost_s = (fetched.got_mono_ns - fetched.sent_mono_ns) / 1e9
+        self.cadence.answered(elapsed_s, max(steps - self._steps, 0.0), cost_s)
+        self._steps, self._got_ns = steps, fetched.got_mono_ns
+
+    def close(self) -> None:
+        """Close the connection to this server."""
+        self.gone = True
+        self._client.close()
+
+
+def _steps_of(values: tuple[float, ...]) -> float:
+    steps = values[Meaning.STEPS]
+    if steps == steps:  # noqa: PLR0124  not NaN
+        return steps
+    decoded, running = values[Meaning.ITL_COUNT], values[Meaning.RUNNING]
+    return decoded / max(running, 1.0) if decoded == decoded else 0.0  # noqa: PLR0124
+
+
+class Scraper:
+    """All servers of the configuration.
+
+    Attributes:
+        tls: whom to trust; None where nobody is asked, since reading the system's authorities costs 2 MB.
+    """
+
+    def __init__(self, config: ScrapeConfig, clock: Clock, count: CountOutcome = lambda _: None) -> None:
+        self._config = config
+        self._clock = clock
+        self._count = count
+        self._targets = TargetList(config)
+        self.tls = _tls(config) if self.enabled or config.ca_file else None
+        self._pages: deque[ScrapedPage] = deque()
+        self._servers: dict[ScrapeTarget, ScrapedServer] = {}
+        self._due: list[tuple[int, int, ScrapedServer | None]] = []
+        self._asked: set[ScrapedServer] = set()
+        self._outcomes = OutcomeLog()
+        self._number = 0
+        self._wake = threading.Condition()
+        self._stopped = False
+        self._threads = [
+            threading.Thread(target=self._run, name=f"scrape-{number}", daemon=True) for number in range(config.threads)
+        ]
+        _ = self.token()  # a file that is not there is said at start
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is anything to scrape."""
+        return bool(self._config.endpoints or self._config.files)
+
+    @property
+    def servers(self) -> int:
+        """How many servers are asked now."""
+        return len(self._servers)
+
+    def base_urls(self) -> dict[str, str]:
+        """Name of each server -> where it can be asked who it is."""
+        with self._wake:
+            targets = list(self._servers)
+        return {target.server: target.base_url for target in targets if target.base_url}
+
+    def token(self) -> str:
+        """Read for every question: a mounted Secret is swapped under us."""
+        if not self._config.token_file:
+            return ""
+        try:
+            return Path(self._config.token_file).read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            if not self._servers:
+                raise ConfigError("receivers.scrape.token_file", "cannot be read") from None
+            return ""
+
+    def start(self) -> None:
+        """Begin, if there is anybody to ask."""
+        if self.enabled:
+            with self._wake:
+                self._plan(0, None)
+            for thread in self._threads:
+                thread.start()
+
+    def stop(self) -> bool:
+        """Ask no more; a question under way ends by its own timeout. Always True: no page is owed to anybody."""
+        with self._wake:
+            self._stopped = True
+            self._wake.notify_all()
+        end_ns = self._clock.monotonic_ns() + _STOP_NS
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, (end_ns - self._clock.monotonic_ns()) / 1e9))
+        with self._wake:
+            idle = [server for server in self._servers.values() if server not in self._asked]
+        for server in idle:  # the others close their own when they are answered
+            server.close()
+        return True
+
+    def take(self) -> list[ScrapedPage]:
+        """Pages since the last call, in the order in which they were asked for."""
+        with self._wake:
+            pages = sorted(self._pages, key=lambda page: page.unix_ns)
+            self._pages.clear()
+        return pages
+
+    def _plan(self, due_ns: int, server: ScrapedServer | None) -> None:
+        self._number += 1
+        heapq.heappush(self._due, (due_ns, self._number, server))
+        self._wake.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                server = self._next()
+                if self._stopped:
+                    return
+            try:
+                due_s = self._look() if server is None else self._scrape(server)
+            except Exception:  # noqa: BLE001 -- a fault of ours must not end the scraping of all others
+                _log.exception("scrape failed")
+                due_s = self._config.refresh_s
+            with self._wake:
+                if due_s is not None:
+                    self._plan(self._clock.monotonic_ns() + int(due_s * 1e9), server)
+
+    def _next(self) -> ScrapedServer | None:
+        """Wait for what is due; None is the list of servers itself. Holds the lock."""
+        while not self._stopped:
+            if not self._due:
+                self._wake.wait()
+                continue
+            wait_s = (self._due[0][0] - self._clock.monotonic_ns()) / 1e9
+            if wait_s <= 0:
+                return heapq.heappop(self._due)[2]
+            self._wake.wait(wait_s)
+        return None
+
+    def _scrape(self, server: ScrapedServer) -> float | None:
+        if server.gone:
+            server.close()
+            return None
+        began_ns = self._clock.monotonic_ns()
+        with self._wake:
+            self._asked.add(server)
+        outcome, page = server.scrape()
+        self._count(outcome)
+        if page is not None:
+            with self._wake:
+                self._pages.append(page)
+                dropped = len(self._pages) > self._config.queue_pages
+                if dropped:
+                    self._pages.popleft()
+            if dropped:
+                self._count(ScrapeOutcome.DROPPED)
+        with self._wake:
+            self._asked.discard(server)
+            stopped = self._stopped
+        self._outcomes.note(server.target.server, server.news(outcome), self._clock.monotonic_ns())
+        if stopped:
+            server.close()
+        spent_s = (self._clock.monotonic_ns() - began_ns) / 1e9
+        return max(server.cadence.interval_s - spent_s, 0.0)
+
+    def _look(self) -> float | None:
+        """Begin with servers that are new, end with those that are gone; when to look again."""
+        targets = self._targets.look()
+        known = set(targets)
+        with self._wake:
+            now_ns = self._clock.monotonic_ns()
+            for target in [target for target in self._servers if target not in known]:
+                self._servers.pop(target).gone = True
+            new = [target for target in targets if target not in self._servers]
+            for number, target in enumerate(new):
+                # spread over an interval, so that a hundred servers are not asked at once
+                offset_ns = int(number / len(new) * self._config.interval_s * 1e9)
+                server = self._servers[target] = ScrapedServer(target, self._client(target), self._cadence())
+                self._plan(now_ns + offset_ns, server)
+        return None if self._targets.static else self._config.refresh_s
+
+    def _cadence(self) -> Cadence:
+        return Cadence(min(self._config.interval_min_s, self._config.interval_s), self._config.interval_s)
+
+    def _client(self, target: ScrapeTarget) -> PageClient:
+        return PageClient(target, timeout_s=self._config.timeout_s, clock=self._clock, token=self.token, tls=self.tls)
+
+
+def _tls(config: ScrapeConfig) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=config.ca_file or None)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError("receivers.scrape.ca_file", f"cannot be loaded: {error}") from None
+    if config.insecure_skip_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context

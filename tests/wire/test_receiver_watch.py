@@ -9,6 +9,7 @@ import socket
 import threading
 import urllib.error
 from http.client import HTTPConnection
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -112,7 +113,7 @@ def test_an_http_receiver_in_which_an_export_hangs_is_not_alive(sidecar, clock, 
 
 
 def test_a_kv_receiver_whose_thread_hangs_is_not_alive(sidecar, clock, hang, monkeypatch):
-    monkeypatch.setattr(sidecar._kv._subscriber, "_attend", hang)
+    monkeypatch.setattr(sidecar._kv._subscriber, "_poller", SimpleNamespace(poll=lambda _: hang() or []))
     hang.has_caught()
     clock.advance(kv_zmq.TURN_TIMEOUT_S + 1)
     only_late(sidecar, kv_zmq.NAME)

@@ -25,7 +25,6 @@ def scraped_server():
         yield {
             "RECEIVERS__SCRAPE__ENDPOINTS": f"[{{url: '{server.url}'}}]",
             "RECEIVERS__SCRAPE__INTERVAL_S": "0.05",
-            "RECEIVERS__SCRAPE__INTERVAL_MIN_S": "0.05",
             "JOIN__GRACE_S": "0",
         }
 

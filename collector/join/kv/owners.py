@@ -1,9 +1,5 @@
 """KV publishers, the engines they belong to, and what their events say of steps.
 
-What KV events say of the steps of one engine process; nothing while no publisher is known to be its own.
-
-KV publishers and the engines they belong to.
-
 No KV event names the process it comes from (wire contract §8). Whose they are is said by the configuration
 (``instance`` of an endpoint), by the emitter of a span event, or follows where there is one publisher and one engine.
 A publisher's sequence starts again with its engine: every (source, rank, instance) is a row of lives, split where the
@@ -115,7 +111,9 @@ class KvSequence(Protocol):
 class _Life:
     """A publisher's life, the engine it names, and the process it was given to."""
 
-    STATE = saved("kv_life", owner=Annotated[KvSequence, Named("step_sequence")] | None)
+    STATE = saved(
+        "kv_life", timeline=KvTimeline, instance=str, owner=Annotated[KvSequence, Named("step_sequence")] | None
+    )
 
     timeline: KvTimeline
     instance: str

@@ -1,16 +1,7 @@
-"""Arguments of the commands.
+"""The arguments of the commands, and how the command line is parsed.
 
-The arguments of the commands that ask a snapshot or a sidecar, in a file or at an address.
-
-Imports nothing heavy, since every ``tracefit --help`` reads it.
-
-The arguments of commands, but for questions and demo; nothing heavy is imported, as every ``--help`` reads them.
-
-The arguments of ``tracefit fleet``; imports nothing heavy, since every ``tracefit --help`` reads it.
-
-How the command line is parsed: nothing is abbreviated, and a word that is not known brings the one nearest to it.
-
-Imports nothing heavy, since every ``tracefit --help`` reads it.
+Nothing is abbreviated, and a word that is not known brings the one nearest to it. Nothing heavy is imported, since every
+``tracefit --help`` reads this.
 """
 
 from __future__ import annotations

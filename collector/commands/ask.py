@@ -1,16 +1,7 @@
-"""Questions to a snapshot: show, diff, predict, plan, and the lines that answer them.
+"""The commands that ask a snapshot: ``show``, ``diff``, ``predict`` and ``plan``, and how their numbers are written.
 
-What the commands that ask a snapshot share: where it comes from, how numbers are written, which configuration.
-
-``tracefit predict``: what one step costs, or what requests see at a load.
-
-``tracefit plan``: how many requests fit the targets, what limits them, and the curve.
-
-``tracefit diff``: which coefficients moved between two snapshots, and what that does to a typical step.
-
-``tracefit show``: a snapshot for eyes, as the status page shows it.
-
-From the arguments of a question to the answer's text: loads the snapshot, reads the numbers, calls the command.
+A question goes from the arguments to the answer's text: the snapshot is loaded from a file or an address, the
+configuration is chosen, and the client is asked.
 """
 
 from __future__ import annotations

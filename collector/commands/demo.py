@@ -1,16 +1,8 @@
-"""``tracefit demo``: a real sidecar, fed with a recording of a real server.
+"""``tracefit demo``: a real sidecar in its own process on real ports, fed with a recording of a real server.
 
-Stamps of a recording, made anew: moved to another time, or as a slower machine would have written them.
-
-Wall clock and monotonic clock are treated alike, so that what was measured between two stamps stays one interval. A
-recording that is sent again has other ids, too: a request is known by its id for longer than a round takes.
-
-A recording sent again: every stamp moved by one constant per clock, durations untouched, only the sending faster.
-
-Wall clock and monotonic clock move by a constant each, such that the end of the recording reads as the end of the
-demo. The learner sees exactly the intervals that were measured, or, throttled, the same from the middle on but longer.
-
-``tracefit demo``: a real sidecar in its own process on real ports, fed with a recording of a real server.
+The wall clock and the monotonic clock of the recording move by a constant each, so that what was measured between two
+stamps stays one interval, and the end of the recording reads as the end of the demo. Throttled, intervals are longer
+from the middle on. A recording that is sent again has other ids: a request is known by its id for longer than a round.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""``tracefit export``: files for other tools, made of a snapshot.
+"""``tracefit export``: files for other programs, made of a snapshot; ``--format blis-trace``: of recordings.
 
-``tracefit export --format blis-trace``: the requests of recordings, as a simulator replays them.
-
-Of a request that both the engine and the API process tell of, the engine's journey is taken: it knows aborts.
-
-``tracefit export``: one configuration of a snapshot in the form of another program.
+A trace holds the requests of recordings, as a simulator replays them. Of a request that both the engine and the API
+process tell of, the engine's journey is taken: it knows aborts.
 """
 
 from __future__ import annotations

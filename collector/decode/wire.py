@@ -1,17 +1,13 @@
 """The protobuf wire format, as far as it is walked by hand, and a slim schema of an export.
 
-The protobuf wire format, as far as it is walked by hand: varints, and what follows a tag.
+Before a large input is parsed, the messages that a full parse would allocate are counted. Two bytes on the wire are
+enough for an empty message, some seventy in memory: 32 MiB would become more than a gigabyte. Real telemetry has 14
+bytes a message. Only large inputs are counted, a third of a microsecond per field.
 
-How many messages would a full parse allocate: a look before the leap.
-
-Two bytes on the wire are enough for an empty message, some seventy in memory: 32 MiB would become more than a gigabyte.
-Real telemetry has 14 bytes a message. Only large inputs are counted, a third of a microsecond per field.
-
-A slim schema of an export, in which an event is bytes and what nobody asks for is left alone.
-
-The field numbers are those of opentelemetry/proto/collector/trace/v1. What the schema does not name stays in the
-message as unknown fields and goes out again when it is serialised: an export from which events were taken is still an
-export, and the full schema decodes what is left of it. Parsing costs a tenth of a full parse.
+In the slim schema an event is bytes. The field numbers are those of opentelemetry/proto/collector/trace/v1. What the
+schema does not name stays in the message as unknown fields and goes out again when it is serialised: an export from
+which events were taken is still an export, and the full schema decodes what is left of it. Parsing costs a tenth of a
+full parse.
 """
 
 from __future__ import annotations

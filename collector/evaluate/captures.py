@@ -1,4 +1,10 @@
-"""A recording as an evaluation sees it.
+"""A recording as an evaluation sees it: rows per engine, requests with their stamps, and when each was delivered.
+
+What a sidecar could have known at a time is what had been delivered by then, so the cut between learning and scoring is
+made in delivery time: the receive time of an export where an index lies beside the recording (``X.idx.jsonl.gz`` beside
+``X.pb.gz``, one ``recv_unix_ns`` a line), else the newest span end so far. Learning rows come from a join that was fed
+nothing later; scored rows from one that was fed everything. KV events in the folder of a recording are of the same
+servers.
 
 Requests as a router sees them: what it knows when one arrives, and what the request then met and took.
 
@@ -10,15 +16,6 @@ Of the others at the arrival A_i, F first and E last token, N output tokens:
 
 What a request met while it decoded is the mean of #{j : F_j <= t < E_j} over F_i <= t < E_i, itself included. Counted
 from the spans of finished requests: those that never ended are missing in all columns alike.
-
-KV events recorded beside telemetry: what is in one folder is of the same servers.
-
-A recording as an evaluation sees it: rows per engine, requests with their stamps, and when each was delivered.
-
-What a sidecar could have known at a time is what had been delivered by then, so the cut between learning and scoring is
-made in delivery time: the receive time of an export where an index lies beside the recording (``X.idx.jsonl.gz`` beside
-``X.pb.gz``, one ``recv_unix_ns`` a line), else the newest span end so far. Learning rows come from a join that was fed
-nothing later; scored rows from one that was fed everything.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""``tracefit evaluate``: files in, tables out, JSON on request.
-
-The report for a terminal: one table per capture, one of what transfers.
-
-``tracefit evaluate``: files in, text out, JSON on request.
-"""
+"""``tracefit evaluate``: files in, one table per capture and one of what transfers out; JSON on request."""
 
 from __future__ import annotations
 

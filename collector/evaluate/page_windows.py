@@ -1,4 +1,11 @@
-"""Recorded pages, scored beside what their users have otherwise.
+"""Recorded pages, scored beside what users of a ``/metrics`` page have otherwise: mean inter-token latency of windows.
+
+    observed      sum of latencies / count, of a window of 15 s
+    tracefit      sum_r d_r (x_r beta) / sum_r d_r l_r      over rows of the window; d: mean decoding requests, l: steps
+    line, kalman  of the window's means, see page_baselines
+
+Learned on the first part of the time, scored frozen on the rest; every model is told the window's load, as it is.
+Microseconds; a window in which fewer than ten tokens followed another is left out.
 
 What users of a ``/metrics`` page have otherwise: two models of the mean inter-token latency of a window.
 
@@ -8,15 +15,6 @@ What users of a ``/metrics`` page have otherwise: two models of the mean inter-t
 
 Both average over the cycle; neither knows a step. ``points_min`` 10 is the line's own rule; a shorter recording has
 none by it.
-
-Recorded pages, scored beside what users of a ``/metrics`` page have otherwise: mean inter-token latency of windows.
-
-    observed      sum of latencies / count, of a window of 15 s
-    tracefit      sum_r d_r (x_r beta) / sum_r d_r l_r      over rows of the window; d: mean decoding requests, l: steps
-    line, kalman  of the window's means, see page_baselines
-
-Learned on the first part of the time, scored frozen on the rest; every model is told the window's load, as it is.
-Microseconds; a window in which fewer than ten tokens followed another is left out.
 """
 
 from __future__ import annotations

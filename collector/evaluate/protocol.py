@@ -1,4 +1,4 @@
-"""The protocol: every system on every capture, its scores, and what is published of it.
+"""The protocol: every system on every capture, then what transfers; results as one structure, nothing printed here.
 
 A request's path: the steps it ran in, found by time, and what they were predicted to take.
 
@@ -22,8 +22,6 @@ p99        99th percentile of SCHEDULED -> FINISHED, predicted / observed - 1
 coverage   share of scored steps between yhat times the 10th and the 90th percentile published for their stratum
 
 A snapshot's published coefficients on a capture: scored as they are, nothing learned.
-
-The protocol: every system on every capture, then what transfers; results as one structure, nothing printed here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""KV-cache events over ZMQ, between their publishers and the worker.
-
-KV-cache events from vLLM's ZMQ publishers: one thread, one SUB per endpoint, a bounded queue for the worker.
+"""KV-cache events from vLLM's ZMQ publishers: one thread, one SUB per endpoint, a bounded queue for the worker.
 
 Connecting never waits: an endpoint that is not there yet, goes away or never answers costs nothing but its events. What
 arrives is decoded at once (token ids never leave the message) and waits in a bounded queue for the worker. A publisher

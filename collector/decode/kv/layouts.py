@@ -1,11 +1,8 @@
-"""KV-cache events as vLLM lays them out in msgpack, and the record of counts that a batch becomes.
-
-What a batch of KV-cache events yields: a record of counts, without token ids, without block hashes.
-
-KV-cache events as they stand on the wire: by position (vLLM up to 0.15, the instrumented fork) and by name (0.32).
+"""KV-cache events as they stand on the wire: by position (vLLM up to 0.15, the fork) and by name (0.32).
 
 Only what is used has a type; token ids and hashes are ``msgspec.Raw`` by position and absent by name: never decoded.
 msgspec ignores trailing elements and unknown keys. ``scheduler_step`` is nil or missing where the sender knows none.
+A batch becomes a record of counts, without token ids and block hashes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""KV-cache events to records of counts: of messages and of span events.
-
-KV-cache events: one msgpack batch to one small record of counts.
+"""KV-cache events, as msgpack messages and as span events, to small records of counts.
 
 What vLLM publishes (wire contract §7; stock 0.32 encodes events as maps instead of arrays, the same fields by name):
 
@@ -9,12 +7,10 @@ What vLLM publishes (wire contract §7; stock 0.32 encodes events as maps instea
 Token ids are prompt and response content: they stay undecoded (``msgspec.Raw``) and are gone when the record is made;
 so are block hashes, which derive from them. Longer arrays and unknown keys are ignored, unknown events counted.
 
-KV-cache events as OTLP span events: one port for all three streams.
-
-Scope ``vllm.kv_events``; a span event's name is the event's type, its attributes are the fields by their names in vLLM,
-its time is the batch's. ``block_hashes`` becomes ``block_count``; token ids are never sent. Of the batch there are
-``data_parallel_rank`` (0 if left out) and, where the sender numbers its batches, ``batch_seq``. Events of one time,
-rank and number are one batch.
+As OTLP span events they come by the same port as all else, in scope ``vllm.kv_events``. A span event's name is the
+event's type, its attributes are the fields by their names in vLLM, its time is the batch's. ``block_hashes`` becomes
+``block_count``; token ids are never sent. Of the batch there are ``data_parallel_rank`` (0 if left out) and, where the
+sender numbers its batches, ``batch_seq``. Events of one time, rank and number are one batch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What is known of an engine process as a whole: how it schedules, what its summaries hold.
+"""What is known of an engine process as a whole: what its telemetry carries, how it schedules, where context is from.
+
+Nothing is taken back: once summaries, journeys or exact context were seen, rows are made with them.
 
 Synchronous or asynchronous scheduling, told from where end stamps lie (wire contract §5.6).
 
@@ -9,10 +11,6 @@ What passed steps teach about an engine: tokens per KV block, the share of reque
 
 Learned step by step in order, but in force only from the next block boundary on (step ids divisible by
 ``block_steps``), so that a row does not depend on how much telemetry came in one piece.
-
-What is known of an engine process as a whole: what its telemetry carries, how it schedules, where context is from.
-
-Nothing is taken back: once summaries, journeys or exact context were seen, rows are made with them.
 """
 
 from __future__ import annotations

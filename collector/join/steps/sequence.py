@@ -1,4 +1,7 @@
-"""Steps of one engine process in order: which are final, and the rows they give.
+"""One engine process's telemetry in step order, and the rows it gives.
+
+Rows leave strictly in step order, behind a frontier that passes what is final (finality.py). So the rows are a function
+of the telemetry alone, not of the order or the pieces in which it came.
 
 The first rows of an engine process: one-time compilation must not be learned.
 
@@ -23,11 +26,6 @@ Which steps are final: nothing that could still arrive would change their rows.
 
 A step is final when its summary and its journeys agree (or its context needs no journeys); a hole, when the summaries
 around it are complete and ``grace_s`` has passed; any step, when event time has passed it by ``window_s``.
-
-One engine process's telemetry in step order, and the rows it gives.
-
-Rows leave strictly in step order, behind a frontier that passes what is final (finality.py). So the rows are a function
-of the telemetry alone, not of the order or the pieces in which it came.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The arguments of the commands, and how the command line is parsed.
 
-Nothing is abbreviated, and a word that is not known brings the one nearest to it. Nothing heavy is imported, since every
-``tracefit --help`` reads this.
+Nothing is abbreviated, and a word that is not known brings the one nearest to it. Nothing heavy is imported, since
+every ``tracefit --help`` reads this.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ STUDENT = 1.21
 
 _LEVERAGE_MAX, _FREEDOM_MIN, _LOG_MAX = 0.9, 4.0, 0.5
 _REMEMBERED_ROWS, _TYPICAL_ROWS = 256.0, 8.0
-"""Of a shape: what its references remember (online/drift/cells.py), and with which it says half of what it can on t."""
+"""Of a shape: what its references remember (online/shapes.py), and with which it says half of what it can on t."""
 _TINY, _NOTHING = 1e-9, 1e-300
 
 JACKKNIFE_ROWS = 512

@@ -39,7 +39,7 @@ What is known of ARRIVED -> QUEUED beside the rows of idle arrivals.
 Requests that meet a busy engine wait for the running step, which no coefficient may carry: they are in the plain mean
 only. Where hardly a request finds the engine idle, ARRIVED -> HANDOFF stands in for the API's own work; where there
 are only a page's sums, the plain mean less the mean wait for the running step; of an un-forked server, what
-the steps leave of the time to the first token (first_tokens.py).
+the steps leave of the time to the first token.
 
 Sums of pages are kept by quarter minutes i, with m_i requests that waited W_i in sum, watched for t_i seconds in which
 a request would have waited s_i for the running step, and forgotten with a half-life of H = 600 seconds watched, as

@@ -32,7 +32,7 @@ requests between their first and last token are the decode batch; each is assume
 Aborted requests send no span: their share of the batch is missing. A row is final when every request that overlaps it
 has been heard of: twice the longest request seen and ``grace_s`` later, at most ``window_s``; or at the end of the
 stream, when no known request is long enough to still run. Whether it is, is asked with every span, so that it does not
-matter how many come together. Of spans that are sampled (trace_sampling.py) no row is made: of the batch, a part is
+matter how many come together. Of spans that are sampled no row is made: of the batch, a part is
 missing.
 """
 
@@ -296,7 +296,7 @@ class RequestSequence:
         return rows
 
     def tell_first_tokens(self, queueing: ApiQueueing) -> None:
-        """Of requests that became final since the last call: see first_tokens.py."""
+        """Of requests that became final since the last call."""
         queueing.first_tokens.extend(self._first_tokens)
         queueing.told_waits_us.extend(arrival.wait_us for arrival in self._told_arrivals)
         queueing.told_arrivals.extend(self._told_arrivals)

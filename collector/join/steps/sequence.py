@@ -1,6 +1,6 @@
 """One engine process's telemetry in step order, and the rows it gives.
 
-Rows leave strictly in step order, behind a frontier that passes what is final (finality.py). So the rows are a function
+Rows leave strictly in step order, behind a frontier that passes what is final. So the rows are a function
 of the telemetry alone, not of the order or the pieces in which it came.
 
 The first rows of an engine process: one-time compilation must not be learned.
@@ -19,7 +19,7 @@ its end. Three step numbers say where the next block and its rows begin:
     next_step    first step of the next block: learned_to, or the window's first step if that has moved on
 
 Invariant, whenever the sequence has advanced: emitted_to = 0 or base <= emitted_to < learned_to <= next_step, with
-``base`` the window's first step (tests/collector/join/steps/test_frontier.py). Rows lag behind blocks: a block whose
+``base`` the window's first step. Rows lag behind blocks: a block whose
 last boundaries are not stamped leaves them to the row of a later one.
 
 Which steps are final: nothing that could still arrive would change their rows.

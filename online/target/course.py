@@ -87,9 +87,10 @@ class Course:
             raise StateError("values: not finite")
 
     def record(self, at_ns: int, names: Sequence[str], values: Callable[[], Floats]) -> None:
-        """Take a point, :func:`course_values`, if the newest one is old enough."""
-        since_ns = at_ns - int(self.at_ns[-1]) if len(self.at_ns) else self.spacing_ns
-        if -DAY_NS < since_ns < self.spacing_ns:
+        """Take a point, :func:`course_values`, if the newest one is old enough, or something changed since it."""
+        newest_ns = int(self.at_ns[-1]) if len(self.at_ns) else at_ns - self.spacing_ns
+        changed = bool(self.changes) and newest_ns < self.changes[-1].at_ns <= at_ns
+        if -DAY_NS < at_ns - newest_ns < self.spacing_ns and not changed:
             return
         with np.errstate(over="ignore"):
             point = values().astype(np.float32)

@@ -160,6 +160,15 @@ def test_a_point_of_a_wrong_year_and_other_columns_begin_anew_and_clocks_that_di
     assert (course.at_ns.tolist(), course.names) == ([900 * S], ["g"])
 
 
+def test_the_newest_point_is_never_older_than_the_newest_change():
+    course, now = Course(), 1_763_625_600 * S
+    course.record(now, ("intercept",), lambda: np.zeros(4))
+    course.mark(ChangeKind.PREFILL_SPEED, now + S, 1.5)
+    for at_ns in (now + S, now + 2 * S):
+        course.record(at_ns, ("intercept",), lambda: np.zeros(4))
+    assert course.at_ns.tolist() == [now, now + S]
+
+
 def test_what_happened_is_bounded_and_told_once():
     course = Course()
     for at_ns in [*range(3 * CHANGES_MAX), 5, 5]:

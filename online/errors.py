@@ -11,6 +11,7 @@ import math
 import numpy as np
 
 from .blocks import STRATA, Design, stratum_name
+from .constants import TINY
 from .rows import Floats, Ints
 from .snapshot import ErrorSnapshot, IntervalSnapshot, ResidualSnapshot
 from .state import Count, Finite, StateError, saved
@@ -69,7 +70,7 @@ def _quantile_places(histograms: Floats, shares: Floats) -> Floats:
     index = np.minimum((cumulative[:, None, :] < wanted[:, :, None]).sum(axis=2), histograms.shape[1] - 1)
     rows = np.arange(len(histograms))[:, None]
     inside = histograms[rows, index]
-    part = (wanted - (cumulative[rows, index] - inside)) / np.maximum(inside, 1e-300)
+    part = (wanted - (cumulative[rows, index] - inside)) / np.maximum(inside, TINY)
     places: Floats = index + np.minimum(np.maximum(part, 0.0), 1.0)
     return places
 

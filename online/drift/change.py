@@ -33,6 +33,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from online.blocks import CELLS, PREFILL_CELL, Design, median_of
+from online.constants import MEAN_ABS_TO_SD
 from online.rows import Floats, Mask
 from online.shapes import KNOWN_ROWS, ShapeFactors
 from online.snapshot import DriftSnapshot
@@ -45,7 +46,7 @@ SLACK, LIMIT, Z_MAX = 1.5, 9.0, 3.5
 GATE = 0.06
 _USUAL_FIRST, _USUAL_MIN = 0.05, 0.04
 _FIRST_WEIGHT, _MEMORY = 16, 256
-_MEAN_ABS_TO_SD, _CLIP = 1.2533, 3.0
+_CLIP = 3.0
 _KEPT = 32
 _REACH = 0.05
 _RIVER_BLOCKS = 5
@@ -191,7 +192,7 @@ class ChangeTest:
     def _test(self, m: float, share: float) -> float:
         said, usual = share * m, max(self.usual, _USUAL_MIN)
         rate = 1.0 / min(self.blocks + _FIRST_WEIGHT, _MEMORY)
-        self.usual += rate * (_MEAN_ABS_TO_SD * min(abs(said), _CLIP * self.usual) - self.usual)
+        self.usual += rate * (MEAN_ABS_TO_SD * min(abs(said), _CLIP * self.usual) - self.usual)
         self.blocks += 1
         self.medians = [*self.medians, m][-_KEPT:]
         if not self.alarm.update(min(max(said / usual, -Z_MAX), Z_MAX)):

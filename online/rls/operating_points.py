@@ -18,7 +18,8 @@ from __future__ import annotations
 import numpy as np
 
 from online.blocks import Groups
-from online.rows import Floats, Ints
+from online.features import portable
+from online.rows import Floats, Ints, Target
 from online.state import Array, StateError, saved
 
 from .grouped_sums import decays_of, kept_of, products_of
@@ -26,8 +27,8 @@ from .grouped_sums import decays_of, kept_of, products_of
 _F8, _I4 = np.dtype(np.float64), np.dtype(np.int32)
 _BATCHES, _CONTEXTS, _SHORT = 16, 9, 9
 """Octaves; what is shorter than 2^10 tokens is one: it costs a step little beside its weights."""
-_CONTEXT, _REQUESTS = 2, 3
-"""Places of the two columns in ``portable``."""
+_COLUMNS = [column.name for column in portable(Target.STEP_TIME).columns]
+_CONTEXT, _REQUESTS = _COLUMNS.index("decode_context_tokens"), _COLUMNS.index("requests")
 
 
 class OperatingPoints:

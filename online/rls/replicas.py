@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from online.constants import MAD_TO_SD
 from online.rows import Floats, Mask
 from online.snapshot import ReplicaSnapshot
 from online.state import Array, Count, StateError, saved
@@ -37,7 +38,7 @@ from .solve import solve
 REPLICAS_MAX = 4096
 
 _SHARED_NOISE = 64.0
-_DIFFERENCE, _SURE, _TO_SD = math.log1p(0.05), 3.0, 1.4826
+_DIFFERENCE, _SURE = math.log1p(0.05), 3.0
 _ROUNDS, _ALIKE = 16, 0.9
 _F8 = np.dtype(np.float64)
 
@@ -130,7 +131,7 @@ def compared(replicas: Sequence[Replica], learned_rows: int) -> Comparison:
             break
         usual &= ~further
     calm = log_ratio[usual & ~odd & np.isfinite(log_ratio)]
-    scatter = _TO_SD * median(np.abs(calm - median(calm))) if len(calm) else 0.0
+    scatter = MAD_TO_SD * median(np.abs(calm - median(calm))) if len(calm) else 0.0
     stderr = np.maximum(by_rows, scatter)
     differs = off > np.maximum(_DIFFERENCE, _SURE * stderr)
     snapshots = [

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from online.constants import MAD_TO_SD
 from online.features import Facts, build
 from online.features.systems import HFD_TL, PORTABLE, RECE, SYSTEMS
 from online.rls import Prior, middle
@@ -72,7 +73,7 @@ def _outliers(theta: Floats, has: Mask) -> Mask:
     for j in range(SHARED):
         values = np.append(theta[has[:, j], j], [HYPER_MEAN[j]] * 2)
         center = middle(values)
-        spread = max(1.4826 * middle(np.abs(values - center)), _FLOOR * center, HYPER_SD[j] / 4.0)
+        spread = max(MAD_TO_SD * middle(np.abs(values - center)), _FLOOR * center, HYPER_SD[j] / 4.0)
         outliers[:, j] = has[:, j] & (np.abs(theta[:, j] - center) > _FAR * spread)
     return outliers
 

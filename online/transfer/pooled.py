@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from online.constants import TINY
 from online.features import INTERCEPT, Facts, FeatureSet
 from online.features.systems import RESIDUAL, System, full
 from online.rls import Prior, RlsLearner, solve
@@ -152,7 +153,7 @@ class Pooled:
                 if pooled is not None:
                     squares[i] += (donor.beta[j] - pooled[j]) ** 2
                     weight[i] += 1.0
-        spread = np.sqrt(squares / np.maximum(weight, 1e-300))
+        spread = np.sqrt(squares / np.maximum(weight, TINY))
         return spread, np.array([np.median(each) if each else np.inf for each in steps_us])
 
 

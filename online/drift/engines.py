@@ -5,8 +5,8 @@
     d_k  = l_k - median of the others' l                how much longer it takes than the others, as a log ratio
 
 Y_c and X_c are the cells' references (online/shapes.py), the same for all, as they are now: so engines that speak in
-turns can be compared. An engine counts with 16 rows, for ten minutes of event time after its last one.
-Where several count, a change by a log gain g is one only if
+turns can be compared. An engine counts with 16 rows, for ten minutes of event time after its last one. Where several
+count, a change by a log gain g is one only if
 
     no d_k is beyond log 1.25, and for more than half of them l_k is beyond g / 2 on its side.
 

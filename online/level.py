@@ -32,11 +32,16 @@ from .rows import Floats, Ints
 from .snapshot import LevelSnapshot
 from .state import Count, Finite, StateError, saved
 
+# Guess: half or twice as long move errors by 0.1 points.
 HALF_LIVES_ROWS = (8, 20, 60)
+# Chosen: on the recordings c0, c1, c3, c5, c9 and p1.
 LEVEL_MAX = 0.25
+# Chosen: on the recordings c0, c1, c3, c5, c9 and p1.
 MEMORY_ROWS, ERROR_MAX = 128.0, 0.5
+# Derived: a reader has what it reads a second or more later.
 LATE_NS = 1_000_000_000
 """After so long the means that a reader has are renewed."""
+# Guard: overflow.
 _TOGETHER_ROWS = 1024
 """Errors of so many rows are discounted at once: 2^(1024 / 128) is far from the largest float."""
 

@@ -32,16 +32,26 @@ from .constants import MEAN_ABS_TO_SD
 from .rows import Floats, Ints, Mask
 from .state import Count, Finite, saved
 
+# Guard: no logarithm of 0.
 TINY = 1e-12
+# Guess.
 KNOWN_ROWS = 16.0
 """From which on a shape's mean is a reference that rows can be compared with."""
+# Guess: rows that a shape's mean remembers.
 MEMORY_ROWS = 256.0
+# Guess: with so many rows a shape's mean is believed by half.
 SHRINK_ROWS = 8.0
+# Guess: what is left of a shape's rows after a change of speed.
 _RELEARNED_ROWS = 64.0
+# Chosen: on the recordings and on seeds below 200 (tests/bench/learning_drift.py).
 _LEAST_WORK, _FREE_WORK, _COST_MIN, _PREFILL_REACH = 0.1, 0.35, 0.05, 0.35
+# Guess: spreads that a row may move a mean by. Guard: no spread is below 0.5 %.
 _CLIP, _SPREAD_MIN = 4.0, 0.005
+# Guess: beyond a factor of 2.5 a first row is a stall.
 _STALL = 0.9  # |log(y / x beta)|, a factor of 2.5: no first row of a shape
+# Guess: rows of a first score and of its half-life.
 _SCORED_MIN, _HALF_LIFE_ROWS = 256, 1024.0
+# Guess: factors are left out while they lose by 5 %. Guard: what one row may win or lose.
 _WON_MAX, _ERROR_MAX, _LOST = 0.05, 0.2, 0.05
 USUAL_WORK = ("prefill_tokens", "requests", "decode_context_tokens")
 UsualWork = tuple[float, float, float, float]

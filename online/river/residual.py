@@ -33,9 +33,13 @@ from online.state import Count, Finite, StateError, saved
 from .thinning import Thinning
 
 RESIDUAL = "river:residual"
+# Chosen: on the recordings c0, c1, c3, c5, c9 and p1.
 RESIDUAL_MAX = 0.15
+# Guess: as many rows as its errors remember.
 START_ROWS = 128
+# Chosen: on the recordings c0, c1, c3, c5, c9 and p1.
 _RATE, _THRESHOLD = 0.01, 0.05
+# Guard: a value beyond counts as so many.
 _MANY = 1e9
 
 

@@ -31,10 +31,13 @@ from .prior import Prior
 from .slow_member import SlowMember
 from .solve import RELATIVE_RIDGE
 
+# Guard: stands for infinity.
 PRUNED = 1e12
 """Precision of a pruned column, relative to its own diagonal of A: coefficient 0 for every purpose."""
 
+# Guard: cost of a solve.
 _CHANGES_MAX = 4
+# Guess: the log evidence below which a change is not worth making.
 _LEAST_GAIN = 1e-3
 
 

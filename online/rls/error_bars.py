@@ -60,18 +60,25 @@ from online.state import Finite, saved
 from .robust import FLOOR, median, relative, shares
 from .solve import solve
 
+# Chosen: for coverage; 32 rows and 32 lags are a guess.
 WINDOW_ROWS, LAGS_MAX, WINDOWS_PER_LAG = 32, 32, 6.0
 """Chosen of 6 and 10 windows per lag and four lags throughout, on other seeds than those of ``make bench``."""
+# Guess: the least that has a variance.
 FREE_MIN = 2.0
 """Windows beyond the number of columns from which on they say something of the noise."""
 
+# Derived: from Student's quantiles.
 STUDENT = 1.21
 """1.96 (1 + 1.21 / f) is Student's 97.5 % quantile at f degrees of freedom, within 4 % from f = 2 on."""
 
+# Guard: 1 - h, a few shapes and one wild shape do not decide all.
 _LEVERAGE_MAX, _FREEDOM_MIN, _LOG_MAX = 0.9, 4.0, 0.5
 
+# Guard: memory and cost.
 JACKKNIFE_ROWS = 512
+# Guess: groups that are long beside the noise, and many enough for a variance.
 _GROUPS, _ROWS_MIN = 16, 12
+# Measured: on recordings with complete telemetry beside the pages; see the module's head.
 INTERCEPT_FLOOR, OTHERS_FLOOR = 0.02, 0.10
 
 

@@ -25,6 +25,7 @@ from online.state import Array, StateError, saved
 from .grouped_sums import decays_of, kept_of, products_of
 
 _F8, _I4 = np.dtype(np.float64), np.dtype(np.int32)
+# Guard: batches of 2^15 requests and contexts of 2^18 tokens and more share the last octave. Guess: 2^10.
 _BATCHES, _CONTEXTS, _SHORT = 16, 9, 9
 """Octaves; what is shorter than 2^10 tokens is one: it costs a step little beside its weights."""
 _COLUMNS = [column.name for column in portable(Target.STEP_TIME).columns]

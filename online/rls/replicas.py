@@ -35,10 +35,14 @@ from .rls_learner import RlsLearner
 from .robust import median
 from .solve import solve
 
+# Guard: memory.
 REPLICAS_MAX = 4096
 
+# Guess: a bound of what neighbouring rows share.
 _SHARED_NOISE = 64.0
+# Guess: 5 % is worth telling; three standard errors are sure.
 _DIFFERENCE, _SURE = math.log1p(0.05), 3.0
+# Guard: cost. Guess: those within a tenth of the furthest go with it.
 _ROUNDS, _ALIKE = 16, 0.9
 _F8 = np.dtype(np.float64)
 

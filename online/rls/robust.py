@@ -25,11 +25,17 @@ from online.constants import BISQUARE, MAD_TO_SD
 from online.rows import Floats
 from online.state import Finite, saved
 
+# Guess: cut in scales; Huber's own 1.345 is the one for 95 % efficiency.
 HUBER = 2.5
+# Guard: a tiny y does not own the fit.
 FLOOR = 0.2
+# Guard: no machine is quieter than 0.5 %, and weights stay finite.
 SCALE_MIN = 0.005
+# Guess: share of the way in one block of 32 rows.
 _SCALE_RATE = 0.15
+# Guard: cost of a sort.
 _ENOUGH = 64
+# Guess: rows that the running median remembers.
 _MEDIAN_ROWS = 512.0
 
 

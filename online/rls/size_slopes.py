@@ -24,7 +24,9 @@ from online.rows import Floats
 
 from .solve import NOTHING, RELATIVE_RIDGE
 
+# Guard: a stratum in which the column hardly varies is left out.
 _VARIES = 1e-4
+# Guess: a slope is told only where it is sure.
 _TIMES_SD = 10.0
 
 

@@ -24,12 +24,15 @@ import numpy as np
 
 from online.rows import Floats, Mask
 
+# Guard: bounds the condition number by p * 1e6.
 RELATIVE_RIDGE = 1e-6
 """Added to the unit diagonal of the scaled system at every solve."""
 
+# Guard: rounding of gradients.
 _TOLERANCE = 1e-10
 # Guard: below, scaling would overflow.
 NOTHING = 1e-280
+# Source: Kim and Park; three, then Murty's rule.
 _FULL_EXCHANGES = 3
 
 

@@ -65,8 +65,10 @@ class SavedTarget:
     engine_names: dict[int, str]
 
 
+# Guess: of cost against delay.
 YOUNG_ROWS, YOUNG_BLOCK_ROWS = 1024, 32
 """While coefficients are young every row moves them, and they are solved after each 32 of them."""
+# Guess.
 _REQUESTS_LONGER = 16
 """Blocks of requests may last so many times longer: they are few, and a block costs the same whatever is in it."""
 

@@ -28,8 +28,11 @@ from online.rows import Floats, Target
 
 from .pooled import Donor, Pooled, pool
 
+# Guess.
 TEMPERATURE = 0.5
+# Guess: few specialists are like any one configuration.
 HEAVIEST = 3
+# Guess.
 CLUSTER_RADIUS = 0.2
 """Configurations at most this far from a centre share its specialist."""
 

@@ -36,9 +36,13 @@ from online.rows import Floats, Target
 
 _NAMES = [column.name for column in portable(Target.STEP_TIME).columns]
 COLUMNS, PREFILL = len(_NAMES), _NAMES.index("prefill_tokens")
+# Measured: a linear form is off by 1 to 3 % at a point; see the module's head.
 MISFIT = 0.02
+# Measured: over seven recordings; see the module's head.
 _WANDER, _WANDER_S = 0.052, 30.0
+# Guess: below, rows and expectation have nothing in common.
 _ALL_ODD = 0.05
+# Guard: as follows.
 _ROWS_MIN = 1e-12
 """A point of which less is left says nothing, and 1 / rows may be no number."""
 

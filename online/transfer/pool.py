@@ -31,6 +31,7 @@ Priors = dict[tuple[str, str, tuple[str, ...]], Prior]
 
 _BY_SHEET = (Target.STEP_TIME.value, PORTABLE.name)
 _ALIKE = ("model", "gpu", "tensor_parallel_size")
+# Guard: cost, and a start that is open. Guess: an outlier is beyond 3 sd; donors vary by 10 % at least.
 _ROUNDS, _OPEN, _FAR, _FLOOR = 20, 1e3, 3.0, 0.1
 
 

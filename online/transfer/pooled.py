@@ -32,9 +32,12 @@ from online.rows import PHASES, Floats, Target
 from .evidence import Evidence, evidence_of
 from .sheet import HIDES_HITS
 
+# Guess: as of one donor (online/rls/prior.py), with half of its floor.
 SHARE, FLOOR = 0.15, 0.01
+# Guess.
 MISFIT = 0.08
 """A pooled prior gives way to rows as if each were uncertain by so much: the first ones are all of one kind."""
+# Guard: stands for 0.
 FROZEN_SD = 1e-6
 """Relative standard deviation of a frozen coefficient: no data moves it by more than about as much."""
 

@@ -63,13 +63,19 @@ HIDES_HITS = "prefix_hits_hidden"
 
 _COLUMNS = portable(Target.STEP_TIME).columns
 _LAY, _AR, _G, _D, _MOE, _Q = np.eye(SHARED + 1)
+# Guess: how far bandwidth may be from the sheet.
 _BANDWIDTH_SD = 0.25
+# Guess: of a step in decode, and vLLM's default of max_num_batched_tokens where none is told.
 _TYPICAL_TOKENS, _CHUNK_TOKENS = 64.0, 2048.0
+# Format: of data sheets.
 _DIRECTIONS = 2.0
 """A maker's figure for a link counts both; an all-reduce fills each by itself."""
+# Guess: rows count as more than a prior where they halve its error.
 _KNOWN = 0.5
+# Guess: rows of a fit that stands alone, and passes over held rows.
 _ENOUGH_ROWS, _PASSES = 64, 2
 _TYPICAL = np.array([1.0, 0.0, 32_000.0, 32.0])
+# Guard: an interval stays finite.
 _WIDE_MAX = 2.3
 """Log of a factor of ten, above which an interval says nothing."""
 

@@ -262,6 +262,7 @@ def _check(out: Mapping[str, Scalar]) -> None:
 # ------------------------------------------------------ quantization
 
 _NVFP4, _MXFP4 = 0.5 + 1.0 / 16, 0.5 + 1.0 / 32
+# Guard: no quantized weight has more bits.
 _BITS_MAX = 16
 
 _BY_NAME = {

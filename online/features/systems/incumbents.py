@@ -22,6 +22,7 @@ from online.rows import Floats, Target
 
 from .base import System, column, intercept, pairs, tokens
 
+# Guess: the usual share of the sheet's bandwidth; it decides only which phase is bound by what.
 BANDWIDTH_EFFICIENCY = 0.80
 _BLACKBOX = "BLIS blackbox backend"
 _ROOFLINE = "BLIS roofline backend; Williams et al. (CACM 2009)"

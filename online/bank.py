@@ -53,6 +53,7 @@ class SavedBank:
 
 
 SILENT_NS = 3_600 * 10**9
+# Guard: memory.
 REFUSED_MAX = 1024
 """Names remembered of configurations that found no place."""
 

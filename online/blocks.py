@@ -28,17 +28,21 @@ import numpy as np
 from .rows import PHASES, Floats, Ints, Mask, RowBlock, Target
 from .state import Array, StateError, saved
 
-STRATA = 32
-CELLS = 512
-PREFILL_CELL = 128
-"""The first cell of steps with prefill."""
-_CELL_EXACT, _CELL_PADDED = 16, 78
-"""The last cell of one batch size, and the first of eight per octave."""
-_CELL_HALF_OCTAVES, _CELL_LAST_OCTAVE = 32, 11
-_F8, _I8 = np.dtype(np.float64), np.dtype(np.int64)
+# Guard: batches of 2^15 requests and more are one stratum.
 _OCTAVES = 16
-_EXACT, _PADDED = 16.0, 512.0
+STRATA = 2 * _OCTAVES
+# Derived: vLLM pads CUDA graphs to multiples of 8, up to 512; up to 16 requests one more is told apart.
+_EXACT, _PADDED = 16, 512
+_CELL_PADDED = _EXACT - 2 + _PADDED // 8
+"""The first cell of eight per octave."""
+# Derived: the first cell of steps with prefill; the 50 cells before it reach from 512 requests to 39,000.
+PREFILL_CELL = 128
+# Guard: prefills of 2^15.5 tokens and more are one cell, and so are batches of 2^11 requests and more.
+_CELL_HALF_OCTAVES, _CELL_OCTAVES = 32, 12
+CELLS = PREFILL_CELL + _CELL_OCTAVES * _CELL_HALF_OCTAVES
+_F8, _I8 = np.dtype(np.float64), np.dtype(np.int64)
 _LAST_OCTAVE = 2.0 ** (_OCTAVES - 1)
+# Guess: from so many rows on a radix sort is worth the copy.
 _MANY_ROWS, _INT16_MAX = 256, 2**15 - 1
 
 
@@ -318,14 +322,14 @@ def _decode_cell(requests: Floats) -> Ints:
     if many.any():
         several = requests[many]
         eights = _EXACT - 2.0 + np.ceil(several / 8.0)
-        octaves = _EXACT - 2.0 + _PADDED / 8.0 + 8.0 * np.log2(np.maximum(several, _PADDED) / _PADDED)
+        octaves = _CELL_PADDED + 8.0 * np.log2(np.maximum(several, _PADDED) / _PADDED)
         cell[many] = np.where(several <= _PADDED, eights, octaves)
-    return np.minimum(np.maximum(cell, 0.0), 127.0).astype(np.int64)
+    return np.minimum(np.maximum(cell, 0.0), PREFILL_CELL - 1.0).astype(np.int64)
 
 
 def _prefill_cell(octave: Ints, prefill: Floats) -> Ints:
-    tokens = np.minimum(2.0 * np.log2(np.maximum(prefill, 1.0)), 31.0).astype(np.int64)
-    return PREFILL_CELL + np.minimum(octave, 11) * 32 + tokens
+    tokens = np.minimum(2.0 * np.log2(np.maximum(prefill, 1.0)), _CELL_HALF_OCTAVES - 1.0).astype(np.int64)
+    return PREFILL_CELL + np.minimum(octave, _CELL_OCTAVES - 1) * _CELL_HALF_OCTAVES + tokens
 
 
 def stratum_name(stratum: int) -> str:
@@ -344,9 +348,9 @@ def cell_name(cell: int) -> str:
             math.ceil(2 ** (half / 2)), math.ceil(2 ** ((half + 1) / 2)) - 1, last=half == _CELL_HALF_OCTAVES - 1
         )
         # Between 1.41 and 2 tokens there is no whole number, only means of several steps.
-        requests = _range(2**octave, 2 ** (octave + 1) - 1, last=octave == _CELL_LAST_OCTAVE)
+        requests = _range(2**octave, 2 ** (octave + 1) - 1, last=octave == _CELL_OCTAVES - 1)
         return f"prefill:{requests}:{'1.5' if half == 1 else tokens}"
-    if cell <= _CELL_EXACT:
+    if cell <= _EXACT:
         return f"decode:{cell}"
     if cell < _CELL_PADDED:
         return f"decode:{8 * (cell - 14) - 7}-{8 * (cell - 14)}"

@@ -32,11 +32,16 @@ from .rows import Floats, Ints
 from .snapshot import LevelSnapshot
 from .state import Count, Finite, StateError, saved
 
+# Guess: half or twice as long move errors by 0.1 points.
 HALF_LIVES_ROWS = (8, 20, 60)
+# Chosen: on the recordings c0, c1, c3, c5, c9 and p1.
 LEVEL_MAX = 0.25
-_MEMORY_ROWS, _ERROR_MAX = 128.0, 0.5
+# Chosen: on the recordings c0, c1, c3, c5, c9 and p1.
+MEMORY_ROWS, ERROR_MAX = 128.0, 0.5
+# Derived: a reader has what it reads a second or more later.
 LATE_NS = 1_000_000_000
 """After so long the means that a reader has are renewed."""
+# Guard: overflow.
 _TOGETHER_ROWS = 1024
 """Errors of so many rows are discounted at once: 2^(1024 / 128) is far from the largest float."""
 
@@ -47,7 +52,7 @@ def _nothing() -> Floats:
 
 def _errors(means: Floats, log_ratio: Floats) -> Floats:
     """Relative errors of rows (n,) by means (4, n) or (4, 1), bounded, (4, n)."""
-    errors: Floats = np.minimum(np.abs(np.expm1(means - log_ratio)), _ERROR_MAX)
+    errors: Floats = np.minimum(np.abs(np.expm1(means - log_ratio)), ERROR_MAX)
     return errors
 
 
@@ -118,7 +123,7 @@ class PhaseLevel:
             for i, value in enumerate(values):
                 known[i] = mean.get()
                 mean.update(value)
-        weight, kept = np.exp2(np.arange(1, n + 1) / _MEMORY_ROWS), 0.5 ** (n / _MEMORY_ROWS)
+        weight, kept = np.exp2(np.arange(1, n + 1) / MEMORY_ROWS), 0.5 ** (n / MEMORY_ROWS)
         grown = np.column_stack((self.errors, _errors(before, log_ratio) * weight)).cumsum(axis=1)
         self.errors = grown[:, -1] * kept
         self.late_errors = (self.late_errors + _errors(self.late[0, :, None], log_ratio) @ weight) * kept

@@ -28,19 +28,30 @@ from collections.abc import Sequence
 import numpy as np
 
 from .blocks import CELLS, PREFILL_CELL, Groups, median_of
+from .constants import MEAN_ABS_TO_SD
 from .rows import Floats, Ints, Mask
 from .state import Count, Finite, saved
 
+# Guard: no logarithm of 0.
 TINY = 1e-12
+# Guess.
 KNOWN_ROWS = 16.0
 """From which on a shape's mean is a reference that rows can be compared with."""
-_MEMORY_ROWS = 256.0
-_SHRINK_ROWS = 8.0
+# Guess: rows that a shape's mean remembers.
+MEMORY_ROWS = 256.0
+# Guess: with so many rows a shape's mean is believed by half.
+SHRINK_ROWS = 8.0
+# Guess: what is left of a shape's rows after a change of speed.
 _RELEARNED_ROWS = 64.0
+# Chosen: on the recordings and on seeds below 200 (tests/bench/learning_drift.py).
 _LEAST_WORK, _FREE_WORK, _COST_MIN, _PREFILL_REACH = 0.1, 0.35, 0.05, 0.35
-_MEAN_ABS_TO_SD, _CLIP, _SPREAD_MIN = 1.2533, 4.0, 0.005
+# Guess: spreads that a row may move a mean by. Guard: no spread is below 0.5 %.
+_CLIP, _SPREAD_MIN = 4.0, 0.005
+# Guess: beyond a factor of 2.5 a first row is a stall.
 _STALL = 0.9  # |log(y / x beta)|, a factor of 2.5: no first row of a shape
+# Guess: rows of a first score and of its half-life.
 _SCORED_MIN, _HALF_LIFE_ROWS = 256, 1024.0
+# Guess: factors are left out while they lose by 5 %. Guard: what one row may win or lose.
 _WON_MAX, _ERROR_MAX, _LOST = 0.05, 0.2, 0.05
 USUAL_WORK = ("prefill_tokens", "requests", "decode_context_tokens")
 UsualWork = tuple[float, float, float, float]
@@ -80,7 +91,7 @@ class ShapeFactors:
 
     def believed(self, ids: Ints) -> Floats:
         """The share of U_c that is in log F_c, (g,)."""
-        share: Floats = self.rows[ids] / (self.rows[ids] + _SHRINK_ROWS)
+        share: Floats = self.rows[ids] / (self.rows[ids] + SHRINK_ROWS)
         return share
 
     def log_factors(self, beta: Floats) -> Floats:
@@ -157,11 +168,11 @@ class ShapeFactors:
         usual = self.usual(ids, beta)
         limit = np.where(before < KNOWN_ROWS, np.inf, _CLIP * np.maximum(spread, _SPREAD_MIN)).repeat(count)
         e = np.minimum(np.maximum(log_ratio - usual.repeat(count), -limit), limit)
-        rate = count / (np.minimum(before, _MEMORY_ROWS) + count)
+        rate = count / (np.minimum(before, MEMORY_ROWS) + count)
         share = rate / count
         self.x[ids] = mean = self.x[ids] * (1.0 - rate)[:, None] + np.add.reduceat(x, starts, axis=0) * share[:, None]
         self.log_y[ids] = usual + share * np.add.reduceat(e, starts) + np.log(np.maximum(mean @ beta, TINY))
-        self.spread[ids] = spread * (1.0 - rate) + _MEAN_ABS_TO_SD * share * np.add.reduceat(np.abs(e), starts)
+        self.spread[ids] = spread * (1.0 - rate) + MEAN_ABS_TO_SD * share * np.add.reduceat(np.abs(e), starts)
         self.rows[ids] = before + count
 
     def shift(self, cells: Mask, gain: float) -> None:
@@ -173,7 +184,7 @@ class ShapeFactors:
 
     def adopt(self, donor: ShapeFactors) -> None:
         """Begin with the shapes of a donor, of as many columns or more, as if each were learned from 8 rows at most."""
-        self.rows = np.minimum(donor.rows, _SHRINK_ROWS)
+        self.rows = np.minimum(donor.rows, SHRINK_ROWS)
         self.log_y, self.spread = donor.log_y.copy(), donor.spread.copy()
         self.x = donor.x[:, : self.x.shape[1]].copy()
 
@@ -185,7 +196,7 @@ class ShapeFactors:
 
     def add(self, other: ShapeFactors) -> None:
         """Rows of both, 256 at most of each shape; applied unless both together have lost by it."""
-        mine, theirs = np.minimum(self.rows, _MEMORY_ROWS), np.minimum(other.rows, _MEMORY_ROWS)
+        mine, theirs = np.minimum(self.rows, MEMORY_ROWS), np.minimum(other.rows, MEMORY_ROWS)
         share = theirs / np.maximum(mine + theirs, 1.0)
         self.log_y += share * (other.log_y - self.log_y)
         self.spread += share * (other.spread - self.spread)

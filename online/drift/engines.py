@@ -27,9 +27,12 @@ from online.rows import Floats, Ints
 from online.state import Finite, StateError, saved
 
 APART = math.log(1.25)
+# Guess: enough for a median, few enough to follow an engine.
 ROWS, ROWS_MIN = 64, 16
+# Guess: ten minutes.
 LATELY_NS = 600_000_000_000
 """The half-life of coefficients: of an engine that has been silent for longer, others have the larger part in them."""
+# Guard: memory.
 ENGINES_MAX = 256
 """Of one configuration; those heard of longest ago are not compared."""
 

@@ -30,7 +30,9 @@ from online.snapshot import ModelSnapshot
 from .thinning import Thinning
 
 PREFIX = "river:"
+# Guard: a prediction is within 0 and 11 times the median.
 _LOW, _HIGH = -1.0, 10.0
+# Guess: rows of which a median and an error say something.
 _START_ROWS = 32
 
 

@@ -25,6 +25,7 @@ import msgspec
 import numpy as np
 
 from online.features import Column, FeatureSet, Raw
+from online.level import ERROR_MAX, MEMORY_ROWS
 from online.rows import CorrectionOutcome, Floats, Ints, Target
 from online.snapshot import CorrectionSnapshot
 from online.state import Count, Finite, StateError, saved
@@ -32,10 +33,13 @@ from online.state import Count, Finite, StateError, saved
 from .thinning import Thinning
 
 RESIDUAL = "river:residual"
+# Chosen: on the recordings c0, c1, c3, c5, c9 and p1.
 RESIDUAL_MAX = 0.15
+# Guess: as many rows as its errors remember.
 START_ROWS = 128
-_MEMORY_ROWS, _ERROR_MAX = 128.0, 0.5
+# Chosen: on the recordings c0, c1, c3, c5, c9 and p1.
 _RATE, _THRESHOLD = 0.01, 0.05
+# Guard: a value beyond counts as so many.
 _MANY = 1e9
 
 
@@ -148,8 +152,8 @@ class ResidualModel:
 
     def _judge(self, added: Floats, left: Floats, seen_rows: int) -> None:
         """Whether the next rows are corrected: by the mean error of all rows, the ones between seen ones included."""
-        errors = np.minimum(np.abs(np.expm1(np.stack((added, np.zeros_like(added))) - left)), _ERROR_MAX)
-        self.errors = self.errors * 0.5 ** (seen_rows / _MEMORY_ROWS) + seen_rows * errors.mean(axis=1)
+        errors = np.minimum(np.abs(np.expm1(np.stack((added, np.zeros_like(added))) - left)), ERROR_MAX)
+        self.errors = self.errors * 0.5 ** (seen_rows / MEMORY_ROWS) + seen_rows * errors.mean(axis=1)
         self.seen_rows += seen_rows
         self.active = self.seen_rows >= START_ROWS and bool(self.errors[0] < self.errors[1])
 

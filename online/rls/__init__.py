@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .ard import RelevantMember
 from .error_bars import JACKKNIFE_ROWS
-from .identify import as_far_as_it_fits
+from .identify import IDENTIFIED_ERROR, VIF_MAX, as_far_as_it_fits
 from .learner_settings import LearnerSettings
 from .merging import merge
 from .operating_points import OperatingPoints, points_of
@@ -15,7 +15,9 @@ from .robust import middle
 from .solve import solve
 
 __all__ = [
+    "IDENTIFIED_ERROR",
     "JACKKNIFE_ROWS",
+    "VIF_MAX",
     "LearnerSettings",
     "OperatingPoints",
     "Prior",

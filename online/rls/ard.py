@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from online.constants import TINY
 from online.features import INTERCEPT, FeatureSet
 from online.rows import Floats, Mask
 from online.state import saved
@@ -30,10 +31,13 @@ from .prior import Prior
 from .slow_member import SlowMember
 from .solve import RELATIVE_RIDGE
 
+# Guard: stands for infinity.
 PRUNED = 1e12
 """Precision of a pruned column, relative to its own diagonal of A: coefficient 0 for every purpose."""
 
+# Guard: cost of a solve.
 _CHANGES_MAX = 4
+# Guess: the log evidence below which a change is not worth making.
 _LEAST_GAIN = 1e-3
 
 
@@ -88,7 +92,7 @@ class RelevantMember(SlowMember):
         a, b = g[:p, :p] + np.diag(known), g[:p, p]
         if self.prior is not None:
             b = b + known * self.prior.mean
-        self.weight = np.maximum(a.diagonal(), 1e-300)
+        self.weight = np.maximum(a.diagonal(), TINY)
         for _ in range(_CHANGES_MAX):
             if not self._improve_evidence(a, b, scale**2):
                 break
@@ -102,7 +106,7 @@ class RelevantMember(SlowMember):
         diagonal = a.diagonal()
         on = (self.alpha >= 0.0) & (diagonal > 0.0)
         system = (a + np.diag(np.where(on, variance * self.alpha, 0.0) + RELATIVE_RIDGE * diagonal))[np.ix_(on, on)]
-        scale = 1.0 / np.sqrt(np.maximum(system.diagonal(), 1e-300))
+        scale = 1.0 / np.sqrt(np.maximum(system.diagonal(), TINY))
         inverse = np.linalg.inv(system * scale * scale[:, None] + 1e-12 * np.eye(len(system)))
         inverse *= scale * scale[:, None]
         cross = a[:, on]
@@ -132,5 +136,5 @@ class RelevantMember(SlowMember):
 
 def _evidence(alpha: Floats, s: Floats, q: Floats) -> Floats:
     """Contribution of columns with precision alpha to the log evidence, against leaving them out."""
-    value = 0.5 * (np.log(np.maximum(alpha, 1e-300) / (alpha + s)) + q * q / (alpha + s))
+    value = 0.5 * (np.log(np.maximum(alpha, TINY) / (alpha + s)) + q * q / (alpha + s))
     return np.asarray(np.where(alpha > 0.0, value, 0.0))

@@ -52,27 +52,33 @@ from dataclasses import dataclass
 import numpy as np
 
 from online.blocks import STRATA, Design, Groups
+from online.constants import TINY, TINY_US
 from online.rows import Floats, Ints, Mask
+from online.shapes import MEMORY_ROWS, SHRINK_ROWS
 from online.state import Finite, saved
 
 from .robust import FLOOR, median, relative, shares
 from .solve import solve
 
+# Chosen: for coverage; 32 rows and 32 lags are a guess.
 WINDOW_ROWS, LAGS_MAX, WINDOWS_PER_LAG = 32, 32, 6.0
 """Chosen of 6 and 10 windows per lag and four lags throughout, on other seeds than those of ``make bench``."""
+# Guess: the least that has a variance.
 FREE_MIN = 2.0
 """Windows beyond the number of columns from which on they say something of the noise."""
 
+# Derived: from Student's quantiles.
 STUDENT = 1.21
 """1.96 (1 + 1.21 / f) is Student's 97.5 % quantile at f degrees of freedom, within 4 % from f = 2 on."""
 
+# Guard: 1 - h, a few shapes and one wild shape do not decide all.
 _LEVERAGE_MAX, _FREEDOM_MIN, _LOG_MAX = 0.9, 4.0, 0.5
-_REMEMBERED_ROWS, _TYPICAL_ROWS = 256.0, 8.0
-"""Of a shape: what its references remember (online/shapes.py), and with which it says half of what it can on t."""
-_TINY, _NOTHING = 1e-9, 1e-300
 
+# Guard: memory and cost.
 JACKKNIFE_ROWS = 512
+# Guess: groups that are long beside the noise, and many enough for a variance.
 _GROUPS, _ROWS_MIN = 16, 12
+# Measured: on recordings with complete telemetry beside the pages; see the module's head.
 INTERCEPT_FLOOR, OTHERS_FLOOR = 0.02, 0.10
 
 
@@ -182,7 +188,7 @@ def not_below(covariance: Floats, least: Floats) -> Floats:
     no smaller error than independent noise of the rows gives it.
     """
     values, vectors = np.linalg.eigh(least)
-    root = vectors * np.sqrt(np.maximum(values, values[-1:] * 1e-14 + _NOTHING))
+    root = vectors * np.sqrt(np.maximum(values, values[-1:] * 1e-14 + TINY))
     whiten = np.linalg.inv(root)
     values, vectors = np.linalg.eigh(whiten @ covariance @ whiten.T)
     sides = (root @ vectors) * np.sqrt(np.maximum(values, 1.0))
@@ -203,8 +209,8 @@ class Shapes:
 
     def covariance(self, beta: Floats, c: Floats, on: Ints, inflation: float) -> Floats:
         """W of the columns ``on``, (q, q); c (q, q): their part of (A + H)^-1, ``inflation``: k above."""
-        z = self.x[:, on] / np.maximum(self.x @ beta, _TINY)[:, None]
-        explained = np.minimum(inflation / np.minimum(self.seen_rows, _REMEMBERED_ROWS), 1.0)
+        z = self.x[:, on] / np.maximum(self.x @ beta, TINY_US)[:, None]
+        explained = np.minimum(inflation / np.minimum(self.seen_rows, MEMORY_ROWS), 1.0)
         squared = np.minimum((self.believed * self.usual) ** 2, _LOG_MAX**2)
         moved = z @ c
         leverage = np.minimum(self.rows * np.einsum("ij,ij->i", moved, z), _LEVERAGE_MAX)
@@ -212,7 +218,7 @@ class Shapes:
         weight = self.rows**2 * np.maximum(own, self._typical(squared, explained, leverage))
         parts = weight[:, None] * moved**2
         total = parts.sum(axis=0)
-        freedom = np.maximum(total**2 / np.maximum((parts**2).sum(axis=0), _NOTHING), _FREEDOM_MIN)
+        freedom = np.maximum(total**2 / np.maximum((parts**2).sum(axis=0), TINY), _FREEDOM_MIN)
         student = 1.0 + STUDENT / freedom
         covariance: Floats = ((moved * weight[:, None]).T @ moved) * student * student[:, None]
         return covariance
@@ -223,12 +229,12 @@ class Shapes:
         The noise of shapes with few rows counts as far as they are believed, as their misfit does: whole, it would hide
         what all of them show together.
         """
-        spread = float(self.rows @ self.spread**2) / max(float(self.rows.sum()), _NOTHING)
-        share = self.seen_rows / (self.seen_rows + _TYPICAL_ROWS)
+        spread = float(self.rows @ self.spread**2) / max(float(self.rows.sum()), TINY)
+        share = self.seen_rows / (self.seen_rows + SHRINK_ROWS)
         freedom = max(float(share @ (1.0 - leverage)), 1.0)
         told = share * self.believed**2
         beyond = max(float(share @ squared - spread * (told @ explained)), 0.0)
-        per_shape = beyond / max(float(told @ (1.0 - leverage)), _TINY)
+        per_shape = beyond / max(float(told @ (1.0 - leverage)), TINY_US)
         return min(per_shape * (1.0 + STUDENT / freedom) ** 2, _LOG_MAX**2)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from online.blocks import Groups
 from online.rows import Floats
 
+# Guard: underflow.
 MAX_AGE = 1000.0
 """2^-1000 is still a normal number; older is 0 for every purpose."""
 

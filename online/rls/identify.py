@@ -52,14 +52,20 @@ from online.snapshot import FeatureSnapshot, ModelSnapshot, Reason
 from .error_bars import Shapes, not_below
 from .solve import RELATIVE_RIDGE
 
+# Guess: shares and error at which one may act on a coefficient. Guard: 1e-6 is rounding of cv.
 IDENTIFIED_SHARE, PRIOR_SHARE, IDENTIFIED_ERROR, CONSTANT_CV = 0.9, 0.5, 0.2, 1e-6
+# Guess: below, chunks count as of one size.
 ONE_VALUE_CV = 0.1
+# Source: the rule of thumb of the literature (Belsley, Kuh and Welsch; see the module's head).
 VIF_MAX = 10.0
+# Guess: two machines 50 % apart are beyond it.
 MEDIAN_ERROR_MAX = 0.15
 """Of the coefficients alone. A standard error says how sure the best line is, not that there is one."""
+# Derived: from start_rows and windows.
 FADE_ROWS = (256.0, 1280.0)
 """The first fit, and 40 windows of scores: from there on sampling errors alone are calibrated on machines that no line
 fits (tests/bench/learning_bars.py)."""
+# Measured: as follows.
 SURE_T, WEAK_T = 8.0, 4.0
 """Coefficients per standard error, of rows between two scrapes of a page: with t below 8 they were off by 6 to 25 % in
 the median where this was measured, one in ten by 40 to 70 %. The floor of 10 % leaves t <= 10."""

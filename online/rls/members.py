@@ -15,6 +15,7 @@ import math
 import numpy as np
 
 from online.blocks import CELLS, PREFILL_CELL, Design
+from online.constants import TINY_US
 from online.drift import ChangeMonitor, Speed, Verdict
 from online.features import FeatureSet
 from online.rows import Floats, Mask, Target
@@ -34,7 +35,6 @@ from .startup import Start
 MEAN_TARGETS = frozenset({Target.API_QUEUEING, Target.POST_DECODE, Target.FIRST_RESPONSE})
 """Skewed times that add up to what a request sees: their mean is what adds up, and a robust fit is far off in it."""
 
-_TINY_US = 1e-9
 _EVERY_SHAPE: Mask = np.ones(CELLS, np.bool_)
 _WITH_PREFILL: Mask = np.arange(CELLS) >= PREFILL_CELL
 
@@ -110,7 +110,7 @@ class Members:
 
     def start(self, held: Design, z: Floats, scale: float) -> None:
         """The held rows z (n, q) have been fitted: a donor's shapes begin there."""
-        prediction = np.maximum(z[:, : self.slow.p] @ self.slow.beta, _TINY_US)
+        prediction = np.maximum(z[:, : self.slow.p] @ self.slow.beta, TINY_US)
         self.shapes.settle(held.cell, np.log(held.elapsed_us / prediction), self.slow.beta)
         self.weighing.scale = scale
 

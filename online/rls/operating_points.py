@@ -18,16 +18,18 @@ from __future__ import annotations
 import numpy as np
 
 from online.blocks import Groups
-from online.rows import Floats, Ints
+from online.features import portable
+from online.rows import Floats, Ints, Target
 from online.state import Array, StateError, saved
 
 from .grouped_sums import decays_of, kept_of, products_of
 
 _F8, _I4 = np.dtype(np.float64), np.dtype(np.int32)
+# Guard: batches of 2^15 requests and contexts of 2^18 tokens and more share the last octave. Guess: 2^10.
 _BATCHES, _CONTEXTS, _SHORT = 16, 9, 9
 """Octaves; what is shorter than 2^10 tokens is one: it costs a step little beside its weights."""
-_CONTEXT, _REQUESTS = 2, 3
-"""Places of the two columns in ``portable``."""
+_COLUMNS = [column.name for column in portable(Target.STEP_TIME).columns]
+_CONTEXT, _REQUESTS = _COLUMNS.index("decode_context_tokens"), _COLUMNS.index("requests")
 
 
 class OperatingPoints:

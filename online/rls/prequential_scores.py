@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from online.blocks import Design
+from online.constants import TINY_US
 from online.errors import Intervals, PrequentialError
 from online.rows import Floats
 from online.state import saved
-
-_TINY_US = 1e-9
 
 
 class Scores:
@@ -29,7 +28,7 @@ class Scores:
 
     def score(self, block: Design, prediction: Floats) -> Floats:
         """Count the errors of predictions (n,); log(y / prediction), (n,)."""
-        ratio = np.maximum(prediction, _TINY_US) / block.elapsed_us
+        ratio = np.maximum(prediction, TINY_US) / block.elapsed_us
         log_ratio: Floats = -np.log(ratio)
         self.error.learn(np.abs(ratio - 1.0))
         if self.learns_intervals:

@@ -25,8 +25,11 @@ from online.rows import Floats
 from online.state import Array, Finite, StateError, saved
 
 _F8 = np.dtype(np.float64)
+# Guess: 20 rows then do what 500 do from cold. Guard: 1e-150 has a square above 0.
 _SHARE, _FLOOR, _TINY = 0.15, 0.02, 1e-150
+# Guess: noise beyond is taken for the donor's misfit.
 _SCALE_MAX = 0.03
+# Guess: a donor is dropped where the own fit is twice as good, and better by 5 %.
 _WORSE, MORE = 2.0, 0.05
 
 

@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from online.constants import MAD_TO_SD
 from online.rows import Floats, Mask
 from online.snapshot import ReplicaSnapshot
 from online.state import Array, Count, StateError, saved
@@ -34,10 +35,14 @@ from .rls_learner import RlsLearner
 from .robust import median
 from .solve import solve
 
+# Guard: memory.
 REPLICAS_MAX = 4096
 
+# Guess: a bound of what neighbouring rows share.
 _SHARED_NOISE = 64.0
-_DIFFERENCE, _SURE, _TO_SD = math.log1p(0.05), 3.0, 1.4826
+# Guess: 5 % is worth telling; three standard errors are sure.
+_DIFFERENCE, _SURE = math.log1p(0.05), 3.0
+# Guard: cost. Guess: those within a tenth of the furthest go with it.
 _ROUNDS, _ALIKE = 16, 0.9
 _F8 = np.dtype(np.float64)
 
@@ -130,7 +135,7 @@ def compared(replicas: Sequence[Replica], learned_rows: int) -> Comparison:
             break
         usual &= ~further
     calm = log_ratio[usual & ~odd & np.isfinite(log_ratio)]
-    scatter = _TO_SD * median(np.abs(calm - median(calm))) if len(calm) else 0.0
+    scatter = MAD_TO_SD * median(np.abs(calm - median(calm))) if len(calm) else 0.0
     stderr = np.maximum(by_rows, scatter)
     differs = off > np.maximum(_DIFFERENCE, _SURE * stderr)
     snapshots = [

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from online.blocks import Design, cell_name
+from online.constants import TINY_US
 from online.drift import Speed
 from online.features import FeatureSet
 from online.rows import PHASES, Floats, Ints
@@ -30,7 +31,6 @@ from .slow_member import SlowMember
 from .startup import Start, Startup, fit_start
 
 _CONTEXT_TOKENS = "decode_context_tokens"
-_TINY_US = 1e-9
 
 
 class RlsLearner:
@@ -198,7 +198,7 @@ class RlsLearner:
     def log_ratio(self, block: Design) -> Floats:
         """log(y / (x beta F)) of each row by the published coefficients and shape factors, (n,)."""
         slow, x = self.members.slow, self._augment(block) if self.phases else block.x
-        prediction = np.maximum(x[:, : slow.p] @ slow.beta, _TINY_US)
+        prediction = np.maximum(x[:, : slow.p] @ slow.beta, TINY_US)
         return np.log(block.elapsed_us / prediction) - self.log_factors(block.cell)
 
     def log_factors(self, cell: Ints) -> Floats:

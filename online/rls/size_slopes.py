@@ -22,10 +22,11 @@ import numpy as np
 
 from online.rows import Floats
 
-from .solve import RELATIVE_RIDGE
+from .solve import NOTHING, RELATIVE_RIDGE
 
-_NOTHING = 1e-280
+# Guard: a stratum in which the column hardly varies is left out.
 _VARIES = 1e-4
+# Guess: a slope is told only where it is sure.
 _TIMES_SD = 10.0
 
 
@@ -33,9 +34,9 @@ def slope_inside(strata: Floats, column: int, scale: float) -> float | None:
     """Slope of ``column`` inside of these strata (s, q, q), rows scattering by ``scale``; None if it is not sure."""
     target = strata.shape[1] - 2
     others = np.array([each for each in range(target) if each != column], np.int64)
-    strata = strata[strata[:, column, column] > _NOTHING]
+    strata = strata[strata[:, column, column] > NOTHING]
     diagonal = strata[:, others, others]
-    present = diagonal > _NOTHING
+    present = diagonal > NOTHING
     # A column that has nothing to say in a stratum is its own row of the identity there.
     norm = present / np.sqrt(np.where(present, diagonal, 1.0))
     system = strata[:, others[:, None], others] * norm[:, :, None] * norm[:, None]

@@ -16,6 +16,7 @@ import math
 import numpy as np
 
 from online.blocks import STRATA, Design
+from online.constants import TINY
 from online.features import INTERCEPT, FeatureSet
 from online.rows import Floats, Mask, Target
 from online.state import Finite, StateError, saved
@@ -185,7 +186,7 @@ class SlowMember:
             precision=known,
             prior=np.zeros(p) if self.prior is None else self.prior.score_variance(scale),
             with_steps=g[:p, p + 1],
-            steps=max(float(g[p + 1, p + 1]), 1e-300),
+            steps=max(float(g[p + 1, p + 1]), TINY),
             variance=variance * self.strata.squared_share(),
             meat=self.meat.of_scores(columns),
             carried=self.meat.carries(columns),
@@ -200,4 +201,4 @@ def _misfit(g: Floats, beta: Floats) -> float:
     """Root mean square of what coefficients (p,) leave of y in statistics (q, q), relative to y."""
     p = len(beta)
     squares = float(g[p, p] - 2.0 * (g[p, :p] @ beta) + beta @ g[:p, :p] @ beta)
-    return math.sqrt(max(squares, 0.0) / max(float(g[p, p]), 1e-300))
+    return math.sqrt(max(squares, 0.0) / max(float(g[p, p]), TINY))

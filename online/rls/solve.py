@@ -24,11 +24,15 @@ import numpy as np
 
 from online.rows import Floats, Mask
 
+# Guard: bounds the condition number by p * 1e6.
 RELATIVE_RIDGE = 1e-6
 """Added to the unit diagonal of the scaled system at every solve."""
 
+# Guard: rounding of gradients.
 _TOLERANCE = 1e-10
-_NOTHING = 1e-280  # below, scaling would overflow
+# Guard: below, scaling would overflow.
+NOTHING = 1e-280
+# Source: Kim and Park; three, then Murty's rule.
 _FULL_EXCHANGES = 3
 
 
@@ -56,7 +60,7 @@ def solve(
     else:
         diagonal = a.diagonal() + prior_precision
         right = b if prior_mean is None else b + prior_precision * prior_mean
-    live = diagonal > _NOTHING
+    live = diagonal > NOTHING
     if not live.all():
         return _solve_live(a + np.diag(diagonal - a.diagonal()), right, free, warm)
     scale = 1.0 / np.sqrt(diagonal)
@@ -72,7 +76,7 @@ def solve(
 def _solve_live(a: Floats, right: Floats, free: Mask, warm: Mask) -> Solution:
     """The same on the columns that have something to say; the others get 0."""
     beta, passive = np.zeros(len(right)), np.zeros(len(right), np.bool_)
-    live = a.diagonal() > _NOTHING
+    live = a.diagonal() > NOTHING
     on = live.nonzero()[0]
     if len(on):
         solution = solve(a[on[:, None], on], right[on], free[on], warm[on])

@@ -19,9 +19,11 @@ from online.state import saved
 
 from .robust import FLOOR, bisquare, irls_scale, median, relative, shares
 
+# Guess: passes after which the first fit stands.
 _HUBER_PASSES, _PASSES = 6, 9
 
 
+# Guess: the least that a median can defend.
 MIN_START_ROWS = 3
 
 

@@ -22,8 +22,10 @@ from .declared import StateError
 from .graph import Graph, load
 
 MAGIC = b"tracefit.state/1\n"
+# Format: of the state file.
 VERSION = 4
 LEARNERS = "learners"
+# Format: BLAKE2b-256.
 _DIGEST_BYTES = 32
 
 

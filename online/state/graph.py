@@ -31,6 +31,7 @@ _MISFITS = (msgspec.ValidationError, TypeError, ValueError, KeyError, IndexError
 
 Graph = dict[str, Any]
 
+# Guess: from so many values of one type on, checking them at once is faster.
 _MANY = 16
 
 

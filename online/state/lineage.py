@@ -24,8 +24,11 @@ from .declared import Count, StateError, saved
 
 Span = tuple[int, int, Count]
 
+# Guess: ten minutes without a row are a gap.
 SILENCE_NS = 600_000_000_000
+# Guard: memory.
 SPANS_MAX = 4
+# Guard: memory.
 ENGINES_MAX = 4096
 
 _ADDRESS = re.compile(r"(ipv4|ipv6|unix|https?):|.*:\d+(#\d+)?$")

@@ -20,6 +20,7 @@ from .graph import Dumped, dump
 PIECE_BYTES = 1 << 20
 _MAP, _ARRAY = (0x80, 0xDE), (0x90, 0xDC)
 """First bytes in MessagePack: of a few items, and of more of them."""
+# Format: MessagePack counts up to 15 in the head itself, and up to 2^16 - 1 in two bytes.
 _FEW, _U16_MAX = 15, (1 << 16) - 1
 
 

@@ -13,10 +13,13 @@ from online.rows import Floats
 from online.snapshot import Reason
 from online.state import Count, saved
 
+# Derived: from the half-life of coefficients, 4,000 steps.
 WINDOW_ROWS = 4096
 """About as many as the coefficients remember."""
+# Derived: from start_rows.
 ROWS_MIN = 256
 """With fewer nothing may be used in any case."""
+# Guess.
 SHARE_MAX = 0.05
 """Beyond it the rest is no sample of all steps; two stamps that swapped places are a few in a thousand."""
 

@@ -19,10 +19,13 @@ from online.rows import Floats, Ints
 from online.snapshot import ErrorSnapshot
 from online.state import Array, Count, StateError, saved
 
+# Guard: memory; 192 points are one in 7.5 minutes of a day.
 POINTS_MAX, CHANGES_MAX = 192, 32
+# Derived: a day.
 DAY_NS = 86_400_000_000_000
 SPACING_NS = DAY_NS // POINTS_MAX
 FIRST_SPACING_NS = SPACING_NS >> 5
+# Derived: columns beside the coefficients, median and p90 error.
 _ERRORS = 2
 
 

@@ -19,9 +19,11 @@ from online.features import FeatureSet
 from online.rows import PHASES, Floats, Mask, RowBlock, RowOutcome, Target
 from online.state import StateError
 
+# Guard: squares and their sums stay finite.
 VALUE_MAX = 1e12
 """A feature, weight or time (us) beyond this is not a measurement."""
 
+# Guard: 1 / y^2 stays finite.
 ELAPSED_US_MIN = 1e-3
 """A time below this is not a measurement."""
 

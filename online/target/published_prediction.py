@@ -26,7 +26,7 @@ from online.errors import Intervals, PrequentialError
 from online.features import FeatureSet
 from online.level import Level
 from online.river import CONTEXT, RESIDUAL, ResidualModel
-from online.rls import RlsLearner
+from online.rls import LearnerSettings, RlsLearner
 from online.rows import Floats, Mask
 from online.snapshot import ModelSnapshot, SeenSnapshot
 from online.state import Finite, Kept, saved
@@ -37,8 +37,8 @@ from .settings import BankSettings
 SHAPED = "portable"
 """The feature set that shape factors belong to."""
 
-_HALF_LIFE_STEPS = 4000.0
-_KEPT = 0.02
+_OF_COEFFICIENTS = LearnerSettings()
+"""What is not of a learner forgets as coefficients do by default."""
 
 
 class Seen:
@@ -133,7 +133,7 @@ class PublishedPrediction:
         self.intervals.learn(view, log_ratio)
         self.shaped_error.learn(np.abs(inverse - 1.0))
         self.error.learn(np.abs(inverse * np.exp(added) - 1.0))
-        kept = 2.0 ** -(float(view.steps @ view.weight) / _HALF_LIFE_STEPS)
+        kept = 2.0 ** -(float(view.steps @ view.weight) / _OF_COEFFICIENTS.half_life_steps)
         self.observed_us = self.observed_us * kept + float(view.elapsed_us.sum())
         self.predicted_us = self.predicted_us * kept + float(view.elapsed_us @ inverse)
         self._follow(speed.verdict)
@@ -141,9 +141,9 @@ class PublishedPrediction:
     def _follow(self, verdict: Verdict) -> None:
         """A confirmed change of speed is in beta from now on: what was summed up before is of another machine."""
         if verdict is Verdict.CONFIRMED:
-            self.intervals.forget(_KEPT)
-            self.observed_us *= _KEPT
-            self.predicted_us *= _KEPT
+            self.intervals.forget(_OF_COEFFICIENTS.alarm_keep)
+            self.observed_us *= _OF_COEFFICIENTS.alarm_keep
+            self.predicted_us *= _OF_COEFFICIENTS.alarm_keep
             self.level.end()
         elif verdict is Verdict.PREFILL:
             self.level.prefill.end()

@@ -17,8 +17,10 @@ from .target_state import TargetState
 
 LITTLE_SHARE = 1 / 4
 """Of the rows known: the largest block that a live reader may wait for."""
+# Derived: from start_rows.
 MANY_ROWS = 256
 """With fewer, error bars are no measure yet, and a target that has just begun is told every row of."""
+# Guess: a minute.
 BEGUN_NS = 60_000_000_000
 """Of event time; what has so few rows by then has them seldom, as requests that meet an idle engine."""
 

@@ -17,6 +17,7 @@ from online.rows import Floats
 from .course import Change, ChangeKind, Course, course_values
 from .published_prediction import PublishedPrediction
 
+# Guard: memory, and what a page can show.
 ROWS_MAX = 500
 
 

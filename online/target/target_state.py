@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from online.blocks import Cutter, Design
+from online.constants import TENTH
 from online.drift import ENGINES_MAX, Speed, differs
 from online.errors import Residuals
 from online.features import FeatureSet
@@ -31,9 +32,8 @@ from .settings import BankSettings, rates
 from .step_history import StepHistory
 from .window_rows import WindowRows
 
+# Guess: a champion that changes with every error is no help to a reader.
 CHAMPION_ADVANTAGE = 0.95
-_TENTH = 1.2816
-"""Of engines about the merged coefficients, in logs; normal deviate of the tenth."""
 """Another model becomes champion where its error is below this share of the champion's."""
 
 PriorFor = Callable[[FeatureSet], Prior | None]
@@ -65,8 +65,10 @@ class SavedTarget:
     engine_names: dict[int, str]
 
 
+# Guess: of cost against delay.
 YOUNG_ROWS, YOUNG_BLOCK_ROWS = 1024, 32
 """While coefficients are young every row moves them, and they are solved after each 32 of them."""
+# Guess.
 _REQUESTS_LONGER = 16
 """Blocks of requests may last so many times longer: they are few, and a block costs the same whatever is in it."""
 
@@ -344,7 +346,7 @@ def _as_far_as_engines_agree(target: TargetSnapshot, spread: float) -> TargetSna
         apart = np.array([spread * each.coefficient for each in model.features])
         covariance = np.array(model.covariance) + np.outer(apart, apart) if model.covariance else np.empty((0, 0))
         models[name] = msgspec.structs.replace(model, features=features, covariance=covariance.tolist())
-    return msgspec.structs.replace(target, models=models, interval=_widened(target.interval, _TENTH * spread))
+    return msgspec.structs.replace(target, models=models, interval=_widened(target.interval, TENTH * spread))
 
 
 def _widened(band: IntervalSnapshot | None, wide: float) -> IntervalSnapshot | None:

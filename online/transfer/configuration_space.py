@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from online.constants import TINY
 from online.features import Facts
 from online.features.sheets import sheet_of
 from online.features.systems import System
@@ -27,8 +28,11 @@ from online.rows import Floats, Target
 
 from .pooled import Donor, Pooled, pool
 
+# Guess.
 TEMPERATURE = 0.5
+# Guess: few specialists are like any one configuration.
 HEAVIEST = 3
+# Guess.
 CLUSTER_RADIUS = 0.2
 """Configurations at most this far from a centre share its specialist."""
 
@@ -61,7 +65,7 @@ def configuration_vector(facts: Facts) -> Floats | None:
 
 def similarity(a: Floats, b: Floats) -> float:
     """Cosine of the angle between two configurations."""
-    return float(a @ b / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-300))
+    return float(a @ b / max(float(np.linalg.norm(a) * np.linalg.norm(b)), TINY))
 
 
 def coverage(candidate: Floats, measured: Sequence[Floats]) -> float:

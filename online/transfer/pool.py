@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from online.constants import MAD_TO_SD
 from online.features import Facts, build
 from online.features.systems import HFD_TL, PORTABLE, RECE, SYSTEMS
 from online.rls import Prior, middle
@@ -30,6 +31,7 @@ Priors = dict[tuple[str, str, tuple[str, ...]], Prior]
 
 _BY_SHEET = (Target.STEP_TIME.value, PORTABLE.name)
 _ALIKE = ("model", "gpu", "tensor_parallel_size")
+# Guard: cost, and a start that is open. Guess: an outlier is beyond 3 sd; donors vary by 10 % at least.
 _ROUNDS, _OPEN, _FAR, _FLOOR = 20, 1e3, 3.0, 0.1
 
 
@@ -72,7 +74,7 @@ def _outliers(theta: Floats, has: Mask) -> Mask:
     for j in range(SHARED):
         values = np.append(theta[has[:, j], j], [HYPER_MEAN[j]] * 2)
         center = middle(values)
-        spread = max(1.4826 * middle(np.abs(values - center)), _FLOOR * center, HYPER_SD[j] / 4.0)
+        spread = max(MAD_TO_SD * middle(np.abs(values - center)), _FLOOR * center, HYPER_SD[j] / 4.0)
         outliers[:, j] = has[:, j] & (np.abs(theta[:, j] - center) > _FAR * spread)
     return outliers
 

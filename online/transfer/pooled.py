@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from online.constants import TINY
 from online.features import INTERCEPT, Facts, FeatureSet
 from online.features.systems import RESIDUAL, System, full
 from online.rls import Prior, RlsLearner, solve
@@ -31,9 +32,12 @@ from online.rows import PHASES, Floats, Target
 from .evidence import Evidence, evidence_of
 from .sheet import HIDES_HITS
 
+# Guess: as of one donor (online/rls/prior.py), with half of its floor.
 SHARE, FLOOR = 0.15, 0.01
+# Guess.
 MISFIT = 0.08
 """A pooled prior gives way to rows as if each were uncertain by so much: the first ones are all of one kind."""
+# Guard: stands for 0.
 FROZEN_SD = 1e-6
 """Relative standard deviation of a frozen coefficient: no data moves it by more than about as much."""
 
@@ -152,7 +156,7 @@ class Pooled:
                 if pooled is not None:
                     squares[i] += (donor.beta[j] - pooled[j]) ** 2
                     weight[i] += 1.0
-        spread = np.sqrt(squares / np.maximum(weight, 1e-300))
+        spread = np.sqrt(squares / np.maximum(weight, TINY))
         return spread, np.array([np.median(each) if each else np.inf for each in steps_us])
 
 

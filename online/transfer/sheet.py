@@ -43,35 +43,41 @@ import msgspec
 import numpy as np
 
 from online.blocks import Design
+from online.constants import GEMM_EFFICIENCY, TENTH
 from online.features import Facts, build, portable
 from online.features.sheets import Sheet, sheet_of
 from online.features.systems import PORTABLE
-from online.rls import RlsLearner, contradicted, solve
+from online.rls import IDENTIFIED_ERROR, VIF_MAX, RlsLearner, contradicted, solve
 from online.rows import Floats, Mask, Target
 from online.snapshot import FeatureSnapshot, IntervalSnapshot, ModelSnapshot, Reason, TargetSnapshot
 
 from .evidence import COLUMNS, MISFIT, PREFILL, Evidence, evidence_of, evidence_of_held
 
-SHARED = 5
-"""Overheads in theta; q follows them."""
 HYPER_MEAN = np.array([50.0, 12.0, 20.0, 5.0, 20.0, 1.0])
 HYPER_SD = np.array([30.0, 8.0, 20.0, 8.0, 20.0, 0.5])
 """Of theta and q before any donor: microseconds per layer and request, and g as a share of peak."""
+SHARED = len(HYPER_MEAN) - 1
+"""Overheads in theta; q follows them."""
 HIDES_HITS = "prefix_hits_hidden"
 """A fact: the telemetry counts tokens of cached prefixes as prefilled."""
 
 _COLUMNS = portable(Target.STEP_TIME).columns
 _LAY, _AR, _G, _D, _MOE, _Q = np.eye(SHARED + 1)
-_GEMM_EFFICIENCY, _BANDWIDTH_SD = 0.62, 0.25
+# Guess: how far bandwidth may be from the sheet.
+_BANDWIDTH_SD = 0.25
+# Guess: of a step in decode, and vLLM's default of max_num_batched_tokens where none is told.
 _TYPICAL_TOKENS, _CHUNK_TOKENS = 64.0, 2048.0
+# Format: of data sheets.
 _DIRECTIONS = 2.0
 """A maker's figure for a link counts both; an all-reduce fills each by itself."""
-_VIF_MAX, _KNOWN, _SURE = 10.0, 0.5, 0.2
+# Guess: rows count as more than a prior where they halve its error.
+_KNOWN = 0.5
+# Guess: rows of a fit that stands alone, and passes over held rows.
 _ENOUGH_ROWS, _PASSES = 64, 2
 _TYPICAL = np.array([1.0, 0.0, 32_000.0, 32.0])
-_TENTH, _WIDE_MAX = 1.2816, 2.3
-"""Normal deviate of the tenth; log of a factor of ten, above which an interval says nothing."""
-_SINGULAR = 1e-12
+# Guard: an interval stays finite.
+_WIDE_MAX = 2.3
+"""Log of a factor of ten, above which an interval says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +106,7 @@ def terms_of(facts: Facts) -> SheetTerms | None:
         return None
     weights_us = float(sheet.weight_us(np.array([_TYPICAL_TOKENS]))[0])
     chunk = sheet.max_batched_tokens or _CHUNK_TOKENS
-    prefill_us = max(chunk * sheet.token_us / _GEMM_EFFICIENCY - weights_us, 0.0) / chunk
+    prefill_us = max(chunk * sheet.token_us / GEMM_EFFICIENCY - weights_us, 0.0) / chunk
     base = np.array([weights_us, 0.0, sheet.kv_token_us, _link_us(sheet)])
     matrix = np.array([_overheads(sheet), prefill_us * _Q, sheet.pair_us * _G, _D])
     return SheetTerms(base, matrix, hides_hits=facts.get(HIDES_HITS) is True)
@@ -175,7 +181,7 @@ class SheetEstimate(NamedTuple):
 
     def interval(self) -> IntervalSnapshot:
         """Band of observed / predicted before the first row."""
-        wide = min(_TENTH * float(np.hypot(self.spread, MISFIT)), _WIDE_MAX)
+        wide = min(TENTH * float(np.hypot(self.spread, MISFIT)), _WIDE_MAX)
         return IntervalSnapshot(p10=float(np.exp(-wide)), p50=1.0, p90=float(np.exp(wide)))
 
 
@@ -218,9 +224,9 @@ class SheetPrior:
             return self.before()
         vif, held = np.nan_to_num(learner.diagnosis().vif[:COLUMNS], nan=np.inf), learner.startup.held
         asked = vif[np.arange(COLUMNS) != PREFILL] if self.terms.hides_hits else vif
-        if asked.max() <= _VIF_MAX and (held is None or len(held) >= _ENOUGH_ROWS):
+        if asked.max() <= VIF_MAX and (held is None or len(held) >= _ENOUGH_ROWS):
             return None
-        hidden = self.terms.hides_hits and not vif.max() <= _VIF_MAX
+        hidden = self.terms.hides_hits and not vif.max() <= VIF_MAX
         evidence = evidence_of(learner, hidden=hidden)
         if evidence is None and held is not None:
             evidence = self._evidence_of_held(held, hidden=hidden)
@@ -253,9 +259,9 @@ class SheetPrior:
         known = _KNOWN * np.sqrt(self.terms.matrix**2 @ np.where(self.terms.has, self._population.sd, 0.0) ** 2)
         alone = np.full(COLUMNS, np.inf) if evidence is None else _alone(evidence.a)
         status, reason = [], []
-        for j, sure in enumerate((stderr < _SURE * beta).tolist()):
+        for j, sure in enumerate((stderr < IDENTIFIED_ERROR * beta).tolist()):
             prior = not alone[j] < known[j]
-            weak = None if prior else Reason.COLLINEAR if vif[j] > _VIF_MAX else None if sure else Reason.WIDE
+            weak = None if prior else Reason.COLLINEAR if vif[j] > VIF_MAX else None if sure else Reason.WIDE
             status.append("prior_only" if prior else "weak" if weak else "identified")
             reason.append(weak)
         spread = math.sqrt(max(float(_TYPICAL @ covariance @ _TYPICAL), 0.0)) / float(_TYPICAL @ beta)
@@ -265,7 +271,7 @@ class SheetPrior:
 def _alone(a: Floats) -> Floats:
     """Standard errors by the rows alone, (4,); infinite where they say nothing."""
     scale = 1.0 / np.sqrt(np.where(a.diagonal() > 0.0, a.diagonal(), 1.0))
-    inverse = np.linalg.inv(a * scale * scale[:, None] + _SINGULAR * np.eye(len(a)))
+    inverse = np.linalg.inv(a * scale * scale[:, None] + 1e-12 * np.eye(len(a)))
     alone: Floats = np.sqrt(inverse.diagonal()) * scale
     return np.where(a.diagonal() > 0.0, alone, np.inf)
 
@@ -292,7 +298,7 @@ def _physics(sheet: Sheet) -> dict[str, _Term]:
         "intercept": _Term(sheet.dense_weight_us, _overheads(sheet)),
         "hinge": _Term(0.0, _Q),
         "t_kv": _Term(1.0, _G * sheet.pair_us / sheet.kv_token_us),
-        "t_pfattn": _Term(0.0, _Q / _GEMM_EFFICIENCY),
+        "t_pfattn": _Term(0.0, _Q / GEMM_EFFICIENCY),
         "requests": _Term(_link_us(sheet), _D),
         "t_experts": _Term(1.0, sd=_BANDWIDTH_SD),
     }
@@ -301,7 +307,7 @@ def _physics(sheet: Sheet) -> dict[str, _Term]:
 def _roofline(sheet: Sheet) -> dict[str, _Term]:
     return {
         "intercept": _Term(0.0, _overheads(sheet)),
-        "compute": _Term(0.0, _Q / _GEMM_EFFICIENCY),
+        "compute": _Term(0.0, _Q / GEMM_EFFICIENCY),
         "memory": _Term(1.0, sd=_BANDWIDTH_SD),
         "communication": _Term(_DIRECTIONS),
     }

@@ -150,6 +150,7 @@ def _squeeze(text: str) -> str:
 
 # ------------------------------------------- a model on its hardware
 
+# Guard: a fact beyond is a mistake, and products of a few stay finite.
 _SANE = 1e15
 
 

@@ -261,20 +261,19 @@ def _check(out: Mapping[str, Scalar]) -> None:
 
 # ------------------------------------------------------ quantization
 
-_BYTE, _HALF = 1.0, 0.5
-_NVFP4_GROUP, _MXFP4_GROUP = 16, 32
-_NVFP4, _MXFP4 = _HALF + 1.0 / _NVFP4_GROUP, _HALF + 1.0 / _MXFP4_GROUP
+_NVFP4, _MXFP4 = 0.5 + 1.0 / 16, 0.5 + 1.0 / 32
+# Guard: no quantized weight has more bits.
 _BITS_MAX = 16
 
 _BY_NAME = {
-    **dict.fromkeys(("fp8", "fbgemm_fp8", "ptpc_fp8", "fp8_e4m3", "modelopt", "int8", "w8a8", "w8a16"), _BYTE),
-    **dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin", "int4", "w4a16"), _HALF),
+    **dict.fromkeys(("fp8", "fbgemm_fp8", "ptpc_fp8", "fp8_e4m3", "modelopt", "int8", "w8a8", "w8a16"), 1.0),
+    **dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin", "int4", "w4a16"), 0.5),
     **dict.fromkeys(("modelopt_fp4", "nvfp4"), _NVFP4),
     **dict.fromkeys(("mxfp4", "gpt_oss_mxfp4"), _MXFP4),
 }
 _BY_ALGORITHM = {
-    **dict.fromkeys(("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "INT8_SQ", "W8A8_SQ_PER_CHANNEL"), _BYTE),
-    **dict.fromkeys(("W4A16", "W4A16_AWQ", "W4A8_AWQ", "INT4_AWQ"), _HALF),
+    **dict.fromkeys(("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "INT8_SQ", "W8A8_SQ_PER_CHANNEL"), 1.0),
+    **dict.fromkeys(("W4A16", "W4A16_AWQ", "W4A8_AWQ", "INT4_AWQ"), 0.5),
     **dict.fromkeys(("NVFP4", "NVFP4_AWQ"), _NVFP4),
 }
 
@@ -310,7 +309,7 @@ def _said(said: Mapping[str, Any], method: str) -> tuple[str, float | None] | No
     if isinstance(bits, int) and not isinstance(bits, bool):
         return method, bits / 8 if 0 < bits <= _BITS_MAX else None
     if method == "bitsandbytes":
-        return method, _BYTE if said.get("load_in_8bit") is True else _HALF
+        return method, 1.0 if said.get("load_in_8bit") is True else 0.5
     return method, bytes_by_name(method)
 
 

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from online.constants import GEMM_EFFICIENCY
 from online.features.columns import Column, Raw
 from online.features.sheets import Sheet
 from online.rows import Floats, Target
 
 from .base import System, column, intercept, pairs, tokens
 
-MFU = 0.62
+# Guess: the usual share of the sheet's bandwidth; it decides only which phase is bound by what.
 BANDWIDTH_EFFICIENCY = 0.80
 _BLACKBOX = "BLIS blackbox backend"
 _ROOFLINE = "BLIS roofline backend; Williams et al. (CACM 2009)"
@@ -57,7 +58,7 @@ def phases(sheet: Sheet, raw: Raw) -> tuple[Floats, Floats]:
         np.where(decode > 0, np.where(prefill > 0, (1.0 - shared) * weights, weights), 0.0)
         + sheet.kv_us(raw["decode_context_tokens"], raw["decode_requests"]),
     )
-    bound = [c / MFU > m / BANDWIDTH_EFFICIENCY for c, m in zip(compute, memory, strict=True)]
+    bound = [c / GEMM_EFFICIENCY > m / BANDWIDTH_EFFICIENCY for c, m in zip(compute, memory, strict=True)]
     compute_us = sum((np.where(b, c, 0.0) for b, c in zip(bound, compute, strict=True)), np.zeros_like(total))
     memory_us = sum((np.where(b, 0.0, m) for b, m in zip(bound, memory, strict=True)), np.zeros_like(total))
     return compute_us, memory_us

@@ -31,6 +31,7 @@ from online.rows import Floats, Target
 
 from .base import System, column, moved_blocks, ratio, tokens, usage
 
+# Guess.
 BAND = 0.05
 """Half width of the zone around a boundary in which two experts share a row."""
 

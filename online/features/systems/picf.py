@@ -22,6 +22,7 @@ from online.rows import Floats, Target
 
 from .base import System, column, constant, ratio, tokens, usage
 
+# Guard: no division by 0 at full usage.
 EPSILON = 0.01
 _PICF = "PICF (source 3)"
 

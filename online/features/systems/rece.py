@@ -18,6 +18,7 @@ from online.rows import Target
 
 from .base import System, column, constant, intercept, moved_blocks, tokens, usage
 
+# Guess: no fit within one configuration sees it.
 LINK_LATENCY_US = 9.0
 """Latency of a small all-reduce over NVLink; a constant factor within one configuration."""
 

@@ -51,13 +51,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from online.blocks import STRATA, Design, Groups
+from online.blocks import STRATA, Design, Groups, median_of
 from online.constants import TINY, TINY_US
 from online.rows import Floats, Ints, Mask
 from online.shapes import MEMORY_ROWS, SHRINK_ROWS
 from online.state import Finite, saved
 
-from .robust import FLOOR, median, relative, shares
+from .robust import FLOOR, relative, shares
 from .solve import solve
 
 # Chosen: for coverage; 32 rows and 32 lags are a guess.
@@ -244,7 +244,7 @@ def jackknife(rows: Design, beta: Floats, scale: float, intercept: Mask) -> Floa
     if n < _ROWS_MIN:
         return None
     x, y, steps = rows.x, rows.elapsed_us, rows.steps
-    floor = FLOOR * median(y / steps) * steps
+    floor = FLOOR * median_of(y / steps) * steps
     u, per_unit = relative(y, np.sqrt(steps * rows.weight), x @ beta, floor)
     xw = x * (shares(u, scale) * per_unit * per_unit)[:, None]
     groups = min(_GROUPS, n // 2)

@@ -26,13 +26,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from online.blocks import median_of
 from online.constants import MAD_TO_SD
 from online.rows import Floats, Mask
 from online.snapshot import ReplicaSnapshot
 from online.state import Array, Count, StateError, saved
 
 from .rls_learner import RlsLearner
-from .robust import median
 from .solve import solve
 
 # Guard: memory.
@@ -135,7 +135,7 @@ def compared(replicas: Sequence[Replica], learned_rows: int) -> Comparison:
             break
         usual &= ~further
     calm = log_ratio[usual & ~odd & np.isfinite(log_ratio)]
-    scatter = MAD_TO_SD * median(np.abs(calm - median(calm))) if len(calm) else 0.0
+    scatter = MAD_TO_SD * median_of(np.abs(calm - median_of(calm))) if len(calm) else 0.0
     stderr = np.maximum(by_rows, scatter)
     differs = off > np.maximum(_DIFFERENCE, _SURE * stderr)
     snapshots = [

@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from online.blocks import Design, cell_name
+from online.blocks import Design, cell_name, median_of
 from online.constants import TINY_US
 from online.drift import Speed
 from online.features import FeatureSet
@@ -25,7 +25,6 @@ from .learner_settings import LearnerSettings
 from .members import Members
 from .operating_points import OperatingPoints
 from .prior import Prior
-from .robust import median
 from .size_slopes import slope_inside
 from .slow_member import SlowMember
 from .startup import Start, Startup, fit_start
@@ -152,7 +151,7 @@ class RlsLearner:
         held, members = self.startup.held, self.members
         if held is None or not (release or self.startup.fittable):
             return
-        median_us = median(held.elapsed_us / held.steps)
+        median_us = median_of(held.elapsed_us / held.steps)
         members.weighing.median_us = members.weighing.start_median_us = median_us
         z, start = self._fit(held)
         members.start(held, z, start.scale)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from online.blocks import Design
+from online.blocks import Design, median_of
 from online.rows import Floats
 from online.state import saved
 
-from .robust import FLOOR, bisquare, irls_scale, median, relative, shares
+from .robust import FLOOR, bisquare, irls_scale, relative, shares
 
 # Guess: passes after which the first fit stands.
 _HUBER_PASSES, _PASSES = 6, 9
@@ -85,7 +85,7 @@ def fit_start(z: Floats, row_weight: Floats, solve_for: Callable[[Floats, float]
     """
     y, steps = z[:, -2], z[:, -1]
     x, root = z[:, :-2], np.sqrt(steps * row_weight)
-    median_us = median(y / steps)
+    median_us = median_of(y / steps)
     floor = FLOOR * median_us * steps
     scale = 0.05
     if not robust:

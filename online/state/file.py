@@ -23,7 +23,7 @@ from .graph import Graph, load
 
 MAGIC = b"tracefit.state/1\n"
 # Format: of the state file.
-VERSION = 4
+VERSION = 5
 LEARNERS = "learners"
 # Format: BLAKE2b-256.
 _DIGEST_BYTES = 32

@@ -16,7 +16,9 @@ import copy
 import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
 
 from online.features import Fact, Facts, FeatureSet
 from online.rls import Prior
@@ -24,7 +26,6 @@ from online.target import (
     RLS,
     BankSettings,
     Readings,
-    SavedTarget,
     StepHistory,
     TargetState,
     check_settings,
@@ -36,21 +37,7 @@ from online.transfer import Donor, DonorPool, Priors, SheetPrior, donors_of, pri
 
 from .rows import RowBlock, RowOutcome, Target
 from .snapshot import TargetSnapshot
-from .state import LEARNERS, Count, Image, Lineage, LineageLedger, StateError, decode, encode, saved
-
-
-@dataclass
-class SavedBank:
-    """What is learned, in the state file."""
-
-    STATE = saved("bank", fresh=lambda _: SavedBank(0, {}, {}, {}, {}))
-
-    learned_rows: Count
-    targets: dict[str, dict[Target, SavedTarget]]
-    facts: dict[str, dict[str, Fact]]
-    priors: dict[str, Priors]
-    lineages: dict[str, Lineage]
-
+from .state import LEARNERS, Lineage, LineageLedger, StateError, Tree, decode, encode, part_of_tree, refusing
 
 SILENT_NS = 3_600 * 10**9
 # Guard: memory.
@@ -278,45 +265,52 @@ class Bank:
 
     # ---------------------------------------------------------------- state
 
-    def saved(self) -> SavedBank:
-        """For the state file: partial blocks are saved, not flushed."""
-        targets = {
-            config_id: {target: state.saved() for target, state in targets.items()}
+    def to_state(self) -> Tree:
+        """All that is learned, as a tree of its own; partial blocks are saved, not flushed."""
+        configs = {
+            config_id: {
+                "targets": {target.value: state.to_state() for target, state in targets.items()},
+                "facts": dict(self._facts.get(config_id, {})),
+                "priors": [[*key, prior.to_state()] for key, prior in self._priors.get(config_id, {}).items()],
+                "lineage": self.lineages.get(config_id, Lineage()).to_state(),
+            }
             for config_id, targets in self._configs.items()
         }
-        facts = {config_id: known for config_id, known in self._facts.items() if config_id in targets}
-        priors = {config_id: known for config_id, known in self._priors.items() if config_id in targets}
-        return SavedBank(self.learned_rows, targets, facts, priors, self.lineages)
+        return {"learned_rows": self.learned_rows, "configs": configs}
 
-    def state(self) -> bytes:
-        """A state file of all that is learned."""
-        return encode({LEARNERS: self.saved()})
-
-    def restore(self, data: bytes) -> list[str]:
-        """Continue from a state file, a sidecar's or one of the learners alone; see :meth:`load`."""
-        return self.load(decode(data))
-
-    def load(self, image: Image) -> list[str]:
+    def from_state(self, state: Tree) -> list[str]:
         """Continue from a state; the names of models in it that are not configured, which are left out.
 
         Raises:
             StateError: the state does not fit; the bank is as it was before.
         """
-        state: SavedBank = image.load(LEARNERS, SavedBank)
-        fresh = Bank(self.settings)
-        fresh._facts, fresh._priors = state.facts, state.priors
-        skipped = []
-        try:
-            for config_id, targets in [*state.targets.items()][-self.settings.bank.configs_max :]:
-                for target, kept in targets.items():
-                    left_out = fresh._target(config_id, target).restore(kept)
-                    skipped += [f"{config_id}/{target}/{name}" for name in left_out]
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            raise error if isinstance(error, StateError) else StateError(f"state does not fit: {error!r}") from error
+        fresh, left_out = Bank(self.settings), []
+        with refusing():
+            fresh.learned_rows = msgspec.convert(state["learned_rows"], Annotated[int, msgspec.Meta(ge=0)])
+            for config_id, kept in [*state["configs"].items()][-self.settings.bank.configs_max :]:
+                fresh._facts[config_id] = msgspec.convert(kept["facts"], dict[str, Fact])
+                fresh._priors[config_id] = {
+                    (target, name, tuple(columns)): Prior.of_state(prior)
+                    for target, name, columns, prior in kept["priors"]
+                }
+                if kept["lineage"]:
+                    fresh.lineages[config_id] = Lineage()
+                    fresh.lineages[config_id].from_state(kept["lineage"])
+                for target, own in kept["targets"].items():
+                    one = fresh._target(config_id, Target(target))
+                    one.from_state(own)
+                    left_out += [f"{config_id}/{target}/{name}" for name in one.left_out]
         self._configs, self._facts, self._priors = fresh._configs, fresh._facts, fresh._priors
-        self.lineages = {config_id: known for config_id, known in state.lineages.items() if config_id in fresh._configs}
-        self.learned_rows = state.learned_rows
-        return skipped
+        self.lineages, self.learned_rows = fresh.lineages, fresh.learned_rows
+        return left_out
+
+    def state(self) -> bytes:
+        """A state file of all that is learned."""
+        return encode({LEARNERS: self.to_state()})
+
+    def restore(self, data: bytes) -> list[str]:
+        """Continue from a state file, a sidecar's or one of the learners alone; see :meth:`from_state`."""
+        return self.from_state(part_of_tree(decode(data), LEARNERS))
 
     def event_span_ns(self) -> tuple[int, int]:
         """Event time of the first and of the last row that any target has learned; 0 without any."""

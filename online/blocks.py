@@ -20,13 +20,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from .rows import PHASES, Floats, Ints, Mask, RowBlock, Target
-from .state import Array, StateError, saved
+from .state import StateError, Stateful, Tree
 
 # Guard: batches of 2^15 requests and more are one stratum.
 _OCTAVES = 16
@@ -40,7 +40,6 @@ PREFILL_CELL = 128
 # Guard: prefills of 2^15.5 tokens and more are one cell, and so are batches of 2^11 requests and more.
 _CELL_HALF_OCTAVES, _CELL_OCTAVES = 32, 12
 CELLS = PREFILL_CELL + _CELL_OCTAVES * _CELL_HALF_OCTAVES
-_F8, _I8 = np.dtype(np.float64), np.dtype(np.int64)
 _LAST_OCTAVE = 2.0 ** (_OCTAVES - 1)
 # Guess: from so many rows on a radix sort is worth the copy.
 _MANY_ROWS, _INT16_MAX = 256, 2**15 - 1
@@ -87,25 +86,14 @@ class Groups:
 
 
 @dataclass(slots=True)
-class Design:
+class Design(Stateful):
     """Evaluated rows; see the module's docstring for shapes.
 
     ``complete``: no x is NaN, known without looking.
     """
 
-    STATE = saved(
-        "design",
-        x=Array(_F8, columns=-1, nan=True),
-        phase=Array(_F8, columns=len(PHASES)),
-        elapsed_us=Array(_F8),
-        steps=Array(_F8),
-        weight=Array(_F8),
-        stratum=Array(_I8),
-        cell=Array(_I8),
-        end_ns=Array(_I8),
-        engine=Array(_I8),
-        fresh=lambda _: Design.empty(0),
-    )
+    SAVED = ("x", "phase", "elapsed_us", "steps", "weight", "stratum", "cell", "end_ns", "engine")
+    UNKNOWN = frozenset({"x"})
 
     x: Floats
     phase: Floats
@@ -153,7 +141,7 @@ class Design:
 
     def take(self, mask: Mask) -> Design:
         """The design of the chosen rows only."""
-        return Design(**{name: getattr(self, name)[mask] for name in DESIGN_FIELDS})
+        return Design(**{name: getattr(self, name)[mask] for name in Design.SAVED})
 
     def widened(self, columns: int) -> Design:
         """The same rows with so many columns; the new ones are not known: NaN."""
@@ -163,16 +151,19 @@ class Design:
         return wide
 
     def restored(self) -> None:
-        """X may hold NaN where a set does not know a row, nothing else may."""
-        self.complete, self.groups = False, None
-        if not len(self.engine):  # of an earlier version
-            self.engine = np.zeros(len(self.elapsed_us), np.int64)
-        if not len(self) or any(len(getattr(self, name)) != len(self) for name in DESIGN_FIELDS):
+        """Columns are of one length; x is NaN where a set does not know a row."""
+        self.complete = False
+        if not len(self) or any(len(getattr(self, name)) != len(self) for name in self.SAVED):
             raise StateError("columns of different lengths, or no rows")
-        if np.isinf(self.x).any():
-            raise StateError("x: not finite")
         if ((self.stratum < 0) | (self.stratum >= STRATA) | (self.cell < 0) | (self.cell >= CELLS)).any():
             raise StateError("stratum or cell out of range")
+
+    @staticmethod
+    def of_state(state: Tree) -> Design:
+        """Rows from the state file, of any number of columns; StateError if they do not fit."""
+        rows = Design.empty(state["x"].shape[1])
+        rows.from_state(state)
+        return rows
 
     @staticmethod
     def empty(columns: int) -> Design:
@@ -196,12 +187,9 @@ class Design:
         if len(parts) == 1:
             return parts[0]
         joined: dict[str, Any] = {
-            name: np.concatenate([getattr(part, name) for part in parts]) for name in DESIGN_FIELDS
+            name: np.concatenate([getattr(part, name) for part in parts]) for name in Design.SAVED
         }
         return Design(**joined, complete=all(part.complete for part in parts))
-
-
-DESIGN_FIELDS = tuple(f.name for f in fields(Design) if f.name not in ("complete", "groups"))
 
 
 class Cutter:

@@ -14,7 +14,7 @@ from .blocks import STRATA, Design, stratum_name
 from .constants import TINY
 from .rows import Floats, Ints
 from .snapshot import ErrorSnapshot, IntervalSnapshot, ResidualSnapshot
-from .state import Count, Finite, StateError, saved
+from .state import StateError, Stateful
 
 # ------------------------------------------------------------------- prequential error
 
@@ -23,7 +23,7 @@ _APE_LOW, _APE_HIGH, _APE_BINS = 1e-4, 10.0, 192
 _APE_PER_LOG = _APE_BINS / math.log(_APE_HIGH / _APE_LOW)
 
 
-class PrequentialError:
+class PrequentialError(Stateful):
     """Relative error of one prediction, |yhat - y| / y, clipped to 1e-4..10 and forgotten with a half-life of rows.
 
     The mean is a decayed mean; median and 90th percentile come from a decayed histogram of the logarithm, 192 bins of
@@ -33,7 +33,7 @@ class PrequentialError:
         half_life_rows: rows after which an error counts half.
     """
 
-    STATE = saved("prequential_error", histogram=Floats, sum_ape=Finite, total=Finite)
+    SAVED = ("histogram", "sum_ape", "total")
 
     __slots__ = ("half_life_rows", "histogram", "sum_ape", "total")
 
@@ -89,7 +89,7 @@ _HALF_LIFE_MIN_ROWS, _HALF_LIFE_MAX_ROWS, _HALF_LIFE_SHARE = 64.0, 2000.0, 0.1
 WIDER = 1.15
 
 
-class Intervals:
+class Intervals(Stateful):
     """P10, P50 and P90 of observed / predicted, per stratum.
 
         r = log(y / yhat)       h_s <- 2^(-n_s / t) h_s + counts of floor(8 asinh(r / 0.02))        (32, 88)
@@ -101,7 +101,7 @@ class Intervals:
     recordings c0, c1, c3, c5, c9 and p1. Adding histograms merges them.
     """
 
-    STATE = saved("intervals", histogram=Floats, rows=Count)
+    SAVED = ("histogram", "rows")
 
     __slots__ = ("histogram", "rows")
 
@@ -151,7 +151,7 @@ _LOG_BOUNDS = np.log(RATIO_BOUNDS)
 _LOG_MAX = math.log(10.0)
 
 
-class Residuals:
+class Residuals(Stateful):
     """Observed / predicted of every row by the champion of its moment, counted and never forgotten.
 
     Counts in ten classes of nine bounds, up to and including each, and the sum of the ratios, each at most 10. They
@@ -159,7 +159,7 @@ class Residuals:
     any number of replicas.
     """
 
-    STATE = saved("residuals", rows=Ints, ratio_sum=Finite)
+    SAVED = ("rows", "ratio_sum")
 
     __slots__ = ("ratio_sum", "rows")
 

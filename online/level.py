@@ -30,7 +30,7 @@ import numpy as np
 from .blocks import STRATA, Design
 from .rows import Floats, Ints
 from .snapshot import LevelSnapshot
-from .state import Count, Finite, StateError, saved
+from .state import StateError, Stateful
 
 # Guess: half or twice as long move errors by 0.1 points.
 HALF_LIVES_ROWS = (8, 20, 60)
@@ -56,7 +56,7 @@ def _errors(means: Floats, log_ratio: Floats) -> Floats:
     return errors
 
 
-class PhaseLevel:
+class PhaseLevel(Stateful):
     """The level of the steps with prefill, or of those without.
 
     Attributes:
@@ -66,16 +66,7 @@ class PhaseLevel:
         late, late_ns: m_0 and m_h of two moments a second apart, (2, 4), for D the older; the newer moment.
     """
 
-    STATE = saved(
-        "phase_level",
-        rows=Count,
-        last_ns=Count,
-        errors=Floats,
-        late_errors=Floats,
-        late=Floats,
-        late_ns=Count,
-        means=list[Finite],
-    )
+    SAVED = ("rows", "last_ns", "errors", "late_errors", "late", "late_ns", "means")
 
     __slots__ = ("_means", "errors", "last_ns", "late", "late_errors", "late_ns", "rows")
 
@@ -150,10 +141,10 @@ class PhaseLevel:
         )
 
 
-class Level:
+class Level(Stateful):
     """Both of them, of one target."""
 
-    STATE = saved("level", decode=PhaseLevel, prefill=PhaseLevel)
+    SAVED = ("decode", "prefill")
 
     __slots__ = ("decode", "prefill")
 

@@ -24,7 +24,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from .state import Array, StateError, saved
+from .state import Array, StateError, Tree, fitted_array, saved
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -184,6 +184,18 @@ class RowBlock:
             raise StateError("offsets do not cover the lines")
         if not np.isin(self.quality, [int(quality) for quality in Quality]).all():
             raise StateError("a quality nobody knows")
+
+    def to_state(self) -> Tree:
+        """Its columns, for the state file."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @staticmethod
+    def of_state(state: Tree, vocabulary: Sequence[str]) -> RowBlock:
+        """A block of these raw features from the state file; StateError if it does not fit."""
+        fresh, unknown = RowBlock.empty(vocabulary).to_state() | {"offsets": np.empty(0, np.int64)}, ("raw", "phase")
+        block = RowBlock(**{name: fitted_array(state[name], each, nan=name in unknown) for name, each in fresh.items()})
+        block.restored()
+        return block
 
     @property
     def steps(self) -> Ints:

@@ -30,7 +30,7 @@ import numpy as np
 from .blocks import CELLS, PREFILL_CELL, Groups, median_of
 from .constants import MEAN_ABS_TO_SD
 from .rows import Floats, Ints, Mask
-from .state import Count, Finite, saved
+from .state import Stateful
 
 # Guard: no logarithm of 0.
 TINY = 1e-12
@@ -57,7 +57,7 @@ USUAL_WORK = ("prefill_tokens", "requests", "decode_context_tokens")
 UsualWork = tuple[float, float, float, float]
 
 
-class ShapeFactors:
+class ShapeFactors(Stateful):
     """Of one target: rows (512,), Y (512,), spread (512,) and X (512, p) of every shape.
 
     Attributes:
@@ -65,17 +65,7 @@ class ShapeFactors:
         scored: rows behind ``won`` and ``error``, which are A and B.
     """
 
-    STATE = saved(
-        "shape_factors",
-        rows=Floats,
-        log_y=Floats,
-        spread=Floats,
-        x=Floats,
-        applied=bool,
-        scored=Count,
-        won=Finite,
-        error=Finite,
-    )
+    SAVED = ("rows", "log_y", "spread", "x", "applied", "scored", "won", "error")
 
     def __init__(self, p: int) -> None:
         self.rows, self.log_y, self.spread = np.zeros(CELLS), np.zeros(CELLS), np.zeros(CELLS)

@@ -46,7 +46,7 @@ from typing import Final
 
 from collector.runtime import Clock, Files, StartError, SystemFiles, sync_directory
 from collector.telemetry import Restored
-from online.state import LEARNERS, Count, Image, Seal, StateError, decode, saved
+from online.state import LEARNERS, Count, Image, Seal, StateError, decode_image, saved
 
 LOCK_NAME: Final = "journal.lock"
 """Also what versions lock that did so with a journal only."""
@@ -137,7 +137,7 @@ def read_image(data: bytes) -> Image:
     Raises:
         StateError: truncated, corrupt, not a state file, or of a version that cannot be read.
     """
-    return decode(data)
+    return decode_image(data)
 
 
 def progress_of(image: Image) -> Progress:

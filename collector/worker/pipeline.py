@@ -194,7 +194,7 @@ class Pipeline:
                 PROGRESS: Progress(self.applied_seq, generation),
                 SPANS: self._correlator.span_window,
                 JOIN: self.joiner,
-                LEARNERS: self._bank.saved(),
+                LEARNERS: self._bank.to_state(),
             }
         )
 
@@ -208,7 +208,7 @@ class Pipeline:
         fresh = Correlator(self._settings.join, self.joiner.knowledge)
         image.load(SPANS, fresh.span_window)
         image.load(JOIN, fresh.joiner, self._settings.join)
-        left_out = self._bank.load(image)
+        left_out = self._bank.from_state(image.tree(LEARNERS))
         self._correlator, self.applied_seq = fresh, progress.seq
         return left_out
 

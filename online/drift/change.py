@@ -37,7 +37,7 @@ from online.constants import MEAN_ABS_TO_SD
 from online.rows import Floats, Mask
 from online.shapes import KNOWN_ROWS, ShapeFactors
 from online.snapshot import DriftSnapshot
-from online.state import Array, Count, Finite, LikeFresh, saved
+from online.state import Stateful, Tree
 
 from .engines import Engines, OddEngine
 
@@ -81,10 +81,10 @@ class Alarm(Protocol):
         """One value; True = alarm."""
 
 
-class Cusum:
+class Cusum(Stateful):
     """Two-sided cumulative sum: S+ and S- of the module's equations."""
 
-    STATE = saved("cusum", up=Finite, down=Finite, rising=Count, falling=Count)
+    SAVED = ("up", "down", "rising", "falling")
 
     def __init__(self) -> None:
         self.up = self.down = 0.0
@@ -111,7 +111,6 @@ class Cusum:
 class RiverAlarm:
     """River's ADWIN (delta 1e-3, asked with each value) or PageHinkley (delta 0.5, threshold 20, both sides)."""
 
-    STATE = saved("river_alarm")
     suspects = False
     lasting = _RIVER_BLOCKS
 
@@ -132,7 +131,6 @@ class RiverAlarm:
 class Never:
     """Raises no alarm, for ``none``."""
 
-    STATE = saved("never")
     suspects = False
     lasting = 0
 
@@ -154,7 +152,7 @@ def make_alarm(detector: str) -> Alarm:
     return Cusum() if detector == DETECTORS[0] else RiverAlarm(detector)
 
 
-class ChangeTest:
+class ChangeTest(Stateful):
     """The test of the module's equations on one kind of rows.
 
     Attributes:
@@ -163,14 +161,7 @@ class ChangeTest:
         usual, blocks: w and k.
     """
 
-    STATE = saved(
-        "change_test",
-        alarm=LikeFresh,
-        waiting=Array(np.dtype(np.float64), columns=2),
-        medians=list[Finite],
-        usual=Finite,
-        blocks=Count,
-    )
+    SAVED = ("waiting", "medians", "usual", "blocks")
 
     def __init__(self, detector: str, rows: int) -> None:
         self._detector, self._rows = detector, rows
@@ -178,6 +169,16 @@ class ChangeTest:
         self.waiting = np.empty((0, 2))
         self.medians: list[float] = []
         self.usual, self.blocks = _USUAL_FIRST, 0
+
+    def to_state(self) -> Tree:
+        """See Stateful; River's detectors start over with the process."""
+        return super().to_state() | {"cusum": self.alarm.to_state() if isinstance(self.alarm, Cusum) else None}
+
+    def from_state(self, state: Tree) -> None:
+        """See Stateful; where another detector was configured, the fresh one stays."""
+        super().from_state(state)
+        if isinstance(self.alarm, Cusum) and state["cusum"] is not None:
+            self.alarm.from_state(state["cusum"])
 
     def restart(self) -> None:
         """Forget what led to an alarm; what is usual stays."""
@@ -232,7 +233,7 @@ class Speed:
     suspicious: bool
 
 
-class ChangeMonitor:
+class ChangeMonitor(Stateful):
     """Watches the speed of one target.
 
     Attributes:
@@ -240,28 +241,17 @@ class ChangeMonitor:
         engines: the levels of those that sent rows lately.
         gain: new time per old time of the last confirmed change.
         confirmed: how many there were.
-        last: event time and gain of the last one; None before.
+        last_ns: event time of the last one; 0 before.
         of_prefill: whether it was of steps with prefill alone.
     """
 
-    STATE = saved(
-        "change_monitor",
-        all_rows=ChangeTest,
-        prefill=ChangeTest,
-        engines=Engines,
-        gain=Finite,
-        confirmed=Count,
-        last=tuple[int, Finite] | None,
-        of_prefill=bool,
-    )
+    SAVED = ("all_rows", "prefill", "engines", "gain", "confirmed", "last_ns", "of_prefill")
 
     def __init__(self, detector: str) -> None:
         self._detector = detector
         self.all_rows, self.prefill = ChangeTest(detector, ROWS), ChangeTest(detector, PREFILL_ROWS)
         self.engines = Engines()
-        self.gain, self.confirmed = 1.0, 0
-        self.last: tuple[int, float] | None = None
-        self.of_prefill = False
+        self.gain, self.confirmed, self.last_ns, self.of_prefill = 1.0, 0, 0, False
 
     def restarted(self) -> ChangeMonitor:
         """One that has seen no change."""
@@ -296,7 +286,7 @@ class ChangeMonitor:
     def _change(self, verdict: Verdict, gain: float, end_ns: int) -> Speed:
         self.gain = math.exp(gain)
         self.confirmed += 1
-        self.last, self.of_prefill = (end_ns, self.gain), verdict is Verdict.PREFILL
+        self.last_ns, self.of_prefill = end_ns, verdict is Verdict.PREFILL
         self.prefill.restart()
         return Speed(verdict, self.gain, suspicious=False)
 
@@ -310,7 +300,7 @@ class ChangeMonitor:
 
     def snapshot(self, shapes: ShapeFactors) -> DriftSnapshot:
         """The confirmed changes; a suspicion is not published."""
-        last_ns, gain = (None, None) if self.last is None else self.last
+        last_ns, gain = (self.last_ns, self.gain) if self.confirmed else (None, None)
         odd = self.odd_engine(shapes)
         return DriftSnapshot(
             last_unix_nano=last_ns,

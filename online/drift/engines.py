@@ -24,7 +24,7 @@ import numpy as np
 
 from online.blocks import CELLS, median_of
 from online.rows import Floats, Ints
-from online.state import Finite, StateError, saved
+from online.state import StateError, Stateful, Tree
 
 APART = math.log(1.25)
 # Guess: enough for a median, few enough to follow an engine.
@@ -45,10 +45,10 @@ class OddEngine(NamedTuple):
 
 
 @dataclass(slots=True)
-class EngineRows:
+class EngineRows(Stateful):
     """The last rows of one engine: cell and a_i of each, oldest first, and the event time of its last block."""
 
-    STATE = saved("engine_rows", cell=list[int], log_y=list[Finite], last_ns=int, fresh=lambda _: EngineRows())
+    SAVED = ("cell", "log_y", "last_ns")
 
     cell: list[int] = field(default_factory=list)
     log_y: list[float] = field(default_factory=list)
@@ -56,7 +56,8 @@ class EngineRows:
 
     def restored(self) -> None:
         """Each row is of a cell."""
-        if len(self.cell) != len(self.log_y) or any(not 0 <= cell < CELLS for cell in self.cell):
+        cells = all(type(cell) is int and 0 <= cell < CELLS for cell in self.cell)
+        if not cells or len(self.cell) != len(self.log_y):
             raise StateError("rows of an engine without their cells")
 
     def learn(self, cell: Ints, log_y: Floats, end_ns: int) -> None:
@@ -73,17 +74,25 @@ class EngineRows:
         return median_of(off) if off else 0.0
 
 
-class Engines:
+class Engines(Stateful):
     """See the module's docstring; by the numbers that rows bear.
 
     Attributes:
         rows: of those that count, or will with more rows.
     """
 
-    STATE = saved("engines", rows=dict[int, EngineRows])
-
     def __init__(self) -> None:
         self.rows: dict[int, EngineRows] = {}
+
+    def to_state(self) -> Tree:
+        """See Stateful."""
+        return {str(number): rows.to_state() for number, rows in self.rows.items()}
+
+    def from_state(self, state: Tree) -> None:
+        """See Stateful."""
+        self.rows = {int(number): EngineRows() for number in state}
+        for number, rows in self.rows.items():
+            rows.from_state(state[str(number)])
 
     def learn(self, engine: Ints, cell: Ints, log_y: Floats, end_ns: int) -> None:
         """Rows of a block, (n,) each, in order of time."""

@@ -57,7 +57,7 @@ def make(name: str) -> Any:
 class RiverLearner:
     """One River regressor on one feature set of one target."""
 
-    publishes = is_saved = False
+    publishes = False
 
     def __init__(self, name: str, features: FeatureSet, rows_per_s: float) -> None:
         self.name, self.features = name, features

@@ -19,16 +19,16 @@ Reference: Montiel et al., River (JMLR 2021).
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from online.features import Column, FeatureSet, Raw
 from online.level import ERROR_MAX, MEMORY_ROWS
 from online.rows import CorrectionOutcome, Floats, Ints, Target
 from online.snapshot import CorrectionSnapshot
-from online.state import Count, Finite, StateError, saved
+from online.state import Stateful, Tree
 
 from .thinning import Thinning
 
@@ -62,14 +62,17 @@ def _context() -> FeatureSet:
 CONTEXT = _context()
 
 
-class ModelState(msgspec.Struct):
-    """What scaler and regression know: rows, weight, mean and variance by column, and the intercept."""
+@dataclass(slots=True)
+class ModelState(Stateful):
+    """What scaler and regression know: rows, weight, mean and variance by column, (8,), and the intercept."""
 
-    rows: Count
-    weights: list[Finite]
-    means: list[Finite]
-    variances: list[Finite]
-    intercept: Finite
+    SAVED = ("rows", "weights", "means", "variances", "intercept")
+
+    rows: int = 0
+    weights: Floats = field(default_factory=lambda: np.zeros(len(CONTEXT)))
+    means: Floats = field(default_factory=lambda: np.zeros(len(CONTEXT)))
+    variances: Floats = field(default_factory=lambda: np.zeros(len(CONTEXT)))
+    intercept: float = 0.0
 
 
 def make_model(state: ModelState | None = None) -> Any:
@@ -81,18 +84,21 @@ def make_model(state: ModelState | None = None) -> Any:
 
     scaler, linear = preprocessing.StandardScaler(), regression(_RATE, optim.losses.Huber(_THRESHOLD))
     if state is not None:
-        by_column = [dict(zip(CONTEXT.names, each, strict=True)) for each in (state.means, state.variances)]
+        weights, means, variances = (
+            dict(zip(CONTEXT.names, each.tolist(), strict=True))
+            for each in (state.weights, state.means, state.variances)
+        )
         scaler.counts.update(dict.fromkeys(CONTEXT.names, state.rows))
-        scaler.means.update(by_column[0])
-        scaler.vars.update(by_column[1])
+        scaler.means.update(means)
+        scaler.vars.update(variances)
         # River's weights cannot be set. They are 0 less one step of rate 1 along the gradient -1 times the row.
         fresh, linear = linear, regression(1.0, optim.losses.Absolute(), intercept_init=state.intercept, intercept_lr=0)
-        linear.learn_one(dict(zip(CONTEXT.names, state.weights, strict=True)), math.inf)
+        linear.learn_one(weights, math.inf)
         linear.optimizer, linear.loss, linear.intercept_lr = fresh.optimizer, fresh.loss, fresh.intercept_lr
     return scaler | linear
 
 
-class ResidualModel:
+class ResidualModel(Stateful):
     """Of the published prediction of one target.
 
     Attributes:
@@ -103,10 +109,7 @@ class ResidualModel:
         errors: discounted, with d and without, (2,).
     """
 
-    STATE = saved(
-        "residual_model", learned=Count, passed=Count, thinning=Thinning, active=bool, seen_rows=Count, standing=Finite,
-        errors=Floats, model=ModelState | None,
-    )  # fmt: skip
+    SAVED = ("learned", "passed", "thinning", "active", "seen_rows", "standing", "errors")
 
     def __init__(self, rows_per_s: float) -> None:
         self.learned = self.passed = 0
@@ -126,15 +129,22 @@ class ResidualModel:
         scaler, linear = self._river["StandardScaler"], self._river["LinearRegression"]
         weights, names = linear.weights, CONTEXT.names
         weights, means, variances = (
-            [float(each[name]) for name in names] for each in (weights, scaler.means, scaler.vars)
+            np.array([each[name] for name in names], np.float64) for each in (weights, scaler.means, scaler.vars)
         )
         return ModelState(scaler.counts[names[0]], weights, means, variances, float(linear.intercept))
 
-    @model.setter
-    def model(self, state: ModelState | None) -> None:
-        if state and {len(each) for each in (state.weights, state.means, state.variances)} != {len(CONTEXT)}:
-            raise StateError("a model of other columns")
-        self._river, self._state = None, state
+    def to_state(self) -> Tree:
+        """See Stateful."""
+        model = self.model
+        return super().to_state() | {"model": None if model is None else model.to_state()}
+
+    def from_state(self, state: Tree) -> None:
+        """See Stateful."""
+        super().from_state(state)
+        self._river, self._state = None, None
+        if state["model"] is not None:
+            self._state = ModelState()
+            self._state.from_state(state["model"])
 
     def learn(self, context: Floats, left: Floats, end_ns: Ints) -> Floats:
         """Rows u (n, 8), e (n,) and their ends; d of each by what was known before it, (n,)."""

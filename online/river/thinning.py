@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from online.rows import Ints
-from online.state import Finite, saved
+from online.state import Stateful
 
 
-class Thinning:
+class Thinning(Stateful):
     """Of one stream of rows. Not the rows that cross a fixed time: the longer a row, the likelier it is to be one.
 
     Args:
@@ -19,7 +19,7 @@ class Thinning:
         may_see: rows that are left over for the next block; what a second allows at most.
     """
 
-    STATE = saved("thinning", last_ns=int, may_see=Finite)
+    SAVED = ("last_ns", "may_see")
 
     __slots__ = ("_rows_per_s", "last_ns", "may_see")
 

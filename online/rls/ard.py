@@ -19,12 +19,13 @@ Reference: Tipping and Faul, Fast marginal likelihood maximisation for sparse Ba
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
 from online.constants import TINY
 from online.features import INTERCEPT, FeatureSet
 from online.rows import Floats, Mask
-from online.state import saved
 
 from .learner_settings import LearnerSettings
 from .prior import Prior
@@ -49,7 +50,7 @@ class RelevantMember(SlowMember):
         weight: diagonal of A, (p,): the unit of a pruned column's precision.
     """
 
-    STATE = saved("relevant_member", SlowMember.STATE, alpha=Floats, weight=Floats)
+    SAVED: ClassVar[tuple[str, ...]] = (*SlowMember.SAVED, "alpha", "weight")
 
     def __init__(self, features: FeatureSet, settings: LearnerSettings, prior: Prior | None = None) -> None:
         super().__init__(features, settings, prior)

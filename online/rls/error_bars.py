@@ -55,7 +55,7 @@ from online.blocks import STRATA, Design, Groups, median_of
 from online.constants import TINY, TINY_US
 from online.rows import Floats, Ints, Mask
 from online.shapes import MEMORY_ROWS, SHRINK_ROWS
-from online.state import Finite, saved
+from online.state import Stateful
 
 from .robust import FLOOR, relative, shares
 from .solve import solve
@@ -82,10 +82,10 @@ _GROUPS, _ROWS_MIN = 16, 12
 INTERCEPT_FLOOR, OTHERS_FLOOR = 0.02, 0.10
 
 
-class Meat:
+class Meat(Stateful):
     """M of p columns by stratum, (32, p * p), the sums of the last 32 windows, (32, p), and the open one, (32, p)."""
 
-    STATE = saved("meat", m=Floats, windows=Floats, window=Floats, last=Floats, rows=Finite)
+    SAVED = ("m", "windows", "window", "last", "rows")
 
     __slots__ = ("last", "m", "p", "rows", "window", "windows")
 

@@ -11,17 +11,17 @@ from __future__ import annotations
 import numpy as np
 
 from online.rows import Floats
-from online.state import saved
+from online.state import Stateful
 
 
-class Means:
+class Means(Stateful):
     """Sums of q augmented columns.
 
     Attributes:
         sums: decayed sums of z, (q,).
     """
 
-    STATE = saved("means", sums=Floats)
+    SAVED = ("sums",)
 
     __slots__ = ("_half_life_steps", "sums")
 

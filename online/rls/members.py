@@ -20,7 +20,7 @@ from online.drift import ChangeMonitor, Speed, Verdict
 from online.features import FeatureSet
 from online.rows import Floats, Mask, Target
 from online.shapes import ShapeFactors
-from online.state import saved
+from online.state import Stateful
 
 from .error_bars import Meat, Shapes
 from .identify import Diagnosis
@@ -39,7 +39,7 @@ _EVERY_SHAPE: Mask = np.ones(CELLS, np.bool_)
 _WITH_PREFILL: Mask = np.arange(CELLS) >= PREFILL_CELL
 
 
-class Members:
+class Members(Stateful):
     """All of it, over p columns.
 
     Args:
@@ -49,15 +49,7 @@ class Members:
         slow_kind: what keeps and solves the published statistics.
     """
 
-    STATE = saved(
-        "members",
-        weighing=Weighing,
-        slow=SlowMember,
-        scores=Scores,
-        shapes=ShapeFactors,
-        drift=ChangeMonitor,
-        means=Means,
-    )
+    SAVED = ("weighing", "slow", "scores", "shapes", "drift", "means")
 
     def __init__(
         self, features: FeatureSet, settings: LearnerSettings, prior: Prior | None, slow_kind: type[SlowMember]

@@ -20,11 +20,10 @@ import numpy as np
 from online.blocks import Groups
 from online.features import portable
 from online.rows import Floats, Ints, Target
-from online.state import Array, StateError, saved
+from online.state import StateError, Stateful
 
 from .grouped_sums import decays_of, kept_of, products_of
 
-_F8, _I4 = np.dtype(np.float64), np.dtype(np.int32)
 # Guard: batches of 2^15 requests and contexts of 2^18 tokens and more share the last octave. Guess: 2^10.
 _BATCHES, _CONTEXTS, _SHORT = 16, 9, 9
 """Octaves; what is shorter than 2^10 tokens is one: it costs a step little beside its weights."""
@@ -32,7 +31,7 @@ _COLUMNS = [column.name for column in portable(Target.STEP_TIME).columns]
 _CONTEXT, _REQUESTS = _COLUMNS.index("decode_context_tokens"), _COLUMNS.index("requests")
 
 
-class OperatingPoints:
+class OperatingPoints(Stateful):
     """Of a learner of ``portable`` with q augmented columns.
 
     Attributes:
@@ -42,7 +41,7 @@ class OperatingPoints:
         origin_ns: when t is 0; 0 before any row.
     """
 
-    STATE = saved("operating_points", ids=Array(_I4), g=Array(_F8, columns=-1), rows=Array(_F8), origin_ns=int)
+    SAVED = ("ids", "g", "rows", "origin_ns")
 
     __slots__ = ("g", "ids", "origin_ns", "q", "rows")
 

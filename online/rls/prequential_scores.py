@@ -8,10 +8,10 @@ from online.blocks import Design
 from online.constants import TINY_US
 from online.errors import Intervals, PrequentialError
 from online.rows import Floats
-from online.state import saved
+from online.state import Stateful
 
 
-class Scores:
+class Scores(Stateful):
     """Of the published coefficients of one model.
 
     Attributes:
@@ -20,7 +20,7 @@ class Scores:
         learns_intervals: not where another prediction's are published (online/target/published_prediction.py).
     """
 
-    STATE = saved("scores", error=PrequentialError, intervals=Intervals)
+    SAVED = ("error", "intervals")
 
     def __init__(self) -> None:
         self.error, self.intervals = PrequentialError(), Intervals()

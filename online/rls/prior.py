@@ -17,14 +17,14 @@ A donor that rows contradict (:func:`contradicted`) is no longer believed at all
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from online.rows import Floats
-from online.state import Array, Finite, StateError, saved
+from online.state import StateError, Tree, fitted_array
 
-_F8 = np.dtype(np.float64)
 # Guess: 20 rows then do what 500 do from cold. Guard: 1e-150 has a square above 0.
 _SHARE, _FLOOR, _TINY = 0.15, 0.02, 1e-150
 # Guess: noise beyond is taken for the donor's misfit.
@@ -49,8 +49,6 @@ class Prior:
     together (clock wander, one batch size), and a hundred of them know less than a hundred independent ones.
     """
 
-    STATE = saved("prior", mean=Array(_F8), sd=Array(_F8, nan=True), misfit=Finite)
-
     mean: Floats
     sd: Floats
     misfit: float = 0.0
@@ -68,10 +66,19 @@ class Prior:
         mean = np.concatenate([self.mean, np.zeros(more)])[:p]
         return Prior(mean, np.concatenate([self.sd, np.full(more, np.inf)])[:p], self.misfit)
 
-    def restored(self) -> None:
-        """Every column has a mean and a deviation, which may be infinite."""
-        if self.mean.shape != self.sd.shape or not (self.sd > 0.0).all():
-            raise StateError(f"expected {len(self.mean)} deviations above 0")
+    def to_state(self) -> Tree:
+        """For the state file, in which a deviation of 0 stands for an infinite one."""
+        sd = np.where(np.isinf(self.sd), 0.0, self.sd)
+        return {"mean": self.mean, "sd": sd, "misfit": float(self.misfit)}
+
+    @staticmethod
+    def of_state(state: Tree) -> Prior:
+        """From the state file; StateError if it does not fit."""
+        mean, sd = (fitted_array(state[name], np.empty(0)) for name in ("mean", "sd"))
+        misfit = state["misfit"]
+        if mean.shape != sd.shape or not (sd >= 0.0).all() or not 0.0 <= misfit < math.inf:
+            raise StateError(f"a prior of {len(mean)} columns: deviations or misfit below 0")
+        return Prior(mean, np.where(sd > 0.0, sd, np.inf), misfit)
 
     def precision(self, scale: float) -> Floats:
         """H's diagonal for noise of this relative scale, (p,)."""

@@ -30,7 +30,7 @@ from online.blocks import median_of
 from online.constants import MAD_TO_SD
 from online.rows import Floats, Mask
 from online.snapshot import ReplicaSnapshot
-from online.state import Array, Count, StateError, saved
+from online.state import Stateful, Tree
 
 from .rls_learner import RlsLearner
 from .solve import solve
@@ -44,16 +44,13 @@ _SHARED_NOISE = 64.0
 _DIFFERENCE, _SURE = math.log1p(0.05), 3.0
 # Guard: cost. Guess: those within a tenth of the furthest go with it.
 _ROUNDS, _ALIKE = 16, 0.9
-_F8 = np.dtype(np.float64)
 
 
-@dataclass(frozen=True, slots=True)
-class Replica:
+@dataclass(slots=True)
+class Replica(Stateful):
     """What one engine's state knew when it was merged: A, b, N and how many rows."""
 
-    STATE = saved(
-        "replica", engine=str, rows=Count, a=Array(_F8, columns=-1), b=Array(_F8), noise=Array(_F8, columns=-1)
-    )
+    SAVED = ("engine", "rows", "a", "b", "noise")
 
     engine: str
     rows: int
@@ -61,11 +58,12 @@ class Replica:
     b: Floats
     noise: Floats
 
-    def restored(self) -> None:
-        """Everything is of as many columns."""
-        p = len(self.b)
-        if self.a.shape != (p, p) or self.noise.shape != (p, p):
-            raise StateError(f"a replica of {self.a.shape}, {p} and {self.noise.shape} columns")
+    @staticmethod
+    def of_state(state: Tree, p: int) -> Replica:
+        """One of p columns from the state file; StateError if it does not fit."""
+        replica = Replica("", 0, np.zeros((p, p)), np.zeros(p), np.zeros((p, p)))
+        replica.from_state(state)
+        return replica
 
     def plus(self, other: Replica) -> Replica:
         """Both, as one engine's."""

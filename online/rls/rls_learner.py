@@ -17,7 +17,7 @@ from online.drift import Speed
 from online.features import FeatureSet
 from online.rows import PHASES, Floats, Ints
 from online.snapshot import ModelSnapshot, ShapeFactorSnapshot
-from online.state import Count, StateError, saved
+from online.state import StateError, Stateful, Tree
 
 from .error_bars import jackknife
 from .identify import Diagnosis, model_snapshot, of_windows
@@ -32,7 +32,7 @@ from .startup import Start, Startup, fit_start
 _CONTEXT_TOKENS = "decode_context_tokens"
 
 
-class RlsLearner:
+class RlsLearner(Stateful):
     """One feature set on one target of one configuration.
 
     Args:
@@ -48,10 +48,9 @@ class RlsLearner:
         members: the published statistics, with their weights, errors and monitor.
     """
 
-    STATE = saved("rls", has_phases=bool, rows=Count, startup=Startup, members=Members)
+    SAVED = ("rows", "startup", "members")
 
     publishes = True
-    is_saved = True
 
     def __init__(
         self,
@@ -77,18 +76,15 @@ class RlsLearner:
         """Whether there was a first fit."""
         return self.startup.started
 
-    @property
-    def has_phases(self) -> bool:
-        """Whether there are phase columns; restored first, because it makes room."""
-        return self.phases > 0
+    def to_state(self) -> Tree:
+        """See Stateful."""
+        return super().to_state() | {"has_phases": self.phases > 0}
 
-    @has_phases.setter
-    def has_phases(self, opened: bool) -> None:
-        if opened:
+    def from_state(self, state: Tree) -> None:
+        """See Stateful; phase columns make room for theirs first, and rows that are held have this one's columns."""
+        if state["has_phases"] is True:
             self.open_phases()
-
-    def restored(self) -> None:
-        """Rows that are held have this learner's columns."""
+        super().from_state(state)
         held = self.startup.held
         if held is not None and held.x.shape[1] != len(self.features):
             raise StateError(f"held rows of {held.x.shape[1]} columns, expected {len(self.features)}")

@@ -23,7 +23,7 @@ import numpy as np
 from online.blocks import Design, median_of
 from online.constants import BISQUARE, MAD_TO_SD
 from online.rows import Floats
-from online.state import Finite, saved
+from online.state import Stateful
 
 # Guess: cut in scales; Huber's own 1.345 is the one for 95 % efficiency.
 HUBER = 2.5
@@ -39,7 +39,7 @@ _ENOUGH = 64
 _MEDIAN_ROWS = 512.0
 
 
-class Weighing:
+class Weighing(Stateful):
     """Weights of rows, and what they follow.
 
     Args:
@@ -51,7 +51,7 @@ class Weighing:
         start_median_us: m0, of the start-up rows.
     """
 
-    STATE = saved("weighing", scale=Finite, median_us=Finite, start_median_us=Finite)
+    SAVED = ("scale", "median_us", "start_median_us")
 
     __slots__ = ("median_us", "robust", "scale", "start_median_us")
 

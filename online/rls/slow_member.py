@@ -12,6 +12,7 @@ Guarantee: beta is a function of the published lane's rows alone.
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from online.blocks import STRATA, Design
 from online.constants import TINY
 from online.features import INTERCEPT, FeatureSet
 from online.rows import Floats, Mask, Target
-from online.state import Finite, StateError, saved
+from online.state import StateError, Stateful, Tree
 
 from .error_bars import Meat, Shapes
 from .identify import Diagnosis, Evidence, Solved, diagnose
@@ -32,7 +33,7 @@ BY_POINT = ("portable", Target.STEP_TIME)
 """What is kept by operating point, too: columns that data sheets and other configurations say something of."""
 
 
-class SlowMember:
+class SlowMember(Stateful):
     """Statistics and solution of p columns.
 
     Attributes:
@@ -48,17 +49,15 @@ class SlowMember:
         strata, meat: what is remembered, for the coefficients and for their error bars.
     """
 
-    STATE = saved(
-        "slow_member",
-        beta=Floats,
-        passive=Mask,
-        live=Mask,
-        evidence=Floats,
-        evidence_rows=Finite,
-        per_row=Floats,
-        strata=Strata,
-        meat=Meat,
-        prior=Prior | None,
+    SAVED: ClassVar[tuple[str, ...]] = (
+        "beta",
+        "passive",
+        "live",
+        "evidence",
+        "evidence_rows",
+        "per_row",
+        "strata",
+        "meat",
     )
 
     def __init__(self, features: FeatureSet, settings: LearnerSettings, prior: Prior | None = None) -> None:
@@ -81,8 +80,14 @@ class SlowMember:
         """Empty statistics of its columns."""
         return Strata(self.p + 2, self._settings.half_life_steps, by_point=self._by_point)
 
-    def restored(self) -> None:
-        """A prior is of its columns."""
+    def to_state(self) -> Tree:
+        """See Stateful."""
+        return super().to_state() | {"prior": None if self.prior is None else self.prior.to_state()}
+
+    def from_state(self, state: Tree) -> None:
+        """See Stateful; a prior is of its columns."""
+        super().from_state(state)
+        self.prior = None if state["prior"] is None else Prior.of_state(state["prior"])
         if self.prior is not None and len(self.prior.mean) != self.p:
             raise StateError(f"a prior of {len(self.prior.mean)} columns, expected {self.p}")
 

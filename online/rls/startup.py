@@ -15,7 +15,7 @@ import numpy as np
 
 from online.blocks import Design, median_of
 from online.rows import Floats
-from online.state import saved
+from online.state import Stateful, Tree
 
 from .robust import FLOOR, bisquare, irls_scale, relative, shares
 
@@ -27,7 +27,7 @@ _HUBER_PASSES, _PASSES = 6, 9
 MIN_START_ROWS = 3
 
 
-class Startup:
+class Startup(Stateful):
     """Rows held until there are enough to fit.
 
     Attributes:
@@ -36,7 +36,7 @@ class Startup:
         started: whether there was a first fit.
     """
 
-    STATE = saved("startup", held=Design | None, holding=bool, started=bool)
+    SAVED = ("holding", "started")
 
     __slots__ = ("held", "holding", "start_rows", "started")
 
@@ -45,6 +45,15 @@ class Startup:
         self.held: Design | None = None
         self.holding = True
         self.started = False
+
+    def to_state(self) -> Tree:
+        """See Stateful."""
+        return super().to_state() | {"held": None if self.held is None else self.held.to_state()}
+
+    def from_state(self, state: Tree) -> None:
+        """See Stateful."""
+        super().from_state(state)
+        self.held = None if state["held"] is None else Design.of_state(state["held"])
 
     def hold(self, block: Design) -> None:
         """Hold rows back until there are enough to begin with."""

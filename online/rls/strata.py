@@ -24,13 +24,13 @@ import numpy as np
 
 from online.blocks import STRATA, Design
 from online.rows import Floats
-from online.state import saved
+from online.state import Stateful
 
 from .grouped_sums import decays_of, kept_of, products_of
 from .operating_points import OperatingPoints
 
 
-class Strata:
+class Strata(Stateful):
     """Statistics of q augmented columns in 32 strata.
 
     Args:
@@ -39,7 +39,7 @@ class Strata:
         by_point: whether the same is kept by operating point, beside.
     """
 
-    STATE = saved("strata", g=Floats, n1=Floats, n2=Floats, clock=Floats, points=OperatingPoints | None)
+    SAVED = ("g", "n1", "n2", "clock", "points")
 
     __slots__ = ("_expand", "_left", "_right", "_triangle", "clock", "g", "half_life_steps", "n1", "n2", "points", "q")
 

@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 from .arrays import Lease
-from .declared import Array, Count, Finite, Kept, LikeFresh, MadeBy, Named, StateError, saved
-from .file import LEARNERS, VERSION, Image, Seal, decode, sealed
+from .codec import (
+    LEARNERS,
+    VERSION,
+    Refusal,
+    StateError,
+    Stateful,
+    Tree,
+    decode,
+    encode,
+    fitted_array,
+    part_of_tree,
+    refusing,
+)
+from .declared import Array, Count, Finite, Kept, LikeFresh, MadeBy, Named, saved
+from .file import Image, Seal, sealed
+from .file import decode as decode_image
 from .lineage import Lineage, LineageLedger
-from .taken import Taken, encode
+from .taken import Taken
+from .taken import encode as encode_parts
 
 __all__ = [
     "LEARNERS",
@@ -22,11 +37,19 @@ __all__ = [
     "LineageLedger",
     "MadeBy",
     "Named",
+    "Refusal",
     "Seal",
     "StateError",
+    "Stateful",
     "Taken",
+    "Tree",
     "decode",
+    "decode_image",
     "encode",
+    "encode_parts",
+    "fitted_array",
+    "part_of_tree",
+    "refusing",
     "saved",
     "sealed",
 ]

@@ -11,7 +11,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from .declared import Array, StateError
+from .codec import StateError
+from .declared import Array
 
 ARRAY_ROWS_MAX = 1 << 24
 ARRAY_BYTES_MAX = 1 << 29

@@ -35,11 +35,6 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-
-class StateError(ValueError):
-    """The bytes are not a state this version can use; the message says why."""
-
-
 Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 

@@ -12,21 +12,15 @@ file of another version is refused by number.
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from .arrays import packed
-from .declared import StateError
+from .codec import _HEAD_BYTES, MAGIC, STATE_BYTES_MAX, VERSION, StateError, Tree, _array_of
 from .graph import Graph, load
-
-MAGIC = b"tracefit.state/1\n"
-# Format: of the state file.
-VERSION = 5
-LEARNERS = "learners"
-# Format: BLAKE2b-256.
-_DIGEST_BYTES = 32
 
 
 class Image:
@@ -54,10 +48,18 @@ class Image:
             raise StateError(f"corrupt state file: no {part}: {error}") from error
         return graph
 
+    def tree(self, part: str) -> Tree:
+        """A part that is a tree."""
+        if part not in self._parts:
+            raise StateError(f"no {part} in this state file")
+        return msgspec.msgpack.decode(self._parts[part], ext_hook=_array_of)  # type: ignore[no-any-return]
+
     def alone(self, part: str) -> bytes:
         """A file of this part only; StateError if there is none."""
         graph = self._parts[part] if part in self._parts else self.graph(part)
-        return sealed(msgspec.msgpack.encode({"version": VERSION, "parts": {part: graph}}, enc_hook=packed))
+        return sealed(
+            zlib.compress(msgspec.msgpack.encode({"version": VERSION, "parts": {part: graph}}, enc_hook=packed), 1)
+        )
 
 
 class _Body(msgspec.Struct):
@@ -69,7 +71,7 @@ class Seal:
     """The head of a file whose body is added piece by piece; of its length from the beginning."""
 
     def __init__(self) -> None:
-        self._hash = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+        self._hash = hashlib.blake2b()
 
     def add(self, piece: bytes) -> None:
         """The next piece of the body."""
@@ -94,7 +96,7 @@ def decode(data: bytes) -> Image:
     """
     try:
         version, parts = _opened(data)
-    except (ValueError, TypeError, LookupError, RecursionError, OverflowError) as error:
+    except (zlib.error, ValueError, TypeError, LookupError, RecursionError, OverflowError) as error:
         raise error if isinstance(error, StateError) else StateError(f"corrupt state file: {error}") from error
     if version != VERSION:
         raise StateError(f"state version {version} is not {VERSION}: another tracefit made it")
@@ -105,12 +107,15 @@ def _opened(data: bytes) -> tuple[int, Mapping[str, Any]]:
     """Version and parts, the checksum being right."""
     if not data.startswith(MAGIC):
         raise StateError(f"not a state file: it does not begin with {MAGIC.decode().strip()!r}")
-    body = memoryview(data)[len(MAGIC) + _DIGEST_BYTES :]
-    if _digest(body) != data[len(MAGIC) : len(MAGIC) + _DIGEST_BYTES]:
+    body = memoryview(data)[_HEAD_BYTES:]
+    if _digest(body) != data[len(MAGIC) : _HEAD_BYTES]:
         raise StateError(f"corrupt state file: the checksum of {len(body)} bytes does not match")
-    content = msgspec.msgpack.decode(body, type=_Body)
+    packer = zlib.decompressobj()
+    content = msgspec.msgpack.decode(packer.decompress(body, STATE_BYTES_MAX), type=_Body)
+    if not packer.eof:
+        raise StateError("corrupt state file: it is larger than it may be, or its end is missing")
     return content.version, content.parts
 
 
 def _digest(body: bytes | memoryview) -> bytes:
-    return hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest()
+    return hashlib.blake2b(body).digest()

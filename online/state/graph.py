@@ -24,7 +24,8 @@ import msgspec
 import numpy as np
 
 from .arrays import Lease, array_like, array_of
-from .declared import KINDS, Array, Kept, LikeFresh, MadeBy, Named, Saved, StateError, is_frozen
+from .codec import StateError
+from .declared import KINDS, Array, Kept, LikeFresh, MadeBy, Named, Saved, is_frozen
 from .plain_data import MAPS, copier, is_plain, pairs_of, reader, without_alias
 
 _MISFITS = (msgspec.ValidationError, TypeError, ValueError, KeyError, IndexError, OverflowError, AttributeError)

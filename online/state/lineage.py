@@ -17,12 +17,13 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from .declared import Count, StateError, saved
+from .codec import Refusal, StateError, Tree
 
-Span = tuple[int, int, Count]
+Span = tuple[int, int, int]
 
 # Guess: ten minutes without a row are a gap.
 SILENCE_NS = 600_000_000_000
@@ -41,14 +42,17 @@ class Lineage:
         engines: spans by engine, in order of their beginning.
     """
 
-    STATE = saved("lineage", engines=dict[str, list[Span]], fresh=lambda _: Lineage())
-
     def __init__(self) -> None:
         self.engines: dict[str, list[Span]] = {}
 
-    def restored(self) -> None:
-        """No span ends before it begins."""
-        if any(last < first for spans in self.engines.values() for first, last, _ in spans):
+    def to_state(self) -> Tree:
+        """Spans by engine."""
+        return {engine: [[*span] for span in spans] for engine, spans in self.engines.items()}
+
+    def from_state(self, state: Tree) -> None:
+        """Take them from there; StateError if a span ends before it begins."""
+        self.engines = msgspec.convert(state, dict[str, list[Span]])
+        if any(last < first or rows < 0 for spans in self.engines.values() for first, last, rows in spans):
             raise StateError("a span of an engine ends before it begins")
 
     def record_rows(self, engines: Mapping[int, str], numbers: NDArray[np.int64], end_ns: NDArray[np.int64]) -> None:
@@ -145,7 +149,8 @@ class LineageLedger:
                 if span is not None:
                     raise StateError(
                         f"{state}: engine {engine!r} of configuration {config_id} is in {holder} too, both with"
-                        f" its rows of {_text(span[0])} to {_text(span[1])}, which would count twice"
+                        f" its rows of {_text(span[0])} to {_text(span[1])}, which would count twice",
+                        Refusal.SHARED_ROWS,
                     )
         for key in every:
             self._holders.setdefault(key, []).append((state, lineages[key[0]]))

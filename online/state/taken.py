@@ -9,12 +9,14 @@ of it at once (tests/property/test_sidecar_state.py).
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
 from .arrays import packed
-from .file import VERSION, sealed
+from .codec import VERSION, _pack
+from .file import sealed
 from .graph import Dumped, dump
 
 PIECE_BYTES = 1 << 20
@@ -28,16 +30,27 @@ class Taken:
     """Taken by the thread that changes the objects; ``pieces`` are asked for once, by any thread."""
 
     def __init__(self, parts: Mapping[str, object]) -> None:
-        self._parts = {name: dump(root) for name, root in parts.items()}
+        self._parts = {name: root if isinstance(root, dict) else dump(root) for name, root in parts.items()}
 
     def pieces(self) -> Iterator[bytes]:
+        """The body, compressed."""
+        packer = zlib.compressobj(1)
+        for piece in self._pieces():
+            yield packer.compress(piece)
+        yield packer.flush()
+
+    def _pieces(self) -> Iterator[bytes]:
         """The body of a state file, about ``PIECE_BYTES`` at a time; deterministic for equal states."""
         encode = msgspec.msgpack.Encoder(enc_hook=packed).encode
         piece = bytearray(_head(_MAP, 2) + encode("version") + encode(VERSION) + encode("parts"))
         piece += _head(_MAP, len(self._parts))
         for name in list(self._parts):
             piece += encode(name)
-            for data in _graph_pieces(self._parts.pop(name), encode):
+            part = self._parts.pop(name)
+            if isinstance(part, dict):
+                piece += _pack(part)
+                continue
+            for data in _graph_pieces(part, encode):
                 piece += data
                 if len(piece) >= PIECE_BYTES:
                     yield bytes(piece)

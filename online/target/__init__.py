@@ -8,7 +8,7 @@ from .reading import Readings
 from .settings import BankSettings, check_settings, feature_set
 from .step_history import CoursePoint, HistoryView, StepHistory
 from .target_merge import merge_target, succeed_target
-from .target_state import SavedTarget, TargetState
+from .target_state import TargetState
 
 __all__ = [
     "RLS",
@@ -18,7 +18,6 @@ __all__ = [
     "HistoryView",
     "Learner",
     "Readings",
-    "SavedTarget",
     "StepHistory",
     "TargetState",
     "check_settings",

@@ -11,7 +11,7 @@ import numpy as np
 
 from online.rows import Floats
 from online.snapshot import Reason
-from online.state import Count, saved
+from online.state import Stateful
 
 # Derived: from the half-life of coefficients, 4,000 steps.
 WINDOW_ROWS = 4096
@@ -24,10 +24,10 @@ SHARE_MAX = 0.05
 """Beyond it the rest is no sample of all steps; two stamps that swapped places are a few in a thousand."""
 
 
-class ClockGrain:
+class ClockGrain(Stateful):
     """Rows of one target, and how many of them seem to take no time: of this window, and of the one before."""
 
-    STATE = saved("clock_grain", rows=Count, timeless=Count, rows_before=Count, timeless_before=Count)
+    SAVED = ("rows", "timeless", "rows_before", "timeless_before")
 
     def __init__(self) -> None:
         self.rows = self.timeless = self.rows_before = self.timeless_before = 0

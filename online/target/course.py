@@ -10,6 +10,7 @@ share them.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -17,7 +18,7 @@ import numpy as np
 
 from online.rows import Floats, Ints
 from online.snapshot import ErrorSnapshot
-from online.state import Array, Count, StateError, saved
+from online.state import StateError, Stateful, Tree
 
 # Guard: memory; 192 points are one in 7.5 minutes of a day.
 POINTS_MAX, CHANGES_MAX = 192, 32
@@ -46,7 +47,7 @@ class Change(msgspec.Struct, frozen=True):
     gain: float | None = None
 
 
-class Course:
+class Course(Stateful):
     """Of one target.
 
     Attributes:
@@ -56,15 +57,8 @@ class Course:
         changes: in order of their time.
     """
 
-    STATE = saved(
-        "course",
-        names=list[str],
-        at_ns=Array(np.dtype(np.int64)),
-        values=Array(np.dtype(np.float32), columns=-1, nan=True),
-        spacing_ns=Count,
-        changes=list[Change],
-        fresh=lambda _: Course(),
-    )
+    SAVED = ("at_ns", "values", "spacing_ns")
+    UNKNOWN = frozenset({"values"})
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -80,14 +74,23 @@ class Course:
         copied.spacing_ns, copied.changes = self.spacing_ns, self.changes
         return copied
 
+    def to_state(self) -> Tree:
+        """See Stateful."""
+        return super().to_state() | {"names": [*self.names], "changes": msgspec.to_builtins(self.changes)}
+
+    def from_state(self, state: Tree) -> None:
+        """See Stateful."""
+        self.names = msgspec.convert(state["names"], list[str])
+        self.values = np.empty((0, 2 * len(self.names) + _ERRORS), np.float32)
+        super().from_state(state)
+        self.changes = msgspec.convert(state["changes"], list[Change])
+        if not all(math.isfinite(change.gain or 0.0) for change in self.changes):
+            raise StateError("a change without a finite gain")
+
     def restored(self) -> None:
         """Times grow, and each has its values."""
-        if self.values.shape != (len(self.at_ns), 2 * len(self.names) + _ERRORS):
-            raise StateError("values of another shape than times and names")
-        if (np.diff(self.at_ns) <= 0).any() or not self.spacing_ns:
-            raise StateError("times do not grow")
-        if np.isinf(self.values).any():
-            raise StateError("values: not finite")
+        if len(self.values) != len(self.at_ns) or (np.diff(self.at_ns) <= 0).any() or not self.spacing_ns:
+            raise StateError("times do not grow, or have no values")
 
     def record(self, at_ns: int, names: Sequence[str], values: Callable[[], Floats]) -> None:
         """Take a point, :func:`course_values`, if the newest one is old enough, or something changed since it."""

@@ -25,15 +25,12 @@ class Learner(Protocol):
 
     Attributes:
         features: columns of the blocks it is given.
-        publishes: it has what a target publishes: error bars, intervals, drift, statistics that merge and donate.
+        publishes: it has what a target publishes: error bars, intervals, drift, statistics that merge and donate. It is
+            saved, too; another starts over with the process.
     """
 
     features: FeatureSet
     publishes: bool
-
-    @property
-    def is_saved(self) -> bool:
-        """Whether it goes on after a restart; another starts over."""
 
     @property
     def started(self) -> bool:

@@ -29,7 +29,7 @@ from online.river import CONTEXT, RESIDUAL, ResidualModel
 from online.rls import LearnerSettings, RlsLearner
 from online.rows import Floats, Mask
 from online.snapshot import ModelSnapshot, SeenSnapshot
-from online.state import Finite, Kept, saved
+from online.state import Stateful, Tree
 
 from .design_matrix import DesignMatrix
 from .settings import BankSettings
@@ -41,7 +41,7 @@ _OF_COEFFICIENTS = LearnerSettings()
 """What is not of a learner forgets as coefficients do by default."""
 
 
-class Seen:
+class Seen(Stateful):
     """What was learned from: ranges of the p columns, and batch shapes.
 
     Attributes:
@@ -49,7 +49,7 @@ class Seen:
         cells: batch shapes with a learned row, (512,).
     """
 
-    STATE = saved("seen", low=Floats, high=Floats, cells=Mask)
+    SAVED = ("low", "high", "cells")
 
     __slots__ = ("cells", "high", "low")
 
@@ -83,7 +83,7 @@ class Seen:
         return SeenSnapshot(features=features, cells=sorted(map(cell_name, np.flatnonzero(self.cells).tolist())))
 
 
-class PublishedPrediction:
+class PublishedPrediction(Stateful):
     """Of one target, by the coefficients of one model.
 
     Args:
@@ -97,16 +97,7 @@ class PublishedPrediction:
         observed_us, predicted_us: decayed sums.
     """
 
-    STATE = saved(
-        "published_prediction",
-        error=PrequentialError,
-        shaped_error=PrequentialError,
-        intervals=Intervals,
-        seen=Seen,
-        level=Level,
-        observed_us=Finite,
-        predicted_us=Finite,
-    )
+    SAVED = ("error", "shaped_error", "intervals", "seen", "level", "observed_us", "predicted_us")
 
     def __init__(self, names: tuple[str, ...], residual: ResidualModel | None) -> None:
         self.error, self.shaped_error, self.intervals = PrequentialError(), PrequentialError(), Intervals()
@@ -173,15 +164,15 @@ class PublishedPrediction:
             "context_us_per_token": model.context_us_per_token(),
         }
 
-    def parts(self) -> dict[str, Any]:
-        """What is saved, by name."""
-        return {SHAPED: self} | ({} if self.residual is None else {RESIDUAL: self.residual})
+    def to_state(self) -> Tree:
+        """See Stateful."""
+        return super().to_state() | {"residual": None if self.residual is None else self.residual.to_state()}
 
-    def restore(self, saved_parts: dict[str, Kept]) -> None:
-        """Continue from what was saved and is still configured."""
-        for name, part in self.parts().items():
-            if name in saved_parts:
-                saved_parts[name].fill(part)
+    def from_state(self, state: Tree) -> None:
+        """See Stateful; a residual model goes on where it is still configured."""
+        super().from_state(state)
+        if self.residual is not None and state["residual"] is not None:
+            self.residual.from_state(state["residual"])
 
     def add(self, other: PublishedPrediction) -> None:
         """Rows of both."""

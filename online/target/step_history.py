@@ -102,10 +102,10 @@ class StepHistory:
             return
         if log_ratio is not None:
             self._recent.learn(watcher.features.names, view, log_ratio)
-        last_change = watcher.members.drift.last
-        if last_change is not None and verdict in (Verdict.CONFIRMED, Verdict.PREFILL):
+        if verdict in (Verdict.CONFIRMED, Verdict.PREFILL):
             kind = ChangeKind.PREFILL_SPEED if verdict is Verdict.PREFILL else ChangeKind.SPEED
-            self.course.mark(kind, *last_change)
+            drift = watcher.members.drift
+            self.course.mark(kind, drift.last_ns, drift.gain)
 
     def record(self, at_ns: int, watcher: RlsLearner | None, published: PublishedPrediction | None) -> None:
         """A block was learned, whose last row ended then; error bars exist once the first rows became statistics."""

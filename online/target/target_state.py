@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -20,11 +19,10 @@ from online.river import CONTEXT, RESIDUAL
 from online.rls import Prior, Replica, RlsLearner, as_far_as_it_fits, compared
 from online.rows import Floats, Quality, RowBlock, RowOutcome, Target
 from online.snapshot import ErrorSnapshot, IntervalSnapshot, ModelSnapshot, Reason, TargetSnapshot
-from online.state import Kept, StateError, saved
+from online.state import Stateful, Tree
 from online.transfer import SheetEstimate, SheetPrior
 
 from .clock_grain import ClockGrain
-from .course import Course
 from .design_matrix import DesignMatrix
 from .learners import RLS, Learner, make_learner, publishes
 from .published_prediction import SHAPED, PublishedPrediction, make_published
@@ -39,32 +37,6 @@ CHAMPION_ADVANTAGE = 0.95
 PriorFor = Callable[[FeatureSet], Prior | None]
 
 
-@dataclass
-class SavedTarget:
-    """A target in the state file, with the columns of the design by set; models are filled once they are made."""
-
-    STATE = saved(
-        "target",
-        fresh=lambda _: SavedTarget(
-            [], None, {}, Residuals(), {}, WindowRows(finer=True), "", 0, 0, {}, Course(), ClockGrain(), {}
-        ),
-    )
-
-    sets: list[tuple[str, list[str]]]
-    pending: Design | None
-    models: dict[str, Kept]
-    residuals: Residuals
-    shaped: dict[str, Kept]
-    windows: WindowRows
-    champion: str
-    first_ns: int
-    last_ns: int
-    replicas: dict[str, list[Replica]]
-    course: Course
-    clock: ClockGrain
-    engine_names: dict[int, str]
-
-
 # Guess: of cost against delay.
 YOUNG_ROWS, YOUNG_BLOCK_ROWS = 1024, 32
 """While coefficients are young every row moves them, and they are solved after each 32 of them."""
@@ -73,7 +45,7 @@ _REQUESTS_LONGER = 16
 """Blocks of requests may last so many times longer: they are few, and a block costs the same whatever is in it."""
 
 
-class TargetState:
+class TargetState(Stateful):
     """See the module's docstring.
 
     Attributes:
@@ -88,8 +60,11 @@ class TargetState:
         clock: how many rows seem to take no time.
         engine_names: of the engines that sent rows lately, by the numbers that rows bear.
         sheet_prior: what the data sheet and other configurations say of ``portable``'s step time.
+        left_out: models of a state that are not configured with the same columns.
         blocks_learned: how often something was learned that a reader is told of.
     """
+
+    SAVED = ("residuals", "windows", "champion", "first_ns", "last_ns", "clock")
 
     def __init__(self, target: Target, settings: BankSettings) -> None:
         self.target = target
@@ -108,6 +83,7 @@ class TargetState:
         self.history = StepHistory(kept=target is Target.STEP_TIME)
         self.sheet_prior: SheetPrior | None = None
         self.blocks_learned = 0
+        self.left_out: list[str] = []
 
     def offer(self, features: FeatureSet, prior_for: PriorFor) -> None:
         """Start models on a feature set that has become available."""
@@ -287,48 +263,42 @@ class TargetState:
 
     # ---------------------------------------------------------------- state
 
-    def saved(self) -> SavedTarget:
-        """For the state file; the objects in it are this target's own."""
-        return SavedTarget(
-            sets=self.matrix.layout(),
-            pending=self.cutter.pending(),
-            models={name: model for name, model in self.models.items() if model.is_saved},
-            residuals=self.residuals,
-            shaped={} if self.published is None else self.published.parts(),
-            windows=self.windows,
-            champion=self.champion,
-            first_ns=self.first_ns,
-            last_ns=self.last_ns,
-            replicas=self.replicas,
-            course=self.history.course,
-            clock=self.clock,
-            engine_names=self.engine_names,
-        )
+    def to_state(self) -> Tree:
+        """For the state file; the partial block is saved, not flushed."""
+        pending = self.cutter.pending()
+        return super().to_state() | {
+            "sets": [[name, [*columns]] for name, columns in self.matrix.layout()],
+            "pending": None if pending is None else pending.to_state(),
+            "models": {name: model.to_state() for name, model in self.models.items() if publishes(model)},
+            "published": None if self.published is None else self.published.to_state(),
+            "replicas": {name: [each.to_state() for each in own] for name, own in self.replicas.items()},
+            "course": self.history.course.to_state(),
+            "engine_names": {str(number): name for number, name in self.engine_names.items()},
+        }
 
-    def restore(self, state: SavedTarget) -> list[str]:
-        """Fill this fresh target; the names of models in the state that are not configured with the same columns."""
-        same, width = self.matrix.same_columns(state.sets)
-        skipped = []
-        for name, kept in state.models.items():
-            if name in self.models and name.rpartition("/")[2] in same:
-                kept.fill(self.models[name])
+    def from_state(self, state: Tree) -> None:
+        """Fill this fresh target; models that are not configured with the same columns are left out."""
+        super().from_state(state)
+        same, width = self.matrix.same_columns(state["sets"])
+        for name, kept in state["models"].items():
+            model = self.models.get(name)
+            if model is not None and publishes(model) and name.rpartition("/")[2] in same:
+                model.from_state(kept)
             else:
-                skipped.append(name)
-        if state.pending is not None:
-            self.cutter.restore(self.matrix.rearranged(state.pending, same, width))
-        if state.windows.rows is not None:
-            self.matrix.rearranged(state.windows.rows, same, width)
-        if self.published is not None and SHAPED in same:
-            self.published.restore(state.shaped)
-        self.residuals, self.windows, self.champion = state.residuals, state.windows, state.champion
-        self.clock, self.engine_names = state.clock, state.engine_names
-        self.first_ns, self.last_ns, self.history.course = state.first_ns, state.last_ns, state.course
-        self.replicas = {name: replicas for name, replicas in state.replicas.items() if name in same}
-        for name, replicas in self.replicas.items():
-            width = len(self.matrix.sets[name][0])
-            if any(len(replica.b) != width for replica in replicas):
-                raise StateError(f"replicas of another width than {width}, that of {name}")
-        return skipped
+                self.left_out.append(name)
+        if state["pending"] is not None:
+            self.cutter.restore(self.matrix.rearranged(Design.of_state(state["pending"]), same, width))
+        if self.windows.rows is not None:
+            self.matrix.rearranged(self.windows.rows, same, width)
+        if self.published is not None and SHAPED in same and state["published"] is not None:
+            self.published.from_state(state["published"])
+        self.replicas = {
+            name: [Replica.of_state(each, len(self.matrix.sets[name][0])) for each in own]
+            for name, own in state["replicas"].items()
+            if name in same
+        }
+        self.history.course.from_state(state["course"])
+        self.engine_names = {int(number): str(name) for number, name in state["engine_names"].items()}
 
 
 def _as_far_as_engines_agree(target: TargetSnapshot, spread: float) -> TargetSnapshot:

@@ -9,17 +9,26 @@ from dataclasses import dataclass
 
 from online.blocks import Design
 from online.rls import JACKKNIFE_ROWS
-from online.state import saved
+from online.state import Stateful, Tree
 
 
 @dataclass
-class WindowRows:
+class WindowRows(Stateful):
     """At most 512 rows (``JACKKNIFE_ROWS``), with the columns of all sets."""
 
-    STATE = saved("window_rows")
+    SAVED = ("finer",)
 
     rows: Design | None = None
     finer: bool = False
+
+    def to_state(self) -> Tree:
+        """See Stateful."""
+        return super().to_state() | {"rows": None if self.rows is None else self.rows.to_state()}
+
+    def from_state(self, state: Tree) -> None:
+        """See Stateful."""
+        super().from_state(state)
+        self.rows = None if state["rows"] is None else Design.of_state(state["rows"])
 
     def learn(self, design: Design, *, windows: bool) -> None:
         """Remember rows, or that there are finer ones."""

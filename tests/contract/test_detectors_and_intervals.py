@@ -31,13 +31,13 @@ def test_calm_streams_raise_no_confirmed_alarm(detector):
 def test_a_change_of_speed_is_confirmed_with_its_gain(detector, gain):
     drift = _run(detector, drift_at=3000, gain=gain)
     assert drift.confirmed >= 1
-    assert drift.last[1] == pytest.approx(gain, rel=0.05)
+    assert drift.gain == pytest.approx(gain, rel=0.05)
 
 
 @pytest.mark.parametrize("gain", [0.5, 1.1, 3.0])
 def test_without_a_detector_no_change_of_speed_is_told(gain):
     drift = _run("none", drift_at=3000, gain=gain)
-    assert (drift.confirmed, drift.last) == (0, None)
+    assert (drift.confirmed, drift.last_ns) == (0, 0)
 
 
 @pytest.mark.parametrize("detector", DETECTORS)

@@ -181,8 +181,8 @@ def test_a_learner_predicts_blocks_and_says_what_it_is_and_needs(learner):
     predicted = model.predict(design)
     assert predicted.shape == (600,)
     assert np.isfinite(predicted).all()
-    assert model.is_saved == (learner in SAVED)
-    if model.is_saved:
+    assert model.publishes == (learner in SAVED)
+    if model.publishes:
         again = through_bytes(model, make_learner(learner, features, LearnerSettings()))
         assert np.array_equal(again.predict(design), predicted)
         assert again.snapshot() == model.snapshot()

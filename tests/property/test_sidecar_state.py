@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,7 +13,7 @@ from collector.durable import read_image
 from collector.recordings import Recording, TimedKv, TimedPage, merged
 from collector.telemetry import table
 from collector.worker.build import make_pipeline
-from online.state import StateError, sealed
+from online.state import StateError, decode, encode, sealed
 from tests.support.paths import DATA
 
 RECORDED = ("otlp.pb.gz", "kv.jsonl.gz", "pages.jsonl.gz")
@@ -147,11 +146,11 @@ def mutated(draw, node):
 @given(data=st.data())
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_a_wellsealed_state_with_wrong_values_is_refused_whole_or_restored_whole(data):
-    body = KNOWN.setdefault("body", [learned().whole_state().body()])[0]
-    tree = mutated(data.draw, msgspec.msgpack.decode(body))
+    whole = KNOWN.setdefault("file", [sealed(learned().whole_state().body())])[0]
+    tree = mutated(data.draw, decode(whole))
     pipeline = fresh()
     before = pipeline.whole_state().body()
     try:
-        pipeline.restore(read_image(sealed(msgspec.msgpack.encode(tree))))
+        pipeline.restore(read_image(encode(tree)))
     except StateError:
         assert pipeline.whole_state().body() == before, "half of a state is worse than none"

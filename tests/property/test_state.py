@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from collector.config.schema import Config
 from online.bank import Bank, merge_states
 from online.rows import Target
-from online.state import VERSION, StateError
+from online.state import VERSION, Refusal, StateError, codec, decode
 from tests.support.linear_steps import steps
-from tests.support.state_files import body_of_file, file_of, with_value
+from tests.support.state_files import file_of, with_value
 
 RLS = Config(learners=("rls",))
 ALL = Config(learners=("rls", "river:residual"))
@@ -55,29 +55,71 @@ def test_a_state_with_one_bit_flipped_is_refused_and_the_old_one_kept(saved, dat
 
 
 @pytest.mark.parametrize("version", [0, VERSION - 1, VERSION + 1])
-def test_a_state_of_another_version_is_refused_by_number(saved, version):
-    with pytest.raises(StateError, match=f"state version {version} is not {VERSION}"):
-        Bank(RLS).restore(file_of({**body_of_file(saved), "version": version}))
+def test_a_state_of_another_version_is_refused_by_number(version):
+    with pytest.raises(StateError, match=f"state version {version} is not {VERSION}") as refused:
+        Bank(RLS).restore(file_of({"version": version, "parts": {"learners": {}}}))
+    assert refused.value.reason is Refusal.VERSION
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "value"),
+    ("part", "name", "value", "says"),
     [
-        ("weighing", "scale", np.nan),
-        ("slow_member", "beta", ["<f8", [6], b"\xff" * 48]),
-        ("rls", "rows", "many"),
-        ("weighing", "median_us", np.inf),
-        ("startup", "held", 0),
-        ("residuals", "rows", ["<i8", [10], b"\xff" * 80]),
-        ("residuals", "rows", ["<i8", [3], b""]),
-        ("residuals", "ratio_sum", np.inf),
-        ("bank", "learned_rows", -1),
+        ("weighing", "scale", np.nan, "Weighing.scale: expected a finite number"),
+        ("weighing", "median_us", np.inf, "Weighing.median_us: expected a finite number"),
+        ("weighing", "median_us", "1", "Weighing.median_us: expected a finite number"),
+        ("slow", "beta", np.full(4, np.nan), "SlowMember.beta: not finite"),
+        ("slow", "beta", np.zeros(3), r"SlowMember.beta: array of shape \(3,\), expected \(4,\)"),
+        ("slow", "beta", np.zeros(4, np.float32), "SlowMember.beta: expected an array of float64, 1 dimensions"),
+        ("slow", "beta", [0.0] * 4, "SlowMember.beta: expected an array"),
+        ("slow", "prior", {"mean": np.zeros(2), "sd": np.zeros(2), "misfit": 0.0}, "a prior of 2 columns, expected 4"),
+        ("portable", "rows", "many", "RlsLearner.rows: expected a whole number >= 0"),
+        ("startup", "held", 0, "state does not fit"),
+        ("startup", "holding", 1, "Startup.holding: expected bool"),
+        ("shapes", "x", None, "ShapeFactors.x: expected an array"),
+        ("all_rows", "medians", [0.0, np.inf], "ChangeTest.medians: expected a list of finite numbers"),
+        ("engines", "0", {}, "EngineRows.cell: missing"),
+        ("residuals", "rows", np.full(10, -1), "Residuals.rows: negative|negative"),
+        ("residuals", "ratio_sum", np.inf, "Residuals.ratio_sum: expected a finite number"),
+        ("course", "values", np.full((1, 10), np.inf, np.float32), "Course.values: not finite"),
+        ("targets", "step_time", [], "TargetState: expected its attributes"),
+        ("targets", "tea_time", {}, "tea_time"),
+        ("learners", "learned_rows", -1, "state does not fit"),
+        ("learners", "configs", None, "state does not fit"),
     ],
 )
-def test_a_state_whose_values_do_not_fit_is_refused_by_name(saved, kind, name, value):
-    damaged = with_value(saved, "learners", kind, name, value)
-    with pytest.raises(StateError, match=f"{kind}: |{kind}.{name}: "):
+def test_a_state_whose_values_do_not_fit_is_refused_by_name(saved, part, name, value, says):
+    damaged = with_value(saved, part, name, value)
+    with pytest.raises(StateError, match=says) as refused:
         Bank(RLS).restore(damaged)
+    assert refused.value.reason is Refusal.DOES_NOT_FIT
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [],
+        {},
+        {"version": VERSION},
+        {"version": VERSION, "parts": []},
+        {"version": VERSION, "parts": {"a": msgspec.msgpack.Ext(2, b"")}},
+        {"version": VERSION, "parts": {"a": msgspec.msgpack.Ext(1, msgspec.msgpack.encode(["O", [1], b"\0" * 8]))}},
+        {"version": VERSION, "parts": {"a": msgspec.msgpack.Ext(1, msgspec.msgpack.encode(["<f8", [2], b"\0" * 8]))}},
+        {"version": VERSION, "parts": {"a": msgspec.msgpack.Ext(1, msgspec.msgpack.encode(["<f8", [-1], b""]))}},
+    ],
+)
+def test_what_is_no_tree_is_refused_as_corrupt(body):
+    with pytest.raises(StateError) as refused:
+        decode(file_of(body))
+    assert refused.value.reason is Refusal.CORRUPT
+    with pytest.raises(StateError) as refused:
+        decode(b"something else")
+    assert refused.value.reason is Refusal.NOT_A_STATE
+
+
+def test_a_file_that_expands_beyond_its_bound_is_refused(saved, monkeypatch):
+    monkeypatch.setattr(codec, "STATE_BYTES_MAX", 1000)
+    with pytest.raises(StateError, match="larger than it may be"):
+        decode(saved)
 
 
 def test_models_no_longer_configured_are_named_and_left_out():

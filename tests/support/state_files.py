@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+import hashlib
+import zlib
+
 import msgspec
 
-from online.state import Image, decode, encode, sealed
-from online.state.file import _DIGEST_BYTES, MAGIC
-
-
-def body_of_file(data):
-    """Plain data of a file of the learners' kind."""
-    return msgspec.msgpack.decode(data[len(MAGIC) + _DIGEST_BYTES :], ext_hook=msgspec.msgpack.Ext)
+from online.state import decode, encode
 
 
 def file_of(body):
-    return sealed(msgspec.msgpack.encode(body))
+    """A file as docs and code say it is made, of any body."""
+    packed = zlib.compress(msgspec.msgpack.encode(body))
+    return b"tracefit.state/1\n" + hashlib.blake2b(packed).digest() + packed
 
 
-def with_value(data, part, kind, name, value):
-    """The file with one attribute of the first object of a kind replaced."""
-    body = body_of_file(data)
-    graph = body["parts"][part]
-    values = next(values for each, values in graph["objects"] if each == kind)
-    values[graph["kinds"][kind].index(name)] = value
-    return file_of(body)
+def with_value(data, part, name, value):
+    """The file with one value replaced in the first part of this name."""
+    tree = decode(data)
+    _first(tree, part)[name] = value
+    return encode(tree)
+
+
+def _first(tree, part):
+    for key, value in tree.items():
+        if key == part:
+            return next(iter(value.values()))[0] if key == "replicas" else value
+        if isinstance(value, dict) and (found := _first(value, part)) is not None:
+            return found
+    return None
 
 
 def through_bytes(saved, fresh):
     """``fresh``, filled with what was saved of another object."""
-    image: Image = decode(encode({"part": saved}))
-    return image.load("part", fresh)
+    fresh.from_state(decode(encode({"part": saved.to_state()}))["part"])
+    return fresh

@@ -1,6 +1,5 @@
 """``tracefit fleet pull``: whose state is taken, what is written, and what is said of the others."""
 
-import msgspec
 import pytest
 
 from collector.cli import main
@@ -12,6 +11,7 @@ from online import Bank, Snapshot, merge_states
 from online.state import VERSION
 from tests.support.clocks import FakeClock
 from tests.support.fleets import CONFIG, FACTS, NOW_NS, state_of, state_server
+from tests.support.state_files import file_of
 
 TWO = {**FACTS, "tensor_parallel_size": 2}
 
@@ -112,11 +112,8 @@ def test_of_one_engine_twice_the_newest_is_taken_and_the_other_named(states, tmp
     assert whole.configs[0].targets["step_time"].models["portable"].rows == 1500
 
 
-def newer_version(state):
-    body = msgspec.msgpack.decode(state[49:])
-    from online.state import sealed
-
-    return sealed(msgspec.msgpack.encode({**body, "version": VERSION + 1}))
+def newer_version():
+    return file_of({"version": VERSION + 1, "parts": {}})
 
 
 def test_what_cannot_be_used_is_named_with_its_reason_and_the_others_are_merged(states, tmp_path, monkeypatch):
@@ -126,7 +123,7 @@ def test_what_cannot_be_used_is_named_with_its_reason_and_the_others_are_merged(
         "also": states["e1"],
         "cut": states["e2"][:-1],
         "page": b"<html>",
-        "newer": newer_version(states["e2"]),
+        "newer": newer_version(),
         "future": states["future"],
         "large": b"x" * 200_001,
         "lies": (200, {"Content-Length": "9" * 12}, b""),

@@ -96,8 +96,10 @@ def test_stop_and_restart_is_no_restart(cut):
 
 
 def test_a_model_of_other_columns_is_refused():
+    model = ModelState(3, np.zeros(1), np.zeros(1), np.ones(1), 0.0)
+    state = ResidualModel(1.0).to_state() | {"model": model.to_state()}
     with pytest.raises(StateError):
-        ResidualModel(1.0).model = ModelState(3, [0.0], [0.0], [1.0], 0.0)
+        ResidualModel(1.0).from_state(state)
 
 
 def test_reading_changes_nothing():

@@ -7,7 +7,6 @@ from online.features.columns import Column, FeatureSet
 from online.rls import LearnerSettings, Prior, RelevantMember, RlsLearner
 from online.rls.slow_member import SlowMember
 from online.rows import STEP_FEATURES, Target
-from online.state import encode
 from online.target import make_learner
 from tests.support.designs import design_of
 from tests.support.linear_steps import BETA, NAMES, steps
@@ -134,7 +133,7 @@ def test_odd_rows_leave_relevance_and_coefficients_finite(odd):
     assert np.isfinite(learner.members.slow.beta).all()
     assert np.isfinite(learner.members.slow.alpha).all()
     assert (learner.members.slow.beta[: len(SET)] >= 0).all()
-    encode({"learner": learner})
+    through_bytes(learner, RlsLearner(SET, LearnerSettings(), None, RelevantMember))
 
 
 def test_rows_between_other_stamps_open_the_phases_which_are_always_in_use():

@@ -127,11 +127,11 @@ def test_once_most_rows_came_after_the_merge_nothing_is_said_of_it_any_more(stat
     assert bank.targets("c")["step_time"].replicas == []
 
 
-@pytest.mark.parametrize(("name", "value"), [("rows", -1), ("b", ["<f8", [3], b""]), ("engine", 7)])
+@pytest.mark.parametrize(("name", "value"), [("rows", -1), ("b", np.zeros(3)), ("engine", 7)])
 def test_a_replica_that_fits_nothing_is_refused_with_its_state(states, name, value):
     whole = merge_states([states["fast"], states["slow"]], RLS)
     with pytest.raises(StateError):
-        Bank(RLS).restore(with_value(whole, "learners", "replica", name, value))
+        Bank(RLS).restore(with_value(whole, "replicas", name, value))
 
 
 # ------------------------------------------------------------- in which order

@@ -7,7 +7,7 @@ from collector.decode.pages import EngineReading, ScrapedPage
 from collector.join.pages import PageEngine
 from collector.telemetry import RowDrop
 from collector.worker import make_pipeline
-from online.state import decode, encode
+from online.state import decode_image, encode_parts
 from tests.collector.join.pages.test_scrape_windows import SimulatedEngine, drops_of, fitted, rows_of, scraped
 
 
@@ -58,7 +58,7 @@ def test_a_state_of_fewer_meanings_begins_a_new_window():
     rows_of(page)
     newest = page.windows.newest
     object.__setattr__(newest, "values", newest.values[:-1])
-    restored = decode(encode({"page": page})).load("page", PageEngine)
+    restored = decode_image(encode_parts({"page": page})).load("page", PageEngine)
     for _ in range(20):
         engine.run(0.5, 5)
         at_ns = int(engine.now_us * 1e3)

@@ -1,0 +1,235 @@
+r"""A state is a tree of plain data and arrays; a state file is one tree, compressed and sealed.
+
+    b"tracefit.state/1\n"  |  BLAKE2b of the rest (64 bytes)  |  zlib of MessagePack {"version": 1, "parts": tree}
+
+A tree holds None, bool, int, float, str, lists, dicts with keys of text, and arrays. An array is MessagePack's
+extension 1, [dtype, shape, bytes]. The part ``learners`` is a bank's (``Bank.to_state``); a sidecar's file has others
+beside it. Floats and arrays come back bitwise.
+
+Who is saved is :class:`Stateful`: ``to_state()`` gives its tree, and ``from_state(tree)`` fills a fresh object. The
+fresh object says what fits: the same types, dtypes and shapes, integers >= 0, numbers finite. No code is run that the
+bytes name, and a file that expands beyond a bound is refused: a state may come from somewhere else.
+
+Guarantees: a file cut at any byte or with any bit flipped raises :class:`StateError`, and so does one of another
+version, and a value that does not fit (tests/property/test_state.py, tests/property/test_sidecar_state.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import hashlib
+import math
+import zlib
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+MAGIC = b"tracefit.state/1\n"
+# Format: of the state file.
+VERSION = 1
+LEARNERS = "learners"
+# Guard: memory.
+STATE_BYTES_MAX = 1 << 29
+# Format: number of MessagePack's extension.
+_ARRAY = 1
+_HEAD_BYTES = len(MAGIC) + hashlib.blake2b().digest_size
+
+Tree = dict[str, Any]
+
+
+class Refusal(enum.StrEnum):
+    """Why a state is refused."""
+
+    NOT_A_STATE = "not_a_state"
+    CORRUPT = "corrupt"
+    VERSION = "version"
+    DOES_NOT_FIT = "does_not_fit"
+    SHARED_ROWS = "shared_rows"
+
+
+class StateError(ValueError):
+    """A state that this version cannot use. The message is a sentence; ``reason`` is for counting."""
+
+    def __init__(self, message: str, reason: Refusal = Refusal.DOES_NOT_FIT) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+# ------------------------------------------------------------------- the file
+
+
+def encode(tree: Tree) -> bytes:
+    """The file of this tree; nobody may change its arrays meanwhile."""
+    body = zlib.compress(_pack({"version": VERSION, "parts": tree}), zlib.Z_BEST_SPEED)
+    return MAGIC + _digest(body) + body
+
+
+def decode(data: bytes) -> Tree:
+    """The tree in a file.
+
+    Raises:
+        StateError: it is truncated, corrupt, not a state file, or of a version that cannot be read.
+    """
+    if not data.startswith(MAGIC):
+        raise StateError(f"not a state file: it does not begin with {MAGIC.decode().strip()!r}", Refusal.NOT_A_STATE)
+    body = memoryview(data)[_HEAD_BYTES:]
+    if _digest(body) != data[len(MAGIC) : _HEAD_BYTES]:
+        raise StateError(f"corrupt state file: the checksum of {len(body)} bytes does not match", Refusal.CORRUPT)
+    try:
+        packer = zlib.decompressobj()
+        content = packer.decompress(body, STATE_BYTES_MAX)
+        if not packer.eof:
+            raise StateError("corrupt state file: it is larger than it may be, or its end is missing", Refusal.CORRUPT)
+        content = msgspec.msgpack.decode(content, ext_hook=_array_of)
+        version, tree = content["version"], content["parts"]
+    except (zlib.error, ValueError, TypeError, LookupError, RecursionError, OverflowError) as error:
+        if isinstance(error, StateError):
+            raise
+        raise StateError(f"corrupt state file: {error}", Refusal.CORRUPT) from error
+    if version != VERSION:
+        raise StateError(f"state version {version} is not {VERSION}: another tracefit made it", Refusal.VERSION)
+    if not isinstance(tree, dict):
+        raise StateError("corrupt state file: its parts have no names", Refusal.CORRUPT)
+    return tree
+
+
+def part_of_tree(tree: Tree, name: str) -> Tree:
+    """One part of a file; StateError if there is none."""
+    part = tree.get(name)
+    if not isinstance(part, dict):
+        raise StateError(f"no {name} in this state file")
+    return part
+
+
+def _digest(body: bytes | memoryview) -> bytes:
+    return hashlib.blake2b(body).digest()
+
+
+def _pack(value: object) -> bytes:
+    return msgspec.msgpack.encode(value, enc_hook=_packed)
+
+
+def _packed(value: object) -> object:
+    """What msgspec writes for a value that it does not know."""
+    if isinstance(value, np.ndarray):
+        dtype = value.dtype.descr if value.dtype.names else value.dtype.str
+        return msgspec.msgpack.Ext(_ARRAY, _pack([dtype, value.shape, value.tobytes()]))
+    if isinstance(value, np.generic):
+        return value.item()
+    raise NotImplementedError(f"{type(value).__name__} in a state")  # what msgspec asks of an enc_hook
+
+
+def _array_of(code: int, data: memoryview) -> NDArray[Any]:
+    """The array of an extension, writable."""
+    if code != _ARRAY:
+        raise StateError(f"corrupt state file: extension {code}", Refusal.CORRUPT)
+    dtype, shape, raw = msgspec.msgpack.decode(data)
+    kind = np.dtype(dtype if isinstance(dtype, str) else [tuple(field) for field in dtype])
+    if kind.hasobject or min(shape, default=0) < 0:
+        raise StateError(f"corrupt state file: an array of {dtype} and {shape}", Refusal.CORRUPT)
+    return np.frombuffer(bytearray(raw), kind).reshape(shape)
+
+
+# ------------------------------------------------------------------- who is saved
+
+
+class Stateful:
+    """An object whose state is a tree.
+
+    A class names what is saved of it in ``SAVED``: attributes that are numbers, text, arrays, lists of numbers, or
+    other stateful objects. What is neither of these it writes and reads itself, beside what ``super()`` does.
+
+    ``UNKNOWN`` names arrays that may hold NaN. An array of no rows in a fresh object stands for any number of rows.
+    """
+
+    __slots__ = ()
+    SAVED: ClassVar[tuple[str, ...]] = ()
+    UNKNOWN: ClassVar[frozenset[str]] = frozenset()
+
+    def to_state(self) -> Tree:
+        """What is saved, apart from what goes on changing."""
+        return {name: _copied(getattr(self, name)) for name in self.SAVED}
+
+    def from_state(self, state: Tree) -> None:
+        """Fill this fresh object, which must be thrown away if that fails.
+
+        Raises:
+            StateError: something is missing or does not fit; the message names it.
+        """
+        if not isinstance(state, dict):
+            raise StateError(f"{type(self).__name__}: expected its attributes")
+        for name in self.SAVED:
+            if name not in state:
+                raise StateError(f"{type(self).__name__}.{name}: missing")
+            try:
+                value = _fitted(state[name], getattr(self, name), nan=name in self.UNKNOWN)
+            except StateError as error:
+                raise StateError(f"{type(self).__name__}.{name}: {error}") from error
+            setattr(self, name, value)
+        self.restored()
+
+    def restored(self) -> None:
+        """Check what the types do not say, and derive what is not saved; StateError if it does not fit."""
+
+
+@contextlib.contextmanager
+def refusing(what: str = "state") -> Iterator[None]:
+    """Whatever a tree of another form runs into is a StateError: it comes from a file."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+        if isinstance(error, StateError):
+            raise
+        raise StateError(f"{what} does not fit: {error!r}") from error
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Stateful):
+        return value.to_state()
+    if isinstance(value, np.ndarray | list):
+        return value.copy()
+    return value
+
+
+def _fitted(value: Any, fresh: Any, *, nan: bool) -> Any:
+    """A value in the place of a fresh one."""
+    if isinstance(fresh, Stateful):
+        fresh.from_state(value)
+        return fresh
+    if isinstance(fresh, np.ndarray):
+        return fitted_array(value, fresh, nan=nan)
+    if isinstance(fresh, list):
+        if type(value) is list and all(_is_number(each) for each in value):
+            return value
+        raise StateError("expected a list of finite numbers")
+    if isinstance(fresh, float):
+        if _is_number(value):
+            return float(value)
+        raise StateError("expected a finite number")
+    if isinstance(fresh, int) and not isinstance(fresh, bool):
+        if type(value) is int and 0 <= value < 1 << 63:
+            return value
+        raise StateError("expected a whole number >= 0")
+    if type(value) is type(fresh):
+        return value
+    raise StateError(f"expected {type(fresh).__name__}")
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def fitted_array(value: Any, fresh: NDArray[Any], *, nan: bool = False) -> NDArray[Any]:
+    """An array of the dtype and shape of a fresh one, with any number of rows where that has none."""
+    if not isinstance(value, np.ndarray) or value.dtype != fresh.dtype or value.ndim != fresh.ndim:
+        raise StateError(f"expected an array of {fresh.dtype}, {fresh.ndim} dimensions")
+    same = slice(1, None) if fresh.shape[0] == 0 else slice(None)
+    if value.shape[same] != fresh.shape[same]:
+        raise StateError(f"array of shape {value.shape}, expected {fresh.shape}")
+    if value.dtype.kind == "f" and not (~np.isinf(value) if nan else np.isfinite(value)).all():
+        raise StateError("not finite")
+    return value

@@ -58,7 +58,7 @@ class Fit:
         """10th and 90th percentile of observed / predicted as published for each row's stratum, (n,) each."""
         if self.system.endswith(SHAPE_SUFFIX):
             return None  # what is published is of the coefficients alone
-        published = self.learner.members.scores.intervals.snapshot()
+        published = self.learner.intervals.snapshot()
         if published is None:
             return None
         pooled = (published.p10, published.p50, published.p90)
@@ -100,7 +100,7 @@ def predict(learner: RlsLearner, features: FeatureSet, rows: RowBlock, *, shaped
 
     ``shaped``: times the factor of the row's batch shape.
     """
-    beta = learner.members.slow.beta[: len(features)]
+    beta = learner.fit.beta[: len(features)]
     with np.errstate(invalid="ignore", over="ignore"):
         x = features.evaluate(rows)
         known = np.isfinite(x).all(axis=1)
@@ -184,9 +184,7 @@ def prequential(system: str, facts: dict[str, Fact], rows: RowBlock) -> float | 
         if learner.started and start >= start_rows and len(block):
             predicted = learner.predict(block)
             if system.endswith(SHAPE_SUFFIX):
-                predicted = (
-                    block.x @ learner.members.slow.beta[: len(features)] * np.exp(learner.log_factors(block.cell))
-                )
+                predicted = block.x @ learner.fit.beta[: len(features)] * np.exp(learner.log_factors(block.cell))
             errors.append(np.abs(predicted - block.elapsed_us) / block.elapsed_us)
         state.learn(part)
         if start + BLOCK_ROWS >= len(rows):

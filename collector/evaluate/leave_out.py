@@ -134,7 +134,7 @@ def _by_sheet(capture: Capture, donors: Sequence[Donor]) -> list[Transfer]:
     for count in FIRST_ROWS:
         model = learn(features, capture.learned[STEP].slice(0, min(count, len(capture.learned[STEP]))))
         if model is not None:
-            own, told = model.members.slow.beta[: len(features)], prior.after(model)
+            own, told = model.fit.beta[: len(features)], prior.after(model)
             after[str(count)], cold[str(count)] = error(own if told is None else told.beta), error(own)
     zero = error(prior.before().beta)
     count = len(donors)

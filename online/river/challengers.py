@@ -27,7 +27,7 @@ from online.rls import middle
 from online.rows import Floats
 from online.snapshot import ModelSnapshot
 
-from .thinning import Thinning
+from .residual import Thinning
 
 PREFIX = "river:"
 # Guard: a prediction is within 0 and 11 times the median.

@@ -1,18 +1,16 @@
-"""The learner: decayed statistics, robust weights, solve, identifiability."""
+"""The learner: decayed statistics, robust weights, solve, error bars."""
 
 from __future__ import annotations
 
-from .ard import RelevantMember
+from .ard import RelevantFit
 from .error_bars import JACKKNIFE_ROWS
 from .identify import IDENTIFIED_ERROR, VIF_MAX, as_far_as_it_fits
-from .learner_settings import LearnerSettings
-from .merging import merge
-from .operating_points import OperatingPoints, points_of
+from .learner import LearnerSettings, RlsLearner
+from .merging import Replica, compared, joined, merge, replica_of
 from .prior import Prior, contradicted
-from .replicas import Replica, compared, joined, replica_of
-from .rls_learner import RlsLearner
-from .robust import middle
 from .solve import solve
+from .strata import OperatingPoints, points_of
+from .weights import bisquare, middle
 
 __all__ = [
     "IDENTIFIED_ERROR",
@@ -21,10 +19,11 @@ __all__ = [
     "LearnerSettings",
     "OperatingPoints",
     "Prior",
-    "RelevantMember",
+    "RelevantFit",
     "Replica",
     "RlsLearner",
     "as_far_as_it_fits",
+    "bisquare",
     "compared",
     "contradicted",
     "joined",

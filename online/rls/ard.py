@@ -27,9 +27,8 @@ from online.constants import TINY
 from online.features import INTERCEPT, FeatureSet
 from online.rows import Floats, Mask
 
-from .learner_settings import LearnerSettings
+from .fit import Fit
 from .prior import Prior
-from .slow_member import SlowMember
 from .solve import RELATIVE_RIDGE
 
 # Guard: stands for infinity.
@@ -42,18 +41,18 @@ _CHANGES_MAX = 4
 _LEAST_GAIN = 1e-3
 
 
-class RelevantMember(SlowMember):
-    """A slow member whose prior precisions are found by evidence maximisation.
+class RelevantFit(Fit):
+    """A fit whose prior precisions are found by evidence maximisation.
 
     Attributes:
         alpha: prior precision per column in 1 / us^2 of its coefficient, (p,); negative = pruned.
         weight: diagonal of A, (p,): the unit of a pruned column's precision.
     """
 
-    SAVED: ClassVar[tuple[str, ...]] = (*SlowMember.SAVED, "alpha", "weight")
+    SAVED: ClassVar[tuple[str, ...]] = (*Fit.SAVED, "alpha", "weight")
 
-    def __init__(self, features: FeatureSet, settings: LearnerSettings, prior: Prior | None = None) -> None:
-        super().__init__(features, settings, prior)
+    def __init__(self, features: FeatureSet, half_life_steps: float, prior: Prior | None = None) -> None:
+        super().__init__(features, half_life_steps, prior)
         self._names = features.names
         self._always = np.array([c.formula == INTERCEPT for c in features.columns])
         self.weight = np.zeros(self.p)

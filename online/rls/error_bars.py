@@ -57,8 +57,8 @@ from online.rows import Floats, Ints, Mask
 from online.shapes import MEMORY_ROWS, SHRINK_ROWS
 from online.state import Stateful
 
-from .robust import FLOOR, relative, shares
 from .solve import solve
+from .weights import FLOOR, relative, shares
 
 # Chosen: for coverage; 32 rows and 32 lags are a guess.
 WINDOW_ROWS, LAGS_MAX, WINDOWS_PER_LAG = 32, 32, 6.0

@@ -1,27 +1,62 @@
-"""Two ``rls`` learners into one.
+"""Two ``rls`` learners into one, and the engines whose states were merged, each held against the others.
 
 Merging adds statistics, it never averages coefficients. What one stream learned after the other is treated as if one
 learner had seen both: the earlier statistics are first decayed by what the later learned, stratum by stratum. Streams
-side by side keep each its own decay. Then one solve. The detector starts over.
-
-The scale is that of the merged coefficients:
+side by side keep each its own decay. Then one solve. The detector starts over. The scale is that of the merged
+coefficients:
 
     R_k(beta) = beta' A_k beta - 2 b_k' beta + y'Wy_k         sum of squared relative residuals of side k
     n s^2     = n_1 s_1^2 + n_2 s_2^2 + R(beta) - R_1(beta_1) - R_2(beta_2)              n: rows in Huber shares
 
-Sums telescope: stages give what one merge of all would. Prequential errors and bands start over: nobody has predicted
-by the merged coefficients yet.
+Sums telescope: stages give what one merge of all would. Prequential errors start over: nobody has predicted by the
+merged coefficients yet.
+
+A replica is the statistics of one engine at the merge: A, b, and N, the variance of its scores; before there are
+2 p + 2 windows, 64 s^2 A stands in: neighbouring rows may share that much of their noise. Phases belong to the stamps
+of a server and are taken out at their estimate. Statistics stay as they were at the merge.
+
+    beta_i = the fit of what all others know together, without those that differ
+    r_i    = log (beta_i' b_i / beta_i' A_i beta_i)            0 = as fast as the others; exp r_i is its ratio
+    v_i    = beta_i' N beta_i / (beta_i' A beta_i)^2           summed over A, N of its own rows and of the others'
+    se_i   = max (sqrt v_i, 1.4826 MAD of r over those that do not differ)
+
+A replica differs where |r_i| > 5 % and > 3 se_i. Those furthest off are set apart and the rest is looked at again, as
+long as two are left: one that is slow makes no other fast. The scatter of the others counts because engines with other
+loads differ by what the form misses.
+
+Shapes: A, N (p, p), b, beta (p,).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import NamedTuple
 
-from online.blocks import Design
-from online.rows import Floats
+import numpy as np
 
-from .members import Members
-from .rls_learner import RlsLearner
+from online.blocks import Design, median_of
+from online.constants import MAD_TO_SD
+from online.errors import PrequentialError
+from online.rows import Floats, Mask
+from online.snapshot import ReplicaSnapshot
+from online.state import Stateful, Tree
+
+from .fit import residual_squares
+from .learner import RlsLearner
+from .solve import solve
+
+# Guard: memory.
+REPLICAS_MAX = 4096
+
+# Guess: a bound of what neighbouring rows share.
+_SHARED_NOISE = 64.0
+# Guess: 5 % is worth telling; three standard errors are sure.
+_DIFFERENCE, _SURE = math.log1p(0.05), 3.0
+# Guard: cost. Guess: those within a tenth of the furthest go with it.
+_ROUNDS, _ALIKE = 16, 0.9
 
 
 def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_side: bool) -> None:
@@ -29,55 +64,180 @@ def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_
     for learner in (into, other):
         if into.phases or other.phases:
             learner.open_phases()
-    if into.startup.holding and other.startup.holding:
+    if into.holding and other.holding:
         _merge_held(into, other, other_is_later=other_is_later)
         return
     for learner in (into, other):
-        if learner.startup.fittable:
+        if learner.fittable:
             learner.refit(release=True)
-    if other.startup.holding:
+    if other.holding:
         return
-    if into.startup.holding:
-        into.startup, into.members, into.rows = other.startup, other.members, other.rows
-        into.members.solve_slow()
+    if into.holding:
+        for name in (*RlsLearner.SAVED, "held"):
+            setattr(into, name, getattr(other, name))
     else:
         if not side_by_side:
             earlier, later = (into, other) if other_is_later else (other, into)
-            earlier.members.slow.decay(later.members.slow.strata.clock)
-        _merge_members(into.members, other.members)
+            earlier.fit.decay(later.fit.strata.clock)
+        _merge_statistics(into, other)
         into.rows += other.rows
-    into.members.restart_detector()
+    into.drift = into.drift.restarted()
 
 
-def _merge_members(into: Members, other: Members) -> None:
+def _merge_statistics(into: RlsLearner, other: RlsLearner) -> None:
+    """Statistics of both, medians weighed by rows, and the scale of what solves them."""
     sides = (into, other)
-    rows = [float(side.slow.strata.n1.sum()) for side in sides]
+    rows = [float(side.fit.strata.n1.sum()) for side in sides]
     scales = [side.weighing.scale for side in sides]
-    own = sum(_residual(side.slow.strata.total(), side.slow.beta) for side in sides)
-    into.add(other)
-    into.scores.add(other.scores)
-    into.solve_slow()
-    between = max(_residual(into.slow.strata.total(), into.slow.beta) - own, 0.0)
+    own = sum(residual_squares(side.fit.strata.total(), side.fit.beta) for side in sides)
+    share = rows[1] / sum(rows) if sum(rows) > 0.0 else 0.5
+    into.weighing.median_us += share * (other.weighing.median_us - into.weighing.median_us)
+    into.fit.add(other.fit)
+    into.shapes.add(other.shapes)
+    into.means.sums = into.means.sums + other.means.sums
+    _merge_errors(into, other)
+    into.solve()
+    between = max(residual_squares(into.fit.strata.total(), into.fit.beta) - own, 0.0)
     within = sum(n * scale**2 for n, scale in zip(rows, scales, strict=True))
     into.weighing.scale = max(math.sqrt((within + between) / max(sum(rows), 1.0)), min(scales))
-    into.solve_slow()
+    into.solve()
 
 
-def _residual(g: Floats, beta: Floats) -> float:
-    """R(beta) of statistics G (q, q), y behind the p columns."""
-    p = len(beta)
-    return float(beta @ g[:p, :p] @ beta - 2.0 * (g[p, :p] @ beta) + g[p, p])
+def _merge_errors(into: RlsLearner, other: RlsLearner) -> None:
+    into.error = PrequentialError()
+    into.intervals.add(other.intervals)
 
 
 def _merge_held(into: RlsLearner, other: RlsLearner, *, other_is_later: bool) -> None:
-    parts = [into.startup.held, other.startup.held] if other_is_later else [other.startup.held, into.startup.held]
+    parts = [into.held, other.held] if other_is_later else [other.held, into.held]
     held = [part for part in parts if part is not None]
     into.rows += other.rows
-    into.members.means.add(other.members.means)
-    into.members.scores.add(other.members.scores)
+    into.means.sums = into.means.sums + other.means.sums
+    _merge_errors(into, other)
     if held:
-        into.startup.held = Design.concatenate(held)
+        into.held = Design.concatenate(held)
         into.refit()
-    if not into.startup.holding:
-        into.members.solve_slow()
-    into.members.restart_detector()
+    into.drift = into.drift.restarted()
+
+
+# ------------------------------------------------------------------- replicas
+
+
+@dataclass(slots=True)
+class Replica(Stateful):
+    """What one engine's state knew when it was merged: A, b, N and how many rows."""
+
+    SAVED = ("engine", "rows", "a", "b", "noise")
+
+    engine: str
+    rows: int
+    a: Floats
+    b: Floats
+    noise: Floats
+
+    @staticmethod
+    def of_state(state: Tree, p: int) -> Replica:
+        """One of p columns from the state file; StateError if it does not fit."""
+        replica = Replica("", 0, np.zeros((p, p)), np.zeros(p), np.zeros((p, p)))
+        replica.from_state(state)
+        return replica
+
+    def plus(self, other: Replica) -> Replica:
+        """Both, as one engine's."""
+        rows, noise = self.rows + other.rows, self.noise + other.noise
+        return Replica(self.engine, rows, self.a + other.a, self.b + other.b, noise)
+
+    def minus(self, other: Replica) -> Replica:
+        """The rest without a part of it."""
+        rows, noise = self.rows - other.rows, self.noise - other.noise
+        return Replica("", rows, self.a - other.a, self.b - other.b, noise)
+
+
+def replica_of(learner: RlsLearner, engine: str) -> Replica | None:
+    """What a learner knows, as one of several; None before its first fit."""
+    if not learner.started:
+        return None
+    p, fit = len(learner.features), learner.fit
+    g = learner.statistics()
+    a, y = g[:p, :p], fit.p
+    b = g[:p, y] - g[:p, p:y] @ fit.beta[p:y]
+    meat = fit.meat.of_scores(fit.p)
+    noise = _SHARED_NOISE * learner.weighing.scale**2 * a if meat is None else meat[:p, :p]
+    return Replica(engine, learner.rows, a, b, noise)
+
+
+def joined(mine: Sequence[Replica], theirs: Sequence[Replica]) -> list[Replica]:
+    """Replicas of both, those of one engine together; beyond the bound the ones with the fewest rows go."""
+    by_engine: dict[str, Replica] = {}
+    unnamed = []
+    for replica in (*mine, *theirs):
+        if not replica.engine:
+            unnamed.append(replica)
+        elif replica.engine in by_engine:
+            by_engine[replica.engine] = by_engine[replica.engine].plus(replica)
+        else:
+            by_engine[replica.engine] = replica
+    every = sorted((*by_engine.values(), *unnamed), key=lambda replica: (replica.engine, replica.rows))
+    return every if len(every) <= REPLICAS_MAX else sorted(every, key=lambda replica: -replica.rows)[:REPLICAS_MAX]
+
+
+class Comparison(NamedTuple):
+    """Replicas, those that differ and are furthest from the others first, and how far apart the engines are.
+
+    ``spread``: root mean square over the rows of how far engines that differ are from all, in logs; 0 where none does.
+    """
+
+    replicas: list[ReplicaSnapshot]
+    spread: float
+
+
+def compared(replicas: Sequence[Replica], learned_rows: int) -> Comparison:
+    """Each replica against the others.
+
+    Nothing where there are no others, or where of ``learned_rows`` by now most came after the merge. A replica on whose
+    work the others predict nothing has no ratio.
+    """
+    rows = np.array([replica.rows for replica in replicas], np.float64)
+    if len(replicas) < 2 or learned_rows > 2 * rows.sum():  # noqa: PLR2004
+        return Comparison([], 0.0)
+    usual: Mask = np.ones(len(replicas), np.bool_)
+    for _ in range(_ROUNDS):
+        log_ratio, by_rows = _against_others(replicas, usual)
+        off = np.abs(log_ratio)
+        odd = usual & (off > np.maximum(_DIFFERENCE, _SURE * by_rows))  # of NaN it is False
+        further = odd & (off >= _ALIKE * off[odd].max(initial=0.0))
+        if not odd.any() or np.count_nonzero(usual & ~further) < 2:  # noqa: PLR2004
+            break
+        usual &= ~further
+    calm = log_ratio[usual & ~odd & np.isfinite(log_ratio)]
+    scatter = MAD_TO_SD * median_of(np.abs(calm - median_of(calm))) if len(calm) else 0.0
+    stderr = np.maximum(by_rows, scatter)
+    differs = off > np.maximum(_DIFFERENCE, _SURE * stderr)
+    snapshots = [
+        ReplicaSnapshot(engine=replica.engine, rows=replica.rows, differs=False)
+        if math.isnan(r)
+        else ReplicaSnapshot(
+            engine=replica.engine, rows=replica.rows, differs=bool(odd), ratio=math.exp(r), stderr=math.exp(r) * error
+        )
+        for replica, r, error, odd in zip(replicas, log_ratio.tolist(), stderr.tolist(), differs, strict=True)
+    ]
+    snapshots.sort(key=lambda s: (not s.differs, -abs(math.log(s.ratio)) if s.ratio else 0.0, s.engine))
+    apart = np.where(differs, log_ratio, 0.0) * (1.0 - rows / rows.sum())  # from all together, itself included
+    return Comparison(snapshots, math.sqrt(float(rows @ apart**2) / float(rows.sum())))
+
+
+def _against_others(replicas: Sequence[Replica], usual: Mask) -> tuple[Floats, Floats]:
+    """R and sqrt v of each, (k,), against the others that are ``usual``; NaN and 0 where those predict nothing."""
+    log_ratio, by_rows = np.full(len(replicas), np.nan), np.zeros(len(replicas))
+    together = reduce(Replica.plus, (replica for replica, counts in zip(replicas, usual, strict=True) if counts))
+    for index, replica in enumerate(replicas):
+        others = together.minus(replica) if usual[index] else together
+        none = np.zeros(len(replica.b), np.bool_)
+        beta = solve(others.a, others.b, none, ~none).beta
+        forecasts = [float(beta @ each.a @ beta) for each in (replica, others)]
+        observed = float(beta @ replica.b)
+        if min(*forecasts, observed) > 0.0:
+            log_ratio[index] = math.log(observed / forecasts[0])
+            noises = [max(float(beta @ each.noise @ beta), 0.0) for each in (replica, others)]
+            by_rows[index] = math.sqrt(sum(n / forecast**2 for n, forecast in zip(noises, forecasts, strict=True)))
+    return log_ratio, by_rows

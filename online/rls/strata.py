@@ -2,7 +2,7 @@
 
 A row of a block, z = [x, phase, y, l] of shape (q,), weight w, covers l steps and takes y microseconds. Per stratum s
 
-    G_s <- 2^(-sum e_i) G_s + sum_i 2^(-age_i) w_i z_i z_i'        G: (32, q (q + 1) / 2), upper triangles
+    G_s <- 2^(-sum e_i) G_s + sum_i 2^(-age_i) w_i z_i z_i'        G: (32, q * q)
     e_i = l_i / half-life * weight_i                     age_i = sum of e over the later rows of s
 
 so a stratum forgets by what happens in it: what is not visited is not forgotten (Kulhavy's directional forgetting,
@@ -12,6 +12,12 @@ A (p, p), b (p,), y'Wy, the sums over l (for excitation), and
     n1_s = sum 2^(-age) h v    n2_s = sum 2^(-2 age) h^2 v    h: Huber's share, v: the row's weight; n1^2 / n2 =
     effective rows: k rows of weight 1 / k that see the same are one
 
+Operating points (:class:`OperatingPoints`) are finer: octaves of the batch and of the context per request, (floor(log2
+n), floor(log2 c)), contexts below 1,024 tokens being one. Their last column is l t, t in seconds since the first row,
+and tells when a point was visited; l itself is the first column, the intercept. A linear form is right to a per cent or
+two at any one point, however many rows say so, and who weighs a point by its rows believes its misfit. So each point is
+one observation later (online/transfer/evidence.py).
+
 Guarantees: adding statistics equals learning the rows together, to rounding
 (tests/property/test_state.py::test_merge_equals_one_learner_fed_the_same_rows_when_nothing_is_forgotten); nothing here
 divides, so nothing here can become non-finite from finite rows.
@@ -20,14 +26,26 @@ Reference: Kulhavy, Restricted exponential forgetting in real-time identificatio
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from online.blocks import STRATA, Design
-from online.rows import Floats
-from online.state import Stateful
+from online.blocks import STRATA, Design, Groups
+from online.features import portable
+from online.rows import Floats, Ints, Target
+from online.state import StateError, Stateful
 
-from .grouped_sums import decays_of, kept_of, products_of
-from .operating_points import OperatingPoints
+from .solve import NOTHING, RELATIVE_RIDGE
+
+# Guard: 2^-1000 is still a normal number; older is 0 for every purpose.
+MAX_AGE = 1000.0
+# Guard: batches of 2^15 requests and contexts of 2^18 tokens and more share the last octave. Guess: 2^10.
+_BATCHES, _CONTEXTS, _SHORT = 16, 9, 9
+"""Octaves; what is shorter than 2^10 tokens is one: it costs a step little beside its weights."""
+_COLUMNS = [column.name for column in portable(Target.STEP_TIME).columns]
+_CONTEXT, _REQUESTS = _COLUMNS.index("decode_context_tokens"), _COLUMNS.index("requests")
+# Guess: a slope is told only where it is sure.
+_TIMES_SD = 10.0
 
 
 class Strata(Stateful):
@@ -41,57 +59,40 @@ class Strata(Stateful):
 
     SAVED = ("g", "n1", "n2", "clock", "points")
 
-    __slots__ = ("_expand", "_left", "_right", "_triangle", "clock", "g", "half_life_steps", "n1", "n2", "points", "q")
-
     def __init__(self, q: int, half_life_steps: float, *, by_point: bool = False) -> None:
         self.q = q
         self.points = OperatingPoints(q) if by_point else None
         self.half_life_steps = half_life_steps
-        self._left, self._right = np.triu_indices(q)
-        self._triangle = self._left * q + self._right
-        expand = np.zeros((q, q), np.int64)
-        expand[self._left, self._right] = np.arange(len(self._left))
-        self._expand = np.maximum(expand, expand.T)
-        self.g = np.zeros((STRATA, len(self._left)))
-        self.n1 = np.zeros(STRATA)
-        self.n2 = np.zeros(STRATA)
-        self.clock = np.zeros(STRATA)
+        self.g = np.zeros((STRATA, q * q))
+        self.n1, self.n2, self.clock = np.zeros(STRATA), np.zeros(STRATA), np.zeros(STRATA)
 
     def learn(self, block: Design, z: Floats, weight: Floats, share: Floats) -> tuple[Floats, Floats]:
         """Add rows: z (n, q), weight (n,), share of Huber (n,).
 
         Returns what each group kept of its past, (g,), and what later rows of the block left of each row, (n,).
         """
-        groups = block.grouped()
-        order, starts, ids = groups.order, groups.starts, groups.ids
-        e = (block.steps * block.weight / self.half_life_steps).take(order)
-        decay, spent = decays_of(groups, e)
-        zo = z.take(order, axis=0)
-        new = products_of(groups, zo * (weight.take(order) * decay)[:, None], zo).take(self._triangle, axis=1)
-        kept = kept_of(spent)
-        self.g[ids] = self.g[ids] * kept[:, None] + new
-        h = share.take(order) * decay
-        counted = h * block.weight.take(order)
-        self.n1[ids] = self.n1[ids] * kept + np.add.reduceat(counted, starts)
-        self.n2[ids] = self.n2[ids] * (kept * kept) + np.add.reduceat(counted * h, starts)
+        groups, e = block.grouped(), block.steps * block.weight / self.half_life_steps
+        ids, decay, kept, spent = groups.ids, *_decays(groups, e)
+        self.g[ids] = self.g[ids] * kept[:, None] + _products(groups, z, weight, decay)
+        h = share.take(groups.order) * decay
+        counted = h * block.weight.take(groups.order)
+        self.n1[ids] = self.n1[ids] * kept + np.add.reduceat(counted, groups.starts)
+        self.n2[ids] = self.n2[ids] * (kept * kept) + np.add.reduceat(counted * h, groups.starts)
         self.clock[ids] += spent
-        left_of = np.empty_like(decay)
-        left_of[order] = decay
+        left = np.empty_like(decay)
+        left[groups.order] = decay
         if self.points is not None:
-            spent_by_row = np.empty_like(e)
-            spent_by_row[order] = e
-            self.points.learn(z, block.end_ns, weight, share * block.weight, spent_by_row)
-        return kept, left_of
+            self.points.learn(z, block.end_ns, weight, share * block.weight, e)
+        return kept, left
+
+    def matrices(self) -> Floats:
+        """G of each stratum, (32, q, q)."""
+        return self.g.reshape(-1, self.q, self.q)
 
     def total(self) -> Floats:
-        """Sum over the strata as a full symmetric matrix (q, q)."""
-        matrix: Floats = self.g.sum(axis=0)[self._expand]
-        return matrix
-
-    def without_prefill(self) -> Floats:
-        """Of each stratum without prefill a full symmetric matrix, (16, q, q)."""
-        matrices: Floats = self.g[: STRATA // 2][:, self._expand]
-        return matrices
+        """Sum over the strata, (q, q)."""
+        total: Floats = self.matrices().sum(axis=0)
+        return total
 
     def effective_rows(self) -> float:
         """n1^2 / n2 over all strata."""
@@ -109,31 +110,56 @@ class Strata(Stateful):
         In strata with prefill every row has some: that none of the others has any tells what a chunk costs, and only
         chunks of several sizes tell what a token costs.
         """
-        p = self.q - 2
-        squares = self.g[:, self._expand.diagonal()[:p]]
-        visited = squares > 0.0
-        steps = (visited * self.g[:, self._expand[-1, -1], None]).sum(axis=0)
-        crossed = self.g[:, self._expand[:p, -1]].sum(axis=0)
+        p, g = self.q - 2, self.matrices()
+        squares = g.diagonal(axis1=1, axis2=2)[:, :p]
+        steps = ((squares > 0.0) * g[:, -1:, -1]).sum(axis=0)
+        crossed = g[:, :p, -1].sum(axis=0)
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(crossed > 0.0, squares.sum(axis=0) * steps / crossed**2, np.inf)
         return np.sqrt(np.maximum(ratio - 1.0, 0.0))
+
+    def slope_inside(self, column: int, scale: float) -> float | None:
+        """What a unit of a column costs among steps of about one size without prefill; None unless sure to a tenth.
+
+        No line follows padded batches and rooflines, so a coefficient of one line through all steps stands in for them
+        as far as they come with its column: that of decode context is off by up to a half on machines whose cost of a
+        token of context is known. An intercept and slopes of each stratum's own take that up (Frisch and Waugh 1933):
+
+            d_s = A_jj - A_jo A_oo^-1 A_oj      n_s = b_j - A_jo A_oo^-1 b_o          o: the other features
+            slope = sum_s n_s / sum_s d_s       sd = scale / sqrt(sum_s d_s)          scale: of the residuals
+        """
+        strata, target = self.matrices()[: STRATA // 2], self.q - 2
+        others = np.array([each for each in range(target) if each != column], np.int64)
+        strata = strata[strata[:, column, column] > NOTHING]
+        diagonal = strata[:, others, others]
+        present = diagonal > NOTHING
+        # A column that has nothing to say in a stratum is its own row of the identity there.
+        norm = present / np.sqrt(np.where(present, diagonal, 1.0))
+        system = strata[:, others[:, None], others] * norm[:, :, None] * norm[:, None]
+        system[:, range(len(others)), range(len(others))] = 1.0 + RELATIVE_RIDGE
+        crossed = strata[:, others[:, None], [column, target]] * norm[:, :, None]
+        explained = (crossed[:, :, :1] * np.linalg.solve(system, crossed)).sum(axis=1)
+        left = strata[:, column, [column, target]] - explained
+        varies = left[:, 0] > 100.0 * RELATIVE_RIDGE * strata[:, column, column]
+        total, wanted = left[varies].sum(axis=0).tolist()
+        slope = wanted / total if total > 0.0 else 0.0
+        return slope if slope > 0.0 and slope * math.sqrt(total) > _TIMES_SD * scale else None
 
     def discount(self, keep: float, gain: float, strata: slice = slice(None)) -> None:
         """Keep this share of all evidence and say that the same work now takes ``gain`` times as long.
 
         y becomes gain y and the weight l / yhat^2 becomes w / gain^2, as if the rows had been seen after the change.
         """
-        target = self.q - 2
-        power = (self._left == target).astype(np.float64) + (self._right == target)
-        self.g[strata] *= keep * gain ** (power - 2.0)
+        self.g[strata] *= _at_new_speed(self.q, keep, gain)
         self.n1[strata] *= keep
         self.n2[strata] *= keep
         if self.points is not None and strata == slice(None):
-            self.points.discount(keep, gain)
+            self.points.g *= _at_new_speed(self.q, keep, gain)
+            self.points.rows *= keep
 
     def decay(self, spent: Floats) -> None:
         """Forget as if rows worth ``spent`` (32,) half-lives had been learned in each stratum."""
-        kept = kept_of(spent)
+        kept = _kept(spent)
         self.g *= kept[:, None]
         self.n1 *= kept
         self.n2 *= kept * kept
@@ -149,11 +175,162 @@ class Strata(Stateful):
         if self.points is not None and other.points is not None:
             self.points.add(other.points)
 
-    def widened(self, at: int, more: int) -> Strata:
-        """The same statistics with ``more`` columns, never seen, before column ``at``."""
-        wide = Strata(self.q + more, self.half_life_steps)
-        place = np.arange(self.q) + more * (np.arange(self.q) >= at)
-        wide.g[:, wide._expand[place[self._left], place[self._right]]] = self.g
-        wide.n1, wide.n2, wide.clock = self.n1, self.n2, self.clock
-        wide.points = None if self.points is None else self.points.widened(at, more)
-        return wide
+    def widen(self, at: int, more: int) -> None:
+        """Make room for ``more`` columns, never seen, before column ``at``."""
+        for each in (self, self.points):
+            if each is not None:
+                place = np.arange(each.q) + more * (np.arange(each.q) >= at)
+                wide = np.zeros((len(each.g), each.q + more, each.q + more))
+                wide[:, place[:, None], place] = each.matrices()
+                each.q += more
+                each.g = wide.reshape(-1, each.q**2)
+
+
+class OperatingPoints(Stateful):
+    """Of a learner of ``portable`` with q augmented columns; points that were never visited cost nothing.
+
+    Attributes:
+        ids: 9 * octave of batch + octave of context per request, of each point visited, (k,).
+        g: sums over [x, phase, y, l t], flat, (k, q * q).
+        rows: rows in Huber shares, (k,).
+        origin_ns: when t is 0; 0 before any row.
+    """
+
+    SAVED = ("ids", "g", "rows", "origin_ns")
+
+    def __init__(self, q: int) -> None:
+        self.q = q
+        self.ids = np.empty(0, np.int32)
+        self.g = np.empty((0, q * q))
+        self.rows = np.empty(0)
+        self.origin_ns = 0
+
+    def restored(self) -> None:
+        """Each point has its statistics."""
+        if not len(self.g) == len(self.rows) == len(self.ids):
+            raise StateError("points without statistics")
+        if len(np.unique(self.ids)) != len(self.ids) or ((self.ids < 0) | (self.ids >= _BATCHES * _CONTEXTS)).any():
+            raise StateError("points that are none")
+
+    def learn(self, z: Floats, end_ns: Ints, weight: Floats, counted: Floats, spent: Floats) -> None:
+        """Add rows z (n, q) of weight (n,), counted as rows (n,), each worth so many half-lives (n,)."""
+        self.origin_ns = self.origin_ns or int(end_ns[0])
+        groups = Groups.of(points_of(z))
+        decay, kept, _ = _decays(groups, spent)
+        timed = z.copy()
+        timed[:, -1] *= (end_ns - self.origin_ns) * 1e-9
+        at = self._places(groups.ids)
+        self.g[at] = self.g[at] * kept[:, None] + _products(groups, timed, weight, decay)
+        self.rows[at] = self.rows[at] * kept + np.add.reduceat(counted.take(groups.order) * decay, groups.starts)
+
+    def _places(self, ids: Ints) -> Ints:
+        """Indices of points, (g,); those that are new get a place."""
+        new = np.setdiff1d(ids, self.ids)
+        self.ids = np.concatenate([self.ids, new.astype(np.int32)])
+        self.g = np.pad(self.g, ((0, len(new)), (0, 0)))
+        self.rows = np.pad(self.rows, (0, len(new)))
+        places = np.zeros(_BATCHES * _CONTEXTS, np.int64)
+        places[self.ids] = np.arange(len(self.ids))
+        return places[ids]
+
+    def matrices(self) -> Floats:
+        """G of each point as a matrix, (k, q, q)."""
+        return self.g.reshape(-1, self.q, self.q)
+
+    def decay(self, spent: Floats) -> None:
+        """Forget as if rows worth ``spent`` (32,) half-lives had been learned in each stratum."""
+        kept = _kept(spent.reshape(-1, _BATCHES).max(axis=0)[self.ids // _CONTEXTS])
+        self.g *= kept[:, None]
+        self.rows *= kept
+
+    def add(self, other: OperatingPoints) -> None:
+        """Statistics of both."""
+        if not len(other.ids):
+            return
+        self.origin_ns = self.origin_ns or other.origin_ns
+        at = self._places(other.ids.astype(np.int64))
+        moved = np.eye(self.q)  # t counts from another moment there: l t becomes l (t + shift)
+        moved[-1, 0] = (other.origin_ns - self.origin_ns) * 1e-9
+        self.g[at] += (moved @ other.matrices() @ moved.T).reshape(len(at), -1)
+        self.rows[at] += other.rows
+
+
+class Means(Stateful):
+    """Plain sums of q augmented columns, which no robust weight touches, decayed like the statistics.
+
+    sum y / sum l is the mean time of a step (of a request), stalls included; sum y / (sum x beta) is how much of it the
+    robust fit leaves out.
+    """
+
+    SAVED = ("sums",)
+
+    def __init__(self, q: int, half_life_steps: float) -> None:
+        self._half_life_steps = half_life_steps
+        self.sums = np.zeros(q)
+
+    def learn(self, z: Floats, weighted_steps: float) -> None:
+        """Add rows z (n, q) that tell of so many steps."""
+        self.sums = self.sums * 2.0 ** -(weighted_steps / self._half_life_steps) + z.sum(axis=0)
+
+    def discount(self, keep: float, gain: float) -> None:
+        """Keep this share of all sums, and say that the same work takes ``gain`` times as long."""
+        self.sums *= keep
+        self.sums[-2] *= gain
+
+    def per_step(self) -> Floats | None:
+        """Mean of each column per step (per request), (q,); None before any row."""
+        return self.sums / self.sums[-1] if self.sums[-1] > 0.0 else None
+
+    def factor(self, beta: Floats) -> float | None:
+        """Mean time per robustly predicted time, beta (p,); None where nothing is predicted."""
+        predicted = float(self.sums[: len(beta)] @ beta)
+        return float(self.sums[-2]) / predicted if predicted > 0.0 else None
+
+
+def points_of(z: Floats) -> Ints:
+    """Operating point of each row, (n,)."""
+    requests = np.maximum(z[:, _REQUESTS], 1e-9)
+    batch = np.minimum(np.maximum(np.frexp(requests / z[:, -1])[1] - 1, 0), _BATCHES - 1)
+    context = np.minimum(np.maximum(np.frexp(z[:, _CONTEXT] / requests)[1] - 1 - _SHORT, 0), _CONTEXTS - 1)
+    points: Ints = (batch * _CONTEXTS + context).astype(np.int64)
+    return points
+
+
+def _decays(groups: Groups, e: Floats) -> tuple[Floats, Floats, Floats]:
+    """What later rows leave of each row, (n,) in the order of the groups; what a group keeps, and what it spends, (g,).
+
+    ``e``: half-lives that each row is worth, (n,).
+    """
+    running = np.cumsum(e.take(groups.order))
+    ends = running.take(groups.starts + groups.sizes - 1)
+    spent = ends.copy()
+    spent[1:] -= ends[:-1]
+    return np.exp2(running - np.repeat(ends, groups.sizes)), _kept(spent), spent
+
+
+def _kept(spent: Floats) -> Floats:
+    """What is kept where so many half-lives were spent."""
+    kept: Floats = np.exp2(-np.minimum(spent, MAX_AGE))
+    return kept
+
+
+def _products(groups: Groups, z: Floats, weight: Floats, decay: Floats) -> Floats:
+    """Sum of w z z' over each group, flat, (g, q * q).
+
+    One matrix product per group: gathering q (q + 1) / 2 columns of both sides and adding them up by group takes two to
+    four times as long from a few hundred rows on.
+    """
+    right, q = z.take(groups.order, axis=0), z.shape[1]
+    left = right * (weight.take(groups.order) * decay)[:, None]
+    products = np.empty((len(groups.starts), q, q))
+    for out, start, size in zip(products, groups.starts.tolist(), groups.sizes.tolist(), strict=True):
+        rows = slice(start, start + size)
+        np.dot(left[rows].T, right[rows], out=out)
+    return products.reshape(-1, q * q)
+
+
+def _at_new_speed(q: int, keep: float, gain: float) -> Floats:
+    """What the q * q sums are multiplied by where a share is kept, and y takes ``gain`` times as long."""
+    scale = np.full(q, 1.0 / gain)
+    scale[-2] = 1.0
+    return keep * np.outer(scale, scale).ravel()

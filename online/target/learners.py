@@ -11,7 +11,7 @@ from typing import Protocol, TypeGuard
 from online.blocks import Design
 from online.features import FeatureSet
 from online.river import PREFIX, RESIDUAL, RiverLearner, make
-from online.rls import LearnerSettings, Prior, RelevantMember, RlsLearner
+from online.rls import LearnerSettings, Prior, RelevantFit, RlsLearner
 from online.rows import Floats
 from online.snapshot import ModelSnapshot
 
@@ -66,7 +66,7 @@ def make_learner(name: str, features: FeatureSet, settings: LearnerSettings, pri
 def make_rls(features: FeatureSet, settings: LearnerSettings, prior: Prior | None = None) -> RlsLearner:
     """A fresh default learner."""
     if features.name in RELEVANCE_SETS:
-        return RlsLearner(features, settings, prior, RelevantMember)
+        return RlsLearner(features, settings, prior, RelevantFit)
     return RlsLearner(features, settings, prior)
 
 

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from online.blocks import CELLS, Design, cell_name
-from online.drift import Speed, Verdict
+from online.change import Speed, Verdict
 from online.errors import Intervals, PrequentialError
 from online.features import FeatureSet
 from online.level import Level
@@ -155,7 +155,7 @@ class PublishedPrediction(Stateful):
         """
         return {
             "shape_factors": model.shape_factors(beta),
-            "shape_factors_applied": model.members.shapes.applied,
+            "shape_factors_applied": model.shapes.applied,
             "level": self.level.snapshot(),
             "correction": None if self.residual is None else self.residual.snapshot(),
             "seen": self.seen.snapshot(model.features.names),

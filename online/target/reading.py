@@ -79,7 +79,7 @@ def _holds(told: Told, state: TargetState) -> bool:
 
 def _waits_for_little(state: TargetState) -> bool:
     watcher = state.watcher()
-    if watcher is None or not watcher.started or watcher.members.drift.suspects:
+    if watcher is None or not watcher.started or watcher.drift.suspects:
         return False
     known_rows = watcher.effective_rows()
     begins = known_rows < MANY_ROWS and state.last_ns - state.first_ns < BEGUN_NS

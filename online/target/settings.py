@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from online.drift import make_alarm
+from online.change import make_alarm
 from online.features import Facts, FeatureSet, build, custom, registered
 from online.river import RESIDUAL
 from online.rls import LearnerSettings
@@ -30,7 +30,7 @@ class BankBounds(Protocol):
 
     @property
     def detector(self) -> str:
-        """Of changes of speed (online/drift/change.py)."""
+        """Of changes of speed (online/change.py)."""
 
     @property
     def river_rows_per_s(self) -> float:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from online.blocks import Design
-from online.drift import Verdict
+from online.change import Verdict
 from online.rls import RlsLearner
 from online.rows import Floats
 
@@ -104,7 +104,7 @@ class StepHistory:
             self._recent.learn(watcher.features.names, view, log_ratio)
         if verdict in (Verdict.CONFIRMED, Verdict.PREFILL):
             kind = ChangeKind.PREFILL_SPEED if verdict is Verdict.PREFILL else ChangeKind.SPEED
-            drift = watcher.members.drift
+            drift = watcher.drift
             self.course.mark(kind, drift.last_ns, drift.gain)
 
     def record(self, at_ns: int, watcher: RlsLearner | None, published: PublishedPrediction | None) -> None:
@@ -112,11 +112,11 @@ class StepHistory:
         if not self._kept or watcher is None or not watcher.started:
             return
         names = watcher.features.names
-        error = watcher.members.scores.error if published is None else published.error
+        error = watcher.error if published is None else published.error
 
         def values() -> Floats:
-            stderr = None if watcher.startup.holding else watcher.diagnosis().stderr[: len(names)]
-            return course_values(watcher.members.slow.beta[: len(names)], stderr, error.snapshot())
+            stderr = None if watcher.holding else watcher.diagnosis().stderr[: len(names)]
+            return course_values(watcher.fit.beta[: len(names)], stderr, error.snapshot())
 
         self.course.record(at_ns, names, values)
 

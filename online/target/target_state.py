@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 
 from online.blocks import Cutter, Design
+from online.change import ENGINES_MAX, Speed, differs
 from online.constants import TENTH
-from online.drift import ENGINES_MAX, Speed, differs
 from online.errors import Residuals
 from online.features import FeatureSet
 from online.river import CONTEXT, RESIDUAL
@@ -99,7 +99,7 @@ class TargetState(Stateful):
             if self.published.residual is not None:
                 self.matrix.add(CONTEXT, fitted=False)
         for model in self.publishers():
-            model.members.scores.learns_intervals = self.published is None
+            model.learns_intervals = self.published is None
         self.cutter.widen(self.matrix.width)
         self.windows.widen(self.matrix.width)
 
@@ -154,12 +154,12 @@ class TargetState(Stateful):
     def _learn_watched(self, watcher: RlsLearner, view: Design, context: Floats | None, *, is_champion: bool) -> Speed:
         """What the watcher finds goes for all models of the target."""
         if not len(view):
-            return watcher.members.drift.unchanged()
+            return watcher.drift.unchanged()
         log_factors = watcher.log_factors(view.cell)
         log_ratio = watcher.learn(view)
         if is_champion and log_ratio is not None:
             self.residuals.learn(log_ratio)
-        speed = watcher.members.speed or watcher.members.drift.unchanged()
+        speed = watcher.speed or watcher.drift.unchanged()
         shaped = None if log_ratio is None else log_ratio - log_factors
         if self.published is not None and watcher is self.models[SHAPED]:
             self.published.learn(view, context, shaped, speed)
@@ -174,7 +174,7 @@ class TargetState(Stateful):
     def _predictor(self) -> RlsLearner | None:
         """The published champion as of now; None before the first fit."""
         errors = {
-            name: model.members.scores.error.mean()
+            name: model.error.mean()
             for name, model in sorted(self.models.items())
             if publishes(model) and model.started
         }
@@ -227,7 +227,7 @@ class TargetState(Stateful):
             champion=champion,
             models=models,
             residuals=self.residuals.snapshot(),
-            drift=None if watcher is None else watcher.members.drift.snapshot(watcher.members.shapes),
+            drift=None if watcher is None else watcher.drift.snapshot(watcher.shapes),
             mean_us=learner.mean_us(),
             replicas=merged.replicas,
             **self._shape_parts(learner, None if told is None else told.beta),
@@ -241,7 +241,7 @@ class TargetState(Stateful):
         return self.sheet_prior.after(model) if self.sheet_prior and model and publishes(model) else None
 
     def _disagreement(self, watcher: RlsLearner | None) -> dict[Reason, str]:
-        odd = None if watcher is None else watcher.members.drift.odd_engine(watcher.members.shapes)
+        odd = None if watcher is None else watcher.drift.odd_engine(watcher.shapes)
         if odd is None or not differs(odd):
             return {}
         name = self.engine_names.get(odd.number, str(odd.number))
@@ -258,7 +258,7 @@ class TargetState(Stateful):
         published, model = self.published, self.models.get(SHAPED)
         if published is not None and model is not None and publishes(model):
             return published.snapshot(model, beta)
-        interval = champion.members.scores.intervals.snapshot(by_stratum=self.target.vector == "beta")
+        interval = champion.intervals.snapshot(by_stratum=self.target.vector == "beta")
         return {"interval": interval, "mean_factor": champion.mean_factor()}
 
     # ---------------------------------------------------------------- state

@@ -117,7 +117,7 @@ def evidence_of(learner: RlsLearner, *, hidden: bool = False) -> Evidence | None
     p = kept.q - 2
     change = np.zeros((COLUMNS + 2, kept.q))
     change[:COLUMNS, :COLUMNS], change[COLUMNS:, p:] = np.eye(COLUMNS), np.eye(2)
-    change[COLUMNS, COLUMNS:p] = -learner.members.slow.beta[COLUMNS:p]
+    change[COLUMNS, COLUMNS:p] = -learner.fit.beta[COLUMNS:p]
     return capped(change @ kept.matrices() @ change.T, kept.rows, hidden=hidden)
 
 

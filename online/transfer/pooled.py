@@ -64,8 +64,8 @@ class Donor:
 
 def donor_of(config_id: str, facts: Facts, learner: RlsLearner, prior: Prior | None = None) -> Donor | None:
     """A learner's statistics as a donor; None before it has any."""
-    p, y, beta = len(learner.features), learner.p, learner.members.slow.beta
-    g, mean_us = learner.members.slow.strata.total(), learner.mean_us()
+    p, y, beta = len(learner.features), learner.fit.p, learner.fit.beta
+    g, mean_us = learner.fit.strata.total(), learner.mean_us()
     if not g.any() or mean_us is None:
         return None
     b = g[:p, y] - g[:p, p:y] @ beta[p:y]  # phases belong to the stamps of that server, not to its work

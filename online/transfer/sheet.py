@@ -222,7 +222,7 @@ class SheetPrior:
         """The estimate to publish in place of what was learned; None where that stands on its own."""
         if not learner.started:
             return self.before()
-        vif, held = np.nan_to_num(learner.diagnosis().vif[:COLUMNS], nan=np.inf), learner.startup.held
+        vif, held = np.nan_to_num(learner.diagnosis().vif[:COLUMNS], nan=np.inf), learner.held
         asked = vif[np.arange(COLUMNS) != PREFILL] if self.terms.hides_hits else vif
         if asked.max() <= VIF_MAX and (held is None or len(held) >= _ENOUGH_ROWS):
             return None
@@ -233,7 +233,7 @@ class SheetPrior:
         if evidence is None:
             return None
         published = self._published(evidence, vif)
-        own = evidence.misfit(learner.members.slow.beta[:COLUMNS])
+        own = evidence.misfit(learner.fit.beta[:COLUMNS])
         return None if contradicted(evidence.misfit(published.beta), own) else published
 
     def _evidence_of_held(self, held: Design, *, hidden: bool) -> Evidence:

@@ -174,7 +174,7 @@ def shapes(case, rows, every_s):
 
 
 def prefill(case, learner, rows, number):
-    theirs, ours = float(case.complete.members.slow.beta[1]), float(learner.members.slow.beta[1])
+    theirs, ours = float(case.complete.fit.beta[1]), float(learner.fit.beta[1])
     off = 100 * abs(ours / theirs - 1)
     judged = learner.of_windows(learner.snapshot(), design(FEATURES, rows))
     status = {feature.name: feature.status for feature in judged.features}
@@ -183,7 +183,7 @@ def prefill(case, learner, rows, number):
 
 
 def coefficients(learner):
-    return " ".join(f"{value:.4g}" for value in learner.members.slow.beta[: len(FEATURES)])
+    return " ".join(f"{value:.4g}" for value in learner.fit.beta[: len(FEATURES)])
 
 
 # --- request spans instead of pages -----------------------------------------------------------------------------------

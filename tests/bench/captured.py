@@ -115,4 +115,4 @@ def _measured(rows):
     run = prequential(rows, portable(Target.STEP_TIME), settings=Config(learners=("rls",)))
     tail = (np.arange(len(run.y)) >= TAIL * len(run.y)) & np.isfinite(run.slow)
     best = {name: 100 * run.ape(which)[tail].mean() for name, which in NAMES_OF_PREDICTIONS.items()}
-    return best, run.model.members.drift.confirmed
+    return best, run.model.drift.confirmed

@@ -186,7 +186,7 @@ def _frozen(rows: RowBlock, cut: int, end: int):
     state.flush()
     rest = state.matrix.evaluate(rows.slice(cut, end)).design
     model, y = state.models["portable"], rest.elapsed_us
-    plain = rest.x @ model.members.slow.beta[: len(model.features)]
+    plain = rest.x @ model.fit.beta[: len(model.features)]
     shaped = plain * np.exp(model.log_factors(rest.cell))
     band = state.snapshot().interval
     pooled = (band.p10, band.p50, band.p90)

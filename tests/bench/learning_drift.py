@@ -11,7 +11,7 @@ import gzip
 import numpy as np
 
 from collector.config.schema import BankConfig, Config
-from online.drift.change import DETECTORS
+from online.change import DETECTORS
 from online.features.registry import portable
 from online.rows import RowBlock, Target
 from online.target import TargetState
@@ -141,12 +141,12 @@ class Watched:
     def _learn_watched(self, block):
         model, here = self._model, slice(self._at, self._at + len(block))
         if model.started:
-            predicted = block.x @ model.members.slow.beta[: block.x.shape[1]]
+            predicted = block.x @ model.fit.beta[: block.x.shape[1]]
             self.slow[here] = np.abs(predicted / block.elapsed_us - 1)
             self.shaped[here] = np.abs(predicted * np.exp(model.log_factors(block.cell)) / block.elapsed_us - 1)
         self._learn(block)
         self._at += len(block)
-        confirmed = model.members.drift.confirmed
+        confirmed = model.drift.confirmed
         self.reports += [self._at] * (confirmed - len(self.reports))
 
     def reported_after(self, onset):

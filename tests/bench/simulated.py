@@ -67,7 +67,7 @@ def prequential(rows, features, hook=None, *, block_rows=32, settings=None):
     state.offer(features, lambda _features: None)
     design = state.matrix.evaluate(rows).design
     model = state.models[features.name]
-    model.members.scores.learns_intervals = True  # where those of x beta F are published, nobody else reads them
+    model.learns_intervals = True  # where those of x beta F are published, nobody else reads them
     n = len(design)
     run = Run(model, design.elapsed_us, *(np.full(n, np.nan) for _ in range(4)))
     at = 0
@@ -76,9 +76,9 @@ def prequential(rows, features, hook=None, *, block_rows=32, settings=None):
     for block in state.cutter.push(design):
         here = slice(at, at + len(block))
         if model.started:
-            run.slow[here] = block.x @ model.members.slow.beta[: len(features)]
+            run.slow[here] = block.x @ model.fit.beta[: len(features)]
             run.shaped[here] = run.slow[here] * np.exp(model.log_factors(block.cell))
-            band = model.members.scores.intervals.snapshot(by_stratum=False)
+            band = model.intervals.snapshot(by_stratum=False)
             if band is not None:
                 run.low[here], run.high[here] = run.slow[here] * band.p10, run.slow[here] * band.p90
         model.learn(block)

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from collector.config.schema import Config
-from online.drift import change
-from online.drift.change import DETECTORS
+from online import change
+from online.change import DETECTORS
 from online.level import HALF_LIVES_ROWS
 from online.river import RESIDUAL
 from online.rls import LearnerSettings, error_bars

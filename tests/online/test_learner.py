@@ -71,7 +71,7 @@ def test_phases_are_learned_and_not_published():
     assert [f.name for f in _model(bank).features] == list(NAMES)
     assert np.allclose(_found(bank), BETA, rtol=0.05)
     learner = bank._configs["c"][TARGET].models["portable"]
-    assert np.allclose(learner.members.slow.beta[4:], offset_us, atol=60)
+    assert np.allclose(learner.fit.beta[4:], offset_us, atol=60)
 
 
 def test_phases_go_through_the_state():
@@ -121,10 +121,8 @@ def test_a_slow_spell_that_ends_leaves_the_coefficients_where_they_were():
     y[1500:1590] *= 1.6
     spell = RowBlock(rows.raw, rows.offsets, y, rows.phase, rows.weight, rows.end_ns, rows.engine, rows.quality)
     run = prequential(spell, portable(TARGET))
-    assert run.model.members.drift.confirmed == 0
-    assert np.allclose(
-        run.model.members.slow.beta[:4], prequential(rows, portable(TARGET)).model.members.slow.beta[:4], rtol=0.05
-    )
+    assert run.model.drift.confirmed == 0
+    assert np.allclose(run.model.fit.beta[:4], prequential(rows, portable(TARGET)).model.fit.beta[:4], rtol=0.05)
     assert run.ape("slow")[1700:2900].mean() < 0.015
 
 
@@ -147,7 +145,7 @@ def test_a_change_of_mix_is_not_a_change_of_speed():
     requests = rows.raw[:, 6]
     y = rows.elapsed_us * np.where(requests % 3 == 0, 1.2, 1.0)
     bent = RowBlock(rows.raw, rows.offsets, y, rows.phase, rows.weight, rows.end_ns, rows.engine, rows.quality)
-    assert prequential(bent, portable(TARGET)).model.members.drift.confirmed == 0
+    assert prequential(bent, portable(TARGET)).model.drift.confirmed == 0
 
 
 def test_errors_have_the_quantiles_of_the_rows():
@@ -228,6 +226,6 @@ def test_a_long_dull_stretch_costs_nothing():
         y = dull.truth_us[0] * np.exp(0.01 * rng.standard_normal(4096))
         state.learn(RowBlock.of_lines(raw, y))
     block = design_of(back.rows, portable(TARGET))
-    assert np.abs(block.x @ model.members.slow.beta[:4] / back.truth_us - 1).mean() < 0.01
+    assert np.abs(block.x @ model.fit.beta[:4] / back.truth_us - 1).mean() < 0.01
     assert np.abs(model.predict(block) / back.truth_us - 1).mean() < 0.015
     assert model.diagnosis().condition < 1e8

@@ -55,7 +55,7 @@ def test_they_are_of_the_published_coefficients_before_the_row_was_learned():
     ratios = []
     for block in Cutter(YOUNG_BLOCK_ROWS, 10**9).push(target.matrix.evaluate(rows)[0]):
         if alone.started:
-            ratios.append(block.elapsed_us / (block.x @ alone.members.slow.beta[: len(features)]))
+            ratios.append(block.elapsed_us / (block.x @ alone.fit.beta[: len(features)]))
         alone.learn(block)
     expected = np.bincount(np.searchsorted(RATIO_BOUNDS, np.concatenate(ratios)), minlength=len(RATIO_BOUNDS) + 1)
     assert target.residuals.rows.tolist() == expected.tolist()

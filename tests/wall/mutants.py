@@ -41,22 +41,22 @@ MUTANTS = (
     Mutant(
         "new speed scales evidence by another power",
         "online/rls/strata.py",
-        "gain ** (power - 2.0)",
-        "gain ** (power - 1.0)",
+        "scale[-2] = 1.0",
+        "scale[-2] = gain",
     ),
     Mutant(
         "squared weights of a merge decay once", "online/rls/strata.py", "self.n2 *= kept * kept", "self.n2 *= kept"
     ),
-    Mutant("a huge prediction hides its misfit", "online/rls/robust.py", "2.0 * y), floor)", "200.0 * y), floor)"),
+    Mutant("a huge prediction hides its misfit", "online/rls/weights.py", "2.0 * y), floor)", "200.0 * y), floor)"),
     Mutant(
         "stalls weigh as much as steps",
-        "online/rls/robust.py",
+        "online/rls/weights.py",
         "h: Floats = HUBER / np.maximum(np.abs(u) / scale, HUBER)",
         "h: Floats = np.ones_like(u)",
     ),
     Mutant(
         "no Tukey passes in the first fit",
-        "online/rls/startup.py",
+        "online/rls/weights.py",
         "_HUBER_PASSES, _PASSES = 6, 9",
         "_HUBER_PASSES, _PASSES = 6, 6",
     ),
@@ -96,25 +96,25 @@ MUTANTS = (
     ),
     Mutant(
         "a fall of speed is no change",
-        "online/drift/change.py",
+        "online/change.py",
         "return max(self.up, self.down) >= LIMIT",
         "return self.up >= LIMIT",
     ),
     Mutant(
         "what blocks usually say adds up to a change",
-        "online/drift/change.py",
+        "online/change.py",
         "max(0.0, self.up + z - SLACK)",
         "max(0.0, self.up + z)",
     ),
     Mutant(
         "one block confirms a change",
-        "online/drift/change.py",
+        "online/change.py",
         "SLACK, LIMIT, Z_MAX = 1.5, 9.0, 3.5",
         "SLACK, LIMIT, Z_MAX = 1.5, 2.0, 3.5",
     ),
     Mutant(
         "prefill changes with everything else",
-        "online/drift/change.py",
+        "online/change.py",
         "e[with_prefill] - median_of(e[~with_prefill])",
         "0.0 * e[with_prefill]",
     ),

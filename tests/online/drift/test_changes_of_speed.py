@@ -31,7 +31,7 @@ def error_at_the_end(rows, last):
     model, errors = state.models["portable"], []
     for block in state.cutter.push(state.matrix.evaluate(rows)[0]):
         if model.started:
-            predicted = block.x @ model.members.slow.beta[:4] * np.exp(model.log_factors(block.cell))
+            predicted = block.x @ model.fit.beta[:4] * np.exp(model.log_factors(block.cell))
             errors.append(np.abs(predicted / block.elapsed_us - 1))
         state._learn_block(block)
     return 100 * np.concatenate(errors)[-last:].mean()

@@ -60,7 +60,7 @@ def test_what_is_published_computes_what_the_sidecar_predicts_and_the_client_say
     design = target.matrix.evaluate(RowBlock.of_lines(raw, np.ones(len(work)))).design
     model = target.models["portable"]
     x = design.x[:, target.matrix.sets["portable"][1]]
-    own = x @ model.members.slow.beta[:4] * np.exp(model.log_factors(design.cell))
+    own = x @ model.fit.beta[:4] * np.exp(model.log_factors(design.cell))
     b0, b_prefill, b_context, b_requests = (each.value for each in config.coefficients())
     product = [
         (b0 + b_prefill * p + b_context * c + b_requests * n) * published.factors[cell]
@@ -163,13 +163,13 @@ def test_every_model_of_a_target_hears_of_a_change_from_the_one_that_watches():
     for features in (portable(TARGET), custom(TARGET, columns)):
         state.offer(features, lambda _features: None)
     state.learn(steps(4000, 7, batch=(1, 8), prefill_share=0.0).rows)
-    was = {name: model.members.slow.beta.copy() for name, model in state.models.items()}
+    was = {name: model.fit.beta.copy() for name, model in state.models.items()}
     slow = steps(2000, 8, batch=(1, 8), prefill_share=0.0).rows
     state.learn(RowBlock.of_lines(slow.raw, 1.5 * slow.elapsed_us))
-    assert state.models["custom"].members.drift.confirmed == 0
+    assert state.models["custom"].drift.confirmed == 0
     assert state.snapshot().drift.count == 1
     x = np.array([4.0, 1.0])
-    now = state.models["custom"].members.slow.beta
+    now = state.models["custom"].fit.beta
     assert float(now @ x) == pytest.approx(1.5 * float(was["custom"] @ x), rel=0.05)
 
 

@@ -21,8 +21,8 @@ def _with_errors(bank, **errors):
     """A target whose models have had these errors."""
     state = bank._configs["c"][TARGET]
     for name, error in errors.items():
-        scores = state.models[name].members.scores
-        scores.error.sum_ape = error * scores.error.total
+        known = state.models[name].error
+        known.sum_ape = error * known.total
     return state
 
 

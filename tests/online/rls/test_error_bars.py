@@ -10,8 +10,7 @@ from online import make_rls
 from online.bank import Bank
 from online.features.registry import portable
 from online.rls import Prior
-from online.rls.learner_settings import LearnerSettings
-from online.rls.members import MEAN_TARGETS
+from online.rls.learner import MEAN_TARGETS, LearnerSettings
 from online.rows import STEP_FEATURES, RowBlock, Target
 from online.target import TargetState
 from tests.support.designs import design_of
@@ -204,12 +203,11 @@ def test_rows_that_are_held_have_the_error_bars_that_they_will_have_as_statistic
     state.learn(rows)
     state.flush()
     model = state.models["portable"]
-    held, slow = model.startup.held, model.members.slow
-    assert len(held) == n_rows
-    later = copy.deepcopy(model.members)
-    later.release(held, *model._fit(held))
-    later.slow.beta, later.slow.passive, later.slow.live = slow.beta, slow.passive, slow.live
-    known, told = later.diagnosis(model.statistics(), model.effective_rows()), model.diagnosis()
+    assert len(model.held) == n_rows
+    later, beta, g, rows = copy.deepcopy(model), model.fit.beta, model.statistics(), model.effective_rows()
+    later.refit(release=True)
+    later.fit.beta, later.fit.passive, later.fit.live = beta, model.fit.passive, model.fit.live
+    known, told = later._diagnosis(later.fit, later.shapes, g, rows), model.diagnosis()
     assert (told.status, told.condition) == (known.status, known.condition)
     for name in ("stderr", "share", "excitation", "vif"):
         np.testing.assert_array_equal(getattr(told, name), getattr(known, name))

@@ -43,9 +43,9 @@ def test_twenty_rows_and_donors_predict_what_no_donor_was(target):
     learner, _, _ = _learner(PHYSICS, target, n=20, seed=50, prior=prior)
     cold, _, _ = _learner(PHYSICS, target, n=20, seed=50)
     rows, _ = rows_of(PHYSICS, target, 800, seed=60)
-    warm_error = _mape(learner.features, learner.members.slow.beta, rows)
+    warm_error = _mape(learner.features, learner.fit.beta, rows)
     assert warm_error < 0.05
-    assert warm_error < _mape(cold.features, cold.members.slow.beta, rows) + 0.005
+    assert warm_error < _mape(cold.features, cold.fit.beta, rows) + 0.005
 
 
 def test_donors_pool_to_the_fit_of_their_summed_statistics():
@@ -102,10 +102,10 @@ def test_frozen_stage_two_moves_the_residual_only():
     features = build("hfd_tl", STEP, CONFIGS["mixtral"])
     learner, _, _ = _learner(HFD_TL, "mixtral", n=300, prior=transfer.frozen(prior, features))
     for j, name in enumerate(features.names):
-        moved = abs(learner.members.slow.beta[j] - prior.mean[j])
+        moved = abs(learner.fit.beta[j] - prior.mean[j])
         if name in ("t_prefill", "t_decode_kv", "budget_share"):
             assert moved <= 0.01 * prior.mean[j] + 1e-9, name
-    assert learner.members.slow.beta[0] != prior.mean[0]
+    assert learner.fit.beta[0] != prior.mean[0]
 
 
 def test_a_bias_and_a_scale_are_found():

@@ -16,6 +16,21 @@ longer. Neighbouring rows share their noise, which w knows and a spread of rows 
 outcome: a few hundred rows of a new speed move references of 256 rows and coefficients of 4,000 little, and after a
 confirmed change 2 % of the evidence is left. A change too slow is followed by coefficients, factors and the level.
 
+Where several engines share a configuration, a change is one of all of them, and they must say so:
+
+    a_i  = log y_i - (log x_i beta - log X_c beta)      time of a row, as if its work were the usual of its cell c
+    l_k  = median of a_i - Y_c                          level of engine k, over its last 64 rows
+    d_k  = l_k - median of the others' l                how much longer it takes than the others, as a log ratio
+
+Y_c and X_c are the cells' references (online/shapes.py), the same for all, as they are now: so engines that speak in
+turns can be compared. An engine counts with 16 rows, for ten minutes of event time after its last one. Where several
+count, a change by a log gain g is one only if
+
+    no d_k is beyond log 1.25, and for more than half of them l_k is beyond g / 2 on its side.
+
+Two engines that are a factor of 1.25 apart leave no coefficients that are within a tenth of both. With one engine
+nothing is asked.
+
 Detector ``page_hinkley`` or ``adwin``: River's takes the place of the sums and gets the same z. Its alarm confirms,
 with the gain of the last five blocks. It is not saved, and starts over with the process. ``none``: nothing is looked
 for.
@@ -27,19 +42,17 @@ from __future__ import annotations
 import enum
 import importlib
 import math
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from online.blocks import CELLS, PREFILL_CELL, Design, median_of
-from online.constants import MEAN_ABS_TO_SD
-from online.rows import Floats, Mask
-from online.shapes import KNOWN_ROWS, ShapeFactors
-from online.snapshot import DriftSnapshot
-from online.state import Stateful, Tree
-
-from .engines import Engines, OddEngine
+from .blocks import CELLS, PREFILL_CELL, Design, median_of
+from .constants import MEAN_ABS_TO_SD
+from .rows import Floats, Ints, Mask
+from .shapes import KNOWN_ROWS, ShapeFactors
+from .snapshot import DriftSnapshot
+from .state import StateError, Stateful, Tree
 
 # Chosen: on the recordings and on seeds below 200 (tests/bench/learning_drift.py).
 ROWS, PREFILL_ROWS = 32, 16
@@ -64,6 +77,15 @@ _OTHERS_MIN = 8
 _WITH_PREFILL: Mask = np.arange(CELLS) >= PREFILL_CELL
 NO_DETECTOR = "none"
 DETECTORS = ("cusum", "adwin", "page_hinkley", NO_DETECTOR)
+APART = math.log(1.25)
+# Guess: enough for a median, few enough to follow an engine.
+ENGINE_ROWS, ENGINE_ROWS_MIN = 64, 16
+# Guess: ten minutes.
+LATELY_NS = 600_000_000_000
+"""The half-life of coefficients: of an engine that has been silent for longer, others have the larger part in them."""
+# Guard: memory.
+ENGINES_MAX = 256
+"""Of one configuration; those heard of longest ago are not compared."""
 
 
 class Alarm(Protocol):
@@ -213,6 +235,114 @@ class ChangeTest(Stateful):
             return 0.0  # it may be over
         self.restart()
         return gain if abs(gain) >= GATE else 0.0
+
+
+# ------------------------------------------------------------------- engines that must agree
+
+
+class OddEngine(NamedTuple):
+    """The engine that differs most, by its number, and its time per time of the others."""
+
+    number: int
+    ratio: float
+
+
+@dataclass(slots=True)
+class EngineRows(Stateful):
+    """The last rows of one engine: cell and a_i of each, oldest first, and the event time of its last block."""
+
+    SAVED = ("cell", "log_y", "last_ns")
+
+    cell: list[int] = field(default_factory=list)
+    log_y: list[float] = field(default_factory=list)
+    last_ns: int = 0
+
+    def restored(self) -> None:
+        """Each row is of a cell."""
+        cells = all(type(cell) is int and 0 <= cell < CELLS for cell in self.cell)
+        if not cells or len(self.cell) != len(self.log_y):
+            raise StateError("rows of an engine without their cells")
+
+    def learn(self, cell: Ints, log_y: Floats, end_ns: int) -> None:
+        """Rows (n,) in order of time."""
+        self.cell = [*self.cell, *cell[-ENGINE_ROWS:].tolist()][-ENGINE_ROWS:]
+        self.log_y = [*self.log_y, *log_y[-ENGINE_ROWS:].tolist()][-ENGINE_ROWS:]
+        self.last_ns = end_ns
+
+    def level(self, usual: Floats, first_cell: int) -> float | None:
+        """Median beside what their cells usually take, (512,), of cells from one on; None of too few rows."""
+        if len(self.cell) < ENGINE_ROWS_MIN:
+            return None
+        off = [y - usual[c] for c, y in zip(self.cell, self.log_y, strict=True) if c >= first_cell]
+        return median_of(off) if off else 0.0
+
+
+class Engines(Stateful):
+    """Levels of the engines of one configuration, by the numbers that rows bear.
+
+    Attributes:
+        rows: of those that count, or will with more rows.
+    """
+
+    def __init__(self) -> None:
+        self.rows: dict[int, EngineRows] = {}
+
+    def to_state(self) -> Tree:
+        """See Stateful."""
+        return {str(number): rows.to_state() for number, rows in self.rows.items()}
+
+    def from_state(self, state: Tree) -> None:
+        """See Stateful."""
+        self.rows = {int(number): EngineRows() for number in state}
+        for number, rows in self.rows.items():
+            rows.from_state(state[str(number)])
+
+    def learn(self, engine: Ints, cell: Ints, log_y: Floats, end_ns: int) -> None:
+        """Rows of a block, (n,) each, in order of time."""
+        numbers = np.unique(engine).tolist()
+        for number in numbers:
+            own = slice(None) if len(numbers) == 1 else engine == number
+            self.rows.setdefault(number, EngineRows()).learn(cell[own], log_y[own], end_ns)
+        if len(self.rows) > 1:
+            kept = sorted(self.rows, key=lambda number: self.rows[number].last_ns)[-ENGINES_MAX:]
+            self.rows = {
+                number: rows
+                for number, rows in self.rows.items()
+                if number in kept and rows.last_ns >= end_ns - LATELY_NS
+            }
+
+    def odd(self, usual: Floats) -> OddEngine | None:
+        """The one that differs most, by what cells usually take, (512,); None where fewer than two count."""
+        levels = self._levels(usual, 0)
+        if len(levels) < 2:  # noqa: PLR2004 -- an engine and another one
+            return None
+        beside = {
+            number: level - median_of([other for each, other in levels.items() if each != number])
+            for number, level in levels.items()
+        }
+        number = max(beside, key=lambda each: (abs(beside[each]), beside[each]))
+        return OddEngine(number, math.exp(beside[number]))
+
+    def confirm(self, gain: float, usual: Floats, first_cell: int = 0) -> bool:
+        """Whether a change by this log gain, of cells from one on, is one of most of them and leaves them alike."""
+        odd = self.odd(usual)
+        if odd is None:
+            return True
+        sign, levels = math.copysign(1.0, gain), self._levels(usual, first_cell).values()
+        showing = sum(sign * level > 0.5 * abs(gain) for level in levels)
+        return not differs(odd) and 2 * showing > len(levels)
+
+    def _levels(self, usual: Floats, first_cell: int) -> dict[int, float]:
+        levels = {number: rows.level(usual, first_cell) for number, rows in self.rows.items()}
+        return {number: level for number, level in levels.items() if level is not None}
+
+
+def differs(odd: OddEngine) -> bool:
+    """Whether it is so far from the others that one set of coefficients cannot do for all."""
+    return abs(math.log(odd.ratio)) > APART
+
+
+# ------------------------------------------------------------------- the monitor
 
 
 class Verdict(enum.Enum):

@@ -1,4 +1,4 @@
-"""The slow member: stratified statistics and the published coefficients that solve them.
+"""The fit: stratified statistics, and the published coefficients that solve them.
 
     G    = sum over strata of decayed w z z'                      z = [x, phase, y, l], G: (q, q) (online/rls/strata.py)
     beta = argmin over beta_j >= 0 where not free   beta' (A + H) beta - 2 (b + H beta0)' beta      A, b: blocks of G
@@ -6,11 +6,12 @@
 
 A prior that the rows contradict (online/rls/prior.py) is dropped: their own fit is published from then on.
 
-Guarantee: beta is a function of the published lane's rows alone.
+Guarantee: beta is a function of the learned rows alone.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import ClassVar
 
@@ -24,7 +25,6 @@ from online.state import StateError, Stateful, Tree
 
 from .error_bars import Meat, Shapes
 from .identify import Diagnosis, Evidence, Solved, diagnose
-from .learner_settings import LearnerSettings
 from .prior import Prior, contradicted
 from .solve import solve
 from .strata import Strata
@@ -33,7 +33,7 @@ BY_POINT = ("portable", Target.STEP_TIME)
 """What is kept by operating point, too: columns that data sheets and other configurations say something of."""
 
 
-class SlowMember(Stateful):
+class Fit(Stateful):
     """Statistics and solution of p columns.
 
     Attributes:
@@ -44,41 +44,23 @@ class SlowMember(Stateful):
         beta: published coefficients and phases, (p,).
         passive: columns that are off their bound, (p,).
         live: columns with evidence or a prior, (p,).
-        evidence, evidence_rows: A (p, p) as it was solved last, and its rows in Huber shares.
         per_row: diagonal of A per row, (p,).
         strata, meat: what is remembered, for the coefficients and for their error bars.
     """
 
-    SAVED: ClassVar[tuple[str, ...]] = (
-        "beta",
-        "passive",
-        "live",
-        "evidence",
-        "evidence_rows",
-        "per_row",
-        "strata",
-        "meat",
-    )
+    SAVED: ClassVar[tuple[str, ...]] = ("beta", "passive", "live", "per_row", "strata", "meat")
 
-    def __init__(self, features: FeatureSet, settings: LearnerSettings, prior: Prior | None = None) -> None:
+    def __init__(self, features: FeatureSet, half_life_steps: float, prior: Prior | None = None) -> None:
         p = len(features)
-        self._settings = settings
-        self._by_point = (features.name, features.target) == BY_POINT
         self.p = p
         self.prior = None if prior is None else prior.sized(p)
         self.free: Mask = np.zeros(p, np.bool_)
         self.intercept: Mask = np.array([name == INTERCEPT for name in features.names], np.bool_)
-        self.beta = np.zeros(p)
+        self.beta, self.per_row = np.zeros(p), np.zeros(p)
         self.passive: Mask = np.zeros(p, np.bool_)
         self.live: Mask = np.zeros(p, np.bool_)
-        self.evidence, self.evidence_rows = np.zeros((p, p)), 1.0
-        self.per_row = np.zeros(p)
-        self.strata = self.new_strata()
+        self.strata = Strata(p + 2, half_life_steps, by_point=(features.name, features.target) == BY_POINT)
         self.meat = Meat(p)
-
-    def new_strata(self) -> Strata:
-        """Empty statistics of its columns."""
-        return Strata(self.p + 2, self._settings.half_life_steps, by_point=self._by_point)
 
     def to_state(self) -> Tree:
         """See Stateful."""
@@ -93,16 +75,14 @@ class SlowMember(Stateful):
 
     def widen(self, more: int) -> None:
         """Give it ``more`` columns, free of sign, after its p."""
-        p = self.p
-        self.p = p + more
+        self.strata.widen(self.p, more)
+        self.meat = self.meat.widened(more)
+        self.p += more
         self.prior = None if self.prior is None else self.prior.sized(self.p)
         self.free = np.concatenate([self.free, np.ones(more, np.bool_)])
         for name in ("intercept", "beta", "passive", "live", "per_row"):
             value = getattr(self, name)
             setattr(self, name, np.concatenate([value, np.zeros(more, value.dtype)]))
-        self.evidence = np.pad(self.evidence, (0, more))
-        self.strata = self.strata.widened(p, more)
-        self.meat = self.meat.widened(more)
 
     # ---------------------------------------------------------------- learning
 
@@ -112,10 +92,17 @@ class SlowMember(Stateful):
         self.meat.learn(block, kept, z[:, : self.p] * (left * weight * (block.elapsed_us - prediction))[:, None])
 
     def learn_held(self, held: Design, z: Floats, weight: Floats, share: Floats) -> None:
-        """The rows of the first fit become statistics."""
+        """The rows of the first fit become statistics; their scores count whole."""
         self.strata.learn(held, z, weight, share)
         residual = held.elapsed_us - z[:, : self.p] @ self.beta
         self.meat.learn(held, np.ones(len(held.grouped().ids)), z[:, : self.p] * (weight * residual)[:, None])
+
+    def with_held(self, held: Design, z: Floats, weight: Floats, share: Floats) -> Fit:
+        """A copy as if the rows of the first fit were statistics; only what error bars ask for is made."""
+        fit = copy.copy(self)
+        fit.strata, fit.meat = Strata(self.p + 2, self.strata.half_life_steps), Meat(self.p)
+        fit.learn_held(held, z, weight, share)
+        return fit
 
     def discount(self, keep: float, gain: float) -> None:
         """Keep so much of what was known, at a new speed."""
@@ -131,7 +118,7 @@ class SlowMember(Stateful):
         self.strata.decay(spent)
         self.meat.decay(spent)
 
-    def add(self, other: SlowMember) -> None:
+    def add(self, other: Fit) -> None:
         """Statistics of both; see Strata.add."""
         self.strata.add(other.strata)
         self.meat.add(other.meat)
@@ -145,10 +132,6 @@ class SlowMember(Stateful):
     def prior_mean(self, scale: float) -> Floats | None:  # noqa: ARG002 -- where precision() mixes, it depends on it
         """What H pulls to, (p,); None = 0."""
         return None if self.prior is None else self.prior.mean
-
-    def has_prior(self) -> Mask:
-        """Columns of which a donor or a data sheet says something, (p,)."""
-        return np.zeros(self.p, np.bool_) if self.prior is None else self.prior.precision(1.0) > 0.0
 
     def solve(self, g: Floats, scale: float) -> Floats:
         """Solve statistics (q, q) for beta (p,), and keep it."""
@@ -165,31 +148,24 @@ class SlowMember(Stateful):
         return self.beta
 
     def solve_strata(self, scale: float) -> None:
-        """Solve what is remembered."""
+        """Solve what is remembered; a prior that it contradicts is dropped."""
         p, g = self.p, self.strata.total()
-        self.evidence, self.evidence_rows = g[:p, :p], max(float(self.strata.n1.sum()), 1.0)
-        self.per_row = g.diagonal()[:p] / self.evidence_rows
+        self.per_row = g.diagonal()[:p] / max(float(self.strata.n1.sum()), 1.0)
         self.solve(g, scale)
-        if self.prior is not None and contradicted(_misfit(g, self.beta), self._own_misfit(g)):
-            self.prior = None
-            self.solve(g, scale)
-
-    def _own_misfit(self, g: Floats) -> float:
-        """What the fit of statistics (q, q) alone, without a prior, leaves."""
-        p = self.p
-        own = solve(g[:p, :p], g[:p, p], self.free, self.passive)
-        return _misfit(g, own.beta)
+        if self.prior is not None:
+            own = solve(g[:p, :p], g[:p, p], self.free, self.passive).beta
+            if contradicted(_misfit(g, self.beta), _misfit(g, own)):
+                self.prior = None
+                self.solve(g, scale)
 
     def diagnosis(self, g: Floats, scale: float, variance: float, shapes: Shapes | None) -> Diagnosis:
         """Error bars and status of beta, which solves g (q, q); ``variance`` is of the residuals, in weighted units."""
-        p = self.p
-        precision = self.precision(scale)
-        known = np.zeros(p) if precision is None else precision
+        p, precision, prior = self.p, self.precision(scale), self.prior
         columns = int(np.count_nonzero(self.live))
         evidence = Evidence(
             a=g[:p, :p],
-            precision=known,
-            prior=np.zeros(p) if self.prior is None else self.prior.score_variance(scale),
+            precision=np.zeros(p) if precision is None else precision,
+            prior=np.zeros(p) if prior is None else prior.score_variance(scale),
             with_steps=g[:p, p + 1],
             steps=max(float(g[p + 1, p + 1]), TINY),
             variance=variance * self.strata.squared_share(),
@@ -199,11 +175,17 @@ class SlowMember(Stateful):
             rows=float(self.strata.n1.sum()),
             shapes=shapes,
         )
-        return diagnose(evidence, Solved(self.beta, self.passive, self.live, self.has_prior(), self.intercept))
+        has_prior = np.zeros(p, np.bool_) if prior is None else prior.precision(1.0) > 0.0
+        return diagnose(evidence, Solved(self.beta, self.passive, self.live, has_prior, self.intercept))
+
+
+def residual_squares(g: Floats, beta: Floats) -> float:
+    """Weighted sum of squares that coefficients (p,) leave of y in statistics G (q, q), y behind the p columns."""
+    p = len(beta)
+    return float(beta @ g[:p, :p] @ beta - 2.0 * (g[p, :p] @ beta) + g[p, p])
 
 
 def _misfit(g: Floats, beta: Floats) -> float:
-    """Root mean square of what coefficients (p,) leave of y in statistics (q, q), relative to y."""
+    """Root mean square of what coefficients (p,) leave of y, relative to y."""
     p = len(beta)
-    squares = float(g[p, p] - 2.0 * (g[p, :p] @ beta) + beta @ g[:p, :p] @ beta)
-    return math.sqrt(max(squares, 0.0) / max(float(g[p, p]), TINY))
+    return math.sqrt(max(residual_squares(g, beta), 0.0) / max(float(g[p, p]), TINY))

@@ -20,7 +20,6 @@ from prometheus_client import CollectorRegistry
 
 from collector import __version__
 from collector.config import Config, ConfigError, Fallback, Loaded, parse_endpoint
-from collector.durable import Durability
 from collector.identity import Discovery, Knowledge
 from collector.receive import BATCH_BYTES, AdmissionQueue, Export, Intake, TokenFile
 from collector.receive.kv import KvIntake
@@ -42,8 +41,8 @@ from collector.runtime import (
     set_log_level,
 )
 from collector.runtime.http import HttpServer, page_handler
-from collector.telemetry import JoinEvent, Metrics, PluginLoss, table
-from collector.worker import (
+from collector.service import (
+    Durability,
     MemoryRelief,
     Pipeline,
     Publisher,
@@ -53,6 +52,7 @@ from collector.worker import (
     Worker,
     make_pipeline,
 )
+from collector.telemetry import JoinEvent, Metrics, PluginLoss, table
 from exporters.advice import EngineWaiting, Remarks
 from exporters.metrics_page import Advisory, MetricsPage
 from exporters.pages import AskPages, SnapshotDocuments, make_routes

@@ -5,13 +5,12 @@ from __future__ import annotations
 from itertools import combinations
 
 from collector.config import Config, ConfigError, parse_endpoint
-from collector.durable import fitted_capacity
 from collector.receive import TokenFile
 from collector.receive.kv import check_kv
 from collector.receive.otlp import read_credentials
 from collector.receive.scrape import Scraper
 from collector.runtime import Clock, Files
-from collector.worker import make_pipeline
+from collector.service import fitted_capacity, make_pipeline
 
 _ANY_HOST = ("", "0.0.0.0", "::")  # noqa: S104 -- compared, not bound
 

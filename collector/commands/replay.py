@@ -2,7 +2,7 @@
 
 How far a replay as one stream has come, kept beside its snapshot now and then: the same command goes on from there.
 
-    .OUT.stream/state.bin    everything a restart needs (collector/durable/store.py), and how many turns are in it
+    .OUT.stream/state.bin    everything a restart needs (collector/service/store.py), and how many turns are in it
 
 Recordings are read again up to there, and not learned: the turns are those of before, since files, settings and version
 are. A replay that takes less than ``KEEP_S`` leaves nothing on the disk, nor one of standard input or of a file that is
@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from collector.config import Config
-from collector.durable import StateStore
 from collector.receive import BATCH_BYTES
 from collector.recordings import (
     STDIN,
@@ -33,7 +32,7 @@ from collector.recordings import (
     open_recordings,
 )
 from collector.runtime import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, Clock, PrintLine, StartError
-from collector.worker import Pipeline, check_learning, make_pipeline
+from collector.service import Pipeline, StateStore, check_learning, make_pipeline
 from exporters.snapshot_file import write_atomically
 from online import Bank, Snapshot
 

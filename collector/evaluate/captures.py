@@ -40,8 +40,8 @@ from collector.join.steps import Scheduling
 from collector.receive import Export
 from collector.recordings import Recording, TimedExport, TimedKv, merged
 from collector.runtime import PrintLine
+from collector.service import Correlator
 from collector.telemetry import Counts, table
-from collector.worker import Correlator
 from online import ConfigSnapshot, Floats, Ints, RowBlock, Snapshot, Target
 
 ROUTER_FEATURES = ("prompt tokens", "running", "waiting", "KV usage", "prefix share", "tokens so far")

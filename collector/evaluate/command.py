@@ -17,7 +17,7 @@ from collector.identity import Knowledge
 from collector.receive import Export
 from collector.recordings import by_source, open_recordings
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, Progress, StartError
-from collector.worker import make_pipeline
+from collector.service import make_pipeline
 from exporters.snapshot_file import write_atomically
 from online import Snapshot
 from online.features import registered

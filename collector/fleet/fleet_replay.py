@@ -9,7 +9,7 @@ from typing import BinaryIO, Final, NamedTuple
 from collector.config import Config
 from collector.recordings import STDIN
 from collector.runtime import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, Clock, PrintLine, StartError
-from collector.worker import check_learning
+from collector.service import check_learning
 
 from .bulk import LocalRunner, RayRunner, Runner, WorkDirectory, check_rows_place, find_bulk_files, replay_in_bulk
 from .pull import PullOptions, pull_once

@@ -39,11 +39,10 @@ import msgspec
 
 from collector import __version__
 from collector.config import Config
-from collector.durable import Directory
 from collector.identity import IDENTITY, Fact, config_id, is_mixture_of_experts
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, Progress, StartError
+from collector.service import Directory, check_learning
 from collector.telemetry import PullOutcome
-from collector.worker import check_learning
 from exporters.snapshot_file import SNAPSHOT_NAME, published_generation, write_atomically, write_snapshot
 from exporters.status_page import FleetSource
 from online import Bank, ConfigSnapshot, Snapshot, StateError, TargetSnapshot, merge_states, part_of

@@ -3,7 +3,7 @@ r"""A state file: parts, sealed together.
     b"tracefit.state/1\n"  |  BLAKE2b-256 of the rest (32 bytes)  |  MessagePack {"version": 4, "parts": {name: graph}}
 
 The part ``learners`` is what ``tracefit replay --state`` writes and what donors and merging read; a sidecar's file has
-others beside it (collector/durable/store.py). A part is read when it is asked for.
+others beside it (collector/service/store.py). A part is read when it is asked for.
 
 Guarantees: a file cut at any byte or with any bit flipped raises :class:`StateError` and nothing is loaded from it; a
 file of another version is refused by number.

@@ -26,7 +26,7 @@ from collector.identity import Knowledge
 from collector.join.pages import PageEngine
 from collector.receive import Export
 from collector.recordings import Recording
-from collector.worker import make_pipeline
+from collector.service import make_pipeline
 from online import RowBlock, Target
 from online.features import build
 from online.rls import LearnerSettings, RlsLearner

@@ -27,8 +27,8 @@ from collector.evaluate.leave_out import leave_one_out
 from collector.evaluate.protocol import evaluate
 from collector.identity.knowledge import Knowledge
 from collector.recordings import Recording, TimedExport, merged
-from collector.worker.build import make_pipeline
-from collector.worker.pipeline import Pipeline
+from collector.service.build import make_pipeline
+from collector.service.pipeline import Pipeline
 from online.bank import Bank
 from online.features.registry import build
 from online.features.systems import SYSTEMS

@@ -15,7 +15,7 @@ from collector.app import GRACE_S
 from collector.cli import _parser
 from collector.config.load import load, load_or_degrade
 from collector.config.schema import Config
-from collector.durable.journal import ENGINE_STATE_BYTES
+from collector.service.journal import ENGINE_STATE_BYTES
 from exporters.pages import make_routes
 from tests.conftest import find_tool
 from tests.support.charts import merged, rendered

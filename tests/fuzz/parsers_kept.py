@@ -15,10 +15,10 @@ from collector.config.load import ConfigError
 from collector.config.schema import Config as Settings
 from collector.config.schema import JoinConfig
 from collector.decode.kv.messages import read_line
-from collector.durable import progress_of, read_image
-from collector.durable.journal import _HEAD, _PREFIX, Journal
 from collector.receive.intake import Export
-from collector.worker.build import make_pipeline
+from collector.service import progress_of, read_image
+from collector.service.build import make_pipeline
+from collector.service.journal import _HEAD, _PREFIX, Journal
 from online.state import LEARNERS, StateError, sealed
 from tests.fuzz.mutations import edited_tree
 from tests.fuzz.parsers import Held, Kv, Parser

@@ -8,11 +8,11 @@ import pytest
 
 from collector.config.load import ConfigError, load
 from collector.config.schema import Config
-from collector.durable import read_image
 from collector.identity.knowledge import EngineFacts, FactSource
 from collector.receive import intake as envelope
 from collector.receive.intake import Export
-from collector.worker.build import make_pipeline
+from collector.service import read_image
+from collector.service.build import make_pipeline
 from online.state import sealed
 from tests.fuzz.fuzz_parsers import PARSERS, fuzz
 from tests.fuzz.parsers import CORPUS

@@ -20,10 +20,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from collector.config.schema import JoinConfig
 from collector.receive.intake import Export
+from collector.service.pipeline import Pipeline
 from collector.telemetry import table
 from collector.telemetry.metrics import metric_of
 from collector.telemetry.reasons import Skip
-from collector.worker.pipeline import Pipeline
 from online.bank import Bank
 from online.rows import RowOutcome
 from tests.support.paths import DATA

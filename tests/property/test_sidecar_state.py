@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from collector.config.schema import Config
-from collector.durable import read_image
 from collector.recordings import Recording, TimedKv, TimedPage, merged
+from collector.service import read_image
+from collector.service.build import make_pipeline
 from collector.telemetry import table
-from collector.worker.build import make_pipeline
 from online.state import StateError, decode, encode, sealed
 from tests.support.paths import DATA
 

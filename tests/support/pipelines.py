@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from collector.config.schema import Config
 from collector.receive.intake import Export
+from collector.service.pipeline import Pipeline
 from collector.telemetry import Counts, table
-from collector.worker.pipeline import Pipeline
 
 
 def new_pipeline(**settings) -> Pipeline:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from collector.recordings import Recording, TimedExport, merged
-from collector.worker.pipeline import Pipeline
+from collector.service.pipeline import Pipeline
 from online.rows import RowBlock, Target
 
 _MULTIPLIER = 2654435761

@@ -32,7 +32,7 @@ import grpc
 from collector.config.load import load
 from collector.receive.intake import Export
 from collector.receive.otlp.otlp_grpc import METHOD
-from collector.worker.build import make_pipeline
+from collector.service.build import make_pipeline
 from tests.bench.figures import record
 from tests.support.paths import ROOT
 from tests.support.step_exports import attribute, make_export, step_attributes

@@ -6,15 +6,15 @@ import os
 import signal
 
 from collector.app import Sidecar
-from collector.durable.journal import Journal
-from collector.durable.keeper import Durability
-from collector.durable.store import Directory, StateStore
 from collector.receive.intake import AdmissionQueue
 from collector.receive.otlp.otlp_grpc import OtlpGrpcReceiver
 from collector.runtime.filesystem import SystemFiles
 from collector.runtime.http import HttpServer
-from collector.worker.pipeline import Pipeline
-from collector.worker.publish import SnapshotWriter
+from collector.service.journal import Journal
+from collector.service.keeper import Durability
+from collector.service.pipeline import Pipeline
+from collector.service.publish import SnapshotWriter
+from collector.service.store import Directory, StateStore
 
 START = {
     "directory-taken": (Directory, "take"),

@@ -11,11 +11,11 @@ from unittest.mock import Mock
 import grpc
 import pytest
 
-from collector.durable.keeper import _PAUSE_S, CHECK_IN_TIMEOUT_S, NAME
-from collector.durable.store import NAME as STATE
-from collector.durable.store import PREVIOUS_NAME
 from collector.runtime.filesystem import StartError
 from collector.runtime.tasks import SystemClock
+from collector.service.keeper import _PAUSE_S, CHECK_IN_TIMEOUT_S, NAME
+from collector.service.store import NAME as STATE
+from collector.service.store import PREVIOUS_NAME
 from collector.telemetry.reasons import Outcome
 from tests.support.clocks import eventually
 from tests.support.sidecars import SmallVolume, call_export, get, metric, running_sidecar

@@ -17,11 +17,11 @@ import msgspec
 
 from collector import __version__
 from collector.config import Config
-from collector.durable import Directory
 from collector.fleet.pull import NEVER_NS, Examined, add, choose, examine
 from collector.fleet.state_fetch import Fetched, StatePlace
 from collector.recordings import STDIN
 from collector.runtime import Clock, PrintLine, Progress, StartError
+from collector.service import Directory
 from online import Bank
 
 from .learn import Learned, for_merging

@@ -35,7 +35,7 @@ from collector.join import Event, Renamed, Rows
 from collector.receive import BATCH_BYTES
 from collector.recordings import Timed, TimedExport, TimedKv, TimedPage, in_batches
 from collector.runtime import StartError
-from collector.worker import Pipeline, make_pipeline
+from collector.service import Pipeline, make_pipeline
 from online import PHASES, Quality, RowBlock, Target
 
 from .shards import EngineKey, Run, Shard, merge_when_due, read_header, read_places, read_run

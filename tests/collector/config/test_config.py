@@ -9,7 +9,7 @@ import pytest
 
 from collector.config import Config, Endpoint, parse_endpoint
 from collector.config.load import ConfigError, json_schema, load, profile_names, to_yaml
-from collector.worker.build import make_pipeline
+from collector.service.build import make_pipeline
 
 
 def from_text(tmp_path: Path, text: str, **environ: str) -> Config:

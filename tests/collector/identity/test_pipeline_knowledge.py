@@ -13,11 +13,11 @@ from collector.decode.records import STEP_DTYPE, Telemetry
 from collector.identity.knowledge import Knowledge
 from collector.join.joiner import Joiner
 from collector.recordings import Recording
+from collector.service.build import make_pipeline
+from collector.service.publish import Publisher
 from collector.telemetry import table
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import JoinEvent
-from collector.worker.build import make_pipeline
-from collector.worker.publish import Publisher
 from tests.support.clocks import FakeClock
 from tests.support.sheet_cases import GQA
 

@@ -8,8 +8,8 @@ from collector.config.schema import JoinConfig
 from collector.decode.records import Telemetry
 from collector.join.events import Described, Event, Renamed, Restarted, Rows, Succeeded
 from collector.join.joiner import Joiner
+from collector.service.correlator import Correlator
 from collector.telemetry import Counts
-from collector.worker.correlator import Correlator
 from online.rows import Quality
 from tests.support.toy_engine import MONO_NS, many_jobs, run_engine
 from tests.support.toy_spans import columns_of, exports_of, pieces, stock_of

@@ -11,7 +11,7 @@ from collector.config.load import load
 from collector.config.schema import Config
 from collector.recordings import Recording, TimedExport, TimedKv, merged
 from collector.runtime.tasks import SystemClock
-from collector.worker.pipeline import Pipeline
+from collector.service.pipeline import Pipeline
 from tests.support.paths import DATA
 from tests.support.recordings import kv_lines
 

@@ -13,9 +13,9 @@ from collector.config.schema import Config, JoinConfig
 from collector.decode.plain import decode
 from collector.join.joiner import Joiner
 from collector.join.kv.owners import KvSources
+from collector.service.pipeline import Pipeline
 from collector.telemetry import Counts, table
 from collector.telemetry.reasons import KvSkip
-from collector.worker.pipeline import Pipeline
 from online.rows import STEP_FEATURES, Target
 from tests.support.kv_batches import TS_S, batch, kv_batches, otlp_events, stored
 from tests.support.kv_joins import joined, rebuilt_over_true, rows_by_target, rows_of, sequences, telemetry

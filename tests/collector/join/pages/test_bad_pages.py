@@ -5,8 +5,8 @@ import pytest
 from collector.config import Config
 from collector.decode.pages import EngineReading, ScrapedPage
 from collector.join.pages import PageEngine
+from collector.service import make_pipeline
 from collector.telemetry import RowDrop
-from collector.worker import make_pipeline
 from online.state import decode_image, encode_parts
 from tests.collector.join.pages.test_scrape_windows import SimulatedEngine, drops_of, fitted, rows_of, scraped
 

@@ -10,8 +10,8 @@ from collector.decode.pages import Meaning, PageParser, ScrapedPage
 from collector.join import Engine
 from collector.join.pages import PageEngine
 from collector.recordings import Recording, TimedPage
+from collector.service.build import make_pipeline
 from collector.telemetry import RowDrop, table
-from collector.worker.build import make_pipeline
 from online import Target
 from tests.collector.join.pages.test_scrape_windows import SimulatedEngine
 from tests.support.clocks import T0_NS

@@ -10,8 +10,8 @@ import pytest
 
 import tracefit
 from collector.decode.pages import ScrapedPage
-from collector.durable import read_image
 from collector.recordings import Recording, TimedPage
+from collector.service import read_image
 from collector.telemetry import RowDrop, table
 from online.state import sealed
 from tests.support.page_server import RECORDED

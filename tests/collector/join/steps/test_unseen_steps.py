@@ -6,7 +6,7 @@ import pytest
 from collector.config.schema import Config
 from collector.evaluate.fits import NINE, design
 from collector.join.block_ratio import BlockRatio
-from collector.worker.pipeline import Pipeline
+from collector.service.pipeline import Pipeline
 from online.features.registry import build
 from online.rows import STEP_FEATURES, Target
 from tests.support.models import knowledge_of_captures

@@ -2,7 +2,7 @@
 
 The join's clock is event time, which stands still when nothing comes. After ``grace_s`` of the process's own clock
 without telemetry of an engine that holds something, a copy of its configuration is flushed and published
-(worker/settled.py): once per silence, and again, at most every ``grace_s``, while others of its configuration teach on.
+(settled.py): once per silence, and again, at most every ``grace_s``, while others of its configuration teach on.
 A thousand engines are copied in seconds, in which nothing else is learned and others seem silent, too. So silence is
 judged as of when the oldest export that still waits had come, and copies take a tenth of the time at most.
 """

@@ -9,8 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from collector.runtime.terminal import OncePerInterval
+from collector.service.publish import Publisher
 from collector.telemetry.metrics import Metrics
-from collector.worker.publish import Publisher
 from online.snapshot import DriftSnapshot
 from tests.support import exporter_cases as cases
 from tests.support.clocks import T0_NS, FakeClock

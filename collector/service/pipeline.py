@@ -13,7 +13,6 @@ from collector.config import Config
 from collector.decode import Telemetry
 from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
-from collector.durable import JOIN, PROGRESS, SPANS, Progress, progress_of
 from collector.identity import Fact, Knowledge, cannot_derive, is_mixture_of_experts
 from collector.join import (
     Described,
@@ -54,6 +53,7 @@ from .quarantine import Quarantine
 from .recent_load import RecentLoad
 from .settled import SettledViews
 from .skewed_senders import SkewedSenders
+from .store import JOIN, PROGRESS, SPANS, Progress, progress_of
 
 _log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ The journal: what was acknowledged, on disk before it was acknowledged, until a 
 
     journal.<first number, 16 hex digits>     segments of records, one after the other
 
-Guarantees (tests/collector/durable/test_journal.py, tests/torture):
+Guarantees (tests/collector/service/test_journal.py, tests/torture):
 
 * An entry that was appended is read back after the death of the process; after the death of the node too, if ``sync``
   returned (``journal.fsync: true``).
@@ -29,7 +29,7 @@ Guarantees (tests/collector/durable/test_journal.py, tests/torture):
 * Files never hold more than ``capacity_bytes`` and one record; when they would, ``append`` raises :class:`Full`.
 * A write that failed leaves no half of a record behind that a later one could be appended to.
 
-One process at a time: see collector/durable/store.py.
+One process at a time: see collector/service/store.py.
 """
 
 from __future__ import annotations

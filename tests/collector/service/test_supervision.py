@@ -6,10 +6,10 @@ import pytest
 
 from collector.config.schema import Config
 from collector.receive.intake import Export
+from collector.service.build import make_pipeline
+from collector.service.stall import StallWatch, WorkerProgress
 from collector.telemetry import table
 from collector.telemetry.reasons import Stall
-from collector.worker.build import make_pipeline
-from collector.worker.stall import StallWatch, WorkerProgress
 from online.rows import RowOutcome, Target
 from tests.support.clocks import FakeClock
 from tests.support.step_exports import make_export

@@ -10,9 +10,9 @@ import pytest
 from collector.config.schema import BankConfig, Config, JoinConfig
 from collector.identity import knowledge
 from collector.receive.intake import Export
+from collector.service.pipeline import Pipeline
 from collector.telemetry import Counts, table
 from collector.telemetry.reasons import JoinEvent
-from collector.worker.pipeline import Pipeline
 from tests.support.step_exports import make_export
 
 ENGINES = 3
@@ -47,8 +47,8 @@ def generation(pipeline, number, *, doubles):
 def test_what_is_held_does_not_grow_with_the_processes_ever_seen(doubles, monkeypatch):
     monkeypatch.setattr(knowledge, "_APPLIED_MAX", 8)
     monkeypatch.setattr("online.bank.REFUSED_MAX", 4)
-    monkeypatch.setattr("collector.worker.recent_load.PROCESSES_MAX", 4)
-    monkeypatch.setattr("collector.worker.correlator.SENDERS_RATIO", 1)
+    monkeypatch.setattr("collector.service.recent_load.PROCESSES_MAX", 4)
+    monkeypatch.setattr("collector.service.correlator.SENDERS_RATIO", 1)
     config = Config(
         join=JoinConfig(engines_max=ENGINES, window_s=2, grace_s=1),
         bank=BankConfig(configs_max=4),

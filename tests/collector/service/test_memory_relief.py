@@ -10,9 +10,9 @@ from collector.receive import Export
 from collector.recordings import Recording, TimedKv, merged
 from collector.runtime.filesystem import MemoryGuard
 from collector.runtime.tasks import Health
+from collector.service.memory_relief import MemoryRelief
 from collector.telemetry import Metrics, table
 from collector.telemetry.reasons import JoinEvent
-from collector.worker.memory_relief import MemoryRelief
 from tests.support.clocks import FakeClock
 from tests.support.gpu_server import step_payloads
 from tests.support.paths import DATA

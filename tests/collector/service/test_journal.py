@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from collector.durable.journal import Damage, Full, Journal, left_behind
 from collector.receive.intake import Export
 from collector.runtime.filesystem import SystemFiles
+from collector.service.journal import Damage, Full, Journal, left_behind
 from tests.support.clocks import T0_NS
 
 

@@ -12,11 +12,11 @@ from collector.config.schema import Config
 from collector.decode.pages import ScrapedPage
 from collector.receive.intake import Export
 from collector.recordings import Recording
+from collector.service.pipeline import Pipeline
+from collector.service.publish import Publisher
+from collector.service.silence import SilenceWatch
 from collector.telemetry import Metrics
 from collector.telemetry.reasons import Wait
-from collector.worker.pipeline import Pipeline
-from collector.worker.publish import Publisher
-from collector.worker.silence import SilenceWatch
 from exporters.advice import REASONS, EngineWaiting, waiting_section
 from tests.support.clocks import FakeClock
 from tests.support.gpu_server import step_payloads

@@ -6,9 +6,9 @@ import pytest
 
 from collector.config.schema import BankConfig, Config
 from collector.receive.intake import Export
+from collector.service.build import make_pipeline
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, Skip
-from collector.worker.build import make_pipeline
 from online.rows import RowOutcome, Target
 from tests.support.paths import DATA
 from tests.support.pipelines import assert_accounted, coefficients, new_pipeline, replayed

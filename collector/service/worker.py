@@ -26,12 +26,12 @@ from .stall import StallWatch, WorkerProgress
 NAME = "worker"
 IDLE_WAIT_S = 5.0
 """As long as a generation is good for: to look costs 0.3 ms, since every cache is cold by then. Who finds memory short
-does not wait for it (collector/worker/memory_relief.py), nor do engines that fell silent (collector/worker/silence.py).
+does not wait for it (memory_relief.py), nor do engines that fell silent (silence.py).
 """
 TURN_TIMEOUT_S = 60.0
 """Longer than the slowest batch (one 32 MiB export); past it the thread hangs and a restart is the cure."""
 LAST_BATCH_S = 2.0
-"""For the batch under way, when the time to drain is up; see collector/worker/ending.py for what comes behind it."""
+"""For the batch under way, when the time to drain is up; see collector/service/ending.py for what comes behind it."""
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Processor(Protocol):
 
 
 class Keeper(Protocol):
-    """What the worker needs of :class:`~collector.durable.keeper.Durability`."""
+    """What the worker needs of :class:`~collector.service.keeper.Durability`."""
 
     @property
     def keeps_backlog(self) -> bool:

@@ -6,8 +6,8 @@ import errno
 
 import pytest
 
-from collector.durable.store import NAME, PREVIOUS_NAME, PROGRESS, Progress, StateStore, progress_of
 from collector.runtime.filesystem import SystemFiles
+from collector.service.store import NAME, PREVIOUS_NAME, PROGRESS, Progress, StateStore, progress_of
 from collector.telemetry.reasons import Restored
 from online.state import StateError, Taken
 

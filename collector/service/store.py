@@ -52,7 +52,7 @@ LOCK_NAME: Final = "journal.lock"
 """Also what versions lock that did so with a journal only."""
 HOLDER_BYTES_MAX: Final = 256
 _HALF_WRITTEN = re.compile(r"\.+(snapshot\.json(\.probe)?|[0-9a-f]{12}\.blis\.yaml|state\.bin)\.tmp(\.\d+)?")
-"""Temporary names of exporters/snapshot_file.py and collector/durable/store.py alone: the directory may be shared."""
+"""Temporary names of exporters/snapshot_file.py and collector/service/store.py alone: the directory may be shared."""
 
 _log = logging.getLogger(__name__)
 

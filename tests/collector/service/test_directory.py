@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from collector.durable.store import LOCK_NAME, Directory
 from collector.runtime.filesystem import StartError
+from collector.service.store import LOCK_NAME, Directory
 from tests.support.clocks import FakeClock
 
 

@@ -11,6 +11,10 @@ from prometheus_client import CollectorRegistry
 
 from collector.receive.intake import AdmissionQueue, Export
 from collector.runtime.tasks import Health
+from collector.service import worker
+from collector.service.publish import Publisher, SnapshotWriter
+from collector.service.stall import StallWatch
+from collector.service.worker import Worker
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.table import (
     PUBLISH_ERRORS,
@@ -19,10 +23,6 @@ from collector.telemetry.table import (
     WORKER_FAILED_SPANS,
     WORKER_LAG,
 )
-from collector.worker import worker
-from collector.worker.publish import Publisher, SnapshotWriter
-from collector.worker.stall import StallWatch
-from collector.worker.worker import Worker
 from tests.support import exporter_cases as cases
 from tests.support.clocks import FakeClock, eventually
 from tests.support.sidecars import CountingProcessor, NoKeeper, as_json

@@ -21,10 +21,10 @@ from prometheus_client import CollectorRegistry
 from collector import __version__
 from collector.config import Config, ConfigError, Fallback, Loaded, parse_endpoint
 from collector.identity import Discovery, Knowledge
-from collector.receive import BATCH_BYTES, AdmissionQueue, Export, Intake, TokenFile
-from collector.receive.kv import KvIntake
-from collector.receive.otlp import GRPC_THREADS, Receivers, make_receivers
-from collector.receive.scrape import Scraper
+from collector.ingest import BATCH_BYTES, AdmissionQueue, Export, Intake, TokenFile
+from collector.ingest.kv import KvIntake
+from collector.ingest.otlp import GRPC_THREADS, Receivers, make_receivers
+from collector.ingest.scrape import Scraper
 from collector.runtime import (
     Clock,
     Files,

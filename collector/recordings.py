@@ -51,7 +51,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, cast
 from collector.decode import json_to_protobuf
 from collector.decode.kv import LINE_MARK, KvBatch, read_line
 from collector.decode.pages import PageParser, ScrapedPage, is_page_line, read_page_line
-from collector.receive import Export, count_spans, newest_end_unix_nano
+from collector.ingest import Export, count_spans, newest_end_unix_nano
 from collector.runtime import Clock, PrintLine, Progress, StartError
 from collector.telemetry import KvSkip, Outcome, ScrapeOutcome
 

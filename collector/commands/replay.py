@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from collector.config import Config
-from collector.receive import BATCH_BYTES
+from collector.ingest import BATCH_BYTES
 from collector.recordings import (
     STDIN,
     Timed,

@@ -35,9 +35,9 @@ from collector.config import JoinConfig
 from collector.decode import MISSING, ApiSpan, CoreSpan, Finish, MarkKind, RequestSpan, Telemetry
 from collector.decode.kv import KvBatch
 from collector.identity import Fact, Knowledge, cannot_derive
+from collector.ingest import Export
 from collector.join import Event, Renamed, Rows
 from collector.join.steps import Scheduling
-from collector.receive import Export
 from collector.recordings import Recording, TimedExport, TimedKv, merged
 from collector.runtime import PrintLine
 from collector.service import Correlator

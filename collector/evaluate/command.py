@@ -14,7 +14,7 @@ from collector import __version__
 from collector.config import Config, ConfigError
 from collector.decode.kv import KvBatch
 from collector.identity import Knowledge
-from collector.receive import Export
+from collector.ingest import Export
 from collector.recordings import by_source, open_recordings
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, Progress, StartError
 from collector.service import make_pipeline

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from collector import __version__
 from collector.config import Config, parse_endpoint
-from collector.receive import TokenFile
+from collector.ingest import TokenFile
 from collector.runtime import Clock, Health, StartError, Stop, Task
 from collector.runtime.http import HttpServer, page_handler
 from collector.telemetry import Metrics, PullOutcome, table

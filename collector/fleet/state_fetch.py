@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from collector.receive.scrape import addresses_of, read_targets
+from collector.ingest.scrape import addresses_of, read_targets
 from collector.runtime import Clock, StartError
 from collector.runtime.http import BoundedConnection
 from collector.telemetry import PullOutcome

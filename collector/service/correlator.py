@@ -12,8 +12,8 @@ from collector.config import JoinConfig
 from collector.decode import Decoder, Telemetry, latest_unix_ns
 from collector.decode.pages import ScrapedPage
 from collector.identity import Knowledge
+from collector.ingest import Export
 from collector.join import Event, Joiner, SpanWindow, together
-from collector.receive import Export
 from collector.telemetry import Counts, Skip, table
 
 SPANS_REMEMBERED_NS = 600_000_000_000

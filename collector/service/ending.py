@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from collector.receive import Export
+from collector.ingest import Export
 from collector.runtime import Clock
 
 MARGIN: Final = 2.0

@@ -47,7 +47,7 @@ from typing import BinaryIO, Final, NamedTuple
 import msgspec
 
 from collector.config import Config
-from collector.receive import Export
+from collector.ingest import Export
 from collector.runtime import Files, SystemFiles, sync_directory
 
 from .store import STATE_FILES

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from collector.config import Config
-from collector.receive import Export
+from collector.ingest import Export
 from collector.runtime import Clock, Files, Health, StartError, SystemFiles, Task
 from collector.telemetry import Metrics, Outcome, table
 from online.state import Image, Taken

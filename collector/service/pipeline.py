@@ -14,6 +14,7 @@ from collector.decode import Telemetry
 from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
 from collector.identity import Fact, Knowledge, cannot_derive, is_mixture_of_experts
+from collector.ingest import Export
 from collector.join import (
     Described,
     Emitter,
@@ -29,7 +30,6 @@ from collector.join import (
     give_up_oldest,
 )
 from collector.join.requests import doubts_of, with_stand_ins
-from collector.receive import Export
 from collector.telemetry import Counts, table
 from exporters.what_if import Mix
 from online import (

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
-from collector.receive import BATCH_BYTES, AdmissionQueue, Export, QueueBatch
+from collector.ingest import BATCH_BYTES, AdmissionQueue, Export, QueueBatch
 from collector.runtime import Clock, Health, Task
 from collector.telemetry import Counts, Metrics, Stall, table
 from online import RowOutcome, Target

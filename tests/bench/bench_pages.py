@@ -23,8 +23,8 @@ from collector.evaluate.captures import load
 from collector.evaluate.fits import Fit, design, learn, predict
 from collector.evaluate.page_windows import TRACEFIT, TimedReading, score_windows
 from collector.identity import Knowledge
+from collector.ingest import Export
 from collector.join.pages import PageEngine
-from collector.receive import Export
 from collector.recordings import Recording
 from collector.service import make_pipeline
 from online import RowBlock, Target

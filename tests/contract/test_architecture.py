@@ -42,8 +42,8 @@ FACELESS = ("exporters",)
 
 ROOMS_OF_ONE_MODULE = {
     "collector.decode.pages",
-    "collector.receive.kv",
-    "collector.receive.scrape",
+    "collector.ingest.kv",
+    "collector.ingest.scrape",
     "collector.runtime.http",
 }
 """A room that is one module is its own face."""

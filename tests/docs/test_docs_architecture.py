@@ -47,7 +47,7 @@ def test_arrows_go_down_the_map():
 
 def test_every_module_that_the_architecture_names_exists():
     inside = [
-        re.escape(name) for name in ("receive", "durable", "worker", "decode", "join", "identity", "config", "runtime")
+        re.escape(name) for name in ("ingest", "durable", "worker", "decode", "join", "identity", "config", "runtime")
     ]
     for path in re.findall(rf"`((?:{'|'.join(inside)})/\w+\.py)`", ARCHITECTURE):
         assert (ROOT / "collector" / path).exists(), path

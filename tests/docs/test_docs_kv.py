@@ -6,8 +6,8 @@ import re
 
 from collector.config import KvEndpoint
 from collector.decode.kv.messages import _READ
+from collector.ingest.kv import QUEUE_BATCHES
 from collector.join.kv.timeline import BATCHES_MAX
-from collector.receive.kv import QUEUE_BATCHES
 from collector.telemetry.reasons import SequenceEvent
 from collector.telemetry.table import TABLE
 from tests.support.kv_batches import FIELDS

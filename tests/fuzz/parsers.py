@@ -22,8 +22,8 @@ from collector.decode.kv.layouts import KvBatch
 from collector.decode.kv.messages import read_frames, read_line, read_payload
 from collector.decode.otlp_json import json_to_protobuf
 from collector.decode.pages import CACHE_INFO, SERIES, PageParser, ScrapedPage, is_page_line, read_page_line
+from collector.ingest import intake as envelope
 from collector.join.pages import ScrapeWindows
-from collector.receive import intake as envelope
 from collector.recordings import Recording
 from collector.runtime.filesystem import StartError
 from tests.fuzz.mutations import edited

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from prometheus_client import CollectorRegistry
 
 from collector.cli import main
-from collector.receive import Export
+from collector.ingest import Export
 from exporters.metrics_page import MetricsPage
 from exporters.pages import AskPages, SnapshotDocuments, make_routes
 from exporters.status_page import StatusPage

@@ -30,8 +30,8 @@ from typing import NamedTuple
 import grpc
 
 from collector.config.load import load
-from collector.receive.intake import Export
-from collector.receive.otlp.otlp_grpc import METHOD
+from collector.ingest.intake import Export
+from collector.ingest.otlp.otlp_grpc import METHOD
 from collector.service.build import make_pipeline
 from tests.bench.figures import record
 from tests.support.paths import ROOT

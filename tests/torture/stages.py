@@ -6,8 +6,8 @@ import os
 import signal
 
 from collector.app import Sidecar
-from collector.receive.intake import AdmissionQueue
-from collector.receive.otlp.otlp_grpc import OtlpGrpcReceiver
+from collector.ingest.intake import AdmissionQueue
+from collector.ingest.otlp.otlp_grpc import OtlpGrpcReceiver
 from collector.runtime.filesystem import SystemFiles
 from collector.runtime.http import HttpServer
 from collector.service.journal import Journal

@@ -13,7 +13,7 @@ import pytest
 
 from collector.config import KvConfig, KvEndpoint
 from collector.config.load import ConfigError, load
-from collector.receive.kv import KvSubscriber
+from collector.ingest.kv import KvSubscriber
 from collector.runtime.tasks import Health, SystemClock
 from collector.telemetry import table
 from collector.telemetry.reasons import KvSkip
@@ -243,11 +243,11 @@ def test_without_pyzmq_the_start_says_what_to_install():
         "import sys; sys.modules['zmq'] = None\n"
         "from collector.runtime import Health, SystemClock\n"
         "from collector.config import KvEndpoint, KvConfig\n"
-        "from collector.receive.kv import *\n"
+        "from collector.ingest.kv import *\n"
         "config = KvConfig(endpoints=(KvEndpoint(endpoint='tcp://127.0.0.1:1'),))\n"
         "try: KvSubscriber(config, Health(SystemClock())).start()\n"
         "except KvUnavailable as error: print(error)\n"
-        "from collector.receive.kv import check_kv\n"
+        "from collector.ingest.kv import check_kv\n"
         "check_kv(KvConfig())\n"
         "try: check_kv(config)\n"
         "except Exception as error: print(error)\n"

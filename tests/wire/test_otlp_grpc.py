@@ -18,10 +18,10 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
 from prometheus_client import CollectorRegistry
 
 from collector.config import GrpcConfig
-from collector.receive.intake import AdmissionQueue, Intake
-from collector.receive.otlp import otlp_grpc
-from collector.receive.otlp.otlp_grpc import SERVICE, OtlpGrpcReceiver
-from collector.receive.otlp.way_in import WayIn
+from collector.ingest.intake import AdmissionQueue, Intake
+from collector.ingest.otlp import otlp_grpc
+from collector.ingest.otlp.otlp_grpc import SERVICE, OtlpGrpcReceiver
+from collector.ingest.otlp.way_in import WayIn
 from collector.runtime.filesystem import StartError
 from collector.runtime.tasks import Health, SystemClock
 from collector.telemetry.metrics import Metrics

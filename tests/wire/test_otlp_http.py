@@ -23,10 +23,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from prometheus_client import CollectorRegistry
 
 from collector.config import HttpReceiverConfig
-from collector.receive.intake import FIELDS_MAX, AdmissionQueue, Intake
-from collector.receive.otlp import otlp_http
-from collector.receive.otlp.otlp_http import CONTENT_TYPE, Budget, make_http_receiver
-from collector.receive.otlp.way_in import WayIn
+from collector.ingest.intake import FIELDS_MAX, AdmissionQueue, Intake
+from collector.ingest.otlp import otlp_http
+from collector.ingest.otlp.otlp_http import CONTENT_TYPE, Budget, make_http_receiver
+from collector.ingest.otlp.way_in import WayIn
 from collector.runtime.filesystem import StartError
 from collector.runtime.tasks import Health, SystemClock
 from collector.telemetry.metrics import Metrics

@@ -15,9 +15,9 @@ import grpc
 import pytest
 
 from collector.app import Sidecar
-from collector.receive import kv as kv_zmq
-from collector.receive.otlp import otlp_grpc, otlp_http
-from collector.receive.otlp.way_in import HUNG_S
+from collector.ingest import kv as kv_zmq
+from collector.ingest.otlp import otlp_grpc, otlp_http
+from collector.ingest.otlp.way_in import HUNG_S
 from tests.support.clocks import FakeClock, eventually
 from tests.support.paths import DOCS
 from tests.support.sidecars import get, make_config, running_sidecar

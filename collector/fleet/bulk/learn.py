@@ -31,8 +31,8 @@ import numpy as np
 from collector.config import Config
 from collector.fleet.pull import NEVER_NS, Examined, add, choose, examine
 from collector.fleet.state_fetch import Fetched, StatePlace, open_store
+from collector.ingest import BATCH_BYTES
 from collector.join import Event, Renamed, Rows
-from collector.receive import BATCH_BYTES
 from collector.recordings import Timed, TimedExport, TimedKv, TimedPage, in_batches
 from collector.runtime import StartError
 from collector.service import Pipeline, make_pipeline

@@ -43,7 +43,7 @@ from collector.decode import PartKind, parts_by_emitter
 from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
 from collector.fleet.state_fetch import open_store
-from collector.receive import Export, newest_end_unix_nano
+from collector.ingest import Export, newest_end_unix_nano
 from collector.recordings import (
     FILE_TRANSPORT,
     STDIN,

@@ -10,8 +10,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from collector.config.schema import JoinConfig
 from collector.decode.records import CoreSpan, Finish, Mark, MarkKind, Telemetry
+from collector.ingest.intake import Export
 from collector.join.joiner import Joiner
-from collector.receive.intake import Export
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, RowDrop, Skip
 from tests.support.pipelines import assert_accounted, coefficients, new_pipeline, replayed

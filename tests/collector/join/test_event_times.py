@@ -7,8 +7,8 @@ import logging
 import pytest
 
 from collector.config.schema import JoinConfig
+from collector.ingest.intake import Export
 from collector.join.events import Rows
-from collector.receive.intake import Export
 from collector.service import read_image
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, Skip

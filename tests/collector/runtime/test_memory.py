@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry
 
-from collector.receive.intake import AdmissionQueue, Intake, Refused
+from collector.ingest.intake import AdmissionQueue, Intake, Refused
 from collector.runtime.filesystem import MemoryGuard, cgroup_limit_bytes, limit_bytes, resident_bytes
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import Outcome, Transport

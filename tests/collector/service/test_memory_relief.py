@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from collector.config.schema import JoinConfig
-from collector.receive import Export
+from collector.ingest import Export
 from collector.recordings import Recording, TimedKv, merged
 from collector.runtime.filesystem import MemoryGuard
 from collector.runtime.tasks import Health

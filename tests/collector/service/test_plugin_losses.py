@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from collector.receive import Export
+from collector.ingest import Export
 from collector.telemetry import Counts, PluginLoss, table
 from tests.support.pipelines import new_pipeline
 from tests.support.step_exports import attribute

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from collector.config.schema import Config
 from collector.decode.pages import ScrapedPage
-from collector.receive.intake import Export
+from collector.ingest.intake import Export
 from collector.recordings import Recording
 from collector.service.pipeline import Pipeline
 from collector.service.publish import Publisher

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from collector.receive.intake import AdmissionQueue, Export
+from collector.ingest.intake import AdmissionQueue, Export
 from collector.runtime.tasks import Health
 from collector.service import worker
 from collector.service.publish import Publisher, SnapshotWriter

@@ -26,10 +26,10 @@ from collector.decode.kv import count_batch
 from collector.decode.kv.messages import read_payload
 from collector.fleet import state_fetch
 from collector.fleet.pull import Puller, PullOptions
+from collector.ingest.intake import AdmissionQueue, Export, Intake
+from collector.ingest.kv import _Subscription
 from collector.join.joiner import Joiner
 from collector.join.kv.timeline import KvTimeline
-from collector.receive.intake import AdmissionQueue, Export, Intake
-from collector.receive.kv import _Subscription
 from collector.telemetry import Counts, Metrics, reasons, table
 from collector.telemetry.metrics import metric_of
 from collector.telemetry.reasons import (
@@ -97,8 +97,8 @@ TOLD_BY = {
     ),
     PluginLoss: ("service/test_plugin_losses.py",),
     ScrapeOutcome: (
-        "receive/scrape/test_scraper.py",
-        "receive/scrape/test_hostile_servers.py",
+        "ingest/scrape/test_scraper.py",
+        "ingest/scrape/test_hostile_servers.py",
         "decode/pages/test_page_text.py",
     ),
     Stall: ("service/test_supervision.py",),

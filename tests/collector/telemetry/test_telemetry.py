@@ -8,9 +8,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from collector import __version__
-from collector.receive import status
-from collector.receive.intake import Refused
-from collector.receive.status import answer, http_answer
+from collector.ingest import status
+from collector.ingest.intake import Refused
+from collector.ingest.status import answer, http_answer
 from collector.telemetry import Counts
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import REFUSALS, Outcome, RowDrop, Skip

@@ -26,8 +26,8 @@ from grpc_health.v1 import health as grpc_health
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from collector.config import GrpcConfig, parse_endpoint
-from collector.receive.intake import HINT_MIN_S, Refused
-from collector.receive.status import INCOMPLETE, INTERNAL, UNAUTHENTICATED, Answer, answer
+from collector.ingest.intake import HINT_MIN_S, Refused
+from collector.ingest.status import INCOMPLETE, INTERNAL, UNAUTHENTICATED, Answer, answer
 from collector.runtime import Clock, Health, StartError, Task
 from collector.telemetry import Outcome
 

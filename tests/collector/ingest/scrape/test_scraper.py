@@ -12,7 +12,7 @@ import time
 import pytest
 
 from collector.config import Config, ConfigError, ScrapeConfig, ScrapeEndpoint, scraping
-from collector.receive.scrape import Scraper, ScrapeTarget, TargetList, read_targets
+from collector.ingest.scrape import Scraper, ScrapeTarget, TargetList, read_targets
 from collector.runtime import SystemClock
 from collector.telemetry import ScrapeOutcome
 from tests.support.clocks import eventually

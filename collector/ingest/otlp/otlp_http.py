@@ -29,8 +29,8 @@ import grpc
 
 from collector.config import HttpReceiverConfig, parse_endpoint
 from collector.decode import TooManyObjects, json_to_protobuf
-from collector.receive.intake import FIELDS_MAX
-from collector.receive.status import HttpAnswer, http_answer
+from collector.ingest.intake import FIELDS_MAX
+from collector.ingest.status import HttpAnswer, http_answer
 from collector.runtime import Clock, Health
 from collector.runtime.http import Handler, HttpServer
 from collector.telemetry import Outcome

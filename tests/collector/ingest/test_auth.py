@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from collector.config.load import ConfigError
-from collector.receive.access import TokenFile
+from collector.ingest.access import TokenFile
 from tests.support.clocks import FakeClock
 
 OLD, NEW = "old-token-0123456789", "new-token-0123456789"

@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from collector.config import Config, ConfigError, ScrapeConfig, ScrapeEndpoint, scraping
-from collector.receive.scrape import (
+from collector.ingest.scrape import (
     EVERY_S,
     SERVERS_SHOWN,
     FetchedPage,

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import threading
 
-from collector.receive.access import TokenFile
-from collector.receive.intake import Intake, Refused
+from collector.ingest.access import TokenFile
+from collector.ingest.intake import Intake, Refused
 from collector.runtime import Clock
 from collector.telemetry import Outcome, Transport
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from collector.receive.intake import HINT_MAX_S, HINT_MIN_S, AdmissionQueue, Refused
+from collector.ingest.intake import HINT_MAX_S, HINT_MIN_S, AdmissionQueue, Refused
 from collector.telemetry.reasons import Outcome
 from tests.support.clocks import FakeClock, eventually
 

@@ -7,8 +7,8 @@ import logging
 from typing import NamedTuple
 
 from collector.config import ConfigError, ReceiversConfig, parse_endpoint
-from collector.receive.access import TlsFiles, TokenFile
-from collector.receive.intake import Intake
+from collector.ingest.access import TlsFiles, TokenFile
+from collector.ingest.intake import Intake
 from collector.runtime import Clock, Health
 from collector.runtime.http import HttpServer
 from collector.telemetry import Transport

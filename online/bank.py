@@ -16,7 +16,8 @@ import copy
 import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -25,7 +26,6 @@ from online.rls import Prior
 from online.target import (
     RLS,
     BankSettings,
-    Readings,
     StepHistory,
     TargetState,
     check_settings,
@@ -79,6 +79,43 @@ class ConfigPlaces:
         while len(self.refused) > REFUSED_MAX or next(iter(self.refused.values())) < unix_ns - SILENT_NS:
             self.refused.popitem(last=False)
         return None
+
+
+# Guess: n rows more move estimates that rest on N by about sqrt(n / (N + n)) of their standard errors, below a half.
+LITTLE_SHARE = 0.25
+"""Of the rows known: the largest block that a live reader may wait for."""
+
+
+class Readings:
+    """What live readers are told, kept until a block is learned: of a quiet target a generation costs nothing.
+
+    Reading changes nothing, so rows that wait for the end of their block are learned by a copy. Copy and block cost a
+    reader of every second more than all else it asks for: live readers are told without these rows where they are few.
+    """
+
+    def __init__(self) -> None:
+        self._told: WeakKeyDictionary[TargetState, tuple[int, int, TargetSnapshot | None]] = WeakKeyDictionary()
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Readings:
+        """Of copies nothing has been told yet."""
+        return Readings()
+
+    def changing(self, state: TargetState) -> TargetState:
+        """Whatever changes a target otherwise than by rows takes it from here: what was told of it holds no longer."""
+        self._told.pop(state, None)
+        return state
+
+    def snapshot_of(self, state: TargetState, *, exact: bool) -> TargetSnapshot | None:
+        """What is published of a target now; None while there is nothing to say."""
+        if exact:
+            return state.flushed().snapshot()
+        watcher, waiting = state.watcher(), len(state.cutter)
+        few = watcher is not None and watcher.started and waiting < LITTLE_SHARE * watcher.effective_rows()
+        blocks, waited, snapshot = self._told.get(state, (-1, 0, None))
+        if blocks != state.blocks_learned or not (few or waited == waiting):
+            snapshot = (state if few else state.flushed()).snapshot()
+            self._told[state] = (state.blocks_learned, waiting, snapshot)
+        return snapshot
 
 
 class Bank:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from .course import ChangeKind
-from .learners import RLS, Learner, make_learner, make_rls
-from .reading import Readings
-from .settings import BankSettings, check_settings, feature_set
-from .step_history import CoursePoint, HistoryView, StepHistory
-from .target_merge import merge_target, succeed_target
-from .target_state import TargetState
+from .history import ChangeKind, CoursePoint, HistoryView, StepHistory
+from .settings import RLS, BankSettings, Learner, check_settings, feature_set, make_learner, make_rls
+from .target_state import TargetState, merge_target, succeed_target
 
 __all__ = [
     "RLS",
@@ -17,7 +13,6 @@ __all__ = [
     "CoursePoint",
     "HistoryView",
     "Learner",
-    "Readings",
     "StepHistory",
     "TargetState",
     "check_settings",

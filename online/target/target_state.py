@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -16,19 +18,26 @@ from online.constants import TENTH
 from online.errors import Residuals
 from online.features import FeatureSet
 from online.river import CONTEXT, RESIDUAL
-from online.rls import Prior, Replica, RlsLearner, as_far_as_it_fits, compared
+from online.rls import (
+    JACKKNIFE_ROWS,
+    Prior,
+    Replica,
+    RlsLearner,
+    as_far_as_it_fits,
+    compared,
+    joined,
+    merge,
+    replica_of,
+)
 from online.rows import Floats, Quality, RowBlock, RowOutcome, Target
 from online.snapshot import ErrorSnapshot, IntervalSnapshot, ModelSnapshot, Reason, TargetSnapshot
-from online.state import Stateful, Tree
+from online.state import StateError, Stateful, Tree
 from online.transfer import SheetEstimate, SheetPrior
 
-from .clock_grain import ClockGrain
 from .design_matrix import DesignMatrix
-from .learners import RLS, Learner, make_learner, publishes
+from .history import StepHistory
 from .published_prediction import SHAPED, PublishedPrediction, make_published
-from .settings import BankSettings, rates
-from .step_history import StepHistory
-from .window_rows import WindowRows
+from .settings import RLS, BankSettings, Learner, make_learner, publishes, rates
 
 # Guess: a champion that changes with every error is no help to a reader.
 CHAMPION_ADVANTAGE = 0.95
@@ -43,6 +52,103 @@ YOUNG_ROWS, YOUNG_BLOCK_ROWS = 1024, 32
 # Guess.
 _REQUESTS_LONGER = 16
 """Blocks of requests may last so many times longer: they are few, and a block costs the same whatever is in it."""
+# Derived: from the half-life of coefficients, 4,000 steps.
+CLOCK_ROWS = 4096
+"""About as many as the coefficients remember."""
+# Derived: from start_rows.
+CLOCK_ROWS_MIN = 256
+"""With fewer nothing may be used in any case."""
+# Guess.
+TIMELESS_MAX = 0.05
+"""Beyond it the rest is no sample of all steps; two stamps that swapped places are a few in a thousand."""
+
+
+@dataclass
+class WindowRows(Stateful):
+    """The last 512 rows of a target that is learned from windows between scrapes alone: its error bars rest on them.
+
+    As soon as a row tells of single steps or requests, they are forgotten for good, and the learner's own error bars
+    hold.
+    """
+
+    SAVED = ("finer",)
+
+    rows: Design | None = None
+    finer: bool = False
+
+    def to_state(self) -> Tree:
+        """See Stateful."""
+        return super().to_state() | {"rows": None if self.rows is None else self.rows.to_state()}
+
+    def from_state(self, state: Tree) -> None:
+        """See Stateful."""
+        super().from_state(state)
+        self.rows = None if state["rows"] is None else Design.of_state(state["rows"])
+
+    def learn(self, design: Design, *, windows: bool) -> None:
+        """Remember rows, or that there are finer ones."""
+        if self.finer:
+            return
+        if not windows:
+            self.rows, self.finer = None, True
+            return
+        rows = design if self.rows is None else Design.concatenate([self.rows, design])
+        self.rows = rows.slice(max(0, len(rows) - JACKKNIFE_ROWS), len(rows))
+
+    def add(self, other: WindowRows, *, other_is_later: bool) -> None:
+        """Rows of both, the later ones last."""
+        self.finer |= other.finer
+        parts = [self.rows, other.rows] if other_is_later else [other.rows, self.rows]
+        held = [part for part in parts if part is not None]
+        self.rows = None
+        if held and not self.finer:
+            rows = Design.concatenate(held)
+            self.rows = rows.slice(max(0, len(rows) - JACKKNIFE_ROWS), len(rows))
+
+    def widen(self, columns: int) -> None:
+        """Give the rows more columns, which they do not know: NaN."""
+        if self.rows is not None:
+            self.rows = self.rows.widened(columns)
+
+
+class ClockGrain(Stateful):
+    """Is the clock of the telemetry fine enough for these steps?
+
+    A clock that counts in units longer than a step says that many steps take no time. Those rows cannot be learned, and
+    what is learned of the others alone is biased, however surely. Rows are counted one by one, of this window and of
+    the one before, so that it does not matter in which pieces they come.
+    """
+
+    SAVED = ("rows", "timeless", "rows_before", "timeless_before")
+
+    def __init__(self) -> None:
+        self.rows = self.timeless = self.rows_before = self.timeless_before = 0
+
+    def learn(self, elapsed_us: Floats) -> None:
+        """The times of rows, those that cannot be learned included, (n,)."""
+        start = 0
+        while start < len(elapsed_us):
+            part = elapsed_us[start : start + CLOCK_ROWS - self.rows]
+            start += len(part)
+            self.rows += len(part)
+            self.timeless += int(np.count_nonzero(part == 0.0))
+            if self.rows == CLOCK_ROWS:
+                self.rows_before, self.timeless_before = self.rows, self.timeless
+                self.rows = self.timeless = 0
+
+    def add(self, other: ClockGrain) -> None:
+        """Rows of both, as those of windows that are over."""
+        self.rows_before += self.rows + other.rows + other.rows_before
+        self.timeless_before += self.timeless + other.timeless + other.timeless_before
+        self.rows = self.timeless = 0
+
+    def doubts(self) -> dict[Reason, str]:
+        """The clause that says that what is learned is biased by what is left out, where it is."""
+        rows, timeless = self.rows + self.rows_before, self.timeless + self.timeless_before
+        if rows < CLOCK_ROWS_MIN or timeless <= TIMELESS_MAX * rows:
+            return {}
+        clause = f"the clock of its telemetry is too coarse: {timeless / rows:.0%} of its steps seem to take no time"
+        return {Reason.CLOCK_GRAIN: clause}
 
 
 class TargetState(Stateful):
@@ -193,6 +299,14 @@ class TargetState(Stateful):
 
     # ---------------------------------------------------------------- reading
 
+    def flushed(self) -> TargetState:
+        """A copy that has learned its partial block."""
+        copied = copy.deepcopy(self)
+        copied.flush()
+        # A counter must not fall, and the rest of the block may decide that this part is learned otherwise.
+        copied.residuals = self.residuals
+        return copied
+
     def snapshot(self) -> TargetSnapshot | None:
         """None while there is nothing to say."""
         models: dict[str, ModelSnapshot] = {}
@@ -299,6 +413,57 @@ class TargetState(Stateful):
         }
         self.history.course.from_state(state["course"])
         self.engine_names = {int(number): str(name) for number, name in state["engine_names"].items()}
+
+
+def merge_target(into: TargetState, other: TargetState, engines: tuple[str, str] = ("", "")) -> None:
+    """Add what another state of a target knows; ``other`` is used up.
+
+    Args:
+        into: both are flushed first.
+        other: of the same target.
+        engines: whom the one and the other are named after where they differ.
+
+    Raises:
+        StateError: models of one name have other columns.
+    """
+    into.flush()
+    other.flush()
+    later = other.first_ns >= into.last_ns
+    side_by_side = not later and other.last_ns > into.first_ns
+    watched = SHAPED if SHAPED in into.models else next((model.features.name for model in into.publishers()), None)
+    for name, model in into.models.items():
+        theirs = other.models.get(name)
+        if theirs is None or not publishes(model) or not publishes(theirs):
+            continue
+        if model.features.names != theirs.features.names:
+            raise StateError(f"model {name!r}: {model.features.names} cannot be merged with {theirs.features.names}")
+        if name == watched:
+            mine = into.replicas.get(name) or _as_replicas(model, engines[0])
+            into.replicas[name] = joined(mine, other.replicas.get(name) or _as_replicas(theirs, engines[1]))
+        merge(model, theirs, other_is_later=later, side_by_side=side_by_side)
+    into.residuals.add(other.residuals)
+    into.clock.add(other.clock)
+    if into.published is not None and other.published is not None:
+        into.published.add(other.published)
+    into.champion = ""  # nobody's before, so that neither order gives another one
+    into.windows.add(other.windows, other_is_later=later)
+    into.history.course.add(other.history.course)
+    into.first_ns = min(into.first_ns or other.first_ns, other.first_ns)
+    into.last_ns = max(into.last_ns, other.last_ns)
+
+
+def _as_replicas(model: RlsLearner, engine: str) -> list[Replica]:
+    """A state that was not merged before is one replica."""
+    replica = replica_of(model, engine)
+    return [] if replica is None else [replica]
+
+
+def succeed_target(new: TargetState, old: TargetState) -> None:
+    """A configuration changed: shape factors and course of the new one begin with the old one's."""
+    new.history.course.succeed(old.history.course, old.last_ns)
+    mine, theirs = new.models.get(SHAPED), old.models.get(SHAPED)
+    if mine is not None and theirs is not None and publishes(mine) and publishes(theirs):
+        mine.adopt_shapes(theirs)
 
 
 def _as_far_as_engines_agree(target: TargetSnapshot, spread: float) -> TargetSnapshot:

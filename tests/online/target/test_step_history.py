@@ -15,8 +15,7 @@ from collector.config.schema import Config
 from online.bank import Bank
 from online.rows import RowBlock, Target
 from online.state import StateError
-from online.target.course import CHANGES_MAX, DAY_NS, POINTS_MAX, SPACING_NS, ChangeKind, Course
-from online.target.step_history import ROWS_MAX
+from online.target.history import CHANGES_MAX, DAY_NS, POINTS_MAX, ROWS_MAX, SPACING_NS, ChangeKind, Course
 from tests.support.linear_steps import steps
 from tests.support.state_files import with_value
 

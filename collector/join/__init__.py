@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .checkpoint import CheckpointError
 from .continued import together
 from .dedupe import SpanWindow
 from .emitter import Emitter, Key, facts_of
@@ -12,6 +13,7 @@ from .joiner import Joiner
 from .waiting import Waiting
 
 __all__ = [
+    "CheckpointError",
     "Described",
     "Emitter",
     "Engine",

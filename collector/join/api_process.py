@@ -45,6 +45,11 @@ class ApiProcess:
         return self.requests.safe_unix_ns
 
     @property
+    def needed_unix_ns(self) -> int | None:
+        """Event time from which on its telemetry is needed for the rows to come; None while there is none."""
+        return self.requests.needed_unix_ns
+
+    @property
     def quality(self) -> Quality:
         """Request spans are all it sends."""
         return Quality.REQUESTS

@@ -40,6 +40,11 @@ class Emitter(Protocol):
         ...
 
     @property
+    def needed_unix_ns(self) -> int | None:
+        """Event time from which on its telemetry is needed for the rows to come; None while there is none."""
+        ...
+
+    @property
     def quality(self) -> Quality:
         """What its rows are made from."""
         ...

@@ -107,6 +107,17 @@ class Engine:
         return [p.sequence for p in self.processes]
 
     @property
+    def newest_process(self) -> EngineProcess | None:
+        """The process it is now; None before its first step."""
+        return self._proven[-1] if self.processes else None
+
+    @property
+    def needed_unix_ns(self) -> int | None:
+        """Event time from which on its telemetry is needed for the rows to come; None while there is none."""
+        needed = [process.needed_unix_ns for process in self.processes]
+        return min((unix_ns for unix_ns in needed if unix_ns), default=None)
+
+    @property
     def newest_window(self) -> StepWindow | None:
         """Steps of the newest process."""
         return self._proven[-1].sequence.window if self.processes else None
@@ -144,6 +155,10 @@ class Engine:
             if self._has_jumped() and self._has_lasted(process) > lasted:
                 self._count_restart(process.sequence.context.first_unix_ns)
         return [request for span in telemetry.core if (request := self._add_request(span)) is not None]
+
+    def resume_process(self) -> EngineProcess:
+        """The process that an earlier one of ours was reading, to be told how."""
+        return self._begin_process()
 
     def restarts_with(self, telemetry: Telemetry) -> bool:
         """Whether these steps and requests are those of a process that is not known yet."""

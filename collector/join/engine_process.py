@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from collector.decode import ApiSpan, CoreSpan
+from collector.join.requests import QUEUE_STATE_AGE_NS
 from collector.join.steps import StepSequence, WarmUp
 from online.state import saved
 
@@ -33,6 +34,12 @@ class EngineProcess:
     warm_up: WarmUp
     requests: list[PendingRequest] = field(default_factory=list)
     jumped: bool = False
+
+    @property
+    def needed_unix_ns(self) -> int:
+        """Event time from which on its telemetry is needed for the rows to come."""
+        waiting = min((request.queued_unix_ns for request in self.requests), default=self.sequence.safe_unix_ns)
+        return min(waiting - QUEUE_STATE_AGE_NS if self.requests else waiting, self.sequence.safe_unix_ns)
 
     def add_request(self, request: PendingRequest, requests_max: int) -> int:
         """Let a request wait for its rows; how many others were evicted to keep the bound."""

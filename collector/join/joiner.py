@@ -7,20 +7,22 @@ import copy
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from collector.config import JoinConfig
 from collector.decode import Telemetry, latest_unix_ns
 from collector.decode.pages import ScrapedPage
 from collector.identity import Knowledge
 from collector.join.kv import KvSources
-from collector.join.pages import PageEngines, keys_of
+from collector.join.pages import PageEngine, PageEngines, keys_of
 from collector.join.steps import StepSequence
-from collector.telemetry import Counts, JoinEvent, table
+from collector.telemetry import Counts, JoinEvent, RowDrop, table
 from online.state import saved
 
 from .api_process import ApiProcess
 from .api_spans import ApiSpans
 from .census import engine_configs_of
+from .checkpoint import EmitterCheckpoint, JoinCheckpoint, RowMarks
 from .describe import Known, describe
 from .emitter import Emitter, Key, TargetRows, by_config, config_id_of, key_of
 from .engine import Engine, take_restarts
@@ -77,6 +79,7 @@ class Joiner:
         self._told_by_engines: set[str] = set()
         # engines whose rows are made later, and until which event time (wall clock ns)
         self._put_off: dict[Key, int] = {}
+        self._marks = RowMarks()
 
     # --- in -----------------------------------------------------------------------------------------------------------
 
@@ -197,7 +200,7 @@ class Joiner:
     def _forget(self, key: Key, emitter: Emitter) -> None:
         """It is gone: what it held is learned as at the end of a stream."""
         if key in self._config_ids:
-            self._hold_rows(self._config_ids[key], emitter.instance, emitter.advance(flush=True))
+            self._hold_rows(self._config_ids[key], emitter, emitter.advance(flush=True))
         self._drop(key, emitter)
 
     def _drop(self, key: Key, emitter: Emitter) -> None:
@@ -216,7 +219,7 @@ class Joiner:
         old = self._config_ids.get(key)
         if old is None or old == new:
             return engine
-        self._hold_rows(old, engine.instance, engine.advance(flush=True))
+        self._hold_rows(old, engine, engine.advance(flush=True))
         heir = engine.successor(self._next_number())
         self._engines[key] = heir
         self._aliases.update({k: heir for k, e in self._aliases.items() if e is engine})
@@ -243,9 +246,11 @@ class Joiner:
         self._api_spans.reassign(drop, keep)
         self._counts[table.JOIN_EVENTS, JoinEvent.DOUBLE_EMITTER] += 1
 
-    def _hold_rows(self, config_id: str, instance: str, rows: list[TargetRows]) -> None:
+    def _hold_rows(self, config_id: str, emitter: Emitter, rows: list[TargetRows]) -> None:
+        rows, before = self._marks.without_emitted(key_of(emitter), rows)
+        self._counts[table.DROPPED_ROWS, RowDrop.LEARNED_BEFORE] += before
         if rows:
-            self._releases.setdefault(config_id, Release()).add(instance, rows)
+            self._releases.setdefault(config_id, Release()).add(emitter.instance, rows)
 
     def engine_of(self, instance: str, recording: str = "") -> Engine | None:
         """The engine that this emitter's steps and requests belong to."""
@@ -285,6 +290,8 @@ class Joiner:
         configs = by_config(self.emitters, self._config_ids)
         described = describe(configs, self._described)
         released = release_rows(self._releases, configs, self._settings, flush=flush)
+        for each in released:
+            self._marks.record(each.rows, each.target, each.engines)
         succeeded, self._succeeded = self._succeeded, []
         return [*renamed, *described, *take_restarts(engines, self._config_ids), *released, *succeeded]
 
@@ -316,7 +323,7 @@ class Joiner:
                 continue
             self._put_off.pop(key, None)
             config_id, version = self._config_ids[key], engine.facts.version
-            self._hold_rows(config_id, engine.instance, engine.advance(flush=flush))
+            self._hold_rows(config_id, engine, engine.advance(flush=flush))
             if engine.facts.version != version:
                 self._fresh[key] = None  # who it is, is asked at the next call
 
@@ -335,7 +342,7 @@ class Joiner:
             yielded = self.pages.yield_to(senders, self._config_ids, fresh)
             for key, page in yielded.alone:
                 renamed += self._identify(key, page)
-                self._hold_rows(self._config_ids[key], page.instance, page.advance())
+                self._hold_rows(self._config_ids[key], page, page.advance())
             self._fresh |= dict.fromkeys(yielded.taught)
             self._succeeded += yielded.succeeded
         return renamed
@@ -352,7 +359,7 @@ class Joiner:
             return []
         if not engine_configs:
             renamed = self._identify(key, process)
-            self._hold_rows(self._config_ids[key], process.instance, rows)
+            self._hold_rows(self._config_ids[key], process, rows)
             return renamed
         if key not in self._engines:  # else told by one id: that of a pod
             self._config_ids.pop(key, "")
@@ -360,8 +367,55 @@ class Joiner:
             beside = [e for k, e in self._engines.items() if k[0] == key[0]]
             processes = sum(k[0] == key[0] for k in self._api_processes)
             process.tell_engine(beside[0].api_queueing, len(beside) / processes)
-        self._hold_rows(min(engine_configs), process.instance, process.beside_engines(rows, len(engine_configs)))
+        self._hold_rows(min(engine_configs), process, process.beside_engines(rows, len(engine_configs)))
         return []
+
+    def to_checkpoint(self) -> dict[str, Any]:
+        """What a restart keeps: plain data, see :mod:`collector.join.checkpoint`. Replayed recordings are not kept."""
+        live = [(key, emitter) for key, emitter in self.emitters.items() if not key[0]]
+        return JoinCheckpoint(
+            emitters=[EmitterCheckpoint.of(emitter, self._config_ids.get(key, "")) for key, emitter in live],
+            emitter_count=self._emitter_count,
+            marks=self._marks.to_checkpoint(),
+            shared_ids=self._shared_ids.to_checkpoint(),
+        ).to_plain()
+
+    @classmethod
+    def from_checkpoint(cls, plain: object, settings: JoinConfig, knowledge: Knowledge | None = None) -> Joiner:
+        """Begin where an earlier process left off: rows that it emitted are not emitted again.
+
+        Raises:
+            CheckpointError: this is no checkpoint that this version can read.
+        """
+        checkpoint = JoinCheckpoint.from_plain(plain)
+        joiner = cls(settings, knowledge)
+        for kept in checkpoint.emitters:
+            emitter = kept.restore(settings)
+            key = key_of(emitter)
+            match emitter:
+                case Engine():
+                    joiner._engines[key] = emitter
+                case ApiProcess():
+                    joiner._api_processes[key] = emitter
+                case PageEngine():
+                    joiner.pages.by_key[key] = emitter
+            if kept.config_id:
+                joiner._config_ids[key] = kept.config_id
+        joiner._emitter_count = checkpoint.emitter_count
+        joiner._marks = RowMarks({("", instance): marks for instance, marks in checkpoint.marks})
+        joiner._shared_ids.restore(checkpoint.shared_ids)
+        joiner.restored()
+        return joiner
+
+    @property
+    def needed_unix_ns(self) -> int | None:
+        """Event time from which on telemetry is needed again after a restart; None: everything has become rows.
+
+        What came before it, by its arrival, need not be read again.
+        """
+        needed = [emitter.needed_unix_ns for emitter in self.emitters.values()]
+        needed += [held.needed_unix_ns for held in self._releases.values()]
+        return min((unix_ns for unix_ns in needed if unix_ns is not None), default=None)
 
     def waiting(self) -> list[Waiting]:
         """What each emitter holds that gave no rows yet, and what that waits for."""

@@ -65,6 +65,12 @@ class Release:
         """Rows of one engine that wait for their turn."""
         return sum(len(block) for own in self._held.values() for block in own.get(instance, ()))
 
+    @property
+    def needed_unix_ns(self) -> int | None:
+        """When the first of these rows began; None while there is none."""
+        firsts = [blocks[0] for own in self._held.values() for blocks in own.values()]
+        return min((int(block.end_ns[0] - 1e3 * block.elapsed_us[0]) for block in firsts), default=None)
+
     def take(self, until_unix_ns: int | None) -> list[ReleasedRows]:
         """Rows that end until ``until_unix_ns`` (None: all), in order."""
         out = []

@@ -8,6 +8,9 @@ of first keeps the name, the others go by it and their pid.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
+
+import msgspec
 
 from collector.decode import Telemetry
 from collector.telemetry import Counts, JoinEvent, table
@@ -23,6 +26,14 @@ _PROCESSES_MAX = 64
 _IDS_MAX = 4096
 
 
+class SharedId(msgspec.Struct):
+    """In a checkpoint: first and newest event of each process under an id, and which are engines of their own."""
+
+    instance: str
+    lives: list[tuple[int, int, int]]
+    apart: list[int]
+
+
 class SharedIds:
     """By id: first and newest event of each process that used it, and which of them are engines of their own."""
 
@@ -31,6 +42,20 @@ class SharedIds:
     def __init__(self) -> None:
         self._lives: dict[Key, dict[int, tuple[int, int]]] = {}
         self._apart: dict[Key, list[int]] = {}
+
+    def to_checkpoint(self) -> list[SharedId]:
+        """Of live ids under which more than one process was seen."""
+        return [
+            SharedId(key[1], [(process, *life) for process, life in lives.items()], self._apart.get(key, []))
+            for key, lives in self._lives.items()
+            if not key[0] and self._apart.get(key)
+        ]
+
+    def restore(self, shared: Sequence[SharedId]) -> None:
+        """Know them again."""
+        for each in shared:
+            self._lives["", each.instance] = {process: (first, newest) for process, first, newest in each.lives}
+            self._apart["", each.instance] = list(each.apart)
 
     def key_of(self, key: Key, telemetry: Telemetry, counts: Counts) -> Key:
         """The engine's key; another one than the id's for a process that runs beside the one known by it."""

@@ -18,6 +18,8 @@ class RowDrop(enum.StrEnum):
     TOO_LONG = "too_long"
     TIME_ORDER = "time_order"
     RESTART = "restart"
+    LEARNED_BEFORE = "learned_before"
+    """Made again of telemetry that was read again after a restart, and learned by the process before."""
     PREEMPTION = "preemption"
     """Between two scrapes a request was preempted: it computes its tokens again."""
     TOLD_BY_STEPS = "told_by_steps"

@@ -63,6 +63,11 @@ class PageEngine:
         return self.event_unix_ns
 
     @property
+    def needed_unix_ns(self) -> int | None:
+        """Nobody keeps pages: a window that a restart cuts is lost."""
+        return None
+
+    @property
     def quality(self) -> Quality:
         """Pages give rows of the quality ``metrics``."""
         return Quality.METRICS

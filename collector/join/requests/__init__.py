@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .api_queueing import ApiQueueing, with_stand_ins
+from .api_queueing import ApiQueueing, BusyArrival, Piece, with_stand_ins
 from .journeys import (
     QUEUE_STATE_AGE_NS,
     Chunks,
@@ -21,7 +21,9 @@ from .occupancy import RequestSequence, doubts_of
 __all__ = [
     "QUEUE_STATE_AGE_NS",
     "ApiQueueing",
+    "BusyArrival",
     "Chunks",
+    "Piece",
     "RequestRow",
     "RequestSequence",
     "Run",

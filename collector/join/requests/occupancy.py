@@ -215,26 +215,26 @@ class RequestSequence:
 
     STATE = saved(
         "request_sequence",
-        _engine=int,
+        number=int,
         _epoch_unix_ns=int,
         _held=list[HeldRequest],
         _pending=list[tuple[int, bytes, HeldRequest]],
         _emitted_until_unix_ns=int,
         event_unix_ns=int,
-        _longest_ns=int,
+        longest_ns=int,
         sampling=TraceSampling,
         fresh=lambda join: RequestSequence(join, 0),
     )
 
     def __init__(self, settings: JoinConfig, engine: int) -> None:
         self._settings = settings
-        self._engine = engine
+        self.number = engine
         self._epoch_unix_ns = 0
         self._held: list[HeldRequest] = []
         self._pending: list[tuple[int, bytes, HeldRequest]] = []
         self._emitted_until_unix_ns = 0
         self.event_unix_ns = 0
-        self._longest_ns = 0
+        self.longest_ns = 0
         self._rows: list[tuple[Target, RowBlock]] = []
         self._first_tokens: list[BusyArrival] = []
         self._told_arrivals: list[BusyArrival] = []
@@ -244,7 +244,7 @@ class RequestSequence:
     def restored(self) -> None:
         """A state from before the longest request was kept tells it of those that are held."""
         held_ns = max((held.end_unix_ns - held.span.arrival_unix_ns for held in self._held), default=0)
-        self._longest_ns = max(self._longest_ns, held_ns)
+        self.longest_ns = max(self.longest_ns, held_ns)
 
     @property
     def open_requests(self) -> int:
@@ -255,6 +255,11 @@ class RequestSequence:
     def safe_unix_ns(self) -> int:
         """No row that will come ends before this wall clock time."""
         return self._emitted_until_unix_ns or self._epoch_unix_ns
+
+    @property
+    def needed_unix_ns(self) -> int | None:
+        """When the first request ended that rows to come are made of; None while there is none."""
+        return min((held.end_unix_ns for held in self._held), default=None)
 
     def add(self, span: RequestSpan) -> None:
         """Add one finished request."""
@@ -273,7 +278,7 @@ class RequestSequence:
         self._epoch_unix_ns = self._epoch_unix_ns or span.arrival_unix_ns
         first_s = (span.arrival_unix_ns - self._epoch_unix_ns) / 1e9 + span.first_token_s
         self.event_unix_ns = max(self.event_unix_ns, span.end_unix_ns)
-        self._longest_ns = max(self._longest_ns, end_unix_ns - span.arrival_unix_ns)
+        self.longest_ns = max(self.longest_ns, end_unix_ns - span.arrival_unix_ns)
         last_s, prompt_tokens = first_s + decode_s, float(span.prompt_tokens)
         request = HeldRequest(first_s, last_s, prompt_tokens, span.output_tokens, end_unix_ns, span)
         self._held.append(request)
@@ -305,7 +310,7 @@ class RequestSequence:
     @property
     def _horizon_unix_ns(self) -> int:
         """Until when every request that can overlap has been heard of."""
-        longest_ns = _LONGEST_RATIO * self._longest_ns + self._settings.grace_s * 1e9
+        longest_ns = _LONGEST_RATIO * self.longest_ns + self._settings.grace_s * 1e9
         return self.event_unix_ns - int(min(self._settings.window_s * 1e9, longest_ns))
 
     def _pass_until(self, horizon_unix_ns: int | None) -> None:
@@ -380,7 +385,7 @@ class RequestSequence:
             phase=np.zeros((n, len(PHASES))),
             weight=steps / np.maximum(np.add.reduceat(decoding, offsets[:-1]), steps),
             end_ns=np.array([r.end_unix_ns for r in requests], np.int64),
-            engine=np.full(n, self._engine, np.int64),
+            engine=np.full(n, self.number, np.int64),
             quality=np.full(n, int(Quality.REQUESTS), np.int64),
         )
 
@@ -400,7 +405,7 @@ class RequestSequence:
                 if not math.isnan(wait_s):
                     by_target.setdefault(target, []).append(RequestRow(target, raw, wait_s * 1e6, request.end_unix_ns))
         return [
-            (target, request_block(rows, self._engine, Quality.REQUESTS)) for target, rows in sorted(by_target.items())
+            (target, request_block(rows, self.number, Quality.REQUESTS)) for target, rows in sorted(by_target.items())
         ]
 
     def _add_first_token(self, request: HeldRequest, met: int) -> None:

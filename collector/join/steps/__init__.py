@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from .process_context import Scheduling
+from .process_context import Scheduling, Sums
 from .sequence import StepSequence, WarmUp
 
 __all__ = [
     "Scheduling",
     "StepSequence",
+    "Sums",
     "WarmUp",
 ]

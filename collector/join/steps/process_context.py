@@ -16,6 +16,7 @@ Learned step by step in order, but in force only from the next block boundary on
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -132,6 +133,15 @@ class Sums:
     holes: float = 0.0
     usage: float = 0.0
 
+    def to_plain(self) -> dict[str, float]:
+        """By name, for a checkpoint."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @classmethod
+    def from_plain(cls, sums: Mapping[str, float]) -> Sums:
+        """Read them back; names of another version are left out."""
+        return cls(**{name: sums.get(name, 0.0) for name in cls.__slots__})
+
     def fold(self, other: Sums) -> None:
         """Decay, then add a block."""
         for name in self.__slots__:
@@ -178,9 +188,23 @@ class Habits:
         """End of a block: what it taught is in force from here on."""
         self._past.fold(self._block)
         self._block = Sums()
+        self._apply()
+
+    def _apply(self) -> None:
         self.settled = True
         self.ratio.context_tokens, self.ratio.blocks = self._past.context_tokens, self._past.blocks
         self.ratio.usage = self._past.usage
+
+    @property
+    def sums(self) -> Sums:
+        """Decayed sums over the blocks that ended."""
+        return self._past
+
+    def restore(self, sums: Sums, *, learned: bool) -> None:
+        """Begin with what an earlier process of ours had learned."""
+        self._past = sums
+        if learned:
+            self._apply()
 
     @property
     def hole_scale(self) -> float:
@@ -214,7 +238,7 @@ class ProcessContext:
         has_exact_context=bool,
         has_done_stamps=bool,
         longest_run_ns=int,
-        _scheduled_tokens_max=int,
+        scheduled_tokens_max=int,
         _first_finish_unix_ns=int,
     )
 
@@ -231,7 +255,7 @@ class ProcessContext:
         self.has_exact_context = False
         self.has_done_stamps = False
         self.longest_run_ns = 0
-        self._scheduled_tokens_max = 0
+        self.scheduled_tokens_max = 0
         self._first_finish_unix_ns = 0
 
     def record_times(self, oldest_unix_ns: int, newest_unix_ns: int) -> None:
@@ -245,7 +269,7 @@ class ProcessContext:
         self.has_summaries = True
         self.has_exact_context = self.has_exact_context or bool((steps["context_tokens_single"] != MISSING).any())
         self.has_done_stamps = self.has_done_stamps or bool((steps["ts_done_ns"] > 0).any())
-        self._scheduled_tokens_max = max(self._scheduled_tokens_max, int(steps["scheduled_tokens"].max()))
+        self.scheduled_tokens_max = max(self.scheduled_tokens_max, int(steps["scheduled_tokens"].max()))
         finishing = steps["unix_ns"][steps["finished"] > 0]
         if len(finishing):
             earliest = int(finishing.min())
@@ -254,7 +278,7 @@ class ProcessContext:
     @property
     def budget_tokens(self) -> float | None:
         """Token budget of a step: as configured, else the most that was scheduled; None while nothing is known."""
-        return self.budget_fact_tokens or (self._scheduled_tokens_max or None)
+        return self.budget_fact_tokens or (self.scheduled_tokens_max or None)
 
     @property
     def waited_ns(self) -> int:

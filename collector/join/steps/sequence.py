@@ -227,6 +227,8 @@ class StepSequence:
         self.frontier = Frontier()
         self.window: StepWindow | None = None
         self.kv = KvSteps()
+        self.resumed_from = 0
+        """Step at which an earlier process of ours left off; 0 where none did."""
         self.waits_for: Wait | None = None
         self._chunks: list[Chunks] = []
 
@@ -296,7 +298,7 @@ class StepSequence:
     @property
     def last_step(self) -> int:
         """Newest step id heard of."""
-        return self.window.newest_step if self.window is not None else 0
+        return max(self.window.newest_step if self.window is not None else 0, self.resumed_from)
 
     @property
     def quality(self) -> Quality:

@@ -79,6 +79,7 @@ TOLD_BY = {
     Skip: ("decode/test_bad_input.py", "decode/test_decode_plain.py"),
     RowDrop: (
         "decode/test_bad_input.py",
+        "join/test_checkpoint.py",
         "join/pages/test_bad_pages.py",
         "join/pages/test_scrape_windows.py",
         "join/requests/test_occupancy.py",

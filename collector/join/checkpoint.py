@@ -1,0 +1,269 @@
+"""What a restart keeps of the join: who the emitters are, how each engine is read, and up to when its rows left.
+
+No telemetry is in it. What had not become rows is read again, from the log or from whoever sends it once more, and a
+row that ends at or before its emitter's mark is not made a second time. A checkpoint is plain data (maps, lists,
+numbers, strings), some hundred bytes for each emitter; whatever else it holds is refused.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from collector.config import JoinConfig
+from collector.identity import EngineFacts, Fact, FactSource
+from collector.join.pages import PageEngine
+from collector.join.requests import ApiQueueing, BusyArrival, Piece
+from collector.join.steps import Scheduling, Sums
+from online import RowBlock, Target
+
+from .api_process import ApiProcess
+from .emitter import Emitter, Key, TargetRows
+from .engine import Engine
+from .shared_ids import SharedId
+
+_MARKS_MAX = 4096
+"""Emitters whose marks are kept, also after they made room for others: their telemetry may still be in the log."""
+
+Number = Annotated[float, msgspec.Meta(ge=0.0, le=1e18)]
+Natural = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+Marks = dict[Target, int]
+"""By target: until when (wall clock ns) rows were emitted."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that this version cannot read; the text says where."""
+
+
+class RowMarks:
+    """Until when the rows of each emitter were emitted, and which rows an earlier process emitted already."""
+
+    def __init__(self, restored: Mapping[Key, Marks] | None = None) -> None:
+        self._emitted: OrderedDict[Key, Marks] = OrderedDict((key, dict(own)) for key, own in (restored or {}).items())
+        self._restored = {key: dict(own) for key, own in self._emitted.items()}
+
+    def record(self, rows: RowBlock, target: Target, engines: Mapping[int, str]) -> None:
+        """Rows of a configuration were emitted; ``engines``: the instances whose numbers they bear."""
+        for number, instance in engines.items():
+            ends_ns = rows.end_ns if len(engines) == 1 else rows.end_ns[rows.engine == number]
+            if len(ends_ns):
+                marks = self._emitted.setdefault(("", instance), {})
+                marks[target] = max(marks.get(target, 0), int(ends_ns.max()))
+        while len(self._emitted) > _MARKS_MAX:
+            self._emitted.popitem(last=False)
+
+    def without_emitted(self, key: Key, rows: list[TargetRows]) -> tuple[list[TargetRows], int]:
+        """The rows that no earlier process has emitted, and how many it has."""
+        marks = self._restored.get(key)
+        if marks is None:
+            return rows, 0
+        new, before = [], 0
+        for target, block in rows:
+            stop = int(np.searchsorted(block.end_ns, marks.get(target, 0), side="right"))
+            before += stop
+            if stop < len(block):
+                new.append(TargetRows(target, block.slice(stop, len(block)) if stop else block))
+        return new, before
+
+    def to_checkpoint(self) -> list[tuple[str, Marks]]:
+        """By instance, of live emitters."""
+        return [(instance, dict(marks)) for (recording, instance), marks in self._emitted.items() if not recording]
+
+
+class Calibration(msgspec.Struct):
+    """How an engine process is read: what its telemetry carries, how it schedules, what its steps have taught."""
+
+    scheduling: Scheduling
+    sync_votes: Number
+    async_votes: Number
+    learned: bool
+    sums: dict[str, Number]
+    has_summaries: bool
+    has_journeys: bool
+    has_exact_context: bool
+    has_done_stamps: bool
+    scheduled_tokens_max: Natural
+    longest_run_ns: Natural
+    warmed_up: bool
+    warm_up_spans: list[tuple[Natural, Natural]]
+    emitted_to: Natural
+    """The step at which the next row begins."""
+    unix_ns: Natural
+    """When that step began."""
+    kv_block_tokens: Number = 0.0
+
+    @classmethod
+    def of(cls, engine: Engine) -> Calibration | None:
+        """Of an engine's newest process; None while it has none."""
+        process = engine.newest_process
+        if process is None:
+            return None
+        sequence, warm_up = process.sequence, process.warm_up
+        context = sequence.context
+        return cls(
+            scheduling=context.votes.decided,
+            sync_votes=context.votes.sync,
+            async_votes=context.votes.asynchronous,
+            learned=context.habits.settled,
+            sums=context.habits.sums.to_plain(),
+            has_summaries=context.has_summaries,
+            has_journeys=context.has_journeys,
+            has_exact_context=context.has_exact_context,
+            has_done_stamps=context.has_done_stamps,
+            scheduled_tokens_max=context.scheduled_tokens_max,
+            longest_run_ns=context.longest_run_ns,
+            warmed_up=warm_up.over,
+            warm_up_spans=list(warm_up.spans_unix_ns),
+            emitted_to=sequence.frontier.emitted_to or sequence.resumed_from,
+            unix_ns=sequence.safe_unix_ns,
+            kv_block_tokens=engine.ratio.event_tokens,
+        )
+
+    def restore(self, engine: Engine) -> None:
+        """Begin the engine's process where an earlier one of ours left it."""
+        process = engine.resume_process()
+        sequence, warm_up = process.sequence, process.warm_up
+        context = sequence.context
+        context.votes.decided = self.scheduling
+        context.votes.sync, context.votes.asynchronous = self.sync_votes, self.async_votes
+        context.habits.restore(Sums.from_plain(self.sums), learned=self.learned)
+        context.has_summaries, context.has_journeys = self.has_summaries, self.has_journeys
+        context.has_exact_context, context.has_done_stamps = self.has_exact_context, self.has_done_stamps
+        context.scheduled_tokens_max, context.longest_run_ns = self.scheduled_tokens_max, self.longest_run_ns
+        context.event_unix_ns = context.first_unix_ns = self.unix_ns
+        sequence.resumed_from = self.emitted_to
+        warm_up.over, warm_up.spans_unix_ns = self.warmed_up, list(self.warm_up_spans)
+        engine.ratio.event_tokens = self.kv_block_tokens
+
+
+class Queueing(msgspec.Struct):
+    """What is known of the time between arrival and queue; see :class:`~collector.join.requests.ApiQueueing`."""
+
+    requests: Natural
+    wait_us: Number
+    handoffs_us: list[Number]
+    watched_s: Number
+    step_waits_us_s: Number
+    first_tokens: list[tuple[Number, Number, Number, Number]]
+    told_waits_us: list[Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]]
+    told_arrivals: list[tuple[Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)], Number, Number, Number]]
+    pieces: list[tuple[Number, Number, Number, Number]]
+
+    @classmethod
+    def of(cls, queueing: ApiQueueing) -> Queueing:
+        """The sums and the latest requests of an emitter."""
+        return cls(
+            requests=queueing.requests,
+            wait_us=queueing.wait_us,
+            handoffs_us=list(queueing.handoffs_us),
+            watched_s=queueing.watched_s,
+            step_waits_us_s=queueing.step_waits_us_s,
+            first_tokens=[msgspec.structs.astuple(each) for each in queueing.first_tokens],
+            told_waits_us=list(queueing.told_waits_us),
+            told_arrivals=[msgspec.structs.astuple(each) for each in queueing.told_arrivals],
+            pieces=[msgspec.structs.astuple(each) for each in queueing.pieces],
+        )
+
+    def restore(self, queueing: ApiQueueing) -> None:
+        """Hand them to a new emitter."""
+        queueing.requests, queueing.wait_us = self.requests, self.wait_us
+        queueing.watched_s, queueing.step_waits_us_s = self.watched_s, self.step_waits_us_s
+        queueing.handoffs_us.extend(self.handoffs_us)
+        queueing.first_tokens.extend(BusyArrival(*each) for each in self.first_tokens)
+        queueing.told_waits_us.extend(self.told_waits_us)
+        queueing.told_arrivals.extend(BusyArrival(*each) for each in self.told_arrivals)
+        queueing.pieces.extend(Piece(*each) for each in self.pieces)
+
+
+class EmitterCheckpoint(msgspec.Struct):
+    """One emitter.
+
+    ``calibration`` is an engine's, ``trace_rate`` and ``longest_ns`` are an API process's, ``server`` is a page's.
+    """
+
+    kind: str
+    instance: str
+    number: Natural
+    config_id: str
+    facts: dict[str, tuple[int, Fact]]
+    queueing: Queueing
+    steps_heard: Natural = 0
+    calibration: Calibration | None = None
+    trace_rate: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    longest_ns: Natural = 0
+    server: str = ""
+    front_ends: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
+    heard_unix_ns: Natural = 0
+
+    @classmethod
+    def of(cls, emitter: Emitter, config_id: str) -> EmitterCheckpoint:
+        """What is kept of an emitter."""
+        facts = {name: (int(emitter.facts.source(name) or 0), value) for name, value in emitter.facts.known().items()}
+        kept = cls("", emitter.instance, 0, config_id, facts, Queueing.of(emitter.api_queueing))
+        kept.heard_unix_ns = emitter.event_unix_ns
+        match emitter:
+            case Engine():
+                kept.kind, kept.number, kept.steps_heard = "engine", emitter.number, emitter.steps_heard
+                kept.calibration = Calibration.of(emitter)
+            case ApiProcess():
+                kept.kind, kept.number = "api_process", emitter.requests.number
+                kept.trace_rate, kept.longest_ns = emitter.requests.sampling.rate, emitter.requests.longest_ns
+            case PageEngine():
+                kept.kind, kept.number = "page", emitter.number
+                kept.server, kept.front_ends = emitter.server, emitter.windows.copies
+        return kept
+
+    def restore(self, settings: JoinConfig) -> Engine | ApiProcess | PageEngine:
+        """The emitter as it was, without telemetry."""
+        emitter: Engine | ApiProcess | PageEngine
+        if self.kind == "engine":
+            emitter = Engine(self.instance, "", self.number, settings)
+            emitter.steps_heard = self.steps_heard
+        elif self.kind == "api_process":
+            emitter = ApiProcess(self.instance, "", self.number, settings)
+            emitter.requests.sampling.rate, emitter.requests.longest_ns = self.trace_rate, self.longest_ns
+            emitter.requests.event_unix_ns = self.heard_unix_ns
+        elif self.kind == "page":
+            emitter = PageEngine(self.instance, "", self.number, self.server)
+            emitter.windows.copies = self.front_ends
+        else:
+            raise CheckpointError(f"an emitter of kind {self.kind!r}")
+        _restore_facts(emitter.facts, self.facts)
+        self.queueing.restore(emitter.api_queueing)
+        if isinstance(emitter, Engine):
+            emitter.configure()
+            if self.calibration is not None:
+                self.calibration.restore(emitter)
+        return emitter
+
+
+class JoinCheckpoint(msgspec.Struct):
+    """The whole join."""
+
+    emitters: list[EmitterCheckpoint]
+    emitter_count: Natural
+    marks: list[tuple[str, Marks]]
+    shared_ids: list[SharedId]
+
+    def to_plain(self) -> dict[str, Any]:
+        """Maps, lists, numbers and strings."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain
+
+    @staticmethod
+    def from_plain(plain: object) -> JoinCheckpoint:
+        """Read it back; CheckpointError for anything else."""
+        try:
+            return msgspec.convert(plain, JoinCheckpoint)
+        except msgspec.ValidationError as error:
+            raise CheckpointError(f"the join's checkpoint: {error}") from None
+
+
+def _restore_facts(facts: EngineFacts, known: Mapping[str, tuple[int, Fact]]) -> None:
+    for source in FactSource:
+        facts.learn({name: value for name, (number, value) in known.items() if number == source}, source)

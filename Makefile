@@ -12,7 +12,7 @@ CONFIG ?=
 help:
 	@echo "make demo   watch coefficients being learned from a recording of a real server"
 	@echo "make test   the test suite"
-	@echo "make test-fleet  bulk replay on Ray and from S3, in an environment of its own (first: 300 MB to fetch)"
+	@echo "make test-fleet  fleet replay on Ray and from S3, in an environment of its own (first: 300 MB to fetch)"
 	@echo "make coverage  the same, with what it covered beside the gate"
 	@echo "make run    the sidecar itself (CONFIG=file.yaml)"
 	@echo "make demo-vllm  the same with a real, un-forked vLLM on this CPU, our plugin and a load (first set-up: minutes, GBs)"

@@ -175,7 +175,6 @@ def _replay(arguments: argparse.Namespace) -> int:
         note=_remarks(),
         state=arguments.state,
         stdin=sys.stdin.buffer,
-        workers=arguments.workers if arguments.workers is None else arguments.workers or os.cpu_count() or 1,
     )
     return _concluded(code, arguments, arguments.snapshot)
 
@@ -213,8 +212,8 @@ def _merge(arguments: argparse.Namespace) -> int:
 
 def _fleet_pull(arguments: argparse.Namespace) -> int:
     config, clock = load(_path(arguments), os.environ), SystemClock()
-    from collector.fleet.fleet_service import FleetService, serve_fleet  # noqa: PLC0415
     from collector.fleet.pull import PullOptions, pull_once, token_reader  # noqa: PLC0415
+    from collector.fleet.service import FleetService, serve_fleet  # noqa: PLC0415
 
     token = token_reader(arguments.token_file)
     options = PullOptions(tuple(arguments.sources), arguments.out, arguments.timeout, arguments.require, token)
@@ -233,12 +232,12 @@ def _fleet_pull(arguments: argparse.Namespace) -> int:
 
 def _fleet_replay(arguments: argparse.Namespace) -> int:
     config = _load(arguments)
-    from collector.fleet.fleet_replay import ReplayOptions, replay_fleet  # noqa: PLC0415
+    from collector.fleet.replay import ReplayOptions, replay_fleet  # noqa: PLC0415
 
     rows = arguments.rows if "://" in arguments.rows or not arguments.rows else str(Path(arguments.rows).absolute())
-    options = ReplayOptions(tuple(arguments.places), arguments.out, arguments.ray, arguments.workers, rows)
+    options = ReplayOptions(tuple(arguments.places), arguments.out, arguments.ray, rows)
     say = _teller(arguments)
-    code = replay_fleet(options, config, SystemClock(), say=say, note=_remarks(), stdin=sys.stdin.buffer)
+    code = replay_fleet(options, config, SystemClock(), say=say, note=_remarks())
     return _concluded(code, arguments, arguments.out)
 
 

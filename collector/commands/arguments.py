@@ -137,12 +137,6 @@ def add_replay_arguments(replay: argparse.ArgumentParser) -> None:
     )
     replay.add_argument("--snapshot", required=True, type=Path, metavar="OUT", help="where the coefficients go")
     replay.add_argument("--state", type=Path, metavar="OUT", help="save what was learned, for donors and merges")
-    replay.add_argument(
-        "--workers",
-        type=whole_number,
-        metavar="N",
-        help="learn engine by engine in N processes (0: one a core), and merge",
-    )
 
 
 def add_evaluate_arguments(evaluate: argparse.ArgumentParser) -> None:
@@ -223,15 +217,17 @@ def add_fleet_parser(commands: argparse._SubParsersAction[Any], pull: FleetHandl
 
 
 def _add_replay(actions: argparse._SubParsersAction[Any], replay: FleetHandler) -> None:
-    action = actions.add_parser("replay", help="learn recordings of many engines in bulk, here or on a Ray cluster")
+    action = actions.add_parser("replay", help="learn recordings of many engines in bulk, on Ray")
     action.add_argument(
-        "places", nargs="+", metavar="PATH|URL", help="recordings, directories of them, s3://BUCKET/PREFIX, or -"
+        "places", nargs="+", metavar="PATH|URL", help="recordings, directories of them, s3://BUCKET/PREFIX"
     )
     action.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="where the fleet's files go")
     action.add_argument(
-        "--ray", default="", metavar="ADDRESS", help="a Ray cluster: HOST:PORT, auto, or local for one here"
+        "--ray",
+        default="local",
+        metavar="ADDRESS",
+        help="a Ray cluster: HOST:PORT or auto (default: one for the while, here)",
     )
-    action.add_argument("--workers", type=whole_number, metavar="N", help="processes without Ray (default: one a core)")
     action.add_argument("--rows", default="", metavar="DIR|URL", help="write every row as Parquet: docs/fleet.md")
     action.add_argument("--config", type=Path, metavar="FILE", help="YAML: models, joins (default: as for run)")
     action.add_argument("--profile", choices=profile_names(), help="start from a configuration that comes along")

@@ -49,7 +49,7 @@ from online import Bank, ConfigSnapshot, Snapshot, StateError, TargetSnapshot, m
 from online.state import Lineage, LineageLedger
 from online.transfer import HIDES_HITS
 
-from .state_fetch import Fetched, StateFetcher, check_sources, look
+from .sources import Fetched, StateFetcher, check_sources, look
 
 _REPLICAS_NAMED = 16
 
@@ -448,6 +448,11 @@ def pull_once(options: PullOptions, config: Config, clock: Clock, *, say: PrintL
         pulled = puller.pull(is_shown=True)
     finally:
         puller.stop()
+    return conclude(pulled, options, say=say, note=note)
+
+
+def conclude(pulled: Pulled, options: PullOptions, *, say: PrintLine, note: PrintLine) -> int:
+    """Say what became of a round; failed if nothing was written."""
     for line in report(pulled):
         say(line)
     for line in complaints(pulled):

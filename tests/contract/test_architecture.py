@@ -18,7 +18,6 @@ FACES = [path for path in MODULES if path.name == "__init__.py"]
 MODULE_LINES, FUNCTION_LINES = 600, 60
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 SIDE_DOORS = {
-    "collector/commands/replay.py": {"collector.fleet.pull"},
     # Each command is imported when it runs: a face would import them all.
     "collector/cli.py": {
         "collector.commands.ask",
@@ -30,8 +29,8 @@ SIDE_DOORS = {
         "collector.commands.version",
         "collector.evaluate.command",
         "collector.evaluate.donors",
-        "collector.fleet.fleet_replay",
-        "collector.fleet.fleet_service",
+        "collector.fleet.replay",
+        "collector.fleet.service",
         "collector.fleet.pull",
     },
 }

@@ -1,15 +1,20 @@
 """What needs the extra `fleet`: replays on Ray, from S3, and rows as Parquet; ``make test-fleet`` brings it."""
 
+import contextlib
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 
 from tests.support.fleets import record_two_minutes
 from tests.support.paths import ROOT
 
+TASKS = {"cut", "learn_references"}
 ABSENT = [name for name in ("ray", "pyarrow", "s3fs", "moto") if importlib.util.find_spec(name) is None]
 pytestmark = [
     pytest.mark.timeout(600),
@@ -68,18 +73,19 @@ def files_below(directory):
     }
 
 
-def test_the_same_command_gives_the_same_files_with_and_without_ray(s3, tmp_path):
+def test_recordings_in_a_store_become_the_fleets_files_and_rows(s3, tmp_path):
     from pyarrow import dataset
 
     outs = []
-    for name, more in (("here", []), ("ray", ["--ray", "local"])):
+    for name in ("once", "again"):
         rows = tmp_path / f"rows-{name}"
-        said = run("fleet", "replay", "s3://bucket/otlp", "-o", tmp_path / name, "--rows", rows, *more, environment=s3)
+        said = run("fleet", "replay", "s3://bucket/otlp", "-o", tmp_path / name, "--rows", rows, environment=s3)
         assert said.startswith("2 files, 2 engines, ")
         outs.append((files_below(tmp_path / name), files_below(rows)))
     assert outs[0] == outs[1]
     assert "snapshot.json" in outs[0][0]
-    table = dataset.dataset(tmp_path / "rows-ray", partitioning="hive").to_table()
+    assert sum(name.startswith("states/") for name in outs[0][0]) == 1
+    table = dataset.dataset(tmp_path / "rows-once", partitioning="hive").to_table()
     assert set(table["target"].to_pylist()) >= {"step_time", "schedule_time", "queue_wait"}
     steps = table.filter(dataset.field("target") == "step_time")
     assert len(set(steps["engine"].to_pylist())) == 2
@@ -97,9 +103,31 @@ def test_rows_go_to_a_store_too(s3, tmp_path):
     assert sum("/target=step_time/" in name for name in names) == 2
 
 
-def test_workers_of_ray_that_are_killed_change_nothing(recording, environment, tmp_path):
-    said = run(recording, tmp_path, environment=environment, module="tests.support.killed_on_ray")
-    assert said.splitlines()[-1] == "True True same bytes"
+def kill_workers(stop, killed):
+    """Kill the first process of each of Ray's tasks of ours, as soon as it is at work."""
+    while not stop.is_set():
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                title = (process / "cmdline").read_text(errors="replace")
+                task = next((task for task in TASKS - killed if title.startswith(f"ray::{task}")), None)
+                if task:
+                    os.kill(int(process.name), signal.SIGKILL)
+                    killed.add(task)
+        stop.wait(0.005)
+
+
+def test_workers_that_are_killed_change_nothing(recording, environment, tmp_path):
+    run("fleet", "replay", recording, "-o", tmp_path / "calm", environment=environment)
+    stop, killed = threading.Event(), set()
+    killer = threading.Thread(target=kill_workers, args=(stop, killed))
+    killer.start()
+    try:
+        run("fleet", "replay", recording, "-o", tmp_path / "killed", environment=environment)
+    finally:
+        stop.set()
+        killer.join()
+    assert killed == TASKS
+    assert files_below(tmp_path / "killed") == files_below(tmp_path / "calm")
 
 
 def test_a_cluster_that_is_not_there_is_said(recording, environment, tmp_path):

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from collector.config.schema import ExportersConfig, HttpConfig
-from collector.fleet.fleet_service import FleetService
 from collector.fleet.pull import PullOptions
+from collector.fleet.service import FleetService
 from collector.runtime import StartError
 from collector.telemetry import table
 from tests.support.clocks import FakeClock, eventually

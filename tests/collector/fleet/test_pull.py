@@ -3,10 +3,10 @@
 import pytest
 
 from collector.cli import main
-from collector.fleet import state_fetch
-from collector.fleet import state_fetch as state_places
+from collector.fleet import sources as state_fetch
+from collector.fleet import sources as state_places
 from collector.fleet.pull import Puller, PullOptions, pull_once, token_reader
-from collector.fleet.state_fetch import look
+from collector.fleet.sources import look
 from online import Bank, Snapshot, merge_states
 from online.state import VERSION
 from tests.support.clocks import FakeClock

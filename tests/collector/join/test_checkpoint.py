@@ -8,11 +8,11 @@ import json
 
 import msgspec
 import pytest
+from collector.receive.intake import Export
 
 from collector.config.schema import JoinConfig
 from collector.join import CheckpointError, Joiner
 from collector.join.events import Rows
-from collector.receive.intake import Export
 from collector.service.correlator import TelemetryReader
 from collector.telemetry import Counts, RowDrop, table
 from online import Target

@@ -24,7 +24,7 @@ from collector.config import JoinConfig, KvEndpoint
 from collector.config.schema import BankConfig
 from collector.decode.kv import count_batch
 from collector.decode.kv.messages import read_payload
-from collector.fleet import state_fetch
+from collector.fleet import sources as state_fetch
 from collector.fleet.pull import Puller, PullOptions
 from collector.ingest.intake import AdmissionQueue, Export, Intake
 from collector.ingest.kv import _Subscription

@@ -1,0 +1,505 @@
+"""``tracefit fleet replay``: learn recordings of many engines on Ray, and write what a pull of their sidecars writes.
+
+    files ─► cut by engine ─► pieces by bucket, in Ray's object store ─► one state an engine ─► merged by a pull
+
+Ray starts on this machine for the while, or is a cluster by its address. It makes a task whose worker is killed and a
+piece whose node is gone again. Pieces follow from the recordings alone, so that they are the same every time: what
+is learned of an engine is what a replay of its telemetry alone learns, bit by bit, wherever that is done.
+
+The time of an entry is the newest span end of its engine in its file so far, as in a recording of that engine alone.
+KV events outside of an engine's own export go to every engine, and API spans to the engine whose requests name them as
+their parents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NamedTuple, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.config import Config
+from collector.decode import PartKind, parts_by_emitter
+from collector.decode.kv import KvBatch
+from collector.decode.pages import ScrapedPage
+from collector.ingest import BATCH_BYTES, Export, newest_end_unix_nano
+from collector.join import Event, Renamed, Rows
+from collector.recordings import (
+    FILE_TRANSPORT,
+    STDIN,
+    Recording,
+    Timed,
+    TimedExport,
+    TimedKv,
+    TimedPage,
+    in_batches,
+    recording_files,
+    source_of,
+)
+from collector.runtime import EXIT_FAILED, EXIT_INTERRUPTED, Clock, PrintLine, Progress, StartError
+from collector.service import check_learning, make_pipeline
+from online import PHASES, Quality, Target
+
+from .pull import Puller, PullOptions, conclude
+from .sources import open_store
+
+LOCAL: Final = "local"
+TRIES: Final = 3
+"""How often Ray makes a killed task or a failed read again, at most."""
+BUCKETS: Final = 64
+"""Groups of engines, by name: tasks that can learn at the same time."""
+SHARED: Final = BUCKETS
+"""The bucket of what may belong to any engine."""
+PIECE_BYTES: Final = 64 << 20
+"""What a task that cuts holds before it gives its pieces to the store: some 200 MB with itself."""
+PART_BYTES, PART_FILES = 64 << 20, 4096
+"""What one such task reads, as files lie there; a file is never divided."""
+WORK_NAME: Final = ".replay"
+_TALK: Final = {"OPENBLAS_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+"""Of every worker: one thread gives the same bytes on each machine; nothing is reported to anybody."""
+
+
+class ReplayOptions(NamedTuple):
+    """What a replay is asked for: ``rows`` is where rows go as Parquet, if anywhere."""
+
+    places: tuple[str, ...]
+    out: Path
+    ray: str = LOCAL
+    rows: str = ""
+
+
+class RecordedFile(NamedTuple):
+    """A file or object, its size, and what it is a recording of."""
+
+    name: str
+    size_bytes: int
+    source: str
+
+
+class EngineKey(NamedTuple):
+    """The recording that an engine is in, and its name there."""
+
+    recording: str
+    instance: str
+
+
+class Piece(NamedTuple):
+    """What one engine says in some files: arrays by entry, which Ray shares without a copy.
+
+    ``ids`` are eight bytes each: of API spans their own, of requests those of their parents.
+    """
+
+    key: EngineKey
+    unix_nano: NDArray[np.int64]
+    kinds: NDArray[np.uint8]
+    stops: NDArray[np.int64]
+    payloads: NDArray[np.uint8]
+    id_counts: NDArray[np.int64]
+    ids: NDArray[np.uint64]
+
+
+class Learned(NamedTuple):
+    """An engine's state after all that it said, and how many rows are in it."""
+
+    key: EngineKey
+    state: bytes
+    rows: int
+
+
+def replay_fleet(options: ReplayOptions, config: Config, clock: Clock, *, say: PrintLine, note: PrintLine) -> int:
+    """Learn every engine of the recordings, and write the fleet's files; failed if nothing was learned."""
+    check_learning(config)
+    ray, work = _import_ray(), options.out / WORK_NAME
+    if "://" in options.rows:
+        open_store(options.rows)
+    files = find_files(options.places)
+    pull = PullOptions((str(work),), options.out, require=0.0, of_any_time=True)
+    puller = Puller(pull, config, clock, note)
+    puller.start()
+    try:
+        _connect(ray, options.ray)
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+        engines = rows = 0
+        for learned in learn_files(ray, files, config, clock, note, options.rows):
+            engines, rows = engines + 1, rows + learned.rows
+            name = hashlib.sha256("\0".join(learned.key).encode("utf-8", "surrogateescape")).hexdigest()
+            (work / f"{name[:32]}.bin").write_bytes(learned.state)
+        if not engines:
+            note("error: nothing was learned")
+            return EXIT_FAILED
+        say(f"{len(files):,} files, {engines:,} engines, {rows:,} rows")
+        return conclude(puller.pull(), pull, say=say, note=note)
+    except OSError as error:
+        raise StartError(f"cannot write to {work}: {error.strerror or error}") from None
+    except KeyboardInterrupt:
+        note("stopped: nothing was written")
+        return EXIT_INTERRUPTED
+    finally:
+        ray.shutdown()
+        shutil.rmtree(work, ignore_errors=True)
+        puller.stop()
+
+
+# --- what there is to read --------------------------------------------------------------------------------------------
+
+
+def find_files(places: Sequence[str]) -> list[RecordedFile]:
+    """Every file and object, by source and name; StartError for a place that cannot be looked at, or has none."""
+    files: dict[str, RecordedFile] = {}
+    for place in places:
+        for name, size_bytes in _objects(place) if "://" in place else _local_files(place):
+            files.setdefault(name, RecordedFile(name, size_bytes, source_of(name)))
+    return sorted(files.values(), key=lambda file: (file.source, file.name))
+
+
+def _local_files(place: str) -> Iterator[tuple[str, int]]:
+    for name in recording_files([place]):
+        if name == STDIN:
+            raise StartError("standard input is on this machine alone: `tracefit replay -` reads it")
+        try:
+            yield name, os.stat(name).st_size  # noqa: PTH116 -- there may be a million
+        except OSError as error:
+            raise StartError(f"cannot read {name}: {error.strerror}") from None
+
+
+def _objects(url: str) -> Iterator[tuple[str, int]]:
+    storage, path = open_store(url)
+    try:
+        found = storage.glob(path, detail=True) if "*" in path else storage.find(path, detail=True)
+    except Exception as error:  # noqa: BLE001 -- every store has errors of its own
+        raise StartError(f"cannot read {url}: {type(error).__name__}: {error}") from None
+    above = path.rstrip("/") + "/"
+    found = {
+        name: about
+        for name, about in found.items()
+        if about.get("type") == "file" and "/." not in "/" + name.removeprefix(above)
+    }
+    for name, about in found.items():
+        yield f"{url.partition('://')[0]}://{name.lstrip('/')}", int(about.get("size") or 0)
+    if not found:
+        raise StartError(f"cannot read {url}: there is no object in it")
+
+
+class StoreError(Exception):
+    """An object could not be read to its end: half of it taken for the whole would be a wrong result."""
+
+
+class _Object(io.RawIOBase):
+    """An object as a stream whose errors are StoreError, so that nobody takes them for a file that is cut short."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        storage, path = open_store(name)
+        self._object = storage.open(path, "rb")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self._object.read(len(buffer))
+        except Exception as error:  # noqa: BLE001 -- every store has errors of its own
+            raise StoreError(f"cannot read {self._name}: {type(error).__name__}: {error}") from None
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def _open(file: RecordedFile, warn: PrintLine) -> Recording:
+    """The file as a recording; a name may be any bytes, and is told in text."""
+    source = file.source.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    stream = cast("BinaryIO", io.BufferedReader(_Object(file.name), 4 << 20)) if "://" in file.name else None
+    return Recording(file.name, warn, source, stream)
+
+
+def _parts(files: Sequence[RecordedFile]) -> list[list[RecordedFile]]:
+    parts: list[list[RecordedFile]] = []
+    size_bytes = 0
+    for file in files:
+        if not parts or size_bytes + file.size_bytes > PART_BYTES or len(parts[-1]) == PART_FILES:
+            parts.append([])
+            size_bytes = 0
+        parts[-1].append(file)
+        size_bytes += file.size_bytes
+    return parts
+
+
+# --- files cut by engine ----------------------------------------------------------------------------------------------
+
+
+class _Entry(NamedTuple):
+    unix_nano: int
+    kind: int
+    payload: bytes
+    ids: bytes = b""
+
+
+_KINDS: Final[dict[type, int]] = {TimedExport: 0, TimedKv: 1, TimedPage: 2}
+
+
+def cut(files: Sequence[RecordedFile]) -> Iterator[Any]:
+    """Pieces of one bucket at a time; at last bucket and size of each, and what was to be said.
+
+    Raises:
+        StoreError: an object cannot be read to its end.
+    """
+    about: list[tuple[int, int]] = []
+    warnings: list[str] = []
+    gathered: dict[int, dict[EngineKey, list[_Entry]]] = {}
+
+    def packed() -> Iterator[list[Piece]]:
+        for bucket, engines in sorted(gathered.items()):
+            pieces = [_pack(key, entries) for key, entries in engines.items()]
+            about.append((bucket, sum(len(piece.payloads) for piece in pieces)))
+            yield pieces
+        gathered.clear()
+
+    size_bytes = 0
+    for file in files:
+        newest: dict[str, int] = {}
+        for timed in _open(file, warnings.append):
+            for bucket, instance, entry in _entries_of(timed, newest):
+                gathered.setdefault(bucket, {}).setdefault(EngineKey(timed.label, instance), []).append(entry)
+                size_bytes += len(entry.payload)
+            if size_bytes >= PIECE_BYTES:
+                yield from packed()
+                size_bytes = 0
+    yield from packed()
+    yield about, warnings
+
+
+def _entries_of(timed: Timed, newest: dict[str, int]) -> Iterator[tuple[int, str, _Entry]]:
+    """Bucket, engine and entry; ``newest`` is the time of each engine in this file so far."""
+    if isinstance(timed, TimedKv):
+        yield SHARED, "", _Entry(timed.unix_nano, _KINDS[TimedKv], msgspec.msgpack.encode(timed.batch))
+    elif isinstance(timed, TimedPage):
+        instance = timed.page.instance
+        newest[instance] = max(newest.get(instance, 0), timed.page.unix_ns)
+        page = msgspec.msgpack.encode(timed.page)
+        yield _bucket_of(instance), instance, _Entry(newest[instance], _KINDS[TimedPage], page)
+    else:
+        try:
+            parts = parts_by_emitter(timed.export.payload, timed.label)
+        except ValueError:
+            return  # its decoder could not read it either
+        for part in parts:
+            newest[part.instance] = max(newest.get(part.instance, 0), newest_end_unix_nano(part.payload))
+        for part in parts:
+            entry = _Entry(newest[part.instance], _KINDS[TimedExport], part.payload, part.ids)
+            if part.kind is PartKind.OF_EMITTER:
+                yield _bucket_of(part.instance), part.instance, entry
+            elif part.ids or part.kind is PartKind.OF_KV:
+                yield SHARED, part.instance, entry
+
+
+def _bucket_of(instance: str) -> int:
+    return zlib.crc32(instance.encode("utf-8", "surrogateescape")) % BUCKETS
+
+
+def _pack(key: EngineKey, entries: list[_Entry]) -> Piece:
+    return Piece(
+        key,
+        np.array([entry.unix_nano for entry in entries], np.int64),
+        np.array([entry.kind for entry in entries], np.uint8),
+        np.cumsum([len(entry.payload) for entry in entries], dtype=np.int64),
+        np.frombuffer(b"".join(entry.payload for entry in entries), np.uint8),
+        np.array([len(entry.ids) // 8 for entry in entries], np.int64),
+        np.frombuffer(b"".join(entry.ids for entry in entries), "<u8"),
+    )
+
+
+def _unpack(piece: Piece, at: int) -> Timed:
+    label, kind, unix_nano = piece.key.recording, piece.kinds[at], int(piece.unix_nano[at])
+    data = piece.payloads[piece.stops[at - 1] if at else 0 : piece.stops[at]].tobytes()
+    if kind == _KINDS[TimedExport]:
+        return TimedExport(unix_nano, Export(data, label, FILE_TRANSPORT, 0, label))
+    if kind == _KINDS[TimedKv]:
+        return TimedKv(unix_nano, msgspec.msgpack.decode(data, type=KvBatch))
+    return TimedPage(unix_nano, msgspec.msgpack.decode(data, type=ScrapedPage))
+
+
+# --- engines learned --------------------------------------------------------------------------------------------------
+
+
+def learn_bucket(config: Config, own: Sequence[Piece], shared: Sequence[Piece], rows_place: str = "") -> list[Learned]:
+    """Every engine of a bucket, one after the other, each as a replay of its telemetry alone."""
+    learned = []
+    for key in sorted({piece.key for piece in own}):
+        pipeline = make_pipeline(config)
+        table = RowTable(key)
+        if rows_place:
+            pipeline.on_event = table.record
+        for batch in in_batches(_in_time_order([piece for piece in own if piece.key == key], shared), BATCH_BYTES):
+            pipeline.process_kv([timed.batch for timed in batch if isinstance(timed, TimedKv)])
+            pipeline.process_pages([timed.page for timed in batch if isinstance(timed, TimedPage)])
+            pipeline.process([timed.export for timed in batch if isinstance(timed, TimedExport)])
+        pipeline.flush()
+        table.write(rows_place)
+        if pipeline.learned_rows:
+            learned.append(Learned(key, pipeline.state(), pipeline.learned_rows))
+    return learned
+
+
+def _in_time_order(own: Sequence[Piece], shared: Sequence[Piece]) -> Iterator[Timed]:
+    """What an engine says, and what it needs of the rest; ties go by recording, then in the order of files."""
+    parents = np.unique(np.concatenate([piece.ids for piece in own]))
+    needed = [(piece, np.arange(len(piece.kinds))) for piece in own]
+    for piece in shared:
+        is_needed = piece.id_counts == 0  # KV events
+        is_needed[np.repeat(np.arange(len(is_needed)), piece.id_counts)[np.isin(piece.ids, parents)]] = True
+        needed.append((piece, np.flatnonzero(is_needed)))
+    needed.sort(key=lambda each: each[0].key.recording)
+    unix_nano = np.concatenate([piece.unix_nano[places] for piece, places in needed])
+    pieces = np.repeat(np.arange(len(needed)), [len(places) for _, places in needed])
+    places = np.concatenate([places for _, places in needed])
+    for at in np.argsort(unix_nano, kind="stable").tolist():
+        yield _unpack(needed[pieces[at]][0], places[at])
+
+
+# --- on Ray -----------------------------------------------------------------------------------------------------------
+
+
+def learn_files(
+    ray: Any, files: Sequence[RecordedFile], config: Config, clock: Clock, note: PrintLine, rows_place: str = ""
+) -> Iterator[Learned]:
+    """Every engine of the files, in any order; StartError if Ray gives up."""
+    cut_on_ray = ray.remote(num_returns="streaming", max_retries=TRIES, retry_exceptions=[StoreError])(cut)
+    learn_on_ray = ray.remote(max_retries=TRIES)(learn_references)
+    parts = _parts(files)
+    cutting = {(stream := cut_on_ray.remote(part)).completed(): (n, stream) for n, part in enumerate(parts)}
+    found: dict[int, tuple[list[tuple[int, int, Any]], list[str]]] = {}
+    with Progress("cut", sum(file.size_bytes for file in files), clock, note) as progress:
+        for done in _each_done(ray, list(cutting)):
+            number, stream = cutting[done]
+            *refs, last = list(stream)
+            about, warnings = _value_of(ray, last)
+            found[number] = [(*each, ref) for each, ref in zip(about, refs, strict=True)], warnings
+            progress.advance(sum(file.size_bytes for file in parts[number]))
+    refs_of: dict[int, list[Any]] = {SHARED: []}
+    size_bytes: Counter[int] = Counter()
+    for _, (pieces, warnings) in sorted(found.items()):
+        for text in warnings:
+            note(text)
+        for bucket, piece_bytes, ref in pieces:
+            refs_of.setdefault(bucket, []).append(ref)
+            size_bytes[bucket] += piece_bytes
+    shared = refs_of.pop(SHARED)
+    del size_bytes[SHARED]
+    learning = {  # the largest first, so that none is left when the others are done
+        learn_on_ray.remote(config, refs_of[bucket], shared, rows_place): bucket
+        for bucket, _ in size_bytes.most_common()
+    }
+    with Progress("learned", size_bytes.total(), clock, note) as progress:
+        for done in _each_done(ray, list(learning)):
+            yield from _value_of(ray, done)
+            progress.advance(size_bytes[learning[done]])
+
+
+def learn_references(config: Config, own: Sequence[Any], shared: Sequence[Any], rows_place: str) -> list[Learned]:
+    """As ``learn_bucket``, of pieces in the object store."""
+    ray = _import_ray()
+    own_pieces, shared_pieces = ([piece for each in ray.get(list(refs)) for piece in each] for refs in (own, shared))
+    return learn_bucket(config, own_pieces, shared_pieces, rows_place)
+
+
+def _each_done(ray: Any, running: list[Any]) -> Iterator[Any]:
+    while running:
+        done, running = ray.wait(running)
+        yield from done
+
+
+def _value_of(ray: Any, ref: Any) -> Any:
+    try:
+        return ray.get(ref)
+    except ray.exceptions.RayError as error:
+        cause = getattr(error, "cause", error)
+        known = isinstance(cause, StartError | StoreError)
+        raise StartError(str(cause) if known else f"Ray gave up: {cause}") from None
+
+
+def _connect(ray: Any, address: str) -> None:
+    settings = {"include_dashboard": False} if address == LOCAL else {}
+    try:
+        ray.init(address=address, log_to_driver=False, runtime_env={"env_vars": _TALK}, **settings)
+    except Exception as error:  # noqa: BLE001 -- Ray has an error of its own for each way not to be there
+        raise StartError(f"no Ray at {address}: {error}") from None
+
+
+def _import_ray() -> Any:
+    try:
+        import pyarrow as pa  # noqa: F401, PLC0415
+        import ray  # noqa: PLC0415
+    except ImportError:
+        raise StartError("`fleet replay` needs Ray: install tracefit's extra fleet") from None
+    return ray
+
+
+# --- rows as Parquet --------------------------------------------------------------------------------------------------
+
+FEATURES: Final = tuple(
+    dict.fromkeys([*Target.STEP_TIME.vocabulary, *Target.API_QUEUEING.vocabulary, *Target.QUEUE_WAIT.vocabulary])
+)
+
+
+class RowTable:
+    """The rows of one engine, from its pipeline's events: ``PLACE/config=…/target=…/<engine>.parquet``.
+
+    All files have the same columns (docs/fleet.md). Raw features are summed over the steps of a row; one that the
+    telemetry did not tell, or that rows of this target have not, is null.
+    """
+
+    def __init__(self, key: EngineKey) -> None:
+        self._key = key
+        self._tables: dict[tuple[str, Target], list[Any]] = {}
+
+    def record(self, event: Event) -> None:
+        """Take what concerns rows."""
+        if isinstance(event, Renamed):
+            for config_id, target in [known for known in self._tables if known[0] == event.old]:
+                self._tables.setdefault((event.new, target), [])[:0] = self._tables.pop((config_id, target))
+        elif isinstance(event, Rows):
+            self._tables.setdefault((event.config_id, event.target), []).append(self._table(event))
+
+    def write(self, place: str) -> None:
+        """Write what there is below a directory or a URL."""
+        for (config_id, target), tables in sorted(self._tables.items()):
+            import pyarrow as pa  # noqa: PLC0415
+            from pyarrow import parquet  # noqa: PLC0415
+
+            name = hashlib.sha256("\0".join(self._key).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+            storage, folder = open_store(f"{place.rstrip('/')}/config={config_id}/target={target.value}")
+            storage.makedirs(folder, exist_ok=True)
+            table = pa.concat_tables(tables)
+            parquet.write_table(table, f"{folder}/{name}.parquet", filesystem=storage, compression="zstd")
+
+    def _table(self, event: Rows) -> Any:
+        import pyarrow as pa  # noqa: PLC0415
+
+        rows, known = event.rows, event.target.vocabulary
+        sums = np.add.reduceat(rows.raw, rows.offsets[:-1], axis=0)
+        absent = np.full(len(rows), np.nan)
+        numbers = {f"phase_{name}": rows.phase[:, column] for column, name in enumerate(PHASES)}
+        numbers |= {name: sums[:, known.index(name)] if name in known else absent for name in FEATURES}
+        return pa.table(
+            {
+                "engine": pa.array(
+                    [event.engines.get(number, "") for number in rows.engine.tolist()]
+                ).dictionary_encode(),
+                "recording": pa.array([self._key.recording] * len(rows)).dictionary_encode(),
+                "end_unix_nano": pa.array(rows.end_ns, pa.int64()),
+                "elapsed_us": pa.array(rows.elapsed_us, pa.float64()),
+                "steps": pa.array(np.diff(rows.offsets), pa.int64()),
+                "weight": pa.array(rows.weight, pa.float64()),
+                "quality": pa.array([Quality(each).label for each in rows.quality.tolist()]).dictionary_encode(),
+                **{name: pa.array(values, pa.float64(), from_pandas=True) for name, values in numbers.items()},
+            }
+        )

@@ -1,0 +1,106 @@
+"""``tracefit fleet replay`` without Ray: what is cut and learned, and what is said where the extra is not installed."""
+
+import sys
+from itertools import islice
+
+import pytest
+
+from collector.cli import main
+from collector.commands.replay import replay
+from collector.fleet.replay import SHARED, cut, find_files, learn_bucket
+from collector.recordings import Recording
+from collector.runtime import StartError, SystemClock
+from tests.support.fleets import CONFIG, as_another_engine
+from tests.support.otlp_bytes import varint
+from tests.support.paths import DATA
+
+ENGINES = 3
+
+
+def delimited(payload):
+    return varint(len(payload)) + payload
+
+
+def write_by_time(directory, payloads):
+    """Two files, cut by time, in each of which all engines have a part."""
+    directory.mkdir(exist_ok=True)
+    exports = list(zip(*payloads, strict=True))
+    for name, part in (("traces.pb.1", exports[:12]), ("traces.pb", exports[12:])):
+        (directory / name).write_bytes(b"".join(delimited(payload) for payloads in part for payload in payloads))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def payloads():
+    """Of three engines and their API servers, by engine and in their order."""
+    exports = list(islice(Recording(DATA / "c10_long" / "otlp.pb.gz", print).exports(), 24))
+    return [[as_another_engine(timed.export.payload, number) for timed in exports] for number in range(ENGINES)]
+
+
+def learned(places):
+    """The states of all engines, by name; everything in this process."""
+    *gathered, (about, _) = cut(find_files([str(place) for place in places]))
+    by_bucket = {}
+    for (bucket, _), pieces in zip(about, gathered, strict=True):
+        by_bucket.setdefault(bucket, []).extend(pieces)
+    shared = by_bucket.pop(SHARED, [])
+    found = [each for own in by_bucket.values() for each in learn_bucket(CONFIG, own, shared)]
+    return {each.key.instance: each.state for each in found}
+
+
+@pytest.mark.parametrize("piece_bytes", [1 << 30, 100_000])
+def test_an_engine_is_learned_as_a_replay_of_its_telemetry_alone_learns_it(
+    payloads, tmp_path, monkeypatch, piece_bytes
+):
+    monkeypatch.setattr("collector.fleet.replay.PIECE_BYTES", piece_bytes)
+    own, state = tmp_path / "recording", tmp_path / "state.bin"
+    write_by_time(own, [payloads[1]])
+    assert replay([own], tmp_path / "one.json", CONFIG, SystemClock(), say=print, note=print, state=state) == 0
+    states = learned([write_by_time(own, payloads)])
+    assert states["engine-1"] == state.read_bytes()
+    assert len(set(states.values())) == ENGINES
+
+
+def test_an_engine_that_is_behind_the_others_of_its_files_keeps_its_order(payloads, tmp_path):
+    alone = learned([write_by_time(tmp_path / "recording", [payloads[0][:16]])])
+    ahead = [payloads[number][8:] for number in (1, 2)]
+    together = learned([write_by_time(tmp_path / "recording", [payloads[0][:16], *ahead])])
+    assert together["engine-0"] == alone["engine-0"]
+
+
+def test_what_cannot_be_read_is_said(tmp_path):
+    with pytest.raises(StartError, match="cannot read"):
+        find_files([str(tmp_path / "none.pb")])
+    with pytest.raises(StartError, match="standard input is on this machine alone"):
+        find_files(["-"])
+
+
+def test_without_the_extra_the_command_says_what_to_install(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["fleet", "replay", str(DATA / "c10_long"), "-o", str(tmp_path)]) == 1
+    assert "`fleet replay` needs Ray: install tracefit's extra fleet" in capsys.readouterr().err
+
+
+@pytest.fixture
+def memory_store():
+    import fsspec
+
+    storage = fsspec.filesystem("memory")
+    storage.store.clear()
+    yield storage
+    storage.store.clear()
+
+
+def test_objects_of_a_store_are_files(payloads, memory_store, tmp_path):
+    for file in write_by_time(tmp_path / "recording", payloads[:1]).iterdir():
+        with memory_store.open(f"/bucket/otlp/{file.name}", "wb") as stream:
+            stream.write(file.read_bytes())
+    with memory_store.open("/bucket/otlp/.hidden", "wb") as stream:
+        stream.write(b"x")
+    files = find_files(["memory://bucket/otlp"])
+    assert [file.name for file in files] == ["memory://bucket/otlp/traces.pb", "memory://bucket/otlp/traces.pb.1"]
+    assert [file.source for file in files] == ["memory://bucket/otlp/traces.pb"] * 2
+    assert len(find_files(["memory://bucket/otlp/*.1"])) == 1
+    assert list(learned(["memory://bucket/otlp"])) == ["engine-0"]
+    with pytest.raises(StartError, match="there is no object in it"):
+        find_files(["memory://bucket/none"])

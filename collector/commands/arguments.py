@@ -252,7 +252,6 @@ every key:   tracefit check-config --explain KEY
 
 THROTTLE_MAX = 100.0
 SPEED_MIN = 0.01
-_DIGITS_MAX = 9
 COMPLETED_SHELLS = ("bash", "zsh", "tcsh")
 _MISSING = "the following arguments are required"
 
@@ -428,13 +427,6 @@ def share(text: str) -> float:
     if not 0.0 <= number <= 1.0:
         raise argparse.ArgumentTypeError(f"{text!r} is no share from 0 to 1")
     return number
-
-
-def whole_number(text: str) -> int:
-    """Zero or a number of things."""
-    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on")
-    return int(text)
 
 
 def host_port(text: str) -> str:

@@ -171,11 +171,6 @@ class StateStore:
         """Why a file could not be used; shown by readiness."""
 
     @property
-    def is_there(self) -> bool:
-        """There is a generation on the disk, whole or not."""
-        return self._path.exists() or self._previous.exists()
-
-    @property
     def covered_seq(self) -> int:
         """The last journal entry that both generations contain: what comes before is needed no more."""
         return min(self._seqs) if len(self._seqs) > 1 else 0

@@ -8,9 +8,9 @@ import json
 
 import msgspec
 import pytest
-from collector.receive.intake import Export
 
 from collector.config.schema import JoinConfig
+from collector.ingest.intake import Export
 from collector.join import CheckpointError, Joiner
 from collector.join.events import Rows
 from collector.service.correlator import TelemetryReader

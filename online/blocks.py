@@ -41,8 +41,6 @@ PREFILL_CELL = 128
 _CELL_HALF_OCTAVES, _CELL_OCTAVES = 32, 12
 CELLS = PREFILL_CELL + _CELL_OCTAVES * _CELL_HALF_OCTAVES
 _LAST_OCTAVE = 2.0 ** (_OCTAVES - 1)
-# Guess: from so many rows on a radix sort is worth the copy.
-_MANY_ROWS, _INT16_MAX = 256, 2**15 - 1
 
 
 def median_of(values: Floats | list[float]) -> float:
@@ -51,13 +49,6 @@ def median_of(values: Floats | list[float]) -> float:
     if not len(ordered):
         return math.nan
     return float(ordered[half] if len(ordered) % 2 else 0.5 * (ordered[half - 1] + ordered[half]))
-
-
-def stable_order(key: Ints) -> Ints:
-    """Indices that put integers from 0 on in order, equal ones as they come, (n,)."""
-    # Of 16 bits numpy makes a radix sort: of 4096 cells in a quarter of the time. Of few rows it is not worth the copy.
-    short = len(key) >= _MANY_ROWS and int(key.max()) <= _INT16_MAX
-    return (key.astype(np.int16) if short else key).argsort(kind="stable")
 
 
 @dataclass(slots=True)
@@ -73,7 +64,7 @@ class Groups:
     def of(key: Ints) -> Groups:
         """Stable, so that rows of a group keep their order in time."""
         n = len(key)
-        order = stable_order(key)
+        order = key.argsort(kind="stable")
         ordered = key.take(order)
         edge = np.empty(n, np.bool_)
         edge[:1] = True
@@ -226,7 +217,7 @@ class Cutter:
             self._rows += len(part)
             complete = by_time or self._rows >= self.block_rows
             if len(part):
-                self._parts.append(part if complete else _spared(part))
+                self._parts.append(part)
             start = stop
             if complete:
                 yield self.flush()
@@ -242,7 +233,7 @@ class Cutter:
         if not self._parts:
             return None
         if len(self._parts) > 1:
-            self._parts = [_spared(Design.concatenate(self._parts))]
+            self._parts = [Design.concatenate(self._parts)]
         return self._parts[0]
 
     def restore(self, waiting: Design) -> None:
@@ -253,22 +244,6 @@ class Cutter:
         """Give the waiting rows more columns, which they do not know: NaN."""
         if self.pending() is not None:
             self._parts = [self._parts[0].widened(columns)]
-
-
-def _spared(rows: Design) -> Design:
-    """The same object: a column that says one thing of all rows, as of most steps, takes no memory while they wait."""
-    for name in ("phase", "steps", "weight", "engine"):
-        column = getattr(rows, name)
-        if column.strides[0] and (column == column[0]).all():
-            setattr(rows, name, alike(column[:1].copy(), len(column)))
-    return rows
-
-
-def alike(row: Floats, n: int) -> Floats:
-    """Rows (n,) or (n, k) that are all this one, as np.broadcast_to has it, which takes longer than to compare."""
-    same: Floats = np.ndarray((n, *row.shape[1:]), row.dtype, row, strides=(0, *row.strides[1:]))
-    same.flags.writeable = False
-    return same
 
 
 def strata_of(target: Target, rows: RowBlock) -> tuple[Ints, Ints]:

@@ -48,14 +48,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from .blocks import CELLS, PREFILL_CELL, Design, median_of
-from .constants import MEAN_ABS_TO_SD
+from .constants import MEAN_ABS_TO_SD, NOISE_ROWS, SILENCE_NS
 from .rows import Floats, Ints, Mask
 from .shapes import KNOWN_ROWS, ShapeFactors
 from .snapshot import DriftSnapshot
 from .state import StateError, Stateful, Tree
 
 # Chosen: on the recordings and on seeds below 200 (tests/bench/learning_drift.py).
-ROWS, PREFILL_ROWS = 32, 16
+PREFILL_ROWS = 16
 # Chosen: on the recordings and on seeds below 200 (tests/bench/learning_drift.py).
 SLACK, LIMIT, Z_MAX = 1.5, 9.0, 3.5
 # Chosen: on the recordings and on seeds below 200 (tests/bench/learning_drift.py).
@@ -80,9 +80,6 @@ DETECTORS = ("cusum", "adwin", "page_hinkley", NO_DETECTOR)
 APART = math.log(1.25)
 # Guess: enough for a median, few enough to follow an engine.
 ENGINE_ROWS, ENGINE_ROWS_MIN = 64, 16
-# Guess: ten minutes.
-LATELY_NS = 600_000_000_000
-"""The half-life of coefficients: of an engine that has been silent for longer, others have the larger part in them."""
 # Guard: memory.
 ENGINES_MAX = 256
 """Of one configuration; those heard of longest ago are not compared."""
@@ -308,7 +305,7 @@ class Engines(Stateful):
             self.rows = {
                 number: rows
                 for number, rows in self.rows.items()
-                if number in kept and rows.last_ns >= end_ns - LATELY_NS
+                if number in kept and rows.last_ns >= end_ns - SILENCE_NS
             }
 
     def odd(self, usual: Floats) -> OddEngine | None:
@@ -379,7 +376,7 @@ class ChangeMonitor(Stateful):
 
     def __init__(self, detector: str) -> None:
         self._detector = detector
-        self.all_rows, self.prefill = ChangeTest(detector, ROWS), ChangeTest(detector, PREFILL_ROWS)
+        self.all_rows, self.prefill = ChangeTest(detector, NOISE_ROWS), ChangeTest(detector, PREFILL_ROWS)
         self.engines = Engines()
         self.gain, self.confirmed, self.last_ns, self.of_prefill = 1.0, 0, 0, False
 

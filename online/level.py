@@ -41,9 +41,6 @@ MEMORY_ROWS, ERROR_MAX = 128.0, 0.5
 # Derived: a reader has what it reads a second or more later.
 LATE_NS = 1_000_000_000
 """After so long the means that a reader has are renewed."""
-# Guard: overflow.
-_TOGETHER_ROWS = 1024
-"""Errors of so many rows are discounted at once: 2^(1024 / 128) is far from the largest float."""
 
 
 def _nothing() -> Floats:
@@ -104,20 +101,16 @@ class PhaseLevel(Stateful):
             self.late, self.late_ns = np.array((self.late[1], (0.0, *means))), int(end_ns[0])
         self.rows += len(log_ratio)
         self.last_ns = max(self.last_ns, int(end_ns.max()))
-        parts = [log_ratio[at : at + _TOGETHER_ROWS] for at in range(0, len(log_ratio), _TOGETHER_ROWS)]
-        return np.concatenate([self._learn_some(part) for part in parts])
-
-    def _learn_some(self, log_ratio: Floats) -> Floats:
         n, values = len(log_ratio), np.minimum(np.maximum(log_ratio, -LEVEL_MAX), LEVEL_MAX).tolist()
         before = np.zeros((len(self.errors), n))
         for known, mean in zip(before[1:], self._means, strict=True):
             for i, value in enumerate(values):
                 known[i] = mean.get()
                 mean.update(value)
-        weight, kept = np.exp2(np.arange(1, n + 1) / MEMORY_ROWS), 0.5 ** (n / MEMORY_ROWS)
-        grown = np.column_stack((self.errors, _errors(before, log_ratio) * weight)).cumsum(axis=1)
-        self.errors = grown[:, -1] * kept
-        self.late_errors = (self.late_errors + _errors(self.late[0, :, None], log_ratio) @ weight) * kept
+        weight, kept = np.exp2(np.arange(1 - n, 1) / MEMORY_ROWS), 0.5 ** (n / MEMORY_ROWS)
+        grown = np.column_stack((self.errors * kept, _errors(before, log_ratio) * weight)).cumsum(axis=1)
+        self.errors = grown[:, -1]
+        self.late_errors = self.late_errors * kept + _errors(self.late[0, :, None], log_ratio) @ weight
         chosen: Floats = before[grown[:, :-1].argmin(axis=0), np.arange(n)]
         return chosen
 

@@ -28,12 +28,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from .blocks import CELLS, PREFILL_CELL, Groups, median_of
-from .constants import MEAN_ABS_TO_SD
+from .constants import MEAN_ABS_TO_SD, QUIETEST, START_ROWS, TINY_US
 from .rows import Floats, Ints, Mask
 from .state import Stateful
 
-# Guard: no logarithm of 0.
-TINY = 1e-12
 # Guess.
 KNOWN_ROWS = 16.0
 """From which on a shape's mean is a reference that rows can be compared with."""
@@ -45,12 +43,12 @@ SHRINK_ROWS = 8.0
 _RELEARNED_ROWS = 64.0
 # Chosen: on the recordings and on seeds below 200 (tests/bench/learning_drift.py).
 _LEAST_WORK, _FREE_WORK, _COST_MIN, _PREFILL_REACH = 0.1, 0.35, 0.05, 0.35
-# Guess: spreads that a row may move a mean by. Guard: no spread is below 0.5 %.
-_CLIP, _SPREAD_MIN = 4.0, 0.005
+# Guess: spreads that a row may move a mean by.
+_CLIP = 4.0
 # Guess: beyond a factor of 2.5 a first row is a stall.
 _STALL = 0.9  # |log(y / x beta)|, a factor of 2.5: no first row of a shape
-# Guess: rows of a first score and of its half-life.
-_SCORED_MIN, _HALF_LIFE_ROWS = 256, 1024.0
+# Guess: half-life of a score.
+_HALF_LIFE_ROWS = 1024.0
 # Guess: factors are left out while they lose by 5 %. Guard: what one row may win or lose.
 _WON_MAX, _ERROR_MAX, _LOST = 0.05, 0.2, 0.05
 USUAL_WORK = ("prefill_tokens", "requests", "decode_context_tokens")
@@ -77,7 +75,7 @@ class ShapeFactors(Stateful):
     def usual(self, ids: Ints, beta: Floats) -> Floats:
         """U_c of these shapes, (g,)."""
         predicted: Floats = self.x[ids] @ beta
-        return self.log_y[ids] - np.log(np.maximum(predicted, TINY))
+        return self.log_y[ids] - np.log(np.maximum(predicted, TINY_US))
 
     def believed(self, ids: Ints) -> Floats:
         """The share of U_c that is in log F_c, (g,)."""
@@ -106,7 +104,7 @@ class ShapeFactors(Stateful):
         """
         usual, rows = np.maximum(self.x[:, : x.shape[1]], 0.0), max(float(self.rows.sum()), 1.0)
         x = np.maximum(x, 0.0)
-        mean = (self.rows @ usual) / rows + TINY
+        mean = (self.rows @ usual) / rows + TINY_US
         cost = np.maximum(beta[: len(mean)], _COST_MIN * float(self.rows @ np.exp(self.log_y)) / rows / mean)
         least = _LEAST_WORK * mean
         far = np.maximum(np.abs(np.log((x + least) / (usual + least).take(cell, axis=0))) - _FREE_WORK, 0.0)
@@ -137,7 +135,7 @@ class ShapeFactors(Stateful):
         self._decide()
 
     def _decide(self) -> None:
-        if self.scored >= _SCORED_MIN:
+        if self.scored >= START_ROWS:
             self.applied = self.won >= (-_LOST * self.error if self.applied else 0.0)
 
     def learn(self, cell: Ints, x: Floats, log_ratio: Floats, beta: Floats) -> None:
@@ -154,14 +152,14 @@ class ShapeFactors(Stateful):
         for k in np.flatnonzero(before == 0.0):
             rows = slice(starts[k], starts[k] + count[k])
             self.x[ids[k]] = x[rows].mean(axis=0)
-            self.log_y[ids[k]] = median_of(log_ratio[rows]) + math.log(max(float(self.x[ids[k]] @ beta), TINY))
+            self.log_y[ids[k]] = median_of(log_ratio[rows]) + math.log(max(float(self.x[ids[k]] @ beta), TINY_US))
         usual = self.usual(ids, beta)
-        limit = np.where(before < KNOWN_ROWS, np.inf, _CLIP * np.maximum(spread, _SPREAD_MIN)).repeat(count)
+        limit = np.where(before < KNOWN_ROWS, np.inf, _CLIP * np.maximum(spread, QUIETEST)).repeat(count)
         e = np.minimum(np.maximum(log_ratio - usual.repeat(count), -limit), limit)
         rate = count / (np.minimum(before, MEMORY_ROWS) + count)
         share = rate / count
         self.x[ids] = mean = self.x[ids] * (1.0 - rate)[:, None] + np.add.reduceat(x, starts, axis=0) * share[:, None]
-        self.log_y[ids] = usual + share * np.add.reduceat(e, starts) + np.log(np.maximum(mean @ beta, TINY))
+        self.log_y[ids] = usual + share * np.add.reduceat(e, starts) + np.log(np.maximum(mean @ beta, TINY_US))
         self.spread[ids] = spread * (1.0 - rate) + MEAN_ABS_TO_SD * share * np.add.reduceat(np.abs(e), starts)
         self.rows[ids] = before + count
 

@@ -74,7 +74,7 @@ class RiverLearner:
         """Predict, score and learn each row of the block that is seen."""
         per_step = block.elapsed_us / block.steps
         if self.median_us == 0.0:
-            self.median_us = float(middle(per_step))
+            self.median_us = middle(per_step)
         for i in self.thinning.pick(block.end_ns).tolist():
             row, y = self._row(block.x[i] / block.steps[i]), float(per_step[i])
             predicted = self.median_us * (1.0 + self._predict_one(row))

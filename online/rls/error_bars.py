@@ -52,7 +52,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from online.blocks import STRATA, Design, Groups, median_of
-from online.constants import TINY, TINY_US
+from online.constants import NOISE_ROWS, TINY, TINY_US
 from online.rows import Floats, Ints, Mask
 from online.shapes import MEMORY_ROWS, SHRINK_ROWS
 from online.state import Stateful
@@ -60,8 +60,8 @@ from online.state import Stateful
 from .solve import solve
 from .weights import FLOOR, relative, shares
 
-# Chosen: for coverage; 32 rows and 32 lags are a guess.
-WINDOW_ROWS, LAGS_MAX, WINDOWS_PER_LAG = 32, 32, 6.0
+# Chosen: for coverage; 32 lags are a guess.
+LAGS_MAX, WINDOWS_PER_LAG = 32, 6.0
 """Chosen of 6 and 10 windows per lag and four lags throughout, on other seeds than those of ``make bench``."""
 # Guess: the least that has a variance.
 FREE_MIN = 2.0
@@ -104,14 +104,14 @@ class Meat(Stateful):
         self.m[ids] *= (kept * kept)[:, None]
         self.windows[ids] *= kept * kept
         filled = self.rows + np.cumsum(block.weight)
-        closed = int(filled[-1] // WINDOW_ROWS)
-        number = np.minimum(np.maximum(np.ceil(filled / WINDOW_ROWS) - 1.0, 0.0), closed).astype(np.int64)
+        closed = int(filled[-1] // NOISE_ROWS)
+        number = np.minimum(np.maximum(np.ceil(filled / NOISE_ROWS) - 1.0, 0.0), closed).astype(np.int64)
         groups = Groups.of(number * STRATA + block.stratum)
         sums = np.zeros(((closed + 1) * STRATA, self.p))
         sums[groups.ids] = np.add.reduceat(scores.take(groups.order, axis=0), groups.starts, axis=0)
         sums[:STRATA] += self.window
         self.window = sums[-STRATA:]
-        self.rows = float(filled[-1]) - closed * WINDOW_ROWS
+        self.rows = float(filled[-1]) - closed * NOISE_ROWS
         if closed:
             self._close(sums[:-STRATA].reshape(closed, STRATA, self.p))
 

@@ -45,6 +45,7 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
+from online.constants import NOISE_ROWS, START_ROWS
 from online.features import Column
 from online.rows import Floats, Ints, Mask
 from online.snapshot import FeatureSnapshot, ModelSnapshot, Reason
@@ -61,9 +62,9 @@ VIF_MAX = 10.0
 # Guess: two machines 50 % apart are beyond it.
 MEDIAN_ERROR_MAX = 0.15
 """Of the coefficients alone. A standard error says how sure the best line is, not that there is one."""
-# Derived: from start_rows and windows.
-FADE_ROWS = (256.0, 1280.0)
-"""The first fit, and 40 windows of scores: from there on sampling errors alone are calibrated on machines that no line
+# Measured: as follows.
+FADED_WINDOWS = 40
+"""Windows of scores, from the first fit on: from there on sampling errors alone are calibrated on machines that no line
 fits (tests/bench/learning_bars.py)."""
 # Measured: as follows.
 SURE_T, WEAK_T = 8.0, 4.0
@@ -160,7 +161,7 @@ def diagnose(evidence: Evidence, solved: Solved) -> Diagnosis:
 
 def _faded(rows: float) -> float:
     """The part of the form error that counts as sampling error while windows of scores are few."""
-    first, last = FADE_ROWS
+    first, last = START_ROWS, FADED_WINDOWS * NOISE_ROWS
     return min(max((last - rows) / (last - first), 0.0), 1.0)
 
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from online.blocks import CELLS, PREFILL_CELL, Design, cell_name, median_of
 from online.change import ChangeMonitor, Speed, Verdict
-from online.constants import TINY_US
+from online.constants import HALF_LIFE_STEPS, START_ROWS, TINY_US
 from online.errors import Intervals, PrequentialError
 from online.features import FeatureSet
 from online.rows import PHASES, Floats, Ints, Mask, Target
@@ -55,8 +55,8 @@ _CONTEXT_TOKENS = "decode_context_tokens"
 class LearnerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds and rates: the half-life in steps, shares as ratios; a copy of what holds it copies the reference."""
 
-    half_life_steps: float = 4000.0
-    start_rows: int = 256
+    half_life_steps: float = HALF_LIFE_STEPS
+    start_rows: int = START_ROWS
     alarm_keep: float = 0.02
     river_rows_per_s: float = 32.0
     detector: str = "cusum"

@@ -38,7 +38,7 @@ from typing import NamedTuple
 import numpy as np
 
 from online.blocks import Design, median_of
-from online.constants import MAD_TO_SD
+from online.constants import ENGINES_MAX, MAD_TO_SD
 from online.errors import PrequentialError
 from online.rows import Floats, Mask
 from online.snapshot import ReplicaSnapshot
@@ -47,9 +47,6 @@ from online.state import Stateful, Tree
 from .fit import residual_squares
 from .learner import RlsLearner
 from .solve import solve
-
-# Guard: memory.
-REPLICAS_MAX = 4096
 
 # Guess: a bound of what neighbouring rows share.
 _SHARED_NOISE = 64.0
@@ -178,7 +175,7 @@ def joined(mine: Sequence[Replica], theirs: Sequence[Replica]) -> list[Replica]:
         else:
             by_engine[replica.engine] = replica
     every = sorted((*by_engine.values(), *unnamed), key=lambda replica: (replica.engine, replica.rows))
-    return every if len(every) <= REPLICAS_MAX else sorted(every, key=lambda replica: -replica.rows)[:REPLICAS_MAX]
+    return every if len(every) <= ENGINES_MAX else sorted(every, key=lambda replica: -replica.rows)[:ENGINES_MAX]
 
 
 class Comparison(NamedTuple):

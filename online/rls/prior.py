@@ -22,11 +22,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from online.constants import DONOR_SHARE
 from online.rows import Floats
 from online.state import StateError, Tree, fitted_array
 
-# Guess: 20 rows then do what 500 do from cold. Guard: 1e-150 has a square above 0.
-_SHARE, _FLOOR, _TINY = 0.15, 0.02, 1e-150
+# Guess: of a step. Guard: 1e-150 has a square above 0.
+_FLOOR, _TINY = 0.02, 1e-150
 # Guess: noise beyond is taken for the donor's misfit.
 _SCALE_MAX = 0.03
 # Guess: a donor is dropped where the own fit is twice as good, and better by 5 %.
@@ -57,7 +58,7 @@ class Prior:
     def of_donor(beta: Floats, per_row: Floats, gain: float = 1.0) -> Prior:
         """From a donor's beta (p,) and its A_jj per effective row (p,)."""
         known = per_row > 0.0
-        sd = _SHARE * np.abs(beta) + _FLOOR / np.sqrt(np.maximum(per_row, _TINY))
+        sd = DONOR_SHARE * np.abs(beta) + _FLOOR / np.sqrt(np.maximum(per_row, _TINY))
         return Prior(gain * beta, np.where(known, gain * sd, np.inf))
 
     def sized(self, p: int) -> Prior:

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from online.blocks import Design, median_of
-from online.constants import BISQUARE, MAD_TO_SD
+from online.constants import BISQUARE, MAD_TO_SD, QUIETEST
 from online.rows import Floats
 from online.state import Stateful
 
@@ -36,12 +36,8 @@ from online.state import Stateful
 HUBER = 2.5
 # Guard: a tiny y does not own the fit.
 FLOOR = 0.2
-# Guard: no machine is quieter than 0.5 %, and weights stay finite.
-SCALE_MIN = 0.005
 # Guess: share of the way in one block of 32 rows.
 _SCALE_RATE = 0.15
-# Guard: cost of a sort.
-_ENOUGH = 64
 # Guess: rows that the running median remembers.
 _MEDIAN_ROWS = 512.0
 # Guess: passes after which the first fit stands.
@@ -71,12 +67,12 @@ class Weighing(Stateful):
         """Huber's shares and weights, (n,) each; scale and median move with the rows."""
         rate = min(1.0, len(block) / _MEDIAN_ROWS)
         floor = FLOOR * self.median_us * block.steps
-        self.median_us += rate * (float(middle(block.elapsed_us / block.steps)) - self.median_us)
+        self.median_us += rate * (middle(block.elapsed_us / block.steps) - self.median_us)
         if not self.robust:
             return np.ones(len(block)), block.weight / self.start_median_us**2
         u, per_unit = relative(block.elapsed_us, np.sqrt(block.steps * block.weight), prediction, floor)
         share = shares(u, self.scale)
-        spread = max(MAD_TO_SD * float(middle(np.abs(u))), SCALE_MIN)
+        spread = max(MAD_TO_SD * middle(np.abs(u)), QUIETEST)
         self.scale *= min(max(spread / self.scale, 0.5), 2.0) ** (_SCALE_RATE * min(1.0, len(u) / 32.0))
         return share, share * per_unit * per_unit
 
@@ -140,16 +136,12 @@ def bisquare(z: Floats) -> Floats:
     return inside * inside
 
 
-def middle(values: Floats) -> Floats:
-    """Upper median along the last axis: one sort, no averaging; of every k-th value where there are 128 or more."""
-    n = values.shape[-1]
-    if n >= 2 * _ENOUGH:
-        values = values[..., :: n // _ENOUGH]
-    ordered: Floats = np.sort(values, axis=-1)
-    middle_value: Floats = ordered[..., ordered.shape[-1] // 2]
-    return middle_value
+def middle(values: Floats) -> float:
+    """Upper median, (n,): no averaging, so that it is one of the values."""
+    half = len(values) // 2
+    return float(np.partition(values, half)[half])
 
 
 def _scale_of(u: Floats) -> float:
     """Scale of a whole sample of relative residuals (n,)."""
-    return max(SCALE_MIN, MAD_TO_SD * median_of(np.abs(u)))
+    return max(QUIETEST, MAD_TO_SD * median_of(np.abs(u)))

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from online.blocks import Design, alike, strata_of
+from online.blocks import Design, strata_of
 from online.features import FeatureSet
-from online.rows import PHASES, Floats, Mask, RowBlock, RowOutcome, Target
+from online.rows import Floats, Mask, RowBlock, RowOutcome, Target
 from online.state import StateError
 
 # Guard: squares and their sums stay finite.
@@ -26,8 +26,6 @@ VALUE_MAX = 1e12
 # Guard: 1 / y^2 stays finite.
 ELAPSED_US_MIN = 1e-3
 """A time below this is not a measurement."""
-
-_ONE, _NO_PHASE = np.ones(1), np.zeros((1, len(PHASES)))
 
 
 class Evaluated(NamedTuple):
@@ -71,13 +69,9 @@ class DesignMatrix:
         if not outcome[RowOutcome.LEARNED]:  # as of every target for which no set is configured
             return Evaluated(Design.empty(self.width), outcome)
         stratum, cell = strata_of(self._target, rows)
-        # Of most rows these say one thing, which takes no memory while they wait, nor time to look for it then.
-        n = len(rows)
-        phase = rows.phase if rows.phase.any() else alike(_NO_PHASE, n)
-        steps = alike(_ONE, n) if rows.single else rows.steps.astype(np.float64)
-        weight = rows.weight if (rows.weight != 1.0).any() else alike(_ONE, n)
+        steps = rows.steps.astype(np.float64)
         design = Design(
-            x, phase, rows.elapsed_us, steps, weight, stratum, cell, rows.end_ns, complete, engine=rows.engine
+            x, rows.phase, rows.elapsed_us, steps, rows.weight, stratum, cell, rows.end_ns, complete, engine=rows.engine
         )
         return Evaluated(design if good is None else design.take(good), outcome)
 

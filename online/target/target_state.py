@@ -14,7 +14,7 @@ import numpy as np
 
 from online.blocks import Cutter, Design
 from online.change import ENGINES_MAX, Speed, differs
-from online.constants import TENTH
+from online.constants import HALF_LIFE_STEPS, NOISE_ROWS, START_ROWS, TENTH
 from online.errors import Residuals
 from online.features import FeatureSet
 from online.river import CONTEXT, RESIDUAL
@@ -47,17 +47,11 @@ PriorFor = Callable[[FeatureSet], Prior | None]
 
 
 # Guess: of cost against delay.
-YOUNG_ROWS, YOUNG_BLOCK_ROWS = 1024, 32
+YOUNG_ROWS = 1024
 """While coefficients are young every row moves them, and they are solved after each 32 of them."""
 # Guess.
 _REQUESTS_LONGER = 16
 """Blocks of requests may last so many times longer: they are few, and a block costs the same whatever is in it."""
-# Derived: from the half-life of coefficients, 4,000 steps.
-CLOCK_ROWS = 4096
-"""About as many as the coefficients remember."""
-# Derived: from start_rows.
-CLOCK_ROWS_MIN = 256
-"""With fewer nothing may be used in any case."""
 # Guess.
 TIMELESS_MAX = 0.05
 """Beyond it the rest is no sample of all steps; two stamps that swapped places are a few in a thousand."""
@@ -128,11 +122,11 @@ class ClockGrain(Stateful):
         """The times of rows, those that cannot be learned included, (n,)."""
         start = 0
         while start < len(elapsed_us):
-            part = elapsed_us[start : start + CLOCK_ROWS - self.rows]
+            part = elapsed_us[start : start + HALF_LIFE_STEPS - self.rows]
             start += len(part)
             self.rows += len(part)
             self.timeless += int(np.count_nonzero(part == 0.0))
-            if self.rows == CLOCK_ROWS:
+            if self.rows == HALF_LIFE_STEPS:
                 self.rows_before, self.timeless_before = self.rows, self.timeless
                 self.rows = self.timeless = 0
 
@@ -145,7 +139,7 @@ class ClockGrain(Stateful):
     def doubts(self) -> dict[Reason, str]:
         """The clause that says that what is learned is biased by what is left out, where it is."""
         rows, timeless = self.rows + self.rows_before, self.timeless + self.timeless_before
-        if rows < CLOCK_ROWS_MIN or timeless <= TIMELESS_MAX * rows:
+        if rows < START_ROWS or timeless <= TIMELESS_MAX * rows:
             return {}
         clause = f"the clock of its telemetry is too coarse: {timeless / rows:.0%} of its steps seem to take no time"
         return {Reason.CLOCK_GRAIN: clause}
@@ -176,7 +170,7 @@ class TargetState(Stateful):
         self.target = target
         self.settings = settings
         longer = 1 if target.vector == "beta" else _REQUESTS_LONGER
-        self.cutter = Cutter(YOUNG_BLOCK_ROWS, int(longer * settings.bank.block_s * 1e9))
+        self.cutter = Cutter(NOISE_ROWS, int(longer * settings.bank.block_s * 1e9))
         self.matrix = DesignMatrix(target)
         self.models: dict[str, Learner] = {}
         self.residuals, self.windows = Residuals(), WindowRows()
@@ -236,7 +230,7 @@ class TargetState(Stateful):
     def _size_blocks(self) -> None:
         watcher, rows = self.watcher(), self.settings.bank.block_rows
         young = watcher is None or watcher.rows < YOUNG_ROWS
-        self.cutter.block_rows = min(YOUNG_BLOCK_ROWS, rows) if young else rows
+        self.cutter.block_rows = min(NOISE_ROWS, rows) if young else rows
 
     def _learn_block(self, block: Design) -> None:
         """All models learn these rows, the one that watches for changes of speed first."""

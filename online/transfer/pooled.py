@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from online.constants import TINY
+from online.constants import DONOR_SHARE, TINY
 from online.features import INTERCEPT, Facts, FeatureSet
 from online.features.systems import RESIDUAL, System, full
 from online.rls import Prior, RlsLearner, solve
@@ -32,8 +32,8 @@ from online.rows import PHASES, Floats, Target
 from .evidence import Evidence, evidence_of
 from .sheet import HIDES_HITS
 
-# Guess: as of one donor (online/rls/prior.py), with half of its floor.
-SHARE, FLOOR = 0.15, 0.01
+# Guess: half of the floor of one donor (online/rls/prior.py).
+FLOOR = 0.01
 # Guess.
 MISFIT = 0.08
 """A pooled prior gives way to rows as if each were uncertain by so much: the first ones are all of one kind."""
@@ -135,7 +135,7 @@ class Pooled:
         live, m = mapping
         mean, unseen = m[:, :known] @ self.gamma, m[:, known:].any(axis=1) & ~m[:, :known].any(axis=1)
         spread, step_us = self._spread(live)
-        sd = np.maximum(spread, SHARE * mean) + FLOOR * step_us
+        sd = np.maximum(spread, DONOR_SHARE * mean) + FLOOR * step_us
         sd[unseen | ~(sd > 0.0)] = np.inf
         return _with_phases(Prior(mean, sd, MISFIT), self.target)
 

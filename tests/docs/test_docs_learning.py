@@ -7,12 +7,13 @@ import pytest
 from collector.config.schema import Config
 from online import change
 from online.change import DETECTORS
+from online.constants import NOISE_ROWS
 from online.level import HALF_LIVES_ROWS
 from online.river import RESIDUAL
-from online.rls import LearnerSettings, error_bars
+from online.rls import LearnerSettings
 from online.rls.identify import IDENTIFIED_ERROR, VIF_MAX
 from online.snapshot import Reason
-from online.target.target_state import YOUNG_BLOCK_ROWS, YOUNG_ROWS
+from online.target.target_state import YOUNG_ROWS
 from tests.support.paths import DOCS
 
 TEXT = (DOCS / "learning.md").read_text(encoding="utf-8")
@@ -25,14 +26,14 @@ RLS = LearnerSettings()
         (r"count half after (\d+) steps", RLS.half_life_steps),
         (r"what the last (\d+) to \d+ rows", HALF_LIVES_ROWS[0]),
         (r"what the last \d+ to (\d+) rows", HALF_LIVES_ROWS[-1]),
-        (r"block: (\d+) rows until", YOUNG_BLOCK_ROWS),
+        (r"block: (\d+) rows until", NOISE_ROWS),
         (r"rows until (\d+) are learned", YOUNG_ROWS),
         (r"learned, then (\d+) rows", Config().bank.block_rows),
         (r"or (\d+) second of event time", Config().bank.block_s),
-        (r"2p \+ 2 windows of (\d+) rows", error_bars.WINDOW_ROWS),
+        (r"2p \+ 2 windows of (\d+) rows", NOISE_ROWS),
         (r"standard error (\d+) % of it", 100 * IDENTIFIED_ERROR),
         (r"`vif` above (\d+)", VIF_MAX),
-        (r"Medians of\s+(\d+) rows", change.ROWS),
+        (r"Medians of\s+(\d+) rows", NOISE_ROWS),
         (r"in medians of (\d+)\.", change.PREFILL_ROWS),
         (r"Below (\d+) % nothing is a change", 100 * change.GATE),
         (r"keeps (\d+) % of its weight", 100 * RLS.alarm_keep),

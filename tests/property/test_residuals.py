@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from collector.config.schema import Config
 from online.bank import Bank, merge_states
 from online.blocks import Cutter
+from online.constants import NOISE_ROWS
 from online.errors import RATIO_BOUNDS
 from online.rls import LearnerSettings, RlsLearner
 from online.rows import Target
 from online.snapshot import ResidualSnapshot
 from online.target import make_learner
-from online.target.target_state import YOUNG_BLOCK_ROWS
 from tests.support.linear_steps import steps
 
 BOTH = Config(learners=("rls", "river:linear_model.PARegressor"))
@@ -41,7 +41,7 @@ def test_whoever_looks_sees_them_only_grow_whatever_the_machine_does(seed, drift
         assert all(b >= a for a, b in zip(before, now, strict=True))
         before = now
     waiting = len(bank._configs["c"][Target.STEP_TIME].cutter)
-    assert 900 - waiting - before[-2] <= YOUNG_BLOCK_ROWS  # the first block is the only one that nobody could predict
+    assert 900 - waiting - before[-2] <= NOISE_ROWS  # the first block is the only one that nobody could predict
 
 
 def test_they_are_of_the_published_coefficients_before_the_row_was_learned():
@@ -53,7 +53,7 @@ def test_they_are_of_the_published_coefficients_before_the_row_was_learned():
     alone = make_learner("rls", features, LearnerSettings())
     assert isinstance(alone, RlsLearner)
     ratios = []
-    for block in Cutter(YOUNG_BLOCK_ROWS, 10**9).push(target.matrix.evaluate(rows)[0]):
+    for block in Cutter(NOISE_ROWS, 10**9).push(target.matrix.evaluate(rows)[0]):
         if alone.started:
             ratios.append(block.elapsed_us / (block.x @ alone.fit.beta[: len(features)]))
         alone.learn(block)

@@ -102,19 +102,6 @@ def test_a_block_ends_before_the_row_that_is_too_late():
     assert len(cutter) == 1
 
 
-@pytest.mark.parametrize("laid", [np.ascontiguousarray, np.asfortranarray, lambda columns: columns[::2][:, ::-1]])
-def test_waiting_rows_say_what_they_said_however_their_columns_lie(laid):
-    columns = np.repeat(np.arange(float(len(PHASES)))[None], 600, axis=0)
-    design = _design(np.arange(300) * 1_000_000)
-    design.phase = laid(columns)[:300]
-    cutter = Cutter(10**6, 10**12)
-    assert not [*cutter.push(design)]
-    waiting = cutter.pending()
-    assert np.array_equal(waiting.phase, laid(columns)[:300])
-    assert waiting.phase.strides[0] == 0
-    assert not waiting.phase.flags.writeable
-
-
 def test_strata_and_cells_are_in_range_whatever_the_rows_hold():
     rng = np.random.default_rng(1)
     odd = np.array([np.nan, np.inf, -np.inf, -3.0, 0.0, 0.4, 1e18, 1e300])

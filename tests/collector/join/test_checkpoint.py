@@ -8,7 +8,6 @@ import json
 
 import msgspec
 import pytest
-from collector.receive.intake import Export
 
 from collector.config.schema import JoinConfig
 from collector.ingest.intake import Export

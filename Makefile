@@ -48,6 +48,14 @@ $(FLEET_STAMP): requirements.lock requirements-fleet.lock
 	$(FLEET_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock -r requirements-fleet.lock
 	@touch $@
 
+GPUS_VENV := $(VENV)/gpus
+GPUS_STAMP := $(GPUS_VENV)/.installed
+
+$(GPUS_STAMP): requirements.lock requirements-gpus.lock
+	$(PYTHON) -m venv $(GPUS_VENV)
+	$(GPUS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock -r requirements-gpus.lock
+	@touch $@
+
 demo: $(STAMP)
 	@$(BIN)/tracefit demo
 
@@ -104,7 +112,7 @@ check-vllm-releases: $(STAMP)
 run: $(STAMP)
 	@$(BIN)/tracefit run $(if $(CONFIG),--config $(CONFIG))
 
-BENCHES := client cost demo fleet h100 ingest learning pages plugin rows systems
+BENCHES := client cost demo fleet gpus h100 ingest learning pages plugin rows systems
 WHAT ?=
 ARGS ?=
 JUDGES = $(if $(TOOLS),--tools $(TOOLS)) $(if $(TABLES),--tables $(TABLES))
@@ -116,6 +124,7 @@ bench_client = $(BIN)/python -m tests.bench.bench_client $(if $(CAPTURES),--capt
 bench_cost = $(BIN)/python -m tests.bench.bench_cost $(ARGS)
 bench_demo = $(BIN)/python -m tests.bench.bench_demo $(ARGS)
 bench_fleet = $(BIN)/python -m tests.bench.bench_fleet $(ARGS)
+bench_gpus = $(GPUS_VENV)/bin/python -m tests.bench.bench_gpus $(ARGS)
 bench_ingest = $(BIN)/python -m tests.bench.bench_cost latency $(ARGS)
 bench_learning = $(BIN)/python -m tests.bench.bench_learning $(if $(CAPTURES),--captures $(CAPTURES)) $(JUDGES) $(ARGS)
 bench_pages = $(BIN)/python -m tests.bench.bench_pages $(ARGS)
@@ -125,7 +134,7 @@ define bench_h100
 $(BIN)/python -m tests.bench.bench_rows $(JUDGES) h100
 $(BIN)/python -m tests.bench.bench_systems $(JUDGES) h100
 endef
-bench: $(STAMP)
+bench: $(STAMP) $(if $(filter gpus,$(WHAT)),$(GPUS_STAMP))
 	$(if $(filter $(WHAT),$(BENCHES)),,$(error make bench WHAT=x, x one of: $(BENCHES)))
 	$(bench_$(WHAT))
 

@@ -1,0 +1,126 @@
+"""The simulated vLLM keeps the rules of its scheduler, and what it sends is what happened."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tracefit
+from tests.support.gpu_server import kernels_us
+from tests.support.vllm_scheduler import BLOCK_SIZE, Engine, Host, Limits, Traffic, Work
+from tests.support.vllm_senders import fpm_lines, page_lines, span_exports, step_exports, write, write_lines
+from tests.wall.published import replay
+
+SECONDS = 12.0
+QUIET = Host(noise=0.0, stall_share=0.0)
+
+
+def table_us(work: Work) -> float:
+    """Llama-3.1-8B on an H100, by the small table of kernel times."""
+    context = work.decode_context // work.decodes if work.decodes else 0
+    return kernels_us("llama8b-h100", work.prefill_tokens, work.decodes, context)
+
+
+def served(limits: Limits, clients: int = 12, prompt: int = 400, output: int = 60, host: Host = QUIET) -> Engine:
+    traffic = Traffic(3)
+    traffic.closed(0, int(SECONDS * 1e9), clients, prompt, output, 0.4, 0.01)
+    traffic.poisson(0, int(SECONDS * 5e8), 5.0, 2 * prompt, output)
+    return Engine(table_us, traffic, limits, host).run(int(SECONDS * 1e9))
+
+
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def limits(request) -> Limits:
+    return Limits(max_num_seqs=16, max_num_batched_tokens=512, asynchronous=request.param)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    asynchronous=st.booleans(),
+    slots=st.integers(1, 40),
+    budget=st.integers(64, 4096),
+    blocks=st.integers(600, 5000),
+    prompt=st.integers(1, 2000),
+    output=st.integers(2, 200),
+)
+def test_no_step_breaks_a_limit_and_every_answer_is_whole(asynchronous, slots, budget, blocks, prompt, output):
+    engine = served(Limits(slots, budget, blocks, asynchronous), 20, prompt, output)
+    for step in engine.steps:
+        assert step.work.prefill_tokens + step.work.decodes <= budget
+        assert step.work.prefill_requests + step.work.decodes <= step.running <= slots
+        assert 0 <= step.free_blocks <= blocks
+    for request in engine.requests:
+        assert request.made == request.output
+        assert request.sent < request.received <= request.queued <= request.scheduled < request.first <= request.last
+
+
+def test_prompts_longer_than_the_budget_are_computed_in_chunks_of_what_decodes_leave(limits):
+    engine = served(limits, clients=16, prompt=1500)
+    assert max(step.work.prefill_tokens + step.work.decodes for step in engine.steps) == limits.max_num_batched_tokens
+    decodes_wait = [
+        step for step in engine.steps if step.work.prefill_tokens and step.running > 1 and step.work.decodes
+    ]
+    assert decodes_wait  # decodes share their steps with prefills
+
+
+def test_a_cache_that_is_too_small_preempts_and_recomputes():
+    engine = served(Limits(64, 2048, 400, asynchronous=False), clients=40)
+    assert sum(step.preempted for step in engine.steps) > 0
+    computed = sum(step.work.prefill_tokens for step in engine.steps)
+    assert computed > sum(request.prompt for request in engine.requests) + 400 * BLOCK_SIZE
+
+
+def test_an_arrival_waits_for_the_running_step_and_asynchronously_for_the_next_one_too():
+    waits = []
+    for asynchronous in (False, True):
+        engine = served(Limits(asynchronous=asynchronous))
+        ended = [step.done for step in engine.steps]
+        steps = [np.searchsorted(ended, r.first) - np.searchsorted(ended, r.received) for r in engine.requests[20:]]
+        waits.append(float(np.mean(steps)))
+    assert waits[1] == pytest.approx(waits[0] + 1.0, abs=0.3)
+
+
+def test_what_is_learned_from_its_steps_is_the_truth(limits, tmp_path):
+    engine = served(limits, host=Host())
+    facts = {"service.instance.id": "one", "vllm.max_num_batched_tokens": 512, "vllm.max_num_seqs": 16}
+    replay(tmp_path / "snapshot.json", write(tmp_path / "otlp.pb.gz", step_exports(engine, facts)))
+    config = tracefit.load(tmp_path / "snapshot.json").config()
+    busy = [step for step in engine.steps if step.done and step.mean_us][200:]
+    errors = []
+    for step in busy:
+        work = step.work
+        said = config.step_time(
+            prefill_tokens=work.prefill_tokens,
+            requests=work.prefill_requests + work.decodes,
+            decode_context_tokens=work.decode_context + work.decodes,
+        )
+        errors.append(abs(said.us / step.mean_us - 1.0))
+    assert np.mean(errors) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [("spans", lambda e: span_exports(e, {"service.instance.id": "one"})), ("pages", lambda e: page_lines(e, "m"))],
+)
+def test_every_source_is_read_to_the_end(name, lines, limits, tmp_path):
+    engine = served(limits, host=Host())
+    path = write(tmp_path / "otlp.pb.gz", lines(engine)) if name == "spans" else None
+    path = path or write_lines(tmp_path / "pages.jsonl.gz", lines(engine))
+    snapshot = replay(tmp_path / "snapshot.json", path)
+    (config,) = snapshot["configs"]
+    assert config["targets"]["step_time"]["models"]["portable"]["rows"] > 10
+
+
+def test_forward_pass_metrics_add_up_to_what_was_served(limits):
+    engine = served(limits)
+    records = [json.loads(line) for line in fpm_lines(engine)]
+    answered = [step for step in engine.steps if step.done]
+    assert len(records) == len(answered)
+    scheduled = [record["scheduled_requests"] for record in records]
+    assert sum(each["sum_prefill_tokens"] for each in scheduled) == sum(s.work.prefill_tokens for s in answered)
+    busy_s = sum(record["wall_time"] for record in records)
+    assert 0.5 * SECONDS < busy_s <= SECONDS + 0.1
+    assert all((record["wall_time"] > 0) == any(each.values()) for record, each in zip(records, scheduled, strict=True))

@@ -1,0 +1,309 @@
+"""What the simulated engine sends: four kinds of telemetry, each as its real sender writes it.
+
+    steps    the events that deploy/vllm-plugin sends, made by its own encoder (without journeys)
+    fpm      ForwardPassMetrics as JSON lines, ``wall_time`` from output to output, a record of zeros when it goes idle
+    spans    request spans of an un-forked vLLM with ``--otlp-traces-endpoint``, five seconds in an export
+    pages    ``/metrics`` of an un-forked vLLM, twice a second
+
+Steps and spans are files of length-prefixed exports, pages and fpm are JSON lines, as ``tracefit replay`` reads them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import sys
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.internal.encoder import _VarintBytes
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tests.support.clocks import T0_NS
+from tests.support.gpu_kernels import fpm_record
+from tests.support.paths import ROOT
+from tests.support.step_exports import attribute
+from tests.support.vllm_scheduler import BLOCK_SIZE, Engine, Request, Step
+
+sys.path.insert(0, str(ROOT / "deploy" / "vllm-plugin"))
+
+Facts = Mapping[str, object]
+"""Attributes of the resource, which the plugin reads off vLLM and users of plain spans set by themselves."""
+EXPORT_NS = 1_000_000_000
+SPANS_EXPORT_NS = 5_000_000_000
+SCRAPE_NS = 500_000_000
+IDLE_NS = 50_000_000
+"""Longer than that without a step, and the engine was idle."""
+
+
+def write(path: Path, exports: Iterator[bytes]) -> Path:
+    """Exports, each behind its length."""
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        for payload in exports:
+            file.write(_VarintBytes(len(payload)) + payload)
+    return path
+
+
+# ------------------------------------------------------------------- steps
+
+
+def step_exports(engine: Engine, facts: Facts) -> Iterator[bytes]:
+    """As the producer plugin sends them."""
+    from tracefit_vllm.encode import STEP_SCOPE, step_event
+
+    answered = [step for step in engine.steps if step.done]
+    for number, group in enumerate(_grouped(answered, lambda step: step.start // EXPORT_NS), 1):
+        export = ExportTraceServiceRequest()
+        resource = export.resource_spans.add()
+        resource.resource.attributes.extend(attribute(key, value) for key, value in facts.items())
+        scope = resource.scope_spans.add()
+        scope.scope.name = STEP_SCOPE
+        span = scope.spans.add(
+            name=f"scheduler_steps_{number}",
+            trace_id=number.to_bytes(16, "big"),
+            span_id=number.to_bytes(8, "big"),
+            start_time_unix_nano=T0_NS + group[0].start,
+            end_time_unix_nano=T0_NS + group[-1].done,
+        )
+        span.MergeFromString(b"".join(step_event(_row(engine, step)) for step in group))
+        yield export.SerializeToString()
+
+
+def _row(engine: Engine, step: Step) -> Any:
+    from tracefit_vllm.items import StepRow
+
+    tokens = step.work.prefill_tokens + step.work.decodes
+    requests = step.work.prefill_requests + step.work.decodes
+    values = (
+        step.number,
+        step.start,
+        step.scheduled,
+        (step.scheduled - step.start) // 1000,
+        step.running,
+        step.waiting,
+        step.unanswered,
+        requests - step.unanswered,
+        tokens,
+        step.unanswered_tokens,
+        tokens - step.unanswered_tokens,
+        step.finished,
+        step.preempted,
+        step.context,
+        step.context - step.several_context,
+        step.several_context,
+        step.several,
+        step.several_tokens,
+        step.pairs,
+        engine.limits.kv_blocks,
+        step.free_blocks,
+        20_000,
+        step.output,
+        step.done,
+    )
+    return StepRow(T0_NS + step.scheduled, step.done, values)
+
+
+def fpm_lines(engine: Engine) -> Iterator[str]:
+    """One JSON object a step."""
+    before = 0
+    for step in engine.steps:
+        if not step.done:
+            continue
+        busy = step.work != type(step.work)()
+        yield json.dumps(
+            fpm_record(
+                step.work,
+                (step.done - max(before, step.start)) / 1e9 if busy else 0.0,
+                number=step.number,
+                prompt_variance=step.prompt_variance,
+                context_variance=step.context_variance,
+                waiting=step.waiting,
+                waiting_tokens=step.waiting_tokens,
+            )
+        )
+        before = step.done
+
+
+# ------------------------------------------------------------------- request spans
+
+
+def span_exports(engine: Engine, facts: Facts, seed: int = 1) -> Iterator[bytes]:
+    """As the API process of an un-forked vLLM sends them."""
+    rng = random.Random(seed)
+    for group in _grouped(engine.requests, lambda request: request.last_seen // SPANS_EXPORT_NS):
+        export = ExportTraceServiceRequest()
+        resource = export.resource_spans.add()
+        resource.resource.attributes.extend(attribute(key, value) for key, value in facts.items())
+        scope = resource.scope_spans.add()
+        scope.scope.name = "vllm.tracing.otel"
+        for request in group:
+            span = scope.spans.add(
+                name="llm_request",
+                kind=2,
+                trace_id=rng.randbytes(16),
+                span_id=rng.randbytes(8),
+                start_time_unix_nano=T0_NS + request.sent,
+                end_time_unix_nano=T0_NS + request.last_seen,
+            )
+            attributes = _of_span(request, rng)
+            span.attributes.extend(attribute(key, value) for key, value in attributes.items())
+        yield export.SerializeToString()
+
+
+def _of_span(request: Request, rng: random.Random) -> dict[str, object]:
+    times = {
+        "time_to_first_token": request.first_seen - request.sent,
+        "e2e": request.last_seen - request.sent,
+        "time_in_queue": request.scheduled - request.queued,
+        "time_in_model_prefill": request.first - request.scheduled,
+        "time_in_model_decode": request.last - request.first,
+        "time_in_model_inference": request.last - request.scheduled,
+    }
+    return {
+        "gen_ai.request.id": f"cmpl-{rng.randbytes(16).hex()}-0",
+        "gen_ai.usage.prompt_tokens": request.prompt,
+        "gen_ai.usage.completion_tokens": request.made,
+        "gen_ai.request.max_tokens": request.output,
+        **{f"gen_ai.latency.{name}": ns / 1e9 for name, ns in times.items()},
+    }
+
+
+# ------------------------------------------------------------------- pages
+
+TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+FIRST_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+BETWEEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+REQUEST_S = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0)
+
+
+class _Histogram:
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
+    def lines(self, name: str, labels: str) -> Iterator[str]:
+        below = list(accumulate(self._counts))
+        yield f"# TYPE {name} histogram"
+        for bound, count in zip((*map(float, self._bounds), "+Inf"), below, strict=True):
+            yield f'{name}_bucket{{{labels},le="{bound}"}} {float(count)}'
+        yield f"{name}_count{{{labels}}} {float(below[-1])}"
+        yield f"{name}_sum{{{labels}}} {self._sum!r}"
+
+
+class _Page:
+    """The families that vLLM counts, fed with one engine step after the other."""
+
+    def __init__(self, engine: Engine, model: str) -> None:
+        self._blocks = engine.limits.kv_blocks
+        self._labels = f'engine="0",model_name="{model}"'
+        self._counters = dict.fromkeys(
+            ("prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "num_preemptions"), 0
+        )
+        self._finished = 0
+        self._gauges = dict.fromkeys(("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"), 0.0)
+        self._histograms = {
+            "iteration_tokens_total": _Histogram(TOKENS),
+            "time_to_first_token_seconds": _Histogram(FIRST_S),
+            "inter_token_latency_seconds": _Histogram(BETWEEN_S),
+            "e2e_request_latency_seconds": _Histogram(REQUEST_S),
+            "request_queue_time_seconds": _Histogram(REQUEST_S),
+            "request_inference_time_seconds": _Histogram(REQUEST_S),
+            "request_prefill_time_seconds": _Histogram(REQUEST_S),
+            "request_decode_time_seconds": _Histogram(REQUEST_S),
+            "request_prompt_tokens": _Histogram(TOKENS),
+            "request_generation_tokens": _Histogram(TOKENS),
+        }
+
+    def add(self, step: Step) -> None:
+        """What the API process counts of the outputs of a step; one without outputs is no iteration to it."""
+        self._gauges["num_requests_running"] = step.running - len(step.ended)
+        self._gauges["num_requests_waiting"] = step.waiting
+        self._gauges["kv_cache_usage_perc"] = 1.0 - step.free_blocks / self._blocks
+        self._counters["num_preemptions"] += step.preempted
+        if not step.generated:
+            return
+        prompts = sum(request.prompt for request in step.started)
+        for name, tokens in (("prompt_tokens", prompts), ("prefix_cache_queries", prompts)):
+            self._counters[name] += tokens
+        self._counters["generation_tokens"] += step.generated
+        self._observe("iteration_tokens_total", prompts + step.generated)
+        for request in step.started:
+            self._observe("time_to_first_token_seconds", (request.first_seen - request.sent) / 1e9)
+        for gap, times in step.gaps.items():
+            self._histograms["inter_token_latency_seconds"].observe(gap / 1e9, times)
+        for request in step.ended:
+            self._end(request)
+
+    def _end(self, request: Request) -> None:
+        self._finished += 1
+        for name, ns in (
+            ("e2e_request_latency", request.last_seen - request.sent),
+            ("request_queue_time", request.scheduled - request.queued),
+            ("request_inference_time", request.last - request.scheduled),
+            ("request_prefill_time", request.first - request.scheduled),
+            ("request_decode_time", request.last - request.first),
+        ):
+            self._observe(f"{name}_seconds", ns / 1e9)
+        self._observe("request_prompt_tokens", request.prompt)
+        self._observe("request_generation_tokens", request.made)
+
+    def _observe(self, name: str, value: float) -> None:
+        self._histograms[name].observe(value)
+
+    def text(self) -> str:
+        """The page."""
+        lines = []
+        for kind, values, ending in (("gauge", self._gauges, ""), ("counter", self._counters, "_total")):
+            for name, value in values.items():
+                lines.append(f"# TYPE vllm:{name} {kind}")
+                lines.append(f"vllm:{name}{ending}{{{self._labels}}} {float(value)!r}")
+        lines.append("# TYPE vllm:request_success counter")
+        for reason, count in (("stop", 0), ("length", self._finished), ("abort", 0)):
+            lines.append(f'vllm:request_success_total{{finished_reason="{reason}",{self._labels}}} {float(count)}')
+        for name, histogram in self._histograms.items():
+            lines.extend(histogram.lines(f"vllm:{name}", self._labels))
+        info = f'block_size="{BLOCK_SIZE}",enable_prefix_caching="False",engine="0",num_gpu_blocks="{self._blocks}"'
+        lines.append(f"vllm:cache_config_info{{{info}}} 1.0")
+        return "\n".join(lines) + "\n"
+
+
+def page_lines(engine: Engine, model: str, every_ns: int = SCRAPE_NS) -> Iterator[str]:
+    """A recording of scrapes."""
+    page, at = _Page(engine, model), every_ns
+    for step in engine.steps:
+        while step.done and step.done > at:
+            # The server answers a few milliseconds after it was asked.
+            yield json.dumps(
+                {"unix_ns": T0_NS + at, "sent_mono_ns": at, "got_mono_ns": at + 3_000_000, "page": page.text()}
+            )
+            at += every_ns
+        if step.done:
+            page.add(step)
+
+
+def write_lines(path: Path, lines: Iterator[str]) -> Path:
+    """JSON lines."""
+    with gzip.open(path, "wt", encoding="utf-8", compresslevel=1) as file:
+        for line in lines:
+            file.write(line + "\n")
+    return path
+
+
+def _grouped(items: list[Any], key: Callable[[Any], int]) -> Iterator[list[Any]]:
+    group: list[Any] = []
+    for item in items:
+        if group and key(item) != key(group[0]):
+            yield group
+            group = []
+        group.append(item)
+    if group:
+        yield group
